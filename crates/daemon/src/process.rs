@@ -20,7 +20,7 @@ pub(crate) struct Process {
 }
 
 impl Process {
-    /// Returns the process at the other end of a Unix socket. `None` if the system does not tell,
+    /// Returns the process at the other end of a Unix socket. `None` if the process is unknown,
     /// for example for a process outside this PID namespace.
     pub(crate) fn of_peer(socket: &Socket) -> Option<Self> {
         let peer = socket_peercred(socket).ok()?;

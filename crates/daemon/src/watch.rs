@@ -1,5 +1,5 @@
 //! Watches the processes of dummy clients. When a process exits, its state at the master is
-//! released at once, whatever descriptors its children keep open.
+//! released at once, even if its children keep descriptors open.
 
 use std::{io, os::fd::AsFd as _, sync::Arc, thread::JoinHandle, time::Duration};
 

@@ -72,9 +72,9 @@ fn reports_invalid_settings() {
     let port = format!("--port={}", taken.local_addr().unwrap().port());
     let check = |arguments: &[&str], words: &str| {
         let done = Command::new(PROGRAM).args(arguments).output().unwrap();
-        let said = String::from_utf8_lossy(&done.stderr).into_owned();
-        assert_eq!(done.status.code(), Some(1), "{arguments:?}: {said}");
-        assert!(said.contains(words), "{arguments:?}: {said}");
+        let stderr = String::from_utf8_lossy(&done.stderr).into_owned();
+        assert_eq!(done.status.code(), Some(1), "{arguments:?}: {stderr}");
+        assert!(stderr.contains(words), "{arguments:?}: {stderr}");
     };
     let no_master = "--master_server_address=127.0.0.1:1";
     check(&["--prot=1"], "port");

@@ -174,7 +174,7 @@ fn calls_fail_without_daemon_and_resume_with_next() {
     assert!(error.to_string().contains("daemon"), "{error}");
     assert!(began.elapsed() < PATIENCE);
     let _second = relay(&cluster, port);
-    let found = until(PATIENCE, "calls go on", || dummy.get("before").ok());
+    let found = until(PATIENCE, "calls continue", || dummy.get("before").ok());
     assert_eq!(found.unwrap(), b"1");
     dummy.put("after", b"2").unwrap();
 }

@@ -233,8 +233,8 @@ impl Journal {
     }
 
     /// Waits until everything up to the position is written, and synced if [`LogSync::Always`] is
-    /// set. Returns at once if it is, or if the log is broken: the master then goes on without the
-    /// log.
+    /// set. Returns at once if it is, or if the log is broken: the master then continues without
+    /// the log.
     pub(crate) fn wait_durable(&self, position: u64) {
         if self.written.load(Ordering::Acquire) >= position {
             return;
@@ -350,7 +350,7 @@ impl Journal {
         let error = file_error(what, &writer.path, source);
         tracing::error!(
             %error,
-            "the log failed: the master goes on, but a restart would forget everything"
+            "the log failed: the master continues, but a restart would forget everything"
         );
         writer.file = None;
         self.is_healthy.store(false, Ordering::Release);

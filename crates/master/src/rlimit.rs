@@ -6,7 +6,7 @@ use mooncake_cli::rlimit;
 /// Descriptors reserved for listeners, files, HTTP and the runtime.
 const RESERVED: u64 = 256;
 
-/// Below this limit, a warning says that clients may be refused.
+/// The limit below which a warning is logged, because clients may be refused.
 const LOW: u64 = 8192;
 
 /// Raises the limit as far as the hard limit allows. Warns if the result is low.

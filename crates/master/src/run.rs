@@ -68,7 +68,7 @@ fn state_home() -> Option<PathBuf> {
     named(&env::XDG_STATE_HOME).or_else(|| Some(named(&env::HOME)?.join(".local/state")))
 }
 
-/// Formats the ready line, which tells a person or a script where the master listens.
+/// Formats the ready line, with the addresses that the master listens on.
 fn ready_line(addresses: &Addresses) -> String {
     let mut line = format!("{} ready rpc={}", PROGRAM.name, addresses.rpc);
     let others = [

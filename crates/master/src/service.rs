@@ -387,9 +387,9 @@ impl Service {
                 }
             }),
         );
-        let dormant = state.unclaimed_segments();
+        let unclaimed = state.unclaimed_segments();
         drop(state);
-        self.update_pending_owners(dormant);
+        self.update_pending_owners(unclaimed);
         Ok(v1::MountResponse { results })
     }
 

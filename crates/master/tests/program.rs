@@ -152,8 +152,8 @@ fn unsupported_feature_gives_one_warning() {
     assert_eq!(started.end("-TERM"), Some(0));
     let stderr = started.child.stderr.take().unwrap();
     let lines: Vec<String> = BufReader::new(stderr).lines().map(Result::unwrap).collect();
-    let said = lines.iter().filter(|line| line.contains("enable_offload=true")).count();
-    assert_eq!((said, lines.len()), (1, 1), "{lines:?}");
+    let warnings = lines.iter().filter(|line| line.contains("enable_offload=true")).count();
+    assert_eq!((warnings, lines.len()), (1, 1), "{lines:?}");
 }
 
 #[test]
@@ -224,9 +224,9 @@ fn raises_descriptor_limit_at_start() {
 #[test]
 fn low_descriptor_limit_is_logged_and_enforced() {
     let (mut started, mut stderr) = started_under("ulimit -n 300");
-    let mut said = String::new();
-    stderr.read_line(&mut said).unwrap();
-    assert!(said.contains("descriptors=300") && said.contains("connections=75"), "{said}");
+    let mut line = String::new();
+    stderr.read_line(&mut line).unwrap();
+    assert!(line.contains("descriptors=300") && line.contains("connections=75"), "{line}");
     let rpc = started.address("rpc");
     let greeted = |mut stream: TcpStream| {
         stream.set_read_timeout(Some(DEADLINE)).unwrap();

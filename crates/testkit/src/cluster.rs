@@ -212,7 +212,7 @@ pub fn key(text: &str) -> ObjectKey {
 /// If the part is not within the memory.
 pub fn range(memory: &SharedMemory, offset: usize, length: usize) -> LocalRange {
     assert!(offset + length <= memory.length() as usize, "the range lies in the memory");
-    // SAFETY: no code of ours holds a reference into shared memory: it is accessed by copies only.
-    // If the memory is unmapped too early, the transfer fails and touches nothing.
+    // SAFETY: no code in this process holds a reference into shared memory: it is accessed by
+    // copies only. If the memory is unmapped too early, the transfer fails and touches nothing.
     unsafe { LocalRange::foreign(memory.base() as usize + offset, length) }
 }

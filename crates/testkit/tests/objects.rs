@@ -394,13 +394,13 @@ fn upsert_without_free_memory_keeps_the_old_value() {
 fn reads_rotate_over_copies_and_prefer_the_own_copy() {
     let settings = ClusterSettings { nodes: 2, ..ClusterSettings::default() };
     let cluster = Cluster::start(settings).unwrap();
-    let guest = ClientConfig { segment_bytes: 0, ..ClientConfig::default() };
-    let guest = cluster.join_with(guest).unwrap();
+    let reader_node = ClientConfig { segment_bytes: 0, ..ClientConfig::default() };
+    let reader_node = cluster.join_with(reader_node).unwrap();
     let options = PutOptions { replicas: 2, ..PutOptions::default() };
-    let stored = guest.client.put_bytes(&key("k"), &[7; 4096], &options).unwrap();
+    let stored = reader_node.client.put_bytes(&key("k"), &[7; 4096], &options).unwrap();
     assert_eq!(stored, PutOutcome::Stored { replicas: 2 });
     for _ in 0..20 {
-        assert_eq!(guest.get("k").unwrap().unwrap(), [7; 4096]);
+        assert_eq!(reader_node.get("k").unwrap().unwrap(), [7; 4096]);
         assert_eq!(cluster.nodes[0].get("k").unwrap().unwrap(), [7; 4096]);
     }
     let reads_from = |reader: &Node, holder: &Node| -> u64 {
@@ -409,7 +409,7 @@ fn reads_rotate_over_copies_and_prefer_the_own_copy() {
         let of = peers.iter().filter(|peer| peer.name == name).flat_map(|peer| &peer.transports);
         of.map(|way| way.bytes_read / 4096).sum()
     };
-    let [a, b] = [0, 1].map(|at| reads_from(&guest, &cluster.nodes[at]));
+    let [a, b] = [0, 1].map(|at| reads_from(&reader_node, &cluster.nodes[at]));
     assert_eq!(a + b, 20);
     // A preempted reader may measure one copy as slow, but not from the first reads on.
     assert!(a >= 4 && b >= 4, "{a} and {b}");

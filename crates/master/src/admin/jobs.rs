@@ -1,5 +1,7 @@
 //! The endpoints for drain jobs and quotas.
 
+use std::sync::Arc;
+
 use axum::{
     Router,
     body::Bytes,
@@ -12,7 +14,6 @@ use mooncake_base::{Error, ErrorCode, JobId};
 use mooncake_proto::v1::{self, request, response};
 use serde::Deserialize;
 use serde_json::{Value, json};
-use std::sync::Arc;
 
 use super::{
     Admin, Shared, body::LimitedBody, call_failure, decoded, failure, json_reply, parameter,

@@ -98,7 +98,7 @@ async fn subscriber_receives_events_after_subscribing() {
         let mut publisher = connect_subscriber(address, b"PUB").await;
         let mut end = Vec::new();
         publisher.read_to_end(&mut end).await.unwrap();
-        assert!(end.ends_with(b"PUB"), "it hears who we are, and the connection closes");
+        assert!(end.ends_with(b"PUB"), "it receives the READY command, and the connection closes");
 
         let mut subscriber = connect_subscriber(address, b"SUB").await;
         let mut ready = [0; 27];

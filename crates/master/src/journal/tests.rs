@@ -145,7 +145,7 @@ fn durable_changes_survive_any_shutdown() {
     drop(pool);
     let pool = Pool::open(folder.path());
     assert_eq!(pool.keys(), ["b"]);
-    assert_eq!(pool.journal().timeline_id(), Some(timeline_id), "the same history goes on");
+    assert_eq!(pool.journal().timeline_id(), Some(timeline_id), "the timeline continues");
     pool.put("c");
     drop(pool);
     assert_eq!(Pool::open(folder.path()).keys(), ["b", "c"]);
@@ -266,7 +266,7 @@ fn failed_log_is_removed_and_restarted() {
     let status = pool.journal().status();
     assert!(!status.is_healthy && status.failures == 1 && !status.failure.is_empty());
     assert_eq!(pool.journal().timeline_id(), None);
-    assert_eq!(pool.keys(), ["a", "b"], "the master goes on");
+    assert_eq!(pool.keys(), ["a", "b"], "the master continues");
     assert_eq!(pool.journal().directory.numbers(Kind::Log).unwrap(), [0_u64; 0]);
     let maintenance = Maintenance::start(&pool).unwrap();
     eventually(|| pool.journal().status().is_healthy);
@@ -311,7 +311,7 @@ fn unused_next_file_does_not_end_log() {
         (writer.next_file, writer.timeline_id)
     };
     drop(pool.journal().make_file(number, timeline_id).unwrap());
-    // The master goes on with the old file, and dies.
+    // The master continues with the old file, and is killed.
     pool.put("after");
     drop(pool);
     let pool = Pool::open(folder.path());

@@ -39,8 +39,8 @@ impl Service {
         recovered: RecoveredJournal,
     ) -> (Self, Restored) {
         let (seed, _) = SegmentId::random().halves();
-        // Writers that got memory through changes missing from the log may go on writing for this
-        // long.
+        // Writers that got memory through changes missing from the log may continue writing for
+        // this long.
         let quiet = if recovered.may_lack_end { rules.write_end() } else { Duration::ZERO };
         let (state, restored) = State::restore(rules, seed, clock.now(), recovered.image, quiet);
         let mut service = Self::with_state(state, clock);
@@ -113,9 +113,9 @@ impl Service {
     }
 
     /// Notifies waiting calls that segments were announced or given up.
-    pub(super) fn update_pending_owners(&self, dormant: u64) {
+    pub(super) fn update_pending_owners(&self, unclaimed: u64) {
         if self.pending_owners.is_any_pending.load(Ordering::Relaxed) {
-            self.pending_owners.is_any_pending.store(dormant > 0, Ordering::Relaxed);
+            self.pending_owners.is_any_pending.store(unclaimed > 0, Ordering::Relaxed);
             self.pending_owners.changed.notify_waiters();
         }
     }

@@ -110,7 +110,7 @@ impl State {
     /// Returns the number of the client's registration; 0 for an unknown client.
     ///
     /// A client that expired can be registered again by a late duplicate of an old message. The
-    /// other number tells the client that the master has lost its segments.
+    /// new number shows the client that the master has dropped its segments.
     pub fn registration(&self, client: ClientId) -> u64 {
         self.clients.by_id.get(&client).map_or(0, |known| known.registration)
     }

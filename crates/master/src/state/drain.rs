@@ -48,7 +48,7 @@ pub enum JobStatus {
     Running,
     /// The segments are empty.
     Succeeded,
-    /// Some objects could not be moved; the message says more.
+    /// Some objects could not be moved; the message has the details.
     Failed,
     /// The job was cancelled.
     Canceled,
@@ -125,7 +125,7 @@ pub(super) struct Job {
     view: JobView,
 }
 
-/// What an object means to a job.
+/// The drain state of one object, from the view of a job.
 enum DrainCheck {
     /// No replica in the job's segments, or one that was given up.
     Nothing,

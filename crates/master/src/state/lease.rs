@@ -57,7 +57,7 @@ impl LeaseAndFence {
         self.extend_lease(now + ttl);
         let ttl = u64::try_from(ttl.as_nanos()).unwrap_or(u64::MAX);
         let slot_bits = ttl.checked_ilog2().and_then(|bits| bits.checked_sub(SLOT_SHARE));
-        // Leases of one length end in the order in which they start, so the end tells the slot.
+        // Leases of one length end in the order in which they start, so the end determines the slot.
         slot_bits.is_none_or(|bits| before >> bits != self.lease.0 >> bits)
     }
 

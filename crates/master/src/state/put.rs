@@ -265,7 +265,7 @@ impl State {
     /// may still be in flight: their memory is quarantined until no late byte can arrive.
     ///
     /// # Errors
-    /// As [`put_end`](Self::put_end), except `REPLICA_IS_GONE`.
+    /// The errors of [`put_end`](Self::put_end), except `REPLICA_IS_GONE`.
     pub fn put_revoke(
         &mut self,
         now: Moment,

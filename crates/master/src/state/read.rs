@@ -1,4 +1,4 @@
-//! Reads: locate grants a lease and a fence; verify tells whether a late read is still valid.
+//! Reads: locate grants a lease and a fence; verify checks whether a late read is still valid.
 
 use std::time::Duration;
 

@@ -84,7 +84,7 @@ pub(super) enum EvictionPass {
     Soft,
 }
 
-/// What to do with the next object of the order.
+/// The decision about the next object of the order.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Verdict {
     Evict,
@@ -111,16 +111,16 @@ impl State {
             return Err(self.too_large_error(now, request));
         };
         let possible = open.filter(|&&slot| self.segments.at(slot).allocator.length() >= need);
-        let wished = possible.take(request.replicas as usize).count();
-        if wished == 0 {
+        let copies = possible.take(request.replicas as usize).count();
+        if copies == 0 {
             return Err(self.too_large_error(now, request));
         }
         let mut replicas = Replicas::default();
-        self.try_allocate(request, wished, &mut replicas);
-        if replicas.len() < wished && self.release_due(now) {
-            self.try_allocate(request, wished, &mut replicas);
+        self.try_allocate(request, copies, &mut replicas);
+        if replicas.len() < copies && self.release_due(now) {
+            self.try_allocate(request, copies, &mut replicas);
         }
-        while replicas.len() < wished && self.evict_for(now, need, request, &mut replicas) {}
+        while replicas.len() < copies && self.evict_for(now, need, request, &mut replicas) {}
         if replicas.is_empty() {
             return Err(self.out_of_space_error(now, need, request));
         }
@@ -165,16 +165,16 @@ impl State {
     }
 
     /// Allocates replicas from free memory.
-    fn try_allocate(&mut self, request: &AllocRequest<'_>, wished: usize, replicas: &mut Replicas) {
+    fn try_allocate(&mut self, request: &AllocRequest<'_>, copies: usize, replicas: &mut Replicas) {
         let mut candidates = std::mem::take(&mut self.candidates);
         candidates.clear();
         self.preferred_order(request, &mut candidates);
-        self.try_segments(&candidates, request, wished, replicas);
+        self.try_segments(&candidates, request, copies, replicas);
         // The other segments, perhaps thousands, are tried after the preferred ones.
-        if replicas.len() < wished {
+        if replicas.len() < copies {
             candidates.clear();
             candidates.extend(self.segments.open());
-            self.try_segments(&candidates, request, wished, replicas);
+            self.try_segments(&candidates, request, copies, replicas);
         }
         self.candidates = candidates;
     }
@@ -206,11 +206,11 @@ impl State {
         &mut self,
         slots: &[SegmentSlot],
         request: &AllocRequest<'_>,
-        wished: usize,
+        copies: usize,
         replicas: &mut Replicas,
     ) {
         for &slot in slots.iter().filter(|&&slot| request.filter.admits(slot)) {
-            if replicas.len() == wished {
+            if replicas.len() == copies {
                 return;
             }
             self.try_segment(slot, request.length, replicas);

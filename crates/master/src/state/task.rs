@@ -47,7 +47,7 @@ pub enum TaskStatus {
     Pending,
     /// The client is carrying out the task.
     Processing,
-    /// The task failed; the message says why.
+    /// The task failed; the message has the reason.
     Failed,
     /// The task is done.
     Success,

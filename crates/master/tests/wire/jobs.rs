@@ -84,8 +84,8 @@ fn refuses_long_body_in_json_before_reading() {
         stream.read_to_string(&mut answer).unwrap();
         let (head, body) = answer.split_once("\r\n\r\n").unwrap();
         assert!(head.starts_with("HTTP/1.0 413 "), "{head}");
-        let told: Value = serde_json::from_str(body).unwrap();
-        assert_eq!(told, failure(-600, "the body is longer than 2097152 bytes"));
+        let reply: Value = serde_json::from_str(body).unwrap();
+        assert_eq!(reply, failure(-600, "the body is longer than 2097152 bytes"));
     }
 }
 

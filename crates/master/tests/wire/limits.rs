@@ -76,7 +76,7 @@ fn refuses_grpc_calls_beyond_in_flight_limit() {
     }
     let mut client = client;
     let again = running.block_on(client.probe(probe(1))).unwrap();
-    assert_eq!(again.into_inner().states.len(), 1, "the connection goes on");
+    assert_eq!(again.into_inner().states.len(), 1, "the connection stays open");
     assert_eq!(get(running.addresses().rpc, "/health").status, 200);
 }
 
@@ -133,7 +133,7 @@ fn refuses_oversized_message_over_both_protocols() {
     let large = v1::ProbeRequest { caller: None, keys, lease: false };
     let refusal = running.block_on(client.probe(large)).unwrap_err();
     assert_eq!(refusal.code(), Code::OutOfRange, "{refusal}");
-    assert!(running.block_on(client.probe(probe(1))).is_ok(), "the connection goes on");
+    assert!(running.block_on(client.probe(probe(1))).is_ok(), "the connection stays open");
     let mut native = running.native();
     let announced = u32::try_from(FRAME_BYTES_MAX + 1).unwrap().to_le_bytes();
     std::io::Write::write_all(&mut native.stream, &announced).unwrap();
@@ -152,11 +152,11 @@ fn refuses_many_empty_items_before_decoding() {
     let refusal = running.block_on(client.probe(full.clone())).unwrap_err();
     assert_eq!(refusal.code(), Code::InvalidArgument, "{refusal}");
     assert!(refusal.message().contains("more items than a call may"), "{refusal}");
-    assert!(running.block_on(client.probe(probe(1))).is_ok(), "the connection goes on");
+    assert!(running.block_on(client.probe(probe(1))).is_ok(), "the connection stays open");
     let mut native = running.native();
     let response::Call::Failure(failure) = native.call(request::Call::Probe(full)) else {
         panic!("the message was taken")
     };
     assert!(failure.message.contains("more items than a call may"), "{failure:?}");
-    assert_eq!(native.probe(&["k"]).states.len(), 1, "the connection goes on");
+    assert_eq!(native.probe(&["k"]).states.len(), 1, "the connection stays open");
 }

@@ -101,8 +101,8 @@ fn fragmented_frame_is_one_call() {
 fn bad_call_fails_without_closing_connection() {
     let running = Running::whole();
     let mut client = running.native();
-    let nobody = request::Call::Heartbeat(v1::HeartbeatRequest::default());
-    assert!(matches!(client.call(nobody), response::Call::Failure(_)));
+    let without_client = request::Call::Heartbeat(v1::HeartbeatRequest::default());
+    assert!(matches!(client.call(without_client), response::Call::Failure(_)));
     client.stream.write_all(&0_u32.to_le_bytes()).unwrap();
     assert!(matches!(client.receive(), response::Call::Failure(f) if f.code == -600));
     client.status();
@@ -252,7 +252,7 @@ fn refuses_large_frames_beyond_budget() {
     assert_eq!(
         client.probe(&["k"]).states.len(),
         1,
-        "the connection goes on, and small calls are served"
+        "the connection stays open, and small calls are served"
     );
     drop(hoarders);
     eventually(

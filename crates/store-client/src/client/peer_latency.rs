@@ -24,8 +24,8 @@ const SAMPLE_AGE_MAX: Duration = Duration::from_secs(10);
 /// Minimum number of samples of a usable estimate.
 const SAMPLES_MIN: u64 = 8;
 
-/// A sample counts as at most this multiple of the mean: a transfer that was interrupted says
-/// little.
+/// A sample counts as at most this multiple of the mean, because the duration of an interrupted
+/// transfer is not representative.
 const OUTLIER_FACTOR: u64 = 4;
 
 /// Maximum number of peers in the table.

@@ -337,13 +337,13 @@ impl ClientInner {
                 Reply::Verify(response) => Some(response.is_valid),
                 _ => None,
             });
-            let answer = answer.and_then(|stands| {
-                call::check_count(stands.len(), part.len())?;
-                Ok(stands)
+            let answer = answer.and_then(|valid| {
+                call::check_count(valid.len(), part.len())?;
+                Ok(valid)
             });
             for (at, attempt) in part.iter_mut().enumerate() {
                 match &answer {
-                    Ok(stands) if stands[at] => {}
+                    Ok(valid) if valid[at] => {}
                     Ok(_) => {
                         attempt.state = AttemptState::Failed(replaced_error(&attempt.located.key))
                     }

@@ -250,8 +250,8 @@ impl ClientInner {
 
     /// Records the failure of a peer and adds its name to the error.
     fn record_peer_failure(&self, error: Error, segment: &SegmentInfo) -> Error {
-        // Invalid local memory says nothing about the peer, and neither does a failure while the
-        // client is closing.
+        // Invalid local memory is no fault of the peer. Neither is a failure while the client is
+        // closing.
         if error.code() != ErrorCode::INVALID_PARAMS && !self.is_closed() {
             self.metrics.count_peer_error(&segment.endpoint);
             if self.suspected_peers.add(&segment.endpoint, SystemClock.now()) {

@@ -162,7 +162,7 @@ async fn stop_and_kill_end_connection_on_dedicated_thread() {
         let token = if is_kill { &context.kill } else { &context.stop };
         token.cancel();
         context.tasks.close();
-        timeout(LONG, context.tasks.wait()).await.expect("its task goes on");
+        timeout(LONG, context.tasks.wait()).await.expect("the task ends");
         wait_for_free_threads(&context, 1).await;
         assert!(served.receive::<v1::Response>().await.is_none(), "its socket is closed");
     }
@@ -180,5 +180,5 @@ async fn closed_connection_frees_thread_and_session() {
             yield_now().await;
         }
     };
-    timeout(LONG, gone).await.expect("the connection goes on");
+    timeout(LONG, gone).await.expect("the connection ends");
 }

@@ -18,7 +18,7 @@ const EARLY_OBJECTS_MAX: usize = OBJECTS_MAX / 32;
 const EARLY_SHARE: usize = 8;
 /// The resolution of the clock: use counts advance it by parts of a tick.
 const TICK_PARTS: u64 = 1 << 32;
-/// A read batch ends after uses of this share of the objects, one in so many…
+/// A read batch ends after uses of this share of the objects, one in this many…
 const READ_SHARE: usize = 8;
 /// … and a batch with inserts after this share.
 const INSERT_SHARE: usize = 4;

@@ -2,9 +2,8 @@
 
 use rustc_hash::FxHashMap;
 
-use crate::state::ids::{KeyHash, Slot};
-
 use super::tiers::{LIFETIME_TICKS, TIERS, Tiers};
+use crate::state::ids::{KeyHash, Slot};
 
 /// The maximum number of objects in a shadow cache. Keys are sampled so that the share fits.
 pub(super) const OBJECTS_MAX: usize = 8192;

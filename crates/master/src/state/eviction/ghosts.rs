@@ -12,7 +12,7 @@ const WAYS: usize = 32;
 /// The average number of ways in use. A set seldom overflows at this load.
 const WAYS_TAKEN: usize = 22;
 /// Keys are forgotten by age, so that the blocks of one text are forgotten together. Ages are
-/// counted in epochs, of which the memory covers this many…
+/// counted in epochs. The memory covers this many epochs…
 const EPOCHS: u8 = 48;
 /// … and epoch numbers wrap at this mask.
 const EPOCH_MASK: u8 = 0x3f;

@@ -3,7 +3,7 @@
 use super::{EvictionPolicy, IndexLinks, IndexList};
 use crate::state::ids::{KeyHash, ObjectSlot, Slot};
 
-/// The small queue is evicted first while it holds more than this share of all objects: one in so
+/// The small queue is evicted first while it holds more than this share of all objects: one in this
 /// many.
 const SMALL_SHARE: usize = 10;
 /// The maximum use count. Each counted use saves an object from one pass.

@@ -2,8 +2,8 @@
 
 use super::*;
 
-/// Formats events: `+key` stored, `-key` removed, `0` cleared; `@group` appended.
-fn told(pool: &mut Pool) -> Vec<String> {
+/// Takes and formats the events: `+key` stored, `-key` removed, `0` cleared; `@group` appended.
+fn take_events(pool: &mut Pool) -> Vec<String> {
     let word = |news: ObjectEvent| {
         let key = String::from_utf8_lossy(news.key()).into_owned();
         let group = match news.group() {
@@ -36,13 +36,13 @@ fn keeps_no_events_without_subscribers() {
 fn emits_stored_and_removed_events() {
     let mut pool = listened(4);
     let started = pool.start(A, "k", MIB).unwrap();
-    assert_eq!(told(&mut pool), Vec::<String>::new());
+    assert_eq!(take_events(&mut pool), Vec::<String>::new());
     pool.end(A, "k", &started).unwrap();
     pool.put("g/1", MIB).unwrap();
-    assert_eq!(told(&mut pool), ["+k", "+g/1@g"]);
+    assert_eq!(take_events(&mut pool), ["+k", "+g/1@g"]);
     pool.remove("g/1", false).unwrap();
     pool.remove("k", false).unwrap();
-    assert_eq!(told(&mut pool), ["-g/1@g", "-k"]);
+    assert_eq!(take_events(&mut pool), ["-g/1@g", "-k"]);
     assert!(!pool.state.has_events());
 }
 
@@ -51,9 +51,9 @@ fn upsert_emits_removed_then_stored() {
     let mut pool = listened(4);
     pool.put("k", MIB).unwrap();
     let upsert = pool.start_with(A, "k", MIB, true, &PutOptions::default()).unwrap();
-    assert_eq!(told(&mut pool), ["+k"]);
+    assert_eq!(take_events(&mut pool), ["+k"]);
     pool.end(A, "k", &upsert).unwrap();
-    assert_eq!(told(&mut pool), ["-k", "+k"]);
+    assert_eq!(take_events(&mut pool), ["-k", "+k"]);
 }
 
 #[test]
@@ -62,7 +62,7 @@ fn eviction_event_precedes_new_object() {
     for key in ["a", "b", "c"] {
         pool.put(key, MIB).unwrap();
     }
-    assert_eq!(told(&mut pool), ["+a", "+b", "-a", "+c"]);
+    assert_eq!(take_events(&mut pool), ["+a", "+b", "-a", "+c"]);
 }
 
 #[test]
@@ -71,7 +71,7 @@ fn emits_removed_for_objects_of_expired_client() {
     pool.put("k", MIB).unwrap();
     pool.state.unregister(pool.now, A);
     pool.advance_all();
-    assert_eq!(told(&mut pool), ["+k", "-k"]);
+    assert_eq!(take_events(&mut pool), ["+k", "-k"]);
 }
 
 #[test]
@@ -82,12 +82,12 @@ fn cleared_event_follows_its_removals() {
         while !pool.state.remove_matching(pool.now, &mut removal) {}
     };
     remove_all(&mut pool, true);
-    assert_eq!(told(&mut pool), Vec::<String>::new(), "there was nothing to clear");
+    assert_eq!(take_events(&mut pool), Vec::<String>::new(), "there was nothing to clear");
     pool.put("a", MIB).unwrap();
     pool.put("b", MIB).unwrap();
     pool.locate("b", true, false).unwrap();
     remove_all(&mut pool, false);
-    assert_eq!(told(&mut pool), ["+a", "+b", "-a"], "a leased object stayed");
+    assert_eq!(take_events(&mut pool), ["+a", "+b", "-a"], "a leased object stayed");
     remove_all(&mut pool, true);
-    assert_eq!(told(&mut pool), ["-b", "0"]);
+    assert_eq!(take_events(&mut pool), ["-b", "0"]);
 }

@@ -98,7 +98,7 @@ struct Model {
     started: Vec<(usize, usize, Started)>,
     /// When the fences of memory ranges end: (incarnation, base + offset, length).
     fences: HashMap<(u64, u64, u64), Moment>,
-    /// When the leases of keys end, and of which version.
+    /// The end of the lease of each key, and the leased version.
     leases: BTreeMap<usize, (Moment, Version)>,
     /// Tasks handed to clients, and drain jobs created.
     work: Vec<(ClientId, Work)>,
@@ -238,9 +238,9 @@ impl Model {
         replaces: bool,
         options: &PutOptions,
     ) {
-        let before = self.standing(key);
+        let before = self.readable_version(key);
         let started = self.pool.start_with(CLIENTS[client], KEYS[key], length, replaces, options);
-        let after = self.standing(key);
+        let after = self.readable_version(key);
         assert_eq!(before, after, "what can be read stays until the put has ended");
         let started = match started {
             Ok(started) => started,
@@ -299,13 +299,13 @@ impl Model {
             checksum: None,
         };
         let (now, client) = (self.pool.now, CLIENTS[client]);
-        let before = self.standing(key);
+        let before = self.readable_version(key);
         let state = &mut self.pool.state;
         let result = match is_end {
             true => state.put_end(now, client, &self.pool.tenant, put),
             false => state.put_revoke(now, client, &self.pool.tenant, put),
         };
-        let after = self.standing(key);
+        let after = self.readable_version(key);
         if result.is_err() || !is_end {
             assert_eq!(before, after, "a put that fails changes nothing");
         } else if let (Some((after, _)), Some((_, version))) = (after, self.leases.get_mut(&key)) {
@@ -370,7 +370,7 @@ impl Model {
         if self.pool.state.mount(now, id, segment).is_ok() {
             // The content of the earlier incarnation is lost.
             let mut leases = std::mem::take(&mut self.leases);
-            leases.retain(|key, _| self.standing(*key).is_some());
+            leases.retain(|key, _| self.readable_version(*key).is_some());
             self.leases = leases;
         }
     }
@@ -396,7 +396,7 @@ impl Model {
     }
 
     /// Returns version and length of the readable object under a key.
-    fn standing(&mut self, key: usize) -> Option<(Version, u64)> {
+    fn readable_version(&mut self, key: usize) -> Option<(Version, u64)> {
         let slot = self.pool.state.find(TenantIndex::DEFAULT, KEYS[key].as_bytes())?;
         let object = self.pool.state.objects.at(slot);
         let is_seen = object.is_complete() && !self.pool.state.is_unclaimed(slot);

@@ -245,7 +245,7 @@ fn batch_probe_equals_single_probes() {
     let together = pool.state.probe_all(pool.now, &pool.tenant, &keys, true);
     assert_eq!(together, alone);
     fails(pool.remove("there", false), ErrorCode::OBJECT_HAS_LEASE);
-    let nobody = TenantId::new("nobody");
+    let unknown = TenantId::new("unknown");
     let absent = Probed { state: ObjectState::Absent, length: 0 };
-    assert_eq!(pool.state.probe_all(pool.now, &nobody, &keys, true), [absent; 4]);
+    assert_eq!(pool.state.probe_all(pool.now, &unknown, &keys, true), [absent; 4]);
 }

@@ -23,7 +23,7 @@ pub(super) struct LogView {
 
 impl LogView {
     fn of(image: &Image) -> Self {
-        let standing = |value: &LiveObject| {
+        let comparable = |value: &LiveObject| {
             let mut value = value.clone();
             value.copies.retain(|copy| image.segments.contains_key(&copy.segment));
             value.copies.sort();
@@ -32,7 +32,7 @@ impl LogView {
         let mut objects = BTreeMap::new();
         for (tenant, keys) in image.tenants.iter().zip(&image.objects) {
             for (_, key, value) in keys.iter() {
-                let value = standing(value);
+                let value = comparable(value);
                 if !value.copies.is_empty() {
                     objects.insert((tenant.to_string(), key.clone()), value);
                 }
@@ -48,7 +48,7 @@ impl LogView {
             records: image.tasks.clone(),
             writes: writes
                 .map(|(version, write)| {
-                    (*version, (write.client, write.key.clone(), standing(&write.value)))
+                    (*version, (write.client, write.key.clone(), comparable(&write.value)))
                 })
                 .collect(),
         }
@@ -95,7 +95,7 @@ impl Log {
         self.image.replay(&effects).unwrap();
         self.since.extend(effects);
         let replayed = LogView::of(&self.image);
-        assert_eq!(replayed, LogView::of(&described(pool)), "the log tells all that happens");
+        assert_eq!(replayed, LogView::of(&described(pool)), "the log has every change");
         if pool.state.snapshot_slice(&mut self.cursor, 1, &mut self.snapshot) {
             let mut image = Image::default();
             image.replay(&self.snapshot).unwrap();
