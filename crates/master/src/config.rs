@@ -90,7 +90,7 @@ pub struct MasterConfig {
     pub admin_token: Secret,
     /// The file that the bound addresses are written to; empty for none.
     pub ports_file: String,
-    /// The duration from which on a call is recorded as slow; zero turns the slow log off.
+    /// The minimum duration of a call recorded as slow; zero turns the slow log off.
     pub slow_call: Duration,
 
     /// Whether the master also serves engines' metadata over HTTP.

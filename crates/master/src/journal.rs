@@ -49,7 +49,7 @@ pub enum LogSync {
     Always,
     /// At an interval.
     Interval(Duration),
-    /// Never; the kernel writes back when it likes.
+    /// Never; the kernel decides when to write back.
     Never,
 }
 
@@ -126,7 +126,7 @@ struct Queue {
     /// Space for the head of a frame, then effects.
     bytes: Vec<u8>,
     records: u64,
-    /// The log position behind the last effect: the total bytes of all effects up to now.
+    /// The log position behind the last effect: the total bytes of all effects so far.
     end: u64,
 }
 

@@ -1,5 +1,5 @@
-//! The master: knows where every object is stored, decides how long, and allocates memory to
-//! clients.
+//! The master: records where every object is stored, decides how long it is kept, and allocates
+//! memory to clients.
 //!
 //! In reading order: [`config`] (the options), [`state`] (the rules, pure), [`service`] (the RPC
 //! calls and their protocols), [`admin`] (HTTP for operators, and the metadata server), [`master`]

@@ -194,7 +194,7 @@ impl Service {
         }
     }
 
-    /// Runs all timers that are due. Returns when to call again at the latest, if a timer is set.
+    /// Runs all timers that are due. Returns the latest time of the next call, if a timer is set.
     pub fn advance(&self) -> Option<Moment> {
         let now = self.clock.now();
         let (due, position) = durability::with_log_position(|| {

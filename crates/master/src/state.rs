@@ -173,7 +173,7 @@ pub struct Counters {
     pub clients_expired: u64,
     /// Copy and move tasks that succeeded.
     pub tasks_done: u64,
-    /// Copy and move tasks that failed for good.
+    /// Copy and move tasks that failed permanently.
     pub tasks_failed: u64,
     /// Drains that emptied their segments.
     pub drains_done: u64,
@@ -248,7 +248,7 @@ impl State {
         &self.rules
     }
 
-    /// Sums over the whole pool, in time proportional to the number of segments.
+    /// Returns sums over the whole pool, in time proportional to the number of segments.
     pub fn totals(&self) -> Totals {
         let mut totals = Totals {
             keys: self.objects.complete,

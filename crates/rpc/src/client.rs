@@ -190,7 +190,7 @@ impl fmt::Debug for Client {
 impl Drop for Client {
     fn drop(&mut self) {
         if fork::is_forked_since(self.generation) {
-            // The sockets belong to the parent, and its locks may be held for ever in this process.
+            // The sockets belong to the parent, and its locks may be held forever in this process.
             std::mem::forget(std::mem::take(&mut self.pools));
         }
     }

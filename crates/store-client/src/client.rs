@@ -280,7 +280,7 @@ impl ClientInner {
     /// # Errors
     /// A closed error after a fork or after closing; the message names the reason.
     fn check_open(&self) -> Result<()> {
-        // The fork check comes first: after a fork, a lock may be held for ever by a thread that
+        // The fork check comes first: after a fork, a lock may be held forever by a thread that
         // does not exist in this process.
         if self.is_forked() {
             let text = "the client was made before a fork; make another one in this process";

@@ -1,10 +1,11 @@
 //! Dedicated threads: each serves one connection of this host with blocking I/O during a burst of
 //! calls.
 //!
-//! A runtime task learns of a call through an event queue, and often another thread must be woken to
-//! run the task. A thread that blocks in its one socket starts sooner and with fewer system calls;
-//! with busy-polling it starts sooner still. The number of dedicated threads is limited. A
-//! connection that finds none free stays a task, and an idle connection goes back to the runtime.
+//! A runtime task learns of a call through an event queue, and often another thread must be woken
+//! to run the task. A thread that blocks in a read of its socket starts sooner and with fewer
+//! system calls; with busy-polling it starts sooner still. The number of dedicated threads is
+//! limited. A connection that finds none free stays a task, and an idle connection goes back to
+//! the runtime.
 
 use std::{
     io::{self, Read, Write},

@@ -60,7 +60,7 @@ impl Default for SlowLog {
 }
 
 impl SlowLog {
-    /// Returns the duration from which on a call is slow; zero turns the slow log off.
+    /// Returns the minimum duration of a slow call; zero turns the slow log off.
     pub fn threshold(&self) -> Duration {
         Duration::from_micros(self.threshold_us.load(Ordering::Relaxed))
     }

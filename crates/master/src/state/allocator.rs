@@ -27,7 +27,7 @@ const FINE_BITS: u32 = 5;
 const FINE: usize = 1 << FINE_BITS;
 /// Powers of two, enough for [`LENGTH_MAX`].
 const COARSE: usize = 44;
-/// Longest segment: 128 TiB, more than the address space of a process.
+/// Maximum length of a segment: 128 TiB, more than the address space of a process.
 pub(super) const LENGTH_MAX: u64 = 1 << 47;
 /// Blocks of a bin that are tried before larger bins are.
 const FIRST_SCAN_MAX: usize = 16;

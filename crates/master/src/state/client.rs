@@ -7,9 +7,9 @@ use rustc_hash::FxHashMap;
 
 use super::{State, host::host_of, ids::SegmentSlot, put::AbandonReason, timer::Timer};
 
-/// Most clients.
+/// Maximum number of clients.
 const CLIENTS_MAX: usize = 65_536;
-/// Longest name of a client.
+/// Maximum length of a client name.
 const NAME_BYTES_MAX: usize = 1024;
 
 /// Registered clients.

@@ -1,7 +1,7 @@
 //! Drain jobs: segments are emptied by moving their objects, a few at a time.
 //!
 //! A job walks over all objects in slices and creates a task for each object with a replica in its
-//! segments, never more than may run at once, until a whole pass finds none. Objects that three
+//! segments, up to a limit of concurrent tasks, until a whole pass finds none. Objects that three
 //! attempts failed to move are skipped; then the job fails at the end and its segments accept
 //! objects again.
 

@@ -127,9 +127,9 @@ pub enum Effect<'a> {
     },
     /// No active fence and no active lease is longer than this, until the next such effect.
     MaxGranted {
-        /// Longest fence.
+        /// Maximum length of a fence.
         fence: Duration,
-        /// Longest lease.
+        /// Maximum length of a lease.
         lease: Duration,
     },
     /// Versions and segment numbers below these may have been used.

@@ -38,7 +38,7 @@ impl EvictionQueue {
         }
     }
 
-    /// Notes that a call looks up objects: all keys of one call belong to one batch.
+    /// Marks the start of a call that looks up objects: all keys of one call belong to one batch.
     pub(super) fn begin_batch(&mut self, now: Moment) {
         if self.batch_started.replace(now) != Some(now) {
             self.plain.begin_batch();

@@ -1,4 +1,4 @@
-//! Arena for key bytes: with an allocation of its own each of tens of millions of keys would cost a
+//! Arena for key bytes: with one heap allocation per key, tens of millions of keys would cost a
 //! fifth more.
 
 /// Entry sizes are multiples of this.

@@ -14,17 +14,17 @@ use super::{
 
 /// No unfinished put.
 pub(super) const NO_WRITE: WriteSlot = WriteSlot::NONE;
-/// Most tenants.
+/// Maximum number of tenants.
 const TENANTS_MAX: usize = 1 << 16;
 /// Hash tables of keys. A table of some thousand keys doubles within a millisecond.
 const TABLES: usize = 1024;
-/// Most objects; slot numbers above it are reserved.
+/// Maximum number of objects; slot numbers above it are reserved.
 const OBJECTS_MAX: usize = u32::MAX as usize - 2;
 /// No object.
 pub(super) const NO_OBJECT: ObjectSlot = ObjectSlot::NONE;
 /// The id of a replica is the version, shifted by this, and the ordinal of the replica.
 const ORDINAL_BITS: u32 = 16;
-/// Most replicas of one object. Ordinals of replicas that a put makes are below it, ordinals of
+/// Maximum replicas of one object. Ordinals of replicas that a put makes are below it, ordinals of
 /// replicas that a task adds are above it.
 pub(super) const REPLICAS_MAX: u32 = 128;
 

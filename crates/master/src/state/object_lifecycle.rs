@@ -205,7 +205,7 @@ impl State {
         if until > now.into() {
             segment.fenced += segment.allocator.size(replica.block);
             let time = until.left(now);
-            // Memory that fences may cover is quarantined after a restart anyhow.
+            // Memory that fences may cover is quarantined after a restart anyway.
             if time > self.max_granted.fence {
                 let number = segment.number;
                 let offset = segment.allocator.offset(replica.block);

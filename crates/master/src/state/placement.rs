@@ -45,7 +45,7 @@ pub(super) fn policy(strategy: AllocationStrategy, seed: u64) -> Box<dyn Allocat
     }
 }
 
-/// All segments from a random one on.
+/// All segments, starting at a random one.
 #[derive(Debug)]
 struct RandomOrder(Random);
 
@@ -132,7 +132,7 @@ impl AllocationPolicy for CxlFirst {
         let is_cxl = |&&segment: &&SegmentSlot| segments.at(segment).spec.protocol == CXL_PROTOCOL;
         order.extend(segments.open().iter().filter(is_cxl));
         if order.len() > start {
-            // Starts with another one each time.
+            // Starts at another segment each time.
             let turn = self.0.0.below(order.len() - start);
             order[start..].rotate_left(turn);
         }

@@ -20,9 +20,9 @@ use super::{
     write::Write,
 };
 
-/// Most unfinished puts of one key (upserts by several clients).
+/// Maximum unfinished puts of one key (upserts by several clients).
 const WRITERS_PER_KEY_MAX: usize = 64;
-/// Longest name of a group.
+/// Maximum length of a group name.
 const GROUP_BYTES_MAX: usize = 64 * 1024;
 
 /// An object to put.
@@ -51,7 +51,7 @@ pub(crate) struct PutOwner {
     host: Arc<str>,
 }
 
-/// An unfinished put, as its writer names it.
+/// A writer's reference to an unfinished put.
 #[derive(Debug, Clone, Copy)]
 pub struct PutRef<'a> {
     /// The key; may be empty, since the version identifies the put.
@@ -86,7 +86,7 @@ pub struct Place {
     pub replica: ReplicaId,
 }
 
-/// Why the puts of a client are abandoned.
+/// The reason for abandoning the puts of a client.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum AbandonReason {
     /// Heartbeats stopped; the client may still write.
@@ -345,7 +345,7 @@ impl State {
         }
     }
 
-    /// Keeps the memory busy until the write window is over.
+    /// Reserves the memory of the replicas until the write window is over.
     fn reserve_write_window(&mut self, now: Moment, replicas: &[Replica]) {
         for replica in replicas {
             let segment = self.segments.at_mut(replica.segment);

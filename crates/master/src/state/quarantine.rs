@@ -12,7 +12,7 @@ use super::{allocator::BlockId, ids::SegmentSlot, lease::Timestamp};
 pub(super) struct Quarantine(BTreeSet<(Timestamp, u64, SegmentSlot, BlockId)>);
 
 impl Quarantine {
-    /// Quarantines a block until then.
+    /// Quarantines a block until the given time.
     pub(super) fn push(
         &mut self,
         until: Timestamp,

@@ -14,11 +14,11 @@ use super::{
 /// wait for a slice.
 const SLICE: u32 = 1024;
 
-/// Largest compiled pattern.
+/// Maximum size of a compiled pattern.
 const REGEX_BYTES_MAX: usize = 1 << 20;
-/// Longest pattern.
+/// Maximum length of a pattern.
 const PATTERN_BYTES_MAX: usize = 16 * 1024;
-/// Most objects of one page.
+/// Maximum number of objects on one page.
 pub const PAGE_MAX: usize = 10_000;
 
 /// A condition on keys.
@@ -286,7 +286,7 @@ impl State {
 }
 
 impl Listing {
-    /// Returns whether the key belongs on the page, as far as is known.
+    /// Returns whether the key can belong on the page, judged by the objects scanned so far.
     fn accepts(&mut self, key: &[u8]) -> bool {
         if self.after.as_deref().is_some_and(|after| key <= after) {
             return false;

@@ -22,7 +22,7 @@ pub(super) struct MaxGranted {
     pub(super) fence: Duration,
     /// End of the last fence that was longer than usual.
     raised_until: Moment,
-    /// Longest lease that an earlier master may have granted.
+    /// Maximum lease that an earlier master may have granted.
     pub(super) lease: Duration,
 }
 

@@ -66,8 +66,8 @@ impl SegmentFilter<'_> {
 struct VictimSearch {
     /// Bytes that one segment must offer.
     need: u64,
-    /// Per segment: bytes that are free or would be without the victims; `None` for a segment of no
-    /// use.
+    /// Per segment: bytes that are free or would be without the victims; `None` for a segment that
+    /// is too small or excluded.
     reachable: Vec<Option<u64>>,
     /// Objects taken from the queue, evicted if their blocks form a large enough run.
     victims: Vec<ObjectSlot>,
@@ -100,7 +100,7 @@ impl State {
     /// Allocates replicas on distinct segments: as many as requested if possible, at least one.
     ///
     /// # Errors
-    /// `NO_AVAILABLE_HANDLE`, with what holds the memory.
+    /// `NO_AVAILABLE_HANDLE`; the context lists what holds the memory.
     pub(super) fn allocate_copies(
         &mut self,
         now: Moment,

@@ -23,7 +23,8 @@ pub(super) struct Recovery {
     pub(super) segments: u64,
     grace: Moment,
     end: Moment,
-    /// Until when the earlier master may have granted access to memory that the log does not know.
+    /// End of the last access to memory that the earlier master may have granted without a record
+    /// in the log.
     pub(super) unknown_grants_until: Moment,
 }
 
@@ -57,7 +58,7 @@ pub enum RecoveryScope<'a> {
 }
 
 impl State {
-    /// Returns until when the call should wait for owners that have not come back; `None` if it
+    /// Returns the deadline of the call's wait for owners that have not come back; `None` if it
     /// need not wait.
     pub fn recovery_wait(&self, now: Moment, awaited: &RecoveryScope<'_>) -> Option<Moment> {
         if self.recovery.segments == 0 || self.recovery.grace.has_passed(now) {
@@ -82,8 +83,8 @@ impl State {
         self.recovery.segments
     }
 
-    /// Claims a segment that the owner lent to an earlier master: its objects are readable again.
-    /// Has no effect on a segment that is claimed already.
+    /// Claims a segment that the owner mounted at an earlier master. The objects are readable
+    /// again. Has no effect on a segment that is claimed already.
     ///
     /// # Errors
     /// `CLIENT_NOT_FOUND`: register first. `SEGMENT_NOT_FOUND`: the segment is unknown, or its

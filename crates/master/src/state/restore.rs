@@ -19,7 +19,7 @@ use super::{
     write::Write,
 };
 
-/// Versions skipped because they may have been given out and lost with the unsynced end of the log.
+/// Versions skipped because they may have been used and lost with the unsynced end of the log.
 const VERSIONS_PASSED: u64 = 1 << 24;
 
 /// Result of a restore.
@@ -52,7 +52,7 @@ struct Restoration {
     report: Restored,
 }
 
-/// Why a replica cannot be restored.
+/// Reason why a replica cannot be restored.
 enum Misplaced {
     /// The segment left the pool.
     Lost,
@@ -189,7 +189,7 @@ impl Restoration {
         }
     }
 
-    /// Allocates the replicas where the log says they lie.
+    /// Allocates the replicas at their logged locations.
     fn restore_copies(
         &mut self,
         state: &mut State,

@@ -11,7 +11,7 @@ const FENCE_BASE: Duration = Duration::from_millis(250);
 const WRITE_MARGIN: Duration = Duration::from_secs(2);
 /// Shorter pauses of the master are ignored.
 const STALL_MIN: Duration = Duration::from_millis(500);
-/// Longest fence. A slower reader verifies its replica after the read.
+/// Maximum length of a fence. A slower reader verifies its replica after the read.
 const FENCE_MAX: Duration = Duration::from_secs(60);
 
 /// Parameters of the rules; each has a documented default.
@@ -23,7 +23,7 @@ pub struct Rules {
     pub lease_ttl: Duration,
     /// Length of a soft pin if the put names none.
     pub soft_pin_ttl: Duration,
-    /// Longest soft pin of a put.
+    /// Maximum length of a soft pin.
     pub soft_pin_ttl_max: Duration,
     /// Allow evicting soft-pinned objects, after all others.
     pub is_soft_pin_evictable: bool,
@@ -55,15 +55,15 @@ pub struct Rules {
 pub struct TaskRules {
     /// Finished tasks that are remembered.
     pub finished_max: usize,
-    /// Most waiting tasks.
+    /// Maximum number of waiting tasks.
     pub pending_max: usize,
-    /// Most running tasks.
+    /// Maximum number of running tasks.
     pub processing_max: usize,
-    /// Longest wait of a task; zero: no limit.
+    /// Maximum wait of a task; zero: no limit.
     pub pending_timeout: Duration,
-    /// Longest run of a task, all attempts together; zero: no limit.
+    /// Maximum run time of a task, all attempts together; zero: no limit.
     pub processing_timeout: Duration,
-    /// Most retries of a task.
+    /// Maximum number of retries of a task.
     pub retries_max: u32,
 }
 
@@ -110,7 +110,7 @@ impl Rules {
         FENCE_MAX.min(FENCE_BASE + Duration::from_secs_f64(seconds.min(FENCE_MAX.as_secs_f64())))
     }
 
-    /// Returns the pause between two calls of `advance` from which on the master counts as stalled.
+    /// Returns the shortest gap between two calls of `advance` that counts as a stall.
     pub(super) fn stall(&self) -> Duration {
         STALL_MIN.max(self.client_ttl / 5)
     }
@@ -120,8 +120,8 @@ impl Rules {
         FENCE_MAX
     }
 
-    /// Returns how long after its start a writer that keeps its window can no longer touch its
-    /// memory.
+    /// Returns the time from the start of a put after which a writer that respects its write
+    /// window can no longer write.
     pub(crate) fn write_end(&self) -> Duration {
         self.write_window + WRITE_MARGIN
     }

@@ -37,7 +37,7 @@ pub struct SegmentSpec {
     pub protocol: String,
 }
 
-/// Phase in the life of a segment.
+/// Status of a segment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum SegmentStatus {
     /// In use.
@@ -64,7 +64,7 @@ impl SegmentStatus {
         }
     }
 
-    /// Converts a code of the log; `Ok` for one of a later version.
+    /// Converts a code of the log. A code of a later version becomes `Ok`.
     pub(super) fn from_code(code: u8) -> Self {
         match code {
             1 => Self::GracefullyUnmounting,
@@ -83,7 +83,7 @@ pub struct SegmentView<'a> {
     pub spec: &'a SegmentSpec,
     /// Client that owns the segment.
     pub client: ClientId,
-    /// Phase in its life.
+    /// Status of the segment.
     pub status: SegmentStatus,
     /// Allocated bytes: objects, unfinished puts and quarantined memory.
     pub used: u64,
@@ -102,7 +102,7 @@ pub(super) struct Segment {
     /// Known from the log, but not announced since the restart.
     pub(super) is_unclaimed: bool,
     pub(super) allocator: Allocator,
-    /// Set if the memory came back into the pool while readers or writers of its earlier life may
+    /// Set if the memory came back into the pool while readers or writers from before may still
     /// use it. Later grants in the segment do not extend it.
     pub(super) quarantined_until: Option<Moment>,
     /// End of the last fence and the last write granted in the segment.
@@ -217,10 +217,10 @@ impl Segments {
         self.slots[slot.index()].as_mut().expect("a copy names only segments that are kept")
     }
 
-    /// Returns when the first quarantine of a segment ends that is at least this long.
+    /// Returns the earliest end of quarantine among the segments of at least this length.
     pub(super) fn quarantine_end(&self, length: u64) -> Option<Moment> {
-        let resting = self.mounted().filter(|(_, segment)| segment.is_only_quarantined());
-        let fitting = resting.filter(|(_, segment)| segment.allocator.length() >= length);
+        let quarantined = self.mounted().filter(|(_, segment)| segment.is_only_quarantined());
+        let fitting = quarantined.filter(|(_, segment)| segment.allocator.length() >= length);
         fitting.filter_map(|(_, segment)| segment.quarantined_until).min()
     }
 
@@ -260,7 +260,7 @@ impl Segments {
         slot
     }
 
-    /// Returns until when the memory may still be used by grants from before it left.
+    /// Returns the end of the last grant in this memory from before it left the pool.
     fn busy_until(
         &mut self,
         now: Moment,
@@ -282,7 +282,7 @@ impl Segments {
         let (id, name) = (segment.spec.id, segment.spec.name.clone());
         let length = segment.spec.length;
         let (incarnation, busy_until) = (segment.spec.incarnation, segment.busy_until);
-        // The allocator is of no more use, and may be large.
+        // The allocator is no longer needed, and may be large.
         segment.allocator = Allocator::new(0);
         self.mounted_bytes -= length;
         let gone = self.gone.entry(id).or_insert((incarnation, busy_until));

@@ -275,7 +275,7 @@ impl State {
         (object.is_complete() && object.version == task.subject.version).then_some(object)
     }
 
-    /// Returns until when a client may still read the object for a task.
+    /// Returns the time until which a client may read the object for a task.
     pub(super) fn copying_until(&self, slot: ObjectSlot) -> Timestamp {
         match self.objects.at(slot).flags.has(Flags::BEING_COPIED) {
             true => self.tasks.copying_until(slot).map_or_else(Timestamp::default, Timestamp::from),

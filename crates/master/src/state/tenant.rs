@@ -11,9 +11,9 @@ use super::{
     reclaim::{EvictionPass, Verdict},
 };
 
-/// Largest quota.
+/// Maximum quota in bytes.
 const QUOTA_MAX: u64 = i64::MAX as u64;
-/// Protected objects that one put skips at most.
+/// Maximum number of protected objects that one put skips.
 const PASSED_MAX: usize = 1024;
 
 /// Usage and quotas of all tenants.

@@ -20,7 +20,7 @@ const PENDING_MAX: usize = 1 << 16;
 const RELEASE_GRACE: Duration = Duration::from_secs(2);
 
 /// The fences granted by one locate call. Dropped with the last of its objects, which queues the
-/// fences for release: from then on the addresses cannot be read with.
+/// fences for release; the addresses must not be read afterwards.
 #[derive(Debug)]
 pub(crate) struct ReadFences {
     granted: Vec<GrantedFence>,
@@ -69,7 +69,7 @@ impl Drop for ReadFences {
 }
 
 impl PendingReleases {
-    /// Takes the queued releases, without those that have certainly expired at the master.
+    /// Takes the queued releases, without those that have expired at the master for certain.
     pub(super) fn take(&self) -> Vec<v1::FenceRelease> {
         let pending = {
             let mut pending = self.0.lock();

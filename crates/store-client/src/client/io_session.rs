@@ -179,7 +179,7 @@ impl Client {
         })
     }
 
-    /// Closes write sessions and gives their space back.
+    /// Closes write sessions and releases their space.
     ///
     /// # Errors
     /// By key: no write session is open, another thread is writing the object now, or as

@@ -204,7 +204,7 @@ impl ClientInner {
     ///
     /// A master that does not know a segment knows neither the objects in it nor the readers and
     /// writers that its predecessor admitted there. It must therefore only hand out memory whose
-    /// addresses were never given to anybody.
+    /// addresses were never given to a client.
     ///
     /// # Errors
     /// The master cannot be reached or refuses, or the memory cannot be allocated; nothing is

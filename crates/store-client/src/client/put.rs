@@ -121,7 +121,7 @@ impl Client {
         self.inner.publish(&puts)
     }
 
-    /// Gives reserved space back to the master.
+    /// Releases reserved space.
     ///
     /// # Errors
     /// By object: the reservation has expired, or the master cannot be reached.

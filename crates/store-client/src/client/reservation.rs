@@ -363,7 +363,7 @@ impl ClientInner {
         })
     }
 
-    /// Revokes puts and gives their space back.
+    /// Revokes puts and releases their space.
     pub(super) fn revoke_puts(&self, puts: &[KeyedUpload<'_>]) -> Vec<Result<()>> {
         self.finish_puts(puts, |columns, caller| {
             let (caller, columns) = (Some(caller), Some(columns));

@@ -1,4 +1,4 @@
-//! Transfers of replicas: one transfer per peer, however many objects.
+//! Transfers of replicas: one transfer per peer, for any number of objects.
 
 use std::sync::Arc;
 

@@ -109,7 +109,7 @@ impl Drop for Slot<'_> {
         if !state.is_closed {
             state.idle.extend(self.connection.take());
         }
-        // Usually nobody waits, and a notification costs a system call.
+        // Usually no caller waits, and a notification costs a system call.
         let is_wanted = state.waiting > 0;
         drop(state);
         if is_wanted {

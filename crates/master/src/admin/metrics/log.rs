@@ -4,7 +4,7 @@ use mooncake_http::Exposition;
 
 use crate::service::Service;
 
-/// Adds the metrics. Without a log, only those that say so.
+/// Adds the metrics. Without a log, adds only its health and the metrics of snapshots.
 pub(super) fn add(out: &mut Exposition, service: &Service) {
     let status = service.journal_status();
     let state = |is_it: bool| u8::from(is_it);

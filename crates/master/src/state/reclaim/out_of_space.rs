@@ -1,4 +1,4 @@
-//! Error of a put that finds no memory: what holds the memory, in bytes.
+//! Error of a put without free memory: the bytes in use, by reason.
 
 use mooncake_base::{ByteSize, Error, ErrorCode, Moment};
 
@@ -9,11 +9,12 @@ use crate::state::{
     object::Flags,
 };
 
-/// Objects scanned for what holds them. The result is extrapolated to the others, so that a client
-/// that retries all the time does not block all others.
+/// Maximum objects scanned. The result is extrapolated to all objects, so that a client that
+/// retries all the time does not block the others.
 const SCAN_MAX: u32 = 16_384;
 
-/// Bytes of objects by what holds them, apart from quarantined, written and hard-pinned bytes.
+/// Bytes of objects by the reason that keeps them, apart from quarantined, written and hard-pinned
+/// bytes.
 #[derive(Debug, Clone, Copy, Default)]
 struct HeldBytes {
     /// Leased, fenced or being copied, or in a group with such an object or a hard-pinned one.
@@ -109,7 +110,7 @@ impl State {
         }
     }
 
-    /// Sums up the scanned objects by what holds them.
+    /// Sums up the scanned objects by the reason that keeps them.
     fn held_bytes(&self, now: Moment, request: &AllocRequest<'_>) -> HeldBytes {
         let mut held = HeldBytes::default();
         for slot in ObjectSlot::range(0, self.objects.slot_count().min(SCAN_MAX)) {
@@ -130,7 +131,7 @@ impl State {
         held
     }
 
-    /// Returns the counter of what keeps the object and its group from eviction.
+    /// Returns the counter of the reason that keeps the object and its group from eviction.
     fn blocker<'a>(
         &self,
         now: Moment,

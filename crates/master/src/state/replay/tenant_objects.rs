@@ -1,5 +1,5 @@
 //! Objects of one tenant during a replay, stored in insertion order: nearly the order in which a
-//! restore reads them, which is kind to caches.
+//! restore reads them, for cache locality.
 
 use std::hash::{DefaultHasher, Hasher};
 

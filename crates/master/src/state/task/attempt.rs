@@ -44,7 +44,7 @@ enum Plan {
     Fail(&'static str),
 }
 
-/// Where one replica may be placed.
+/// Candidate segments of one replica.
 enum Target {
     Only(Vec<SegmentSlot>),
     Except(Vec<SegmentSlot>),

@@ -71,7 +71,7 @@ pub(super) struct Attempt {
     pub(super) length: u64,
     /// The new replicas.
     pub(super) placed: Vec<Replica>,
-    /// Whether all replicas of the goal were allocated and none was lost since.
+    /// All replicas of the goal were allocated and none was lost since.
     pub(super) is_whole: bool,
 }
 
@@ -324,7 +324,7 @@ impl Tasks {
         self.queued_as.keys().filter(of_job).copied().collect()
     }
 
-    /// Returns until when the object may be read for the task that copies it.
+    /// Returns the time until which the object may be read for the task that copies it.
     pub(super) fn copying_until(&self, slot: ObjectSlot) -> Option<Moment> {
         let task = self.by_id.get(self.running.get(&slot)?)?;
         task.attempt.as_ref().map(|attempt| attempt.until)

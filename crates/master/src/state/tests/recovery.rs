@@ -129,7 +129,7 @@ pub(super) fn described(pool: &Pool) -> Image {
     image
 }
 
-/// Returns a pool after the death of its master. No client has come back yet.
+/// Returns a pool after its master died. No client has come back yet.
 pub(super) fn restarted(pool: &mut Pool) -> Pool {
     let (state, restored) =
         State::restore(pool.state.rules().clone(), 9, pool.now, described(pool), Duration::ZERO);
@@ -324,7 +324,7 @@ fn suspended_master_expires_no_client() {
     pool.now = pool.now + Duration::from_secs(30);
     pool.advance_all();
     assert!(pool.exists("k"), "no heartbeat could arrive meanwhile");
-    // A client that stays away afterwards expires.
+    // A client that does not come back expires.
     for _ in 0..11 {
         pool.now = pool.now + Duration::from_secs(1);
         pool.advance_all();
