@@ -8,25 +8,41 @@ use regex::Regex;
 /// Identifiers and module names that were renamed, with the current name.
 const RETIRED_NAMES: &[(&str, &str)] = &[
     ("Few", "smallvec::SmallVec"),
-    ("[Vv]igil|Engaged", "SpinWait, ActiveThread"),
+    ("[Vv]igil|Engaged|processors", "SpinWait, ActiveThread, cpu_count"),
+    ("Turn|TurnGuard", "TimedMutex, TimedMutexGuard"),
+    ("FLAGS_ABOUT_FLAGS|that_are_set", "META_FLAGS, set_in_environment"),
     ("Rationed|Uneven", "LimitedBuf, ColumnMismatch"),
     ("FenceReturn|returned_fences", "FenceRelease, released_fences"),
-    ("BoundedCodec|BoundedDecoder|BoundedStream", "LimitedCodec, LimitedDecoder, LimitedStream"),
+    ("DESCRIPTORS", "FILE_DESCRIPTOR_SET"),
+    ("Bounded|BoundedCodec|BoundedDecoder|BoundedStream", "LimitedListener, LimitedCodec …"),
     (r"lean(_\w+|::\w+)?|Lean[A-Z]\w*", "native"),
-    ("LaneLease", "PooledConnection"),
-    ("CallLink", "InProcessLink"),
-    ("NotAnEffect", "DecodeError"),
-    ("Attic", "DropQueue"),
+    ("Asked|complaint", "CliCommand, error_prefix"),
+    ("Doors?|Told|Recall|CALLS_IN_HASTE", "Protocol, ServerContext, ShutdownOnDrop, BURST_CALLS"),
     ("Seat|seat|seated", "dedicated_thread"),
-    ("abreast", "overlapped_put"),
-    ("Duel", "set dueling"),
-    ("Footing", "RemoteMemory"),
-    ("Preparer", "Prefaulter"),
-    ("Summer", "Checksummer"),
+    ("Keeper|Fresh|lineage", "Maintenance, NewFile, timeline_id"),
+    ("Want|Within|Hunt|Pass", "AllocRequest, SegmentFilter, VictimSearch, EvictionPass"),
+    ("Putter|Dormancy|Untold|Awaited", "PutOwner, Recovery, EventBuffer, RecoveryScope"),
+    ("Holds|Grant|Horizon|Resting", "LeaseAndFence, LocateOptions, MaxGranted, Quarantined"),
+    ("KeyAt|SegmentRef|Spot", "KeyHandle, SegmentSlot, Target"),
+    ("NotAnEffect", "DecodeError"),
+    ("Duel|Shadows", "DuelCounter, ShadowCaches"),
+    ("CallLink", "InProcessLink"),
+    ("Outbox|FAREWELL|Life|Summer", "PendingReleases, UNREGISTER_TIMEOUT, Shutdown, Checksummer"),
+    ("Paces|Site|Suspects|abreast", "LatencyTable, Locality, SuspectedPeers, overlapped_put"),
+    (
+        "Piece|Trust|Footing|Ways|Repair",
+        "TransferEntry, Ownership, RemoteMemory, PathContext, Reconnect",
+    ),
+    ("Movers|Preparer|Crowd|DOUBT", "WorkerPool, Prefaulter, CpuPressure, UNPROVEN"),
+    ("Lane|Lanes|LaneLease", "DataConnection, ConnectionPool, PooledConnection"),
+    ("Void|Patience|Letter", "DiscardBuffer, BlockMode, MessageWithFd"),
+    ("Bell|Ear|bury", "Waker, WakeReceiver, on_process_exit"),
+    ("Attic|Blank|Halves|Made", "DropQueue, GetTarget, IdParts, PerProcess"),
+    ("Vain|vain|take_credit|also_named", "Ignored, ignored, rebrand, accept_aliases"),
 ];
 
 /// Words and phrases that no text needs, in lower case.
-const RETIRED_WORDS: &str = r"\b(vigil|abreast|attic|lean doors?|established engine)\b";
+const RETIRED_WORDS: &str = r"\b(vigil|abreast|attic|lean doors?|whoever|by the leave of|established (engine|implementation|package|client|server|master|names?))\b";
 
 /// A string literal that ends on its line.
 static STRING: LazyLock<Regex> = LazyLock::new(|| regex(r#""(\\.|[^"\\])*""#));
@@ -73,6 +89,24 @@ fn retired_words_are_not_in_texts() {
         }
     }
     report("retired words", &found);
+}
+
+#[test]
+fn test_names_are_short_claims() {
+    const LENGTH_MAX: usize = 60;
+    let rust = regex(r"#\[test\]\s+(?:#\[[^\]]*\]\s+)*(?:async )?fn (\w+)");
+    let python = regex(r"(?m)^(?:async )?def test_(\w+)");
+    let question = regex("^(what|who|whose|whoever|whatever|nobody)_");
+    let mut found = Vec::new();
+    for file in own_files() {
+        let pattern = if file.is("rs") { &rust } else { &python };
+        if file.is("rs") || file.is("py") {
+            let names = pattern.captures_iter(&file.text).map(|parts| parts[1].to_owned());
+            let odd = names.filter(|name| name.len() > LENGTH_MAX || question.is_match(name));
+            found.extend(odd.map(|name| format!("{}: {name}", file.path)));
+        }
+    }
+    report("names of tests that are no claims of at most 60 characters", &found);
 }
 
 #[test]
