@@ -41,7 +41,7 @@ macro_rules! unsupported {
     ($name:literal, $default:literal, $help:literal) => {
         value(
             $name,
-            $help,
+            concat!("(no effect) ", $help),
             |c, t| set_unsupported(c, $name, t.to_owned()),
             |c| show_unsupported(c, $name, $default),
         )
@@ -49,7 +49,7 @@ macro_rules! unsupported {
     ($name:literal, $default:literal, $help:literal, switch) => {
         switch(
             $name,
-            $help,
+            concat!("(no effect) ", $help),
             |c, t| read_bool(t).and_then(|on| set_unsupported(c, $name, on.to_string())),
             |c| show_unsupported(c, $name, $default),
         )
@@ -57,7 +57,7 @@ macro_rules! unsupported {
     ($name:literal, $default:literal, $help:literal, $number:ty) => {
         value(
             $name,
-            $help,
+            concat!("(no effect) ", $help),
             |c, t| read_number::<$number>(t).and_then(|n| set_unsupported(c, $name, n.to_string())),
             |c| show_unsupported(c, $name, $default),
         )
@@ -65,7 +65,7 @@ macro_rules! unsupported {
     ($name:literal, $default:literal, $help:literal, one_of $choices:expr) => {
         value(
             $name,
-            $help,
+            concat!("(no effect) ", $help),
             |c, t| one_of(t, $choices).and_then(|t| set_unsupported(c, $name, t.to_owned())),
             |c| show_unsupported(c, $name, $default),
         )
@@ -77,7 +77,7 @@ macro_rules! unsupported {
 pub const OPTIONS: &[Spec] = &[
     value("config_path", "A configuration file, .json or flat .yaml, with the names of the flags.",
         |c, t| { t.clone_into(&mut c.config_path); Ok(()) }, |c| c.config_path.clone()),
-    value("rpc_port", "The RPC port; 0 takes --port if given, else a free one. Not given: 50051.",
+    value("rpc_port", "The RPC port, 50051 by default; 0 takes --port if it is given, and a free port otherwise.",
         |c, t| read_number(t).map(|n| c.rpc_port = Some(n)),
         |c| c.rpc_port.unwrap_or(0).to_string()),
     value("port", "The older name of --rpc_port.",
@@ -89,7 +89,7 @@ pub const OPTIONS: &[Spec] = &[
         |c, t| { t.clone_into(&mut c.rpc_interface); Ok(()) }, |c| c.rpc_interface.clone()),
     value("rpc_thread_num", "Number of runtime threads; 0 takes four, or one per core if there are fewer.",
         |c, t| read_number(t).map(|n| c.rpc_threads = n), |c| c.rpc_threads.to_string()),
-    value("max_threads", "An older limit of the threads, applied when --rpc_thread_num is 0.",
+    value("max_threads", "Maximum number of runtime threads when --rpc_thread_num is 0; an older option.",
         |c, t| read_number(t).map(|n| c.threads_max = Some(n)),
         |c| c.threads_max.unwrap_or(16).to_string()),
     value("rpc_conn_timeout_seconds", "Idle timeout of RPC connections in seconds; 0 disables it.",
@@ -167,7 +167,7 @@ pub const OPTIONS: &[Spec] = &[
     value("pending_task_timeout_sec", "Seconds that a copy or move may wait for a client; 0 is unlimited.",
         |c, t| read_seconds(t).map(|d| c.tasks.pending_timeout = d),
         |c| c.tasks.pending_timeout.as_secs().to_string()),
-    value("processing_task_timeout_sec", "Seconds after its start during which a copy or move is retried; 0 is unlimited.",
+    value("processing_task_timeout_sec", "Seconds after which a copy or move that has started is no longer retried; 0 is unlimited.",
         |c, t| read_seconds(t).map(|d| c.tasks.processing_timeout = d),
         |c| c.tasks.processing_timeout.as_secs().to_string()),
     value("max_retry_attempts", "Maximum number of retries of a copy or move.",
@@ -210,25 +210,25 @@ pub const OPTIONS: &[Spec] = &[
     unsupported!("kv_events_tenant_id", "default", "Ignored: the tenant of an event is the tenant of its object."),
 
     // Options that are accepted without effect.
-    unsupported!("memory_allocator", "offset", "offset or cachelib; there is one allocator, both names choose it.", one_of &["offset", "cachelib"]),
+    unsupported!("memory_allocator", "offset", "offset or cachelib; both select the same allocator.", one_of &["offset", "cachelib"]),
     unsupported!("nof_eviction_ratio", "0.05", "Eviction ratio of the NVMe-oF tier.", f64),
     unsupported!("nof_eviction_high_watermark_ratio", "0.9", "Watermark of the NVMe-oF tier.", f64),
     unsupported!("nof_heartbeat_interval_sec", "10", "Heartbeat of NVMe-oF segments.", i64),
     unsupported!("nof_heartbeat_probe_timeout_ms", "1000", "Timeout of a probe of an NVMe-oF segment.", u32),
     unsupported!("nof_heartbeat_failures_threshold", "3", "Failed probes until an NVMe-oF segment is given up.", u32),
-    unsupported!("enable_cxl", "false", "Uses CXL memory.", switch),
+    unsupported!("enable_cxl", "false", "Use of CXL memory.", switch),
     unsupported!("cxl_path", "/dev/dax0.0", "The CXL device."),
     unsupported!("cxl_size", "8589934592", "Bytes of CXL memory.", u64),
     unsupported!("root_fs_dir", "", "Directory of the older shared-file-system replicas."),
     unsupported!("global_file_segment_size", "9223372036854775807", "Capacity of --root_fs_dir.", i64),
     unsupported!("quota_bytes", "0", "Quota of the storage backend.", u64),
-    unsupported!("enable_disk_eviction", "true", "Evicts from the storage backend.", switch),
-    unsupported!("enable_offload", "false", "Moves objects to the clients' disks.", switch),
-    unsupported!("offload_on_evict", "false", "Offloads objects at eviction instead of after the put.", switch),
-    unsupported!("offload_force_evict", "false", "Drops objects beyond the limit of one offload round.", switch),
+    unsupported!("enable_disk_eviction", "true", "Eviction from the storage backend.", switch),
+    unsupported!("enable_offload", "false", "Offload of objects to the clients' disks.", switch),
+    unsupported!("offload_on_evict", "false", "Offload at eviction instead of after the put.", switch),
+    unsupported!("offload_force_evict", "false", "Drop of objects beyond the limit of one offload round.", switch),
     unsupported!("offloading_queue_limit", "50000", "Maximum number of objects queued for offload.", u64),
     unsupported!("offload_cap_ratio", "0.5", "Share of --offloading_queue_limit that one round may offload.", f64),
-    unsupported!("promotion_on_hit", "false", "Promotes objects from disk to memory after reads.", switch),
+    unsupported!("promotion_on_hit", "false", "Promotion of objects from disk to memory after reads.", switch),
     unsupported!("promotion_admission_threshold", "2", "Reads after which an object is promoted.", u32),
     unsupported!("promotion_max_per_heartbeat", "1", "Maximum number of objects promoted per heartbeat.", u32),
     unsupported!("promotion_queue_limit", "50000", "Maximum number of objects queued for promotion.", u32),
@@ -243,11 +243,11 @@ pub const OPTIONS: &[Spec] = &[
     unsupported!("etcd_endpoints", "", "The older form of --ha_backend_connstring: etcd endpoints, separated by ';'."),
     unsupported!("pod_name", "", "Name of the pod of this master."),
     unsupported!("pod_namespace", "", "Namespace of the pod of this master."),
-    unsupported!("enable_oplog", "false", "Keeps the log of changes in etcd.", switch),
+    unsupported!("enable_oplog", "false", "A log of changes in etcd; see --state_dir for the log that replaces it.", switch),
     unsupported!("oplog_batch_max_entries", "1024", "Entries of one batch of the log.", u32),
     unsupported!("oplog_poll_interval_ms", "1000", "How often a standby polls the log.", i32),
     unsupported!("batch_oplog_retry_timeout_sec", "180", "Seconds during which a batch of the log is retried.", u32),
-    unsupported!("enable_snapshot", "false", "Writes snapshots.", switch),
+    unsupported!("enable_snapshot", "false", "Snapshots of upstream's kind; see --state_dir for the log that replaces them.", switch),
     unsupported!("snapshot_interval_seconds", "600", "Seconds between snapshots.", u64),
     unsupported!("snapshot_child_timeout_seconds", "300", "Seconds that a snapshot may take.", u64),
     unsupported!("snapshot_retention_count", "2", "Snapshots that are kept.", u32),
@@ -257,7 +257,7 @@ pub const OPTIONS: &[Spec] = &[
     with_aliases(unsupported!("snapshot_catalog_store_connstring", "", "Connection string of the snapshot catalog."),
         &["snapshot_catalog_backend_connstring"]),
     unsupported!("snapshot_backup_dir", "", "An extra local copy of each snapshot."),
-    unsupported!("enable_snapshot_restore", "false", "Restores the latest snapshot at the start.", switch),
+    unsupported!("enable_snapshot_restore", "false", "Restore of the latest snapshot at the start.", switch),
     unsupported!("mmap_arena_pool_size", "8589934592", "Arena size of the older allocator in bytes.", u64),
     unsupported!("use_mmap_arena_allocator", "false", "Uses the arena of --mmap_arena_pool_size.", switch),
 

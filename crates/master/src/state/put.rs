@@ -132,7 +132,8 @@ impl State {
     /// `NO_AVAILABLE_HANDLE`: out of memory; the context lists what holds it, and has
     /// `retry_after_ms` if the end of a fence is enough. `CLIENT_NOT_FOUND`: register first.
     /// `INVALID_PARAMS`: no bytes, no replicas, or too long a pin. `OBJECT_REPLICA_BUSY`: too many
-    /// writers of one key.
+    /// writers of one key. `TENANT_NOT_REGISTERED`,
+    /// `TENANT_QUOTA_EXCEEDED`: the tenant has no quota, or would exceed it.
     pub fn put_start(
         &mut self,
         now: Moment,
