@@ -23,7 +23,7 @@ export PYTHONDONTWRITEBYTECODE := 1
 
 # Cargo cannot link tests of the extension, whose symbols come from the interpreter. Its tests are those
 # in tests/python.
-RUST_TESTED := --workspace --exclude mooncake-python --locked
+RUST_TESTED := --workspace --exclude mooncake-python --features mooncake-verbs/rdma --locked
 NATIVE_SOURCES := Cargo.toml Cargo.lock pyproject.toml $(shell find crates -name '*.rs' -o -name Cargo.toml -o -name '*.proto')
 PYTHON_SOURCES := $(wildcard python tests/python scripts benches)
 
