@@ -74,7 +74,7 @@ impl Admin {
     }
 }
 
-type Shared = State<Arc<Admin>>;
+type AdminContext = State<Arc<Admin>>;
 
 /// Serves the admin port until `stop`.
 pub(crate) async fn serve(
@@ -129,14 +129,14 @@ fn read_routes() -> Router<Arc<Admin>> {
         .route("/", get(page::show))
         .route(
             "/health",
-            get(|State(admin): Shared| async move { json_reply(&health(&admin.service)) }),
+            get(|State(admin): AdminContext| async move { json_reply(&health(&admin.service)) }),
         )
         .route("/role", get(|| async { text_reply("leader") }))
         .route("/ha_status", get(|| async { text_reply("serving") }))
         .route("/leader", get(|| async { json_reply(&leader()) }))
         .route(
             "/kv_events/status",
-            get(|State(admin): Shared| async move { json_reply(&kv_events(&admin.service)) }),
+            get(|State(admin): AdminContext| async move { json_reply(&kv_events(&admin.service)) }),
         )
         .route("/metrics", get(metrics::show))
         .route("/metrics/summary", get(summary::show))
@@ -191,7 +191,7 @@ pub(super) fn kv_events(service: &Service) -> Value {
     })
 }
 
-async fn remove_all(State(admin): Shared, RawQuery(query): RawQuery) -> Response {
+async fn remove_all(State(admin): AdminContext, RawQuery(query): RawQuery) -> Response {
     let query = query.unwrap_or_default();
     let force = match parameter(&query, "force").map(mooncake_base::parse::read_bool) {
         None => false,

@@ -52,14 +52,14 @@ pub(crate) struct Pending {
 
 /// The outcomes that worker threads have delivered and the loop has not taken.
 struct CompletionQueue {
-    state: Mutex<State>,
+    state: Mutex<Completions>,
     /// Write end of the waker: a byte is written when the queue becomes non-empty, which makes the
     /// other end readable.
     waker: UnixStream,
 }
 
 #[derive(Default)]
-struct State {
+struct Completions {
     done: Vec<(u64, Outcome)>,
     is_abandoned: bool,
 }

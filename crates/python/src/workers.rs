@@ -33,13 +33,13 @@ impl DropQueue {
 
 #[derive(Default)]
 struct Workers {
-    state: Mutex<State>,
+    state: Mutex<JobQueue>,
     arrived: Condvar,
     drop_queue: DropQueue,
 }
 
 #[derive(Default)]
-struct State {
+struct JobQueue {
     waiting: VecDeque<Job>,
     idle: usize,
     threads: usize,

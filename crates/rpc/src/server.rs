@@ -52,7 +52,7 @@ impl Default for ServerConfig {
 
 /// A running server. Stops when dropped.
 pub struct Server {
-    shared: Arc<Shared>,
+    shared: Arc<ServerShared>,
     address: SocketAddr,
     generation: u64,
     acceptor: Mutex<Option<JoinHandle<()>>>,
@@ -79,16 +79,16 @@ struct AnswerSlot {
     is_answered: Condvar,
 }
 
-struct Shared {
+struct ServerShared {
     config: ServerConfig,
     listener: TcpListener,
-    state: Mutex<State>,
+    state: Mutex<Deliveries>,
     /// Signalled when a message arrives or is taken, a connection ends, or the server stops.
     changed: Condvar,
 }
 
 #[derive(Default)]
-struct State {
+struct Deliveries {
     is_stopped: bool,
     waiting: VecDeque<Delivery>,
     /// Messages taken and not answered yet.
@@ -114,8 +114,9 @@ impl Server {
         let addresses: Vec<_> = listen.to_pair().to_socket_addrs().map_err(refused)?.collect();
         let listener = TcpListener::bind(&addresses[..]).map_err(refused)?;
         let address = listener.local_addr().map_err(refused)?;
-        let state = Mutex::new(State::default());
-        let shared = Arc::new(Shared { config, listener, state, changed: Condvar::default() });
+        let state = Mutex::new(Deliveries::default());
+        let shared =
+            Arc::new(ServerShared { config, listener, state, changed: Condvar::default() });
         let accepting = Arc::clone(&shared);
         let acceptor = thread::Builder::new()
             .name("mooncake-rpc".into())
@@ -262,7 +263,7 @@ fn join(thread: JoinHandle<()>) {
     }
 }
 
-fn accept(shared: &Arc<Shared>) {
+fn accept(shared: &Arc<ServerShared>) {
     loop {
         let accepted = shared.listener.accept();
         let mut state = shared.state.lock();
@@ -305,7 +306,7 @@ fn accept(shared: &Arc<Shared>) {
 
 /// Serves messages until the client closes the connection, is idle for too long or sends invalid
 /// data.
-fn serve(shared: &Shared, stream: &TcpStream, source: SocketAddr) -> Result<()> {
+fn serve(shared: &ServerShared, stream: &TcpStream, source: SocketAddr) -> Result<()> {
     // Without TCP_NODELAY an answer may wait for an acknowledgement; a failure costs only speed.
     let _ = stream.set_nodelay(true);
     let config = &shared.config;
@@ -341,7 +342,7 @@ fn serve(shared: &Shared, stream: &TcpStream, source: SocketAddr) -> Result<()> 
     }
 }
 
-impl Shared {
+impl ServerShared {
     /// Queues a message; waits while the queue is full.
     fn offer(&self, delivery: Delivery) -> Result<(), String> {
         let deadline = SystemClock.now() + self.config.timeout;

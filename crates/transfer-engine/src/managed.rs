@@ -16,11 +16,11 @@ use crate::{Engine, SharedMemory};
 #[derive(Debug)]
 pub struct ManagedBuffers {
     engine: Engine,
-    state: Mutex<State>,
+    state: Mutex<ArenaAndSlabs>,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct ArenaAndSlabs {
     arena: Arena,
     slabs: Vec<SharedMemory>,
 }

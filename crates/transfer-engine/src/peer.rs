@@ -27,7 +27,7 @@ const RETRY_PAUSE: Duration = Duration::from_millis(200);
 pub struct Peer {
     name: String,
     generation: u64,
-    state: RwLock<State>,
+    state: RwLock<KnownPeer>,
     /// Held while a thread resolves the peer or opens a path to it.
     reconnect: TimedMutex<Reconnect>,
     errors: AtomicU64,
@@ -38,7 +38,7 @@ pub struct Peer {
 }
 
 #[derive(Debug)]
-struct State {
+struct KnownPeer {
     /// Incremented with each new descriptor.
     version: u64,
     descriptor: Arc<SegmentDescriptor>,
@@ -84,7 +84,7 @@ impl Peer {
         Self {
             name: name.to_owned(),
             generation: fork::generation(),
-            state: RwLock::new(State {
+            state: RwLock::new(KnownPeer {
                 version: 0,
                 descriptor: Arc::new(descriptor),
                 slots: vec![Slot::Untried; context.transports.len()],

@@ -11,7 +11,7 @@ use axum::{
 use mooncake_base::{Error, ErrorCode};
 use mooncake_http::Peer;
 
-use super::{Shared, failure};
+use super::{AdminContext, failure};
 use crate::config::Secret;
 
 /// Headers added by proxies. Behind a proxy, the peer address is not the client's.
@@ -19,7 +19,7 @@ const FORWARDED: [&str; 3] = ["forwarded", "x-forwarded-for", "x-real-ip"];
 
 /// The middleware that passes or refuses a request that changes something.
 pub(super) async fn guard(
-    State(admin): Shared,
+    State(admin): AdminContext,
     ConnectInfo(Peer(peer)): ConnectInfo<Peer>,
     request: Request,
     next: Next,

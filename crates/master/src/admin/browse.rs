@@ -15,7 +15,7 @@ use mooncake_base::{Error, ErrorCode};
 use mooncake_proto::v1::{self, request, response};
 use serde_json::{Value, json};
 
-use super::{Admin, Shared, call_failure, decoded, failure, json_reply, parameter};
+use super::{Admin, AdminContext, call_failure, decoded, failure, json_reply, parameter};
 
 /// The maximum number of concurrent sweeps over all objects.
 pub(super) const SWEEPS_MAX: usize = 2;
@@ -34,7 +34,7 @@ const DELIMITERS: &[u8] = b"/@:|";
 
 /// GET /api/v1/keys?prefix=P&search=S&after=K&limit=N: keys that begin with P and contain S, in
 /// byte order after K.
-pub(super) async fn keys(State(admin): Shared, RawQuery(query): RawQuery) -> Response {
+pub(super) async fn keys(State(admin): AdminContext, RawQuery(query): RawQuery) -> Response {
     let query = query.unwrap_or_default();
     let take = |name| decoded(parameter(&query, name).unwrap_or_default());
     let (prefix, search, after) = (take("prefix"), take("search"), take("after"));
@@ -64,7 +64,7 @@ pub(super) async fn keys(State(admin): Shared, RawQuery(query): RawQuery) -> Res
 
 /// GET /api/v1/key_groups?prefix=P: groups keys by the text from P up to the next delimiter, with
 /// the number of keys and their bytes, largest first.
-pub(super) async fn groups(State(admin): Shared, RawQuery(query): RawQuery) -> Response {
+pub(super) async fn groups(State(admin): AdminContext, RawQuery(query): RawQuery) -> Response {
     let query = query.unwrap_or_default();
     let prefix = decoded(parameter(&query, "prefix").unwrap_or_default());
     sweep(admin, move |admin| {

@@ -16,7 +16,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::{
-    Admin, Shared, body::LimitedBody, call_failure, decoded, failure, json_reply, parameter,
+    Admin, AdminContext, body::LimitedBody, call_failure, decoded, failure, json_reply, parameter,
 };
 
 /// The number and name of a drain job's type in upstream's endpoints.
@@ -55,7 +55,7 @@ struct NewQuota {
 }
 
 /// POST /api/v1/drain_jobs
-async fn create(State(admin): Shared, LimitedBody(body): LimitedBody) -> Response {
+async fn create(State(admin): AdminContext, LimitedBody(body): LimitedBody) -> Response {
     let job: NewJob = match serde_json::from_slice(&body) {
         Ok(job) => job,
         Err(error) => return bad_request(&format!("Invalid JSON body: {error}")),
@@ -73,7 +73,7 @@ async fn create(State(admin): Shared, LimitedBody(body): LimitedBody) -> Respons
 }
 
 /// GET /api/v1/drain_jobs/query?job_id=a-b
-async fn query(State(admin): Shared, RawQuery(query): RawQuery) -> Response {
+async fn query(State(admin): AdminContext, RawQuery(query): RawQuery) -> Response {
     let Some(job) = job_id(query) else { return bad_request("Missing or invalid job_id") };
     let call = v1::QueryDrainJobsRequest { caller: None, jobs: vec![job] };
     match admin.ask(request::Call::QueryDrainJobs(call)) {
@@ -83,7 +83,7 @@ async fn query(State(admin): Shared, RawQuery(query): RawQuery) -> Response {
 }
 
 /// POST /api/v1/drain_jobs/cancel?job_id=a-b
-async fn cancel(State(admin): Shared, RawQuery(query): RawQuery) -> Response {
+async fn cancel(State(admin): AdminContext, RawQuery(query): RawQuery) -> Response {
     let Some(job) = job_id(query) else { return bad_request("Missing or invalid job_id") };
     let call = v1::CancelDrainJobsRequest { caller: None, jobs: vec![job] };
     match admin.ask(request::Call::CancelDrainJobs(call)) {
@@ -93,7 +93,7 @@ async fn cancel(State(admin): Shared, RawQuery(query): RawQuery) -> Response {
 }
 
 /// GET /api/v1/tenant_quotas[?tenant_id=T]
-async fn quotas(State(admin): Shared, RawQuery(query): RawQuery) -> Response {
+async fn quotas(State(admin): AdminContext, RawQuery(query): RawQuery) -> Response {
     let tenant = tenant_id(query);
     let tenants = tenant.iter().cloned().collect();
     let call = v1::QueryQuotasRequest { caller: None, tenants };
@@ -115,7 +115,7 @@ async fn quotas(State(admin): Shared, RawQuery(query): RawQuery) -> Response {
 
 /// PUT /api/v1/tenant_quotas?tenant_id=T
 async fn set_quota(
-    State(admin): Shared,
+    State(admin): AdminContext,
     RawQuery(query): RawQuery,
     LimitedBody(body): LimitedBody,
 ) -> Response {
@@ -131,7 +131,7 @@ async fn set_quota(
 }
 
 /// DELETE /api/v1/tenant_quotas?tenant_id=T
-async fn remove_quota(State(admin): Shared, RawQuery(query): RawQuery) -> Response {
+async fn remove_quota(State(admin): AdminContext, RawQuery(query): RawQuery) -> Response {
     let Some(tenant) = tenant_id(query) else { return bad_request("Missing or invalid tenant_id") };
     change_quota(&admin, &tenant, None)
         .unwrap_or_else(|| json_reply(&json!({"success": true, "data": null})))

@@ -9,7 +9,7 @@ use axum::{extract::State, response::Response};
 use mooncake_http::{Exposition, reply};
 use mooncake_proto::v1;
 
-use super::Shared;
+use super::AdminContext;
 use crate::{
     service::{
         Admission, SIZE_BOUNDS, Service, TrafficCount, VERSION,
@@ -18,7 +18,7 @@ use crate::{
     state::Totals,
 };
 
-pub(super) async fn show(State(admin): Shared) -> Response {
+pub(super) async fn show(State(admin): AdminContext) -> Response {
     let text = text(&admin.service);
     reply::metrics(text)
 }

@@ -10,13 +10,13 @@ use mooncake_base::Error;
 use mooncake_proto::v1::{self, request, response};
 use serde_json::{Map, Value, json};
 
-use super::{Shared, call_failure, decoded, failure, json_reply, parameter, streamed_text};
+use super::{AdminContext, call_failure, decoded, failure, json_reply, parameter, streamed_text};
 
 /// The maximum number of keys in one query.
 const KEYS_MAX: usize = 10_000;
 
 /// GET /get_all_keys: one key per line, in no particular order, streamed slice by slice.
-pub(super) async fn all_keys(State(admin): Shared) -> Response {
+pub(super) async fn all_keys(State(admin): AdminContext) -> Response {
     let mut from = Some(0);
     streamed_text(std::iter::from_fn(move || {
         let mut text = Vec::new();
@@ -30,7 +30,7 @@ pub(super) async fn all_keys(State(admin): Shared) -> Response {
 
 /// GET /query_key?key=K: the replicas of an object; grants a lease. The key is used without
 /// decoding, as in upstream. If no such object exists, the decoded key is tried.
-pub(super) async fn query_key(State(admin): Shared, RawQuery(query): RawQuery) -> Response {
+pub(super) async fn query_key(State(admin): AdminContext, RawQuery(query): RawQuery) -> Response {
     let query = query.unwrap_or_default();
     let key = parameter(&query, "key").unwrap_or_default();
     let ask = |key: &[u8]| {
@@ -60,7 +60,7 @@ pub(super) async fn query_key(State(admin): Shared, RawQuery(query): RawQuery) -
 }
 
 /// GET /batch_query_keys?keys=a,b: the replicas of several objects; grants no lease.
-pub(super) async fn query_keys(State(admin): Shared, RawQuery(query): RawQuery) -> Response {
+pub(super) async fn query_keys(State(admin): AdminContext, RawQuery(query): RawQuery) -> Response {
     let query = query.unwrap_or_default();
     let text = decoded(parameter(&query, "keys").unwrap_or_default());
     let keys: Vec<Bytes> = text.split(|byte| *byte == b',').map(Bytes::copy_from_slice).collect();

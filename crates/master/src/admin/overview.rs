@@ -8,7 +8,7 @@ use mooncake_base::ByteSize;
 use serde_json::{Value, json};
 
 use super::{
-    Shared,
+    AdminContext,
     history::{STEP, now_ms},
     json_reply, parameter,
     segments::{SegmentRow, status_name},
@@ -35,7 +35,7 @@ const SLOW_SHOWN: usize = 50;
 
 /// The history contains samples later than `since` (milliseconds since 1970); all samples without
 /// it.
-pub(super) async fn show(State(admin): Shared, RawQuery(query): RawQuery) -> Response {
+pub(super) async fn show(State(admin): AdminContext, RawQuery(query): RawQuery) -> Response {
     let query = query.unwrap_or_default();
     let since = parameter(&query, "since").and_then(|text| text.parse().ok()).unwrap_or(0);
     let mut shown = overview(&admin.service);

@@ -9,7 +9,7 @@ use mooncake_base::{ClientId, Error, ErrorCode, SegmentId};
 use mooncake_proto::v1;
 use serde_json::{Value, json};
 
-use super::{Shared, decoded, failure, json_reply, parameter, text_reply};
+use super::{AdminContext, decoded, failure, json_reply, parameter, text_reply};
 
 /// A segment as the endpoints show it.
 pub(super) struct SegmentRow {
@@ -71,7 +71,7 @@ pub(super) fn status_name(status: v1::SegmentStatus) -> &'static str {
 }
 
 /// GET /get_all_segments: the distinct segment names.
-pub(super) async fn names(State(admin): Shared) -> Response {
+pub(super) async fn names(State(admin): AdminContext) -> Response {
     let mut text = String::new();
     let mut names: Vec<String> = admin.service.segments().into_iter().map(name).collect();
     names.sort_unstable();
@@ -84,7 +84,7 @@ pub(super) async fn names(State(admin): Shared) -> Response {
 }
 
 /// GET /get_segments_detail
-pub(super) async fn details(State(admin): Shared) -> Response {
+pub(super) async fn details(State(admin): AdminContext) -> Response {
     let segments: Vec<Value> = admin
         .service
         .segments()
@@ -95,7 +95,7 @@ pub(super) async fn details(State(admin): Shared) -> Response {
 }
 
 /// GET /query_segment?segment=NAME: the totals over the segments of that name.
-pub(super) async fn query(State(admin): Shared, RawQuery(query): RawQuery) -> Response {
+pub(super) async fn query(State(admin): AdminContext, RawQuery(query): RawQuery) -> Response {
     let wanted = wanted(query);
     let found = found(admin.service.segments(), &wanted);
     if wanted.is_empty() || found.is_empty() {
@@ -108,7 +108,7 @@ pub(super) async fn query(State(admin): Shared, RawQuery(query): RawQuery) -> Re
 }
 
 /// GET /api/v1/segments/status?segment=NAME
-pub(super) async fn status(State(admin): Shared, RawQuery(query): RawQuery) -> Response {
+pub(super) async fn status(State(admin): AdminContext, RawQuery(query): RawQuery) -> Response {
     let wanted = wanted(query);
     if wanted.is_empty() {
         let error = Error::invalid("Missing segment query parameter");

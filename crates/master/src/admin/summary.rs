@@ -5,7 +5,7 @@ use std::{fmt::Write as _, time::Duration};
 use axum::{extract::State, response::Response};
 use mooncake_base::{ByteSize, Moment};
 
-use super::{Shared, text_reply};
+use super::{AdminContext, text_reply};
 use crate::{
     service::{
         Service,
@@ -122,7 +122,7 @@ impl History {
 }
 
 /// GET /metrics/summary
-pub(super) async fn show(State(admin): Shared) -> Response {
+pub(super) async fn show(State(admin): AdminContext) -> Response {
     let (before, present) = admin.snapshots();
     let master = line(&before, &present);
     text_reply(format!(

@@ -15,7 +15,7 @@ use super::{
     ids::{KeyHash, ObjectSlot, SegmentSlot, TenantIndex},
     lease::Timestamp,
     object::{NO_WRITE, REPLICAS_MAX, Replica},
-    put_options::{PutOptions, SoftPin, WishedPin},
+    put_options::{PutOptions, RequestedPin, SoftPin},
     reclaim::{AllocRequest, SegmentFilter},
     write::Write,
 };
@@ -300,7 +300,7 @@ impl State {
     }
 
     /// Checks a put and returns its soft pin.
-    fn check_put(&self, put: &Put<'_>) -> Result<WishedPin> {
+    fn check_put(&self, put: &Put<'_>) -> Result<RequestedPin> {
         let refuse = |why: &str| Err(Error::invalid(why).with("key", put.key));
         if put.length == 0 {
             return refuse("an object has at least one byte");
@@ -312,11 +312,11 @@ impl State {
             return refuse("the name of the group is too long");
         }
         match put.options.soft_pin {
-            SoftPin::Preserve => Ok(WishedPin::Preserve),
-            SoftPin::Disable => Ok(WishedPin::None),
-            SoftPin::Enable(None) => Ok(WishedPin::For(self.rules.soft_pin_ttl)),
+            SoftPin::Preserve => Ok(RequestedPin::Preserve),
+            SoftPin::Disable => Ok(RequestedPin::None),
+            SoftPin::Enable(None) => Ok(RequestedPin::For(self.rules.soft_pin_ttl)),
             SoftPin::Enable(Some(ttl)) if ttl <= self.rules.soft_pin_ttl_max => {
-                Ok(WishedPin::For(ttl))
+                Ok(RequestedPin::For(ttl))
             }
             SoftPin::Enable(Some(ttl)) => Err(Error::invalid("the soft pin is too long")
                 .with("key", put.key)

@@ -46,7 +46,7 @@ impl Default for PutOptions {
 
 /// A checked soft pin of a put.
 #[derive(Debug, Clone, Copy)]
-pub(super) enum WishedPin {
+pub(super) enum RequestedPin {
     /// Keep the pin of the replaced object.
     Preserve,
     /// No pin.

@@ -7,7 +7,7 @@ use super::{
     eviction::{IndexLinks, IndexList},
     ids::{KeyHash, ObjectSlot, SegmentSlot, Slot, TenantIndex, WriteSlot},
     object::{NO_WRITE, Replicas},
-    put_options::WishedPin,
+    put_options::RequestedPin,
 };
 
 /// A put that started and has not ended.
@@ -28,7 +28,7 @@ pub(super) struct Write {
     pub(super) started: Moment,
     pub(super) length: u64,
     pub(super) replicas: Replicas,
-    pub(super) soft_pin: WishedPin,
+    pub(super) soft_pin: RequestedPin,
     pub(super) is_hard_pinned: bool,
     pub(super) is_replacing: bool,
     pub(super) data_type: u8,

@@ -12,12 +12,12 @@ use super::connection::Connection;
 #[derive(Debug)]
 pub(super) struct Pool {
     limit: usize,
-    state: Mutex<State>,
+    state: Mutex<PoolState>,
     returned: Condvar,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct PoolState {
     idle: Vec<Connection>,
     /// Slots in use, with or without a connection.
     taken: usize,

@@ -46,13 +46,13 @@ pub(crate) struct Job {
 /// The worker threads of one engine.
 #[derive(Debug)]
 pub(crate) struct WorkerPool {
-    shared: Arc<Shared>,
+    shared: Arc<PoolShared>,
     generation: u64,
 }
 
 #[derive(Debug)]
-struct Shared {
-    state: Mutex<State>,
+struct PoolShared {
+    state: Mutex<JobQueue>,
     /// Notified when a batch is queued, or when the pool closes.
     work: Condvar,
     /// Notified when the queue has space, and when a batch or a thread has ended.
@@ -60,7 +60,7 @@ struct Shared {
 }
 
 #[derive(Debug)]
-struct State {
+struct JobQueue {
     queue: VecDeque<(BatchId, Job)>,
     completions: CompletionTable,
     threads: Vec<JoinHandle<()>>,
@@ -73,7 +73,7 @@ struct State {
 
 impl Default for WorkerPool {
     fn default() -> Self {
-        let state = State {
+        let state = JobQueue {
             queue: VecDeque::new(),
             completions: CompletionTable::new(RESULTS_MAX),
             threads: Vec::new(),
@@ -83,7 +83,7 @@ impl Default for WorkerPool {
             is_closed: false,
         };
         let shared =
-            Shared { state: Mutex::new(state), work: Condvar::new(), change: Condvar::new() };
+            PoolShared { state: Mutex::new(state), work: Condvar::new(), change: Condvar::new() };
         Self { shared: Arc::new(shared), generation: fork::generation() }
     }
 }
@@ -192,7 +192,7 @@ impl WorkerPool {
         }
     }
 
-    fn start_thread(&self, state: &mut State, engine: &Engine) -> Result<()> {
+    fn start_thread(&self, state: &mut JobQueue, engine: &Engine) -> Result<()> {
         state.threads.retain(|thread| !thread.is_finished());
         let worker = Worker { shared: Arc::clone(&self.shared), engine: engine.downgrade() };
         let number = state.alive;
@@ -217,7 +217,7 @@ impl Drop for WorkerPool {
 
 /// One worker thread.
 struct Worker {
-    shared: Arc<Shared>,
+    shared: Arc<PoolShared>,
     /// Weak, so that an idle worker keeps no engine open.
     engine: Weak<Inner>,
 }
@@ -262,7 +262,7 @@ impl Worker {
 }
 
 /// Decrements the number of threads on drop, also after a panic.
-struct AliveGuard<'a>(&'a Shared);
+struct AliveGuard<'a>(&'a PoolShared);
 
 impl Drop for AliveGuard<'_> {
     fn drop(&mut self) {

@@ -25,13 +25,13 @@ static ALL_BUFFERS: Mutex<Vec<(usize, usize)>> = Mutex::new(Vec::new());
 /// The pinned buffers of one engine.
 pub(super) struct PinnedPool {
     driver: Arc<Driver>,
-    state: Mutex<State>,
+    state: Mutex<FreeBuffers>,
     /// Notified when a buffer is returned.
     change: Condvar,
 }
 
 #[derive(Default)]
-struct State {
+struct FreeBuffers {
     free: Vec<Allocation>,
     made: usize,
     /// Number of requests that timed out.

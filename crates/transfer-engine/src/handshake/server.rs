@@ -70,13 +70,13 @@ impl Default for HandshakeSettings {
 #[derive(Debug)]
 pub struct HandshakeServer {
     acceptor: Acceptor,
-    shared: Arc<Shared>,
+    shared: Arc<HandshakeShared>,
 }
 
 /// Returns this engine's descriptor as JSON.
 pub type Describe = Arc<dyn Fn() -> Vec<u8> + Send + Sync>;
 
-struct Shared {
+struct HandshakeShared {
     settings: HandshakeSettings,
     describe: Describe,
     notifications: Mutex<VecDeque<Notification>>,
@@ -84,9 +84,9 @@ struct Shared {
     notifications_refused: AtomicU64,
 }
 
-impl fmt::Debug for Shared {
+impl fmt::Debug for HandshakeShared {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Shared").field("settings", &self.settings).finish_non_exhaustive()
+        f.debug_struct("HandshakeShared").field("settings", &self.settings).finish_non_exhaustive()
     }
 }
 
@@ -102,7 +102,7 @@ impl HandshakeServer {
         runtime: &Handle,
     ) -> Result<Self> {
         let limit = (settings.connections_max, OverflowPolicy::Wait);
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(HandshakeShared {
             settings,
             describe,
             notifications: Mutex::default(),
@@ -138,7 +138,7 @@ impl HandshakeServer {
     }
 }
 
-async fn serve(mut accepted: Accepted, shared: Arc<Shared>) -> io::Result<()> {
+async fn serve(mut accepted: Accepted, shared: Arc<HandshakeShared>) -> io::Result<()> {
     let stream = &mut accepted.stream;
     let receive_timeout = shared.settings.receive_timeout;
     let request = timeout(receive_timeout, receive(stream, &shared.settings)).await??;
@@ -178,7 +178,7 @@ async fn receive(stream: &mut TcpStream, settings: &HandshakeSettings) -> io::Re
     Message::decode(content).map_err(io::Error::other)
 }
 
-impl Shared {
+impl HandshakeShared {
     /// Answers a request without a proof.
     fn answer(&self, request: Message) -> Message {
         let is_guarded = matches!(request.kind(), MessageKind::Metadata | MessageKind::Notify);

@@ -41,7 +41,7 @@ const BACKOFF_MAX: Duration = Duration::from_millis(200);
 /// The prefault thread of one engine, which exists while there is work.
 #[derive(Debug)]
 pub(crate) struct Prefaulter {
-    shared: Arc<Shared>,
+    shared: Arc<PrefaultShared>,
     /// Maximum number of bytes to fault in per mapping.
     bytes_max: u64,
     generation: u64,
@@ -49,14 +49,14 @@ pub(crate) struct Prefaulter {
 
 /// State shared by the engine and the thread.
 #[derive(Debug, Default)]
-struct Shared {
-    state: Mutex<State>,
+struct PrefaultShared {
+    state: Mutex<PrefaultQueue>,
     /// Notified when `is_closed` is set.
     closing: Condvar,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct PrefaultQueue {
     queue: VecDeque<Task>,
     thread: Option<JoinHandle<()>>,
     is_running: bool,
@@ -144,7 +144,7 @@ impl Drop for Prefaulter {
     }
 }
 
-impl Shared {
+impl PrefaultShared {
     fn is_closed(&self) -> bool {
         self.state.lock().is_closed
     }
@@ -168,7 +168,7 @@ impl CpuPressure {
     }
 }
 
-fn run(shared: &Shared) {
+fn run(shared: &PrefaultShared) {
     fork::set_nice(NICENESS);
     let pressure = RefCell::<CpuPressure>::default();
     loop {
@@ -327,7 +327,7 @@ mod tests {
 
     #[test]
     fn close_ends_a_sleep() {
-        let shared = Arc::<Shared>::default();
+        let shared = Arc::<PrefaultShared>::default();
         let resting = Arc::clone(&shared);
         let thread = thread::spawn(move || resting.sleep_or_closed(Duration::from_secs(3600)));
         shared.state.lock().is_closed = true;

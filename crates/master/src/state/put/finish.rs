@@ -10,7 +10,7 @@ use crate::state::{
     ids::{ObjectSlot, WriteSlot},
     lease::Timestamp,
     object::{Flags, NO_WRITE},
-    put_options::WishedPin,
+    put_options::RequestedPin,
     write::Write,
 };
 
@@ -138,9 +138,9 @@ impl State {
     ) {
         let checksum = put.checksum;
         let pin = match write.soft_pin {
-            WishedPin::Preserve => self.pins.ttl(now, slot),
-            WishedPin::None => None,
-            WishedPin::For(ttl) => Some(ttl),
+            RequestedPin::Preserve => self.pins.ttl(now, slot),
+            RequestedPin::None => None,
+            RequestedPin::For(ttl) => Some(ttl),
         };
         self.drop_value(now, slot);
         self.log_put_published(write.version, put, pin);

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::PutRef;
 use crate::state::{
-    Effect, LoggedPin, State, Value, ids::WriteSlot, object::ordinal_of, put_options::WishedPin,
+    Effect, LoggedPin, State, Value, ids::WriteSlot, object::ordinal_of, put_options::RequestedPin,
     write::Write,
 };
 
@@ -34,9 +34,9 @@ impl State {
             is_hard_pinned: write.is_hard_pinned,
             group: &write.group,
             pin: match write.soft_pin {
-                WishedPin::Preserve => LoggedPin::Preserve,
-                WishedPin::None => LoggedPin::None,
-                WishedPin::For(ttl) => LoggedPin::For(ttl),
+                RequestedPin::Preserve => LoggedPin::Preserve,
+                RequestedPin::None => LoggedPin::None,
+                RequestedPin::For(ttl) => LoggedPin::For(ttl),
             },
         };
         let (version, client, is_replacing) = (write.version, write.client, write.is_replacing);

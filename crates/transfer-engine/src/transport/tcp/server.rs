@@ -62,11 +62,11 @@ impl Default for TcpServerSettings {
 pub struct TcpServer {
     acceptor: Acceptor,
     #[cfg(test)]
-    shared: Arc<Shared>,
+    shared: Arc<TcpServerShared>,
 }
 
 #[derive(Debug)]
-struct Shared {
+struct TcpServerShared {
     regions: Arc<Regions>,
     settings: TcpServerSettings,
     dedicated_threads: DedicatedThreads,
@@ -84,7 +84,7 @@ impl TcpServer {
         runtime: &Handle,
     ) -> Result<Self> {
         let limit = (settings.connections_max, OverflowPolicy::Close);
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(TcpServerShared {
             regions,
             settings,
             dedicated_threads: DedicatedThreads::new(cpu_count()),
@@ -122,7 +122,7 @@ impl TcpServer {
     }
 }
 
-async fn serve(accepted: Accepted, shared: Arc<Shared>) -> io::Result<()> {
+async fn serve(accepted: Accepted, shared: Arc<TcpServerShared>) -> io::Result<()> {
     set_socket_options(SockRef::from(&accepted.stream))?;
     let mut connection = Connection::new(accepted);
     // A new connection must send its first bytes in time; it may idle only after a request.
