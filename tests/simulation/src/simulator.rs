@@ -270,17 +270,7 @@ impl Simulator {
                 self.serve(caller, attempt, sequence, call)
             }
             Event::Reply { caller, attempt, message } => {
-                let Some(process) = self.processes.get(&caller.0) else { return Ok(()) };
-                if !process.stalled_until.has_passed(self.now) {
-                    self.at(process.stalled_until, Event::Reply { caller, attempt, message });
-                    return Ok(());
-                }
-                let running = process.running.get(&caller.1);
-                if running.is_none_or(|running| running.attempt != attempt) {
-                    return Ok(());
-                }
-                let input = message.map_or(Input::TimedOut, Input::Reply);
-                self.handle_input(caller, input)
+                self.receive_reply(caller, attempt, message)
             }
             Event::Write { caller, place, first, words } => {
                 let is_written = (place.offset + first..)
@@ -324,6 +314,26 @@ impl Simulator {
             Event::StartMaster => self.start_master(),
             Event::StartProcess => self.start_process(),
         }
+    }
+
+    /// Hands a reply to the operation that waits for it. A stalled process receives it later.
+    fn receive_reply(
+        &mut self,
+        caller: (u64, u64),
+        attempt: u64,
+        message: Option<ReplyMessage>,
+    ) -> Result<(), String> {
+        let Some(process) = self.processes.get(&caller.0) else { return Ok(()) };
+        if !process.stalled_until.has_passed(self.now) {
+            self.at(process.stalled_until, Event::Reply { caller, attempt, message });
+            return Ok(());
+        }
+        let running = process.running.get(&caller.1);
+        if running.is_none_or(|running| running.attempt != attempt) {
+            return Ok(());
+        }
+        let input = message.map_or(Input::TimedOut, Input::Reply);
+        self.handle_input(caller, input)
     }
 
     // ------------------------------------------------------------ services for clients
