@@ -3,7 +3,7 @@
 use std::io;
 
 use super::{
-    Shared,
+    TcpServerShared,
     connection::{Connection, RequestTimeout},
 };
 use crate::{
@@ -19,7 +19,7 @@ const DISCARD_BYTES_MAX: u64 = 1 << 30;
 /// Serves request after request. The first 8 bytes of the first one were already read.
 pub(super) async fn serve(
     mut connection: Connection,
-    shared: &Shared,
+    shared: &TcpServerShared,
     first: [u8; 8],
 ) -> io::Result<()> {
     let mut bytes = [0; HEADER_BYTES];
@@ -40,7 +40,11 @@ pub(super) async fn serve(
 }
 
 /// Serves one request; returns whether the connection stays open.
-async fn answer(connection: &mut Connection, shared: &Shared, header: &Header) -> io::Result<bool> {
+async fn answer(
+    connection: &mut Connection,
+    shared: &TcpServerShared,
+    header: &Header,
+) -> io::Result<bool> {
     let timeout = RequestTimeout::for_bytes(shared.settings.progress_timeout, header.range.length);
     let mut status = Status::Done;
     if !connection.add_range(&shared.regions, header.range) {

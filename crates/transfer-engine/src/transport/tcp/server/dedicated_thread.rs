@@ -20,7 +20,7 @@ use std::{
 use mooncake_base::spin_wait::ActiveThread;
 
 use super::{
-    Shared,
+    TcpServerShared,
     connection::Connection,
     native::{self, Scratch, Step},
 };
@@ -79,7 +79,7 @@ impl ThreadSlot {
     pub(super) async fn serve(
         self,
         connection: Connection,
-        shared: Arc<Shared>,
+        shared: Arc<TcpServerShared>,
         scratch: Scratch,
     ) -> io::Result<Option<(Connection, Scratch)>> {
         let (connection, socket) = connection.into_blocking()?;
@@ -100,7 +100,7 @@ impl ThreadSlot {
 
 fn serve_blocking(
     mut connection: Connection,
-    shared: &Shared,
+    shared: &TcpServerShared,
     mut scratch: Scratch,
 ) -> io::Result<Option<(Connection, Scratch)>> {
     loop {

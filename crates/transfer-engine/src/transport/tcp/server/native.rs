@@ -9,7 +9,7 @@ use std::{
 use mooncake_base::ErrorCode;
 
 use super::{
-    Shared,
+    TcpServerShared,
     connection::{Connection, RequestTimeout},
 };
 use crate::{
@@ -49,7 +49,10 @@ pub(super) enum Step {
 }
 
 /// Serves request after request until the peer closes the connection.
-pub(super) async fn serve(mut connection: Connection, shared: &Arc<Shared>) -> io::Result<()> {
+pub(super) async fn serve(
+    mut connection: Connection,
+    shared: &Arc<TcpServerShared>,
+) -> io::Result<()> {
     let mut scratch = Scratch::default();
     let (mut last, mut burst) = (Instant::now(), 0);
     loop {
@@ -75,7 +78,7 @@ pub(super) async fn serve(mut connection: Connection, shared: &Arc<Shared>) -> i
 /// Waits for a request and serves it.
 pub(super) async fn step(
     connection: &mut Connection,
-    shared: &Shared,
+    shared: &TcpServerShared,
     scratch: &mut Scratch,
 ) -> io::Result<Step> {
     let mut first = [0; FIRST_BYTES];
@@ -101,7 +104,7 @@ pub(super) async fn step(
 
 async fn answer(
     connection: &mut Connection,
-    shared: &Shared,
+    shared: &TcpServerShared,
     header: &RequestHeader,
     scratch: &mut Scratch,
     timeout: RequestTimeout,
