@@ -49,7 +49,7 @@ def test_registering_needs_a_mapping(compat_store: CompatStore):
     # Addresses at which no process has memory: the first page and non-canonical addresses.
     for nowhere in (8, 1 << 62, 2**64 - 4096):
         assert compat_store.register_buffer(nowhere, 100) == INVALID
-        assert "nothing is mapped there" in str(mooncake.last_error())
+        assert "nothing is mapped at this address" in str(mooncake.last_error())
         assert compat_store.unregister_buffer(nowhere) == INVALID
     # A mapping at one end of the range is enough; the rest may be mapped later.
     half = length // 2

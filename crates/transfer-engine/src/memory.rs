@@ -153,7 +153,7 @@ mod tests {
     #[test]
     fn rejects_bad_local_memory_before_and_after_a_chunk_is_mapped() {
         let memory = SharedMemory::create(4 << 20, None).unwrap();
-        // SAFETY: nothing is mapped there, so there is no reference to it.
+        // SAFETY: nothing is mapped at this address, so there is no reference to it.
         let bad = |length| unsafe { LocalRange::foreign(8, length) };
         for _ in 0..2 {
             for length in [1, 100_000, 4 << 20] {
