@@ -41,6 +41,9 @@ const LOGS_MAX: usize = 8;
 /// A queue buffer that grew beyond this size is freed once it is empty.
 const KEPT_BYTES_MAX: usize = 4 << 20;
 
+/// The synced position while nothing has to wait for a sync: the log is never synced, or is broken.
+const NOTHING_WAITS: u64 = u64::MAX;
+
 /// When the log is synced to disk. Every change is written to the page cache before it is
 /// acknowledged in any case, so that only a crash of the machine can lose changes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -112,6 +115,11 @@ pub(crate) struct Journal {
     writer: Mutex<Writer>,
     /// The position up to which everything is written, or given up after a failure.
     written: AtomicU64,
+    /// The position up to which everything is on disk; `u64::MAX` while nothing has to wait.
+    synced: AtomicU64,
+    /// Locked by waiters for `synced`, and when it changes.
+    sync_waiters: Mutex<()>,
+    wakes_sync_waiters: Condvar,
     /// Whether there is a log: false from a failure until the log is restarted.
     is_healthy: AtomicBool,
     /// Commands to the maintenance thread.
@@ -142,6 +150,8 @@ struct Writer {
     /// Bytes in the file, and how many of them are synced.
     length: u64,
     synced: u64,
+    /// The log position behind the last effect that was written.
+    position: u64,
     spare: Vec<u8>,
 }
 
@@ -171,6 +181,7 @@ impl Writer {
 struct Commands {
     stop: bool,
     snapshot: bool,
+    sync: bool,
 }
 
 impl Journal {
@@ -189,6 +200,7 @@ impl Journal {
             next_frame: recovered.next_frame,
             length: 0,
             synced: 0,
+            position: 0,
             spare: empty_frame(),
         };
         let status = JournalStatus {
@@ -205,6 +217,9 @@ impl Journal {
             queue: Mutex::new(Queue { bytes: empty_frame(), records: 0, end: 0 }),
             writer: Mutex::new(writer),
             written: AtomicU64::new(0),
+            synced: AtomicU64::new(if sync == LogSync::Never { NOTHING_WAITS } else { 0 }),
+            sync_waiters: Mutex::default(),
+            wakes_sync_waiters: Condvar::new(),
             is_healthy: AtomicBool::new(true),
             commands: Mutex::default(),
             wakes_maintenance: Condvar::new(),
@@ -246,6 +261,46 @@ impl Journal {
         }
     }
 
+    /// Returns the position up to which all effects are on disk. It is `u64::MAX` with
+    /// [`LogSync::Never`], which starts a new timeline after a crash of the machine, and while the
+    /// log is broken and its files are removed. It falls back from there when the log is restarted.
+    pub(crate) fn synced_position(&self) -> u64 {
+        self.synced.load(Ordering::Acquire)
+    }
+
+    /// Asks for a sync at once. Does not wait.
+    #[allow(dead_code, reason = "for memory that is reused only after its release is on disk")]
+    pub(crate) fn request_sync(&self) {
+        let commands = &mut *self.commands.lock();
+        if !std::mem::replace(&mut commands.sync, true) {
+            self.wakes_maintenance.notify_all();
+        }
+    }
+
+    /// Asks for a sync and waits until all effects up to `position` are on disk. Returns `false` if
+    /// they are not by `deadline`. All threads that wait share one sync. Must not be called while
+    /// the state is locked.
+    #[allow(dead_code, reason = "for memory that is reused only after its release is on disk")]
+    pub(crate) fn wait_synced(&self, position: u64, deadline: Moment) -> bool {
+        let mut waiters = self.sync_waiters.lock();
+        while self.synced_position() < position {
+            let left = deadline.left(SystemClock.now());
+            if left.is_zero() {
+                return false;
+            }
+            self.request_sync();
+            self.wakes_sync_waiters.wait_for(&mut waiters, left);
+        }
+        true
+    }
+
+    /// Sets the synced position and wakes the threads that wait for it.
+    fn set_synced(&self, position: u64) {
+        let _waiters = self.sync_waiters.lock();
+        self.synced.store(position, Ordering::Release);
+        self.wakes_sync_waiters.notify_all();
+    }
+
     /// Returns whether waiting may take as long as a disk write.
     pub(crate) fn is_slow(&self) -> bool {
         self.sync == LogSync::Always
@@ -273,6 +328,7 @@ impl Journal {
             let frame = std::mem::replace(&mut queue.bytes, std::mem::take(&mut writer.spare));
             (frame, std::mem::take(&mut queue.records), queue.end)
         };
+        writer.position = end;
         if frame.len() > FRAME_BYTES
             && let Err(error) = self.write_frame(writer, &mut frame, records)
         {
@@ -307,6 +363,7 @@ impl Journal {
         if self.sync == LogSync::Always {
             self.sync_file(file)?;
             writer.synced = writer.length;
+            self.set_synced(writer.position);
         }
         Ok(())
     }
@@ -357,6 +414,7 @@ impl Journal {
         if let Err(error) = self.directory.remove_all() {
             tracing::error!(%error, "cannot remove the files of the log; remove them before a restart");
         }
+        self.set_synced(NOTHING_WAITS);
         let status = &mut *self.status.lock();
         status.is_healthy = false;
         status.failures += 1;

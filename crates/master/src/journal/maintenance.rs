@@ -13,7 +13,7 @@ use mooncake_base::sync::MutexGuard;
 use mooncake_base::{Clock, Error, ErrorCode, Result, SegmentId, SystemClock};
 
 use super::{
-    Journal, LogSync,
+    Journal, LogSync, NOTHING_WAITS,
     directory::file_error,
     frame::{self, FRAME_BYTES, Kind},
     recovery::SNAPSHOT_END,
@@ -110,6 +110,7 @@ fn run<O: StateOwner>(owner: &Weak<O>) {
         } else if let Err(error) =
             take_snapshot(&*owner, journal, Some(SegmentId::random().to_bytes()))
         {
+            journal.set_synced(NOTHING_WAITS);
             tracing::warn!(%error, "the log cannot be restarted yet");
         }
     }
@@ -119,25 +120,31 @@ impl Journal {
     /// Waits for commands. Returns whether to stop, and whether a snapshot is due.
     fn wait_command(&self, pause: Duration) -> (bool, bool) {
         let mut commands = self.commands.lock();
-        if !commands.stop && !commands.snapshot {
+        if !commands.stop && !commands.snapshot && !commands.sync {
             self.wakes_maintenance.wait_for(&mut commands, pause);
         }
+        commands.sync = false;
         (commands.stop, std::mem::take(&mut commands.snapshot))
     }
 
     /// Syncs the written frames without blocking writers.
     fn sync_now(&self) {
-        let (file, length) = {
+        let (file, length, position) = {
             let writer = self.writer.lock();
             let is_synced = writer.synced >= writer.length;
             let file = writer.file.as_ref().filter(|_| !is_synced).map(File::try_clone);
-            (file, writer.length)
+            (file, writer.length, writer.position)
         };
         let Some(file) = file else { return };
         let outcome = file.and_then(|file| self.sync_file(&file));
         let writer = &mut *self.writer.lock();
         match outcome {
-            Ok(()) => writer.synced = writer.synced.max(length),
+            Ok(()) => {
+                writer.synced = writer.synced.max(length);
+                if self.synced_position() != NOTHING_WAITS {
+                    self.set_synced(position);
+                }
+            }
             Err(error) => self.fail(writer, "cannot be synced", error),
         }
     }
@@ -170,6 +177,10 @@ fn take_snapshot(
             // The log failed meanwhile, and the new file was removed with it.
             let why = "the log failed while its next file was created";
             return Err(Error::new(ErrorCode::PERSISTENT_FAIL, why));
+        }
+        if is_new_timeline {
+            // From here on memory is released only after the new log has the release on disk.
+            journal.set_synced(writer.position);
         }
         let old = writer.switch_to(new_file);
         let cursor = state.begin_snapshot(owner.now(), &mut bytes);

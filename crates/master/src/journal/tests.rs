@@ -322,3 +322,31 @@ fn unused_next_file_does_not_end_log() {
     assert_eq!(again.keys(), ["after", "before", "later"]);
     assert_eq!(again.journal().writer.lock().timeline_id, timeline_id, "it is one history");
 }
+
+#[test]
+fn waits_for_sync_share_one_and_end_at_their_deadline() {
+    let folder = tempfile::tempdir().unwrap();
+    let pool = Arc::new(Pool::open(folder.path()));
+    let end = pool.journal().queue.lock().end;
+    assert!(pool.journal().synced_position() < end, "written, but not synced");
+    assert!(!pool.journal().wait_synced(end, SystemClock.now()), "the deadline has passed");
+    let maintenance = Maintenance::start(&pool).unwrap();
+    let deadline = SystemClock.now() + Duration::from_secs(30);
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| assert!(pool.journal().wait_synced(end, deadline)));
+        }
+    });
+    assert!(pool.journal().synced_position() >= end);
+    // A broken log holds nothing up.
+    let broken = File::open("/dev/null").unwrap();
+    pool.journal().writer.lock().file = Some(broken);
+    pool.put("a");
+    assert!(pool.journal().wait_synced(u64::MAX, deadline));
+    eventually(|| pool.journal().status().is_healthy);
+    pool.put("b");
+    let end = pool.journal().queue.lock().end;
+    assert!(pool.journal().wait_synced(end, deadline));
+    assert_ne!(pool.journal().synced_position(), u64::MAX, "the restarted log counts again");
+    drop(maintenance);
+}
