@@ -89,10 +89,12 @@ impl Copier {
             let readable = match from.ownership() {
                 Ownership::Held => PageState::Mapped,
                 Ownership::Foreign => self.source.check(source, part, Access::Read),
+                Ownership::Volatile => PageState::Unknown,
             };
             let writable = match to.ownership() {
                 Ownership::Held => PageState::Mapped,
                 Ownership::Foreign => self.target.check(target, part, Access::Write),
+                Ownership::Volatile => PageState::Unknown,
             };
             match (readable, writable) {
                 (PageState::Mapped, PageState::Mapped) => self.move_bytes(source, target, part),

@@ -31,7 +31,7 @@ use crate::{
     metadata::{self, MetadataSettings, MetadataStore},
     metrics::{Metrics, Refusals},
     peer::{PathContext, PathState, Peer},
-    region::Backing,
+    region::MemoryOwner,
     token::Token,
     transport::{
         Transport,
@@ -218,14 +218,9 @@ impl Engine {
             tracing::info!(%error, node, "memory cannot be bound to the preferred NUMA node");
         }
         let location = format!("cpu:{}", node.unwrap_or(0));
-        let file = std::os::fd::AsRawFd::as_raw_fd(&mapping.file());
-        let backing = Backing::Shared { file, offset: 0 };
-        self.inner.exported.add_mapping(&mapping);
-        self.inner
-            .exported
-            .regions
-            .register(memory.base(), memory.length(), &location, backing)
-            .inspect_err(|_| self.inner.exported.remove_mapping(memory.base()))?;
+        let range = (memory.base(), memory.length());
+        let owner = MemoryOwner::Shared(mapping);
+        self.inner.exported.regions.register_owned(range, &location, owner)?;
         memory.on_drop(self.withdrawal());
         self.inner.announce()?;
         self.inner.prefaulter.prefault(memory.mapping());
@@ -246,8 +241,11 @@ impl Engine {
     ) -> Result<FileMemory> {
         self.inner.check_usable()?;
         let mut memory = FileMemory::map(path, offset, length)?;
-        self.regions().register(memory.base(), memory.length(), location)?;
+        let range = (memory.base(), memory.length());
+        let owner = MemoryOwner::File(Arc::clone(memory.mapping()));
+        self.inner.exported.regions.register_owned(range, location, owner)?;
         memory.on_drop(self.withdrawal());
+        self.inner.announce()?;
         Ok(memory)
     }
 
@@ -415,7 +413,6 @@ impl Inner {
         if unpinned.as_ref().is_err_and(|error| error.kind() == ErrorKind::NotFound) {
             return unpinned.map(drop);
         }
-        self.exported.remove_mapping(base);
         let left = timeout.saturating_sub(start.elapsed());
         let left_by_peers = match &self.shm_server {
             Some(shm_server) => shm_server.withdraw(base, left),

@@ -42,7 +42,7 @@ pub use descriptor::SegmentDescriptor;
 pub use device::Stream;
 pub use engine::{Engine, OnStream, Registry, address_facing};
 pub use managed::ManagedBuffers;
-pub use memory::{FileMemory, HugePages, SharedMemory};
+pub use memory::{FileMemory, HugePages, MemoryHold, SharedMemory};
 pub use metrics::{
     EngineSnapshot, LatencySnapshot, PeerSnapshot, PoolSnapshot, QueueSnapshot, RefusalSnapshot,
     TransportSnapshot,

@@ -8,11 +8,14 @@ pub(crate) mod prefault;
 
 use std::{fmt, sync::Arc};
 
-use mooncake_base::Result;
+use mooncake_base::{Error, Result};
 
 pub use self::file::FileMemory;
 use crate::{
-    memory::mapping::{Mapping, open_gate},
+    memory::{
+        file::FileMapping,
+        mapping::{Mapping, open_gate},
+    },
     transfer_entry::LocalRange,
 };
 
@@ -54,6 +57,11 @@ impl SharedMemory {
         &self.mapping
     }
 
+    /// Keeps the memory mapped beyond the life of this object.
+    pub fn hold(&self) -> MemoryHold {
+        MemoryHold { owner: HoldOwner::Shared(Arc::clone(&self.mapping)) }
+    }
+
     /// First address in this process, by which peers address the memory.
     pub fn base(&self) -> u64 {
         self.mapping.base()
@@ -82,6 +90,49 @@ impl SharedMemory {
         // SAFETY: the slice outlives the call and is borrowed exclusively.
         let to = unsafe { LocalRange::held(bytes.as_mut_ptr(), bytes.len()) };
         self.mapping.read(usize::try_from(offset).unwrap_or(usize::MAX), to, &open_gate)
+    }
+}
+
+/// Keeps memory of an engine mapped while this lives, also after the memory was withdrawn and its
+/// [`SharedMemory`] or [`FileMemory`] was dropped.
+#[derive(Debug, Clone)]
+pub struct MemoryHold {
+    owner: HoldOwner,
+}
+
+#[derive(Debug, Clone)]
+enum HoldOwner {
+    Shared(Arc<Mapping>),
+    File(Arc<FileMapping>),
+}
+
+impl MemoryHold {
+    pub(crate) fn file(mapping: &Arc<FileMapping>) -> Self {
+        Self { owner: HoldOwner::File(Arc::clone(mapping)) }
+    }
+
+    /// Returns a part of the memory as the local side of a transfer. The caller keeps this object
+    /// until the transfer has returned.
+    ///
+    /// # Errors
+    /// The part is not inside the memory.
+    pub fn range(&self, offset: u64, length: u64) -> Result<LocalRange> {
+        let (base, bytes) = match &self.owner {
+            HoldOwner::Shared(mapping) => (mapping.base() as usize, mapping.length() as usize),
+            HoldOwner::File(mapping) => mapping.bounds(),
+        };
+        if length > bytes as u64 || offset > bytes as u64 - length {
+            return Err(Error::invalid("the range is not inside the memory")
+                .with("offset", offset)
+                .with("length", length)
+                .with("memory_bytes", bytes));
+        }
+        let (address, length) = (base + offset as usize, length as usize);
+        Ok(match &self.owner {
+            // SAFETY: the mapping is held by the caller, and no reference into it is ever created.
+            HoldOwner::Shared(_) => unsafe { LocalRange::foreign(address, length) },
+            HoldOwner::File(mapping) => mapping.range(address, length),
+        })
     }
 }
 

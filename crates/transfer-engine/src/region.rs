@@ -6,6 +6,7 @@
 
 use std::{
     collections::BTreeMap,
+    os::fd::AsRawFd,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
@@ -16,7 +17,11 @@ use std::{
 use mooncake_base::sync::{Condvar, Mutex, RwLock};
 use mooncake_base::{Error, ErrorCode, Result};
 
-use crate::{device::DeviceMemory, transfer_entry::RemoteRange};
+use crate::{
+    device::DeviceMemory,
+    memory::{file::FileMapping, mapping::Mapping},
+    transfer_entry::{LocalRange, RemoteRange},
+};
 
 /// The memory behind a region, which decides how peers can access it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -48,9 +53,20 @@ pub struct Region {
     pub backing: Backing,
     /// Number of regions registered before this one.
     pub(crate) order: u64,
-    /// The device that accesses the memory, for [`Backing::Device`].
-    device: Option<DeviceMemory>,
+    /// The owner of the memory, unless that is the user.
+    owner: Option<MemoryOwner>,
     uses: Uses,
+}
+
+/// An owner of memory that keeps it usable while the region lives, thus as long as any pin.
+#[derive(Debug, Clone)]
+pub(crate) enum MemoryOwner {
+    /// The device that accesses the memory, for [`Backing::Device`].
+    Device(DeviceMemory),
+    /// Shared memory of the engine, for [`Backing::Shared`].
+    Shared(Arc<Mapping>),
+    /// A mapped file.
+    File(Arc<FileMapping>),
 }
 
 #[derive(Debug, Default)]
@@ -95,17 +111,24 @@ impl Regions {
         self.enter((base, length), location, backing, None)
     }
 
-    /// Registers device memory.
+    /// Registers memory that is kept usable by its owner while anything uses the region.
     ///
     /// # Errors
     /// Those of [`Regions::register`].
-    pub(crate) fn register_device(
+    pub(crate) fn register_owned(
         &self,
         range: (u64, u64),
         location: &str,
-        device: DeviceMemory,
+        owner: MemoryOwner,
     ) -> Result<Arc<Region>> {
-        self.enter(range, location, Backing::Device, Some(device))
+        let backing = match &owner {
+            MemoryOwner::Device(_) => Backing::Device,
+            MemoryOwner::Shared(mapping) => {
+                Backing::Shared { file: mapping.file().as_raw_fd(), offset: 0 }
+            }
+            MemoryOwner::File(_) => Backing::User,
+        };
+        self.enter(range, location, backing, Some(owner))
     }
 
     fn enter(
@@ -113,7 +136,7 @@ impl Regions {
         (base, length): (u64, u64),
         location: &str,
         backing: Backing,
-        device: Option<DeviceMemory>,
+        owner: Option<MemoryOwner>,
     ) -> Result<Arc<Region>> {
         let named =
             |error: Error| error.with("address", format_args!("{base:#x}")).with("length", length);
@@ -135,7 +158,7 @@ impl Regions {
             location: location.to_owned(),
             backing,
             order: self.registered.fetch_add(1, Ordering::Relaxed),
-            device,
+            owner,
             uses: Uses::default(),
         });
         by_base.insert(base, Arc::clone(&region));
@@ -208,7 +231,29 @@ impl Region {
 
     /// The device that accesses the memory, if it is device memory.
     pub(crate) fn device(&self) -> Option<&DeviceMemory> {
-        self.device.as_ref()
+        match &self.owner {
+            Some(MemoryOwner::Device(device)) => Some(device),
+            _ => None,
+        }
+    }
+
+    /// The shared memory behind the region, if it is memory of the engine.
+    pub(crate) fn mapping(&self) -> Option<&Arc<Mapping>> {
+        match &self.owner {
+            Some(MemoryOwner::Shared(mapping)) => Some(mapping),
+            _ => None,
+        }
+    }
+
+    /// A range of the region as local memory, for a copy that holds a pin.
+    pub(crate) fn local_range(&self, range: RemoteRange) -> LocalRange {
+        let (address, length) = (range.address as usize, range.length as usize);
+        match &self.owner {
+            Some(MemoryOwner::File(mapping)) => mapping.range(address, length),
+            // SAFETY: no references exist to bytes of a registered region; registering requires
+            // that.
+            _ => unsafe { LocalRange::foreign(address, length) },
+        }
     }
 
     fn pin(self: Arc<Self>, range: RemoteRange) -> Option<Pin> {

@@ -17,6 +17,9 @@ pub enum Ownership {
     /// Kept mapped by an owner that outlives the transfer: a buffer view, an engine mapping, a
     /// registered region.
     Held,
+    /// Kept mapped, but its pages may vanish at any moment, as those of a mapped file that somebody
+    /// shortens: only accessed by system calls, which report that as an error.
+    Volatile,
     /// A bare number from a caller, only accessed in ways that report a bad address as an error.
     Foreign,
 }
@@ -48,6 +51,14 @@ impl LocalRange {
     /// No Rust reference exists to bytes that the transfer writes.
     pub const unsafe fn foreign(address: usize, length: usize) -> Self {
         Self { address, length, ownership: Ownership::Foreign }
+    }
+
+    /// Describes a part of a mapped file, which the transfer accesses only by system calls.
+    ///
+    /// # Safety
+    /// The range stays mapped until the transfer has returned, and no Rust reference exists to it.
+    pub(crate) const unsafe fn volatile(address: usize, length: usize) -> Self {
+        Self { address, length, ownership: Ownership::Volatile }
     }
 
     /// Returns `length` bytes of the range, starting `from` bytes after its beginning.

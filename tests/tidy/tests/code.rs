@@ -32,7 +32,7 @@ const UNSAFE: &[(&str, &str)] = &[
     ),
     ("crates/transfer-engine/src/transfer_entry.rs", "carries addresses of memory that was lent"),
     ("crates/transfer-engine/src/fork.rs", "handles a fork"),
-    ("crates/transfer-engine/src/transport/memory.rs", "lends buffers of its tests"),
+    ("crates/transfer-engine/src/region.rs", "names registered memory to copies"),
     ("crates/transfer-engine/src/transport/shm/server.rs", "eventfd, which std does not have"),
     ("crates/transfer-engine/src/transport/shm/link.rs", "passes file descriptors over a socket"),
     ("crates/transfer-engine/src/transport/shm/server_connection.rs", "geteuid and prctl"),

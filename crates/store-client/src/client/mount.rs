@@ -9,7 +9,7 @@ use std::{
 use mooncake_base::sync::Mutex;
 use mooncake_base::{Clock, Error, ErrorCode, Moment, Result, SegmentId, SystemClock};
 use mooncake_proto::v1::{self, request::Call, response::Call as Reply};
-use mooncake_transfer_engine::{FileMemory, SharedMemory};
+use mooncake_transfer_engine::{FileMemory, LocalRange, MemoryHold, SharedMemory};
 
 use super::{Client, ClientInner, call};
 
@@ -32,9 +32,24 @@ pub(super) struct MountedSegment {
 #[derive(Debug)]
 enum Memory {
     /// Memory allocated by the engine.
-    Own(#[allow(dead_code, reason = "held for its drop")] SharedMemory),
+    Own(SharedMemory),
     /// A mapped part of a file.
-    File(#[allow(dead_code, reason = "held for its drop")] FileMemory, FilePart),
+    File(FileMemory, FilePart),
+}
+
+/// A part of an own segment, whose memory stays mapped while this lives: even if the segment is
+/// unmounted or replaced, or the client is closed.
+#[derive(Debug)]
+pub(super) struct HeldPart {
+    range: LocalRange,
+    _memory: MemoryHold,
+}
+
+impl HeldPart {
+    /// The part as the local side of a transfer that returns before this is dropped.
+    pub(super) const fn range(&self) -> LocalRange {
+        self.range
+    }
 }
 
 /// The location of a mapped part of a file.
@@ -179,9 +194,25 @@ impl Segments {
         self.0.lock().iter().filter_map(|m| SegmentId::from_bytes(&m.segment.id)).collect()
     }
 
-    /// Returns whether the client owns the segment.
-    pub(super) fn has(&self, id: SegmentId) -> bool {
-        self.0.lock().iter().any(|mounted| mounted.is(id))
+    /// Holds a part of an own segment; `None` if the client has no such segment. The address comes
+    /// from the client's own table, never from a message.
+    ///
+    /// # Errors
+    /// The part is not inside the segment.
+    pub(super) fn hold(
+        &self,
+        id: SegmentId,
+        (offset, length): (u64, u64),
+    ) -> Option<Result<HeldPart>> {
+        let segments = self.0.lock();
+        let mounted = segments.iter().find(|mounted| mounted.is(id))?;
+        let memory = match &mounted.memory {
+            Memory::Own(memory) => memory.hold(),
+            Memory::File(memory, _) => memory.hold(),
+        };
+        drop(segments);
+        let range = memory.range(offset, length).map_err(|error| error.with("segment", id));
+        Some(range.map(|range| HeldPart { range, _memory: memory }))
     }
 
     fn take(&self, id: SegmentId) -> Option<MountedSegment> {

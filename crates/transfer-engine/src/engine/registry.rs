@@ -7,7 +7,7 @@ use mooncake_base::{Error, Result};
 use super::Inner;
 use crate::{
     copy,
-    region::{Backing, Region},
+    region::{Backing, MemoryOwner, Region},
 };
 
 /// The registered ranges of an engine.
@@ -51,7 +51,8 @@ impl Registry<'_> {
             match self.inner.devices.memory(*address, *length)? {
                 Some(device) => {
                     let named = if location == "*" { &device.location() } else { location };
-                    regions.register_device((*address, *length), named, device)?;
+                    let owner = MemoryOwner::Device(device);
+                    regions.register_owned((*address, *length), named, owner)?;
                 }
                 None => {
                     check_mapped(*address, *length)?;

@@ -1,7 +1,7 @@
 //! The memory that one engine exports to its peers: registered ranges and shared memory.
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::HashMap,
     sync::{
         Arc, Weak,
         atomic::{AtomicBool, Ordering},
@@ -11,17 +11,13 @@ use std::{
 use mooncake_base::EngineId;
 use mooncake_base::sync::RwLock;
 
-use crate::{
-    memory::mapping::Mapping,
-    region::{Region, Regions},
-};
+use crate::region::Regions;
 
 /// The exported memory of an engine of this process.
 #[derive(Debug)]
 pub(crate) struct ExportedMemory {
     pub(crate) id: EngineId,
     pub(crate) regions: Arc<Regions>,
-    mappings: RwLock<BTreeMap<u64, Arc<Mapping>>>,
     is_closed: AtomicBool,
 }
 
@@ -31,12 +27,8 @@ static LIVE: RwLock<Option<HashMap<EngineId, Weak<ExportedMemory>>>> = RwLock::n
 impl ExportedMemory {
     /// Creates the exported memory of a new engine and adds it to the list of this process.
     pub(crate) fn register(id: EngineId) -> Arc<Self> {
-        let exported = Arc::new(Self {
-            id,
-            regions: Arc::default(),
-            mappings: RwLock::default(),
-            is_closed: AtomicBool::new(false),
-        });
+        let exported =
+            Arc::new(Self { id, regions: Arc::default(), is_closed: AtomicBool::new(false) });
         LIVE.write().get_or_insert_default().insert(id, Arc::downgrade(&exported));
         exported
     }
@@ -56,19 +48,6 @@ impl ExportedMemory {
     /// Finds the exported memory of an engine of this process.
     pub(crate) fn find(id: EngineId) -> Option<Arc<Self>> {
         LIVE.read().as_ref()?.get(&id)?.upgrade()
-    }
-
-    pub(crate) fn add_mapping(&self, mapping: &Arc<Mapping>) {
-        self.mappings.write().insert(mapping.base(), Arc::clone(mapping));
-    }
-
-    pub(crate) fn remove_mapping(&self, base: u64) {
-        self.mappings.write().remove(&base);
-    }
-
-    /// The shared memory behind a region, if it has any.
-    pub(crate) fn mapping(&self, region: &Region) -> Option<Arc<Mapping>> {
-        self.mappings.read().get(&region.base).cloned()
     }
 }
 

@@ -12,8 +12,8 @@ use std::{
 
 use mooncake_base::{Error, ErrorCode, Result};
 
-use super::address_quarantine;
-use crate::{copy, fork};
+use super::{MemoryHold, address_quarantine};
+use crate::{copy, fork, transfer_entry::LocalRange};
 
 /// A part of a file that stays registered with an engine while this lives.
 ///
@@ -89,6 +89,15 @@ impl FileMemory {
         self.withdraw = Some(Box::new(withdraw));
     }
 
+    pub(crate) const fn mapping(&self) -> &Arc<FileMapping> {
+        &self.mapping
+    }
+
+    /// Keeps the memory mapped beyond the life of this object.
+    pub fn hold(&self) -> MemoryHold {
+        MemoryHold::file(&self.mapping)
+    }
+
     /// First address in this process, by which peers address the memory.
     pub fn base(&self) -> u64 {
         self.mapping.base as u64
@@ -114,6 +123,26 @@ impl Drop for FileMemory {
         if let Some(withdraw) = self.withdraw.take() {
             withdraw(self.base());
         }
+    }
+}
+
+impl FileMapping {
+    /// A part of the mapping as local memory, for a copy that holds this mapping.
+    ///
+    /// # Panics
+    /// If the part is not inside the mapping.
+    pub(crate) fn range(&self, address: usize, length: usize) -> LocalRange {
+        let offset = address.checked_sub(self.base);
+        let is_inside =
+            offset.is_some_and(|offset| length <= self.length && offset <= self.length - length);
+        assert!(is_inside, "the part was checked against the mapping");
+        // SAFETY: the caller holds this object, which owns the mapping, and no reference into it is
+        // ever created.
+        unsafe { LocalRange::volatile(address, length) }
+    }
+
+    pub(super) const fn bounds(&self) -> (usize, usize) {
+        (self.base, self.length)
     }
 }
 

@@ -8,8 +8,8 @@ use crate::{
     copy::Copier,
     descriptor::SegmentDescriptor,
     memory::exported_memory::ExportedMemory,
-    region::Pin,
-    transfer_entry::{LocalRange, Opcode, RemoteRange, TransferEntry},
+    region::{Pin, Region},
+    transfer_entry::{Opcode, RemoteRange, TransferEntry},
     transport::{Capability, Path, Transport, TransportKind},
 };
 
@@ -95,11 +95,10 @@ impl Path for MemoryPath {
                 .count();
             let (run, behind) = rest.split_at_mut(count);
             let gate = || check_deadline(deadline);
-            let mapping = owner.as_ref().and_then(|lent| lent.mapping(region));
-            match (region.device(), mapping) {
+            match (region.device(), region.mapping()) {
                 (Some(device), _) => device.transfer(opcode, run, &gate, deadline),
                 (None, Some(mapping)) => mapping.transfer(opcode, run, region.base, &gate),
-                (None, None) => copy_each(opcode, run, &gate),
+                (None, None) => copy_each(opcode, run, region, &gate),
             }
             rest = behind;
         }
@@ -121,12 +120,17 @@ fn pin_region(lent: &ExportedMemory, range: RemoteRange) -> Result<Pin> {
     lent.regions.pin(RemoteRange { address: region.base, length: region.length })
 }
 
-/// Copies entries whose remote side is user memory, which may be unmapped without notice.
-fn copy_each(opcode: Opcode, entries: &mut [TransferEntry], gate: &dyn Fn() -> Result<()>) {
+/// Copies entries whose remote side is user memory, which may be unmapped without notice, or a
+/// mapped file, which may be shortened.
+fn copy_each(
+    opcode: Opcode,
+    entries: &mut [TransferEntry],
+    region: &Region,
+    gate: &dyn Fn() -> Result<()>,
+) {
     let mut copier = Copier::of(entries);
     for entry in entries.iter_mut().filter(|entry| entry.outcome.is_none()) {
-        // SAFETY: no references exist to bytes of a registered region; registering requires that.
-        let remote = unsafe { LocalRange::foreign(entry.remote as usize, entry.local.length()) };
+        let remote = region.local_range(entry.remote_range());
         let (from, to) = match opcode {
             Opcode::Write => (entry.local, remote),
             Opcode::Read => (remote, entry.local),

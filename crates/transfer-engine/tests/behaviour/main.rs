@@ -5,6 +5,7 @@
 
 mod child;
 mod engine;
+mod files;
 mod metrics;
 mod pair;
 mod process;

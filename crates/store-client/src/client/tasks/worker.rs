@@ -11,10 +11,10 @@ use std::{sync::Arc, thread::JoinHandle, time::Duration};
 use mooncake_base::sync::{Condvar, Mutex};
 use mooncake_base::{Clock, Error, ErrorCode, Moment, Result, SystemClock};
 use mooncake_proto::v1::{self, request::Call, response::Call as Reply};
-use mooncake_transfer_engine::{LocalRange, Opcode, TransferEntry};
+use mooncake_transfer_engine::{Opcode, TransferEntry};
 use smallvec::SmallVec;
 
-use super::super::{ClientInner, call, transfer::Jobs};
+use super::super::{ClientInner, call, mount::HeldPart, transfer::Jobs};
 use crate::object::Place;
 
 /// Maximum number of tasks fetched together.
@@ -50,6 +50,24 @@ struct AssignedTask {
     targets: SmallVec<[Place; 1]>,
     /// Result for each target.
     outcomes: Vec<Option<Result<()>>>,
+}
+
+/// Copies with one side in an own segment, in one direction.
+#[derive(Debug, Default)]
+struct LocalCopies {
+    jobs: Jobs,
+    /// For each job, the index of its task and that of the target.
+    owners: Vec<(usize, usize)>,
+    /// The own sides of all jobs, which stay mapped until the jobs have run.
+    held: Vec<HeldPart>,
+}
+
+impl LocalCopies {
+    fn push(&mut self, near: HeldPart, far: &Place, owner: (usize, usize)) {
+        self.jobs.push(&far.segment, [TransferEntry::new(near.range(), far.address())], false);
+        self.owners.push(owner);
+        self.held.push(near);
+    }
 }
 
 impl ClientInner {
@@ -148,28 +166,28 @@ impl ClientInner {
     }
 
     fn run_tasks(&self, tasks: &mut [AssignedTask], until: Moment) {
-        for opcode in [Opcode::Write, Opcode::Read] {
-            let mut jobs = Jobs::default();
-            let mut owners = Vec::new();
-            for (at, assigned) in tasks.iter().enumerate() {
-                for (nth, target) in assigned.targets.iter().enumerate() {
-                    let source = &assigned.source;
-                    let is_pushed = self.segments.has(source.segment.id);
-                    let is_pulled = !is_pushed && self.segments.has(target.segment.id);
-                    let (near, far) = match opcode {
-                        Opcode::Write if is_pushed => (source, target),
-                        Opcode::Read if is_pulled => (target, source),
-                        _ => continue,
-                    };
-                    jobs.push(
-                        &far.segment,
-                        [TransferEntry::new(local_range(near), far.address())],
-                        false,
-                    );
-                    owners.push((at, nth));
+        let (mut pushed, mut pulled) = (LocalCopies::default(), LocalCopies::default());
+        for (at, assigned) in tasks.iter_mut().enumerate() {
+            let AssignedTask { source, targets, outcomes, .. } = assigned;
+            for (nth, target) in targets.iter().enumerate() {
+                let (copies, near, far) = match self.hold(source) {
+                    Some(near) => (&mut pushed, near, target),
+                    None => match self.hold(target) {
+                        Some(near) => (&mut pulled, near, &*source),
+                        None => continue,
+                    },
+                };
+                match near {
+                    Ok(near) => copies.push(near, far, (at, nth)),
+                    Err(error) => outcomes[nth] = Some(Err(error)),
                 }
             }
+        }
+        for (opcode, copies) in [(Opcode::Write, pushed), (Opcode::Read, pulled)] {
+            let LocalCopies { mut jobs, owners, held } = copies;
             self.run_jobs(opcode, &mut jobs, until);
+            // Segments that were unmounted meanwhile are unmapped here.
+            drop(held);
             for ((at, nth), outcome) in owners.into_iter().zip(jobs.finish()) {
                 tasks[at].outcomes[nth] = Some(outcome);
             }
@@ -177,6 +195,11 @@ impl ClientInner {
         for assigned in tasks {
             self.copy_remaining(assigned, until);
         }
+    }
+
+    /// Holds a place that is in a segment of this client.
+    fn hold(&self, place: &Place) -> Option<Result<HeldPart>> {
+        self.segments.hold(place.segment.id, (place.offset, place.length))
     }
 
     /// Copies a task's bytes to the targets that have no result yet.
@@ -204,12 +227,13 @@ impl ClientInner {
         until: Moment,
     ) -> Result<Vec<Result<()>>> {
         let buffer = self.engine.allocate(COPY_BUFFER_BYTES.min(source.length))?;
+        let held = buffer.hold();
         let mut outcomes: Vec<Result<()>> = targets.iter().map(|_| Ok(())).collect();
         let mut done = 0;
         while done < source.length && outcomes.iter().any(Result::is_ok) {
             self.check_open()?;
             let length = buffer.length().min(source.length - done);
-            let local = segment_range(buffer.base(), length);
+            let local = held.range(0, length)?;
             let entry = TransferEntry::new(local, source.address() + done);
             let mut jobs = Jobs::default();
             jobs.push(&source.segment, [entry], false);
@@ -259,18 +283,6 @@ impl ClientInner {
             _ => None,
         })
     }
-}
-
-/// Returns a place in an own segment as a local range.
-fn local_range(place: &Place) -> LocalRange {
-    segment_range(place.address(), place.length)
-}
-
-fn segment_range(address: u64, length: u64) -> LocalRange {
-    // SAFETY: memory of segments and of engines is shared with other processes, and this crate
-    // holds no reference into it. If it is unmapped too early, the transfer fails without touching
-    // anything.
-    unsafe { LocalRange::foreign(address as usize, length as usize) }
 }
 
 fn not_copied() -> Error {

@@ -203,7 +203,7 @@ impl ServerConnection {
         let region: &Region = pin.region();
         let Region { base, length, .. } = *region;
         let found = |kind| Message::Found { id, base, length, kind };
-        match (&region.backing, lent.mapping(region)) {
+        match (&region.backing, region.mapping()) {
             (Backing::Device, _) => self.link.send(found(RegionKind::Device), None)?,
             (Backing::Shared { .. }, Some(mapping)) => {
                 let kind = if mapping.is_huge() { RegionKind::Huge } else { RegionKind::Shared };
