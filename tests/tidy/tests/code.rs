@@ -46,7 +46,6 @@ const UNSAFE: &[(&str, &str)] = &[
     ("crates/transfer-engine/examples/", "lends buffers of the example"),
     ("crates/transfer-tools/src/bench/worker.rs", "lends its own memory to transfers"),
     ("crates/store-client/src/client/bytes.rs", "lends the caller's slices to transfers"),
-    ("crates/store-client/src/client/tasks/worker.rs", "lends memory of segments to transfers"),
     ("crates/testkit/src/cluster.rs", "lends buffers of the tests"),
     ("crates/python/src/buffer.rs", "the buffer protocol"),
     ("crates/python/src/hostmem.rs", "maps memory for allocators in C"),
