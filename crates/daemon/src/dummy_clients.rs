@@ -148,7 +148,8 @@ impl DummyClients {
     /// Unregisters a client that is gone and releases the given fences.
     fn release(&self, client: ClientId, fences: Vec<v1::FenceRelease>) {
         let call = Call::Unregister(v1::UnregisterRequest { caller: Some(self.caller(client)) });
-        let request = v1::Request { call: Some(call), released_fences: fences };
+        let request =
+            v1::Request { call: Some(call), released_fences: fences, ..Default::default() };
         match self.link.call(request, SystemClock.now() + RELEASE_TIMEOUT) {
             Ok(_) => tracing::info!(%client, "a dummy client is gone; its state is released"),
             // The master expires the client later, when its heartbeats stay away.

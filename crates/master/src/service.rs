@@ -15,6 +15,7 @@ mod native;
 mod objects;
 pub mod op_metrics;
 mod quotas;
+mod repeated_calls;
 mod session;
 pub mod slow_log;
 mod state_guard;
@@ -44,6 +45,7 @@ pub use self::{
 use self::{
     durability::PendingOwners,
     op_metrics::{Op, OpMetrics},
+    repeated_calls::RepeatedCalls,
     session::Sessions,
     slow_log::SlowLog,
     state_guard::StateGuard,
@@ -95,6 +97,7 @@ pub struct Service {
     /// Never waited for while the state is locked.
     journal: Option<Journal>,
     pending_owners: PendingOwners,
+    repeated_calls: RepeatedCalls,
 }
 
 impl Service {
@@ -125,6 +128,7 @@ impl Service {
             quota_file: Mutex::default(),
             journal: None,
             pending_owners: PendingOwners::default(),
+            repeated_calls: RepeatedCalls::default(),
         }
     }
 
@@ -139,7 +143,11 @@ impl Service {
 
     /// Executes one call. Returns the log position behind its effects, too.
     fn execute_logged(&self, request: v1::Request, origin: &Origin) -> (v1::Response, u64) {
-        durability::with_log_position(|| self.execute(request, origin))
+        let execute = |request| durability::with_log_position(|| self.execute(request, origin));
+        match request.call_number {
+            0 => execute(request),
+            _ => self.repeated_calls.execute_once(request, execute),
+        }
     }
 
     fn execute(&self, request: v1::Request, origin: &Origin) -> v1::Response {
@@ -167,7 +175,7 @@ impl Service {
             Some(Call::ListObjects(r)) => self.list_objects(&r).map(response::Call::ListObjects),
             Some(Call::ListSegments(r)) => self.list_segments(&r).map(response::Call::ListSegments),
             Some(Call::Status(r)) => self.status(&r).map(response::Call::Status),
-            Some(call) => self.dispatch_task(call),
+            Some(call) => self.dispatch_task(call, request.call_number),
             None => Err(Error::invalid("the request has no call known to this master")),
         };
         let call = answer.unwrap_or_else(|error| response::Call::Failure((&error).into()));
@@ -176,16 +184,18 @@ impl Service {
     }
 
     /// Executes the calls about tasks, drains and quotas.
-    fn dispatch_task(&self, call: request::Call) -> Result<response::Call> {
+    fn dispatch_task(&self, call: request::Call, number: u64) -> Result<response::Call> {
         use request::Call;
         use response::Call as Answer;
         match call {
-            Call::CreateTasks(r) => self.create_tasks(&r).map(Answer::CreateTasks),
+            Call::CreateTasks(r) => self.create_tasks(&r, number).map(Answer::CreateTasks),
             Call::QueryTasks(r) => self.query_tasks(&r).map(Answer::QueryTasks),
             Call::FetchTasks(r) => self.fetch_tasks(&r).map(Answer::FetchTasks),
             Call::EndTasks(r) => self.end_tasks(&r).map(Answer::EndTasks),
             Call::ClearReplicas(r) => self.clear_replicas(&r).map(Answer::ClearReplicas),
-            Call::CreateDrainJobs(r) => self.create_drain_jobs(&r).map(Answer::CreateDrainJobs),
+            Call::CreateDrainJobs(r) => {
+                self.create_drain_jobs(&r, number).map(Answer::CreateDrainJobs)
+            }
             Call::QueryDrainJobs(r) => self.query_drain_jobs(&r).map(Answer::QueryDrainJobs),
             Call::CancelDrainJobs(r) => self.cancel_drain_jobs(&r).map(Answer::CancelDrainJobs),
             Call::QueryQuotas(r) => self.query_quotas(&r).map(Answer::QueryQuotas),
@@ -268,6 +278,7 @@ impl Service {
     /// time to live.
     pub(crate) fn take_expired_clients(&self) -> Vec<String> {
         let expired = self.lock().take_expired();
+        self.repeated_calls.forget(&expired);
         self.sessions.remove_expired(&expired)
     }
 
@@ -363,6 +374,7 @@ impl Service {
             let now = self.clock.now();
             self.lock().unregister(now, caller.client);
             self.sessions.forget(caller.client);
+            self.repeated_calls.forget(&[caller.client]);
             Ok(v1::UnregisterResponse {})
         })
     }

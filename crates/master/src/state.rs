@@ -6,6 +6,7 @@
 //! meant to be guarded by one lock; work that could take long is done in slices.
 
 pub mod allocator;
+mod answers;
 mod clear;
 mod client;
 mod drain;
@@ -49,6 +50,26 @@ mod tests;
 use mooncake_base::Moment;
 
 pub(crate) use self::put::PutOwner;
+pub use self::{
+    answers::{Answers, Begun, CallItem},
+    drain::{JobStatus, JobView, NewJob},
+    effect::{DecodeError, Effect, LoggedCopy, LoggedPin, ObjectName, Value},
+    events::ObjectEvent,
+    ids::{KeyHash, ObjectSlot, SegmentSlot},
+    object::ObjectState,
+    put::{Place, Put, PutRef, Started, UnfinishedPut},
+    put_options::{PutOptions, SoftPin},
+    query::{Listing, ObjectSummary, PAGE_MAX, Page, Removal, Selector},
+    read::{FenceTicket, LocateOptions, Located, LocatedObject, Probed},
+    recovery::RecoveryScope,
+    replay::Image,
+    restore::Restored,
+    rules::{AllocationStrategy, EvictionKind, Rules, TaskRules, Watermark},
+    segment::{SegmentNumber, SegmentSpec, SegmentStatus, SegmentView, Segments},
+    snapshot::SnapshotCursor,
+    task::{NewTask, TaskEnd, TaskKind, TaskStatus, TaskView, Work},
+    tenant::TenantQuota,
+};
 use self::{
     client::Clients,
     drain::Jobs,
@@ -68,25 +89,6 @@ use self::{
     tenant::Tenants,
     timer::{Timer, Timers},
     write::Writes,
-};
-pub use self::{
-    drain::{JobStatus, JobView, NewJob},
-    effect::{DecodeError, Effect, LoggedCopy, LoggedPin, ObjectName, Value},
-    events::ObjectEvent,
-    ids::{KeyHash, ObjectSlot, SegmentSlot},
-    object::ObjectState,
-    put::{Place, Put, PutRef, Started},
-    put_options::{PutOptions, SoftPin},
-    query::{Listing, ObjectSummary, PAGE_MAX, Page, Removal, Selector},
-    read::{FenceTicket, LocateOptions, Located, LocatedObject, Probed},
-    recovery::RecoveryScope,
-    replay::Image,
-    restore::Restored,
-    rules::{AllocationStrategy, EvictionKind, Rules, TaskRules, Watermark},
-    segment::{SegmentNumber, SegmentSpec, SegmentStatus, SegmentView, Segments},
-    snapshot::SnapshotCursor,
-    task::{NewTask, TaskEnd, TaskKind, TaskStatus, TaskView, Work},
-    tenant::TenantQuota,
 };
 
 /// Due timers and releases that one call of [`State::advance`] handles.

@@ -99,9 +99,13 @@ pub fn collapse_if_uniform<T: PartialEq>(values: &mut Vec<T>) {
 }
 
 /// Appends the failure of an item to those of a response.
-pub fn push_failure(failures: &mut Vec<v1::ItemFailure>, item: usize, error: &Error) {
+pub fn push_failure(
+    failures: &mut Vec<v1::ItemFailure>,
+    item: usize,
+    failure: impl Into<v1::Failure>,
+) {
     let item = u32::try_from(item).expect("a call has fewer items");
-    failures.push(v1::ItemFailure { item, failure: Some(error.into()) });
+    failures.push(v1::ItemFailure { item, failure: Some(failure.into()) });
 }
 
 /// The failures of a response, taken item by item, in ascending order.
@@ -376,6 +380,8 @@ impl v1::LocatedColumns {
 /// The end of one put, read from columns.
 #[derive(Debug, Clone, Copy)]
 pub struct PutRef<'a> {
+    /// The key; empty if the call does not contain it.
+    pub key: &'a [u8],
     /// The version, as in the message `PutRef`.
     pub version: u64,
     /// The checksum, as in the message `PutRef`.
@@ -389,6 +395,8 @@ pub struct PutRef<'a> {
 pub struct PutRefs<'a> {
     versions: std::slice::Iter<'a, u64>,
     item: usize,
+    /// Empty if the call contains no keys.
+    keys: std::vec::IntoIter<&'a [u8]>,
     checksums: Checksums<'a>,
     failed_items: &'a [u32],
     failed_replicas: &'a [u64],
@@ -409,8 +417,20 @@ impl<'a> PutRefs<'a> {
         if !is_consistent {
             return Err(ColumnMismatch);
         }
+        let keys = match &columns.keys {
+            None => Vec::new(),
+            Some(keys) if keys.lengths.len() == items => keys.keys()?,
+            Some(_) => return Err(ColumnMismatch),
+        };
         let checksums = Checksums::read(columns.checksums.as_ref(), items)?;
-        Ok(Self { versions: versions.iter(), item: 0, checksums, failed_items, failed_replicas })
+        Ok(Self {
+            versions: versions.iter(),
+            item: 0,
+            keys: keys.into_iter(),
+            checksums,
+            failed_items,
+            failed_replicas,
+        })
     }
 }
 
@@ -425,7 +445,8 @@ impl<'a> Iterator for PutRefs<'a> {
         let (failed_replicas, others) = self.failed_replicas.split_at(count);
         self.failed_items = &self.failed_items[count..];
         self.failed_replicas = others;
-        Some(PutRef { version, checksum: self.checksums.take(item), failed_replicas })
+        let key = self.keys.next().unwrap_or_default();
+        Some(PutRef { key, version, checksum: self.checksums.take(item), failed_replicas })
     }
 }
 

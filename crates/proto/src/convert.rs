@@ -7,7 +7,7 @@ use crate::v1;
 
 impl From<&Error> for v1::Failure {
     fn from(error: &Error) -> Self {
-        Self { code: error.code().number(), message: error.to_string() }
+        Self { code: error.code().number(), message: error.to_string(), unfinished_put: None }
     }
 }
 
@@ -74,7 +74,7 @@ mod tests {
         let error = Error::new(ErrorCode::OBJECT_NOT_FOUND, "object not found").with("key", "k");
         let back = Error::from(&v1::Failure::from(&error));
         assert_eq!((back.code(), back.message()), (error.code(), "object not found key=k"));
-        let newer = v1::Failure { code: -99999, message: "?".to_owned() };
+        let newer = v1::Failure { code: -99999, message: "?".to_owned(), unfinished_put: None };
         assert_eq!(Error::from(&newer).code(), ErrorCode::INTERNAL_ERROR);
     }
 

@@ -211,7 +211,11 @@ mod tests {
             puts: vec![item; ITEMS_MAX],
             columns: None,
         });
-        let request = v1::Request { call: Some(call), released_fences: vec![fence; 1 << 16] };
+        let request = v1::Request {
+            call: Some(call),
+            released_fences: vec![fence; 1 << 16],
+            ..Default::default()
+        };
         let wire = request.encode_to_vec();
         assert_eq!(decode::<v1::Request>(wire.as_slice(), 2).unwrap(), request);
     }

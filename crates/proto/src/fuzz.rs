@@ -122,13 +122,18 @@ fn requests() -> Target {
                 checksums: Some(checksums),
                 failed_items: vec![0, 1],
                 failed_replicas: vec![1 << 16, 2],
+                keys: None,
             }),
             ..Default::default()
         }),
     ];
     let fence = v1::FenceRelease { fence: 3, versions: vec![1, u64::MAX], objects: vec![0, 9] };
-    let full =
-        calls.map(|call| v1::Request { call: Some(call), released_fences: vec![fence.clone()] });
+    let full = calls.map(|call| v1::Request {
+        call: Some(call),
+        released_fences: vec![fence.clone()],
+        call_number: u64::MAX,
+        answered_below: 1,
+    });
     let mut seeds: Vec<_> = empty_calls().chain(full.iter().map(frame)).collect();
     seeds.push([frame(&full[0]), frame(&full[1])].concat());
     let run = |bytes: &[u8]| {

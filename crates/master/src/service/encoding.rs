@@ -82,7 +82,7 @@ pub(super) fn put_end_items<'a>(
         }
         BatchEncoding::Columns(columns) => {
             let item = |put: mooncake_proto::columns::PutRef<'a>| PutEndItem {
-                key: &[],
+                key: put.key,
                 version: put.version,
                 checksum: put.checksum,
                 failed_replicas: put.failed_replicas,
@@ -116,18 +116,16 @@ impl PutStartReply {
         &mut self,
         state: &State,
         segments: &mut SegmentTable,
-        started: Result<Started>,
+        started: Result<Started, v1::Failure>,
     ) {
         match (self, started) {
             (Self::Items(results), Ok(Started { version, places })) => {
                 let places = segments.places(state, &places);
                 results.push(v1::PutStartResult { failure: None, version: version.0, places });
             }
-            (Self::Items(results), Err(error)) => {
-                results.push(v1::PutStartResult {
-                    failure: Some((&error).into()),
-                    ..Default::default()
-                });
+            (Self::Items(results), Err(failure)) => {
+                let failure = Some(failure);
+                results.push(v1::PutStartResult { failure, ..Default::default() });
             }
             (Self::Columns(columns), started) => {
                 let item = columns.versions.len();
@@ -138,10 +136,10 @@ impl PutStartReply {
                         let each = started.places.iter();
                         places.push(item, each.map(|&place| segments.place(state, place)));
                     }
-                    Err(error) => {
+                    Err(failure) => {
                         columns.versions.push(0);
                         places.push(item, std::iter::empty());
-                        push_failure(&mut columns.failures, item, &error);
+                        push_failure(&mut columns.failures, item, failure);
                     }
                 }
             }
@@ -359,6 +357,7 @@ mod tests {
             checksums: Some(v1::ChecksumColumn { items: vec![1], checksums: vec![9] }),
             failed_items: vec![0, 0],
             failed_replicas: vec![5, 6],
+            keys: None,
         };
         let found = put_end_items(&[], Some(&columns)).unwrap();
         let shown: Vec<_> = found
@@ -366,8 +365,14 @@ mod tests {
             .map(|put| (put.key, put.version, put.checksum, put.failed_replicas))
             .collect();
         assert_eq!(shown, [(&b""[..], 3, None, &[5, 6][..]), (b"", 4, Some(9), &[])]);
+        let with_keys = v1::PutRefColumns { keys: keys(), ..columns.clone() };
+        let found = put_end_items(&[], Some(&with_keys)).unwrap();
+        assert_eq!([found[0].key, found[1].key], [&b"a"[..], b"bc"]);
         type Break = fn(&mut v1::PutRefColumns);
-        let breaks: [Break; 4] = [
+        let breaks: [Break; 5] = [
+            |columns| {
+                columns.keys = Some(v1::KeyColumn { lengths: vec![1], bytes: vec![9].into() })
+            },
             |columns| columns.versions.truncate(1),
             |columns| columns.failed_items = vec![0, 2],
             |columns| columns.failed_items = vec![1, 0],

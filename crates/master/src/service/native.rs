@@ -187,6 +187,9 @@ impl<S: AsyncRead + AsyncWrite + Unpin> ConnectionDriver<S> {
     }
 
     async fn answer(&self, request: v1::Request) -> v1::Response {
+        if let Err(error) = self.context.service.wait_for_first_execution(&request).await {
+            return refusal(&error);
+        }
         self.context.service.wait_for_owners(request.call.as_ref()).await;
         match self.context.admission.admit(request.call.as_ref()).await {
             Ok(_permit) => self.context.service.answer(request, &self.connection.origin).await,

@@ -1,7 +1,7 @@
 //! The calls about objects: put, locate, probe, remove and list.
 
 use bytes::Bytes;
-use mooncake_base::{Error, KeyRef, Moment, ReplicaId, Result, Version};
+use mooncake_base::{Error, ErrorCode, KeyRef, Moment, ReplicaId, Result, TenantId, Version};
 use mooncake_proto::{
     convert::Caller,
     v1::{self, ItemResult},
@@ -45,12 +45,16 @@ impl Service {
             let hashes =
                 state.prefetch_hashes(put_owner.as_ref().ok(), items.iter().map(|item| item.key));
             for (item, hash) in items.iter().zip(hashes) {
-                let request = item_request_id(r.request_id, items_before);
+                let request = item_id(r.request_id, items_before);
                 items_before += 1;
                 let put_owner = put_owner.as_ref().map_err(Clone::clone);
                 let started = put_owner.and_then(|put_owner| {
                     let how = (&options, r.replace, request);
                     start_put(state, now, put_owner, (*item, hash), how)
+                });
+                let started = started.map_err(|error| {
+                    let unfinished = unfinished_put(state, &caller, &tenant, item.key, &error);
+                    v1::Failure { unfinished_put: unfinished, ..v1::Failure::from(&error) }
                 });
                 match &started {
                     Ok(_) => self.traffic.put(item.length),
@@ -295,11 +299,36 @@ fn start_put(
     state.put_start_hashed(now, put_owner, hash, put)
 }
 
-/// Returns a request id that is unique among the caller's items, even if a call names one key
-/// twice. It is 0 if the caller does not number its calls.
-fn item_request_id(call: u64, items_before: u64) -> u64 {
-    const { assert!(BATCH_ITEMS_MAX <= 1 << 17) };
-    if call == 0 { 0 } else { call << 17 | items_before }
+/// Returns the caller's own unfinished put, if it is why a put did not start.
+fn unfinished_put(
+    state: &State,
+    caller: &Caller,
+    tenant: &TenantId,
+    key: &[u8],
+    error: &Error,
+) -> Option<v1::UnfinishedPut> {
+    if error.code() != ErrorCode::OBJECT_ALREADY_EXISTS {
+        return None;
+    }
+    let found = state.unfinished_put(caller.client, tenant, key)?;
+    let (request_id, item) = split_item_id(found.request);
+    Some(v1::UnfinishedPut { version: found.version.0, request_id, item })
+}
+
+/// Bits of an item's number in the id of the item.
+const ITEM_BITS: u32 = BATCH_ITEMS_MAX.trailing_zeros();
+
+/// Returns an id that is unique among the caller's items, even if a call names one key twice. It is
+/// 0 if the caller does not number the call.
+pub(super) fn item_id(call: u64, items_before: u64) -> u64 {
+    const { assert!(BATCH_ITEMS_MAX == 1 << ITEM_BITS) };
+    if call == 0 { 0 } else { call << ITEM_BITS | items_before }
+}
+
+/// Returns the number of the call and of the item from the id of an item.
+fn split_item_id(id: u64) -> (u64, u32) {
+    let item = id & (BATCH_ITEMS_MAX as u64 - 1);
+    (id >> ITEM_BITS, item as u32)
 }
 
 fn summary_to_wire(object: &ObjectSummary) -> v1::ObjectSummary {

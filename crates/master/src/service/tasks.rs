@@ -11,10 +11,11 @@ use mooncake_proto::{
 
 use super::{
     Service, check_batch, millis,
+    objects::item_id,
     op_metrics::Op,
     wire::{SegmentTable, job_status, replicas, task_kind, task_status},
 };
-use crate::state::{JobView, NewJob, NewTask, State, TaskEnd, TaskView, Work};
+use crate::state::{CallItem, JobView, NewJob, NewTask, State, TaskEnd, TaskView, Work};
 
 /// The maximum number of tasks handed to a client at a time.
 const FETCHED_MAX: usize = 1024;
@@ -50,12 +51,15 @@ impl Service {
     pub(super) fn create_tasks(
         &self,
         r: &v1::CreateTasksRequest,
+        call_number: u64,
     ) -> Result<v1::CreateTasksResponse> {
         check_batch(r.tasks.len())?;
         let tenant = self.tenant(r.caller.as_ref())?;
         let now = self.clock.now();
+        let mut items = call_items(r.caller.as_ref(), call_number);
         let results = self.map_in_slices(&r.tasks, |state, task| {
-            let created = new_task(task).and_then(|new| state.create_task(now, &tenant, new));
+            let created = new_task(task)
+                .and_then(|new| state.create_task_once(now, &tenant, new, items.next()));
             let op = match task.kind() {
                 v1::TaskKind::Copy => Op::CreateCopyTask,
                 v1::TaskKind::Move => Op::CreateMoveTask,
@@ -153,22 +157,22 @@ impl Service {
     pub(super) fn create_drain_jobs(
         &self,
         r: &v1::CreateDrainJobsRequest,
+        call_number: u64,
     ) -> Result<v1::CreateDrainJobsResponse> {
         check_batch(r.jobs.len())?;
         let now = self.clock.now();
-        let create = |state: &mut State, job: &v1::NewDrainJob| {
+        let mut items = call_items(r.caller.as_ref(), call_number);
+        let mut create = |state: &mut State, job: &v1::NewDrainJob| {
             let named = job.segments.len().saturating_add(job.targets.len());
             if named > JOB_SEGMENTS_MAX {
                 return Err(Error::invalid("the job names too many segments").with("named", named));
             }
-            let id = state.create_job(
-                now,
-                NewJob {
-                    segments: &job.segments,
-                    targets: &job.targets,
-                    concurrency: job.concurrency,
-                },
-            )?;
+            let new = NewJob {
+                segments: &job.segments,
+                targets: &job.targets,
+                concurrency: job.concurrency,
+            };
+            let id = state.create_job_once(now, new, items.next())?;
             state.job(id)
         };
         let results = self.map_in_slices(&r.jobs, |state, job| {
@@ -229,6 +233,15 @@ impl Service {
             },
         }
     }
+}
+
+/// Returns the items of a numbered call, in order; nothing for a call without number or client.
+fn call_items(caller: Option<&v1::Caller>, call_number: u64) -> impl Iterator<Item = CallItem> {
+    let client = Caller::try_from(caller).ok().filter(|_| call_number > 0);
+    client.into_iter().flat_map(move |caller| {
+        (0..)
+            .map(move |item| CallItem { client: caller.client, number: item_id(call_number, item) })
+    })
 }
 
 fn new_task(task: &v1::NewTask) -> Result<NewTask<'_>> {

@@ -13,12 +13,12 @@ use mooncake_base::{Error, ErrorCode, Incarnation, JobId, Moment, Result, Segmen
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::{
-    Effect, State,
+    CallItem, Effect, State,
     ids::{ObjectSlot, SegmentSlot},
     object::Flags,
     random::Random,
     segment::SegmentStatus,
-    task::{TaskKind, drain_goal},
+    task::{TaskKind, TaskSource, drain_goal},
     timer::Timer,
 };
 
@@ -122,6 +122,8 @@ pub(super) struct Job {
     given_up: FxHashMap<ObjectSlot, u64>,
     /// Objects being moved.
     busy: FxHashSet<(ObjectSlot, u64)>,
+    /// The item of a numbered call that created the job.
+    item: Option<CallItem>,
     view: JobView,
 }
 
@@ -195,6 +197,25 @@ impl State {
     /// segment. `UNAVAILABLE_IN_CURRENT_STATUS`: a segment is already being drained or unmounted,
     /// or too many jobs are running.
     pub fn create_job(&mut self, now: Moment, new: NewJob<'_>) -> Result<JobId> {
+        self.create_job_once(now, new, None)
+    }
+
+    /// Creates a job by an item of a numbered call. Returns the same job for the same item, also
+    /// after a restart.
+    ///
+    /// # Errors
+    /// The errors of [`create_job`](Self::create_job).
+    pub fn create_job_once(
+        &mut self,
+        now: Moment,
+        new: NewJob<'_>,
+        item: Option<CallItem>,
+    ) -> Result<JobId> {
+        if item.is_some()
+            && let Some((id, _)) = self.jobs.all().find(|(_, job)| job.item == item)
+        {
+            return Ok(id);
+        }
         if new.segments.is_empty() {
             return Err(Error::invalid("the job names no segments"));
         }
@@ -234,6 +255,7 @@ impl State {
             blocked: 0,
             given_up: FxHashMap::default(),
             busy: FxHashSet::default(),
+            item,
             view: JobView {
                 id,
                 status: JobStatus::Created,
@@ -393,7 +415,7 @@ impl State {
         job.view.active += 1;
         job.busy.insert((slot, version));
         let goal = drain_goal(source, &job.targets);
-        self.add_task(now, slot, TaskKind::Move, goal, Some(id));
+        self.add_task(now, slot, TaskKind::Move, goal, TaskSource::Job(id));
     }
 
     /// Ends a pass: the segments are empty, or another pass follows.

@@ -55,6 +55,8 @@ pub enum Effect<'a> {
         value: Value<'a>,
         /// True if it replaces a value that is published meanwhile.
         is_replacing: bool,
+        /// Request id of the client; 0: none.
+        request: u64,
     },
     /// A put ended: its value replaces the earlier one of the key.
     Published {

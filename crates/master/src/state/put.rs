@@ -86,6 +86,15 @@ pub struct Place {
     pub replica: ReplicaId,
 }
 
+/// A put that started and has neither ended nor been revoked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct UnfinishedPut {
+    /// Version of the put.
+    pub version: Version,
+    /// Request id of the put; 0: none.
+    pub request: u64,
+}
+
 /// The reason for abandoning the puts of a client.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum AbandonReason {
@@ -225,11 +234,32 @@ impl State {
         Ok(started)
     }
 
+    /// Returns the newest unfinished put of the client that prevents a plain put of the key; `None`
+    /// if there is none, or if the key has a readable value.
+    ///
+    /// The answer to the start or to the end of that put may be lost. The client, which knows what it
+    /// is still writing, ends or revokes the put before it starts another one.
+    pub fn unfinished_put(
+        &self,
+        client: ClientId,
+        tenant: &TenantId,
+        key: &[u8],
+    ) -> Option<UnfinishedPut> {
+        let slot = self.objects.find(self.objects.tenant_index(tenant)?, key)?;
+        let object = self.objects.at(slot);
+        if object.is_complete() && !self.is_unclaimed(slot) {
+            return None;
+        }
+        let writes = self.writes.chain(object.newest_write).map(|number| self.writes.at(number));
+        let own = writes.into_iter().find(|write| write.client == client)?;
+        Some(UnfinishedPut { version: Version(own.version), request: own.request })
+    }
+
     /// Publishes the written value in place of the earlier one. `put.failed_replicas` are dropped;
     /// their memory is quarantined until no late byte can arrive.
     ///
     /// A put that does not replace, but ends after another put was published, counts as replaced by
-    /// that one.
+    /// that one. The end of a put whose value is the present one of `put.key` succeeds again.
     ///
     /// # Errors
     /// `OBJECT_NOT_FOUND`: no such put (any more): it was displaced, released or revoked.
@@ -241,7 +271,11 @@ impl State {
         tenant: &TenantId,
         put: PutRef<'_>,
     ) -> Result<()> {
-        let (slot, number) = self.find_write(now, client, tenant, &put)?;
+        let (slot, number) = match self.find_write(now, client, tenant, &put) {
+            Ok(found) => found,
+            Err(_) if self.is_published(tenant, &put) => return Ok(()),
+            Err(error) => return Err(error),
+        };
         let mut write = self.remove_write(slot, number);
         self.drop_failed_copies(now, &mut write, put.failed_replicas);
         if write.replicas.is_empty() {

@@ -67,6 +67,7 @@ pub(super) struct LoggedWrite {
     pub(super) key: ObjectKey,
     pub(super) client: ClientId,
     pub(super) is_replacing: bool,
+    pub(super) request: u64,
     pub(super) is_displaced: bool,
     pub(super) pin: LoggedPin,
     pub(super) value: LiveObject,
@@ -126,8 +127,8 @@ impl Image {
                 self.segments.remove(&number);
                 self.quarantined.retain(|range| range.number != number);
             }
-            Effect::Started { version, client, mut value, is_replacing } => {
-                self.apply_started(version, client, &mut value, is_replacing);
+            Effect::Started { version, client, mut value, is_replacing, request } => {
+                self.apply_started(version, client, &mut value, (is_replacing, request));
             }
             Effect::Published { version, failed, checksum, pin } => {
                 self.apply_published(version, failed, checksum, pin);
@@ -205,7 +206,7 @@ impl Image {
         version: u64,
         client: ClientId,
         value: &mut Value<'_>,
-        is_replacing: bool,
+        (is_replacing, request): (bool, u64),
     ) {
         self.next_version = self.next_version.max(version.saturating_add(1));
         let tenant = self.tenant(value.tenant);
@@ -215,6 +216,7 @@ impl Image {
             key,
             client,
             is_replacing,
+            request,
             is_displaced: false,
             pin: value.pin.clone(),
             value: LiveObject::new(version, value),

@@ -308,7 +308,7 @@ impl Restoration {
             next: object.map_or(NO_WRITE, |slot| state.objects.at(slot).newest_write),
             version: logged.value.version,
             client: logged.client,
-            request: 0,
+            request: logged.request,
             started: self.now,
             length: logged.value.length,
             replicas: replicas.into(),

@@ -16,7 +16,7 @@ use mooncake_base::{
 };
 
 use super::{
-    State,
+    CallItem, State,
     ids::{ObjectSlot, SegmentSlot},
     lease::Timestamp,
     object::{Flags, Object, Replica},
@@ -129,19 +129,31 @@ pub struct TaskEnd<'a> {
     pub why: &'a str,
 }
 
+/// The creator of a task.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum TaskSource {
+    /// A drain job.
+    Job(JobId),
+    /// A caller, by an item of a numbered call if there is one.
+    Caller(Option<CallItem>),
+}
+
 impl State {
-    /// Creates a task.
+    /// Creates a task by an item of a numbered call. Returns the same task for the same item, also
+    /// after a restart.
     ///
     /// # Errors
-    /// `OBJECT_NOT_FOUND`; `REPLICA_IS_NOT_READY`: the object is being written for the first time.
-    /// `INVALID_PARAMS`: no targets or too many, an unknown segment, a source without a replica, or
-    /// a source that is also the target. `TASK_PENDING_LIMIT_EXCEEDED`: too many tasks are pending.
-    pub fn create_task(
+    /// The errors of [`create_task`](Self::create_task).
+    pub fn create_task_once(
         &mut self,
         now: Moment,
         tenant: &TenantId,
         new: NewTask<'_>,
+        item: Option<CallItem>,
     ) -> Result<TaskId> {
+        if let Some(id) = item.and_then(|item| self.tasks.created_by(item)) {
+            return Ok(id);
+        }
         let (NewTask::Copy { key, .. } | NewTask::Move { key, .. }) = new;
         let number = self.objects.tenant_index(tenant);
         let slot = number.and_then(|tenant| self.find(tenant, key));
@@ -155,7 +167,22 @@ impl State {
             return Err(Error::new(ErrorCode::TASK_PENDING_LIMIT_EXCEEDED, why)
                 .with("limit", self.rules.tasks.pending_max));
         }
-        Ok(self.add_task(now, slot, kind, goal, None))
+        Ok(self.add_task(now, slot, kind, goal, TaskSource::Caller(item)))
+    }
+
+    /// Creates a task.
+    ///
+    /// # Errors
+    /// `OBJECT_NOT_FOUND`; `REPLICA_IS_NOT_READY`: the object is being written for the first time.
+    /// `INVALID_PARAMS`: no targets or too many, an unknown segment, a source without a replica, or
+    /// a source that is also the target. `TASK_PENDING_LIMIT_EXCEEDED`: too many tasks are pending.
+    pub fn create_task(
+        &mut self,
+        now: Moment,
+        tenant: &TenantId,
+        new: NewTask<'_>,
+    ) -> Result<TaskId> {
+        self.create_task_once(now, tenant, new, None)
     }
 
     /// Returns a task that has not been forgotten.
@@ -248,13 +275,13 @@ impl State {
         slot: ObjectSlot,
         kind: TaskKind,
         goal: Goal,
-        job: Option<JobId>,
+        source: TaskSource,
     ) -> TaskId {
         let object = self.objects.at(slot);
         let (version, tenant) = (object.version, object.tenant);
         let key = self.objects.object_key(object);
         let subject = Subject { slot, version, tenant, key };
-        let id = self.tasks.insert(Task::new(now, kind, goal, subject, job));
+        let id = self.tasks.insert(Task::new(now, kind, goal, subject, source));
         self.log_task(id);
         self.queue_task(now, id);
         id

@@ -6,6 +6,7 @@ mod pool;
 mod puts;
 mod reads;
 mod recovery;
+mod repeated_calls;
 mod task_records;
 mod tasks;
 mod tenants;

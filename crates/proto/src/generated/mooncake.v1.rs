@@ -5,6 +5,13 @@ pub struct Request {
     /// Fences that readers are done with, released before the call is executed.
     #[prost(message, repeated, tag = "101")]
     pub released_fences: ::prost::alloc::vec::Vec<FenceRelease>,
+    /// If not 0: a number that the client uses for no other call, in rising order. A repetition of the
+    /// call with the same number gets the response to its first execution.
+    #[prost(uint64, tag = "102")]
+    pub call_number: u64,
+    /// The client waits for no call with a smaller number. 0: unknown.
+    #[prost(uint64, tag = "103")]
+    pub answered_below: u64,
     #[prost(
         oneof = "request::Call",
         tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 30, 31, 32, 33, 34, 35, 36, 37, 38, 39"
@@ -157,6 +164,21 @@ pub struct Failure {
     pub code: i32,
     #[prost(string, tag = "2")]
     pub message: ::prost::alloc::string::String,
+    /// For a put that did not start: the unfinished put of the same client and key that prevents it.
+    #[prost(message, optional, tag = "3")]
+    pub unfinished_put: ::core::option::Option<UnfinishedPut>,
+}
+/// A put that started and did not end.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct UnfinishedPut {
+    #[prost(fixed64, tag = "1")]
+    pub version: u64,
+    /// The number of the PutStartRequest that started it; 0: none.
+    #[prost(uint64, tag = "2")]
+    pub request_id: u64,
+    /// The number of the item in that request.
+    #[prost(uint32, tag = "3")]
+    pub item: u32,
 }
 /// The caller and its namespace. A part of every call, so that every rule can check it.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
@@ -376,8 +398,8 @@ pub struct PutStartRequest {
     /// An existing object is replaced (upsert) instead of refused.
     #[prost(bool, tag = "4")]
     pub replace: bool,
-    /// If not 0: a number that the client uses for no other call, which makes the call idempotent. A
-    /// retry after a lost response gets the same response.
+    /// If not 0: a number below 2^47 that the client uses for no other PutStart, which makes the call
+    /// idempotent: a retry after a lost response gets the same response, also from a restarted master.
     #[prost(uint64, tag = "5")]
     pub request_id: u64,
     /// Instead of `items`.
@@ -445,7 +467,8 @@ pub struct Place {
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct PutRef {
-    /// may be empty, since the version is unique; otherwise must match
+    /// May be empty, since the version is unique; otherwise must match. A repeated PutEnd needs it: the
+    /// end of a put whose value is the present one of its key succeeds again.
     #[prost(bytes = "bytes", tag = "1")]
     pub key: ::prost::bytes::Bytes,
     #[prost(uint64, tag = "2")]
@@ -505,6 +528,9 @@ pub struct PutRefColumns {
     pub failed_items: ::prost::alloc::vec::Vec<u32>,
     #[prost(fixed64, repeated, tag = "5")]
     pub failed_replicas: ::prost::alloc::vec::Vec<u64>,
+    /// as in PutRef; absent: no item has a key
+    #[prost(message, optional, tag = "6")]
+    pub keys: ::core::option::Option<KeyColumn>,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct DoneColumns {

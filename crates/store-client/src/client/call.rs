@@ -62,7 +62,8 @@ impl ClientInner {
     ) -> Result<A> {
         let number = metrics::call_index(&call);
         let released_fences = self.pending_releases.take();
-        let response = self.link.call(v1::Request { call: Some(call), released_fences }, deadline);
+        let request = v1::Request { call: Some(call), released_fences, ..Default::default() };
+        let response = self.link.call(request, deadline);
         self.metrics.count_call(number, response.is_ok(), SystemClock.now().since(sent));
         match response?.call {
             Some(Reply::Failure(failure)) => Err((&failure).into()),

@@ -74,6 +74,7 @@ fn column_batch_behaves_like_single_items() {
         // The only replica fails, and with it the object.
         failed_items: vec![2],
         failed_replicas: vec![columns.places.as_ref().unwrap().replicas[2]],
+        keys: None,
     };
     let ended = end(&service, id, written);
     let failed: Vec<_> = ended.failures.iter().map(|failure| failure.item).collect();
@@ -147,6 +148,7 @@ fn any_call(id: ClientId) -> impl Strategy<Value = Call> {
             versions,
             failed_items,
             failed_replicas,
+            keys: None,
         },
     );
     let close = (refs, any::<bool>()).prop_map(move |(columns, is_end)| {

@@ -5,7 +5,7 @@ use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::{Job, JobStatus, JobView};
 use crate::state::{
-    Effect, State,
+    CallItem, Effect, State,
     effect::codec::{Reader, Writer},
     ids::SegmentSlot,
     segment::SegmentStatus,
@@ -30,6 +30,7 @@ impl Job {
         out.int(view.succeeded).int(view.moved_bytes);
         if self.is_over() {
             out.int(view.failed).int(view.blocked).text(&view.message);
+            CallItem::write(self.item, out);
             return record;
         }
         write_texts(out, &self.targets);
@@ -37,6 +38,7 @@ impl Job {
         for (id, incarnation) in &self.segments {
             out.id(id.bits()).int(incarnation.0);
         }
+        CallItem::write(self.item, out);
         record
     }
 }
@@ -75,6 +77,7 @@ impl State {
             blocked: 0,
             given_up: FxHashMap::default(),
             busy: FxHashSet::default(),
+            item: None,
             view: JobView {
                 id,
                 status,
@@ -92,6 +95,7 @@ impl State {
         if job.is_over() {
             (job.view.failed, job.view.blocked) = (input.int()?, input.int()?);
             input.text()?.clone_into(&mut job.view.message);
+            job.item = CallItem::read(input)?;
             return Some(job);
         }
         job.targets = read_texts(input)?;
@@ -100,6 +104,7 @@ impl State {
             let id = SegmentId::from_bits(input.id()?);
             job.segments.push((id, Incarnation(input.int()?)));
         }
+        job.item = CallItem::read(input)?;
         Some(job)
     }
 

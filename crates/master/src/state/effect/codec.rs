@@ -25,8 +25,13 @@ impl<'a> Effect<'a> {
             Self::SegmentDropped { number } => {
                 out.tag(3).number(number.0);
             }
-            Self::Started { version, client, value, is_replacing } => {
-                out.tag(4).int(*version).id(client.bits()).value(value).bool(*is_replacing);
+            Self::Started { version, client, value, is_replacing, request } => {
+                // Tag 4 has no request id; earlier masters wrote no other.
+                out.tag(if *request == 0 { 4 } else { 18 });
+                out.int(*version).id(client.bits()).value(value).bool(*is_replacing);
+                if *request != 0 {
+                    out.int(*request);
+                }
             }
             Self::Published { version, failed, checksum, pin } => {
                 out.tag(5).int(*version).bytes(failed).checksum(*checksum).maybe_time(*pin);
@@ -198,11 +203,12 @@ impl<'a> Reader<'a> {
                 grace: self.time()?,
             },
             3 => Effect::SegmentDropped { number: self.number()? },
-            4 => Effect::Started {
+            tag @ (4 | 18) => Effect::Started {
                 version: self.int()?,
                 client: ClientId::from_bits(self.id()?),
                 value: self.value()?,
                 is_replacing: self.bool()?,
+                request: if tag == 18 { self.int()? } else { 0 },
             },
             5 => Effect::Published {
                 version: self.int()?,
@@ -246,6 +252,11 @@ impl<'a> Reader<'a> {
         let bytes = self.bytes.get(self.at..self.at.checked_add(length)?)?;
         self.at += length;
         Some(bytes)
+    }
+
+    /// Returns whether all bytes have been read.
+    pub(in crate::state) fn is_at_end(&self) -> bool {
+        self.at == self.bytes.len()
     }
 
     pub(in crate::state) fn byte(&mut self) -> Option<u8> {
@@ -391,11 +402,16 @@ mod tests {
         let client = ClientId::from_bits(5);
         let second = Duration::from_secs(1);
         let object = ObjectName { tenant: "", key: b"k", version: 1 << 50 };
+        let started = |request| {
+            let value = value.clone();
+            Effect::Started { version: 9, client, value, is_replacing: true, request }
+        };
         vec![
             Effect::Mounted { number, client, spec },
             Effect::SegmentStatus { number, status: 2, grace: second },
             Effect::SegmentDropped { number },
-            Effect::Started { version: 9, client, value: value.clone(), is_replacing: true },
+            started(0),
+            started(u64::MAX),
             Effect::Published { version: 9, failed: &[1], checksum: Some(u64::MAX), pin: None },
             Effect::Published { version: 9, failed: &[], checksum: None, pin: Some(second) },
             Effect::Displaced { version: 9 },
@@ -430,6 +446,34 @@ mod tests {
         let mut read = Vec::new();
         Effect::decode_all(&all, |effect| read.push(effect)).unwrap();
         assert_eq!(read, each());
+    }
+
+    #[test]
+    fn reads_put_of_earlier_log_without_request() {
+        // As a master wrote it that did not log request ids.
+        let mut bytes = vec![4, 9];
+        bytes.extend_from_slice(&5_u128.to_le_bytes());
+        bytes.extend_from_slice(b"\x00\x01k\x40\x01\x02\x07\x00\x03\x00\x00\x00\x01");
+        let mut read = Vec::new();
+        Effect::decode_all(&bytes, |effect| read.push(effect)).unwrap();
+        let copies = [LoggedCopy { segment: SegmentNumber(2), offset: 7, ordinal: 0 }];
+        let value = Value {
+            tenant: "",
+            key: b"k",
+            length: 64,
+            copies: copies.into_iter().collect(),
+            data_type: 3,
+            is_hard_pinned: false,
+            group: b"",
+            pin: LoggedPin::Preserve,
+        };
+        let client = ClientId::from_bits(5);
+        let expected =
+            Effect::Started { version: 9, client, value, is_replacing: true, request: 0 };
+        assert_eq!(read, [expected]);
+        let mut written = Vec::new();
+        read[0].encode(&mut written);
+        assert_eq!(written, bytes);
     }
 
     proptest! {

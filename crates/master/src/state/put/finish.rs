@@ -91,6 +91,17 @@ impl State {
         Ok((slot, number))
     }
 
+    /// Returns whether the value of the put is the present one of the key, which the writer names.
+    pub(super) fn is_published(&mut self, tenant: &TenantId, put: &PutRef<'_>) -> bool {
+        let Some(tenant) = self.objects.tenant_index(tenant).filter(|_| !put.key.is_empty()) else {
+            return false;
+        };
+        self.find(tenant, put.key).is_some_and(|slot| {
+            let object = self.objects.at(slot);
+            object.is_complete() && object.version == put.version.0
+        })
+    }
+
     /// Removes a put from its object and from the table.
     pub(super) fn remove_write(&mut self, slot: ObjectSlot, number: WriteSlot) -> Write {
         self.unlink_write(slot, number);

@@ -39,8 +39,8 @@ impl State {
                 RequestedPin::For(ttl) => LoggedPin::For(ttl),
             },
         };
-        let (version, client, is_replacing) = (write.version, write.client, write.is_replacing);
-        Some(Effect::Started { version, client, value, is_replacing })
+        let &Write { version, client, is_replacing, request, .. } = write;
+        Some(Effect::Started { version, client, value, is_replacing, request })
     }
 
     pub(super) fn log_put_dropped(&mut self, version: u64) {

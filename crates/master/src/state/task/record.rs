@@ -3,11 +3,11 @@
 use mooncake_base::{ClientId, Moment, ObjectKey, TaskId, TenantId};
 
 use super::{
-    TaskKind, TaskStatus,
+    TaskKind, TaskSource, TaskStatus,
     table::{Goal, Subject, Task},
 };
 use crate::state::{
-    Effect, State,
+    CallItem, Effect, State,
     effect::codec::{Reader, Writer},
     object::{NO_OBJECT, Objects},
     task_record::{Kind, read_moment, read_texts, write_moment, write_texts},
@@ -46,6 +46,7 @@ impl Task {
                 out.id(self.client.bits()).text(&self.message);
             }
         }
+        CallItem::write(self.item, out);
         record
     }
 
@@ -84,7 +85,8 @@ impl State {
         let version = input.int()?;
         let found = self.objects.find(tenant, key.as_bytes());
         let slot = found.unwrap_or(NO_OBJECT);
-        let mut task = Task::new(created, kind, goal, Subject { slot, version, tenant, key }, None);
+        let subject = Subject { slot, version, tenant, key };
+        let mut task = Task::new(created, kind, goal, subject, TaskSource::Caller(None));
         task.retries = u32::try_from(input.int()?).ok()?;
         // No attempt under the earlier master matches one of this master: versions are never
         // reused, and a task has fewer phases than versions are skipped at a restart.
@@ -96,6 +98,7 @@ impl State {
             task.client = ClientId::from_bits(input.id()?);
             input.text()?.clone_into(&mut task.message);
         }
+        task.item = CallItem::read(input)?;
         Some(task)
     }
 

@@ -5,8 +5,9 @@ use std::collections::{BTreeSet, VecDeque};
 use mooncake_base::{ClientId, JobId, Moment, ObjectKey, SegmentId, TaskId};
 use rustc_hash::FxHashMap;
 
-use super::{TaskKind, TaskStatus};
+use super::{TaskKind, TaskSource, TaskStatus};
 use crate::state::{
+    CallItem,
     ids::{ObjectSlot, SegmentSlot, TenantIndex},
     object::{REPLICAS_MAX, Replica},
     random::Random,
@@ -36,6 +37,8 @@ pub(in super::super) struct Task {
     not_before: Moment,
     /// The drain job of the task.
     pub(super) job: Option<JobId>,
+    /// The item of a numbered call that created the task.
+    pub(super) item: Option<CallItem>,
     /// The present attempt, while the task runs.
     pub(super) attempt: Option<Attempt>,
 }
@@ -81,8 +84,12 @@ impl Task {
         kind: TaskKind,
         goal: Goal,
         subject: Subject,
-        job: Option<JobId>,
+        source: TaskSource,
     ) -> Self {
+        let (job, item) = match source {
+            TaskSource::Job(job) => (Some(job), None),
+            TaskSource::Caller(item) => (None, item),
+        };
         Self {
             kind,
             goal,
@@ -97,6 +104,7 @@ impl Task {
             phase: 0,
             not_before: now,
             job,
+            item,
             attempt: None,
         }
     }
@@ -107,6 +115,8 @@ impl Task {
 pub(in super::super) struct Tasks {
     random: Random,
     by_id: FxHashMap<TaskId, Task>,
+    /// The tasks that numbered calls created.
+    by_item: FxHashMap<CallItem, TaskId>,
     /// Pending tasks per client, ordered by earliest start and sequence number.
     queues: FxHashMap<ClientId, BTreeSet<(Moment, u64, TaskId)>>,
     /// The next sequence number, which keeps tasks with equal times in order.
@@ -124,6 +134,7 @@ impl Tasks {
         Self {
             random: Random::new(seed),
             by_id: FxHashMap::default(),
+            by_item: FxHashMap::default(),
             queues: FxHashMap::default(),
             next_sequence: 0,
             queued_as: FxHashMap::default(),
@@ -149,6 +160,9 @@ impl Tasks {
 
     /// Inserts a task that has its id already.
     pub(super) fn insert_with_id(&mut self, id: TaskId, task: Task) {
+        if let Some(item) = task.item {
+            self.by_item.insert(item, id);
+        }
         self.by_id.insert(id, task);
     }
 
@@ -160,7 +174,9 @@ impl Tasks {
 
     /// Forgets a task that is neither queued nor running.
     pub(super) fn remove(&mut self, id: TaskId) {
-        self.by_id.remove(&id);
+        if let Some(item) = self.by_id.remove(&id).and_then(|task| task.item) {
+            self.by_item.remove(&item);
+        }
     }
 
     /// Queues a task for a client.
@@ -215,7 +231,7 @@ impl Tasks {
         let is_over = self.finished.len() > finished_max;
         let oldest = is_over.then(|| self.finished.pop_front()).flatten();
         if let Some(oldest) = oldest {
-            self.by_id.remove(&oldest);
+            self.remove(oldest);
         }
         oldest
     }
@@ -262,6 +278,11 @@ impl Tasks {
         let ordinal = self.next_ordinal;
         self.next_ordinal = ordinal.checked_add(1).unwrap_or(REPLICAS_MAX as u16);
         ordinal
+    }
+
+    /// Returns the task that an item of a numbered call created.
+    pub(super) fn created_by(&self, item: CallItem) -> Option<TaskId> {
+        self.by_item.get(&item).copied()
     }
 
     pub(super) fn get(&self, id: TaskId) -> Option<&Task> {

@@ -11,7 +11,7 @@ fn put_is_visible_after_end_and_keeps_first_value() {
     fails(pool.start(B, "k", MIB), ErrorCode::OBJECT_ALREADY_EXISTS);
     fails(pool.end(B, "k", &started), ErrorCode::ILLEGAL_CLIENT);
     pool.end(A, "k", &started).unwrap();
-    fails(pool.end(A, "k", &started), ErrorCode::OBJECT_NOT_FOUND);
+    fails(pool.end(A, "", &started), ErrorCode::OBJECT_NOT_FOUND);
     let located = pool.locate("k", false, false).unwrap();
     assert_eq!((located.version, located.length), (started.version, MIB));
     assert_eq!((located.places, located.checksum), (started.places, Some(7)));
