@@ -31,7 +31,7 @@ use crate::{
     metadata::{self, MetadataSettings, MetadataStore},
     metrics::{Metrics, Refusals},
     peer::{PathContext, PathState, Peer},
-    region::MemoryOwner,
+    region::{MemoryOwner, Region},
     token::Token,
     transport::{
         Transport,
@@ -46,6 +46,12 @@ use crate::{
 
 /// How long `close` waits for peers to release exported memory.
 const CLOSE_TIMEOUT: Duration = Duration::from_millis(50);
+
+/// How long a withdrawal waits for the end of connections that it closed.
+const CUT_TIMEOUT: Duration = Duration::from_millis(500);
+
+/// How often a withdrawal looks for connections to close during that time.
+const CUT_INTERVAL: Duration = Duration::from_millis(20);
 
 /// How long `close` waits for a slow metadata server. An entry that stays on the server blocks the
 /// name for the next engine.
@@ -404,21 +410,42 @@ impl Inner {
         Ok(())
     }
 
-    /// Removes a region from the table and waits until all peers have released it.
+    /// Removes a region from the table and waits until no peer uses it. Peers of this host are
+    /// told, connections over TCP that use it at the deadline are closed.
+    ///
+    /// # Errors
+    /// No region begins there; or it is still in use, and the call can be repeated.
     fn withdraw(&self, base: u64) -> Result<()> {
         let _withdrawal = self.withdrawals.read();
-        let start = Instant::now();
-        let timeout = self.config.withdraw_timeout;
-        let unpinned = self.exported.regions.unregister(base, timeout);
-        if unpinned.as_ref().is_err_and(|error| error.kind() == ErrorKind::NotFound) {
-            return unpinned.map(drop);
+        let deadline = Instant::now() + self.config.withdraw_timeout;
+        let regions = self.exported.regions.withdraw(base)?;
+        // All peers leave at the same time: one that stalls costs the others nothing.
+        if let Some(shm_server) = &self.shm_server {
+            regions.iter().for_each(|region| shm_server.begin_withdrawal(region));
         }
-        let left = timeout.saturating_sub(start.elapsed());
+        let unpinned = regions.iter().try_for_each(|region| self.wait_unpinned(region, deadline));
         let left_by_peers = match &self.shm_server {
-            Some(shm_server) => shm_server.withdraw(base, left),
+            Some(shm_server) => shm_server.await_withdrawal(base, deadline),
             None => Ok(()),
         };
-        unpinned.and(left_by_peers)
+        let outcome = unpinned.and(left_by_peers);
+        if outcome.is_err() {
+            self.exported.regions.keep_leaving(regions);
+        }
+        outcome
+    }
+
+    /// Waits until the last pin of a withdrawn region is dropped. Connections that hold pins at the
+    /// deadline are closed.
+    fn wait_unpinned(&self, region: &Arc<Region>, deadline: Instant) -> Result<()> {
+        let mut unpinned = region.wait_unpinned(deadline);
+        let closed = deadline + CUT_TIMEOUT;
+        while unpinned.is_err() && Instant::now() < closed {
+            // A connection that was about to record its pin is found the next time.
+            self.data.cut_users(region);
+            unpinned = region.wait_unpinned(closed.min(Instant::now() + CUT_INTERVAL));
+        }
+        unpinned
     }
 
     /// Publishes a change on the metadata server. Peers that ask the engine itself always get the

@@ -1,8 +1,8 @@
 //! The table of registered memory, and pins on it.
 //!
 //! Every address that comes from a peer is turned into a [`Pin`] once, on the owner's side, and
-//! travels as that pin. A region that is being unregistered accepts no new pins. Unregistering
-//! returns when the last pin is dropped or the deadline has passed.
+//! travels as that pin. A region that is being withdrawn accepts no new pins. Its memory may be
+//! used otherwise when its last pin was dropped.
 
 use std::{
     collections::BTreeMap,
@@ -11,7 +11,7 @@ use std::{
         Arc,
         atomic::{AtomicU64, Ordering},
     },
-    time::{Duration, Instant},
+    time::Instant,
 };
 
 use mooncake_base::sync::{Condvar, Mutex, RwLock};
@@ -92,6 +92,8 @@ pub struct Pin {
 #[derive(Debug, Default)]
 pub struct Regions {
     by_base: RwLock<BTreeMap<u64, Arc<Region>>>,
+    /// Regions of user memory whose withdrawal failed, since they were still in use.
+    leaving: Mutex<Vec<Arc<Region>>>,
     registered: AtomicU64,
 }
 
@@ -165,33 +167,46 @@ impl Regions {
         Ok(region)
     }
 
-    /// Removes a region by its first address, and waits until its last pin is dropped.
-    ///
-    /// At the deadline the region is removed even if it is still in use; the error reports the
-    /// use.
+    /// Removes the region that begins at `base` from the table, so that it accepts no new pins.
+    /// Returns it, together with regions at the same address whose withdrawal failed before.
     ///
     /// # Errors
-    /// No region begins there, or it was still in use at the deadline.
-    pub fn unregister(&self, base: u64, timeout: Duration) -> Result<Arc<Region>> {
-        let region = self.by_base.write().remove(&base).ok_or_else(|| {
-            Error::new(ErrorCode::SEGMENT_NOT_FOUND, "no registered range begins there")
-                .with("address", format_args!("{base:#x}"))
-        })?;
-        let deadline = Instant::now() + timeout;
-        let mut state = region.uses.state.lock();
-        state.is_withdrawn = true;
-        while state.pins > 0 {
-            if region.uses.idle.wait_until(&mut state, deadline).timed_out() && state.pins > 0 {
-                return Err(Error::new(
-                    ErrorCode::OBJECT_REPLICA_BUSY,
-                    "the range is still in use",
-                )
-                .with("address", format_args!("{base:#x}"))
-                .with("users", state.pins));
-            }
+    /// No region begins there.
+    pub(crate) fn withdraw(&self, base: u64) -> Result<Vec<Arc<Region>>> {
+        let current = self.by_base.write().remove(&base);
+        let is_here = |region: &mut Arc<Region>| region.base == base;
+        let mut regions: Vec<_> = self.leaving.lock().extract_if(.., is_here).collect();
+        regions.extend(current);
+        if regions.is_empty() {
+            let text = "no registered range begins there";
+            return Err(Error::new(ErrorCode::SEGMENT_NOT_FOUND, text)
+                .with("address", format_args!("{base:#x}")));
         }
-        drop(state);
-        Ok(region)
+        regions.iter().for_each(|region| region.uses.state.lock().is_withdrawn = true);
+        Ok(regions)
+    }
+
+    /// Remembers user memory that is still in use after its withdrawal, so that the user can
+    /// withdraw it again. Memory with an owner is kept by its users and needs no second attempt.
+    pub(crate) fn keep_leaving(&self, regions: Vec<Arc<Region>>) {
+        let user_memory = regions.into_iter().filter(|region| region.owner.is_none());
+        self.leaving.lock().extend(user_memory);
+    }
+
+    /// Removes a region by its first address, and waits until its last pin is dropped.
+    ///
+    /// # Errors
+    /// No region begins there, or it was still in use at the deadline. It accepts no new pins then,
+    /// and the call can be repeated.
+    #[cfg(test)]
+    pub(crate) fn unregister(&self, base: u64, timeout: std::time::Duration) -> Result<()> {
+        let regions = self.withdraw(base)?;
+        let deadline = Instant::now() + timeout;
+        let unused = regions.iter().try_for_each(|region| region.wait_unpinned(deadline));
+        if unused.is_err() {
+            self.keep_leaving(regions);
+        }
+        unused
     }
 
     /// Checks that the whole range lies in one region, and keeps that region registered.
@@ -227,6 +242,24 @@ impl Region {
     pub fn holds(&self, range: RemoteRange) -> bool {
         let Some(offset) = range.address.checked_sub(self.base) else { return false };
         range.length <= self.length && offset <= self.length - range.length
+    }
+
+    /// Waits until the last pin of a withdrawn region is dropped.
+    ///
+    /// # Errors
+    /// There are pins at the deadline.
+    pub(crate) fn wait_unpinned(&self, deadline: Instant) -> Result<()> {
+        let mut state = self.uses.state.lock();
+        while state.pins > 0 {
+            if self.uses.idle.wait_until(&mut state, deadline).timed_out() && state.pins > 0 {
+                let text = "the range is still in use; unregister it again before its memory is \
+                    freed";
+                return Err(Error::new(ErrorCode::OBJECT_REPLICA_BUSY, text)
+                    .with("address", format_args!("{:#x}", self.base))
+                    .with("users", state.pins));
+            }
+        }
+        Ok(())
     }
 
     /// The device that accesses the memory, if it is device memory.
@@ -304,6 +337,8 @@ impl Drop for Pin {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
     fn range(address: u64, length: u64) -> RemoteRange {
@@ -342,8 +377,13 @@ mod tests {
         let pin = regions.pin(range(100, 1)).unwrap();
         let late = regions.unregister(100, Duration::from_millis(1)).unwrap_err();
         assert!(late.to_string().contains("in use"), "{late}");
+        assert_eq!(late.code(), ErrorCode::OBJECT_REPLICA_BUSY);
         assert!(regions.pin(range(100, 1)).is_err());
+        assert!(regions.unregister(100, Duration::from_millis(1)).is_err(), "still in use");
         drop(pin);
+        regions.unregister(100, Duration::ZERO).unwrap();
+        let none = regions.unregister(100, Duration::ZERO).unwrap_err();
+        assert_eq!(none.code(), ErrorCode::SEGMENT_NOT_FOUND);
         regions.register(100, 50, "*", Backing::User).unwrap();
         let pin = regions.pin(range(120, 1)).unwrap();
         let other = Arc::clone(&regions);

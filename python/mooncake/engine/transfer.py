@@ -193,7 +193,8 @@ class TransferEngine(DeviceTransfers):
             buffer_addr: First address.
 
         Returns:
-            0; -3 if no registered memory begins at the address; -1 for other failures.
+            0; -3 if no registered memory begins at the address; -1 for other failures. After -1 a
+            peer may still access the memory: do not free it before a repeated call returns 0.
         """
         return self.batch_unregister_memory([buffer_addr])
 

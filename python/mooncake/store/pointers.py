@@ -42,7 +42,8 @@ class PointerCalls(StoreBase):
             buffer_ptr: First address.
 
         Returns:
-            0, or -600 if no memory was registered at the address.
+            0; -600 if no memory was registered at the address; -714 if a peer may still access it:
+            do not free the memory before a repeated call returns 0.
         """
         return self._call_status(lambda native: native.unregister_buffer(buffer_ptr))
 

@@ -75,12 +75,13 @@ impl Registry<'_> {
         })
     }
 
-    /// Unregisters a range by its first address. When this returns, no peer accesses the range any
-    /// more.
+    /// Unregisters a range by its first address. When this succeeds, no peer accesses the range any
+    /// more. Connections that still use it after the engine's `withdraw_timeout` are closed.
     ///
     /// # Errors
-    /// No range begins there; or the range was still in use after the engine's `withdraw_timeout`,
-    /// in which case it is unregistered all the same.
+    /// No range begins there; or a peer may still access the range
+    /// ([`OBJECT_REPLICA_BUSY`](mooncake_base::ErrorCode::OBJECT_REPLICA_BUSY)). Then new accesses
+    /// are refused, but the memory must not be freed before a repeated call succeeds.
     pub fn unregister(&self, address: u64) -> Result<()> {
         self.unregister_all(&[address])
     }

@@ -48,6 +48,8 @@ pub(crate) struct Accepted {
     /// Dropped before the stream, since a closed descriptor number may be reused at once.
     pub(crate) fork_guard: ForkGuard,
     pub(crate) stream: TcpStream,
+    /// Ends the connection: its task is dropped at the next await.
+    pub(crate) cut: CancellationToken,
     pub(crate) guard: ConnectionGuard,
 }
 
@@ -180,10 +182,11 @@ where
             };
             let fork_guard = ForkGuard::new(&stream);
             let guard = ConnectionGuard { _permit: permit, _counted: tasks.token() };
-            let accepted = Accepted { fork_guard, stream, guard };
-            let (served, stop) = (serve(accepted), pool.stop.clone());
+            let cut = pool.stop.child_token();
+            let accepted = Accepted { fork_guard, stream, cut: cut.clone(), guard };
+            let served = serve(accepted);
             tasks.spawn(async move {
-                if let Some(Err(failure)) = stop.run_until_cancelled(served).await {
+                if let Some(Err(failure)) = cut.run_until_cancelled(served).await {
                     tracing::debug!(%failure, "a connection ended");
                 }
             });

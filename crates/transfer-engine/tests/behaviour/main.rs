@@ -12,6 +12,7 @@ mod process;
 mod submit;
 mod suite;
 mod token;
+mod withdrawals;
 
 /// Makes one test per transport and claim of the suite.
 ///

@@ -6,11 +6,11 @@ use std::{
 };
 
 use mooncake_base::{Clock, ErrorKind, SystemClock};
-use mooncake_transfer_engine::{Engine, EngineConfig, Opcode, TransferEntry, TransportKind};
+use mooncake_transfer_engine::{Opcode, TransferEntry, TransportKind};
 
 use crate::{
     child::{ChildPeer, LENT_BYTES},
-    pair::{AT_ONCE, Lent, config, held, move_one, pattern, runtime, soon, start},
+    pair::{AT_ONCE, Lent, held, move_one, pattern, runtime, soon, start},
 };
 
 #[test]
@@ -148,28 +148,6 @@ fn withdrawal_waits_for_the_confirmation_of_peers() {
     // The peer is still attached.
     let lent = Lent::user(&engine, 1 << 20);
     child.touch(&engine, lent.base());
-}
-
-#[test]
-fn peer_that_does_not_confirm_is_disconnected() {
-    let timeout = Duration::from_secs(3);
-    let runtime = runtime();
-    let config = EngineConfig { withdraw_timeout: timeout, ..config(None) };
-    let engine = Engine::start(config, runtime.handle().clone()).unwrap();
-    let mut child = ChildPeer::start();
-    let lent = [Lent::user(&engine, 1 << 20), Lent::user(&engine, 1 << 20)];
-    lent.iter().for_each(|lent| child.touch(&engine, lent.base()));
-    child.stop();
-    let [first, second] = lent;
-    let start = Instant::now();
-    let error = first.withdraw().unwrap_err();
-    assert!(error.to_string().contains("did not leave"), "{error}");
-    let waited = start.elapsed();
-    assert!(waited >= timeout && waited < AT_ONCE, "{waited:?}");
-    // The engine has dropped the peer, so that the next withdrawal does not wait.
-    let start = Instant::now();
-    second.withdraw().unwrap();
-    assert!(start.elapsed() < timeout, "{:?}", start.elapsed());
 }
 
 #[test]

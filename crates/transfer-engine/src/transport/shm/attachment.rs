@@ -29,6 +29,8 @@ pub(super) struct Attachment {
     process: i32,
     proven: ProvenAccess,
     regions: RwLock<BTreeMap<u64, Arc<RemoteRegion>>>,
+    /// Regions that were withdrawn while transfers used them.
+    leaving: Mutex<Vec<Arc<RemoteRegion>>>,
     queries: Mutex<PendingQueries>,
     query_done: Condvar,
     is_alive: AtomicBool,
@@ -83,6 +85,7 @@ impl Attachment {
             process,
             proven,
             regions: RwLock::default(),
+            leaving: Mutex::default(),
             queries: Mutex::default(),
             query_done: Condvar::new(),
             is_alive: AtomicBool::new(true),
@@ -98,16 +101,25 @@ impl Attachment {
     }
 
     pub(super) fn is_alive(&self) -> bool {
-        self.is_alive.load(Ordering::Acquire)
+        self.is_alive.load(Ordering::SeqCst)
     }
 
-    /// Marks the attachment dead and wakes all waiting queries: the peer is gone or unreachable.
+    /// Marks the attachment dead and wakes all waiting queries: the peer is gone or unreachable, or
+    /// this side has no use for it. The connection is closed once no transfer uses it: to the owner
+    /// its end means that the memory is not accessed any more.
     pub(super) fn close(&self) {
-        self.is_alive.store(false, Ordering::Release);
-        self.link.shut_down();
+        self.is_alive.store(false, Ordering::SeqCst);
+        self.shut_down_if_idle();
         // A querying thread holds this lock until it waits, so no thread misses the notification.
         drop(self.queries.lock());
         self.query_done.notify_all();
+    }
+
+    fn shut_down_if_idle(&self) {
+        let is_idle = |region: &Arc<RemoteRegion>| region.users.load(Ordering::SeqCst) == 0;
+        if self.regions.read().values().all(is_idle) && self.leaving.lock().iter().all(is_idle) {
+            self.link.shut_down();
+        }
     }
 
     /// Acquires access to the range; queries the owner if the region is not known yet.
@@ -149,10 +161,11 @@ impl Attachment {
     }
 
     fn acquire_region(&self, region: Arc<RemoteRegion>) -> Option<RegionGuard<'_>> {
-        // Either the withdrawing thread sees this user, or this user sees the withdrawal.
+        // Either the withdrawing or closing thread sees this user, or this user sees the withdrawal
+        // or the end of the connection.
         region.users.fetch_add(1, Ordering::SeqCst);
         let found = RegionGuard { attachment: self, region };
-        (!found.region.is_withdrawn.load(Ordering::SeqCst)).then_some(found)
+        (found.region.is_open() && self.is_alive()).then_some(found)
     }
 
     /// Asks the owner for the region that contains the range and waits for the answer.
@@ -233,6 +246,10 @@ impl Attachment {
             return;
         };
         region.is_withdrawn.store(true, Ordering::SeqCst);
+        let mut leaving = self.leaving.lock();
+        leaving.retain(|region| region.users.load(Ordering::SeqCst) > 0);
+        leaving.push(Arc::clone(&region));
+        drop(leaving);
         self.confirm_if_idle(&region);
     }
 
@@ -300,6 +317,9 @@ impl Drop for RegionGuard<'_> {
         self.region.users.fetch_sub(1, Ordering::SeqCst);
         if !self.region.is_open() {
             self.attachment.confirm_if_idle(&self.region);
+        }
+        if !self.attachment.is_alive() {
+            self.attachment.shut_down_if_idle();
         }
     }
 }

@@ -152,15 +152,22 @@ impl Link {
 
     /// Returns whether the other end is known to be closed.
     pub(super) fn is_closed(&self) -> bool {
-        let mut polled = [libc::pollfd { fd: self.raw_fd(), events: 0, revents: 0 }];
+        let events = libc::POLLRDHUP;
+        let mut polled = [libc::pollfd { fd: self.raw_fd(), events, revents: 0 }];
         poll(&mut polled, Duration::ZERO);
-        polled[0].revents & (libc::POLLHUP | libc::POLLERR) != 0
+        polled[0].revents & (libc::POLLHUP | libc::POLLRDHUP | libc::POLLERR) != 0
     }
 
     /// Shuts the connection down; both ends notice.
     pub(super) fn shut_down(&self) {
         // A failure means that the connection is already shut down.
         let _ = self.socket().shutdown(std::net::Shutdown::Both);
+    }
+
+    /// Ends this side of the connection; the other end notices and can still send.
+    pub(super) fn end_sending(&self) {
+        // A failure means that the connection is already shut down.
+        let _ = self.socket().shutdown(std::net::Shutdown::Write);
     }
 
     pub(super) fn credentials(&self) -> io::Result<Credentials> {

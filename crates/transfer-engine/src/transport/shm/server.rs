@@ -4,7 +4,7 @@
 //! both directions.
 
 use std::{
-    collections::{HashMap, HashSet},
+    collections::HashMap,
     io,
     os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd},
     sync::{
@@ -23,7 +23,9 @@ use super::{
     link::{Link, Received, poll, poll_readable},
     server_connection::{ConnectionEvent, ServerConnection},
 };
-use crate::{fork, memory::exported_memory::ExportedMemory, metrics::Refusals, token::Token};
+use crate::{
+    fork, memory::exported_memory::ExportedMemory, metrics::Refusals, region::Region, token::Token,
+};
 
 /// The maximum number of peers attached to one engine; further connections are refused.
 const CLIENTS_MAX: usize = 4096;
@@ -76,8 +78,9 @@ struct Connections {
     clients: HashMap<u64, ServerConnection>,
     /// Peers to which this engine is attached.
     attachments: HashMap<u64, Arc<Attachment>>,
-    /// Withdrawals that were sent and not yet confirmed, as pairs of peer id and region base.
-    pending: HashSet<(u64, u64)>,
+    /// Withdrawals that were sent and not yet confirmed, by peer id and region base. The region keeps
+    /// the memory until the peer has left it.
+    pending: HashMap<(u64, u64), Option<Arc<Region>>>,
 }
 
 impl ShmServer {
@@ -126,23 +129,27 @@ impl ShmServer {
         &self.shared
     }
 
-    /// Withdraws the region with this base from every attached peer and waits until each peer has
-    /// confirmed or is gone. Peers that have not confirmed after `timeout` are disconnected.
-    ///
-    /// The region must already be removed from the region table, so that no peer learns of it
-    /// again.
+    /// Tells every attached peer that the region is withdrawn. The region must already be removed
+    /// from the region table, so that no peer learns of it again.
+    pub(crate) fn begin_withdrawal(&self, region: &Arc<Region>) {
+        self.shared.begin_withdrawal(Some(region));
+    }
+
+    /// Waits until each peer has confirmed the withdrawal of this base or is gone. Peers that have
+    /// not confirmed at the deadline are told to disconnect, and are not waited for again.
     ///
     /// # Errors
     /// A peer did not confirm in time; it may be in the middle of a copy.
-    pub(crate) fn withdraw(&self, base: u64, timeout: Duration) -> Result<()> {
-        self.shared.withdraw(Some(base), timeout)
+    pub(crate) fn await_withdrawal(&self, base: u64, deadline: Instant) -> Result<()> {
+        self.shared.await_withdrawal(Some(base), deadline)
     }
 
     /// Withdraws all regions, closes all connections, and joins the thread.
     pub(crate) fn stop(&self, timeout: Duration) {
         let Some(thread) = self.thread.lock().take() else { return };
         // Peers that do not confirm are disconnected when the thread ends.
-        let _ = self.shared.withdraw(None, timeout);
+        self.shared.begin_withdrawal(None);
+        let _ = self.shared.await_withdrawal(None, Instant::now() + timeout);
         self.shared.is_stopped.store(true, Ordering::Release);
         self.shared.wake.notify();
         if thread.join().is_err() {
@@ -180,33 +187,44 @@ impl ServerShared {
     }
 
     /// Withdraws one region, or with `None` every region announced to a peer.
-    fn withdraw(&self, base: Option<u64>, timeout: Duration) -> Result<()> {
-        let deadline = Instant::now() + timeout;
+    fn begin_withdrawal(&self, region: Option<&Arc<Region>>) {
         let mut state = self.state.lock();
         let Connections { clients, pending, .. } = &mut *state;
-        let mut waited = HashSet::new();
         for (id, client) in clients {
-            for base in client.withdraw(base) {
-                waited.insert((*id, base));
+            for base in client.withdraw(region.map(|region| region.base)) {
+                pending.insert((*id, base), region.cloned());
             }
         }
-        pending.extend(&waited);
-        while waited.iter().any(|pair| state.pending.contains(pair)) {
-            if !self.withdrawal_done.wait_until(&mut state, deadline).timed_out() {
+    }
+
+    /// Waits until no withdrawal of this base, or with `None` of any, is open.
+    fn await_withdrawal(&self, base: Option<u64>, deadline: Instant) -> Result<()> {
+        let mut state = self.state.lock();
+        loop {
+            let open = state.pending.keys().filter(|pair| base.is_none_or(|base| base == pair.1));
+            let open: Vec<(u64, u64)> = open.copied().collect();
+            let Some((_, first)) = open.first() else { return Ok(()) };
+            let is_expelled = |(id, _): &(u64, u64)| {
+                state.clients.get(id).is_none_or(ServerConnection::is_expelled)
+            };
+            let is_hopeless = open.iter().all(is_expelled);
+            if !is_hopeless && !self.withdrawal_done.wait_until(&mut state, deadline).timed_out() {
                 continue;
             }
-            let late: Vec<(u64, u64)> =
-                waited.iter().filter(|pair| state.pending.contains(pair)).copied().collect();
-            let Some((_, base)) = late.first() else { break };
-            for (id, _) in &late {
-                drop_client(&mut state, *id);
+            let is_open = |pair: &&(u64, u64)| state.pending.contains_key(pair);
+            let late: Vec<u64> = open.iter().filter(is_open).map(|(id, _)| *id).collect();
+            if late.is_empty() {
+                continue;
             }
-            let text = "a peer of this host did not leave the range in time and was disconnected";
+            for id in &late {
+                state.clients.get_mut(id).into_iter().for_each(ServerConnection::expel);
+            }
+            let text = "a peer of this host did not leave the range in time and was disconnected; \
+                unregister it again before its memory is freed";
             return Err(Error::new(ErrorCode::OBJECT_REPLICA_BUSY, text)
-                .with("address", format_args!("{base:#x}"))
+                .with("address", format_args!("{first:#x}"))
                 .with("peers", late.len()));
         }
-        Ok(())
     }
 
     fn accept(&self, listener: &Link) -> io::Result<()> {
@@ -276,7 +294,7 @@ fn drop_client(state: &mut Connections, id: u64) {
     if let Some(client) = state.clients.remove(&id) {
         client.shut_down();
     }
-    state.pending.retain(|(client, _)| *client != id);
+    state.pending.retain(|(client, _), _| *client != id);
 }
 
 /// The owner of a polled file descriptor.

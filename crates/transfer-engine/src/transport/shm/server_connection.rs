@@ -48,6 +48,8 @@ enum Stage {
     Probing(ProbeOffer),
     /// The handshake is complete; the peer may query regions.
     Attached,
+    /// The peer did not confirm a withdrawal in time. It may only confirm and close.
+    Expelled,
 }
 
 /// The result of serving one message.
@@ -78,7 +80,19 @@ impl ServerConnection {
 
     /// Returns whether the handshake is unfinished after `limit`.
     pub(super) fn is_handshaking_for(&self, limit: Duration) -> bool {
-        !matches!(self.stage, Stage::Attached) && self.since.elapsed() > limit
+        !matches!(self.stage, Stage::Attached | Stage::Expelled) && self.since.elapsed() > limit
+    }
+
+    /// Ends the connection towards a peer that does not confirm. The peer closes its end when it
+    /// accesses no memory any more, at the latest when it dies.
+    pub(super) fn expel(&mut self) {
+        self.stage = Stage::Expelled;
+        self.link.end_sending();
+    }
+
+    /// Returns whether the peer was told to leave because it did not confirm in time.
+    pub(super) fn is_expelled(&self) -> bool {
+        matches!(self.stage, Stage::Expelled)
     }
 
     /// Withdraws one region or all of them from the peer. Returns the bases that the peer must
@@ -90,9 +104,8 @@ impl ServerConnection {
         };
         for base in &withdrawn {
             if self.link.send(Message::Withdraw { base: *base }, None).is_err() {
-                // The peer does not read. The server thread will find the connection closed and
-                // drop the peer, which also ends the wait for its confirmations.
-                self.link.shut_down();
+                // The peer does not read. It may be in the middle of a copy.
+                self.expel();
                 break;
             }
         }
@@ -131,9 +144,10 @@ impl ServerConnection {
             (Stage::Attached, Message::Query { id, address, length }) => {
                 self.answer_query(id, RemoteRange { address, length }, lent).ok()
             }
-            (Stage::Attached, Message::Confirm { base }) => {
+            (Stage::Attached | Stage::Expelled, Message::Confirm { base }) => {
                 return ConnectionEvent::Confirmed(base);
             }
+            (Stage::Expelled, _) => Some(()),
             _ => None,
         };
         if served.is_some() { ConnectionEvent::Served } else { ConnectionEvent::Closed }

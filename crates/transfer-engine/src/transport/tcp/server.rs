@@ -4,6 +4,7 @@ mod compat;
 mod connection;
 mod dedicated_thread;
 mod native;
+mod pins;
 mod staged;
 
 use std::{io, net::SocketAddr, sync::Arc, time::Duration};
@@ -15,6 +16,7 @@ use tokio::{runtime::Handle, time::Instant};
 use self::{
     connection::{Connection, RequestTimeout},
     dedicated_thread::DedicatedThreads,
+    pins::PinTable,
 };
 use super::{
     frame::{CLAIM_BYTES, Claim, GREETING_BYTES, Greeting, MAGIC, VERSION, Verdict},
@@ -23,7 +25,7 @@ use super::{
 use crate::{
     handshake::acceptor::{Accepted, Acceptor, OverflowPolicy},
     metrics::{PoolSnapshot, Refusals},
-    region::Regions,
+    region::{Region, Regions},
     token::{self, Channel, Exchange, HandshakeSide, Token},
 };
 
@@ -61,7 +63,6 @@ impl Default for TcpServerSettings {
 #[derive(Debug)]
 pub struct TcpServer {
     acceptor: Acceptor,
-    #[cfg(test)]
     shared: Arc<TcpServerShared>,
 }
 
@@ -70,6 +71,7 @@ struct TcpServerShared {
     regions: Arc<Regions>,
     settings: TcpServerSettings,
     dedicated_threads: DedicatedThreads,
+    pins: Arc<PinTable>,
 }
 
 impl TcpServer {
@@ -88,16 +90,11 @@ impl TcpServer {
             regions,
             settings,
             dedicated_threads: DedicatedThreads::new(cpu_count()),
+            pins: Arc::default(),
         });
-        #[cfg(test)]
-        let seen = Arc::clone(&shared);
-        let serve = move |accepted| serve(accepted, Arc::clone(&shared));
-        let acceptor = Acceptor::start(listener, limit, runtime, serve)?;
-        Ok(Self {
-            acceptor,
-            #[cfg(test)]
-            shared: seen,
-        })
+        let served = Arc::clone(&shared);
+        let serve = move |accepted| serve(accepted, Arc::clone(&served));
+        Ok(Self { acceptor: Acceptor::start(listener, limit, runtime, serve)?, shared })
     }
 
     /// Returns the number of connections that have a dedicated thread at the moment.
@@ -116,6 +113,11 @@ impl TcpServer {
         self.acceptor.load()
     }
 
+    /// Closes every connection whose current request uses the region.
+    pub(crate) fn cut_users(&self, region: &Arc<Region>) {
+        self.shared.pins.cut_users(region);
+    }
+
     /// Stops listening and closes every connection. Idempotent; takes at most 0.2 s.
     pub fn close(&self) {
         self.acceptor.close();
@@ -124,7 +126,7 @@ impl TcpServer {
 
 async fn serve(accepted: Accepted, shared: Arc<TcpServerShared>) -> io::Result<()> {
     set_socket_options(SockRef::from(&accepted.stream))?;
-    let mut connection = Connection::new(accepted);
+    let mut connection = Connection::new(accepted, &shared.pins);
     // A new connection must send its first bytes in time; it may idle only after a request.
     let timeout = RequestTimeout::until(Instant::now() + shared.settings.progress_timeout);
     let mut first = [0; 8];

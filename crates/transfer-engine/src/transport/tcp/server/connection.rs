@@ -18,16 +18,23 @@ use tokio::{
     time::{Instant, timeout_at},
 };
 
-use super::staged::DeviceSpan;
+use super::{
+    pins::{HeldPins, PinTable},
+    staged::DeviceSpan,
+};
 use crate::{
     handshake::acceptor::{Accepted, ConnectionGuard, ForkGuard},
-    region::{Pin, Regions},
+    region::Regions,
     transfer_entry::RemoteRange,
     transport::tcp::vectored_io::{self, BlockMode, Cursor, DiscardBuffer, Readiness, Span},
 };
 
 /// The minimum average speed of a request; slower ones would keep memory pinned indefinitely.
 const BYTES_PER_SECOND_MIN: u64 = 1 << 20;
+
+/// The maximum time of a request beyond the time without progress, however long it is. Upstream's
+/// frames do not limit the length of a request.
+const REQUEST_TIME_MAX: Duration = Duration::from_secs(600);
 
 /// The idle time after which a connection gives up its dedicated thread.
 const DEDICATED_IDLE_TIMEOUT: Duration = Duration::from_millis(20);
@@ -52,8 +59,8 @@ pub(super) struct Connection {
     pub(super) spans: Vec<Span>,
     /// The spans that are device memory.
     pub(super) devices: Vec<DeviceSpan>,
-    /// Pins that keep the memory of `spans` registered.
-    pins: Vec<Pin>,
+    /// Pins that keep the memory of `spans` and `devices` registered.
+    pins: HeldPins,
     discard: DiscardBuffer,
     spin_wait: SpinWait,
     /// Dropped after the pins: the end of the connection implies that the memory is released.
@@ -75,7 +82,8 @@ impl RequestTimeout {
     }
 
     pub(super) fn for_bytes(progress: Duration, bytes: u64) -> Self {
-        let whole = progress + Duration::from_secs(bytes / BYTES_PER_SECOND_MIN);
+        let transfer = Duration::from_secs(bytes / BYTES_PER_SECOND_MIN).min(REQUEST_TIME_MAX);
+        let whole = progress + transfer;
         Self { progress, end: Instant::now() + whole }
     }
 
@@ -90,14 +98,14 @@ impl RequestTimeout {
 }
 
 impl Connection {
-    pub(super) fn new(accepted: Accepted) -> Self {
+    pub(super) fn new(accepted: Accepted, pins: &Arc<PinTable>) -> Self {
         Self {
             _fork_guard: accepted.fork_guard,
             socket: Socket::Async(accepted.stream),
             wire: Vec::new(),
             spans: Vec::new(),
             devices: Vec::new(),
-            pins: Vec::new(),
+            pins: pins.add(accepted.cut),
             discard: DiscardBuffer::default(),
             spin_wait: SpinWait::new(NEXT_CALL_SPIN_TIME),
             _guard: accepted.guard,
@@ -110,6 +118,7 @@ impl Connection {
         let Ok(pin) = regions.pin(range) else { return false };
         if let Some(memory) = pin.region().device().cloned() {
             let index = self.spans.len();
+            self.pins.push(pin.clone());
             self.spans.push(Span::discard(pin.length()));
             self.devices.push(DeviceSpan { index, memory, pin });
             return true;
