@@ -152,6 +152,12 @@ impl Service {
 
     fn execute(&self, request: v1::Request, origin: &Origin) -> v1::Response {
         use request::Call;
+        if let Some(caller) = request.call.as_ref().and_then(Call::caller)
+            && let Some(client) = self.sessions.record_call(&caller.client, origin)
+        {
+            // It was suspect because its last connection had closed.
+            self.lock().heartbeat(self.clock.now(), client);
+        }
         if !request.released_fences.is_empty() {
             self.release_fences(&request.released_fences);
         }
@@ -315,11 +321,11 @@ impl Service {
         self.sessions.open(is_local)
     }
 
-    /// Closes a session. The clients that registered on the connection are suspect until their next
-    /// heartbeat.
-    pub(crate) fn close_session(&self, origin: &Origin) {
+    /// Closes a session. The clients that have no other connection are suspect until they call
+    /// again, unless the master closed the connection because it was idle.
+    pub(crate) fn close_session(&self, origin: &Origin, is_idle: bool) {
         let clients = self.sessions.close(origin);
-        if clients.is_empty() {
+        if clients.is_empty() || is_idle {
             return;
         }
         let now = self.clock.now();

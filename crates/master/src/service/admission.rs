@@ -1,5 +1,6 @@
 //! Admission control: limits on the bytes and large calls in flight. Excess calls are refused at
-//! once with a retryable error code, because a reply after a long wait would come too late.
+//! once with a retryable error code, because a reply after a long wait would come too late. Ends and
+//! revocations of puts wait instead: they free what an overloaded master is short of.
 
 use std::{
     sync::{
@@ -34,6 +35,13 @@ const WAITING_MAX: usize = 256;
 
 /// How long a large call may wait for a permit.
 const WAIT_DEADLINE: Duration = Duration::from_secs(10);
+
+/// How long the end of puts may wait: for as long as the peer may take to send it.
+const PUT_END_DEADLINE: Duration = Duration::from_secs(30);
+
+/// The first bytes of requests that end or revoke puts, as our clients encode them: the key of the
+/// field in `Request`. Another encoder may begin with another field and is not recognized.
+const PUT_END_KEYS: [u8; 2] = [7 << 3 | 2, 8 << 3 | 2];
 
 /// Admission control over all connections.
 #[derive(Debug, Clone)]
@@ -73,22 +81,36 @@ impl Admission {
         self.frames.clone().try_acquire_many_owned(units).map_err(|_| self.busy("too many bytes"))
     }
 
-    /// Admits a call: a small call at once, a large call when it gets a permit.
+    /// Waits for permits for a frame that ends puts.
+    ///
+    /// # Errors
+    /// `RPC_FAIL`: the frames in flight take too long.
+    pub(super) async fn admit_put_end_frame(&self, bytes: usize) -> Result<OwnedSemaphorePermit> {
+        let units = u32::try_from(bytes.div_ceil(UNIT_BYTES)).unwrap_or(u32::MAX);
+        match timeout(PUT_END_DEADLINE, self.frames.clone().acquire_many_owned(units)).await {
+            Ok(Ok(permit)) => Ok(permit),
+            _ => Err(self.busy("too many bytes")),
+        }
+    }
+
+    /// Admits a call: a small call at once, a large call when it gets a permit. The end of puts gets
+    /// none if that takes too long.
     ///
     /// # Errors
     /// `RPC_FAIL`: too many large calls wait, or the call waited too long.
     pub(super) async fn admit(&self, call: Option<&Call>) -> Result<Option<SemaphorePermit<'_>>> {
-        if !call.is_some_and(is_large) {
-            return Ok(None);
-        }
+        let Some(call) = call.filter(|call| is_large(call)) else { return Ok(None) };
         if let Ok(permit) = self.large_calls.try_acquire() {
             return Ok(Some(permit));
         }
-        let Ok(_place) = self.waiting.try_acquire() else {
+        let is_put_end = matches!(call, Call::PutEnd(_) | Call::PutRevoke(_));
+        let place = self.waiting.try_acquire();
+        if place.is_err() && !is_put_end {
             return Err(self.busy("too many large calls wait"));
-        };
+        }
         match timeout(self.deadline, self.large_calls.acquire()).await {
             Ok(Ok(permit)) => Ok(Some(permit)),
+            _ if is_put_end => Ok(None),
             _ => Err(self.busy("a large call waited too long")),
         }
     }
@@ -114,6 +136,11 @@ impl Admission {
 /// Returns whether a call may occupy a thread for long.
 pub(super) fn is_large(call: &Call) -> bool {
     matches!(call, Call::RemoveMatching(_) | Call::ListObjects(_)) || call.items() > LARGE_ITEMS
+}
+
+/// Returns whether a request with this first byte ends or revokes puts.
+pub(super) fn begins_put_end(first: u8) -> bool {
+    PUT_END_KEYS.contains(&first)
 }
 
 #[cfg(test)]
@@ -155,6 +182,38 @@ mod tests {
         let error = admission.admit(Some(&sweep)).await.unwrap_err();
         let error = error.to_string();
         assert!(error.contains("waited too long"), "{error}");
+    }
+
+    fn put_end(items: usize) -> Call {
+        let columns = v1::PutRefColumns { versions: vec![1; items], ..Default::default() };
+        Call::PutEnd(v1::PutEndRequest { columns: Some(columns), ..Default::default() })
+    }
+
+    #[tokio::test]
+    async fn end_of_puts_is_not_refused() {
+        let admission = Admission::with(UNIT_BYTES, 1, 0, Duration::from_millis(1));
+        let end = put_end(LARGE_ITEMS + 1);
+        let first = admission.admit(Some(&end)).await.unwrap();
+        assert!(first.is_some());
+        assert!(admission.admit(Some(&probe(LARGE_ITEMS + 1))).await.is_err());
+        assert!(admission.admit(Some(&end)).await.unwrap().is_none(), "without a permit, later");
+        let frame = admission.admit_frame(UNIT_BYTES).unwrap();
+        assert!(admission.admit_frame(UNIT_BYTES).is_err());
+        let end = admission.admit_put_end_frame(UNIT_BYTES);
+        let free = async { drop(frame) };
+        let (end, ()) = tokio::join!(end, free);
+        drop(end.unwrap());
+    }
+
+    #[test]
+    fn first_byte_tells_the_end_of_puts() {
+        let revoke = Call::PutRevoke(v1::PutRevokeRequest::default());
+        for (call, is_end) in [(put_end(1), true), (revoke, true), (probe(1), false)] {
+            let request =
+                v1::Request { call: Some(call), call_number: 1, ..v1::Request::default() };
+            let first = prost::Message::encode_to_vec(&request)[0];
+            assert_eq!(begins_put_end(first), is_end, "{request:?}");
+        }
     }
 
     #[test]

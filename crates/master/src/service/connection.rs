@@ -58,6 +58,8 @@ impl ServerContext {
 pub(super) struct Connection {
     service: Arc<Service>,
     pub(super) origin: Origin,
+    /// The master closes the connection, which says nothing about the peer.
+    is_idle: bool,
     _permit: OwnedSemaphorePermit,
 }
 
@@ -69,13 +71,18 @@ impl Connection {
         permit: OwnedSemaphorePermit,
     ) -> Self {
         let origin = context.service.open_session(is_local);
-        Self { service: context.service.clone(), origin, _permit: permit }
+        Self { service: context.service.clone(), origin, is_idle: false, _permit: permit }
+    }
+
+    /// Notes that the master closes the connection because it was idle.
+    pub(super) fn end_idle(&mut self) {
+        self.is_idle = true;
     }
 }
 
 impl Drop for Connection {
     fn drop(&mut self) {
-        self.service.close_session(&self.origin);
+        self.service.close_session(&self.origin, self.is_idle);
     }
 }
 

@@ -17,7 +17,7 @@ use tokio::{
 };
 
 use super::{
-    admission::SMALL_FRAME_BYTES,
+    admission::{SMALL_FRAME_BYTES, begins_put_end},
     connection::{Connection, ServerContext},
     dedicated_thread::{self, LocalStream},
 };
@@ -162,7 +162,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> ConnectionDriver<S> {
     /// Answers every complete frame in the buffer. The responses are flushed together.
     async fn answer_buffered(&mut self) -> Result<()> {
         let mut answered = 0;
-        while self.admit_next_frame()? {
+        while self.admit_next_frame().await? {
             let answer = match native_frame::decode::<v1::Request>(&mut self.input, FRAME_BYTES_MAX)
             {
                 Ok(Some(request)) => self.answer(request).await,
@@ -200,19 +200,25 @@ impl<S: AsyncRead + AsyncWrite + Unpin> ConnectionDriver<S> {
     /// Acquires an admission permit for the frame at the start of the buffer. A frame without a
     /// permit is refused as soon as its length is known, and its bytes are discarded. Returns
     /// `false` if more bytes are needed.
-    fn admit_next_frame(&mut self) -> Result<bool> {
+    async fn admit_next_frame(&mut self) -> Result<bool> {
         loop {
             let thrown = self.discard_bytes.min(self.input.len());
             self.input.advance(thrown);
             self.discard_bytes -= thrown;
-            let Some(head) = self.input.first_chunk::<4>() else { return Ok(false) };
-            let length = u32::from_le_bytes(*head) as usize;
+            let Some(head) = self.input.first_chunk::<4>().copied() else { return Ok(false) };
+            let length = u32::from_le_bytes(head) as usize;
             // The codec refuses frames above the limit.
             let is_small = length <= SMALL_FRAME_BYTES || length > FRAME_BYTES_MAX;
             if is_small || self.frame_permit.is_some() {
                 return Ok(true);
             }
-            match self.context.admission.admit_frame(length) {
+            let Some(&first) = self.input.get(head.len()) else { return Ok(false) };
+            let admission = &self.context.admission;
+            let admitted = match begins_put_end(first) {
+                true => admission.admit_put_end_frame(length).await,
+                false => admission.admit_frame(length),
+            };
+            match admitted {
                 Ok(permit) => self.frame_permit = Some(permit),
                 Err(error) => {
                     self.discard_bytes = head.len() + length;
@@ -242,7 +248,10 @@ impl<S: AsyncRead + AsyncWrite + Unpin> ConnectionDriver<S> {
                 biased;
                 read = timeout(limit, read) => match read {
                     Ok(read) => read,
-                    Err(_) if is_between => return Ok(Step::Closed),
+                    Err(_) if is_between => {
+                        self.connection.end_idle();
+                        return Ok(Step::Closed);
+                    }
                     Err(_) => return Err(late("the peer did not finish its frame")),
                 },
                 () = stop => return Ok(Step::Closed),

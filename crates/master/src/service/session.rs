@@ -1,4 +1,7 @@
-//! Sessions: the connection on which each client registered, and the time of its last heartbeat.
+//! Sessions: the open connections of each client, and the time of its last heartbeat.
+//!
+//! A client has the connections over which it has called. While one of them is open, the process
+//! lives. When the last one breaks, the client is suspect until it calls again.
 
 use std::{
     sync::{
@@ -10,7 +13,7 @@ use std::{
 
 use mooncake_base::sync::Mutex;
 use mooncake_base::{ClientId, Moment};
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 
 /// The origin of a call.
 #[derive(Debug, Clone)]
@@ -34,16 +37,19 @@ impl Origin {
 #[derive(Debug)]
 struct Session {
     number: u64,
-    /// The clients that registered on this connection; usually one.
-    clients: Mutex<Vec<ClientId>>,
+    /// The tag of the client that called last. A connection usually has one client, whose calls are
+    /// recognized by it without a lock.
+    last_caller: AtomicU64,
+    /// The clients that called over this connection; `None` once it is closed.
+    clients: Mutex<Option<FxHashSet<ClientId>>>,
 }
 
 /// A client that has registered and not unregistered.
 #[derive(Debug)]
 struct RegisteredClient {
     name: String,
-    /// The connection of the latest registration; `None` for a client in this process.
-    session: Option<u64>,
+    /// The open connections; none for a client in this process.
+    sessions: FxHashSet<u64>,
     last_heartbeat: Moment,
 }
 
@@ -62,37 +68,72 @@ pub struct ConnectedClient {
 #[derive(Debug, Default)]
 pub(super) struct Sessions {
     last_number: AtomicU64,
+    /// Changes when a client joins or leaves, so that its connections are recorded anew.
+    generation: AtomicU64,
+    /// Locked after the clients of a session.
     clients: Mutex<FxHashMap<ClientId, RegisteredClient>>,
 }
 
 impl Sessions {
     pub(super) fn open(&self, is_local: bool) -> Origin {
         let number = self.last_number.fetch_add(1, Ordering::Relaxed) + 1;
-        let session = Session { number, clients: Mutex::default() };
+        let clients = Mutex::new(Some(FxHashSet::default()));
+        let session = Session { number, last_caller: AtomicU64::new(0), clients };
         Origin { is_local, session: Some(Arc::new(session)) }
     }
 
-    /// Closes a connection. Returns the clients whose latest registration came over it.
+    /// Closes a connection. Returns the clients that have no other.
     pub(super) fn close(&self, origin: &Origin) -> Vec<ClientId> {
         let Some(session) = &origin.session else { return Vec::new() };
-        let mut clients = std::mem::take(&mut *session.clients.lock());
-        let registered = self.clients.lock();
-        clients.retain(|client| {
-            registered.get(client).is_some_and(|client| client.session == Some(session.number))
-        });
-        clients
+        let clients = session.clients.lock().take().unwrap_or_default();
+        let mut registered = self.clients.lock();
+        let is_last = |client: &ClientId| {
+            registered.get_mut(client).is_some_and(|known| {
+                known.sessions.remove(&session.number) && known.sessions.is_empty()
+            })
+        };
+        clients.into_iter().filter(is_last).collect()
     }
 
     pub(super) fn register(&self, client: ClientId, name: &str, origin: &Origin, now: Moment) {
-        let session = origin.session.as_ref().map(|session| {
-            let mut clients = session.clients.lock();
-            if !clients.contains(&client) {
-                clients.push(client);
-            }
-            session.number
-        });
-        let registered = RegisteredClient { name: name.to_owned(), session, last_heartbeat: now };
-        self.clients.lock().insert(client, registered);
+        {
+            let mut clients = self.clients.lock();
+            let known = clients.entry(client).or_insert_with(|| {
+                self.generation.fetch_add(1, Ordering::Relaxed);
+                let (name, sessions) = (String::new(), FxHashSet::default());
+                RegisteredClient { name, sessions, last_heartbeat: now }
+            });
+            name.clone_into(&mut known.name);
+            known.last_heartbeat = now;
+        }
+        if let Some(session) = &origin.session {
+            self.add_connection(client, session);
+        }
+    }
+
+    /// Records the connection over which a client calls. Returns the client if it had no other
+    /// connection, and is alive again.
+    pub(super) fn record_call(&self, client: &[u8], origin: &Origin) -> Option<ClientId> {
+        let session = origin.session.as_ref()?;
+        let halves = client.first_chunk::<8>().zip(client.last_chunk::<8>())?;
+        let id = u64::from_le_bytes(*halves.0) ^ u64::from_le_bytes(*halves.1).rotate_left(32);
+        let tag = (id ^ self.generation.load(Ordering::Relaxed)) | 1;
+        if session.last_caller.load(Ordering::Relaxed) == tag {
+            return None;
+        }
+        session.last_caller.store(tag, Ordering::Relaxed);
+        let client = ClientId::from_bytes(client)?;
+        self.add_connection(client, session).then_some(client)
+    }
+
+    /// Adds a connection to those of a registered client. Returns whether it is the only one.
+    fn add_connection(&self, client: ClientId, session: &Session) -> bool {
+        let mut clients = session.clients.lock();
+        let Some(clients) = clients.as_mut() else { return false };
+        let mut registered = self.clients.lock();
+        let Some(known) = registered.get_mut(&client) else { return false };
+        clients.insert(client);
+        known.sessions.insert(session.number) && known.sessions.len() == 1
     }
 
     pub(super) fn record_heartbeat(&self, client: ClientId, now: Moment) {
@@ -117,6 +158,7 @@ impl Sessions {
 
     pub(super) fn forget(&self, client: ClientId) {
         self.clients.lock().remove(&client);
+        self.generation.fetch_add(1, Ordering::Relaxed);
     }
 
     /// Removes clients that have expired in the state. Returns their names.
@@ -124,6 +166,7 @@ impl Sessions {
         if expired.is_empty() {
             return Vec::new();
         }
+        self.generation.fetch_add(1, Ordering::Relaxed);
         let mut clients = self.clients.lock();
         expired.iter().filter_map(|id| clients.remove(id)).map(|client| client.name).collect()
     }
@@ -133,16 +176,47 @@ impl Sessions {
 mod tests {
     use super::*;
 
+    fn call(sessions: &Sessions, client: ClientId, origin: &Origin) -> Option<ClientId> {
+        sessions.record_call(&client.to_bytes(), origin)
+    }
+
     #[test]
-    fn only_latest_connection_makes_client_suspect() {
+    fn only_last_connection_makes_client_suspect() {
+        let sessions = Sessions::default();
+        let (client, other) = (ClientId::random(), ClientId::random());
+        let [first, second, third] = [(); 3].map(|()| sessions.open(true));
+        assert_eq!(call(&sessions, client, &second), None, "not registered yet");
+        sessions.register(client, "a:1", &first, Moment::default());
+        sessions.register(other, "b:1", &second, Moment::default());
+        assert_eq!(call(&sessions, client, &second), None, "it has another connection");
+        assert_eq!(sessions.close(&first), [], "the second is open");
+        assert_eq!(call(&sessions, client, &first), None, "a late call over a closed connection");
+        sessions.register(client, "a:1", &third, Moment::default());
+        assert_eq!(sessions.close(&third), []);
+        let mut closed = sessions.close(&second);
+        closed.sort_by_key(|client| client.to_bytes());
+        let mut both = [client, other];
+        both.sort_by_key(|client| client.to_bytes());
+        assert_eq!(closed, both, "both clients called over it");
+        assert_eq!(sessions.close(&second), [], "a connection closes once");
+        let fourth = sessions.open(false);
+        assert_eq!(call(&sessions, client, &fourth), Some(client), "it is back");
+        assert_eq!(call(&sessions, client, &fourth), None);
+        assert_eq!(sessions.close(&fourth), [client]);
+    }
+
+    #[test]
+    fn connection_is_recorded_again_after_client_left_and_came_back() {
         let sessions = Sessions::default();
         let client = ClientId::random();
-        let (first, second) = (sessions.open(true), sessions.open(true));
+        let [first, second] = [(); 2].map(|()| sessions.open(true));
         sessions.register(client, "a:1", &first, Moment::default());
-        sessions.register(client, "a:1", &second, Moment::default());
+        assert_eq!(call(&sessions, client, &second), None);
+        sessions.forget(client);
+        sessions.register(client, "a:1", &first, Moment::default());
+        assert_eq!(call(&sessions, client, &second), None);
         assert_eq!(sessions.close(&first), []);
         assert_eq!(sessions.close(&second), [client]);
-        assert_eq!(sessions.close(&second), [], "a connection closes once");
     }
 
     #[test]

@@ -60,7 +60,7 @@ fn closed_grpc_connection_makes_client_suspect() {
     let mut owner = running.native();
     owner.join("127.0.0.1:1", 1 << 20);
     owner.put("a", 7);
-    // The owner registers again over gRPC. From then on that connection is its session.
+    // The owner calls over gRPC, too. From then on that connection is its last one.
     let client = running.block_on(async {
         let mut client = MasterClient::new(channel(&running).await);
         let register = v1::RegisterRequest {
@@ -80,7 +80,9 @@ fn closed_grpc_connection_makes_client_suspect() {
             other => panic!("{other:?}"),
         }
     };
-    assert!(locate(&mut owner));
+    let mut reader = running.native();
+    drop(owner);
+    assert!(locate(&mut reader));
     running.block_on(async { drop(client) });
-    eventually("the object is not named any more", || !locate(&mut owner));
+    eventually("the object is not named any more", || !locate(&mut reader));
 }

@@ -196,6 +196,38 @@ fn close_and_locate<S: Read + Write>(running: &Running, mut owner: NativeClient<
 }
 
 #[test]
+fn client_with_another_connection_stays_readable() {
+    let running = Running::whole();
+    let mut owner = running.native();
+    owner.join("127.0.0.1:1", 1 << 20);
+    owner.put("a", 100);
+    let mut second = running.native();
+    second.id = owner.id;
+    let mut reader = running.unix();
+    let mut is_readable = || {
+        let keys = vec![Bytes::from_static(b"a")];
+        let caller = reader.caller();
+        let call = v1::LocateRequest { caller, keys, lease: false, fence: true, columns: None };
+        match reader.call(request::Call::Locate(call)) {
+            response::Call::Locate(answer) => answer.results[0].failure.is_none(),
+            other => panic!("{other:?}"),
+        }
+    };
+    second.status();
+    owner.stream.shutdown(std::net::Shutdown::Write).unwrap();
+    assert!(is_closed(&mut owner.stream), "the master closes its end, too");
+    for _ in 0..200 {
+        assert!(is_readable(), "the second connection is open");
+    }
+    drop(second);
+    eventually("the last connection is closed", || !is_readable());
+    let mut third = running.native();
+    third.id = owner.id;
+    third.status();
+    assert!(is_readable(), "a call shows that the client lives");
+}
+
+#[test]
 fn oversized_batch_error_names_limit() {
     let running = Running::whole();
     let mut client = running.native();
