@@ -170,7 +170,11 @@ impl Service {
             let tenant = self.tenant(r.caller.as_ref())?;
             let mut removal =
                 Removal::new(tenant.into_owned(), selector(r.selector.as_ref())?, r.force);
-            self.run_to_completion(|state| state.remove_matching(self.clock.now(), &mut removal));
+            self.run_to_completion(
+                &mut removal,
+                |state, removal| state.remove_matching(self.clock.now(), removal),
+                Removal::match_keys,
+            );
             Ok(v1::RemoveMatchingResponse { removed: removal.removed() })
         })
     }
@@ -185,7 +189,11 @@ impl Service {
             let tenant = self.tenant(r.caller.as_ref())?;
             let mut listing =
                 Listing::new(tenant.into_owned(), selector(r.selector.as_ref())?, after, limit);
-            self.run_to_completion(|state| state.list_objects(&mut listing));
+            self.run_to_completion(
+                &mut listing,
+                |state, listing| state.list_objects(listing),
+                Listing::match_keys,
+            );
             let page = listing.into_page();
             let mut objects = Vec::with_capacity(page.objects.len());
             let mut is_last = page.is_last;
@@ -268,15 +276,22 @@ impl Service {
         }
     }
 
-    /// Runs a sweep slice by slice and unlocks the state between slices.
-    fn run_to_completion(&self, mut slice: impl FnMut(&mut State) -> bool) {
+    /// Runs a sweep slice by slice. Unlocks the state between slices, and matches the keys of a slice
+    /// then.
+    fn run_to_completion<S>(
+        &self,
+        sweep: &mut S,
+        mut slice: impl FnMut(&mut State, &mut S) -> bool,
+        match_keys: fn(&mut S),
+    ) {
         loop {
             let mut state = self.lock();
-            let is_done = slice(&mut state);
+            let is_done = slice(&mut state, sweep);
             state.unlock_fair();
             if is_done {
                 return;
             }
+            match_keys(sweep);
         }
     }
 }

@@ -5,7 +5,7 @@ use regex::bytes::{Regex, RegexBuilder};
 
 use super::{
     State,
-    ids::{ObjectSlot, Slot},
+    ids::{ObjectSlot, Slot, TenantIndex},
     object::{Flags, Object, ObjectState},
     read::{not_found, not_ready},
 };
@@ -14,8 +14,11 @@ use super::{
 /// wait for a slice.
 const SLICE: u32 = 1024;
 
-/// Maximum size of a compiled pattern.
-const REGEX_BYTES_MAX: usize = 1 << 20;
+/// Key bytes after which a slice ends early.
+const SLICE_KEY_BYTES: usize = 256 << 10;
+
+/// Maximum size of a compiled pattern. A match takes a time in proportion to it, and to the key.
+const REGEX_BYTES_MAX: usize = 256 << 10;
 /// Maximum length of a pattern.
 const PATTERN_BYTES_MAX: usize = 16 * 1024;
 /// Maximum number of objects on one page.
@@ -36,7 +39,7 @@ impl Selector {
     /// Selects keys that contain a match of the pattern (searched, not anchored).
     ///
     /// # Errors
-    /// `INVALID_PARAMS` if the pattern is malformed, longer than 16 KiB or needs more than 1 MiB.
+    /// `INVALID_PARAMS` if the pattern is malformed, longer than 16 KiB or needs more than 256 KiB.
     pub fn regex(pattern: &str) -> Result<Self> {
         if pattern.len() > PATTERN_BYTES_MAX {
             return Err(Error::invalid("the pattern is too long")
@@ -70,6 +73,28 @@ impl Selector {
     }
 }
 
+/// The objects of a slice whose keys a pattern is still to be matched with. That can take seconds for
+/// long keys, so the state must not be locked meanwhile.
+#[derive(Debug, Default)]
+struct Candidates {
+    found: Vec<(ObjectSlot, Box<[u8]>)>,
+    is_matched: bool,
+}
+
+impl Candidates {
+    fn push(&mut self, slot: ObjectSlot, key: &[u8]) {
+        self.found.push((slot, Box::from(key)));
+        self.is_matched = false;
+    }
+
+    /// Keeps the objects whose keys are selected.
+    fn match_keys(&mut self, selector: &Selector) {
+        if !std::mem::replace(&mut self.is_matched, true) {
+            self.found.retain(|(_, key)| selector.matches(key));
+        }
+    }
+}
+
 /// An object in a listing.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ObjectSummary {
@@ -94,6 +119,7 @@ pub struct Listing {
     pub(super) next_slot: u32,
     pub(super) found: std::collections::BTreeMap<ObjectKey, ObjectSummary>,
     pub(super) is_last: bool,
+    candidates: Candidates,
 }
 
 impl Listing {
@@ -109,7 +135,14 @@ impl Listing {
             next_slot: 0,
             found: std::collections::BTreeMap::new(),
             is_last: true,
+            candidates: Candidates::default(),
         }
+    }
+
+    /// Matches a pattern with the keys of the last slice. To be called between two slices, while the
+    /// state is not locked; otherwise the next slice does it.
+    pub fn match_keys(&mut self) {
+        self.candidates.match_keys(&self.selector);
     }
 
     /// Returns the objects found, in byte order of the keys, and whether they are the last.
@@ -135,13 +168,20 @@ pub struct Removal {
     pub(super) is_forced: bool,
     pub(super) next_slot: u32,
     pub(super) removed: u64,
+    candidates: Candidates,
 }
 
 impl Removal {
     /// Creates a removal of the selected complete objects. Leased objects are skipped unless
     /// forced.
     pub fn new(tenant: TenantId, selector: Selector, is_forced: bool) -> Self {
-        Self { tenant, selector, is_forced, next_slot: 0, removed: 0 }
+        let candidates = Candidates::default();
+        Self { tenant, selector, is_forced, next_slot: 0, removed: 0, candidates }
+    }
+
+    /// Matches a pattern with the keys of the last slice, like [`Listing::match_keys`].
+    pub fn match_keys(&mut self) {
+        self.candidates.match_keys(&self.selector);
     }
 
     /// Returns the number of objects removed so far.
@@ -192,24 +232,34 @@ impl State {
     /// Runs one slice of a removal. Returns whether it is done.
     pub fn remove_matching(&mut self, now: Moment, removal: &mut Removal) -> bool {
         let Some(tenant) = self.objects.tenant_index(&removal.tenant) else { return true };
-        let end = removal.next_slot.saturating_add(SLICE).min(self.objects.slot_count());
-        for slot in ObjectSlot::range(removal.next_slot, end) {
-            let is_selected = self.objects.get(slot).is_some_and(|object| {
-                object.tenant == tenant
-                    && object.is_complete()
-                    && (removal.is_forced
-                        || !self.is_protected(now, object)
-                        || self.is_unclaimed(slot))
-                    && removal.selector.matches(self.objects.key(object))
-            });
-            // A lost object is not counted as removed; the sweep drops it.
-            if is_selected && self.drop_lost_replicas(slot) {
-                removal.removed += u64::from(!self.is_unclaimed(slot));
-                self.remove_value(now, slot);
+        removal.match_keys();
+        for (slot, key) in std::mem::take(&mut removal.candidates.found) {
+            if self.is_removable(now, removal, slot, tenant)
+                && self.objects.key(self.objects.at(slot)) == &key[..]
+            {
+                self.remove_selected(now, removal, slot);
+            }
+        }
+        let is_pattern = matches!(removal.selector, Selector::Regex(_));
+        let (mut end, mut bytes) = (removal.next_slot, 0);
+        for slot in ObjectSlot::range(removal.next_slot, self.end_of_slice(removal.next_slot)) {
+            if bytes >= SLICE_KEY_BYTES {
+                break;
+            }
+            end += 1;
+            if !self.is_removable(now, removal, slot, tenant) {
+                continue;
+            }
+            let key = self.objects.key(self.objects.at(slot));
+            if is_pattern {
+                bytes += key.len();
+                removal.candidates.push(slot, key);
+            } else if removal.selector.matches(key) {
+                self.remove_selected(now, removal, slot);
             }
         }
         removal.next_slot = end;
-        let is_done = end == self.objects.slot_count();
+        let is_done = end == self.objects.slot_count() && removal.candidates.found.is_empty();
         let is_clear = matches!(removal.selector, Selector::All) && self.objects.complete == 0;
         if is_done && is_clear && removal.removed > 0 {
             self.emit_cleared(&removal.tenant);
@@ -220,18 +270,71 @@ impl State {
     /// Runs one slice of a listing. Returns whether the page is complete. Grants no lease.
     pub fn list_objects(&self, listing: &mut Listing) -> bool {
         let Some(tenant) = self.objects.tenant_index(&listing.tenant) else { return true };
-        let end = listing.next_slot.saturating_add(SLICE).min(self.objects.slot_count());
-        for slot in ObjectSlot::range(listing.next_slot, end) {
-            let Some(object) = self.objects.get(slot) else { continue };
-            if object.tenant == tenant
-                && listing.accepts(self.objects.key(object))
+        listing.match_keys();
+        for (slot, key) in std::mem::take(&mut listing.candidates.found) {
+            if let Some(object) = self.objects.get(slot)
+                && object.tenant == tenant
+                && self.objects.key(object) == &key[..]
+                && listing.is_wanted(&key)
                 && let Some(summary) = self.summary(object)
             {
                 listing.add(summary);
             }
         }
+        let is_pattern = matches!(listing.selector, Selector::Regex(_));
+        let (mut end, mut bytes) = (listing.next_slot, 0);
+        for slot in ObjectSlot::range(listing.next_slot, self.end_of_slice(listing.next_slot)) {
+            if bytes >= SLICE_KEY_BYTES {
+                break;
+            }
+            end += 1;
+            let Some(object) = self.objects.get(slot).filter(|object| object.tenant == tenant)
+            else {
+                continue;
+            };
+            let key = self.objects.key(object);
+            if !listing.is_wanted(key) {
+                continue;
+            }
+            if is_pattern {
+                bytes += key.len();
+                listing.candidates.push(slot, key);
+            } else if listing.selector.matches(key)
+                && let Some(summary) = self.summary(object)
+            {
+                bytes += key.len();
+                listing.add(summary);
+            }
+        }
         listing.next_slot = end;
-        end == self.objects.slot_count()
+        end == self.objects.slot_count() && listing.candidates.found.is_empty()
+    }
+
+    fn end_of_slice(&self, start: u32) -> u32 {
+        start.saturating_add(SLICE).min(self.objects.slot_count())
+    }
+
+    /// Returns whether the removal takes the object if its key is selected.
+    fn is_removable(
+        &self,
+        now: Moment,
+        removal: &Removal,
+        slot: ObjectSlot,
+        tenant: TenantIndex,
+    ) -> bool {
+        self.objects.get(slot).is_some_and(|object| {
+            object.tenant == tenant
+                && object.is_complete()
+                && (removal.is_forced || !self.is_protected(now, object) || self.is_unclaimed(slot))
+        })
+    }
+
+    /// Removes a selected object. A lost object is not counted as removed; the sweep drops it.
+    fn remove_selected(&mut self, now: Moment, removal: &mut Removal, slot: ObjectSlot) {
+        if self.drop_lost_replicas(slot) {
+            removal.removed += u64::from(!self.is_unclaimed(slot));
+            self.remove_value(now, slot);
+        }
     }
 
     /// Returns whether a lease or a running copy protects the object from a plain removal.
@@ -286,17 +389,14 @@ impl State {
 }
 
 impl Listing {
-    /// Returns whether the key can belong on the page, judged by the objects scanned so far.
-    fn accepts(&mut self, key: &[u8]) -> bool {
+    /// Returns whether a selected key can belong on the page, judged by the objects scanned so far.
+    fn is_wanted(&self, key: &[u8]) -> bool {
         if self.after.as_deref().is_some_and(|after| key <= after) {
             return false;
         }
         let last = self.found.last_key_value().filter(|_| self.found.len() >= self.limit);
         let is_beyond = last.is_some_and(|(last, _)| key > last.as_bytes());
-        if is_beyond && !self.is_last {
-            return false;
-        }
-        self.selector.matches(key)
+        !is_beyond || self.is_last
     }
 
     fn add(&mut self, summary: ObjectSummary) {

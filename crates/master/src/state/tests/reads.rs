@@ -145,6 +145,7 @@ fn bulk_removal_skips_leased_and_unfinished() {
     assert_eq!(remove(&mut pool, Selector::All, false), 1);
     assert_eq!(pool.probe("a3"), ObjectState::Writing);
     fails(Selector::regex("("), ErrorCode::INVALID_PARAMS);
+    Selector::regex(r"^\w+/\p{Greek}[^\s]*$").unwrap();
     for (pattern, why) in [("a(?=b)", "look-around"), (r"(a)\1", "backreferences")] {
         let error = fails(Selector::regex(pattern), ErrorCode::INVALID_PARAMS).to_string();
         assert!(error.contains(why) && error.contains("not supported"), "{error}");
@@ -248,4 +249,47 @@ fn batch_probe_equals_single_probes() {
     let unknown = TenantId::new("unknown");
     let absent = Probed { state: ObjectState::Absent, length: 0 };
     assert_eq!(pool.state.probe_all(pool.now, &unknown, &keys, true), [absent; 4]);
+}
+
+#[test]
+fn slice_of_pattern_matches_nothing_under_the_lock() {
+    let mut pool = Pool::new(16);
+    for key in ["a1", "a2", "b1"] {
+        pool.put(key, 1000).unwrap();
+    }
+    pool.wait(20);
+    let pattern = || Selector::regex("^a").unwrap();
+    let mut listing = Listing::new(pool.tenant.clone(), pattern(), None, 0);
+    assert!(!pool.state.list_objects(&mut listing), "the keys are not matched yet");
+    let mut removal = Removal::new(pool.tenant.clone(), pattern(), false);
+    assert!(!pool.state.remove_matching(pool.now, &mut removal));
+    assert_eq!(removal.removed(), 0);
+    removal.match_keys();
+    listing.match_keys();
+    // Meanwhile one key is removed, and its slot has another object.
+    pool.remove("a1", false).unwrap();
+    pool.put("b2", 1000).unwrap();
+    assert!(pool.state.list_objects(&mut listing));
+    let names: Vec<_> = listing.into_page().objects.into_iter().map(|object| object.key).collect();
+    assert_eq!(names, [mooncake_base::ObjectKey::new(*b"a2").unwrap()]);
+    assert!(pool.state.remove_matching(pool.now, &mut removal));
+    assert_eq!(removal.removed(), 1);
+    assert_eq!(pool.list(Selector::All, None, 0).0, ["b1", "b2"]);
+}
+
+#[test]
+fn slice_of_long_keys_ends_early() {
+    let mut pool = Pool::new(16);
+    let long = "k".repeat(60_000);
+    for index in 0..20 {
+        pool.put(&format!("{long}{index}"), 1000).unwrap();
+    }
+    pool.wait(20);
+    let mut listing = Listing::new(pool.tenant.clone(), Selector::regex("7$").unwrap(), None, 0);
+    let mut slices = 1;
+    while !pool.state.list_objects(&mut listing) {
+        slices += 1;
+    }
+    assert_eq!(listing.into_page().objects.len(), 2);
+    assert!(slices >= 4, "{slices} slices for 1.2 MB of keys");
 }
