@@ -609,7 +609,7 @@ class Store:
         """Register memory of this process for peers. Touches no page."""
 
     def unregister_buffer(self, address: int) -> None:
-        """Unregister memory by its first address. Raise ``BusyError`` while a peer may access it."""
+        """Unregister memory by its first address. Raise ``BusyError`` if a peer may access it."""
 
     def mount(self, length: int) -> Sequence[str]:
         """Lend more memory to the pool, as one segment or several; return their ids."""

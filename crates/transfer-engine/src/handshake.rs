@@ -11,6 +11,7 @@
 pub(crate) mod acceptor;
 pub mod client;
 pub mod codec;
+mod connection_table;
 mod deadline_stream;
 pub(crate) mod dial;
 pub(crate) mod proof;

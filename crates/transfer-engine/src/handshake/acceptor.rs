@@ -10,7 +10,7 @@ use std::{
         atomic::{AtomicU64, Ordering},
         mpsc::sync_channel,
     },
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use mooncake_base::{Error, ErrorCode, Result};
@@ -18,12 +18,14 @@ use tokio::{
     net::{TcpListener, TcpStream},
     runtime::Handle,
     sync::{OwnedSemaphorePermit, Semaphore},
+    time::timeout,
 };
 use tokio_util::{
     sync::CancellationToken,
     task::{TaskTracker, task_tracker::TaskTrackerToken},
 };
 
+use super::connection_table::{ConnectionEntry, ConnectionTable, Displacement};
 use crate::{fork, metrics::PoolSnapshot};
 
 /// How long `close` waits for cancelled tasks, which end at their next await.
@@ -32,12 +34,18 @@ const CLOSE_TIMEOUT: Duration = Duration::from_millis(200);
 /// How long accepting pauses when the process has no free descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
+/// The pause after a connection was ended to free its descriptor.
+const DISPLACE_PAUSE: Duration = Duration::from_millis(5);
+
+/// The maximum wait for a connection that was told to end, before another one is.
+const ROOM_INTERVAL: Duration = Duration::from_millis(200);
+
 /// Handling of connections above the limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum OverflowPolicy {
-    /// They wait in the backlog; for short requests.
+    /// They wait until another connection ends or gives way; for short requests.
     Wait,
-    /// They are closed; for long-lived connections.
+    /// They are closed if no other connection gives way; for long-lived connections.
     Close,
 }
 
@@ -56,8 +64,26 @@ pub(crate) struct Accepted {
 /// Counts a connection until it is dropped; `close` waits for all of them.
 #[derive(Debug)]
 pub(crate) struct ConnectionGuard {
+    entry: ConnectionEntry,
     _permit: OwnedSemaphorePermit,
     _counted: TaskTrackerToken,
+}
+
+impl ConnectionGuard {
+    /// Marks the connection as one that has sent a valid request.
+    pub(crate) fn mark_known(&self) {
+        self.entry.mark_known();
+    }
+
+    /// Marks the connection as waiting for its peer: it may have to give way to another one.
+    pub(crate) fn begin_wait(&self) {
+        self.entry.begin_wait(Instant::now());
+    }
+
+    /// Marks the connection as being at work.
+    pub(crate) fn end_wait(&self) {
+        self.entry.end_wait();
+    }
 }
 
 /// A running listener.
@@ -99,6 +125,7 @@ impl Acceptor {
         let (permits, refused) = (Arc::new(Semaphore::new(limit)), Arc::new(AtomicU64::new(0)));
         let pool = Pool {
             permits: Arc::clone(&permits),
+            table: Arc::new(ConnectionTable::new(Instant::now())),
             overflow,
             stop: stop.clone(),
             refused: Arc::clone(&refused),
@@ -150,9 +177,36 @@ impl Drop for Acceptor {
 
 struct Pool {
     permits: Arc<Semaphore>,
+    table: Arc<ConnectionTable>,
     overflow: OverflowPolicy,
     stop: CancellationToken,
     refused: Arc<AtomicU64>,
+}
+
+impl Pool {
+    /// Acquires a permit for a new connection; ends another connection if there is none left.
+    async fn acquire(&self) -> Option<OwnedSemaphorePermit> {
+        loop {
+            if let Ok(permit) = Arc::clone(&self.permits).try_acquire_owned() {
+                return Some(permit);
+            }
+            let wait = match (self.table.displace(Instant::now()), self.overflow) {
+                (Displacement::Refused, OverflowPolicy::Close) => {
+                    self.refused.fetch_add(1, Ordering::Relaxed);
+                    tracing::warn!("a connection was closed, the limit of connections is reached");
+                    return None;
+                }
+                (Displacement::Refused, OverflowPolicy::Wait) => ROOM_INTERVAL,
+                (Displacement::After(wait), _) => wait,
+                (Displacement::Ended, _) => {
+                    self.refused.fetch_add(1, Ordering::Relaxed);
+                    ROOM_INTERVAL
+                }
+            };
+            // A permit that arrives earlier ends the wait, and is taken above.
+            drop(timeout(wait, self.permits.acquire()).await);
+        }
+    }
 }
 
 async fn accept<Serve, Served>(listener: TcpListener, pool: Pool, tasks: TaskTracker, serve: Serve)
@@ -163,26 +217,25 @@ where
     let fork_guard = ForkGuard::new(&listener);
     let accepting = async {
         loop {
-            if pool.overflow == OverflowPolicy::Wait {
-                // The permit is taken again below, by the only task that takes any.
-                drop(pool.permits.acquire().await);
-            }
             let stream = match listener.accept().await {
                 Ok((stream, _)) => stream,
                 Err(failure) => {
+                    // Most likely the process has no free descriptor. A silent connection has one.
+                    if pool.table.displace(Instant::now()) == Displacement::Ended {
+                        pool.refused.fetch_add(1, Ordering::Relaxed);
+                        tokio::time::sleep(DISPLACE_PAUSE).await;
+                        continue;
+                    }
                     tracing::warn!(%failure, "a connection could not be accepted");
                     tokio::time::sleep(ACCEPT_PAUSE).await;
                     continue;
                 }
             };
-            let Ok(permit) = Arc::clone(&pool.permits).try_acquire_owned() else {
-                pool.refused.fetch_add(1, Ordering::Relaxed);
-                tracing::warn!("a connection was closed, the limit of connections is reached");
-                continue;
-            };
+            let Some(permit) = pool.acquire().await else { continue };
             let fork_guard = ForkGuard::new(&stream);
-            let guard = ConnectionGuard { _permit: permit, _counted: tasks.token() };
             let cut = pool.stop.child_token();
+            let entry = pool.table.add(cut.clone(), Instant::now());
+            let guard = ConnectionGuard { entry, _permit: permit, _counted: tasks.token() };
             let accepted = Accepted { fork_guard, stream, cut: cut.clone(), guard };
             let served = serve(accepted);
             tasks.spawn(async move {

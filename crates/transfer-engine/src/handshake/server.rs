@@ -43,7 +43,7 @@ pub struct HandshakeSettings {
     pub receive_timeout: Duration,
     /// Maximum length of a request; at least upstream's 1 MiB.
     pub message_bytes_max: usize,
-    /// Maximum number of concurrent connections; more wait.
+    /// Maximum number of concurrent connections. Above it the oldest silent one gives way.
     pub connections_max: usize,
     /// Maximum number of queued notifications; more are refused.
     pub notifications_max: usize,
@@ -58,7 +58,7 @@ impl Default for HandshakeSettings {
         Self {
             receive_timeout: Duration::from_secs(5),
             message_bytes_max: MESSAGE_BYTES_MAX_DEFAULT,
-            connections_max: 64,
+            connections_max: 256,
             notifications_max: 4096,
             token: None,
             refusals: Arc::default(),
@@ -139,9 +139,12 @@ impl HandshakeServer {
 }
 
 async fn serve(mut accepted: Accepted, shared: Arc<HandshakeShared>) -> io::Result<()> {
-    let stream = &mut accepted.stream;
+    let Accepted { stream, guard, .. } = &mut accepted;
     let receive_timeout = shared.settings.receive_timeout;
     let request = timeout(receive_timeout, receive(stream, &shared.settings)).await??;
+    guard.mark_known();
+    // What remains is short, unless the peer does not read.
+    guard.begin_wait();
     let answer =
         match shared.settings.token.as_ref().filter(|_| proof::is_challenge_request(&request)) {
             Some(token) => {

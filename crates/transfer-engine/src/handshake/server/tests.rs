@@ -159,6 +159,24 @@ fn peers_above_the_limit_wait_and_are_served() {
     });
 }
 
+#[test]
+fn silent_strangers_keep_no_peer_away() {
+    let settings = HandshakeSettings::default();
+    let (server, endpoint) = server_with("127.0.0.1", settings.clone());
+    let connect = |_| TcpStream::connect(endpoint.to_pair()).unwrap();
+    let mut strangers: Vec<TcpStream> = (0..settings.connections_max + 64).map(connect).collect();
+    // Half of them begin a message and never finish it.
+    strangers.iter_mut().step_by(2).for_each(|stream| stream.write_all(&[9, 0]).unwrap());
+    let begin = Instant::now();
+    handshake::probe(&endpoint, soon()).unwrap();
+    assert!(begin.elapsed() < Duration::from_secs(1), "{:?}", begin.elapsed());
+    assert!(server.acceptor.load().refused >= 64);
+    // The youngest strangers were left alone.
+    let youngest = strangers.last_mut().unwrap();
+    youngest.set_read_timeout(Some(Duration::from_millis(1))).unwrap();
+    assert_eq!(youngest.read(&mut [0]).unwrap_err().kind(), io::ErrorKind::WouldBlock);
+}
+
 /// A listener that runs `serve` on its first connection.
 fn peer(serve: impl FnOnce(TcpStream) + Send + 'static) -> Endpoint {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();

@@ -21,7 +21,7 @@ use mooncake_base::{EngineId, Error, ErrorCode, Result};
 use super::{
     attachment::Attachment,
     link::{Link, Received, poll, poll_readable},
-    server_connection::{ConnectionEvent, ServerConnection},
+    server_connection::{ConnectionEvent, ServerConnection, effective_user},
 };
 use crate::{
     fork, memory::exported_memory::ExportedMemory, metrics::Refusals, region::Region, token::Token,
@@ -29,6 +29,9 @@ use crate::{
 
 /// The maximum number of peers attached to one engine; further connections are refused.
 const CLIENTS_MAX: usize = 4096;
+
+/// The maximum number of peers in their handshake; above it the oldest one gives way.
+const HANDSHAKES_MAX: usize = 256;
 
 /// The maximum duration of a peer's handshake.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
@@ -234,7 +237,20 @@ impl ServerShared {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
                 Err(error) => return Err(error),
             };
+            // Peers of other users take no place.
+            let user = link.credentials().map(|peer| peer.user);
+            if user.as_ref().ok() != Some(&effective_user()) {
+                tracing::debug!(?user, "a peer of this host was refused: another user");
+                continue;
+            }
             let mut state = self.state.lock();
+            let handshakes = state.clients.iter().filter(|(_, client)| client.is_handshaking());
+            let handshakes: Vec<u64> = handshakes.map(|(id, _)| *id).collect();
+            if handshakes.len() >= HANDSHAKES_MAX || state.clients.len() >= CLIENTS_MAX {
+                // Ids ascend: the smallest is the oldest.
+                let oldest = handshakes.into_iter().min();
+                oldest.into_iter().for_each(|id| drop_client(&mut state, id));
+            }
             if state.clients.len() >= CLIENTS_MAX {
                 tracing::warn!(
                     limit = CLIENTS_MAX,
@@ -386,5 +402,25 @@ impl WakeEvent {
         let file = self.0.as_fd().as_raw_fd();
         // SAFETY: the call writes eight bytes of a local.
         let _ = unsafe { libc::read(file, (&raw mut count).cast(), 8) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn silent_strangers_give_way_in_the_order_of_their_arrival() {
+        let lent = ExportedMemory::register(EngineId::random());
+        let server = ShmServer::start(lent, AuthPolicy::default()).unwrap();
+        let connect = |_| Link::connect(server.name(), Duration::from_secs(20)).unwrap();
+        let strangers: Vec<Link> = (0..HANDSHAKES_MAX + 8).map(connect).collect();
+        let begin = Instant::now();
+        while !strangers[..8].iter().all(Link::is_closed) {
+            assert!(begin.elapsed() < HANDSHAKE_TIMEOUT, "the first ones give way at once");
+            std::thread::yield_now();
+        }
+        assert!(!strangers[8..].iter().any(Link::is_closed), "the others are left alone");
+        assert!(server.shared.state.lock().clients.len() <= HANDSHAKES_MAX);
     }
 }

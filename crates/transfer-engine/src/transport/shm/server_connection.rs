@@ -80,7 +80,12 @@ impl ServerConnection {
 
     /// Returns whether the handshake is unfinished after `limit`.
     pub(super) fn is_handshaking_for(&self, limit: Duration) -> bool {
-        !matches!(self.stage, Stage::Attached | Stage::Expelled) && self.since.elapsed() > limit
+        self.is_handshaking() && self.since.elapsed() > limit
+    }
+
+    /// Returns whether the handshake is unfinished.
+    pub(super) fn is_handshaking(&self) -> bool {
+        !matches!(self.stage, Stage::Attached | Stage::Expelled)
     }
 
     /// Ends the connection towards a peer that does not confirm. The peer closes its end when it

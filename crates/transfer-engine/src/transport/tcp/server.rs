@@ -35,8 +35,10 @@ pub struct TcpServerSettings {
     /// The id of this engine. A peer that expects another engine at this address is refused, so
     /// that it does not access memory of a process that replaced the expected one.
     pub engine: Option<EngineId>,
-    /// The maximum number of connections; further ones are closed at once.
+    /// The maximum number of connections. Above it the oldest silent or waiting one gives way.
     pub connections_max: usize,
+    /// The time in which a new connection must send its first bytes and its proof.
+    pub greeting_timeout: Duration,
     /// The time without progress after which the connection of a request is closed, since the
     /// request keeps its memory from being unregistered.
     pub progress_timeout: Duration,
@@ -52,6 +54,7 @@ impl Default for TcpServerSettings {
         Self {
             engine: None,
             connections_max: 8192,
+            greeting_timeout: Duration::from_secs(5),
             progress_timeout: Duration::from_secs(30),
             token: None,
             refusals: Arc::default(),
@@ -128,7 +131,7 @@ async fn serve(accepted: Accepted, shared: Arc<TcpServerShared>) -> io::Result<(
     set_socket_options(SockRef::from(&accepted.stream))?;
     let mut connection = Connection::new(accepted, &shared.pins);
     // A new connection must send its first bytes in time; it may idle only after a request.
-    let timeout = RequestTimeout::until(Instant::now() + shared.settings.progress_timeout);
+    let timeout = RequestTimeout::until(Instant::now() + shared.settings.greeting_timeout);
     let mut first = [0; 8];
     connection.read(&mut first, timeout).await?;
     if first != MAGIC && shared.settings.token.is_some() {
@@ -174,5 +177,6 @@ async fn serve(accepted: Accepted, shared: Arc<TcpServerShared>) -> io::Result<(
             return Err(io::Error::other("the peer does not know the token"));
         }
     }
+    connection.mark_known();
     native::serve(connection, &shared).await
 }

@@ -5,6 +5,7 @@ mod compat;
 mod dedicated_threads;
 mod faults;
 mod request_window;
+mod strangers;
 mod support;
 mod token;
 
@@ -142,7 +143,6 @@ fn serves_ipv4_and_ipv6_addresses() {
 
 #[test]
 fn many_threads_share_few_connections() {
-    // The server would close a fifth connection, and its transfer would fail.
     let settings = TcpServerSettings { connections_max: 4, ..TcpServerSettings::default() };
     let owner = Owner::start_with("127.0.0.1:0", settings);
     let theirs = Memory::patterned(64 * 1000, 7);
@@ -162,6 +162,8 @@ fn many_threads_share_few_connections() {
             });
         }
     });
+    // The server would have ended a connection to make room for a fifth one.
+    assert_eq!(owner.server.connections().refused, 0);
 }
 
 #[test]

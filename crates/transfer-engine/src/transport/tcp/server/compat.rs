@@ -29,6 +29,7 @@ pub(super) async fn serve(
         let timeout = RequestTimeout::for_bytes(shared.settings.progress_timeout, 0);
         connection.read(&mut bytes[filled..], timeout).await?;
         let header = Header::decode(&bytes)?;
+        connection.mark_known();
         if !answer(&mut connection, shared, &header).await? {
             return Ok(());
         }

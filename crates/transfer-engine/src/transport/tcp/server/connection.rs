@@ -64,7 +64,7 @@ pub(super) struct Connection {
     discard: DiscardBuffer,
     spin_wait: SpinWait,
     /// Dropped after the pins: the end of the connection implies that the memory is released.
-    _guard: ConnectionGuard,
+    guard: ConnectionGuard,
 }
 
 /// The socket of a connection, by the way in which it waits.
@@ -108,8 +108,13 @@ impl Connection {
             pins: pins.add(accepted.cut),
             discard: DiscardBuffer::default(),
             spin_wait: SpinWait::new(NEXT_CALL_SPIN_TIME),
-            _guard: accepted.guard,
+            guard: accepted.guard,
         }
+    }
+
+    /// Marks the connection as one that has sent a valid greeting or request.
+    pub(super) fn mark_known(&self) {
+        self.guard.mark_known();
     }
 
     /// Adds registered memory to the spans of the request. Returns false and adds nothing if the
@@ -180,7 +185,9 @@ impl Connection {
     pub(super) async fn read_available(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         loop {
             if let Socket::Async(stream) = &self.socket {
+                self.guard.begin_wait();
                 stream.readable().await?;
+                self.guard.end_wait();
             }
             match self.socket.read(buffer, &mut self.spin_wait) {
                 Err(failure) if failure.kind() == io::ErrorKind::Interrupted => {}
@@ -311,7 +318,9 @@ impl Connection {
         match (failure.kind(), &self.socket) {
             (io::ErrorKind::Interrupted, _) => Ok(()),
             (io::ErrorKind::WouldBlock, Socket::Async(stream)) => {
+                self.guard.begin_wait();
                 timeout_at(timeout.next(), stream.ready(interest(readiness))).await??;
+                self.guard.end_wait();
                 Ok(())
             }
             (io::ErrorKind::WouldBlock, Socket::Blocking(stream)) => {
