@@ -107,8 +107,10 @@ class RpcInterface:
     """A client, a server, or both.
 
     Calls return numbers: 0 if the receiver accepted the message; -1 if it did not, or if that is
-    unknown. `mooncake.last_error()` has the reason. Only arguments of a wrong type raise. Any
-    number of threads may use one interface. Every call ends within its timeout.
+    unknown. `mooncake.last_error()` has the reason. A message for which the receiver has no
+    callback is accepted and dropped, as in upstream; the receiver logs a warning. Only arguments of
+    a wrong type raise. Any number of threads may use one interface. Every call ends within its
+    timeout.
     """
 
     __slots__ = (
@@ -375,20 +377,20 @@ def _serve(server: _native.RpcServer, callbacks: dict[str, Callable[[Any], objec
         if delivery is None:
             continue
         try:
-            refusal = _dispatch(delivery, callbacks)
+            _dispatch(delivery, callbacks)
         except Exception:  # noqa: BLE001 - the bytes have arrived; the sender gets no error
             _log.exception("a callback failed")
-            refusal = None
-        delivery.answer(refusal)
+        delivery.answer(None)
 
 
-def _dispatch(
-    delivery: _native.RpcDelivery, callbacks: dict[str, Callable[[Any], object]]
-) -> str | None:
+def _dispatch(delivery: _native.RpcDelivery, callbacks: dict[str, Callable[[Any], object]]) -> None:
+    """Call the callback of a message; drop the message if there is none, as upstream does."""
     kind = "data" if delivery.tensor is None else "tensor"
     callback = callbacks.get(kind)
     if callback is None:
-        return f"the receiver has no callback for messages of kind {kind}"
+        # From now on messages of this kind are dropped in silence, until there is a callback.
+        callback = callbacks.setdefault(kind, _drop)
+        _log.warning("a message of kind %s was dropped: there is no callback for it", kind)
     received: ReceivedData | ReceivedTensor
     if delivery.tensor is None:
         received = object.__new__(ReceivedData)
@@ -398,7 +400,10 @@ def _dispatch(
         received._dtype, received._shape = str(described["dtype"]), list(described["shape"])
     received._body, received._source = delivery.body, delivery.source
     callback(received)
-    return None
+
+
+def _drop(_: object) -> None:
+    pass
 
 
 def _tensor(tensor: Any) -> tuple[memoryview, str]:
