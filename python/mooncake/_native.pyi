@@ -16,6 +16,7 @@ __all__ = [
     "VERSION",
     "Buffer",
     "Engine",
+    "ObjectItemsError",
     "Pending",
     "PutOptions",
     "RpcClient",
@@ -29,6 +30,7 @@ __all__ = [
     "get_columns",
     "get_one",
     "get_values",
+    "holds_objects",
     "host_allocator",
     "is_present",
     "last_error",
@@ -63,13 +65,19 @@ _Ints: TypeAlias = Sequence[int]
 _Numbers: TypeAlias = tuple[list[int], MooncakeError | None]
 _Columns: TypeAlias = Sequence[_Ints]
 
+class ObjectItemsError(TypeError):
+    """The items of a buffer are Python objects."""
+
 @final
 class Buffer:
     """Bytes that own their memory and offer the buffer protocol without a copy."""
 
     @staticmethod
-    def allocate(length: int) -> Buffer:
-        """Return zeroed memory; pages take physical memory only when they are touched."""
+    def allocate(length: int, alignment: int = ...) -> Buffer:
+        """Return zeroed memory at a multiple of the page size and of `alignment`, a power of two.
+
+        Pages take physical memory only when they are touched.
+        """
 
     @property
     def exports(self) -> int:
@@ -390,6 +398,8 @@ class Store:
         metadata: str = ...,
         segment_bytes: int = 0,
         tenant: str = ...,
+        refuses_ignored_tenant: bool = True,
+        wants_offload: bool = False,
         is_tcp_forced: bool | None = None,
         rpc_timeout_s: float | None = None,
         connect_timeout_s: float | None = None,
@@ -406,6 +416,9 @@ class Store:
             metadata: ``"P2PHANDSHAKE"`` or the URL of a metadata server.
             segment_bytes: Memory to lend to the pool.
             tenant: Tenant in whose namespace the keys are.
+            refuses_ignored_tenant: Refuse a master that ignores tenants, if another tenant than the
+                default one is named; False logs a warning.
+            wants_offload: Let the master count the evicted objects that an SSD tier would keep.
             is_tcp_forced: Transfer bytes over TCP only; None uses ``MC_FORCE_TCP``.
             rpc_timeout_s: Timeout of a call to the master; None uses the environment.
             connect_timeout_s: Timeout for connecting to the master; None uses the environment.
@@ -737,6 +750,9 @@ def failure(
     code: int, text: str, *, key: _Key | None = None, is_closed: bool = False
 ) -> MooncakeError:
     """Build the exception for a failure found in Python code, and record it as the last error."""
+
+def holds_objects(codes: bytes) -> bool:
+    """Return whether a format of the buffer protocol has Python objects, also in a structure."""
 
 def host_allocator() -> tuple[int, int]:
     """Return the addresses of the C functions that allocate and free host memory."""

@@ -58,7 +58,8 @@ class StoreConfig:
             only when objects are written to them.
         name: ``host[:port]`` by which peers reach this process; "" chooses it.
         metadata: ``"P2PHANDSHAKE"``, or the URL of a metadata server.
-        tenant: Tenant in whose namespace the keys are. A master without tenants has one namespace.
+        tenant: Tenant in whose namespace the keys are. A master without ``--enable_multi_tenants``
+            has one namespace for all, and is refused unless this is the default.
         is_tcp_forced: Transfer bytes over TCP only; None uses ``MC_FORCE_TCP``. Data in this
             store's own memory is still copied directly, unless ``MC_STORE_MEMCPY=0``.
         rpc_timeout_s: Timeout of a call to the master.

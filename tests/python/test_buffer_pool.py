@@ -6,6 +6,7 @@ import ctypes
 import gc
 import os
 import threading
+import time
 from pathlib import Path
 
 import numpy as np
@@ -287,3 +288,96 @@ def test_binding_to_unknown_numa_node_changes_nothing(caplog):
     assert seen[0] == os.sched_getaffinity(0)
     assert seen[1] <= cores_of_node_0()
     assert "9999" in caplog.text
+
+
+@pytest.mark.parametrize("alignment", [8, 64, 4096, 1 << 16, 1 << 21, 8 * MIB])
+@pytest.mark.parametrize("size", [1, 100, 5000, 65536, 100_000, 3 * MIB])
+def test_leases_are_aligned(compat_store, alignment, size):
+    pool = BufferPool(compat_store, min_size_class=1, alignment=alignment)
+    leases = [pool.acquire(size) for _ in range(3)]
+    step = max(64, alignment)
+    assert [lease.ptr % step for lease in leases] == [0, 0, 0]
+    for lease in leases:
+        view = lease.buffer
+        assert (view[0], view[size - 1]) == (0, 0), "the memory is zeroed"
+        view[:] = b"x" * size
+        del view
+        lease.release()
+    pool.close()
+
+
+def test_aligned_leases_take_no_more_memory_than_they_hold(compat_store):
+    def mapped():
+        status = Path("/proc/self/status").read_text()
+        return int(status.split("VmSize:")[1].split()[0]) << 10
+
+    pool = BufferPool(compat_store)
+    before = mapped()
+    leases = [pool.acquire(65536) for _ in range(64)]
+    assert mapped() - before < 64 * MIB, "the alignment is 8 MiB"
+    del leases
+    pool.close()
+
+
+class BusyStore:
+    """A native store, some of whose buffers are in use by a peer."""
+
+    def __init__(self, native):
+        self.native = native
+        self.busy: set[int] = set()
+        self.refused = 0
+
+    def register_buffer(self, address, length):
+        self.native.register_buffer(address, length)
+
+    def unregister_buffer(self, address):
+        if address in self.busy:
+            self.refused += 1
+            raise mooncake.BusyError("the range is still in use")
+        self.native.unregister_buffer(address)
+
+
+def test_busy_memory_is_kept_until_its_peer_is_done(compat_store):
+    pool = BufferPool(compat_store, max_bytes=24 * MIB, default_timeout=0.3)
+    store = pool._store = BusyStore(pool._store)
+    lease = pool.acquire(12 * MIB)
+    view, at = lease.buffer, lease.ptr
+    view[:4] = b"mine"
+    store.busy.add(at)
+    # The lease ends while a view of it lives, so the pool does not keep the buffer for reuse.
+    del lease, view
+    gc.collect()
+    assert store.refused == 1
+    assert ctypes.string_at(at, 4) == b"mine", "the memory is not freed"
+    with pytest.raises(RuntimeError, match="timed out"):
+        pool.acquire(12 * MIB)
+    with pytest.raises(RuntimeError, match="exhausted"):
+        pool.acquire(12 * MIB, block=False)
+    pool.acquire(100).release()
+    assert ctypes.string_at(at, 4) == b"mine"
+    store.busy.clear()
+    pool.acquire(12 * MIB, timeout=20).release()
+    assert compat_store.register_buffer(at, 100) == -600, "the memory is freed"
+    pool.close()
+
+
+def test_busy_memory_outlives_its_pool(compat_store):
+    pool = BufferPool(compat_store)
+    store = pool._store = BusyStore(pool._store)
+    with pool.buffer(MIB) as lease:
+        at = lease.ptr
+        lease.buffer[:4] = b"mine"
+        gc.collect()
+    store.busy.add(at)
+    pool.close()
+    del pool
+    gc.collect()
+    assert store.refused == 1
+    assert ctypes.string_at(at, 4) == b"mine"
+    store.busy.clear()
+    other = BufferPool(compat_store)
+    deadline = time.monotonic() + 20
+    while mooncake.store.pool._kept:
+        assert time.monotonic() < deadline
+        other.acquire(1).release()
+    other.close()

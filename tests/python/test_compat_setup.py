@@ -9,7 +9,7 @@ import urllib.error
 import urllib.request
 
 import pytest
-from conftest import MIB, PROMPT_S, MasterProcess, set_up
+from conftest import MIB, PROMPT_S, MasterProcess, run_script, set_up, start_master
 
 import mooncake
 from mooncake.store import MooncakeDistributedStore, ReplicateConfig
@@ -205,9 +205,58 @@ def test_unsupported_features_are_rejected(fresh, tmp_path):
         fresh.setup(
             "localhost", "P2PHANDSHAKE", enable_ssd_offload=True, ssd_offload_path="/nowhere"
         )
-    path = str(tmp_path)
-    assert fresh.setup("h", "P2PHANDSHAKE", enable_ssd_offload=True, ssd_offload_path=path) == -1300
     assert not hasattr(MooncakeDistributedStore, "put_tensor")
+
+
+def test_ssd_offload_is_accepted_warned_of_and_counted(fresh, tmp_path, caplog):
+    small = start_master("--default_kv_lease_ttl=1ms")
+    try:
+        asked = {"enable_ssd_offload": True, "ssd_offload_path": str(tmp_path)}
+        setup = ("localhost", "P2PHANDSHAKE", 16 * MIB, 16 * MIB, "tcp", "", small.address)
+        assert fresh.setup(*setup, **asked) == 0
+        warnings = [record.getMessage() for record in caplog.records]
+        assert warnings == ["SSD offload is not implemented: evicted objects are dropped"]
+        for number in range(64):
+            assert fresh.put(f"k{number}", bytes(MIB)) == 0
+        missed, evicted = (
+            metric(small, name)
+            for name in ("mooncake_master_missed_offloads_total", "master_evicted_key_count")
+        )
+        assert missed == evicted >= 48
+        assert fresh.setup(*setup) == 0, "now without offload"
+        for number in range(64):
+            assert fresh.put(f"m{number}", bytes(MIB)) == 0
+        assert metric(small, "master_evicted_key_count") > evicted
+        assert metric(small, "mooncake_master_missed_offloads_total") == missed
+    finally:
+        small.stop()
+
+
+def metric(master, name):
+    with urllib.request.urlopen(f"{master.admin}/metrics", timeout=10) as answer:
+        found = re.search(rf"^{name} (\d+)", answer.read().decode(), re.MULTILINE)
+    assert found is not None
+    return int(found[1])
+
+
+JOIN_AS_TENANT = """
+import sys
+from mooncake.store import MooncakeDistributedStore
+store = MooncakeDistributedStore()
+tenant, master = sys.argv[1:]
+joined = store.setup("localhost", "P2PHANDSHAKE", 0, 0, "tcp", "", master, tenant_id=tenant)
+assert joined == 0, joined
+assert store.health_check() == 0
+store.close()
+"""
+
+
+@pytest.mark.parametrize(("tenant", "warnings"), [("team-a", 1), ("default", 0), ("", 0)])
+def test_setup_warns_of_an_ignored_tenant(master, tenant, warnings):
+    done = run_script(JOIN_AS_TENANT, tenant, master.address)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("--enable_multi_tenants") == warnings, done.stderr
+    assert done.stderr.count("team-a") == warnings
 
 
 def test_hostname_without_port_gets_a_port(fresh):

@@ -145,6 +145,29 @@ def test_pool_memory_is_used_in_place(dummy, member):
     assert dummy.put_from("dummy/null", 0, 10) < 0
 
 
+def test_ranges_stay_within_their_registered_buffer(dummy):
+    pool = dummy.alloc_from_mem_pool(4 * MIB)
+    buffer, after = pool + MIB, pool + 2 * MIB
+    ctypes.memset(pool, 0, 4 * MIB)
+    assert dummy.register_buffer(buffer, MIB) == 0
+    assert dummy.put("dummy/ranges", b"x" * 1000) == 0
+
+    def read(base, offset, length=1000):
+        rows = [[[offset, 0]]], [[[0, 0]]], [[[length, 1]]]
+        return dummy.get_into_ranges([base], [["dummy/ranges"]], *rows)[0][0]
+
+    assert read(buffer, MIB - 1000) == [1000, 1]
+    assert read(buffer, MIB - 999) == [-600, 1], "one byte past the end"
+    assert read(buffer + 100, MIB - 1000) == [-600, 1]
+    assert read(buffer, 2 * MIB) == [-600, 1], "beyond the buffer, within the pool"
+    assert read(buffer, 2**64 - 1000) == [-600, 1], "before the buffer"
+    assert ctypes.string_at(after, MIB) == bytes(MIB)
+    assert ctypes.string_at(pool, MIB) == bytes(MIB)
+    assert read(after, 0) == [1000, 1], "pool memory needs no registration"
+    assert dummy.unregister_buffer(buffer) == 0
+    assert read(buffer, MIB - 999) == [1000, 1]
+
+
 def test_heap_memory_can_be_registered(dummy, member):
     buffer = ctypes.create_string_buffer(b"from the heap" * 1000)
     at, size = ctypes.addressof(buffer), len(buffer)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import array
+import asyncio
+import ctypes
 import pickle
 import time
 
@@ -188,6 +190,88 @@ def test_errors_name_the_invalid_setting():
         Store(config=StoreConfig(rpc_timeout_s=-1.0))
     with pytest.raises(mooncake.MooncakeError, match="nonsense"):
         Store("nonsense with spaces")
+
+
+def test_ignored_tenant_is_refused():
+    master = start_master()
+    try:
+        config = StoreConfig(tenant="team-a")
+        with pytest.raises(mooncake.NotSupportedError, match="--enable_multi_tenants") as refused:
+            Store(master.address, config)
+        assert refused.value.context["tenant"] == "team-a"
+
+        async def join():
+            async with mooncake.AsyncStore(master.address, config):
+                pass
+
+        with pytest.raises(mooncake.NotSupportedError, match="--enable_multi_tenants"):
+            asyncio.run(join())
+        with pytest.raises(mooncake.NotSupportedError, match="--enable_multi_tenants"):
+            Store(config=config)
+        with Store(master.address) as store:
+            assert store._native.status()["clients"] == 1, "the refused clients are gone"
+    finally:
+        master.stop()
+
+
+def arrays_of_objects():
+    pair = np.dtype([("size", "i4"), ("name", "O")])
+    return {
+        "objects": np.array([object(), "x"], dtype=object),
+        "one": np.array("x", dtype=object),
+        "strided": np.array(["x"] * 10, dtype=object)[::2],
+        "structured": np.zeros(3, pair),
+        "nested": np.zeros(3, [("Other", "i4"), ("pair", pair)]),
+        "subarray": np.zeros(3, [("pair", pair, (2, 2))]),
+        "with time": np.zeros(3, [("at", "M8[s]"), ("name", "O")]),
+        "memoryview": memoryview(np.array(["x"], dtype=object)),
+        "ctypes": (ctypes.py_object * 2)("x", "y"),
+    }
+
+
+@pytest.mark.parametrize("name", arrays_of_objects())
+def test_python_objects_are_no_value(store: Store, compat_store, name):
+    value = arrays_of_objects()[name]
+    for put in (
+        lambda: store.put("k", value),
+        lambda: store.put("k", value, overwrite=True),
+        lambda: store.put_many({"k": value, "other": b"x"}),
+        lambda: store.put_many([("k", b"x"), ("k2", value)]),
+    ):
+        with pytest.raises((TypeError, ValueError, BufferError)):
+            put()
+        assert not store.exists("k")
+
+    async def put_async():
+        async with mooncake.AsyncStore(store.master_address) as other:
+            with pytest.raises((TypeError, ValueError, BufferError)):
+                await other.put("k", value)
+
+    asyncio.run(put_async())
+    compat = compat_store
+    assert compat.put("k", value) == -600
+    assert "Python objects" in str(mooncake.last_error())
+    assert compat.upsert("k", value) == -600
+    assert compat.put_batch(["k", "l"], [value, b"x"]) == -600
+    assert compat.upsert_batch(["l", "k"], [b"x", value]) == -600
+    for put_parts in (compat.put_parts, compat.upsert_parts):
+        with pytest.raises((RuntimeError, ValueError)):
+            put_parts("k", b"x", value)
+    assert compat.batch_is_exist(["k", "l"]) == [0, 0]
+
+
+def test_objects_are_not_overwritten_by_a_get(store: Store):
+    store.put("k", b"x" * 16)
+    names = np.array(["a", "b"], dtype=object)
+    with pytest.raises(TypeError, match="Python objects"):
+        store.get_into("k", names)
+    assert list(names) == ["a", "b"]
+
+
+def test_structures_whose_names_have_an_o_are_stored(store: Store):
+    value = np.ones(3, [("Offset", "i4"), ("O", "f8", (2,))])
+    assert store.put("k", value)
+    assert store.get("k") == value.tobytes()
 
 
 def test_errors_survive_pickling(store: Store):

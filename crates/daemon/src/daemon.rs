@@ -61,6 +61,8 @@ impl Daemon {
             // In peer-to-peer mode, the engine chooses a port and includes it in its name.
             name: if is_p2p { String::new() } else { name },
             tenant: tenant.clone(),
+            // As upstream's daemon, which joins any master.
+            refuses_ignored_tenant: false,
             segment_bytes: config.segment.bytes(),
             ..environment::client()?
         };

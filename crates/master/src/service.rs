@@ -343,6 +343,7 @@ impl Service {
             let (ttl, registration) = {
                 let mut state = self.lock();
                 state.register(now, caller.client, &r.name)?;
+                state.set_wants_offload(caller.client, r.wants_offload);
                 (state.rules().client_ttl, state.registration(caller.client))
             };
             self.sessions.register(caller.client, &r.name, origin, now);
@@ -353,6 +354,7 @@ impl Service {
                 version: VERSION.to_owned(),
                 timeline_id: self.timeline_id(),
                 registration,
+                ignores_tenants: !self.is_multi_tenant,
             })
         })
     }

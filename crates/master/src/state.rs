@@ -163,6 +163,8 @@ pub struct Counters {
     pub evicted_keys: u64,
     /// Evicted bytes, all replicas counted.
     pub evicted_bytes: u64,
+    /// Evicted objects of which a client that asked for the SSD tier had a replica.
+    pub offloads_missed: u64,
     /// Puts refused because no memory could be freed.
     pub puts_without_room: u64,
     /// Puts that got fewer replicas than requested.

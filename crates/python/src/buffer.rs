@@ -5,7 +5,6 @@
 #![allow(unsafe_code, reason = "shares memory with Python")]
 
 use std::{
-    alloc::{Layout, alloc_zeroed},
     ffi::{CStr, c_int},
     ptr,
     sync::atomic::{AtomicUsize, Ordering},
@@ -15,13 +14,20 @@ use mooncake_transfer_engine::LocalRange;
 use pyo3::{
     Borrowed,
     buffer::PyUntypedBuffer,
-    exceptions::{PyBufferError, PyMemoryError, PyTypeError},
+    exceptions::{PyBufferError, PyMemoryError, PyTypeError, PyValueError},
     ffi,
     prelude::*,
     types::{PyBytes, PyList, PyString, PyTuple},
 };
 
 use crate::argument::Unsigned;
+
+pyo3::create_exception!(
+    mooncake._native,
+    ObjectItemsError,
+    PyTypeError,
+    "The items of a buffer are Python objects."
+);
 
 /// The buffers of one value, held while a call reads them.
 #[derive(Debug)]
@@ -113,6 +119,12 @@ fn view(value: &Bound<'_, PyAny>) -> PyResult<PyUntypedBuffer> {
         ));
     }
     let view = PyUntypedBuffer::get(value)?;
+    if holds_objects(view.format().to_bytes()) {
+        return Err(ObjectItemsError::new_err(
+            "the items are Python objects, whose bytes are addresses of this process; pass bytes, \
+             for instance of pickle.dumps(value)",
+        ));
+    }
     if !view.is_c_contiguous() {
         return Err(PyBufferError::new_err(
             "the value is not contiguous in memory; pass a copy, for instance \
@@ -120,6 +132,13 @@ fn view(value: &Bound<'_, PyAny>) -> PyResult<PyUntypedBuffer> {
         ));
     }
     Ok(view)
+}
+
+/// Returns whether a format of the buffer protocol has Python objects, also inside of a structure:
+/// `O` is their code. The names of fields stand between colons.
+#[pyfunction]
+pub(crate) fn holds_objects(codes: &[u8]) -> bool {
+    codes.split(|byte| *byte == b':').step_by(2).any(|codes| codes.contains(&b'O'))
 }
 
 /// The memory of each item of a batch, given by address: one `(address, length)` or a list of them
@@ -214,12 +233,76 @@ pub(crate) fn uninit_bytes(py: Python<'_>, length: u64) -> PyResult<(Py<PyBytes>
 #[pyclass(frozen, module = "mooncake", name = "Buffer")]
 #[derive(Debug)]
 pub(crate) struct Buffer {
-    /// A vector with capacity but of length zero: its bytes are accessed through its address only.
-    memory: Vec<u8>,
+    memory: Memory,
     length: usize,
     format: &'static CStr,
     /// Number of exported views.
     exports: AtomicUsize,
+}
+
+/// The memory of a [`Buffer`], which does not move.
+#[derive(Debug)]
+enum Memory {
+    /// A vector with capacity but of length zero: its bytes are accessed through its address only.
+    Heap(Vec<u8>),
+    /// Whole pages.
+    Pages(Pages),
+}
+
+impl Memory {
+    fn address(&self) -> *mut u8 {
+        match self {
+            Self::Heap(bytes) => bytes.as_ptr().cast_mut(),
+            Self::Pages(pages) => pages.address as *mut u8,
+        }
+    }
+}
+
+/// Private, anonymous pages, unmapped when dropped.
+#[derive(Debug)]
+struct Pages {
+    address: usize,
+    length: usize,
+}
+
+impl Pages {
+    /// Maps zeroed pages that begin at a multiple of `alignment`, a power of two. `None` if there
+    /// is no such memory.
+    fn map(length: usize, alignment: usize) -> Option<Self> {
+        // SAFETY: `sysconf` has no preconditions.
+        let page = usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).ok()?;
+        let length = length.checked_next_multiple_of(page)?;
+        let spare = if alignment > page { alignment } else { 0 };
+        let (access, flags) =
+            (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+        let total = length.checked_add(spare)?;
+        // SAFETY: the kernel chooses the address, so no existing mapping is replaced.
+        let mapped = unsafe { libc::mmap(ptr::null_mut(), total, access, flags, -1, 0) };
+        if mapped == libc::MAP_FAILED {
+            return None;
+        }
+        let mapped = mapped as usize;
+        let whole = Self { address: mapped, length: total };
+        // Without room for the alignment at the end of the address space the mapping is returned.
+        let address = mapped.checked_next_multiple_of(alignment)?;
+        std::mem::forget(whole);
+        let pages = Self { address, length };
+        // The unaligned ends are unmapped, so that only what is used takes address space.
+        drop(Self { address: mapped, length: address - mapped });
+        let end = address + length;
+        drop(Self { address: end, length: mapped + total - end });
+        Some(pages)
+    }
+}
+
+impl Drop for Pages {
+    fn drop(&mut self) {
+        if self.length > 0 {
+            // SAFETY: `map` mapped these whole pages for this value, and nothing refers to them:
+            // a buffer outlives its views.
+            unsafe { libc::munmap(self.address as *mut libc::c_void, self.length) };
+        }
+    }
 }
 
 impl Buffer {
@@ -235,7 +318,7 @@ impl Buffer {
         // since it is never changed. No reference to them exists.
         let range = unsafe { LocalRange::held(memory.as_mut_ptr(), length) };
         let format = if is_signed { c"b" } else { c"B" };
-        Ok((Self { memory, length, format, exports: AtomicUsize::new(0) }, range))
+        Ok((Self::new(Memory::Heap(memory), length, format), range))
     }
 
     /// Makes a buffer of existing bytes.
@@ -244,37 +327,39 @@ impl Buffer {
         // The bytes stay in the vector's memory; from here on they are accessed through its
         // address.
         memory.clear();
-        Self { memory, length, format: c"B", exports: AtomicUsize::new(0) }
+        Self::new(Memory::Heap(memory), length, c"B")
+    }
+
+    const fn new(memory: Memory, length: usize, format: &'static CStr) -> Self {
+        Self { memory, length, format, exports: AtomicUsize::new(0) }
     }
 
     /// Returns a copy as `bytes`. The buffer must be filled and not yet visible to Python.
     pub(crate) fn to_bytes(&self, py: Python<'_>) -> Py<PyBytes> {
-        // SAFETY: the vector owns the bytes, and the completed transfer has written them. Nothing
+        // SAFETY: the buffer owns the bytes, and the completed transfer has written them. Nothing
         // else can write them, since Python has not seen the buffer.
-        let bytes = unsafe { std::slice::from_raw_parts(self.memory.as_ptr(), self.length) };
+        let bytes = unsafe { std::slice::from_raw_parts(self.memory.address(), self.length) };
         PyBytes::new(py, bytes).unbind()
     }
 }
 
 #[pymethods]
 impl Buffer {
-    /// Returns zeroed memory; pages take physical memory only when they are touched.
+    /// Returns zeroed memory whose address is a multiple of the page size and of `alignment`, a
+    /// power of two. Pages take physical memory only when they are touched.
     #[staticmethod]
-    fn allocate(length: Unsigned) -> PyResult<Self> {
-        let (mut buffer, _) = Self::uninit(0, false)?;
-        let refused = || PyMemoryError::new_err(format!("no memory of {} bytes", length.0));
-        let layout = Layout::array::<u8>(length.0).map_err(|_| refused())?;
-        if layout.size() > 0 {
-            // SAFETY: the layout has a non-zero size.
-            let memory = unsafe { alloc_zeroed(layout) };
-            if memory.is_null() {
-                return Err(refused());
-            }
-            // SAFETY: `memory` was just allocated with this layout and has no other owner.
-            buffer.memory = unsafe { Vec::from_raw_parts(memory, 0, length.0) };
+    #[pyo3(signature = (length, alignment = Unsigned(1)))]
+    fn allocate(length: Unsigned, alignment: Unsigned) -> PyResult<Self> {
+        let (length, alignment) = (length.0, alignment.0);
+        if !alignment.is_power_of_two() {
+            return Err(PyValueError::new_err("an alignment is a power of two"));
         }
-        buffer.length = length.0;
-        Ok(buffer)
+        if length == 0 {
+            return Ok(Self::new(Memory::Heap(Vec::new()), 0, c"B"));
+        }
+        let pages = Pages::map(length, alignment)
+            .ok_or_else(|| PyMemoryError::new_err(format!("no memory of {length} bytes")))?;
+        Ok(Self::new(Memory::Pages(pages), length, c"B"))
     }
 
     /// Number of exported views.
@@ -285,7 +370,7 @@ impl Buffer {
 
     /// Returns the address of the first byte.
     fn ptr(&self) -> usize {
-        self.memory.as_ptr() as usize
+        self.memory.address() as usize
     }
 
     /// Returns the length in bytes.
@@ -313,7 +398,7 @@ impl Buffer {
             ffi::PyBuffer_FillInfo(
                 view,
                 slf.as_ptr(),
-                buffer.memory.as_ptr().cast_mut().cast(),
+                buffer.memory.address().cast(),
                 buffer.length.cast_signed(),
                 0,
                 flags,

@@ -29,7 +29,7 @@ mod workers;
 mod _native {
     #[pymodule_export]
     use crate::{
-        buffer::{Buffer, writable_range},
+        buffer::{Buffer, ObjectItemsError, holds_objects, writable_range},
         engine::{Engine, read_memory, write_memory},
         error::{codes, failure, last_error, use_exceptions},
         hostmem::host_allocator,

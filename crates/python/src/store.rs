@@ -61,6 +61,8 @@ impl Store {
         metadata = String::from("P2PHANDSHAKE"),
         segment_bytes = 0,
         tenant = String::from("default"),
+        refuses_ignored_tenant = true,
+        wants_offload = false,
         is_tcp_forced = None,
         rpc_timeout_s = None,
         connect_timeout_s = None,
@@ -77,6 +79,8 @@ impl Store {
         metadata: String,
         #[pyo3(from_py_with = argument::unsigned)] segment_bytes: u64,
         tenant: String,
+        refuses_ignored_tenant: bool,
+        wants_offload: bool,
         is_tcp_forced: Option<bool>,
         rpc_timeout_s: Option<f64>,
         connect_timeout_s: Option<f64>,
@@ -93,6 +97,8 @@ impl Store {
             metadata,
             segment_bytes,
             tenant,
+            refuses_ignored_tenant,
+            wants_offload,
             is_tcp_forced,
             rpc_timeout_s,
             connect_timeout_s,
@@ -241,7 +247,11 @@ impl Store {
         let names = invalid_as_missing(object_keys(&keys)?);
         let table = Table::new(names, Some(bases), destinations, offsets, lengths);
         let table = or_raise(py, table)?;
-        let read = self.call(py, |client| table.get(client, is_registered))?;
+        let open = self.open();
+        let read = self.call(py, |client| match is_registered {
+            true => table.get_registered(client, open.pool().ok().flatten()),
+            false => table.get(client),
+        })?;
         parts::lists(py, &keys, read)
     }
 
@@ -531,29 +541,14 @@ impl Store {
     /// Registers memory of this process for peers. Touches no page.
     fn register_buffer(&self, py: Python<'_>, address: Unsigned, length: Unsigned) -> PyResult<()> {
         let open = self.open();
-        let registered = detached(py, || {
-            let (address, length) = (address.0 as u64, length.0 as u64);
-            if address == 0 {
-                return Err(Error::invalid("the buffer address is null"));
-            }
-            if open.pool()?.map_or(Ok(false), |pool| pool.register(address, length))? {
-                return Ok(());
-            }
-            open.engine()?.regions().register(address, length, "cpu:0")
-        });
+        let registered = detached(py, || open.register(address.0 as u64, length.0 as u64));
         or_raise(py, registered.and_then(|registered| registered))
     }
 
     /// Unregisters memory by its first address.
     fn unregister_buffer(&self, py: Python<'_>, address: Unsigned) -> PyResult<()> {
         let open = self.open();
-        let withdrawn = detached(py, || {
-            let address = address.0 as u64;
-            match open.pool()?.map_or(Ok(false), |pool| pool.unregister(address))? {
-                true => Ok(()),
-                false => open.engine()?.regions().unregister(address),
-            }
-        });
+        let withdrawn = detached(py, || open.unregister(address.0 as u64));
         or_raise(py, withdrawn.and_then(|withdrawn| withdrawn))
     }
 

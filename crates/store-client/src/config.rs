@@ -11,6 +11,13 @@ pub struct ClientConfig {
     pub name: String,
     /// Namespace of the keys. Default: the default tenant.
     pub tenant: TenantId,
+    /// Whether a client of another tenant than the default one refuses a master that ignores
+    /// tenants, where all callers share one namespace of keys. If not, it logs a warning. Default:
+    /// yes.
+    pub refuses_ignored_tenant: bool,
+    /// Whether the application asked for the SSD tier, which does not exist yet: the master counts
+    /// the evicted objects that would have been written to it. Default: no.
+    pub wants_offload: bool,
     /// Memory lent to the pool. Default: 0, none.
     pub segment_bytes: u64,
     /// Largest single segment; more memory is split into several. Default: 1 TiB.
@@ -48,6 +55,8 @@ impl Default for ClientConfig {
         Self {
             name: String::new(),
             tenant: TenantId::default(),
+            refuses_ignored_tenant: true,
+            wants_offload: false,
             segment_bytes: 0,
             segment_bytes_max: ByteSize::gib(1024).bytes(),
             rpc_timeout: Duration::from_secs(30),

@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use mooncake_base::{Error, KeyRef, Moment, ObjectKey, ReplicaId, SegmentId, Version};
-use mooncake_transfer_engine::LocalRange;
+use mooncake_transfer_engine::{LocalRange, RemoteRange};
 use smallvec::SmallVec;
 
 use crate::client::ReadFences;
@@ -230,12 +230,15 @@ pub struct Parts<'a> {
 
 /// Memory that a call may access on behalf of the caller.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum BufferScope {
+pub enum BufferScope<'a> {
     /// Any memory of the process.
     #[default]
     Anywhere,
     /// Only ranges registered with the engine.
     Registered,
+    /// Only ranges registered with the engine, and of each object only memory within the buffer at
+    /// its place in the list, if there is one: buffers that are parts of a registered range.
+    RegisteredBuffers(&'a [Option<RemoteRange>]),
 }
 
 /// Existence of many objects.

@@ -204,6 +204,24 @@ fn clears_copies_by_segment() {
 }
 
 #[test]
+fn master_that_ignores_tenants_is_refused_unless_told_otherwise() {
+    let cluster = Cluster::start(ClusterSettings { nodes: 1, ..ClusterSettings::default() });
+    let cluster = cluster.unwrap();
+    let join = |name: &str, refuses_ignored_tenant| {
+        let tenant = TenantId::new(name);
+        cluster.join_with(ClientConfig {
+            tenant,
+            refuses_ignored_tenant,
+            ..ClientConfig::default()
+        })
+    };
+    let refused = join("one", true).unwrap_err();
+    assert_eq!(refused.code(), ErrorCode::UNAVAILABLE_IN_CURRENT_MODE);
+    let kept = (join("one", false).unwrap(), join("", true).unwrap());
+    assert_eq!(kept.0.client.status().unwrap().clients, 3, "the refused client has left");
+}
+
+#[test]
 fn tenants_have_separate_keys_and_quotas() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("quotas.yaml");

@@ -36,6 +36,7 @@ Key = str | bytes
 _U64_MAX = (1 << 64) - 1
 _NO_INTEGERS = (bool, Enum)
 _NO_LISTS = (str, bytes, dict, set, frozenset)
+_OBJECTS = "the items are Python objects, whose bytes are addresses of this process"
 
 
 def as_codes(outcomes: list[T | MooncakeError]) -> list[int]:
@@ -88,6 +89,7 @@ def contiguous(value: Readable | Sequence[Readable]) -> Readable:
 
     Raises:
         TypeError: The value does not have the buffer protocol.
+        ObjectItemsError: The items are Python objects.
     """
     try:
         view = memoryview(value)  # type: ignore[arg-type]
@@ -96,8 +98,14 @@ def contiguous(value: Readable | Sequence[Readable]) -> Readable:
         copied: Callable[[], bytes] | None = getattr(value, "tobytes", None)
         if copied is None:
             raise
+        if getattr(getattr(value, "dtype", None), "hasobject", False):
+            raise _native.ObjectItemsError(_OBJECTS) from None
         return copied()
-    return view if view.c_contiguous and view.ndim > 0 else view.tobytes()
+    if view.c_contiguous and view.ndim > 0:
+        return view
+    if _native.holds_objects(view.format.encode()):
+        raise _native.ObjectItemsError(_OBJECTS)
+    return view.tobytes()
 
 
 def have_same_length(keys: Sequence[Key], addresses: Sequence[int], sizes: Sequence[int]) -> bool:

@@ -78,8 +78,10 @@ class MooncakeDistributedStore(
                 process.
             engine: Result of `TransferEngine.get_engine`, to share that engine; None starts a
                 separate one.
-            enable_ssd_offload: Not supported in this build: true fails with -1300.
-            ssd_offload_path: Directory for `enable_ssd_offload`.
+            enable_ssd_offload: Accepted with a warning: this build has no SSD tier, so evicted
+                objects are dropped. The master counts them in its metric
+                ``mooncake_master_missed_offloads_total``.
+            ssd_offload_path: Directory for `enable_ssd_offload`; it must exist.
             tenant_id: Tenant in whose namespace the keys are; "" is the default tenant.
             enable_client_http_server: Serve ``/health``, ``/metrics`` and ``/metrics/summary`` of
                 this client over HTTP.

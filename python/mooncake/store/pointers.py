@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 
 from mooncake._aliases import accept_aliases
 from mooncake._runtime import _native
+from mooncake.errors import BusyError
 from mooncake.store.base import StoreBase
 from mooncake.store.batch import Key, as_codes, as_numbers, have_same_length, not_set_up, ranges_of
-from mooncake.store.codes import INVALID_PARAMS
+from mooncake.store.codes import INVALID_PARAMS, OK
 from mooncake.store.config import ReplicateConfig, put_options
 
 if TYPE_CHECKING:
@@ -42,10 +43,18 @@ class PointerCalls(StoreBase):
             buffer_ptr: First address.
 
         Returns:
-            0; -600 if no memory was registered at the address; -714 if a peer may still access it:
-            do not free the memory before a repeated call returns 0.
+            0: no peer accesses the memory any more. -714: a peer still does, so the memory must not
+                be freed yet. -600: no memory was registered at the address.
         """
-        return self._call_status(lambda native: native.unregister_buffer(buffer_ptr))
+
+        def withdraw(native: _native.Store) -> list[bool | MooncakeError]:
+            native.unregister_buffer(buffer_ptr)
+            return [True]
+
+        outcome = self._call_batch(1, withdraw)[0]
+        if isinstance(outcome, BusyError):
+            return outcome.code
+        return OK if outcome is True else INVALID_PARAMS
 
     def put_from(
         self, key: Key, buffer_ptr: int, size: int, config: ReplicateConfig | None = None

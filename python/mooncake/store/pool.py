@@ -6,10 +6,11 @@ import contextlib
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, Literal, Self
 
 from mooncake._runtime import Buffer as BufferLeaseView, _native
-from mooncake.errors import MooncakeError
+from mooncake.errors import BusyError, MooncakeError
 from mooncake.store.base import StoreBase
 from mooncake.store.batch import unsigned
 
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 __all__ = ["BufferLease", "BufferLeaseView", "BufferPool", "client_capsule", "inner_store"]
 
 _POINTER_BYTES: Final = 8
+# Pause before a buffer that a peer still uses is withdrawn again.
+_RETRY_S: Final = 1.0
 
 
 class BufferPool:
@@ -30,6 +33,7 @@ class BufferPool:
 
     __slots__ = (
         "__weakref__",
+        "_alignment",
         "_blocks",
         "_cached",
         "_cached_bytes",
@@ -69,7 +73,8 @@ class BufferPool:
                 size of the local buffer are raised to that size.
             min_size_class: Size of the smallest buffers.
             max_size_class: Accepted; the largest lease is `max_bytes`.
-            alignment: Accepted if it is a power of two; the system chooses the alignment.
+            alignment: Alignment of the registered buffers, a power of two. Each lease begins at the
+                beginning of its buffer, and also at a multiple of the page size.
             block_on_exhaustion: True if `acquire` waits while the pool is exhausted.
             default_timeout: Seconds that `acquire` waits; None waits without limit.
             max_regions: Maximum number of leases at the same time; None for no limit.
@@ -96,6 +101,7 @@ class BufferPool:
         self._local = local
         self._capacity = max(max_bytes, local) if max_bytes else 2 * local
         self._min_class = max(min_size_class, 1)
+        self._alignment = alignment
         self._blocks = block_on_exhaustion
         self._default_timeout = default_timeout
         self._max_regions = max_regions
@@ -138,8 +144,11 @@ class BufferPool:
                 if not may_wait:
                     raise RuntimeError("buffer pool is exhausted")
                 left = None if deadline is None else deadline - time.monotonic()
-                if (left is not None and left <= 0) or not self._condition.wait(left):
+                if left is not None and left <= 0:
                     raise RuntimeError("timed out waiting for buffer")
+                # Nothing announces that a peer is done with a buffer.
+                pause = _RETRY_S if _kept_bytes(self._store) else threading.TIMEOUT_MAX
+                self._condition.wait(pause if left is None else min(pause, left))
             with self._changing():
                 memory = self._reuse_or_allocate(size)
                 self._used += size
@@ -193,7 +202,8 @@ class BufferPool:
         if self._is_closed:
             raise RuntimeError("buffer pool is closed")
         is_few = self._max_regions is None or self._leases < self._max_regions
-        return is_few and self._used + size <= self._capacity
+        _withdraw_kept()
+        return is_few and self._used + _kept_bytes(self._store) + size <= self._capacity
 
     def _class_of(self, size: int) -> int:
         return max(self._min_class, 1 << max(size - 1, 0).bit_length())
@@ -205,7 +215,7 @@ class BufferPool:
             memory = kept.pop()
             self._cached_bytes -= len(memory)
             return memory
-        memory = BufferLeaseView.allocate(self._class_of(size))
+        memory = BufferLeaseView.allocate(self._class_of(size), self._alignment)
         with contextlib.suppress(MooncakeError):  # a closed store needs no registration
             self._store.register_buffer(memory.ptr(), len(memory))
         return memory
@@ -219,8 +229,12 @@ class BufferPool:
         self._cached.setdefault(len(memory), []).append(memory)
 
     def _unregister(self, memory: BufferLeaseView) -> None:
-        with contextlib.suppress(MooncakeError):  # the store may be closed
+        try:
             self._store.unregister_buffer(memory.ptr())
+        except BusyError:
+            _kept.append(_Kept(self._store, memory, time.monotonic() + _RETRY_S))
+        except MooncakeError:
+            pass  # the store is closed
 
     def _return(self, memory: BufferLeaseView, size: int) -> None:
         with self._condition:
@@ -251,6 +265,50 @@ class BufferPool:
             while self._deferred:
                 self._end_lease(*self._deferred.pop())
             self._is_changing = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """A buffer that could not be withdrawn, because a peer still reads or writes it."""
+
+    store: _native.Store
+    memory: BufferLeaseView
+    retry_at: float
+
+
+# Outlives the pools: the memory must not be freed before the peers are done with it. Changed only
+# by single calls of `list`, since the garbage collector may end a lease at any moment.
+_kept: list[_Kept] = []
+
+
+def _withdraw_kept() -> None:
+    """Try again to withdraw the oldest buffer that could not be withdrawn, if it is due.
+
+    The buffers count as leased in the pools of their store. One is tried at a time, since each may
+    take as long as the engine waits for peers.
+    """
+    if not _kept or time.monotonic() < _kept[0].retry_at:
+        return
+    try:
+        first = _kept.pop(0)
+    except IndexError:  # another thread tries it
+        return
+    if not _is_withdrawn(first):
+        _kept.append(replace(first, retry_at=time.monotonic() + _RETRY_S))
+
+
+def _is_withdrawn(kept: _Kept) -> bool:
+    try:
+        kept.store.unregister_buffer(kept.memory.ptr())
+    except BusyError:
+        return False
+    except MooncakeError:
+        pass  # the store is closed
+    return True
+
+
+def _kept_bytes(store: _native.Store) -> int:
+    return sum(len(each.memory) for each in list(_kept) if each.store is store)
 
 
 class BufferLease:

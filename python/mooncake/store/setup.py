@@ -12,7 +12,7 @@ from typing import Any, Final
 from mooncake._runtime import _native
 from mooncake._units import parse_size
 from mooncake.errors import AlreadyExistsError
-from mooncake.store.codes import INVALID_PARAMS, UNABLE_OFFLOAD
+from mooncake.store.codes import INVALID_PARAMS
 
 __all__ = ["MASTER_ADDRESS", "SetupArguments", "connect"]
 
@@ -109,7 +109,7 @@ class SetupArguments:
         if self.enable_ssd_offload:
             if not os.path.isdir(self.ssd_offload_path):
                 raise ValueError("Invalid FileStorage configuration")
-            raise _native.failure(UNABLE_OFFLOAD, "this build has no SSD tier")
+            _log.warning("SSD offload is not implemented: evicted objects are dropped")
         if self.enable_client_http_server and not 0 < self.client_http_port < 1 << 16:
             raise _native.failure(
                 INVALID_PARAMS, f"client_http_port={self.client_http_port} is not a port"
@@ -143,6 +143,9 @@ def _join(arguments: SetupArguments, name: str, engine: _native.Engine | None) -
         metadata=arguments.metadata_server.strip(),
         segment_bytes=arguments.global_segment_size,
         tenant=arguments.tenant_id,
+        # As upstream, which joins any master; a warning is logged.
+        refuses_ignored_tenant=False,
+        wants_offload=arguments.enable_ssd_offload,
         has_checksums=arguments.enable_checksum or None,
         http_port=arguments.client_http_port if arguments.enable_client_http_server else None,
         engine=engine,

@@ -160,7 +160,10 @@ class ValueCalls(StoreBase):
                 copies = [contiguous(value) for value in values]
                 return native.put(keys, copies, options=options, is_upsert=is_upsert)
 
-        return as_codes(self._call_batch(len(keys), call))
+        try:
+            return as_codes(self._call_batch(len(keys), call))
+        except _native.ObjectItemsError as error:
+            return [invalid_argument(str(error)).code] * len(keys)
 
     def _put_all(
         self,
@@ -186,7 +189,10 @@ class ValueCalls(StoreBase):
                 copies = [contiguous(value) for value in values]
                 return _native.put_values(native, keys, copies, options, is_upsert)
 
-        codes = self._call_codes(len(keys), call)
+        try:
+            codes = self._call_codes(len(keys), call)
+        except _native.ObjectItemsError as error:
+            return invalid_argument(str(error)).code
         return next((code for code in codes if code != OK), OK)
 
     def _put_parts(

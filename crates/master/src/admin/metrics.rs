@@ -164,7 +164,7 @@ fn slow(out: &mut Exposition, service: &Service) {
 
 fn history(out: &mut Exposition, totals: &Totals) {
     let c = &totals.counters;
-    let rows: [(&str, &str, u64); 13] = [
+    let rows: [(&str, &str, u64); 14] = [
         ("master_attempted_evictions_total", "Evictions attempted.", c.evictions_attempted),
         ("master_attempted_evictions_mem", "Evictions attempted in memory.", c.evictions_attempted),
         (
@@ -181,6 +181,12 @@ fn history(out: &mut Exposition, totals: &Totals) {
         ("master_evicted_key_count_mem", "Objects evicted from memory.", c.evicted_keys),
         ("master_evicted_size_bytes", "Bytes evicted.", c.evicted_bytes),
         ("master_evicted_size_bytes_mem", "Bytes evicted from memory.", c.evicted_bytes),
+        (
+            "mooncake_master_missed_offloads_total",
+            "Evicted objects in the memory of clients that asked for SSD offload (enable_ssd_offload), \
+             which is not implemented: with it they would have been written to a disk.",
+            c.offloads_missed,
+        ),
         (
             "master_put_start_alloc_failures_total",
             "Puts refused for lack of space.",

@@ -239,6 +239,7 @@ fn heartbeat_interval_is_fraction_of_ttl() {
     let response::Call::Register(answer) = ask(&service, Call::Register(register)) else {
         panic!("not registered")
     };
+    assert!(answer.ignores_tenants);
     assert_eq!(answer.client_ttl_ms, 10_000);
     assert!(answer.heartbeat_interval_ms * 4 < Duration::from_secs(10).as_millis() as u64);
 }
@@ -247,6 +248,12 @@ fn heartbeat_interval_is_fraction_of_ttl() {
 fn multi_tenancy_separates_keys_and_persists_quotas() {
     let rules = Rules { is_multi_tenant: true, ..Rules::default() };
     let service = Service::new(rules, SystemClock::shared());
+    let register =
+        v1::RegisterRequest { caller: caller(ClientId::from_bits(1)), ..Default::default() };
+    let response::Call::Register(answer) = ask(&service, Call::Register(register)) else {
+        panic!("not registered")
+    };
+    assert!(!answer.ignores_tenants);
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("quotas.yaml");
     std::fs::write(&path, "version: 1\ntenants:\n  - name: a\n    quota: 1KB\n").unwrap();

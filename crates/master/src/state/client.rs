@@ -3,9 +3,15 @@
 use std::sync::Arc;
 
 use mooncake_base::{ClientId, Error, ErrorCode, Moment, Result};
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 
-use super::{State, host::host_of, ids::SegmentSlot, put::AbandonReason, timer::Timer};
+use super::{
+    State,
+    host::host_of,
+    ids::{ObjectSlot, SegmentSlot},
+    put::AbandonReason,
+    timer::Timer,
+};
 
 /// Maximum number of clients.
 const CLIENTS_MAX: usize = 65_536;
@@ -16,6 +22,8 @@ const NAME_BYTES_MAX: usize = 1024;
 #[derive(Debug, Default)]
 pub(super) struct Clients {
     by_id: FxHashMap<ClientId, Client>,
+    /// Registered clients that asked for the SSD tier.
+    offloading: FxHashSet<ClientId>,
     registrations: u64,
     /// Expired clients that were not taken yet.
     expired: Vec<ClientId>,
@@ -96,6 +104,27 @@ impl State {
         Ok(())
     }
 
+    /// Records whether a registered client asked for the SSD tier, which does not exist yet.
+    pub fn set_wants_offload(&mut self, client: ClientId, wants: bool) {
+        if wants && self.clients.by_id.contains_key(&client) {
+            self.clients.offloading.insert(client);
+        } else {
+            self.clients.offloading.remove(&client);
+        }
+    }
+
+    /// Returns whether a client that asked for the SSD tier has a replica of the object.
+    pub(super) fn wants_offload(&self, object: ObjectSlot) -> bool {
+        let offloading = &self.clients.offloading;
+        !offloading.is_empty()
+            && self
+                .objects
+                .at(object)
+                .replicas
+                .iter()
+                .any(|replica| offloading.contains(&self.segments.at(replica.segment).client))
+    }
+
     /// Records a heartbeat. Returns `false` if the client is unknown; it must register and mount
     /// again.
     pub fn heartbeat(&mut self, now: Moment, client: ClientId) -> bool {
@@ -170,6 +199,7 @@ impl State {
 
     fn forget_client(&mut self, now: Moment, client: ClientId, writes: AbandonReason) -> bool {
         let was_known = self.clients.by_id.remove(&client).is_some();
+        self.clients.offloading.remove(&client);
         self.abandon_writes(now, client, writes);
         for slot in self.segments_of(client) {
             self.drop_segment(slot);

@@ -397,6 +397,7 @@ impl State {
     pub(super) fn evict(&mut self, now: Moment, object: ObjectSlot) {
         self.counters.evicted_keys += 1;
         self.counters.evicted_bytes += self.objects.at(object).bytes();
+        self.counters.offloads_missed += u64::from(self.wants_offload(object));
         let is_plain = !self.objects.at(object).flags.has(Flags::SOFT_PINNED);
         self.drop_value(now, object);
         if is_plain {

@@ -68,6 +68,7 @@ fn closed_grpc_connection_makes_client_suspect() {
             name: "127.0.0.1:1".to_owned(),
             process: 0,
             version: String::new(),
+            wants_offload: false,
         };
         client.register(register).await.unwrap();
         client

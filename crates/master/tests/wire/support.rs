@@ -168,6 +168,7 @@ impl<S: Read + Write> NativeClient<S> {
             name: name.to_owned(),
             process: std::process::id(),
             version: "test".to_owned(),
+            wants_offload: false,
         });
         let response::Call::Register(answer) = self.call(register) else { panic!("register") };
         assert_eq!(answer.master, self.greeting.master);

@@ -240,6 +240,10 @@ pub struct RegisterRequest {
     pub process: u32,
     #[prost(string, tag = "4")]
     pub version: ::prost::alloc::string::String,
+    /// The client asked for the SSD tier, which does not exist yet: the master counts the objects in
+    /// the client's memory that it evicts.
+    #[prost(bool, tag = "5")]
+    pub wants_offload: bool,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct RegisterResponse {
@@ -260,6 +264,9 @@ pub struct RegisterResponse {
     /// The number of this registration, for the client's heartbeats.
     #[prost(uint64, tag = "6")]
     pub registration: u64,
+    /// The master ignores the tenant of its callers: all of them share one namespace of keys.
+    #[prost(bool, tag = "7")]
+    pub ignores_tenants: bool,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct HeartbeatRequest {

@@ -157,6 +157,33 @@ impl Open {
         self.check().map(|()| self.pool.as_ref())
     }
 
+    /// Registers memory of this process for peers. Touches no page.
+    ///
+    /// # Errors
+    /// The range is null, empty or overlaps a registered one; or the errors of
+    /// [`client`](Self::client).
+    pub(crate) fn register(&self, address: u64, length: u64) -> Result<()> {
+        if address == 0 {
+            return Err(Error::invalid("the buffer address is null"));
+        }
+        if self.pool()?.map_or(Ok(false), |pool| pool.register(address, length))? {
+            return Ok(());
+        }
+        self.engine()?.regions().register(address, length, "cpu:0")
+    }
+
+    /// Unregisters memory by its first address.
+    ///
+    /// # Errors
+    /// No registered range begins there, or a peer still uses it; or the errors of
+    /// [`client`](Self::client).
+    pub(crate) fn unregister(&self, address: u64) -> Result<()> {
+        match self.pool()?.map_or(Ok(false), |pool| pool.unregister(address))? {
+            true => Ok(()),
+            false => self.engine()?.regions().unregister(address),
+        }
+    }
+
     /// True for a dummy client, which reaches the master through a daemon.
     pub(crate) fn is_dummy(&self) -> bool {
         self.pool.is_some()

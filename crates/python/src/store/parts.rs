@@ -5,6 +5,7 @@ use mooncake_store_client::{BufferScope, Client, PartOutcomes, Parts, PutOptions
 use mooncake_transfer_engine::LocalRange;
 use pyo3::{prelude::*, types::PyList};
 
+use super::pool::Pool;
 use crate::{
     argument::{Unsigned, call_with_valid, check_same_length},
     buffer::caller_ranges,
@@ -21,6 +22,7 @@ pub(crate) struct Table {
 
 struct Row {
     key: ObjectKey,
+    base: u64,
     offsets: Vec<u64>,
     memory: Vec<LocalRange>,
 }
@@ -54,10 +56,19 @@ impl Table {
         Ok(Self { rows: rows.map(row).collect() })
     }
 
-    /// Reads the parts.
-    pub(crate) fn get(self, client: &Client, is_registered: bool) -> Vec<PartOutcomes> {
-        let scope = if is_registered { BufferScope::Registered } else { BufferScope::Anywhere };
-        call_with_valid(self.rows, |rows| client.read_parts(&parts(&rows), scope))
+    /// Reads the parts into any memory.
+    pub(crate) fn get(self, client: &Client) -> Vec<PartOutcomes> {
+        call_with_valid(self.rows, |rows| client.read_parts(&parts(&rows), BufferScope::Anywhere))
+    }
+
+    /// Reads the parts into registered memory. In a memory pool, of which all is known to the
+    /// engine, a part stays within the buffer that its base was registered with.
+    pub(crate) fn get_registered(self, client: &Client, pool: Option<&Pool>) -> Vec<PartOutcomes> {
+        call_with_valid(self.rows, |rows| {
+            let buffer_of = |row: &Row| pool.and_then(|pool| pool.buffer_at(row.base));
+            let buffers: Vec<_> = rows.iter().map(buffer_of).collect();
+            client.read_parts(&parts(&rows), BufferScope::RegisteredBuffers(&buffers))
+        })
     }
 
     /// Reads the parts of objects that `begin_reads` located.
@@ -127,7 +138,7 @@ fn row(
     // A wrapped sum is an address outside of any memory of the caller; the transfer reports it.
     let ranges = ranges.map(|(at, length)| (base.0.wrapping_add(at.0), length.0)).collect();
     let offsets = offsets.into_iter().map(|offset| offset.0 as u64).collect();
-    Ok(Row { key, offsets, memory: caller_ranges(ranges) })
+    Ok(Row { key, base: base.0 as u64, offsets, memory: caller_ranges(ranges) })
 }
 
 fn parts(rows: &[Row]) -> Vec<Parts<'_>> {

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use mooncake_base::sync::Mutex;
 use mooncake_base::{Error, Result};
-use mooncake_transfer_engine::{Engine, SharedMemory};
+use mooncake_transfer_engine::{Engine, RemoteRange, SharedMemory};
 
 /// Alignment of allocations: a page.
 const ALIGNMENT: u64 = 4096;
@@ -64,6 +64,13 @@ impl Pool {
             None => Err(Error::invalid("no buffer is registered at that address")
                 .with("address", format_args!("{address:#x}"))),
         }
+    }
+
+    /// Returns the registered range that contains the address.
+    pub(crate) fn buffer_at(&self, address: u64) -> Option<RemoteRange> {
+        let registered = self.registered.lock();
+        let (&first, &length) = registered.range(..=address).next_back()?;
+        (address - first < length).then_some(RemoteRange { address: first, length })
     }
 
     /// Allocates `bytes`; returns the address.

@@ -23,6 +23,8 @@ pub(crate) struct Arguments {
     pub(crate) metadata: String,
     pub(crate) segment_bytes: u64,
     pub(crate) tenant: String,
+    pub(crate) refuses_ignored_tenant: bool,
+    pub(crate) wants_offload: bool,
     pub(crate) is_tcp_forced: Option<bool>,
     pub(crate) rpc_timeout_s: Option<f64>,
     pub(crate) connect_timeout_s: Option<f64>,
@@ -66,6 +68,8 @@ impl Settings {
         let mut client = ClientConfig {
             name: arguments.name,
             tenant: TenantId::new(&arguments.tenant),
+            refuses_ignored_tenant: arguments.refuses_ignored_tenant,
+            wants_offload: arguments.wants_offload,
             segment_bytes: arguments.segment_bytes,
             ..environment::client()?
         };
@@ -94,6 +98,8 @@ impl Settings {
             segment_bytes: 0,
             // The daemon supplies the tenant.
             tenant: String::new(),
+            refuses_ignored_tenant: true,
+            wants_offload: false,
             is_tcp_forced: arguments.is_tcp_forced,
             rpc_timeout_s: arguments.rpc_timeout_s,
             connect_timeout_s: arguments.connect_timeout_s,

@@ -23,7 +23,7 @@ impl Client {
     /// destinations differs from the number of parts. By part: the part is outside the object, or
     /// `scope` does not allow its memory (`INVALID_PARAMS`); the other parts of the object are
     /// still read.
-    pub fn read_parts(&self, wanted: &[Parts<'_>], scope: BufferScope) -> Vec<PartOutcomes> {
+    pub fn read_parts(&self, wanted: &[Parts<'_>], scope: BufferScope<'_>) -> Vec<PartOutcomes> {
         let mut numbers: FxHashMap<&ObjectKey, usize> = FxHashMap::default();
         let mut keys = Vec::new();
         let objects: Vec<usize> = wanted
@@ -48,14 +48,17 @@ impl Client {
         &self,
         located: &[Result<&Located>],
         wanted: &[Parts<'_>],
-        scope: BufferScope,
+        scope: BufferScope<'_>,
         begin: Option<Moment>,
     ) -> Vec<PartOutcomes> {
         let allowed = AllowedMemory::new(self.engine(), scope);
         let checked: Vec<Result<CheckedParts<'_>>> = located
             .iter()
             .zip(wanted)
-            .map(|(located, parts)| CheckedParts::new(located.clone()?, parts, &allowed))
+            .enumerate()
+            .map(|(at, (located, parts))| {
+                CheckedParts::new(located.clone()?, parts, &|range| allowed.check(at, range))
+            })
             .collect();
         let reads: Vec<_> = checked.iter().flatten().map(CheckedParts::read).collect();
         let mut read = self.read_since(begin, &reads).into_iter();
@@ -85,7 +88,11 @@ enum ReadableParts<'a> {
 }
 
 impl<'a> CheckedParts<'a> {
-    fn new(located: &'a Located, parts: &'a Parts<'a>, allowed: &AllowedMemory) -> Result<Self> {
+    fn new(
+        located: &'a Located,
+        parts: &'a Parts<'a>,
+        check_memory: &dyn Fn(&LocalRange) -> Result<()>,
+    ) -> Result<Self> {
         let (offsets, memory) = (parts.offsets, parts.memory);
         if offsets.len() != memory.len() {
             return Err(Error::invalid("there must be one destination for each part")
@@ -95,7 +102,7 @@ impl<'a> CheckedParts<'a> {
         }
         let check = |(&offset, range): (&u64, &LocalRange)| {
             check_part(located, offset, range.length() as u64)?;
-            allowed.check(range)
+            check_memory(range)
         };
         let refused: Vec<_> = offsets
             .iter()
@@ -134,23 +141,38 @@ impl<'a> CheckedParts<'a> {
 }
 
 /// The memory that a call may access.
-enum AllowedMemory {
+enum AllowedMemory<'a> {
     Any,
-    /// Sorted by address.
-    Registered(Vec<Arc<Region>>),
+    /// Regions sorted by address, and the buffer of each object if it has one.
+    Registered(Vec<Arc<Region>>, &'a [Option<RemoteRange>]),
 }
 
-impl AllowedMemory {
-    fn new(engine: &Engine, scope: BufferScope) -> Self {
+impl<'a> AllowedMemory<'a> {
+    fn new(engine: &Engine, scope: BufferScope<'a>) -> Self {
         match scope {
             BufferScope::Anywhere => Self::Any,
-            BufferScope::Registered => Self::Registered(engine.regions().all()),
+            BufferScope::Registered => Self::Registered(engine.regions().all(), &[]),
+            BufferScope::RegisteredBuffers(buffers) => {
+                Self::Registered(engine.regions().all(), buffers)
+            }
         }
     }
 
-    fn check(&self, range: &LocalRange) -> Result<()> {
-        let Self::Registered(regions) = self else { return Ok(()) };
+    /// Checks the memory of a part of the object at that place in the list.
+    fn check(&self, object: usize, range: &LocalRange) -> Result<()> {
+        let Self::Registered(regions, buffers) = self else { return Ok(()) };
         let (address, length) = (range.address() as u64, range.length() as u64);
+        if let Some(buffer) = buffers.get(object).copied().flatten() {
+            let offset = address.checked_sub(buffer.address);
+            let end = offset.and_then(|offset| offset.checked_add(length));
+            if end.is_none_or(|end| end > buffer.length) {
+                return Err(Error::invalid("the memory is not within its registered buffer")
+                    .with("address", format_args!("{address:#x}"))
+                    .with("length", length)
+                    .with("buffer", format_args!("{:#x}", buffer.address))
+                    .with("buffer_bytes", buffer.length));
+            }
+        }
         let after = regions.partition_point(|region| region.base <= address);
         let region = after.checked_sub(1).map(|at| &regions[at]);
         if region.is_some_and(|region| region.holds(RemoteRange { address, length })) {

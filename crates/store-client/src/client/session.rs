@@ -11,7 +11,7 @@ use std::{
 
 use bytes::Bytes;
 use mooncake_base::sync::{Mutex, TimedMutex, TimedMutexGuard};
-use mooncake_base::{Clock, Error, ErrorCode, Moment, Result, SystemClock};
+use mooncake_base::{Clock, Error, ErrorCode, Moment, Result, SystemClock, TenantId};
 use mooncake_proto::v1::{self, request::Call, response::Call as Reply};
 
 use super::{ClientInner, mount};
@@ -143,11 +143,13 @@ impl ClientInner {
             name: self.name.clone(),
             process: std::process::id(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
+            wants_offload: self.config.wants_offload,
         });
         let response = self.call_until(call, deadline, |answer| match answer {
             Reply::Register(response) => Some(response),
             _ => None,
         })?;
+        self.check_tenant(&response, deadline)?;
         let interval = Duration::from_millis(response.heartbeat_interval_ms).max(INTERVAL_MIN);
         let replaced = match self.knows_segments(&response) {
             true => self.resume_segments(deadline)?,
@@ -167,6 +169,36 @@ impl ClientInner {
             registrations,
             is_uncertain: false,
         };
+        Ok(())
+    }
+
+    /// Checks that a master keeps the keys of this client's tenant apart from those of others, or
+    /// warns at the first registration that it does not, as the settings say.
+    ///
+    /// # Errors
+    /// The master ignores tenants. The client is not registered any more.
+    fn check_tenant(&self, response: &v1::RegisterResponse, deadline: Moment) -> Result<()> {
+        let tenant = &self.config.tenant;
+        if !response.ignores_tenants || *tenant == TenantId::default() {
+            return Ok(());
+        }
+        let master = self.link.address();
+        if self.config.refuses_ignored_tenant {
+            self.unregister(deadline);
+            let text = "the master ignores tenants: all callers share one namespace of keys; start \
+                        it with --enable_multi_tenants, or name no tenant";
+            return Err(Error::new(ErrorCode::UNAVAILABLE_IN_CURRENT_MODE, text)
+                .with("tenant", tenant)
+                .with("master", master));
+        }
+        if self.registrations() == 0 {
+            tracing::warn!(
+                %tenant,
+                %master,
+                "the master ignores tenants: all callers share one namespace of keys; start it \
+                 with --enable_multi_tenants to keep them apart"
+            );
+        }
         Ok(())
     }
 

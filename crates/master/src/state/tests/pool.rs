@@ -38,6 +38,26 @@ fn expired_client_loses_its_objects() {
 }
 
 #[test]
+fn evictions_that_ssd_offload_would_write_are_counted() {
+    let mut pool = Pool::new(4);
+    let missed = |pool: &Pool| pool.state.totals().counters.offloads_missed;
+    let fill = |pool: &mut Pool, name: &str| {
+        for at in 0..8 {
+            pool.put(&format!("{name}{at}"), MIB).unwrap();
+        }
+    };
+    fill(&mut pool, "a");
+    assert_eq!((missed(&pool), pool.state.totals().counters.evicted_keys), (0, 4));
+    pool.state.set_wants_offload(A, true);
+    pool.state.set_wants_offload(ClientId::from_bits(77), true);
+    fill(&mut pool, "b");
+    assert_eq!((missed(&pool), pool.state.totals().counters.evicted_keys), (8, 12));
+    pool.state.set_wants_offload(A, false);
+    fill(&mut pool, "c");
+    assert_eq!(missed(&pool), 8);
+}
+
+#[test]
 fn suspect_is_skipped_until_heartbeat() {
     let mut pool = Pool::new(4);
     pool.put("k", MIB).unwrap();
