@@ -4,9 +4,11 @@ mod batch;
 mod bytes;
 mod call;
 mod checksum;
+mod close;
 mod fence_release;
 mod io_session;
 mod mount;
+mod open_puts;
 mod overlapped_put;
 mod peer_latency;
 mod put;
@@ -16,16 +18,14 @@ mod read;
 mod replica_selection;
 mod reservation;
 mod session;
+mod start;
 mod tasks;
 mod transfer;
 
 use std::{
     fmt,
     net::IpAddr,
-    sync::{
-        Arc,
-        atomic::{AtomicU64, AtomicUsize},
-    },
+    sync::{Arc, atomic::AtomicUsize},
     time::Duration,
 };
 
@@ -38,7 +38,7 @@ use tokio::runtime::Handle;
 
 pub(crate) use self::fence_release::ReadFences;
 use self::{
-    fence_release::PendingReleases, io_session::IoSessions, mount::Segments,
+    fence_release::PendingReleases, io_session::IoSessions, mount::Segments, open_puts::OpenPuts,
     peer_latency::LatencyTable, replica_selection::SuspectedPeers, session::Session,
     tasks::worker::TaskWorker,
 };
@@ -51,6 +51,7 @@ use crate::{
     http::HttpServer,
     link::MasterLink,
     metrics::{Metrics, MetricsSnapshot},
+    protocol::CallNumbers,
 };
 
 /// Time limit of the unregister call while a client closes.
@@ -92,8 +93,8 @@ pub(crate) struct ClientInner {
     metrics: Metrics,
     io_sessions: IoSessions,
     pending_releases: Arc<PendingReleases>,
-    /// Number of `PutStart` calls so far, which is the sequence number of the last one.
-    put_calls: AtomicU64,
+    open_puts: Arc<OpenPuts>,
+    call_numbers: Mutex<CallNumbers>,
     started_at: Moment,
 }
 
@@ -148,7 +149,8 @@ impl Client {
             metrics: Metrics::default(),
             io_sessions: IoSessions::default(),
             pending_releases: Arc::default(),
-            put_calls: AtomicU64::new(0),
+            open_puts: Arc::default(),
+            call_numbers: Mutex::default(),
             started_at: SystemClock.now(),
         });
         inner.register(inner.rpc_deadline())?;

@@ -2,7 +2,7 @@
 //!
 //! In reading order: [`store`] (the simple API), [`client`] (the full API, with batches and
 //! caller-owned memory), [`object`] and [`task`] (arguments and results of calls), [`config`],
-//! [`link`] (connections to the master), [`metrics`], [`http`], [`address`] (choice of this host's
+//! [`link`] (connections to the master), [`protocol`] (the client's decisions), [`metrics`], [`http`], [`address`] (choice of this host's
 //! own address).
 #![warn(missing_docs)]
 
@@ -13,13 +13,14 @@ pub mod http;
 pub mod link;
 pub mod metrics;
 pub mod object;
+pub mod protocol;
 pub mod store;
 pub mod task;
 
 pub use client::{Client, PartOutcomes, Reservation, Write};
 pub use config::{ClientConfig, LinkConfig, MetricsConfig};
 pub use http::HttpServer;
-pub use link::{DaemonGreeting, DaemonLink, InProcessLink, MasterLink, SocketLink};
+pub use link::{CallFailure, DaemonGreeting, DaemonLink, InProcessLink, MasterLink, SocketLink};
 pub use metrics::MetricsSnapshot;
 pub use object::{
     BufferScope, Located, MasterStatus, ObjectPage, ObjectStatus, ObjectSummary, Parts, Place,

@@ -16,27 +16,64 @@ use std::{
     sync::atomic::{AtomicBool, Ordering},
 };
 
-use mooncake_base::{Moment, Result};
+use mooncake_base::{Error, Moment, Result};
 use mooncake_proto::v1;
 
 pub use daemon::{DaemonGreeting, DaemonLink};
 pub use socket::SocketLink;
 
+use crate::protocol::AttemptFailure;
+
 /// A link to the master.
 pub trait MasterLink: fmt::Debug + Send + Sync {
-    /// Sends one request and waits for the response.
+    /// Sends one request and waits for the response. Makes one attempt: whether to make another one
+    /// is decided by the caller, who knows whether the call may be executed twice.
     ///
     /// # Errors
     /// `RPC_FAIL` if the master cannot be reached or the connection breaks, `RPC_TIMEOUT` if the
     /// master does not answer in time, a closed error after [`close`](Self::close). A failure
     /// reported by the master is part of the response.
-    fn call(&self, request: v1::Request, deadline: Moment) -> Result<v1::Response>;
+    fn call(
+        &self,
+        request: v1::Request,
+        deadline: Moment,
+    ) -> Result<v1::Response, Box<CallFailure>>;
 
     /// The master's address, for messages.
     fn address(&self) -> String;
 
     /// Closes the link. Pending calls fail soon, later calls at once.
     fn close(&self);
+}
+
+/// A call without a response.
+#[derive(Debug)]
+pub struct CallFailure {
+    /// The error for the caller.
+    pub error: Error,
+    /// What is known about the attempt.
+    pub kind: AttemptFailure,
+    /// The request, to send it again; `None` if the link did not keep it.
+    pub request: Option<v1::Request>,
+}
+
+impl CallFailure {
+    /// A failure after which the call cannot be repeated.
+    pub fn last(error: Error) -> Box<Self> {
+        Box::new(Self { error, kind: AttemptFailure::Final, request: None })
+    }
+}
+
+impl fmt::Display for CallFailure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.error.fmt(f)
+    }
+}
+
+impl From<Box<CallFailure>> for Error {
+    fn from(failure: Box<CallFailure>) -> Self {
+        failure.error
+    }
 }
 
 type Dispatch = dyn Fn(v1::Request) -> Result<v1::Response> + Send + Sync;
@@ -60,11 +97,11 @@ impl InProcessLink {
 }
 
 impl MasterLink for InProcessLink {
-    fn call(&self, request: v1::Request, _: Moment) -> Result<v1::Response> {
+    fn call(&self, request: v1::Request, _: Moment) -> Result<v1::Response, Box<CallFailure>> {
         if self.is_closed.load(Ordering::Acquire) {
-            return Err(pool::link_closed());
+            return Err(CallFailure::last(pool::link_closed()));
         }
-        (self.dispatch)(request)
+        (self.dispatch)(request).map_err(CallFailure::last)
     }
 
     fn address(&self) -> String {

@@ -9,7 +9,7 @@ use std::{
 use mooncake_base::sync::{Condvar, Mutex};
 use mooncake_base::{Clock, Error, ErrorCode, Moment, Result, SystemClock};
 use mooncake_proto::v1::{self, request::Call};
-use mooncake_store_client::MasterLink;
+use mooncake_store_client::{CallFailure, MasterLink, protocol::AttemptFailure};
 
 /// A fault that is injected into a call.
 #[derive(Debug, Clone)]
@@ -83,28 +83,32 @@ impl FaultyLink {
 }
 
 impl MasterLink for FaultyLink {
-    fn call(&self, request: v1::Request, deadline: Moment) -> Result<v1::Response> {
+    fn call(
+        &self,
+        request: v1::Request,
+        deadline: Moment,
+    ) -> Result<v1::Response, Box<CallFailure>> {
         match self.fault_for(&request) {
             None => self.inner.call(request, deadline),
-            Some(Fault::LoseRequest) => Err(lost()),
+            Some(Fault::LoseRequest) => Err(lost(Some(request))),
             Some(Fault::LoseAnswer) => {
-                self.inner.call(request, deadline)?;
-                Err(lost())
+                self.inner.call(request.clone(), deadline)?;
+                Err(lost(Some(request)))
             }
             Some(Fault::Repeat) => {
                 self.inner.call(request.clone(), deadline)?;
                 self.inner.call(request, deadline)
             }
             Some(Fault::Hold(gate)) => {
-                gate.pass(deadline)?;
+                gate.pass(deadline).map_err(|()| lost(None))?;
                 self.inner.call(request, deadline)
             }
             Some(Fault::HoldAnswer(gate)) => {
                 let answer = self.inner.call(request, deadline);
-                gate.pass(deadline)?;
+                gate.pass(deadline).map_err(|()| lost(None))?;
                 answer
             }
-            Some(Fault::Fail(error)) => Err(error),
+            Some(Fault::Fail(error)) => Err(CallFailure::last(error)),
         }
     }
 
@@ -142,14 +146,15 @@ impl Gate {
         }
     }
 
-    fn pass(&self, deadline: Moment) -> Result<()> {
+    /// Waits until the gate is open. Fails at the deadline.
+    fn pass(&self, deadline: Moment) -> Result<(), ()> {
         let mut state = self.0.state.lock();
         state.1 += 1;
         self.0.changed.notify_all();
         while !state.0 {
             let left = deadline.left(SystemClock.now());
             if left.is_zero() {
-                return Err(lost());
+                return Err(());
             }
             self.0.changed.wait_for(&mut state, left);
         }
@@ -158,8 +163,9 @@ impl Gate {
 }
 
 /// Returns the error of a lost call, without waiting for a real timeout.
-fn lost() -> Error {
-    Error::new(ErrorCode::RPC_TIMEOUT, "the call was lost by fault injection")
+fn lost(request: Option<v1::Request>) -> Box<CallFailure> {
+    let error = Error::new(ErrorCode::RPC_TIMEOUT, "the call was lost by fault injection");
+    Box::new(CallFailure { error, kind: AttemptFailure::TimedOut, request })
 }
 
 impl fmt::Debug for FaultyLink {

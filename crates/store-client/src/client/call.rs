@@ -13,6 +13,7 @@ use super::ClientInner;
 use crate::{
     metrics,
     object::{Place, SegmentInfo},
+    protocol::{CallKind, CallRetry},
 };
 
 impl ClientInner {
@@ -30,7 +31,7 @@ impl ClientInner {
         pick: impl FnOnce(Reply) -> Option<A>,
     ) -> Result<A> {
         self.check_open()?;
-        self.exchange(call, (now, now + self.config.rpc_timeout), pick)
+        self.exchange(call, (now, now + self.config.rpc_timeout), |_| {}, pick)
     }
 
     /// Makes a call with an explicit deadline.
@@ -51,20 +52,46 @@ impl ClientInner {
         deadline: Moment,
         pick: impl FnOnce(Reply) -> Option<A>,
     ) -> Result<A> {
-        self.exchange(call, (SystemClock.now(), deadline), pick)
+        self.exchange(call, (SystemClock.now(), deadline), |_| {}, pick)
+    }
+
+    /// Makes a call that is changed by `prepare` before it is sent again.
+    pub(super) fn call_repeating<A>(
+        &self,
+        call: Call,
+        deadline: Moment,
+        prepare: impl Fn(&mut Call),
+        pick: impl FnOnce(Reply) -> Option<A>,
+    ) -> Result<A> {
+        self.check_open()?;
+        self.exchange(call, (SystemClock.now(), deadline), prepare, pick)
     }
 
     fn exchange<A>(
         &self,
         call: Call,
         (sent, deadline): (Moment, Moment),
+        prepare: impl Fn(&mut Call),
         pick: impl FnOnce(Reply) -> Option<A>,
     ) -> Result<A> {
-        let number = metrics::call_index(&call);
+        let index = metrics::call_index(&call);
+        let retry = CallRetry::new(
+            kind(&call),
+            deadline,
+            self.id.bits() as u64 ^ u64::from(sent.since_boot().subsec_nanos()),
+        );
+        let (call_number, answered_below) = match is_numbered(&call) {
+            true => self.call_numbers.lock().begin(),
+            false => (0, 0),
+        };
         let released_fences = self.pending_releases.take();
-        let request = v1::Request { call: Some(call), released_fences, ..Default::default() };
-        let response = self.link.call(request, deadline);
-        self.metrics.count_call(number, response.is_ok(), SystemClock.now().since(sent));
+        let request =
+            v1::Request { call: Some(call), released_fences, call_number, answered_below };
+        let response = self.call_with_retries(request, sent, retry, prepare);
+        if call_number != 0 {
+            self.call_numbers.lock().end(call_number);
+        }
+        self.metrics.count_call(index, response.is_ok(), SystemClock.now().since(sent));
         match response?.call {
             Some(Reply::Failure(failure)) => Err((&failure).into()),
             Some(answer) => {
@@ -73,6 +100,64 @@ impl ClientInner {
             None => Err(protocol_error("the response is empty")),
         }
     }
+
+    /// Sends a request until it is answered or given up.
+    fn call_with_retries(
+        &self,
+        mut request: v1::Request,
+        sent: Moment,
+        mut retry: CallRetry,
+        prepare: impl Fn(&mut Call),
+    ) -> Result<v1::Response> {
+        let mut now = sent;
+        loop {
+            let failure = match self.link.call(request, retry.attempt_deadline(now)) {
+                Ok(response) => return Ok(response),
+                Err(failure) => *failure,
+            };
+            now = SystemClock.now();
+            let (Some(again), Some(pause)) =
+                (failure.request, retry.after_failure(failure.kind, now))
+            else {
+                return Err(failure.error);
+            };
+            tracing::debug!(client = %self.name, error = %failure.error, ?pause, "repeating a call");
+            if !pause.is_zero() {
+                if !self.sleep_or_closed(pause) {
+                    return Err(failure.error);
+                }
+                now = SystemClock.now();
+            }
+            request = again;
+            request.call.as_mut().into_iter().for_each(&prepare);
+        }
+    }
+}
+
+/// Returns what a second execution of the call does.
+fn kind(call: &Call) -> CallKind {
+    match call {
+        Call::PutEnd(_) | Call::PutRevoke(_) => CallKind::ClosesPut,
+        Call::PutStart(start) if start.request_id == 0 => CallKind::SentOnce,
+        _ => CallKind::Repeatable,
+    }
+}
+
+/// Returns whether the call needs a number, by which the master knows a repetition. `PutStart` has
+/// its own; `PutEnd` and `PutRevoke` name versions, which no other put has.
+fn is_numbered(call: &Call) -> bool {
+    matches!(
+        call,
+        Call::Unmount(_)
+            | Call::Remove(_)
+            | Call::RemoveMatching(_)
+            | Call::CreateTasks(_)
+            | Call::EndTasks(_)
+            | Call::ClearReplicas(_)
+            | Call::CreateDrainJobs(_)
+            | Call::CancelDrainJobs(_)
+            | Call::SetQuotas(_)
+    )
 }
 
 /// Converts the master's failure for one key and adds the key if the message lacks it.

@@ -1,28 +1,29 @@
 //! Puts: reserve space for every replica, write them, then publish the objects that are complete.
 //! Puts that only have to wait are retried.
 
-use std::{hash::BuildHasher, ops::Range, time::Duration};
+use std::{
+    hash::BuildHasher,
+    ops::Range,
+    sync::atomic::{AtomicU64, Ordering},
+    time::Duration,
+};
 
-use mooncake_base::{Clock, Error, ErrorCode, Moment, ObjectKey, Result, SystemClock};
+use mooncake_base::{Clock, Error, Moment, ObjectKey, Result, SystemClock};
 use mooncake_transfer_engine::LocalRange;
 use rustc_hash::{FxBuildHasher, FxHashSet};
 
 use super::{
     Client, ClientInner, batch,
     checksum::Checksummer,
-    mount::is_client_unknown,
     overlapped_put,
-    reservation::{Layout, Reservation, ReserveItem, Upload, UploadWrite, Write},
+    reservation::{Layout, Reservation, Upload, UploadWrite, Write},
+    start::ReserveItem,
 };
 use crate::{
     metrics::{Operation, OutcomeTotals},
     object::{PutItem, PutOptions, PutOutcome},
+    protocol::PutRetry,
 };
-
-/// Minimum delay between retries of a put that waits for a fence to end.
-const FENCE_RETRY_MIN: Duration = Duration::from_millis(5);
-/// Maximum delay; short, because readers release fences before they expire.
-const FENCE_RETRY_MAX: Duration = Duration::from_millis(20);
 
 /// Maximum bytes reserved at once: they must all be written within one write window. A larger
 /// object goes alone.
@@ -79,9 +80,10 @@ impl Client {
         let wanted: Vec<_> = wanted
             .map(|(at, (key, length))| ReserveItem { at, key: key.into(), length: *length })
             .collect();
-        let reserved = self.inner.reserve(&wanted, options).into_iter().zip(items);
+        let deadline = self.inner.rpc_deadline();
+        let reserved = self.inner.reserve(&wanted, options, deadline).into_iter().zip(items);
         let named = |(reserved, (key, _)): (Result<Option<Upload>>, &(ObjectKey, u64))| {
-            Ok(reserved?.map(|upload| Reservation { key: key.clone(), upload }))
+            Ok(reserved?.map(|upload| Reservation::new(key, upload, &self.inner.open_puts)))
         };
         reserved.map(named).collect()
     }
@@ -96,7 +98,7 @@ impl Client {
         let begin = SystemClock.now();
         let mut puts = Vec::with_capacity(writes.len());
         for Write { reservation, ranges } in writes.iter_mut() {
-            let Reservation { key, upload } = &mut **reservation;
+            let Reservation { key, upload, .. } = &mut **reservation;
             puts.push(UploadWrite { key: (&*key).into(), upload, layout: Layout::At(ranges) });
         }
         let outcomes = self.inner.write(&mut puts, begin);
@@ -118,7 +120,9 @@ impl Client {
     /// By object: no replica is complete, the write window is over, or the master refuses.
     pub fn publish(&self, reservations: Vec<Reservation>) -> Vec<Result<PutOutcome>> {
         let puts: Vec<_> = reservations.iter().map(Reservation::keyed).collect();
-        self.inner.publish(&puts)
+        let outcomes = self.inner.publish(&puts, self.inner.rpc_deadline());
+        reservations.iter().for_each(Reservation::close);
+        outcomes
     }
 
     /// Releases reserved space.
@@ -127,7 +131,31 @@ impl Client {
     /// By object: the reservation has expired, or the master cannot be reached.
     pub fn revoke(&self, reservations: Vec<Reservation>) -> Vec<Result<()>> {
         let puts: Vec<_> = reservations.iter().map(Reservation::keyed).collect();
-        self.inner.revoke_puts(&puts)
+        let outcomes = self.inner.revoke_puts(&puts, self.inner.rpc_deadline());
+        reservations.iter().for_each(Reservation::close);
+        outcomes
+    }
+}
+
+/// A put of a batch.
+struct PutBatch<'a> {
+    items: &'a [PutItem<'a>],
+    options: &'a PutOptions,
+    /// The deadline of the batch's calls, without the time spent on writing.
+    calls_until: Moment,
+    written_us: AtomicU64,
+}
+
+impl PutBatch<'_> {
+    /// Returns the deadline of the next call. All calls of a batch share one time limit, so that a
+    /// hanging master costs it once and not for each part.
+    fn call_deadline(&self) -> Moment {
+        self.calls_until + Duration::from_micros(self.written_us.load(Ordering::Relaxed))
+    }
+
+    fn add_written(&self, took: Duration) {
+        let micros = u64::try_from(took.as_micros()).unwrap_or(u64::MAX);
+        self.written_us.fetch_add(micros, Ordering::Relaxed);
     }
 }
 
@@ -141,11 +169,13 @@ impl ClientInner {
         if let Err(error) = check_groups(items.len(), options) {
             return items.iter().map(|_| Err(error.clone())).collect();
         }
+        let calls_until = begin + self.config.rpc_timeout;
+        let put = PutBatch { items, options, calls_until, written_us: AtomicU64::new(0) };
         let mut outcomes = vec![None; items.len()];
         let mut open: Vec<usize> = (0..items.len()).collect();
         while !open.is_empty() {
             let later = split_repeated(items, &mut open);
-            self.put_distinct((open, begin), items, options, &mut outcomes);
+            self.put_distinct((open, begin), &put, &mut outcomes);
             begin = SystemClock.now();
             open = later;
         }
@@ -158,22 +188,25 @@ impl ClientInner {
     fn put_distinct(
         &self,
         (mut open, begin): (Vec<usize>, Moment),
-        items: &[PutItem<'_>],
-        options: &PutOptions,
+        put: &PutBatch<'_>,
         outcomes: &mut [Option<Result<PutOutcome>>],
     ) {
         let give_up_at = begin + self.config.fenced_wait;
+        let retry_of = |outcome: &Option<Result<PutOutcome>>| match outcome {
+            Some(Err(error)) => PutRetry::of(error),
+            _ => None,
+        };
         let mut may_register_again = true;
         loop {
             let registrations = self.registrations();
-            for (at, outcome) in self.put_in_parts(&open, items, options) {
+            for (at, outcome) in self.put_in_parts(&open, put) {
                 outcomes[at] = Some(outcome);
             }
-            let retries: Vec<_> = open.iter().filter_map(|&at| Retry::of(&outcomes[at])).collect();
+            let retries: Vec<_> = open.iter().filter_map(|&at| retry_of(&outcomes[at])).collect();
             let Some(wait) = retries.iter().map(|retry| retry.wait).min() else { return };
             if retries.iter().any(|retry| retry.is_client_unknown) {
                 if !may_register_again
-                    || self.register_again(registrations, self.rpc_deadline()).is_err()
+                    || self.register_again(registrations, put.call_deadline()).is_err()
                 {
                     return;
                 }
@@ -185,43 +218,34 @@ impl ClientInner {
             } else {
                 return;
             }
-            open.retain(|&at| Retry::of(&outcomes[at]).is_some());
+            open.retain(|&at| retry_of(&outcomes[at]).is_some());
         }
     }
 
     /// Puts items in parts of limited size.
-    fn put_in_parts(
-        &self,
-        open: &[usize],
-        items: &[PutItem<'_>],
-        options: &PutOptions,
-    ) -> NumberedOutcomes {
-        let size = |&at: &usize| usize::try_from(total(items[at].parts)).unwrap_or(usize::MAX);
+    fn put_in_parts(&self, open: &[usize], put: &PutBatch<'_>) -> NumberedOutcomes {
+        let size = |&at: &usize| usize::try_from(total(put.items[at].parts)).unwrap_or(usize::MAX);
         let sizes: Vec<_> = open.iter().map(size).collect();
-        let put = |part: &Range<usize>| self.put_part(&open[part.clone()], items, options);
+        let put_part = |part: &Range<usize>| self.put_part(&open[part.clone()], put);
         let done = match overlapped_put::split(&sizes) {
-            Some(parts) => overlapped_put::run_overlapped(&parts, put),
-            None => batch::split(sizes.into_iter(), PART_BYTES_MAX).iter().map(put).collect(),
+            Some(parts) => overlapped_put::run_overlapped(&parts, put_part),
+            None => batch::split(sizes.into_iter(), PART_BYTES_MAX).iter().map(put_part).collect(),
         };
         done.into_iter().flatten().collect()
     }
 
     /// Puts one part: reserve, write, publish.
-    fn put_part(
-        &self,
-        part: &[usize],
-        items: &[PutItem<'_>],
-        options: &PutOptions,
-    ) -> NumberedOutcomes {
+    fn put_part(&self, part: &[usize], put: &PutBatch<'_>) -> NumberedOutcomes {
         let wanted = |&at: &usize| {
-            let PutItem { key, parts } = items[at];
+            let PutItem { key, parts } = put.items[at];
             ReserveItem { at, key, length: total(parts) }
         };
         let wanted: Vec<_> = part.iter().map(wanted).collect();
         let mut done = Vec::with_capacity(part.len());
         let mut owners = Vec::with_capacity(part.len());
         let mut uploads = Vec::with_capacity(part.len());
-        for (&at, reserved) in part.iter().zip(self.reserve(&wanted, options)) {
+        let reserved = self.reserve(&wanted, put.options, put.call_deadline());
+        for (&at, reserved) in part.iter().zip(reserved) {
             match reserved {
                 Ok(Some(upload)) => {
                     owners.push(at);
@@ -231,46 +255,26 @@ impl ClientInner {
                 Err(error) => done.push((at, Err(error))),
             }
         }
+        let begin = SystemClock.now();
         if self.config.has_checksums {
             let mut checksummer = Checksummer::default();
             for (upload, &at) in uploads.iter_mut().zip(&owners) {
-                upload.set_checksum(&mut checksummer, &items[at]);
+                upload.set_checksum(&mut checksummer, &put.items[at]);
             }
         }
-        let mut puts = Vec::with_capacity(uploads.len());
+        let mut writes = Vec::with_capacity(uploads.len());
         for (upload, &at) in uploads.iter_mut().zip(&owners) {
-            let PutItem { key, parts } = items[at];
-            puts.push(UploadWrite { key, upload, layout: Layout::InOrder(parts) });
+            let PutItem { key, parts } = put.items[at];
+            writes.push(UploadWrite { key, upload, layout: Layout::InOrder(parts) });
         }
         // Failures are recorded in the upload; `publish` reports them.
-        self.write(&mut puts, SystemClock.now());
-        let puts: Vec<_> = puts.into_iter().map(|put| (put.key, &*put.upload)).collect();
-        done.extend(owners.into_iter().zip(self.publish(&puts)));
+        let now = SystemClock.now();
+        self.write(&mut writes, now);
+        let puts: Vec<_> = writes.into_iter().map(|put| (put.key, &*put.upload)).collect();
+        put.add_written(SystemClock.now().since(begin));
+        done.extend(owners.into_iter().zip(self.publish(&puts, put.call_deadline())));
+        self.open_puts.release(puts.iter().map(|(_, upload)| upload.request()));
         done
-    }
-}
-
-/// A retry of a failed put: its delay and its reason.
-struct Retry {
-    wait: Duration,
-    is_client_unknown: bool,
-}
-
-impl Retry {
-    fn of(outcome: &Option<Result<PutOutcome>>) -> Option<Self> {
-        let outcome = outcome.as_ref()?;
-        if is_client_unknown(outcome) {
-            return Some(Self { wait: Duration::ZERO, is_client_unknown: true });
-        }
-        let error = outcome.as_ref().err()?;
-        if error.code() != ErrorCode::NO_AVAILABLE_HANDLE {
-            return None;
-        }
-        // The master adds the delay if the put only has to wait for a fence to end.
-        let (_, after) = error.message().split_once("retry_after_ms=")?;
-        let digits = after.find(|c: char| !c.is_ascii_digit()).unwrap_or(after.len());
-        let wait = Duration::from_millis(after[..digits].parse().ok()?);
-        Some(Self { wait: wait.clamp(FENCE_RETRY_MIN, FENCE_RETRY_MAX), is_client_unknown: false })
     }
 }
 

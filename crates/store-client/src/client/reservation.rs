@@ -1,31 +1,32 @@
 //! Uploads: space for an object reserved at the master, written, then published or revoked.
 
-use std::{sync::atomic::Ordering, time::Duration};
+use std::sync::Arc;
 
 use mooncake_base::{
     Clock, Error, ErrorCode, KeyRef, Moment, ObjectKey, ReplicaId, Result, SystemClock, Version,
 };
-use mooncake_proto::{
-    columns::{ItemPlaces, Outcome, collapse_if_uniform},
-    v1::{self, request::Call, response::Call as Reply},
-};
 use mooncake_transfer_engine::{LocalRange, Opcode, TransferEntry};
 use smallvec::SmallVec;
 
-use super::{ClientInner, batch, call, checksum::Checksummer, transfer::Jobs};
-use crate::object::{Place, PutItem, PutOptions, PutOutcome, SoftPin};
-
-/// Subtracted from the write window, since the local clock and the master's may run at different
-/// speeds.
-const WINDOW_MARGIN: Duration = Duration::from_millis(50);
+use super::{
+    ClientInner,
+    checksum::Checksummer,
+    open_puts::{OpenPuts, ReservedPut},
+    transfer::Jobs,
+};
+use crate::{
+    object::{Place, PutItem},
+    protocol::UnconfirmedPut,
+};
 
 /// Space reserved for a new object: to be written, then published or revoked.
 ///
-/// If dropped without either, the master reclaims the space after its time-out.
+/// If the last clone is dropped without either, the client revokes it with a later call.
 #[derive(Debug, Clone)]
 pub struct Reservation {
     pub(super) key: ObjectKey,
     pub(super) upload: Upload,
+    put: Arc<ReservedPut>,
 }
 
 /// A write into a reserved object.
@@ -41,6 +42,8 @@ pub struct Write<'a> {
 #[derive(Debug, Clone)]
 pub(super) struct Upload {
     version: Version,
+    /// The number of the start.
+    request: u64,
     length: u64,
     places: SmallVec<[Place; 1]>,
     checksum: Option<u64>,
@@ -49,14 +52,6 @@ pub(super) struct Upload {
     error: Option<Error>,
     /// End of the write window; writing later is forbidden.
     until: Moment,
-}
-
-/// An object to reserve space for, with its index in the batch.
-#[derive(Debug)]
-pub(super) struct ReserveItem<'a> {
-    pub(super) at: usize,
-    pub(super) key: KeyRef<'a>,
-    pub(super) length: u64,
 }
 
 /// A write into an upload.
@@ -100,6 +95,17 @@ impl Layout<'_> {
 }
 
 impl Reservation {
+    pub(super) fn new(key: &ObjectKey, upload: Upload, open_puts: &Arc<OpenPuts>) -> Self {
+        let replicas = upload.places.iter().map(|place| place.replica);
+        let put = ReservedPut::new(open_puts, upload.request, key, upload.version, replicas);
+        Self { key: key.clone(), upload, put: Arc::new(put) }
+    }
+
+    /// Records that the put was closed, or is unconfirmed.
+    pub(super) fn close(&self) {
+        self.put.close();
+    }
+
     /// Returns the key.
     pub fn key(&self) -> &ObjectKey {
         &self.key
@@ -128,6 +134,59 @@ impl Reservation {
 }
 
 impl Upload {
+    pub(super) fn new(
+        version: Version,
+        request: u64,
+        length: u64,
+        places: SmallVec<[Place; 1]>,
+        until: Moment,
+    ) -> Self {
+        Self {
+            version,
+            request,
+            length,
+            places,
+            checksum: None,
+            failed: Vec::new(),
+            error: None,
+            until,
+        }
+    }
+
+    pub(super) fn version(&self) -> Version {
+        self.version
+    }
+
+    /// Returns the number of the start.
+    pub(super) fn request(&self) -> u64 {
+        self.request
+    }
+
+    pub(super) fn checksum(&self) -> Option<u64> {
+        self.checksum
+    }
+
+    pub(super) fn failed_replicas(&self) -> &[ReplicaId] {
+        &self.failed
+    }
+
+    /// Returns the end of the write window.
+    pub(super) fn write_until(&self) -> Moment {
+        self.until
+    }
+
+    /// Returns the number of replicas that were written.
+    pub(super) fn healthy_count(&self) -> u32 {
+        u32::try_from(self.healthy().count()).unwrap_or(u32::MAX)
+    }
+
+    /// Returns the put as one that the master may still hold.
+    pub(super) fn to_unconfirmed(&self, key: KeyRef<'_>) -> Option<UnconfirmedPut> {
+        let key = ObjectKey::new(key.as_bytes()).ok()?;
+        let failed_replicas = self.failed.iter().copied().collect();
+        Some(UnconfirmedPut { key, version: self.version, failed_replicas })
+    }
+
     /// Computes and stores the checksum of a value that is written whole.
     pub(super) fn set_checksum(&mut self, checksummer: &mut Checksummer, item: &PutItem<'_>) {
         match checksummer.checksum(item.parts.iter()) {
@@ -154,13 +213,13 @@ impl Upload {
     }
 
     /// Returns the error for an upload without healthy replicas.
-    fn no_replica_error(&self, key: KeyRef<'_>) -> Error {
+    pub(super) fn no_replica_error(&self, key: KeyRef<'_>) -> Error {
         self.error.clone().unwrap_or_else(|| {
             Error::new(ErrorCode::WRITE_FAIL, "the put has no replica").with("key", key)
         })
     }
 
-    fn window_error(&self, key: KeyRef<'_>) -> Error {
+    pub(super) fn window_error(&self, key: KeyRef<'_>) -> Error {
         Error::new(ErrorCode::WRITE_FAIL, "the put took longer than its write window")
             .with("key", key)
             .with("bytes", self.length)
@@ -198,85 +257,6 @@ impl UploadWrite<'_> {
 }
 
 impl ClientInner {
-    /// Reserves space, split into messages. `None`: an object with the key exists and is kept.
-    pub(super) fn reserve(
-        &self,
-        items: &[ReserveItem<'_>],
-        options: &PutOptions,
-    ) -> Vec<Result<Option<Upload>>> {
-        let mut results = Vec::with_capacity(items.len());
-        let size = |item: &ReserveItem<'_>| {
-            item.key.as_bytes().len() + options.groups.get(item.at).map_or(0, String::len)
-        };
-        for range in batch::split(items.iter().map(size), batch::KEY_BYTES_MAX) {
-            let part = &items[range];
-            if let Err(error) = self.reserve_part(part, options, &mut results) {
-                let failed = part.iter().map(|item| Err(error.clone().with("key", item.key)));
-                results.extend(failed);
-            }
-        }
-        results
-    }
-
-    /// Reserves the items of one message. Appends their results, or nothing on an error.
-    fn reserve_part(
-        &self,
-        items: &[ReserveItem<'_>],
-        options: &PutOptions,
-        results: &mut Vec<Result<Option<Upload>>>,
-    ) -> Result<()> {
-        let mut lengths: Vec<u64> = items.iter().map(|item| item.length).collect();
-        collapse_if_uniform(&mut lengths);
-        let group =
-            |item: &ReserveItem<'_>| options.groups.get(item.at).cloned().unwrap_or_default();
-        let groups = match options.groups.is_empty() {
-            true => Vec::new(),
-            false => items.iter().map(group).collect(),
-        };
-        let keys = Some(v1::KeyColumn::pack(items.iter().map(|item| item.key)));
-        let call = Call::PutStart(v1::PutStartRequest {
-            caller: Some(self.caller.clone()),
-            items: Vec::new(),
-            config: Some(wire_options(options)),
-            replace: options.is_upsert,
-            request_id: self.put_calls.fetch_add(1, Ordering::Relaxed) + 1,
-            columns: Some(v1::PutColumns { keys, lengths, groups }),
-        });
-        let sent = SystemClock.now();
-        let response = self.call_at(sent, call, |answer| match answer {
-            Reply::PutStart(response) => Some(response),
-            _ => None,
-        })?;
-        let columns = call::require_columns(response.columns)?;
-        let started = columns.read(items.len()).map_err(call::column_mismatch)?;
-        let segments = call::read_segments(response.segments)?;
-        let window = Duration::from_millis(response.write_window_ms);
-        let until = sent + window.saturating_sub(WINDOW_MARGIN);
-        let read =
-            |(started, item): (Outcome<'_, (u64, ItemPlaces<'_>)>, &ReserveItem<'_>)| match started
-            {
-                Err(failure) => match call::item_error(failure, item.key) {
-                    error if is_existing(&error) && !options.is_upsert => Ok(None),
-                    error => Err(error),
-                },
-                Ok((version, places)) => Ok(Some(Upload {
-                    version: Version(version),
-                    length: item.length,
-                    places: call::read_places(
-                        places.to_messages(item.length),
-                        &segments,
-                        item.length,
-                    )?,
-                    checksum: None,
-                    failed: Vec::new(),
-                    error: None,
-                    until,
-                })),
-            };
-        results.extend(started.zip(items).map(read));
-        Ok(())
-    }
-
     /// Writes into every healthy replica. Failures are also recorded in the upload.
     pub(super) fn write(&self, puts: &mut [UploadWrite<'_>], now: Moment) -> Vec<Result<()>> {
         let mut until = now + self.config.transfer_timeout;
@@ -311,132 +291,6 @@ impl ClientInner {
             }
         }
         outcomes
-    }
-
-    /// Makes objects readable. Objects without a complete replica, or past their write window, are
-    /// revoked instead.
-    pub(super) fn publish(&self, puts: &[KeyedUpload<'_>]) -> Vec<Result<PutOutcome>> {
-        let now = SystemClock.now();
-        let mut lost = Vec::new();
-        let mut whole = Vec::with_capacity(puts.len());
-        let mut outcomes = Vec::with_capacity(puts.len());
-        for &(key, upload) in puts {
-            let failed = if upload.has_no_replica() {
-                Some(upload.no_replica_error(key))
-            } else {
-                upload.until.has_passed(now).then(|| upload.window_error(key))
-            };
-            outcomes.push(match failed {
-                Some(error) => {
-                    lost.push((key, upload));
-                    Err(error)
-                }
-                None => {
-                    whole.push((key, upload));
-                    let replicas = u32::try_from(upload.healthy().count()).unwrap_or(u32::MAX);
-                    Ok(PutOutcome::Stored { replicas })
-                }
-            });
-        }
-        for ((key, _), outcome) in lost.iter().zip(self.revoke_puts(&lost)) {
-            if let Err(error) = outcome {
-                tracing::debug!(%key, %error, "cannot revoke a failed put");
-            }
-        }
-        let ended = self.end_puts(&whole);
-        for (outcome, ended) in outcomes.iter_mut().filter(|o| o.is_ok()).zip(ended) {
-            if let Err(error) = ended {
-                *outcome = Err(error);
-            }
-        }
-        outcomes
-    }
-
-    fn end_puts(&self, puts: &[KeyedUpload<'_>]) -> Vec<Result<()>> {
-        self.finish_puts(puts, |columns, caller| {
-            let (caller, columns) = (Some(caller), Some(columns));
-            let call = Call::PutEnd(v1::PutEndRequest { caller, puts: Vec::new(), columns });
-            self.call(call, |answer| match answer {
-                Reply::PutEnd(response) => Some(response.columns),
-                _ => None,
-            })
-        })
-    }
-
-    /// Revokes puts and releases their space.
-    pub(super) fn revoke_puts(&self, puts: &[KeyedUpload<'_>]) -> Vec<Result<()>> {
-        self.finish_puts(puts, |columns, caller| {
-            let (caller, columns) = (Some(caller), Some(columns));
-            let call = Call::PutRevoke(v1::PutRevokeRequest { caller, puts: Vec::new(), columns });
-            self.call(call, |answer| match answer {
-                Reply::PutRevoke(response) => Some(response.columns),
-                _ => None,
-            })
-        })
-    }
-
-    /// Ends or revokes puts, split into messages.
-    fn finish_puts(
-        &self,
-        puts: &[KeyedUpload<'_>],
-        call: impl Fn(v1::PutRefColumns, v1::Caller) -> Result<Option<v1::DoneColumns>>,
-    ) -> Vec<Result<()>> {
-        let mut results = Vec::with_capacity(puts.len());
-        for part in puts.chunks(batch::ITEMS_MAX) {
-            let answer = call(put_refs(part), self.caller.clone()).and_then(call::require_columns);
-            let answer = answer.as_ref().map_err(Clone::clone);
-            let read = |(done, (key, _)): (Outcome<'_, ()>, &KeyedUpload<'_>)| {
-                done.map_err(|failure| call::item_error(failure, key))
-            };
-            match answer.and_then(|done| done.read(part.len()).map_err(call::column_mismatch)) {
-                Ok(done) => results.extend(done.zip(part).map(read)),
-                Err(error) => {
-                    results.extend(part.iter().map(|(key, _)| Err(error.clone().with("key", key))));
-                }
-            }
-        }
-        results
-    }
-}
-
-/// Converts puts to columns. Their versions identify them.
-fn put_refs(puts: &[KeyedUpload<'_>]) -> v1::PutRefColumns {
-    let mut columns = v1::PutRefColumns {
-        versions: puts.iter().map(|(_, upload)| upload.version.0).collect(),
-        ..Default::default()
-    };
-    for ((_, upload), item) in puts.iter().zip(0_u32..) {
-        if let Some(checksum) = upload.checksum {
-            columns.checksums.get_or_insert_default().push(item as usize, checksum);
-        }
-        for replica in &upload.failed {
-            columns.failed_items.push(item);
-            columns.failed_replicas.push(replica.0);
-        }
-    }
-    columns
-}
-
-fn is_existing(error: &Error) -> bool {
-    error.code() == ErrorCode::OBJECT_ALREADY_EXISTS
-}
-
-fn wire_options(options: &PutOptions) -> v1::ReplicateConfig {
-    let soft_pin = match options.soft_pin {
-        SoftPin::Preserve => v1::SoftPin::Preserve,
-        SoftPin::Enable => v1::SoftPin::Enable,
-        SoftPin::Disable => v1::SoftPin::Disable,
-    };
-    v1::ReplicateConfig {
-        replica_num: options.replicas,
-        soft_pin: soft_pin.into(),
-        soft_pin_ttl_ms: options
-            .soft_pin_ttl
-            .map(|ttl| u64::try_from(ttl.as_millis()).unwrap_or(u64::MAX)),
-        with_hard_pin: options.is_hard_pinned,
-        preferred_segments: options.preferred_segments.clone(),
-        prefer_same_node: options.prefers_own_segments,
-        data_type: options.data_type,
     }
 }
 

@@ -25,6 +25,9 @@ const RETRY_INTERVAL_MAX: Duration = Duration::from_millis(500);
 /// Time limit of a heartbeat call.
 const HEARTBEAT_TIMEOUT: Duration = Duration::from_secs(5);
 
+/// Time limit of settling unconfirmed puts between two heartbeats.
+const SETTLE_TIMEOUT: Duration = Duration::from_secs(1);
+
 /// The client's registration at the master.
 #[derive(Debug, Default)]
 pub(super) struct Session {
@@ -76,6 +79,9 @@ fn run_heartbeats(inner: &Arc<ClientInner>) {
         let outcome = inner.heartbeat();
         if matches!(outcome, Ok(true)) {
             inner.wake_worker();
+        }
+        if outcome.is_ok() {
+            inner.settle_some(SystemClock.now() + SETTLE_TIMEOUT);
         }
         pause = match &outcome {
             Ok(_) => inner.interval(),

@@ -6,8 +6,8 @@ use mooncake_base::{Clock, Endpoint, Error, ErrorCode, Moment, Result, SystemClo
 pub use mooncake_proto::native_frame::DaemonGreeting;
 use mooncake_proto::v1;
 
-use super::{MasterLink, SocketLink};
-use crate::config::LinkConfig;
+use super::{CallFailure, MasterLink, SocketLink};
+use crate::{config::LinkConfig, protocol::AttemptFailure};
 
 /// Default port of the daemon.
 const DEFAULT_PORT: u16 = 50052;
@@ -61,12 +61,19 @@ impl DaemonLink {
 }
 
 impl MasterLink for DaemonLink {
-    fn call(&self, request: v1::Request, deadline: Moment) -> Result<v1::Response> {
-        self.inner.call(request, deadline).map_err(|error| match error.code() {
-            ErrorCode::RPC_FAIL | ErrorCode::RPC_TIMEOUT => {
-                daemon_error(&error).with("daemon", self.inner.address())
+    fn call(
+        &self,
+        request: v1::Request,
+        deadline: Moment,
+    ) -> Result<v1::Response, Box<CallFailure>> {
+        self.inner.call(request, deadline).map_err(|mut failure| {
+            // What the master or the daemon itself has said about a refused call is kept.
+            let is_of_link = failure.kind != AttemptFailure::Refused;
+            let code = failure.error.code();
+            if is_of_link && (code == ErrorCode::RPC_FAIL || code == ErrorCode::RPC_TIMEOUT) {
+                failure.error = daemon_error(&failure.error).with("daemon", self.inner.address());
             }
-            _ => error,
+            failure
         })
     }
 

@@ -3,21 +3,21 @@
 use std::time::Duration;
 
 use mooncake_base::sync::Mutex;
-use mooncake_base::{Clock, Endpoint, Error, ErrorCode, Moment, Result, SystemClock};
+use mooncake_base::{Clock, Endpoint, Error, ErrorCode, ErrorKind, Moment, Result, SystemClock};
 use mooncake_proto::{
     native_frame::ServerGreeting,
-    v1::{self, request::Call},
+    v1::{self, request::Call, response::Call as Reply},
 };
 use mooncake_transfer_engine::fork;
 
 use super::{
-    MasterLink,
+    CallFailure, MasterLink,
     circuit::Circuit,
     connection::{Connection, ExchangeError},
     dial,
     pool::{Pool, Slot},
 };
-use crate::config::LinkConfig;
+use crate::{config::LinkConfig, protocol::AttemptFailure};
 
 /// Default port of the master.
 const DEFAULT_PORT: u16 = 50051;
@@ -82,33 +82,49 @@ impl SocketLink {
         }
     }
 
-    /// Makes one attempt. `None`: the pooled connection was dead, and the call may be repeated.
-    fn attempt(&self, request: &v1::Request, deadline: Moment) -> Result<Option<v1::Response>> {
-        let mut slot = self.pool.acquire(deadline)?;
-        let (mut connection, is_fresh) = self.connection(&mut slot, request, deadline)?;
+    /// Makes one attempt.
+    fn attempt(
+        &self,
+        request: &v1::Request,
+        deadline: Moment,
+    ) -> Result<v1::Response, (AttemptFailure, Error)> {
+        let mut slot = self.pool.acquire(deadline).map_err(unreachable)?;
+        let (mut connection, is_fresh) =
+            self.connection(&mut slot, request, deadline).map_err(unreachable)?;
         let error = match connection.exchange(request, deadline) {
             Ok(Ok(response)) => {
                 slot.connection = Some(connection);
-                return Ok(Some(response));
+                return match refusal(&response) {
+                    Some(error) => Err((AttemptFailure::Refused, error)),
+                    None => Ok(response),
+                };
             }
             Err(too_large) => {
                 slot.connection = Some(connection);
-                return Err(too_large);
+                return Err((AttemptFailure::Final, too_large));
             }
-            Ok(Err(ExchangeError::Unsent(_))) if !is_fresh => return Ok(None),
-            Ok(Err(ExchangeError::Unanswered(_))) if !is_fresh && is_idempotent(request) => {
-                return Ok(None);
-            }
-            Ok(Err(ExchangeError::Unsent(source) | ExchangeError::Unanswered(source))) => {
-                let text = "the connection to the master broke before a response arrived";
-                Error::new(ErrorCode::RPC_FAIL, text).caused_by(source)
-            }
-            Ok(Err(ExchangeError::Malformed(error))) => error,
-            Ok(Err(ExchangeError::TimedOut)) => {
-                Error::new(ErrorCode::RPC_TIMEOUT, "the master did not answer in time")
-            }
+            Ok(Err(error)) => error,
         };
-        Err(error)
+        if !is_fresh {
+            // The other connections are as old.
+            self.pool.drop_idle();
+        }
+        let broken = |source| {
+            let text = "the connection to the master broke before a response arrived";
+            Error::new(ErrorCode::RPC_FAIL, text).caused_by(source)
+        };
+        Err(match error {
+            ExchangeError::Unsent(source) if is_fresh => {
+                (AttemptFailure::Unreachable, broken(source))
+            }
+            ExchangeError::Unsent(source) => (AttemptFailure::Unsent, broken(source)),
+            ExchangeError::Unanswered(source) => (AttemptFailure::Broken, broken(source)),
+            ExchangeError::Malformed(error) => (AttemptFailure::Broken, error),
+            ExchangeError::TimedOut => {
+                let text = "the master did not answer in time";
+                (AttemptFailure::TimedOut, Error::new(ErrorCode::RPC_TIMEOUT, text))
+            }
+        })
     }
 
     /// Returns the slot's connection if it is usable, or a new one.
@@ -119,8 +135,10 @@ impl SocketLink {
         deadline: Moment,
     ) -> Result<(Connection, bool)> {
         if let Some(pooled) = slot.connection.take() {
-            let is_trusted =
-                is_idempotent(request) && pooled.idle(SystemClock.now()) < TRUSTED_IDLE_MAX;
+            // An unnumbered start of a put cannot be repeated if the connection proves to be dead.
+            let is_repeatable =
+                !matches!(&request.call, Some(Call::PutStart(start)) if start.request_id == 0);
+            let is_trusted = is_repeatable && pooled.idle(SystemClock.now()) < TRUSTED_IDLE_MAX;
             if is_trusted || !pooled.is_closed_by_peer() {
                 return Ok((pooled, false));
             }
@@ -131,22 +149,23 @@ impl SocketLink {
 }
 
 impl MasterLink for SocketLink {
-    fn call(&self, request: v1::Request, deadline: Moment) -> Result<v1::Response> {
+    fn call(
+        &self,
+        request: v1::Request,
+        deadline: Moment,
+    ) -> Result<v1::Response, Box<CallFailure>> {
         if fork::is_forked_since(self.generation) {
             let text =
                 "the link to the master was made before a fork and belongs to the parent process";
-            return Err(Error::closed(text).with("master", &self.address));
+            return Err(CallFailure::last(Error::closed(text).with("master", &self.address)));
         }
-        let named = |error: Error| error.with("master", &self.address);
-        if let Some(response) = self.attempt(&request, deadline).map_err(named)? {
-            return Ok(response);
-        }
-        self.pool.drop_idle();
-        if let Some(response) = self.attempt(&request, deadline).map_err(named)? {
-            return Ok(response);
-        }
-        let text = "every new connection to the master breaks immediately";
-        Err(named(Error::new(ErrorCode::RPC_FAIL, text)))
+        self.attempt(&request, deadline).map_err(|(kind, error)| {
+            let error = match kind {
+                AttemptFailure::Refused => error,
+                _ => error.with("master", &self.address),
+            };
+            Box::new(CallFailure { error, kind, request: Some(request) })
+        })
     }
 
     fn address(&self) -> String {
@@ -161,13 +180,21 @@ impl MasterLink for SocketLink {
     }
 }
 
-/// Returns whether the call is idempotent, so that it may be sent again.
-///
-/// The start of a put is idempotent if it has a request number, by which the master recognizes a
-/// repetition. Without a number, the second call meets the unfinished object of the first, whose
-/// version the client never learned, and takes it for another writer's.
-fn is_idempotent(request: &v1::Request) -> bool {
-    !matches!(&request.call, Some(Call::PutStart(start)) if start.request_id == 0)
+/// The failure of an attempt that found no connection.
+fn unreachable(error: Error) -> (AttemptFailure, Error) {
+    let kind = match error.kind() {
+        ErrorKind::Closed => AttemptFailure::Final,
+        _ => AttemptFailure::Unreachable,
+    };
+    (kind, error)
+}
+
+/// Returns the error of a call that the master, or a daemon before it, did not carry out now but may
+/// carry out later.
+fn refusal(response: &v1::Response) -> Option<Error> {
+    let Some(Reply::Failure(failure)) = &response.call else { return None };
+    let error = Error::from(failure);
+    matches!(error.code(), ErrorCode::RPC_FAIL | ErrorCode::RPC_TIMEOUT).then_some(error)
 }
 
 #[cfg(test)]

@@ -181,7 +181,7 @@ fn soon() -> Moment {
 }
 
 /// Returns the connection of the response and whether it is a Unix socket.
-fn answered(response: Result<v1::Response>) -> (u64, bool) {
+fn answered(response: Result<v1::Response, Box<CallFailure>>) -> (u64, bool) {
     match response.unwrap().call {
         Some(Reply::Status(status)) => (status.keys, status.clients == 1),
         other => panic!("{other:?}"),
@@ -209,7 +209,7 @@ fn uses_unix_socket_only_of_same_master() {
 }
 
 #[test]
-fn replaces_dead_pooled_connection_transparently() {
+fn dead_pooled_connection_is_reported_and_replaced() {
     let hang_up_once = |connection, request| match (connection, request) {
         (0, 1) => Reaction::HangUp,
         _ => Reaction::Reply,
@@ -217,21 +217,11 @@ fn replaces_dead_pooled_connection_transparently() {
     let server = Server::start(hang_up_once);
     let link = server.link(LinkConfig::default());
     assert_eq!(answered(link.call(status(), soon())).0, 0);
+    let failure = link.call(put_start(), soon()).unwrap_err();
+    assert_eq!(failure.error.code(), ErrorCode::RPC_FAIL, "{failure:?}");
+    assert_eq!(failure.kind, AttemptFailure::Broken, "the master may have executed it");
+    assert_eq!(failure.request, Some(put_start()), "it is the caller who sends it again");
     assert_eq!(answered(link.call(status(), soon())).0, 1);
-}
-
-#[test]
-fn never_sends_unnumbered_put_start_twice() {
-    let hang_up_once = |connection, request| match (connection, request) {
-        (0, 1) => Reaction::HangUp,
-        _ => Reaction::Reply,
-    };
-    let server = Server::start(hang_up_once);
-    let link = server.link(LinkConfig::default());
-    link.call(status(), soon()).unwrap();
-    let error = link.call(put_start(), soon()).unwrap_err();
-    assert_eq!(error.code(), ErrorCode::RPC_FAIL, "{error}");
-    link.call(put_start(), soon()).unwrap();
 }
 
 #[test]
@@ -239,7 +229,7 @@ fn call_times_out_at_deadline() {
     let server = Server::start(|_, _| Reaction::Silence);
     let link = server.link(LinkConfig::default());
     let start = Instant::now();
-    let error = link.call(status(), SystemClock.now() + SECOND / 5).unwrap_err();
+    let error = link.call(status(), SystemClock.now() + SECOND / 5).unwrap_err().error;
     assert_eq!(error.code(), ErrorCode::RPC_TIMEOUT, "{error}");
     assert!(error.to_string().contains(&server.address.to_string()), "{error}");
     assert!((SECOND / 5..5 * SECOND).contains(&start.elapsed()), "{:?}", start.elapsed());
@@ -260,7 +250,7 @@ fn close_wakes_waiting_call() {
     let start = Instant::now();
     assert!(waiter.join().unwrap().is_err());
     assert!(start.elapsed() < 10 * SECOND);
-    assert_eq!(link.call(status(), soon()).unwrap_err().kind(), ErrorKind::Closed);
+    assert_eq!(link.call(status(), soon()).unwrap_err().error.kind(), ErrorKind::Closed);
 }
 
 #[test]
@@ -278,7 +268,7 @@ fn respects_connection_limit() {
         assert!(Instant::now() < limit, "the call never arrived");
         std::thread::yield_now();
     }
-    let error = link.call(status(), SystemClock.now() + SECOND / 10).unwrap_err();
+    let error = link.call(status(), SystemClock.now() + SECOND / 10).unwrap_err().error;
     assert_eq!(error.code(), ErrorCode::RPC_TIMEOUT, "{error}");
     assert!(error.to_string().contains("busy"), "{error}");
     link.close();
@@ -290,12 +280,12 @@ fn names_dead_address_and_pauses_retries() {
     let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let link = SocketLink::new(&address.to_string(), LinkConfig::default()).unwrap();
     let start = Instant::now();
-    let first = link.call(status(), soon()).unwrap_err();
+    let first = link.call(status(), soon()).unwrap_err().error;
     assert_eq!(first.code(), ErrorCode::RPC_FAIL);
     assert!(first.to_string().contains(&address.to_string()), "{first}");
     assert!(!first.remedy().is_empty());
     let listener = TcpListener::bind(address).unwrap();
-    let second = link.call(status(), SystemClock.now() + SECOND).unwrap_err();
+    let second = link.call(status(), SystemClock.now() + SECOND).unwrap_err().error;
     assert_eq!(second.code(), ErrorCode::RPC_FAIL, "{second}");
     listener.set_nonblocking(true).unwrap();
     let tried = listener.accept().is_ok();
@@ -313,7 +303,7 @@ fn rejects_server_that_is_no_master() {
         stream.write_all(b"HTTP/1.1 400 Bad Request\r\n\r\n").unwrap();
     });
     let link = SocketLink::new(&address.to_string(), LinkConfig::default()).unwrap();
-    let error = link.call(status(), soon()).unwrap_err();
+    let error = link.call(status(), soon()).unwrap_err().error;
     assert_eq!(error.code(), ErrorCode::RPC_FAIL);
     assert!(error.to_string().contains("no mooncake master"), "{error}");
     web.join().unwrap();

@@ -1,0 +1,205 @@
+//! Closes puts: ends those that were written, revokes the others, and settles those that the master
+//! may still hold.
+
+use mooncake_base::{Clock, Error, Moment, Result, SystemClock};
+use mooncake_proto::{
+    columns::Outcome,
+    v1::{self, request::Call, response::Call as Reply},
+};
+
+use super::{ClientInner, batch, call, reservation::KeyedUpload};
+use crate::{
+    object::PutOutcome,
+    protocol::{ClosePuts, CloseStep, Closing, UnconfirmedPut},
+};
+
+/// Kinds of calls that close puts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum CloseCall {
+    End,
+    Revoke,
+}
+
+impl ClientInner {
+    /// Makes objects readable. Objects without a complete replica, or past their write window, are
+    /// revoked instead.
+    pub(super) fn publish(
+        &self,
+        puts: &[KeyedUpload<'_>],
+        deadline: Moment,
+    ) -> Vec<Result<PutOutcome>> {
+        let now = SystemClock.now();
+        let mut close = ClosePuts::with_capacity(puts.len());
+        let mut outcomes = Vec::with_capacity(puts.len());
+        for (at, &(key, upload)) in puts.iter().enumerate() {
+            let replicas = upload.healthy_count();
+            let closing = Closing::of(replicas > 0, upload.write_until(), now);
+            outcomes.push(match closing {
+                Closing::End => Ok(PutOutcome::Stored { replicas }),
+                Closing::NoReplica => Err(upload.no_replica_error(key)),
+                Closing::TooLate => Err(upload.window_error(key)),
+            });
+            close.push(at, closing);
+        }
+        loop {
+            match close.next_step() {
+                CloseStep::End(items) => {
+                    let part: Vec<_> = items.iter().map(|&at| puts[at]).collect();
+                    let ended = self.close_puts(&part, CloseCall::End, deadline);
+                    for (at, ended) in items.into_iter().zip(ended) {
+                        if let Err(error) = ended {
+                            outcomes[at] = Err(error);
+                        }
+                    }
+                }
+                CloseStep::Revoke(items) => {
+                    let part: Vec<_> = items.iter().map(|&at| puts[at]).collect();
+                    let revoked = self.close_puts(&part, CloseCall::Revoke, deadline);
+                    for (at, error) in items.iter().zip(revoked).filter_map(failed) {
+                        let (key, _) = puts[*at];
+                        tracing::debug!(%key, %error, "cannot revoke a failed put");
+                    }
+                }
+                CloseStep::Done => return outcomes,
+            }
+        }
+    }
+
+    /// Revokes puts and releases their space.
+    pub(super) fn revoke_puts(
+        &self,
+        puts: &[KeyedUpload<'_>],
+        deadline: Moment,
+    ) -> Vec<Result<()>> {
+        self.close_puts(puts, CloseCall::Revoke, deadline)
+    }
+
+    /// Revokes puts that stand in the way of others, and returns for each whether the master is
+    /// known not to hold it any more.
+    pub(super) fn settle(&self, puts: &[UnconfirmedPut], deadline: Moment) -> Vec<Result<()>> {
+        let mut results = Vec::with_capacity(puts.len());
+        let sizes = puts.iter().map(|put| put.key.as_bytes().len());
+        for range in batch::split(sizes, batch::KEY_BYTES_MAX) {
+            let part = &puts[range];
+            let refs = part.iter().map(|put| v1::PutRef {
+                key: put.key.as_bytes().to_vec().into(),
+                version: put.version.0,
+                failed_replicas: put.failed_replicas.iter().map(|replica| replica.0).collect(),
+                checksum: None,
+            });
+            let caller = Some(self.caller.clone());
+            let call = Call::PutRevoke(v1::PutRevokeRequest {
+                caller,
+                puts: refs.collect(),
+                columns: None,
+            });
+            // A refusal of one put says that the master does not hold it.
+            let answer = self.call_until(call, deadline, |answer| match answer {
+                Reply::PutRevoke(response) => Some(response.results.len()),
+                _ => None,
+            });
+            match answer.and_then(|count| call::check_count(count, part.len())) {
+                Ok(()) => {
+                    self.open_puts.confirm(part.iter());
+                    results.extend(part.iter().map(|_| Ok(())));
+                }
+                Err(error) => {
+                    let error = error.with("because", "an earlier put of the key is unconfirmed");
+                    let named = |put: &UnconfirmedPut| Err(error.clone().with("key", &put.key));
+                    results.extend(part.iter().map(named));
+                }
+            }
+        }
+        results
+    }
+
+    /// Settles some unconfirmed puts, if there are any.
+    pub(super) fn settle_some(&self, deadline: Moment) {
+        if self.open_puts.unconfirmed_count() == 0 {
+            return;
+        }
+        let puts = self.open_puts.some_unconfirmed(batch::ITEMS_MAX);
+        if let Some(Err(error)) = self.settle(&puts, deadline).into_iter().find(Result::is_err) {
+            tracing::debug!(client = %self.name, %error, "cannot settle unconfirmed puts yet");
+        }
+    }
+
+    /// Ends or revokes puts, split into messages. Those without an answer become unconfirmed.
+    fn close_puts(
+        &self,
+        puts: &[KeyedUpload<'_>],
+        kind: CloseCall,
+        deadline: Moment,
+    ) -> Vec<Result<()>> {
+        let mut results = Vec::with_capacity(puts.len());
+        for part in puts.chunks(batch::ITEMS_MAX) {
+            if let Err(error) = self.close_part(part, kind, deadline, &mut results) {
+                results.extend(part.iter().map(|(key, _)| Err(error.clone().with("key", key))));
+                self.open_puts.add_unconfirmed(
+                    part.iter().filter_map(|(key, upload)| upload.to_unconfirmed(*key)),
+                );
+            }
+        }
+        results
+    }
+
+    /// Closes the puts of one message. Appends their results, or nothing if it is unknown what the
+    /// master has done. The failure of an item says that the master does not hold the put any more.
+    fn close_part(
+        &self,
+        puts: &[KeyedUpload<'_>],
+        kind: CloseCall,
+        deadline: Moment,
+        results: &mut Vec<Result<()>>,
+    ) -> Result<()> {
+        let (caller, columns) = (Some(self.caller.clone()), Some(put_refs(puts)));
+        let call = match kind {
+            CloseCall::End => Call::PutEnd(v1::PutEndRequest { caller, puts: Vec::new(), columns }),
+            CloseCall::Revoke => {
+                Call::PutRevoke(v1::PutRevokeRequest { caller, puts: Vec::new(), columns })
+            }
+        };
+        // By its key, the master recognizes a put that the lost call has ended.
+        let name_keys = |call: &mut Call| {
+            if let Call::PutEnd(end) = call
+                && let Some(columns) = &mut end.columns
+            {
+                columns.keys = Some(v1::KeyColumn::pack(puts.iter().map(|(key, _)| *key)));
+            }
+        };
+        let answer = self.call_repeating(call, deadline, name_keys, |answer| match answer {
+            Reply::PutEnd(response) => Some(response.columns),
+            Reply::PutRevoke(response) => Some(response.columns),
+            _ => None,
+        })?;
+        let answer = call::require_columns(answer)?;
+        let done = answer.read(puts.len()).map_err(call::column_mismatch)?;
+        let read = |(done, (key, _)): (Outcome<'_, ()>, &KeyedUpload<'_>)| {
+            done.map_err(|failure| call::item_error(failure, key))
+        };
+        results.extend(done.zip(puts).map(read));
+        Ok(())
+    }
+}
+
+/// Converts puts to columns. Their versions identify them.
+fn put_refs(puts: &[KeyedUpload<'_>]) -> v1::PutRefColumns {
+    let mut columns = v1::PutRefColumns {
+        versions: puts.iter().map(|(_, upload)| upload.version().0).collect(),
+        ..Default::default()
+    };
+    for ((_, upload), item) in puts.iter().zip(0_u32..) {
+        if let Some(checksum) = upload.checksum() {
+            columns.checksums.get_or_insert_default().push(item as usize, checksum);
+        }
+        for replica in upload.failed_replicas() {
+            columns.failed_items.push(item);
+            columns.failed_replicas.push(replica.0);
+        }
+    }
+    columns
+}
+
+fn failed<T>((item, outcome): (T, Result<()>)) -> Option<(T, Error)> {
+    outcome.err().map(|error| (item, error))
+}

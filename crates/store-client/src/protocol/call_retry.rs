@@ -1,0 +1,190 @@
+//! Decides whether a failed call is sent again, and when.
+
+use std::time::Duration;
+
+use mooncake_base::Moment;
+
+/// Delay before the second repetition; the first one follows at once, since a connection that was
+/// found dead is the usual cause. Doubled for each further repetition.
+const PAUSE_MIN: Duration = Duration::from_millis(5);
+/// Delay before the first repetition of a call that an overloaded master refused.
+const OVERLOAD_PAUSE_MIN: Duration = Duration::from_millis(20);
+const PAUSE_MAX: Duration = Duration::from_millis(500);
+
+/// Time during which an ordinary call is repeated, counted from its first failure. Callers can
+/// repeat such an operation themselves, and want to know soon that the master is gone.
+const ORDINARY_PATIENCE: Duration = Duration::from_secs(2);
+
+/// Minimum time limit of one attempt of a call that closes a put.
+const ATTEMPT_MIN: Duration = Duration::from_millis(500);
+
+/// What a second execution of a call does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum CallKind {
+    /// The same as the first: the call is idempotent, or carries a number by which the master knows
+    /// a repetition.
+    Repeatable,
+    /// Ends or revokes a put, which is repeatable. Repeated until the deadline, whatever failed:
+    /// nobody else can do it, and until then the object is unreadable and its memory is held.
+    ClosesPut,
+    /// Something else than the first. Such a call is repeated only if it was not sent.
+    SentOnce,
+}
+
+/// Why an attempt of a call has no answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum AttemptFailure {
+    /// There is no connection; the request was not sent.
+    Unreachable,
+    /// The request was not sent completely, over a connection that was made earlier.
+    Unsent,
+    /// The connection broke after the request was sent; the master may have executed it.
+    Broken,
+    /// No answer arrived in time; the master may have executed the request.
+    TimedOut,
+    /// The master is overloaded and refused, or a daemon in between failed to forward the call.
+    Refused,
+    /// Any repetition fails, too: the link is closed, or the request is too large.
+    Final,
+}
+
+/// The repetitions of one call.
+#[derive(Debug)]
+pub struct CallRetry {
+    kind: CallKind,
+    deadline: Moment,
+    /// The end of repetitions; set by the first failure.
+    give_up_at: Option<Moment>,
+    repetitions: u32,
+    jitter: u64,
+}
+
+impl CallRetry {
+    /// A call that has until `deadline`. `seed` decides the random part of its delays.
+    pub fn new(kind: CallKind, deadline: Moment, seed: u64) -> Self {
+        Self { kind, deadline, give_up_at: None, repetitions: 0, jitter: seed }
+    }
+
+    /// Returns the time limit of the next attempt. A call that closes a put leaves time for a
+    /// repetition over another connection, in case this one is silently dead.
+    pub fn attempt_deadline(&self, now: Moment) -> Moment {
+        match self.kind {
+            CallKind::ClosesPut => {
+                self.deadline.min(now + (self.deadline.left(now) / 2).max(ATTEMPT_MIN))
+            }
+            CallKind::Repeatable | CallKind::SentOnce => self.deadline,
+        }
+    }
+
+    /// Decides after a failed attempt: the delay before the next one, or `None` to give up.
+    pub fn after_failure(&mut self, failure: AttemptFailure, now: Moment) -> Option<Duration> {
+        let is_first = self.repetitions == 0;
+        let is_allowed = match (failure, self.kind) {
+            (AttemptFailure::Final, _) => false,
+            (_, CallKind::ClosesPut) => true,
+            // A master that was there a moment ago probably restarts.
+            (AttemptFailure::Unreachable, _) => !is_first,
+            (AttemptFailure::Unsent | AttemptFailure::Refused, CallKind::Repeatable)
+            | (AttemptFailure::Unsent, CallKind::SentOnce)
+            | (AttemptFailure::Broken | AttemptFailure::TimedOut, CallKind::Repeatable) => true,
+            (_, CallKind::SentOnce) => false,
+        };
+        let give_up_at = *self.give_up_at.get_or_insert_with(|| match self.kind {
+            CallKind::ClosesPut => self.deadline,
+            CallKind::Repeatable | CallKind::SentOnce => self.deadline.min(now + ORDINARY_PATIENCE),
+        });
+        let pause = self.pause(failure);
+        if !is_allowed || give_up_at.has_passed(now + pause) {
+            return None;
+        }
+        self.repetitions += 1;
+        Some(pause)
+    }
+
+    /// Returns whether an earlier attempt may have been executed.
+    pub fn is_repetition(&self) -> bool {
+        self.repetitions > 0
+    }
+
+    fn pause(&mut self, failure: AttemptFailure) -> Duration {
+        let (base, doublings) = match failure {
+            AttemptFailure::Refused => (OVERLOAD_PAUSE_MIN, self.repetitions),
+            AttemptFailure::Unreachable => (PAUSE_MIN, self.repetitions),
+            _ if self.repetitions == 0 => return Duration::ZERO,
+            _ => (PAUSE_MIN, self.repetitions - 1),
+        };
+        let most = (base * (1 << doublings.min(10))).min(PAUSE_MAX);
+        // Between half and all of it, so that the callers of a restarted master do not come at once.
+        self.jitter =
+            self.jitter.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f);
+        let share = (self.jitter >> 48) as u32;
+        most / 2 + most / 2 * share / (1 << 16)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND: Duration = Duration::from_secs(1);
+    const START: Moment = Moment::from_boot(SECOND);
+
+    /// Returns the time until the call gives up, if each attempt fails like this at once.
+    fn patience(kind: CallKind, failure: AttemptFailure) -> Duration {
+        let mut retry = CallRetry::new(kind, START + SECOND * 30, 7);
+        let mut now = START;
+        while let Some(pause) = retry.after_failure(failure, now) {
+            assert!(pause <= PAUSE_MAX);
+            now = now + pause.max(Duration::from_micros(100));
+        }
+        now.since(START)
+    }
+
+    #[test]
+    fn call_that_closes_a_put_is_repeated_until_its_deadline() {
+        use AttemptFailure::{Broken, Refused, TimedOut, Unreachable, Unsent};
+        for failure in [Unreachable, Unsent, Broken, TimedOut, Refused] {
+            let waited = patience(CallKind::ClosesPut, failure);
+            assert!((SECOND * 29..SECOND * 30).contains(&waited), "{failure:?}: {waited:?}");
+        }
+        assert_eq!(patience(CallKind::ClosesPut, AttemptFailure::Final), Duration::ZERO);
+    }
+
+    #[test]
+    fn ordinary_call_is_repeated_for_a_short_time() {
+        use AttemptFailure::{Broken, Refused, TimedOut, Unsent};
+        for failure in [Unsent, Broken, TimedOut, Refused] {
+            let waited = patience(CallKind::Repeatable, failure);
+            assert!((SECOND..=SECOND * 2).contains(&waited), "{failure:?}: {waited:?}");
+        }
+        let dead = patience(CallKind::Repeatable, AttemptFailure::Unreachable);
+        assert_eq!(dead, Duration::ZERO, "a dead master is reported at once");
+    }
+
+    #[test]
+    fn call_that_is_sent_once_is_repeated_only_if_unsent() {
+        use AttemptFailure::{Broken, Final, Refused, TimedOut, Unreachable, Unsent};
+        for failure in [Broken, TimedOut, Refused, Unreachable, Final] {
+            assert_eq!(patience(CallKind::SentOnce, failure), Duration::ZERO, "{failure:?}");
+        }
+        assert!(patience(CallKind::SentOnce, Unsent) > SECOND);
+    }
+
+    #[test]
+    fn restarting_master_is_awaited_after_a_broken_connection() {
+        let mut retry = CallRetry::new(CallKind::Repeatable, START + SECOND * 30, 1);
+        let first = retry.after_failure(AttemptFailure::Broken, START);
+        assert_eq!(first, Some(Duration::ZERO));
+        assert!(retry.after_failure(AttemptFailure::Unreachable, START + SECOND).is_some());
+        assert!(retry.after_failure(AttemptFailure::Unreachable, START + SECOND * 2).is_none());
+    }
+
+    #[test]
+    fn attempts_to_close_a_put_leave_time_for_another() {
+        let retry = CallRetry::new(CallKind::ClosesPut, START + SECOND * 30, 1);
+        assert_eq!(retry.attempt_deadline(START), START + SECOND * 15);
+        assert_eq!(retry.attempt_deadline(START + SECOND * 30), START + SECOND * 30);
+        let other = CallRetry::new(CallKind::Repeatable, START + SECOND * 30, 1);
+        assert_eq!(other.attempt_deadline(START), START + SECOND * 30);
+    }
+}
