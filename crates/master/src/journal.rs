@@ -3,46 +3,62 @@
 //! A thread that changes the state appends the effects to a queue while it still holds the lock on
 //! the state, so that the log has the order of the changes. After unlocking, the thread waits until
 //! its effects are written. The first waiting thread writes the whole queue as one group commit,
-//! and the others find their effects written. A maintenance thread syncs at an interval, takes
-//! snapshots that bound the log, and restarts the log after a failure. See
-//! `docs/decisions/0010-the-log.md`.
+//! and the others find their effects written. Nothing waits for the disk while the state or the
+//! queue is locked. One thread syncs the log, at an interval or when asked; another takes snapshots
+//! that bound the log, and restarts the log after a failure. See `docs/decisions/0010-the-log.md`.
 
 mod directory;
+mod disk;
+mod durability;
 mod frame;
 mod maintenance;
+mod queue;
 mod recovery;
+#[cfg(any(test, feature = "test-util"))]
+mod simulated_disk;
+mod snapshot;
+mod status;
 #[cfg(test)]
 mod tests;
+mod writing;
 
 use std::{
-    fs::File,
-    io::{self, Write as _},
-    path::PathBuf,
-    sync::atomic::{AtomicBool, AtomicU64, Ordering},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
     time::Duration,
 };
 
+use mooncake_base::Result;
 use mooncake_base::sync::{Condvar, Mutex};
-use mooncake_base::{Clock, Moment, Result, SystemClock};
+use tokio::sync::Notify;
 
 use self::{
-    directory::file_error,
-    frame::{FRAME_BYTES, Header, Kind},
+    directory::{file_error, file_name},
+    frame::{FRAME_BYTES, Kind},
+    queue::Queue,
 };
-use crate::state::Image;
+use crate::state::{DecodeError, Image};
 
-pub(crate) use directory::Directory;
+use self::durability::NOTHING_WAITS;
+pub use self::{
+    directory::Directory,
+    disk::{Disk, LogFile},
+    status::JournalStatus,
+};
+pub(crate) use durability::Durability;
 pub(crate) use maintenance::{Maintenance, StateOwner};
+#[cfg(feature = "test-util")]
+pub use simulated_disk::SimulatedDisk;
+pub use snapshot::Snapshot;
 
 /// A snapshot is due when the log exceeds this size and twice the size of the last snapshot.
 const LOG_BYTES_MAX: u64 = 64 << 20;
 /// A snapshot is due at the start when there are more log files than this.
 const LOGS_MAX: usize = 8;
-/// A queue buffer that grew beyond this size is freed once it is empty.
-const KEPT_BYTES_MAX: usize = 4 << 20;
-
-/// The synced position while nothing has to wait for a sync: the log is never synced, or is broken.
-const NOTHING_WAITS: u64 = u64::MAX;
+/// More bytes than this in the queue make a sweep wait until they are written.
+const BACKLOG_MAX: usize = 16 << 20;
 
 /// When the log is synced to disk. Every change is written to the page cache before it is
 /// acknowledged in any case, so that only a crash of the machine can lose changes.
@@ -52,104 +68,74 @@ pub enum LogSync {
     Always,
     /// At an interval.
     Interval(Duration),
-    /// Never; the kernel decides when to write back.
+    /// Never; the kernel decides when to write back. After a crash of the machine the log is not
+    /// used.
     Never,
-}
-
-/// The status of the log.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct JournalStatus {
-    /// The state directory.
-    pub path: PathBuf,
-    /// Whether changes are being logged. If not, a restart forgets everything.
-    pub is_healthy: bool,
-    /// The last failure; empty if healthy.
-    pub failure: String,
-    /// Number of failures.
-    pub failures: u64,
-    /// Bytes written since the start.
-    pub bytes_written: u64,
-    /// Effects written since the start.
-    pub records: u64,
-    /// Writes since the start, each of a group of effects.
-    pub writes: u64,
-    /// Syncs since the start.
-    pub syncs: u64,
-    /// Total duration of the syncs.
-    pub sync_time: Duration,
-    /// Duration of the longest sync.
-    pub sync_time_max: Duration,
-    /// Bytes of the log since the last snapshot.
-    pub log_bytes: u64,
-    /// Bytes of the last snapshot.
-    pub snapshot_bytes: u64,
-    /// Completion time of the last snapshot; `None` if there was none since the start.
-    pub snapshot_at: Option<Moment>,
-    /// Snapshots since the start.
-    pub snapshots: u64,
-    /// Duration of the last snapshot.
-    pub snapshot_time: Duration,
-    /// Duration of the recovery: reading the log and rebuilding the state.
-    pub recovery_time: Duration,
 }
 
 /// The log and the state recovered from a state directory.
 #[derive(Debug)]
-pub(crate) struct RecoveredJournal {
+pub struct RecoveredJournal {
     /// The log, ready to append to.
-    pub(crate) journal: Journal,
+    pub journal: Journal,
     /// The recovered state.
-    pub(crate) image: Image,
+    pub image: Image,
     /// Whether acknowledged changes may be missing at the end, because the machine went down.
-    pub(crate) may_lack_end: bool,
+    pub may_lack_end: bool,
 }
 
 /// The log of a master.
 #[derive(Debug)]
-pub(crate) struct Journal {
+pub struct Journal {
     directory: Directory,
     sync: LogSync,
     boot: [u8; 16],
     queue: Mutex<Queue>,
-    /// Never locked while the queue is locked.
+    /// Held while the log is written, which may take as long as the disk does. Never locked while
+    /// the state or the queue is locked.
     writer: Mutex<Writer>,
+    /// Locked by the thread that syncs. Locked before the writer.
+    syncing: Mutex<()>,
+    /// Held while a snapshot is put in place and while all files are removed.
+    placing: Mutex<()>,
+    timeline_id: Mutex<[u8; 16]>,
     /// The position up to which everything is written, or given up after a failure.
     written: AtomicU64,
     /// The position up to which everything is on disk; `u64::MAX` while nothing has to wait.
     synced: AtomicU64,
+    /// Counts failures.
+    failures: AtomicU64,
+    /// Tells tasks that one of the positions rose.
+    progress: Notify,
+    /// Whether a thread waits for a sync in the name of all tasks.
+    is_led: AtomicBool,
     /// Locked by waiters for `synced`, and when it changes.
     sync_waiters: Mutex<()>,
     wakes_sync_waiters: Condvar,
     /// Whether there is a log: false from a failure until the log is restarted.
     is_healthy: AtomicBool,
-    /// Commands to the maintenance thread.
+    /// Commands to the maintenance threads.
     commands: Mutex<Commands>,
     wakes_maintenance: Condvar,
     status: Mutex<JournalStatus>,
-}
-
-/// The queue of effects to be written.
-#[derive(Debug)]
-struct Queue {
-    /// Space for the head of a frame, then effects.
-    bytes: Vec<u8>,
-    records: u64,
-    /// The log position behind the last effect: the total bytes of all effects so far.
-    end: u64,
 }
 
 /// The file being written, and its counters.
 #[derive(Debug)]
 struct Writer {
     /// `None` while the log is broken.
-    file: Option<File>,
-    path: PathBuf,
-    timeline_id: [u8; 16],
+    file: Option<Arc<dyn LogFile>>,
+    /// Earlier files with frames that are not on disk.
+    unsynced: Vec<Arc<dyn LogFile>>,
+    /// The number of the file.
+    number: u64,
     next_file: u64,
     next_frame: u64,
-    /// Bytes in the file, and how many of them are synced.
+    /// The first frame of the file.
+    first_frame: u64,
+    /// All frames with lower numbers are on disk.
+    synced_frame: u64,
     length: u64,
-    synced: u64,
     /// The log position behind the last effect that was written.
     position: u64,
     spare: Vec<u8>,
@@ -158,25 +144,14 @@ struct Writer {
 /// A log file that contains only its header.
 #[derive(Debug)]
 struct NewFile {
-    file: File,
-    path: PathBuf,
+    file: Arc<dyn LogFile>,
     number: u64,
     timeline_id: [u8; 16],
+    /// Whether it is the first file after a failure.
+    is_restart: bool,
 }
 
-impl Writer {
-    /// Switches to a new file. Returns the previous one.
-    fn switch_to(&mut self, new_file: NewFile) -> Option<File> {
-        self.timeline_id = new_file.timeline_id;
-        self.next_file = new_file.number + 1;
-        self.length = frame::HEADER_BYTES as u64;
-        self.synced = 0;
-        self.path = new_file.path;
-        self.file.replace(new_file.file)
-    }
-}
-
-/// Commands to the maintenance thread.
+/// Commands to the maintenance threads.
 #[derive(Debug, Default)]
 struct Commands {
     stop: bool,
@@ -184,24 +159,44 @@ struct Commands {
     sync: bool,
 }
 
+/// Applies the effects of a frame to an image.
+pub type Replay<'a> = &'a mut dyn FnMut(&mut Image, &[u8]) -> Result<(), DecodeError>;
+
 impl Journal {
-    /// Recovers the state from the state directory and starts a new log file.
+    /// Recovers the state from the state directory and starts a new log file. What was recovered is
+    /// on disk when this returns, unless syncing is off.
     ///
     /// # Errors
     /// The log is damaged, or cannot be read or written.
-    pub(crate) fn open(directory: Directory, sync: LogSync) -> Result<RecoveredJournal> {
-        let boot = boot_id();
-        let recovered = recovery::recover(&directory, boot)?;
+    pub fn open(directory: Directory, sync: LogSync) -> Result<RecoveredJournal> {
+        Self::open_with(directory, sync, &mut |image, effects| image.replay(effects))
+    }
+
+    /// Does the same as [`open`](Self::open), with another replay.
+    ///
+    /// # Errors
+    /// The same as for `open`.
+    pub fn open_with(
+        directory: Directory,
+        sync: LogSync,
+        replay: Replay<'_>,
+    ) -> Result<RecoveredJournal> {
+        let boot = directory.disk().boot_id();
+        let recovered = recovery::recover(&directory, boot, replay)?;
+        if sync != LogSync::Never {
+            recovered.sync(&directory)?;
+        }
         let writer = Writer {
             file: None,
-            path: PathBuf::new(),
-            timeline_id: recovered.timeline_id,
+            unsynced: Vec::new(),
+            number: 0,
             next_file: recovered.next_file,
             next_frame: recovered.next_frame,
+            first_frame: recovered.next_frame,
+            synced_frame: 0,
             length: 0,
-            synced: 0,
             position: 0,
-            spare: empty_frame(),
+            spare: Vec::new(),
         };
         let status = JournalStatus {
             path: directory.path().to_owned(),
@@ -214,10 +209,16 @@ impl Journal {
             directory,
             sync,
             boot,
-            queue: Mutex::new(Queue { bytes: empty_frame(), records: 0, end: 0 }),
+            queue: Mutex::default(),
             writer: Mutex::new(writer),
+            syncing: Mutex::default(),
+            placing: Mutex::default(),
+            timeline_id: Mutex::new(recovered.timeline_id),
             written: AtomicU64::new(0),
             synced: AtomicU64::new(if sync == LogSync::Never { NOTHING_WAITS } else { 0 }),
+            failures: AtomicU64::new(0),
+            progress: Notify::new(),
+            is_led: AtomicBool::new(false),
             sync_waiters: Mutex::default(),
             wakes_sync_waiters: Condvar::new(),
             is_healthy: AtomicBool::new(true),
@@ -225,90 +226,51 @@ impl Journal {
             wakes_maintenance: Condvar::new(),
             status: Mutex::new(status),
         };
-        let first = journal.make_file(recovered.next_file, recovered.timeline_id)?;
-        drop(journal.writer.lock().switch_to(first));
+        journal.begin(recovered.next_file, recovered.timeline_id)?;
         if recovered.logs > LOGS_MAX {
             journal.request_snapshot();
         }
-        Ok(RecoveredJournal {
-            journal,
-            image: recovered.image,
-            may_lack_end: recovered.may_lack_end,
-        })
+        let (image, may_lack_end) = (recovered.image, recovered.may_lack_end);
+        Ok(RecoveredJournal { journal, image, may_lack_end })
+    }
+
+    /// Starts the first file of this process. Its first frame has no payload: it says that all
+    /// earlier ones are on disk.
+    fn begin(&self, number: u64, timeline_id: [u8; 16]) -> Result<()> {
+        let first = self.make_file(number, timeline_id, false)?;
+        let writer = &mut *self.writer.lock();
+        self.switch(writer, first);
+        if self.sync == LogSync::Never {
+            return Ok(());
+        }
+        writer.synced_frame = writer.next_frame;
+        let mut frame = [0; FRAME_BYTES];
+        frame::seal(&mut frame, writer.next_frame, writer.synced_frame);
+        let write = |file: &Arc<dyn LogFile>| file.append(&frame).and_then(|()| file.sync());
+        writer.file.as_ref().map_or(Ok(()), write).map_err(|source| {
+            let path = self.directory.path_of(&file_name(Kind::Log, number));
+            file_error("cannot be written", &path, source)
+        })?;
+        writer.next_frame += 1;
+        writer.synced_frame = writer.next_frame;
+        writer.length += FRAME_BYTES as u64;
+        Ok(())
     }
 
     /// Appends effects as [`State::take_effects`](crate::state::State::take_effects) returns them.
     /// Returns the position behind them. Must be called while the state is locked.
-    pub(crate) fn append(&self, take: impl FnOnce(&mut Vec<u8>) -> u64) -> u64 {
-        let queue = &mut *self.queue.lock();
-        let before = queue.bytes.len();
-        queue.records += take(&mut queue.bytes);
-        queue.end += (queue.bytes.len() - before) as u64;
-        queue.end
+    pub fn append(&self, take: impl FnOnce(&mut Vec<u8>) -> u64) -> u64 {
+        self.queue.lock().append(take)
     }
 
-    /// Waits until everything up to the position is written, and synced if [`LogSync::Always`] is
-    /// set. Returns at once if it is, or if the log is broken: the master then continues without
-    /// the log.
-    pub(crate) fn wait_durable(&self, position: u64) {
-        if self.written.load(Ordering::Acquire) >= position {
-            return;
-        }
-        let writer = &mut *self.writer.lock();
-        // Most threads find that the previous holder of the lock has written their effects, too.
-        if self.written.load(Ordering::Acquire) < position {
-            self.write_queue(writer);
-        }
-    }
-
-    /// Returns the position up to which all effects are on disk. It is `u64::MAX` with
-    /// [`LogSync::Never`], which starts a new timeline after a crash of the machine, and while the
-    /// log is broken and its files are removed. It falls back from there when the log is restarted.
-    pub(crate) fn synced_position(&self) -> u64 {
-        self.synced.load(Ordering::Acquire)
-    }
-
-    /// Asks for a sync at once. Does not wait.
-    #[allow(dead_code, reason = "for memory that is reused only after its release is on disk")]
-    pub(crate) fn request_sync(&self) {
-        let commands = &mut *self.commands.lock();
-        if !std::mem::replace(&mut commands.sync, true) {
-            self.wakes_maintenance.notify_all();
-        }
-    }
-
-    /// Asks for a sync and waits until all effects up to `position` are on disk. Returns `false` if
-    /// they are not by `deadline`. All threads that wait share one sync. Must not be called while
-    /// the state is locked.
-    #[allow(dead_code, reason = "for memory that is reused only after its release is on disk")]
-    pub(crate) fn wait_synced(&self, position: u64, deadline: Moment) -> bool {
-        let mut waiters = self.sync_waiters.lock();
-        while self.synced_position() < position {
-            let left = deadline.left(SystemClock.now());
-            if left.is_zero() {
-                return false;
-            }
-            self.request_sync();
-            self.wakes_sync_waiters.wait_for(&mut waiters, left);
-        }
-        true
-    }
-
-    /// Sets the synced position and wakes the threads that wait for it.
-    fn set_synced(&self, position: u64) {
-        let _waiters = self.sync_waiters.lock();
-        self.synced.store(position, Ordering::Release);
-        self.wakes_sync_waiters.notify_all();
-    }
-
-    /// Returns whether waiting may take as long as a disk write.
-    pub(crate) fn is_slow(&self) -> bool {
-        self.sync == LogSync::Always
+    /// Returns whether so much waits to be written that more changes should wait.
+    pub(crate) fn is_behind(&self) -> bool {
+        self.queue.lock().backlog() > BACKLOG_MAX
     }
 
     /// Returns the timeline id under which a restart would resume; `None` while the log is broken.
     pub(crate) fn timeline_id(&self) -> Option<[u8; 16]> {
-        self.is_healthy.load(Ordering::Acquire).then(|| self.writer.lock().timeline_id)
+        self.is_healthy.load(Ordering::Acquire).then(|| *self.timeline_id.lock())
     }
 
     /// Records the duration of the recovery.
@@ -321,125 +283,33 @@ impl Journal {
         self.status.lock().clone()
     }
 
-    /// Writes the whole queue as one frame.
-    fn write_queue(&self, writer: &mut Writer) {
-        let (mut frame, records, end) = {
-            let queue = &mut *self.queue.lock();
-            let frame = std::mem::replace(&mut queue.bytes, std::mem::take(&mut writer.spare));
-            (frame, std::mem::take(&mut queue.records), queue.end)
-        };
-        writer.position = end;
-        if frame.len() > FRAME_BYTES
-            && let Err(error) = self.write_frame(writer, &mut frame, records)
-        {
-            self.fail(writer, "cannot be written", error);
-        }
-        if frame.capacity() > KEPT_BYTES_MAX {
-            frame = Vec::new();
-        }
-        frame.clear();
-        frame.resize(FRAME_BYTES, 0);
-        writer.spare = frame;
-        self.written.store(end, Ordering::Release);
+    /// Writes everything appended so far, and does not sync it, as a process that is killed then.
+    #[cfg(feature = "test-util")]
+    pub fn write_only(&self) {
+        self.wait_written(u64::MAX);
     }
 
-    fn write_frame(&self, writer: &mut Writer, frame: &mut [u8], records: u64) -> io::Result<()> {
-        let Some(file) = &mut writer.file else { return Ok(()) };
-        frame::seal(frame, writer.next_frame, writer.synced);
-        file.write_all(frame)?;
-        writer.next_frame += 1;
-        writer.length += frame.len() as u64;
-        let is_large = {
-            let status = &mut *self.status.lock();
-            status.bytes_written += frame.len() as u64;
-            status.log_bytes += frame.len() as u64;
-            status.records += records;
-            status.writes += 1;
-            status.log_bytes > LOG_BYTES_MAX.max(2 * status.snapshot_bytes)
-        };
-        if is_large {
-            self.request_snapshot();
-        }
-        if self.sync == LogSync::Always {
-            self.sync_file(file)?;
-            writer.synced = writer.length;
-            self.set_synced(writer.position);
-        }
-        Ok(())
+    /// Returns the number of the next frame.
+    #[cfg(feature = "test-util")]
+    pub fn next_frame(&self) -> u64 {
+        self.with_writer(|writer| writer.next_frame)
     }
 
-    fn sync_file(&self, file: &File) -> io::Result<()> {
-        let start = SystemClock.now();
-        file.sync_data()?;
-        let time = SystemClock.now().since(start);
-        let status = &mut *self.status.lock();
-        status.syncs += 1;
-        status.sync_time += time;
-        status.sync_time_max = status.sync_time_max.max(time);
-        Ok(())
-    }
-
-    /// Creates a file with nothing but a header, and syncs it unless syncing is off. This may take
-    /// as long as the disk does.
-    fn make_file(&self, number: u64, timeline_id: [u8; 16]) -> Result<NewFile> {
-        let path = self.directory.file(Kind::Log, number);
-        let make = || -> io::Result<File> {
-            let mut file = File::options().write(true).create(true).truncate(true).open(&path)?;
-            file.write_all(&self.header(Kind::Log, number, timeline_id).encode())?;
-            if self.sync != LogSync::Never {
-                file.sync_all()?;
-                self.directory.sync()?;
-            }
-            Ok(file)
-        };
-        let file = make().map_err(|source| file_error("cannot be written", &path, source))?;
-        Ok(NewFile { file, path, number, timeline_id })
-    }
-
-    fn header(&self, kind: Kind, number: u64, timeline_id: [u8; 16]) -> Header {
-        let is_synced = self.sync == LogSync::Always;
-        Header { kind, is_synced, timeline_id, number, boot: self.boot }
-    }
-
-    /// Handles a write failure. The files on disk will soon be out of date and must not be used
-    /// after a restart, so they are removed. The maintenance thread tries to restart the log.
-    fn fail(&self, writer: &mut Writer, what: &str, source: io::Error) {
-        let error = file_error(what, &writer.path, source);
-        tracing::error!(
-            %error,
-            "the log failed: the master continues, but a restart would forget everything"
-        );
-        writer.file = None;
-        self.is_healthy.store(false, Ordering::Release);
-        if let Err(error) = self.directory.remove_all() {
-            tracing::error!(%error, "cannot remove the files of the log; remove them before a restart");
-        }
-        self.set_synced(NOTHING_WAITS);
-        let status = &mut *self.status.lock();
-        status.is_healthy = false;
-        status.failures += 1;
-        status.failure = error.to_string();
+    /// Locks the writer briefly. Tasks that found it locked meanwhile are woken.
+    fn with_writer<R>(&self, read: impl FnOnce(&mut Writer) -> R) -> R {
+        let result = read(&mut self.writer.lock());
+        self.progress.notify_waiters();
+        result
     }
 
     fn request_snapshot(&self) {
+        self.command(|commands| &mut commands.snapshot);
+    }
+
+    fn command(&self, command: impl FnOnce(&mut Commands) -> &mut bool) {
         let commands = &mut *self.commands.lock();
-        if !std::mem::replace(&mut commands.snapshot, true) {
+        if !std::mem::replace(command(commands), true) {
             self.wakes_maintenance.notify_all();
         }
-    }
-}
-
-/// Returns a frame with nothing but space for its head.
-fn empty_frame() -> Vec<u8> {
-    vec![0; FRAME_BYTES]
-}
-
-/// Returns the id of the present boot of the machine; a random id if the system has none.
-fn boot_id() -> [u8; 16] {
-    let text = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
-    let digits: String = text.chars().filter(char::is_ascii_hexdigit).collect();
-    match u128::from_str_radix(&digits, 16) {
-        Ok(id) => id.to_le_bytes(),
-        Err(_) => mooncake_base::SegmentId::random().to_bytes(),
     }
 }

@@ -11,6 +11,10 @@ mod addresses;
 pub mod admin;
 pub mod config;
 pub mod events;
+#[cfg_attr(
+    not(feature = "test-util"),
+    allow(unreachable_pub, reason = "the simulation runs the log, too")
+)]
 mod journal;
 pub mod master;
 mod rlimit;
@@ -20,6 +24,10 @@ pub mod state;
 
 pub use addresses::Addresses;
 pub use config::{MasterConfig, OPTIONS};
+#[cfg(feature = "test-util")]
+pub use journal::{
+    Directory, Disk, Journal, LogFile, RecoveredJournal, Replay, SimulatedDisk, Snapshot,
+};
 pub use journal::{JournalStatus, LogSync};
 pub use master::{Master, start};
 pub use run::run;

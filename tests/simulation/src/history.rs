@@ -1,6 +1,6 @@
 //! The history of all changes in the order of the master's log, and the check of reads against it.
 
-use std::{collections::HashMap, ops::Range};
+use std::{collections::HashMap, ops::Range, time::Duration};
 
 use mooncake_base::{Moment, Version};
 
@@ -19,6 +19,8 @@ struct Entry {
     change: Change,
     /// When the caller that made the change learned of it.
     acknowledged: Option<Moment>,
+    /// When the change was lost with the unsynced end of the log.
+    undone: Option<Moment>,
 }
 
 /// A started put.
@@ -45,9 +47,46 @@ impl History {
         let first = self.entries.len();
         for (key, change) in changes {
             self.by_key.entry(key).or_default().push(self.entries.len());
-            self.entries.push(Entry { change, acknowledged: None });
+            self.entries.push(Entry { change, acknowledged: None, undone: None });
         }
         first..self.entries.len()
+    }
+
+    /// Returns the number of entries.
+    pub(crate) fn len(&self) -> usize {
+        self.entries.len()
+    }
+
+    /// Takes back all entries from `first` on, which the master lost when its machine crashed.
+    /// Returns their number.
+    ///
+    /// # Errors
+    /// One of them was acknowledged so long before that it must not be lost; or at all, if
+    /// `durable_after` is zero.
+    pub(crate) fn undo(
+        &mut self,
+        first: usize,
+        crashed: Moment,
+        durable_after: Duration,
+    ) -> Result<u64, String> {
+        let mut count = 0;
+        for entry in &mut self.entries[first..] {
+            if entry.undone.is_some() {
+                continue;
+            }
+            count += 1;
+            entry.undone = Some(crashed);
+            if let Some(acknowledged) = entry.acknowledged
+                && (durable_after.is_zero() || acknowledged + durable_after < crashed)
+            {
+                return Err(format!(
+                    "{:?} was acknowledged {:?} before the loss of power, and is lost",
+                    entry.change,
+                    crashed.since(acknowledged)
+                ));
+            }
+        }
+        Ok(count)
     }
 
     /// Records that a client knows of these entries from `now` on.
@@ -92,8 +131,13 @@ impl History {
         let Some(published) = entries.iter().rposition(is_match) else {
             return Err(format!("read version {version} of key {key}, which is not published"));
         };
+        if self.entries[entries[published]].undone.is_some_and(|undone| undone < asked) {
+            return Err(format!("read version {version} of key {key}, which was lost"));
+        }
         let newer = entries[published + 1..].iter().find(|&&number| {
-            self.entries[number].acknowledged.is_some_and(|acknowledged| acknowledged <= asked)
+            let entry = &self.entries[number];
+            entry.undone.is_none()
+                && entry.acknowledged.is_some_and(|acknowledged| acknowledged <= asked)
         });
         match newer {
             Some(&number) => Err(format!(
@@ -106,8 +150,9 @@ impl History {
 
     /// Returns the current version of the key.
     pub(crate) fn current_version(&self, key: u64) -> Option<Version> {
-        let last = *self.by_key.get(&key_name(key))?.last()?;
-        match self.entries[last].change {
+        let entries = self.by_key.get(&key_name(key))?.iter().rev();
+        let mut entries = entries.map(|&number| &self.entries[number]);
+        match entries.find(|entry| entry.undone.is_none())?.change {
             Change::Published(version) => Some(Version(version)),
             Change::Gone(_) => None,
         }

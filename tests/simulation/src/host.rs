@@ -1,14 +1,22 @@
-//! The machine of the master: the running state machine, and the log that survives a crash.
+//! The machine of the master: the running state machine, and its log on a disk that survives a crash
+//! as far as it was synced. The log and its recovery are the real ones.
+
+use std::result;
 
 use mooncake_base::{ClientId, Error, KeyRef, Moment, Result, TenantId};
-use mooncake_master::state::{
-    Effect, Image, LocateOptions, NewJob, NewTask, Put, PutOptions, PutRef, RecoveryScope, Removal,
-    Rules, Selector, SnapshotCursor, State, TaskEnd,
+use mooncake_master::{
+    Journal, LogSync, Snapshot,
+    state::{
+        Effect, LocateOptions, NewJob, NewTask, Put, PutOptions, PutRef, RecoveryScope, Removal,
+        Rules, Selector, State, TaskEnd,
+    },
 };
 
 use crate::{
     call::{Call, FetchedTask, Place, Reply, key_name},
-    plan::WORD_BYTES,
+    disk::Disk,
+    plan::{Plan, WORD_BYTES},
+    random::Random,
 };
 
 /// The number of objects in a slice of a snapshot.
@@ -23,36 +31,33 @@ pub(crate) struct Host {
     tenant: TenantId,
     /// `None` while the master is down.
     running: Option<State>,
+    /// `None` while the master is down.
+    journal: Option<Journal>,
     /// Counts the starts of the master, from 1.
     pub(crate) starts: u64,
-    /// The newest complete snapshot; `log` holds the effects since that snapshot began.
-    base: Vec<u8>,
-    log: Vec<Vec<u8>>,
+    disk: Disk,
+    log_sync: LogSync,
     snapshot: Option<Snapshot>,
 }
 
-/// A snapshot in progress.
-#[derive(Debug)]
-struct Snapshot {
-    cursor: SnapshotCursor,
-    bytes: Vec<u8>,
-    /// The length of the log when the snapshot began.
-    log_from: usize,
-}
-
 impl Host {
-    pub(crate) fn new(rules: Rules, seed: u64) -> Self {
-        let mut state = State::new(rules.clone(), seed);
-        state.record_effects();
-        Self {
-            rules,
+    /// Starts a master with an empty disk.
+    ///
+    /// # Errors
+    /// The log cannot be started.
+    pub(crate) fn start(plan: &Plan, now: Moment, seed: u64) -> result::Result<Self, String> {
+        let mut host = Self {
+            rules: plan.rules.clone(),
             tenant: TenantId::default(),
-            running: Some(state),
-            starts: 1,
-            base: Vec::new(),
-            log: Vec::new(),
+            running: None,
+            journal: None,
+            starts: 0,
+            disk: Disk::new(plan.bug),
+            log_sync: plan.log_sync,
             snapshot: None,
-        }
+        };
+        host.restart(now, seed, |_| true)?;
+        Ok(host)
     }
 
     pub(crate) fn state(&mut self) -> Option<&mut State> {
@@ -65,16 +70,27 @@ impl Host {
 
     /// Kills the process. Effects that are not in the log are lost.
     pub(crate) fn kill(&mut self) {
-        (self.running, self.snapshot) = (None, None);
+        (self.running, self.journal, self.snapshot) = (None, None, None);
     }
 
     /// Loses the log, as with the disk.
     pub(crate) fn lose_log(&mut self) {
-        self.base.clear();
-        self.log.clear();
+        self.disk.wipe();
     }
 
-    /// Starts the master again from its log. Effects that `filter` rejects are ignored.
+    /// Crashes the machine: what was not synced is lost in part.
+    pub(crate) fn lose_power(&mut self, random: &mut Random) {
+        self.kill();
+        self.disk.lose_power(random);
+    }
+
+    /// Damages the end of an older log. Returns whether there was one.
+    pub(crate) fn damage_older_log(&mut self) -> bool {
+        self.disk.damage_older_log()
+    }
+
+    /// Starts the master again from its log. Effects that `filter` rejects are ignored. Returns the
+    /// number of the first frame that was not found.
     ///
     /// # Errors
     /// The log cannot be decoded, or contradicts itself.
@@ -83,30 +99,32 @@ impl Host {
         now: Moment,
         seed: u64,
         filter: impl Fn(&Effect<'_>) -> bool,
-    ) -> Result<(), String> {
-        let mut image = Image::default();
-        for bytes in std::iter::once(&self.base).chain(&self.log) {
-            let mut kept = Vec::new();
-            let decoded = Effect::decode_all(bytes, |effect| {
-                if filter(&effect) {
-                    effect.encode(&mut kept);
-                }
+    ) -> result::Result<u64, String> {
+        let opened =
+            Journal::open_with(self.disk.directory(), self.log_sync, &mut |image, effects| {
+                let mut kept = Vec::new();
+                Effect::decode_all(effects, |effect| {
+                    if filter(&effect) {
+                        effect.encode(&mut kept);
+                    }
+                })?;
+                image.replay(&kept)
             });
-            decoded.map_err(|error| format!("cannot decode the log: {error:?}"))?;
-            image.replay(&kept).map_err(|error| format!("cannot replay the log: {error:?}"))?;
-        }
+        let found = opened.map_err(|error| format!("cannot read the log: {error}"))?;
         self.starts += 1;
-        if self.base.is_empty() && self.log.is_empty() {
-            let mut state = State::new(self.rules.clone(), seed);
-            state.record_effects();
-            self.running = Some(state);
-            return Ok(());
-        }
-        let rules = self.rules.clone();
-        let (state, restored) = State::restore(rules, seed, now, image, std::time::Duration::ZERO);
+        // The master lets memory rest that may have been granted by what is missing.
+        let quiet = match found.may_lack_end {
+            true => self.rules.write_end(),
+            false => std::time::Duration::ZERO,
+        };
+        let (state, restored) = State::restore(self.rules.clone(), seed, now, found.image, quiet);
         self.running = Some(state);
+        // A log that is synced begins with a frame of its own.
+        let own = u64::from(self.log_sync != LogSync::Never);
+        let next_frame = found.journal.next_frame() - own;
+        self.journal = Some(found.journal);
         match restored.conflicts {
-            0 => Ok(()),
+            0 => Ok(next_frame),
             _ => Err(format!("the log allocates memory twice: {restored:?}")),
         }
     }
@@ -120,28 +138,56 @@ impl Host {
         effects
     }
 
-    /// Appends effects to the log.
-    pub(crate) fn append_log(&mut self, effects: Vec<u8>) {
+    /// Appends effects to the log, durably unless the process `is_killed` before. Returns the number
+    /// of the next frame.
+    pub(crate) fn append_log(&mut self, effects: &[u8], is_killed: bool) -> u64 {
+        let Some(journal) = &self.journal else { return 0 };
         if !effects.is_empty() {
-            self.log.push(effects);
+            let position = journal.append(|into| {
+                into.extend_from_slice(effects);
+                1
+            });
+            match is_killed {
+                true => journal.write_only(),
+                false => journal.wait_durable(position),
+            }
+        }
+        journal.next_frame()
+    }
+
+    /// Syncs the log, as the master does at its interval.
+    pub(crate) fn sync_log(&mut self) {
+        if let Some(journal) = &self.journal {
+            journal.sync_now();
         }
     }
 
-    /// Starts a snapshot or continues it. A complete snapshot replaces the log before it.
-    pub(crate) fn snapshot(&mut self, now: Moment) {
-        let Some(state) = &mut self.running else { return };
-        let log_from = self.log.len();
-        let snapshot = self.snapshot.get_or_insert_with(|| {
-            let mut bytes = Vec::new();
-            let cursor = state.begin_snapshot(now, &mut bytes);
-            Snapshot { cursor, bytes, log_from }
-        });
-        if state.snapshot_slice(&mut snapshot.cursor, SLICE, &mut snapshot.bytes)
-            && let Some(done) = self.snapshot.take()
-        {
-            self.base = done.bytes;
-            self.log.drain(..done.log_from);
-        }
+    /// Starts a snapshot or continues it. A complete snapshot replaces the log before it. All effects
+    /// must be in the log.
+    ///
+    /// # Errors
+    /// The snapshot failed.
+    pub(crate) fn snapshot(&mut self, now: Moment) -> result::Result<(), String> {
+        let (Some(state), Some(journal)) = (&self.running, &self.journal) else { return Ok(()) };
+        let mut step = || -> Result<()> {
+            let Some(snapshot) = &mut self.snapshot else {
+                let mut snapshot = Snapshot::prepare(journal, None)?;
+                snapshot.begin(journal, state, now);
+                snapshot.write(journal)?;
+                self.snapshot = Some(snapshot);
+                return Ok(());
+            };
+            let is_last = snapshot.slice(state, SLICE);
+            snapshot.write(journal)?;
+            match self.snapshot.take() {
+                Some(snapshot) if is_last => snapshot.finish(journal, now),
+                unfinished => {
+                    self.snapshot = unfinished;
+                    Ok(())
+                }
+            }
+        };
+        step().map_err(|error| format!("the snapshot failed: {error}"))
     }
 
     pub(crate) fn is_snapshotting(&self) -> bool {

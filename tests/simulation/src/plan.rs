@@ -2,7 +2,10 @@
 
 use std::time::Duration;
 
-use mooncake_master::state::{EvictionKind, Rules, TaskRules};
+use mooncake_master::{
+    LogSync,
+    state::{EvictionKind, Rules, TaskRules},
+};
 
 use crate::random::Random;
 
@@ -28,11 +31,17 @@ pub enum Bug {
     CopiesTooLate,
     /// A restarted master forgets the tasks and drains of its predecessor.
     ForgetsTasks,
+    /// A restarted master does not sync what its predecessor wrote.
+    ForgetsToSyncOldLogs,
+    /// After a loss of power, a damaged log is cut off with all later ones.
+    CutsLaterLogs,
+    /// After a loss of power, a log that was never synced is used.
+    TrustsUnsyncedLog,
 }
 
 impl Bug {
     /// All planted bugs, with their names on the command line.
-    pub const ALL: [(&str, Self); 8] = [
+    pub const ALL: [(&str, Self); 11] = [
         ("replies-before-log", Self::RepliesBeforeLog),
         ("forgets-fences", Self::ForgetsFences),
         ("frees-too-early", Self::FreesTooEarly),
@@ -41,6 +50,9 @@ impl Bug {
         ("writes-too-late", Self::WritesTooLate),
         ("copies-too-late", Self::CopiesTooLate),
         ("forgets-tasks", Self::ForgetsTasks),
+        ("forgets-to-sync-old-logs", Self::ForgetsToSyncOldLogs),
+        ("cuts-later-logs", Self::CutsLaterLogs),
+        ("trusts-unsynced-log", Self::TrustsUnsyncedLog),
     ];
 }
 
@@ -64,6 +76,7 @@ pub struct Plan {
     pub(crate) active: Duration,
     pub(crate) faults: Faults,
     pub(crate) rules: Rules,
+    pub(crate) log_sync: LogSync,
 }
 
 /// Fault rates, per mille. Rates of messages are per message, the others per second.
@@ -80,6 +93,10 @@ pub(crate) struct Faults {
     pub(crate) master_stall: u64,
     /// The share of crashes that lose the log.
     pub(crate) wipe: u64,
+    /// The share of crashes of the master that are crashes of its machine.
+    pub(crate) power_loss: u64,
+    /// The share of those that damage an older log.
+    pub(crate) damage: u64,
     pub(crate) client_crash: u64,
     pub(crate) client_stall: u64,
     pub(crate) partition: u64,
@@ -106,6 +123,8 @@ impl Plan {
             partition: rate(60),
             remount: rate(60),
             snapshot: rate(400),
+            power_loss: 0,
+            damage: 0,
         };
         let object_words = random.between(1, 64);
         Self {
@@ -121,7 +140,22 @@ impl Plan {
             active: Duration::from_secs(random.between(5, 30)),
             faults,
             rules: rules(&mut random),
+            log_sync: LogSync::Always,
         }
+        .with_power_losses()
+    }
+
+    /// Derives the losses of power from a generator of their own.
+    fn with_power_losses(mut self) -> Self {
+        let mut random = Random::new(self.seed ^ 0x0dd_ba11);
+        let interval = LogSync::Interval(Duration::from_millis(random.between(20, 1500)));
+        let kinds = [LogSync::Always, interval, interval, LogSync::Never];
+        self.log_sync = *random.pick(&kinds).unwrap_or(&interval);
+        if random.happens(600) && !matches!(self.log_sync, LogSync::Interval(_)) {
+            self.faults.power_loss = random.below(800);
+            self.faults.damage = random.below(100);
+        }
+        self
     }
 
     /// Plants a bug, and makes the conditions that reveal it more likely.
@@ -157,6 +191,16 @@ impl Plan {
                 (self.keys, self.workers, self.task_requests) = (12, 4, 200);
                 (self.object_words, self.segment_words) = (64, 256);
                 self.active = Duration::from_secs(30);
+            }
+            Bug::ForgetsToSyncOldLogs | Bug::CutsLaterLogs | Bug::TrustsUnsyncedLog => {
+                let faults = &mut self.faults;
+                (faults.master_crash, faults.power_loss) = (400, 500);
+                (faults.wipe, faults.down_max) = (0, Duration::from_millis(50));
+                faults.damage = if bug == Bug::CutsLaterLogs { 500 } else { 0 };
+                self.log_sync = match bug {
+                    Bug::TrustsUnsyncedLog => LogSync::Never,
+                    _ => LogSync::Always,
+                };
             }
             _ => {}
         }

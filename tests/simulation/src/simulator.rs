@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, fmt, ops::Range, time::Duration};
 
 use mooncake_base::Moment;
-use mooncake_master::state::Effect;
+use mooncake_master::{LogSync, state::Effect};
 
 use crate::{
     allocation_model::AllocationModel,
@@ -12,6 +12,7 @@ use crate::{
     get::Get,
     history::History,
     host::Host,
+    log_record::LogRecord,
     memory::Memories,
     network,
     plan::{Bug, Plan},
@@ -43,6 +44,10 @@ pub struct Outcome {
     pub removals: u64,
     /// Restarts of the master.
     pub restarts: u64,
+    /// Crashes of the master's machine.
+    pub power_losses: u64,
+    /// Changes that were lost with the unsynced end of the log.
+    pub undone: u64,
     /// Killed clients.
     pub client_deaths: u64,
     /// Segments replaced by new memory because the master did not know them.
@@ -73,6 +78,8 @@ impl Outcome {
         self.late_reads += other.late_reads;
         self.removals += other.removals;
         self.restarts += other.restarts;
+        self.power_losses += other.power_losses;
+        self.undone += other.undone;
         self.client_deaths += other.client_deaths;
         self.renewals += other.renewals;
         self.snapshots += other.snapshots;
@@ -118,11 +125,15 @@ pub(crate) struct Simulator {
     /// The number of segments created so far.
     pub(crate) segments: u64,
     pub(crate) model: AllocationModel,
+    pub(crate) log_record: LogRecord,
     events: BTreeMap<(Moment, u64), Event>,
     last_number: u64,
     /// The master handles no call before this time.
     stalled_until: Moment,
     is_quiet: bool,
+    /// The master is killed before it syncs what it writes.
+    is_dying: bool,
+    is_log_damaged: bool,
 }
 
 #[derive(Debug)]
@@ -164,6 +175,8 @@ enum Event {
     /// The master notices that a connection has closed.
     Disconnected(u64),
     Tick,
+    /// The log is synced at its interval.
+    SyncLog,
     Snapshot,
     /// Injects faults, once a second.
     Faults,
@@ -177,7 +190,8 @@ enum Event {
 /// An invariant was violated.
 pub fn run(plan: Plan) -> Result<Outcome, Violation> {
     let seed = plan.seed;
-    let mut simulator = Simulator::new(plan);
+    let mut simulator =
+        Simulator::new(plan).map_err(|message| Violation { seed, step: 0, message })?;
     match simulator.run_phases().and_then(|()| simulator.audit()) {
         Ok(()) => Ok(simulator.outcome),
         Err(message) => Err(Violation { seed, step: simulator.outcome.steps, message }),
@@ -185,9 +199,9 @@ pub fn run(plan: Plan) -> Result<Outcome, Violation> {
 }
 
 impl Simulator {
-    fn new(plan: Plan) -> Self {
+    fn new(plan: Plan) -> Result<Self, String> {
         let mut random = Random::new(plan.seed);
-        let host = Host::new(plan.rules.clone(), random.next());
+        let host = Host::start(&plan, START_TIME, random.next())?;
         let mut simulator = Self {
             random,
             now: START_TIME,
@@ -199,10 +213,13 @@ impl Simulator {
             accepted: AcceptedTasks::default(),
             segments: 0,
             model: AllocationModel::default(),
+            log_record: LogRecord::default(),
             events: BTreeMap::new(),
             last_number: 0,
             stalled_until: Moment::default(),
             is_quiet: false,
+            is_dying: false,
+            is_log_damaged: false,
             plan,
         };
         for _ in 0..simulator.plan.clients {
@@ -210,7 +227,8 @@ impl Simulator {
         }
         simulator.after(TICK, Event::Tick);
         simulator.after(Duration::from_secs(1), Event::Faults);
-        simulator
+        simulator.sync_later();
+        Ok(simulator)
     }
 
     /// Runs operations under faults, then without faults until all clients are connected again.
@@ -296,8 +314,13 @@ impl Simulator {
                 self.flush_log().map(drop)
             }
             Event::Tick => self.tick(),
+            Event::SyncLog => {
+                self.host.sync_log();
+                self.sync_later();
+                Ok(())
+            }
             Event::Snapshot => {
-                self.host.snapshot(self.now);
+                self.host.snapshot(self.now)?;
                 if self.host.is_snapshotting() {
                     let pause = Duration::from_micros(self.random.below(5000));
                     self.after(pause, Event::Snapshot);
@@ -502,7 +525,10 @@ impl Simulator {
             self.crash_master();
             return Ok(());
         }
+        // It may die between writing and syncing.
+        self.is_dying = dies && self.random.happens(500);
         let entries = self.log_checked(evicted)?;
+        self.is_dying = false;
         if dies {
             self.crash_master();
         } else {
@@ -558,7 +584,10 @@ impl Simulator {
     pub(crate) fn flush_log(&mut self) -> Result<Range<usize>, String> {
         let effects = self.host.take_effects();
         let entries = self.record_effects(&effects)?;
-        self.host.append_log(effects);
+        let next_frame = self.host.append_log(&effects, self.is_dying);
+        if !effects.is_empty() {
+            self.log_record.append(effects, next_frame, self.history.len());
+        }
         Ok(entries)
     }
 
@@ -619,14 +648,40 @@ impl Simulator {
         self.host.kill();
         if self.random.happens(self.plan.faults.wipe) {
             self.host.lose_log();
-            let mut changes = Vec::new();
-            self.model.clear(&mut changes);
-            self.history.append(changes);
-            self.accepted = AcceptedTasks::default();
+            self.forget_log();
+        } else if self.random.happens(self.plan.faults.power_loss) {
+            self.lose_power();
         }
         let down_max = self.plan.faults.down_max.as_millis() as u64;
         let pause = Duration::from_millis(self.random.below(down_max));
         self.after(pause, Event::StartMaster);
+    }
+
+    /// Crashes the machine of the master. Clients are on other hosts and go on.
+    fn lose_power(&mut self) {
+        self.outcome.power_losses += 1;
+        self.is_log_damaged =
+            self.random.happens(self.plan.faults.damage) && self.host.damage_older_log();
+        self.host.lose_power(&mut self.random);
+        self.log_record.lose_power(self.now);
+        if self.plan.log_sync == LogSync::Never {
+            self.forget_log();
+        }
+    }
+
+    /// Takes all values for lost, with the log.
+    fn forget_log(&mut self) {
+        let mut changes = Vec::new();
+        self.model.clear(&mut changes);
+        self.history.append(changes);
+        self.log_record.clear();
+        self.accepted = AcceptedTasks::default();
+    }
+
+    fn sync_later(&mut self) {
+        if let LogSync::Interval(interval) = self.plan.log_sync {
+            self.after(interval, Event::SyncLog);
+        }
     }
 
     fn start_master(&mut self) -> Result<(), String> {
@@ -641,8 +696,15 @@ impl Simulator {
             Effect::Task { .. } => bug != Some(Bug::ForgetsTasks),
             _ => true,
         };
-        self.host.restart(self.now, seed, is_kept)?;
-        self.model.restart();
+        let mut started = self.host.restart(self.now, seed, is_kept);
+        if started.is_err() && std::mem::take(&mut self.is_log_damaged) {
+            // The master refuses a damaged log, and the operator removes it.
+            self.host.lose_log();
+            self.forget_log();
+            started = self.host.restart(self.now, seed, is_kept);
+        }
+        self.is_log_damaged = false;
+        self.check_recovered(started?)?;
         self.flush_log().map(drop)
     }
 

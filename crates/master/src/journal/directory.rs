@@ -4,22 +4,27 @@ use std::{
     fs::{self, File, TryLockError},
     io,
     path::{Path, PathBuf},
+    sync::Arc,
 };
 
 use mooncake_base::{Error, ErrorCode, Result};
 
-use super::frame::Kind;
+use super::{
+    disk::{Disk, LogFile, SystemDisk},
+    frame::Kind,
+};
 
 /// The lock file: its lock marks the directory as in use.
 const LOCK: &str = "lock";
 /// The name of an unfinished snapshot.
-const UNFINISHED: &str = "snapshot.new";
+pub(super) const UNFINISHED: &str = "snapshot.new";
 
 /// A locked state directory. The lock is held until this is dropped.
 #[derive(Debug)]
-pub(crate) struct Directory {
+pub struct Directory {
     path: PathBuf,
-    _lock: File,
+    disk: Arc<dyn Disk>,
+    _lock: Option<File>,
 }
 
 impl Directory {
@@ -37,7 +42,10 @@ impl Directory {
             .open(&lock)
             .map_err(|source| file_error("cannot be written to", path, source))?;
         match file.try_lock() {
-            Ok(()) => Ok(Self { path: path.to_owned(), _lock: file }),
+            Ok(()) => {
+                let disk = Arc::new(SystemDisk { path: path.to_owned() });
+                Ok(Self { path: path.to_owned(), disk, _lock: Some(file) })
+            }
             Err(TryLockError::WouldBlock) => Err(Error::new(
                 ErrorCode::PERSISTENT_FAIL,
                 "another master uses the state directory; give each master its own by --state_dir",
@@ -47,22 +55,23 @@ impl Directory {
         }
     }
 
+    /// Returns a directory on another disk than that of the system. It needs no lock.
+    #[cfg(any(test, feature = "test-util"))]
+    pub fn on(disk: Arc<dyn Disk>) -> Self {
+        Self { path: PathBuf::from("simulated"), disk, _lock: None }
+    }
+
     pub(super) fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Returns the path of a file.
-    pub(super) fn file(&self, kind: Kind, number: u64) -> PathBuf {
-        let name = match kind {
-            Kind::Log => "log",
-            Kind::Snapshot => "snapshot",
-        };
-        self.path.join(format!("{name}-{number:016}"))
+    pub(super) fn disk(&self) -> &dyn Disk {
+        &*self.disk
     }
 
-    /// Returns the path of an unfinished snapshot.
-    pub(super) fn unfinished(&self) -> PathBuf {
-        self.path.join(UNFINISHED)
+    /// Returns the path of a file, for messages.
+    pub(super) fn path_of(&self, name: &str) -> PathBuf {
+        self.path.join(name)
     }
 
     /// Returns the numbers of the files of a kind in ascending order.
@@ -70,53 +79,86 @@ impl Directory {
     /// # Errors
     /// The directory cannot be read.
     pub(super) fn numbers(&self, kind: Kind) -> Result<Vec<u64>> {
-        let list = || -> io::Result<Vec<u64>> {
-            let mut numbers = Vec::new();
-            for entry in fs::read_dir(&self.path)? {
-                let name = entry?.file_name();
-                let number = name
-                    .to_str()
-                    .and_then(|name| name.rsplit_once('-'))
-                    .and_then(|(_, digits)| digits.parse().ok().filter(|_| digits.len() == 16));
-                numbers.extend(number.filter(|&number| {
-                    self.file(kind, number).file_name() == Some(name.as_os_str())
-                }));
-            }
-            numbers.sort_unstable();
-            Ok(numbers)
+        let names = self.disk.list();
+        let names = names.map_err(|source| file_error("cannot be read", &self.path, source))?;
+        let number = |name: &String| {
+            let (_, digits) = name.rsplit_once('-')?;
+            let number = digits.parse().ok().filter(|_| digits.len() == 16)?;
+            (file_name(kind, number) == *name).then_some(number)
         };
-        list().map_err(|source| file_error("cannot be read", &self.path, source))
+        let mut numbers: Vec<u64> = names.iter().filter_map(number).collect();
+        numbers.sort_unstable();
+        Ok(numbers)
+    }
+
+    /// Opens an existing file.
+    pub(super) fn open(&self, name: &str) -> Result<Arc<dyn LogFile>> {
+        self.disk
+            .open(name)
+            .map_err(|source| file_error("cannot be opened", &self.path_of(name), source))
+    }
+
+    pub(super) fn remove(&self, name: &str) -> Result<()> {
+        self.disk
+            .remove(name)
+            .map_err(|source| file_error("cannot be removed", &self.path_of(name), source))
     }
 
     /// Removes the files that a complete snapshot with this number replaces.
     pub(super) fn remove_before(&self, number: u64) -> Result<()> {
         for kind in [Kind::Log, Kind::Snapshot] {
             for old in self.numbers(kind)?.into_iter().filter(|old| *old < number) {
-                let path = self.file(kind, old);
-                fs::remove_file(&path)
-                    .map_err(|source| file_error("cannot be removed", &path, source))?;
+                self.remove(&file_name(kind, old))?;
             }
         }
-        // Remove the unfinished snapshot left by a crash. No snapshot is being written at this
-        // point.
-        let unfinished = self.path.join(UNFINISHED);
-        match fs::remove_file(&unfinished) {
+        self.remove_unfinished()
+    }
+
+    /// Removes all logs and snapshots. Whenever the machine or the process ends meanwhile, what is
+    /// left is not taken for a state: snapshots go first, and then the first log, without which no
+    /// other is read.
+    pub(super) fn remove_all(&self) -> Result<()> {
+        for number in self.numbers(Kind::Snapshot)? {
+            self.remove(&file_name(Kind::Snapshot, number))?;
+            self.sync()?;
+        }
+        for (nth, number) in self.numbers(Kind::Log)?.into_iter().enumerate() {
+            self.remove(&file_name(Kind::Log, number))?;
+            if nth == 0 {
+                self.sync()?;
+            }
+        }
+        self.remove_unfinished()?;
+        self.sync()
+    }
+
+    /// Removes the unfinished snapshot that a crash left. None is being written now, or it is of no
+    /// use any more.
+    fn remove_unfinished(&self) -> Result<()> {
+        match self.disk.remove(UNFINISHED) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                Err(file_error("cannot be removed", &unfinished, error))
+                Err(file_error("cannot be removed", &self.path_of(UNFINISHED), error))
             }
             _ => Ok(()),
         }
     }
 
-    /// Removes all logs and snapshots.
-    pub(super) fn remove_all(&self) -> Result<()> {
-        self.remove_before(u64::MAX)
+    /// Syncs the directory, so that created, renamed and removed files stay so after a crash of the
+    /// machine.
+    pub(super) fn sync(&self) -> Result<()> {
+        self.disk
+            .sync_directory()
+            .map_err(|source| file_error("cannot be synced", &self.path, source))
     }
+}
 
-    /// Syncs the directory, so that created and renamed files survive a crash of the machine.
-    pub(super) fn sync(&self) -> io::Result<()> {
-        File::open(&self.path)?.sync_all()
-    }
+/// Returns the name of a file.
+pub(super) fn file_name(kind: Kind, number: u64) -> String {
+    let name = match kind {
+        Kind::Log => "log",
+        Kind::Snapshot => "snapshot",
+    };
+    format!("{name}-{number:016}")
 }
 
 /// Returns the error of a failed operation on a file or directory.
@@ -146,9 +188,9 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let directory = Directory::lock(folder.path()).unwrap();
         for number in [3, 1, 2] {
-            fs::write(directory.file(Kind::Log, number), "").unwrap();
+            fs::write(folder.path().join(file_name(Kind::Log, number)), "").unwrap();
         }
-        fs::write(directory.file(Kind::Snapshot, 2), "").unwrap();
+        fs::write(folder.path().join(file_name(Kind::Snapshot, 2)), "").unwrap();
         for name in ["log-1", "log-x", "notes", "snapshot.new"] {
             fs::write(folder.path().join(name), "").unwrap();
         }

@@ -5,14 +5,17 @@ use mooncake_base::{Error, ErrorCode, Result};
 
 /// The first bytes of every file.
 const MAGIC: [u8; 8] = *b"MOONLOG\n";
-/// The format version, raised when an older master cannot read newer files.
-const VERSION: u32 = 1;
+/// The format version, raised when an older master cannot read newer files. Version 1 did not tell
+/// an interval from no sync at all, and counted synced bytes in its frames.
+const VERSION: u32 = 2;
 /// Bytes of a header: magic, version, kind, sync, two spare, timeline id, number, boot, checksum.
 pub(super) const HEADER_BYTES: usize = 8 + 4 + 4 + 16 + 8 + 16 + 4;
-/// Bytes before the payload of a frame: length, checksum, number, offset known to be on disk.
+/// Bytes before the payload of a frame: length, checksum, number, synced frames.
 pub(super) const FRAME_BYTES: usize = 4 + 4 + 8 + 8;
-/// The maximum length of a payload.
-const PAYLOAD_MAX: usize = 1 << 30;
+/// The maximum length of a payload that is read.
+pub(super) const PAYLOAD_MAX: usize = 1 << 30;
+/// A payload that reaches this length is ended at the end of a record.
+pub(super) const PAYLOAD_TARGET: usize = 4 << 20;
 
 /// The kind of a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -23,12 +26,23 @@ pub(super) enum Kind {
     Snapshot,
 }
 
+/// What a crash of the machine can take from a file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Synced {
+    /// Changes since the last sync. Memory that was released is not reused before that is on disk.
+    AtInterval,
+    /// Nothing acknowledged.
+    Always,
+    /// Anything, and memory may have been reused since: the file is of no use then.
+    Never,
+}
+
 /// The header of a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Header {
     pub(super) kind: Kind,
-    /// Whether every frame was synced before it was acknowledged.
-    pub(super) is_synced: bool,
+    pub(super) version: u32,
+    pub(super) synced: Synced,
     /// The timeline that the file belongs to.
     pub(super) timeline_id: [u8; 16],
     /// The number of the file within the timeline.
@@ -38,11 +52,17 @@ pub(super) struct Header {
 }
 
 impl Header {
+    /// Returns a header of the present format.
+    pub(super) fn new(kind: Kind, synced: Synced, number: u64) -> Self {
+        let version = VERSION;
+        Self { kind, version, synced, timeline_id: [0; 16], number, boot: [0; 16] }
+    }
+
     pub(super) fn encode(&self) -> [u8; HEADER_BYTES] {
         let mut bytes = Vec::with_capacity(HEADER_BYTES);
         bytes.extend(MAGIC);
-        bytes.extend(VERSION.to_le_bytes());
-        bytes.extend([self.kind as u8, u8::from(self.is_synced), 0, 0]);
+        bytes.extend(self.version.to_le_bytes());
+        bytes.extend([self.kind as u8, self.synced as u8, 0, 0]);
         bytes.extend(self.timeline_id);
         bytes.extend(self.number.to_le_bytes());
         bytes.extend(self.boot);
@@ -74,22 +94,30 @@ impl Header {
                 Err(foreign_error())
             };
         }
-        if version != u64::from(VERSION) {
+        let Some(version) = u32::try_from(version).ok().filter(|v| (1..=VERSION).contains(v))
+        else {
             let why = "the file was written by another version of the master";
             return Err(Error::new(ErrorCode::PERSISTENT_FAIL, why)
                 .with("version", version)
                 .with("known", VERSION));
-        }
+        };
         if number_of(take(4)) != u64::from(crc32fast::hash(&bytes[..HEADER_BYTES - 4])) {
             return Ok(None);
         }
-        let is_synced = kind[1] != 0;
+        let synced = match (version, kind[1]) {
+            // Version 1 reused memory before the release was on disk.
+            (1, 0) => Synced::Never,
+            (_, 0) => Synced::AtInterval,
+            (_, 1) => Synced::Always,
+            (_, 2) => Synced::Never,
+            _ => return Err(foreign_error()),
+        };
         let kind = match kind[0] {
             0 => Kind::Log,
             1 => Kind::Snapshot,
             _ => return Err(foreign_error()),
         };
-        Ok(Some(Self { kind, is_synced, timeline_id, number, boot }))
+        Ok(Some(Self { kind, version, synced, timeline_id, number, boot }))
     }
 }
 
@@ -107,6 +135,8 @@ pub(super) fn seal(frame: &mut [u8], number: u64, synced: u64) {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Frame<'a> {
     pub(super) number: u64,
+    /// All frames with a lower number than this, of all files, were on disk before this frame was
+    /// written.
     pub(super) synced: u64,
     pub(super) payload: &'a [u8],
 }
@@ -132,12 +162,14 @@ impl<'a> Frame<'a> {
     }
 
     /// Finds the first valid frame at any offset whose number is `at_least` or slightly higher.
-    pub(super) fn find(bytes: &'a [u8], at_least: u64) -> Option<Self> {
+    /// Returns the bytes behind it, too.
+    pub(super) fn find(bytes: &'a [u8], at_least: u64) -> Option<(Self, &'a [u8])> {
         let plausible = at_least..at_least.saturating_add(1 << 32);
         (0..bytes.len().saturating_sub(FRAME_BYTES - 1)).find_map(|at| {
             // The number is checked first, because a checksum per byte would take too long.
             let number = number_of(&bytes[at + 8..at + 16]);
-            Self::read(bytes.get(at..).filter(|_| plausible.contains(&number))?)
+            let frame = Self::read(bytes.get(at..).filter(|_| plausible.contains(&number))?)?;
+            Some((frame, &bytes[at + frame.bytes()..]))
         })
     }
 }
@@ -164,7 +196,8 @@ mod tests {
 
     const HEADER: Header = Header {
         kind: Kind::Snapshot,
-        is_synced: true,
+        version: VERSION,
+        synced: Synced::Always,
         timeline_id: [7; 16],
         number: 3,
         boot: [9; 16],
@@ -215,7 +248,7 @@ mod tests {
         fn finds_frame_behind_garbage(rubbish in prop::collection::vec(any::<u8>(), 0..200)) {
             let mut bytes = rubbish;
             bytes.extend(frame(8, b"x"));
-            prop_assert_eq!(Frame::find(&bytes, 7).unwrap().number, 8);
+            prop_assert_eq!(Frame::find(&bytes, 7).unwrap().0.number, 8);
             prop_assert!(Frame::find(&bytes, 9).is_none());
         }
     }

@@ -1,16 +1,17 @@
 //! Recovery at the start: reads the newest snapshot, then every later log.
 //!
-//! The last frame may be torn: by a crash during a write or, if the machine itself crashed, by
-//! pages that never reached the disk. A torn end is truncated. A damaged frame that was once
-//! complete is different: the data behind it cannot be trusted, and the master refuses to start.
-
-use std::{fs, path::PathBuf};
+//! The end of the log may be missing or torn: by a crash during a write or, if the machine itself
+//! crashed, by everything that was not synced. Such an end is cut off. A frame that was on disk, as
+//! a later frame says, and is damaged now is different: the data behind it cannot be trusted, and
+//! the master refuses to start. A log that was never synced is of no use after a crash of the
+//! machine, because memory that it says is an object's may have been reused since.
 
 use mooncake_base::{Error, ErrorCode, Result, SegmentId};
 
 use super::{
-    directory::{Directory, file_error},
-    frame::{Frame, HEADER_BYTES, Header, Kind},
+    Replay,
+    directory::{Directory, file_error, file_name},
+    frame::{Frame, HEADER_BYTES, Header, Kind, Synced},
 };
 use crate::state::Image;
 
@@ -32,11 +33,13 @@ pub(super) struct Recovered {
     pub(super) snapshot_bytes: u64,
     /// Whether acknowledged changes may have been lost in a crash of the machine.
     pub(super) may_lack_end: bool,
+    /// The names of the logs that were read and stay.
+    kept: Vec<String>,
 }
 
 /// A log file or snapshot, read into memory.
 struct LogFile {
-    path: PathBuf,
+    name: String,
     number: u64,
     header: Option<Header>,
     bytes: Vec<u8>,
@@ -47,78 +50,126 @@ struct LogFile {
 /// # Errors
 /// A file cannot be read, is not a file of the log, has another version, or is damaged in the
 /// middle.
-pub(super) fn recover(directory: &Directory, boot: [u8; 16]) -> Result<Recovered> {
-    let mut recovered = Recovered {
-        image: Image::default(),
-        timeline_id: SegmentId::random().to_bytes(),
-        next_file: 1,
-        next_frame: 1,
-        log_bytes: 0,
-        logs: 0,
-        snapshot_bytes: 0,
-        may_lack_end: false,
-    };
+pub(super) fn recover(
+    directory: &Directory,
+    boot: [u8; 16],
+    replay: Replay<'_>,
+) -> Result<Recovered> {
     let snapshot = directory.numbers(Kind::Snapshot)?.pop();
     let mut logs = directory.numbers(Kind::Log)?;
-    recovered.next_file = 1 + logs.last().copied().max(snapshot).unwrap_or(0);
+    let mut recovered = Recovered::empty();
     if let Some(number) = snapshot {
-        recovered.load_snapshot(&read(directory, Kind::Snapshot, number)?)?;
         logs.retain(|log| *log >= number);
     } else if logs.first().is_some_and(|first| *first != 1) {
         // The first log file was removed when the log failed, and no snapshot followed.
-        tracing::warn!(
-            state_dir = %directory.path().display(),
-            "the log failed earlier and lacks its first file; starting with an empty pool"
-        );
-        directory.remove_all()?;
-        recovered.next_file = 1;
-        return Ok(recovered);
+        return recovered.forget(directory, "the log failed earlier and lacks its first file");
     }
     let files = logs.iter().map(|&log| read(directory, Kind::Log, log));
     let files: Vec<LogFile> = files.collect::<Result<_>>()?;
+    recovered.next_file = 1 + logs.last().copied().max(snapshot).unwrap_or(0);
+    let snapshot = snapshot.map(|number| read(directory, Kind::Snapshot, number)).transpose()?;
+    if is_useless(snapshot.as_ref(), &files, boot) {
+        return recovered
+            .forget(directory, "the machine went down, and the log ran with --log_sync=never");
+    }
+    if let Some(snapshot) = &snapshot {
+        recovered.load_snapshot(directory, snapshot, &mut *replay)?;
+    }
     recovered.logs = files.len();
-    recovered.replay(&files, boot, snapshot.is_some())?;
+    recovered.kept = files.iter().map(|file| file.name.clone()).collect();
+    recovered.replay(directory, &files, boot, snapshot.is_some(), replay)?;
     Ok(recovered)
 }
 
 impl Recovered {
-    fn load_snapshot(&mut self, file: &LogFile) -> Result<()> {
-        let header = file.header.ok_or_else(|| damaged_error(file, 0))?;
+    fn empty() -> Self {
+        Self {
+            image: Image::default(),
+            timeline_id: SegmentId::random().to_bytes(),
+            next_file: 1,
+            next_frame: 1,
+            log_bytes: 0,
+            logs: 0,
+            snapshot_bytes: 0,
+            may_lack_end: false,
+            kept: Vec::new(),
+        }
+    }
+
+    /// Removes what is in the directory and starts another timeline.
+    fn forget(self, directory: &Directory, why: &str) -> Result<Self> {
+        tracing::warn!(
+            state_dir = %directory.path().display(),
+            "{why}; starting with an empty pool"
+        );
+        directory.remove_all()?;
+        Ok(Self::empty())
+    }
+
+    /// Makes sure that what was recovered is on disk: earlier processes may not have synced it.
+    pub(super) fn sync(&self, directory: &Directory) -> Result<()> {
+        for name in &self.kept {
+            directory.open(name)?.sync().map_err(|source| {
+                file_error("cannot be synced", &directory.path_of(name), source)
+            })?;
+        }
+        directory.sync()
+    }
+
+    fn load_snapshot(
+        &mut self,
+        directory: &Directory,
+        file: &LogFile,
+        replay: Replay<'_>,
+    ) -> Result<()> {
+        let damaged = |at| damaged_error(directory, file, at);
+        let header = file.header.ok_or_else(|| damaged(0))?;
         self.timeline_id = header.timeline_id;
         self.snapshot_bytes = file.bytes.len() as u64;
         let mut at = HEADER_BYTES;
         loop {
-            let frame = Frame::read(&file.bytes[at..]).ok_or_else(|| damaged_error(file, at))?;
+            let frame = Frame::read(&file.bytes[at..]).ok_or_else(|| damaged(at))?;
             if frame.number == SNAPSHOT_END {
                 self.next_frame = frame.synced;
                 return Ok(());
             }
-            self.image.replay(frame.payload).map_err(|_| damaged_error(file, at))?;
+            replay(&mut self.image, frame.payload).map_err(|_| damaged(at))?;
             at += frame.bytes();
         }
     }
 
-    fn replay(&mut self, files: &[LogFile], boot: [u8; 16], has_snapshot: bool) -> Result<()> {
+    fn replay(
+        &mut self,
+        directory: &Directory,
+        files: &[LogFile],
+        boot: [u8; 16],
+        has_snapshot: bool,
+        replay: Replay<'_>,
+    ) -> Result<()> {
         for (nth, file) in files.iter().enumerate() {
             self.log_bytes += file.bytes.len() as u64;
             let Some(header) = file.header else {
-                return self.cut_torn_end(&files[nth..], 0, boot);
+                return self.cut_torn_end(directory, &files[nth..], 0, boot);
             };
             if nth == 0 && !has_snapshot {
                 self.timeline_id = header.timeline_id;
             } else if header.timeline_id != self.timeline_id {
-                return Err(
-                    damaged_error(file, 0).with("because", "it belongs to another timeline")
-                );
+                return Err(damaged_error(directory, file, 0)
+                    .with("because", "it belongs to another timeline"));
             }
-            self.may_lack_end = header.boot != boot && !header.is_synced;
+            // A file without effects says nothing: the process before it may have been the first
+            // after the crash, and was killed before it recorded what it let rest.
+            if nth == 0 || file.has_effects() {
+                self.may_lack_end = header.boot != boot && header.synced != Synced::Always;
+            }
             let mut at = HEADER_BYTES;
             while at < file.bytes.len() {
                 let frame = Frame::read(&file.bytes[at..]);
                 let Some(frame) = frame.filter(|frame| frame.number == self.next_frame) else {
-                    return self.cut_torn_end(&files[nth..], at, boot);
+                    return self.cut_torn_end(directory, &files[nth..], at, boot);
                 };
-                self.image.replay(frame.payload).map_err(|_| damaged_error(file, at))?;
+                replay(&mut self.image, frame.payload)
+                    .map_err(|_| damaged_error(directory, file, at))?;
                 self.next_frame += 1;
                 at += frame.bytes();
             }
@@ -128,63 +179,130 @@ impl Recovered {
 
     /// Handles the first invalid frame, at offset `at` of the first file: decides whether the log
     /// may end there. If so, truncates the rest, so that a later recovery cannot replay it.
-    fn cut_torn_end(&mut self, files: &[LogFile], at: usize, boot: [u8; 16]) -> Result<()> {
+    fn cut_torn_end(
+        &mut self,
+        directory: &Directory,
+        files: &[LogFile],
+        at: usize,
+        boot: [u8; 16],
+    ) -> Result<()> {
         let Some((first, later)) = files.split_first() else { return Ok(()) };
         let same_boot = files.iter().filter_map(|file| file.header).any(|h| h.boot == boot);
         // Frame numbers keep rising, so a frame of an earlier log does not match.
-        let next = Frame::find(&first.bytes[at..], self.next_frame);
-        let synced = next.map_or(0, |frame| frame.synced);
-        let has_later = later.iter().any(|file| file.bytes.len() > HEADER_BYTES);
+        let mut behind = frames_behind(first, at, self.next_frame)
+            .chain(later.iter().flat_map(|file| frames_behind(file, 0, self.next_frame)));
         // Written data can be read again unless the machine went down. After a crash of the machine
-        // only synced data is certain.
-        let is_lost = if same_boot { next.is_some() || has_later } else { synced > at as u64 };
+        // only what a sound frame says to be on disk is certain.
+        let is_lost = match same_boot {
+            true => {
+                let has_later = later.iter().any(|file| file.bytes.len() > HEADER_BYTES);
+                has_later || behind.next().is_some()
+            }
+            false => behind.any(|frame| frame.synced > self.next_frame),
+        };
         if is_lost {
-            return Err(damaged_error(first, at));
+            return Err(damaged_error(directory, first, at));
         }
         self.may_lack_end |= !same_boot;
         let cut: usize = later.iter().map(|file| file.bytes.len()).sum();
         tracing::warn!(
-            file = %first.path.display(),
+            file = %directory.path_of(&first.name).display(),
             offset = at,
             bytes = first.bytes.len() - at + cut,
             "the log ends in a torn write, which was truncated"
         );
-        for file in later {
-            fs::remove_file(&file.path)
-                .map_err(|source| file_error("cannot be removed", &file.path, source))?;
+        // From the end, so that a kill meanwhile leaves a log with a torn end again.
+        for file in later.iter().rev() {
+            directory.remove(&file.name)?;
         }
-        let cut = |keep: u64| fs::File::options().write(true).open(&first.path)?.set_len(keep);
-        match at < HEADER_BYTES {
-            true => {
-                self.next_file = first.number;
-                fs::remove_file(&first.path)
-            }
-            false => cut(at as u64),
+        self.kept.truncate(self.kept.len() - later.len());
+        if at < HEADER_BYTES {
+            self.kept.pop();
+            self.next_file = first.number;
+            return directory.remove(&first.name);
         }
-        .map_err(|source| file_error("cannot be truncated", &first.path, source))
+        directory.open(&first.name)?.truncate(at as u64).map_err(|source| {
+            file_error("cannot be truncated", &directory.path_of(&first.name), source)
+        })
+    }
+}
+
+impl LogFile {
+    /// Returns the frames up to the first invalid one.
+    fn frames(&self) -> impl Iterator<Item = Frame<'_>> {
+        let mut rest = self.bytes.get(HEADER_BYTES..).unwrap_or_default();
+        std::iter::from_fn(move || {
+            let frame = Frame::read(rest)?;
+            rest = &rest[frame.bytes()..];
+            Some(frame)
+        })
+    }
+
+    fn has_effects(&self) -> bool {
+        self.frames().take(2).any(|frame| !frame.payload.is_empty())
+    }
+
+    /// Returns what a frame of this file says to be on disk.
+    fn synced_by(&self, frame: &Frame<'_>) -> u64 {
+        match self.header {
+            // Version 1 counted bytes. If it synced each frame, all before this one were on disk.
+            Some(Header { version: 1, synced: Synced::Always, .. }) => frame.number,
+            Some(Header { version: 1, .. }) => 0,
+            _ => frame.synced,
+        }
+    }
+}
+
+/// Returns all sound frames at or behind an offset, wherever they begin.
+fn frames_behind(file: &LogFile, at: usize, at_least: u64) -> impl Iterator<Item = Frame<'_>> {
+    let mut rest = &file.bytes[at.min(file.bytes.len())..];
+    std::iter::from_fn(move || {
+        let (mut frame, behind) = Frame::find(rest, at_least)?;
+        rest = behind;
+        frame.synced = file.synced_by(&frame);
+        Some(frame)
+    })
+}
+
+/// Returns whether the machine crashed after a process ran without syncing, and no later process
+/// has made sure that its frames are on disk.
+fn is_useless(snapshot: Option<&LogFile>, logs: &[LogFile], boot: [u8; 16]) -> bool {
+    let is_never = |file: &LogFile| {
+        file.header.is_some_and(|header| header.synced == Synced::Never && header.boot != boot)
+    };
+    // A process that syncs says so in its first frame, before which it has synced all files.
+    match logs.iter().rposition(is_never) {
+        Some(last) => !logs[last + 1..].iter().flat_map(LogFile::frames).any(|f| f.synced > 0),
+        // The log that began with the snapshot may be what was lost.
+        None => logs.is_empty() && snapshot.is_some_and(is_never),
     }
 }
 
 fn read(directory: &Directory, kind: Kind, number: u64) -> Result<LogFile> {
-    let path = directory.file(kind, number);
-    let bytes = fs::read(&path).map_err(|source| file_error("cannot be read", &path, source))?;
+    let name = file_name(kind, number);
+    let path = directory.path_of(&name);
+    let bytes = directory
+        .disk()
+        .read(&name)
+        .map_err(|source| file_error("cannot be read", &path, source))?;
     let header = Header::decode(&bytes).map_err(|error| error.with("file", path.display()))?;
-    let mut file = LogFile { path, number, header, bytes };
+    let mut file = LogFile { name, number, header, bytes };
     if let Some(header) = file.header
         && (header.kind, header.number) != (kind, number)
     {
         file.header = None;
-        return Err(damaged_error(&file, 0).with("because", "its header does not match its name"));
+        return Err(damaged_error(directory, &file, 0)
+            .with("because", "its header does not match its name"));
     }
     Ok(file)
 }
 
-fn damaged_error(file: &LogFile, at: usize) -> Error {
+fn damaged_error(directory: &Directory, file: &LogFile, at: usize) -> Error {
     Error::new(
         ErrorCode::PERSISTENT_FAIL,
         "the log of the master is damaged; restore a good copy, or move the state directory away \
          to start with an empty pool",
     )
-    .with("file", file.path.display())
+    .with("file", directory.path_of(&file.name).display())
     .with("offset", at)
 }

@@ -1,11 +1,17 @@
 //! The log on a real disk: written, torn, damaged, failed, and restarted.
 
-use std::{fs, path::Path, sync::Arc};
+use std::{
+    fs::{self, File},
+    path::{Path, PathBuf},
+    sync::Arc,
+};
 
 use mooncake_base::sync::MutexGuard;
-use mooncake_base::{ClientId, Incarnation, KeyRef, ObjectKey, SegmentId, TenantId};
+use mooncake_base::{
+    ClientId, Clock, Incarnation, KeyRef, Moment, ObjectKey, SegmentId, SystemClock, TenantId,
+};
 
-use super::{frame::HEADER_BYTES, *};
+use super::{disk::Disk, frame::HEADER_BYTES, simulated_disk::SimulatedDisk, *};
 use crate::state::{
     Listing, ObjectState, Put, PutOptions, PutRef, Rules, SegmentSpec, Selector, State,
 };
@@ -39,8 +45,11 @@ impl Pool {
     }
 
     fn try_open(path: &Path) -> Result<Self> {
-        let interval = LogSync::Interval(Duration::from_millis(20));
-        let found = Journal::open(Directory::lock(path)?, interval)?;
+        Self::try_open_on(Directory::lock(path)?, LogSync::Interval(Duration::from_millis(20)))
+    }
+
+    fn try_open_on(directory: Directory, sync: LogSync) -> Result<Self> {
+        let found = Journal::open(directory, sync)?;
         let now = Moment::default();
         let (mut state, restored) =
             State::restore(Rules::default(), 1, now, found.image, Duration::ZERO);
@@ -109,7 +118,8 @@ impl Pool {
     }
 
     fn log(&self) -> PathBuf {
-        self.journal().writer.lock().path.clone()
+        let number = self.journal().writer.lock().number;
+        self.journal().directory.path_of(&file_name(Kind::Log, number))
     }
 }
 
@@ -153,10 +163,13 @@ fn durable_changes_survive_any_shutdown() {
 
 #[test]
 fn torn_log_keeps_all_whole_frames() {
-    let folder = tempfile::tempdir().unwrap();
-    let pool = Pool::open(folder.path());
-    let path = pool.log();
-    let length = || fs::metadata(&path).unwrap().len() as usize;
+    let disk = SimulatedDisk::default();
+    let open = |disk: &SimulatedDisk| {
+        Pool::try_open_on(Directory::on(Arc::new(disk.clone())), LogSync::Always).unwrap()
+    };
+    let pool = open(&disk);
+    let name = file_name(Kind::Log, 1);
+    let length = || disk.read(&name).unwrap().len();
     // The length of the log after each put.
     let mut steps = vec![(length(), vec![])];
     for key in ["a", "b", "c"] {
@@ -164,19 +177,18 @@ fn torn_log_keeps_all_whole_frames() {
         steps.push((length(), pool.keys()));
     }
     drop(pool);
-    let whole = fs::read(&path).unwrap();
+    let whole = disk.read(&name).unwrap();
     for length in 0..=whole.len() {
-        let torn = tempfile::tempdir().unwrap();
-        let name = path.file_name().unwrap();
-        fs::write(torn.path().join(name), &whole[..length]).unwrap();
+        let torn = SimulatedDisk::default();
+        torn.create(&name).unwrap().append(&whole[..length]).unwrap();
         let known = steps.iter().rev().find(|(end, _)| *end <= length);
         let known = known.map_or(&[][..], |(_, keys)| keys);
-        let pool = Pool::open(torn.path());
+        let pool = open(&torn);
         assert_eq!(pool.keys(), known, "length={length}");
         // The log can be appended to.
         pool.put("z");
         drop(pool);
-        assert!(Pool::open(torn.path()).keys().contains(&"z".to_owned()), "length={length}");
+        assert!(open(&torn).keys().contains(&"z".to_owned()), "length={length}");
     }
 }
 
@@ -211,6 +223,7 @@ fn unsynced_hole_after_reboot_ends_log() {
     let hole = fs::metadata(&path).unwrap().len() as usize;
     pool.put("b");
     pool.put("c");
+    let pool_boot = pool.journal().boot;
     drop(pool);
     let mut bytes = fs::read(&path).unwrap();
     // Pages reach the disk in any order: the frames behind the hole are complete.
@@ -218,9 +231,10 @@ fn unsynced_hole_after_reboot_ends_log() {
     fs::write(&path, &bytes).unwrap();
     let open = |boot| {
         let directory = Directory::lock(folder.path()).unwrap();
-        recovery::recover(&directory, boot).map(|found| (found.image, found.may_lack_end))
+        recovery::recover(&directory, boot, &mut |image, effects| image.replay(effects))
+            .map(|found| (found.image, found.may_lack_end))
     };
-    open(boot_id()).unwrap_err();
+    open(pool_boot).unwrap_err();
     let (image, may_lack_end) = open([1; 16]).unwrap();
     assert_eq!((image.objects(), may_lack_end), (1, true));
     assert_eq!(fs::metadata(&path).unwrap().len() as usize, hole, "what follows is cut");
@@ -260,8 +274,7 @@ fn failed_log_is_removed_and_restarted() {
     pool.put("a");
     let timeline_id = pool.journal().timeline_id();
     // Writes to this file fail, as on a full disk.
-    let broken = File::open("/dev/null").unwrap();
-    pool.journal().writer.lock().file = Some(broken);
+    pool.journal().writer.lock().file = Some(Arc::new(File::open("/dev/null").unwrap()));
     pool.put("b");
     let status = pool.journal().status();
     assert!(!status.is_healthy && status.failures == 1 && !status.failure.is_empty());
@@ -308,9 +321,9 @@ fn unused_next_file_does_not_end_log() {
     pool.put("before");
     let (number, timeline_id) = {
         let writer = pool.journal().writer.lock();
-        (writer.next_file, writer.timeline_id)
+        (writer.next_file, *pool.journal().timeline_id.lock())
     };
-    drop(pool.journal().make_file(number, timeline_id).unwrap());
+    drop(pool.journal().make_file(number, timeline_id, false).unwrap());
     // The master continues with the old file, and is killed.
     pool.put("after");
     drop(pool);
@@ -320,14 +333,14 @@ fn unused_next_file_does_not_end_log() {
     drop(pool);
     let again = Pool::open(folder.path());
     assert_eq!(again.keys(), ["after", "before", "later"]);
-    assert_eq!(again.journal().writer.lock().timeline_id, timeline_id, "it is one history");
+    assert_eq!(*again.journal().timeline_id.lock(), timeline_id, "it is one history");
 }
 
 #[test]
 fn waits_for_sync_share_one_and_end_at_their_deadline() {
     let folder = tempfile::tempdir().unwrap();
     let pool = Arc::new(Pool::open(folder.path()));
-    let end = pool.journal().queue.lock().end;
+    let end = pool.journal().append(|_| 0);
     assert!(pool.journal().synced_position() < end, "written, but not synced");
     assert!(!pool.journal().wait_synced(end, SystemClock.now()), "the deadline has passed");
     let maintenance = Maintenance::start(&pool).unwrap();
@@ -339,14 +352,15 @@ fn waits_for_sync_share_one_and_end_at_their_deadline() {
     });
     assert!(pool.journal().synced_position() >= end);
     // A broken log holds nothing up.
-    let broken = File::open("/dev/null").unwrap();
-    pool.journal().writer.lock().file = Some(broken);
+    pool.journal().writer.lock().file = Some(Arc::new(File::open("/dev/null").unwrap()));
     pool.put("a");
     assert!(pool.journal().wait_synced(u64::MAX, deadline));
     eventually(|| pool.journal().status().is_healthy);
     pool.put("b");
-    let end = pool.journal().queue.lock().end;
+    let end = pool.journal().append(|_| 0);
     assert!(pool.journal().wait_synced(end, deadline));
     assert_ne!(pool.journal().synced_position(), u64::MAX, "the restarted log counts again");
     drop(maintenance);
 }
+
+mod crash;

@@ -2,6 +2,7 @@
 //! that come back after a restart.
 
 use std::{
+    pin::pin,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -16,7 +17,7 @@ use tokio::{sync::Notify, time::timeout};
 
 use super::{Origin, Service, admission, state_guard};
 use crate::{
-    journal::{Journal, JournalStatus, RecoveredJournal, StateOwner},
+    journal::{Durability, Journal, JournalStatus, RecoveredJournal, StateOwner},
     state::{RecoveryScope, Restored, Rules, State},
 };
 
@@ -54,32 +55,58 @@ impl Service {
 
     /// Executes one call as [`dispatch`](Self::dispatch) does, without blocking the runtime on a
     /// slow disk. A large call runs on its own thread, because a blocked runtime thread blocks all
-    /// connections that wait for the thread.
+    /// connections that wait for the thread. `permit` is dropped when the call has been executed,
+    /// before the wait for the log: a disk that hangs takes no permit from calls that need no disk.
     ///
     /// Not cancel-safe: if the future is dropped, the call may or may not have been executed.
-    pub async fn answer(self: &Arc<Self>, request: v1::Request, origin: &Origin) -> v1::Response {
-        if request.call.as_ref().is_some_and(admission::is_large) {
+    pub async fn answer(
+        self: &Arc<Self>,
+        request: v1::Request,
+        origin: &Origin,
+        permit: impl Sized,
+    ) -> v1::Response {
+        let (response, position) = if request.call.as_ref().is_some_and(admission::is_large) {
             let (service, origin) = (Arc::clone(self), origin.clone());
-            let answered =
-                tokio::task::spawn_blocking(move || service.dispatch(request, &origin)).await;
-            return answered.unwrap_or_else(|source| {
+            let executed =
+                tokio::task::spawn_blocking(move || service.execute_logged(request, &origin)).await;
+            executed.unwrap_or_else(|source| {
                 let error = Error::internal("the call panicked").caused_by(source);
-                v1::Response { call: Some(response::Call::Failure((&error).into())) }
-            });
-        }
-        let (response, position) = self.execute_logged(request, origin);
-        match &self.journal {
-            Some(journal) if position > 0 && journal.is_slow() => {
+                (v1::Response { call: Some(response::Call::Failure((&error).into())) }, 0)
+            })
+        } else {
+            self.execute_logged(request, origin)
+        };
+        drop(permit);
+        self.durable(position).await;
+        response
+    }
+
+    /// Waits until the log is durable up to `position`. One task writes for all; the others do not
+    /// block their threads meanwhile.
+    ///
+    /// Cancel-safe.
+    pub(super) async fn durable(self: &Arc<Self>, position: u64) {
+        let Some(journal) = self.journal.as_ref().filter(|_| position > 0) else { return };
+        // Most calls find the log free and write it themselves.
+        let mut found = journal.try_durable(position);
+        while found != Durability::Reached {
+            let mut progress = pin!(journal.progress());
+            // Progress from here on is noticed.
+            progress.as_mut().enable();
+            if found == Durability::Leads {
                 let service = Arc::clone(self);
-                let waited = tokio::task::spawn_blocking(move || service.wait_durable(position));
-                if let Err(error) = waited.await {
+                let lead = move || service.journal.as_ref().map(|journal| journal.lead(position));
+                if let Err(error) = tokio::task::spawn_blocking(lead).await {
                     tracing::error!(%error, "cannot wait for the log");
                 }
             }
-            Some(journal) if position > 0 => journal.wait_durable(position),
-            _ => {}
+            found = journal.try_durable(position);
+            if found == Durability::Waits {
+                // With or without a notification, the loop checks again.
+                let _ = timeout(RECHECK_INTERVAL, progress).await;
+                found = journal.try_durable(position);
+            }
         }
-        response
     }
 
     /// Returns the status of the log; `None` without a log.
@@ -109,6 +136,14 @@ impl Service {
     pub(super) fn wait_durable(&self, position: u64) {
         if let Some(journal) = self.journal.as_ref().filter(|_| position > 0) {
             journal.wait_durable(position);
+        }
+    }
+
+    /// Waits for the log if much is queued, so that a sweep over many objects cannot fill memory
+    /// while the disk is slow.
+    pub(super) fn wait_if_behind(&self) {
+        if let Some(journal) = self.journal.as_ref().filter(|journal| journal.is_behind()) {
+            journal.wait_durable(state_guard::log_position());
         }
     }
 

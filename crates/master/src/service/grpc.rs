@@ -84,8 +84,9 @@ impl GrpcService {
         let origin = origin.unwrap_or_else(|| self.service.open_session(false));
         let call = Some(wrap(request.into_inner()));
         self.service.wait_for_owners(call.as_ref()).await;
-        let _permit = self.admission.admit(call.as_ref()).await.map_err(|error| status(&error))?;
-        match self.service.answer(v1::Request { call, ..Default::default() }, &origin).await.call {
+        let permit = self.admission.admit(call.as_ref()).await.map_err(|error| status(&error))?;
+        let request = v1::Request { call, ..Default::default() };
+        match self.service.answer(request, &origin, permit).await.call {
             Some(response::Call::Failure(failure)) => Err(status(&Error::from(&failure))),
             Some(call) => unwrap(call).map(tonic::Response::new).ok_or_else(mismatch),
             None => Err(mismatch()),

@@ -192,7 +192,9 @@ impl<S: AsyncRead + AsyncWrite + Unpin> ConnectionDriver<S> {
         }
         self.context.service.wait_for_owners(request.call.as_ref()).await;
         match self.context.admission.admit(request.call.as_ref()).await {
-            Ok(_permit) => self.context.service.answer(request, &self.connection.origin).await,
+            Ok(permit) => {
+                self.context.service.answer(request, &self.connection.origin, permit).await
+            }
             Err(error) => refusal(&error),
         }
     }

@@ -292,6 +292,7 @@ impl Service {
                 return;
             }
             match_keys(sweep);
+            self.wait_if_behind();
         }
     }
 }

@@ -21,7 +21,7 @@ const USUAL_BYTES: u64 = 64 << 20;
 pub(super) struct MaxGranted {
     pub(super) fence: Duration,
     /// End of the last fence that was longer than usual.
-    raised_until: Moment,
+    pub(super) raised_until: Moment,
     /// Maximum lease that an earlier master may have granted.
     pub(super) lease: Duration,
 }

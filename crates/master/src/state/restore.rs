@@ -75,9 +75,14 @@ impl State {
         lost_grants_max: Duration,
     ) -> (Self, Restored) {
         let mut state = Self::new(rules, seed);
-        state.next_version = image.next_version.saturating_add(VERSIONS_PASSED);
+        // Without a log, versions begin at random: those of another timeline are not valid here.
+        if image.next_version > 0 {
+            state.next_version = image.next_version.saturating_add(VERSIONS_PASSED);
+        }
         state.segments.set_next_number(image.next_number);
-        state.max_granted.fence = image.fence;
+        // Recorded, so that a restart soon after this one lets memory rest as long.
+        state.max_granted.fence = image.fence.max(lost_grants_max);
+        state.max_granted.raised_until = now + lost_grants_max;
         state.max_granted.lease = image.lease;
         state.record_effects();
         let mut restoration = Restoration {

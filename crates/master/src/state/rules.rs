@@ -122,7 +122,7 @@ impl Rules {
 
     /// Returns the time from the start of a put after which a writer that respects its write
     /// window can no longer write.
-    pub(crate) fn write_end(&self) -> Duration {
+    pub fn write_end(&self) -> Duration {
         self.write_window + WRITE_MARGIN
     }
 }

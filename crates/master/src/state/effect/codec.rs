@@ -90,6 +90,23 @@ impl<'a> Effect<'a> {
     }
 }
 
+impl Effect<'_> {
+    /// Splits encoded effects into parts of at least `part_bytes` bytes and at most one effect more,
+    /// but for the last.
+    pub(crate) fn split(bytes: &[u8], part_bytes: usize) -> Vec<&[u8]> {
+        let (mut parts, mut start) = (Vec::new(), 0);
+        let mut input = Reader::new(bytes);
+        while input.at < bytes.len() && input.effect().is_some() {
+            if input.at - start >= part_bytes {
+                parts.push(&bytes[start..input.at]);
+                start = input.at;
+            }
+        }
+        parts.extend(Some(&bytes[start..]).filter(|rest| !rest.is_empty()));
+        parts
+    }
+}
+
 /// Encodes fields.
 pub(in crate::state) struct Writer<'b>(pub(in crate::state) &'b mut Vec<u8>);
 

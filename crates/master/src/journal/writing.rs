@@ -1,0 +1,152 @@
+//! Writing the queue to the log file, and what follows if that fails.
+
+use std::{
+    io,
+    sync::{Arc, atomic::Ordering},
+};
+
+use mooncake_base::Result;
+use mooncake_base::sync::MutexGuard;
+
+use super::{
+    Journal, LOG_BYTES_MAX, LogSync, NOTHING_WAITS, NewFile, Writer,
+    directory::{file_error, file_name},
+    disk::LogFile,
+    frame::{self, Header, Kind, Synced},
+    queue::Batch,
+};
+
+impl Journal {
+    /// Writes all that is queued, and wakes the tasks that wait for it.
+    pub(super) fn write_queue(&self, mut guard: MutexGuard<'_, Writer>) {
+        let writer = &mut *guard;
+        let mut batch = self.queue.lock().take(std::mem::take(&mut writer.spare));
+        if let Err(error) = self.write_batch(writer, &mut batch) {
+            self.fail(writer, "cannot be written", error);
+        }
+        writer.position = batch.end;
+        self.written.store(batch.end, Ordering::Release);
+        writer.spare = batch.into_spare();
+        drop(guard);
+        self.progress.notify_waiters();
+    }
+
+    fn write_batch(&self, writer: &mut Writer, batch: &mut Batch) -> io::Result<()> {
+        let next_file = batch.next_file.take();
+        let switch_at = next_file.as_ref().map(|(index, _)| *index);
+        let written = self.write_frames(writer, batch, 0, switch_at);
+        let Some((index, file)) = next_file else { return written };
+        if let Err(error) = written {
+            self.fail(writer, "cannot be written", error);
+        }
+        // After a failure only a file that starts anew is written to.
+        if writer.file.is_some() || file.is_restart {
+            self.switch(writer, file);
+        }
+        self.write_frames(writer, batch, index, None)
+    }
+
+    fn write_frames(
+        &self,
+        writer: &mut Writer,
+        batch: &mut Batch,
+        first: usize,
+        end: Option<usize>,
+    ) -> io::Result<()> {
+        let Some(file) = writer.file.clone() else { return Ok(()) };
+        let (next_frame, synced) = (&mut writer.next_frame, writer.synced_frame);
+        let mut frames = 0;
+        let bytes = batch.frames(first, end, |frame| {
+            frame::seal(frame, *next_frame, synced);
+            *next_frame += 1;
+            frames += 1;
+        });
+        if frames == 0 {
+            return Ok(());
+        }
+        file.append(bytes)?;
+        let bytes = bytes.len() as u64;
+        writer.length += bytes;
+        let is_large = {
+            let status = &mut *self.status.lock();
+            status.bytes_written += bytes;
+            status.log_bytes += bytes;
+            status.records += std::mem::take(&mut batch.records);
+            status.writes += 1;
+            status.log_bytes > LOG_BYTES_MAX.max(2 * status.snapshot_bytes)
+        };
+        if is_large {
+            self.request_snapshot();
+        }
+        Ok(())
+    }
+
+    /// Continues in a new file.
+    pub(super) fn switch(&self, writer: &mut Writer, new_file: NewFile) {
+        *self.timeline_id.lock() = new_file.timeline_id;
+        writer.number = new_file.number;
+        writer.next_file = new_file.number + 1;
+        writer.first_frame = writer.next_frame;
+        writer.length = frame::HEADER_BYTES as u64;
+        let old = writer.file.replace(new_file.file);
+        if self.sync != LogSync::Never && writer.synced_frame < writer.next_frame {
+            writer.unsynced.extend(old);
+        }
+    }
+
+    /// Creates a file with nothing but a header, and syncs it: also a log that is never synced must
+    /// be known as such after a crash. This may take as long as the disk does.
+    pub(super) fn make_file(
+        &self,
+        number: u64,
+        timeline_id: [u8; 16],
+        is_restart: bool,
+    ) -> Result<NewFile> {
+        let name = file_name(Kind::Log, number);
+        let make = || -> io::Result<Arc<dyn LogFile>> {
+            let file = self.directory.disk().create(&name)?;
+            file.append(&self.header(Kind::Log, number, timeline_id).encode())?;
+            file.sync()?;
+            self.directory.disk().sync_directory()?;
+            Ok(file)
+        };
+        let path = self.directory.path_of(&name);
+        let file = make().map_err(|source| file_error("cannot be written", &path, source))?;
+        Ok(NewFile { file, number, timeline_id, is_restart })
+    }
+
+    pub(super) fn header(&self, kind: Kind, number: u64, timeline_id: [u8; 16]) -> Header {
+        let synced = match self.sync {
+            LogSync::Always => Synced::Always,
+            LogSync::Interval(_) => Synced::AtInterval,
+            LogSync::Never => Synced::Never,
+        };
+        Header { timeline_id, boot: self.boot, ..Header::new(kind, synced, number) }
+    }
+
+    /// Handles a write failure. The files on disk will soon be out of date and must not be used
+    /// after a restart, so they are removed. The maintenance threads try to restart the log.
+    pub(super) fn fail(&self, writer: &mut Writer, what: &str, source: io::Error) {
+        let path = self.directory.path_of(&file_name(Kind::Log, writer.number));
+        let error = file_error(what, &path, source);
+        tracing::error!(
+            %error,
+            "the log failed: the master continues, but a restart would forget everything"
+        );
+        writer.file = None;
+        writer.unsynced.clear();
+        self.failures.fetch_add(1, Ordering::AcqRel);
+        self.is_healthy.store(false, Ordering::Release);
+        {
+            let _placing = self.placing.lock();
+            if let Err(error) = self.directory.remove_all() {
+                tracing::error!(%error, "cannot remove the files of the log; remove them before a restart");
+            }
+        }
+        self.set_synced(NOTHING_WAITS);
+        let status = &mut *self.status.lock();
+        status.is_healthy = false;
+        status.failures += 1;
+        status.failure = error.to_string();
+    }
+}
