@@ -70,6 +70,12 @@ impl fmt::Display for CallFailure {
     }
 }
 
+impl std::error::Error for CallFailure {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        self.error.source()
+    }
+}
+
 impl From<Box<CallFailure>> for Error {
     fn from(failure: Box<CallFailure>) -> Self {
         failure.error
