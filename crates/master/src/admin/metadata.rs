@@ -3,19 +3,21 @@
 //! Keys are used as they appear in the query, without decoding: engines always encode them the same
 //! way.
 
-use std::{collections::HashMap, sync::Arc};
+use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use axum::{
     Router,
-    body::{Bytes, to_bytes},
+    body::{Body, Bytes},
     extract::{RawQuery, Request, State},
     http::{Method, StatusCode, header},
     response::{IntoResponse, Response},
     routing::{any, get},
 };
+use bytes::BytesMut;
 use mooncake_base::sync::Mutex;
 use mooncake_http::{LimitedListener, Peer};
-use tokio::net::TcpListener;
+use tokio::{net::TcpListener, sync::Semaphore, time::timeout};
+use tokio_stream::StreamExt;
 use tokio_util::sync::CancellationToken;
 
 use super::{decoded, not_found, parameter, text_reply};
@@ -32,9 +34,25 @@ const KEYS_MAX: usize = 1 << 20;
 /// The maximum total size of all values.
 const STORED_BYTES_MAX: usize = 1 << 30;
 
+/// The maximum total size of the values that are being received.
+const RECEIVED_BYTES_MAX: usize = 4 * VALUE_BYTES_MAX;
+
+/// The deadline for receiving a value.
+const VALUE_DEADLINE: Duration = Duration::from_secs(30);
+
 /// The key-value store of the engines' metadata.
-#[derive(Debug, Default)]
-pub struct Metadata(Mutex<Entries>);
+#[derive(Debug)]
+pub struct Metadata {
+    entries: Mutex<Entries>,
+    /// The bytes that may still be received before their values are stored.
+    receivable: Semaphore,
+}
+
+impl Default for Metadata {
+    fn default() -> Self {
+        Self { entries: Mutex::default(), receivable: Semaphore::new(RECEIVED_BYTES_MAX) }
+    }
+}
 
 #[derive(Debug, Default)]
 struct Entries {
@@ -59,7 +77,7 @@ impl Metadata {
     /// Stores the value, unless it would replace the address of another engine or the store is
     /// full.
     pub fn put(&self, key: &str, value: Bytes) -> PutOutcome {
-        let mut entries = self.0.lock();
+        let mut entries = self.entries.lock();
         let old = entries.values.get(key);
         if key.contains("rpc_meta")
             && let Some(old) = old
@@ -79,12 +97,12 @@ impl Metadata {
 
     /// Returns the value of a key.
     pub fn get(&self, key: &str) -> Option<Bytes> {
-        self.0.lock().values.get(key).cloned()
+        self.entries.lock().values.get(key).cloned()
     }
 
     /// Deletes a key. Returns whether it existed.
     pub fn delete(&self, key: &str) -> bool {
-        let mut entries = self.0.lock();
+        let mut entries = self.entries.lock();
         let old = entries.values.remove(key);
         entries.bytes -= old.as_ref().map_or(0, Bytes::len);
         old.is_some()
@@ -93,7 +111,7 @@ impl Metadata {
     /// Deletes the entries that an engine of that name stored about itself.
     pub fn remove_engine(&self, name: &str) {
         let endings = [format!("/ram/{name}"), format!("/rpc_meta/{name}")];
-        let mut entries = self.0.lock();
+        let mut entries = self.entries.lock();
         let gone: Vec<String> = entries
             .values
             .keys()
@@ -108,6 +126,49 @@ impl Metadata {
             let old = entries.values.remove(&key);
             entries.bytes -= old.as_ref().map_or(0, Bytes::len);
         }
+    }
+}
+
+/// Receives a value and stores it. No more than [`RECEIVED_BYTES_MAX`] bytes are received at a time.
+async fn receive_and_put(store: &Metadata, key: &str, body: Body) -> Response {
+    let mut permits = None;
+    let receiving = async {
+        let mut value = BytesMut::new();
+        let mut pieces = body.into_data_stream();
+        while let Some(piece) = pieces.next().await {
+            let Some(piece) = piece.ok().filter(|p| p.len() <= VALUE_BYTES_MAX - value.len())
+            else {
+                return Err((
+                    StatusCode::PAYLOAD_TOO_LARGE,
+                    "the value is too large or was cut off",
+                ));
+            };
+            let bytes = u32::try_from(piece.len()).unwrap_or(u32::MAX);
+            let Ok(permit) = store.receivable.try_acquire_many(bytes) else {
+                let text = "too many values are being received; retry later";
+                return Err((StatusCode::SERVICE_UNAVAILABLE, text));
+            };
+            match &mut permits {
+                None => permits = Some(permit),
+                Some(permits) => permits.merge(permit),
+            }
+            value.extend_from_slice(&piece);
+        }
+        Ok(value.freeze())
+    };
+    match timeout(VALUE_DEADLINE, receiving).await {
+        Ok(Ok(value)) => match store.put(key, value) {
+            PutOutcome::Updated => text_with_status(StatusCode::OK, "metadata updated"),
+            PutOutcome::Unchanged => text_with_status(StatusCode::OK, "metadata unchanged"),
+            PutOutcome::Duplicate => {
+                text_with_status(StatusCode::BAD_REQUEST, "Duplicate rpc_meta key not allowed")
+            }
+            PutOutcome::Full => {
+                text_with_status(StatusCode::INSUFFICIENT_STORAGE, "the metadata server is full")
+            }
+        },
+        Ok(Err((status, text))) => text_with_status(status, text),
+        Err(_) => text_with_status(StatusCode::REQUEST_TIMEOUT, "the value did not arrive in time"),
     }
 }
 
@@ -151,23 +212,7 @@ async fn answer(
             Some(value) => ([(header::CONTENT_TYPE, "application/json")], value).into_response(),
             None => text_with_status(StatusCode::NOT_FOUND, "metadata not found"),
         },
-        Method::PUT => match to_bytes(request.into_body(), VALUE_BYTES_MAX).await {
-            Ok(value) => match store.put(key, value) {
-                PutOutcome::Updated => text_with_status(StatusCode::OK, "metadata updated"),
-                PutOutcome::Unchanged => text_with_status(StatusCode::OK, "metadata unchanged"),
-                PutOutcome::Duplicate => {
-                    text_with_status(StatusCode::BAD_REQUEST, "Duplicate rpc_meta key not allowed")
-                }
-                PutOutcome::Full => text_with_status(
-                    StatusCode::INSUFFICIENT_STORAGE,
-                    "the metadata server is full",
-                ),
-            },
-            Err(_) => text_with_status(
-                StatusCode::PAYLOAD_TOO_LARGE,
-                "the value is too large or was cut off",
-            ),
-        },
+        Method::PUT => receive_and_put(&store, key, request.into_body()).await,
         _ if store.delete(key) => text_with_status(StatusCode::OK, "metadata deleted"),
         _ => text_with_status(StatusCode::NOT_FOUND, "metadata not found"),
     }
@@ -199,7 +244,7 @@ mod tests {
         assert!(store.get("mooncake/c1/ram/a:1").is_none());
         assert!(store.get("mooncake%2Fram%2Fba%3A1").is_some());
         assert!(store.get("other%2Fram%2Fa%3A1").is_some());
-        assert_eq!(store.0.lock().bytes, 2);
+        assert_eq!(store.entries.lock().bytes, 2);
     }
 
     #[test]
@@ -207,8 +252,39 @@ mod tests {
         let store = Metadata::default();
         store.put("a", Bytes::from_static(b"12345"));
         store.put("a", Bytes::from_static(b"1"));
-        assert_eq!(store.0.lock().bytes, 1);
+        assert_eq!(store.entries.lock().bytes, 1);
         assert!(store.delete("a") && !store.delete("a"));
-        assert_eq!(store.0.lock().bytes, 0);
+        assert_eq!(store.entries.lock().bytes, 0);
+    }
+
+    #[tokio::test]
+    async fn received_values_share_one_budget() {
+        let store = Metadata::default();
+        let piece = Bytes::from(vec![7; VALUE_BYTES_MAX - 1]);
+        let channels = (0..4).map(|_| tokio::sync::mpsc::channel::<Result<Bytes, String>>(1));
+        let (senders, bodies): (Vec<_>, Vec<_>) = channels.unzip();
+        let receiving = bodies.into_iter().map(|receiver| {
+            let stream = tokio_stream::wrappers::ReceiverStream::new(receiver);
+            Box::pin(receive_and_put(&store, "key", Body::from_stream(stream)))
+        });
+        let mut receiving: Vec<_> = receiving.collect();
+        for (sender, put) in senders.iter().zip(&mut receiving) {
+            sender.send(Ok(piece.clone())).await.unwrap();
+            let mut context = std::task::Context::from_waker(std::task::Waker::noop());
+            assert!(put.as_mut().poll(&mut context).is_pending(), "a byte is missing");
+        }
+        assert_eq!(store.receivable.available_permits(), 4);
+        let refused = receive_and_put(&store, "other", Body::from(vec![1; 5])).await;
+        assert_eq!(refused.status(), StatusCode::SERVICE_UNAVAILABLE);
+        let small = receive_and_put(&store, "other", Body::from(vec![1; 4])).await;
+        assert_eq!(small.status(), StatusCode::OK);
+        drop(senders);
+        for put in receiving {
+            assert_eq!(put.await.status(), StatusCode::OK);
+        }
+        assert_eq!(store.receivable.available_permits(), RECEIVED_BYTES_MAX);
+        let large =
+            receive_and_put(&store, "large", Body::from(vec![1; VALUE_BYTES_MAX + 1])).await;
+        assert_eq!(large.status(), StatusCode::PAYLOAD_TOO_LARGE);
     }
 }

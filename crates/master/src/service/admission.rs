@@ -25,7 +25,7 @@ pub(super) const SMALL_FRAME_BYTES: usize = 32 << 10;
 const FRAMES_BYTES_MAX: usize = 32 * FRAME_BYTES_MAX;
 
 /// The unit in which frame bytes are counted.
-const UNIT_BYTES: usize = 4 << 10;
+pub(super) const UNIT_BYTES: usize = 4 << 10;
 
 /// A call with more items than this is a large call.
 const LARGE_ITEMS: usize = 1024;
@@ -62,7 +62,12 @@ impl Admission {
         Self::with(FRAMES_BYTES_MAX, large_calls, WAITING_MAX, WAIT_DEADLINE)
     }
 
-    fn with(frames_bytes: usize, large_calls: usize, waiting: usize, deadline: Duration) -> Self {
+    pub(super) fn with(
+        frames_bytes: usize,
+        large_calls: usize,
+        waiting: usize,
+        deadline: Duration,
+    ) -> Self {
         Self {
             deadline,
             refused: Arc::default(),
@@ -122,8 +127,12 @@ impl Admission {
 
     /// Returns the bytes of large frames in flight.
     pub fn large_frame_bytes(&self) -> u64 {
-        let free = self.frames.available_permits() * UNIT_BYTES;
-        FRAMES_BYTES_MAX.saturating_sub(free) as u64
+        FRAMES_BYTES_MAX.saturating_sub(self.free_frame_bytes()) as u64
+    }
+
+    /// Returns the bytes of large frames that may still be received.
+    pub(super) fn free_frame_bytes(&self) -> usize {
+        self.frames.available_permits() * UNIT_BYTES
     }
 
     fn busy(&self, why: &str) -> Error {

@@ -1,5 +1,7 @@
 //! The gRPC protocol: the same calls as methods, with health checking and reflection.
 
+mod request_budget;
+
 use std::{io, sync::Arc, time::Duration};
 
 use mooncake_base::{Error, ErrorKind};
@@ -13,6 +15,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::sync::CancellationToken;
 use tonic::{Code, Status, transport::Server};
 
+use self::request_budget::BudgetedRequests;
 use super::{Admission, Origin, Service, connection::GrpcStream};
 
 /// The interval of HTTP/2 keepalive probes.
@@ -48,9 +51,10 @@ pub(super) async fn serve(
             None
         }
     };
-    let master = MasterServer::new(GrpcService { service, admission })
+    let master = MasterServer::new(GrpcService { service, admission: admission.clone() })
         .max_decoding_message_size(FRAME_BYTES_MAX)
         .max_encoding_message_size(FRAME_BYTES_MAX);
+    let master = BudgetedRequests { inner: master, admission };
     let served = Server::builder()
         .http2_keepalive_interval(Some(KEEPALIVE))
         .max_concurrent_streams(STREAMS_MAX)
