@@ -1,24 +1,60 @@
-"""Base of the small HTTP servers written in Python."""
+"""Base of the small HTTP servers written in Python.
+
+Strangers can reach these servers, so everything is bounded: connections, the time in which a
+request arrives and an answer is taken, and the bytes of all bodies together.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import io
 import logging
 import socket
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from email.message import Message
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
 from urllib.parse import urlsplit
 
-__all__ = ["ErrorHandler", "Handler", "Reply", "Request", "Server"]
-
-_IDLE_S = 60.0
-_LINGER_S = 5.0
+__all__ = ["Admission", "ErrorHandler", "Handler", "Limits", "Reply", "Request", "Server"]
 
 _log = logging.getLogger("mooncake.http")
+
+# Bodies up to this length are read even if large bodies have used up the room.
+_SMALL_BODY_BYTES = 64 << 10
+_READ_BYTES = 1 << 20
+_LENGTH_DIGITS_MAX = 18
+_LINGER_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Limits of a server.
+
+    Attributes:
+        connections: Maximum connections, each of which has a thread. A further one displaces the
+            connection that has waited for bytes of its client for the longest time.
+        idle_s: Time until the first byte of a further request on a connection.
+        head_s: Time for a request without its body, also until the first byte of a new connection.
+        body_s: Time for a body or an answer, plus that of its bytes at `bytes_per_s`.
+        bytes_per_s: Minimum rate at which a client sends a body and takes an answer.
+        bodies_bytes: Bytes of all bodies together.
+    """
+
+    connections: int = 256
+    idle_s: float = 60.0
+    head_s: float = 10.0
+    body_s: float = 10.0
+    bytes_per_s: float = 256 << 10
+    bodies_bytes: int = 512 << 20
+
+    def time_for(self, length: int) -> float:
+        """Return the time in which that many bytes must be sent or taken."""
+        return self.body_s + length / self.bytes_per_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,13 +65,19 @@ class Request:
         method: For instance ``"GET"``.
         path: Raw path: each byte is a character or an escape.
         query: Raw query string, without the question mark.
-        body: Body of the request.
+        body: Body of the request; empty while its admission is decided.
+        headers: Headers by name; the case of a name does not matter.
+        peer: Address of the client.
+        host: Address of this host that the client connected to.
     """
 
     method: str
     path: str
     query: str
     body: bytes
+    headers: Message = field(default_factory=Message)
+    peer: str = ""
+    host: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +96,19 @@ class Reply:
 
 
 Handler = Callable[[Request], Reply]
+# Called before the body is read: returns its maximum length, or the refusal of the request.
+Admission = Callable[[Request], "int | Reply"]
 ErrorHandler = Callable[[int, str], Reply]
 
 
 def _plain_text_error(status: int, text: str) -> Reply:
     return Reply(status, text.encode(), "text/plain")
+
+
+@dataclass(slots=True)
+class _Connection:
+    # Time since which bytes of the client are awaited; None while a request is handled.
+    waits_since: float | None
 
 
 class Server(ThreadingHTTPServer):
@@ -71,24 +121,32 @@ class Server(ThreadingHTTPServer):
         self,
         address: tuple[str, int],
         handler: Handler,
-        body_bytes_max: int,
+        admission: Admission,
         error_handler: ErrorHandler = _plain_text_error,
+        limits: Limits | None = None,
     ) -> None:
         """Listen.
 
         Args:
             address: Address to listen at; port 0 takes a free port.
             handler: Called for each request, from many threads.
-            body_bytes_max: Longest body; longer ones are refused without being read.
+            admission: Called for each request before its body is read; returns the maximum length
+                of the body, or the refusal of the request. Longer bodies are refused without being
+                read.
             error_handler: Called with status and reason for requests that `handler` does not see,
                 and when `handler` fails.
+            limits: Limits; None for the defaults.
 
         Raises:
             OSError: The address cannot be listened at.
         """
         self.handler = handler
-        self.body_bytes_max = body_bytes_max
+        self.admission = admission
         self.error_handler = error_handler
+        self.limits = limits or Limits()
+        self._lock = threading.Lock()
+        self._connections: dict[socket.socket, _Connection] = {}
+        self._bodies_bytes = 0
         super().__init__(address, _Handler)
 
     @property
@@ -110,18 +168,144 @@ class Server(ThreadingHTTPServer):
         return thread
 
     def close(self) -> None:
-        """Stop accepting connections. The server must have been started."""
+        """Stop accepting connections, and close those without a request in progress.
+
+        The server must have been started.
+        """
         self.shutdown()
         self.server_close()
+        with self._lock:
+            waiting = [s for s, each in self._connections.items() if each.waits_since is not None]
+        for connection in waiting:
+            _shut_down(connection)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Serve a new connection in a thread of its own, unless all others are busy."""
+        if not self._add(request):
+            self.shutdown_request(request)
+            return
+        try:
+            super().process_request(request, client_address)
+        except BaseException:
+            self._remove(request)
+            raise
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        """Serve a connection until it ends."""
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._remove(request)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Log that a connection broke."""
+        del request
+        _log.debug("the connection of %s broke", client_address, exc_info=True)
+
+    def note_waiting(self, connection: socket.socket, *, is_waiting: bool) -> None:
+        """Record whether bytes of the client are awaited, so that it may be displaced."""
+        with self._lock:
+            known = self._connections.get(connection)
+            if known is not None:
+                known.waits_since = time.monotonic() if is_waiting else None
+
+    def take_room(self, length: int) -> bool:
+        """Count bytes of a body; return false if there is no room for them."""
+        with self._lock:
+            if self._bodies_bytes + length > self.limits.bodies_bytes:
+                return False
+            self._bodies_bytes += length
+            return True
+
+    def return_room(self, length: int) -> None:
+        """Return what `take_room` counted."""
+        with self._lock:
+            self._bodies_bytes -= length
+
+    def _add(self, connection: socket.socket) -> bool:
+        """Add a connection; return false if there are too many, none of which can be displaced."""
+        displaced = None
+        with self._lock:
+            if len(self._connections) >= self.limits.connections:
+                waiting = (
+                    (each.waits_since, id(known), known)
+                    for known, each in self._connections.items()
+                    if each.waits_since is not None
+                )
+                longest = min(waiting, default=None)
+                if longest is None:
+                    return False
+                displaced = longest[2]
+                del self._connections[displaced]
+            self._connections[connection] = _Connection(time.monotonic())
+        if displaced is not None:
+            _shut_down(displaced)
+        return True
+
+    def _remove(self, connection: socket.socket) -> None:
+        with self._lock:
+            self._connections.pop(connection, None)
+
+
+def _shut_down(connection: socket.socket) -> None:
+    """End a connection, whose thread closes it."""
+    with contextlib.suppress(OSError):  # the client has ended it
+        connection.shutdown(socket.SHUT_RDWR)
+
+
+class _TimedReader(io.RawIOBase):
+    """Reads from a socket until a deadline for all reads together.
+
+    Without a deadline the first bytes may take `first_s`, and start the time of `head_s`.
+    """
+
+    def __init__(self, connection: socket.socket, limits: Limits) -> None:
+        self._connection = connection
+        self._limits = limits
+        self._first_s = limits.head_s
+        self._deadline: float | None = None
+
+    def readable(self) -> bool:
+        return True
+
+    def expect_request(self) -> None:
+        """Await a further request."""
+        self._first_s, self._deadline = self._limits.idle_s, None
+
+    def end_within(self, seconds: float) -> None:
+        """Set the deadline of the following reads."""
+        self._deadline = time.monotonic() + seconds
+
+    def readinto(self, buffer: Any) -> int:
+        if self._deadline is None:
+            self._connection.settimeout(self._first_s)
+            received = self._connection.recv_into(buffer)
+            self.end_within(self._limits.head_s)
+            return received
+        left = self._deadline - time.monotonic()
+        if left <= 0:
+            raise TimeoutError("the client sends too slowly")
+        self._connection.settimeout(left)
+        return self._connection.recv_into(buffer)
 
 
 class _Handler(BaseHTTPRequestHandler):
     server: Server
     protocol_version = "HTTP/1.1"
-    timeout = _IDLE_S
     # A buffered response is sent as one packet.
     wbufsize = -1
     disable_nagle_algorithm = True
+
+    def setup(self) -> None:
+        super().setup()
+        self.rfile.close()
+        self._reader = _TimedReader(self.connection, self.server.limits)
+        self.rfile = io.BufferedReader(self._reader, 1 << 16)
+
+    def handle_one_request(self) -> None:
+        super().handle_one_request()
+        self.server.note_waiting(self.request, is_waiting=True)
+        self._reader.expect_request()
 
     def do_GET(self) -> None:
         self._answer()
@@ -134,43 +318,84 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _answer(self) -> None:
         text = self.headers.get("Content-Length", "0")
-        length = int(text) if text.isdecimal() else -1
-        if length > self.server.body_bytes_max:
-            self._refuse(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "the body is too large")
-            return
-        if length < 0 or "Transfer-Encoding" in self.headers:
-            self._refuse(HTTPStatus.LENGTH_REQUIRED, "a Content-Length is required")
-            return
-        body = self.rfile.read(length)
+        is_number = text.isdecimal() and len(text) <= _LENGTH_DIGITS_MAX
+        length = int(text) if is_number else -1
         try:
             target = urlsplit(self.path)
         except ValueError:
-            self._reply(
-                self.server.error_handler(HTTPStatus.BAD_REQUEST, "the path cannot be read")
-            )
+            self._refuse(self._failed(HTTPStatus.BAD_REQUEST, "the path cannot be read"))
             return
+        request = Request(
+            self.command,
+            target.path,
+            target.query,
+            b"",
+            self.headers,
+            str(self.client_address[0]),
+            str(self.connection.getsockname()[0]),
+        )
+        admitted = self.server.admission(request)
+        if isinstance(admitted, Reply):
+            self._refuse(admitted)
+            return
+        if length > admitted:
+            large = HTTPStatus.REQUEST_ENTITY_TOO_LARGE
+            self._refuse(self._failed(large, "the body is too large"))
+            return
+        if length < 0 or "Transfer-Encoding" in self.headers:
+            required = HTTPStatus.LENGTH_REQUIRED
+            self._refuse(self._failed(required, "a Content-Length is required"))
+            return
+        self._answer_admitted(request, length)
+
+    def _answer_admitted(self, request: Request, length: int) -> None:
+        body = bytearray()
+        taken = 0
+        self._reader.end_within(self.server.limits.time_for(length))
         try:
-            reply = self.server.handler(Request(self.command, target.path, target.query, body))
-        except Exception:  # noqa: BLE001
-            _log.exception("%s %s failed", self.command, self.path)
-            reply = self.server.error_handler(HTTPStatus.INTERNAL_SERVER_ERROR, "internal error")
+            while len(body) < length:
+                part = self.rfile.read1(min(length - len(body), _READ_BYTES))
+                if not part:
+                    self.close_connection = True
+                    return
+                body += part
+                if len(body) > _SMALL_BODY_BYTES:
+                    if not self.server.take_room(len(body) - taken):
+                        busy = HTTPStatus.SERVICE_UNAVAILABLE
+                        text = "too many large bodies are being sent; try again"
+                        self._refuse(self._failed(busy, text))
+                        return
+                    taken = len(body)
+            self.server.note_waiting(self.request, is_waiting=False)
+            reply = self._handled(replace(request, body=bytes(body)))
+        finally:
+            self.server.return_room(taken)
         self._reply(reply)
 
-    def _refuse(self, status: int, text: str) -> None:
+    def _handled(self, request: Request) -> Reply:
+        try:
+            return self.server.handler(request)
+        except Exception:  # noqa: BLE001
+            _log.exception("%s %s failed", self.command, self.path)
+            return self._failed(HTTPStatus.INTERNAL_SERVER_ERROR, "internal error")
+
+    def _failed(self, status: int, text: str) -> Reply:
+        return self.server.error_handler(status, text)
+
+    def _refuse(self, refusal: Reply) -> None:
         """Refuse a request without reading its body, and close the connection after it.
 
         An unread body would be parsed as the next request.
         """
         self.close_connection = True
-        self._reply(self.server.error_handler(status, text))
+        self._reply(refusal)
         # Drain the body for a while: a client that is still sending would get a reset before it
         # reads the response.
-        end = time.monotonic() + _LINGER_S
+        self.server.note_waiting(self.request, is_waiting=True)
         with contextlib.suppress(OSError):
-            self.wfile.flush()
             self.connection.shutdown(socket.SHUT_WR)
-            self.connection.settimeout(_LINGER_S)
-            while time.monotonic() < end and self.rfile.read1(1 << 16):
+            self._reader.end_within(_LINGER_S)
+            while self.rfile.read1(_READ_BYTES):
                 pass
 
     def _reply(self, reply: Reply) -> None:
@@ -180,5 +405,12 @@ class _Handler(BaseHTTPRequestHandler):
         if self.close_connection:
             self.send_header("Connection", "close")
         self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(reply.body)
+        body = b"" if self.command == "HEAD" else reply.body
+        # The time-out of `sendall` is that of the whole; the buffer would send in parts.
+        self.connection.settimeout(self.server.limits.time_for(len(body)))
+        if len(body) > _SMALL_BODY_BYTES:
+            self.wfile.flush()
+            self.connection.sendall(body)
+        else:
+            self.wfile.write(body)
+            self.wfile.flush()

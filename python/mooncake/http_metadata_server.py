@@ -16,6 +16,7 @@ from mooncake._http import Reply, Request, Server
 __all__ = ["KVBootstrapServer", "KVPoll", "main"]
 
 _VALUE_BYTES_MAX: Final = 16 << 20
+_OTHER_BYTES_MAX: Final = 1 << 16
 _KEY_BYTES_MAX: Final = 4096
 _KEYS_MAX: Final = 1 << 20
 _LEVELS: Final = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
@@ -62,7 +63,7 @@ class KVBootstrapServer:
         returns Failed.
         """
         try:
-            self._server = Server((self.host, self.port), self._answer, _VALUE_BYTES_MAX)
+            self._server = Server((self.host, self.port), self._answer, _admit)
         except (OSError, OverflowError) as error:
             _log.error("cannot listen at %s:%s: %s", self.host, self.port, error)
             self._thread = threading.Thread(target=lambda: None, daemon=True)
@@ -125,6 +126,10 @@ class KVBootstrapServer:
             if self.store.pop(key, None) is None:
                 return Reply(HTTPStatus.NOT_FOUND, b"metadata not found")
             return Reply(HTTPStatus.OK, b"metadata deleted")
+
+
+def _admit(request: Request) -> int:
+    return _VALUE_BYTES_MAX if request.method == "PUT" else _OTHER_BYTES_MAX
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -14,13 +14,18 @@ from dataclasses import asdict, fields
 from typing import Any, Final
 from urllib.parse import unquote_to_bytes
 
+from mooncake._access import refusal
 from mooncake._http import Reply, Request, Server
+from mooncake._mountable import MountRefusedError, open_mountable, roots
+from mooncake._runtime import _native
 from mooncake.mooncake_config import MooncakeConfig
 from mooncake.store import MooncakeDistributedStore
 
 __all__ = ["MooncakeStoreService", "main", "parse_arguments", "sync_main"]
 
-_BODY_BYTES_MAX: Final = 100 << 20
+_VALUE_BODY_BYTES_MAX: Final = 100 << 20
+_OTHER_BODY_BYTES_MAX: Final = 1 << 20
+_TOKEN: Final = "MOONCAKE_REST_TOKEN"
 _RETRY_S: Final = 1.0
 _GRACE_MAX_S: Final = 3600
 _SHARED_MEMORY: Final = "/dev/shm"
@@ -29,11 +34,18 @@ _log = logging.getLogger("mooncake.store_service")
 
 
 class _RefusedError(Exception):
-    """An invalid request; the text of the exception is the response."""
+    """A refused request; the text of the exception is the response."""
+
+    def __init__(self, text: str, status: int = 400) -> None:
+        super().__init__(text)
+        self.status = status
 
 
 class MooncakeStoreService:
     """A store, and the HTTP server in front of it.
+
+    Everyone may read objects. Requests that change something must come from this host, or carry the
+    token of ``MOONCAKE_REST_TOKEN``.
 
     Attributes:
         store: The store; None before it is set up and after `stop`.
@@ -44,13 +56,18 @@ class MooncakeStoreService:
     """
 
     def __init__(
-        self, config_path: str | None = None, cli_config: dict[str, Any] | None = None
+        self,
+        config_path: str | None = None,
+        cli_config: dict[str, Any] | None = None,
+        mount_root: str | None = None,
     ) -> None:
         """Read the configuration.
 
         Args:
             config_path: A JSON file; None reads the environment if it has a configuration.
             cli_config: Fields of `MooncakeConfig` that override it.
+            mount_root: Directory whose files may be mounted, besides those of ``/dev/shm`` and of
+                mounted hugetlbfs.
 
         Raises:
             ValueError: A required field is missing, or a value is invalid.
@@ -67,8 +84,13 @@ class MooncakeStoreService:
         self.last_mount_info: dict[str, Any] | None = None
         self._server: Server | None = None
         self._thread: threading.Thread | None = None
+        self._roots = roots(mount_root)
+        self._token = _token()
         # Serializes mounting and unmounting.
         self._mounting = threading.Lock()
+        # Descriptors of mounted files, by segment id: a store that lost its master opens the file
+        # again.
+        self._files: dict[str, int] = {}
 
     async def start_store_service(
         self, max_wait_time: float = 60, shutdown_event: asyncio.Event | None = None
@@ -100,19 +122,20 @@ class MooncakeStoreService:
                 continue
         return False
 
-    async def start_http_service(self, port: int = 8080) -> bool:
-        """Start the HTTP server on every address of this host.
+    async def start_http_service(self, port: int = 8080, host: str = "0.0.0.0") -> bool:
+        """Start the HTTP server.
 
         Args:
             port: Port to listen at; 0 takes a free port.
+            host: Address to listen at; the default is every address of this host.
 
         Returns:
             True on success; otherwise the log has the reason.
         """
         try:
-            self._server = Server(("0.0.0.0", port), self._answer, _BODY_BYTES_MAX, _failed)
+            self._server = Server((host, port), self._answer, self._admit, _failed)
         except (OSError, OverflowError) as error:
-            _log.error("cannot listen at port=%s: %s", port, error)
+            _log.error("cannot listen at %s:%s: %s", host, port, error)
             return False
         self._thread = self._server.start("mooncake-rest")
         return True
@@ -152,26 +175,37 @@ class MooncakeStoreService:
         store, self.store = self.store, None
         if store is not None:
             store.close()
+        with self._mounting:
+            self._forget_files(list(self._files))
 
     # Routes
 
+    def _admit(self, request: Request) -> int | Reply:
+        """Return the maximum length of the body; or the refusal of a stranger's change."""
+        route = _route_of(request.path)
+        if route is not None and route[0] == request.method != "GET":
+            reason = refusal(request, self._token, _TOKEN)
+            if reason is not None:
+                return _failed(403, reason)
+        is_put = route == ("PUT", "/api/put")
+        return _VALUE_BODY_BYTES_MAX if is_put else _OTHER_BODY_BYTES_MAX
+
     def _answer(self, request: Request) -> Reply:
-        path = request.path
-        for (method, prefix), answer in _ROUTES.items():
+        route = _route_of(request.path)
+        if route is None:
+            return Reply(404, b"404: Not Found", "text/plain")
+        method, prefix = route
+        if request.method != method:
+            return Reply(405, b"405: Method Not Allowed", "text/plain")
+        store = self.store
+        if store is None:
+            return _failed(500, "the store is not set up")
+        try:
             takes_key = prefix.endswith("/")
-            if not (path.startswith(prefix) and path != prefix if takes_key else path == prefix):
-                continue
-            if request.method != method:
-                return Reply(405, b"405: Method Not Allowed", "text/plain")
-            store = self.store
-            if store is None:
-                return _failed(500, "the store is not set up")
-            try:
-                given = _key(path[len(prefix) :]) if takes_key else _fields(request)
-                return answer(self, store, given)
-            except _RefusedError as error:
-                return _failed(400, str(error))
-        return Reply(404, b"404: Not Found", "text/plain")
+            given = _key(request.path[len(prefix) :]) if takes_key else _fields(request)
+            return _ROUTES[route](self, store, given)
+        except _RefusedError as error:
+            return _failed(error.status, str(error))
 
     def _put(self, store: MooncakeDistributedStore, given: dict[str, Any]) -> Reply:
         key, value = given.get("key"), given.get("value")
@@ -240,6 +274,7 @@ class MooncakeStoreService:
         ids, grace = _ids(given), _grace(given)
         with self._mounting:
             failed = [each for each in ids if store.unmount_segment([each], grace) != 0]
+            self._forget_files([each for each in ids if each not in failed])
         if failed:
             text = "Unmount failed for one or more segments"
             return _json(500, {"error": text, "failed_segment_ids": failed})
@@ -260,9 +295,10 @@ class MooncakeStoreService:
                     return _failed(500, f"Mount failed, the mode stays {self.current_mode}")
                 mounted = outcome["segment_ids"]
             if old and store.unmount_segment(old) != 0:
-                if mounted:
-                    store.unmount_segment(mounted)
+                if mounted and store.unmount_segment(mounted) == 0:
+                    self._forget_files(mounted)
                 return _failed(500, f"Unmount failed, the mode stays {self.current_mode}")
+            self._forget_files(old)
             self.mounted_segment_ids, self.current_mode = mounted, mode
             self.last_mount_info = given if mode == "decode" else None
         return _reply(status="success", mode=mode, segment_ids=mounted)
@@ -272,11 +308,31 @@ class MooncakeStoreService:
         return _done() if ret == 0 else _failed(500, f"Unmount local disk failed, ret={ret}")
 
     def _map(self, store: MooncakeDistributedStore, given: dict[str, Any]) -> dict[str, Any]:
-        """Mount a file. The caller has checked only the path."""
+        """Mount a file below one of the allowed directories."""
         path, size, offset = given["path"], given["size"], given.get("offset", 0)
         if not isinstance(path, str) or not _is_count(size) or not _is_count(offset):
             raise _RefusedError("path must be a string, and size and offset integers")
-        return store.mount_segment(path, size, offset, *_place(given))
+        place = _place(given)
+        try:
+            file = open_mountable(path, self._roots)
+        except MountRefusedError as error:
+            raise _RefusedError(str(error), 403) from error
+        except (OSError, ValueError) as error:
+            _log.error("cannot open the file to mount path=%r: %s", path, error)
+            return {"ret": -1, "segment_ids": []}
+        # The path of the descriptor: a component of the path may be replaced by a link meanwhile.
+        mounted = store.mount_segment(f"/proc/self/fd/{file}", size, offset, *place)
+        ids = mounted["segment_ids"]
+        if ids:
+            self._files.update(dict.fromkeys(ids, file))
+        else:
+            os.close(file)
+        return mounted
+
+    def _forget_files(self, ids: list[str]) -> None:
+        """Close the descriptors of unmounted files."""
+        for file in {self._files.pop(each) for each in ids if each in self._files}:
+            os.close(file)
 
 
 _ROUTES: Final[
@@ -319,6 +375,14 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
         "--port", type=int, default=8080, help="port to listen at; 0 takes a free port"
     )
     parser.add_argument(
+        "--host", default="0.0.0.0", help="address to listen at; the default is every address"
+    )
+    parser.add_argument(
+        "--mount_root",
+        metavar="DIRECTORY",
+        help="directory whose files may be mounted, besides those of /dev/shm and of hugetlbfs",
+    )
+    parser.add_argument(
         "--max-wait-time", type=float, default=60, help="seconds to retry the setup of the store"
     )
     return parser.parse_args(arguments)
@@ -335,16 +399,16 @@ async def main(arguments: list[str] | None = None) -> int:
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     try:
-        service = MooncakeStoreService(options.config, dict(options.define))
+        service = MooncakeStoreService(options.config, dict(options.define), options.mount_root)
     except (OSError, ValueError) as error:
         _log.error("the configuration cannot be read: %s", error)
         return 1
     try:
         if not await service.start_store_service(options.max_wait_time, stop):
             return 0 if stop.is_set() else 1
-        if not await service.start_http_service(options.port):
+        if not await service.start_http_service(options.port, options.host):
             return 1
-        _log.info("serving http://0.0.0.0:%s/api", service.port)
+        _log.info("serving http://%s:%s/api", options.host, service.port)
         await stop.wait()
     finally:
         await service.stop()
@@ -363,6 +427,21 @@ def _definition(text: str) -> tuple[str, str]:
     if not is_there or name not in known:
         raise argparse.ArgumentTypeError(f"{text!r} is not KEY=VALUE with one of {known}")
     return name, value
+
+
+def _token() -> str:
+    """Return the token of the environment; "" for none."""
+    return next((value or "" for name, *_, value in _native.environment() if name == _TOKEN), "")
+
+
+def _route_of(path: str) -> tuple[str, str] | None:
+    """Return method and beginning of the route of a path."""
+    for route in _ROUTES:
+        prefix = route[1]
+        takes_key = prefix.endswith("/")
+        if path.startswith(prefix) and path != prefix if takes_key else path == prefix:
+            return route
+    return None
 
 
 def _key(path: str) -> bytes:

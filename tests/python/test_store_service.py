@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import http.client
 import json
+import os
 import re
 import shlex
 import shutil
@@ -14,12 +15,15 @@ import subprocess
 import sys
 import uuid
 from collections.abc import Iterator
+from email.message import Message
 from pathlib import Path
 from typing import Any
 
 import pytest
 from conftest import MIB, MasterProcess
 
+from mooncake._access import refusal
+from mooncake._http import Request
 from mooncake.mooncake_store_service import MooncakeStoreService, parse_arguments
 
 
@@ -40,8 +44,14 @@ class HttpClient:
     def __init__(self, port: int) -> None:
         self.connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
 
-    def raw(self, method: str, path: str, body: bytes | None = None) -> tuple[int, bytes]:
-        self.connection.request(method, path, body)
+    def raw(
+        self,
+        method: str,
+        path: str,
+        body: bytes | None = None,
+        headers: dict[str, str] | None = None,
+    ) -> tuple[int, bytes]:
+        self.connection.request(method, path, body, headers or {})
         answer = self.connection.getresponse()
         return answer.status, answer.read()
 
@@ -59,8 +69,8 @@ class HttpClient:
 
 
 @pytest.fixture
-def service(master: MasterProcess) -> Iterator[MooncakeStoreService]:
-    service = MooncakeStoreService(cli_config=settings(master))
+def service(master: MasterProcess, tmp_path: Path) -> Iterator[MooncakeStoreService]:
+    service = MooncakeStoreService(cli_config=settings(master), mount_root=str(tmp_path))
     assert asyncio.run(service.start_store_service(30))
     assert asyncio.run(service.start_http_service(0))
     yield service
@@ -220,6 +230,157 @@ def test_reconfigure_changes_mode_and_memory(
     assert service.last_mount_info == given
     assert call("POST", "/api/reconfigure", {"mode": "prefill"})[0] == 200
     assert service.mounted_segment_ids == []
+
+
+CHANGES = [
+    ("PUT", "/api/put", {"key": "k", "value": "v"}),
+    ("DELETE", "/api/remove/k", None),
+    ("DELETE", "/api/remove_all", None),
+    ("POST", "/api/mount", {"size": 16 * MIB}),
+    ("POST", "/api/unmount", {"segment_ids": "1-2"}),
+    ("POST", "/api/mount_shm", {"name": "x", "size": MIB}),
+    ("POST", "/api/unmount_shm", {"segment_ids": "1-2"}),
+    ("POST", "/api/reconfigure", {"mode": "prefill"}),
+    ("POST", "/api/unmount_local_disk", {}),
+]
+STRANGERS = [
+    {"Origin": "http://evil.example", "Content-Type": "text/plain"},
+    {"Origin": "null"},
+    {"Host": "evil.example:8080"},
+    {"Host": "127.0.0.1.evil.example"},
+    {"X-Forwarded-For": "192.0.2.7"},
+    {"Forwarded": "for=192.0.2.7"},
+    {"Authorization": "Bearer wrong"},
+    {"Authorization": "Bearer "},
+]
+
+
+@pytest.mark.parametrize("stranger", STRANGERS)
+def test_strangers_may_read_and_change_nothing(
+    service: MooncakeStoreService, call: HttpClient, stranger: dict[str, str]
+) -> None:
+    assert service.store is not None
+    assert service.store.put("kept", b"value") == 0
+    for method, path, body in CHANGES:
+        status, text = call.raw(method, path, json.dumps(body).encode(), stranger)
+        assert status == 403, (path, text)
+        assert "MOONCAKE_REST_TOKEN" in json.loads(text)["error"]
+    assert call.raw("GET", "/api/get/kept", headers=stranger) == (200, b"value")
+    assert call.raw("GET", "/api/exist/k", headers=stranger) == (200, b'{"exists": false}')
+
+
+def test_large_body_of_a_stranger_is_not_read(service: MooncakeStoreService) -> None:
+    assert service.port is not None
+    with socket.create_connection(("127.0.0.1", service.port), 20) as raw:
+        head = "PUT /api/put HTTP/1.1\r\nOrigin: http://evil.example\r\nContent-Length: 100000000"
+        raw.sendall(f"{head}\r\n\r\n".encode())
+        assert raw.recv(4096).startswith(b"HTTP/1.1 403 ")
+
+
+def test_token_allows_changes_from_elsewhere(
+    master: MasterProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MOONCAKE_REST_TOKEN", "open sesame")
+    service = MooncakeStoreService(cli_config=settings(master))
+    assert asyncio.run(service.start_store_service(30))
+    assert asyncio.run(service.start_http_service(0))
+    try:
+        assert service.port is not None
+        call = HttpClient(service.port)
+        put = ("PUT", "/api/put", json.dumps({"key": "t", "value": "v"}).encode())
+        elsewhere = {"X-Forwarded-For": "192.0.2.7", "Origin": "http://other.example"}
+        right = {**elsewhere, "Authorization": "Bearer open sesame"}
+        assert call.raw(*put, {**elsewhere, "Authorization": "Bearer open"})[0] == 403
+        assert call.raw(*put, elsewhere)[0] == 403
+        assert call.raw(*put, right) == (200, b'{"status": "success"}')
+        assert call.raw("GET", "/api/get/t", headers=elsewhere) == (200, b"v")
+        assert call.raw(*put)[0] == 200, "this host needs no token"
+        call.connection.close()
+    finally:
+        asyncio.run(service.stop())
+
+
+@pytest.mark.parametrize(
+    ("peer", "host", "is_allowed"),
+    [
+        ("127.0.0.1", "127.0.0.1", True),
+        ("::1", "::1", True),
+        ("::ffff:127.0.0.1", "::ffff:127.0.0.1", True),
+        ("192.0.2.1", "192.0.2.1", True),
+        ("192.0.2.7", "192.0.2.1", False),
+        ("", "192.0.2.1", False),
+    ],
+)
+def test_changes_need_this_host_or_the_token(peer: str, host: str, is_allowed: bool) -> None:
+    def why_not(token: str = "", **headers: str) -> str | None:
+        message = Message()
+        for name, value in headers.items():
+            message[name] = value
+        return refusal(Request("PUT", "/", "", b"", message, peer, host), token, "TOKEN")
+
+    assert (why_not() is None) == is_allowed
+    assert (why_not("secret") is None) == is_allowed
+    assert why_not("secret", Authorization="Bearer secret") is None
+    assert why_not("", Authorization="Bearer ") is not None
+    assert why_not("secret", Authorization="Basic secret") is not None
+    for own in (f"[{host}]:80" if ":" in host else f"{host}:80", "localhost", "LOCALHOST:1"):
+        assert (why_not(Host=own, Origin=f"http://{own}") is None) == is_allowed
+    assert why_not(Host="192.0.2.9:80") is not None
+    assert why_not(Origin="http://[") is not None
+
+
+def test_only_files_below_the_mount_roots_are_mounted(
+    call: HttpClient, service: MooncakeStoreService, tmp_path: Path, tmp_path_factory: Any
+) -> None:
+    outside = tmp_path_factory.mktemp("outside")
+    secret = outside / "secret"
+    secret.write_bytes(b"secret" * 1000)
+    (tmp_path / "link").symlink_to(secret)
+    (tmp_path / "folder").symlink_to(outside)
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "file").write_bytes(bytes(MIB))
+    os.mkfifo(tmp_path / "pipe")
+    paths = [
+        secret,
+        secret.relative_to("/"),
+        f"{tmp_path}/../{outside.name}/secret",
+        tmp_path / "link",
+        tmp_path / "folder" / "secret",
+        tmp_path / "own",
+        tmp_path / "own" / "file" / "x",
+        tmp_path,
+        tmp_path / "pipe",
+        f"{tmp_path}x/secret",
+        f"{tmp_path}/own/file\0",
+        "/etc/passwd",
+        "/proc/self/mem",
+    ]
+    for path in paths:
+        given = {"mode": "decode", "path": str(path), "size": 4096}
+        status, text = call("POST", "/api/reconfigure", given)
+        assert status == 403, (path, text)
+    assert service.mounted_segment_ids == []
+    assert secret.read_bytes() == b"secret" * 1000
+    good = {"mode": "decode", "path": f"{tmp_path}//own/./file", "size": MIB}
+    assert call("POST", "/api/reconfigure", good)[0] == 200
+    files = set(service._files.values())
+    assert len(files) == 1
+    assert call("POST", "/api/reconfigure", {"mode": "prefill"})[0] == 200
+    assert service._files == {}
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(files.pop())
+
+
+def test_shared_memory_is_not_reached_through_a_link(call: HttpClient, tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_bytes(bytes(MIB))
+    name = f"mooncake-test-{uuid.uuid4().hex}"
+    link = Path("/dev/shm", name)
+    link.symlink_to(secret)
+    try:
+        assert call("POST", "/api/mount_shm", {"name": name, "size": MIB})[0] == 403
+    finally:
+        link.unlink()
 
 
 def test_grace_periods_are_limited(call: HttpClient) -> None:

@@ -122,6 +122,7 @@ variables! {
     MC_RPC_CONNECT_TIMEOUT_MS = "5000", "Timeout in milliseconds for a connection to the master.";
     MOONCAKE_STORE_CHECKSUM = "off", "Store a checksum with every object and verify it at every read.";
     MOONCAKE_ADMIN_TOKEN = "", "Token that requests from other hosts must carry to change state through the master's admin port.";
+    MOONCAKE_REST_TOKEN = "", "Token that requests from other hosts must carry to change something through `mc_store_rest_server`.";
     MOONCAKE_TEST_CHAOS_SECONDS = "15", "For the tests of this project: duration in seconds of each chaos test, which kills clients and masters under load; 600 with `MOONCAKE_LONG_TESTS`.";
     MOONCAKE_CONFIG_PATH = "", "Path of a JSON file with the settings of a store, read by MooncakeConfig.load_from_env in Python.";
     MOONCAKE_MASTER = "127.0.0.1:50051", "Address of the master for the command `mooncake`. MooncakeConfig.load_from_env reads this variable and the following ones if MOONCAKE_CONFIG_PATH is not set.";
