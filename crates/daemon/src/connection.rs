@@ -3,11 +3,11 @@
 
 use std::{
     io::{self, Read as _, Write as _},
-    time::Duration,
+    sync::atomic::{AtomicBool, Ordering},
 };
 
 use bytes::BytesMut;
-use mooncake_base::{ClientId, Error, ErrorCode, Result};
+use mooncake_base::{ClientId, Clock, Error, ErrorCode, Moment, Result, SystemClock};
 use mooncake_proto::{
     convert::Caller,
     native_frame::{self, FRAME_BYTES_MAX, ServerGreeting},
@@ -15,13 +15,7 @@ use mooncake_proto::{
 };
 use socket2::Socket;
 
-use crate::{dummy_clients::DummyClients, process::Process};
-
-/// Time limit for the peer's greeting.
-const GREETING_TIMEOUT: Duration = Duration::from_secs(10);
-
-/// Time limit for each further part of a frame, and for accepting a response.
-const FRAME_TIMEOUT: Duration = Duration::from_secs(30);
+use crate::{dummy_clients::DummyClients, process::Process, relay::RelayLimits};
 
 /// Read size while the length of the frame is unknown.
 const READ_BYTES: usize = 4 << 10;
@@ -34,14 +28,15 @@ const BUFFER_BYTES_KEPT: usize = 1 << 20;
 pub(crate) fn serve(
     dummy_clients: &DummyClients,
     greeting: &ServerGreeting,
-    socket: &Socket,
-    process: Option<Process>,
+    peer: Peer<'_>,
+    limits: RelayLimits,
 ) {
     let mut connection = Connection {
         dummy_clients,
         greeting,
-        socket,
-        process,
+        peer,
+        limits,
+        frame_end: None,
         client: None,
         incoming: BytesMut::new(),
         outgoing: BytesMut::new(),
@@ -52,11 +47,23 @@ pub(crate) fn serve(
     }
 }
 
+/// The other end of a connection.
+pub(crate) struct Peer<'a> {
+    pub(crate) socket: &'a Socket,
+    /// Unknown over TCP.
+    pub(crate) process: Option<Process>,
+    /// Set once a dummy client has made a call.
+    pub(crate) is_known: &'a AtomicBool,
+}
+
 struct Connection<'a> {
     dummy_clients: &'a DummyClients,
     greeting: &'a ServerGreeting,
-    socket: &'a Socket,
-    process: Option<Process>,
+    peer: Peer<'a>,
+    limits: RelayLimits,
+    /// The time at which the frame that has begun must be complete. The time-out of the socket
+    /// limits only each read, and a byte in time would extend it for ever.
+    frame_end: Option<Moment>,
     /// The client of this connection, known from its first call.
     client: Option<ClientId>,
     incoming: BytesMut,
@@ -65,15 +72,20 @@ struct Connection<'a> {
 
 impl Connection<'_> {
     fn run(&mut self) -> Result<()> {
-        self.socket.set_read_timeout(Some(GREETING_TIMEOUT)).map_err(broken)?;
-        self.socket.set_write_timeout(Some(FRAME_TIMEOUT)).map_err(broken)?;
+        let RelayLimits { greeting_timeout, frame_timeout, .. } = self.limits;
+        let socket = self.peer.socket;
+        socket.set_read_timeout(Some(greeting_timeout)).map_err(broken)?;
+        socket.set_write_timeout(Some(frame_timeout)).map_err(broken)?;
+        self.frame_end = Some(SystemClock.now() + greeting_timeout);
         if !self.greet()? {
             return Ok(());
         }
-        self.socket.set_read_timeout(Some(FRAME_TIMEOUT)).map_err(broken)?;
+        socket.set_read_timeout(Some(frame_timeout)).map_err(broken)?;
+        self.frame_end = None;
         while !self.dummy_clients.is_closed() {
             match native_frame::decode::<v1::Request>(&mut self.incoming, FRAME_BYTES_MAX) {
                 Ok(Some(request)) => {
+                    self.frame_end = None;
                     let answer = self.answer(request);
                     self.send(&answer)?;
                 }
@@ -131,8 +143,9 @@ impl Connection<'_> {
                     .with("speaks_for", known));
             }
             None => {
-                self.dummy_clients.add_connection(client, self.process.as_ref())?;
+                self.dummy_clients.add_connection(client, self.peer.process.as_ref())?;
                 self.client = Some(client);
+                self.peer.is_known.store(true, Ordering::Relaxed);
             }
         }
         Ok(client)
@@ -147,7 +160,7 @@ impl Connection<'_> {
         // Once the length is known, the decoder has reserved space for the whole frame.
         let room = (self.incoming.capacity() - filled).clamp(READ_BYTES, READ_BYTES_MAX);
         self.incoming.resize(filled + room, 0);
-        let mut socket = self.socket;
+        let mut socket = self.peer.socket;
         let read = loop {
             match socket.read(&mut self.incoming[filled..]) {
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
@@ -160,7 +173,14 @@ impl Connection<'_> {
         match read {
             Ok(0) if filled == 0 => Ok(false),
             Ok(0) => Err(broken(io::ErrorKind::UnexpectedEof.into())),
-            Ok(_) => Ok(true),
+            Ok(_) => {
+                let limit = self.limits.frame_timeout;
+                let now = SystemClock.now();
+                match self.frame_end.get_or_insert_with(|| now + limit).has_passed(now) {
+                    false => Ok(true),
+                    true => Err(broken(io::ErrorKind::TimedOut.into())),
+                }
+            }
             Err(error) => Err(broken(error)),
         }
     }
@@ -178,13 +198,33 @@ impl Connection<'_> {
     }
 
     fn flush(&mut self) -> Result<()> {
-        let mut socket = self.socket;
-        let written = socket.write_all(&self.outgoing);
+        let written = self.write_all();
         self.outgoing.clear();
         if self.outgoing.capacity() > BUFFER_BYTES_KEPT {
             self.outgoing = BytesMut::new();
         }
         written.map_err(broken)
+    }
+}
+
+impl Connection<'_> {
+    /// Writes the outgoing bytes within the time limit of a frame, also to a peer that reads slowly.
+    fn write_all(&self) -> io::Result<()> {
+        let mut socket = self.peer.socket;
+        let end = SystemClock.now() + self.limits.frame_timeout;
+        let mut rest = &self.outgoing[..];
+        while !rest.is_empty() {
+            match socket.write(rest) {
+                Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+                Ok(written) => rest = &rest[written..],
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+            if !rest.is_empty() && end.has_passed(SystemClock.now()) {
+                return Err(io::ErrorKind::TimedOut.into());
+            }
+        }
+        Ok(())
     }
 }
 

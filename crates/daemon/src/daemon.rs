@@ -19,7 +19,7 @@ use crate::{
     config::DaemonConfig,
     environment,
     listeners::Listeners,
-    relay::{Relay, RelaySettings},
+    relay::{Relay, RelayLimits, RelaySettings},
 };
 
 /// Maximum connections to the master, shared by all dummy clients.
@@ -75,6 +75,7 @@ impl Daemon {
         let relay = Relay::start(
             listeners,
             RelaySettings {
+                limits: RelayLimits::default(),
                 link: Arc::new(SocketLink::new(&config.master, to_master)?),
                 host: name.parse::<Endpoint>()?.host,
                 daemon: DaemonGreeting { name, metadata: config.metadata.clone() },

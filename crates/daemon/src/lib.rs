@@ -25,5 +25,5 @@ mod watch;
 pub use config::{DaemonConfig, OPTIONS};
 pub use daemon::Daemon;
 pub use listeners::Listeners;
-pub use relay::{Relay, RelaySettings};
+pub use relay::{Relay, RelayLimits, RelaySettings};
 pub use run::run;

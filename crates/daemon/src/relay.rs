@@ -4,7 +4,7 @@ use std::{
     net::SocketAddr,
     sync::{
         Arc,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
     thread::JoinHandle,
     time::Duration,
@@ -23,14 +23,14 @@ use crate::{
     listeners::Listeners, process::Process, waker::waker_pair, watch,
 };
 
-/// Maximum number of connections. A dummy client opens up to 16.
-pub const CONNECTIONS_MAX: usize = 4096;
-
 /// Stack size of a connection thread.
 const STACK_BYTES: usize = 512 << 10;
 
 /// Delay before a retry when the process is out of file descriptors or threads.
 const RETRY_PAUSE: Duration = Duration::from_millis(50);
+
+/// Time that accepting waits for the end of a silent connection that gives way.
+const DISPLACE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Time that stopping waits for connections to end.
 const STOP_TIMEOUT: Duration = Duration::from_secs(1);
@@ -48,6 +48,30 @@ pub struct RelaySettings {
     pub tenant: TenantId,
     /// Time limit of one call to the master.
     pub rpc_timeout: Duration,
+    /// Limits of connections.
+    pub limits: RelayLimits,
+}
+
+/// Limits of connections of dummy clients.
+#[derive(Debug, Clone, Copy)]
+pub struct RelayLimits {
+    /// Maximum number of connections. A dummy client opens up to 16. Above it, the oldest connection
+    /// that has not made a call gives way.
+    pub connections_max: usize,
+    /// Time limit for the peer's greeting.
+    pub greeting_timeout: Duration,
+    /// Time limit for each frame, from its first byte to its last, in both directions.
+    pub frame_timeout: Duration,
+}
+
+impl Default for RelayLimits {
+    fn default() -> Self {
+        Self {
+            connections_max: 4096,
+            greeting_timeout: Duration::from_secs(10),
+            frame_timeout: Duration::from_secs(30),
+        }
+    }
 }
 
 /// A running relay. Stops when dropped.
@@ -63,10 +87,19 @@ pub struct Relay {
 struct Acceptor {
     dummy_clients: Arc<DummyClients>,
     greeting: ServerGreeting,
-    sockets: Mutex<FxHashMap<u64, Arc<Socket>>>,
+    sockets: Mutex<FxHashMap<u64, OpenConnection>>,
+    limits: RelayLimits,
     /// Signalled when a connection ends.
     connection_ended: Condvar,
     last_number: AtomicU64,
+}
+
+/// An open connection.
+#[derive(Debug)]
+struct OpenConnection {
+    socket: Arc<Socket>,
+    /// Whether a dummy client has made a call over it.
+    is_known: Arc<AtomicBool>,
 }
 
 impl Relay {
@@ -75,7 +108,7 @@ impl Relay {
     /// # Errors
     /// The process is out of file descriptors or threads.
     pub fn start(listeners: Listeners, settings: RelaySettings) -> Result<Self> {
-        let RelaySettings { link, daemon, host, tenant, rpc_timeout } = settings;
+        let RelaySettings { link, daemon, host, tenant, rpc_timeout, limits } = settings;
         let (waker, receiver) = waker_pair()?;
         let greeting = ServerGreeting {
             version: native_frame::VERSION,
@@ -87,6 +120,7 @@ impl Relay {
             dummy_clients: Arc::new(DummyClients::new(link, host, tenant, rpc_timeout, waker)),
             greeting,
             sockets: Mutex::default(),
+            limits,
             connection_ended: Condvar::new(),
             last_number: AtomicU64::new(0),
         });
@@ -116,7 +150,7 @@ impl Relay {
         move |out| {
             let gauges = Gauges {
                 dummy_clients: (acceptor.dummy_clients.count(), CLIENTS_MAX),
-                connections: (acceptor.sockets.lock().len(), CONNECTIONS_MAX),
+                connections: (acceptor.sockets.lock().len(), acceptor.limits.connections_max),
             };
             acceptor.dummy_clients.counters.add_to(out, &gauges);
         }
@@ -184,19 +218,14 @@ impl Acceptor {
             let _ = socket.set_tcp_nodelay(true);
         }
         let socket = Arc::new(socket);
-        let number = self.last_number.fetch_add(1, Ordering::Relaxed);
-        {
-            let mut sockets = self.sockets.lock();
-            if sockets.len() >= CONNECTIONS_MAX {
-                tracing::warn!(
-                    limit = CONNECTIONS_MAX,
-                    "refused a connection: too many connections"
-                );
-                self.dummy_clients.counters.count_refusal();
-                return;
-            }
-            sockets.insert(number, Arc::clone(&socket));
-        }
+        let is_known = Arc::new(AtomicBool::new(false));
+        let open = OpenConnection { socket: Arc::clone(&socket), is_known: Arc::clone(&is_known) };
+        let Some(number) = self.add_connection(open) else {
+            let limit = self.limits.connections_max;
+            tracing::warn!(limit, "refused a connection: too many connections");
+            self.dummy_clients.counters.count_refusal();
+            return;
+        };
         let process = peer.is_unix().then(|| Process::of_peer(&socket)).flatten();
         let acceptor = Arc::clone(self);
         let serving = std::thread::Builder::new()
@@ -204,12 +233,9 @@ impl Acceptor {
             .stack_size(STACK_BYTES)
             .spawn(move || {
                 let guard = ConnectionGuard { acceptor, number };
-                connection::serve(
-                    &guard.acceptor.dummy_clients,
-                    &guard.acceptor.greeting,
-                    &socket,
-                    process,
-                );
+                let Self { dummy_clients, greeting, limits, .. } = &*guard.acceptor;
+                let peer = connection::Peer { socket: &socket, process, is_known: &is_known };
+                connection::serve(dummy_clients, greeting, peer, *limits);
             });
         if let Err(error) = serving {
             tracing::warn!(%error, "refused a connection: cannot start a thread");
@@ -219,12 +245,31 @@ impl Acceptor {
         }
     }
 
+    /// Adds a connection and returns its number. Above the limit, the oldest connection over which
+    /// no call was made is ended first; `None` if there is none.
+    fn add_connection(&self, connection: OpenConnection) -> Option<u64> {
+        let deadline = SystemClock.now() + DISPLACE_TIMEOUT;
+        let mut sockets = self.sockets.lock();
+        while sockets.len() >= self.limits.connections_max {
+            let is_silent =
+                |(_, open): &(&u64, &OpenConnection)| !open.is_known.load(Ordering::Relaxed);
+            let (_, oldest) =
+                sockets.iter().filter(is_silent).min_by_key(|(number, _)| **number)?;
+            oldest.shut_down();
+            let left = deadline.left(SystemClock.now());
+            if left.is_zero() {
+                return None;
+            }
+            self.connection_ended.wait_for(&mut sockets, left);
+        }
+        let number = self.last_number.fetch_add(1, Ordering::Relaxed);
+        sockets.insert(number, connection);
+        Some(number)
+    }
+
     fn end_connections(&self, deadline: Moment) {
         let mut sockets = self.sockets.lock();
-        for socket in sockets.values() {
-            // Fails if the peer has already closed the connection.
-            let _ = SockRef::from(&**socket).shutdown(std::net::Shutdown::Both);
-        }
+        sockets.values().for_each(OpenConnection::shut_down);
         while !sockets.is_empty() {
             let left = deadline.left(SystemClock.now());
             if left.is_zero() {
@@ -233,6 +278,13 @@ impl Acceptor {
             }
             self.connection_ended.wait_for(&mut sockets, left);
         }
+    }
+}
+
+impl OpenConnection {
+    fn shut_down(&self) {
+        // Fails if the peer has already closed the connection.
+        let _ = SockRef::from(&*self.socket).shutdown(std::net::Shutdown::Both);
     }
 }
 

@@ -11,7 +11,7 @@ use std::{
 };
 
 use mooncake_base::{ClientId, Clock as _, Endpoint, ErrorCode, SystemClock, TenantId};
-use mooncake_daemon::{Listeners, Relay, RelaySettings};
+use mooncake_daemon::{Listeners, Relay, RelayLimits, RelaySettings};
 use mooncake_http::Exposition;
 use mooncake_proto::{
     native_frame::DaemonGreeting,
@@ -74,6 +74,7 @@ impl DummyProcess {
         }
         let (sender, asked) = mpsc::sync_channel(16);
         let settings = RelaySettings {
+            limits: RelayLimits::default(),
             link: link(sender),
             daemon: DaemonGreeting::default(),
             host: "127.0.0.1".to_owned(),

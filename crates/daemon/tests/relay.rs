@@ -10,7 +10,7 @@ use std::{
 
 use bytes::BytesMut;
 use mooncake_base::{ClientId, ErrorCode, TenantId};
-use mooncake_daemon::{Listeners, Relay, RelaySettings};
+use mooncake_daemon::{Listeners, Relay, RelayLimits, RelaySettings};
 use mooncake_proto::{
     native_frame::{self, DaemonGreeting, ServerGreeting},
     v1::{self, request::Call, response},
@@ -27,6 +27,10 @@ fn cluster() -> Cluster {
 }
 
 fn relay(cluster: &Cluster, port: u16) -> Relay {
+    relay_with(cluster, port, RelayLimits::default())
+}
+
+fn relay_with(cluster: &Cluster, port: u16, limits: RelayLimits) -> Relay {
     let link = SocketLink::new(&cluster.address().to_string(), LinkConfig::default()).unwrap();
     let settings = RelaySettings {
         link: Arc::new(link),
@@ -37,6 +41,7 @@ fn relay(cluster: &Cluster, port: u16) -> Relay {
         host: "127.0.0.1".to_owned(),
         tenant: TenantId::default(),
         rpc_timeout: PATIENCE,
+        limits,
     };
     Relay::start(Listeners::bind(port).unwrap(), settings).unwrap()
 }
@@ -272,6 +277,53 @@ fn random_bytes_do_not_disturb_relay() {
     let dummy = dummy(&cluster, &relay, LinkConfig::default());
     dummy.put("a", b"1").unwrap();
     until(PATIENCE, "all others are gone", || (relay.dummy_clients() == 1).then_some(()));
+}
+
+#[test]
+fn silent_connections_give_way_to_dummy_clients() {
+    let cluster = cluster();
+    let limits = RelayLimits { connections_max: 24, ..RelayLimits::default() };
+    let relay = relay_with(&cluster, 0, limits);
+    let first = dummy(&cluster, &relay, LinkConfig::default());
+    let strangers: Vec<TcpStream> =
+        (0..40).map(|_| TcpStream::connect(relay.address()).unwrap()).collect();
+    let began = Instant::now();
+    let second = dummy(&cluster, &relay, LinkConfig::default());
+    second.put("a", b"1").unwrap();
+    assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
+    assert_eq!(first.get("a").unwrap().unwrap(), b"1", "a client that makes calls stays");
+    drop(strangers);
+}
+
+#[test]
+fn trickled_frames_end_their_connection() {
+    let cluster = cluster();
+    let limit = Duration::from_millis(200);
+    let limits =
+        RelayLimits { greeting_timeout: limit, frame_timeout: limit, ..RelayLimits::default() };
+    let relay = relay_with(&cluster, 0, limits);
+    // Each byte of a greeting, or of a frame of a mebibyte, comes in time. The whole does not.
+    let greeted = Raw::connect(relay.address()).stream;
+    let ungreeted = TcpStream::connect(relay.address()).unwrap();
+    let greeting = native_frame::client_greeting();
+    let length = (1_u32 << 20).to_le_bytes();
+    for (mut stream, begin) in [(greeted, &length[..]), (ungreeted, &greeting[..])] {
+        stream.set_read_timeout(Some(limit * 3 / 4)).unwrap();
+        let began = Instant::now();
+        for byte in begin.iter().chain(std::iter::repeat(&0)) {
+            assert!(began.elapsed() < Duration::from_secs(5), "the connection goes on");
+            let sent = stream.write_all(&[*byte]);
+            match stream.read(&mut [0; 64]) {
+                Err(error) if error.kind() == std::io::ErrorKind::WouldBlock && sent.is_ok() => {}
+                Ok(count) => {
+                    assert_eq!(count, 0, "the relay answers nothing");
+                    break;
+                }
+                Err(_) => break,
+            }
+        }
+        assert!(began.elapsed() < limit * 8, "it ended after its first bytes");
+    }
 }
 
 #[test]
