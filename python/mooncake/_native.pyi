@@ -406,6 +406,7 @@ class Store:
         listen: str = ...,
         has_checksums: bool | None = None,
         http_port: int | None = None,
+        token: str | None = None,
         engine: Engine | None = None,
     ) -> Store:
         """Join a pool, or start one with a master in this process.
@@ -427,6 +428,7 @@ class Store:
                 None uses ``MOONCAKE_STORE_CHECKSUM``.
             http_port: Port that serves health and metrics over HTTP; 0 takes a free port, None
                 disables the server.
+            token: Token of the master; None uses ``MOONCAKE_MASTER_TOKEN``.
             engine: Engine to share; None starts a separate one.
 
         Raises:

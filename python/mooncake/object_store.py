@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias, TypeVar, overload
 
 from mooncake._leases import Lease
@@ -71,6 +71,9 @@ class StoreConfig:
             are not checked.
         http_port: Port that serves ``/health``, ``/metrics`` and ``/metrics/summary`` of this store
             over HTTP; 0 takes a free port, None disables the server.
+        token: Secret that the master and its clients share, at least 8 bytes; None uses
+            ``MOONCAKE_MASTER_TOKEN``. A pool that this store starts accepts only others that know
+            it.
     """
 
     segment_bytes: int | str | None = None
@@ -83,6 +86,7 @@ class StoreConfig:
     listen: str = ""
     has_checksums: bool | None = None
     http_port: int | None = None
+    token: str | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -585,6 +589,7 @@ def _connect(master: str, config: StoreConfig) -> _native.Store:
         listen=config.listen,
         has_checksums=config.has_checksums,
         http_port=config.http_port,
+        token=config.token,
     )
 
 
@@ -592,7 +597,7 @@ def _connect_dummy(daemon: str, master: str, config: StoreConfig) -> _native.Sto
     defaults = StoreConfig()
     wrong = [
         name
-        for name in ("segment_bytes", "name", "metadata", "tenant", "listen")
+        for name in ("segment_bytes", "name", "metadata", "tenant", "listen", "token")
         if getattr(config, name) != getattr(defaults, name)
     ]
     wrong += ["master"] if master != "embedded" else []

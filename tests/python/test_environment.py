@@ -51,7 +51,10 @@ def test_alias_output_names_the_preferred_variable(monkeypatch):
     assert setting("MC_BUSY_POLL").origin == "from MC_BUSY_POLL"
 
 
-@pytest.mark.parametrize("name", ["MC_TRANSFER_TOKEN", "MC_REDIS_PASSWORD", "MOONCAKE_ADMIN_TOKEN"])
+@pytest.mark.parametrize(
+    "name",
+    ["MC_TRANSFER_TOKEN", "MC_REDIS_PASSWORD", "MOONCAKE_ADMIN_TOKEN", "MOONCAKE_MASTER_TOKEN"],
+)
 def test_secrets_are_not_shown(monkeypatch, name):
     monkeypatch.setenv(name, "open sesame")
     for command in (["mooncake.env"], ["mooncake.env", "--json"], ["mooncake.command", "doctor"]):

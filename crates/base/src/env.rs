@@ -121,6 +121,7 @@ variables! {
     MC_RPC_TIMEOUT_MS = "30000", "Timeout in milliseconds for a call to the master.";
     MC_RPC_CONNECT_TIMEOUT_MS = "5000", "Timeout in milliseconds for a connection to the master.";
     MOONCAKE_STORE_CHECKSUM = "off", "Store a checksum with every object and verify it at every read.";
+    MOONCAKE_MASTER_TOKEN = "", "Shared secret of at least 8 bytes of a master and its clients, daemons and commands. Over the native protocol both sides prove to each other that they know it; calls over gRPC carry it as `authorization: Bearer TOKEN`. A master with the secret answers others with its health and nothing else; a client with the secret refuses a master without.";
     MOONCAKE_ADMIN_TOKEN = "", "Token that requests from other hosts must carry to change state through the master's admin port.";
     MOONCAKE_REST_TOKEN = "", "Token that requests from other hosts must carry to change something through `mc_store_rest_server`.";
     MOONCAKE_TEST_CHAOS_SECONDS = "15", "For the tests of this project: duration in seconds of each chaos test, which kills clients and masters under load; 600 with `MOONCAKE_LONG_TESTS`.";

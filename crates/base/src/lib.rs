@@ -8,7 +8,8 @@
 //! [`size`], [`endpoint`], [`clock`], [`options`]
 //! (flags, files and environment from one declaration), [`env`](mod@env) (the register of
 //! environment variables), [`parse`] (values as people write them), [`sync`] (locks that stay usable
-//! in a forked child), [`spin_wait`] (busy-polling before a thread sleeps), and for tests only
+//! in a forked child), [`spin_wait`] (busy-polling before a thread sleeps), [`token`] (a shared secret
+//! and the proof of it), and for tests only
 //! `fuzz` (mutated bytes for decoders).
 #![warn(missing_docs)]
 
@@ -28,6 +29,7 @@ pub mod requirement;
 pub mod size;
 pub mod spin_wait;
 pub mod sync;
+pub mod token;
 
 pub use clock::{Clock, Moment, SystemClock};
 pub use endpoint::Endpoint;
@@ -35,3 +37,4 @@ pub use error::{Error, ErrorCode, ErrorKind, Result};
 pub use id::{ClientId, EngineId, Incarnation, JobId, ReplicaId, SegmentId, TaskId, Version};
 pub use key::{KeyBatch, KeyRef, ObjectKey, TenantId};
 pub use size::ByteSize;
+pub use token::Token;

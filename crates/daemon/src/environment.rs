@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use mooncake_base::{
-    Result,
+    Result, Token,
     env::{self, EnvVar},
     parse::{read_bool, read_millis, read_seconds},
 };
@@ -37,7 +37,8 @@ pub fn client() -> Result<ClientConfig> {
 /// # Errors
 /// An invalid value.
 pub fn link() -> Result<LinkConfig> {
-    let mut link = LinkConfig::default();
+    let token = value(&env::MOONCAKE_MASTER_TOKEN, Token::new)?;
+    let mut link = LinkConfig { token, ..LinkConfig::default() };
     if let Some(timeout) = value(&env::MC_RPC_CONNECT_TIMEOUT_MS, read_millis)? {
         link.connect_timeout = timeout;
     }

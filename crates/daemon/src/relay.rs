@@ -115,6 +115,7 @@ impl Relay {
             master: ClientId::random().to_bytes().to_vec(),
             unix_socket: listeners.unix_name().to_owned(),
             daemon: Some(daemon),
+            ..ServerGreeting::default()
         };
         let acceptor = Arc::new(Acceptor {
             dummy_clients: Arc::new(DummyClients::new(link, host, tenant, rpc_timeout, waker)),

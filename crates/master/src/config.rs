@@ -10,11 +10,12 @@ pub(crate) mod help;
 mod options;
 pub mod quota_file;
 mod secret;
+mod token;
 mod unsupported;
 
 use std::{collections::BTreeMap, path::PathBuf, time::Duration};
 
-use mooncake_base::{Error, Result, env, options::resolve};
+use mooncake_base::{Error, Result, Token, env, options::resolve};
 use mooncake_cli::CliCommand;
 
 pub use events::EventsConfig;
@@ -77,6 +78,9 @@ pub struct MasterConfig {
     pub rpc_idle_timeout: Duration,
     /// Sets `TCP_NODELAY` on RPC connections.
     pub is_tcp_nodelay: bool,
+    /// The token that callers of the RPC port must know; `None`: everybody may call. The program
+    /// reads it from `--rpc_token_file`, or else from `MOONCAKE_MASTER_TOKEN`.
+    pub rpc_token: Option<Token>,
 
     /// Whether there is an admin server. Not an option: the program always has one.
     pub has_admin: bool,
@@ -162,6 +166,7 @@ impl Default for MasterConfig {
             threads_max: None,
             rpc_idle_timeout: Duration::ZERO,
             is_tcp_nodelay: true,
+            rpc_token: None,
             has_admin: true,
             admin_host: "0.0.0.0".to_owned(),
             admin_port: None,
@@ -347,7 +352,10 @@ pub fn from_arguments(arguments: Vec<String>) -> Result<CliCommand<Box<MasterCon
             Some((_, path)) if !path.is_empty() => file::read(path)?,
             _ => Vec::new(),
         };
-        let config: MasterConfig = resolve(OPTIONS, &entries, env::EnvVar::read, &assignments)?;
+        let mut config: MasterConfig = resolve(OPTIONS, &entries, env::EnvVar::read, &assignments)?;
+        if config.rpc_token.is_none() {
+            config.rpc_token = token::from_environment()?;
+        }
         config.check()?;
         Ok(Box::new(config))
     })

@@ -193,6 +193,7 @@ fn server_context(config: &MasterConfig, master: &Master, unix_name: Arc<str>) -
     ServerContext {
         service: master.service.clone(),
         unix_name,
+        token: config.rpc_token.clone(),
         is_nodelay: config.is_tcp_nodelay,
         idle: (!config.rpc_idle_timeout.is_zero()).then_some(config.rpc_idle_timeout),
         stop: master.stop.clone(),

@@ -21,3 +21,5 @@ mod metadata;
 mod native;
 #[path = "wire/start.rs"]
 mod start;
+#[path = "wire/token.rs"]
+mod token;

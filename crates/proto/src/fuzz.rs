@@ -2,7 +2,7 @@
 
 use bytes::BytesMut;
 use mooncake_base::{
-    Error, ErrorCode, KeyRef,
+    Error, ErrorCode, KeyRef, Token,
     fuzz::{Target, check, outcome},
 };
 use prost::Message;
@@ -14,6 +14,7 @@ use crate::{
         DaemonGreeting, GREETING_BYTES_MAX, ServerGreeting, check_client_greeting, client_greeting,
         decode, encode,
     },
+    native_token::{Challenge, ClientProof},
     v1::{self, request::Call, response::Call as Answer},
 };
 
@@ -259,16 +260,36 @@ fn server_greetings() -> Target {
         version: 1,
         master: vec![9; 16],
         unix_socket: "mooncake-7".to_owned(),
-        daemon: None,
+        ..ServerGreeting::default()
     };
     let master = frame(&greeting);
+    let challenge =
+        frame(&ServerGreeting { version: 1, challenge: vec![5; 32], ..ServerGreeting::default() });
     greeting.daemon = Some(daemon);
     let run = |bytes: &[u8]| {
         let decoded = decode_twice::<ServerGreeting>(bytes, GREETING_BYTES_MAX);
         let kinds = decoded.messages.iter().map(|one| (one.version == 1, one.daemon.is_some()));
         outcome((kinds.collect::<Vec<_>>(), decoded.has_failed, decoded.left == 0))
     };
-    Target { name: "native greeting of a server", seeds: vec![master, frame(&greeting)], run }
+    Target {
+        name: "native greeting of a server",
+        seeds: vec![master, challenge, frame(&greeting)],
+        run,
+    }
+}
+
+/// Proofs of the token, as a master decodes and checks them.
+fn client_proofs() -> Target {
+    let proof = ClientProof { nonce: vec![1; 32], proof: vec![2; 32] };
+    let run = |bytes: &[u8]| {
+        let token = Token::new("open sesame").expect("long enough");
+        let decoded = decode_twice::<ClientProof>(bytes, GREETING_BYTES_MAX);
+        for proof in &decoded.messages {
+            assert!(Challenge::new().check(&token, proof).is_err(), "made without the token");
+        }
+        outcome((decoded.messages.len(), decoded.has_failed, decoded.left == 0))
+    };
+    Target { name: "native proof of a client", seeds: vec![frame(&proof)], run }
 }
 
 /// Client greetings, as a server decodes them.
@@ -284,5 +305,5 @@ fn client_greetings() -> Target {
 
 #[test]
 fn native_frames_never_panic_and_round_trip() {
-    check(&[requests(), responses(), server_greetings(), client_greetings()]);
+    check(&[requests(), responses(), server_greetings(), client_proofs(), client_greetings()]);
 }

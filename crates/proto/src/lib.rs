@@ -4,7 +4,8 @@
 //! [`v1`] is generated from `proto/mooncake/v1/master.proto` by `make generate` and committed, so
 //! that no build needs `protoc`. [`caller`] accesses the caller of any call, [`items`] its items and
 //! keys, in either batch encoding. [`columns`] is the columnar encoding of large batches.
-//! [`native_frame`] is the codec of the native protocol, without I/O. [`decode_limits`] bounds the
+//! [`native_frame`] is the codec of the native protocol, without I/O, [`native_token`] the proof of a
+//! token in its greeting. [`decode_limits`] bounds the
 //! memory of decoded messages. [`convert`] converts wire types to the checked types of
 //! `mooncake-base` and back.
 #![warn(missing_docs)]
@@ -19,6 +20,7 @@ mod fuzz;
 pub mod grpc;
 pub mod items;
 pub mod native_frame;
+pub mod native_token;
 
 /// The generated messages, and with the feature `grpc` the service.
 pub mod v1 {

@@ -5,13 +5,14 @@
 //! the Unix socket that serves the same master on the same host. After that, each side sends
 //! frames: a length of four bytes, little-endian, and that many bytes of a protobuf message, a
 //! [`Request`](crate::v1::Request) one way and a [`Response`](crate::v1::Response) the other, in
-//! the order of the requests.
+//! the order of the requests. A master with a token greets twice, see
+//! [`native_token`](crate::native_token).
 
 use bytes::{Buf, BufMut, BytesMut};
 use mooncake_base::{Error, ErrorCode, Result};
 use prost::Message;
 
-use crate::decode_limits;
+use crate::{decode_limits, v1};
 
 /// The first bytes of a native connection. No HTTP method and no HTTP/2 preface begins with them.
 pub const MAGIC: [u8; 8] = *b"MOONLEAN";
@@ -71,6 +72,16 @@ pub struct ServerGreeting {
     /// The greeting of a host's daemon, which forwards calls; absent for a master.
     #[prost(message, optional, tag = "4")]
     pub daemon: Option<DaemonGreeting>,
+    /// The challenge of a master with a token; empty without one. See
+    /// [`native_token`](crate::native_token).
+    #[prost(bytes = "vec", tag = "5")]
+    pub challenge: Vec<u8>,
+    /// The master's proof that it knows the token, in its second greeting.
+    #[prost(bytes = "vec", tag = "6")]
+    pub proof: Vec<u8>,
+    /// Why the master refuses the client's proof.
+    #[prost(message, optional, tag = "7")]
+    pub refusal: Option<v1::Failure>,
 }
 
 /// The properties of a daemon that the processes it serves need.

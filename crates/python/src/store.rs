@@ -68,8 +68,7 @@ impl Store {
         connect_timeout_s = None,
         listen = String::new(),
         has_checksums = None,
-        http_port = None,
-        engine = None,
+        http_port = None, token = None, engine = None,
     ))]
     #[allow(clippy::too_many_arguments, reason = "each setting is a keyword")]
     fn connect(
@@ -87,6 +86,7 @@ impl Store {
         listen: String,
         has_checksums: Option<bool>,
         #[pyo3(from_py_with = argument::optional_unsigned)] http_port: Option<u16>,
+        token: Option<String>,
         engine: Option<&Bound<'_, Engine>>,
     ) -> PyResult<Self> {
         log::install();
@@ -105,6 +105,7 @@ impl Store {
             listen,
             has_checksums,
             http_port,
+            token,
         };
         let settings = or_raise(py, Settings::read(arguments))?;
         let runtime = or_raise(py, runtime())?;

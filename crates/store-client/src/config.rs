@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use mooncake_base::{ByteSize, TenantId};
+use mooncake_base::{ByteSize, TenantId, Token};
 
 /// The settings of one client.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -88,6 +88,9 @@ pub struct LinkConfig {
     pub connections_max: usize,
     /// Whether to use the Unix socket that the master announces, if it is reachable. Default: yes.
     pub may_use_unix_socket: bool,
+    /// The token of the master, which both sides must know. Default: none; then a master with a
+    /// token refuses the link.
+    pub token: Option<Token>,
 }
 
 impl Default for LinkConfig {
@@ -96,6 +99,7 @@ impl Default for LinkConfig {
             connect_timeout: Duration::from_secs(5),
             connections_max: 16,
             may_use_unix_socket: true,
+            token: None,
         }
     }
 }

@@ -54,6 +54,20 @@ impl Store {
     /// # Errors
     /// Same as [`connect`](Self::connect), and for settings that cannot be met.
     pub fn join(master: &str, engine: EngineConfig, client: ClientConfig) -> Result<Self> {
+        Self::join_with(master, engine, client, LinkConfig::default())
+    }
+
+    /// Joins as [`join`](Self::join) does, with settings of the link to the master, such as its
+    /// token.
+    ///
+    /// # Errors
+    /// Same as [`join`](Self::join), and if only one side has a token or the tokens differ.
+    pub fn join_with(
+        master: &str,
+        engine: EngineConfig,
+        client: ClientConfig,
+        link: LinkConfig,
+    ) -> Result<Self> {
         let runtime = Builder::new_multi_thread()
             .worker_threads(WORKERS)
             .thread_name("mooncake-io")
@@ -62,7 +76,7 @@ impl Store {
             .map_err(|source| Error::internal("the runtime does not start").caused_by(source))?;
         let mut engine = engine;
         set_engine_host(&mut engine, master);
-        let link = SocketLink::new(master, LinkConfig::default())?;
+        let link = SocketLink::new(master, link)?;
         let engine = Engine::start(engine, runtime.handle().clone())?;
         let client = Client::connect(client, engine.clone(), Arc::new(link))?;
         Ok(Self { client, engine, runtime })

@@ -97,7 +97,9 @@ impl Cluster {
     /// # Errors
     /// If the master or the engine refuses.
     pub fn join_with(&self, config: ClientConfig) -> Result<Node> {
-        let link = SocketLink::new(&self.address.to_string(), LinkConfig::default())?;
+        let token = self.settings.master.rpc_token.clone();
+        let to_master = LinkConfig { token, ..LinkConfig::default() };
+        let link = SocketLink::new(&self.address.to_string(), to_master)?;
         self.join_by(config, Arc::new(link))
     }
 

@@ -97,6 +97,9 @@ pub const OPTIONS: &[Spec] = &[
         |c| c.rpc_idle_timeout.as_secs().to_string()),
     switch("rpc_enable_tcp_no_delay", "Sets TCP_NODELAY on RPC connections.",
         |c, t| read_bool(t).map(|on| c.is_tcp_nodelay = on), |c| c.is_tcp_nodelay.to_string()),
+    value("rpc_token_file", "A file with the token that callers of the RPC port must know, of at least 8 bytes; \
+         takes precedence over MOONCAKE_MASTER_TOKEN. Others get the master's health and nothing else.",
+        super::token::set_from_file, |_| String::new()),
     value("metrics_host", "The address that the admin port binds.",
         |c, t| text(t, &mut c.admin_host), |c| c.admin_host.clone()),
     value("metrics_port", "The admin port; 0 takes a free one. Not given: 9003, or a free one if that is taken.",

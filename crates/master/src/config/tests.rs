@@ -194,6 +194,24 @@ fn token_is_not_printed() {
 }
 
 #[test]
+fn rpc_token_comes_from_its_file_and_is_not_printed() {
+    assert_eq!(parse("--rpc_token_file=").unwrap().rpc_token, None);
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("token");
+    fs::write(&path, "open sesame\n").unwrap();
+    let line = format!("--rpc_token_file={}", path.display());
+    let config = parse(&line).unwrap();
+    assert!(config.rpc_token.as_ref().unwrap().is(b"open sesame"));
+    assert!(!format!("{config:?}").contains("sesame"));
+    assert!(OPTIONS.iter().all(|spec| !(spec.show)(&config).contains("sesame")));
+    fs::write(&path, "short\n").unwrap();
+    let error = parse(&line).unwrap_err().to_string();
+    assert!(error.contains("rpc_token_file") && error.contains("8 bytes"), "{error}");
+    assert!(!error.contains("short"), "{error}");
+    assert!(parse("--rpc_token_file=/nowhere/token").is_err());
+}
+
+#[test]
 fn accepts_every_upstream_flag() {
     let names = "rpc_port port rpc_address rpc_interface rpc_thread_num max_threads \
         rpc_conn_timeout_seconds rpc_enable_tcp_no_delay metrics_host metrics_port \

@@ -9,6 +9,7 @@ use std::{
 };
 
 use bytes::{Buf, BytesMut};
+use mooncake_base::Token;
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
     net::TcpStream,
@@ -25,6 +26,8 @@ pub struct ServerContext {
     pub service: Arc<Service>,
     /// The name of the abstract Unix socket; empty for none.
     pub unix_name: Arc<str>,
+    /// The token that callers must know; `None`: everybody may call.
+    pub token: Option<Token>,
     /// Sets `TCP_NODELAY`.
     pub is_nodelay: bool,
     /// The idle timeout after which a native connection is closed.

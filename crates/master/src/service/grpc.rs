@@ -4,16 +4,17 @@ mod request_budget;
 
 use std::{io, sync::Arc, time::Duration};
 
-use mooncake_base::{Error, ErrorKind};
+use mooncake_base::{Error, ErrorCode, ErrorKind, Token};
 use mooncake_proto::{
     FILE_DESCRIPTOR_SET,
     native_frame::FRAME_BYTES_MAX,
+    native_token,
     v1::{self, master_server::MasterServer, request, response},
 };
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::sync::CancellationToken;
-use tonic::{Code, Status, transport::Server};
+use tonic::{Code, Status, service::interceptor::InterceptedService, transport::Server};
 
 use self::request_budget::BudgetedRequests;
 use super::{Admission, Origin, Service, connection::GrpcStream};
@@ -35,6 +36,7 @@ const CALL_DEADLINE: Duration = Duration::from_secs(30);
 pub(super) async fn serve(
     service: Arc<Service>,
     admission: Admission,
+    token: Option<Token>,
     connections: mpsc::Receiver<io::Result<GrpcStream>>,
     stop: CancellationToken,
 ) {
@@ -44,8 +46,9 @@ pub(super) async fn serve(
         .register_encoded_file_descriptor_set(FILE_DESCRIPTOR_SET)
         .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
         .build_v1();
+    let check_token = move |request| check_token(token.as_ref(), request);
     let reflection = match reflection {
-        Ok(reflection) => Some(reflection),
+        Ok(reflection) => Some(InterceptedService::new(reflection, check_token.clone())),
         Err(error) => {
             tracing::error!(%error, "gRPC reflection is off: the built-in file descriptor set is invalid");
             None
@@ -55,6 +58,8 @@ pub(super) async fn serve(
         .max_decoding_message_size(FRAME_BYTES_MAX)
         .max_encoding_message_size(FRAME_BYTES_MAX);
     let master = BudgetedRequests { inner: master, admission };
+    // Before the message is received: others must not take from the budget of the callers.
+    let master = InterceptedService::new(master, check_token);
     let served = Server::builder()
         .http2_keepalive_interval(Some(KEEPALIVE))
         .max_concurrent_streams(STREAMS_MAX)
@@ -68,6 +73,25 @@ pub(super) async fn serve(
         .await;
     if let Err(error) = served {
         tracing::error!(%error, "the gRPC server failed");
+    }
+}
+
+/// Lets a call pass whose metadata carry the token of the master, if it has one.
+fn check_token(
+    token: Option<&Token>,
+    request: tonic::Request<()>,
+) -> Result<tonic::Request<()>, Status> {
+    let Some(token) = token else { return Ok(request) };
+    let Some(shown) = request.metadata().get("authorization") else {
+        return Err(status(&native_token::missing_token()));
+    };
+    match shown.as_bytes().strip_prefix(b"Bearer ") {
+        Some(shown) if token.is(shown) => Ok(request),
+        _ => {
+            let text = "the metadata `authorization` is not `Bearer` and the token of the master; \
+                        see MOONCAKE_MASTER_TOKEN";
+            Err(status(&Error::new(ErrorCode::ILLEGAL_CLIENT, text)))
+        }
     }
 }
 

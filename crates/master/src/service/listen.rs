@@ -42,6 +42,7 @@ pub async fn serve_tcp(listener: TcpListener, context: ServerContext) {
     context.spawn(grpc::serve(
         context.service.clone(),
         context.admission.clone(),
+        context.token.clone(),
         from_sniffers,
         context.stop.clone(),
     ));

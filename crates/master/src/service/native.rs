@@ -4,9 +4,10 @@
 use std::{io, time::Duration};
 
 use bytes::{Buf, BytesMut};
-use mooncake_base::{Error, ErrorCode, Result};
+use mooncake_base::{Error, ErrorCode, Result, Token};
 use mooncake_proto::{
-    native_frame::{self, FRAME_BYTES_MAX, ServerGreeting},
+    native_frame::{self, FRAME_BYTES_MAX, GREETING_BYTES_MAX, ServerGreeting},
+    native_token::{Challenge, ClientProof},
     v1::{self, response},
 };
 use tokio::{
@@ -148,15 +149,66 @@ impl<S: AsyncRead + AsyncWrite + Unpin> ConnectionDriver<S> {
         }
         // A client of another version receives the greeting, and with it the version of the master,
         // before the connection is closed.
-        let ours = ServerGreeting {
+        let challenge = self.context.token.clone().map(|token| (token, Challenge::new()));
+        let ours = match &challenge {
+            Some((_, challenge)) => challenge.greeting(),
+            None => self.full_greeting(),
+        };
+        self.send(&ours).await?;
+        checked?;
+        match challenge {
+            Some((token, challenge)) => self.prove(&token, challenge).await,
+            None => Ok(true),
+        }
+    }
+
+    /// Returns the greeting that names the master.
+    fn full_greeting(&self) -> ServerGreeting {
+        ServerGreeting {
             version: native_frame::VERSION,
             master: self.context.service.identity().to_vec(),
             unix_socket: self.context.unix_name.to_string(),
-            daemon: None,
+            ..ServerGreeting::default()
+        }
+    }
+
+    /// Receives the client's proof of the token and answers it with the second greeting. Returns
+    /// `false` if the peer closed the connection instead, as a client without the token does.
+    async fn prove(&mut self, token: &Token, challenge: Challenge) -> Result<bool> {
+        let proof = loop {
+            match native_frame::decode::<ClientProof>(&mut self.input, GREETING_BYTES_MAX) {
+                Ok(Some(proof)) => break proof,
+                Ok(None) => {}
+                Err(_) => break ClientProof::default(),
+            }
+            if self.read().await? != Step::Answered {
+                return Ok(false);
+            }
         };
-        native_frame::encode(&ours, &mut self.output)?;
-        self.flush().await?;
-        checked.map(|()| true)
+        let knows_tokens = proof != ClientProof::default();
+        match challenge.check(token, &proof) {
+            Ok(exchange) => {
+                let mut ours = self.full_greeting();
+                exchange.seal(token, &mut ours);
+                self.send(&ours).await?;
+                Ok(true)
+            }
+            Err(error) if knows_tokens => {
+                let refusal = Some((&error).into());
+                self.send(&ServerGreeting { refusal, ..ServerGreeting::default() }).await?;
+                Err(error)
+            }
+            // A client that knows no tokens has sent its first call, and reads a response.
+            Err(error) => {
+                self.send(&refusal(&error)).await?;
+                Err(error)
+            }
+        }
+    }
+
+    async fn send(&mut self, message: &impl prost::Message) -> Result<()> {
+        native_frame::encode(message, &mut self.output)?;
+        self.flush().await
     }
 
     /// Answers every complete frame in the buffer. The responses are flushed together.

@@ -226,7 +226,7 @@ impl<S: Read + Write> NativeClient<S> {
     }
 }
 
-fn receive<M: Message + Default>(
+pub(crate) fn receive<M: Message + Default>(
     stream: &mut impl Read,
     input: &mut BytesMut,
 ) -> std::io::Result<M> {

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use mooncake_base::{Endpoint, Error, Result, TenantId};
+use mooncake_base::{Endpoint, Error, Result, TenantId, Token};
 use mooncake_daemon::environment;
 use mooncake_master::MasterConfig;
 use mooncake_store_client::{ClientConfig, DaemonGreeting, LinkConfig, address::set_engine_host};
@@ -32,6 +32,8 @@ pub(crate) struct Arguments {
     pub(crate) has_checksums: Option<bool>,
     /// Port of the client's HTTP server; `None` disables it.
     pub(crate) http_port: Option<u16>,
+    /// Token of the master; `None` uses the environment.
+    pub(crate) token: Option<String>,
 }
 
 /// Arguments of `Store.connect_daemon`; the daemon supplies the other settings.
@@ -79,8 +81,13 @@ impl Settings {
         if let Some(timeout) = seconds("rpc_timeout_s", arguments.rpc_timeout_s)? {
             client.rpc_timeout = timeout;
         }
-        let link = link(arguments.connect_timeout_s)?;
-        let embedded = embedded(&arguments.listen)?;
+        let mut link = link(arguments.connect_timeout_s)?;
+        if let Some(token) = &arguments.token {
+            link.token = Some(Token::new(token)?);
+        }
+        // This process calls an embedded master without a socket. Others need the token.
+        let rpc_token = link.token.clone();
+        let embedded = MasterConfig { rpc_token, ..embedded(&arguments.listen)? };
         let http_port = arguments.http_port;
         Ok(Self { master: arguments.master, engine, client, link, embedded, http_port })
     }
@@ -106,6 +113,7 @@ impl Settings {
             listen: String::new(),
             has_checksums: arguments.has_checksums,
             http_port: arguments.http_port,
+            token: None,
         })?;
         settings.engine = EngineConfig {
             name: LOOPBACK.to_owned(),

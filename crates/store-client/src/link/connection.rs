@@ -10,7 +10,7 @@ use std::{
 use bytes::BytesMut;
 use mooncake_base::spin_wait::{ANSWER_SPIN_TIME, ActiveThread, SpinWait};
 use mooncake_base::{Clock, Error, ErrorCode, Moment, Result, SystemClock};
-use mooncake_proto::native_frame;
+use mooncake_proto::{native_frame, native_token::ClientProof};
 use prost::Message;
 use socket2::Socket;
 
@@ -71,6 +71,17 @@ impl Connection {
         deadline: Moment,
     ) -> Result<native_frame::ServerGreeting, ExchangeError> {
         self.outgoing.extend_from_slice(&native_frame::client_greeting());
+        self.send(deadline)?;
+        self.receive(native_frame::GREETING_BYTES_MAX, deadline)
+    }
+
+    /// Answers the challenge of a master's first greeting and reads its second greeting.
+    pub(super) fn prove(
+        &mut self,
+        proof: &ClientProof,
+        deadline: Moment,
+    ) -> Result<native_frame::ServerGreeting, ExchangeError> {
+        native_frame::encode(proof, &mut self.outgoing).map_err(ExchangeError::Malformed)?;
         self.send(deadline)?;
         self.receive(native_frame::GREETING_BYTES_MAX, deadline)
     }

@@ -8,39 +8,52 @@ use std::{
     time::Duration,
 };
 
-use mooncake_base::{Clock, Endpoint, Error, ErrorCode, Moment, Result, SystemClock};
-use mooncake_proto::native_frame::{self, ServerGreeting};
+use mooncake_base::{Clock, Endpoint, Error, ErrorCode, Moment, Result, SystemClock, Token};
+use mooncake_proto::{
+    native_frame::{self, ServerGreeting},
+    native_token::{self, Exchange},
+};
 use socket2::{Domain, SockAddr, Socket, Type};
 
 use super::connection::{Connection, ExchangeError};
+use crate::config::LinkConfig;
 
 /// Time limit for the Unix socket to accept and greet; local, so either fast or broken.
 const UNIX_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Connects and exchanges greetings.
+/// Connects, exchanges greetings, and proves the token if there is one.
 ///
 /// # Errors
-/// No resolved address answers as a master; the error is that of the last address tried.
-pub(super) fn dial(to: &Endpoint, may_use_unix: bool, deadline: Moment) -> Result<Connection> {
-    let (tcp, greeting) = dial_tcp(to, deadline)?;
-    if may_use_unix
+/// No resolved address answers as a master that knows the same token; the error is that of the last
+/// address tried.
+pub(super) fn dial(to: &Endpoint, config: &LinkConfig, deadline: Moment) -> Result<Connection> {
+    let token = config.token.as_ref();
+    let (tcp, greeting) = dial_tcp(to, deadline, |greeted| authenticate(greeted, token, deadline))?;
+    if config.may_use_unix_socket
         && !greeting.unix_socket.is_empty()
-        && let Some(unix) = dial_unix(&greeting, deadline)
+        && let Some(unix) = dial_unix(&greeting, token, deadline)
     {
         return Ok(unix);
     }
     Ok(tcp)
 }
 
-/// Returns the greeting of the server at the address.
+/// Returns the first greeting of the server at the address, before any proof.
 ///
 /// # Errors
-/// Same as [`dial`].
+/// No resolved address answers; the error is that of the last address tried.
 pub(super) fn greeting(to: &Endpoint, deadline: Moment) -> Result<ServerGreeting> {
-    dial_tcp(to, deadline).map(|(_, greeting)| greeting)
+    dial_tcp(to, deadline, Ok).map(|(_, greeting)| greeting)
 }
 
-fn dial_tcp(to: &Endpoint, deadline: Moment) -> Result<(Connection, ServerGreeting)> {
+/// A connection and the last greeting received on it.
+type Greeted = (Connection, ServerGreeting);
+
+fn dial_tcp(
+    to: &Endpoint,
+    deadline: Moment,
+    authenticate: impl Fn(Greeted) -> Result<Greeted>,
+) -> Result<Greeted> {
     let mut last = unreachable("the host name of the master has no address");
     for address in resolve(to, deadline)? {
         let left = deadline.left(SystemClock.now());
@@ -48,7 +61,7 @@ fn dial_tcp(to: &Endpoint, deadline: Moment) -> Result<(Connection, ServerGreeti
             return Err(unreachable("no connection to the master before the deadline"));
         }
         match connect_tcp(address, left) {
-            Ok(socket) => match greet(socket, deadline) {
+            Ok(socket) => match greet(socket, deadline).and_then(&authenticate) {
                 Ok(greeted) => return Ok(greeted),
                 Err(error) => last = error.with("resolved", address),
             },
@@ -70,7 +83,7 @@ fn connect_tcp(address: SocketAddr, timeout: Duration) -> io::Result<Socket> {
 
 /// Connects to the Unix socket named in the greeting, if it is reachable and the same master
 /// answers there. Any process may bind an abstract name, so the master's id is compared.
-fn dial_unix(tcp: &ServerGreeting, deadline: Moment) -> Option<Connection> {
+fn dial_unix(tcp: &ServerGreeting, token: Option<&Token>, deadline: Moment) -> Option<Connection> {
     let deadline = deadline.min(SystemClock.now() + UNIX_TIMEOUT);
     let connect = || -> io::Result<Socket> {
         let address = SockAddr::unix(format!("\0{}", tcp.unix_socket))?;
@@ -80,13 +93,46 @@ fn dial_unix(tcp: &ServerGreeting, deadline: Moment) -> Option<Connection> {
         socket.connect(&address)?;
         Ok(socket)
     };
-    let (connection, greeting) = greet(connect().ok()?, deadline).ok()?;
+    let greeted = greet(connect().ok()?, deadline).ok()?;
+    let (connection, greeting) = authenticate(greeted, token, deadline).ok()?;
     (greeting.master == tcp.master).then_some(connection)
 }
 
-fn greet(socket: Socket, deadline: Moment) -> Result<(Connection, ServerGreeting)> {
+fn greet(socket: Socket, deadline: Moment) -> Result<Greeted> {
     let mut connection = Connection::new(socket);
-    let greeting = connection.greet(deadline).map_err(|broken| match broken {
+    let greeting = connection.greet(deadline).map_err(no_greeting)?;
+    if greeting.version == native_frame::VERSION {
+        Ok((connection, greeting))
+    } else {
+        Err(Error::new(ErrorCode::INVALID_VERSION, "the master speaks another native version")
+            .with("master_version", greeting.version)
+            .with("our_version", native_frame::VERSION))
+    }
+}
+
+/// Proves the token to the master and has the master prove it.
+///
+/// # Errors
+/// `ILLEGAL_CLIENT`: only one side has a token, or the tokens differ.
+fn authenticate(
+    (mut connection, greeting): Greeted,
+    token: Option<&Token>,
+    deadline: Moment,
+) -> Result<Greeted> {
+    let Some(token) = token else {
+        return match greeting.challenge.is_empty() {
+            true => Ok((connection, greeting)),
+            false => Err(native_token::missing_token()),
+        };
+    };
+    let (exchange, proof) = Exchange::answer(token, &greeting)?;
+    let greeting = connection.prove(&proof, deadline).map_err(no_greeting)?;
+    exchange.check(token, &greeting)?;
+    Ok((connection, greeting))
+}
+
+fn no_greeting(broken: ExchangeError) -> Error {
+    match broken {
         ExchangeError::Unsent(source) | ExchangeError::Unanswered(source) => {
             unreachable("the server closed the connection instead of greeting").caused_by(source)
         }
@@ -94,13 +140,6 @@ fn greet(socket: Socket, deadline: Moment) -> Result<(Connection, ServerGreeting
             unreachable("the server is no mooncake master").caused_by(source)
         }
         ExchangeError::TimedOut => unreachable("the server did not greet in time"),
-    })?;
-    if greeting.version == native_frame::VERSION {
-        Ok((connection, greeting))
-    } else {
-        Err(Error::new(ErrorCode::INVALID_VERSION, "the master speaks another native version")
-            .with("master_version", greeting.version)
-            .with("our_version", native_frame::VERSION))
     }
 }
 

@@ -55,7 +55,7 @@ impl SocketLink {
         }
     }
 
-    /// Reads the server's greeting over a separate connection.
+    /// Reads the server's first greeting over a separate connection.
     pub(super) fn greeting(&self, deadline: Moment) -> Result<ServerGreeting> {
         let until = deadline.min(SystemClock.now() + self.config.connect_timeout);
         dial::greeting(&self.address, until)
@@ -67,7 +67,7 @@ impl SocketLink {
         let start = SystemClock.now();
         self.circuit.lock().check_attempt(start, timeout)?;
         let until = deadline.min(start + timeout);
-        let dialed = dial::dial(&self.address, self.config.may_use_unix_socket, until);
+        let dialed = dial::dial(&self.address, &self.config, until);
         let now = SystemClock.now();
         match dialed {
             Ok(connection) => {

@@ -91,7 +91,7 @@ pub(crate) fn read_refusal(body: &[u8]) -> Option<String> {
 /// Seals a message; also returns the exchange that its answer is verified against.
 pub(super) fn seal(token: &Token, owner_nonce: Nonce, message: &Message) -> (Message, Exchange) {
     let exchange = exchange(owner_nonce, token::nonce());
-    let proof = token.seal(HandshakeSide::Caller, &exchange, &content(message));
+    let proof = exchange.seal(token, HandshakeSide::Caller, &content(message));
     let body = [&exchange.caller_nonce[..], &proof, &message.body].concat();
     (Message { typed: message.typed, body }, exchange)
 }
@@ -106,13 +106,13 @@ pub(crate) fn unseal(
     let (proof, body) = rest.split_first_chunk::<PROOF_BYTES>()?;
     let exchange = exchange(owner_nonce, *caller_nonce);
     let message = Message { typed: message.typed, body: body.to_vec() };
-    let is_proven = token.verify_seal(HandshakeSide::Caller, &exchange, &content(&message), proof);
+    let is_proven = exchange.verify_seal(token, HandshakeSide::Caller, &content(&message), proof);
     is_proven.then_some((message, exchange))
 }
 
 /// Seals the owner's answer.
 pub(super) fn seal_answer(token: &Token, exchange: &Exchange, answer: &Message) -> Message {
-    let proof: Proof = token.seal(HandshakeSide::Owner, exchange, &content(answer));
+    let proof: Proof = exchange.seal(token, HandshakeSide::Owner, &content(answer));
     Message { typed: answer.typed, body: [&proof[..], &answer.body].concat() }
 }
 
@@ -128,8 +128,8 @@ pub(super) fn unseal_answer(
     let sealed = answer.body.split_first_chunk::<PROOF_BYTES>();
     let opened = sealed.and_then(|(proof, body)| {
         let answer = Message { typed: answer.typed, body: body.to_vec() };
-        token
-            .verify_seal(HandshakeSide::Owner, exchange, &content(&answer), proof)
+        exchange
+            .verify_seal(token, HandshakeSide::Owner, &content(&answer), proof)
             .then_some(answer)
     });
     opened.ok_or_else(|| denied("the peer has another token"))

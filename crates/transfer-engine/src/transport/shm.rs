@@ -166,10 +166,10 @@ fn exchange_tokens(
     };
     let caller_nonce = token::nonce();
     let exchange = Exchange { channel: Channel::Shm, owner: to.bits(), owner_nonce, caller_nonce };
-    let proof = token.proof(HandshakeSide::Caller, &exchange);
+    let proof = exchange.proof(token, HandshakeSide::Caller);
     send(Message::Answer { nonce: caller_nonce, proof })?;
     match receive()?.0 {
-        Message::Granted { proof } if token.verify(HandshakeSide::Owner, &exchange, &proof) => {
+        Message::Granted { proof } if exchange.verify(token, HandshakeSide::Owner, &proof) => {
             receive()
         }
         Message::Granted { .. } => Err(refused("the peer does not know the token")),

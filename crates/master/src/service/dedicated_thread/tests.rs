@@ -36,6 +36,7 @@ fn context(dedicated_threads: usize) -> ServerContext {
     ServerContext {
         service: Arc::new(Service::new(Rules::default(), SystemClock::shared())),
         unix_name: Arc::from(""),
+        token: None,
         is_nodelay: true,
         idle: None,
         stop: CancellationToken::new(),

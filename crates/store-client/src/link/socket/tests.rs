@@ -63,7 +63,7 @@ impl Server {
             version: native_frame::VERSION,
             master: master.to_vec(),
             unix_socket: unix_socket.to_owned(),
-            daemon: None,
+            ..ServerGreeting::default()
         };
         let mut acceptors = Vec::new();
         let mut unix = None;

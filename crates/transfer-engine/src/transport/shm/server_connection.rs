@@ -188,13 +188,13 @@ impl ServerConnection {
     /// Checks the proof that the peer knows the token.
     fn check_proof(&mut self, exchange: &Exchange, proof: &Proof, auth: &AuthPolicy) -> Option<()> {
         let token = auth.token.as_ref()?;
-        if !token.verify(HandshakeSide::Caller, exchange, proof) {
+        if !exchange.verify(token, HandshakeSide::Caller, proof) {
             auth.refusals.count_token_here();
             // The peer learns the reason if it still reads.
             let _ = self.link.send(Message::Denied, None);
             return None;
         }
-        let proof = token.proof(HandshakeSide::Owner, exchange);
+        let proof = exchange.proof(token, HandshakeSide::Owner);
         self.link.send(Message::Granted { proof }, None).ok()?;
         self.send_offer()
     }

@@ -295,12 +295,12 @@ impl ConnectionPool {
         let exchange =
             Exchange { channel: Channel::Tcp, owner: theirs.engine, owner_nonce, caller_nonce };
         let claim =
-            Claim { nonce: caller_nonce, proof: token.proof(HandshakeSide::Caller, &exchange) };
+            Claim { nonce: caller_nonce, proof: exchange.proof(token, HandshakeSide::Caller) };
         connection.send_bytes(&claim.encode(), deadline).map_err(failed)?;
         let mut verdict = [0; VERDICT_BYTES];
         connection.read(&mut verdict, deadline).map_err(failed)?;
         match Verdict::decode(&verdict).map_err(|bad| failed(bad.into()))? {
-            Verdict::Accepted(proof) if token.verify(HandshakeSide::Owner, &exchange, &proof) => {
+            Verdict::Accepted(proof) if exchange.verify(token, HandshakeSide::Owner, &proof) => {
                 Ok(())
             }
             Verdict::Accepted(_) => refused("the peer does not know the token"),

@@ -165,9 +165,9 @@ async fn serve(accepted: Accepted, shared: Arc<TcpServerShared>) -> io::Result<(
         let Claim { nonce: caller_nonce, proof } = Claim::decode(&claim);
         let exchange =
             Exchange { channel: Channel::Tcp, owner: engine, owner_nonce: nonce, caller_nonce };
-        let is_proven = token.verify(HandshakeSide::Caller, &exchange, &proof);
+        let is_proven = exchange.verify(token, HandshakeSide::Caller, &proof);
         let verdict = match is_proven {
-            true => Verdict::Accepted(token.proof(HandshakeSide::Owner, &exchange)),
+            true => Verdict::Accepted(exchange.proof(token, HandshakeSide::Owner)),
             false => Verdict::Refused,
         };
         connection.wire.extend_from_slice(&verdict.encode());

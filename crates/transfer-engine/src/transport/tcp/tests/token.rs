@@ -138,7 +138,7 @@ fn replayed_claims_are_refused() {
         caller_nonce,
     };
     let proof =
-        token("correct horse").unwrap().proof(crate::token::HandshakeSide::Caller, &exchange);
+        exchange.proof(&token("correct horse").unwrap(), crate::token::HandshakeSide::Caller);
     let claim = [caller_nonce, proof].concat();
     assert_eq!(claim.len(), CLAIM_BYTES);
     assert!(matches!(verdict(&mut first, &claim), Verdict::Accepted(_)));

@@ -1,0 +1,245 @@
+//! How a native client and a master with a token prove to each other that they know it, without I/O.
+//!
+//! A master with a token greets with a *challenge*, random bytes that are new for each connection,
+//! and tells nothing else of itself. The client answers with a [`ClientProof`]. Only then the master
+//! names itself and its Unix socket, in a second greeting that carries its own proof. Each proof is a
+//! keyed hash of both sides' random bytes and of the side that speaks; the master's also covers what
+//! its greeting says. A proof is therefore of no use on another connection or in the other direction.
+//! The frames that follow are neither encrypted nor authenticated.
+
+use mooncake_base::{
+    Error, ErrorCode, Result, Token,
+    token::{self, NONCE_BYTES, Nonce, Proof},
+};
+use prost::Message;
+
+use crate::native_frame::{self, ServerGreeting};
+
+/// A client's answer to a challenge, sent as a frame. The field numbers are not those of a
+/// [`Request`](crate::v1::Request), which a client that knows no tokens sends instead.
+#[derive(Clone, PartialEq, Message)]
+pub struct ClientProof {
+    /// The client's random bytes.
+    #[prost(bytes = "vec", tag = "1001")]
+    pub nonce: Vec<u8>,
+    /// The keyed hash.
+    #[prost(bytes = "vec", tag = "1002")]
+    pub proof: Vec<u8>,
+}
+
+/// The side that proves something.
+#[derive(Debug, Clone, Copy)]
+enum Side {
+    Client = 1,
+    Master = 2,
+}
+
+/// The random bytes of both sides of one connection.
+#[derive(Debug, Clone, Copy)]
+pub struct Exchange {
+    master: Nonce,
+    client: Nonce,
+}
+
+/// The challenge of one connection, at the master.
+#[derive(Debug)]
+pub struct Challenge(Nonce);
+
+impl Challenge {
+    /// Creates the challenge of a new connection.
+    #[expect(clippy::new_without_default, reason = "each one differs")]
+    pub fn new() -> Self {
+        Self(token::nonce())
+    }
+
+    /// Returns the first greeting of a master with a token.
+    pub fn greeting(&self) -> ServerGreeting {
+        ServerGreeting {
+            version: native_frame::VERSION,
+            challenge: self.0.to_vec(),
+            ..ServerGreeting::default()
+        }
+    }
+
+    /// Checks the client's proof. Returns the exchange that the master's own proof belongs to.
+    ///
+    /// # Errors
+    /// `ILLEGAL_CLIENT`: the client has sent no proof, or has another token.
+    pub fn check(self, token: &Token, answer: &ClientProof) -> Result<Exchange> {
+        if answer.nonce.is_empty() && answer.proof.is_empty() {
+            return Err(missing_token());
+        }
+        let (Ok(client), Ok(proof)) = (answer.nonce[..].try_into(), answer.proof[..].try_into())
+        else {
+            return Err(Error::new(ErrorCode::ILLEGAL_CLIENT, "the client's proof is malformed"));
+        };
+        let exchange = Exchange { master: self.0, client };
+        if exchange.is_proven(token, Side::Client, &[], &proof) {
+            return Ok(exchange);
+        }
+        let text = "the client has another token than the master; \
+                    set MOONCAKE_MASTER_TOKEN to the token of the master";
+        Err(Error::new(ErrorCode::ILLEGAL_CLIENT, text))
+    }
+}
+
+/// The refusal of a client that shows no token.
+pub fn missing_token() -> Error {
+    let text = "the master serves only clients that know its token; set MOONCAKE_MASTER_TOKEN";
+    Error::new(ErrorCode::ILLEGAL_CLIENT, text)
+}
+
+impl Exchange {
+    /// Answers the challenge in a master's first greeting.
+    ///
+    /// # Errors
+    /// `ILLEGAL_CLIENT`: the master has no token.
+    pub fn answer(token: &Token, greeting: &ServerGreeting) -> Result<(Self, ClientProof)> {
+        if greeting.challenge.is_empty() {
+            let text = "the master has no token, so that it cannot prove which pool it serves; \
+                        start it with MOONCAKE_MASTER_TOKEN, or unset the variable here";
+            return Err(Error::new(ErrorCode::ILLEGAL_CLIENT, text));
+        }
+        let Ok(master) = greeting.challenge[..].try_into() else {
+            return Err(Error::new(ErrorCode::RPC_FAIL, "the master's challenge is malformed")
+                .with("bytes", greeting.challenge.len())
+                .with("expected", NONCE_BYTES));
+        };
+        let exchange = Self { master, client: token::nonce() };
+        let proof = exchange.proof(token, Side::Client, &[]).to_vec();
+        Ok((exchange, ClientProof { nonce: exchange.client.to_vec(), proof }))
+    }
+
+    /// Adds the master's proof to its second greeting.
+    pub fn seal(&self, token: &Token, greeting: &mut ServerGreeting) {
+        greeting.proof = self.proof(token, Side::Master, &content(greeting)).to_vec();
+    }
+
+    /// Checks a master's second greeting.
+    ///
+    /// # Errors
+    /// The master's refusal, or `ILLEGAL_CLIENT`: the peer has not proven the token.
+    pub fn check(&self, token: &Token, greeting: &ServerGreeting) -> Result<()> {
+        if let Some(refusal) = &greeting.refusal {
+            return Err(refusal.into());
+        }
+        let is_proven = (greeting.proof[..].try_into())
+            .is_ok_and(|proof| self.is_proven(token, Side::Master, &content(greeting), &proof));
+        if is_proven {
+            return Ok(());
+        }
+        let text = "the peer at the master's address has not proven MOONCAKE_MASTER_TOKEN";
+        Err(Error::new(ErrorCode::ILLEGAL_CLIENT, text))
+    }
+
+    fn proof(&self, token: &Token, side: Side, content: &[u8]) -> Proof {
+        token.proof(&[DOMAIN, &[side as u8], &self.master, &self.client, content])
+    }
+
+    fn is_proven(&self, token: &Token, side: Side, content: &[u8], proof: &Proof) -> bool {
+        token.verify(&[DOMAIN, &[side as u8], &self.master, &self.client, content], proof)
+    }
+}
+
+/// Keeps these hashes apart from others with the same secret.
+const DOMAIN: &[u8] = b"mooncake master 1";
+
+/// The part of a master's second greeting that its proof covers.
+fn content(greeting: &ServerGreeting) -> Vec<u8> {
+    let length = greeting.master.len() as u64;
+    [&length.to_le_bytes()[..], &greeting.master, greeting.unix_socket.as_bytes()].concat()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn token(secret: &str) -> Token {
+        Token::new(secret).unwrap()
+    }
+
+    fn full_greeting() -> ServerGreeting {
+        ServerGreeting {
+            version: native_frame::VERSION,
+            master: vec![7; 16],
+            unix_socket: "mooncake-master-7".to_owned(),
+            ..ServerGreeting::default()
+        }
+    }
+
+    #[test]
+    fn sides_with_the_same_token_accept_each_other() {
+        let ours = token("open sesame");
+        let challenge = Challenge::new();
+        let (at_client, proof) = Exchange::answer(&ours, &challenge.greeting()).unwrap();
+        let at_master = challenge.check(&ours, &proof).unwrap();
+        let mut greeting = full_greeting();
+        at_master.seal(&ours, &mut greeting);
+        at_client.check(&ours, &greeting).unwrap();
+    }
+
+    #[test]
+    fn proof_is_bound_to_token_challenge_and_side() {
+        let ours = token("open sesame");
+        let challenge = Challenge::new();
+        let first = challenge.greeting();
+        let (exchange, proof) = Exchange::answer(&ours, &first).unwrap();
+        let check = |challenge: Nonce, token: &Token, proof: &ClientProof| {
+            Challenge(challenge).check(token, proof).map(drop)
+        };
+        check(challenge.0, &ours, &proof).unwrap();
+        assert!(check(challenge.0, &token("open sesamE"), &proof).is_err());
+        assert!(check(token::nonce(), &ours, &proof).is_err(), "said on another connection");
+        let reflected = ClientProof {
+            nonce: proof.nonce.clone(),
+            proof: exchange.proof(&ours, Side::Master, &[]).to_vec(),
+        };
+        assert!(check(challenge.0, &ours, &reflected).is_err(), "the master's own proof");
+        for at in 0..proof.proof.len() {
+            let mut bad = proof.clone();
+            bad.proof[at] ^= 1;
+            assert!(check(challenge.0, &ours, &bad).is_err(), "{at}");
+            bad.proof.truncate(at);
+            assert!(check(challenge.0, &ours, &bad).is_err(), "{at}");
+        }
+    }
+
+    #[test]
+    fn greeting_of_master_is_bound_to_its_content() {
+        let ours = token("open sesame");
+        let (exchange, proof) = Exchange::answer(&ours, &Challenge::new().greeting()).unwrap();
+        let mut good = full_greeting();
+        exchange.seal(&ours, &mut good);
+        exchange.check(&ours, &good).unwrap();
+        for bad in [
+            full_greeting(),
+            ServerGreeting { proof: proof.proof, ..full_greeting() },
+            ServerGreeting { master: vec![8; 16], ..good.clone() },
+            ServerGreeting { unix_socket: "mooncake-master-8".to_owned(), ..good.clone() },
+        ] {
+            let error = exchange.check(&ours, &bad).unwrap_err();
+            assert_eq!(error.code(), ErrorCode::ILLEGAL_CLIENT, "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn errors_name_the_variable() {
+        let ours = token("open sesame");
+        let (_, wrong) =
+            Exchange::answer(&token("another one"), &Challenge::new().greeting()).unwrap();
+        let refused = |proof: &ClientProof| Challenge::new().check(&ours, proof).unwrap_err();
+        let without = Exchange::answer(&ours, &full_greeting()).unwrap_err();
+        for error in [refused(&wrong), refused(&ClientProof::default()), without] {
+            assert_eq!(error.code(), ErrorCode::ILLEGAL_CLIENT);
+            assert!(error.to_string().contains("MOONCAKE_MASTER_TOKEN"), "{error}");
+        }
+    }
+
+    #[test]
+    fn request_of_a_client_without_tokens_is_no_proof() {
+        use crate::v1::{Request, StatusRequest, request::Call};
+        let call = Some(Call::Status(StatusRequest::default()));
+        let request = Request { call, ..Default::default() }.encode_to_vec();
+        assert_eq!(ClientProof::decode(&request[..]).unwrap(), ClientProof::default());
+    }
+}
