@@ -317,6 +317,7 @@ impl MasterConfig {
             eviction: self.eviction,
             tasks: self.tasks.clone(),
             is_multi_tenant: self.is_multi_tenant,
+            ..Rules::default()
         }
     }
 

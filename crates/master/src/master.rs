@@ -275,7 +275,7 @@ async fn run_timers(service: Arc<Service>, cleaned: Option<Arc<Metadata>>) {
     let mut expired = 0;
     loop {
         let due = service.advance();
-        let count = service.totals().counters.clients_expired;
+        let count = service.clients_expired();
         if count != expired {
             expired = count;
             for name in service.take_expired_clients() {

@@ -14,6 +14,7 @@ pub mod listen;
 mod native;
 mod objects;
 pub mod op_metrics;
+mod put_start;
 mod quotas;
 mod repeated_calls;
 mod session;
@@ -43,6 +44,7 @@ pub use self::{
     traffic::{SIZE_BOUNDS, TrafficCount},
 };
 use self::{
+    connection::ConnectionEnd,
     durability::PendingOwners,
     op_metrics::{Op, OpMetrics},
     repeated_calls::RepeatedCalls,
@@ -65,6 +67,11 @@ pub const BATCH_ITEMS_MAX: usize = mooncake_proto::decode_limits::ITEMS_MAX;
 
 /// The number of items handled before the lock on the state is released for other calls.
 const SLICE_ITEMS: usize = 1024;
+
+/// The number of segments mounted before the lock on the state is released for other calls.
+const MOUNT_SLICE: usize = 256;
+/// The same for segments that are unmounted: each may hold much quarantined memory.
+const UNMOUNT_SLICE: usize = 8;
 
 /// The maximum length of the name, endpoint or protocol of a client or segment.
 const NAME_BYTES_MAX: usize = 1024;
@@ -168,7 +175,7 @@ impl Service {
             Some(Call::Unregister(r)) => self.unregister(&r).map(response::Call::Unregister),
             Some(Call::Mount(r)) => self.mount(r).map(response::Call::Mount),
             Some(Call::Unmount(r)) => self.unmount(&r).map(response::Call::Unmount),
-            Some(Call::PutStart(r)) => self.put_start(&r).map(response::Call::PutStart),
+            Some(Call::PutStart(r)) => self.put_start(r).map(response::Call::PutStart),
             Some(Call::PutEnd(r)) => self.put_end(&r).map(response::Call::PutEnd),
             Some(Call::PutRevoke(r)) => self.put_revoke(&r).map(response::Call::PutRevoke),
             Some(Call::Locate(r)) => self.locate(&r).map(response::Call::Locate),
@@ -227,6 +234,11 @@ impl Service {
     /// Returns the totals of the pool.
     pub fn totals(&self) -> Totals {
         self.lock().totals()
+    }
+
+    /// Returns how many clients have expired since the start.
+    pub(crate) fn clients_expired(&self) -> u64 {
+        self.lock().counters().clients_expired
     }
 
     /// Returns the id of the master, which is new at every start.
@@ -324,15 +336,18 @@ impl Service {
 
     /// Closes a session. The clients that have no other connection are suspect until they call
     /// again, unless the master closed the connection because it was idle.
-    pub(crate) fn close_session(&self, origin: &Origin, is_idle: bool) {
+    pub(crate) fn close_session(&self, origin: &Origin, end: ConnectionEnd) {
         let clients = self.sessions.close(origin);
-        if clients.is_empty() || is_idle {
+        if clients.is_empty() || end == ConnectionEnd::Idle {
             return;
         }
         let now = self.clock.now();
         let mut state = self.lock();
         for client in clients {
             state.suspect(now, client);
+            if end == ConnectionEnd::ByPeer {
+                state.record_disconnect(client);
+            }
         }
     }
 
@@ -398,18 +413,30 @@ impl Service {
             let ids = r.segments.iter().filter_map(|segment| SegmentId::from_bytes(&segment.id));
             state.retain_segments(caller.client, &ids.collect::<Vec<_>>());
         }
-        let results = self.op_metrics.count_each(
-            Op::Mount,
-            r.segments.into_iter().map(|segment| {
-                let spec = segment_from_wire(segment)?;
-                match r.resume {
-                    true => state.resume(caller.client, &spec),
-                    false => state.mount(now, caller.client, spec),
-                }
-            }),
-        );
-        let unclaimed = state.unclaimed_segments();
         drop(state);
+        let mut segments = r.segments.into_iter();
+        let mut results = Vec::with_capacity(segments.len());
+        let unclaimed = loop {
+            let mut state = self.lock();
+            let slice = segments.by_ref().take(MOUNT_SLICE);
+            results.extend(self.op_metrics.count_each(
+                Op::Mount,
+                slice.map(|segment| {
+                    // A later message may have been processed between two slices.
+                    state.check_sequence(caller.client, r.sequence)?;
+                    let spec = segment_from_wire(segment)?;
+                    match r.resume {
+                        true => state.resume(caller.client, &spec),
+                        false => state.mount(now, caller.client, spec),
+                    }
+                }),
+            ));
+            let unclaimed = state.unclaimed_segments();
+            state.unlock_fair();
+            if segments.len() == 0 {
+                break unclaimed;
+            }
+        };
         self.update_pending_owners(unclaimed);
         Ok(v1::MountResponse { results })
     }
@@ -419,17 +446,22 @@ impl Service {
         let caller = Caller::try_from(r.caller.as_ref())?;
         let grace = Duration::from_millis(r.grace_period_ms);
         let now = self.clock.now();
-        let mut state = self.lock();
-        state.check_sequence(caller.client, r.sequence)?;
-        let results = self.op_metrics.count_each(
-            Op::Unmount,
-            r.segments.iter().map(|id| {
-                let id = SegmentId::from_bytes(id).ok_or_else(|| {
-                    Error::invalid("a segment id has 16 bytes").with("bytes", id.len())
-                })?;
-                state.unmount(now, caller.client, id, grace)
-            }),
-        );
+        self.lock().check_sequence(caller.client, r.sequence)?;
+        let mut results = Vec::with_capacity(r.segments.len());
+        for slice in r.segments.chunks(UNMOUNT_SLICE) {
+            let mut state = self.lock();
+            results.extend(self.op_metrics.count_each(
+                Op::Unmount,
+                slice.iter().map(|id| {
+                    state.check_sequence(caller.client, r.sequence)?;
+                    let id = SegmentId::from_bytes(id).ok_or_else(|| {
+                        Error::invalid("a segment id has 16 bytes").with("bytes", id.len())
+                    })?;
+                    state.unmount(now, caller.client, id, grace)
+                }),
+            ));
+            state.unlock_fair();
+        }
         Ok(v1::UnmountResponse { results })
     }
 
@@ -464,7 +496,11 @@ impl Service {
 
     fn lock(&self) -> StateGuard<'_> {
         let (events, journal) = (self.events.get(), self.journal.as_ref());
-        StateGuard { state: Some(self.state.lock()), events, journal }
+        let mut state = self.state.lock();
+        if let Some(journal) = journal {
+            state.confirm_synced(journal.synced_position());
+        }
+        StateGuard { state: Some(state), events, journal }
     }
 }
 

@@ -42,6 +42,7 @@ mod task;
 mod task_record;
 mod tenant;
 mod timer;
+mod unsynced;
 mod write;
 
 #[cfg(test)]
@@ -49,7 +50,6 @@ mod tests;
 
 use mooncake_base::Moment;
 
-pub(crate) use self::put::PutOwner;
 pub use self::{
     answers::{Answers, Begun, CallItem},
     drain::{JobStatus, JobView, NewJob},
@@ -57,10 +57,11 @@ pub use self::{
     events::ObjectEvent,
     ids::{KeyHash, ObjectSlot, SegmentSlot},
     object::ObjectState,
-    put::{Place, Put, PutRef, Started, UnfinishedPut},
+    put::{Place, Put, PutProgress, PutRef, PutStep, Started, UnfinishedPut},
     put_options::{PutOptions, SoftPin},
     query::{Listing, ObjectSummary, PAGE_MAX, Page, Removal, Selector},
     read::{FenceTicket, LocateOptions, Located, LocatedObject, Probed},
+    reclaim::Pending,
     recovery::RecoveryScope,
     replay::Image,
     restore::Restored,
@@ -83,16 +84,21 @@ use self::{
     quarantine::Quarantine,
     random::Random,
     read::MaxGranted,
+    reclaim::{Ahead, Capture, Searches},
     recovery::Recovery,
     sweep::Sweeps,
     task::Tasks,
     tenant::Tenants,
     timer::{Timer, Timers},
+    unsynced::Unsynced,
     write::Writes,
 };
 
 /// Due timers and releases that one call of [`State::advance`] handles.
 const ADVANCE_SLICE: usize = 1024;
+
+/// Clients that one call of [`State::advance`] expires, each with all its segments and puts.
+const EXPIRED_SLICE: u64 = 16;
 
 /// The whole state of the master.
 #[derive(Debug)]
@@ -112,6 +118,11 @@ pub struct State {
     /// Candidate segments of one put; the buffer is reused.
     candidates: Vec<SegmentSlot>,
     quarantine: Quarantine,
+    unsynced: Unsynced,
+    searches: Searches,
+    /// Set while a window is evicted.
+    capture: Option<Capture>,
+    ahead: Ahead,
     timers: Timers,
     sweeps: Sweeps,
     /// Eviction ahead of need has started and has not reached its goal.
@@ -148,6 +159,8 @@ pub struct Totals {
     pub writing: u64,
     /// Freed bytes that wait for the end of a fence.
     pub fenced: u64,
+    /// Freed bytes that wait until the log is on disk, or for the rest of the memory of a put.
+    pub awaiting_sync: u64,
     /// Events since the start.
     pub counters: Counters,
 }
@@ -206,6 +219,10 @@ impl State {
             placement: placement::policy(rules.allocation, random.next()),
             candidates: Vec::new(),
             quarantine: Quarantine::default(),
+            unsynced: Unsynced::default(),
+            searches: Searches::default(),
+            capture: None,
+            ahead: Ahead::default(),
             timers: Timers::default(),
             sweeps: Sweeps::default(),
             is_evicting: false,
@@ -231,15 +248,18 @@ impl State {
     pub fn advance(&mut self, now: Moment) -> Option<Moment> {
         self.compensate_stall(now);
         self.lower_max_granted(now);
+        self.release_synced();
+        self.expire_searches(now);
+        let expired = self.counters.clients_expired;
         for _ in 0..ADVANCE_SLICE {
             let did_one = self.fire_timer(now)
                 | self.free_due_quarantine(now)
                 | self.release_oldest_write(now);
-            if !did_one {
+            if !did_one || self.counters.clients_expired - expired >= EXPIRED_SLICE {
                 break;
             }
         }
-        let sweep = self.sweep().then_some(now);
+        let sweep = (self.sweep() | self.has_synced()).then_some(now);
         let ahead = self.evict_ahead(now);
         let oldest = self.writes.oldest().map(|oldest| self.writes.at(oldest).started);
         let release = oldest.map(|started| started + self.rules.put_release);
@@ -268,14 +288,14 @@ impl State {
             totals.used += segment.allocator.used();
             totals.writing += segment.writing;
             totals.fenced += segment.fenced;
+            totals.awaiting_sync += segment.withheld;
         }
         totals
     }
 
-    /// Returns used bytes and capacity.
-    fn sums(&self) -> (u64, u64) {
-        let totals = self.totals();
-        (totals.used, totals.capacity)
+    /// Returns the counts of events since the start.
+    pub fn counters(&self) -> &Counters {
+        &self.counters
     }
 
     /// Fires one timer that is due. Returns whether there was one.

@@ -61,6 +61,11 @@ fn pool(out: &mut Exposition, t: &Totals) {
         "Freed bytes in quarantine until a fence ends.",
         t.fenced,
     );
+    out.gauge(
+        "mooncake_master_awaiting_sync_bytes",
+        "Freed bytes that are reused once the log is on disk.",
+        t.awaiting_sync,
+    );
     out.gauge("mooncake_master_segments", "Mounted segments.", t.segments);
 }
 

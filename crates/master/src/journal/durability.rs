@@ -101,7 +101,6 @@ impl Journal {
     }
 
     /// Asks for a sync at once. Does not wait.
-    #[allow(dead_code, reason = "for memory that is reused only after its release is on disk")]
     pub(crate) fn request_sync(&self) {
         self.command(|commands| &mut commands.sync);
     }
@@ -109,7 +108,6 @@ impl Journal {
     /// Asks for a sync and waits until all effects up to `position` are on disk. Returns `false` if
     /// they are not by `deadline`. All threads that wait share one sync. Must not be called while
     /// the state is locked.
-    #[allow(dead_code, reason = "for memory that is reused only after its release is on disk")]
     pub(crate) fn wait_synced(&self, position: u64, deadline: Moment) -> bool {
         let mut waiters = self.sync_waiters.lock();
         while self.synced_position() < position {

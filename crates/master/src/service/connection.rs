@@ -56,13 +56,24 @@ impl ServerContext {
     }
 }
 
+/// How a connection ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum ConnectionEnd {
+    /// The kernel of the peer's host ended it: the process closed it or is dead.
+    ByPeer,
+    /// The master closed it because it was idle, which says nothing about the peer.
+    Idle,
+    /// An error, or the master stops.
+    Unknown,
+}
+
 /// The RAII guard of a connection's session and permit: dropping it closes the session.
 #[derive(Debug)]
 pub(super) struct Connection {
     service: Arc<Service>,
     pub(super) origin: Origin,
-    /// The master closes the connection, which says nothing about the peer.
-    is_idle: bool,
+    /// What is known of how the connection ended.
+    end: ConnectionEnd,
     _permit: OwnedSemaphorePermit,
 }
 
@@ -74,18 +85,30 @@ impl Connection {
         permit: OwnedSemaphorePermit,
     ) -> Self {
         let origin = context.service.open_session(is_local);
-        Self { service: context.service.clone(), origin, is_idle: false, _permit: permit }
+        let service = context.service.clone();
+        Self { service, origin, end: ConnectionEnd::Unknown, _permit: permit }
     }
 
     /// Notes that the master closes the connection because it was idle.
     pub(super) fn end_idle(&mut self) {
-        self.is_idle = true;
+        self.end = ConnectionEnd::Idle;
+    }
+
+    /// Records the outcome of reading from the connection.
+    pub(super) fn record_read(&mut self, outcome: &io::Result<usize>) {
+        let is_end = match outcome {
+            Ok(bytes) => *bytes == 0,
+            Err(error) => error.kind() == io::ErrorKind::ConnectionReset,
+        };
+        if is_end {
+            self.end = ConnectionEnd::ByPeer;
+        }
     }
 }
 
 impl Drop for Connection {
     fn drop(&mut self) {
-        self.service.close_session(&self.origin, self.is_idle);
+        self.service.close_session(&self.origin, self.end);
     }
 }
 
@@ -119,7 +142,13 @@ impl AsyncRead for GrpcStream {
         into: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
         if self.prefix.is_empty() {
-            return Pin::new(&mut self.stream).poll_read(context, into);
+            let before = into.filled().len();
+            let read = Pin::new(&mut self.stream).poll_read(context, into);
+            return read.map(|read| {
+                let outcome = read.map(|()| into.filled().len() - before);
+                self.connection.record_read(&outcome);
+                outcome.map(drop)
+            });
         }
         let count = self.prefix.len().min(into.remaining());
         into.put_slice(&self.prefix[..count]);

@@ -73,6 +73,8 @@ impl Service {
                 let error = Error::internal("the call panicked").caused_by(source);
                 (v1::Response { call: Some(response::Call::Failure((&error).into())) }, 0)
             })
+        } else if matches!(request.call, Some(Call::PutStart(_))) {
+            self.answer_put_start(request).await
         } else {
             self.execute_logged(request, origin)
         };

@@ -311,6 +311,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> ConnectionDriver<S> {
                 () = stop => return Ok(Step::Closed),
             },
         };
+        self.connection.record_read(&read);
         match read {
             Ok(0) if is_between => Ok(Step::Closed),
             Ok(0) => Err(broken(io::ErrorKind::UnexpectedEof.into())),

@@ -1,7 +1,7 @@
 //! The calls about objects: put, locate, probe, remove and list.
 
 use bytes::Bytes;
-use mooncake_base::{Error, ErrorCode, KeyRef, Moment, ReplicaId, Result, TenantId, Version};
+use mooncake_base::{Error, ErrorCode, ReplicaId, Result, TenantId, Version};
 use mooncake_proto::{
     convert::Caller,
     v1::{self, ItemResult},
@@ -10,14 +10,13 @@ use prost::Message;
 
 use super::{
     BATCH_ITEMS_MAX, SLICE_ITEMS, Service, check_batch,
-    encoding::{LocateReply, PutEndReply, PutItem, PutStartReply, put_end_items, put_items},
+    encoding::{LocateReply, PutEndReply, put_end_items},
     millis,
     op_metrics::Op,
-    wire::{SegmentTable, object_state, put_options, replicas, selector},
+    wire::{SegmentTable, object_state, replicas, selector},
 };
 use crate::state::{
-    FenceTicket, KeyHash, Listing, LocateOptions, ObjectSlot, ObjectSummary, Put, PutOptions,
-    PutOwner, PutRef, Removal, State,
+    FenceTicket, Listing, LocateOptions, ObjectSlot, ObjectSummary, PutRef, Removal, State,
 };
 
 /// The maximum encoded size of one page of a listing.
@@ -27,46 +26,6 @@ const PAGE_BYTES_MAX: usize = 8 << 20;
 const GROUP_BYTES_MAX: usize = 1024;
 
 impl Service {
-    pub(super) fn put_start(&self, r: &v1::PutStartRequest) -> Result<v1::PutStartResponse> {
-        check_batch(r.count())?;
-        let items = put_items(r)?;
-        let caller = Caller::try_from(r.caller.as_ref())?;
-        let tenant = self.tenant(r.caller.as_ref())?;
-        let options = put_options(r.config.as_ref())?;
-        let mut segments = SegmentTable::default();
-        let mut write_window_ms = 0;
-        let mut items_before = 0;
-        let mut failed = 0;
-        let mut reply = PutStartReply::matching(r, items.len());
-        self.for_each_slice(&items, |state, items| {
-            write_window_ms = millis(state.rules().write_window);
-            let now = self.clock.now();
-            let put_owner = state.put_owner(now, caller.client, &tenant);
-            let hashes =
-                state.prefetch_hashes(put_owner.as_ref().ok(), items.iter().map(|item| item.key));
-            for (item, hash) in items.iter().zip(hashes) {
-                let request = item_id(r.request_id, items_before);
-                items_before += 1;
-                let put_owner = put_owner.as_ref().map_err(Clone::clone);
-                let started = put_owner.and_then(|put_owner| {
-                    let how = (&options, r.replace, request);
-                    start_put(state, now, put_owner, (*item, hash), how)
-                });
-                let started = started.map_err(|error| {
-                    let unfinished = unfinished_put(state, &caller, &tenant, item.key, &error);
-                    v1::Failure { unfinished_put: unfinished, ..v1::Failure::from(&error) }
-                });
-                match &started {
-                    Ok(_) => self.traffic.put(item.length),
-                    Err(_) => failed += 1,
-                }
-                reply.push(state, &mut segments, started);
-            }
-        });
-        self.op_metrics.count_batch(Op::PutStart, items.len(), failed);
-        Ok(reply.into_response(segments, write_window_ms))
-    }
-
     pub(super) fn put_end(&self, r: &v1::PutEndRequest) -> Result<v1::PutEndResponse> {
         check_batch(r.count())?;
         let puts = (&r.puts[..], r.columns.as_ref());
@@ -297,26 +256,18 @@ impl Service {
     }
 }
 
-fn start_put(
-    state: &mut State,
-    now: Moment,
-    put_owner: &PutOwner,
-    (item, hash): (PutItem<'_>, KeyHash),
-    (options, is_replacing, request): (&PutOptions, bool, u64),
-) -> Result<crate::state::Started> {
-    let key = KeyRef::new(item.key)?;
-    if item.group.len() > GROUP_BYTES_MAX {
-        return Err(Error::invalid("the group name is too long")
-            .with("group_bytes", item.group.len())
-            .with("limit", GROUP_BYTES_MAX));
+/// Checks the name of a group.
+pub(super) fn check_group(group: &[u8]) -> Result<()> {
+    if group.len() <= GROUP_BYTES_MAX {
+        return Ok(());
     }
-    let PutItem { length, group, .. } = item;
-    let put = Put { key, length, group, options, is_replacing, request };
-    state.put_start_hashed(now, put_owner, hash, put)
+    Err(Error::invalid("the group name is too long")
+        .with("group_bytes", group.len())
+        .with("limit", GROUP_BYTES_MAX))
 }
 
 /// Returns the caller's own unfinished put, if it is why a put did not start.
-fn unfinished_put(
+pub(super) fn unfinished_put(
     state: &State,
     caller: &Caller,
     tenant: &TenantId,

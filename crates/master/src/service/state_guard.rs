@@ -57,6 +57,9 @@ impl StateGuard<'_> {
             && state.has_effects()
         {
             LOG_POSITION.set(journal.append(|into| state.take_effects(into)));
+            if state.take_sync_request() {
+                journal.request_sync();
+            }
         }
     }
 }

@@ -117,7 +117,7 @@ proptest! {
             prop_assert_eq!(back.ok(), Some(response));
             service.advance();
         }
-        service.close_session(&origin, false);
+        service.close_session(&origin, ConnectionEnd::ByPeer);
     }
 }
 

@@ -12,8 +12,11 @@
 
 #[cfg(test)]
 mod tests;
+mod window;
 
 use std::collections::BTreeMap;
+
+pub use self::window::Mark;
 
 /// No block.
 const NONE: u32 = u32::MAX;
@@ -53,7 +56,8 @@ struct Block {
     /// Neighbors in memory.
     before: u32,
     after: u32,
-    /// Neighbors in the bin, of a free block; an unused record has only `later`.
+    /// Neighbors in the bin, of a free block; an unused record has only `later`, and an allocated
+    /// block has its owner there.
     earlier: u32,
     later: u32,
 }
@@ -69,6 +73,10 @@ pub struct Allocator {
     fine_maps: [u32; COARSE],
     /// Free blocks by start; kept only during a series of [`allocate_at`](Self::allocate_at) calls.
     by_offset: Option<BTreeMap<u64, u32>>,
+    /// Marked blocks; an unused entry is [`NONE`].
+    marks: Vec<u32>,
+    /// Block where the next scan of the memory begins.
+    rover: u32,
     length: u64,
     used: u64,
     count: u64,
@@ -86,6 +94,8 @@ impl Allocator {
             coarse_map: 0,
             fine_maps: [0; COARSE],
             by_offset: None,
+            marks: Vec::new(),
+            rover: 0,
             length,
             used: 0,
             count: 0,
@@ -114,6 +124,7 @@ impl Allocator {
         let at =
             if is_small { (end - need) / align * align } else { start.next_multiple_of(align) };
         let block = self.cut(block, at, need);
+        self.blocks[block as usize].later = NONE;
         self.used += need;
         self.count += 1;
         Some(BlockId(block))
@@ -145,6 +156,7 @@ impl Allocator {
         }
         self.remove_free(block);
         let block = self.cut(block, offset, need);
+        self.blocks[block as usize].later = NONE;
         self.used += need;
         self.count += 1;
         Some(BlockId(block))
@@ -173,16 +185,17 @@ impl Allocator {
         self.insert_free(block);
     }
 
-    /// Returns the allocated blocks of a run around `around` that would fit `length` if the `taken`
-    /// blocks were free; `around` is the first. Returns `None` if no run fits.
+    /// Returns the first block of a run around `around` that would fit `length` if the `taken`
+    /// blocks were free. Returns `None` if no run fits. Subtracts the blocks that it looked at from
+    /// `steps`.
     pub(super) fn find_run(
         &self,
         around: BlockId,
         length: u64,
+        steps: &mut usize,
         taken: impl Fn(BlockId) -> bool,
-    ) -> Option<Vec<BlockId>> {
+    ) -> Option<BlockId> {
         let (need, align) = rounded(length)?;
-        let mut blocks = vec![around];
         let (mut first, mut last) = (around.0, around.0);
         let fits = |first: u32, last: u32| {
             self.offset_of(first).next_multiple_of(align) + need <= self.end_of(last)
@@ -192,16 +205,14 @@ impl Allocator {
                 let end = if is_back { &mut first } else { &mut last };
                 let record = self.blocks[*end as usize];
                 let next = if is_back { record.before } else { record.after };
-                if next == NONE || !(self.is_free(next) || taken(BlockId(next))) {
+                *steps = steps.saturating_sub(1);
+                if *steps == 0 || next == NONE || !(self.is_free(next) || taken(BlockId(next))) {
                     break;
-                }
-                if !self.is_free(next) {
-                    blocks.push(BlockId(next));
                 }
                 *end = next;
             }
         }
-        fits(first, last).then_some(blocks)
+        fits(first, last).then_some(BlockId(first))
     }
 
     /// Returns the start of the block.
@@ -342,6 +353,14 @@ impl Allocator {
         }
         self.blocks[next as usize].later = self.unused;
         self.unused = next;
+        if self.rover == next {
+            self.rover = block;
+        }
+        for mark in &mut self.marks {
+            if *mark == next {
+                *mark = block;
+            }
+        }
     }
 
     fn record(&mut self, block: Block) -> u32 {

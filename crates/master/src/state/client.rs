@@ -34,6 +34,8 @@ pub(super) struct Client {
     host: Arc<str>,
     last_heartbeat: Moment,
     is_suspect: bool,
+    /// Its process closed its connection or is dead; it sent no heartbeat since.
+    is_disconnected: bool,
     registration: u64,
     /// Sequence number of the last mount message.
     pub(super) sequence: u64,
@@ -96,6 +98,7 @@ impl State {
             host: host_of(name).into(),
             last_heartbeat: now,
             is_suspect: false,
+            is_disconnected: false,
             registration,
             sequence: 0,
         };
@@ -130,6 +133,7 @@ impl State {
     pub fn heartbeat(&mut self, now: Moment, client: ClientId) -> bool {
         let Some(known) = self.clients.by_id.get_mut(&client) else { return false };
         known.last_heartbeat = known.last_heartbeat.max(now);
+        known.is_disconnected = false;
         if std::mem::take(&mut known.is_suspect) {
             self.mark_segments(client, false);
         }
@@ -153,6 +157,16 @@ impl State {
         }
     }
 
+    /// Records that the process of a client closed its connection or is dead, as the kernel of its
+    /// host reported. A process that does not come back within its time to live is dead: the memory
+    /// of its puts is freed as for a client that [leaves](Self::unregister), and not after the
+    /// release timeout.
+    pub fn record_disconnect(&mut self, client: ClientId) {
+        if let Some(known) = self.clients.by_id.get_mut(&client) {
+            known.is_disconnected = true;
+        }
+    }
+
     /// Removes a client that leaves or is known to be dead. Its segments are dropped. The memory of
     /// its unfinished puts is freed as soon as no late byte of them can arrive, since bytes sent
     /// before may still be in flight. Returns whether the client was known.
@@ -172,12 +186,17 @@ impl State {
             return;
         }
         let end = known.last_heartbeat + self.rules.client_ttl;
+        let is_disconnected = known.is_disconnected;
         if end.has_passed(now) {
             self.counters.clients_expired += 1;
             if self.clients.expired.len() < CLIENTS_MAX {
                 self.clients.expired.push(client);
             }
-            self.forget_client(now, client, AbandonReason::Vanished);
+            let why = match is_disconnected {
+                true => AbandonReason::Leaving,
+                false => AbandonReason::Vanished,
+            };
+            self.forget_client(now, client, why);
         } else {
             self.timers.push(end, Timer::Client(client, registration));
         }
@@ -201,9 +220,7 @@ impl State {
         let was_known = self.clients.by_id.remove(&client).is_some();
         self.clients.offloading.remove(&client);
         self.abandon_writes(now, client, writes);
-        for slot in self.segments_of(client) {
-            self.drop_segment(slot);
-        }
+        self.drop_segments(&self.segments_of(client));
         self.reassign_tasks(now, client);
         was_known
     }
@@ -211,13 +228,12 @@ impl State {
     fn mark_segments(&mut self, client: ClientId, is_suspect: bool) {
         for slot in self.segments_of(client) {
             self.segments.at_mut(slot).is_suspect = is_suspect;
+            self.segments.refresh(slot);
         }
-        self.segments.refresh_open();
     }
 
     pub(super) fn segments_of(&self, client: ClientId) -> Vec<SegmentSlot> {
-        let segments = self.segments.mounted();
-        segments.filter(|(_, segment)| segment.client == client).map(|(slot, _)| slot).collect()
+        self.segments.of_client(client)
     }
 }
 

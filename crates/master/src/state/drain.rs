@@ -527,8 +527,8 @@ impl State {
             segment.status = status;
             let (number, status, grace) = (segment.number, status.code(), Duration::ZERO);
             self.effects.record(|| Effect::SegmentStatus { number, status, grace });
+            self.segments.refresh(slot);
         }
-        self.segments.refresh_open();
     }
 
     /// Sets the timer of a job; each job has at most one.

@@ -232,11 +232,18 @@ pub(super) struct Effects {
     is_recording: bool,
     bytes: Vec<u8>,
     count: u64,
+    /// Bytes that were taken.
+    taken: u64,
 }
 
 impl Effects {
     pub(super) fn is_recording(&self) -> bool {
         self.is_recording
+    }
+
+    /// Returns the log position behind all effects: the bytes recorded since the start.
+    pub(super) fn position(&self) -> u64 {
+        self.taken + self.bytes.len() as u64
     }
 
     /// Appends an effect; `effect` is called only while recording is on.
@@ -259,6 +266,7 @@ impl State {
 
     /// Appends the effects since the last call to `into`. Returns their number.
     pub fn take_effects(&mut self, into: &mut Vec<u8>) -> u64 {
+        self.effects.taken += self.effects.bytes.len() as u64;
         into.append(&mut self.effects.bytes);
         std::mem::take(&mut self.effects.count)
     }

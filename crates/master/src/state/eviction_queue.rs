@@ -12,6 +12,9 @@ use super::{
     object::Flags,
 };
 
+/// Parked objects that one call returns to the order.
+const UNPARK_SLICE: usize = 4096;
+
 /// Objects in the order of eviction.
 #[derive(Debug)]
 pub(super) struct EvictionQueue {
@@ -94,7 +97,8 @@ impl State {
 
     /// Returns parked objects whose protection has ended to the eviction order.
     pub(super) fn unpark_due(&mut self, now: Moment) {
-        while let Some(&Reverse((until, slot, version))) = self.queue.parked.peek() {
+        for _ in 0..UNPARK_SLICE {
+            let Some(&Reverse((until, slot, version))) = self.queue.parked.peek() else { return };
             if until > now.into() {
                 return;
             }

@@ -1,6 +1,7 @@
 //! Sequence numbers of mount messages: a delayed message may not undo a later one.
 
 use mooncake_base::{ClientId, Error, ErrorCode, Result, SegmentId};
+use rustc_hash::FxHashSet;
 
 use super::State;
 
@@ -28,10 +29,9 @@ impl State {
 
     /// Drops all segments of the client but these.
     pub fn retain_segments(&mut self, client: ClientId, segments: &[SegmentId]) {
-        for slot in self.segments_of(client) {
-            if !segments.contains(&self.segments.at(slot).spec.id) {
-                self.drop_segment(slot);
-            }
-        }
+        let kept: FxHashSet<SegmentId> = segments.iter().copied().collect();
+        let mut dropped = self.segments_of(client);
+        dropped.retain(|&slot| !kept.contains(&self.segments.at(slot).spec.id));
+        self.drop_segments(&dropped);
     }
 }

@@ -4,6 +4,7 @@ use mooncake_base::Moment;
 
 use super::{
     Effect, LoggedCopy, State,
+    allocator::BlockId,
     ids::{KeyHash, ObjectSlot, SegmentSlot, TenantIndex},
     lease::Timestamp,
     object::{Flags, Replica, Replicas},
@@ -177,10 +178,8 @@ impl State {
             }
             return;
         }
-        while let Some((segment, block)) = self.quarantine.pop_read(fence, version.0) {
-            let segment = self.segments.at_mut(segment);
-            segment.fenced -= segment.allocator.size(block);
-            segment.allocator.free(block);
+        while let Some(freed) = self.quarantine.pop_read(fence, version.0) {
+            self.end_quarantine(freed);
         }
     }
 
@@ -212,18 +211,24 @@ impl State {
                 let length = segment.allocator.size(replica.block);
                 self.effects.record(|| Effect::Quarantined { number, offset, length, time });
             }
-            self.quarantine.push(until, version, replica.segment, replica.block);
+            let position = self.effects.position();
+            self.quarantine.push(until, version, replica.segment, replica.block, position);
         } else {
-            segment.allocator.free(replica.block);
+            self.free_block(replica.segment, replica.block, self.effects.position());
         }
     }
 
     /// Frees a block whose quarantine is over. Returns whether there was one.
     pub(super) fn free_due_quarantine(&mut self, now: Moment) -> bool {
-        let Some((segment, block)) = self.quarantine.pop_due(now) else { return false };
-        let segment = self.segments.at_mut(segment);
-        segment.fenced -= segment.allocator.size(block);
-        segment.allocator.free(block);
+        let Some(freed) = self.quarantine.pop_due(now) else { return false };
+        self.end_quarantine(freed);
         true
+    }
+
+    /// Frees a block that was taken out of the quarantine.
+    fn end_quarantine(&mut self, (segment, block, position): (SegmentSlot, BlockId, u64)) {
+        let found = self.segments.at_mut(segment);
+        found.fenced -= found.allocator.size(block);
+        self.free_block(segment, block, position);
     }
 }

@@ -111,9 +111,7 @@ impl AllocationPolicy for LocalFirst {
         if request.replicas != 1 || request.host.is_empty() {
             return self.0.order(segments, request, order);
         }
-        let open = segments.open();
-        let start = open.partition_point(|&segment| &*segments.at(segment).host < request.host);
-        order.extend(open[start..].iter().chain(&open[..start]));
+        order.extend(segments.open_from(request.host));
     }
 }
 

@@ -16,7 +16,7 @@ use super::{
     lease::Timestamp,
     object::{NO_WRITE, REPLICAS_MAX, Replica},
     put_options::{PutOptions, RequestedPin, SoftPin},
-    reclaim::{AllocRequest, SegmentFilter},
+    reclaim::{AllocRequest, Allocation, Pending, SearchId, SegmentFilter},
     write::Write,
 };
 
@@ -62,6 +62,22 @@ pub struct PutRef<'a> {
     pub failed_replicas: &'a [ReplicaId],
     /// Checksum for readers.
     pub checksum: Option<u64>,
+}
+
+/// The progress of a put that has to wait for memory; empty at first. Pass the same one to each
+/// call about the put.
+#[derive(Debug, Default)]
+pub struct PutProgress {
+    search: Option<SearchId>,
+}
+
+/// The outcome of one call about a put.
+#[derive(Debug)]
+pub enum PutStep {
+    /// The put may be written.
+    Started(Started),
+    /// Unlock the state and call again.
+    Pending(Pending),
 }
 
 /// A put that may be written now.
@@ -150,43 +166,84 @@ impl State {
         tenant: &TenantId,
         put: Put<'_>,
     ) -> Result<Started> {
-        let put_owner = self.put_owner(now, client, tenant)?;
-        let hash = self.objects.hash(put_owner.tenant, put.key.as_bytes());
-        self.put_start_hashed(now, &put_owner, hash, put)
+        let mut progress = PutProgress::default();
+        loop {
+            match self.put_step(now, client, tenant, &put, &mut progress)? {
+                PutStep::Started(started) => return Ok(started),
+                PutStep::Pending(Pending::Yield) => {}
+                PutStep::Pending(pending) => {
+                    self.cancel_put(progress);
+                    let why = "freed memory waits until the log is on disk; retry";
+                    let error = Error::new(ErrorCode::NO_AVAILABLE_HANDLE, why);
+                    return Err(error
+                        .with("key", put.key)
+                        .with("pending", format_args!("{pending:?}")));
+                }
+            }
+        }
     }
 
-    /// Starts a put like [`put_start`](Self::put_start), with a key whose hash is known.
-    pub(crate) fn put_start_hashed(
+    /// Does a part of [`put_start`](Self::put_start). While the put is pending, `progress` holds
+    /// memory: call again with the same arguments, or [`cancel_put`](Self::cancel_put).
+    ///
+    /// # Errors
+    /// The errors of [`put_start`](Self::put_start); `progress` holds nothing then.
+    pub fn put_step(
+        &mut self,
+        now: Moment,
+        client: ClientId,
+        tenant: &TenantId,
+        put: &Put<'_>,
+        progress: &mut PutProgress,
+    ) -> Result<PutStep> {
+        let put_owner = self.put_owner(now, client, tenant)?;
+        let hash = self.objects.hash(put_owner.tenant, put.key.as_bytes());
+        self.put_step_hashed(now, &put_owner, hash, put, progress)
+    }
+
+    /// Gives up a put that is pending.
+    pub fn cancel_put(&mut self, progress: PutProgress) {
+        self.cancel_search(progress.search);
+    }
+
+    /// Does a part of a put like [`put_step`](Self::put_step), with a key whose hash is known.
+    pub(crate) fn put_step_hashed(
         &mut self,
         now: Moment,
         put_owner: &PutOwner,
         hash: KeyHash,
-        put: Put<'_>,
-    ) -> Result<Started> {
-        let &PutOwner { client, tenant, ref host } = put_owner;
-        let soft_pin = self.check_put(&put)?;
+        put: &Put<'_>,
+        progress: &mut PutProgress,
+    ) -> Result<PutStep> {
+        let step = self.try_put_step(now, put_owner, hash, put, progress);
+        if progress.search.is_some() && !matches!(step, Ok(PutStep::Pending(_))) {
+            self.cancel_search(progress.search.take());
+        }
+        step
+    }
+
+    fn try_put_step(
+        &mut self,
+        now: Moment,
+        put_owner: &PutOwner,
+        hash: KeyHash,
+        put: &Put<'_>,
+        progress: &mut PutProgress,
+    ) -> Result<PutStep> {
+        let &PutOwner { client, tenant, .. } = put_owner;
+        let soft_pin = self.check_put(put)?;
         let existing = self.existing(now, hash, tenant, put.key);
         if let Some(slot) = existing {
-            if let Some(started) = self.repeated_start(slot, client, &put) {
-                return Ok(started);
+            if let Some(started) = self.repeated_start(slot, client, put) {
+                return Ok(PutStep::Started(started));
             }
             self.check_existing(slot, put.is_replacing)?;
         }
-        let copies = put.options.replicas.min(REPLICAS_MAX);
-        let growth = self.growth(put.length, copies, existing);
-        self.admit(now, tenant, growth, existing).map_err(|error| error.with("key", put.key))?;
-        let request = AllocRequest {
-            length: put.length,
-            replicas: copies,
-            filter: SegmentFilter::All,
-            host,
-            options: put.options,
-            spared: existing,
+        let allocated = self.allocate_put(now, put_owner, put, existing, progress);
+        let replicas = match allocated.map_err(|error| error.with("key", put.key))? {
+            Allocation::Ready(replicas) => replicas,
+            Allocation::Pending(pending) => return Ok(PutStep::Pending(pending)),
         };
-        let replicas = self.allocate_copies(now, &request).map_err(|error| {
-            self.counters.puts_without_room += 1;
-            error.with("key", put.key)
-        })?;
         let slot = match existing {
             Some(slot) => {
                 // An unclaimed object does not block writers, and must not come back.
@@ -211,7 +268,7 @@ impl State {
             version: Version(version),
             places: self.places(version, put.length, replicas.iter()),
         };
-        self.reserve_write_window(now, &replicas);
+        self.reserve_write_window(now, slot, &replicas);
         let number = self.writes.insert(Write {
             object: Some(slot),
             hash,
@@ -231,7 +288,34 @@ impl State {
         });
         self.objects.at_mut(slot).newest_write = number;
         self.log_put_started(number);
-        Ok(started)
+        Ok(PutStep::Started(started))
+    }
+
+    /// Allocates the replicas of a put, if the quota of its tenant allows them.
+    fn allocate_put(
+        &mut self,
+        now: Moment,
+        put_owner: &PutOwner,
+        put: &Put<'_>,
+        existing: Option<ObjectSlot>,
+        progress: &mut PutProgress,
+    ) -> Result<Allocation> {
+        let replicas = put.options.replicas.min(REPLICAS_MAX);
+        let growth = self.growth(put.length, replicas, existing);
+        if !self.admit(now, put_owner.tenant, growth, existing)? {
+            return Ok(Allocation::Pending(Pending::Yield));
+        }
+        let request = AllocRequest {
+            length: put.length,
+            replicas,
+            filter: SegmentFilter::All,
+            host: &put_owner.host,
+            options: put.options,
+            spared: existing,
+        };
+        let allocated = self.allocate_copies(now, &request, &mut progress.search);
+        self.counters.puts_without_room += u64::from(allocated.is_err());
+        allocated
     }
 
     /// Returns the newest unfinished put of the client that prevents a plain put of the key; `None`
@@ -381,9 +465,10 @@ impl State {
     }
 
     /// Reserves the memory of the replicas until the write window is over.
-    fn reserve_write_window(&mut self, now: Moment, replicas: &[Replica]) {
+    fn reserve_write_window(&mut self, now: Moment, object: ObjectSlot, replicas: &[Replica]) {
         for replica in replicas {
             let segment = self.segments.at_mut(replica.segment);
+            segment.allocator.set_owner(replica.block, object.number());
             segment.writing += segment.allocator.size(replica.block);
             segment.busy_until = segment.busy_until.max(now + self.rules.write_end());
         }

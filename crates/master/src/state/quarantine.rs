@@ -7,9 +7,10 @@ use mooncake_base::Moment;
 use super::{allocator::BlockId, ids::SegmentSlot, lease::Timestamp};
 
 /// Quarantined blocks in the order in which they become free: end, version of the object that
-/// readers may still read there (0: no readers), segment and block.
+/// readers may still read there (0: no readers), segment and block, and the log position behind the
+/// record of the release.
 #[derive(Debug, Default)]
-pub(super) struct Quarantine(BTreeSet<(Timestamp, u64, SegmentSlot, BlockId)>);
+pub(super) struct Quarantine(BTreeSet<(Timestamp, u64, SegmentSlot, BlockId, u64)>);
 
 impl Quarantine {
     /// Quarantines a block until the given time.
@@ -19,14 +20,15 @@ impl Quarantine {
         version: u64,
         segment: SegmentSlot,
         block: BlockId,
+        position: u64,
     ) {
-        self.0.insert((until, version, segment, block));
+        self.0.insert((until, version, segment, block, position));
     }
 
     /// Takes out a block whose quarantine is over.
-    pub(super) fn pop_due(&mut self, now: Moment) -> Option<(SegmentSlot, BlockId)> {
+    pub(super) fn pop_due(&mut self, now: Moment) -> Option<(SegmentSlot, BlockId, u64)> {
         self.0.first().filter(|(until, ..)| *until <= now.into())?;
-        self.0.pop_first().map(|(_, _, segment, block)| (segment, block))
+        self.0.pop_first().map(|(_, _, segment, block, position)| (segment, block, position))
     }
 
     /// Takes out a block that is quarantined only for readers of that version, with exactly this
@@ -35,15 +37,15 @@ impl Quarantine {
         &mut self,
         until: Timestamp,
         version: u64,
-    ) -> Option<(SegmentSlot, BlockId)> {
-        let first = (until, version, SegmentSlot::new(0), BlockId::FIRST);
+    ) -> Option<(SegmentSlot, BlockId, u64)> {
+        let first = (until, version, SegmentSlot::new(0), BlockId::FIRST, 0);
         let found = *self.0.range(first..).next()?;
-        let (found_until, found_version, segment, block) = found;
+        let (found_until, found_version, segment, block, position) = found;
         if (found_until, found_version) != (until, version) {
             return None;
         }
         self.0.remove(&found);
-        Some((segment, block))
+        Some((segment, block, position))
     }
 
     /// Returns when the next block is free.
@@ -51,13 +53,13 @@ impl Quarantine {
         self.0.first().map(|(until, ..)| until.moment())
     }
 
-    /// Forgets the blocks of a segment that left the pool.
-    pub(super) fn forget(&mut self, segment: SegmentSlot) {
-        self.0.retain(|(_, _, other, _)| *other != segment);
+    /// Forgets the blocks of segments that left the pool.
+    pub(super) fn forget(&mut self, is_gone: impl Fn(SegmentSlot) -> bool) {
+        self.0.retain(|(_, _, segment, ..)| !is_gone(*segment));
     }
 
     /// Returns all blocks and the ends of their quarantine.
     pub(super) fn blocks(&self) -> impl Iterator<Item = (Timestamp, SegmentSlot, BlockId)> {
-        self.0.iter().map(|(until, _, segment, block)| (*until, *segment, *block))
+        self.0.iter().map(|(until, _, segment, block, _)| (*until, *segment, *block))
     }
 }

@@ -1,18 +1,33 @@
 //! Allocation of memory for replicas, and eviction to make space.
+//!
+//! A put that finds free memory is done at once. Otherwise a search (`reclaim/search.rs`) evicts:
+//! first the objects that the eviction order names (`reclaim/victims.rs`), and if those do not make
+//! a large enough run within a bounded number of steps, a window of adjacent memory that holds only
+//! evictable objects (`reclaim/window.rs`). A search that takes longer goes on in slices, between
+//! which the state is unlocked, and what it evicted is kept for it.
 
+mod ahead;
 mod out_of_space;
+mod search;
+mod victims;
+mod window;
 
 use std::time::Duration;
 
 use mooncake_base::{Moment, Result};
 
-use rustc_hash::FxHashMap;
+use smallvec::{SmallVec, smallvec};
 
+pub(super) use self::{
+    ahead::Ahead,
+    search::{SearchId, Searches},
+    window::Capture,
+};
 use super::{
     State,
-    allocator::{BlockId, footprint},
+    allocator::footprint,
     eviction::EvictionPolicy,
-    ids::{KeyHash, ObjectSlot, SegmentSlot, Slot},
+    ids::{ObjectSlot, SegmentSlot},
     lease::Timestamp,
     object::{Flags, Replica, Replicas},
     placement::PlacementRequest,
@@ -21,10 +36,26 @@ use super::{
 
 /// Wait before a group with a hard-pinned member is examined again.
 const GROUP_RETRY: Duration = Duration::from_secs(1);
-/// Objects evicted ahead of need at a time.
-const AHEAD_SLICE: usize = 64;
-/// Wait before the next try while nothing can be evicted.
-const AHEAD_RETRY: Duration = Duration::from_secs(1);
+/// Blocks that are freed at a time because they are due.
+const RELEASE_SLICE: usize = 1024;
+
+/// The reason why an allocation cannot go on at once.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Pending {
+    /// Its share of time is used up: unlock the state and call again.
+    Yield,
+    /// Too many searches for memory are under way: call again a little later.
+    Busy,
+    /// The memory waits for the log: call again when it is on disk up to this position.
+    Sync(u64),
+}
+
+/// The state of an allocation.
+#[derive(Debug)]
+pub(super) enum Allocation {
+    Ready(Replicas),
+    Pending(Pending),
+}
 
 /// An allocation of replicas.
 #[derive(Debug)]
@@ -61,22 +92,6 @@ impl SegmentFilter<'_> {
     }
 }
 
-/// A search for objects to evict.
-#[derive(Debug)]
-struct VictimSearch {
-    /// Bytes that one segment must offer.
-    need: u64,
-    /// Per segment: bytes that are free or would be without the victims; `None` for a segment that
-    /// is too small or excluded.
-    reachable: Vec<Option<u64>>,
-    /// Objects taken from the queue, evicted if their blocks form a large enough run.
-    victims: Vec<ObjectSlot>,
-    /// Blocks of the victims: segment and block, and the object.
-    blocks: FxHashMap<(SegmentSlot, BlockId), ObjectSlot>,
-    /// Objects taken from the queue without success.
-    set_aside: Vec<ObjectSlot>,
-}
-
 /// The two eviction orders.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum EvictionPass {
@@ -98,6 +113,8 @@ pub(super) enum Verdict {
 
 impl State {
     /// Allocates replicas on distinct segments: as many as requested if possible, at least one.
+    /// Goes on with `search` if there is one. While the allocation is pending, `search` holds what
+    /// was found so far; pass it again, or to [`cancel_search`](Self::cancel_search).
     ///
     /// # Errors
     /// `NO_AVAILABLE_HANDLE`; the context lists what holds the memory.
@@ -105,63 +122,42 @@ impl State {
         &mut self,
         now: Moment,
         request: &AllocRequest<'_>,
-    ) -> Result<Replicas> {
+        search: &mut Option<SearchId>,
+    ) -> Result<Allocation> {
         let open = self.segments.open().iter().filter(|&&slot| request.filter.admits(slot));
         let Some(need) = footprint(request.length) else {
             return Err(self.too_large_error(now, request));
         };
         let possible = open.filter(|&&slot| self.segments.at(slot).allocator.length() >= need);
         let copies = possible.take(request.replicas as usize).count();
-        if copies == 0 {
-            return Err(self.too_large_error(now, request));
-        }
         let mut replicas = Replicas::default();
-        self.try_allocate(request, copies, &mut replicas);
-        if replicas.len() < copies && self.release_due(now) {
+        if search.is_none() {
+            if copies == 0 {
+                return self.await_segment(now, request);
+            }
             self.try_allocate(request, copies, &mut replicas);
         }
-        while replicas.len() < copies && self.evict_for(now, need, request, &mut replicas) {}
-        if replicas.is_empty() {
-            return Err(self.out_of_space_error(now, need, request));
+        if replicas.len() < copies || search.is_some() {
+            let found = self.search_copies(now, (need, copies), request, replicas, search);
+            let Some(more) = found else { return Err(self.out_of_space_error(now, need, request)) };
+            match more {
+                Allocation::Ready(found) => replicas = found,
+                pending @ Allocation::Pending(_) => return Ok(pending),
+            }
         }
         if replicas.len() < request.replicas as usize {
             self.counters.puts_with_fewer_copies += 1;
         }
-        Ok(replicas)
+        self.prepare_ahead(now, need);
+        Ok(Allocation::Ready(replicas))
     }
 
-    /// Evicts ahead of need, a slice at a time. Returns when to continue.
-    pub(super) fn evict_ahead(&mut self, now: Moment) -> Option<Moment> {
-        let watermark = self.rules.watermark?;
-        let (used, capacity) = self.sums();
-        let low = (watermark.high - watermark.ratio) * capacity as f64;
-        let limit = if self.is_evicting { low } else { watermark.high * capacity as f64 };
-        self.is_evicting = used as f64 > limit;
-        if !self.is_evicting {
-            return None;
+    /// Answers a request that no segment can take now.
+    fn await_segment(&mut self, now: Moment, request: &AllocRequest<'_>) -> Result<Allocation> {
+        match self.unsynced_until().filter(|_| self.has_unsynced_mounts()) {
+            Some(position) => Ok(Allocation::Pending(Pending::Sync(position))),
+            None => Err(self.too_large_error(now, request)),
         }
-        let goal = self.counters.evicted_bytes + (used as f64 - low).ceil() as u64;
-        self.unpark_due(now);
-        for _ in 0..AHEAD_SLICE {
-            if self.counters.evicted_bytes >= goal {
-                break;
-            }
-            let passes = [EvictionPass::Plain, EvictionPass::Soft];
-            let next = passes.into_iter().find_map(|pass| Some((pass, self.pop(pass)?)));
-            let Some((pass, object)) = next else { return Some(now + AHEAD_RETRY) };
-            match self.classify(now, object, pass, None) {
-                Verdict::Evict => {
-                    for member in self.eviction_group(object) {
-                        self.dequeue(member);
-                        self.evict(now, member);
-                    }
-                }
-                Verdict::Wait(until) => self.park(object, until),
-                Verdict::Demote => self.queue.soft.insert(object, KeyHash::new(0)),
-                Verdict::Skip => self.put_back(object),
-            }
-        }
-        Some(now)
     }
 
     /// Allocates replicas from free memory.
@@ -181,8 +177,11 @@ impl State {
 
     /// Frees memory that is due, in case `advance` is late. Returns whether there was any.
     fn release_due(&mut self, now: Moment) -> bool {
-        let mut has_any = false;
-        while self.free_due_quarantine(now) | self.release_oldest_write(now) {
+        let mut has_any = self.release_synced();
+        for _ in 0..RELEASE_SLICE {
+            if !(self.free_due_quarantine(now) | self.release_oldest_write(now)) {
+                break;
+            }
             has_any = true;
         }
         has_any
@@ -193,10 +192,8 @@ impl State {
         for name in &request.options.preferred_segments {
             candidates.extend(self.segments.named(name));
         }
-        let open = self.segments.open();
         if request.options.is_same_node_preferred && !request.host.is_empty() {
-            candidates
-                .extend(open.iter().filter(|&&slot| *self.segments.at(slot).host == *request.host));
+            candidates.extend(self.segments.open_on(request.host));
         }
         let placement = PlacementRequest { host: request.host, replicas: request.replicas };
         self.placement.order(&self.segments, &placement, candidates);
@@ -218,136 +215,15 @@ impl State {
     }
 
     fn try_segment(&mut self, slot: SegmentSlot, length: u64, replicas: &mut Replicas) {
-        let segment = self.segments.at_mut(slot);
+        let segment = self.segments.at(slot);
         let is_taken = replicas.iter().any(|replica| replica.segment == slot);
         if is_taken || !segment.accepts_new() || segment.free() < length {
             return;
         }
-        if let Some(block) = segment.allocator.allocate(length) {
+        let allocated = self.segments.with_allocator(slot, |allocator| allocator.allocate(length));
+        if let Some(block) = allocated {
             replicas.push(Replica { segment: slot, block, ordinal: replicas.len() as u16 });
         }
-    }
-
-    /// Evicts until one more replica fits. Evicts nothing if that cannot succeed.
-    fn evict_for(
-        &mut self,
-        now: Moment,
-        need: u64,
-        request: &AllocRequest<'_>,
-        replicas: &mut Replicas,
-    ) -> bool {
-        self.counters.evictions_attempted += 1;
-        let mut reachable = vec![None; self.segments.slot_count()];
-        for &slot in self.segments.open() {
-            let segment = self.segments.at(slot);
-            let is_taken = replicas.iter().any(|replica| replica.segment == slot);
-            if !is_taken && request.filter.admits(slot) && segment.reclaimable() >= need {
-                reachable[slot.index()] = Some(segment.free());
-            }
-        }
-        if reachable.iter().all(Option::is_none) {
-            return false;
-        }
-        self.unpark_due(now);
-        let mut search = VictimSearch {
-            need,
-            reachable,
-            victims: Vec::new(),
-            blocks: FxHashMap::default(),
-            set_aside: Vec::new(),
-        };
-        let mut is_found =
-            self.search_victims(now, EvictionPass::Plain, request, &mut search, replicas);
-        if !is_found && self.rules.is_soft_pin_evictable {
-            is_found = self.search_victims(now, EvictionPass::Soft, request, &mut search, replicas);
-        }
-        for object in search.victims.into_iter().chain(search.set_aside).rev() {
-            self.put_back(object);
-        }
-        self.counters.evictions_succeeded += u64::from(is_found);
-        is_found
-    }
-
-    fn search_victims(
-        &mut self,
-        now: Moment,
-        pass: EvictionPass,
-        request: &AllocRequest<'_>,
-        search: &mut VictimSearch,
-        replicas: &mut Replicas,
-    ) -> bool {
-        while let Some(object) = self.pop(pass) {
-            match self.classify(now, object, pass, request.spared) {
-                Verdict::Wait(until) => self.park(object, until),
-                Verdict::Demote => self.queue.soft.insert(object, KeyHash::new(0)),
-                Verdict::Skip => search.set_aside.push(object),
-                Verdict::Evict => {
-                    let group = self.eviction_group(object);
-                    if !self.add_victims(search, &group) {
-                        search.set_aside.push(object);
-                        continue;
-                    }
-                    for &member in &group {
-                        self.dequeue(member);
-                    }
-                    search.victims.extend(&group);
-                    if self.evict_run(now, search, &group, request.length, replicas) {
-                        return true;
-                    }
-                }
-            }
-        }
-        false
-    }
-
-    /// Evicts a run of adjacent victims that includes a block of the latest ones, if the object
-    /// fits there. Evicts only this run and the groups of its objects.
-    fn evict_run(
-        &mut self,
-        now: Moment,
-        search: &mut VictimSearch,
-        latest: &[ObjectSlot],
-        length: u64,
-        replicas: &mut Replicas,
-    ) -> bool {
-        let copies = latest.iter().flat_map(|&object| self.objects.at(object).replicas.iter());
-        let found = copies.into_iter().find_map(|copy| {
-            let segment = copy.segment;
-            search.reachable.get(segment.index())?.filter(|&bytes| bytes >= search.need)?;
-            let is_taken = |block| search.blocks.contains_key(&(segment, block));
-            let run = self.segments.at(segment).allocator.find_run(copy.block, length, is_taken)?;
-            Some((segment, run))
-        });
-        let Some((segment, run)) = found else { return false };
-        for block in run {
-            // A block whose object was evicted with its group is free already.
-            let Some(&object) = search.blocks.get(&(segment, block)) else { continue };
-            for member in self.eviction_group(object) {
-                for copy in self.objects.at(member).replicas.iter() {
-                    search.blocks.remove(&(copy.segment, copy.block));
-                }
-                self.evict(now, member);
-            }
-        }
-        let before = replicas.len();
-        self.try_segment(segment, length, replicas);
-        replicas.len() > before
-    }
-
-    /// Counts the bytes that evicting these objects would free. Returns whether any are in a useful
-    /// segment.
-    fn add_victims(&self, search: &mut VictimSearch, group: &[ObjectSlot]) -> bool {
-        let mut helps = false;
-        for &member in group {
-            for replica in self.objects.at(member).replicas.iter() {
-                if let Some(Some(bytes)) = search.reachable.get_mut(replica.segment.index()) {
-                    search.blocks.insert((replica.segment, replica.block), member);
-                    *bytes += self.segments.at(replica.segment).allocator.size(replica.block);
-                    helps = true;
-                }
-            }
-        }
-        helps
     }
 
     pub(super) fn classify(
@@ -387,10 +263,10 @@ impl State {
     }
 
     /// Returns the objects that are evicted together with this one, itself included.
-    pub(super) fn eviction_group(&self, object: ObjectSlot) -> Vec<ObjectSlot> {
+    pub(super) fn eviction_group(&self, object: ObjectSlot) -> SmallVec<[ObjectSlot; 1]> {
         match self.groups.members(object) {
-            [] => vec![object],
-            siblings => siblings.to_vec(),
+            [] => smallvec![object],
+            siblings => SmallVec::from_slice(siblings),
         }
     }
 

@@ -114,7 +114,7 @@ impl State {
         if std::mem::take(&mut segment.is_unclaimed) {
             segment.is_suspect = is_suspect;
             self.recovery.segments -= 1;
-            self.segments.refresh_open();
+            self.segments.refresh(slot);
         }
     }
 

@@ -94,7 +94,6 @@ impl State {
         };
         state.recovery = Recovery::begin(now, restoration.fence, &state.rules);
         restoration.run(&mut state, image);
-        state.segments.refresh_open();
         (state, restoration.report)
     }
 }
@@ -156,9 +155,12 @@ impl Restoration {
             busy_until: self.fence,
             unmount_at,
             allocator: Allocator::new(spec.length),
+            awaits_sync: false,
+            open_index: None,
             fenced: 0,
             writing: 0,
             hard_pinned: 0,
+            withheld: 0,
             spec,
         })
     }
@@ -233,8 +235,8 @@ impl Restoration {
         length: u64,
     ) -> Result<Replica, Misplaced> {
         let &segment = self.slots.get(&copy.segment).ok_or(Misplaced::Lost)?;
-        let allocator = &mut state.segments.at_mut(segment).allocator;
-        let block = allocator.allocate_at(copy.offset, length).ok_or(Misplaced::Conflict)?;
+        let at = |allocator: &mut Allocator| allocator.allocate_at(copy.offset, length);
+        let block = state.segments.with_allocator(segment, at).ok_or(Misplaced::Conflict)?;
         Ok(Replica { segment, block, ordinal: copy.ordinal })
     }
 
@@ -249,9 +251,10 @@ impl Restoration {
         // Both limits held when the object was put.
         let Ok(tenant) = state.objects.intern_tenant(tenant) else { return };
         let Ok(slot) = state.objects.insert(tenant, key.into()) else { return };
-        if live.is_hard_pinned {
-            for replica in replicas.iter() {
-                let segment = state.segments.at_mut(replica.segment);
+        for replica in replicas.iter() {
+            let segment = state.segments.at_mut(replica.segment);
+            segment.allocator.set_owner(replica.block, slot.number());
+            if live.is_hard_pinned {
                 segment.hard_pinned += segment.allocator.size(replica.block);
             }
         }
@@ -294,7 +297,7 @@ impl Restoration {
         let Some((tenant, object)) = object else {
             self.report.conflicts += 1;
             for replica in replicas {
-                state.segments.at_mut(replica.segment).allocator.free(replica.block);
+                state.segments.free(replica.segment, replica.block);
             }
             state.effects.record(|| Effect::WriteDropped { version: logged.value.version });
             return;
@@ -304,6 +307,9 @@ impl Restoration {
             let segment = state.segments.at_mut(replica.segment);
             segment.writing += segment.allocator.size(replica.block);
             segment.busy_until = segment.busy_until.max(end);
+            if let Some(slot) = object {
+                segment.allocator.set_owner(replica.block, slot.number());
+            }
         }
         state.tenants.charge(tenant, logged.value.length * replicas.len() as u64);
         let number = state.writes.insert(Write {
@@ -349,11 +355,12 @@ impl Restoration {
 
     fn restore_quarantined(&self, state: &mut State, range: &QuarantinedRange) {
         let Some(&slot) = self.slots.get(&range.number) else { return };
-        let segment = state.segments.at_mut(slot);
         // An object that has this memory now was put there after the quarantine.
-        if let Some(block) = segment.allocator.allocate_at(range.offset, range.length) {
+        let at = |allocator: &mut Allocator| allocator.allocate_at(range.offset, range.length);
+        if let Some(block) = state.segments.with_allocator(slot, at) {
+            let segment = state.segments.at_mut(slot);
             segment.fenced += segment.allocator.size(block);
-            state.quarantine.push((self.now + range.time).into(), 0, slot, block);
+            state.quarantine.push((self.now + range.time).into(), 0, slot, block, 0);
         }
     }
 }

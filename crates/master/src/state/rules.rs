@@ -48,6 +48,8 @@ pub struct Rules {
     pub tasks: TaskRules,
     /// Allow writes only to tenants with a quota, up to the quota.
     pub is_multi_tenant: bool,
+    /// Maximum number of mounted segments of a client.
+    pub segments_per_client_max: usize,
 }
 
 /// Limits of the copy and move tasks that clients carry out.
@@ -98,6 +100,9 @@ impl Default for Rules {
             eviction: EvictionKind::default(),
             tasks: TaskRules::default(),
             is_multi_tenant: false,
+            // A client lends a few large segments. The limit bounds the work of one mount message,
+            // and of the expiry of one client, to some milliseconds.
+            segments_per_client_max: 1024,
         }
     }
 }

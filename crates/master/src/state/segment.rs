@@ -1,16 +1,18 @@
 //! Segments: memory that clients offer to the pool.
 
+mod table;
+
 use std::time::Duration;
 
 use mooncake_base::{ClientId, Error, ErrorCode, Incarnation, Moment, Result, SegmentId};
-use rustc_hash::FxHashMap;
 
+pub use self::table::Segments;
 use super::{
     State,
     allocator::{Allocator, LENGTH_MAX},
     effect::Effect,
     host::host_of,
-    ids::{SegmentSlot, Slot},
+    ids::SegmentSlot,
     timer::Timer,
 };
 
@@ -109,11 +111,17 @@ pub(super) struct Segment {
     pub(super) busy_until: Moment,
     /// End of the grace, if the segment leaves with one.
     pub(super) unmount_at: Option<Moment>,
+    /// Whether its memory was in the pool before, and the record that it left is not on disk yet.
+    pub(super) awaits_sync: bool,
+    /// Index in the list of segments that accept new objects.
+    pub(super) open_index: Option<usize>,
     /// Quarantined bytes, bytes of unfinished puts and hard-pinned bytes: eviction cannot free
     /// them.
     pub(super) fenced: u64,
     pub(super) writing: u64,
     pub(super) hard_pinned: u64,
+    /// Freed bytes that wait for the log, and bytes that searches for memory hold.
+    pub(super) withheld: u64,
 }
 
 impl Segment {
@@ -141,13 +149,15 @@ impl Segment {
     /// Returns whether it will accept new objects without further calls: once it is claimed and its
     /// quarantine is over.
     pub(super) fn is_coming_back(&self) -> bool {
-        let is_awaited = self.is_unclaimed || self.quarantined_until.is_some();
-        self.status == SegmentStatus::Ok && !self.is_suspect && is_awaited
+        self.status == SegmentStatus::Ok && !self.is_suspect && self.is_awaited()
     }
 
     pub(super) fn accepts_new(&self) -> bool {
-        let is_awaited = self.is_unclaimed || self.quarantined_until.is_some();
-        self.status == SegmentStatus::Ok && !self.is_suspect && !is_awaited
+        self.status == SegmentStatus::Ok && !self.is_suspect && !self.is_awaited()
+    }
+
+    fn is_awaited(&self) -> bool {
+        self.is_unclaimed || self.quarantined_until.is_some() || self.awaits_sync
     }
 
     /// Returns the unallocated bytes.
@@ -157,7 +167,8 @@ impl Segment {
 
     /// Returns the bytes that are free or could be freed by eviction.
     pub(super) fn reclaimable(&self) -> u64 {
-        self.allocator.length().saturating_sub(self.fenced + self.writing + self.hard_pinned)
+        let held = self.fenced + self.writing + self.hard_pinned + self.withheld;
+        self.allocator.length().saturating_sub(held)
     }
 
     fn view(&self) -> SegmentView<'_> {
@@ -167,150 +178,6 @@ impl Segment {
             status: self.status,
             used: self.allocator.used(),
         }
-    }
-}
-
-/// All segments, each in a slot that stays taken until no replica refers to it.
-#[derive(Debug, Default)]
-pub struct Segments {
-    slots: Vec<Option<Segment>>,
-    by_id: FxHashMap<SegmentId, SegmentSlot>,
-    by_name: FxHashMap<Box<str>, Vec<SegmentSlot>>,
-    open: Vec<SegmentSlot>,
-    /// Bytes of all mounted segments.
-    pub(super) mounted_bytes: u64,
-    next_number: u32,
-    /// Segments that left: the latest incarnation, and when the last grant in their memory ends.
-    gone: FxHashMap<SegmentId, (Incarnation, Moment)>,
-}
-
-impl Segments {
-    /// Returns the segments that accept new objects, in the order of their hosts.
-    pub fn open(&self) -> &[SegmentSlot] {
-        &self.open
-    }
-
-    /// Returns the number for the next segment.
-    pub(super) fn next_number(&self) -> SegmentNumber {
-        SegmentNumber(self.next_number)
-    }
-
-    /// Raises the number for the next segment.
-    pub(super) fn set_next_number(&mut self, number: u32) {
-        self.next_number = number;
-    }
-
-    /// Returns the segments of that name.
-    pub(super) fn named(&self, name: &str) -> &[SegmentSlot] {
-        self.by_name.get(name).map_or(&[], Vec::as_slice)
-    }
-
-    pub(super) fn by_id(&self, id: SegmentId) -> Option<SegmentSlot> {
-        self.by_id.get(&id).copied()
-    }
-
-    pub(super) fn at(&self, slot: SegmentSlot) -> &Segment {
-        self.slots[slot.index()].as_ref().expect("a copy names only segments that are kept")
-    }
-
-    pub(super) fn at_mut(&mut self, slot: SegmentSlot) -> &mut Segment {
-        self.slots[slot.index()].as_mut().expect("a copy names only segments that are kept")
-    }
-
-    /// Returns the earliest end of quarantine among the segments of at least this length.
-    pub(super) fn quarantine_end(&self, length: u64) -> Option<Moment> {
-        let quarantined = self.mounted().filter(|(_, segment)| segment.is_only_quarantined());
-        let fitting = quarantined.filter(|(_, segment)| segment.allocator.length() >= length);
-        fitting.filter_map(|(_, segment)| segment.quarantined_until).min()
-    }
-
-    /// Returns the bound of all slot numbers.
-    pub(super) fn slot_count(&self) -> usize {
-        self.slots.len()
-    }
-
-    /// Returns the mounted segments without unclaimed ones.
-    pub(super) fn claimed(&self) -> impl Iterator<Item = (SegmentSlot, &Segment)> {
-        self.mounted().filter(|(_, segment)| segment.is_claimed())
-    }
-
-    /// Returns the mounted segments.
-    pub(super) fn mounted(&self) -> impl Iterator<Item = (SegmentSlot, &Segment)> {
-        let numbered = self.slots.iter().enumerate();
-        numbered
-            .filter_map(|(slot, segment)| Some((SegmentSlot::from_index(slot), segment.as_ref()?)))
-            .filter(|(_, segment)| segment.is_mounted())
-    }
-
-    /// Adds a segment and returns its slot.
-    pub(super) fn insert(&mut self, segment: Segment) -> SegmentSlot {
-        self.next_number = self.next_number.max(segment.number.0 + 1);
-        let slot = match self.slots.iter().position(Option::is_none) {
-            Some(slot) => SegmentSlot::from_index(slot),
-            None => {
-                self.slots.push(None);
-                SegmentSlot::from_index(self.slots.len() - 1)
-            }
-        };
-        self.mounted_bytes += segment.spec.length;
-        self.by_id.insert(segment.spec.id, slot);
-        self.by_name.entry(segment.spec.name.as_str().into()).or_default().push(slot);
-        self.slots[slot.index()] = Some(segment);
-        self.refresh_open();
-        slot
-    }
-
-    /// Returns the end of the last grant in this memory from before it left the pool.
-    fn busy_until(
-        &mut self,
-        now: Moment,
-        id: SegmentId,
-        incarnation: Incarnation,
-    ) -> Option<Moment> {
-        self.gone.retain(|_, (_, busy_until)| !busy_until.has_passed(now));
-        let &(earlier, busy_until) = self.gone.get(&id)?;
-        // An owner that returns to an earlier incarnation has the same quarantine.
-        (incarnation <= earlier).then_some(busy_until)
-    }
-
-    /// Removes the segment from the indices; the slot stays taken until
-    /// [`free_slot`](Self::free_slot).
-    fn close(&mut self, slot: SegmentSlot) {
-        let segment = self.at_mut(slot);
-        segment.status = SegmentStatus::Unmounting;
-        (segment.fenced, segment.writing, segment.hard_pinned) = (0, 0, 0);
-        let (id, name) = (segment.spec.id, segment.spec.name.clone());
-        let length = segment.spec.length;
-        let (incarnation, busy_until) = (segment.spec.incarnation, segment.busy_until);
-        // The allocator is no longer needed, and may be large.
-        segment.allocator = Allocator::new(0);
-        self.mounted_bytes -= length;
-        let gone = self.gone.entry(id).or_insert((incarnation, busy_until));
-        *gone = (incarnation.max(gone.0), busy_until.max(gone.1));
-        self.by_id.remove(&id);
-        if let Some(named) = self.by_name.get_mut(name.as_str()) {
-            named.retain(|&other| other != slot);
-            if named.is_empty() {
-                self.by_name.remove(name.as_str());
-            }
-        }
-        self.refresh_open();
-    }
-
-    /// Frees the slot of a segment that no replica refers to.
-    pub(super) fn free_slot(&mut self, slot: SegmentSlot) {
-        self.slots[slot.index()] = None;
-    }
-
-    /// Recomputes which segments accept new objects.
-    pub(super) fn refresh_open(&mut self) {
-        let mut open: Vec<SegmentSlot> = self
-            .mounted()
-            .filter(|(_, segment)| segment.accepts_new())
-            .map(|(slot, _)| slot)
-            .collect();
-        open.sort_by(|&a, &b| (&self.at(a).host, a).cmp(&(&self.at(b).host, b)));
-        self.open = open;
     }
 }
 
@@ -348,22 +215,12 @@ impl State {
             }
             self.drop_segment(slot);
         }
-        let overlapping = self.segments.mounted().filter(|(_, other)| {
-            other.client == client
-                && other.spec.base < end
-                && segment.base < other.spec.base + other.spec.length
-        });
-        let (unclaimed, claimed): (Vec<_>, Vec<_>) = overlapping
-            .map(|(slot, other)| (slot, other.is_unclaimed))
-            .partition(|&(_, is_unclaimed)| is_unclaimed);
-        if !claimed.is_empty() {
-            return refuse("the memory overlaps another segment of the client");
-        }
-        // The client has other memory at these addresses since the restart.
-        for (slot, _) in unclaimed {
-            self.drop_segment(slot);
-        }
-        let granted_until = self.segments.busy_until(now, segment.id, segment.incarnation);
+        self.check_neighbors(client, &segment, end)?;
+        let unsynced = &self.unsynced;
+        let is_synced = |position| unsynced.is_synced(position);
+        let before = self.segments.before(now, segment.id, segment.incarnation, is_synced);
+        let unsynced_position = before.map(|gone| gone.position).filter(|&at| !is_synced(at));
+        let granted_until = before.map(|gone| gone.busy_until).filter(|end| !end.has_passed(now));
         let unknown_until = self.recovery.unknown_grants_until;
         let busy_until =
             granted_until.max((!unknown_until.has_passed(now)).then_some(unknown_until));
@@ -372,7 +229,7 @@ impl State {
         }
         let number = self.segments.next_number();
         self.effects.record(|| Effect::Mounted { number, client, spec: segment.clone() });
-        self.segments.insert(Segment {
+        let slot = self.segments.insert(Segment {
             number,
             quarantined_until: busy_until,
             busy_until: busy_until.unwrap_or(now),
@@ -383,11 +240,34 @@ impl State {
             is_unclaimed: false,
             unmount_at: None,
             allocator: Allocator::new(segment.length),
+            awaits_sync: unsynced_position.is_some(),
+            open_index: None,
             fenced: 0,
             writing: 0,
             hard_pinned: 0,
+            withheld: 0,
             spec: segment,
         });
+        if let Some(position) = unsynced_position {
+            self.await_sync_of_mount(slot, position);
+        }
+        Ok(())
+    }
+
+    /// Checks a new segment against the others of its client.
+    fn check_neighbors(&mut self, client: ClientId, new: &SegmentSpec, end: u64) -> Result<()> {
+        let overlapping = self.segments.overlapping(client, new.base, end);
+        if overlapping.iter().any(|&slot| !self.segments.at(slot).is_unclaimed) {
+            let why = "the memory overlaps another segment of the client";
+            return Err(Error::invalid(why).with("segment", new.id));
+        }
+        // The client has other memory at these addresses since the restart.
+        self.drop_segments(&overlapping);
+        let limit = self.rules.segments_per_client_max;
+        if self.segments.count_of(client) >= limit {
+            let why = "the client has too many segments; mount fewer and larger ones";
+            return Err(Error::invalid(why).with("segment", new.id).with("limit", limit));
+        }
         Ok(())
     }
 
@@ -425,7 +305,7 @@ impl State {
         let (number, status) = (found.number, found.status.code());
         self.effects.record(|| Effect::SegmentStatus { number, status, grace });
         let incarnation = found.spec.incarnation;
-        self.segments.refresh_open();
+        self.segments.refresh(slot);
         self.timers.push(now + grace, Timer::Unmount(segment, incarnation));
         Ok(())
     }
@@ -466,28 +346,49 @@ impl State {
         let is_over = segment.quarantined_until.is_some_and(|end| end.has_passed(now));
         if segment.spec.incarnation == incarnation && is_over {
             segment.quarantined_until = None;
-            self.segments.refresh_open();
+            self.segments.refresh(slot);
         }
     }
 
     /// Drops a segment and every replica in it.
     pub(super) fn drop_segment(&mut self, slot: SegmentSlot) {
-        let is_used = self.segments.at(slot).allocator.used() > 0;
-        let number = self.segments.at(slot).number;
-        self.effects.record(|| Effect::SegmentDropped { number });
-        if std::mem::take(&mut self.segments.at_mut(slot).is_unclaimed) {
-            self.recovery.segments -= 1;
+        self.drop_segments(&[slot]);
+    }
+
+    /// Drops segments and every replica in them. Unfinished puts and quarantined memory are looked
+    /// through once for all of them.
+    pub(super) fn drop_segments(&mut self, slots: &[SegmentSlot]) {
+        let (mut was_written, mut was_waiting) = (false, false);
+        let mut unused = Vec::new();
+        for &slot in slots {
+            let segment = self.segments.at_mut(slot);
+            let number = segment.number;
+            was_written |= segment.writing > 0;
+            was_waiting |= segment.fenced + segment.withheld > 0;
+            let is_used = segment.allocator.used() > 0;
+            if std::mem::take(&mut segment.is_unclaimed) {
+                self.recovery.segments -= 1;
+            }
+            self.effects.record(|| Effect::SegmentDropped { number });
+            self.segments.close(slot, self.effects.position());
+            match is_used {
+                true => self.sweeps.begin(slot),
+                false => unused.push(slot),
+            }
         }
-        self.quarantine.forget(slot);
-        self.segments.close(slot);
-        for (tenant, bytes) in self.writes.forget_segment(slot) {
-            self.tenants.uncharge(tenant, bytes);
+        let segments = &self.segments;
+        let is_gone = |slot| !segments.at(slot).is_mounted();
+        if was_waiting {
+            self.quarantine.forget(is_gone);
+            self.unsynced.forget(segments);
         }
-        self.drop_task_replicas(slot);
-        if is_used {
-            self.sweeps.begin(slot);
-        } else {
-            self.segments.free_slot(slot);
+        self.searches.forget(is_gone);
+        if was_written {
+            for (tenant, bytes) in self.writes.forget_segments(is_gone) {
+                self.tenants.uncharge(tenant, bytes);
+            }
+            slots.iter().for_each(|&slot| self.drop_task_replicas(slot));
         }
+        unused.into_iter().for_each(|slot| self.segments.free_slot(slot));
     }
 }

@@ -13,6 +13,8 @@ use super::{
 
 /// Maximum quota in bytes.
 const QUOTA_MAX: u64 = i64::MAX as u64;
+/// Objects and groups evicted for the quota at a time.
+const EVICTED_SLICE: usize = 512;
 /// Maximum number of protected objects that one put skips.
 const PASSED_MAX: usize = 1024;
 
@@ -253,25 +255,25 @@ impl State {
     }
 
     /// Ensures that the quota covers `need` more bytes, evicting objects of the tenant but for
-    /// `spared`.
+    /// `spared`. Returns `false` if it evicted a slice of them and should be called again.
     pub(super) fn admit(
         &mut self,
         now: Moment,
         tenant: TenantIndex,
         need: u64,
         spared: Option<ObjectSlot>,
-    ) -> Result<()> {
+    ) -> Result<bool> {
         if !self.tenants.is_enforced {
-            return Ok(());
+            return Ok(true);
         }
         let requested = self.tenants.usage(tenant).quota;
         let limit = self.tenants.effective(requested, self.segments.mounted_bytes);
-        if need <= limit {
-            self.evict_own(now, tenant, limit - need, spared);
+        if need <= limit && !self.evict_own(now, tenant, limit - need, spared) {
+            return Ok(false);
         }
         let charged = self.tenants.usage(tenant).charged;
         if charged.saturating_add(need) <= limit {
-            return Ok(());
+            return Ok(true);
         }
         self.tenants.usage(tenant).refused += 1;
         let why = "the tenant's quota is used up, and none of its objects may be evicted";
@@ -281,21 +283,23 @@ impl State {
             .with("quota", limit))
     }
 
-    /// Evicts objects of the tenant, least recently used first, down to `limit` bytes.
+    /// Evicts objects of the tenant, least recently used first, down to `limit` bytes. Returns
+    /// `false` if a slice of them was evicted and more are left.
     fn evict_own(
         &mut self,
         now: Moment,
         tenant: TenantIndex,
         limit: u64,
         spared: Option<ObjectSlot>,
-    ) {
+    ) -> bool {
+        let mut left = EVICTED_SLICE;
         let passes = [EvictionPass::Plain, EvictionPass::Soft];
         let passes = &passes[..1 + usize::from(self.rules.is_soft_pin_evictable)];
         for &pass in passes {
             let count = self.tenants.usage(tenant).order.count();
             for _ in 0..count.min(PASSED_MAX) {
                 if self.tenants.usage(tenant).charged <= limit {
-                    return;
+                    return true;
                 }
                 while let Some(object) = self.tenants.usage(tenant).order.first() {
                     // A skipped object goes to the end, so that the next put examines others.
@@ -305,6 +309,10 @@ impl State {
                         }
                         break;
                     }
+                    if left == 0 {
+                        return false;
+                    }
+                    left -= 1;
                     let before = self.tenants.usage(tenant).charged;
                     for member in self.eviction_group(object) {
                         self.dequeue(member);
@@ -313,10 +321,11 @@ impl State {
                     let used = self.tenants.usage(tenant);
                     used.evicted_bytes += before - used.charged;
                     if used.charged <= limit {
-                        return;
+                        return true;
                     }
                 }
             }
         }
+        true
     }
 }

@@ -7,9 +7,11 @@ mod puts;
 mod reads;
 mod recovery;
 mod repeated_calls;
+mod searches;
 mod task_records;
 mod tasks;
 mod tenants;
+mod unsynced;
 
 use std::time::Duration;
 

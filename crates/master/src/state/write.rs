@@ -69,13 +69,16 @@ impl Writes {
         write
     }
 
-    /// Drops the replicas in a segment that left the pool. Returns the tenants and the bytes that
+    /// Drops the replicas in segments that left the pool. Returns the tenants and the bytes that
     /// they are no longer charged for.
-    pub(super) fn forget_segment(&mut self, segment: SegmentSlot) -> Vec<(TenantIndex, u64)> {
+    pub(super) fn forget_segments(
+        &mut self,
+        is_gone: impl Fn(SegmentSlot) -> bool,
+    ) -> Vec<(TenantIndex, u64)> {
         let mut freed = Vec::new();
         for write in self.slots.iter_mut().flatten() {
             let before = write.replicas.len();
-            write.replicas.retain(|replica| replica.segment != segment);
+            write.replicas.retain(|replica| !is_gone(replica.segment));
             let lost = (before - write.replicas.len()) as u64;
             if lost > 0 {
                 freed.push((write.tenant, write.length * lost));

@@ -70,6 +70,7 @@ impl State {
         request: &AllocRequest<'_>,
     ) -> Error {
         let (mut free, mut fenced, mut writing, mut pinned, mut rest) = (0, 0, 0, 0, 0);
+        let mut withheld = 0;
         let mut waits_for_fence = false;
         let open = self.segments.open().iter().filter(|&&slot| request.filter.admits(slot));
         for &slot in open {
@@ -78,6 +79,7 @@ impl State {
             fenced += segment.fenced;
             writing += segment.writing;
             pinned += segment.hard_pinned;
+            withheld += segment.withheld;
             rest += segment.reclaimable() - segment.free().min(segment.reclaimable());
             waits_for_fence |= segment.fenced > 0 && segment.free() + segment.fenced >= need;
         }
@@ -100,6 +102,7 @@ impl State {
             ("soft_pinned", held.soft_pinned),
             ("replaced", held.replaced),
             ("evictable", held.evictable),
+            ("awaiting_sync", withheld),
         ];
         for (name, bytes) in others.into_iter().filter(|(_, bytes)| *bytes > 0) {
             error = error.with(name, bytes);

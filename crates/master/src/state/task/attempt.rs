@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use mooncake_base::{ClientId, Error, Moment, ReplicaId, Result, TaskId, Version};
+use mooncake_base::{ClientId, Error, ErrorCode, Moment, ReplicaId, Result, TaskId, Version};
 
 use super::{
     CHANGED, TaskKind, TaskStatus, Work, pick_source,
@@ -12,9 +12,9 @@ use crate::state::{
     Effect, State,
     ids::{ObjectSlot, SegmentSlot},
     lease::Timestamp,
-    object::{Flags, Object, Replica},
+    object::{Flags, Object, Replica, Replicas},
     put_options::PutOptions,
-    reclaim::{AllocRequest, SegmentFilter},
+    reclaim::{AllocRequest, Allocation, Pending, SegmentFilter},
     segment::Segment,
     timer::Timer,
 };
@@ -25,6 +25,8 @@ const RETRY_PAUSE: Duration = Duration::from_millis(250);
 const RETRY_PAUSE_MAX: Duration = Duration::from_secs(5);
 /// How often a task checks whether an absent segment has come back.
 const WAIT_PAUSE: Duration = Duration::from_millis(250);
+/// Slices of a search for memory that one attempt runs.
+const TURNS_MAX: usize = 4;
 /// The maximum number of retries per object of a drain.
 const DRAIN_RETRIES_MAX: u32 = 3;
 
@@ -42,6 +44,14 @@ enum Plan {
     Wait,
     /// The task cannot succeed.
     Fail(&'static str),
+}
+
+/// The memory for the replicas of an attempt.
+enum Placed {
+    /// The replicas, at least one, and why the others failed.
+    Now(Vec<Replica>, Option<String>),
+    /// Memory is still being freed.
+    Later,
 }
 
 /// Candidate segments of one replica.
@@ -206,7 +216,12 @@ impl State {
         let checksum = self.objects.checksum(slot);
         let placed = self.place_copies(now, slot, kind, targets).map_err(|error| error.to_string());
         let (placed, why) = match placed {
-            Ok(placed) => placed,
+            Ok(Placed::Now(placed, why)) => (placed, why),
+            Ok(Placed::Later) => {
+                let client = self.tasks.get(id)?.client;
+                self.tasks.queue(id, client, now + WAIT_PAUSE);
+                return None;
+            }
             Err(why) => {
                 self.retry_task(now, id, &why);
                 return None;
@@ -215,6 +230,7 @@ impl State {
         let until = now + self.rules.write_end();
         for replica in &placed {
             let segment = self.segments.at_mut(replica.segment);
+            segment.allocator.set_owner(replica.block, slot.number());
             segment.writing += segment.allocator.size(replica.block);
             segment.busy_until = segment.busy_until.max(until);
             // If the master dies before the write is complete, bytes may still arrive.
@@ -248,16 +264,17 @@ impl State {
         slot: ObjectSlot,
         kind: TaskKind,
         targets: &[Target],
-    ) -> Result<(Vec<Replica>, Option<String>)> {
+    ) -> Result<Placed> {
         let object = self.objects.at(slot);
         let (tenant, length) = (object.tenant, object.length);
         if kind == TaskKind::Copy {
             let need = length.saturating_mul(targets.len() as u64);
-            self.admit(now, tenant, need, Some(slot))?;
+            while !self.admit(now, tenant, need, Some(slot))? {}
         }
         let options = PutOptions::default();
         let mut placed = Vec::with_capacity(targets.len());
         let mut failure: Option<Error> = None;
+        let mut is_pending = false;
         for target in targets {
             let request = AllocRequest {
                 length,
@@ -267,18 +284,43 @@ impl State {
                 options: &options,
                 spared: Some(slot),
             };
-            match self.allocate_copies(now, &request) {
-                Ok(found) => {
+            match self.place_copy(now, &request) {
+                Ok(Some(found)) => {
                     let ordinal = self.tasks.take_ordinal();
                     placed.extend(found.iter().map(|&copy| Replica { ordinal, ..copy }));
                 }
+                Ok(None) => is_pending = true,
                 Err(error) => failure = Some(error),
             }
         }
+        if is_pending && placed.is_empty() {
+            return Ok(Placed::Later);
+        }
+        if is_pending {
+            failure.get_or_insert_with(|| {
+                Error::new(ErrorCode::NO_AVAILABLE_HANDLE, "memory is still being freed")
+            });
+        }
         match failure {
             Some(error) if placed.is_empty() => Err(error),
-            failure => Ok((placed, failure.map(|error| error.to_string()))),
+            failure => Ok(Placed::Now(placed, failure.map(|error| error.to_string()))),
         }
+    }
+
+    /// Allocates one replica; `None` if memory is still being freed for it.
+    fn place_copy(&mut self, now: Moment, request: &AllocRequest<'_>) -> Result<Option<Replicas>> {
+        let mut search = None;
+        for _ in 0..TURNS_MAX {
+            match self.allocate_copies(now, request, &mut search)? {
+                Allocation::Ready(found) => return Ok(Some(found)),
+                Allocation::Pending(Pending::Yield) => {}
+                Allocation::Pending(_) => break,
+            }
+        }
+        // What was evicted is free when the task is tried again.
+        self.cancel_search(search);
+        self.unsynced.is_sync_wanted = true;
+        Ok(None)
     }
 
     /// Ends an attempt. The replicas in `failed` are dropped, and their space is quarantined until

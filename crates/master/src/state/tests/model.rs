@@ -269,7 +269,15 @@ impl Model {
         let state = &self.pool.state;
         let open = state.segments.open().iter().map(|&slot| state.segments.at(slot));
         let all: u64 = open.clone().map(|segment| segment.allocator.length()).sum();
-        let held = ["leased=", "soft_pinned=", "hard_pinned=", "writing=", "fenced=", "replaced="];
+        let held = [
+            "leased=",
+            "soft_pinned=",
+            "hard_pinned=",
+            "writing=",
+            "fenced=",
+            "replaced=",
+            "awaiting_sync=",
+        ];
         let held: u64 = held.into_iter().map(part).sum();
         assert_eq!(part("free=") + part("evictable=") + held, all, "{text}");
         // A lease keeps the object's memory.
@@ -441,7 +449,8 @@ impl Model {
         let written = written.chain(state.tasks.placed());
         let blocks = copies.chain(written).map(|copy| (copy.segment, copy.block));
         let resting = || state.quarantine.blocks().map(|(_, slot, block)| (slot, block));
-        for (slot, block) in blocks.chain(resting()) {
+        let withheld = || state.unsynced.blocks().chain(state.searches.blocks());
+        for (slot, block) in blocks.chain(resting()).chain(withheld()) {
             let segment = state.segments.at(slot);
             if segment.is_mounted() {
                 let start = segment.allocator.offset(block);
@@ -468,6 +477,7 @@ impl Model {
             let mut written = written.map(|copy| (copy.segment, copy.block));
             assert_eq!(block_bytes(&mut written), segment.writing);
             assert_eq!(block_bytes(&mut resting()), segment.fenced);
+            assert_eq!(block_bytes(&mut withheld()), segment.withheld);
         }
         for (key, name) in KEYS.iter().enumerate() {
             let Some(version) = self.lease_of(key) else { continue };

@@ -174,3 +174,99 @@ fn same_seed_gives_same_results() {
     };
     assert_eq!(run(), run());
 }
+
+#[test]
+fn memory_of_dead_writer_is_free_after_its_write_window() {
+    let expire = |is_disconnected: bool| {
+        let mut pool = Pool::new(4);
+        pool.start(B, "k", 4 * MIB).unwrap();
+        pool.state.suspect(pool.now, B);
+        if is_disconnected {
+            pool.state.record_disconnect(B);
+        }
+        let mut seconds = 0;
+        while pool.put("new", 4 * MIB).is_err() {
+            seconds += 1;
+            pool.now = pool.now + Duration::from_secs(1);
+            pool.state.heartbeat(pool.now, A);
+            pool.advance_all();
+        }
+        seconds
+    };
+    let window = Rules::default().write_end().as_secs();
+    assert_eq!(expire(true), window, "its host closed the connection");
+    assert_eq!(expire(false), Rules::default().put_release.as_secs(), "it may only be stopped");
+}
+
+#[test]
+fn heartbeat_after_a_disconnect_shows_a_live_writer() {
+    let mut pool = Pool::new(4);
+    pool.start(B, "k", 4 * MIB).unwrap();
+    pool.state.record_disconnect(B);
+    pool.state.heartbeat(pool.now, B);
+    for _ in 0..100 {
+        pool.now = pool.now + Duration::from_secs(1);
+        pool.state.heartbeat(pool.now, A);
+        pool.advance_all();
+    }
+    assert_eq!(pool.state.totals().clients, 1);
+    fails(pool.put("new", 4 * MIB), ErrorCode::NO_AVAILABLE_HANDLE);
+}
+
+#[test]
+fn client_has_a_limited_number_of_segments() {
+    let rules = Rules { segments_per_client_max: 3, ..Rules::default() };
+    let mut pool = Pool::with(rules, 1);
+    pool.mount(A, 2, 1).unwrap();
+    pool.mount(A, 3, 1).unwrap();
+    let error = fails(pool.mount(A, 4, 1), ErrorCode::INVALID_PARAMS);
+    assert!(error.to_string().contains("limit=3"), "{error}");
+    pool.mount(A, 3, 1).unwrap();
+    pool.mount(B, 5, 1).unwrap();
+    pool.state.unmount(pool.now, A, SegmentId::from_bits(2), Duration::ZERO).unwrap();
+    pool.mount(A, 4, 1).unwrap();
+}
+
+#[test]
+fn indices_of_segments_agree_with_the_segments() {
+    let mut pool = Pool::new(1);
+    for round in 0..200_u128 {
+        let client = if round % 3 == 0 { A } else { B };
+        match round % 5 {
+            0 => pool.state.suspect(pool.now, client),
+            1 => {
+                pool.state.heartbeat(pool.now, client);
+            }
+            2 => {
+                let _ = pool.state.unmount(
+                    pool.now,
+                    client,
+                    SegmentId::from_bits(2 + round / 3),
+                    Duration::from_secs((round % 2) as u64),
+                );
+            }
+            _ => {
+                let _ = pool.mount(client, 2 + round, 1);
+            }
+        }
+        let segments = &pool.state.segments;
+        let mut open: Vec<_> = segments.open().to_vec();
+        let mut by_host: Vec<_> = segments.open_from("host-b").collect();
+        let accepting = segments.mounted().filter(|(_, segment)| segment.accepts_new());
+        let accepting: Vec<_> = accepting.map(|(slot, _)| slot).collect();
+        let hosts: Vec<_> = by_host.iter().map(|&slot| &*segments.at(slot).host).collect();
+        let turn = hosts.partition_point(|&host| host >= "host-b");
+        assert!(hosts[turn..].iter().all(|&host| host < "host-b"), "around the circle: {hosts:?}");
+        open.sort_unstable();
+        by_host.sort_unstable();
+        assert_eq!((&open, &by_host), (&accepting, &accepting));
+        for client in [A, B] {
+            let mut own = segments.of_client(client);
+            own.sort_unstable();
+            let mounted = segments.mounted().filter(|(_, segment)| segment.client == client);
+            assert_eq!(own, mounted.map(|(slot, _)| slot).collect::<Vec<_>>());
+        }
+        let used: u64 = segments.mounted().map(|(_, segment)| segment.allocator.used()).sum();
+        assert_eq!(segments.used_bytes, used);
+    }
+}

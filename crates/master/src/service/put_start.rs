@@ -1,0 +1,241 @@
+//! The call that starts puts: one slice of items per lock of the state, and waits for memory that
+//! is still being freed.
+
+use std::{sync::Arc, time::Duration};
+
+use mooncake_base::{Clock, Error, ErrorCode, KeyRef, Moment, Result, SystemClock, TenantId};
+use mooncake_proto::{
+    convert::Caller,
+    v1::{self, request::Call, response},
+};
+
+use super::{
+    SLICE_ITEMS, Service, check_batch, durability,
+    encoding::{PutItem, PutStartReply, put_items},
+    millis,
+    objects::{check_group, item_id, unfinished_put},
+    op_metrics::Op,
+    state_guard::StateGuard,
+    wire::{SegmentTable, put_options},
+};
+use crate::state::{Pending, Put, PutOptions, PutProgress, PutStep};
+
+/// How long one call waits for memory in all.
+const WAIT_MAX: Duration = Duration::from_secs(3);
+/// Pause of a call while many others search for memory.
+const TURN_PAUSE: Duration = Duration::from_millis(1);
+/// When the client of a put that waited too long should try again.
+const RETRY_AFTER: Duration = Duration::from_millis(20);
+/// Steps of searches for memory after which the state is unlocked; about a millisecond.
+const STEPS_PER_SLICE: u64 = 4096;
+
+/// A call that starts puts, between two slices of its items.
+#[derive(Debug)]
+struct PutStartCall {
+    /// Taken out while its items are read.
+    request: v1::PutStartRequest,
+    request_id: u64,
+    is_replacing: bool,
+    caller: Caller,
+    tenant: TenantId,
+    options: PutOptions,
+    /// The next item, and the progress of its put.
+    next: usize,
+    progress: PutProgress,
+    segments: SegmentTable,
+    reply: PutStartReply,
+    write_window_ms: u64,
+    failed: usize,
+    deadline: Moment,
+}
+
+impl Service {
+    /// Starts puts; waits for memory on the calling thread.
+    pub(super) fn put_start(&self, r: v1::PutStartRequest) -> Result<v1::PutStartResponse> {
+        let mut call = self.begin_put_start(r)?;
+        self.run_put_start(&mut call, true)?;
+        Ok(self.end_put_start(call))
+    }
+
+    /// Answers a call that starts puts like [`answer`](Self::answer). Waits for memory on a thread
+    /// of its own. Returns the log position behind the effects, too.
+    pub(super) async fn answer_put_start(
+        self: &Arc<Self>,
+        request: v1::Request,
+    ) -> (v1::Response, u64) {
+        if !request.released_fences.is_empty() {
+            self.release_fences(&request.released_fences);
+        }
+        let pending = self.slow_log.begin(request.call.as_ref());
+        let (answer, position) = match request.call {
+            Some(Call::PutStart(r)) => self.put_start_in_parts(r).await,
+            _ => (Err(Error::internal("not a call that starts puts")), 0),
+        };
+        let answer = answer.map(response::Call::PutStart);
+        let call = answer.unwrap_or_else(|error| response::Call::Failure((&error).into()));
+        self.slow_log.end(pending, &call);
+        (v1::Response { call: Some(call) }, position)
+    }
+
+    async fn put_start_in_parts(
+        self: &Arc<Self>,
+        r: v1::PutStartRequest,
+    ) -> (Result<v1::PutStartResponse>, u64) {
+        let (begun, position) = durability::with_log_position(|| {
+            let mut call = self.begin_put_start(r)?;
+            let is_done = self.run_put_start(&mut call, false)?;
+            Ok((call, is_done))
+        });
+        let mut call = match begun {
+            Ok((call, true)) => return (Ok(self.end_put_start(call)), position),
+            Ok((call, false)) => call,
+            Err(error) => return (Err(error), position),
+        };
+        let service = Arc::clone(self);
+        let rest = tokio::task::spawn_blocking(move || {
+            durability::with_log_position(|| {
+                service.run_put_start(&mut call, true)?;
+                Ok(service.end_put_start(call))
+            })
+        });
+        match rest.await {
+            Ok((answer, later)) => (answer, position.max(later)),
+            Err(source) => (Err(Error::internal("the call panicked").caused_by(source)), position),
+        }
+    }
+
+    fn begin_put_start(&self, request: v1::PutStartRequest) -> Result<PutStartCall> {
+        let r = &request;
+        check_batch(r.count())?;
+        let items = put_items(r)?.len();
+        let caller = Caller::try_from(r.caller.as_ref())?;
+        let tenant = self.tenant(r.caller.as_ref())?.into_owned();
+        let options = put_options(r.config.as_ref())?;
+        Ok(PutStartCall {
+            request_id: r.request_id,
+            is_replacing: r.replace,
+            caller,
+            tenant,
+            options,
+            next: 0,
+            progress: PutProgress::default(),
+            segments: SegmentTable::default(),
+            reply: PutStartReply::matching(r, items),
+            write_window_ms: 0,
+            failed: 0,
+            deadline: SystemClock.now() + WAIT_MAX,
+            request,
+        })
+    }
+
+    /// Starts the puts that are left. Returns `false` if one has to wait and `may_wait` is not set.
+    fn run_put_start(&self, call: &mut PutStartCall, may_wait: bool) -> Result<bool> {
+        // The items borrow from the request, which therefore leaves the call meanwhile.
+        let request = std::mem::take(&mut call.request);
+        let items = put_items(&request)?;
+        let mut is_done = true;
+        while call.next < items.len() {
+            let mut state = self.lock();
+            let pending = self.start_slice(&mut state, call, &items);
+            if items.len() > SLICE_ITEMS || pending.is_some() {
+                state.unlock_fair();
+            } else {
+                drop(state);
+            }
+            match pending {
+                Some(_) if !may_wait => {
+                    is_done = false;
+                    break;
+                }
+                Some(pending) => self.wait_for_memory(pending, call.deadline),
+                None => {}
+            }
+        }
+        drop(items);
+        call.request = request;
+        Ok(is_done)
+    }
+
+    fn end_put_start(&self, call: PutStartCall) -> v1::PutStartResponse {
+        self.op_metrics.count_batch(Op::PutStart, call.next, call.failed);
+        call.reply.into_response(call.segments, call.write_window_ms)
+    }
+
+    /// Starts the puts of one slice, up to the first one that has to wait.
+    fn start_slice(
+        &self,
+        state: &mut StateGuard<'_>,
+        call: &mut PutStartCall,
+        items: &[PutItem<'_>],
+    ) -> Option<Pending> {
+        let state = &mut **state;
+        call.write_window_ms = millis(state.rules().write_window);
+        let now = self.clock.now();
+        let end = items.len().min(call.next + SLICE_ITEMS);
+        let slice = &items[call.next..end];
+        let put_owner = state.put_owner(now, call.caller.client, &call.tenant);
+        let keys = slice.iter().map(|item| item.key);
+        let hashes = state.prefetch_hashes(put_owner.as_ref().ok(), keys);
+        let steps = state.search_steps();
+        for (&item, hash) in slice.iter().zip(hashes) {
+            let PutItem { length, group, .. } = item;
+            let request = item_id(call.request_id, call.next as u64);
+            let (options, is_replacing) = (&call.options, call.is_replacing);
+            let progress = &mut call.progress;
+            let step = put_owner.as_ref().map_err(Clone::clone).and_then(|put_owner| {
+                let key = KeyRef::new(item.key)?;
+                check_group(group)?;
+                let put = Put { key, length, group, options, is_replacing, request };
+                state.put_step_hashed(now, put_owner, hash, &put, progress)
+            });
+            let started = match step {
+                Ok(PutStep::Started(started)) => Ok(started),
+                Ok(PutStep::Pending(pending)) if !call.is_late() => return Some(pending),
+                Ok(PutStep::Pending(pending)) => Err(late(pending)),
+                Err(error) => Err(error),
+            };
+            state.cancel_put(std::mem::take(&mut call.progress));
+            let started = started.map_err(|error| {
+                let (caller, tenant) = (&call.caller, &call.tenant);
+                let unfinished_put = unfinished_put(state, caller, tenant, item.key, &error);
+                v1::Failure { unfinished_put, ..v1::Failure::from(&error) }
+            });
+            match &started {
+                Ok(_) => self.traffic.put(length),
+                Err(_) => call.failed += 1,
+            }
+            call.reply.push(state, &mut call.segments, started);
+            call.next += 1;
+            if state.search_steps() - steps > STEPS_PER_SLICE {
+                break;
+            }
+        }
+        None
+    }
+
+    fn wait_for_memory(&self, pending: Pending, deadline: Moment) {
+        match (pending, &self.journal) {
+            (Pending::Yield, _) => {}
+            (Pending::Sync(position), Some(journal)) => {
+                journal.wait_synced(position, deadline);
+            }
+            (Pending::Busy | Pending::Sync(_), _) => std::thread::park_timeout(TURN_PAUSE),
+        }
+    }
+}
+
+impl PutStartCall {
+    fn is_late(&self) -> bool {
+        self.deadline.has_passed(SystemClock.now())
+    }
+}
+
+fn late(pending: Pending) -> Error {
+    let why = match pending {
+        Pending::Sync(_) => "freed memory waits until the log is on disk; retry",
+        Pending::Yield | Pending::Busy => "memory is still being freed; retry",
+    };
+    Error::new(ErrorCode::NO_AVAILABLE_HANDLE, why)
+        .with("waited_ms", WAIT_MAX.as_millis())
+        .with("retry_after_ms", RETRY_AFTER.as_millis())
+}

@@ -1,0 +1,111 @@
+//! Eviction ahead of need: down to the low watermark, and for puts that would wait for the log.
+
+use std::time::Duration;
+
+use mooncake_base::Moment;
+
+use super::{EvictionPass, Verdict};
+use crate::state::{State, eviction::EvictionPolicy, ids::KeyHash};
+
+/// Objects evicted ahead of need at a time.
+const AHEAD_SLICE: usize = 64;
+/// Wait before the next try while nothing can be evicted.
+const AHEAD_RETRY: Duration = Duration::from_secs(1);
+/// Puts that waited for the log within this time make more memory be evicted ahead.
+const DEMAND_PERIOD: Duration = Duration::from_secs(1);
+/// Memory evicted ahead so that puts need not wait for the log: at most this share of the pool, one
+/// in this many.
+const PREPARED_SHARE: u64 = 32;
+
+/// Memory to evict ahead of need, so that one sync of the log serves many puts. Zero unless puts
+/// have waited for the log.
+#[derive(Debug, Default)]
+pub(in crate::state) struct Ahead {
+    /// Bytes that should be free or wait for the log.
+    target: u64,
+    /// When a put last waited for the log.
+    waited: Option<Moment>,
+}
+
+impl State {
+    /// Evicts ahead of need, a slice at a time. Returns when to continue.
+    pub(in crate::state) fn evict_ahead(&mut self, now: Moment) -> Option<Moment> {
+        let watermark = self.rules.watermark?;
+        // Memory that waits for the log will be free without further eviction.
+        let used = self.segments.used_bytes.saturating_sub(self.unsynced.bytes);
+        let capacity = self.segments.mounted_bytes as f64;
+        let low = (watermark.high - watermark.ratio) * capacity;
+        let limit = if self.is_evicting { low } else { watermark.high * capacity };
+        self.is_evicting = used as f64 > limit;
+        if !self.is_evicting {
+            return None;
+        }
+        let goal = self.counters.evicted_bytes + (used as f64 - low).ceil() as u64;
+        self.unpark_due(now);
+        for _ in 0..AHEAD_SLICE {
+            if self.counters.evicted_bytes >= goal {
+                break;
+            }
+            let is_any = self.evict_next(now, EvictionPass::Plain)
+                || self.evict_next(now, EvictionPass::Soft);
+            if !is_any {
+                return Some(now + AHEAD_RETRY);
+            }
+        }
+        Some(now)
+    }
+
+    /// Raises the target because a put of `need` bytes has to wait for the log, and evicts towards
+    /// it.
+    pub(super) fn raise_ahead(&mut self, now: Moment, need: u64) {
+        let limit = self.segments.mounted_bytes / PREPARED_SHARE;
+        let is_repeated = self.ahead.waited.is_some_and(|last| now.since(last) < DEMAND_PERIOD);
+        let target = if is_repeated { (2 * self.ahead.target).max(2 * need) } else { 0 };
+        self.ahead.target = if limit < need { 0 } else { target.min(limit) };
+        self.ahead.waited = Some(now);
+        self.evict_towards(now, self.ahead.target);
+    }
+
+    /// Evicts ahead after an allocation, if memory that needs no sync runs out.
+    pub(super) fn prepare_ahead(&mut self, now: Moment, need: u64) {
+        let target = self.ahead.target;
+        if target == 0 {
+            return;
+        }
+        let free = self.segments.mounted_bytes.saturating_sub(self.segments.used_bytes);
+        if free >= 4 * target.max(need) {
+            // Memory came from elsewhere.
+            self.ahead.target = 0;
+        } else if free < target / 2 {
+            self.evict_towards(now, target);
+            self.unsynced.is_sync_wanted |= free < target / 4 || self.unsynced.bytes >= target / 2;
+        }
+    }
+
+    /// Evicts some objects, up to `target` bytes that wait for the log.
+    fn evict_towards(&mut self, now: Moment, target: u64) {
+        for _ in 0..AHEAD_SLICE {
+            if self.unsynced.bytes >= target || !self.evict_next(now, EvictionPass::Plain) {
+                return;
+            }
+        }
+    }
+
+    /// Takes the next object of an order and evicts it if that is allowed. Returns whether there
+    /// was one.
+    fn evict_next(&mut self, now: Moment, pass: EvictionPass) -> bool {
+        let Some(object) = self.pop(pass) else { return false };
+        match self.classify(now, object, pass, None) {
+            Verdict::Evict => {
+                for member in self.eviction_group(object) {
+                    self.dequeue(member);
+                    self.evict(now, member);
+                }
+            }
+            Verdict::Wait(until) => self.park(object, until),
+            Verdict::Demote => self.queue.soft.insert(object, KeyHash::new(0)),
+            Verdict::Skip => self.put_back(object),
+        }
+        true
+    }
+}

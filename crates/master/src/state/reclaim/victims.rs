@@ -1,0 +1,194 @@
+//! The search along the eviction order: victims that lie side by side are evicted together.
+
+use mooncake_base::Moment;
+use rustc_hash::FxHashMap;
+
+use super::{AllocRequest, EvictionPass, Verdict, search::Search};
+use crate::state::{
+    State,
+    allocator::BlockId,
+    eviction::EvictionPolicy,
+    ids::{KeyHash, ObjectSlot, SegmentSlot},
+};
+
+/// Steps of one search: objects taken from the order, and blocks looked at around them. About a
+/// millisecond.
+const STEPS: usize = 4096;
+
+/// The end of a search along the eviction order.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum VictimOutcome {
+    /// A replica was added.
+    Found,
+    /// All evictable objects together do not make a large enough run.
+    Exhausted,
+    /// The search took too many steps.
+    TooLong,
+}
+
+/// A search for objects to evict.
+#[derive(Debug)]
+struct VictimSearch {
+    /// Bytes that one segment must offer.
+    need: u64,
+    /// Per segment: bytes that are free or would be without the victims; `None` for a segment that
+    /// is too small or excluded.
+    reachable: FxHashMap<SegmentSlot, Option<u64>>,
+    /// Objects taken from the queue, evicted if their blocks form a large enough run.
+    victims: Vec<ObjectSlot>,
+    /// Blocks of the victims: segment and block, and the object.
+    blocks: FxHashMap<(SegmentSlot, BlockId), ObjectSlot>,
+    /// Objects taken from the queue without success.
+    set_aside: Vec<ObjectSlot>,
+    /// Steps left.
+    steps: usize,
+}
+
+impl State {
+    /// Evicts the objects that the eviction order names until one more replica fits. Evicts nothing
+    /// if that does not succeed within a bounded number of steps.
+    pub(super) fn search_victims(
+        &mut self,
+        now: Moment,
+        need: u64,
+        request: &AllocRequest<'_>,
+        found: &mut Search,
+    ) -> VictimOutcome {
+        let open = self.segments.open();
+        if !open.iter().any(|&slot| self.is_useful(slot, need, request, found)) {
+            return VictimOutcome::Exhausted;
+        }
+        self.unpark_due(now);
+        let mut search = VictimSearch {
+            need,
+            reachable: FxHashMap::default(),
+            victims: Vec::new(),
+            blocks: FxHashMap::default(),
+            set_aside: Vec::new(),
+            steps: STEPS,
+        };
+        let mut outcome = VictimOutcome::Exhausted;
+        for &pass in self.eviction_passes() {
+            outcome = self.search_pass(now, pass, request, &mut search, found);
+            if outcome != VictimOutcome::Exhausted {
+                break;
+            }
+        }
+        self.searches.steps += (STEPS - search.steps) as u64;
+        for object in search.victims.into_iter().chain(search.set_aside).rev() {
+            self.put_back(object);
+        }
+        outcome
+    }
+
+    /// Returns the eviction orders that the rules allow.
+    pub(super) fn eviction_passes(&self) -> &'static [EvictionPass] {
+        match self.rules.is_soft_pin_evictable {
+            true => &[EvictionPass::Plain, EvictionPass::Soft],
+            false => &[EvictionPass::Plain],
+        }
+    }
+
+    /// Returns whether evictions in the segment could make space for one more replica.
+    pub(super) fn is_useful(
+        &self,
+        slot: SegmentSlot,
+        need: u64,
+        request: &AllocRequest<'_>,
+        found: &Search,
+    ) -> bool {
+        let segment = self.segments.at(slot);
+        let is_taken = found.replicas.iter().any(|replica| replica.segment == slot);
+        segment.accepts_new()
+            && !is_taken
+            && request.filter.admits(slot)
+            && segment.reclaimable() >= need
+    }
+
+    fn search_pass(
+        &mut self,
+        now: Moment,
+        pass: EvictionPass,
+        request: &AllocRequest<'_>,
+        search: &mut VictimSearch,
+        found: &mut Search,
+    ) -> VictimOutcome {
+        loop {
+            if search.steps == 0 {
+                return VictimOutcome::TooLong;
+            }
+            search.steps -= 1;
+            let Some(object) = self.pop(pass) else { return VictimOutcome::Exhausted };
+            match self.classify(now, object, pass, request.spared) {
+                Verdict::Wait(until) => self.park(object, until),
+                Verdict::Demote => self.queue.soft.insert(object, KeyHash::new(0)),
+                Verdict::Skip => search.set_aside.push(object),
+                Verdict::Evict => {
+                    let group = self.eviction_group(object);
+                    search.steps = search.steps.saturating_sub(group.len());
+                    if !self.add_victims(search, &group, request, found) {
+                        search.set_aside.push(object);
+                        continue;
+                    }
+                    for &member in &group {
+                        self.dequeue(member);
+                    }
+                    search.victims.extend(&group);
+                    if self.evict_run(now, pass, search, (&group, request), found) {
+                        return VictimOutcome::Found;
+                    }
+                }
+            }
+        }
+    }
+
+    /// Evicts a run of adjacent victims that includes a block of the latest ones, if the object
+    /// fits there. Evicts only this run and the groups of its objects.
+    fn evict_run(
+        &mut self,
+        now: Moment,
+        pass: EvictionPass,
+        search: &mut VictimSearch,
+        (latest, request): (&[ObjectSlot], &AllocRequest<'_>),
+        found: &mut Search,
+    ) -> bool {
+        let copies = latest.iter().flat_map(|&object| self.objects.at(object).replicas.iter());
+        let run = copies.into_iter().find_map(|copy| {
+            let segment = copy.segment;
+            search.reachable.get(&segment)?.filter(|&bytes| bytes >= search.need)?;
+            let is_taken = |block| search.blocks.contains_key(&(segment, block));
+            let (length, steps) = (request.length, &mut search.steps);
+            let allocator = &self.segments.at(segment).allocator;
+            Some((segment, allocator.find_run(copy.block, length, steps, is_taken)?))
+        });
+        let Some((segment, first)) = run else { return false };
+        self.evict_window(now, pass, request, (segment, first), found)
+    }
+
+    /// Counts the bytes that evicting these objects would free. Returns whether any are in a useful
+    /// segment.
+    fn add_victims(
+        &self,
+        search: &mut VictimSearch,
+        group: &[ObjectSlot],
+        request: &AllocRequest<'_>,
+        found: &Search,
+    ) -> bool {
+        let mut helps = false;
+        for &member in group {
+            for replica in self.objects.at(member).replicas.iter() {
+                let slot = replica.segment;
+                let reachable = search.reachable.entry(slot).or_insert_with(|| {
+                    let is_useful = self.is_useful(slot, search.need, request, found);
+                    is_useful.then(|| self.segments.at(slot).free())
+                });
+                if let Some(bytes) = reachable {
+                    search.blocks.insert((slot, replica.block), member);
+                    *bytes += self.segments.at(slot).allocator.size(replica.block);
+                    helps = true;
+                }
+            }
+        }
+        helps
+    }
+}

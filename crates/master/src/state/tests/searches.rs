@@ -1,0 +1,136 @@
+//! Large puts into a full pool of small objects: work per lock of the state is bounded, and the put
+//! succeeds where it can.
+
+use super::*;
+
+/// Steps that one call may take: one search along the eviction order and one slice of a scan.
+const STEPS_MAX: u64 = 3 * 4096;
+
+/// 1,200 objects of 1 KiB: longer than most stretches between leased ones.
+const LARGE: u64 = 1200 << 10;
+
+/// Fills a pool with objects of this size; one in `leased` is leased.
+fn crowd(mib: u64, length: u64, leased: u64) -> (Pool, u64) {
+    let mut pool = Pool::new(mib);
+    let objects = mib * MIB / length;
+    for index in 0..objects {
+        pool.put(&format!("k{index}"), length).unwrap();
+    }
+    // Not at equal distances.
+    let mut at = leased / 2;
+    while at < objects {
+        pool.locate(&format!("k{at}"), true, false).unwrap();
+        at += leased / 2 + (at.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32) % leased;
+    }
+    (pool, objects)
+}
+
+/// Starts a put in slices. Returns the result, the number of calls and of steps.
+fn start_in_slices(pool: &mut Pool, key: &str, length: u64) -> (Result<Started>, u64, u64) {
+    let mut progress = PutProgress::default();
+    let (mut calls, before) = (0, pool.state.search_steps());
+    loop {
+        calls += 1;
+        let steps = pool.state.search_steps();
+        let step = step(pool, key, length, &mut progress);
+        let taken = pool.state.search_steps() - steps;
+        assert!(taken <= STEPS_MAX, "one call took {taken} steps");
+        let result = match step {
+            Ok(PutStep::Started(started)) => Ok(started),
+            Ok(PutStep::Pending(_)) => continue,
+            Err(error) => Err(error),
+        };
+        return (result, calls, pool.state.search_steps() - before);
+    }
+}
+
+fn step(pool: &mut Pool, key: &str, length: u64, progress: &mut PutProgress) -> Result<PutStep> {
+    let put = Put {
+        key: KeyRef::new(key.as_bytes()).unwrap(),
+        length,
+        group: b"",
+        options: &PutOptions::default(),
+        is_replacing: false,
+        request: 0,
+    };
+    pool.state.put_step(pool.now, A, &pool.tenant, &put, progress)
+}
+
+#[test]
+fn large_put_between_leased_objects_succeeds_in_slices() {
+    let (mut pool, objects) = crowd(64, 1024, 1000);
+    let (started, calls, steps) = start_in_slices(&mut pool, "large", LARGE);
+    pool.end(A, "large", &started.unwrap()).unwrap();
+    assert!(pool.exists("large"));
+    assert!(steps <= 24 * objects, "calls={calls} steps={steps}");
+    let evicted = pool.state.totals().counters.evicted_keys;
+    assert!((1200..=2 * 1200).contains(&evicted), "only the window was evicted: {evicted}");
+}
+
+#[test]
+fn impossible_put_fails_after_one_look_at_everything() {
+    let (mut pool, objects) = crowd(64, 1024, 1000);
+    let (started, calls, steps) = start_in_slices(&mut pool, "large", 32 * MIB);
+    let error = fails(started, ErrorCode::NO_AVAILABLE_HANDLE);
+    assert!(error.to_string().contains("eviction would not free enough in one run"), "{error}");
+    assert!(steps <= 3 * objects + 4096, "objects={objects} calls={calls} steps={steps}");
+    assert_eq!(pool.state.totals().counters.evicted_keys, 0, "and nothing was evicted");
+    assert!(pool.state.searches.is_empty());
+}
+
+#[test]
+fn concurrent_searches_all_end() {
+    let (mut pool, _) = crowd(64, 1024, 1000);
+    let mut puts: Vec<_> = (0..20).map(|_| (PutProgress::default(), None)).collect();
+    let mut rounds = 0;
+    while puts.iter().any(|(_, outcome)| outcome.is_none()) {
+        rounds += 1;
+        assert!(rounds < 2000, "a search goes on for ever");
+        for (index, (progress, outcome)) in puts.iter_mut().enumerate() {
+            if outcome.is_none() {
+                *outcome = match step(&mut pool, &format!("large{index}"), LARGE, progress) {
+                    Ok(PutStep::Pending(_)) => None,
+                    other => Some(other.is_ok()),
+                };
+            }
+        }
+    }
+    let done = puts.iter().filter(|(_, outcome)| *outcome == Some(true)).count();
+    assert!(done >= 8, "done={done}");
+    assert!(pool.state.searches.is_empty());
+    for client in [A, B] {
+        pool.state.unregister(pool.now, client);
+    }
+}
+
+#[test]
+fn small_puts_go_on_while_a_search_is_under_way() {
+    let (mut pool, _) = crowd(64, 1024, 1000);
+    let mut progress = PutProgress::default();
+    for index in 0..10_000 {
+        match step(&mut pool, "large", LARGE, &mut progress).unwrap() {
+            PutStep::Started(started) => {
+                pool.end(A, "large", &started).unwrap();
+                assert!(index > 2, "the search took several slices");
+                return;
+            }
+            PutStep::Pending(_) => {
+                pool.put(&format!("small{index}"), 1024).unwrap();
+            }
+        }
+    }
+    panic!("the large put starves");
+}
+
+#[test]
+fn segment_that_leaves_ends_the_search_in_it() {
+    let (mut pool, _) = crowd(16, 1024, 1000);
+    let mut progress = PutProgress::default();
+    while !pool.state.searches.blocks().next().is_some_and(|_| true) {
+        let pending = step(&mut pool, "large", MIB, &mut progress).unwrap();
+        assert!(matches!(pending, PutStep::Pending(_)), "{pending:?}");
+    }
+    pool.state.unmount(pool.now, A, SegmentId::from_bits(1), Duration::ZERO).unwrap();
+    pool.mount(B, 2, 4).unwrap();
+    assert!(matches!(step(&mut pool, "large", MIB, &mut progress), Ok(PutStep::Started(_))));
+}
