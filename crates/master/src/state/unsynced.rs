@@ -2,7 +2,7 @@
 //!
 //! A master whose machine loses power starts again with an older state, in which the freed memory
 //! belongs to an object that may be read. Freed memory is therefore given to another object only
-//! when the log has the record of its release on disk. See `docs/decisions/0017-unsynced-memory.md`.
+//! when the log has the record of its release on disk. See `docs/decisions/0018-unsynced-memory.md`.
 
 use std::collections::VecDeque;
 
