@@ -125,7 +125,7 @@ fn release_under_copies(cluster: &mut Cluster, round: usize) {
 
 #[test]
 fn memory_outlives_the_copies_of_tasks() {
-    let rounds = if is_long_run() { 200 } else { 8 };
+    let rounds = if is_long_run() { 200 } else { 4 };
     let mut cluster = Cluster::start(ClusterSettings::default()).unwrap();
     for round in 0..rounds {
         release_under_copies(&mut cluster, round);

@@ -220,8 +220,13 @@ where
             let stream = match listener.accept().await {
                 Ok((stream, _)) => stream,
                 Err(failure) => {
-                    // Most likely the process has no free descriptor. A silent connection has one.
-                    if pool.table.displace(Instant::now()) == Displacement::Ended {
+                    // If the process has no free descriptor, a silent connection gives one back.
+                    let has_no_descriptor =
+                        matches!(failure.raw_os_error(), Some(libc::EMFILE | libc::ENFILE));
+                    if has_no_descriptor
+                        && pool.table.displace(Instant::now()) == Displacement::Ended
+                    {
+                        tracing::debug!(%failure, "a connection was ended for its descriptor");
                         pool.refused.fetch_add(1, Ordering::Relaxed);
                         tokio::time::sleep(DISPLACE_PAUSE).await;
                         continue;
