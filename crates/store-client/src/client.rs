@@ -12,6 +12,7 @@ mod open_puts;
 mod overlapped_put;
 mod peer_latency;
 mod put;
+mod put_restart;
 mod query;
 mod range_read;
 mod read;

@@ -53,4 +53,4 @@ pub use region::{Region, Regions};
 pub use token::Token;
 pub use topology::Topology;
 pub use transfer_entry::{LocalRange, Opcode, RemoteRange, TransferEntry};
-pub use transport::{Capability, Path, Transport, TransportKind};
+pub use transport::{Capability, Path, TimeLimits, Transport, TransportKind};

@@ -209,6 +209,10 @@ impl Peer {
         if let Some(found) = self.path_state(index) {
             return found;
         }
+        // An attempt without time would fail, and the path would count as refused.
+        if deadline.has_passed(SystemClock.now()) {
+            return PathState::None;
+        }
         let Some(_reconnect) = self.reconnect.take_within(lock_timeout(deadline)) else {
             return PathState::None;
         };

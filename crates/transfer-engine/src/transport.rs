@@ -10,9 +10,9 @@ pub(crate) mod memory;
 pub(crate) mod shm;
 pub mod tcp;
 
-use std::{fmt, sync::Arc};
+use std::{fmt, sync::Arc, time::Duration};
 
-use mooncake_base::{Moment, Result};
+use mooncake_base::{Clock, Moment, Result, SystemClock};
 
 use crate::{
     descriptor::SegmentDescriptor,
@@ -55,6 +55,29 @@ impl TransportKind {
 impl fmt::Display for TransportKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())
+    }
+}
+
+/// The time limits of a transfer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TimeLimits {
+    /// The transfer ends at this moment, whatever was moved.
+    pub deadline: Moment,
+    /// The transfer ends when the peer has taken and sent no byte for this long. `None`: only the
+    /// deadline counts, because the caller has no other peer to turn to.
+    pub stall: Option<Duration>,
+}
+
+impl TimeLimits {
+    /// Returns the latest moment at which a peer that is silent from now on is given up.
+    pub fn give_up_at(&self) -> Moment {
+        self.stall.map_or(self.deadline, |stall| self.deadline.min(SystemClock.now() + stall))
+    }
+}
+
+impl From<Moment> for TimeLimits {
+    fn from(deadline: Moment) -> Self {
+        Self { deadline, stall: None }
     }
 }
 
@@ -103,7 +126,7 @@ pub trait Path: fmt::Debug + Send + Sync {
     /// whatever the outcome. A write counts as done only after its bytes were applied. A path with
     /// its own completions (verbs) posts the work and parks the caller until its poller has reaped
     /// the completions; callers that must not block use the engine's worker threads.
-    fn transfer(&self, opcode: Opcode, entries: &mut [TransferEntry], deadline: Moment);
+    fn transfer(&self, opcode: Opcode, entries: &mut [TransferEntry], limits: TimeLimits);
 
     /// Returns false once the peer is known to be unreachable over this path. The engine drops such
     /// a path.

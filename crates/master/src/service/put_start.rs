@@ -39,6 +39,8 @@ struct PutStartCall {
     caller: Caller,
     tenant: TenantId,
     options: PutOptions,
+    /// Peers that the client could not reach.
+    avoided_endpoints: Vec<String>,
     /// The next item, and the progress of its put.
     next: usize,
     progress: PutProgress,
@@ -117,6 +119,7 @@ impl Service {
             caller,
             tenant,
             options,
+            avoided_endpoints: r.avoided_endpoints.clone(),
             next: 0,
             progress: PutProgress::default(),
             segments: SegmentTable::default(),
@@ -174,6 +177,7 @@ impl Service {
         let end = items.len().min(call.next + SLICE_ITEMS);
         let slice = &items[call.next..end];
         let put_owner = state.put_owner(now, call.caller.client, &call.tenant);
+        let put_owner = put_owner.map(|owner| state.avoiding(owner, &call.avoided_endpoints));
         let keys = slice.iter().map(|item| item.key);
         let hashes = state.prefetch_hashes(put_owner.as_ref().ok(), keys);
         let steps = state.search_steps();

@@ -49,6 +49,8 @@ pub(crate) struct PutOwner {
     tenant: TenantIndex,
     /// Empty if unknown.
     host: Arc<str>,
+    /// Segments of peers that the client could not reach, used only if no other has room.
+    avoided: Vec<SegmentSlot>,
 }
 
 /// A writer's reference to an unfinished put.
@@ -69,6 +71,8 @@ pub struct PutRef<'a> {
 #[derive(Debug, Default)]
 pub struct PutProgress {
     search: Option<SearchId>,
+    /// Whether nothing fits into the segments that are not avoided.
+    uses_avoided: bool,
 }
 
 /// The outcome of one call about a put.
@@ -137,7 +141,19 @@ impl State {
         self.clients.check(client)?;
         self.check_tenant(tenant)?;
         let tenant = self.objects.intern_tenant(tenant)?;
-        Ok(PutOwner { client, tenant, host: self.clients.host(client) })
+        let host = self.clients.host(client);
+        Ok(PutOwner { client, tenant, host, avoided: Vec::new() })
+    }
+
+    /// Lets the owner's puts use segments of these endpoints only if no other segment has room.
+    pub(crate) fn avoiding(&self, put_owner: PutOwner, endpoints: &[String]) -> PutOwner {
+        if endpoints.is_empty() {
+            return put_owner;
+        }
+        let is_avoided =
+            |slot: &&SegmentSlot| endpoints.contains(&self.segments.at(**slot).spec.endpoint);
+        let avoided = self.segments.open().iter().filter(is_avoided).copied().collect();
+        PutOwner { avoided, ..put_owner }
     }
 
     /// Returns the hashes of the keys that the owner puts next, and prefetches their table entries.
@@ -308,12 +324,21 @@ impl State {
         let request = AllocRequest {
             length: put.length,
             replicas,
-            filter: SegmentFilter::All,
+            filter: match put_owner.avoided.is_empty() || progress.uses_avoided {
+                true => SegmentFilter::All,
+                false => SegmentFilter::Except(&put_owner.avoided),
+            },
             host: &put_owner.host,
             options: put.options,
             spared: existing,
         };
-        let allocated = self.allocate_copies(now, &request, &mut progress.search);
+        let mut allocated = self.allocate_copies(now, &request, &mut progress.search);
+        if allocated.is_err() && matches!(request.filter, SegmentFilter::Except(_)) {
+            progress.uses_avoided = true;
+            self.cancel_search(progress.search.take());
+            let request = AllocRequest { filter: SegmentFilter::All, ..request };
+            allocated = self.allocate_copies(now, &request, &mut progress.search);
+        }
         self.counters.puts_without_room += u64::from(allocated.is_err());
         allocated
     }

@@ -412,6 +412,10 @@ pub struct PutStartRequest {
     /// Instead of `items`.
     #[prost(message, optional, tag = "6")]
     pub columns: ::core::option::Option<PutColumns>,
+    /// Peers that the client could not reach a moment ago. Their segments are used only if the objects
+    /// fit nowhere else.
+    #[prost(string, repeated, tag = "9")]
+    pub avoided_endpoints: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct PutColumns {

@@ -16,6 +16,7 @@ use super::{
     Client, ClientInner, batch,
     checksum::Checksummer,
     overlapped_put,
+    put_restart::RESTARTS_MAX,
     reservation::{Layout, Reservation, Upload, UploadWrite, Write},
     start::ReserveItem,
 };
@@ -226,7 +227,7 @@ impl ClientInner {
     fn put_in_parts(&self, open: &[usize], put: &PutBatch<'_>) -> NumberedOutcomes {
         let size = |&at: &usize| usize::try_from(total(put.items[at].parts)).unwrap_or(usize::MAX);
         let sizes: Vec<_> = open.iter().map(size).collect();
-        let put_part = |part: &Range<usize>| self.put_part(&open[part.clone()], put);
+        let put_part = |part: &Range<usize>| self.put_part(&open[part.clone()], put, RESTARTS_MAX);
         let done = match overlapped_put::split(&sizes) {
             Some(parts) => overlapped_put::run_overlapped(&parts, put_part),
             None => batch::split(sizes.into_iter(), PART_BYTES_MAX).iter().map(put_part).collect(),
@@ -234,8 +235,13 @@ impl ClientInner {
         done.into_iter().flatten().collect()
     }
 
-    /// Puts one part: reserve, write, publish.
-    fn put_part(&self, part: &[usize], put: &PutBatch<'_>) -> NumberedOutcomes {
+    /// Puts one part: reserve, write, publish. Starts puts again that no holder has taken.
+    fn put_part(
+        &self,
+        part: &[usize],
+        put: &PutBatch<'_>,
+        restarts_left: usize,
+    ) -> NumberedOutcomes {
         let wanted = |&at: &usize| {
             let PutItem { key, parts } = put.items[at];
             ReserveItem { at, key, length: total(parts) }
@@ -269,11 +275,17 @@ impl ClientInner {
         }
         // Failures are recorded in the upload; `publish` reports them.
         let now = SystemClock.now();
-        self.write(&mut writes, now);
+        let lost = self.write_or_leave(&mut writes, restarts_left, now);
+        let again: Vec<usize> = lost.into_iter().map(|index| owners[index]).collect();
         let puts: Vec<_> = writes.into_iter().map(|put| (put.key, &*put.upload)).collect();
         put.add_written(SystemClock.now().since(begin));
         done.extend(owners.into_iter().zip(self.publish(&puts, put.call_deadline())));
         self.open_puts.release(puts.iter().map(|(_, upload)| upload.request()));
+        if !again.is_empty() {
+            tracing::debug!(puts = again.len(), "no holder could be written, using other segments");
+            done.retain(|(at, _)| !again.contains(at));
+            done.extend(self.put_part(&again, put, restarts_left - 1));
+        }
         done
     }
 }

@@ -137,21 +137,7 @@ impl Client {
     /// # Errors
     /// The master cannot be reached.
     pub fn segments(&self) -> Result<Vec<SegmentUse>> {
-        let caller = Some(self.inner.caller.clone());
-        let call = Call::ListSegments(v1::ListSegmentsRequest { caller });
-        let response = self.inner.call(call, |answer| match answer {
-            Reply::ListSegments(response) => Some(response),
-            _ => None,
-        })?;
-        let read = |summary: v1::SegmentSummary| {
-            let takes_objects = summary.status() == v1::SegmentStatus::Ok;
-            let segment = summary
-                .segment
-                .ok_or_else(|| call::protocol_error("a segment has no description"))?;
-            let segment = call::read_segment(segment)?;
-            Ok(SegmentUse { segment, used: summary.used, takes_objects })
-        };
-        response.segments.into_iter().map(read).collect()
+        self.inner.segments()
     }
 
     /// Returns the status of the master.
@@ -191,6 +177,25 @@ impl Client {
 }
 
 impl ClientInner {
+    /// Returns the segments of the whole pool.
+    pub(super) fn segments(&self) -> Result<Vec<SegmentUse>> {
+        let caller = Some(self.caller.clone());
+        let call = Call::ListSegments(v1::ListSegmentsRequest { caller });
+        let response = self.call(call, |answer| match answer {
+            Reply::ListSegments(response) => Some(response),
+            _ => None,
+        })?;
+        let read = |summary: v1::SegmentSummary| {
+            let takes_objects = summary.status() == v1::SegmentStatus::Ok;
+            let segment = summary
+                .segment
+                .ok_or_else(|| call::protocol_error("a segment has no description"))?;
+            let segment = call::read_segment(segment)?;
+            Ok(SegmentUse { segment, used: summary.used, takes_objects })
+        };
+        response.segments.into_iter().map(read).collect()
+    }
+
     pub(super) fn status(&self, deadline: Moment) -> Result<MasterStatus> {
         let call = Call::Status(v1::StatusRequest { caller: Some(self.caller.clone()) });
         let status = self.call_until(call, deadline, |answer| match answer {

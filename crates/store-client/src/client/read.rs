@@ -11,11 +11,14 @@ use mooncake_proto::{
     columns::{Located as LocatedRow, Outcome},
     v1::{self, request::Call, response::Call as Reply},
 };
-use mooncake_transfer_engine::{LocalRange, Opcode, TransferEntry};
+use mooncake_transfer_engine::{LocalRange, Opcode, TimeLimits, TransferEntry};
 use smallvec::SmallVec;
 
 use super::{
-    Client, ClientInner, ReadFences, batch, call, checksum::Checksummer, put::total, transfer::Jobs,
+    Client, ClientInner, ReadFences, batch, call,
+    checksum::Checksummer,
+    put::total,
+    transfer::{Jobs, STALL_LIMIT},
 };
 use crate::{
     metrics::{Operation, OutcomeTotals},
@@ -56,6 +59,9 @@ struct Attempt<'a> {
     candidates: SmallVec<[usize; 1]>,
     /// Number of replicas tried so far.
     tried: usize,
+    /// Indexes of the replicas whose holder was silent. They are tried again with more patience when
+    /// no other replica could be read.
+    silent: SmallVec<[usize; 1]>,
     state: AttemptState,
     /// Whether the bytes are verified: read within the fence or confirmed by the master, and
     /// matching the checksum.
@@ -217,6 +223,7 @@ impl ClientInner {
             length,
             candidates,
             tried: 0,
+            silent: SmallVec::new(),
             state,
             is_verified: false,
         })
@@ -233,6 +240,7 @@ impl ClientInner {
         let mut now = now;
         loop {
             now = self.fetch(attempts, now, deadline);
+            now = self.fetch_silent(attempts, now, deadline);
             let mut late: Vec<_> =
                 attempts.iter_mut().flatten().filter(|attempt| attempt.is_late()).collect();
             if !late.is_empty() {
@@ -245,36 +253,90 @@ impl ClientInner {
         }
     }
 
-    /// Tries the replicas of every open read in turn and returns the time afterwards.
+    /// Tries the replicas of every open read in turn and returns the time afterwards. Leaves a silent
+    /// holder for the next replica.
     fn fetch(&self, attempts: &mut [Result<Attempt<'_>>], now: Moment, deadline: Moment) -> Moment {
         let mut now = now;
         loop {
             let mut jobs = Jobs::with_capacity(attempts.len());
             let mut running = Vec::with_capacity(attempts.len());
             for attempt in attempts.iter_mut().flatten() {
-                if let Some(replica) = attempt.next_job(&mut jobs) {
-                    running.push((attempt, replica));
+                if let Some(at) = attempt.next_job(&mut jobs) {
+                    running.push((attempt, at));
                 }
             }
             if jobs.is_empty() {
                 return now;
             }
-            self.run_jobs(Opcode::Read, &mut jobs, deadline);
-            let begin = std::mem::replace(&mut now, SystemClock.now());
-            self.metrics.count_transfer(Opcode::Read, jobs.len(), now.since(begin));
-            for ((attempt, replica), outcome) in running.into_iter().zip(jobs.finish()) {
-                match outcome {
-                    Ok(()) => attempt.state = AttemptState::Done(replica, now),
-                    Err(_) if attempt.has_untried_replica() && !deadline.has_passed(now) => {
+            // Nobody is kept waiting by reads that all need the same holder.
+            let is_patient = jobs.has_one_segment()
+                && running.iter().all(|(attempt, _)| attempt.candidates.len() == 1);
+            let stall = (!is_patient).then_some(STALL_LIMIT);
+            now = self.run_reads((jobs, running), TimeLimits { deadline, stall }, now);
+        }
+    }
+
+    /// Tries the silent holders of failed reads again, with growing patience, and returns the time
+    /// afterwards.
+    fn fetch_silent(
+        &self,
+        attempts: &mut [Result<Attempt<'_>>],
+        now: Moment,
+        deadline: Moment,
+    ) -> Moment {
+        let mut now = now;
+        let mut stall = STALL_LIMIT;
+        for round in 0.. {
+            let mut jobs = Jobs::default();
+            let mut running = Vec::new();
+            for attempt in attempts.iter_mut().flatten() {
+                if let Some(at) = attempt.next_silent_job(round, &mut jobs) {
+                    running.push((attempt, at));
+                }
+            }
+            if jobs.is_empty() || deadline.has_passed(now) {
+                break;
+            }
+            stall *= 2;
+            let is_last = now + stall >= deadline
+                || running.iter().all(|(attempt, _)| attempt.silent.len() == 1);
+            let limits = TimeLimits { deadline, stall: (!is_last).then_some(stall) };
+            now = self.run_reads((jobs, running), limits, now);
+            if is_last {
+                break;
+            }
+        }
+        now
+    }
+
+    /// Reads from one replica each and returns the time afterwards.
+    fn run_reads(
+        &self,
+        (mut jobs, running): (Jobs, Vec<(&mut Attempt<'_>, usize)>),
+        limits: TimeLimits,
+        begin: Moment,
+    ) -> Moment {
+        self.run_jobs(Opcode::Read, &mut jobs, limits);
+        let now = SystemClock.now();
+        self.metrics.count_transfer(Opcode::Read, jobs.len(), now.since(begin));
+        for ((attempt, at), outcome) in running.into_iter().zip(jobs.finish()) {
+            match outcome {
+                Ok(()) => {
+                    let replica = attempt.located.places[at].replica;
+                    attempt.state = AttemptState::Done(replica, now);
+                }
+                Err(error) => {
+                    attempt.record_silence(at, &error, limits);
+                    if attempt.has_untried_replica() && !limits.deadline.has_passed(now) {
                         self.metrics.count_skipped(1);
+                        continue;
                     }
-                    Err(error) => {
-                        let key = &attempt.located.key;
-                        attempt.state = AttemptState::Failed(error.with("key", key));
-                    }
+                    let key = &attempt.located.key;
+                    attempt.state = AttemptState::Failed(error.with("key", key));
                 }
             }
         }
+        now
     }
 
     /// Compares the bytes with the writers' checksums. Returns whether some reads need another
@@ -424,7 +486,7 @@ impl Attempt<'_> {
     }
 
     /// Adds a transfer from the next replica, if the read is open.
-    fn next_job(&mut self, jobs: &mut Jobs) -> Option<ReplicaId> {
+    fn next_job(&mut self, jobs: &mut Jobs) -> Option<usize> {
         if !matches!(self.state, AttemptState::Open) {
             return None;
         }
@@ -435,13 +497,37 @@ impl Attempt<'_> {
             return None;
         };
         self.tried += 1;
+        self.push_job(at, jobs);
+        Some(at)
+    }
+
+    /// Adds a transfer from the silent holder whose turn it is in this round, if the read has failed.
+    fn next_silent_job(&self, round: usize, jobs: &mut Jobs) -> Option<usize> {
+        if self.silent.is_empty() || !matches!(self.state, AttemptState::Failed(_)) {
+            return None;
+        }
+        let at = self.silent[round % self.silent.len()];
+        self.push_job(at, jobs);
+        Some(at)
+    }
+
+    fn push_job(&self, at: usize, jobs: &mut Jobs) {
         let place = &self.located.places[at];
         let entry = |(offset, range): &(u64, LocalRange)| {
             TransferEntry::new(*range, place.address() + offset)
         };
         let is_chosen = self.located.places.len() > 1;
         jobs.push(&place.segment, self.ranges.iter().map(entry), is_chosen);
-        Some(place.replica)
+    }
+
+    /// Remembers whether the holder of a replica was only silent, in which case it may answer later.
+    fn record_silence(&mut self, at: usize, error: &Error, limits: TimeLimits) {
+        let is_silent = error.kind() == ErrorKind::Timeout && limits.stall.is_some();
+        if !is_silent {
+            self.silent.retain(|silent| *silent != at);
+        } else if !self.silent.contains(&at) {
+            self.silent.push(at);
+        }
     }
 
     fn is_late(&self) -> bool {

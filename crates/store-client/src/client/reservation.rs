@@ -1,11 +1,12 @@
 //! Uploads: space for an object reserved at the master, written, then published or revoked.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use mooncake_base::{
-    Clock, Error, ErrorCode, KeyRef, Moment, ObjectKey, ReplicaId, Result, SystemClock, Version,
+    Clock, Error, ErrorCode, ErrorKind, KeyRef, Moment, ObjectKey, ReplicaId, Result, SystemClock,
+    Version,
 };
-use mooncake_transfer_engine::{LocalRange, Opcode, TransferEntry};
+use mooncake_transfer_engine::{LocalRange, Opcode, TimeLimits, TransferEntry};
 use smallvec::SmallVec;
 
 use super::{
@@ -50,6 +51,10 @@ pub(super) struct Upload {
     /// Replicas that could not be written, and the last error.
     failed: Vec<ReplicaId>,
     error: Option<Error>,
+    /// Of the failed replicas, those whose holder was only silent.
+    silent: Vec<ReplicaId>,
+    /// Whether each failure so far was one of a peer.
+    has_only_peer_failures: bool,
     /// End of the write window; writing later is forbidden.
     until: Moment,
 }
@@ -130,6 +135,7 @@ impl Reservation {
             }
         }
         own.error = own.error.take().or(other.error);
+        own.has_only_peer_failures &= other.has_only_peer_failures;
     }
 }
 
@@ -149,6 +155,8 @@ impl Upload {
             checksum: None,
             failed: Vec::new(),
             error: None,
+            silent: Vec::new(),
+            has_only_peer_failures: true,
             until,
         }
     }
@@ -193,6 +201,7 @@ impl Upload {
             Ok(sum) => self.checksum = Some(sum),
             Err(error) => {
                 for at in 0..self.places.len() {
+                    self.has_only_peer_failures = false;
                     self.fail_replica(self.places[at].replica, error.clone(), item.key);
                 }
             }
@@ -205,6 +214,23 @@ impl Upload {
 
     fn has_no_replica(&self) -> bool {
         self.healthy().next().is_none()
+    }
+
+    /// Returns whether the put failed because no holder could be reached.
+    pub(super) fn is_lost_to_peers(&self) -> bool {
+        self.has_no_replica() && self.has_only_peer_failures && self.error.is_some()
+    }
+
+    /// Takes the replicas of silent holders back if no other replica is left. Returns whether there
+    /// are any.
+    pub(super) fn readmit_silent_replicas(&mut self) -> bool {
+        if self.silent.is_empty() || !self.has_no_replica() {
+            return false;
+        }
+        let silent = std::mem::take(&mut self.silent);
+        self.failed.retain(|replica| !silent.contains(replica));
+        self.error = None;
+        true
     }
 
     fn fail_replica(&mut self, replica: ReplicaId, error: Error, key: KeyRef<'_>) {
@@ -257,8 +283,14 @@ impl UploadWrite<'_> {
 }
 
 impl ClientInner {
-    /// Writes into every healthy replica. Failures are also recorded in the upload.
-    pub(super) fn write(&self, puts: &mut [UploadWrite<'_>], now: Moment) -> Vec<Result<()>> {
+    /// Writes into every healthy replica, side by side. Leaves a holder that stays silent for longer
+    /// than `stall`. Failures are also recorded in the upload.
+    pub(super) fn write_once(
+        &self,
+        puts: &mut [UploadWrite<'_>],
+        stall: Option<Duration>,
+        now: Moment,
+    ) -> Vec<Result<()>> {
         let mut until = now + self.config.transfer_timeout;
         let mut jobs = Jobs::with_capacity(puts.len());
         let mut owners = Vec::with_capacity(puts.len());
@@ -276,7 +308,7 @@ impl ClientInner {
             outcomes.push(checked);
         }
         if !jobs.is_empty() {
-            self.run_jobs(Opcode::Write, &mut jobs, until);
+            self.run_jobs(Opcode::Write, &mut jobs, TimeLimits { deadline: until, stall });
             let took = SystemClock.now().since(now);
             self.metrics.count_transfer(Opcode::Write, puts.len(), took);
         }
@@ -284,6 +316,11 @@ impl ClientInner {
             if let Err(error) = outcome {
                 self.metrics.count_lost(1);
                 let UploadWrite { key, upload, .. } = &mut puts[at];
+                if error.kind() == ErrorKind::Timeout && stall.is_some() {
+                    upload.silent.push(replica);
+                }
+                upload.has_only_peer_failures &=
+                    !matches!(error.kind(), ErrorKind::InvalidArgument | ErrorKind::Closed);
                 upload.fail_replica(replica, error, *key);
                 if upload.has_no_replica() {
                     outcomes[at] = Err(upload.no_replica_error(*key));

@@ -1,9 +1,10 @@
 //! Transfers of replicas: one transfer per peer, for any number of objects.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
-use mooncake_base::{Clock, Error, ErrorCode, Moment, Result, SystemClock};
-use mooncake_transfer_engine::{Opcode, TransferEntry};
+use mooncake_base::sync::Mutex;
+use mooncake_base::{Clock, Error, ErrorCode, ErrorKind, Result, SystemClock};
+use mooncake_transfer_engine::{Opcode, TimeLimits, TransferEntry};
 use rustc_hash::FxHashMap;
 
 use super::{ClientInner, peer_latency::is_worth_threads};
@@ -11,6 +12,12 @@ use crate::{metrics::OutcomeTotals, object::SegmentInfo};
 
 /// Maximum number of peers served in parallel.
 const PARALLEL_PEERS_MAX: usize = 8;
+
+/// Maximum number of peers waited for in parallel without a stall limit. The threads only wait.
+const PARALLEL_WAITS_MAX: usize = 64;
+
+/// Time without a moved byte after which a peer is left, if there may be another one.
+pub(super) const STALL_LIMIT: Duration = Duration::from_secs(1);
 
 /// A batch of replicas, or parts of replicas, to transfer.
 #[derive(Debug, Default)]
@@ -40,7 +47,7 @@ struct Job {
 #[derive(Debug, Clone, Copy)]
 struct RunOptions {
     opcode: Opcode,
-    deadline: Moment,
+    limits: TimeLimits,
     /// Whether there is more than one group.
     is_shared: bool,
 }
@@ -83,6 +90,11 @@ impl Jobs {
     /// Whether the batch has no jobs.
     pub(super) fn is_empty(&self) -> bool {
         self.jobs.is_empty()
+    }
+
+    /// Returns whether all jobs are for one segment.
+    pub(super) fn has_one_segment(&self) -> bool {
+        self.segments.len() == 1
     }
 
     /// Returns the results in the order of the jobs. A job that never ran has failed.
@@ -135,87 +147,129 @@ impl PeerGroup<'_> {
     fn bytes(&self) -> u64 {
         self.entries.iter().map(|entry| entry.local.length() as u64).sum()
     }
+
+    /// Sets the error as the outcome of every job. Returns false: the group has failed.
+    fn fail(&mut self, error: &Error) -> bool {
+        for job in &mut self.jobs {
+            job.outcome = Some(Err(error.clone()));
+        }
+        false
+    }
 }
 
 impl ClientInner {
-    /// Runs every job and stores its result.
-    pub(super) fn run_jobs(&self, opcode: Opcode, jobs: &mut Jobs, deadline: Moment) {
+    /// Runs every job and stores its result. A peer that is silent or gone delays no other peer for
+    /// longer than the stall limit.
+    pub(super) fn run_jobs(&self, opcode: Opcode, jobs: &mut Jobs, limits: impl Into<TimeLimits>) {
+        let limits = limits.into();
         let (segments, mut groups) = jobs.group_by_peer();
-        let options = RunOptions { opcode, deadline, is_shared: groups.len() > 1 };
-        if !options.is_shared || !self.is_worth_threads(opcode, segments, &groups) {
-            for group in &mut groups {
+        let options = RunOptions { opcode, limits, is_shared: groups.len() > 1 };
+        let mut rest = &mut groups[..];
+        if !options.is_shared || !self.is_worth_threads(options, segments, rest) {
+            while let Some((group, others)) = std::mem::take(&mut rest).split_first_mut() {
+                rest = others;
+                if !self.run_group(options, segments, group) {
+                    break;
+                }
+            }
+        }
+        self.run_in_parallel(options, segments, rest);
+    }
+
+    /// Runs groups on several threads. Each thread takes the next group when it is done with one.
+    fn run_in_parallel(
+        &self,
+        options: RunOptions,
+        segments: &[Arc<SegmentInfo>],
+        groups: &mut [PeerGroup<'_>],
+    ) {
+        let threads_max = match options.limits.stall {
+            Some(_) => PARALLEL_PEERS_MAX,
+            None => PARALLEL_WAITS_MAX,
+        };
+        let threads = groups.len().min(threads_max);
+        let queue = Mutex::new(groups.iter_mut());
+        let run = &|| {
+            loop {
+                let next = queue.lock().next();
+                let Some(group) = next else { return };
                 self.run_group(options, segments, group);
             }
-            return;
-        }
-        let share = groups.len().div_ceil(PARALLEL_PEERS_MAX);
+        };
         std::thread::scope(|scope| {
-            let mut shares = groups.chunks_mut(share);
-            let own = shares.next();
-            for share in shares {
+            for _ in 1..threads {
                 let begin = SystemClock.now();
                 let thread = std::thread::Builder::new().name("mc-transfer".to_owned());
                 let spawned = thread.spawn_scoped(scope, move || {
                     let now = SystemClock.now();
                     self.peer_latency.record_thread_start(now.since(begin), now);
-                    for group in share {
-                        self.run_group(options, segments, group);
-                    }
+                    run();
                 });
                 if let Err(error) = spawned {
-                    // The jobs of this thread have no result and count as failed.
+                    // The other threads take the groups.
                     tracing::warn!(%error, "cannot start a thread for a transfer");
                 }
             }
-            for group in own.into_iter().flatten() {
-                self.run_group(options, segments, group);
-            }
+            run();
         });
     }
 
-    /// Returns whether the groups finish sooner with a thread each.
+    /// Returns whether the groups finish sooner with a thread each: by their expected durations, or
+    /// because a peer may stay silent.
     fn is_worth_threads(
         &self,
-        opcode: Opcode,
+        options: RunOptions,
         segments: &[Arc<SegmentInfo>],
         groups: &[PeerGroup<'_>],
     ) -> bool {
         let now = SystemClock.now();
+        let endpoint = |group: &PeerGroup<'_>| match group.jobs.first() {
+            Some(job) => segments[job.segment].endpoint.as_str(),
+            None => "",
+        };
+        let may_wait = |group| self.suspected_peers.is_suspected(endpoint(group), now);
+        if options.limits.stall.is_none() || groups.iter().any(may_wait) {
+            return true;
+        }
         let expected = groups.iter().map(|group| {
-            let endpoint = group.jobs.first().map_or("", |job| &segments[job.segment].endpoint);
-            self.expected_latency(endpoint, (opcode, group.bytes()), now)
+            self.expected_latency(endpoint(group), (options.opcode, group.bytes()), now)
         });
         is_worth_threads(expected, self.peer_latency.expected_thread_start(now))
     }
 
+    /// Runs the jobs of one peer. Returns false if the peer could not be reached, or failed.
     fn run_group(
         &self,
         options: RunOptions,
         segments: &[Arc<SegmentInfo>],
         group: &mut PeerGroup<'_>,
-    ) {
-        let RunOptions { opcode, deadline, is_shared } = options;
-        let Some(first) = group.jobs.first() else { return };
+    ) -> bool {
+        let RunOptions { opcode, limits, is_shared } = options;
+        let Some(first) = group.jobs.first() else { return true };
         let is_measured = is_shared || group.jobs.iter().any(|job| job.is_chosen);
         let segment = &segments[first.segment];
-        let peer = match self.engine.open(&segment.endpoint, deadline) {
-            Ok(peer) => peer,
-            Err(error) => {
-                let error = self.record_peer_failure(error, segment);
-                for job in &mut group.jobs {
-                    job.outcome = Some(Err(error.clone()));
-                }
-                return;
-            }
-        };
         let begin = is_measured.then(|| SystemClock.now());
-        let served = self.engine.transfer(&peer, opcode, &mut group.entries, deadline);
+        if begin.is_some_and(|begin| limits.deadline.has_passed(begin)) {
+            // Another peer has taken the time; this one is not to blame.
+            let error =
+                Error::new(ErrorCode::RPC_TIMEOUT, "the deadline passed before the transfer began");
+            return group.fail(&error.with("peer", &segment.endpoint));
+        }
+        if let Err(error) = self.suspected_peers.check(&segment.endpoint, limits.stall) {
+            return group.fail(&error.with("segment", &segment.name));
+        }
+        let peer = match self.engine.open(&segment.endpoint, limits.give_up_at()) {
+            Ok(peer) => peer,
+            Err(error) => return group.fail(&self.record_peer_failure(error, segment, limits)),
+        };
+        let served = self.engine.transfer(&peer, opcode, &mut group.entries, limits);
         let end = begin.map(|begin| (begin, SystemClock.now()));
         let mut entries = std::mem::take(&mut group.entries).into_iter();
         let mut totals = OutcomeTotals::default();
         for job in &mut group.jobs {
-            let own = entries.by_ref().take(job.entries);
-            job.outcome = Some(self.job_outcome(own, &segments[job.segment], &mut totals));
+            let outcome = job_outcome(entries.by_ref().take(job.entries), &mut totals);
+            let blame = |error| self.record_peer_failure(error, &segments[job.segment], limits);
+            job.outcome = Some(outcome.map_err(blame));
         }
         self.metrics.count_copies(served.or_else(|| peer.transport()), opcode, totals);
         if let Some((begin, end)) = end.filter(|_| totals.failed == 0) {
@@ -225,42 +279,50 @@ impl ClientInner {
         if totals.done > 0 {
             self.suspected_peers.clear(&segment.endpoint);
         }
-    }
-
-    /// Combines the results of a job's entries.
-    fn job_outcome(
-        &self,
-        entries: impl Iterator<Item = TransferEntry>,
-        segment: &SegmentInfo,
-        totals: &mut OutcomeTotals,
-    ) -> Result<()> {
-        let mut bytes = 0;
-        let mut failed = None;
-        for entry in entries {
-            bytes += entry.local.length() as u64;
-            match entry.outcome {
-                Some(Ok(())) => {}
-                Some(Err(error)) => failed = failed.or(Some(error)),
-                None => failed = failed.or_else(|| Some(not_transferred())),
-            }
-        }
-        totals.add(failed.is_none().then_some(bytes));
-        failed.map_or(Ok(()), |error| Err(self.record_peer_failure(error, segment)))
+        totals.failed == 0
     }
 
     /// Records the failure of a peer and adds its name to the error.
-    fn record_peer_failure(&self, error: Error, segment: &SegmentInfo) -> Error {
+    fn record_peer_failure(
+        &self,
+        error: Error,
+        segment: &SegmentInfo,
+        limits: TimeLimits,
+    ) -> Error {
         // Invalid local memory is no fault of the peer. Neither is a failure while the client is
         // closing.
         if error.code() != ErrorCode::INVALID_PARAMS && !self.is_closed() {
+            let now = SystemClock.now();
             self.metrics.count_peer_error(&segment.endpoint);
-            if self.suspected_peers.add(&segment.endpoint, SystemClock.now()) {
+            if error.kind() == ErrorKind::Timeout && !limits.deadline.has_passed(now) {
+                self.suspected_peers.add_silence(&segment.endpoint, (&error, limits.stall), now);
+            }
+            if self.suspected_peers.add(&segment.endpoint, now) {
                 let (peer, segment) = (&segment.endpoint, &segment.name);
                 tracing::warn!(peer, segment, %error, "a transfer failed; trying the peer last for a while");
             }
         }
         error.with("segment", &segment.name).with("peer", &segment.endpoint)
     }
+}
+
+/// Combines the results of a job's entries.
+fn job_outcome(
+    entries: impl Iterator<Item = TransferEntry>,
+    totals: &mut OutcomeTotals,
+) -> Result<()> {
+    let mut bytes = 0;
+    let mut failed = None;
+    for entry in entries {
+        bytes += entry.local.length() as u64;
+        match entry.outcome {
+            Some(Ok(())) => {}
+            Some(Err(error)) => failed = failed.or(Some(error)),
+            None => failed = failed.or_else(|| Some(not_transferred())),
+        }
+    }
+    totals.add(failed.is_none().then_some(bytes));
+    failed.map_or(Ok(()), Err)
 }
 
 fn not_transferred() -> Error {

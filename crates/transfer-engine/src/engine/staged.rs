@@ -50,7 +50,8 @@ impl OnStream<'_> {
         hint: Option<TransportKind>,
     ) -> Result<Option<TransportKind>> {
         self.cuda.synchronize(self.stream)?;
-        let params = TransferParams { peer, opcode, hint, deadline, stream: self.stream };
+        let params =
+            TransferParams { peer, opcode, hint, limits: deadline.into(), stream: self.stream };
         Ok(self.engine.transfer_counted(params, entries))
     }
 }
@@ -97,7 +98,7 @@ impl Inner {
         loop {
             let parts = device::fill_buffer(entries, owners, &mut place);
             let Some(first) = parts.first() else { break };
-            let moved = cuda.buffer(first.device, params.deadline).and_then(|buffer| {
+            let moved = cuda.buffer(first.device, params.limits.deadline).and_then(|buffer| {
                 let (opcode, stream) = (params.opcode, params.stream);
                 if opcode == Opcode::Write {
                     cuda.copy(opcode, &parts, entries, &buffer, stream)?;

@@ -11,7 +11,7 @@ use crate::{
     path_selection::{Decision, PATHS_MAX, TransferSizeClass},
     peer::{PathState, Peer},
     transfer_entry::{Opcode, TransferEntry},
-    transport::{Path, TransportKind},
+    transport::{Path, TimeLimits, TransportKind},
 };
 
 /// Timeout for opening a path that is only needed for a measurement.
@@ -37,7 +37,7 @@ pub(super) struct TransferParams<'a> {
     pub(super) peer: &'a Peer,
     pub(super) opcode: Opcode,
     pub(super) hint: Option<TransportKind>,
-    pub(super) deadline: Moment,
+    pub(super) limits: TimeLimits,
     /// Device memory is accessed in the order of this stream.
     pub(super) stream: Stream,
 }
@@ -46,17 +46,17 @@ impl Engine {
     /// Moves entries between local memory and a peer's, and sets the outcome of each. Returns the
     /// transport that moved the last of the bytes.
     ///
-    /// Blocks. An entry that fails on one path is tried on the next while the deadline permits. If
-    /// the peer is gone, it is resolved once more, since it may have been restarted. Entries that
+    /// Blocks. An entry that fails on one path is tried on the next while the limits permit. A plain
+    /// moment is a deadline without a stall limit. If the peer is gone, it is resolved once more, since it may have been restarted. Entries that
     /// have an outcome already are skipped.
     pub fn transfer(
         &self,
         peer: &Peer,
         opcode: Opcode,
         entries: &mut [TransferEntry],
-        deadline: Moment,
+        limits: impl Into<TimeLimits>,
     ) -> Option<TransportKind> {
-        self.transfer_hinted(peer, opcode, entries, deadline, None)
+        self.transfer_hinted(peer, opcode, entries, limits, None)
     }
 
     /// Like [`Engine::transfer`], but tries the transport named by the caller first, if there is a
@@ -66,11 +66,11 @@ impl Engine {
         peer: &Peer,
         opcode: Opcode,
         entries: &mut [TransferEntry],
-        deadline: Moment,
+        limits: impl Into<TimeLimits>,
         hint: Option<TransportKind>,
     ) -> Option<TransportKind> {
         self.transfer_counted(
-            TransferParams { peer, opcode, hint, deadline, stream: Stream::DEFAULT },
+            TransferParams { peer, opcode, hint, limits: limits.into(), stream: Stream::DEFAULT },
             entries,
         )
     }
@@ -103,22 +103,23 @@ impl Inner {
         params: TransferParams<'_>,
         entries: &mut [TransferEntry],
     ) -> Option<TransportKind> {
-        let TransferParams { peer, deadline, .. } = params;
+        let TransferParams { peer, limits, .. } = params;
+        let connect_until = limits.give_up_at();
         let mut served = None;
         for is_last in [false, true] {
             let version = peer.version();
-            match self.try_paths(params, entries, &mut served) {
+            match self.try_paths((params, connect_until), entries, &mut served) {
                 Attempt::PeerLost if !is_last => {}
                 _ => break,
             }
-            let resolve = || self.resolve(peer.name(), deadline);
-            if let Err(error) = peer.refresh(version, deadline, resolve) {
+            let resolve = || self.resolve(peer.name(), connect_until);
+            if let Err(error) = peer.refresh(version, connect_until, resolve) {
                 fail_open(entries, &error);
                 return served;
             }
         }
         if entries.iter().any(|entry| entry.outcome.is_none()) {
-            let error = if deadline.has_passed(SystemClock.now()) {
+            let error = if connect_until.has_passed(SystemClock.now()) {
                 let text = "the deadline passed before the bytes were moved";
                 Error::new(ErrorCode::TRANSFER_FAIL, text).with("peer", peer.name())
             } else {
@@ -130,19 +131,21 @@ impl Inner {
     }
 
     /// Tries every path once for the open entries, beginning with the fastest one for the batch.
+    /// Opens paths until `connect_until`.
     fn try_paths(
         &self,
-        params: TransferParams<'_>,
+        (params, connect_until): (TransferParams<'_>, Moment),
         entries: &mut [TransferEntry],
         served: &mut Option<TransportKind>,
     ) -> Attempt {
         let mut was_reached = false;
         let mut order = self.path_order(params, entries);
         for index in order.indexes.into_iter().take(self.transports.len()) {
-            if entries.iter().all(is_final) || params.deadline.has_passed(SystemClock.now()) {
+            if entries.iter().all(is_final) || params.limits.deadline.has_passed(SystemClock.now())
+            {
                 return Attempt::Done;
             }
-            let path = match params.peer.path(index, self.path_context(), params.deadline) {
+            let path = match params.peer.path(index, self.path_context(), connect_until) {
                 PathState::Open(path) => path,
                 // The peer's successor must be resolved before bytes go there.
                 PathState::Dead => return Attempt::PeerLost,
@@ -184,7 +187,7 @@ impl Inner {
     ) -> Work {
         let before = Progress::of(entries);
         let begin = SystemClock.now();
-        path.transfer(params.opcode, entries, params.deadline);
+        path.transfer(params.opcode, entries, params.limits);
         let took = SystemClock.now().since(begin);
         let (kind, opcode) = (path.kind(), params.opcode);
         let work = Work { kind, opcode, before, after: Progress::of(entries), took };
@@ -222,7 +225,7 @@ impl Inner {
             Decision::TrySecond => (second, true),
         };
         if chosen == second && params.peer.open_path(second).is_none() {
-            let until = params.deadline.min(SystemClock.now() + TRIAL_CONNECT_MAX);
+            let until = params.limits.give_up_at().min(SystemClock.now() + TRIAL_CONNECT_MAX);
             if !matches!(params.peer.path(second, self.path_context(), until), PathState::Open(_)) {
                 return order;
             }

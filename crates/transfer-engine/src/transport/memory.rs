@@ -10,7 +10,7 @@ use crate::{
     memory::exported_memory::ExportedMemory,
     region::{Pin, Region},
     transfer_entry::{Opcode, RemoteRange, TransferEntry},
-    transport::{Capability, Path, Transport, TransportKind},
+    transport::{Capability, Path, TimeLimits, Transport, TransportKind},
 };
 
 /// The transport within one process.
@@ -68,7 +68,8 @@ impl Path for MemoryPath {
         self.owner().is_some_and(|lent| lent.regions.find(range).is_some())
     }
 
-    fn transfer(&self, opcode: Opcode, entries: &mut [TransferEntry], deadline: Moment) {
+    fn transfer(&self, opcode: Opcode, entries: &mut [TransferEntry], limits: TimeLimits) {
+        let deadline = limits.deadline;
         let owner = self.owner();
         let mut rest = entries;
         loop {

@@ -39,7 +39,7 @@ use crate::{
     path_selection::RemoteMemory,
     token::{self, Channel, Exchange, HandshakeSide},
     transfer_entry::{Opcode, RemoteRange, TransferEntry},
-    transport::{Capability, Path, Transport, TransportKind},
+    transport::{Capability, Path, TimeLimits, Transport, TransportKind},
 };
 
 /// The maximum number of entries that one system call moves.
@@ -211,7 +211,8 @@ impl Path for ShmPath {
         })
     }
 
-    fn transfer(&self, opcode: Opcode, entries: &mut [TransferEntry], deadline: Moment) {
+    fn transfer(&self, opcode: Opcode, entries: &mut [TransferEntry], limits: TimeLimits) {
+        let deadline = limits.deadline;
         if self.attachment.link().is_closed() {
             self.attachment.close();
         }
@@ -225,7 +226,7 @@ impl Path for ShmPath {
                 entry.outcome = Some(Err(attachment::peer_gone()));
                 continue;
             }
-            let guard = match self.attachment.acquire(entry.remote_range(), deadline) {
+            let guard = match self.attachment.acquire(entry.remote_range(), limits.give_up_at()) {
                 Ok(guard) => guard,
                 Err(error) => {
                     entry.outcome = Some(Err(error));

@@ -270,3 +270,37 @@ fn indices_of_segments_agree_with_the_segments() {
         assert_eq!(segments.used_bytes, used);
     }
 }
+
+#[test]
+fn avoided_endpoints_are_used_only_if_nothing_else_has_room() {
+    let mut pool = Pool::new(4);
+    pool.mount(B, 2, 2).unwrap();
+    let start = |pool: &mut Pool, key: &str, avoided: &[&str]| {
+        let endpoints: Vec<_> = avoided.iter().map(|&host| host.to_owned()).collect();
+        let put_owner = pool.state.put_owner(pool.now, A, &pool.tenant).unwrap();
+        let put_owner = pool.state.avoiding(put_owner, &endpoints);
+        let options = PutOptions { replicas: 2, ..PutOptions::default() };
+        let key = KeyRef::new(key.as_bytes()).unwrap();
+        let keys = std::iter::once(key.as_bytes());
+        let hash = pool.state.prefetch_hashes(Some(&put_owner), keys)[0];
+        let (length, group) = (MIB, &b""[..]);
+        let put = Put { key, length, group, options: &options, is_replacing: false, request: 0 };
+        let mut progress = PutProgress::default();
+        let started = loop {
+            let state = &mut pool.state;
+            match state.put_step_hashed(pool.now, &put_owner, hash, &put, &mut progress).unwrap() {
+                PutStep::Started(started) => break started,
+                PutStep::Pending(pending) => assert!(matches!(pending, Pending::Yield)),
+            }
+        };
+        let segment = |place: &Place| pool.state.segments.at(place.segment).spec.id.bits();
+        let mut used: Vec<u128> = started.places.iter().map(segment).collect();
+        used.sort_unstable();
+        used
+    };
+    assert_eq!(start(&mut pool, "both", &[]), [1, 2]);
+    assert_eq!(start(&mut pool, "not on 1", &["host-a:1"]), [2]);
+    // Segment 2 is full now, and nothing in it can be evicted.
+    assert_eq!(start(&mut pool, "on 1 after all", &["host-a:1"]), [1]);
+    assert_eq!(start(&mut pool, "nowhere else", &["host-a:1", "host-b:1"]), [1]);
+}

@@ -25,6 +25,7 @@ use crate::{
     handshake::dial::{dial, is_refused, peer_error},
     metrics::PoolSnapshot,
     token::{self, Channel, Exchange, HandshakeSide, NONCE_BYTES},
+    transport::TimeLimits,
 };
 
 /// The receive timeout of the socket. Blocking in `recv` is cheaper than a `poll` before each call.
@@ -75,6 +76,8 @@ struct PoolState {
     idle: Vec<DataConnection>,
     /// The number of connections, including the idle ones.
     open: usize,
+    /// The number of connections that were released after a complete exchange.
+    releases: u64,
     is_closed: bool,
 }
 
@@ -86,6 +89,13 @@ pub(super) struct PooledConnection<'a> {
     connection: Option<DataConnection>,
     is_released: bool,
     _active: ActiveThread,
+}
+
+/// The wait for a peer during one exchange. Each byte that moves extends it.
+pub(super) struct PeerWait {
+    limits: TimeLimits,
+    /// The end of the wait since the last byte moved; `None` until it is asked for.
+    silent_until: Option<Moment>,
 }
 
 /// The reason why sending failed.
@@ -135,12 +145,12 @@ impl ConnectionPool {
     }
 
     /// Acquires an idle connection, a new one, or the next one that is released.
-    pub(super) fn acquire(&self, deadline: Moment) -> Result<PooledConnection<'_>> {
+    ///
+    /// Waits no longer than the stall limit while no other caller completes an exchange.
+    pub(super) fn acquire(&self, limits: TimeLimits) -> Result<PooledConnection<'_>> {
         if fork::is_forked_since(self.generation) {
             return Err(Error::closed("the connection belongs to the parent process"));
         }
-        let left = deadline.left(SystemClock.now());
-        let until = Instant::now() + left;
         let mut state = self.state.lock();
         loop {
             if state.is_closed {
@@ -154,10 +164,18 @@ impl ConnectionPool {
                 state.open += 1;
                 break;
             }
+            let before = state.releases;
+            let until = Instant::now() + limits.give_up_at().left(SystemClock.now());
             self.waiters.fetch_add(1, Ordering::Relaxed);
             let is_late = self.released.wait_until(&mut state, until).timed_out();
             self.waiters.fetch_sub(1, Ordering::Relaxed);
-            if is_late {
+            if is_late && !limits.deadline.has_passed(SystemClock.now()) {
+                // Other callers' exchanges show that the peer is only busy.
+                if state.releases == before {
+                    let stall = limits.stall.unwrap_or_default();
+                    return Err(stall_error(&self.destination.endpoint, stall));
+                }
+            } else if is_late {
                 let text = "all connections to the peer were busy until the deadline";
                 return Err(Error::new(ErrorCode::RPC_TIMEOUT, text)
                     .with("peer", &self.destination.endpoint)
@@ -166,7 +184,7 @@ impl ConnectionPool {
         }
         drop(state);
         let mut pooled = self.pooled(None);
-        pooled.connection = Some(self.connect(deadline)?);
+        pooled.connection = Some(self.connect(limits.give_up_at())?);
         Ok(pooled)
     }
 
@@ -290,7 +308,7 @@ impl ConnectionPool {
             (Some(_), false) => return refused("the peer asks for no token, and has shown none"),
         };
         let mut owner_nonce = [0; NONCE_BYTES];
-        connection.read(&mut owner_nonce, deadline).map_err(failed)?;
+        connection.read(&mut owner_nonce, deadline.into()).map_err(failed)?;
         let caller_nonce = token::nonce();
         let exchange =
             Exchange { channel: Channel::Tcp, owner: theirs.engine, owner_nonce, caller_nonce };
@@ -298,7 +316,7 @@ impl ConnectionPool {
             Claim { nonce: caller_nonce, proof: exchange.proof(token, HandshakeSide::Caller) };
         connection.send_bytes(&claim.encode(), deadline).map_err(failed)?;
         let mut verdict = [0; VERDICT_BYTES];
-        connection.read(&mut verdict, deadline).map_err(failed)?;
+        connection.read(&mut verdict, deadline.into()).map_err(failed)?;
         match Verdict::decode(&verdict).map_err(|bad| failed(bad.into()))? {
             Verdict::Accepted(proof) if exchange.verify(token, HandshakeSide::Owner, &proof) => {
                 Ok(())
@@ -351,6 +369,7 @@ impl PooledConnection<'_> {
                 return;
             }
             state.idle.push(connection);
+            state.releases += 1;
             self.pool.notify_waiter(state);
             // The connection stays open: drop must not count it as closed.
             self.is_released = true;
@@ -391,7 +410,7 @@ impl DataConnection {
         self.wire.clear();
         self.wire.extend_from_slice(bytes);
         self.spans.clear();
-        self.send(deadline).map_err(|failure| match failure {
+        self.send(deadline.into()).map_err(|failure| match failure {
             SendFailure::Broken(source) => source,
             SendFailure::BadSpan(_) => io::ErrorKind::InvalidInput.into(),
         })
@@ -413,24 +432,25 @@ impl DataConnection {
     fn exchange_greetings(&mut self, ours: Greeting, deadline: Moment) -> io::Result<Greeting> {
         self.send_bytes(&ours.encode(), deadline)?;
         let mut theirs = [0; GREETING_BYTES];
-        self.read(&mut theirs, deadline)?;
+        self.read(&mut theirs, deadline.into())?;
         Ok(Greeting::decode(&theirs)?)
     }
 
     /// Sends `wire`, then `spans`.
-    pub(super) fn send(&mut self, deadline: Moment) -> Result<(), SendFailure> {
+    pub(super) fn send(&mut self, limits: TimeLimits) -> Result<(), SendFailure> {
         let mut cursor = Cursor::default();
+        let mut wait = PeerWait::new(limits);
         while !cursor.is_done(&self.wire, &self.spans) {
             let sent = vectored_io::send(self.socket.as_fd(), &self.wire, &self.spans, &mut cursor);
             match sent {
-                Ok(()) => {}
+                Ok(()) => wait.record_progress(),
                 Err(failure) if vectored_io::is_fault(&failure) => {
                     if let Some(index) = cursor.fault() {
                         return Err(SendFailure::BadSpan(index));
                     }
                 }
                 Err(failure) => self
-                    .wait_after(failure, Readiness::Write, deadline)
+                    .wait_after(failure, Readiness::Write, wait.until())
                     .map_err(SendFailure::Broken)?,
             }
         }
@@ -439,39 +459,46 @@ impl DataConnection {
 
     /// Receives into `spans`. Returns the indexes of spans whose memory cannot be written; their
     /// bytes are discarded, and the other spans are filled.
-    pub(super) fn receive(&mut self, deadline: Moment) -> io::Result<Vec<usize>> {
+    pub(super) fn receive(&mut self, limits: TimeLimits) -> io::Result<Vec<usize>> {
         let mut cursor = Cursor::default();
+        let mut wait = PeerWait::new(limits);
         let mut bad = Vec::new();
         while !cursor.is_done(&[], &self.spans) {
             let (socket, spans, discard) = (self.socket.as_fd(), &self.spans, &mut self.discard);
-            let mode = block_mode(deadline);
+            let until = wait.until();
+            let mode = block_mode(until);
             let mut receive =
                 |mode| vectored_io::receive(socket, spans, &mut cursor, discard, mode);
             let polled = self.spin_wait.poll(|| receive(BlockMode::NonBlocking));
             match polled.unwrap_or_else(|| receive(mode)) {
-                Ok(()) => {}
+                Ok(()) => wait.record_progress(),
                 Err(failure) if vectored_io::is_fault(&failure) => {
                     if let Some(index) = cursor.fault() {
                         self.spans[index] = self.spans[index].into_discard();
                         bad.push(index);
                     }
                 }
-                Err(failure) => self.wait_to_receive(failure, mode, deadline)?,
+                Err(failure) => self.wait_to_receive(failure, mode, until)?,
             }
         }
         Ok(bad)
     }
 
-    /// Fills the buffer, waiting until the deadline.
-    pub(super) fn read(&mut self, buffer: &mut [u8], deadline: Moment) -> io::Result<()> {
+    /// Fills the buffer, waiting within the limits.
+    pub(super) fn read(&mut self, buffer: &mut [u8], limits: TimeLimits) -> io::Result<()> {
         let mut filled = 0;
+        let mut wait = PeerWait::new(limits);
         while filled < buffer.len() {
-            let (socket, mode) = (self.socket.as_fd(), block_mode(deadline));
+            let until = wait.until();
+            let (socket, mode) = (self.socket.as_fd(), block_mode(until));
             let mut read = |mode| vectored_io::read(socket, &mut buffer[filled..], mode);
             let polled = self.spin_wait.poll(|| read(BlockMode::NonBlocking));
             match polled.unwrap_or_else(|| read(mode)) {
-                Ok(count) => filled += count,
-                Err(failure) => self.wait_to_receive(failure, mode, deadline)?,
+                Ok(count) => {
+                    filled += count;
+                    wait.record_progress();
+                }
+                Err(failure) => self.wait_to_receive(failure, mode, until)?,
             }
         }
         Ok(())
@@ -511,6 +538,28 @@ impl DataConnection {
             _ => Err(failure),
         }
     }
+}
+
+impl PeerWait {
+    pub(super) const fn new(limits: TimeLimits) -> Self {
+        Self { limits, silent_until: None }
+    }
+
+    /// Returns the moment at which the wait ends unless a byte moves before.
+    pub(super) fn until(&mut self) -> Moment {
+        *self.silent_until.get_or_insert_with(|| self.limits.give_up_at())
+    }
+
+    pub(super) const fn record_progress(&mut self) {
+        self.silent_until = None;
+    }
+}
+
+/// Returns the error for a peer that has moved no byte for the time of the stall limit.
+pub(super) fn stall_error(endpoint: &Endpoint, stall: Duration) -> Error {
+    Error::new(ErrorCode::RPC_TIMEOUT, "the peer has moved no byte within the stall limit")
+        .with("peer", endpoint)
+        .with("limit_ms", stall.as_millis())
 }
 
 /// Returns whether a receiving call may block before the next check of the deadline.

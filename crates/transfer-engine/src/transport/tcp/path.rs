@@ -6,7 +6,9 @@ use mooncake_base::{Clock, Endpoint, Error, ErrorCode, Moment, Result, SystemClo
 
 use super::{
     TcpSettings, compat_frame,
-    connection_pool::{ConnectionPool, DataConnection, Destination, PooledConnection, SendFailure},
+    connection_pool::{
+        ConnectionPool, DataConnection, Destination, PooledConnection, SendFailure, stall_error,
+    },
     frame::{self, Refusal, RequestHeader, ResponseHeader},
     framing::{FRAME_BYTES, FrameLimits, Framer, Part, fail_unfinished},
     request_window,
@@ -17,7 +19,7 @@ use crate::{
     handshake::dial::peer_error,
     metrics::PoolSnapshot,
     transfer_entry::{Opcode, RemoteRange, TransferEntry},
-    transport::{Path, TransportKind},
+    transport::{Path, TimeLimits, TransportKind},
 };
 
 /// The maximum number of bad local addresses found one by one in a call, each of which costs a
@@ -68,7 +70,7 @@ impl TcpPath {
             );
         }
         let pool = ConnectionPool::new(destination, settings);
-        pool.acquire(deadline)?.release();
+        pool.acquire(deadline.into())?.release();
         Ok(Self { pool, protocol })
     }
 
@@ -82,12 +84,12 @@ impl TcpPath {
         &self,
         opcode: Opcode,
         entries: &mut [TransferEntry],
-        deadline: Moment,
+        limits: TimeLimits,
     ) -> Result<()> {
         if self.protocol == WireProtocol::Native {
-            self.move_windowed(opcode, entries, deadline)?;
+            self.move_windowed(opcode, entries, limits)?;
         }
-        self.move_frames(opcode, entries, deadline)
+        self.move_frames(opcode, entries, limits)
     }
 
     /// Moves a batch of more than one frame over as many connections as its size justifies. After a
@@ -96,7 +98,7 @@ impl TcpPath {
         &self,
         opcode: Opcode,
         entries: &mut [TransferEntry],
-        deadline: Moment,
+        limits: TimeLimits,
     ) -> Result<()> {
         let open = entries.iter().filter(|entry| entry.outcome.is_none());
         let (count, bytes) = open.fold((0_usize, 0_usize), |(count, bytes), entry| {
@@ -105,14 +107,14 @@ impl TcpPath {
         if bytes < FRAME_BYTES && count <= frame::ENTRIES_MAX {
             return Ok(());
         }
-        let first = self.pool.acquire(deadline)?;
+        let first = self.pool.acquire(limits)?;
         let most = self.pool.max_per_transfer(first.get());
         let batch =
-            request_window::TransferBatch { opcode, entries, deadline, endpoint: self.endpoint() };
+            request_window::TransferBatch { opcode, entries, limits, endpoint: self.endpoint() };
         let wanted = request_window::connections_for(bytes, most);
         match request_window::run(&self.pool, first, (bytes, wanted), batch) {
             Err(failure) if failure.kind() == io::ErrorKind::TimedOut => {
-                Err(self.deadline_passed().caused_by(failure))
+                Err(self.timeout_error(limits).caused_by(failure))
             }
             Err(failure) => {
                 let peer = self.endpoint();
@@ -128,27 +130,27 @@ impl TcpPath {
         &self,
         opcode: Opcode,
         entries: &mut [TransferEntry],
-        deadline: Moment,
+        limits: TimeLimits,
     ) -> Result<()> {
-        let limits = match self.protocol {
+        let frame_limits = match self.protocol {
             WireProtocol::Native => FrameLimits::NATIVE,
             WireProtocol::Compat { .. } => FrameLimits::COMPAT,
         };
-        let mut framer = Framer::new(entries, limits);
+        let mut framer = Framer::new(entries, frame_limits);
         let mut parts = Vec::new();
         framer.next_frame(entries, &mut parts);
         if parts.is_empty() {
             return Ok(());
         }
-        let mut pooled = self.pool.acquire(deadline)?;
+        let mut pooled = self.pool.acquire(limits)?;
         let mut bad_spans = 0;
         while !parts.is_empty() {
-            self.check_deadline(deadline)?;
-            match self.exchange(pooled.get_mut(), opcode, &parts, entries, deadline) {
+            self.check_deadline(limits)?;
+            match self.exchange(pooled.get_mut(), opcode, &parts, entries, limits) {
                 FrameOutcome::Done => framer.next_frame(entries, &mut parts),
                 FrameOutcome::Closing => {
                     framer.next_frame(entries, &mut parts);
-                    self.reconnect(&mut pooled, &parts, deadline)?;
+                    self.reconnect(&mut pooled, &parts, limits)?;
                 }
                 FrameOutcome::BadPart(index) => {
                     parts[index].complete(entries, Err(bad_local_error(&parts[index])));
@@ -160,17 +162,17 @@ impl TcpPath {
                     if parts.is_empty() {
                         framer.next_frame(entries, &mut parts);
                     }
-                    self.reconnect(&mut pooled, &parts, deadline)?;
+                    self.reconnect(&mut pooled, &parts, limits)?;
                 }
                 // Transfers are idempotent, and an idle connection shows only when used that the
                 // peer has closed it.
                 FrameOutcome::Broken { is_before_response: true, source }
                     if pooled.get_mut().is_used && source.kind() != io::ErrorKind::TimedOut =>
                 {
-                    pooled.reconnect(deadline)?;
+                    pooled.reconnect(limits.give_up_at())?;
                 }
                 FrameOutcome::Broken { source, .. } if source.kind() == io::ErrorKind::TimedOut => {
-                    return Err(self.deadline_passed().caused_by(source));
+                    return Err(self.timeout_error(limits).caused_by(source));
                 }
                 FrameOutcome::Broken { source, .. } => {
                     let text = "the connection broke during the transfer";
@@ -190,16 +192,10 @@ impl TcpPath {
         opcode: Opcode,
         parts: &[Part],
         entries: &mut [TransferEntry],
-        deadline: Moment,
+        limits: TimeLimits,
     ) -> FrameOutcome {
-        let mut frame = FrameExchange {
-            connection,
-            opcode,
-            parts,
-            entries,
-            endpoint: self.endpoint(),
-            deadline,
-        };
+        let mut frame =
+            FrameExchange { connection, opcode, parts, entries, endpoint: self.endpoint(), limits };
         match self.protocol {
             WireProtocol::Native => frame.native(),
             WireProtocol::Compat { has_status } => frame.compat(has_status),
@@ -211,23 +207,31 @@ impl TcpPath {
         &self,
         pooled: &mut PooledConnection<'_>,
         next: &[Part],
-        deadline: Moment,
+        limits: TimeLimits,
     ) -> Result<()> {
         pooled.close();
-        if next.is_empty() { Ok(()) } else { pooled.reconnect(deadline) }
+        if next.is_empty() { Ok(()) } else { pooled.reconnect(limits.give_up_at()) }
     }
 
-    fn check_deadline(&self, deadline: Moment) -> Result<()> {
-        if deadline.has_passed(SystemClock.now()) {
-            return Err(self.deadline_passed());
+    fn check_deadline(&self, limits: TimeLimits) -> Result<()> {
+        if limits.deadline.has_passed(SystemClock.now()) {
+            return Err(self.timeout_error(limits));
         }
         Ok(())
     }
 
-    /// The message names no cause: this side cannot determine which side was slow.
-    fn deadline_passed(&self) -> Error {
-        let text = "the deadline passed before the bytes were moved";
-        Error::new(ErrorCode::RPC_TIMEOUT, text).with("peer", self.endpoint())
+    /// Returns the error of a transfer that ran out of time. At the deadline the message names no
+    /// cause: this side cannot determine which side was slow.
+    fn timeout_error(&self, limits: TimeLimits) -> Error {
+        match limits.stall {
+            Some(stall) if !limits.deadline.has_passed(SystemClock.now()) => {
+                stall_error(self.endpoint(), stall)
+            }
+            _ => {
+                let text = "the deadline passed before the bytes were moved";
+                Error::new(ErrorCode::RPC_TIMEOUT, text).with("peer", self.endpoint())
+            }
+        }
     }
 }
 
@@ -240,8 +244,8 @@ impl Path for TcpPath {
         true // the owner checks each range
     }
 
-    fn transfer(&self, opcode: Opcode, entries: &mut [TransferEntry], deadline: Moment) {
-        if let Err(error) = self.move_all(opcode, entries, deadline) {
+    fn transfer(&self, opcode: Opcode, entries: &mut [TransferEntry], limits: TimeLimits) {
+        if let Err(error) = self.move_all(opcode, entries, limits) {
             fail_unfinished(entries, &error);
         }
     }
@@ -266,7 +270,7 @@ struct FrameExchange<'a> {
     parts: &'a [Part],
     entries: &'a mut [TransferEntry],
     endpoint: &'a Endpoint,
-    deadline: Moment,
+    limits: TimeLimits,
 }
 
 impl FrameExchange<'_> {
@@ -282,7 +286,7 @@ impl FrameExchange<'_> {
             frame::encode_entry(part.remote, &mut self.connection.wire);
         }
         self.load_spans(self.opcode == Opcode::Write, &[]);
-        if let Err(failure) = self.connection.send(self.deadline) {
+        if let Err(failure) = self.connection.send(self.limits) {
             return failure.into();
         }
         self.native_response(&request).unwrap_or_else(|(source, is_before_response)| {
@@ -295,12 +299,12 @@ impl FrameExchange<'_> {
         request: &RequestHeader,
     ) -> Result<FrameOutcome, (io::Error, bool)> {
         let mut header = [0; frame::RESPONSE_BYTES];
-        self.connection.read(&mut header, self.deadline).map_err(|source| (source, true))?;
+        self.connection.read(&mut header, self.limits).map_err(|source| (source, true))?;
         let mid_response = |source: io::Error| (source, false);
         let answer =
             ResponseHeader::decode(&header, request).map_err(|bad| mid_response(bad.into()))?;
         let mut list = vec![0; answer.refused * frame::REFUSAL_BYTES];
-        self.connection.read(&mut list, self.deadline).map_err(mid_response)?;
+        self.connection.read(&mut list, self.limits).map_err(mid_response)?;
         let refusals =
             Refusal::decode_all(&list, self.parts.len()).map_err(|bad| mid_response(bad.into()))?;
         for refusal in &refusals {
@@ -335,14 +339,14 @@ impl FrameExchange<'_> {
         self.connection.wire.clear();
         self.connection.wire.extend_from_slice(&header.encode());
         self.load_spans(self.opcode == Opcode::Write, &[]);
-        let sent = self.connection.send(self.deadline);
+        let sent = self.connection.send(self.limits);
         if let Err(failure @ SendFailure::BadSpan(_)) = sent {
             return Err(failure.into());
         }
         // A refusal may have arrived before everything was sent; it is the cause of the failure.
         if has_status {
             let mut status = [0; compat_frame::STATUS_BYTES];
-            let read = self.connection.read(&mut status, self.deadline);
+            let read = self.connection.read(&mut status, self.limits);
             if let (Err(SendFailure::Broken(source)), Err(_)) = (sent, &read) {
                 return Err(before_response(source));
             }
@@ -385,7 +389,7 @@ impl FrameExchange<'_> {
     }
 
     fn receive_parts(&mut self) -> io::Result<()> {
-        for index in self.connection.receive(self.deadline)? {
+        for index in self.connection.receive(self.limits)? {
             let part = &self.parts[index];
             part.complete(self.entries, Err(bad_local_error(part)));
         }

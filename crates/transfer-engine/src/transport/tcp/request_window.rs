@@ -12,10 +12,10 @@ use std::{
     os::fd::{AsRawFd, BorrowedFd},
 };
 
-use mooncake_base::{Endpoint, Moment, Result};
+use mooncake_base::{Endpoint, Result};
 
 use super::{
-    connection_pool::{ConnectionPool, PooledConnection},
+    connection_pool::{ConnectionPool, PeerWait, PooledConnection},
     frame::{
         self, Malformed, REFUSAL_BYTES, RESPONSE_BYTES, Refusal, RequestHeader, ResponseHeader,
     },
@@ -23,7 +23,10 @@ use super::{
     path::refusal_error,
     vectored_io::{self, BlockMode, Cursor, Span},
 };
-use crate::transfer_entry::{Opcode, TransferEntry};
+use crate::{
+    transfer_entry::{Opcode, TransferEntry},
+    transport::TimeLimits,
+};
 
 /// The maximum number of requests in flight per connection: one travels while another is applied.
 const WINDOW_DEPTH: usize = 2;
@@ -38,7 +41,7 @@ const FRAME_BYTES_MIN: usize = 512 << 10;
 pub(super) struct TransferBatch<'a> {
     pub(super) opcode: Opcode,
     pub(super) entries: &'a mut [TransferEntry],
-    pub(super) deadline: Moment,
+    pub(super) limits: TimeLimits,
     pub(super) endpoint: &'a Endpoint,
 }
 
@@ -63,7 +66,7 @@ pub(super) fn run<'a>(
     let framer = Framer::new(batch.entries, limits);
     let mut connections = vec![WindowedConnection::new(first)];
     while connections.len() < count {
-        let Some(pooled) = pool.try_acquire_extra(batch.deadline) else { break };
+        let Some(pooled) = pool.try_acquire_extra(batch.limits.give_up_at()) else { break };
         connections.push(WindowedConnection::new(pooled));
     }
     let progress = EntryProgress::new(batch.entries.len());
@@ -130,6 +133,7 @@ struct PartCount {
 
 impl WindowedTransfer<'_, '_> {
     fn run(&mut self) -> io::Result<()> {
+        let mut wait = PeerWait::new(self.batch.limits);
         loop {
             let mut has_moved = false;
             for index in 0..self.connections.len() {
@@ -144,7 +148,9 @@ impl WindowedTransfer<'_, '_> {
                 let polled =
                     self.connections.iter().filter(|connection| !connection.in_flight.is_empty());
                 let mut polled: Vec<_> = polled.map(WindowedConnection::poll_fd).collect();
-                vectored_io::wait_for_any(&mut polled, self.batch.deadline)?;
+                vectored_io::wait_for_any(&mut polled, wait.until())?;
+            } else {
+                wait.record_progress();
             }
         }
     }

@@ -29,10 +29,10 @@ fn moves_any_length_in_both_directions() {
             let theirs = Memory::patterned(length, 1);
             let _region = owner.lend(&theirs);
             let ours = Memory::patterned(length, 2);
-            path.transfer(Opcode::Write, &mut [ours.entry(0, length, &theirs, 0)], soon());
+            path.transfer(Opcode::Write, &mut [ours.entry(0, length, &theirs, 0)], soon().into());
             let back = Memory::zeroed(length);
             let mut read = [back.entry(0, length, &theirs, 0)];
-            path.transfer(Opcode::Read, &mut read, soon());
+            path.transfer(Opcode::Read, &mut read, soon().into());
             assert!(moved(&read[0]), "{protocol:?} {length} {:?}", read[0].outcome);
             assert!(back.bytes() == ours.bytes(), "{protocol:?} {length}");
             assert!(theirs.bytes() == ours.bytes(), "{protocol:?} {length}");
@@ -49,7 +49,7 @@ fn acknowledged_writes_have_been_applied() {
         for seed in 0..50 {
             let ours = Memory::patterned(100_000, seed);
             let mut batch = [ours.entry(0, 100_000, &theirs, 0)];
-            path.transfer(Opcode::Write, &mut batch, soon());
+            path.transfer(Opcode::Write, &mut batch, soon().into());
             assert!(moved(&batch[0]));
             assert!(theirs.bytes() == ours.bytes(), "{protocol:?}");
         }
@@ -75,7 +75,7 @@ fn moves_batches_of_20000_entries() {
     };
     for (opcode, local) in [(Opcode::Write, &ours), (Opcode::Read, &back)] {
         let mut entries = batch(local);
-        path.transfer(opcode, &mut entries, soon());
+        path.transfer(opcode, &mut entries, soon().into());
         assert!(entries.iter().all(moved));
     }
     let (ours, back) = (ours.bytes(), back.bytes());
@@ -97,7 +97,7 @@ fn refused_ranges_do_not_fail_others() {
                 3 => theirs.address() + 950, // ends outside the region
                 _ => theirs.address() + 100 * index as u64,
             });
-            path.transfer(opcode, &mut batch, soon());
+            path.transfer(opcode, &mut batch, soon().into());
             assert_eq!(outcomes(&batch), [true, false, true, false, true], "{protocol:?}");
             let error = batch[3].outcome.take().unwrap().unwrap_err();
             assert_eq!(error.kind(), ErrorKind::TransferFailed);
@@ -118,7 +118,7 @@ fn skips_finished_entries_and_completes_empty_ones() {
     let mut batch = entries(&ours, 50, |_| theirs.address());
     batch[0].outcome = Some(Ok(()));
     batch.push(ours.part(0, 0, 8));
-    owner.path(WireProtocol::Native).transfer(Opcode::Write, &mut batch, soon());
+    owner.path(WireProtocol::Native).transfer(Opcode::Write, &mut batch, soon().into());
     assert_eq!(outcomes(&batch), [true, true, true]);
     assert_eq!(theirs.bytes()[..50], ours.bytes()[50..]);
 }
@@ -135,7 +135,7 @@ fn serves_ipv4_and_ipv6_addresses() {
             let path =
                 TcpTransport::new(TcpSettings::default()).connect(&descriptor, soon()).unwrap();
             let back = Memory::zeroed(10);
-            path.transfer(Opcode::Read, &mut [back.entry(0, 10, &theirs, 0)], soon());
+            path.transfer(Opcode::Read, &mut [back.entry(0, 10, &theirs, 0)], soon().into());
             assert_eq!(back.bytes(), theirs.bytes());
         }
     }
@@ -155,7 +155,7 @@ fn many_threads_share_few_connections() {
                 for _ in 0..20 {
                     let back = Memory::zeroed(1000);
                     let mut batch = [back.entry(0, 1000, theirs, thread * 1000)];
-                    path.transfer(Opcode::Read, &mut batch, soon());
+                    path.transfer(Opcode::Read, &mut batch, soon().into());
                     assert!(moved(&batch[0]), "{:?}", batch[0].outcome);
                     assert_eq!(back.bytes(), theirs.bytes()[thread * 1000..][..1000]);
                 }
@@ -171,11 +171,11 @@ fn waits_for_a_busy_connection_until_the_deadline() {
     let (owner, theirs) = Owner::with_memory(10);
     let settings = TcpSettings { connections_per_peer: 1, ..TcpSettings::default() };
     let pool = connection_pool::ConnectionPool::new(support::destination(&owner), &settings);
-    let pooled = pool.acquire(soon()).unwrap();
-    let late = pool.acquire(SystemClock.now() + Duration::from_millis(20)).unwrap_err();
+    let pooled = pool.acquire(soon().into()).unwrap();
+    let late = pool.acquire((SystemClock.now() + Duration::from_millis(20)).into()).unwrap_err();
     assert_eq!(late.kind(), ErrorKind::Timeout);
     pooled.release();
-    pool.acquire(soon()).unwrap().release();
+    pool.acquire(soon().into()).unwrap().release();
     drop(theirs);
 }
 
@@ -189,7 +189,7 @@ fn closing_the_server_closes_its_connections() {
     assert!(begin.elapsed() < AT_ONCE, "{:?}", begin.elapsed());
     let back = Memory::zeroed(10);
     let mut batch = [back.entry(0, 10, &theirs, 0)];
-    path.transfer(Opcode::Read, &mut batch, soon());
+    path.transfer(Opcode::Read, &mut batch, soon().into());
     assert_eq!(outcomes(&batch), [false]);
     assert!(!path.is_alive());
     let refused = TcpTransport::new(TcpSettings::default())
@@ -210,16 +210,16 @@ fn regions_can_be_unregistered_after_a_transfer() {
     let (owner, theirs) = Owner::with_memory(10);
     let path = owner.path(WireProtocol::Native);
     let back = Memory::zeroed(10);
-    path.transfer(Opcode::Read, &mut [back.entry(0, 10, &theirs, 0)], soon());
+    path.transfer(Opcode::Read, &mut [back.entry(0, 10, &theirs, 0)], soon().into());
     // The pins are released right after the response was sent.
     owner.unregister(&theirs);
     let mut batch = [back.entry(0, 10, &theirs, 0)];
-    path.transfer(Opcode::Read, &mut batch, soon());
+    path.transfer(Opcode::Read, &mut batch, soon().into());
     let error = batch[0].outcome.take().unwrap().unwrap_err();
     assert_eq!(error.kind(), ErrorKind::TransferFailed);
     // The connection can be reused although the response contained only a refusal.
     drop(owner.lend(&theirs));
     let mut batch = [back.entry(0, 10, &theirs, 0)];
-    path.transfer(Opcode::Read, &mut batch, soon());
+    path.transfer(Opcode::Read, &mut batch, soon().into());
     assert_eq!(outcomes(&batch), [true]);
 }

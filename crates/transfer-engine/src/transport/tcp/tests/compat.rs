@@ -124,11 +124,11 @@ fn client_uses_version_2_with_upstream_servers() {
     let ours = Memory::patterned(30, 8);
     let remote = |index| if index == 1 { 8 } else { 1000 + index as u64 * 10 };
     let mut batch = entries(&ours, 10, remote);
-    path.transfer(Opcode::Write, &mut batch, soon());
+    path.transfer(Opcode::Write, &mut batch, soon().into());
     assert_eq!(outcomes(&batch), [true, false, true]);
     let back = Memory::zeroed(30);
     let mut batch = entries(&back, 10, remote);
-    path.transfer(Opcode::Read, &mut batch, soon());
+    path.transfer(Opcode::Read, &mut batch, soon().into());
     assert_eq!(outcomes(&batch), [true, false, true]);
     let (memory, requests) = server.join().unwrap();
     assert_eq!(requests, [0x81, 0x81, 0x81, 0x80, 0x80, 0x80]);
@@ -145,7 +145,7 @@ fn client_expects_no_status_from_version_1_peers() {
     let back = Memory::zeroed(30);
     let mut batch = entries(&back, 10, |index| theirs.address() + 10 * index as u64);
     batch[1] = back.part(10, 10, 8);
-    path.transfer(Opcode::Read, &mut batch, soon());
+    path.transfer(Opcode::Read, &mut batch, soon().into());
     // Without a status a refusal looks like a lost peer.
     assert_eq!(outcomes(&batch), [true, false, false]);
 }

@@ -17,7 +17,7 @@ fn send_burst(path: &dyn Path, owner: &Owner, theirs: &Memory, threads: usize) {
     while owner.server.dedicated_threads_in_use() < threads {
         assert!(Instant::now() < until, "no dedicated thread was assigned");
         let mut batch = [ours.entry(0, BYTES, theirs, 0)];
-        path.transfer(Opcode::Write, &mut batch, soon());
+        path.transfer(Opcode::Write, &mut batch, soon().into());
         assert!(moved(&batch[0]), "{batch:?}");
     }
 }
@@ -39,7 +39,7 @@ fn burst_gets_a_dedicated_thread_until_idle() {
         wait_until_all_free(&owner);
         let ours = Memory::patterned(BYTES, round);
         let mut batch = [ours.entry(0, BYTES, &theirs, 0)];
-        path.transfer(Opcode::Write, &mut batch, soon());
+        path.transfer(Opcode::Write, &mut batch, soon().into());
         assert!(moved(&batch[0]) && ours.bytes() == theirs.bytes());
         assert_eq!(owner.server.connections().open, 1);
     }
@@ -58,9 +58,9 @@ fn serves_more_bursts_than_dedicated_threads() {
                     let ours = Memory::patterned(BYTES, caller + 7 * round);
                     let back = Memory::zeroed(BYTES);
                     let mut write = [ours.entry(0, BYTES, theirs, caller * BYTES)];
-                    path.transfer(Opcode::Write, &mut write, soon());
+                    path.transfer(Opcode::Write, &mut write, soon().into());
                     let mut read = [back.entry(0, BYTES, theirs, caller * BYTES)];
-                    path.transfer(Opcode::Read, &mut read, soon());
+                    path.transfer(Opcode::Read, &mut read, soon().into());
                     assert!(moved(&write[0]) && moved(&read[0]), "{write:?} {read:?}");
                     assert!(back.bytes() == ours.bytes(), "caller {caller} round {round}");
                 }
@@ -80,7 +80,7 @@ fn close_ends_dedicated_threads_and_releases_memory() {
     owner.unregister(&theirs);
     let ours = Memory::zeroed(BYTES);
     let mut batch = [ours.entry(0, BYTES, &theirs, 0)];
-    path.transfer(Opcode::Read, &mut batch, soon());
+    path.transfer(Opcode::Read, &mut batch, soon().into());
     assert!(!moved(&batch[0]));
 }
 
@@ -94,7 +94,7 @@ fn unregisters_memory_used_by_a_dedicated_thread() {
             let ours = Memory::zeroed(BYTES);
             loop {
                 let mut batch = [ours.entry(0, BYTES, &theirs, 0)];
-                path.transfer(Opcode::Read, &mut batch, soon());
+                path.transfer(Opcode::Read, &mut batch, soon().into());
                 if !moved(&batch[0]) {
                     break;
                 }

@@ -16,7 +16,7 @@ use crate::{
     region::Backing,
     transfer_entry::{LocalRange, Opcode, RemoteRange, TransferEntry},
     transport::{
-        Path, Transport,
+        Path, TimeLimits, Transport,
         tcp::{
             TcpServerSettings, TcpSettings, TcpTransport,
             frame::{GREETING_BYTES, Greeting, RequestHeader, VERSION, encode_entry},
@@ -43,7 +43,7 @@ fn unmapped_local_memory_fails_only_its_entry() {
                 entries(&ours, 10_000, |index| theirs.address() + index as u64 * 10_000);
             batch[1] = nowhere(10_000, theirs.address() + 10_000);
             batch[3] = nowhere(10_000, theirs.address() + 30_000);
-            path.transfer(opcode, &mut batch, soon());
+            path.transfer(opcode, &mut batch, soon().into());
             assert_eq!(outcomes(&batch), [true, false, true, false, true], "{protocol:?}");
             let error = batch[1].outcome.take().unwrap().unwrap_err();
             assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{error}");
@@ -64,13 +64,13 @@ fn unmapped_remote_memory_fails_only_its_entry() {
     let ours = Memory::patterned(300, 4);
     let remote = |index| if index == 1 { NOWHERE as u64 } else { theirs.address() };
     let mut batch = entries(&ours, 100, remote);
-    path.transfer(Opcode::Write, &mut batch, soon());
+    path.transfer(Opcode::Write, &mut batch, soon().into());
     assert_eq!(outcomes(&batch), [true, false, true]);
     let mut batch = [ours.part(0, 100, NOWHERE as u64)];
-    path.transfer(Opcode::Read, &mut batch, soon());
+    path.transfer(Opcode::Read, &mut batch, soon().into());
     assert_eq!(outcomes(&batch), [false]);
     let mut batch = [ours.entry(0, 100, &theirs, 0)];
-    path.transfer(Opcode::Read, &mut batch, soon());
+    path.transfer(Opcode::Read, &mut batch, soon().into());
     assert_eq!(outcomes(&batch), [true]);
 }
 
@@ -106,7 +106,7 @@ fn silent_peer_costs_at_most_the_deadline() {
     for opcode in [Opcode::Read, Opcode::Write] {
         let begin = Instant::now();
         let mut batch = [ours.part(0, PAYLOAD, 1 << 20)];
-        path.transfer(opcode, &mut batch, SystemClock.now() + Duration::from_millis(150));
+        path.transfer(opcode, &mut batch, (SystemClock.now() + Duration::from_millis(150)).into());
         let error = batch[0].outcome.take().unwrap().unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Timeout, "{error}");
         let elapsed = begin.elapsed();
@@ -116,6 +116,49 @@ fn silent_peer_costs_at_most_the_deadline() {
 }
 
 const PAYLOAD: usize = 16 << 20;
+
+#[test]
+fn silent_peer_costs_the_stall_limit() {
+    let held = std::sync::Mutex::new(Vec::new());
+    let path = connect(&greeting_peer(move |stream| held.lock().unwrap().push(stream)));
+    let ours = Memory::zeroed(PAYLOAD);
+    for (opcode, length) in [(Opcode::Read, 100), (Opcode::Write, 100), (Opcode::Write, PAYLOAD)] {
+        let begin = Instant::now();
+        let stall = Some(Duration::from_millis(150));
+        let mut batch = [ours.part(0, length, 1 << 20)];
+        path.transfer(opcode, &mut batch, TimeLimits { deadline: soon(), stall });
+        let error = batch[0].outcome.take().unwrap().unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Timeout, "{error}");
+        assert!(error.to_string().contains("stall limit"), "{error}");
+        assert!(begin.elapsed() >= Duration::from_millis(140), "{:?}", begin.elapsed());
+        assert!(begin.elapsed() < AT_ONCE, "{:?}", begin.elapsed());
+    }
+}
+
+#[test]
+fn slow_peer_is_not_left_while_bytes_move() {
+    let pause = Duration::from_millis(60);
+    let path = connect(&greeting_peer(move |mut stream| {
+        let mut request = vec![0; 64 << 10];
+        // Takes the request in pieces: sequence number, count and length come back in the response.
+        let _ = stream.read(&mut request);
+        for byte in [0_u8; 12] {
+            thread::park_timeout(pause);
+            if stream.write_all(&[byte]).is_err() {
+                return;
+            }
+        }
+        // The response is never completed, so that the stall limit applies from here on.
+        thread::park_timeout(AT_ONCE);
+    }));
+    let ours = Memory::zeroed(100);
+    let begin = Instant::now();
+    let stall = Some(pause * 5);
+    let mut batch = [ours.part(0, 100, 1 << 20)];
+    path.transfer(Opcode::Read, &mut batch, TimeLimits { deadline: soon(), stall });
+    assert!(batch[0].outcome.take().unwrap().is_err());
+    assert!(begin.elapsed() >= pause * 12, "{:?}", begin.elapsed());
+}
 
 #[test]
 fn peer_that_closes_mid_frame_is_an_error() {
@@ -128,7 +171,7 @@ fn peer_that_closes_mid_frame_is_an_error() {
         }));
         let ours = Memory::zeroed(PAYLOAD);
         let mut batch = [ours.part(0, PAYLOAD, 1 << 20)];
-        path.transfer(opcode, &mut batch, soon());
+        path.transfer(opcode, &mut batch, soon().into());
         let error = batch[0].outcome.take().unwrap().unwrap_err();
         assert_ne!(error.kind(), ErrorKind::Timeout, "{error}");
     }
@@ -148,7 +191,7 @@ fn connection_reset_mid_frame_is_an_error() {
         for _ in 0..2 {
             let begin = Instant::now();
             let mut batch = [ours.part(0, PAYLOAD, 1 << 20)];
-            path.transfer(opcode, &mut batch, soon());
+            path.transfer(opcode, &mut batch, soon().into());
             let error = batch[0].outcome.take().unwrap().unwrap_err();
             assert_ne!(error.kind(), ErrorKind::Timeout, "{opcode:?} {taken}: {error}");
             assert!(begin.elapsed() < AT_ONCE, "{:?}", begin.elapsed());
@@ -165,7 +208,7 @@ fn malformed_response_is_an_error() {
     let ours = Memory::patterned(100, 1);
     let before = ours.bytes();
     let mut batch = [ours.part(0, 100, 1 << 20)];
-    path.transfer(Opcode::Read, &mut batch, soon());
+    path.transfer(Opcode::Read, &mut batch, soon().into());
     let error = batch[0].outcome.take().unwrap().unwrap_err();
     assert!(error.to_string().contains("broke the protocol"), "{error}");
     assert_eq!(ours.bytes(), before);
@@ -182,7 +225,7 @@ fn replaces_connections_that_broke_while_idle() {
     drop(again.lend(&theirs));
     let back = Memory::zeroed(100);
     let mut batch = [back.entry(0, 100, &theirs, 0)];
-    path.transfer(Opcode::Read, &mut batch, soon());
+    path.transfer(Opcode::Read, &mut batch, soon().into());
     assert!(moved(&batch[0]), "{:?}", batch[0].outcome);
     assert_eq!(back.bytes(), theirs.bytes());
 }
@@ -198,7 +241,7 @@ fn rejects_another_engine_at_the_same_address() {
     let ours = Memory::zeroed(100);
     let before = theirs.bytes();
     let mut batch = [ours.entry(0, 100, &theirs, 0)];
-    path.transfer(Opcode::Write, &mut batch, soon());
+    path.transfer(Opcode::Write, &mut batch, soon().into());
     let error = batch[0].outcome.take().unwrap().unwrap_err();
     assert!(error.to_string().contains("restarted"), "{error}");
     assert_eq!(theirs.bytes(), before);
@@ -270,7 +313,7 @@ fn malformed_bytes_close_only_their_connection() {
     }
     let back = Memory::zeroed(100);
     let mut batch = [back.entry(0, 100, &theirs, 0)];
-    path.transfer(Opcode::Read, &mut batch, soon());
+    path.transfer(Opcode::Read, &mut batch, soon().into());
     assert!(moved(&batch[0]));
 }
 
@@ -281,7 +324,7 @@ fn moves_nothing_after_the_deadline() {
     let before = theirs.bytes();
     let ours = Memory::zeroed(100);
     let mut batch = [ours.entry(0, 100, &theirs, 0)];
-    path.transfer(Opcode::Write, &mut batch, SystemClock.now());
+    path.transfer(Opcode::Write, &mut batch, SystemClock.now().into());
     assert_eq!(batch[0].outcome.take().unwrap().unwrap_err().kind(), ErrorKind::Timeout);
     assert_eq!(theirs.bytes(), before);
 }

@@ -32,11 +32,11 @@ fn large_transfer_is_complete_over_any_number_of_connections() {
         for length in [LENGTH, 3_000_001, 777] {
             let there = |index| theirs.address() + (index * length) as u64;
             let mut batch = entries(&ours, length, there);
-            path.transfer(Opcode::Write, &mut batch, soon());
+            path.transfer(Opcode::Write, &mut batch, soon().into());
             assert!(batch.iter().all(moved));
             let back = Memory::zeroed(LENGTH);
             let mut batch = entries(&back, length, there);
-            path.transfer(Opcode::Read, &mut batch, soon());
+            path.transfer(Opcode::Read, &mut batch, soon().into());
             assert!(batch.iter().all(moved));
             let whole = LENGTH / length * length;
             assert!(back.bytes()[..whole] == ours.bytes()[..whole], "{connections} {length}");
@@ -65,7 +65,7 @@ fn only_bad_entries_of_a_large_batch_fail() {
         // SAFETY: no reference to unmapped memory can exist.
         let nowhere = unsafe { LocalRange::foreign(0x10, PART) };
         batch[20] = TransferEntry::new(nowhere, theirs.address() + (20 * PART) as u64);
-        path.transfer(opcode, &mut batch, soon());
+        path.transfer(opcode, &mut batch, soon().into());
         let wanted: Vec<_> = (0..count).map(|index| index != 7 && index != 20).collect();
         assert_eq!(outcomes(&batch), wanted, "{opcode:?}");
         for index in (0..count).filter(|index| wanted[*index]) {
@@ -89,7 +89,7 @@ fn owner_closing_mid_transfer_is_an_error_in_time() {
             let busy = scope.spawn(move || {
                 loop {
                     let mut batch = [ours.entry(0, LENGTH, theirs, 0)];
-                    path.transfer(opcode, &mut batch, soon());
+                    path.transfer(opcode, &mut batch, soon().into());
                     if let Some(Err(error)) = batch[0].outcome.take() {
                         return error;
                     }
@@ -129,7 +129,7 @@ fn silent_peer_costs_a_large_transfer_its_deadline() {
     for opcode in [Opcode::Read, Opcode::Write] {
         let begin = std::time::Instant::now();
         let mut batch = [ours.part(0, LENGTH, 1 << 20)];
-        path.transfer(opcode, &mut batch, SystemClock.now() + Duration::from_millis(150));
+        path.transfer(opcode, &mut batch, (SystemClock.now() + Duration::from_millis(150)).into());
         let error = batch[0].outcome.take().unwrap().unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Timeout, "{error}");
         assert!(error.to_string().contains("deadline"), "{error}");
@@ -149,7 +149,7 @@ fn small_transfers_get_connections_during_large_ones() {
                 let length = if thread < 2 { LENGTH } else { 100 };
                 for _ in 0..10 {
                     let mut batch = [ours.entry(0, length, theirs, 0)];
-                    path.transfer(Opcode::Write, &mut batch, soon());
+                    path.transfer(Opcode::Write, &mut batch, soon().into());
                     assert!(moved(&batch[0]), "{:?}", batch[0].outcome);
                 }
             });
@@ -164,13 +164,13 @@ fn closed_path_has_no_connections_and_refuses_transfers() {
     let (owner, theirs) = Owner::with_memory(100);
     let path = path_over(&owner, 4);
     let ours = Memory::patterned(100, 8);
-    path.transfer(Opcode::Write, &mut [ours.entry(0, 100, &theirs, 0)], soon());
+    path.transfer(Opcode::Write, &mut [ours.entry(0, 100, &theirs, 0)], soon().into());
     path.close();
     path.close();
     let pool = path.connections().unwrap();
     assert_eq!((pool.open, pool.idle), (0, 0));
     assert!(!path.is_alive());
     let mut batch = [ours.entry(0, 100, &theirs, 0)];
-    path.transfer(Opcode::Write, &mut batch, soon());
+    path.transfer(Opcode::Write, &mut batch, soon().into());
     assert_eq!(outcomes(&batch), [false]);
 }

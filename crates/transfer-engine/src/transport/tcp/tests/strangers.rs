@@ -56,7 +56,7 @@ fn silent_strangers_keep_no_peer_away_from_the_data_port() {
         }
         let (begin, back) = (Instant::now(), Memory::zeroed(1000));
         let mut batch = [back.entry(0, 1000, &theirs, 0)];
-        owner.path(WireProtocol::Native).transfer(Opcode::Read, &mut batch, soon());
+        owner.path(WireProtocol::Native).transfer(Opcode::Read, &mut batch, soon().into());
         assert!(moved(&batch[0]), "{opening:?}: {:?}", batch[0].outcome);
         assert!(begin.elapsed() < Duration::from_secs(1), "{opening:?}: {:?}", begin.elapsed());
         drop(strangers);

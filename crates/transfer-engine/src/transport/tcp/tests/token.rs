@@ -56,7 +56,7 @@ fn moves_bytes_when_both_sides_know_the_token() {
     let path = connect(&owner, token("correct horse"), WireProtocol::Native).0.unwrap();
     let ours = Memory::patterned(1000, 2);
     let mut batch = [ours.entry(0, 1000, &theirs, 0)];
-    path.transfer(Opcode::Write, &mut batch, soon());
+    path.transfer(Opcode::Write, &mut batch, soon().into());
     assert!(moved(&batch[0]), "{:?}", batch[0].outcome);
     assert_eq!(theirs.bytes(), ours.bytes());
     assert_eq!(refusals.snapshot(), RefusalSnapshot::default());
@@ -100,9 +100,9 @@ fn upstream_frames_are_refused_when_a_token_is_set() {
         let path = connect(&owner, None, protocol).0.unwrap();
         let ours = Memory::patterned(1000, 2);
         let mut batch = [ours.entry(0, 1000, &theirs, 0)];
-        path.transfer(Opcode::Read, &mut batch, soon());
+        path.transfer(Opcode::Read, &mut batch, soon().into());
         assert!(!moved(&batch[0]) || protocol == WireProtocol::CompatV1);
-        path.transfer(Opcode::Write, &mut [ours.entry(0, 1000, &theirs, 0)], soon());
+        path.transfer(Opcode::Write, &mut [ours.entry(0, 1000, &theirs, 0)], soon().into());
         assert_eq!(theirs.bytes(), before);
     }
     assert!(refusals.snapshot().compat >= 2, "{:?}", refusals.snapshot());
