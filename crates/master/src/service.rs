@@ -348,6 +348,10 @@ impl Service {
             if end == ConnectionEnd::ByPeer {
                 state.record_disconnect(client);
             }
+            // A new connection may have been recorded before the state was locked.
+            if self.sessions.is_connected(client) {
+                state.heartbeat(now, client);
+            }
         }
     }
 

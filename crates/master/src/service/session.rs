@@ -136,6 +136,12 @@ impl Sessions {
         known.sessions.insert(session.number) && known.sessions.len() == 1
     }
 
+    /// Returns whether the client has an open connection.
+    pub(super) fn is_connected(&self, client: ClientId) -> bool {
+        let registered = self.clients.lock();
+        registered.get(&client).is_some_and(|known| !known.sessions.is_empty())
+    }
+
     pub(super) fn record_heartbeat(&self, client: ClientId, now: Moment) {
         if let Some(registered) = self.clients.lock().get_mut(&client) {
             registered.last_heartbeat = now;
@@ -199,9 +205,11 @@ mod tests {
         both.sort_by_key(|client| client.to_bytes());
         assert_eq!(closed, both, "both clients called over it");
         assert_eq!(sessions.close(&second), [], "a connection closes once");
+        assert!(!sessions.is_connected(client));
         let fourth = sessions.open(false);
         assert_eq!(call(&sessions, client, &fourth), Some(client), "it is back");
         assert_eq!(call(&sessions, client, &fourth), None);
+        assert!(sessions.is_connected(client));
         assert_eq!(sessions.close(&fourth), [client]);
     }
 

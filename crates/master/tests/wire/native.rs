@@ -228,6 +228,32 @@ fn client_with_another_connection_stays_readable() {
 }
 
 #[test]
+fn call_repeated_over_another_connection_gets_first_response() {
+    let running = Running::whole();
+    let mut first = running.native();
+    first.join("127.0.0.1:1", 1 << 20);
+    first.put("a", 100);
+    let mut second = running.native();
+    second.id = first.id;
+    let keys = vec![Bytes::from_static(b"a")];
+    let remove = v1::RemoveRequest { caller: first.caller(), keys, force: true };
+    let remove = request::Call::Remove(remove);
+    // The connection breaks after the call was delivered.
+    first.send_numbered(1, remove.clone());
+    first.stream.shutdown(std::net::Shutdown::Write).unwrap();
+    drop(first);
+    eventually("the call is executed", || {
+        second.probe(&["a"]).states().eq([v1::ObjectState::Absent])
+    });
+    second.send_numbered(1, remove.clone());
+    let removed = v1::RemoveResponse { results: vec![v1::ItemResult { failure: None }] };
+    assert_eq!(second.receive(), response::Call::Remove(removed));
+    second.send_numbered(2, remove);
+    let response::Call::Remove(again) = second.receive() else { panic!("remove") };
+    assert!(again.results[0].failure.is_some(), "another call");
+}
+
+#[test]
 fn oversized_batch_error_names_limit() {
     let running = Running::whole();
     let mut client = running.native();

@@ -137,6 +137,14 @@ impl<S: Read + Write> NativeClient<S> {
         self.stream.write_all(&output).unwrap();
     }
 
+    /// Sends a numbered call.
+    pub(crate) fn send_numbered(&mut self, call_number: u64, call: request::Call) {
+        let request = v1::Request { call: Some(call), call_number, ..Default::default() };
+        let mut output = BytesMut::new();
+        native_frame::encode(&request, &mut output).unwrap();
+        self.stream.write_all(&output).unwrap();
+    }
+
     pub(crate) fn receive(&mut self) -> response::Call {
         let response: v1::Response = receive(&mut self.stream, &mut self.input).unwrap();
         response.call.unwrap()
