@@ -76,8 +76,8 @@ impl Selector {
 /// The objects of a slice whose keys a pattern is still to be matched with. That can take seconds for
 /// long keys, so the state must not be locked meanwhile.
 #[derive(Debug, Default)]
-struct Candidates {
-    found: Vec<(ObjectSlot, Box<[u8]>)>,
+pub(super) struct Candidates {
+    pub(super) found: Vec<(ObjectSlot, Box<[u8]>)>,
     is_matched: bool,
 }
 
@@ -119,7 +119,7 @@ pub struct Listing {
     pub(super) next_slot: u32,
     pub(super) found: std::collections::BTreeMap<ObjectKey, ObjectSummary>,
     pub(super) is_last: bool,
-    candidates: Candidates,
+    pub(super) candidates: Candidates,
 }
 
 impl Listing {
@@ -168,7 +168,7 @@ pub struct Removal {
     pub(super) is_forced: bool,
     pub(super) next_slot: u32,
     pub(super) removed: u64,
-    candidates: Candidates,
+    pub(super) candidates: Candidates,
 }
 
 impl Removal {
