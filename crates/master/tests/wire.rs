@@ -9,6 +9,8 @@ mod support;
 
 #[path = "wire/admin.rs"]
 mod admin;
+#[path = "wire/full_pool.rs"]
+mod full_pool;
 #[path = "wire/grpc.rs"]
 mod grpc;
 #[path = "wire/jobs.rs"]
