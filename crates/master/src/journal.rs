@@ -11,6 +11,8 @@ mod directory;
 mod disk;
 mod durability;
 mod frame;
+#[cfg(test)]
+pub(crate) mod hanging_disk;
 mod maintenance;
 mod queue;
 mod recovery;

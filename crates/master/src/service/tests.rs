@@ -1,6 +1,7 @@
 //! Property tests: arbitrary calls never panic the service. Unit tests of dispatch.
 
 mod columns;
+mod hanging_disk;
 mod repeated_calls;
 
 use std::time::Duration;
@@ -29,10 +30,16 @@ fn caller(id: ClientId) -> Option<v1::Caller> {
 /// Returns a service with one client that has mounted a segment, and the client's id.
 fn lent() -> (Service, ClientId) {
     let service = service();
+    let id = lend(&service);
+    (service, id)
+}
+
+/// Registers a client that mounts a segment. Returns its id.
+fn lend(service: &Service) -> ClientId {
     let id = ClientId::from_bits(1);
     let name = "h:1".to_owned();
     let register = v1::RegisterRequest { caller: caller(id), name, ..Default::default() };
-    assert!(matches!(ask(&service, Call::Register(register)), response::Call::Register(_)));
+    assert!(matches!(ask(service, Call::Register(register)), response::Call::Register(_)));
     let segment = v1::Segment {
         id: Bytes::from_static(&[9; 16]),
         incarnation: 1,
@@ -47,8 +54,8 @@ fn lent() -> (Service, ClientId) {
         segments: vec![segment],
         ..v1::MountRequest::default()
     };
-    assert!(matches!(ask(&service, Call::Mount(mount)), response::Call::Mount(_)));
-    (service, id)
+    assert!(matches!(ask(service, Call::Mount(mount)), response::Call::Mount(_)));
+    id
 }
 
 /// Generates encoded messages: fields of numbers, bytes and messages under small tags. Most of them

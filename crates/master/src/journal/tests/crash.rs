@@ -1,8 +1,11 @@
 //! A machine that loses power, and a disk that hangs.
 
-use std::{io, sync::atomic::AtomicBool};
+use std::io;
 
-use super::*;
+use super::{
+    super::hanging_disk::{HangingDisk, forward},
+    *,
+};
 
 const INTERVAL: LogSync = LogSync::Interval(Duration::from_millis(20));
 
@@ -198,10 +201,10 @@ fn snapshot_of_failed_log_is_not_put_in_place() {
     pool.put("a");
     let mut snapshot = Snapshot::prepare(pool.journal(), None).unwrap();
     snapshot.begin(pool.journal(), &pool.state.lock(), Moment::default());
-    assert!(snapshot.slice(&pool.state.lock(), 100));
-    snapshot.write(pool.journal()).unwrap();
     pool.put("b");
     pool.journal().fail(&mut pool.journal().writer.lock(), "failed", io::Error::other("test"));
+    assert!(snapshot.slice(&pool.state.lock(), 100));
+    snapshot.write(pool.journal()).unwrap();
     snapshot.finish(pool.journal(), Moment::default()).unwrap_err();
     assert_eq!(pool.journal().directory.numbers(Kind::Snapshot).unwrap(), [0_u64; 0]);
     drop(pool);
@@ -265,11 +268,11 @@ fn hanging_disk_stops_no_call_that_needs_no_disk() {
     let pool = Arc::new(pool);
     pool.put("a");
     let maintenance = Maintenance::start(&pool).unwrap();
-    disk.gate.hangs.store(true, Ordering::Release);
+    disk.hang(true);
     std::thread::scope(|scope| {
         let put = scope.spawn(|| pool.put("b"));
         pool.journal().request_snapshot();
-        eventually(|| disk.gate.waiting.load(Ordering::Acquire) > 0);
+        eventually(|| disk.is_hanging());
         eventually(|| pool.journal().writer.try_lock().is_none());
         // Each of these would wait for ever.
         for _ in 0..100 {
@@ -282,7 +285,7 @@ fn hanging_disk_stops_no_call_that_needs_no_disk() {
             }
         }
         assert!(!put.is_finished());
-        disk.gate.hangs.store(false, Ordering::Release);
+        disk.hang(false);
     });
     assert!(pool.keys().contains(&"b".to_owned()));
     let end = pool.journal().append(|_| 0);
@@ -295,54 +298,6 @@ fn hanging_disk_stops_no_call_that_needs_no_disk() {
 struct FailingDisk {
     disk: SimulatedDisk,
     left: Mutex<u32>,
-}
-
-/// A disk whose writes and syncs hang while the gate says so.
-#[derive(Debug, Default)]
-struct HangingDisk {
-    disk: SimulatedDisk,
-    gate: Arc<Gate>,
-}
-
-#[derive(Debug, Default)]
-struct Gate {
-    hangs: AtomicBool,
-    waiting: AtomicU64,
-}
-
-#[derive(Debug)]
-struct HangingFile(Arc<dyn LogFile>, Arc<Gate>);
-
-impl Gate {
-    fn pass(&self) {
-        self.waiting.fetch_add(1, Ordering::AcqRel);
-        eventually(|| !self.hangs.load(Ordering::Acquire));
-        self.waiting.fetch_sub(1, Ordering::AcqRel);
-    }
-}
-
-impl LogFile for HangingFile {
-    fn append(&self, bytes: &[u8]) -> io::Result<()> {
-        self.1.pass();
-        self.0.append(bytes)
-    }
-
-    fn truncate(&self, length: u64) -> io::Result<()> {
-        self.0.truncate(length)
-    }
-
-    fn sync(&self) -> io::Result<()> {
-        self.1.pass();
-        self.0.sync()
-    }
-}
-
-macro_rules! forward {
-    ($($name:ident($($argument:ident: $type:ty),*) -> $result:ty;)*) => {
-        $(fn $name(&self, $($argument: $type),*) -> $result {
-            self.disk.$name($($argument),*)
-        })*
-    };
 }
 
 impl Disk for FailingDisk {
@@ -360,24 +315,5 @@ impl Disk for FailingDisk {
         let left = &mut *self.left.lock();
         *left = left.checked_sub(1).ok_or_else(|| io::Error::other("the process is killed"))?;
         self.disk.remove(name)
-    }
-}
-
-impl Disk for HangingDisk {
-    forward! {
-        list() -> io::Result<Vec<String>>;
-        read(name: &str) -> io::Result<Vec<u8>>;
-        rename(from: &str, to: &str) -> io::Result<()>;
-        remove(name: &str) -> io::Result<()>;
-        sync_directory() -> io::Result<()>;
-        boot_id() -> [u8; 16];
-    }
-
-    fn create(&self, name: &str) -> io::Result<Arc<dyn LogFile>> {
-        Ok(Arc::new(HangingFile(self.disk.create(name)?, self.gate.clone())))
-    }
-
-    fn open(&self, name: &str) -> io::Result<Arc<dyn LogFile>> {
-        Ok(Arc::new(HangingFile(self.disk.open(name)?, self.gate.clone())))
     }
 }
