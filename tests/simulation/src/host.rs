@@ -15,7 +15,7 @@ use mooncake_master::{
 use crate::{
     call::{Call, FetchedTask, Place, Reply, key_name},
     disk::Disk,
-    plan::{Plan, WORD_BYTES},
+    plan::{Bug, Plan, WORD_BYTES},
     random::Random,
 };
 
@@ -37,6 +37,8 @@ pub(crate) struct Host {
     pub(crate) starts: u64,
     disk: Disk,
     log_sync: LogSync,
+    /// Freed memory is given away before the record of its release is on disk.
+    reuses_unsynced_memory: bool,
     snapshot: Option<Snapshot>,
 }
 
@@ -54,14 +56,21 @@ impl Host {
             starts: 0,
             disk: Disk::new(plan.bug),
             log_sync: plan.log_sync,
+            reuses_unsynced_memory: plan.has(Bug::ReusesUnsyncedMemory),
             snapshot: None,
         };
         host.restart(now, seed, |_| true)?;
         Ok(host)
     }
 
+    /// Returns the state, which knows how much of the log is on disk.
     pub(crate) fn state(&mut self) -> Option<&mut State> {
-        self.running.as_mut()
+        let (state, journal) = (self.running.as_mut()?, self.journal.as_ref()?);
+        state.confirm_synced(match self.reuses_unsynced_memory {
+            true => u64::MAX,
+            false => journal.synced_position(),
+        });
+        Some(state)
     }
 
     pub(crate) fn is_running(&self) -> bool {
@@ -152,6 +161,10 @@ impl Host {
                 false => journal.wait_durable(position),
             }
         }
+        // A put that found no memory is tried again when this is on disk.
+        if self.running.as_mut().is_some_and(State::take_sync_request) && !is_killed {
+            journal.sync_now();
+        }
         journal.next_frame()
     }
 
@@ -228,8 +241,8 @@ impl Host {
         sequence: u64,
         call: &Call,
     ) -> Result<Reply> {
-        let (master, tenant) = (self.starts, &self.tenant);
-        let Some(state) = &mut self.running else {
+        let (master, tenant) = (self.starts, &self.tenant.clone());
+        let Some(state) = self.state() else {
             return Err(Error::internal("the master is down"));
         };
         if call.is_about_segments() {

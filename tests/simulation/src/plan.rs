@@ -37,11 +37,13 @@ pub enum Bug {
     CutsLaterLogs,
     /// After a loss of power, a log that was never synced is used.
     TrustsUnsyncedLog,
+    /// Freed memory is reused before the record of its release is on disk.
+    ReusesUnsyncedMemory,
 }
 
 impl Bug {
     /// All planted bugs, with their names on the command line.
-    pub const ALL: [(&str, Self); 11] = [
+    pub const ALL: [(&str, Self); 12] = [
         ("replies-before-log", Self::RepliesBeforeLog),
         ("forgets-fences", Self::ForgetsFences),
         ("frees-too-early", Self::FreesTooEarly),
@@ -53,6 +55,7 @@ impl Bug {
         ("forgets-to-sync-old-logs", Self::ForgetsToSyncOldLogs),
         ("cuts-later-logs", Self::CutsLaterLogs),
         ("trusts-unsynced-log", Self::TrustsUnsyncedLog),
+        ("reuses-unsynced-memory", Self::ReusesUnsyncedMemory),
     ];
 }
 
@@ -151,7 +154,7 @@ impl Plan {
         let interval = LogSync::Interval(Duration::from_millis(random.between(20, 1500)));
         let kinds = [LogSync::Always, interval, interval, LogSync::Never];
         self.log_sync = *random.pick(&kinds).unwrap_or(&interval);
-        if random.happens(600) && !matches!(self.log_sync, LogSync::Interval(_)) {
+        if random.happens(600) {
             self.faults.power_loss = random.below(800);
             self.faults.damage = random.below(100);
         }
@@ -201,6 +204,15 @@ impl Plan {
                     Bug::TrustsUnsyncedLog => LogSync::Never,
                     _ => LogSync::Always,
                 };
+            }
+            Bug::ReusesUnsyncedMemory => {
+                let faults = &mut self.faults;
+                (faults.master_crash, faults.power_loss) = (300, 800);
+                (faults.wipe, faults.damage, faults.lost) = (0, 0, 0);
+                faults.down_max = Duration::from_millis(50);
+                self.log_sync = LogSync::Interval(Duration::from_millis(1500));
+                self.segment_words = self.object_words * 3;
+                (self.keys, self.workers) = (24, 4);
             }
             _ => {}
         }

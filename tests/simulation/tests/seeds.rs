@@ -33,7 +33,7 @@ fn no_invariant_is_violated_under_faults() {
     // The runs must have covered every kind of operation and fault.
     let runs = seeds().end - seeds().start;
     assert!(sums.puts > runs * 20 && sums.gets > runs * 20, "{sums:?}");
-    assert!(sums.power_losses > runs / 10, "{sums:?}");
+    assert!(sums.power_losses > runs / 10 && sums.undone > 0, "{sums:?}");
     assert!(sums.restarts > runs / 4 && sums.client_deaths > runs / 2, "{sums:?}");
     assert!(sums.late_reads > 0 && sums.renewals > 0 && sums.audited > runs, "{sums:?}");
     assert!(sums.tasks > runs && sums.drains > runs / 2, "{sums:?}");
@@ -48,7 +48,7 @@ fn same_seed_gives_same_run() {
 #[test]
 fn planted_bugs_are_found() {
     // These are found within few seeds; the others need minutes.
-    const QUICKLY_FOUND: [Bug; 8] = [
+    const QUICKLY_FOUND: [Bug; 9] = [
         Bug::RepliesBeforeLog,
         Bug::FreesTooEarly,
         Bug::TrustsLateReads,
@@ -57,6 +57,7 @@ fn planted_bugs_are_found() {
         Bug::ForgetsToSyncOldLogs,
         Bug::CutsLaterLogs,
         Bug::TrustsUnsyncedLog,
+        Bug::ReusesUnsyncedMemory,
     ];
     for (name, bug) in Bug::ALL {
         if !QUICKLY_FOUND.contains(&bug) && !is_long_run() {
