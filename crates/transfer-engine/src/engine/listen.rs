@@ -3,15 +3,19 @@
 use std::{
     io,
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, UdpSocket},
+    time::Duration,
 };
 
-use mooncake_base::{EngineId, Error, ErrorCode, Result};
+use mooncake_base::{Clock, Endpoint, EngineId, Error, ErrorCode, Result, SystemClock};
 use socket2::SockRef;
 
-use crate::config::EngineConfig;
+use crate::{config::EngineConfig, handshake::dial::resolve};
 
 /// Number of ports of the range that are tried before the system chooses one.
 const TRIES: usize = 64;
+
+/// Time limit for resolving the name of the metadata server.
+const RESOLVE_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The two listeners of an engine.
 #[derive(Debug)]
@@ -27,11 +31,15 @@ impl Listeners {
         let endpoint = config.endpoint()?;
         let host = match (&config.bind_address, &endpoint) {
             (Some(address), _) => address.clone(),
-            (None, Some(endpoint)) if config.is_p2p() || is_loopback(&endpoint.host) => {
+            (None, Some(endpoint))
+                if config.is_p2p()
+                    || is_loopback(&endpoint.host) && metadata_address(config).is_none() =>
+            {
                 endpoint.host.clone()
             }
             // With a metadata server the name need not be an address.
-            _ => own_address(config.is_ipv6_preferred).to_string(),
+            (None, Some(endpoint)) if is_own_address(&endpoint.host) => endpoint.host.clone(),
+            _ => published_address(config).to_string(),
         };
         let address = match &config.bind_address {
             Some(address) => parse(address)?,
@@ -104,6 +112,49 @@ fn wildcard(host: &str) -> IpAddr {
     }
 }
 
+/// Returns whether the text is an address of this host under which other hosts may reach it.
+fn is_own_address(host: &str) -> bool {
+    host.parse::<IpAddr>().is_ok_and(|address| {
+        let is_shared = address.is_loopback() || address.is_unspecified();
+        !is_shared && UdpSocket::bind((address, 0)).is_ok()
+    })
+}
+
+/// The address that is published on a metadata server: the one on the network that leads to that
+/// server, since the peers reach it as well. A server on this host says nothing about the peers.
+fn published_address(config: &EngineConfig) -> IpAddr {
+    metadata_address(config).unwrap_or_else(|| own_address(config.is_ipv6_preferred))
+}
+
+/// This host's address on the network that leads to the metadata server; `None` if the server is on
+/// loopback or its name cannot be resolved.
+fn metadata_address(config: &EngineConfig) -> Option<IpAddr> {
+    if config.is_p2p() {
+        return None;
+    }
+    let mut server = server_endpoint(&config.metadata)?;
+    if is_loopback(&server.host) {
+        return None;
+    }
+    server.port.get_or_insert(80);
+    let found = resolve(&server, SystemClock.now() + RESOLVE_TIMEOUT);
+    let mut servers = found
+        .inspect_err(|error| tracing::debug!(%error, "the metadata server is not resolved"))
+        .ok()?;
+    servers.sort_by_key(|server| server.is_ipv6() != config.is_ipv6_preferred);
+    let mut own = servers.into_iter().filter_map(|server| address_facing(server).ok());
+    own.find(|address| !address.is_loopback())
+}
+
+/// Returns the first server of a metadata address, such as `http://user@host:80/metadata` or
+/// `etcd://a:2379;b:2379`.
+fn server_endpoint(metadata: &str) -> Option<Endpoint> {
+    let text = metadata.split_once("://").map_or(metadata, |(_, rest)| rest);
+    let text = text.split(['/', ';', ',', '?']).next()?;
+    let text = text.rsplit_once('@').map_or(text, |(_, server)| server);
+    text.parse().ok()
+}
+
 /// The address that this host uses for outgoing connections.
 fn own_address(is_ipv6_preferred: bool) -> IpAddr {
     // Addresses reserved for documentation: only the choice of a route matters.
@@ -137,5 +188,49 @@ mod tests {
         assert!(own_address(false).is_ipv4());
         let six = SocketAddr::from((Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1), 9));
         assert_eq!(own_address(true).is_ipv6(), address_facing(six).is_ok());
+    }
+
+    fn config(name: &str, metadata: &str) -> EngineConfig {
+        EngineConfig {
+            name: name.to_owned(),
+            metadata: metadata.to_owned(),
+            ..EngineConfig::default()
+        }
+    }
+
+    #[test]
+    fn finds_the_server_in_a_metadata_address() {
+        let cases = [
+            ("http://10.0.0.1:8080/metadata", "10.0.0.1:8080"),
+            ("http://[::2]:80/metadata?x=1", "[::2]:80"),
+            ("redis://:secret@host:6379/0", "host:6379"),
+            ("etcd://a:2379;b:2379", "a:2379"),
+            ("etcd-host:2379", "etcd-host:2379"),
+        ];
+        for (metadata, expected) in cases {
+            assert_eq!(server_endpoint(metadata).unwrap().to_string(), expected);
+        }
+    }
+
+    #[test]
+    fn publishes_the_address_towards_the_metadata_server() {
+        // Without a network this is loopback, and so is the server.
+        let own = own_address(false);
+        let remote = format!("http://{own}:1/metadata");
+        for name in ["some-name", "127.0.0.1", "192.0.2.77"] {
+            let listeners = Listeners::bind(&config(name, &remote)).unwrap();
+            assert_eq!(listeners.host, own.to_string(), "{name}");
+        }
+        for metadata in [&*remote, "http://127.0.0.1:1/metadata"] {
+            let listeners = Listeners::bind(&config(&own.to_string(), metadata)).unwrap();
+            assert_eq!(listeners.host, own.to_string());
+        }
+    }
+
+    #[test]
+    fn own_address_is_neither_loopback_nor_of_another_host() {
+        for other in ["127.0.0.1", "0.0.0.0", "::", "192.0.2.1", "a-name"] {
+            assert!(!is_own_address(other), "{other}");
+        }
     }
 }

@@ -65,7 +65,8 @@ fn unreachable(endpoint: &Endpoint, source: io::Error) -> Error {
     peer_error("the peer cannot be reached", endpoint, source)
 }
 
-fn resolve(endpoint: &Endpoint, deadline: Moment) -> Result<Vec<SocketAddr>> {
+/// Returns the addresses of the endpoint, at least one.
+pub(crate) fn resolve(endpoint: &Endpoint, deadline: Moment) -> Result<Vec<SocketAddr>> {
     let Some(port) = endpoint.port.filter(|port| *port != 0) else {
         return Err(Error::invalid("the address of the peer has no port").with("peer", endpoint));
     };

@@ -25,7 +25,10 @@ use std::{
 
 use mooncake_base::sync::{Condvar, Mutex};
 
-use super::mapping::{self, CHUNK, Mapping};
+use super::{
+    cgroup,
+    mapping::{self, CHUNK, Mapping},
+};
 use crate::{copy, fork, region::Regions, transfer_entry::RemoteRange};
 
 /// At most this fraction of the available memory is faulted in: one part in 8.
@@ -230,18 +233,12 @@ fn each_chunk(
 
 /// Memory that this process may still take, as limited by the machine and by its control group.
 fn available_memory() -> u64 {
-    let number = |text: String| text.trim().parse::<u64>().ok();
     let available = fs::read_to_string("/proc/meminfo").ok().and_then(|text| {
         let line = text.lines().find(|line| line.starts_with("MemAvailable:"))?;
         line.split_whitespace().nth(1)?.parse::<u64>().ok()
     });
-    let of_group = || {
-        let most = fs::read_to_string("/sys/fs/cgroup/memory.max").ok().and_then(number)?;
-        let used = fs::read_to_string("/sys/fs/cgroup/memory.current").ok().and_then(number)?;
-        Some(most.saturating_sub(used))
-    };
     let of_machine = available.map_or(0, |kib| kib.saturating_mul(1024));
-    of_group().map_or(of_machine, |group| group.min(of_machine))
+    cgroup::available_memory().map_or(of_machine, |group| group.min(of_machine))
 }
 
 #[cfg(test)]

@@ -116,10 +116,6 @@ impl KeyValueServer for EtcdServer {
         &self.address
     }
 
-    fn supports_compare_and_swap(&self) -> bool {
-        true
-    }
-
     fn get(&self, key: &str, deadline: Moment) -> Result<Option<Vec<u8>>> {
         let answer = self.call("range", &json!({ "key": BASE64.encode(key) }), deadline)?;
         self.first_value(&answer)

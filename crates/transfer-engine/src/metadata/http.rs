@@ -62,10 +62,6 @@ impl KeyValueServer for HttpServer {
         &self.url
     }
 
-    fn supports_compare_and_swap(&self) -> bool {
-        false
-    }
-
     fn get(&self, key: &str, deadline: Moment) -> Result<Option<Vec<u8>>> {
         let answer = self.exchange(Request::Get, key, deadline)?;
         match answer.status {
@@ -78,11 +74,21 @@ impl KeyValueServer for HttpServer {
     fn claim(
         &self,
         claim: Claim<'_>,
-        _expected: Option<&[u8]>,
+        expected: Option<&[u8]>,
         deadline: Moment,
     ) -> Result<Option<Vec<u8>>> {
+        // The server cannot compare and swap: between the look and the removal another engine may
+        // take the name. The look back below tells.
+        if let Some(expected) = expected
+            && self.get(claim.key, deadline)?.is_some_and(|holder| holder == expected)
+        {
+            self.delete(claim.key, deadline)?;
+        }
         let answer = self.exchange(Request::Put(claim.value), claim.key, deadline)?;
         match answer.status {
+            200..300 if expected.is_some() => {
+                Ok(self.get(claim.key, deadline)?.filter(|holder| holder != claim.value))
+            }
             200..300 => Ok(None),
             // If an entry is there, status 400 means that another engine holds the name.
             400 => match self.get(claim.key, deadline)? {

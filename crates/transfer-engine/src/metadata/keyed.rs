@@ -28,16 +28,11 @@ pub(super) trait KeyValueServer: fmt::Debug + Send + Sync {
     /// Address of the server for messages, without secrets.
     fn address(&self) -> &str;
 
-    /// Returns whether the server can change an entry on condition of its current value. Without
-    /// that, a name stays with its holder even if that engine is dead.
-    fn supports_compare_and_swap(&self) -> bool;
-
     /// Returns the value of a key.
     fn get(&self, key: &str, deadline: Moment) -> Result<Option<Vec<u8>>>;
 
     /// Creates the entry of a claim unless it exists. An existing entry with the value `expected`
-    /// is replaced, if the server supports compare-and-swap. Returns the value of the entry that is
-    /// in the way.
+    /// is replaced. Returns the value of the entry that is in the way.
     fn claim(
         &self,
         claim: Claim<'_>,
@@ -114,7 +109,7 @@ impl<S: KeyValueServer> KeyedStore<S> {
         if holder == value {
             return Ok(());
         }
-        if self.server.supports_compare_and_swap() && !is_alive(&holder, deadline) {
+        if !is_alive(&holder, deadline) {
             match self.server.claim(claim, Some(&holder), deadline)? {
                 None => {
                     tracing::info!(name = own.name, "took over the name of a dead engine");
@@ -130,8 +125,8 @@ impl<S: KeyValueServer> KeyedStore<S> {
         let holder = read_rpc(holder).map_or_else(|_| "unreadable".to_owned(), |at| at.to_string());
         Error::new(
             ErrorCode::SEGMENT_ALREADY_EXISTS,
-            "another engine is published under this name; give this one a local_hostname of its \
-             own, or stop the other one, or delete its entry if it is dead",
+            "another engine is published under this name, and it answers; give this one a \
+             local_hostname of its own, or stop the other one",
         )
         .with("name", &own.name)
         .with("url", self.server.address())

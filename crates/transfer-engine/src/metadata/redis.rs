@@ -163,10 +163,6 @@ impl KeyValueServer for RedisServer {
         &self.address
     }
 
-    fn supports_compare_and_swap(&self) -> bool {
-        true
-    }
-
     fn get(&self, key: &str, deadline: Moment) -> Result<Option<Vec<u8>>> {
         self.open(deadline)?.get(key)
     }

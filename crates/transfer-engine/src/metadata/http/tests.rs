@@ -138,19 +138,36 @@ fn publishing_again_updates_the_entry() {
 
 #[test]
 fn refuses_a_name_of_another_engine_and_keeps_its_entry() {
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let config = EngineConfig { name: "127.0.0.1".to_owned(), ..EngineConfig::default() };
+    let engine = Engine::start(config, runtime.handle().clone()).unwrap();
+    let alive = Endpoint::new("127.0.0.1", engine.rpc_port());
     let (url, entries) = server();
     let first = store(&url, "");
-    first.publish(&descriptor("a"), &Endpoint::new("h", 1), soon()).unwrap();
+    first.publish(&descriptor("a"), &alive, soon()).unwrap();
     let second = store(&url, "");
     let error = second.publish(&descriptor("a"), &Endpoint::new("h", 2), soon()).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::AlreadyExists);
-    for part in ["local_hostname", "name=a", &url, "held_by=h:1"] {
+    for part in ["local_hostname", "name=a", &url, &format!("held_by={alive}")] {
         assert!(error.to_string().contains(part), "{error}");
     }
     second.withdraw(soon()).unwrap();
     assert_eq!(entries.lock().len(), 2);
     first.withdraw(soon()).unwrap();
     second.publish(&descriptor("a"), &Endpoint::new("h", 2), soon()).unwrap();
+}
+
+#[test]
+fn name_of_a_dead_engine_is_taken_over_at_once() {
+    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let (url, entries) = server();
+    store(&url, "").publish(&descriptor("a"), &Endpoint::new("127.0.0.1", port), soon()).unwrap();
+    let second = store(&url, "");
+    let begin = Instant::now();
+    second.publish(&descriptor("a"), &Endpoint::new("127.0.0.1", 7), soon()).unwrap();
+    assert!(begin.elapsed() < Duration::from_secs(1), "{:?}", begin.elapsed());
+    assert_eq!(second.locate("a", soon()).unwrap(), Endpoint::new("127.0.0.1", 7));
+    assert_eq!(entries.lock().len(), 2);
 }
 
 #[test]
