@@ -1,5 +1,6 @@
 //! Real processes on loopback: a master, and nodes that take commands on stdin.
 
+pub mod cutting_proxy;
 pub mod load;
 pub mod pattern;
 pub mod tally;
