@@ -25,6 +25,8 @@ pub(crate) enum Call {
     PutEnd {
         version: Version,
         failed: Vec<ReplicaId>,
+        /// The key, in a repetition.
+        key: Option<u64>,
     },
     PutRevoke {
         version: Version,
@@ -83,6 +85,12 @@ pub(crate) enum Reply {
     Started {
         version: Version,
         places: Vec<Place>,
+    },
+    /// A put of the key was refused, because an object exists or is being written.
+    Existed {
+        /// The version and the request of the unfinished put of the caller that prevents it. `None`:
+        /// a value, or the put of another client.
+        own: Option<(Version, u64)>,
     },
     Located {
         version: Version,

@@ -4,12 +4,14 @@ use std::collections::BTreeMap;
 
 use mooncake_base::{ClientId, ErrorCode, Incarnation, Moment, SegmentId};
 use mooncake_master::state::SegmentSpec;
+use mooncake_store_client::protocol::OwnPuts;
 
 use crate::{
     call::{Call, Reply, ReplyMessage},
     get::Get,
     plan::{Bug, WORD_BYTES},
     put::Put,
+    settle::Settle,
     simulator::Simulator,
     task::TaskRunner,
 };
@@ -36,6 +38,8 @@ pub(crate) struct Process {
     pub(crate) sequence: u64,
     /// The only operation that may make calls about the segments.
     exclusive: Option<u64>,
+    /// The puts that are not closed.
+    pub(crate) own_puts: OwnPuts,
 }
 
 /// A running operation.
@@ -53,6 +57,7 @@ pub(crate) struct Running {
 #[derive(Debug)]
 pub(crate) enum Op {
     Put(Put),
+    Settle(Settle),
     Get(Get),
     Remove(Call),
     Session(Session),
@@ -65,6 +70,8 @@ pub(crate) enum Op {
 #[derive(Debug)]
 pub(crate) enum Input {
     Begin,
+    /// The pause before a repetition of a call is over.
+    Again,
     Reply(ReplyMessage),
     TimedOut,
     Wrote(bool),
@@ -109,6 +116,7 @@ impl Process {
             registration: 0,
             sequence: 0,
             exclusive: None,
+            own_puts: OwnPuts::default(),
         }
     }
 }
@@ -136,6 +144,7 @@ impl Simulator {
     pub(crate) fn step_op(&mut self, caller: (u64, u64), op: Op, input: Input) -> Step {
         match op {
             Op::Put(put) => put.step(self, caller, input),
+            Op::Settle(settle) => Ok(settle.step(self, caller, input).map(Op::Settle)),
             Op::Get(get) => get.step(self, caller, input),
             Op::Remove(call) => Ok(self.step_remove(caller, call, input)),
             Op::RequestTask(call) => Ok(self.step_request(caller, call, input)),
@@ -223,6 +232,7 @@ impl Simulator {
             (Session::Beating, Reply::Session { master, is_known, .. }) => {
                 if is_known && process.master == master {
                     self.fetch_soon(caller.0);
+                    self.settle_soon(caller.0);
                     return None;
                 }
                 process.master = 0;

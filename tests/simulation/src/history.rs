@@ -12,6 +12,8 @@ pub(crate) struct History {
     entries: Vec<Entry>,
     by_key: HashMap<Vec<u8>, Vec<usize>>,
     started: HashMap<u64, StartedPut>,
+    /// Puts that their clients gave up, by version: the client and the time.
+    given_up: HashMap<u64, (u64, Moment)>,
 }
 
 #[derive(Debug)]
@@ -28,6 +30,8 @@ struct Entry {
 struct StartedPut {
     key: u64,
     length: u64,
+    client: u64,
+    at: Moment,
 }
 
 /// Returns the word that the writer of a version writes at an index. Words differ in all places.
@@ -37,9 +41,62 @@ pub(crate) fn word(version: Version, index: u64) -> u64 {
 }
 
 impl History {
-    /// Records the start of a put.
-    pub(crate) fn record_start(&mut self, version: Version, key: u64, length: u64) {
-        self.started.insert(version.0, StartedPut { key, length });
+    /// Records the start of a put by a client.
+    pub(crate) fn record_start(
+        &mut self,
+        at: Moment,
+        client: u64,
+        version: Version,
+        (key, length): (u64, u64),
+    ) {
+        self.started.entry(version.0).or_insert(StartedPut { key, length, client, at });
+    }
+
+    /// Records that a client told its caller that a put has failed.
+    pub(crate) fn record_given_up(&mut self, now: Moment, client: u64, version: Version) {
+        self.given_up.insert(version.0, (client, now));
+    }
+
+    /// Records that the writer of a version knows from `now` on that it is published.
+    pub(crate) fn acknowledge_put(&mut self, now: Moment, key: u64, version: Version) {
+        let numbers = self.by_key.get(&key_name(key)).map_or(&[][..], Vec::as_slice);
+        let published = Change::Published(version.0);
+        let last = numbers.iter().rev().find(|&&number| self.entries[number].change == published);
+        if let Some(&number) = last {
+            self.entries[number].acknowledged.get_or_insert(now);
+        }
+    }
+
+    /// Checks that no put that its client gave up has replaced an acknowledged value that the same
+    /// client put afterwards.
+    ///
+    /// # Errors
+    /// One of the entries is such a put.
+    pub(crate) fn check_late_ends(&self, entries: Range<usize>) -> Result<(), String> {
+        for number in entries {
+            let Change::Published(version) = self.entries[number].change else { continue };
+            let Some(&(client, given_up)) = self.given_up.get(&version) else { continue };
+            let Some(key) = self.started.get(&version).map(|started| key_name(started.key)) else {
+                continue;
+            };
+            let numbers = self.by_key.get(&key).map_or(&[][..], Vec::as_slice);
+            let Some(&before) = numbers.iter().rev().find(|&&other| other < number) else {
+                continue;
+            };
+            let Entry { change: Change::Published(replaced), acknowledged: Some(_), undone: None } =
+                self.entries[before]
+            else {
+                continue;
+            };
+            let is_later = |started: &StartedPut| started.client == client && started.at > given_up;
+            if self.started.get(&replaced).is_some_and(is_later) {
+                return Err(format!(
+                    "version {version}, whose put was given up, replaced version {replaced}, which \
+                     the same client put afterwards"
+                ));
+            }
+        }
+        Ok(())
     }
 
     /// Appends changes and returns the indexes of their entries.

@@ -3,7 +3,7 @@
 
 use std::result;
 
-use mooncake_base::{ClientId, Error, KeyRef, Moment, Result, TenantId};
+use mooncake_base::{ClientId, Error, ErrorCode, KeyRef, Moment, Result, TenantId};
 use mooncake_master::{
     Journal, LogSync, Snapshot,
     state::{
@@ -269,24 +269,8 @@ impl Host {
                 let no_grace = std::time::Duration::ZERO;
                 state.unmount(now, client, *id, no_grace).map(|()| Reply::Done)
             }
-            &Call::PutStart { key, length, replicas, is_replacing, request } => {
-                let options = PutOptions { replicas, ..PutOptions::default() };
-                let name = key_name(key);
-                let (key, group) = (KeyRef::new(&name)?, &b""[..]);
-                let length = length * WORD_BYTES;
-                let put = Put { key, length, group, options: &options, is_replacing, request };
-                let started = state.put_start(now, client, tenant, put)?;
-                let places = places(state, &started.places);
-                Ok(Reply::Started { version: started.version, places })
-            }
-            Call::PutEnd { version, failed } | Call::PutRevoke { version, failed } => {
-                let failed_replicas = &failed[..];
-                let put = PutRef { key: b"", version: *version, failed_replicas, checksum: None };
-                match call {
-                    Call::PutEnd { .. } => state.put_end(now, client, tenant, put)?,
-                    _ => state.put_revoke(now, client, tenant, put)?,
-                }
-                Ok(Reply::Done)
+            Call::PutStart { .. } | Call::PutEnd { .. } | Call::PutRevoke { .. } => {
+                serve_puts(state, now, (client, tenant), call)
             }
             Call::Locate { key } => {
                 let grant = LocateOptions { has_lease: true, has_fence: true };
@@ -311,6 +295,48 @@ impl Host {
             }
             call => serve_tasks(state, now, (client, tenant), call),
         }
+    }
+}
+
+fn serve_puts(
+    state: &mut State,
+    now: Moment,
+    (client, tenant): (ClientId, &TenantId),
+    call: &Call,
+) -> Result<Reply> {
+    match call {
+        &Call::PutStart { key, length, replicas, is_replacing, request } => {
+            let options = PutOptions { replicas, ..PutOptions::default() };
+            let name = key_name(key);
+            let (key, group) = (KeyRef::new(&name)?, &b""[..]);
+            let length = length * WORD_BYTES;
+            let put = Put { key, length, group, options: &options, is_replacing, request };
+            match state.put_start(now, client, tenant, put) {
+                Ok(started) => {
+                    let places = places(state, &started.places);
+                    Ok(Reply::Started { version: started.version, places })
+                }
+                Err(error) if error.code() == ErrorCode::OBJECT_ALREADY_EXISTS => {
+                    let own = state.unfinished_put(client, tenant, &name);
+                    Ok(Reply::Existed { own: own.map(|own| (own.version, own.request)) })
+                }
+                Err(error) => Err(error),
+            }
+        }
+        Call::PutEnd { version, failed, .. } | Call::PutRevoke { version, failed } => {
+            let key = match call {
+                Call::PutEnd { key: Some(key), .. } => key_name(*key),
+                _ => Vec::new(),
+            };
+            let (version, failed_replicas) = (*version, &failed[..]);
+            let put = PutRef { key: &key, version, failed_replicas, checksum: None };
+            match call {
+                Call::PutEnd { .. } => state.put_end(now, client, tenant, put)?,
+                _ => state.put_revoke(now, client, tenant, put)?,
+            }
+            Ok(Reply::Done)
+        }
+        _ => Err(Error::internal("not a call about puts")),
     }
 }
 

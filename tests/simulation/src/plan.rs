@@ -39,11 +39,15 @@ pub enum Bug {
     TrustsUnsyncedLog,
     /// Freed memory is reused before the record of its release is on disk.
     ReusesUnsyncedMemory,
+    /// A client forgets the puts that it gave up, and takes its own unfinished put for an object.
+    ForgetsUnconfirmedPuts,
+    /// A client ends the puts that it gave up, instead of revoking them, and only in the background.
+    EndsLatePuts,
 }
 
 impl Bug {
     /// All planted bugs, with their names on the command line.
-    pub const ALL: [(&str, Self); 12] = [
+    pub const ALL: [(&str, Self); 14] = [
         ("replies-before-log", Self::RepliesBeforeLog),
         ("forgets-fences", Self::ForgetsFences),
         ("frees-too-early", Self::FreesTooEarly),
@@ -56,6 +60,8 @@ impl Bug {
         ("cuts-later-logs", Self::CutsLaterLogs),
         ("trusts-unsynced-log", Self::TrustsUnsyncedLog),
         ("reuses-unsynced-memory", Self::ReusesUnsyncedMemory),
+        ("forgets-unconfirmed-puts", Self::ForgetsUnconfirmedPuts),
+        ("ends-late-puts", Self::EndsLatePuts),
     ];
 }
 
@@ -87,6 +93,9 @@ pub struct Plan {
 pub(crate) struct Faults {
     pub(crate) lost: u64,
     pub(crate) duplicated: u64,
+    /// The share of calls whose connection is cut when the master has received them, so that they
+    /// have no reply.
+    pub(crate) cut: u64,
     pub(crate) slow: u64,
     /// The longest delay of a slow message.
     pub(crate) slow_max: Duration,
@@ -128,6 +137,7 @@ impl Plan {
             snapshot: rate(400),
             power_loss: 0,
             damage: 0,
+            cut: 0,
         };
         let object_words = random.between(1, 64);
         Self {
@@ -146,6 +156,14 @@ impl Plan {
             log_sync: LogSync::Always,
         }
         .with_power_losses()
+        .with_cuts()
+    }
+
+    /// Derives the rate of cut connections from a generator of its own.
+    fn with_cuts(mut self) -> Self {
+        let mut random = Random::new(self.seed ^ 0xc07);
+        self.faults.cut = if random.happens(400) { 0 } else { random.below(300) };
+        self
     }
 
     /// Derives the losses of power from a generator of their own.
@@ -186,6 +204,11 @@ impl Plan {
                 (self.object_words, self.segment_words) = (64, 256);
             }
             Bug::WritesTooLate => self.faults.client_stall = 300,
+            Bug::ForgetsUnconfirmedPuts | Bug::EndsLatePuts => {
+                (self.faults.cut, self.faults.partition) = (700, 200);
+                (self.faults.client_crash, self.faults.wipe) = (0, 0);
+                (self.keys, self.workers) = (2, 4);
+            }
             Bug::CopiesTooLate => {
                 (self.faults.client_stall, self.faults.client_crash) = (100, 0);
                 (self.faults.wipe, self.faults.lost) = (0, 0);

@@ -1,17 +1,21 @@
-//! The put operation: start, write each copy piece by piece, then end or revoke.
+//! The put operation: start, write each copy piece by piece, then end or revoke. The store client's
+//! code decides; this file carries the decisions out.
 
-use mooncake_base::{Moment, ReplicaId, Version};
+use mooncake_base::{ErrorCode, Moment, ObjectKey, ReplicaId, Version};
+use mooncake_store_client::protocol::{
+    ClosePuts, CloseStep, Closing, OwnPuts, Refusal, StartPuts, StartStep, StartVerdict,
+    UnconfirmedPut,
+};
 
 use crate::{
-    call::{Call, Place, Reply},
+    call::{Call, Place, Reply, ReplyMessage, key_name},
     client::{Input, Op, Step},
     history,
     plan::Bug,
+    repeated_call::RepeatedCall,
     simulator::Simulator,
 };
 
-/// The most attempts of a call that times out.
-const TRIES: u32 = 3;
 /// The most words in a piece.
 const PIECE_WORDS: u64 = 16;
 
@@ -22,19 +26,30 @@ pub(crate) struct Put {
     length: u64,
     is_replacing: bool,
     replicas: u32,
+    /// When the start was sent, and its request.
     asked: Moment,
-    tries: u32,
+    request: u64,
+    start: StartPuts,
     stage: Stage,
 }
 
 #[derive(Debug)]
 enum Stage {
-    Starting,
+    Begin,
+    /// Revokes puts that stand in the way.
+    Settling {
+        puts: Vec<UnconfirmedPut>,
+        settled: Vec<bool>,
+        call: RepeatedCall,
+    },
+    Starting(RepeatedCall),
     Writing(Writing),
-    /// Waits for the reply to `call`.
+    /// Waits for the reply to the end or the revocation.
     Closing {
-        call: Call,
-        tries: u32,
+        version: Version,
+        failed: Vec<ReplicaId>,
+        is_end: bool,
+        call: RepeatedCall,
     },
 }
 
@@ -51,14 +66,27 @@ impl Put {
     /// Creates a put with a random key, length and options.
     pub(crate) fn random(simulator: &mut Simulator) -> Self {
         let (keys, words) = (simulator.plan.keys, simulator.plan.object_words);
+        let (key, length) = (simulator.random.below(keys), simulator.random.between(1, words));
+        let is_replacing = simulator.random.happens(600);
         Self {
-            key: simulator.random.below(keys),
-            length: simulator.random.between(1, words),
-            is_replacing: simulator.random.happens(600),
+            key,
+            length,
+            is_replacing,
             replicas: if simulator.random.happens(300) { 2 } else { 1 },
             asked: simulator.now,
-            tries: 1,
-            stage: Stage::Starting,
+            request: 0,
+            start: StartPuts::new(is_replacing, Vec::new()),
+            stage: Stage::Begin,
+        }
+    }
+
+    /// Returns whether the put is writing this version or may have started it.
+    pub(crate) fn is_writing(&self, version: Version, request: u64) -> bool {
+        match &self.stage {
+            Stage::Begin | Stage::Settling { .. } => false,
+            Stage::Starting(_) => self.request == request,
+            Stage::Writing(writing) => writing.version == version,
+            Stage::Closing { version: closing, .. } => *closing == version,
         }
     }
 
@@ -68,29 +96,23 @@ impl Put {
         caller: (u64, u64),
         input: Input,
     ) -> Step {
-        match (&mut self.stage, input) {
-            (Stage::Starting, Input::Begin) => {
-                self.asked = simulator.now;
-                self.send_start(simulator, caller);
+        let goes_on = match (&mut self.stage, input) {
+            (Stage::Begin, Input::Begin) => self.begin(simulator, caller)?,
+            (
+                Stage::Settling { call, .. } | Stage::Starting(call) | Stage::Closing { call, .. },
+                Input::Again,
+            ) => {
+                call.send_again(simulator, caller, self.key);
+                true
             }
-            // A retry keeps the start of the write window: the first attempt may have reserved memory.
-            (Stage::Starting, Input::TimedOut) if self.tries < TRIES => {
-                self.tries += 1;
-                self.send_start(simulator, caller);
+            (
+                Stage::Settling { call, .. } | Stage::Starting(call) | Stage::Closing { call, .. },
+                Input::TimedOut,
+            ) => call.fail(simulator, caller) || self.give_up(simulator, caller)?,
+            (Stage::Settling { .. }, Input::Reply(_)) => self.settled(simulator, caller, true)?,
+            (Stage::Starting(_), Input::Reply(message)) => {
+                self.started(simulator, caller, message)?
             }
-            (Stage::Starting, Input::Reply(message)) => match message.reply {
-                Reply::Started { version, places } => {
-                    let next = (0, 0);
-                    let failed = Vec::new();
-                    self.stage = Stage::Writing(Writing { version, places, next, failed });
-                    self.advance(simulator, caller);
-                }
-                Reply::Failed(code) => {
-                    simulator.handle_refusal(caller.0, code);
-                    return Ok(None);
-                }
-                _ => return Err("unexpected reply to a put".to_owned()),
-            },
             (Stage::Writing(writing), Input::Wrote(is_written)) => {
                 if !is_written {
                     let place = writing.places[writing.next.0];
@@ -98,59 +120,222 @@ impl Put {
                     writing.next = (writing.next.0 + 1, 0);
                 }
                 self.advance(simulator, caller);
+                true
             }
-            (Stage::Closing { call, .. }, Input::Reply(message)) => {
-                let is_end = matches!(call, Call::PutEnd { .. });
+            (Stage::Closing { version, is_end, .. }, Input::Reply(message)) => {
+                let (version, is_end) = (*version, *is_end);
                 if let Reply::Done = message.reply {
                     simulator.history.acknowledge(simulator.now, message.entries);
-                    simulator.outcome.puts += u64::from(is_end);
+                    if is_end {
+                        simulator.history.acknowledge_put(simulator.now, self.key, version);
+                        simulator.outcome.puts += 1;
+                    }
                 }
-                return Ok(None);
+                self.release(simulator, caller);
+                false
             }
-            (Stage::Closing { call, tries }, Input::TimedOut) if *tries < TRIES => {
-                *tries += 1;
-                let call = call.clone();
-                simulator.call(caller, call);
-            }
-            _ => return Ok(None),
-        }
-        Ok(Some(Op::Put(self)))
+            _ => false,
+        };
+        Ok(goes_on.then_some(Op::Put(self)))
     }
 
-    fn send_start(&self, simulator: &mut Simulator, caller: (u64, u64)) {
-        let (key, length, request) = (self.key, self.length, caller.1);
-        let (replicas, is_replacing) = (self.replicas, self.is_replacing);
-        simulator.call(caller, Call::PutStart { key, length, replicas, is_replacing, request });
+    /// Begins with the unconfirmed puts of the key.
+    fn begin(&mut self, simulator: &mut Simulator, caller: (u64, u64)) -> Result<bool, String> {
+        let name = key_name(self.key);
+        let unconfirmed = match simulator.plan.has(Bug::EndsLatePuts) {
+            true => Vec::new(),
+            false => own_puts(simulator, caller)
+                .map_or(&[][..], |own| own.unconfirmed_of(&name))
+                .iter()
+                .map(|put| (0, put.clone()))
+                .collect(),
+        };
+        self.start = StartPuts::new(self.is_replacing, unconfirmed);
+        self.go_on(simulator, caller)
+    }
+
+    /// Takes the next step of the start. Returns whether the put goes on.
+    fn go_on(&mut self, simulator: &mut Simulator, caller: (u64, u64)) -> Result<bool, String> {
+        self.stage = match self.start.next_step() {
+            StartStep::Settle(puts) => {
+                let first = puts.first().ok_or("there is nothing to settle")?;
+                let call = simulator.settling_call(first);
+                let call = RepeatedCall::send(simulator, caller, call);
+                Stage::Settling { puts, settled: Vec::new(), call }
+            }
+            StartStep::Send(_) => {
+                (self.asked, self.request) = (simulator.now, simulator.next_number());
+                if let Some(own) = own_puts(simulator, caller) {
+                    own.begin_start(self.request);
+                }
+                let (key, length, request) = (self.key, self.length, self.request);
+                let (replicas, is_replacing) = (self.replicas, self.is_replacing);
+                let call = Call::PutStart { key, length, replicas, is_replacing, request };
+                Stage::Starting(RepeatedCall::send(simulator, caller, call))
+            }
+            StartStep::Done => return Ok(false),
+        };
+        Ok(true)
+    }
+
+    /// Records the outcome of a settlement, and goes on with the next one or with the start.
+    fn settled(
+        &mut self,
+        simulator: &mut Simulator,
+        caller: (u64, u64),
+        is_settled: bool,
+    ) -> Result<bool, String> {
+        let Stage::Settling { puts, settled, call } = &mut self.stage else { return Ok(false) };
+        if is_settled {
+            simulator.confirm(caller.0, &puts[settled.len()]);
+        }
+        settled.push(is_settled);
+        if let Some(next) = puts.get(settled.len()) {
+            let next = simulator.settling_call(next);
+            *call = RepeatedCall::send(simulator, caller, next);
+            return Ok(true);
+        }
+        self.start.settled(1, settled);
+        self.go_on(simulator, caller)
+    }
+
+    fn started(
+        &mut self,
+        simulator: &mut Simulator,
+        caller: (u64, u64),
+        message: ReplyMessage,
+    ) -> Result<bool, String> {
+        let own = match message.reply {
+            Reply::Started { version, places } => {
+                if let Some(own) = own_puts(simulator, caller) {
+                    own.end_start(self.request, [version.0].into_iter().collect());
+                }
+                let (next, failed) = ((0, 0), Vec::new());
+                self.stage = Stage::Writing(Writing { version, places, next, failed });
+                self.advance(simulator, caller);
+                return Ok(true);
+            }
+            Reply::Existed { own } => own,
+            Reply::Failed(code) => {
+                self.release(simulator, caller);
+                simulator.handle_refusal(caller.0, code);
+                return Ok(false);
+            }
+            _ => return Err("unexpected reply to a put".to_owned()),
+        };
+        self.release(simulator, caller);
+        self.refused(simulator, caller, own)
+    }
+
+    /// Handles a refusal because a value or a put exists.
+    fn refused(
+        &mut self,
+        simulator: &mut Simulator,
+        caller: (u64, u64),
+        own: Option<(Version, u64)>,
+    ) -> Result<bool, String> {
+        let name = key_name(self.key);
+        let is_blind = simulator.plan.has(Bug::ForgetsUnconfirmedPuts);
+        let puts = own_puts(simulator, caller);
+        let is_live = |&(version, request): &(Version, u64)| {
+            puts.as_ref().is_some_and(|puts| puts.is_live(&name, request, version))
+        };
+        let orphan = own.filter(|own| !is_blind && !is_live(own)).map(|(version, _)| version);
+        let refusal = Refusal { code: ErrorCode::OBJECT_ALREADY_EXISTS, orphan };
+        let verdict = self.start.refused(0, || ObjectKey::new(&name[..]), &refusal);
+        match verdict.map_err(|error| error.to_string())? {
+            StartVerdict::Again => self.go_on(simulator, caller),
+            StartVerdict::Fail => Ok(false),
+            StartVerdict::Existed => match own {
+                Some((version, request)) if !simulator.is_writing(caller.0, version, request) => {
+                    Err(format!(
+                        "a put of key {} existed only as version {version}, which its own client \
+                         has given up",
+                        self.key
+                    ))
+                }
+                _ => Ok(false),
+            },
+        }
+    }
+
+    /// Handles a call that got no reply. Returns whether the put goes on.
+    fn give_up(&mut self, simulator: &mut Simulator, caller: (u64, u64)) -> Result<bool, String> {
+        match &self.stage {
+            Stage::Settling { .. } => return self.settled(simulator, caller, false),
+            Stage::Closing { version, failed, is_end, .. } => {
+                let (version, failed, is_end) = (*version, failed.clone(), *is_end);
+                simulator.history.record_given_up(simulator.now, caller.0, version);
+                let key = ObjectKey::new(key_name(self.key)).map_err(|error| error.to_string())?;
+                let failed_replicas = failed.into_iter().collect();
+                let put = UnconfirmedPut { key, version, failed_replicas };
+                let is_forgotten = simulator.plan.has(Bug::ForgetsUnconfirmedPuts)
+                    || simulator.plan.has(Bug::EndsLatePuts) && !is_end;
+                if let Some(own) = own_puts(simulator, caller)
+                    && !is_forgotten
+                {
+                    own.add_unconfirmed(put);
+                }
+            }
+            _ => {}
+        }
+        self.release(simulator, caller);
+        Ok(false)
+    }
+
+    fn release(&self, simulator: &mut Simulator, caller: (u64, u64)) {
+        if let Some(own) = own_puts(simulator, caller) {
+            own.release_all(self.request);
+        }
     }
 
     /// Sends the next piece, or ends or revokes the put.
     fn advance(&mut self, simulator: &mut Simulator, caller: (u64, u64)) {
         let Stage::Writing(writing) = &mut self.stage else { return };
-        let late = simulator.now > self.asked + simulator.plan.rules.write_window;
-        let is_revoking =
-            late && !simulator.plan.has(Bug::WritesTooLate) || simulator.random.happens(5);
+        let has_replica = writing.failed.len() < writing.places.len();
+        let window_end = self.asked + simulator.plan.rules.write_window;
+        let mut closing = Closing::of(has_replica, window_end, simulator.now);
+        if closing == Closing::TooLate && simulator.plan.has(Bug::WritesTooLate) {
+            closing = Closing::End;
+        }
+        if simulator.random.happens(5) {
+            closing = Closing::NoReplica;
+        }
         if writing.next.1 >= self.length {
             writing.next = (writing.next.0 + 1, 0);
         }
         let version = writing.version;
-        if is_revoking {
-            self.close(simulator, caller, Call::PutRevoke { version, failed: Vec::new() });
-        } else if let Some(place) = writing.places.get(writing.next.0) {
+        if let (Closing::End, Some(place)) = (closing, writing.places.get(writing.next.0)) {
             let first = writing.next.1;
             let words = simulator.random.between(1, PIECE_WORDS).min(self.length - first);
             writing.next.1 += words;
             let content = (first..first + words).map(|index| history::word(version, index));
             simulator.write_piece(caller, *place, first, content.collect());
-        } else if writing.failed.len() == writing.places.len() {
-            self.close(simulator, caller, Call::PutRevoke { version, failed: Vec::new() });
-        } else {
-            let failed = std::mem::take(&mut writing.failed);
-            self.close(simulator, caller, Call::PutEnd { version, failed });
+            return;
         }
+        let failed = std::mem::take(&mut writing.failed);
+        let mut close = ClosePuts::default();
+        close.push(0, closing);
+        let is_end = matches!(close.next_step(), CloseStep::End(_));
+        let call = match is_end {
+            true => Call::PutEnd { version, failed: failed.clone(), key: None },
+            false => Call::PutRevoke { version, failed: failed.clone() },
+        };
+        let call = RepeatedCall::send(simulator, caller, call);
+        self.stage = Stage::Closing { version, failed, is_end, call };
     }
+}
 
-    fn close(&mut self, simulator: &mut Simulator, caller: (u64, u64), call: Call) {
-        self.stage = Stage::Closing { call: call.clone(), tries: 1 };
-        simulator.call(caller, call);
+impl Simulator {
+    /// Returns whether an operation of the process is writing the version.
+    fn is_writing(&self, process: u64, version: Version, request: u64) -> bool {
+        let running = self.processes.get(&process).map(|process| process.running.values());
+        running.into_iter().flatten().any(
+            |running| matches!(&running.op, Some(Op::Put(put)) if put.is_writing(version, request)),
+        )
     }
+}
+
+fn own_puts(simulator: &mut Simulator, caller: (u64, u64)) -> Option<&mut OwnPuts> {
+    simulator.processes.get_mut(&caller.0).map(|process| &mut process.own_puts)
 }

@@ -143,6 +143,8 @@ enum Event {
     /// A process fetches its tasks from the master.
     FetchTasks(u64),
     Heartbeat(u64),
+    /// A process settles unconfirmed puts.
+    Settle(u64),
     /// A call reaches the master.
     Call {
         caller: (u64, u64),
@@ -243,6 +245,7 @@ impl Simulator {
         self.is_quiet = true;
         let faults = &mut self.plan.faults;
         (faults.lost, faults.duplicated, faults.slow, faults.master_crash) = (0, 0, 0, 0);
+        faults.cut = 0;
         self.stalled_until = self.now;
         for process in self.processes.values_mut() {
             (process.stalled_until, process.partitioned_until) = (self.now, self.now);
@@ -270,6 +273,7 @@ impl Simulator {
         match event {
             Event::NextOp(process) => self.start_next_op(process),
             Event::FetchTasks(process) => self.fetch_tasks(process),
+            Event::Settle(process) => self.start_settling(process),
             Event::Heartbeat(process) => {
                 let Some(stalled_until) =
                     self.processes.get(&process).map(|found| found.stalled_until)
@@ -319,14 +323,7 @@ impl Simulator {
                 self.sync_later();
                 Ok(())
             }
-            Event::Snapshot => {
-                self.host.snapshot(self.now)?;
-                if self.host.is_snapshotting() {
-                    let pause = Duration::from_micros(self.random.below(5000));
-                    self.after(pause, Event::Snapshot);
-                }
-                Ok(())
-            }
+            Event::Snapshot => self.snapshot(),
             Event::Faults => {
                 if !self.is_quiet {
                     self.inject_faults();
@@ -337,6 +334,15 @@ impl Simulator {
             Event::StartMaster => self.start_master(),
             Event::StartProcess => self.start_process(),
         }
+    }
+
+    fn snapshot(&mut self) -> Result<(), String> {
+        self.host.snapshot(self.now)?;
+        if self.host.is_snapshotting() {
+            let pause = Duration::from_micros(self.random.below(5000));
+            self.after(pause, Event::Snapshot);
+        }
+        Ok(())
     }
 
     /// Hands a reply to the operation that waits for it. A stalled process receives it later.
@@ -408,9 +414,22 @@ impl Simulator {
         self.after(Duration::from_millis(1), Event::Heartbeat(process));
     }
 
+    /// Schedules an input of an operation.
+    pub(crate) fn input_after(&mut self, pause: Duration, caller: (u64, u64), input: Input) {
+        self.after(pause, Event::Input { caller, input });
+    }
+
     /// Schedules a fetch of tasks.
     pub(crate) fn fetch_soon(&mut self, process: u64) {
         self.after(Duration::from_millis(1), Event::FetchTasks(process));
+    }
+
+    /// Schedules the settlement of unconfirmed puts, if there are any.
+    pub(crate) fn settle_soon(&mut self, process: u64) {
+        let found = self.processes.get(&process);
+        if found.is_some_and(|found| found.own_puts.unconfirmed_count() > 0) {
+            self.after(Duration::from_millis(1), Event::Settle(process));
+        }
     }
 
     /// Starts an operation of a process.
@@ -513,7 +532,7 @@ impl Simulator {
         if let (Call::PutStart { key, length, .. }, Reply::Started { version, .. }) =
             (&call, &reply)
         {
-            self.history.record_start(*version, *key, *length);
+            self.history.record_start(self.now, caller.0, *version, (*key, *length));
         }
         let dies = self.random.happens(self.plan.faults.master_crash / 50);
         if dies && self.random.happens(500) {
@@ -542,6 +561,12 @@ impl Simulator {
             Reply::Task(id) => self.accepted.tasks.push(id),
             Reply::Job(id) => self.accepted.jobs.push(id),
             _ => {}
+        }
+        if self.random.happens(self.plan.faults.cut) {
+            // The caller sees the connection break.
+            let delay = network::delay(&mut self.random, &self.plan.faults);
+            self.after(delay, Event::Reply { caller, attempt, message: None });
+            return;
         }
         for delay in network::deliveries(&mut self.random, &self.plan.faults) {
             let message = Some(message.clone());
@@ -605,7 +630,9 @@ impl Simulator {
         });
         applied?;
         decoded.map_err(|error| format!("cannot decode an effect: {error:?}"))?;
-        Ok(self.history.append(changes))
+        let entries = self.history.append(changes);
+        self.history.check_late_ends(entries.clone())?;
+        Ok(entries)
     }
 
     // ------------------------------------------------------------ fault injection

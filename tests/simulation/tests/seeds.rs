@@ -48,12 +48,14 @@ fn same_seed_gives_same_run() {
 #[test]
 fn planted_bugs_are_found() {
     // These are found within few seeds; the others need minutes.
-    const QUICKLY_FOUND: [Bug; 9] = [
+    const QUICKLY_FOUND: [Bug; 11] = [
         Bug::RepliesBeforeLog,
         Bug::FreesTooEarly,
         Bug::TrustsLateReads,
         Bug::RemountsUsedMemory,
         Bug::ForgetsTasks,
+        Bug::ForgetsUnconfirmedPuts,
+        Bug::EndsLatePuts,
         Bug::ForgetsToSyncOldLogs,
         Bug::CutsLaterLogs,
         Bug::TrustsUnsyncedLog,

@@ -50,7 +50,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("testkit", &["base", "proto", "verbs", "transfer-engine", "master", "store-client"]),
     ("codegen", &["base", "daemon", "master", "transfer-engine"]),
     ("cluster-tests", &["base", "proto", "transfer-engine", "master", "store-client", "testkit"]),
-    ("simulation", &["base", "master"]),
+    ("simulation", &["base", "master", "store-client"]),
     ("tidy", &[]),
     ("benches", &["base", "proto", "transfer-engine", "master", "store-client", "testkit"]),
 ];

@@ -1,0 +1,75 @@
+//! The settlement of unconfirmed puts between two heartbeats.
+
+use mooncake_store_client::protocol::UnconfirmedPut;
+
+use crate::{
+    call::Call,
+    client::{Input, Op},
+    plan::Bug,
+    repeated_call::RepeatedCall,
+    simulator::Simulator,
+};
+
+/// The most puts that one operation settles.
+const PUTS_MAX: usize = 4;
+
+/// Revokes unconfirmed puts, one after the other.
+#[derive(Debug)]
+pub(crate) struct Settle {
+    /// The last one is being revoked.
+    puts: Vec<UnconfirmedPut>,
+    call: Option<RepeatedCall>,
+}
+
+impl Simulator {
+    pub(crate) fn start_settling(&mut self, process: u64) -> Result<(), String> {
+        let Some(found) = self.processes.get(&process) else { return Ok(()) };
+        let puts = found.own_puts.some_unconfirmed(PUTS_MAX);
+        let number = self.next_number();
+        self.start_op((process, number), Op::Settle(Settle { puts, call: None }), false)
+    }
+
+    /// Returns the call that settles an unconfirmed put.
+    pub(crate) fn settling_call(&self, put: &UnconfirmedPut) -> Call {
+        let (version, failed) = (put.version, put.failed_replicas.to_vec());
+        match self.plan.has(Bug::EndsLatePuts) {
+            true => Call::PutEnd { version, failed, key: None },
+            false => Call::PutRevoke { version, failed },
+        }
+    }
+
+    /// Records that the master does not hold a put any more.
+    pub(crate) fn confirm(&mut self, process: u64, put: &UnconfirmedPut) {
+        if let Some(found) = self.processes.get_mut(&process) {
+            found.own_puts.confirm(put);
+        }
+    }
+}
+
+impl Settle {
+    pub(crate) fn step(
+        mut self,
+        simulator: &mut Simulator,
+        caller: (u64, u64),
+        input: Input,
+    ) -> Option<Self> {
+        match (&mut self.call, input) {
+            (None, Input::Begin) => {}
+            (Some(_), Input::Reply(_)) => {
+                // Also a refusal says that the master does not hold it.
+                simulator.confirm(caller.0, &self.puts.pop()?);
+            }
+            (Some(call), Input::TimedOut) => {
+                return call.fail(simulator, caller).then_some(self);
+            }
+            (Some(call), Input::Again) => {
+                call.send_again(simulator, caller, 0);
+                return Some(self);
+            }
+            _ => return None,
+        }
+        let call = simulator.settling_call(self.puts.last()?);
+        self.call = Some(RepeatedCall::send(simulator, caller, call));
+        Some(self)
+    }
+}
