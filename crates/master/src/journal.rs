@@ -105,6 +105,10 @@ pub struct Journal {
     written: AtomicU64,
     /// The position up to which everything is on disk; `u64::MAX` while nothing has to wait.
     synced: AtomicU64,
+    /// All frames with lower numbers are on disk; 0 if that is not known.
+    synced_frame: AtomicU64,
+    /// The number of the frame behind the last recovered one.
+    recovered_end: u64,
     /// Counts failures.
     failures: AtomicU64,
     /// Tells tasks that one of the positions rose.
@@ -218,6 +222,8 @@ impl Journal {
             timeline_id: Mutex::new(recovered.timeline_id),
             written: AtomicU64::new(0),
             synced: AtomicU64::new(if sync == LogSync::Never { NOTHING_WAITS } else { 0 }),
+            synced_frame: AtomicU64::new(0),
+            recovered_end: recovered.next_frame,
             failures: AtomicU64::new(0),
             progress: Notify::new(),
             is_led: AtomicBool::new(false),
@@ -255,6 +261,7 @@ impl Journal {
         })?;
         writer.next_frame += 1;
         writer.synced_frame = writer.next_frame;
+        self.synced_frame.store(writer.synced_frame, Ordering::Release);
         writer.length += FRAME_BYTES as u64;
         Ok(())
     }
@@ -273,6 +280,17 @@ impl Journal {
     /// Returns the timeline id under which a restart would resume; `None` while the log is broken.
     pub(crate) fn timeline_id(&self) -> Option<[u8; 16]> {
         self.is_healthy.load(Ordering::Acquire).then(|| *self.timeline_id.lock())
+    }
+
+    /// Returns the frame before which everything is on disk; 0 if that is not known.
+    pub(crate) fn synced_frame(&self) -> u64 {
+        self.synced_frame.load(Ordering::Acquire)
+    }
+
+    /// Returns whether the recovered log ends before a frame that an earlier master of the same
+    /// timeline called synced: the disk lost it, or an older copy of the files was put in place.
+    pub(crate) fn has_lost(&self, timeline_id: &[u8], synced_frame: u64) -> bool {
+        synced_frame > self.recovered_end && self.timeline_id.lock()[..] == *timeline_id
     }
 
     /// Records the duration of the recovery.

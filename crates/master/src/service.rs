@@ -227,7 +227,7 @@ impl Service {
         }
         let mut state = self.lock();
         let due = state.advance(now);
-        self.update_pending_owners(state.unclaimed_segments());
+        self.update_pending_owners(state.is_recovering(now));
         due
     }
 
@@ -360,8 +360,12 @@ impl Service {
             let caller = Caller::try_from(r.caller.as_ref())?;
             check_name("name", &r.name)?;
             let now = self.clock.now();
+            let has_lost = r.seen_log.as_ref().is_some_and(|seen| self.has_lost_log(seen));
             let (ttl, registration) = {
                 let mut state = self.lock();
+                if has_lost {
+                    durability::drop_recovered(&mut state, now, &r.name);
+                }
                 state.register(now, caller.client, &r.name)?;
                 state.set_wants_offload(caller.client, r.wants_offload);
                 (state.rules().client_ttl, state.registration(caller.client))
@@ -392,7 +396,8 @@ impl Service {
             self.sessions.record_heartbeat(caller.client, now);
             let master = Bytes::copy_from_slice(&self.identity);
             let timeline_id = self.timeline_id();
-            Ok(v1::HeartbeatResponse { is_known, master, timeline_id, has_tasks })
+            let synced_frame = self.synced_frame();
+            Ok(v1::HeartbeatResponse { is_known, master, timeline_id, has_tasks, synced_frame })
         })
     }
 
@@ -420,7 +425,7 @@ impl Service {
         drop(state);
         let mut segments = r.segments.into_iter();
         let mut results = Vec::with_capacity(segments.len());
-        let unclaimed = loop {
+        let is_recovering = loop {
             let mut state = self.lock();
             let slice = segments.by_ref().take(MOUNT_SLICE);
             results.extend(self.op_metrics.count_each(
@@ -435,13 +440,13 @@ impl Service {
                     }
                 }),
             ));
-            let unclaimed = state.unclaimed_segments();
+            let is_recovering = state.is_recovering(now);
             state.unlock_fair();
             if segments.len() == 0 {
-                break unclaimed;
+                break is_recovering;
             }
         };
-        self.update_pending_owners(unclaimed);
+        self.update_pending_owners(is_recovering);
         Ok(v1::MountResponse { results })
     }
 

@@ -174,6 +174,9 @@ impl Journal {
         (position, frame): (u64, u64),
     ) {
         writer.synced_frame = frame;
+        if self.sync != LogSync::Never {
+            self.synced_frame.store(frame, Ordering::Release);
+        }
         writer.unsynced.retain(|old| !files.iter().any(|file| Arc::ptr_eq(file, old)));
         if self.sync != LogSync::Never {
             self.set_synced(position);

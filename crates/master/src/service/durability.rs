@@ -149,10 +149,23 @@ impl Service {
         }
     }
 
+    /// Returns the frame of the log before which everything is on disk; 0 if that is not known.
+    pub(super) fn synced_frame(&self) -> u64 {
+        self.journal.as_ref().map_or(0, Journal::synced_frame)
+    }
+
+    /// Returns whether a client heard an earlier master say that more of the log was on disk than
+    /// was recovered.
+    pub(super) fn has_lost_log(&self, seen: &v1::SeenLog) -> bool {
+        let is_earlier = seen.master != self.identity[..];
+        let has_lost = |journal: &Journal| journal.has_lost(&seen.timeline_id, seen.synced_frame);
+        is_earlier && self.journal.as_ref().is_some_and(has_lost)
+    }
+
     /// Notifies waiting calls that segments were announced or given up.
-    pub(super) fn update_pending_owners(&self, unclaimed: u64) {
+    pub(super) fn update_pending_owners(&self, is_recovering: bool) {
         if self.pending_owners.is_any_pending.load(Ordering::Relaxed) {
-            self.pending_owners.is_any_pending.store(unclaimed > 0, Ordering::Relaxed);
+            self.pending_owners.is_any_pending.store(is_recovering, Ordering::Relaxed);
             self.pending_owners.changed.notify_waiters();
         }
     }
@@ -227,6 +240,19 @@ impl StateOwner for Service {
 
     fn now(&self) -> Moment {
         self.clock.now()
+    }
+}
+
+/// Drops what the log brought back, after `client` has shown that the log lost its end.
+pub(super) fn drop_recovered(state: &mut State, now: Moment, client: &str) {
+    let segments = state.drop_recovered(now);
+    if segments > 0 {
+        tracing::error!(
+            client,
+            segments,
+            "the log lost changes that were on disk: the disk does not keep what it confirms, or \
+             the state directory is an older copy; all recovered objects are dropped"
+        );
     }
 }
 

@@ -150,6 +150,7 @@ impl PutStartReply {
         self,
         segments: SegmentTable,
         write_window_ms: u64,
+        synced_frame: u64,
     ) -> v1::PutStartResponse {
         let segments = segments.into_segments();
         let (results, columns) = match self {
@@ -159,7 +160,7 @@ impl PutStartReply {
                 (Vec::new(), Some(columns))
             }
         };
-        v1::PutStartResponse { results, segments, write_window_ms, columns }
+        v1::PutStartResponse { results, segments, write_window_ms, columns, synced_frame }
     }
 }
 

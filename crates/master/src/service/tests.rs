@@ -2,6 +2,7 @@
 
 mod columns;
 mod hanging_disk;
+mod lost_log;
 mod repeated_calls;
 
 use std::time::Duration;
@@ -40,7 +41,18 @@ fn lend(service: &Service) -> ClientId {
     let name = "h:1".to_owned();
     let register = v1::RegisterRequest { caller: caller(id), name, ..Default::default() };
     assert!(matches!(ask(service, Call::Register(register)), response::Call::Register(_)));
-    let segment = v1::Segment {
+    let mount = v1::MountRequest {
+        caller: caller(id),
+        segments: vec![segment()],
+        ..v1::MountRequest::default()
+    };
+    assert!(matches!(ask(service, Call::Mount(mount)), response::Call::Mount(_)));
+    id
+}
+
+/// Returns the segment of `lend`.
+fn segment() -> v1::Segment {
+    v1::Segment {
         id: Bytes::from_static(&[9; 16]),
         incarnation: 1,
         name: "h:1".to_owned(),
@@ -48,14 +60,7 @@ fn lend(service: &Service) -> ClientId {
         base: 1 << 20,
         length: 1 << 20,
         protocol: "tcp".to_owned(),
-    };
-    let mount = v1::MountRequest {
-        caller: caller(id),
-        segments: vec![segment],
-        ..v1::MountRequest::default()
-    };
-    assert!(matches!(ask(service, Call::Mount(mount)), response::Call::Mount(_)));
-    id
+    }
 }
 
 /// Generates encoded messages: fields of numbers, bytes and messages under small tags. Most of them

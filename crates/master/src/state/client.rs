@@ -216,7 +216,12 @@ impl State {
         self.recovery.postpone(pause);
     }
 
-    fn forget_client(&mut self, now: Moment, client: ClientId, writes: AbandonReason) -> bool {
+    pub(super) fn forget_client(
+        &mut self,
+        now: Moment,
+        client: ClientId,
+        writes: AbandonReason,
+    ) -> bool {
         let was_known = self.clients.by_id.remove(&client).is_some();
         self.clients.offloading.remove(&client);
         self.abandon_writes(now, client, writes);

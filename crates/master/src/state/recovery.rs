@@ -13,6 +13,7 @@ use mooncake_base::{ClientId, Error, ErrorCode, Incarnation, Moment, Result, Seg
 use super::{
     Rules, SegmentSpec, State,
     ids::{ObjectSlot, SegmentSlot},
+    put::AbandonReason,
     timer::Timer,
 };
 
@@ -21,6 +22,9 @@ use super::{
 pub(super) struct Recovery {
     /// Unclaimed segments.
     pub(super) segments: u64,
+    /// Whether the end of the log may be missing. Until the grace is over, clients may show that
+    /// more is missing than can be, so that nothing recovered is read before.
+    is_doubtful: bool,
     grace: Moment,
     end: Moment,
     /// End of the last access to memory that the earlier master may have granted without a record
@@ -29,10 +33,15 @@ pub(super) struct Recovery {
 }
 
 impl Recovery {
-    pub(super) fn begin(now: Moment, unknown_grants_until: Moment, rules: &Rules) -> Self {
+    pub(super) fn begin(
+        now: Moment,
+        unknown_grants_until: Moment,
+        is_doubtful: bool,
+        rules: &Rules,
+    ) -> Self {
         let grace = now + rules.resume_grace;
         let end = grace.max(now + rules.unclaimed_ttl);
-        Self { segments: 0, grace, end, unknown_grants_until }
+        Self { segments: 0, is_doubtful, grace, end, unknown_grants_until }
     }
 
     /// Returns when unclaimed segments are dropped.
@@ -61,21 +70,46 @@ impl State {
     /// Returns the deadline of the call's wait for owners that have not come back; `None` if it
     /// need not wait.
     pub fn recovery_wait(&self, now: Moment, awaited: &RecoveryScope<'_>) -> Option<Moment> {
-        if self.recovery.segments == 0 || self.recovery.grace.has_passed(now) {
+        if !self.is_recovering(now) || self.recovery.grace.has_passed(now) {
             return None;
         }
+        let is_doubtful = self.recovery.is_doubtful;
         let awaits = match awaited {
             RecoveryScope::All => true,
             RecoveryScope::Space => self.segments.open().is_empty(),
             RecoveryScope::Keys(tenant, keys) => {
                 self.objects.tenant_index(tenant).is_some_and(|tenant| {
                     keys.iter().any(|key| {
-                        self.objects.find(tenant, key).is_some_and(|slot| self.is_unclaimed(slot))
+                        let found = self.objects.find(tenant, key);
+                        found.is_some_and(|slot| is_doubtful || self.is_unclaimed(slot))
                     })
                 })
             }
         };
         awaits.then_some(self.recovery.grace)
+    }
+
+    /// Returns whether calls may have to wait: segments are unclaimed, or the recovered state is in
+    /// doubt.
+    pub fn is_recovering(&self, now: Moment) -> bool {
+        let is_doubted = self.recovery.is_doubtful && !self.recovery.grace.has_passed(now);
+        self.recovery.segments > 0 || is_doubted
+    }
+
+    /// Drops all segments that came from the log, with their objects, since the log is older than
+    /// it may be: their memory may have been reused. Owners that announced them again are
+    /// forgotten, so that they register and mount other memory. Returns the number of segments.
+    pub fn drop_recovered(&mut self, now: Moment) -> usize {
+        let recovered = self.segments.mounted().filter(|(_, segment)| segment.is_recovered);
+        let mut owners: Vec<ClientId> = recovered.map(|(_, segment)| segment.client).collect();
+        let count = owners.len();
+        owners.sort_unstable_by_key(|owner| owner.bits());
+        owners.dedup();
+        for owner in owners {
+            self.forget_client(now, owner, AbandonReason::Vanished);
+        }
+        self.recovery.is_doubtful = false;
+        count
     }
 
     /// Returns the number of unclaimed segments.

@@ -92,7 +92,8 @@ impl State {
             slots: FxHashMap::default(),
             report: Restored::default(),
         };
-        state.recovery = Recovery::begin(now, restoration.fence, &state.rules);
+        let is_doubtful = !lost_grants_max.is_zero();
+        state.recovery = Recovery::begin(now, restoration.fence, is_doubtful, &state.rules);
         restoration.run(&mut state, image);
         (state, restoration.report)
     }
@@ -151,6 +152,7 @@ impl Restoration {
             status,
             is_suspect: false,
             is_unclaimed: true,
+            is_recovered: true,
             quarantined_until: (!self.fence.has_passed(self.now)).then_some(self.fence),
             busy_until: self.fence,
             unmount_at,

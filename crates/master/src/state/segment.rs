@@ -103,6 +103,8 @@ pub(super) struct Segment {
     pub(super) is_suspect: bool,
     /// Known from the log, but not announced since the restart.
     pub(super) is_unclaimed: bool,
+    /// Whether the segment came from the log of an earlier master.
+    pub(super) is_recovered: bool,
     pub(super) allocator: Allocator,
     /// Set if the memory came back into the pool while readers or writers from before may still
     /// use it. Later grants in the segment do not extend it.
@@ -238,6 +240,7 @@ impl State {
             status: SegmentStatus::Ok,
             is_suspect: self.clients.is_suspect(client),
             is_unclaimed: false,
+            is_recovered: false,
             unmount_at: None,
             allocator: Allocator::new(segment.length),
             awaits_sync: unsynced_position.is_some(),

@@ -244,6 +244,22 @@ pub struct RegisterRequest {
     /// the client's memory that it evicts.
     #[prost(bool, tag = "5")]
     pub wants_offload: bool,
+    /// The end of the log that the client heard of, if it was registered before.
+    #[prost(message, optional, tag = "6")]
+    pub seen_log: ::core::option::Option<SeenLog>,
+}
+/// What an earlier master said about its log. A master that continues that log, but whose log ends
+/// earlier, has lost what was on disk: memory may have been reused since, and what the log brought
+/// back is dropped.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct SeenLog {
+    #[prost(bytes = "bytes", tag = "1")]
+    pub master: ::prost::bytes::Bytes,
+    #[prost(bytes = "bytes", tag = "2")]
+    pub timeline_id: ::prost::bytes::Bytes,
+    /// Everything before this frame was on disk.
+    #[prost(uint64, tag = "3")]
+    pub synced_frame: u64,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct RegisterResponse {
@@ -291,6 +307,9 @@ pub struct HeartbeatResponse {
     /// The same as in RegisterResponse; may change while a master runs.
     #[prost(bytes = "bytes", tag = "3")]
     pub timeline_id: ::prost::bytes::Bytes,
+    /// The same as in PutStartResponse.
+    #[prost(uint64, tag = "4")]
+    pub synced_frame: u64,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct UnregisterRequest {
@@ -441,6 +460,9 @@ pub struct PutStartResponse {
     /// Instead of `results`, to a call in columns.
     #[prost(message, optional, tag = "4")]
     pub columns: ::core::option::Option<StartedColumns>,
+    /// The log of the master is on disk up to this frame; for SeenLog. 0: not known.
+    #[prost(uint64, tag = "5")]
+    pub synced_frame: u64,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct StartedColumns {

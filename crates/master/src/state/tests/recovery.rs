@@ -219,6 +219,39 @@ fn unclaimed_key_is_free_after_grace() {
 }
 
 #[test]
+fn calls_wait_if_the_end_of_the_log_may_be_missing() {
+    let mut pool = Pool::new(16);
+    pool.put("k", MIB).unwrap();
+    let rules = pool.state.rules().clone();
+    let lost = Duration::from_secs(1);
+    let (state, _) = State::restore(rules, 9, pool.now, described(&pool), lost);
+    let mut pool = Pool { state, now: pool.now, tenant: pool.tenant.clone() };
+    pool.state.register(pool.now, A, "host-a:1").unwrap();
+    resume(&mut pool);
+    assert!(awaits(&pool, "k") && pool.state.is_recovering(pool.now), "others may object");
+    assert!(!awaits(&pool, "unknown"));
+    pool.wait(5);
+    assert!(!awaits(&pool, "k") && !pool.state.is_recovering(pool.now));
+    assert!(pool.exists("k"));
+}
+
+#[test]
+fn objects_of_a_refuted_log_are_dropped_with_their_segments() {
+    let mut pool = Pool::new(16);
+    pool.put("k", MIB).unwrap();
+    let mut pool = restarted(&mut pool);
+    resume(&mut pool);
+    pool.state.mount(pool.now, B, spec(B, 2, 1, 16)).unwrap();
+    assert_eq!(pool.state.drop_recovered(pool.now), 1);
+    assert!(!pool.exists("k"));
+    assert!(!pool.state.heartbeat(pool.now, A), "its owner registers again");
+    assert!(pool.state.heartbeat(pool.now, B), "fresh memory is not concerned");
+    assert_eq!(pool.state.drop_recovered(pool.now), 0);
+    pool.state.register(pool.now, A, "host-a:1").unwrap();
+    fails(pool.state.resume(A, &spec(A, 1, 1, 16)), ErrorCode::SEGMENT_NOT_FOUND);
+}
+
+#[test]
 fn unclaimed_objects_are_dropped_in_the_end() {
     let mut pool = Pool::new(16);
     pool.put("k", MIB).unwrap();

@@ -1,0 +1,81 @@
+//! A log that lost what was on disk is not believed.
+
+use std::{fs, path::Path};
+
+use super::*;
+use crate::{LogSync, journal::Directory};
+
+fn start(path: &Path) -> Service {
+    let sync = LogSync::Interval(Duration::from_secs(60));
+    let opened = Journal::open(Directory::lock(path).unwrap(), sync).unwrap();
+    Service::from_log(Rules::default(), SystemClock::shared(), opened).0
+}
+
+/// Puts an object. Returns what the client heard about the log.
+fn put(service: &Service, id: ClientId, key: &'static str) -> v1::SeenLog {
+    let items = vec![v1::PutItem { key: Bytes::from(key), length: 64, ..Default::default() }];
+    let start = v1::PutStartRequest { caller: caller(id), items, ..Default::default() };
+    let response::Call::PutStart(started) = ask(service, Call::PutStart(start)) else {
+        panic!("a start")
+    };
+    let version = started.results[0].version;
+    let puts = vec![v1::PutRef { version, ..Default::default() }];
+    let end = v1::PutEndRequest { caller: caller(id), puts, ..Default::default() };
+    assert!(matches!(ask(service, Call::PutEnd(end)), response::Call::PutEnd(_)));
+    v1::SeenLog {
+        master: Bytes::copy_from_slice(&service.identity),
+        timeline_id: service.timeline_id(),
+        synced_frame: started.synced_frame,
+    }
+}
+
+/// Registers with what was heard about the log, and announces the segment of `lend` again. Returns
+/// whether the master still has it.
+fn comes_back(service: &Service, seen_log: Option<v1::SeenLog>) -> bool {
+    let id = ClientId::from_bits(1);
+    let name = "h:1".to_owned();
+    let register = v1::RegisterRequest { caller: caller(id), name, seen_log, ..Default::default() };
+    assert!(matches!(ask(service, Call::Register(register)), response::Call::Register(_)));
+    let mount = v1::MountRequest {
+        caller: caller(id),
+        segments: vec![segment()],
+        resume: true,
+        ..Default::default()
+    };
+    let response::Call::Mount(mounted) = ask(service, Call::Mount(mount)) else { panic!("mount") };
+    mounted.results[0].failure.is_none()
+}
+
+#[test]
+fn recovered_objects_are_dropped_if_synced_frames_are_lost() {
+    let folder = tempfile::tempdir().unwrap();
+    let (path, copy) = (folder.path().join("log"), folder.path().join("copy"));
+    let service = start(&path);
+    let id = lend(&service);
+    put(&service, id, "a");
+    fs::create_dir(&copy).unwrap();
+    for file in fs::read_dir(&path).unwrap() {
+        let file = file.unwrap();
+        fs::copy(file.path(), copy.join(file.file_name())).unwrap();
+    }
+    put(&service, id, "b");
+    service.journal.as_ref().unwrap().sync_now();
+    let seen = put(&service, id, "c");
+    assert!(seen.synced_frame > 0);
+    drop(service);
+
+    let service = start(&path);
+    assert!(comes_back(&service, Some(seen.clone())), "nothing is missing");
+    // The same client, which did not hear of the new master's log yet, registers once more.
+    assert!(comes_back(&service, Some(seen.clone())), "nothing is missing");
+    drop(service);
+
+    let service = start(&copy);
+    let other = v1::SeenLog { timeline_id: Bytes::from_static(&[7; 16]), ..seen.clone() };
+    assert!(comes_back(&service, None) && comes_back(&service, Some(other)));
+    assert_eq!(service.totals().keys, 1);
+    assert!(!comes_back(&service, Some(seen)), "\"b\" was on disk and is not in the log");
+    while service.advance().is_some() && service.totals().keys > 0 {}
+    assert_eq!((service.totals().keys, service.totals().segments), (0, 0));
+    assert_eq!(lend(&service), ClientId::from_bits(1), "the pool goes on");
+}
