@@ -24,7 +24,11 @@ const TIER_BITS: u32 = 2;
 /// as seen before.
 #[derive(Debug, Default)]
 pub(super) struct Ghosts {
-    sets: Vec<Set>,
+    /// The sets, one after another. Each column is allocated as zeros, which the system provides
+    /// when they are used: a pool of 16 M objects does not stop to write half a gigabyte.
+    fingerprints: Vec<u16>,
+    entries: Vec<u8>,
+    counts: Vec<u8>,
     /// The number of objects that the memory is sized for.
     objects_max: usize,
     epoch: u8,
@@ -33,12 +37,12 @@ pub(super) struct Ghosts {
 }
 
 /// A set of keys, the latest first.
-#[derive(Debug, Clone)]
-struct Set {
-    fingerprints: [u16; WAYS],
+#[derive(Debug)]
+struct Set<'a> {
+    fingerprints: &'a mut [u16],
     /// Epoch and tier of each key.
-    entries: [u8; WAYS],
-    count: u8,
+    entries: &'a mut [u8],
+    count: &'a mut u8,
 }
 
 impl Ghosts {
@@ -49,8 +53,9 @@ impl Ghosts {
         if objects > self.objects_max || objects < self.objects_max / SHRUNK {
             self.objects_max = objects + objects / 4;
             let sets = (self.objects_max * KEYS_PER_OBJECT).div_ceil(WAYS_TAKEN);
-            let empty = Set { fingerprints: [0; WAYS], entries: [0; WAYS], count: 0 };
-            self.sets = vec![empty; sets];
+            self.fingerprints = vec![0; sets * WAYS];
+            self.entries = vec![0; sets * WAYS];
+            self.counts = vec![0; sets];
         }
         self.count += 1;
         if self.count * usize::from(EPOCHS) > objects * KEYS_PER_OBJECT {
@@ -59,16 +64,16 @@ impl Ghosts {
         self.take(hash);
         let entry = self.epoch << TIER_BITS | tier as u8;
         let set = self.set(hash);
-        let count = usize::from(set.count).min(WAYS - 1);
+        let count = usize::from(*set.count).min(WAYS - 1);
         set.fingerprints.copy_within(..count, 1);
         set.entries.copy_within(..count, 1);
         (set.fingerprints[0], set.entries[0]) = (hash.number() as u16, entry);
-        set.count = count as u8 + 1;
+        *set.count = count as u8 + 1;
     }
 
     /// Returns the tier of a key and forgets the key.
     pub(super) fn recall(&mut self, hash: KeyHash) -> Option<usize> {
-        if self.sets.is_empty() { None } else { self.take(hash) }
+        if self.counts.is_empty() { None } else { self.take(hash) }
     }
 
     /// Removes a key from its set, and all keys of the set that are too old.
@@ -76,25 +81,31 @@ impl Ghosts {
         let epoch = self.epoch;
         let set = self.set(hash);
         let age = |entry: u8| epoch.wrapping_sub(entry >> TIER_BITS) & EPOCH_MASK;
-        while set.count > 0 && age(set.entries[usize::from(set.count) - 1]) > EPOCHS {
-            set.count -= 1;
+        while *set.count > 0 && age(set.entries[usize::from(*set.count) - 1]) > EPOCHS {
+            *set.count -= 1;
         }
-        let count = usize::from(set.count);
+        let count = usize::from(*set.count);
         let place = set.fingerprints[..count]
             .iter()
             .position(|&fingerprint| fingerprint == hash.number() as u16)?;
         let tier = set.entries[place] & !(u8::MAX << TIER_BITS);
         set.fingerprints.copy_within(place + 1..count, place);
         set.entries.copy_within(place + 1..count, place);
-        set.count -= 1;
+        *set.count -= 1;
         Some(usize::from(tier))
     }
 
     /// Selects the set by the upper bits of the hash. The lower bits are the fingerprint within the
     /// set.
-    fn set(&mut self, hash: KeyHash) -> &mut Set {
-        let index = (u64::from(hash.number()) * self.sets.len() as u64) >> u32::BITS;
-        &mut self.sets[index as usize]
+    fn set(&mut self, hash: KeyHash) -> Set<'_> {
+        let index = (u64::from(hash.number()) * self.counts.len() as u64) >> u32::BITS;
+        let index = index as usize;
+        let ways = index * WAYS..(index + 1) * WAYS;
+        Set {
+            fingerprints: &mut self.fingerprints[ways.clone()],
+            entries: &mut self.entries[ways],
+            count: &mut self.counts[index],
+        }
     }
 }
 
@@ -142,7 +153,8 @@ mod tests {
         for number in 0..1_000_000 {
             ghosts.remember(hash(number), 0, 1000);
         }
-        assert!(ghosts.sets.len() * size_of::<Set>() <= 30 * 1000, "bytes an object");
+        let bytes = size_of_val(&ghosts.fingerprints[..]) + ghosts.entries.len();
+        assert!(bytes + ghosts.counts.len() <= 30 * 1000, "bytes an object");
         let mut known = |range: std::ops::Range<u32>| {
             range.filter(|number| ghosts.recall(hash(*number)).is_some()).count()
         };

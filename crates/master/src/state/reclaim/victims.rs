@@ -13,7 +13,7 @@ use crate::state::{
 
 /// Steps of one search: objects taken from the order, and blocks looked at around them. About a
 /// millisecond.
-const STEPS: usize = 4096;
+const STEPS: usize = 1024;
 
 /// The end of a search along the eviction order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

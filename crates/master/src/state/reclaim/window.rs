@@ -20,7 +20,7 @@ use crate::state::{
 };
 
 /// Steps of one slice: blocks looked at, and group members examined for them. About a millisecond.
-const STEPS: usize = 4096;
+const STEPS: usize = 2048;
 /// Steps that the eviction of one object counts.
 const EVICT_STEPS: usize = 8;
 
