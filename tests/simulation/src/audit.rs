@@ -33,7 +33,7 @@ impl Simulator {
         }
         let client = self.processes.values().next().map(|process| process.client);
         let Some(client) = client else { return Ok(()) };
-        self.host.serve(self.now, client, 0, &Call::RemoveAll { is_forced: true });
+        self.host.serve(self.now, client, (0, 0), &Call::RemoveAll { is_forced: true });
         self.flush_log()?;
         self.run_until(self.now + DRAIN_PERIOD)?;
         let Some(state) = self.host.state() else { return Err("the master is down".to_owned()) };
@@ -92,7 +92,7 @@ impl Simulator {
         let Some(client) = self.processes.values().next().map(|process| process.client) else {
             return Ok(());
         };
-        let reply = self.host.serve(self.now, client, 0, &Call::Locate { key });
+        let reply = self.host.serve(self.now, client, (0, 0), &Call::Locate { key });
         let Reply::Located { version: found, length, places, .. } = reply else {
             return Err(format!("key {key}, version {version}, is lost: {reply:?}"));
         };

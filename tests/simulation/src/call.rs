@@ -137,6 +137,34 @@ impl Call {
         )
     }
 
+    /// True for calls that carry a number, by which the master knows a repetition.
+    pub(crate) fn is_numbered(&self) -> bool {
+        use Call::{CancelDrain, Copy, Drain, EndTask, Move, Remove, RemoveAll, Unmount};
+        matches!(
+            self,
+            Unmount(_)
+                | Remove { .. }
+                | RemoveAll { .. }
+                | Copy { .. }
+                | Move { .. }
+                | Drain { .. }
+                | CancelDrain { .. }
+                | EndTask { .. }
+        )
+    }
+
+    /// True for calls that remove objects and do nothing else.
+    pub(crate) fn is_removal(&self) -> bool {
+        matches!(self, Self::Remove { .. } | Self::RemoveAll { .. })
+    }
+
+    /// Returns whether this reply is an answer, which the master keeps for repetitions. A call that
+    /// failed as a whole has none. All but [`Call::Unmount`] are batches in the real protocol: their
+    /// failures belong to items.
+    pub(crate) fn is_answered_by(&self, reply: &Reply) -> bool {
+        !matches!((self, reply), (Self::Unmount(_), Reply::Failed(_)))
+    }
+
     /// True for calls about the caller's segments, which carry a sequence number.
     pub(crate) fn is_about_segments(&self) -> bool {
         matches!(
@@ -144,6 +172,26 @@ impl Call {
             Self::Resume(_) | Self::Mount(_) | Self::RetainSegments(_) | Self::Unmount(_)
         )
     }
+}
+
+/// The number of a call, and the number below which its client waits for no call. Zero: the call
+/// carries no number.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct CallNumber {
+    pub(crate) number: u64,
+    pub(crate) answered_below: u64,
+}
+
+/// A call in flight.
+#[derive(Debug, Clone)]
+pub(crate) struct CallMessage {
+    /// The process and its operation.
+    pub(crate) caller: (u64, u64),
+    pub(crate) attempt: u64,
+    /// Orders the calls of the process about its segments.
+    pub(crate) sequence: u64,
+    pub(crate) number: CallNumber,
+    pub(crate) call: Call,
 }
 
 /// A reply in flight.

@@ -4,13 +4,14 @@ use std::collections::BTreeMap;
 
 use mooncake_base::{ClientId, ErrorCode, Incarnation, Moment, SegmentId};
 use mooncake_master::state::SegmentSpec;
-use mooncake_store_client::protocol::OwnPuts;
+use mooncake_store_client::protocol::{CallNumbers, OwnPuts};
 
 use crate::{
     call::{Call, Reply, ReplyMessage},
     get::Get,
     plan::{Bug, WORD_BYTES},
     put::Put,
+    repeated_call::{RepeatedCall, Request},
     settle::Settle,
     simulator::Simulator,
     task::TaskRunner,
@@ -40,6 +41,7 @@ pub(crate) struct Process {
     exclusive: Option<u64>,
     /// The puts that are not closed.
     pub(crate) own_puts: OwnPuts,
+    pub(crate) call_numbers: CallNumbers,
 }
 
 /// A running operation.
@@ -59,10 +61,9 @@ pub(crate) enum Op {
     Put(Put),
     Settle(Settle),
     Get(Get),
-    Remove(Call),
+    Request(Request),
     Session(Session),
     Remount(Remount),
-    RequestTask(Call),
     RunTasks(TaskRunner),
 }
 
@@ -98,7 +99,7 @@ pub(crate) enum Session {
 #[derive(Debug)]
 pub(crate) enum Remount {
     Begin,
-    Unmounting(SegmentId),
+    Unmounting(SegmentId, RepeatedCall),
     Mounting(SegmentSpec),
 }
 
@@ -117,6 +118,7 @@ impl Process {
             sequence: 0,
             exclusive: None,
             own_puts: OwnPuts::default(),
+            call_numbers: CallNumbers::default(),
         }
     }
 }
@@ -146,8 +148,7 @@ impl Simulator {
             Op::Put(put) => put.step(self, caller, input),
             Op::Settle(settle) => Ok(settle.step(self, caller, input).map(Op::Settle)),
             Op::Get(get) => get.step(self, caller, input),
-            Op::Remove(call) => Ok(self.step_remove(caller, call, input)),
-            Op::RequestTask(call) => Ok(self.step_request(caller, call, input)),
+            Op::Request(request) => Ok(request.step(self, caller, input).map(Op::Request)),
             Op::RunTasks(runner) => runner.step(self, caller, input),
             Op::Session(session) => {
                 let next = self.step_session(caller, session, input).map(Op::Session);
@@ -194,21 +195,6 @@ impl Simulator {
     pub(crate) fn handle_refusal(&mut self, process: u64, code: ErrorCode) {
         if code == ErrorCode::CLIENT_NOT_FOUND {
             self.heartbeat_soon(process);
-        }
-    }
-
-    fn step_remove(&mut self, caller: (u64, u64), call: Call, input: Input) -> Option<Op> {
-        match input {
-            Input::Begin => {
-                self.call(caller, call.clone());
-                Some(Op::Remove(call))
-            }
-            Input::Reply(ReplyMessage { reply: Reply::Done, entries }) => {
-                self.outcome.removals += 1;
-                self.history.acknowledge(self.now, entries);
-                None
-            }
-            _ => None,
         }
     }
 
@@ -288,16 +274,20 @@ impl Simulator {
         let next = match (remount, input) {
             (Remount::Begin, Input::Begin) => {
                 let segment = process.segments.first()?.id;
-                self.call(caller, Call::Unmount(segment));
-                Remount::Unmounting(segment)
+                Remount::Unmounting(
+                    segment,
+                    RepeatedCall::send(self, caller, Call::Unmount(segment)),
+                )
             }
-            (Remount::Unmounting(id), Input::Reply(message)) => {
+            (Remount::Unmounting(id, call), Input::Reply(message)) => {
+                call.end(self, caller);
                 if !matches!(
                     message.reply,
                     Reply::Done | Reply::Failed(ErrorCode::SEGMENT_NOT_FOUND)
                 ) {
                     return None;
                 }
+                let process = self.processes.get_mut(&caller.0)?;
                 process.segments.retain(|segment| segment.id != id);
                 self.memories.remove(id);
                 let segment = self.new_segment(caller.0);
@@ -311,9 +301,15 @@ impl Simulator {
                 }
                 return None;
             }
-            (Remount::Unmounting(id), Input::TimedOut) => {
-                self.call(caller, Call::Unmount(id));
-                Remount::Unmounting(id)
+            (Remount::Unmounting(id, mut call), Input::TimedOut) => {
+                if !call.fail(self, caller) {
+                    call = RepeatedCall::send(self, caller, Call::Unmount(id));
+                }
+                Remount::Unmounting(id, call)
+            }
+            (Remount::Unmounting(id, mut call), Input::Again) => {
+                call.send_again(self, caller, 0);
+                Remount::Unmounting(id, call)
             }
             (Remount::Mounting(segment), Input::TimedOut) => {
                 self.abandon_segment(caller.0, &segment);

@@ -18,6 +18,7 @@ pub(crate) struct History {
 
 #[derive(Debug)]
 struct Entry {
+    key: Vec<u8>,
     change: Change,
     /// When the caller that made the change learned of it.
     acknowledged: Option<Moment>,
@@ -83,8 +84,12 @@ impl History {
             let Some(&before) = numbers.iter().rev().find(|&&other| other < number) else {
                 continue;
             };
-            let Entry { change: Change::Published(replaced), acknowledged: Some(_), undone: None } =
-                self.entries[before]
+            let Entry {
+                change: Change::Published(replaced),
+                acknowledged: Some(_),
+                undone: None,
+                ..
+            } = self.entries[before]
             else {
                 continue;
             };
@@ -103,10 +108,15 @@ impl History {
     pub(crate) fn append(&mut self, changes: Vec<(Vec<u8>, Change)>) -> Range<usize> {
         let first = self.entries.len();
         for (key, change) in changes {
-            self.by_key.entry(key).or_default().push(self.entries.len());
-            self.entries.push(Entry { change, acknowledged: None, undone: None });
+            self.by_key.entry(key.clone()).or_default().push(self.entries.len());
+            self.entries.push(Entry { key, change, acknowledged: None, undone: None });
         }
         first..self.entries.len()
+    }
+
+    /// Returns the changes of these entries, with their keys.
+    pub(crate) fn changes(&self, entries: Range<usize>) -> impl Iterator<Item = (&[u8], Change)> {
+        self.entries[entries].iter().map(|entry| (&entry.key[..], entry.change))
     }
 
     /// Returns the number of entries.

@@ -7,13 +7,13 @@ use mooncake_base::{ClientId, Error, ErrorCode, KeyRef, Moment, Result, TenantId
 use mooncake_master::{
     Journal, LogSync, Snapshot,
     state::{
-        Effect, LocateOptions, NewJob, NewTask, Put, PutOptions, PutRef, RecoveryScope, Removal,
-        Rules, Selector, State, TaskEnd,
+        Answers, CallItem, Effect, LocateOptions, NewJob, NewTask, Put, PutOptions, PutRef,
+        RecoveryScope, Removal, Rules, Selector, State, TaskEnd,
     },
 };
 
 use crate::{
-    call::{Call, FetchedTask, Place, Reply, key_name},
+    call::{Call, FetchedTask, Place, Reply, ReplyMessage, key_name},
     disk::Disk,
     plan::{Bug, Plan, WORD_BYTES},
     random::Random,
@@ -40,6 +40,8 @@ pub(crate) struct Host {
     /// Freed memory is given away before the record of its release is on disk.
     reuses_unsynced_memory: bool,
     snapshot: Option<Snapshot>,
+    /// The answers to numbered calls; not in the log.
+    pub(crate) answers: Answers<ReplyMessage>,
 }
 
 impl Host {
@@ -58,6 +60,7 @@ impl Host {
             log_sync: plan.log_sync,
             reuses_unsynced_memory: plan.has(Bug::ReusesUnsyncedMemory),
             snapshot: None,
+            answers: Answers::default(),
         };
         host.restart(now, seed, |_| true)?;
         Ok(host)
@@ -80,6 +83,7 @@ impl Host {
     /// Kills the process. Effects that are not in the log are lost.
     pub(crate) fn kill(&mut self) {
         (self.running, self.journal, self.snapshot) = (None, None, None);
+        self.answers = Answers::default();
     }
 
     /// Loses the log, as with the disk.
@@ -220,15 +224,15 @@ impl Host {
         self.running.as_ref()?.recovery_wait(now, &RecoveryScope::Keys(&self.tenant, &[&name]))
     }
 
-    /// Handles a call.
+    /// Handles a call with its sequence number and its number.
     pub(crate) fn serve(
         &mut self,
         now: Moment,
         client: ClientId,
-        sequence: u64,
+        numbers: (u64, u64),
         call: &Call,
     ) -> Reply {
-        match self.try_serve(now, client, sequence, call) {
+        match self.try_serve(now, client, numbers, call) {
             Ok(reply) => reply,
             Err(error) => Reply::Failed(error.code()),
         }
@@ -238,7 +242,7 @@ impl Host {
         &mut self,
         now: Moment,
         client: ClientId,
-        sequence: u64,
+        (sequence, number): (u64, u64),
         call: &Call,
     ) -> Result<Reply> {
         let (master, tenant) = (self.starts, &self.tenant.clone());
@@ -293,7 +297,7 @@ impl Host {
                 while !state.remove_matching(now, &mut removal) {}
                 Ok(Reply::Done)
             }
-            call => serve_tasks(state, now, (client, tenant), call),
+            call => serve_tasks(state, now, (client, tenant), (call, number)),
         }
     }
 }
@@ -344,21 +348,24 @@ fn serve_tasks(
     state: &mut State,
     now: Moment,
     (client, tenant): (ClientId, &TenantId),
-    call: &Call,
+    (call, number): (&Call, u64),
 ) -> Result<Reply> {
+    // Each call has one item.
+    let item = (number > 0).then_some(CallItem { client, number });
     match call {
         Call::Copy { key, target } => {
             let (key, targets) = (&key_name(*key)[..], std::slice::from_ref(target));
-            state.create_task(now, tenant, NewTask::Copy { key, targets }).map(Reply::Task)
+            let new = NewTask::Copy { key, targets };
+            state.create_task_once(now, tenant, new, item).map(Reply::Task)
         }
         Call::Move { key, source, target } => {
             let new = NewTask::Move { key: &key_name(*key), source, target };
-            state.create_task(now, tenant, new).map(Reply::Task)
+            state.create_task_once(now, tenant, new, item).map(Reply::Task)
         }
         Call::Drain { segment } => {
             let segments = std::slice::from_ref(segment);
             let new = NewJob { segments, targets: &[], concurrency: 2 };
-            state.create_job(now, new).map(Reply::Job)
+            state.create_job_once(now, new, item).map(Reply::Job)
         }
         Call::CancelDrain { job } => state.cancel_job(now, *job).map(|()| Reply::Done),
         Call::FetchTasks => {

@@ -43,11 +43,13 @@ pub enum Bug {
     ForgetsUnconfirmedPuts,
     /// A client ends the puts that it gave up, instead of revoking them, and only in the background.
     EndsLatePuts,
+    /// A client sends a removal or a request again without a number by which the master knows it.
+    RepeatsUnnumberedCalls,
 }
 
 impl Bug {
     /// All planted bugs, with their names on the command line.
-    pub const ALL: [(&str, Self); 14] = [
+    pub const ALL: [(&str, Self); 15] = [
         ("replies-before-log", Self::RepliesBeforeLog),
         ("forgets-fences", Self::ForgetsFences),
         ("frees-too-early", Self::FreesTooEarly),
@@ -62,6 +64,7 @@ impl Bug {
         ("reuses-unsynced-memory", Self::ReusesUnsyncedMemory),
         ("forgets-unconfirmed-puts", Self::ForgetsUnconfirmedPuts),
         ("ends-late-puts", Self::EndsLatePuts),
+        ("repeats-unnumbered-calls", Self::RepeatsUnnumberedCalls),
     ];
 }
 
@@ -208,6 +211,9 @@ impl Plan {
                 (self.faults.cut, self.faults.partition) = (700, 200);
                 (self.faults.client_crash, self.faults.wipe) = (0, 0);
                 (self.keys, self.workers) = (2, 4);
+            }
+            Bug::RepeatsUnnumberedCalls => {
+                (self.faults.cut, self.keys, self.workers) = (500, 2, 4);
             }
             Bug::CopiesTooLate => {
                 (self.faults.client_stall, self.faults.client_crash) = (100, 0);

@@ -7,7 +7,7 @@ use mooncake_master::{LogSync, state::Effect};
 
 use crate::{
     allocation_model::AllocationModel,
-    call::{Call, Place, Reply, ReplyMessage},
+    call::{Call, CallMessage, CallNumber, Place, Reply, ReplyMessage},
     client::{Input, Op, Process, Running},
     get::Get,
     history::History,
@@ -18,6 +18,7 @@ use crate::{
     plan::{Bug, Plan},
     put::Put,
     random::Random,
+    repeated_call::{ExecutedCalls, Request},
     task::{self, AcceptedTasks, TaskRunner},
 };
 
@@ -42,6 +43,8 @@ pub struct Outcome {
     pub late_reads: u64,
     /// Acknowledged removals.
     pub removals: u64,
+    /// Repeated calls that got the answer to their first execution.
+    pub repetitions: u64,
     /// Restarts of the master.
     pub restarts: u64,
     /// Crashes of the master's machine.
@@ -77,6 +80,7 @@ impl Outcome {
         self.gets += other.gets;
         self.late_reads += other.late_reads;
         self.removals += other.removals;
+        self.repetitions += other.repetitions;
         self.restarts += other.restarts;
         self.power_losses += other.power_losses;
         self.undone += other.undone;
@@ -122,6 +126,7 @@ pub(crate) struct Simulator {
     pub(crate) processes: BTreeMap<u64, Process>,
     pub(crate) outcome: Outcome,
     pub(crate) accepted: AcceptedTasks,
+    pub(crate) executed: ExecutedCalls,
     /// The number of segments created so far.
     pub(crate) segments: u64,
     pub(crate) model: AllocationModel,
@@ -146,12 +151,7 @@ enum Event {
     /// A process settles unconfirmed puts.
     Settle(u64),
     /// A call reaches the master.
-    Call {
-        caller: (u64, u64),
-        attempt: u64,
-        sequence: u64,
-        call: Call,
-    },
+    Call(CallMessage),
     /// A reply reaches its caller, or (`None`) the caller's timeout expires.
     Reply {
         caller: (u64, u64),
@@ -213,6 +213,7 @@ impl Simulator {
             processes: BTreeMap::new(),
             outcome: Outcome::default(),
             accepted: AcceptedTasks::default(),
+            executed: ExecutedCalls::default(),
             segments: 0,
             model: AllocationModel::default(),
             log_record: LogRecord::default(),
@@ -288,9 +289,7 @@ impl Simulator {
                     Ok(())
                 }
             }
-            Event::Call { caller, attempt, sequence, call } => {
-                self.serve(caller, attempt, sequence, call)
-            }
+            Event::Call(message) => self.serve(message),
             Event::Reply { caller, attempt, message } => {
                 self.receive_reply(caller, attempt, message)
             }
@@ -375,6 +374,11 @@ impl Simulator {
 
     /// Sends a call with a timeout.
     pub(crate) fn call(&mut self, caller: (u64, u64), call: Call) {
+        self.call_numbered(caller, call, CallNumber::default());
+    }
+
+    /// Sends a numbered call with a timeout.
+    pub(crate) fn call_numbered(&mut self, caller: (u64, u64), call: Call, number: CallNumber) {
         let attempt = self.next_number();
         let Some(process) = self.processes.get_mut(&caller.0) else { return };
         if let Some(running) = process.running.get_mut(&caller.1) {
@@ -386,7 +390,9 @@ impl Simulator {
         self.after(CALL_TIMEOUT, Event::Reply { caller, attempt, message: None });
         if !is_partitioned {
             for delay in network::deliveries(&mut self.random, &self.plan.faults) {
-                self.after(delay, Event::Call { caller, attempt, sequence, call: call.clone() });
+                let call = call.clone();
+                let message = CallMessage { caller, attempt, sequence, number, call };
+                self.after(delay, Event::Call(message));
             }
         }
     }
@@ -488,11 +494,11 @@ impl Simulator {
             None
         };
         let op = match self.random.below(1000) {
-            0.. if let Some(call) = request => Op::RequestTask(call),
+            0.. if let Some(call) = request => Op::Request(Request::new(call)),
             0..450 => Op::Put(Put::random(self)),
             450..900 => Op::Get(Get::random(self)),
-            900..990 => Op::Remove(Call::Remove { key, is_forced }),
-            990..995 => Op::Remove(Call::RemoveAll { is_forced }),
+            900..990 => Op::Request(Request::new(Call::Remove { key, is_forced })),
+            990..995 => Op::Request(Request::new(Call::RemoveAll { is_forced })),
             _ => Op::Get(Get::random(self)),
         };
         let number = self.next_number();
@@ -505,32 +511,35 @@ impl Simulator {
         self.start_op((process, number), Op::RunTasks(runner), false)
     }
 
-    fn serve(
-        &mut self,
-        caller: (u64, u64),
-        attempt: u64,
-        sequence: u64,
-        call: Call,
-    ) -> Result<(), String> {
+    fn serve(&mut self, message: CallMessage) -> Result<(), String> {
         if !self.host.is_running() {
             return Ok(());
         }
         if !self.stalled_until.has_passed(self.now) {
             let stalled_until = self.stalled_until;
-            self.at(stalled_until, Event::Call { caller, attempt, sequence, call });
+            self.at(stalled_until, Event::Call(message));
             return Ok(());
         }
-        if let Some(until) = self.host.recovery_deadline(self.now, &call) {
+        if let Some(until) = self.host.recovery_deadline(self.now, &message.call) {
             let again = until.min(self.now + Duration::from_millis(20));
-            self.at(again, Event::Call { caller, attempt, sequence, call });
+            self.at(again, Event::Call(message));
             return Ok(());
         }
+        self.serve_once(&message)
+    }
+
+    /// Executes a call and replies. Returns the reply unless the master has crashed.
+    pub(crate) fn execute(
+        &mut self,
+        message: &CallMessage,
+    ) -> Result<Option<ReplyMessage>, String> {
+        let CallMessage { caller, attempt, sequence, number, ref call } = *message;
         let client = Process::new(caller.0).client;
         let evicted = self.evicted_objects();
-        let reply = self.host.serve(self.now, client, sequence, &call);
+        let reply = self.host.serve(self.now, client, (sequence, number.number), call);
+        self.check_request(caller, &reply)?;
         let evicted = call.is_about_tasks().then(|| self.evicted_objects() - evicted);
-        if let (Call::PutStart { key, length, .. }, Reply::Started { version, .. }) =
-            (&call, &reply)
+        if let (Call::PutStart { key, length, .. }, Reply::Started { version, .. }) = (call, &reply)
         {
             self.history.record_start(self.now, caller.0, *version, (*key, *length));
         }
@@ -542,26 +551,26 @@ impl Simulator {
                 self.send_reply(caller, attempt, ReplyMessage { reply, entries });
             }
             self.crash_master();
-            return Ok(());
+            return Ok(None);
         }
         // It may die between writing and syncing.
         self.is_dying = dies && self.random.happens(500);
         let entries = self.log_checked(evicted)?;
+        if call.is_removal() {
+            self.executed.check_removal(&self.history, (client, caller.1), entries.clone())?;
+        }
         self.is_dying = false;
         if dies {
             self.crash_master();
-        } else {
-            self.send_reply(caller, attempt, ReplyMessage { reply, entries });
+            return Ok(None);
         }
-        Ok(())
+        let answer = ReplyMessage { reply, entries };
+        self.send_reply(caller, attempt, answer.clone());
+        Ok(Some(answer))
     }
 
-    fn send_reply(&mut self, caller: (u64, u64), attempt: u64, message: ReplyMessage) {
-        match message.reply {
-            Reply::Task(id) => self.accepted.tasks.push(id),
-            Reply::Job(id) => self.accepted.jobs.push(id),
-            _ => {}
-        }
+    pub(crate) fn send_reply(&mut self, caller: (u64, u64), attempt: u64, message: ReplyMessage) {
+        self.accepted.accept(&message.reply);
         if self.random.happens(self.plan.faults.cut) {
             // The caller sees the connection break.
             let delay = network::delay(&mut self.random, &self.plan.faults);
@@ -582,6 +591,7 @@ impl Simulator {
         {
             state.advance(self.now);
         }
+        self.forget_expired();
         let evicted = self.evicted_objects() - evicted;
         self.log_checked(Some(evicted)).map(drop)
     }
@@ -731,6 +741,7 @@ impl Simulator {
             started = self.host.restart(self.now, seed, is_kept);
         }
         self.is_log_damaged = false;
+        self.executed.restart();
         self.check_recovered(started?)?;
         self.flush_log().map(drop)
     }

@@ -1,6 +1,6 @@
 //! Copies, moves and drains: requested by any client, run by the clients that hold the sources.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 
 use mooncake_base::{JobId, Moment, ReplicaId, TaskId};
 
@@ -8,11 +8,10 @@ use crate::{
     call::{Call, FetchedTask, Place, Reply},
     client::{Input, Op, Step},
     plan::Bug,
+    repeated_call::RepeatedCall,
     simulator::Simulator,
 };
 
-/// The most attempts to report the end of a task.
-const TRIES: u32 = 3;
 /// The most words in a piece.
 const PIECE_WORDS: u64 = 16;
 /// The most drains at a time. More would leave no segment to put into.
@@ -23,6 +22,25 @@ const DRAINS_MAX: usize = 2;
 pub(crate) struct AcceptedTasks {
     pub(crate) tasks: Vec<TaskId>,
     pub(crate) jobs: Vec<JobId>,
+    made_by: MadeBy,
+}
+
+/// The task or job that each operation of a process has made.
+#[derive(Debug, Default)]
+struct MadeBy {
+    tasks: HashMap<(u64, u64), TaskId>,
+    jobs: HashMap<(u64, u64), JobId>,
+}
+
+impl AcceptedTasks {
+    /// Records that the client may learn of a task or a job. A repeated request learns it again.
+    pub(crate) fn accept(&mut self, reply: &Reply) {
+        match reply {
+            Reply::Task(id) if !self.tasks.contains(id) => self.tasks.push(*id),
+            Reply::Job(id) if !self.jobs.contains(id) => self.jobs.push(*id),
+            _ => {}
+        }
+    }
 }
 
 /// Returns a random request for a copy, a move or a drain, or the cancellation of a drain.
@@ -47,26 +65,33 @@ pub(crate) fn random_request(simulator: &mut Simulator) -> Option<Call> {
 }
 
 impl Simulator {
-    pub(crate) fn step_request(
+    /// Checks that a request did not make a second task or drain job while the master has the first
+    /// one, and records what it made.
+    ///
+    /// # Errors
+    /// It did.
+    pub(crate) fn check_request(
         &mut self,
-        caller: (u64, u64),
-        call: Call,
-        input: Input,
-    ) -> Option<Op> {
-        match input {
-            Input::Begin => {
-                self.call(caller, call.clone());
-                return Some(Op::RequestTask(call));
+        operation: (u64, u64),
+        reply: &Reply,
+    ) -> Result<(), String> {
+        let (made, state) = (&mut self.accepted.made_by, self.host.state());
+        let Some(state) = state else { return Ok(()) };
+        let twice = match *reply {
+            Reply::Task(id) => {
+                let earlier = made.tasks.insert(operation, id);
+                earlier.is_some_and(|earlier| earlier != id && state.task(earlier).is_ok())
             }
-            Input::Reply(message) => match message.reply {
-                Reply::Task(_) => self.outcome.tasks += 1,
-                Reply::Job(_) => self.outcome.drains += 1,
-                Reply::Failed(code) => self.handle_refusal(caller.0, code),
-                _ => {}
-            },
-            _ => {}
+            Reply::Job(id) => {
+                let earlier = made.jobs.insert(operation, id);
+                earlier.is_some_and(|earlier| earlier != id && state.job(earlier).is_ok())
+            }
+            _ => false,
+        };
+        match twice {
+            true => Err(format!("one request was executed twice, at last with {reply:?}")),
+            false => Ok(()),
         }
-        None
     }
 }
 
@@ -82,11 +107,8 @@ pub(crate) struct TaskRunner {
 enum Stage {
     Fetching,
     Copying(Copying),
-    /// Waits for the reply to `call`.
-    Closing {
-        call: Call,
-        tries: u32,
-    },
+    /// Waits for the reply.
+    Closing(RepeatedCall),
 }
 
 #[derive(Debug)]
@@ -134,17 +156,16 @@ impl TaskRunner {
                 }
                 self.advance(simulator, caller);
             }
-            (Stage::Closing { .. }, Input::Reply(message)) => {
+            (Stage::Closing(call), Input::Reply(message)) => {
+                call.end(simulator, caller);
                 simulator.outcome.task_attempts += u64::from(matches!(message.reply, Reply::Done));
                 return Ok(self.start_next(simulator, caller));
             }
-            (Stage::Closing { call, tries }, Input::TimedOut) if *tries < TRIES => {
-                *tries += 1;
-                let call = call.clone();
-                simulator.call(caller, call);
-            }
-            (Stage::Closing { .. }, Input::TimedOut) => {
-                return Ok(self.start_next(simulator, caller));
+            (Stage::Closing(call), Input::Again) => call.send_again(simulator, caller, 0),
+            (Stage::Closing(call), Input::TimedOut) => {
+                if !call.fail(simulator, caller) {
+                    return Ok(self.start_next(simulator, caller));
+                }
             }
             _ => return Ok(None),
         }
@@ -176,8 +197,7 @@ impl TaskRunner {
         let Some(&target) = copying.work.targets.get(copying.next.0) else {
             let (id, attempt) = (copying.work.id, copying.work.attempt);
             let call = Call::EndTask { id, attempt, failed: std::mem::take(&mut copying.failed) };
-            simulator.call(caller, call.clone());
-            self.stage = Stage::Closing { call, tries: 1 };
+            self.stage = Stage::Closing(RepeatedCall::send(simulator, caller, call));
             return;
         };
         if read < work_length {

@@ -36,6 +36,7 @@ fn no_invariant_is_violated_under_faults() {
     assert!(sums.power_losses > runs / 10 && sums.undone > 0, "{sums:?}");
     assert!(sums.restarts > runs / 4 && sums.client_deaths > runs / 2, "{sums:?}");
     assert!(sums.late_reads > 0 && sums.renewals > 0 && sums.audited > runs, "{sums:?}");
+    assert!(sums.repetitions > runs, "{sums:?}");
     assert!(sums.tasks > runs && sums.drains > runs / 2, "{sums:?}");
     assert!(sums.succeeded > runs / 2 && sums.drained > runs / 4, "{sums:?}");
 }
@@ -48,7 +49,7 @@ fn same_seed_gives_same_run() {
 #[test]
 fn planted_bugs_are_found() {
     // These are found within few seeds; the others need minutes.
-    const QUICKLY_FOUND: [Bug; 11] = [
+    const QUICKLY_FOUND: [Bug; 12] = [
         Bug::RepliesBeforeLog,
         Bug::FreesTooEarly,
         Bug::TrustsLateReads,
@@ -56,6 +57,7 @@ fn planted_bugs_are_found() {
         Bug::ForgetsTasks,
         Bug::ForgetsUnconfirmedPuts,
         Bug::EndsLatePuts,
+        Bug::RepeatsUnnumberedCalls,
         Bug::ForgetsToSyncOldLogs,
         Bug::CutsLaterLogs,
         Bug::TrustsUnsyncedLog,
