@@ -3,6 +3,7 @@
 pub mod cutting_proxy;
 pub mod load;
 pub mod pattern;
+pub mod power_loss;
 pub mod tally;
 
 use std::{
