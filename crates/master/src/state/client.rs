@@ -25,6 +25,8 @@ pub(super) struct Clients {
     /// Registered clients that asked for the SSD tier.
     offloading: FxHashSet<ClientId>,
     registrations: u64,
+    /// Number of suspect clients.
+    suspects: usize,
     /// Expired clients that were not taken yet.
     expired: Vec<ClientId>,
 }
@@ -56,6 +58,11 @@ impl Clients {
     /// `CLIENT_NOT_FOUND`.
     pub(super) fn at_mut(&mut self, client: ClientId) -> Result<&mut Client> {
         self.by_id.get_mut(&client).ok_or_else(|| unknown(client))
+    }
+
+    /// Returns whether any client is suspect.
+    pub(super) fn has_suspects(&self) -> bool {
+        self.suspects > 0
     }
 
     pub(super) fn is_suspect(&self, client: ClientId) -> bool {
@@ -135,6 +142,7 @@ impl State {
         known.last_heartbeat = known.last_heartbeat.max(now);
         known.is_disconnected = false;
         if std::mem::take(&mut known.is_suspect) {
+            self.clients.suspects -= 1;
             self.mark_segments(client, false);
         }
         true
@@ -153,6 +161,7 @@ impl State {
     pub fn suspect(&mut self, _now: Moment, client: ClientId) {
         let Some(known) = self.clients.by_id.get_mut(&client) else { return };
         if !std::mem::replace(&mut known.is_suspect, true) {
+            self.clients.suspects += 1;
             self.mark_segments(client, true);
         }
     }
@@ -222,12 +231,13 @@ impl State {
         client: ClientId,
         writes: AbandonReason,
     ) -> bool {
-        let was_known = self.clients.by_id.remove(&client).is_some();
+        let known = self.clients.by_id.remove(&client);
+        self.clients.suspects -= usize::from(known.as_ref().is_some_and(|known| known.is_suspect));
         self.clients.offloading.remove(&client);
         self.abandon_writes(now, client, writes);
         self.drop_segments(&self.segments_of(client));
         self.reassign_tasks(now, client);
-        was_known
+        known.is_some()
     }
 
     fn mark_segments(&mut self, client: ClientId, is_suspect: bool) {

@@ -255,6 +255,10 @@ impl State {
             }
             self.check_existing(slot, put.is_replacing)?;
         }
+        // The value of an unreachable object stays until the new one is published: if the put fails
+        // and a holder comes back, it is readable again.
+        let is_replacing =
+            put.is_replacing || existing.is_some_and(|slot| self.is_unreachable(slot));
         let allocated = self.allocate_put(now, put_owner, put, existing, progress);
         let replicas = match allocated.map_err(|error| error.with("key", put.key))? {
             Allocation::Ready(replicas) => replicas,
@@ -263,7 +267,7 @@ impl State {
         let slot = match existing {
             Some(slot) => {
                 // An unclaimed object does not block writers, and must not come back.
-                if !put.is_replacing && self.is_unclaimed(slot) {
+                if !is_replacing && self.is_unclaimed(slot) {
                     self.drop_value(now, slot);
                 }
                 slot
@@ -298,7 +302,7 @@ impl State {
             replicas,
             soft_pin,
             is_hard_pinned: put.options.is_hard_pinned,
-            is_replacing: put.is_replacing,
+            is_replacing,
             data_type: put.options.data_type,
             group: put.group.into(),
         });
@@ -356,7 +360,7 @@ impl State {
     ) -> Option<UnfinishedPut> {
         let slot = self.objects.find(self.objects.tenant_index(tenant)?, key)?;
         let object = self.objects.at(slot);
-        if object.is_complete() && !self.is_unclaimed(slot) {
+        if object.is_complete() && !self.is_unclaimed(slot) && !self.is_unreachable(slot) {
             return None;
         }
         let writes = self.writes.chain(object.newest_write).map(|number| self.writes.at(number));
@@ -518,9 +522,10 @@ impl State {
     /// Checks whether a put of an existing key may start.
     fn check_existing(&self, slot: ObjectSlot, is_replacing: bool) -> Result<()> {
         let object = self.objects.at(slot);
-        let is_free = object.newest_write == NO_WRITE && self.is_unclaimed(slot);
+        let is_hidden = self.is_unclaimed(slot) || self.is_unreachable(slot);
+        let is_free = is_hidden && object.newest_write == NO_WRITE;
         if !is_replacing && !is_free {
-            let why = match object.is_complete() {
+            let why = match object.is_complete() && !is_hidden {
                 true => "an object with that key exists",
                 false => "another put of that key is unfinished",
             };

@@ -187,10 +187,11 @@ impl State {
         };
         let object = self.objects.at(slot);
         let (length, is_written) = (object.length, object.newest_write != NO_WRITE);
-        if !object.is_complete() || (is_written && self.is_unclaimed(slot)) {
+        let is_hidden = self.is_unclaimed(slot) || self.is_unreachable(slot);
+        if !object.is_complete() || (is_written && is_hidden) {
             return Probed { state: ObjectState::Writing, length: 0 };
         }
-        if self.is_unclaimed(slot) {
+        if is_hidden {
             return Probed { state: ObjectState::Absent, length: 0 };
         }
         if has_lease {
@@ -292,6 +293,18 @@ impl State {
         if is_new || object.flags.has(Flags::PARKED) || object.flags.has(Flags::SOFT_PINNED) {
             self.touch(now, slot);
         }
+    }
+
+    /// Returns whether no replica can be read for now, since the clients that hold them have lost
+    /// their connections. The object is readable again when one of them comes back.
+    pub(super) fn is_unreachable(&self, slot: ObjectSlot) -> bool {
+        if !self.clients.has_suspects() {
+            return false;
+        }
+        let object = self.objects.at(slot);
+        object.is_complete()
+            && !self.is_unclaimed(slot)
+            && self.readable_copies(object).next().is_none()
     }
 
     fn readable_copies<'a>(&'a self, object: &'a Object) -> impl Iterator<Item = &'a Replica> {

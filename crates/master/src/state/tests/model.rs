@@ -239,6 +239,7 @@ impl Model {
         options: &PutOptions,
     ) {
         let before = self.readable_version(key);
+        let is_unreachable = self.is_unreachable(key);
         let started = self.pool.start_with(CLIENTS[client], KEYS[key], length, replaces, options);
         let after = self.readable_version(key);
         assert_eq!(before, after, "what can be read stays until the put has ended");
@@ -246,7 +247,7 @@ impl Model {
             Ok(started) => started,
             Err(error) => return self.check_refusal(&error),
         };
-        assert!(replaces || before.is_none());
+        assert!(replaces || before.is_none() || is_unreachable);
         for (start, end, incarnation) in self.stretches(&started.places) {
             for (&(other, from, to), until) in &self.fences {
                 let overlaps = other == incarnation && start < to && from < end;
@@ -409,6 +410,12 @@ impl Model {
         let object = self.pool.state.objects.at(slot);
         let is_seen = object.is_complete() && !self.pool.state.is_unclaimed(slot);
         is_seen.then(|| (object.version(), object.length))
+    }
+
+    fn is_unreachable(&self, key: usize) -> bool {
+        let state = &self.pool.state;
+        let slot = state.objects.find(TenantIndex::DEFAULT, KEYS[key].as_bytes());
+        slot.is_some_and(|slot| state.is_unreachable(slot))
     }
 
     fn lease_of(&self, key: usize) -> Option<Version> {

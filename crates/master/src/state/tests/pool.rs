@@ -63,11 +63,58 @@ fn suspect_is_skipped_until_heartbeat() {
     pool.put("k", MIB).unwrap();
     pool.state.suspect(pool.now, A);
     fails(pool.locate("k", true, true), ErrorCode::TRANSFER_FAIL);
-    assert!(pool.exists("k"));
+    assert!(!pool.exists("k"));
     fails(pool.put("new", MIB), ErrorCode::NO_AVAILABLE_HANDLE);
     assert!(pool.state.heartbeat(pool.now, A));
+    assert!(pool.exists("k"));
     pool.locate("k", true, true).unwrap();
     pool.put("new", MIB).unwrap();
+}
+
+#[test]
+fn unreachable_object_can_be_put_again() {
+    let mut pool = Pool::new(4);
+    let first = pool.put("k", MIB).unwrap();
+    let kept = pool.put("kept", MIB).unwrap();
+    pool.mount(B, 2, 4).unwrap();
+    pool.state.suspect(pool.now, A);
+    // A put that fails leaves the old value to its holder.
+    let failed = pool.start(B, "kept", MIB).unwrap();
+    assert_eq!(pool.probe("kept"), ObjectState::Writing);
+    fails(pool.start(B, "kept", MIB), ErrorCode::OBJECT_ALREADY_EXISTS);
+    let unfinished = pool.state.unfinished_put(B, &pool.tenant, b"kept").unwrap();
+    assert_eq!(unfinished.version, failed.version);
+    pool.revoke(B, "kept", &failed).unwrap();
+    let second = pool.start(B, "k", MIB).unwrap();
+    pool.end(B, "k", &second).unwrap();
+    assert!(pool.exists("k") && !pool.exists("kept"));
+    fails(pool.start(B, "k", MIB), ErrorCode::OBJECT_ALREADY_EXISTS);
+    assert!(pool.state.heartbeat(pool.now, A));
+    let found = pool.locate("k", false, false).unwrap();
+    assert_eq!(found.version, second.version);
+    assert!(found.version > first.version);
+    assert_eq!(pool.locate("kept", false, false).unwrap().version, kept.version);
+    fails(pool.start(B, "kept", MIB), ErrorCode::OBJECT_ALREADY_EXISTS);
+}
+
+#[test]
+fn holder_that_returns_does_not_undo_put() {
+    let mut pool = Pool::new(4);
+    let first = pool.put("k", MIB).unwrap();
+    pool.mount(B, 2, 4).unwrap();
+    pool.state.suspect(pool.now, A);
+    let second = pool.start(B, "k", MIB).unwrap();
+    pool.state.heartbeat(pool.now, A);
+    assert_eq!(pool.locate("k", false, false).unwrap().version, first.version);
+    pool.end(B, "k", &second).unwrap();
+    assert_eq!(pool.locate("k", false, false).unwrap().version, second.version);
+    // A client that left counts no longer as suspect.
+    for client in [A, B] {
+        pool.state.suspect(pool.now, client);
+        pool.state.suspect(pool.now, client);
+        pool.state.unregister(pool.now, client);
+    }
+    assert!(!pool.state.clients.has_suspects());
 }
 
 #[test]
