@@ -163,7 +163,10 @@ impl Service {
             && let Some(client) = self.sessions.record_call(&caller.client, origin)
         {
             // It was suspect because its last connection had closed.
-            self.lock().heartbeat(self.clock.now(), client);
+            let now = self.clock.now();
+            let mut state = self.lock();
+            state.heartbeat(now, client);
+            self.update_pending_owners(state.is_recovering(now));
         }
         if !request.released_fences.is_empty() {
             self.release_fences(&request.released_fences);
@@ -353,6 +356,7 @@ impl Service {
                 state.heartbeat(now, client);
             }
         }
+        self.await_owners(state.is_recovering(now));
     }
 
     fn register(&self, r: &v1::RegisterRequest, origin: &Origin) -> Result<v1::RegisterResponse> {

@@ -24,7 +24,8 @@ use crate::{
 /// How often a waiting call checks again whether it still has to wait, even without a notification.
 const RECHECK_INTERVAL: Duration = Duration::from_millis(250);
 
-/// Owners of recovered segments that have not come back yet.
+/// Owners of recovered segments, and clients that hung up during a pause, that have not come back
+/// yet.
 #[derive(Debug, Default)]
 pub(super) struct PendingOwners {
     is_any_pending: AtomicBool,
@@ -170,7 +171,12 @@ impl Service {
         }
     }
 
-    /// Waits for owners of the call's objects that may come back after a restart. Returns at once
+    /// Lets calls wait for clients that hung up while the master made a pause.
+    pub(super) fn await_owners(&self, is_recovering: bool) {
+        self.pending_owners.is_any_pending.fetch_or(is_recovering, Ordering::Relaxed);
+    }
+
+    /// Waits for owners of the call's objects that may come back after a restart or a pause. Returns at once
     /// if there are none.
     ///
     /// Cancel-safe.

@@ -158,7 +158,9 @@ impl State {
 
     /// Marks a client whose connection closed: until its next heartbeat its replicas are hidden
     /// from readers and its segments accept no objects. Has no effect on an unknown client.
-    pub fn suspect(&mut self, _now: Moment, client: ClientId) {
+    pub fn suspect(&mut self, now: Moment, client: ClientId) {
+        // The closed connection may be seen before the first timer after a pause.
+        self.compensate_stall(now);
         let Some(known) = self.clients.by_id.get_mut(&client) else { return };
         if !std::mem::replace(&mut known.is_suspect, true) {
             self.clients.suspects += 1;
@@ -222,7 +224,7 @@ impl State {
         for client in self.clients.by_id.values_mut() {
             client.last_heartbeat = now.min(client.last_heartbeat + pause);
         }
-        self.recovery.postpone(pause);
+        self.recovery.record_pause(now, pause, &self.rules);
     }
 
     pub(super) fn forget_client(

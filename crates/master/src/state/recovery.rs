@@ -5,6 +5,9 @@
 //! state asks [`State::recovery_wait`]. After the grace the object is absent for readers and does
 //! not block writers. It comes back when its owner announces exactly that segment, unless the
 //! object was removed or replaced meanwhile. Segments that are not announced in time are dropped.
+//!
+//! A master that was stopped for a while treats clients that hung up on it in the same way: calls that
+//! need their objects or memory wait for them for the same grace.
 
 use std::time::Duration;
 
@@ -27,6 +30,9 @@ pub(super) struct Recovery {
     is_doubtful: bool,
     grace: Moment,
     end: Moment,
+    /// Until then calls wait for suspect clients: they may have hung up on the master only because
+    /// it made a pause, and connect again.
+    pause_grace: Option<Moment>,
     /// End of the last access to memory that the earlier master may have granted without a record
     /// in the log.
     pub(super) unknown_grants_until: Moment,
@@ -41,7 +47,7 @@ impl Recovery {
     ) -> Self {
         let grace = now + rules.resume_grace;
         let end = grace.max(now + rules.unclaimed_ttl);
-        Self { segments: 0, is_doubtful, grace, end, unknown_grants_until }
+        Self { segments: 0, is_doubtful, grace, end, pause_grace: None, unknown_grants_until }
     }
 
     /// Returns when unclaimed segments are dropped.
@@ -49,9 +55,11 @@ impl Recovery {
         self.end
     }
 
-    /// Moves the deadlines by a pause of the master, in which no owner could announce anything.
-    pub(super) fn postpone(&mut self, by: Duration) {
-        (self.grace, self.end) = (self.grace + by, self.end + by);
+    /// Records a pause of the master: no owner could announce anything, and clients may have hung
+    /// up.
+    pub(super) fn record_pause(&mut self, now: Moment, pause: Duration, rules: &Rules) {
+        (self.grace, self.end) = (self.grace + pause, self.end + pause);
+        self.pause_grace = Some(now + rules.resume_grace);
     }
 }
 
@@ -70,7 +78,12 @@ impl State {
     /// Returns the deadline of the call's wait for owners that have not come back; `None` if it
     /// need not wait.
     pub fn recovery_wait(&self, now: Moment, awaited: &RecoveryScope<'_>) -> Option<Moment> {
-        if !self.is_recovering(now) || self.recovery.grace.has_passed(now) {
+        self.restart_wait(now, awaited).or_else(|| self.pause_wait(now, awaited))
+    }
+
+    fn restart_wait(&self, now: Moment, awaited: &RecoveryScope<'_>) -> Option<Moment> {
+        let is_over = self.recovery.segments == 0 && !self.recovery.is_doubtful;
+        if is_over || self.recovery.grace.has_passed(now) {
             return None;
         }
         let is_doubtful = self.recovery.is_doubtful;
@@ -89,11 +102,37 @@ impl State {
         awaits.then_some(self.recovery.grace)
     }
 
-    /// Returns whether calls may have to wait: segments are unclaimed, or the recovered state is in
-    /// doubt.
+    /// Returns the end of the call's wait for clients that hung up during a pause of the master.
+    fn pause_wait(&self, now: Moment, awaited: &RecoveryScope<'_>) -> Option<Moment> {
+        let until = self.pause_grace(now)?;
+        let awaits = match awaited {
+            // Lists show the objects of suspect clients, too.
+            RecoveryScope::All => false,
+            RecoveryScope::Space => self.segments.open().is_empty(),
+            RecoveryScope::Keys(tenant, keys) => {
+                self.objects.tenant_index(tenant).is_some_and(|tenant| {
+                    keys.iter().any(|key| {
+                        let found = self.objects.find(tenant, key);
+                        found.is_some_and(|slot| self.is_unreachable(slot))
+                    })
+                })
+            }
+        };
+        awaits.then_some(until)
+    }
+
+    /// Returns until when calls may wait for suspect clients; `None` if there are none, or if the
+    /// master made no pause.
+    fn pause_grace(&self, now: Moment) -> Option<Moment> {
+        let until = self.recovery.pause_grace.filter(|until| !until.has_passed(now))?;
+        self.clients.has_suspects().then_some(until)
+    }
+
+    /// Returns whether calls may have to wait: segments are unclaimed, the recovered state is in
+    /// doubt, or clients hung up during a pause of the master.
     pub fn is_recovering(&self, now: Moment) -> bool {
         let is_doubted = self.recovery.is_doubtful && !self.recovery.grace.has_passed(now);
-        self.recovery.segments > 0 || is_doubted
+        self.recovery.segments > 0 || is_doubted || self.pause_grace(now).is_some()
     }
 
     /// Drops all segments that came from the log, with their objects, since the log is older than

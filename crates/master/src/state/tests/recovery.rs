@@ -168,6 +168,32 @@ fn object_is_unclaimed_until_owner_announces() {
 }
 
 #[test]
+fn calls_wait_for_clients_that_hung_up_during_pause() {
+    let mut pool = Pool::new(16);
+    pool.put("k", MIB).unwrap();
+    pool.state.advance(pool.now);
+    let awaits_space =
+        |pool: &Pool| pool.state.recovery_wait(pool.now, &RecoveryScope::Space).is_some();
+    // Without a pause a closed connection is believed.
+    pool.state.suspect(pool.now, A);
+    assert!(!awaits(&pool, "k") && !awaits_space(&pool) && !pool.state.is_recovering(pool.now));
+    pool.state.heartbeat(pool.now, A);
+    pool.now = pool.now + Duration::from_secs(8);
+    pool.state.suspect(pool.now, A);
+    assert!(awaits(&pool, "k") && awaits_space(&pool) && pool.state.is_recovering(pool.now));
+    assert!(!awaits(&pool, "unknown"));
+    pool.state.heartbeat(pool.now, A);
+    assert!(!awaits(&pool, "k") && !awaits_space(&pool) && !pool.state.is_recovering(pool.now));
+    // A client that does not come back within the grace is not awaited any longer.
+    pool.state.suspect(pool.now, A);
+    let grace = pool.state.rules().resume_grace;
+    pool.now = pool.now + grace.saturating_sub(Duration::from_millis(1));
+    assert!(awaits(&pool, "k"));
+    pool.now = pool.now + Duration::from_millis(1);
+    assert!(!awaits(&pool, "k") && !awaits_space(&pool) && !pool.state.is_recovering(pool.now));
+}
+
+#[test]
 fn new_incarnation_does_not_restore_objects() {
     let mut pool = Pool::new(16);
     pool.put("k", MIB).unwrap();
