@@ -208,9 +208,8 @@ fn peek(socket: &Socket) -> io::Result<usize> {
 }
 
 /// Returns whether a socket time-out or a signal ended the wait; the deadline then decides.
+/// `TimedOut` does not belong to these: the peer's host has acknowledged nothing for so long that
+/// the connection is broken.
 fn is_transient(error: &io::Error) -> bool {
-    matches!(
-        error.kind(),
-        io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut | io::ErrorKind::Interrupted
-    )
+    matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted)
 }

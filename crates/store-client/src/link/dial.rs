@@ -13,13 +13,24 @@ use mooncake_proto::{
     native_frame::{self, ServerGreeting},
     native_token::{self, Exchange},
 };
-use socket2::{Domain, SockAddr, Socket, Type};
+use socket2::{Domain, SockAddr, Socket, TcpKeepalive, Type};
 
 use super::connection::{Connection, ExchangeError};
 use crate::config::LinkConfig;
 
 /// Time limit for the Unix socket to accept and greet; local, so either fast or broken.
 const UNIX_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// Time without an acknowledgement from the master's host after which a connection is broken. While
+/// the network is cut, TCP repeats a request at growing intervals: after a cut of 15 s, the next
+/// one may be 10 s after the network works again. A new connection is made sooner. Several lost
+/// packets in a row must not break a connection.
+const UNACKNOWLEDGED_MAX: Duration = Duration::from_secs(8);
+
+/// Idle time before the first keepalive probe, and time between probes. They find a cut while the
+/// answer to a request that arrived is awaited.
+const PROBE_AFTER: Duration = Duration::from_secs(5);
+const PROBE_INTERVAL: Duration = Duration::from_secs(2);
 
 /// Connects, exchanges greetings, and proves the token if there is one.
 ///
@@ -78,6 +89,9 @@ fn connect_tcp(address: SocketAddr, timeout: Duration) -> io::Result<Socket> {
     let socket = Socket::new(Domain::for_address(address), Type::STREAM, None)?;
     socket.connect_timeout(&address.into(), timeout)?;
     socket.set_tcp_nodelay(true)?;
+    socket.set_tcp_user_timeout(Some(UNACKNOWLEDGED_MAX))?;
+    let keepalive = TcpKeepalive::new().with_time(PROBE_AFTER).with_interval(PROBE_INTERVAL);
+    socket.set_tcp_keepalive(&keepalive)?;
     Ok(socket)
 }
 
@@ -170,4 +184,20 @@ fn resolve(to: &Endpoint, deadline: Moment) -> Result<Vec<SocketAddr>> {
 
 fn unreachable(text: &str) -> Error {
     Error::new(ErrorCode::RPC_FAIL, text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn connection_is_given_up_while_the_network_is_cut() {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let socket = connect_tcp(address, Duration::from_secs(5)).unwrap();
+        assert_eq!(socket.tcp_user_timeout().unwrap(), Some(UNACKNOWLEDGED_MAX));
+        assert!(socket.keepalive().unwrap());
+        assert_eq!(socket.tcp_keepalive_time().unwrap(), PROBE_AFTER);
+        assert_eq!(socket.tcp_keepalive_interval().unwrap(), PROBE_INTERVAL);
+    }
 }

@@ -1,6 +1,6 @@
 //! Client side of the native protocol: blocking sockets, used by the calling thread itself.
 
-use std::time::Duration;
+use std::{io, time::Duration};
 
 use mooncake_base::sync::Mutex;
 use mooncake_base::{Clock, Endpoint, Error, ErrorCode, ErrorKind, Moment, Result, SystemClock};
@@ -118,6 +118,9 @@ impl SocketLink {
                 (AttemptFailure::Unreachable, broken(source))
             }
             ExchangeError::Unsent(source) => (AttemptFailure::Unsent, broken(source)),
+            ExchangeError::Unanswered(source) if source.kind() == io::ErrorKind::TimedOut => {
+                (AttemptFailure::CutOff, broken(source))
+            }
             ExchangeError::Unanswered(source) => (AttemptFailure::Broken, broken(source)),
             ExchangeError::Malformed(error) => (AttemptFailure::Broken, error),
             ExchangeError::TimedOut => {

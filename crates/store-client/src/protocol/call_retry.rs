@@ -40,6 +40,9 @@ pub enum AttemptFailure {
     Unsent,
     /// The connection broke after the request was sent; the master may have executed it.
     Broken,
+    /// The connection broke after the request was sent, since the network to the master is cut; the
+    /// master may have executed it.
+    CutOff,
     /// No answer arrived in time; the master may have executed the request.
     TimedOut,
     /// The master is overloaded and refused, or a daemon in between failed to forward the call.
@@ -86,12 +89,16 @@ impl CallRetry {
             (AttemptFailure::Unreachable, _) => !is_first,
             (AttemptFailure::Unsent | AttemptFailure::Refused, CallKind::Repeatable)
             | (AttemptFailure::Unsent, CallKind::SentOnce)
-            | (AttemptFailure::Broken | AttemptFailure::TimedOut, CallKind::Repeatable) => true,
+            | (
+                AttemptFailure::Broken | AttemptFailure::CutOff | AttemptFailure::TimedOut,
+                CallKind::Repeatable,
+            ) => true,
             (_, CallKind::SentOnce) => false,
         };
-        let give_up_at = *self.give_up_at.get_or_insert_with(|| match self.kind {
-            CallKind::ClosesPut => self.deadline,
-            CallKind::Repeatable | CallKind::SentOnce => self.deadline.min(now + ORDINARY_PATIENCE),
+        let give_up_at = *self.give_up_at.get_or_insert_with(|| match (self.kind, failure) {
+            // TCP would have sent the request again until the deadline, only at longer intervals.
+            (CallKind::ClosesPut, _) | (_, AttemptFailure::CutOff) => self.deadline,
+            _ => self.deadline.min(now + ORDINARY_PATIENCE),
         });
         let pause = self.pause(failure);
         if !is_allowed || give_up_at.has_passed(now + pause) {
@@ -142,8 +149,8 @@ mod tests {
 
     #[test]
     fn call_that_closes_a_put_is_repeated_until_its_deadline() {
-        use AttemptFailure::{Broken, Refused, TimedOut, Unreachable, Unsent};
-        for failure in [Unreachable, Unsent, Broken, TimedOut, Refused] {
+        use AttemptFailure::{Broken, CutOff, Refused, TimedOut, Unreachable, Unsent};
+        for failure in [Unreachable, Unsent, Broken, CutOff, TimedOut, Refused] {
             let waited = patience(CallKind::ClosesPut, failure);
             assert!((SECOND * 29..SECOND * 30).contains(&waited), "{failure:?}: {waited:?}");
         }
@@ -163,8 +170,8 @@ mod tests {
 
     #[test]
     fn call_that_is_sent_once_is_repeated_only_if_unsent() {
-        use AttemptFailure::{Broken, Final, Refused, TimedOut, Unreachable, Unsent};
-        for failure in [Broken, TimedOut, Refused, Unreachable, Final] {
+        use AttemptFailure::{Broken, CutOff, Final, Refused, TimedOut, Unreachable, Unsent};
+        for failure in [Broken, CutOff, TimedOut, Refused, Unreachable, Final] {
             assert_eq!(patience(CallKind::SentOnce, failure), Duration::ZERO, "{failure:?}");
         }
         assert!(patience(CallKind::SentOnce, Unsent) > SECOND);
@@ -177,6 +184,18 @@ mod tests {
         assert_eq!(first, Some(Duration::ZERO));
         assert!(retry.after_failure(AttemptFailure::Unreachable, START + SECOND).is_some());
         assert!(retry.after_failure(AttemptFailure::Unreachable, START + SECOND * 2).is_none());
+    }
+
+    #[test]
+    fn master_behind_a_cut_network_is_awaited_until_the_deadline() {
+        let mut retry = CallRetry::new(CallKind::Repeatable, START + SECOND * 30, 1);
+        assert_eq!(retry.after_failure(AttemptFailure::CutOff, START), Some(Duration::ZERO));
+        for seconds in [5, 15, 28] {
+            let now = START + SECOND * seconds;
+            assert!(retry.after_failure(AttemptFailure::Unreachable, now).is_some());
+        }
+        let end = START + SECOND * 30;
+        assert!(retry.after_failure(AttemptFailure::Unreachable, end).is_none());
     }
 
     #[test]
