@@ -6,10 +6,11 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-from mooncake import env
+from mooncake import _doctor, env
 from mooncake.mooncake_config import MooncakeConfig
 
 
@@ -113,3 +114,43 @@ def run(module: str, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 _HOMES = ("HOME", "XDG_STATE_HOME")
+
+
+MOUNTS = """29 22 0:26 / /sys/fs/cgroup rw,nosuid - cgroup2 cgroup2 rw,nsdelegate
+30 25 0:27 / /cg/cpu rw - cgroup cgroup rw,cpu,cpuacct
+31 25 0:28 /docker/abc /cg/memory ro shared:9 - cgroup cgroup rw,memory
+"""
+
+
+@pytest.mark.parametrize(
+    ("groups", "limits", "expected"),
+    [
+        ("0::/a.slice/b", {"sys/fs/cgroup/a.slice/b/memory.max": "1000"}, 1000),
+        (
+            "0::/a.slice/b",
+            {
+                "sys/fs/cgroup/a.slice/b/memory.max": "max",
+                "sys/fs/cgroup/a.slice/memory.max": "50",
+                "sys/fs/cgroup/memory.max": "70",
+            },
+            50,
+        ),
+        ("0::/b", {"sys/fs/cgroup/a/memory.max": "1000"}, None),
+        (
+            "9:cpu,cpuacct:/docker/abc\n8:memory:/docker/abc/own\n0::/",
+            {"cg/memory/own/memory.limit_in_bytes": "300", "cg/cpu/memory.max": "1"},
+            300,
+        ),
+        ("8:memory:/docker/other", {"cg/memory/memory.limit_in_bytes": "400"}, 400),
+        ("", {}, None),
+    ],
+)
+def test_doctor_finds_the_memory_limit_of_its_own_group(
+    tmp_path: Path, groups: str, limits: dict[str, str], expected: int | None
+):
+    files = {"proc/self/cgroup": groups, "proc/self/mountinfo": MOUNTS, **limits}
+    for name, text in files.items():
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text + "\n")
+    assert _doctor._cgroup_memory_limit(tmp_path) == expected
