@@ -1,9 +1,10 @@
 //! The listeners: accept connections, detect the protocol from the first bytes, and dispatch. A
 //! connection that sends nothing, or no known protocol, is dropped.
 
-use std::{io, net::SocketAddr, time::Duration};
+use std::{fmt::Display, io, net::SocketAddr, time::Duration};
 
 use bytes::BytesMut;
+use mooncake_cli::rlimit::limit;
 use mooncake_proto::native_frame::MAGIC;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
@@ -17,6 +18,7 @@ use super::{
     connection::{Connection, GrpcStream, ServerContext},
     grpc, native,
 };
+use crate::rlimit::connections_max;
 
 /// The maximum number of connections at a time, over all protocols.
 pub const CONNECTIONS_MAX: usize = 65_536;
@@ -55,7 +57,7 @@ pub async fn serve_tcp(listener: TcpListener, context: ServerContext) {
             }
         };
         let Ok(permit) = context.permits.clone().try_acquire_owned() else {
-            tracing::warn!(%peer, limit = CONNECTIONS_MAX, "too many connections, one is refused");
+            log_refusal(&peer);
             continue;
         };
         set_socket_options(&stream, context.is_nodelay);
@@ -76,7 +78,7 @@ pub async fn serve_unix(listener: UnixListener, context: ServerContext) {
             }
         };
         let Ok(permit) = context.permits.clone().try_acquire_owned() else {
-            tracing::warn!(limit = CONNECTIONS_MAX, "too many connections, one is refused");
+            log_refusal(&"the Unix socket");
             continue;
         };
         let connection = Connection::new(&context, true, permit);
@@ -207,6 +209,17 @@ fn set_socket_options(stream: &TcpStream, is_nodelay: bool) {
 fn is_local(stream: &TcpStream, peer: SocketAddr) -> bool {
     let peer = peer.ip().to_canonical();
     peer.is_loopback() || stream.local_addr().is_ok_and(|own| own.ip().to_canonical() == peer)
+}
+
+fn log_refusal(peer: &dyn Display) {
+    let descriptors = limit();
+    tracing::warn!(
+        %peer,
+        limit = connections_max(CONNECTIONS_MAX, descriptors),
+        descriptors,
+        "too many connections, one is refused; where descriptors are few, raise the hard limit \
+         (ulimit -Hn)"
+    );
 }
 
 async fn pause_accepting(error: &io::Error) {

@@ -3,6 +3,7 @@
 mod columns;
 mod hanging_disk;
 mod lost_log;
+mod pause;
 mod repeated_calls;
 
 use std::time::Duration;
