@@ -12,6 +12,7 @@ use super::{
     ids::{KeyHash, ObjectSlot, SegmentSlot, TenantIndex},
     object::{Flags, NO_WRITE, Replica, Replicas},
     put_options::RequestedPin,
+    random::Random,
     recovery::Recovery,
     replay::{Image, LiveObject, LoggedSegment, LoggedWrite, QuarantinedRange, TenantObjects},
     segment::{Segment, SegmentStatus},
@@ -21,6 +22,9 @@ use super::{
 
 /// Versions skipped because they may have been used and lost with the unsynced end of the log.
 const VERSIONS_PASSED: u64 = 1 << 24;
+/// The most skips, at random, where the log of whole runs may be lost. Such a run has skipped as
+/// many versions from the same log, and the next one must not use its versions again.
+const SKIPS_MAX: usize = 1 << 12;
 
 /// Result of a restore.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -77,7 +81,12 @@ impl State {
         let mut state = Self::new(rules, seed);
         // Without a log, versions begin at random: those of another timeline are not valid here.
         if image.next_version > 0 {
-            state.next_version = image.next_version.saturating_add(VERSIONS_PASSED);
+            let skips = match lost_grants_max.is_zero() {
+                true => 1,
+                // A killed master has skipped once.
+                false => 2 + Random::new(!seed).below(SKIPS_MAX) as u64,
+            };
+            state.next_version = image.next_version.saturating_add(skips * VERSIONS_PASSED);
         }
         state.segments.set_next_number(image.next_number);
         // Recorded, so that a restart soon after this one lets memory rest as long.

@@ -150,6 +150,26 @@ fn awaits(pool: &Pool, key: &str) -> bool {
 }
 
 #[test]
+fn versions_of_a_lost_run_are_not_used_again() {
+    // Two masters begin from the same log, because the power loss took what the first one wrote.
+    let mut pool = Pool::new(16);
+    pool.put("k", MIB).unwrap();
+    let image = described(&pool);
+    let first_version = |seed: u64, lost_grants_max: Duration| {
+        let rules = pool.state.rules().clone();
+        State::restore(rules, seed, pool.now, image.clone(), lost_grants_max).0.next_version
+    };
+    let second = Duration::from_secs(1);
+    let killed = first_version(1, Duration::ZERO);
+    for seed in 1..20 {
+        let gap = first_version(seed, second) - killed;
+        assert!(gap >= 1 << 24, "{gap}: the first master was killed");
+        let gap = first_version(seed, second).abs_diff(first_version(seed + 20, second));
+        assert!(gap >= 1 << 24, "{gap}: the first master had lost power, too");
+    }
+}
+
+#[test]
 fn object_is_unclaimed_until_owner_announces() {
     let mut pool = Pool::new(16);
     let started = pool.put("k", MIB).unwrap();
