@@ -1,6 +1,7 @@
 //! Real processes on loopback: a master, and nodes that take commands on stdin.
 
 pub mod cutting_proxy;
+pub mod listeners;
 pub mod load;
 pub mod pattern;
 pub mod power_loss;
@@ -121,6 +122,11 @@ impl NodeProcess {
     /// Resumes the process (SIGCONT).
     pub fn resume(&self) {
         self.process.signal("-CONT");
+    }
+
+    /// Returns the process id.
+    pub fn id(&self) -> u32 {
+        self.process.child.id()
     }
 
     /// Asks the node to quit. Returns true if it exits with code 0.
