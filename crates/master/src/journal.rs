@@ -282,15 +282,16 @@ impl Journal {
         self.is_healthy.load(Ordering::Acquire).then(|| *self.timeline_id.lock())
     }
 
-    /// Returns the frame before which everything is on disk; 0 if that is not known.
-    pub(crate) fn synced_frame(&self) -> u64 {
-        self.synced_frame.load(Ordering::Acquire)
+    /// Returns the timeline and the frame before which everything is on disk; `None` if nothing is
+    /// known to be.
+    pub(crate) fn synced(&self) -> Option<([u8; 16], u64)> {
+        let frame = self.synced_frame.load(Ordering::Acquire);
+        (frame > 0).then(|| self.timeline_id()).flatten().map(|timeline_id| (timeline_id, frame))
     }
 
-    /// Returns whether the recovered log ends before a frame that an earlier master of the same
-    /// timeline called synced: the disk lost it, or an older copy of the files was put in place.
-    pub(crate) fn has_lost(&self, timeline_id: &[u8], synced_frame: u64) -> bool {
-        synced_frame > self.recovered_end && self.timeline_id.lock()[..] == *timeline_id
+    /// Returns the number of the frame behind the last recovered one.
+    pub(crate) fn recovered_end(&self) -> u64 {
+        self.recovered_end
     }
 
     /// Records the duration of the recovery.

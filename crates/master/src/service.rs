@@ -364,7 +364,7 @@ impl Service {
             let caller = Caller::try_from(r.caller.as_ref())?;
             check_name("name", &r.name)?;
             let now = self.clock.now();
-            let has_lost = r.seen_log.as_ref().is_some_and(|seen| self.has_lost_log(seen));
+            let has_lost = r.log_mark.as_ref().is_some_and(|heard| self.has_lost_log(heard));
             let (ttl, registration) = {
                 let mut state = self.lock();
                 if has_lost {
@@ -400,8 +400,8 @@ impl Service {
             self.sessions.record_heartbeat(caller.client, now);
             let master = Bytes::copy_from_slice(&self.identity);
             let timeline_id = self.timeline_id();
-            let synced_frame = self.synced_frame();
-            Ok(v1::HeartbeatResponse { is_known, master, timeline_id, has_tasks, synced_frame })
+            let log_mark = self.log_mark();
+            Ok(v1::HeartbeatResponse { is_known, master, timeline_id, has_tasks, log_mark })
         })
     }
 

@@ -150,17 +150,20 @@ impl Service {
         }
     }
 
-    /// Returns the frame of the log before which everything is on disk; 0 if that is not known.
-    pub(super) fn synced_frame(&self) -> u64 {
-        self.journal.as_ref().map_or(0, Journal::synced_frame)
+    /// Returns how much of the log is on disk, for clients to report to a later master.
+    pub(super) fn log_mark(&self) -> Option<v1::LogMark> {
+        let (timeline_id, synced_frame) = self.journal.as_ref()?.synced()?;
+        let (master, timeline) = (first_bytes(self.identity), first_bytes(timeline_id));
+        Some(v1::LogMark { master, timeline, synced_frame })
     }
 
-    /// Returns whether a client heard an earlier master say that more of the log was on disk than
-    /// was recovered.
-    pub(super) fn has_lost_log(&self, seen: &v1::SeenLog) -> bool {
-        let is_earlier = seen.master != self.identity[..];
-        let has_lost = |journal: &Journal| journal.has_lost(&seen.timeline_id, seen.synced_frame);
-        is_earlier && self.journal.as_ref().is_some_and(has_lost)
+    /// Returns whether an earlier master of this timeline had more of the log on disk than was
+    /// recovered: the disk lost it, or an older copy of the files was put in place.
+    pub(super) fn has_lost_log(&self, heard: &v1::LogMark) -> bool {
+        let Some(journal) = &self.journal else { return false };
+        heard.master != first_bytes(self.identity)
+            && heard.synced_frame > journal.recovered_end()
+            && journal.timeline_id().is_some_and(|id| first_bytes(id) == heard.timeline)
     }
 
     /// Notifies waiting calls that segments were announced or given up.
@@ -260,6 +263,10 @@ pub(super) fn drop_recovered(state: &mut State, now: Moment, client: &str) {
              the state directory is an older copy; all recovered objects are dropped"
         );
     }
+}
+
+fn first_bytes(id: [u8; 16]) -> u64 {
+    u128::from_le_bytes(id) as u64
 }
 
 /// Runs a call. Returns the log position behind its effects, too.

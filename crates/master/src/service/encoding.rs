@@ -150,7 +150,7 @@ impl PutStartReply {
         self,
         segments: SegmentTable,
         write_window_ms: u64,
-        synced_frame: u64,
+        log_mark: Option<v1::LogMark>,
     ) -> v1::PutStartResponse {
         let segments = segments.into_segments();
         let (results, columns) = match self {
@@ -160,7 +160,7 @@ impl PutStartReply {
                 (Vec::new(), Some(columns))
             }
         };
-        v1::PutStartResponse { results, segments, write_window_ms, columns, synced_frame }
+        v1::PutStartResponse { results, segments, write_window_ms, columns, log_mark }
     }
 }
 

@@ -161,8 +161,8 @@ impl Service {
 
     fn end_put_start(&self, call: PutStartCall) -> v1::PutStartResponse {
         self.op_metrics.count_batch(Op::PutStart, call.next, call.failed);
-        let synced_frame = self.synced_frame();
-        call.reply.into_response(call.segments, call.write_window_ms, synced_frame)
+        let log_mark = self.log_mark();
+        call.reply.into_response(call.segments, call.write_window_ms, log_mark)
     }
 
     /// Starts the puts of one slice, up to the first one that has to wait.

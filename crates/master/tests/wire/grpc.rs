@@ -69,7 +69,7 @@ fn closed_grpc_connection_makes_client_suspect() {
             process: 0,
             version: String::new(),
             wants_offload: false,
-            seen_log: None,
+            log_mark: None,
         };
         client.register(register).await.unwrap();
         client

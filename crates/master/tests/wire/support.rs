@@ -177,7 +177,7 @@ impl<S: Read + Write> NativeClient<S> {
             process: std::process::id(),
             version: "test".to_owned(),
             wants_offload: false,
-            seen_log: None,
+            log_mark: None,
         });
         let response::Call::Register(answer) = self.call(register) else { panic!("register") };
         assert_eq!(answer.master, self.greeting.master);

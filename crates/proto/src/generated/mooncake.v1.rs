@@ -244,20 +244,21 @@ pub struct RegisterRequest {
     /// the client's memory that it evicts.
     #[prost(bool, tag = "5")]
     pub wants_offload: bool,
-    /// The end of the log that the client heard of, if it was registered before.
+    /// The last mark that the client heard.
     #[prost(message, optional, tag = "6")]
-    pub seen_log: ::core::option::Option<SeenLog>,
+    pub log_mark: ::core::option::Option<LogMark>,
 }
-/// What an earlier master said about its log. A master that continues that log, but whose log ends
-/// earlier, has lost what was on disk: memory may have been reused since, and what the log brought
-/// back is dropped.
-#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
-pub struct SeenLog {
-    #[prost(bytes = "bytes", tag = "1")]
-    pub master: ::prost::bytes::Bytes,
-    #[prost(bytes = "bytes", tag = "2")]
-    pub timeline_id: ::prost::bytes::Bytes,
-    /// Everything before this frame was on disk.
+/// How much of its log a master has on disk. A later master that continues that log, but whose log
+/// ends before the mark, has lost what was on disk: memory may have been reused since, and what the
+/// log brought back is dropped.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct LogMark {
+    /// The first bytes, little-endian, of `master` and `timeline_id` in RegisterResponse.
+    #[prost(fixed64, tag = "1")]
+    pub master: u64,
+    #[prost(fixed64, tag = "2")]
+    pub timeline: u64,
+    /// Everything before this frame is on disk.
     #[prost(uint64, tag = "3")]
     pub synced_frame: u64,
 }
@@ -308,8 +309,8 @@ pub struct HeartbeatResponse {
     #[prost(bytes = "bytes", tag = "3")]
     pub timeline_id: ::prost::bytes::Bytes,
     /// The same as in PutStartResponse.
-    #[prost(uint64, tag = "4")]
-    pub synced_frame: u64,
+    #[prost(message, optional, tag = "4")]
+    pub log_mark: ::core::option::Option<LogMark>,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct UnregisterRequest {
@@ -460,9 +461,9 @@ pub struct PutStartResponse {
     /// Instead of `results`, to a call in columns.
     #[prost(message, optional, tag = "4")]
     pub columns: ::core::option::Option<StartedColumns>,
-    /// The log of the master is on disk up to this frame; for SeenLog. 0: not known.
-    #[prost(uint64, tag = "5")]
-    pub synced_frame: u64,
+    /// For the next RegisterRequest. Absent: nothing is known to be on disk.
+    #[prost(message, optional, tag = "5")]
+    pub log_mark: ::core::option::Option<LogMark>,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct StartedColumns {

@@ -38,8 +38,8 @@ pub(super) struct Session {
     /// Sequence number of the last announcement of segments. The master drops announcements that
     /// arrive late.
     announcements: AtomicU64,
-    /// The last frame of its log that the master called synced; 0: none since the registration.
-    synced_frame: AtomicU64,
+    /// How much of its log the master had on disk, as it said last.
+    log_mark: Mutex<Option<v1::LogMark>>,
 }
 
 #[derive(Debug, Default, Clone)]
@@ -151,7 +151,7 @@ impl ClientInner {
             name: self.name.clone(),
             process: std::process::id(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
-            seen_log: self.seen_log(),
+            log_mark: *self.session.log_mark.lock(),
             wants_offload: self.config.wants_offload,
         });
         let response = self.call_until(call, deadline, |answer| match answer {
@@ -178,22 +178,19 @@ impl ClientInner {
             registrations,
             is_uncertain: false,
         };
-        self.session.synced_frame.store(0, Ordering::Relaxed);
         Ok(())
     }
 
-    /// Returns what the master of the last registration said about its log.
-    fn seen_log(&self) -> Option<v1::SeenLog> {
-        let synced_frame = self.session.synced_frame.load(Ordering::Relaxed);
-        let SessionState { master, timeline_id, .. } = self.session.state.lock().clone();
-        (synced_frame > 0).then_some(v1::SeenLog { master, timeline_id, synced_frame })
-    }
-
-    /// Records how much of its log the master called synced.
-    pub(super) fn record_synced_frame(&self, frame: u64) {
-        let known = &self.session.synced_frame;
-        if known.load(Ordering::Relaxed) < frame {
-            known.fetch_max(frame, Ordering::Relaxed);
+    /// Records how much of its log a master has on disk. A mark of another master replaces the last
+    /// one, which was reported when the client registered with that master.
+    pub(super) fn record_log_mark(&self, mark: Option<v1::LogMark>) {
+        let Some(mark) = mark else { return };
+        let mut last = self.session.log_mark.lock();
+        let of = |mark: &v1::LogMark| (mark.master, mark.timeline);
+        let is_older =
+            |last: &v1::LogMark| of(last) == of(&mark) && last.synced_frame > mark.synced_frame;
+        if !last.as_ref().is_some_and(is_older) {
+            *last = Some(mark);
         }
     }
 
@@ -240,7 +237,7 @@ impl ClientInner {
             _ => None,
         })?;
         if response.is_known && response.master == state.master && !state.is_uncertain {
-            self.record_synced_frame(response.synced_frame);
+            self.record_log_mark(response.log_mark);
             if response.timeline_id != state.timeline_id {
                 self.session.state.lock().timeline_id = response.timeline_id;
             }

@@ -193,7 +193,7 @@ impl ClientInner {
         (sent, request): (Moment, u64),
         mut refused: impl FnMut(usize, &v1::Failure) -> Reserved,
     ) -> Result<Vec<Reserved>> {
-        self.record_synced_frame(response.synced_frame);
+        self.record_log_mark(response.log_mark);
         let columns = call::require_columns(response.columns)?;
         let started = columns.read(items.len()).map_err(call::column_mismatch)?;
         let segments = call::read_segments(response.segments)?;

@@ -11,8 +11,8 @@ fn start(path: &Path) -> Service {
     Service::from_log(Rules::default(), SystemClock::shared(), opened).0
 }
 
-/// Puts an object. Returns what the client heard about the log.
-fn put(service: &Service, id: ClientId, key: &'static str) -> v1::SeenLog {
+/// Puts an object. Returns the mark that the client hears.
+fn put(service: &Service, id: ClientId, key: &'static str) -> v1::LogMark {
     let items = vec![v1::PutItem { key: Bytes::from(key), length: 64, ..Default::default() }];
     let start = v1::PutStartRequest { caller: caller(id), items, ..Default::default() };
     let response::Call::PutStart(started) = ask(service, Call::PutStart(start)) else {
@@ -22,19 +22,15 @@ fn put(service: &Service, id: ClientId, key: &'static str) -> v1::SeenLog {
     let puts = vec![v1::PutRef { version, ..Default::default() }];
     let end = v1::PutEndRequest { caller: caller(id), puts, ..Default::default() };
     assert!(matches!(ask(service, Call::PutEnd(end)), response::Call::PutEnd(_)));
-    v1::SeenLog {
-        master: Bytes::copy_from_slice(&service.identity),
-        timeline_id: service.timeline_id(),
-        synced_frame: started.synced_frame,
-    }
+    started.log_mark.expect("the start of the log is on disk")
 }
 
-/// Registers with what was heard about the log, and announces the segment of `lend` again. Returns
+/// Registers with the mark that was heard, and announces the segment of `lend` again. Returns
 /// whether the master still has it.
-fn comes_back(service: &Service, seen_log: Option<v1::SeenLog>) -> bool {
+fn comes_back(service: &Service, log_mark: Option<v1::LogMark>) -> bool {
     let id = ClientId::from_bits(1);
     let name = "h:1".to_owned();
-    let register = v1::RegisterRequest { caller: caller(id), name, seen_log, ..Default::default() };
+    let register = v1::RegisterRequest { caller: caller(id), name, log_mark, ..Default::default() };
     assert!(matches!(ask(service, Call::Register(register)), response::Call::Register(_)));
     let mount = v1::MountRequest {
         caller: caller(id),
@@ -60,21 +56,21 @@ fn recovered_objects_are_dropped_if_synced_frames_are_lost() {
     }
     put(&service, id, "b");
     service.journal.as_ref().unwrap().sync_now();
-    let seen = put(&service, id, "c");
-    assert!(seen.synced_frame > 0);
+    let heard = put(&service, id, "c");
     drop(service);
 
     let service = start(&path);
-    assert!(comes_back(&service, Some(seen.clone())), "nothing is missing");
-    // The same client, which did not hear of the new master's log yet, registers once more.
-    assert!(comes_back(&service, Some(seen.clone())), "nothing is missing");
+    assert!(comes_back(&service, Some(heard)), "nothing is missing");
+    service.journal.as_ref().unwrap().sync_now();
+    let heard = put(&service, id, "d");
+    assert!(comes_back(&service, Some(heard)), "the mark of this very master");
     drop(service);
 
     let service = start(&copy);
-    let other = v1::SeenLog { timeline_id: Bytes::from_static(&[7; 16]), ..seen.clone() };
+    let other = v1::LogMark { timeline: 7, ..heard };
     assert!(comes_back(&service, None) && comes_back(&service, Some(other)));
     assert_eq!(service.totals().keys, 1);
-    assert!(!comes_back(&service, Some(seen)), "\"b\" was on disk and is not in the log");
+    assert!(!comes_back(&service, Some(heard)), "\"b\" was on disk and is not in the log");
     while service.advance().is_some() && service.totals().keys > 0 {}
     assert_eq!((service.totals().keys, service.totals().segments), (0, 0));
     assert_eq!(lend(&service), ClientId::from_bits(1), "the pool goes on");
