@@ -16,6 +16,9 @@ use super::{
 /// Blocks that one call of [`State::release_synced`] frees at most.
 const RELEASE_SLICE: usize = 1024;
 
+/// The log is synced early when this share of the pool (1/8) waits for it, before puts have to.
+const EARLY_SYNC_SHARE: u64 = 8;
+
 /// Freed blocks in the order of the log.
 #[derive(Debug, Default)]
 pub(super) struct Unsynced {
@@ -97,7 +100,10 @@ impl State {
         let found = self.segments.at_mut(segment);
         let bytes = found.allocator.size(block);
         found.withheld += bytes;
+        let before = self.unsynced.bytes;
         self.unsynced.bytes += bytes;
+        let limit = self.segments.mounted_bytes / EARLY_SYNC_SHARE;
+        self.unsynced.is_sync_wanted |= before < limit && self.unsynced.bytes >= limit;
         self.unsynced.blocks.push_back(UnsyncedBlock { position, segment, block, bytes });
     }
 

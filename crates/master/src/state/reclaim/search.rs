@@ -14,6 +14,8 @@ use crate::state::{
 
 /// Searches that scan segments at the same time. Others wait for their turn.
 const SCANS_MAX: usize = 8;
+/// How often a search waits for memory that was freed before it evicts: others may take it first.
+const FREED_WAITS_MAX: u32 = 2;
 /// How often a search may wait for the log and begin again.
 const RESTARTS_MAX: u32 = 8;
 /// A search that nobody continued for this long is given up.
@@ -42,6 +44,8 @@ pub(in crate::state) struct Search {
     /// The eviction order did not give the next replica.
     is_order_tried: bool,
     pub(super) scan: Option<Scan>,
+    /// How often it waited for memory that others had freed.
+    freed_waits: u32,
     /// How often it waited for the log and began again.
     restarts: u32,
     /// A wait for the log was counted.
@@ -191,6 +195,15 @@ impl State {
             self.try_allocate(request, copies, &mut replicas);
             search.replicas = replicas;
         }
+        if search.replicas.len() < copies
+            && search.freed_waits < FREED_WAITS_MAX
+            && self.unsynced_until().is_some()
+            && self.may_fit_when_synced(need, request, search)
+        {
+            search.freed_waits += 1;
+            self.count_wait(now, need, search);
+            return self.unsynced_until().map(Pending::Sync);
+        }
         while search.replicas.len() < copies {
             match self.find_replica(now, need, request, search) {
                 Found::Replica => {}
@@ -199,9 +212,7 @@ impl State {
             }
         }
         if !self.unsynced.is_synced(search.position) {
-            if !std::mem::replace(&mut search.has_waited, true) {
-                self.raise_ahead(now, need);
-            }
+            self.count_wait(now, need, search);
             return Some(Pending::Sync(self.effects.position()));
         }
         if search.replicas.len() >= copies {
@@ -213,6 +224,24 @@ impl State {
         self.end_scan(search);
         search.is_order_tried = false;
         Some(Pending::Sync(position))
+    }
+
+    /// Counts the first wait of a search for the log: later puts should not have to wait.
+    fn count_wait(&mut self, now: Moment, need: u64, search: &mut Search) {
+        if !std::mem::replace(&mut search.has_waited, true) {
+            self.raise_ahead(now, need);
+        }
+    }
+
+    /// Returns whether a replica may fit once freed memory no longer waits for the log. Objects are
+    /// not evicted while that is possible.
+    fn may_fit_when_synced(&self, need: u64, request: &AllocRequest<'_>, search: &Search) -> bool {
+        self.segments.open().iter().any(|&slot| {
+            let segment = self.segments.at(slot);
+            let is_taken = search.replicas.iter().any(|replica| replica.segment == slot);
+            let is_candidate = !is_taken && request.filter.admits(slot) && segment.accepts_new();
+            is_candidate && segment.withheld > 0 && segment.free() + segment.withheld >= need
+        })
     }
 
     /// Searches for one more replica.

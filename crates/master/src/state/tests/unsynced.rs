@@ -81,6 +81,25 @@ fn removed_replaced_and_revoked_memory_waits_for_the_log() {
 }
 
 #[test]
+fn put_waits_for_removed_memory_instead_of_evicting() {
+    let mut pool = Pool::logged(4);
+    for key in ["a", "b", "c", "d"] {
+        pool.put(key, MIB).unwrap();
+    }
+    pool.sync();
+    pool.remove("d", true).unwrap();
+    assert!(pool.state.take_sync_request(), "an eighth of the pool waits");
+    pool.waits(MIB);
+    assert!(["a", "b", "c"].into_iter().all(|key| pool.exists(key)), "nothing was evicted");
+    // Removed memory that cannot be enough is not waited for.
+    pool.remove("waits", true).unwrap();
+    let mut progress = PutProgress::default();
+    let step = pool.step("large", 2 * MIB, &mut progress).unwrap();
+    assert!(matches!(step, PutStep::Pending(Pending::Sync(_))), "{step:?}");
+    assert!(!pool.exists("a"));
+}
+
+#[test]
 fn memory_waits_for_the_log_after_its_fence() {
     let mut pool = Pool::logged(4);
     pool.put("a", 4 * MIB).unwrap();
