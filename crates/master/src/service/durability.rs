@@ -179,8 +179,8 @@ impl Service {
         self.pending_owners.is_any_pending.fetch_or(is_recovering, Ordering::Relaxed);
     }
 
-    /// Waits for owners of the call's objects that may come back after a restart or a pause. Returns at once
-    /// if there are none.
+    /// Waits for owners of the call's objects that may come back after a restart or a pause. Returns
+    /// at once if there are none.
     ///
     /// Cancel-safe.
     pub(super) async fn wait_for_owners(&self, call: Option<&Call>) {

@@ -25,8 +25,9 @@ use super::{
 pub(super) struct Recovery {
     /// Unclaimed segments.
     pub(super) segments: u64,
-    /// Whether the end of the log may be missing. Until the grace is over, clients may show that
-    /// more is missing than can be, so that nothing recovered is read before.
+    /// Whether the machine lost power, so that the end of the log may be missing. Nothing recovered
+    /// is read before the grace is over: until then, a client that registers may show that even
+    /// synced changes are missing.
     is_doubtful: bool,
     grace: Moment,
     end: Moment,
@@ -91,12 +92,7 @@ impl State {
             RecoveryScope::All => true,
             RecoveryScope::Space => self.segments.open().is_empty(),
             RecoveryScope::Keys(tenant, keys) => {
-                self.objects.tenant_index(tenant).is_some_and(|tenant| {
-                    keys.iter().any(|key| {
-                        let found = self.objects.find(tenant, key);
-                        found.is_some_and(|slot| is_doubtful || self.is_unclaimed(slot))
-                    })
-                })
+                self.any_object(tenant, keys, |slot| is_doubtful || self.is_unclaimed(slot))
             }
         };
         awaits.then_some(self.recovery.grace)
@@ -110,15 +106,22 @@ impl State {
             RecoveryScope::All => false,
             RecoveryScope::Space => self.segments.open().is_empty(),
             RecoveryScope::Keys(tenant, keys) => {
-                self.objects.tenant_index(tenant).is_some_and(|tenant| {
-                    keys.iter().any(|key| {
-                        let found = self.objects.find(tenant, key);
-                        found.is_some_and(|slot| self.is_unreachable(slot))
-                    })
-                })
+                self.any_object(tenant, keys, |slot| self.is_unreachable(slot))
             }
         };
         awaits.then_some(until)
+    }
+
+    /// Returns whether the condition holds for an object of one of the keys.
+    fn any_object(
+        &self,
+        tenant: &TenantId,
+        keys: &[&[u8]],
+        condition: impl Fn(ObjectSlot) -> bool,
+    ) -> bool {
+        self.objects.tenant_index(tenant).is_some_and(|tenant| {
+            keys.iter().any(|key| self.objects.find(tenant, key).is_some_and(&condition))
+        })
     }
 
     /// Returns until when calls may wait for suspect clients; `None` if there are none, or if the

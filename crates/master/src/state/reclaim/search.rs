@@ -197,7 +197,6 @@ impl State {
         }
         if search.replicas.len() < copies
             && search.freed_waits < FREED_WAITS_MAX
-            && self.unsynced_until().is_some()
             && self.may_fit_when_synced(need, request, search)
         {
             search.freed_waits += 1;
@@ -233,15 +232,17 @@ impl State {
         }
     }
 
-    /// Returns whether a replica may fit once freed memory no longer waits for the log. Objects are
-    /// not evicted while that is possible.
+    /// Returns whether freed memory waits for the log, and a replica may fit once it no longer does.
+    /// Objects are not evicted while that is possible.
     fn may_fit_when_synced(&self, need: u64, request: &AllocRequest<'_>, search: &Search) -> bool {
-        self.segments.open().iter().any(|&slot| {
-            let segment = self.segments.at(slot);
-            let is_taken = search.replicas.iter().any(|replica| replica.segment == slot);
-            let is_candidate = !is_taken && request.filter.admits(slot) && segment.accepts_new();
-            is_candidate && segment.withheld > 0 && segment.free() + segment.withheld >= need
-        })
+        self.unsynced_until().is_some()
+            && self.segments.open().iter().any(|&slot| {
+                let segment = self.segments.at(slot);
+                let is_taken = search.replicas.iter().any(|replica| replica.segment == slot);
+                let is_candidate =
+                    !is_taken && request.filter.admits(slot) && segment.accepts_new();
+                is_candidate && segment.withheld > 0 && segment.free() + segment.withheld >= need
+            })
     }
 
     /// Searches for one more replica.
