@@ -41,6 +41,12 @@ fn upsert() -> PutOptions {
     PutOptions { is_upsert: true, ..PutOptions::default() }
 }
 
+/// Joins directly, with a client that waits this long for the master.
+fn join_with_timeout(cluster: &Cluster, rpc_timeout: Duration) -> Node {
+    let config = ClientConfig { segment_bytes: 16 << 20, rpc_timeout, ..ClientConfig::default() };
+    cluster.join_with(config).expect("the client joins")
+}
+
 /// Joins over the proxy. Calls time out early, so that many puts are given up.
 fn join_over(cluster: &Cluster, cut: &CutLink, rpc_timeout: Duration) -> Node {
     let settings = LinkConfig { may_use_unix_socket: false, ..LinkConfig::default() };
@@ -182,12 +188,7 @@ fn acknowledged_puts_are_readable_after_cuts() {
 #[test]
 fn put_after_an_unconfirmed_one_stores_its_own_value() {
     let cluster = Cluster::start(ClusterSettings::default()).unwrap();
-    let config = ClientConfig {
-        segment_bytes: 16 << 20,
-        rpc_timeout: Duration::from_millis(200),
-        ..ClientConfig::default()
-    };
-    let node = cluster.join_with(config).unwrap();
+    let node = join_with_timeout(&cluster, Duration::from_millis(200));
     for (name, options) in [("put", PutOptions::default()), ("upsert", upsert())] {
         node.link.inject(usize::MAX, Fault::LoseRequest, |call| {
             matches!(call, Call::PutEnd(_) | Call::PutRevoke(_))
@@ -205,12 +206,7 @@ fn put_after_an_unconfirmed_one_stores_its_own_value() {
 #[test]
 fn put_after_a_lost_start_stores_its_own_value() {
     let cluster = Cluster::start(ClusterSettings::default()).unwrap();
-    let config = ClientConfig {
-        segment_bytes: 16 << 20,
-        rpc_timeout: Duration::from_millis(100),
-        ..ClientConfig::default()
-    };
-    let node = cluster.join_with(config).unwrap();
+    let node = join_with_timeout(&cluster, Duration::from_millis(100));
     node.link.inject(usize::MAX, Fault::LoseAnswer, |call| matches!(call, Call::PutStart(_)));
     assert_eq!(node.put("k", b"first").unwrap_err().code(), ErrorCode::RPC_TIMEOUT);
     node.link.heal();
@@ -240,12 +236,7 @@ fn dropped_reservation_does_not_stand_in_the_way() {
 #[test]
 fn unconfirmed_puts_are_settled_in_the_background() {
     let cluster = Cluster::start(ClusterSettings::default()).unwrap();
-    let config = ClientConfig {
-        segment_bytes: 16 << 20,
-        rpc_timeout: Duration::from_millis(100),
-        ..ClientConfig::default()
-    };
-    let node = cluster.join_with(config).unwrap();
+    let node = join_with_timeout(&cluster, Duration::from_millis(100));
     node.link.inject(usize::MAX, Fault::LoseRequest, |call| {
         matches!(call, Call::PutEnd(_) | Call::PutRevoke(_))
     });

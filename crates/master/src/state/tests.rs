@@ -126,6 +126,19 @@ impl Pool {
         Ok(started)
     }
 
+    /// Does a part of a put, which may stay pending.
+    fn step(&mut self, key: &str, length: u64, progress: &mut PutProgress) -> Result<PutStep> {
+        let put = Put {
+            key: KeyRef::new(key.as_bytes()).unwrap(),
+            length,
+            group: b"",
+            options: &PutOptions::default(),
+            is_replacing: false,
+            request: 0,
+        };
+        self.state.put_step(self.now, A, &self.tenant, &put, progress)
+    }
+
     fn upsert(&mut self, key: &str, length: u64) -> Result<Started> {
         self.put_with(key, length, true, &PutOptions::default())
     }

@@ -32,7 +32,7 @@ fn start_in_slices(pool: &mut Pool, key: &str, length: u64) -> (Result<Started>,
     loop {
         calls += 1;
         let steps = pool.state.search_steps();
-        let step = step(pool, key, length, &mut progress);
+        let step = pool.step(key, length, &mut progress);
         let taken = pool.state.search_steps() - steps;
         assert!(taken <= STEPS_MAX, "one call took {taken} steps");
         let result = match step {
@@ -42,18 +42,6 @@ fn start_in_slices(pool: &mut Pool, key: &str, length: u64) -> (Result<Started>,
         };
         return (result, calls, pool.state.search_steps() - before);
     }
-}
-
-fn step(pool: &mut Pool, key: &str, length: u64, progress: &mut PutProgress) -> Result<PutStep> {
-    let put = Put {
-        key: KeyRef::new(key.as_bytes()).unwrap(),
-        length,
-        group: b"",
-        options: &PutOptions::default(),
-        is_replacing: false,
-        request: 0,
-    };
-    pool.state.put_step(pool.now, A, &pool.tenant, &put, progress)
 }
 
 #[test]
@@ -88,7 +76,7 @@ fn concurrent_searches_all_end() {
         assert!(rounds < 2000, "a search goes on for ever");
         for (index, (progress, outcome)) in puts.iter_mut().enumerate() {
             if outcome.is_none() {
-                *outcome = match step(&mut pool, &format!("large{index}"), LARGE, progress) {
+                *outcome = match pool.step(&format!("large{index}"), LARGE, progress) {
                     Ok(PutStep::Pending(_)) => None,
                     other => Some(other.is_ok()),
                 };
@@ -108,7 +96,7 @@ fn small_puts_go_on_while_a_search_is_under_way() {
     let (mut pool, _) = crowd(64, 1024, 1000);
     let mut progress = PutProgress::default();
     for index in 0..10_000 {
-        match step(&mut pool, "large", LARGE, &mut progress).unwrap() {
+        match pool.step("large", LARGE, &mut progress).unwrap() {
             PutStep::Started(started) => {
                 pool.end(A, "large", &started).unwrap();
                 assert!(index > 2, "the search took several slices");
@@ -127,10 +115,10 @@ fn segment_that_leaves_ends_the_search_in_it() {
     let (mut pool, _) = crowd(16, 1024, 1000);
     let mut progress = PutProgress::default();
     while !pool.state.searches.blocks().next().is_some_and(|_| true) {
-        let pending = step(&mut pool, "large", MIB, &mut progress).unwrap();
+        let pending = pool.step("large", MIB, &mut progress).unwrap();
         assert!(matches!(pending, PutStep::Pending(_)), "{pending:?}");
     }
     pool.state.unmount(pool.now, A, SegmentId::from_bits(1), Duration::ZERO).unwrap();
     pool.mount(B, 2, 4).unwrap();
-    assert!(matches!(step(&mut pool, "large", MIB, &mut progress), Ok(PutStep::Started(_))));
+    assert!(matches!(pool.step("large", MIB, &mut progress), Ok(PutStep::Started(_))));
 }

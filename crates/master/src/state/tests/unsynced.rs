@@ -23,18 +23,6 @@ impl Pool {
         position
     }
 
-    fn step(&mut self, key: &str, length: u64, progress: &mut PutProgress) -> Result<PutStep> {
-        let put = Put {
-            key: KeyRef::new(key.as_bytes()).unwrap(),
-            length,
-            group: b"",
-            options: &PutOptions::default(),
-            is_replacing: false,
-            request: 0,
-        };
-        self.state.put_step(self.now, A, &self.tenant, &put, progress)
-    }
-
     /// Asserts that a put waits for the log, and starts then.
     #[track_caller]
     fn waits(&mut self, length: u64) {
