@@ -42,6 +42,10 @@ $(VENV)/.tools: scripts/setup.sh scripts/tools.txt
 	@bash scripts/setup.sh $(VENV)
 	@touch $@
 
+$(VENV)/.test-tools: $(VENV)/.tools scripts/test-tools.txt
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -r scripts/test-tools.txt
+	@touch $@
+
 .PHONY: dev
 dev: $(VENV)/.extension ## Build the extension and install it into .venv for work
 
@@ -122,13 +126,13 @@ test-rust: setup ## Rust tests and doc tests
 	fi
 
 .PHONY: test-python
-test-python: dev ## Python tests against the extension that `make dev` built
+test-python: dev $(VENV)/.test-tools ## Python tests against the extension that `make dev` built
 	$(BIN)/pytest tests/python
 
 ROUNDS ?= 3
 CASES ?= 5000
 .PHONY: soak
-soak: setup dev ## The long tier: every test ROUNDS times, CASES cases per property; with MOONCAKE_LONG_TESTS=1 also the tests that take minutes
+soak: dev $(VENV)/.test-tools ## The long tier: every test ROUNDS times, CASES cases per property; with MOONCAKE_LONG_TESTS=1 also the tests that take minutes
 	for round in $$(seq $(ROUNDS)); do \
 	  echo "round $$round of $(ROUNDS), $(CASES) cases a property"; \
 	  PROPTEST_CASES=$(CASES) cargo test $(RUST_TESTED) --no-fail-fast; \
@@ -137,7 +141,7 @@ soak: setup dev ## The long tier: every test ROUNDS times, CASES cases per prope
 
 MEMCHECKED ?= tests/python/test_native_parts.py tests/python/test_compat_pointers.py
 .PHONY: memcheck
-memcheck: setup dev ## The long tier: tests of raw memory under valgrind (MEMCHECKED=files of tests/python)
+memcheck: dev $(VENV)/.test-tools ## The long tier: tests of raw memory under valgrind (MEMCHECKED=files of tests/python)
 	scripts/memcheck.sh $(BIN)/python $(MEMCHECKED)
 
 .PHONY: bench
