@@ -1,8 +1,8 @@
 //! The register of environment variables: every variable that is read, once, with its effect.
 //!
 //! The entry points (the binaries and the Python binding) call [`EnvVar::read`], and so do the
-//! settings of `cli`, `daemon` and `transfer-tools` on their behalf. Other libraries take values;
-//! the exception is the switch of [`spin_wait`](crate::spin_wait). The table in `docs/reference/environment.md` is generated from [`ALL`].
+//! settings of `cli`, `daemon` and `transfer-tools` on their behalf. Other libraries take values.
+//! The table in `docs/reference/environment.md` is generated from [`ALL`].
 
 mod unsupported;
 

@@ -8,9 +8,8 @@
 //! [`size`], [`endpoint`], [`clock`], [`options`]
 //! (flags, files and environment from one declaration), [`env`](mod@env) (the register of
 //! environment variables), [`parse`] (values as people write them), [`sync`] (locks that stay usable
-//! in a forked child), [`spin_wait`] (busy-polling before a thread sleeps), [`token`] (a shared secret
-//! and the proof of it), and for tests only
-//! `fuzz` (mutated bytes for decoders).
+//! in a forked child), [`token`] (a shared secret and the proof of it), and for tests only `fuzz`
+//! (mutated bytes for decoders).
 #![warn(missing_docs)]
 
 pub mod clock;
@@ -27,7 +26,6 @@ pub mod parse;
 #[cfg(any(test, feature = "test-util"))]
 pub mod requirement;
 pub mod size;
-pub mod spin_wait;
 pub mod sync;
 pub mod token;
 

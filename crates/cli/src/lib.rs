@@ -1,15 +1,14 @@
 //! Shared parts of our command-line programs: commands, output, logging, signals and exit codes.
 //!
 //! In reading order: [`command`] (run, help or version), [`program`] (name, output, exit code),
-//! [`log`] (setup of the log), [`signals`] (termination), [`rlimit`] (the limit of open files),
-//! [`ports`] (the file with the ports that a program listens on).
+//! [`log`] (setup of the log), [`signals`] (termination), [`ports`] (the file with the ports that a
+//! program listens on).
 #![warn(missing_docs)]
 
 pub mod command;
 pub mod log;
 pub mod ports;
 pub mod program;
-pub mod rlimit;
 pub mod signals;
 
 pub use command::CliCommand;

@@ -2,7 +2,8 @@
 
 use std::io::Write as _;
 
-use mooncake_base::Result;
+use mooncake_base::{Result, env};
+use mooncake_os::spin_wait;
 
 use crate::CliCommand;
 
@@ -27,7 +28,10 @@ impl Program {
         work: impl FnOnce(S) -> Result<()>,
     ) -> u8 {
         let done = command.and_then(|command| match command {
-            CliCommand::Run(settings) => work(settings),
+            CliCommand::Run(settings) => {
+                spin_wait::set_enabled(env::MC_BUSY_POLL.is_on());
+                work(settings)
+            }
             CliCommand::Help => {
                 print_flush(&help());
                 Ok(())

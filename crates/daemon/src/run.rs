@@ -4,7 +4,8 @@
 use std::process::id;
 
 use mooncake_base::{Error, Result, options::help};
-use mooncake_cli::{PortsFile, Program, Signals, log, print_flush, rlimit};
+use mooncake_cli::{PortsFile, Program, Signals, log, print_flush};
+use mooncake_os::rlimit;
 use serde_json::{Value, json};
 use tokio::runtime::{Builder, Runtime};
 
@@ -35,7 +36,7 @@ fn work(config: DaemonConfig) -> Result<()> {
     }
     // A dummy client needs up to 17 file descriptors.
     rlimit::raise();
-    let cores = mooncake_base::spin_wait::cpu_count();
+    let cores = mooncake_os::cpu_count();
     let runtime = Builder::new_multi_thread()
         .worker_threads(cores.clamp(1, WORKERS))
         .thread_name("mooncake-io")

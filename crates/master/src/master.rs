@@ -5,7 +5,7 @@ mod interface;
 use std::{io, net::SocketAddr, os::linux::net::SocketAddrExt, sync::Arc, time::Duration};
 
 use mooncake_base::{Clock, Endpoint, Error, ErrorCode, Moment, Result, SystemClock};
-use mooncake_cli::rlimit::limit;
+use mooncake_os::rlimit::limit;
 use tokio::{
     net::{TcpListener, TcpSocket, UnixListener},
     sync::Semaphore,

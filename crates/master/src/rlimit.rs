@@ -1,7 +1,7 @@
 //! The limit of open file descriptors: raised at the start, and the number of connections it
 //! allows.
 
-use mooncake_cli::rlimit;
+use mooncake_os::rlimit;
 
 /// Descriptors reserved for listeners, files, HTTP and the runtime.
 const RESERVED: u64 = 256;

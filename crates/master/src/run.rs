@@ -32,7 +32,7 @@ fn work(config: MasterConfig) -> Result<()> {
         tracing::warn!("{warning}");
     }
     rlimit::raise();
-    let cores = mooncake_base::spin_wait::cpu_count();
+    let cores = mooncake_os::cpu_count();
     let runtime = Builder::new_multi_thread()
         .worker_threads(config.effective_threads(cores))
         .thread_name("mooncake-master")

@@ -269,8 +269,7 @@ impl Pages {
     /// Maps zeroed pages that begin at a multiple of `alignment`, a power of two. `None` if there
     /// is no such memory.
     fn map(length: usize, alignment: usize) -> Option<Self> {
-        // SAFETY: `sysconf` has no preconditions.
-        let page = usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).ok()?;
+        let page = mooncake_os::memory::page_size();
         let length = length.checked_next_multiple_of(page)?;
         let spare = if alignment > page { alignment } else { 0 };
         let (access, flags) =

@@ -2,8 +2,8 @@
 //! dropped, since dropping it at interpreter exit would wait for tasks that are no longer needed.
 
 use mooncake_base::sync::Mutex;
-use mooncake_base::{Error, Result};
-use mooncake_transfer_engine::fork;
+use mooncake_base::{Error, Result, env};
+use mooncake_os::{cpu_count, fork, spin_wait};
 use tokio::runtime::{Builder, Runtime};
 
 /// Maximum number of threads that serve sockets; payload over shared memory is copied by the
@@ -30,7 +30,8 @@ pub(crate) fn runtime() -> Result<&'static Runtime> {
     if let Some(current) = current.as_ref().filter(|current| current.generation == generation) {
         return Ok(current.runtime);
     }
-    let workers = mooncake_base::spin_wait::cpu_count().min(WORKERS_MAX);
+    spin_wait::set_enabled(env::MC_BUSY_POLL.is_on());
+    let workers = cpu_count().min(WORKERS_MAX);
     let runtime = Builder::new_multi_thread()
         .worker_threads(workers)
         .thread_name("mooncake-io")

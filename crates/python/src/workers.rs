@@ -5,7 +5,7 @@ use std::{collections::VecDeque, time::Duration};
 
 use mooncake_base::sync::{Condvar, Mutex};
 use mooncake_base::{Error, ErrorCode, Result};
-use mooncake_transfer_engine::fork;
+use mooncake_os::fork;
 
 /// Maximum number of calls that run at the same time.
 const THREADS_MAX: usize = 16;

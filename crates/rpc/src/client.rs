@@ -14,10 +14,7 @@ use std::{
 
 use mooncake_base::sync::{Condvar, Mutex};
 use mooncake_base::{Clock, Endpoint, Error, ErrorCode, Moment, Result, SystemClock};
-use mooncake_transfer_engine::{
-    fork,
-    handshake::{DeadlineStream, dial},
-};
+use mooncake_os::{DeadlineStream, dial, fork};
 
 use crate::frame::{HEAD_BYTES, Head, Kind, META_BYTES_MAX};
 

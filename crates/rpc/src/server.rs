@@ -12,7 +12,7 @@ use std::{
 
 use mooncake_base::sync::{Condvar, Mutex};
 use mooncake_base::{Clock, Endpoint, Error, ErrorCode, Result, SystemClock};
-use mooncake_transfer_engine::{fork, handshake::DeadlineStream};
+use mooncake_os::{DeadlineStream, fork};
 use socket2::SockRef;
 
 use crate::{

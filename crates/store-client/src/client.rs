@@ -33,8 +33,9 @@ use std::{
 use mooncake_base::sync::{Condvar, Mutex};
 use mooncake_base::{ClientId, Clock, Error, Moment, Result, SystemClock};
 use mooncake_http::Exposition;
+use mooncake_os::fork;
 use mooncake_proto::{convert::Caller, v1};
-use mooncake_transfer_engine::{Engine, fork};
+use mooncake_transfer_engine::Engine;
 use tokio::runtime::Handle;
 
 pub(crate) use self::fence_release::ReadFences;

@@ -18,6 +18,7 @@ use std::{
 };
 
 use mooncake_base::{Error, ErrorCode, Result};
+use mooncake_os::memory::page_size;
 
 use crate::transfer_entry::{LocalRange, Ownership, TransferEntry};
 
@@ -286,13 +287,6 @@ fn refused(source: usize, target: usize, length: usize) -> Error {
         PageState::Mapped => unreadable(source, length),
         _ => unwritable(target, length),
     }
-}
-
-/// Bytes per page.
-pub(crate) fn page_size() -> usize {
-    // SAFETY: reads a constant of the system.
-    let size = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
-    usize::try_from(size).expect("every system has pages")
 }
 
 #[cfg(test)]

@@ -18,6 +18,7 @@ use std::{
 
 use mooncake_base::sync::{Mutex, RwLock};
 use mooncake_base::{Clock, Endpoint, EngineId, Error, ErrorKind, Moment, Result, SystemClock};
+use mooncake_os::fork;
 
 use self::{descriptor_template::DescriptorTemplate, listen::Listeners};
 pub use self::{listen::address_facing, registry::Registry, staged::OnStream};
@@ -25,7 +26,6 @@ use crate::{
     async_transfer::WorkerPool,
     config::EngineConfig,
     device::Devices,
-    fork,
     handshake::{HandshakeServer, HandshakeSettings, Notification},
     memory::{FileMemory, SharedMemory, exported_memory::ExportedMemory, prefault::Prefaulter},
     metadata::{self, MetadataSettings, MetadataStore},

@@ -12,13 +12,9 @@ pub(crate) mod acceptor;
 pub mod client;
 pub mod codec;
 mod connection_table;
-mod deadline_stream;
-pub(crate) mod dial;
 pub(crate) mod proof;
 pub mod server;
 
 pub use client::{fetch_descriptor, notify, probe, request};
 pub use codec::{Message, MessageKind, Notification};
-pub use deadline_stream::DeadlineStream;
-pub use dial::dial;
 pub use server::{HandshakeServer, HandshakeSettings};

@@ -4,7 +4,7 @@
 //! Modules in reading order:
 //!
 //! [`engine`] (the entry point), [`peer`] (another engine and the paths to it), [`config`]
-//! (settings), [`fork`] (how an engine survives a fork), [`token`] (the shared secret of a fleet),
+//! (settings), [`token`] (the shared secret of a fleet),
 //! [`transfer_entry`] (the unit of work), [`async_transfer`] (transfers that the caller does not
 //! wait for), [`region`] (registered memory), [`memory`] (shared memory that peers can map),
 //! [`managed`] (buffers cut from it), [`copy`] (copies between addresses that may be bad),
@@ -20,7 +20,6 @@ pub mod copy;
 pub mod descriptor;
 mod device;
 pub mod engine;
-pub mod fork;
 #[cfg(test)]
 mod fuzz;
 pub mod handshake;

@@ -1,7 +1,6 @@
 //! Shared memory that peers of the same host can map, and mapped files.
 
 mod address_quarantine;
-mod cgroup;
 pub(crate) mod exported_memory;
 pub(crate) mod file;
 pub(crate) mod mapping;

@@ -10,10 +10,10 @@ use std::{
 
 use mooncake_base::sync::{RwLock, TimedMutex};
 use mooncake_base::{Clock, Error, ErrorCode, ErrorKind, Moment, Result, SystemClock};
+use mooncake_os::fork;
 
 use crate::{
     descriptor::SegmentDescriptor,
-    fork,
     metrics::{Metrics, PeerSnapshot, PoolSnapshot},
     path_selection::{PATHS_MAX, PathStats},
     transport::{Path, Transport, TransportKind},

@@ -9,18 +9,20 @@ use serde_json::Value;
 /// has the same table for readers.
 const ALLOWED: &[(&str, &[&str])] = &[
     ("base", &[]),
+    ("os", &["base"]),
     ("proto", &["base"]),
     ("http", &[]),
-    ("cli", &["base"]),
+    ("cli", &["base", "os"]),
     ("verbs", &[]),
-    ("transfer-engine", &["base", "verbs"]),
-    ("master", &["base", "http", "cli", "proto"]),
-    ("store-client", &["base", "http", "proto", "transfer-engine"]),
+    ("transfer-engine", &["base", "os", "verbs"]),
+    ("master", &["base", "os", "http", "cli", "proto"]),
+    ("store-client", &["base", "os", "http", "proto", "transfer-engine"]),
     ("transfer-tools", &["base", "cli", "transfer-engine"]),
     (
         "daemon",
         &[
             "base",
+            "os",
             "http",
             "cli",
             "proto",
@@ -31,11 +33,12 @@ const ALLOWED: &[(&str, &[&str])] = &[
             "testkit",
         ],
     ),
-    ("rpc", &["base", "transfer-engine"]),
+    ("rpc", &["base", "os"]),
     (
         "python",
         &[
             "base",
+            "os",
             "cli",
             "proto",
             "verbs",
@@ -58,6 +61,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
 /// Libraries that a crate must not depend on, with the reason.
 const BARRED: &[(&str, &str, &str)] = &[
     ("base", "tokio", "base knows no runtime"),
+    ("os", "tokio", "os knows no runtime"),
     ("transfer-engine", "prost", "the engine knows no messages of the master"),
     ("transfer-engine", "tonic", "the engine knows no messages of the master"),
     ("transfer-engine", "rdma-sys", "only verbs touches the C bindings"),

@@ -18,10 +18,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-use mooncake_base::{
-    Error, Result,
-    spin_wait::{ActiveThread, NEXT_CALL_SPIN_TIME, SpinWait},
-};
+use mooncake_base::{Error, Result};
+use mooncake_os::spin_wait::{ActiveThread, NEXT_CALL_SPIN_TIME, SpinWait};
 use socket2::SockRef;
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},

@@ -4,7 +4,7 @@
 use std::{fmt::Display, io, net::SocketAddr, time::Duration};
 
 use bytes::BytesMut;
-use mooncake_cli::rlimit::limit;
+use mooncake_os::rlimit::limit;
 use mooncake_proto::native_frame::MAGIC;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},

@@ -8,7 +8,8 @@ use std::{
 
 use mooncake_base::sync::Mutex;
 use mooncake_base::{Clock, Error, Result, SystemClock};
-use mooncake_transfer_engine::{Engine, EngineConfig, ManagedBuffers, fork};
+use mooncake_os::fork;
+use mooncake_transfer_engine::{Engine, EngineConfig, ManagedBuffers};
 use tokio::runtime::Runtime;
 
 /// Longest time that the close of an engine waits for a metadata server.

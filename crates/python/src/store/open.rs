@@ -13,10 +13,11 @@ use std::{
 use mooncake_base::sync::Mutex;
 use mooncake_base::{Clock, Error, Result, SystemClock};
 use mooncake_master::{Master, Origin};
+use mooncake_os::fork;
 use mooncake_store_client::{
     Client, DaemonLink, HttpServer, InProcessLink, MasterLink, SocketLink,
 };
-use mooncake_transfer_engine::{Engine, fork};
+use mooncake_transfer_engine::Engine;
 use tokio::runtime::Runtime;
 
 use super::{

@@ -8,8 +8,8 @@ use std::{
 };
 
 use bytes::BytesMut;
-use mooncake_base::spin_wait::{ANSWER_SPIN_TIME, ActiveThread, SpinWait};
 use mooncake_base::{Clock, Error, ErrorCode, Moment, Result, SystemClock};
+use mooncake_os::spin_wait::{ANSWER_SPIN_TIME, ActiveThread, SpinWait};
 use mooncake_proto::{native_frame, native_token::ClientProof};
 use prost::Message;
 use socket2::Socket;

@@ -4,11 +4,11 @@ use std::{io, time::Duration};
 
 use mooncake_base::sync::Mutex;
 use mooncake_base::{Clock, Endpoint, Error, ErrorCode, ErrorKind, Moment, Result, SystemClock};
+use mooncake_os::fork;
 use mooncake_proto::{
     native_frame::ServerGreeting,
     v1::{self, request::Call, response::Call as Reply},
 };
-use mooncake_transfer_engine::fork;
 
 use super::{
     CallFailure, MasterLink,

@@ -9,12 +9,12 @@ use std::{
 
 use mooncake_base::sync::{Condvar, Mutex};
 use mooncake_base::{Clock, Error, ErrorCode, Moment, Result, SystemClock};
+use mooncake_os::fork;
 
 use super::{BatchId, BatchStatus, completion_table::CompletionTable, unknown};
 use crate::{
     Engine, Peer,
     engine::Inner,
-    fork,
     metrics::QueueSnapshot,
     transfer_entry::{Opcode, TransferEntry},
     transport::TransportKind,

@@ -13,8 +13,7 @@ use std::{
     sync::atomic::{AtomicU64, Ordering},
 };
 
-use super::page_size;
-use crate::fork;
+use mooncake_os::{fork, memory::page_size};
 
 /// Maximum number of bytes per check.
 pub(super) const CHECK_BYTES_MAX: usize = 2 << 20;

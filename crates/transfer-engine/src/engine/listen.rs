@@ -9,7 +9,9 @@ use std::{
 use mooncake_base::{Clock, Endpoint, EngineId, Error, ErrorCode, Result, SystemClock};
 use socket2::SockRef;
 
-use crate::{config::EngineConfig, handshake::dial::resolve};
+use mooncake_os::dial::resolve;
+
+use crate::config::EngineConfig;
 
 /// Number of ports of the range that are tried before the system chooses one.
 const TRIES: usize = 64;

@@ -2,10 +2,12 @@
 
 use std::{sync::atomic::Ordering, time::Duration};
 
+use mooncake_os::fork;
+
 use tokio::{runtime::Handle, time::Instant};
 
 use super::{Engine, Inner};
-use crate::{fork, metrics::EngineSnapshot};
+use crate::metrics::EngineSnapshot;
 
 /// Minimum interval between log lines.
 const REPORT_INTERVAL_MIN: Duration = Duration::from_millis(10);

@@ -14,6 +14,7 @@ use std::{
 };
 
 use mooncake_base::{Error, ErrorCode, Result};
+use mooncake_os::fork;
 use tokio::{
     net::{TcpListener, TcpStream},
     runtime::Handle,
@@ -26,7 +27,7 @@ use tokio_util::{
 };
 
 use super::connection_table::{ConnectionEntry, ConnectionTable, Displacement};
-use crate::{fork, metrics::PoolSnapshot};
+use crate::metrics::PoolSnapshot;
 
 /// How long `close` waits for cancelled tasks, which end at their next await.
 const CLOSE_TIMEOUT: Duration = Duration::from_millis(200);

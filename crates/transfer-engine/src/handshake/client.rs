@@ -6,11 +6,13 @@ use std::{
 };
 
 use mooncake_base::{Endpoint, Error, ErrorCode, Moment, Result};
+use mooncake_os::{
+    DeadlineStream,
+    dial::{dial, peer_error},
+};
 
 use super::{
     codec::{self, MESSAGE_BYTES_MAX_DEFAULT, Message, MessageKind, Notification},
-    deadline_stream::DeadlineStream,
-    dial::{dial, peer_error},
     proof,
 };
 use crate::{

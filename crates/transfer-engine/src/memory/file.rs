@@ -11,9 +11,10 @@ use std::{
 };
 
 use mooncake_base::{Error, ErrorCode, Result};
+use mooncake_os::{fork, memory::page_size};
 
 use super::{MemoryHold, address_quarantine};
-use crate::{copy, fork, transfer_entry::LocalRange};
+use crate::transfer_entry::LocalRange;
 
 /// A part of a file that stays registered with an engine while this lives.
 ///
@@ -56,7 +57,7 @@ impl FileMemory {
                 .with("length", length)
                 .with("file_bytes", size)
         };
-        if !offset.is_multiple_of(copy::page_size() as u64) {
+        if !offset.is_multiple_of(page_size() as u64) {
             return Err(named("the file offset is not a multiple of the page size"));
         }
         if length == 0 || offset.checked_add(length).is_none_or(|end| end > size) {

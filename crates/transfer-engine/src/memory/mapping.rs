@@ -15,11 +15,11 @@ use std::{
 };
 
 use mooncake_base::{Error, ErrorCode, Result};
+use mooncake_os::{fork, memory::page_size};
 
 use super::address_quarantine;
 use crate::{
     copy::{self, Access, Copier},
-    fork,
     transfer_entry::{LocalRange, Opcode, TransferEntry},
 };
 
@@ -82,7 +82,7 @@ impl Mapping {
                 .with("length", length)
                 .caused_by(error)
         };
-        let page = huge.map_or_else(copy::page_size, HugePages::bytes);
+        let page = huge.map_or_else(page_size, HugePages::bytes);
         let bytes = usize::try_from(length)
             .ok()
             .filter(|bytes| *bytes > 0)
@@ -390,7 +390,7 @@ fn aligned_place(length: usize) -> io::Result<usize> {
     let base = base as usize;
     let place = base.next_multiple_of(CHUNK);
     // Mappings consist of whole pages.
-    let end = (place + length).next_multiple_of(copy::page_size());
+    let end = (place + length).next_multiple_of(page_size());
     for (from, to) in [(base, place), (end, base + whole)] {
         if from < to {
             // SAFETY: releases an unused part of the reservation.

@@ -17,19 +17,16 @@
 use std::{
     cell::RefCell,
     collections::VecDeque,
-    fs,
     sync::{Arc, Weak},
     thread::{self, JoinHandle},
     time::{Duration, Instant},
 };
 
 use mooncake_base::sync::{Condvar, Mutex};
+use mooncake_os::{fork, memory::available_memory, thread as os_thread};
 
-use super::{
-    cgroup,
-    mapping::{self, CHUNK, Mapping},
-};
-use crate::{copy, fork, region::Regions, transfer_entry::RemoteRange};
+use super::mapping::{self, CHUNK, Mapping};
+use crate::{copy, region::Regions, transfer_entry::RemoteRange};
 
 /// At most this fraction of the available memory is faulted in: one part in 8.
 const MEMORY_FRACTION: u64 = 8;
@@ -172,7 +169,7 @@ impl CpuPressure {
 }
 
 fn run(shared: &PrefaultShared) {
-    fork::set_nice(NICENESS);
+    os_thread::set_niceness(NICENESS);
     let pressure = RefCell::<CpuPressure>::default();
     loop {
         let mut state = shared.state.lock();
@@ -182,7 +179,7 @@ fn run(shared: &PrefaultShared) {
         };
         drop(state);
         let should_continue = || {
-            let rest = pressure.borrow_mut().backoff(fork::preemption_count());
+            let rest = pressure.borrow_mut().backoff(os_thread::preemption_count());
             rest.into_iter().for_each(|time| shared.sleep_or_closed(time));
             !shared.is_closed()
         };
@@ -229,16 +226,6 @@ fn each_chunk(
     (0..count).all(|index| {
         should_continue() && mapping.upgrade().is_some_and(|mapping| step(&mapping, index))
     })
-}
-
-/// Memory that this process may still take, as limited by the machine and by its control group.
-fn available_memory() -> u64 {
-    let available = fs::read_to_string("/proc/meminfo").ok().and_then(|text| {
-        let line = text.lines().find(|line| line.starts_with("MemAvailable:"))?;
-        line.split_whitespace().nth(1)?.parse::<u64>().ok()
-    });
-    let of_machine = available.map_or(0, |kib| kib.saturating_mul(1024));
-    cgroup::available_memory().map_or(of_machine, |group| group.min(of_machine))
 }
 
 #[cfg(test)]
@@ -330,10 +317,5 @@ mod tests {
         shared.state.lock().is_closed = true;
         shared.closing.notify_all();
         thread.join().unwrap();
-    }
-
-    #[test]
-    fn some_memory_is_available() {
-        assert!(available_memory() > 1 << 20);
     }
 }

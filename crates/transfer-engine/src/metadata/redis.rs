@@ -11,7 +11,7 @@ use super::{
     MetadataSettings, RedisLogin,
     keyed::{Claim, KeyValueServer},
 };
-use crate::handshake::{DeadlineStream, dial};
+use mooncake_os::{DeadlineStream, dial};
 
 #[cfg(test)]
 pub(super) use self::resp::fuzz_target;

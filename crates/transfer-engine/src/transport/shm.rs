@@ -24,6 +24,7 @@ use std::sync::{Arc, Weak};
 pub(crate) use self::fuzz::fuzz_targets;
 
 use mooncake_base::{Clock, EngineId, Error, ErrorCode, Moment, Result, SystemClock};
+use mooncake_os::fork;
 
 use self::{
     attachment::{AccessMode, Attachment},
@@ -35,7 +36,6 @@ use self::{
 use crate::{
     copy::{self, Access},
     descriptor::SegmentDescriptor,
-    fork,
     path_selection::RemoteMemory,
     token::{self, Channel, Exchange, HandshakeSide},
     transfer_entry::{Opcode, RemoteRange, TransferEntry},

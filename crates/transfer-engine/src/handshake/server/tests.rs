@@ -310,7 +310,7 @@ fn sealed_message_is_refused_on_another_connection() {
     // Once without a challenge, and once after a challenge that the seal does not answer.
     assert!(handshake::request(&endpoint, &sealed, soon()).is_ok());
     let stream = TcpStream::connect(("127.0.0.1", endpoint.port.unwrap())).unwrap();
-    let mut stream = handshake::DeadlineStream::new(stream, soon());
+    let mut stream = mooncake_os::DeadlineStream::new(stream, soon());
     for (sent, wanted) in
         [(&proof::challenge_request(), "mooncake_nonce"), (&sealed, "mooncake_refused")]
     {

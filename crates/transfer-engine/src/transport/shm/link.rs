@@ -13,10 +13,10 @@ use std::{
 };
 
 use mooncake_base::{Clock, Moment, SystemClock};
+use mooncake_os::fork;
 use socket2::{Domain, MaybeUninitSlice, MsgHdr, MsgHdrMut, SockAddr, Socket, Type};
 
 use super::message::{MESSAGE_BYTES_MAX, Message};
-use crate::fork;
 
 /// The maximum number of connections waiting to be accepted.
 const BACKLOG: i32 = 128;

@@ -17,6 +17,7 @@ use std::{
 
 use mooncake_base::sync::{Condvar, Mutex};
 use mooncake_base::{EngineId, Error, ErrorCode, Result};
+use mooncake_os::fork;
 
 use super::{
     attachment::Attachment,
@@ -24,7 +25,7 @@ use super::{
     server_connection::{ConnectionEvent, ServerConnection, effective_user},
 };
 use crate::{
-    fork, memory::exported_memory::ExportedMemory, metrics::Refusals, region::Region, token::Token,
+    memory::exported_memory::ExportedMemory, metrics::Refusals, region::Region, token::Token,
 };
 
 /// The maximum number of peers attached to one engine; further connections are refused.

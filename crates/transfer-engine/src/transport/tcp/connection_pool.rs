@@ -9,9 +9,14 @@ use std::{
     time::{Duration, Instant},
 };
 
-use mooncake_base::spin_wait::{ANSWER_SPIN_TIME, ActiveThread, SpinWait, cpu_count};
 use mooncake_base::sync::{Condvar, Mutex, MutexGuard};
 use mooncake_base::{Clock, Endpoint, EngineId, Error, ErrorCode, Moment, Result, SystemClock};
+use mooncake_os::{
+    cpu_count,
+    dial::{dial, is_refused, peer_error},
+    fork,
+    spin_wait::{ANSWER_SPIN_TIME, ActiveThread, SpinWait},
+};
 use socket2::SockRef;
 
 use super::{
@@ -21,8 +26,6 @@ use super::{
     vectored_io::{self, BlockMode, Cursor, DiscardBuffer, Readiness, Span},
 };
 use crate::{
-    fork,
-    handshake::dial::{dial, is_refused, peer_error},
     metrics::PoolSnapshot,
     token::{self, Channel, Exchange, HandshakeSide, NONCE_BYTES},
     transport::TimeLimits,

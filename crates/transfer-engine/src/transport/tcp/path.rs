@@ -3,6 +3,7 @@
 use std::io;
 
 use mooncake_base::{Clock, Endpoint, Error, ErrorCode, Moment, Result, SystemClock};
+use mooncake_os::dial::peer_error;
 
 use super::{
     TcpSettings, compat_frame,
@@ -16,7 +17,6 @@ use super::{
 };
 use crate::{
     descriptor::SegmentDescriptor,
-    handshake::dial::peer_error,
     metrics::PoolSnapshot,
     transfer_entry::{Opcode, RemoteRange, TransferEntry},
     transport::{Path, TimeLimits, TransportKind},

@@ -9,7 +9,8 @@ mod staged;
 
 use std::{io, net::SocketAddr, sync::Arc, time::Duration};
 
-use mooncake_base::{EngineId, Result, spin_wait::cpu_count};
+use mooncake_base::{EngineId, Result};
+use mooncake_os::cpu_count;
 use socket2::SockRef;
 use tokio::{runtime::Handle, time::Instant};
 

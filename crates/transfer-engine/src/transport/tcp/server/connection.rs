@@ -8,10 +8,8 @@ use std::{
     time::Duration,
 };
 
-use mooncake_base::{
-    Clock, SystemClock,
-    spin_wait::{NEXT_CALL_SPIN_TIME, SpinWait},
-};
+use mooncake_base::{Clock, SystemClock};
+use mooncake_os::spin_wait::{NEXT_CALL_SPIN_TIME, SpinWait};
 use tokio::{
     io::Interest,
     net::TcpStream,

@@ -17,7 +17,7 @@ use std::{
     task::{Context, Poll, Waker},
 };
 
-use mooncake_base::spin_wait::ActiveThread;
+use mooncake_os::spin_wait::ActiveThread;
 
 use super::{
     TcpServerShared,

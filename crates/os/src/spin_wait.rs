@@ -9,14 +9,11 @@
 
 use std::{
     io,
-    sync::{
-        LazyLock, OnceLock,
-        atomic::{AtomicUsize, Ordering},
-    },
+    sync::atomic::{AtomicBool, AtomicUsize, Ordering},
     time::{Duration, Instant},
 };
 
-use crate::env;
+use crate::cpu::cpu_count;
 
 /// Spin time for a reply: enough to wake the other side, whose CPU is idle, and to be answered.
 pub const ANSWER_SPIN_TIME: Duration = Duration::from_micros(100);
@@ -32,10 +29,17 @@ const PAUSE_MAX: Duration = Duration::from_secs(1);
 /// Consecutive replies within the spin time that reset the pause to [`PAUSE_MIN`].
 const ANSWERS_IN_TIME: u32 = 64;
 
-static IS_ALLOWED: LazyLock<bool> = LazyLock::new(|| env::MC_BUSY_POLL.is_on());
+/// Whether threads of this process poll at all.
+static IS_ENABLED: AtomicBool = AtomicBool::new(true);
 
 /// Threads of this process that drive a connection at present.
 static ACTIVE_THREADS: AtomicUsize = AtomicUsize::new(0);
+
+/// Turns busy-polling on or off for all threads of this process, which share the CPUs. It is on
+/// unless an entry point turns it off.
+pub fn set_enabled(is_enabled: bool) {
+    IS_ENABLED.store(is_enabled, Ordering::Relaxed);
+}
 
 /// An RAII guard that counts the current thread as one that drives a connection.
 #[derive(Debug)]
@@ -79,8 +83,8 @@ impl SpinWait {
     /// Repeats `attempt` for the spin time while it returns `WouldBlock`, if polling is worthwhile.
     /// Returns `None` if nothing came or polling is paused.
     pub fn poll<T>(&mut self, attempt: impl FnMut() -> io::Result<T>) -> Option<io::Result<T>> {
-        let may_spin =
-            *IS_ALLOWED && has_spare_cpus(ACTIVE_THREADS.load(Ordering::Relaxed), cpu_count());
+        let may_spin = IS_ENABLED.load(Ordering::Relaxed)
+            && has_spare_cpus(ACTIVE_THREADS.load(Ordering::Relaxed), cpu_count());
         self.poll_if(may_spin, attempt)
     }
 
@@ -119,12 +123,6 @@ impl SpinWait {
             (self.in_time, self.pause) = (0, PAUSE_MIN);
         }
     }
-}
-
-/// Returns how many CPUs this process may use.
-pub fn cpu_count() -> usize {
-    static COUNT: OnceLock<usize> = OnceLock::new();
-    *COUNT.get_or_init(|| std::thread::available_parallelism().map_or(1, usize::from))
 }
 
 /// Each active thread occupies a CPU, and its peer at the other end occupies another.

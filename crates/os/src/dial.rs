@@ -46,14 +46,14 @@ pub fn dial(endpoint: &Endpoint, deadline: Moment) -> Result<TcpStream> {
 }
 
 /// Returns whether the host refused the connection, which means that no process listens there.
-pub(crate) fn is_refused(error: &Error) -> bool {
+pub fn is_refused(error: &Error) -> bool {
     std::error::Error::source(error)
         .and_then(|source| source.downcast_ref::<io::Error>())
         .is_some_and(|source| source.kind() == io::ErrorKind::ConnectionRefused)
 }
 
 /// Wraps an I/O failure of a peer; a timeout has an error code of its own.
-pub(crate) fn peer_error(message: &str, endpoint: &Endpoint, source: io::Error) -> Error {
+pub fn peer_error(message: &str, endpoint: &Endpoint, source: io::Error) -> Error {
     let code = match source.kind() {
         io::ErrorKind::TimedOut | io::ErrorKind::WouldBlock => ErrorCode::RPC_TIMEOUT,
         _ => ErrorCode::TRANSFER_FAIL,
@@ -66,7 +66,7 @@ fn unreachable(endpoint: &Endpoint, source: io::Error) -> Error {
 }
 
 /// Returns the addresses of the endpoint, at least one.
-pub(crate) fn resolve(endpoint: &Endpoint, deadline: Moment) -> Result<Vec<SocketAddr>> {
+pub fn resolve(endpoint: &Endpoint, deadline: Moment) -> Result<Vec<SocketAddr>> {
     let Some(port) = endpoint.port.filter(|port| *port != 0) else {
         return Err(Error::invalid("the address of the peer has no port").with("peer", endpoint));
     };

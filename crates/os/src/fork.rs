@@ -1,5 +1,5 @@
-//! How an engine survives a fork: nothing changes in the parent, and in the child every handle
-//! becomes inert and cannot harm the parent.
+//! How handles survive a fork: nothing changes in the parent, and in the child every handle becomes
+//! inert and cannot harm the parent.
 //!
 //! A forked child has none of the threads, shares the sockets, and would share the memory. A
 //! handler that runs in the child increments a generation number, which every handle compares with
@@ -38,39 +38,21 @@ pub fn is_forked_since(since: u64) -> bool {
     GENERATION.load(Ordering::Acquire) != since
 }
 
-/// Sets the niceness of the calling thread.
-pub(crate) fn set_nice(niceness: i32) {
-    // SAFETY: returns the id of the calling thread; cannot fail.
-    let thread = unsafe { libc::gettid() };
-    // SAFETY: changes only the scheduling of this thread. If it is not permitted, the priority
-    // stays.
-    unsafe { libc::setpriority(libc::PRIO_PROCESS, thread as libc::id_t, niceness) };
-}
-
-/// Number of involuntary context switches of the calling thread.
-pub(crate) fn preemption_count() -> i64 {
-    // SAFETY: plain numbers, for which zero is valid.
-    let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
-    // SAFETY: the call fills a live local; if it failed, which it cannot, the zeros would stay.
-    unsafe { libc::getrusage(libc::RUSAGE_THREAD, &raw mut usage) };
-    usage.ru_nivcsw
-}
-
 /// Makes a forked child see a private copy of shared memory instead of the memory itself.
 ///
 /// The address range must be a shared mapping of the beginning of `file`, and both must stay until
 /// [`unguard`].
-pub(crate) fn guard_memory(address: usize, length: usize, file: RawFd) {
+pub fn guard_memory(address: usize, length: usize, file: RawFd) {
     GUARDED.change(|list| list.push(Guarded::Memory { address, length, file }));
 }
 
 /// Makes a forked child close its copy of a socket.
-pub(crate) fn guard_socket(file: RawFd) {
+pub fn guard_socket(file: RawFd) {
     GUARDED.change(|list| list.push(Guarded::Socket { file }));
 }
 
 /// Removes the guard of a descriptor. Call this before the descriptor is closed.
-pub(crate) fn unguard(descriptor: RawFd) {
+pub fn unguard(descriptor: RawFd) {
     GUARDED.change(|list| {
         list.retain(|guarded| match guarded {
             Guarded::Memory { file, .. } | Guarded::Socket { file } => *file != descriptor,

@@ -1,0 +1,23 @@
+//! The process and its machine, as the kernel shows them: forks, CPUs, memory limits, scheduling
+//! of threads, and blocking sockets with deadlines.
+//!
+//! The crate knows no runtime and no protocol.
+//!
+//! In reading order: [`fork`] (resources that a forked child must not touch), [`cpu`] (the number of
+//! CPUs), [`spin_wait`] (busy-polling before a thread sleeps), [`thread`] (niceness and preemptions),
+//! [`memory`] (pages and the memory that is available), [`rlimit`] (the limit of open files),
+//! [`dial`](mod@dial) and [`deadline_stream`] (connections with a deadline).
+#![warn(missing_docs)]
+
+pub mod cpu;
+pub mod deadline_stream;
+pub mod dial;
+pub mod fork;
+pub mod memory;
+pub mod rlimit;
+pub mod spin_wait;
+pub mod thread;
+
+pub use cpu::cpu_count;
+pub use deadline_stream::DeadlineStream;
+pub use dial::dial;
