@@ -125,11 +125,12 @@ def _memory() -> dict[str, str]:
         table[name] = value.strip()
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     rows = {"memory": format_bytes(total)}
-    limit = _cgroup_memory_limit(Path("/"))
-    if limit is not None and limit < total:
+    group = _native.cgroup_memory()
+    if group is not None and group[0] < total:
+        limit, available = (format_bytes(number) for number in group)
         rows["memory limit of the cgroup"] = (
-            f"{format_bytes(limit)}; counts the pages of peers' segments that this process "
-            "writes first through shared memory"
+            f"{limit}, of which {available} are available; counts the pages of peers' segments "
+            "that this process writes first through shared memory"
         )
     shared = os.statvfs("/dev/shm") if os.path.isdir("/dev/shm") else None
     if shared is not None:
@@ -153,42 +154,6 @@ def _memory() -> dict[str, str]:
         or "unknown"
     )
     return rows
-
-
-def _cgroup_memory_limit(root: Path) -> int | None:
-    """Return the least memory limit of the control groups of this process, version 1 or 2.
-
-    A group may be anywhere below the mount point, and each group above limits it, too.
-    """
-    mounts = [
-        (before.split(" "), after.split(" "))
-        for before, _, after in (
-            line.partition(" - ") for line in _read(root / "proc/self/mountinfo").splitlines()
-        )
-        if after
-    ]
-    limits = []
-    for line in _read(root / "proc/self/cgroup").splitlines():
-        number, _, rest = line.partition(":")
-        controllers, _, path = rest.partition(":")
-        is_v2 = number == "0" and not controllers
-        if not is_v2 and "memory" not in controllers.split(","):
-            continue
-        name = "memory.max" if is_v2 else "memory.limit_in_bytes"
-        for mount, (kind, _, options) in mounts:
-            is_mounted = (
-                kind == "cgroup2" if is_v2 else kind == "cgroup" and "memory" in options.split(",")
-            )
-            if is_mounted:
-                visible, folder = mount[3:5]
-                group = Path(path)
-                # Of a path outside of the mounted part, only the part's own limit is visible.
-                own = group.relative_to(visible) if group.is_relative_to(visible) else Path()
-                for each in (own, *own.parents):
-                    text = _read(root / folder.lstrip("/") / each / name)
-                    limits += [int(text)] if text.isdigit() else []
-                break
-    return min(limits, default=None)
 
 
 def _limits() -> dict[str, str]:

@@ -24,6 +24,7 @@ __all__ = [
     "RpcServer",
     "Store",
     "at_exit",
+    "cgroup_memory",
     "codes",
     "environment",
     "failure",
@@ -717,6 +718,9 @@ def secret_variables() -> list[str]:
 
 def local_topology(wanted: str, *, is_custom: bool = True) -> str:
     """Return which devices are near which memory, as JSON."""
+
+def cgroup_memory() -> tuple[int, int] | None:
+    """Return limit and available memory of the control groups in bytes; None without a limit."""
 
 def rdma_devices() -> tuple[list[str], str | None]:
     """Return the RDMA devices of this machine, or the reason why none can be used."""

@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -116,41 +115,17 @@ def run(module: str, *arguments: str) -> subprocess.CompletedProcess[str]:
 _HOMES = ("HOME", "XDG_STATE_HOME")
 
 
-MOUNTS = """29 22 0:26 / /sys/fs/cgroup rw,nosuid - cgroup2 cgroup2 rw,nsdelegate
-30 25 0:27 / /cg/cpu rw - cgroup cgroup rw,cpu,cpuacct
-31 25 0:28 /docker/abc /cg/memory ro shared:9 - cgroup cgroup rw,memory
-"""
-
-
 @pytest.mark.parametrize(
-    ("groups", "limits", "expected"),
+    ("group", "expected"),
     [
-        ("0::/a.slice/b", {"sys/fs/cgroup/a.slice/b/memory.max": "1000"}, 1000),
-        (
-            "0::/a.slice/b",
-            {
-                "sys/fs/cgroup/a.slice/b/memory.max": "max",
-                "sys/fs/cgroup/a.slice/memory.max": "50",
-                "sys/fs/cgroup/memory.max": "70",
-            },
-            50,
-        ),
-        ("0::/b", {"sys/fs/cgroup/a/memory.max": "1000"}, None),
-        (
-            "9:cpu,cpuacct:/docker/abc\n8:memory:/docker/abc/own\n0::/",
-            {"cg/memory/own/memory.limit_in_bytes": "300", "cg/cpu/memory.max": "1"},
-            300,
-        ),
-        ("8:memory:/docker/other", {"cg/memory/memory.limit_in_bytes": "400"}, 400),
-        ("", {}, None),
+        ((2 << 20, 1 << 20), "2 MiB, of which 1 MiB are available"),
+        ((1 << 62, 1 << 61), None),
+        (None, None),
     ],
 )
-def test_doctor_finds_the_memory_limit_of_its_own_group(
-    tmp_path: Path, groups: str, limits: dict[str, str], expected: int | None
+def test_doctor_shows_a_memory_limit_below_the_memory(
+    monkeypatch: pytest.MonkeyPatch, group: tuple[int, int] | None, expected: str | None
 ):
-    files = {"proc/self/cgroup": groups, "proc/self/mountinfo": MOUNTS, **limits}
-    for name, text in files.items():
-        path = tmp_path / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text + "\n")
-    assert _doctor._cgroup_memory_limit(tmp_path) == expected
+    monkeypatch.setattr(_doctor._native, "cgroup_memory", lambda: group)
+    shown = _doctor._memory().get("memory limit of the cgroup")
+    assert (shown and shown.partition(";")[0]) == expected

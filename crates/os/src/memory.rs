@@ -2,7 +2,9 @@
 
 mod cgroup;
 
-use std::fs;
+use std::{fs, path::Path};
+
+pub use self::cgroup::CgroupMemory;
 
 /// Returns the number of bytes per page.
 pub fn page_size() -> usize {
@@ -19,7 +21,12 @@ pub fn available_memory() -> u64 {
         line.split_whitespace().nth(1)?.parse::<u64>().ok()
     });
     let of_machine = available.map_or(0, |kib| kib.saturating_mul(1024));
-    cgroup::available_memory().map_or(of_machine, |group| group.min(of_machine))
+    cgroup_memory().map_or(of_machine, |group| group.available.min(of_machine))
+}
+
+/// Returns the memory that the control groups of this process leave to it; `None` without a limit.
+pub fn cgroup_memory() -> Option<CgroupMemory> {
+    cgroup::memory_of_groups(Path::new("/"))
 }
 
 #[cfg(test)]

@@ -37,8 +37,9 @@ mod _native {
         options::PutOptions,
         pending::Pending,
         process::{
-            at_exit, environment, local_topology, rdma_devices, run_daemon, run_master,
-            run_topology_dump, run_transfer_bench, secret_variables, unsupported_variables,
+            at_exit, cgroup_memory, environment, local_topology, rdma_devices, run_daemon,
+            run_master, run_topology_dump, run_transfer_bench, secret_variables,
+            unsupported_variables,
         },
         rpc::{RpcClient, RpcDelivery, RpcServer},
         store::{

@@ -86,6 +86,13 @@ pub(crate) fn unsupported_variables() -> Vec<(&'static str, &'static str)> {
     env::UNSUPPORTED.iter().flat_map(named).collect()
 }
 
+/// Returns the least memory limit of the control groups of this process and the memory that they
+/// still permit, in bytes; `None` without a limit.
+#[pyfunction]
+pub(crate) fn cgroup_memory(py: Python<'_>) -> Option<(u64, u64)> {
+    py.detach(mooncake_os::memory::cgroup_memory).map(|memory| (memory.limit, memory.available))
+}
+
 /// Returns the RDMA devices of this machine, or why none can be used.
 #[pyfunction]
 pub(crate) fn rdma_devices(py: Python<'_>) -> (Vec<String>, Option<String>) {

@@ -9,36 +9,82 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// The files that tell limit and use of a group, by version.
-const FILES_V1: [&str; 2] = ["memory.limit_in_bytes", "memory.usage_in_bytes"];
-const FILES_V2: [&str; 2] = ["memory.max", "memory.current"];
+/// The memory that the control groups of a process leave to it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CgroupMemory {
+    /// The least limit of the groups, in bytes.
+    pub limit: u64,
+    /// The memory that the groups still permit, in bytes. Cached file pages that the kernel can drop
+    /// at once count as available.
+    pub available: u64,
+}
+
+/// The files and fields of one version of control groups.
+#[derive(Debug, PartialEq, Eq)]
+struct MemoryFiles {
+    limit: &'static str,
+    used: &'static str,
+    /// The field of `memory.stat` with the cached file pages that were not used lately, in the group
+    /// and below it.
+    cached: &'static str,
+}
+
+const FILES_V1: MemoryFiles = MemoryFiles {
+    limit: "memory.limit_in_bytes",
+    used: "memory.usage_in_bytes",
+    cached: "total_inactive_file",
+};
+const FILES_V2: MemoryFiles =
+    MemoryFiles { limit: "memory.max", used: "memory.current", cached: "inactive_file" };
 
 /// The group of a process in one hierarchy.
 #[derive(Debug, PartialEq, Eq)]
 struct MemoryGroup {
+    /// The mount point of the hierarchy, below the root directory.
     mount: PathBuf,
     /// The group below the mount point.
     path: PathBuf,
-    files: [&'static str; 2],
+    files: &'static MemoryFiles,
 }
 
-/// Returns the memory that the groups of this process still permit; `None` without a limit.
-pub(super) fn available_memory() -> Option<u64> {
-    let groups = fs::read_to_string("/proc/self/cgroup").ok()?;
-    let mounts = fs::read_to_string("/proc/self/mountinfo").ok()?;
-    let read = |path: &Path| fs::read_to_string(path).ok();
-    memory_groups(&groups, &mounts).iter().filter_map(|group| available_in(group, &read)).min()
+/// Returns the memory that the groups of this process leave to it; `None` without a limit.
+/// `root` is the root directory, under which `/proc` and `/sys` are.
+pub(super) fn memory_of_groups(root: &Path) -> Option<CgroupMemory> {
+    let groups = fs::read_to_string(root.join("proc/self/cgroup")).ok()?;
+    let mounts = fs::read_to_string(root.join("proc/self/mountinfo")).ok()?;
+    memory_groups(&groups, &mounts).iter().filter_map(|group| group.memory(root)).reduce(least)
 }
 
-/// Returns the least memory that is left in the group and the groups above it.
-fn available_in(group: &MemoryGroup, read: &dyn Fn(&Path) -> Option<String>) -> Option<u64> {
-    let number = |path: PathBuf| read(&path)?.trim().parse::<u64>().ok();
-    let left = |path: &Path| {
-        let folder = group.mount.join(path);
-        let [limit, used] = group.files;
-        Some(number(folder.join(limit))?.saturating_sub(number(folder.join(used))?))
-    };
-    group.path.ancestors().filter_map(left).min()
+impl MemoryGroup {
+    /// Returns the least memory that the group and the groups above it leave.
+    fn memory(&self, root: &Path) -> Option<CgroupMemory> {
+        let mount = root.join(&self.mount);
+        let groups = self.path.ancestors().map(|path| mount.join(path));
+        groups.filter_map(|folder| self.files.read(&folder)).reduce(least)
+    }
+}
+
+impl MemoryFiles {
+    /// Reads limit and use of the group in this folder; `None` without a limit.
+    fn read(&self, folder: &Path) -> Option<CgroupMemory> {
+        let number =
+            |name: &str| fs::read_to_string(folder.join(name)).ok()?.trim().parse::<u64>().ok();
+        let (limit, used) = (number(self.limit)?, number(self.used)?);
+        let stat = fs::read_to_string(folder.join("memory.stat")).unwrap_or_default();
+        let cached = stat.lines().find_map(|line| {
+            let (field, bytes) = line.split_once(' ')?;
+            (field == self.cached).then(|| bytes.trim().parse::<u64>().ok())?
+        });
+        let used = used.saturating_sub(cached.unwrap_or(0));
+        Some(CgroupMemory { limit, available: limit.saturating_sub(used) })
+    }
+}
+
+fn least(one: CgroupMemory, other: CgroupMemory) -> CgroupMemory {
+    CgroupMemory {
+        limit: one.limit.min(other.limit),
+        available: one.available.min(other.available),
+    }
 }
 
 /// Finds the groups that limit memory in `/proc/self/cgroup` and `/proc/self/mountinfo`.
@@ -51,8 +97,8 @@ fn memory_groups(groups: &str, mounts: &str) -> Vec<MemoryGroup> {
         let (root, mount) = (is_v1 || is_v2).then(|| mount_of(mounts, is_v2)).flatten()?;
         // A path outside of the mounted part is not visible here; the part's own limit is.
         let path = Path::new(path).strip_prefix(root).unwrap_or_else(|_| Path::new(""));
-        let files = if is_v2 { FILES_V2 } else { FILES_V1 };
-        Some(MemoryGroup { mount: mount.into(), path: path.into(), files })
+        let files = if is_v2 { &FILES_V2 } else { &FILES_V1 };
+        Some(MemoryGroup { mount: mount.trim_start_matches('/').into(), path: path.into(), files })
     };
     groups.lines().filter_map(group_of).collect()
 }
@@ -76,56 +122,90 @@ fn mount_of(mounts: &str, is_v2: bool) -> Option<(&str, &str)> {
 mod tests {
     use super::*;
 
-    const V2: &str = "29 22 0:26 / /sys/fs/cgroup rw,nosuid - cgroup2 cgroup2 rw,nsdelegate\n";
-    const V1: &str = "30 25 0:27 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu,cpuacct\n\
-        31 25 0:28 /docker/abc /sys/fs/cgroup/memory ro shared:9 - cgroup cgroup rw,memory\n";
+    const MOUNTS: &str = "29 22 0:26 / /sys/fs/cgroup rw,nosuid - cgroup2 cgroup2 rw,nsdelegate\n\
+        30 25 0:27 / /cg/cpu rw - cgroup cgroup rw,cpu,cpuacct\n\
+        31 25 0:28 /docker/abc /cg/memory ro shared:9 - cgroup cgroup rw,memory\n";
 
-    /// Returns the memory left, by the numbers in these files.
-    fn check(groups: &str, mounts: &str, files: &[(&str, &str)]) -> Option<u64> {
-        let read = |path: &Path| {
-            let found = files.iter().find(|(name, _)| Path::new(name) == path);
-            found.map(|(_, text)| format!("{text}\n"))
-        };
-        memory_groups(groups, mounts).iter().filter_map(|group| available_in(group, &read)).min()
+    /// Returns limit and available memory of a process in these groups.
+    fn check(groups: &str, files: &[(&str, &str)]) -> Option<(u64, u64)> {
+        let root = tempfile::tempdir().unwrap();
+        let own = [("proc/self/cgroup", groups), ("proc/self/mountinfo", MOUNTS)];
+        for (name, text) in own.iter().chain(files) {
+            let path = root.path().join(name);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, format!("{text}\n")).unwrap();
+        }
+        memory_of_groups(root.path()).map(|memory| (memory.limit, memory.available))
     }
 
     #[test]
     fn service_has_a_group_of_its_own() {
-        let own = "/sys/fs/cgroup/system.slice/a.service/memory";
         let files = [
-            (&*format!("{own}.max"), "1000"),
-            (&*format!("{own}.current"), "300"),
-            ("/sys/fs/cgroup/memory.max", "100000"),
-            ("/sys/fs/cgroup/memory.current", "0"),
+            ("sys/fs/cgroup/system.slice/a.service/memory.max", "1000"),
+            ("sys/fs/cgroup/system.slice/a.service/memory.current", "300"),
+            ("sys/fs/cgroup/memory.max", "100000"),
+            ("sys/fs/cgroup/memory.current", "0"),
         ];
-        assert_eq!(check("0::/system.slice/a.service\n", V2, &files), Some(700));
-        assert_eq!(check("0::/other\n", V2, &files), Some(100_000));
+        assert_eq!(check("0::/system.slice/a.service", &files), Some((1000, 700)));
+        assert_eq!(check("0::/other", &files), Some((100_000, 100_000)));
     }
 
     #[test]
     fn group_above_limits_the_group() {
         let files = [
-            ("/sys/fs/cgroup/a/b/memory.max", "max"),
-            ("/sys/fs/cgroup/a/b/memory.current", "10"),
-            ("/sys/fs/cgroup/a/memory.max", "50"),
-            ("/sys/fs/cgroup/a/memory.current", "60"),
+            ("sys/fs/cgroup/a/b/memory.max", "max"),
+            ("sys/fs/cgroup/a/b/memory.current", "10"),
+            ("sys/fs/cgroup/a/memory.max", "50"),
+            ("sys/fs/cgroup/a/memory.current", "60"),
         ];
-        assert_eq!(check("0::/a/b\n", V2, &files), Some(0));
-        assert_eq!(check("0::/a/b\n", V2, &files[..2]), None);
+        assert_eq!(check("0::/a/b", &files), Some((50, 0)));
+        assert_eq!(check("0::/a/b", &files[..2]), None);
+    }
+
+    #[test]
+    fn cached_files_count_as_available_in_version_2() {
+        let group = |current| {
+            [
+                ("sys/fs/cgroup/a/memory.max", "1000"),
+                ("sys/fs/cgroup/a/memory.current", current),
+                (
+                    "sys/fs/cgroup/a/memory.stat",
+                    "anon 100\nfile 800\nshmem 50\nactive_file 150\ninactive_file 600\nslab 20",
+                ),
+            ]
+        };
+        assert_eq!(check("0::/a", &group("950")), Some((1000, 650)));
+        // The two files are read one after the other, so the sum may be out of step.
+        assert_eq!(check("0::/a", &group("500")), Some((1000, 1000)));
+    }
+
+    #[test]
+    fn cached_files_below_a_group_count_in_version_1() {
+        let files = [
+            ("cg/memory/memory.limit_in_bytes", "1000"),
+            ("cg/memory/memory.usage_in_bytes", "900"),
+            ("cg/memory/memory.stat", "cache 500\ninactive_file 10\ntotal_inactive_file 400"),
+        ];
+        assert_eq!(check("8:memory:/docker/abc", &files), Some((1000, 500)));
     }
 
     #[test]
     fn version_1_is_read_below_the_mounted_part() {
-        let groups = "9:cpu,cpuacct:/docker/abc\n8:memory:/docker/abc/own\n0::/\n";
-        let own = "/sys/fs/cgroup/memory/own/memory";
+        let groups = "9:cpu,cpuacct:/docker/abc\n8:memory:/docker/abc/own\n0::/";
         let files = [
-            (&*format!("{own}.limit_in_bytes"), "300"),
-            (&*format!("{own}.usage_in_bytes"), "100"),
-            ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "9223372036854771712"),
-            ("/sys/fs/cgroup/memory/memory.usage_in_bytes", "100"),
+            ("cg/memory/own/memory.limit_in_bytes", "300"),
+            ("cg/memory/own/memory.usage_in_bytes", "100"),
+            ("cg/memory/memory.limit_in_bytes", "9223372036854771712"),
+            ("cg/memory/memory.usage_in_bytes", "100"),
         ];
-        assert_eq!(check(groups, V1, &files), Some(200));
-        let elsewhere = "8:memory:/docker/other\n";
-        assert_eq!(check(elsewhere, V1, &files), Some(9_223_372_036_854_771_612));
+        assert_eq!(check(groups, &files), Some((300, 200)));
+        let outside = check("8:memory:/docker/other", &files);
+        assert_eq!(outside, Some((9_223_372_036_854_771_712, 9_223_372_036_854_771_612)));
+        assert_eq!(check("9:cpu,cpuacct:/docker/abc", &files), None);
+    }
+
+    #[test]
+    fn machine_without_groups_has_no_limit() {
+        assert_eq!(memory_of_groups(Path::new("/nowhere")), None);
     }
 }
