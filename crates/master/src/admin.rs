@@ -41,7 +41,7 @@ use tokio_util::sync::CancellationToken;
 use self::{history::Samples, summary::Snapshot};
 use crate::{
     config::Secret,
-    service::{Origin, Service},
+    service::{AnsweringThread, Origin, Service},
 };
 
 /// The shared state of the handlers.
@@ -60,9 +60,12 @@ struct Admin {
 
 impl Admin {
     /// Calls the service in process, as a client does.
-    fn ask(&self, call: request::Call) -> response::Call {
+    ///
+    /// Not cancel-safe: if the future is dropped, the call may or may not have been executed.
+    async fn ask(&self, call: request::Call) -> response::Call {
         let request = v1::Request { call: Some(call), ..Default::default() };
-        let answer = self.service.dispatch(request, &Origin::in_process()).call;
+        let (origin, thread) = (Origin::in_process(), AnsweringThread::Runtime);
+        let answer = self.service.answer(request, &origin, (), thread).await.call;
         answer.unwrap_or_else(|| {
             response::Call::Failure((&Error::internal("the call has no response")).into())
         })
@@ -208,13 +211,16 @@ async fn remove_all(State(admin): AdminContext, RawQuery(query): RawQuery) -> Re
     let tenant = String::from_utf8_lossy(&tenant).into_owned();
     let caller = Some(v1::Caller { client: Bytes::new(), tenant });
     let call = v1::RemoveMatchingRequest { caller, selector: Some(selector), force };
-    browse::sweep(admin, move |admin| match admin.ask(request::Call::RemoveMatching(call)) {
+    let _permit = match browse::begin_sweep(&admin) {
+        Ok(permit) => permit,
+        Err(refusal) => return *refusal,
+    };
+    match admin.ask(request::Call::RemoveMatching(call)).await {
         response::Call::RemoveMatching(answer) => {
             json_reply(&json!({"success": true, "removed_count": answer.removed}))
         }
         other => call_failure(other),
-    })
-    .await
+    }
 }
 
 /// Returns the value of a query parameter without decoding it.

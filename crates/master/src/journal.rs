@@ -1,11 +1,13 @@
 //! The log on disk: every change of placement is written before it is acknowledged.
 //!
 //! A thread that changes the state appends the effects to a queue while it still holds the lock on
-//! the state, so that the log has the order of the changes. After unlocking, the thread waits until
-//! its effects are written. The first waiting thread writes the whole queue as one group commit,
-//! and the others find their effects written. Nothing waits for the disk while the state or the
-//! queue is locked. One thread syncs the log, at an interval or when asked; another takes snapshots
-//! that bound the log, and restarts the log after a failure. See `docs/decisions/0010-the-log.md`.
+//! the state, so that the log has the order of the changes. After unlocking, the call waits until
+//! its effects are written. The whole queue is written at a time, as one group commit. A task of the
+//! runtime leaves the write to a maintenance thread and awaits it; a thread that may block writes
+//! itself if no other thread does. Nothing waits for the disk while the state or the queue is
+//! locked. A second maintenance thread syncs the log, at an interval or when asked; a third takes
+//! snapshots that bound the log, and restarts the log after a failure. See
+//! `docs/decisions/0010-the-log.md`.
 
 mod directory;
 mod disk;
@@ -16,6 +18,7 @@ pub(crate) mod hanging_disk;
 mod maintenance;
 mod queue;
 mod recovery;
+mod request;
 #[cfg(any(test, feature = "test-util"))]
 mod simulated_disk;
 mod snapshot;
@@ -40,6 +43,7 @@ use self::{
     directory::{file_error, file_name},
     frame::{FRAME_BYTES, Kind},
     queue::Queue,
+    request::Requests,
 };
 use crate::state::{DecodeError, Image};
 
@@ -49,7 +53,6 @@ pub use self::{
     disk::{Disk, LogFile},
     status::JournalStatus,
 };
-pub(crate) use durability::Durability;
 pub(crate) use maintenance::{Maintenance, StateOwner};
 #[cfg(feature = "test-util")]
 pub use simulated_disk::SimulatedDisk;
@@ -113,16 +116,15 @@ pub struct Journal {
     failures: AtomicU64,
     /// Tells tasks that one of the positions rose.
     progress: Notify,
-    /// Whether a thread waits for a sync in the name of all tasks.
-    is_led: AtomicBool,
     /// Locked by waiters for `synced`, and when it changes.
     sync_waiters: Mutex<()>,
     wakes_sync_waiters: Condvar,
     /// Whether there is a log: false from a failure until the log is restarted.
     is_healthy: AtomicBool,
-    /// Commands to the maintenance threads.
-    commands: Mutex<Commands>,
-    wakes_maintenance: Condvar,
+    /// Requests to the maintenance threads.
+    write_requests: Requests,
+    sync_requests: Requests,
+    snapshot_requests: Requests,
     status: Mutex<JournalStatus>,
 }
 
@@ -155,14 +157,6 @@ struct NewFile {
     timeline_id: [u8; 16],
     /// Whether it is the first file after a failure.
     is_restart: bool,
-}
-
-/// Commands to the maintenance threads.
-#[derive(Debug, Default)]
-struct Commands {
-    stop: bool,
-    snapshot: bool,
-    sync: bool,
 }
 
 /// Applies the effects of a frame to an image.
@@ -226,17 +220,17 @@ impl Journal {
             recovered_end: recovered.next_frame,
             failures: AtomicU64::new(0),
             progress: Notify::new(),
-            is_led: AtomicBool::new(false),
             sync_waiters: Mutex::default(),
             wakes_sync_waiters: Condvar::new(),
             is_healthy: AtomicBool::new(true),
-            commands: Mutex::default(),
-            wakes_maintenance: Condvar::new(),
+            write_requests: Requests::default(),
+            sync_requests: Requests::default(),
+            snapshot_requests: Requests::default(),
             status: Mutex::new(status),
         };
         journal.begin(recovered.next_file, recovered.timeline_id)?;
         if recovered.logs > LOGS_MAX {
-            journal.request_snapshot();
+            journal.snapshot_requests.request();
         }
         let (image, may_lack_end) = (recovered.image, recovered.may_lack_end);
         Ok(RecoveredJournal { journal, image, may_lack_end })
@@ -316,21 +310,8 @@ impl Journal {
         self.with_writer(|writer| writer.next_frame)
     }
 
-    /// Locks the writer briefly. Tasks that found it locked meanwhile are woken.
+    /// Locks the writer briefly.
     fn with_writer<R>(&self, read: impl FnOnce(&mut Writer) -> R) -> R {
-        let result = read(&mut self.writer.lock());
-        self.progress.notify_waiters();
-        result
-    }
-
-    fn request_snapshot(&self) {
-        self.command(|commands| &mut commands.snapshot);
-    }
-
-    fn command(&self, command: impl FnOnce(&mut Commands) -> &mut bool) {
-        let commands = &mut *self.commands.lock();
-        if !std::mem::replace(command(commands), true) {
-            self.wakes_maintenance.notify_all();
-        }
+        read(&mut self.writer.lock())
     }
 }

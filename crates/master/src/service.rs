@@ -39,6 +39,7 @@ use mooncake_proto::{
 
 pub use self::{
     admission::Admission,
+    durability::AnsweringThread,
     session::{ConnectedClient, Origin},
     tasks::WorkSummary,
     traffic::{SIZE_BOUNDS, TrafficCount},
@@ -512,6 +513,7 @@ impl Service {
         let mut state = self.state.lock();
         if let Some(journal) = journal {
             state.confirm_synced(journal.synced_position());
+            state.confirm_durable(journal.durable_position());
         }
         StateGuard { state: Some(state), events, journal }
     }

@@ -73,6 +73,7 @@ impl Host {
             true => u64::MAX,
             false => journal.synced_position(),
         });
+        state.confirm_durable(journal.durable_position());
         Some(state)
     }
 

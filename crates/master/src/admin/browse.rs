@@ -1,9 +1,9 @@
 //! GET /api/v1/keys and /api/v1/key_groups: keys by prefix and search, for the page.
 //!
-//! Both sweep all objects, slice by slice, on a blocking thread. The number of concurrent sweeps is
+//! Both sweep all objects, slice by slice, outside of the runtime. The number of concurrent sweeps is
 //! limited; further requests are refused as retryable.
 
-use std::{collections::HashMap, sync::Arc};
+use std::collections::HashMap;
 
 use axum::{
     extract::{RawQuery, State},
@@ -14,6 +14,7 @@ use bytes::Bytes;
 use mooncake_base::{Error, ErrorCode};
 use mooncake_proto::v1::{self, request, response};
 use serde_json::{Value, json};
+use tokio::sync::OwnedSemaphorePermit;
 
 use super::{Admin, AdminContext, call_failure, decoded, failure, json_reply, parameter};
 
@@ -48,7 +49,11 @@ pub(super) async fn keys(State(admin): AdminContext, RawQuery(query): RawQuery) 
         after: Bytes::from(after),
         limit: u32::clamp(limit, 1, KEYS_MAX),
     };
-    sweep(admin, move |admin| match admin.ask(request::Call::ListObjects(call)) {
+    let _permit = match begin_sweep(&admin) {
+        Ok(permit) => permit,
+        Err(refusal) => return *refusal,
+    };
+    match admin.ask(request::Call::ListObjects(call)).await {
         response::Call::ListObjects(page) => {
             let objects: Vec<Value> = page.objects.iter().map(object).collect();
             // The last key is percent-encoded, because a key need not be valid text.
@@ -58,8 +63,7 @@ pub(super) async fn keys(State(admin): AdminContext, RawQuery(query): RawQuery) 
             }))
         }
         other => call_failure(other),
-    })
-    .await
+    }
 }
 
 /// GET /api/v1/key_groups?prefix=P: groups keys by the text from P up to the next delimiter, with
@@ -67,33 +71,30 @@ pub(super) async fn keys(State(admin): AdminContext, RawQuery(query): RawQuery) 
 pub(super) async fn groups(State(admin): AdminContext, RawQuery(query): RawQuery) -> Response {
     let query = query.unwrap_or_default();
     let prefix = decoded(parameter(&query, "prefix").unwrap_or_default());
-    sweep(admin, move |admin| {
+    let permit = match begin_sweep(&admin) {
+        Ok(permit) => permit,
+        Err(refusal) => return *refusal,
+    };
+    let swept = tokio::task::spawn_blocking(move || {
+        let _permit = permit;
         let mut groups = Groups::new(prefix);
         let mut from = Some(0);
         while let Some(start) = from {
             from = admin.service.walk(start, &mut |key, length| groups.add(key, length));
         }
         json_reply(&groups.json())
-    })
-    .await
-}
-
-/// Runs a sweep over all objects on a blocking thread.
-pub(super) async fn sweep(
-    admin: Arc<Admin>,
-    run: impl FnOnce(&Admin) -> Response + Send + 'static,
-) -> Response {
-    let Ok(permit) = admin.sweeps.clone().try_acquire_owned() else {
-        let error = Error::new(ErrorCode::RPC_FAIL, "others are going through all keys; retry");
-        return failure(StatusCode::SERVICE_UNAVAILABLE, &error);
-    };
-    let swept = tokio::task::spawn_blocking(move || {
-        let _permit = permit;
-        run(&admin)
     });
     swept.await.unwrap_or_else(|source| {
         let error = Error::internal("the search panicked").caused_by(source);
         failure(StatusCode::INTERNAL_SERVER_ERROR, &error)
+    })
+}
+
+/// Takes a permit for a sweep over all objects, or returns the reply that refuses it.
+pub(super) fn begin_sweep(admin: &Admin) -> Result<OwnedSemaphorePermit, Box<Response>> {
+    admin.sweeps.clone().try_acquire_owned().map_err(|_| {
+        let error = Error::new(ErrorCode::RPC_FAIL, "others are going through all keys; retry");
+        Box::new(failure(StatusCode::SERVICE_UNAVAILABLE, &error))
     })
 }
 

@@ -66,7 +66,7 @@ async fn create(State(admin): AdminContext, LimitedBody(body): LimitedBody) -> R
         concurrency: job.max_concurrency,
     };
     let call = v1::CreateDrainJobsRequest { caller: None, jobs: vec![job] };
-    match admin.ask(request::Call::CreateDrainJobs(call)) {
+    match admin.ask(request::Call::CreateDrainJobs(call)).await {
         response::Call::CreateDrainJobs(answer) => single_job(answer.results, created),
         other => call_failure(other),
     }
@@ -76,7 +76,7 @@ async fn create(State(admin): AdminContext, LimitedBody(body): LimitedBody) -> R
 async fn query(State(admin): AdminContext, RawQuery(query): RawQuery) -> Response {
     let Some(job) = job_id(query) else { return bad_request("Missing or invalid job_id") };
     let call = v1::QueryDrainJobsRequest { caller: None, jobs: vec![job] };
-    match admin.ask(request::Call::QueryDrainJobs(call)) {
+    match admin.ask(request::Call::QueryDrainJobs(call)).await {
         response::Call::QueryDrainJobs(answer) => single_job(answer.results, details),
         other => call_failure(other),
     }
@@ -86,7 +86,7 @@ async fn query(State(admin): AdminContext, RawQuery(query): RawQuery) -> Respons
 async fn cancel(State(admin): AdminContext, RawQuery(query): RawQuery) -> Response {
     let Some(job) = job_id(query) else { return bad_request("Missing or invalid job_id") };
     let call = v1::CancelDrainJobsRequest { caller: None, jobs: vec![job] };
-    match admin.ask(request::Call::CancelDrainJobs(call)) {
+    match admin.ask(request::Call::CancelDrainJobs(call)).await {
         response::Call::CancelDrainJobs(answer) => single_job(answer.results, created),
         other => call_failure(other),
     }
@@ -97,7 +97,7 @@ async fn quotas(State(admin): AdminContext, RawQuery(query): RawQuery) -> Respon
     let tenant = tenant_id(query);
     let tenants = tenant.iter().cloned().collect();
     let call = v1::QueryQuotasRequest { caller: None, tenants };
-    let results = match admin.ask(request::Call::QueryQuotas(call)) {
+    let results = match admin.ask(request::Call::QueryQuotas(call)).await {
         response::Call::QueryQuotas(answer) => answer.results,
         response::Call::Failure(failure) => return item_failure(&failure),
         other => return call_failure(other),
@@ -124,7 +124,7 @@ async fn set_quota(
         Ok(quota) => quota.requested_quota_bytes,
         Err(error) => return bad_request(&format!("Invalid JSON body: {error}")),
     };
-    if let Some(refusal) = change_quota(&admin, &tenant, Some(bytes)) {
+    if let Some(refusal) = change_quota(&admin, &tenant, Some(bytes)).await {
         return refusal;
     }
     quotas(State(admin), RawQuery(Some(format!("tenant_id={}", escaped(&tenant))))).await
@@ -134,14 +134,15 @@ async fn set_quota(
 async fn remove_quota(State(admin): AdminContext, RawQuery(query): RawQuery) -> Response {
     let Some(tenant) = tenant_id(query) else { return bad_request("Missing or invalid tenant_id") };
     change_quota(&admin, &tenant, None)
+        .await
         .unwrap_or_else(|| json_reply(&json!({"success": true, "data": null})))
 }
 
 /// Sets or removes the quota of a tenant. Returns the error reply if that is refused.
-fn change_quota(admin: &Admin, tenant: &str, bytes: Option<u64>) -> Option<Response> {
+async fn change_quota(admin: &Admin, tenant: &str, bytes: Option<u64>) -> Option<Response> {
     let quotas = vec![v1::Quota { tenant: tenant.to_owned(), bytes }];
     let call = v1::SetQuotasRequest { caller: None, quotas };
-    match admin.ask(request::Call::SetQuotas(call)) {
+    match admin.ask(request::Call::SetQuotas(call)).await {
         response::Call::SetQuotas(answer) => match answer.results.first() {
             Some(v1::ItemResult { failure: Some(failure) }) => Some(item_failure(failure)),
             _ => None,

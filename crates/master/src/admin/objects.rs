@@ -33,18 +33,18 @@ pub(super) async fn all_keys(State(admin): AdminContext) -> Response {
 pub(super) async fn query_key(State(admin): AdminContext, RawQuery(query): RawQuery) -> Response {
     let query = query.unwrap_or_default();
     let key = parameter(&query, "key").unwrap_or_default();
-    let ask = |key: &[u8]| {
+    let ask = async |key: &[u8]| {
         let keys = vec![Bytes::copy_from_slice(key)];
         let call = v1::LocateRequest { keys, lease: true, ..Default::default() };
-        admin.ask(request::Call::Locate(call))
+        admin.ask(request::Call::Locate(call)).await
     };
     let plain = decoded(key);
-    let mut answer = ask(key.as_bytes());
+    let mut answer = ask(key.as_bytes()).await;
     if plain != key.as_bytes()
         && let response::Call::Locate(found) = &answer
         && found.results.iter().all(|result| result.failure.is_some())
     {
-        answer = ask(&plain);
+        answer = ask(&plain).await;
     }
     let response::Call::Locate(answer) = answer else { return call_failure(answer) };
     match answer.results.first() {
@@ -76,7 +76,7 @@ pub(super) async fn query_keys(State(admin): AdminContext, RawQuery(query): RawQ
         return failure(StatusCode::BAD_REQUEST, &error);
     }
     let call = v1::LocateRequest { keys: keys.clone(), ..Default::default() };
-    let answer = match admin.ask(request::Call::Locate(call)) {
+    let answer = match admin.ask(request::Call::Locate(call)).await {
         response::Call::Locate(answer) => answer,
         other => return call_failure(other),
     };

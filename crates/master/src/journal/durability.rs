@@ -2,33 +2,21 @@
 
 use std::{
     io,
+    pin::pin,
     sync::{Arc, atomic::Ordering},
 };
 
-use mooncake_base::sync::MutexGuard;
 use mooncake_base::{Clock, Moment, SystemClock};
-use tokio::sync::futures::Notified;
 
 use super::{Journal, LogSync, Writer, disk::LogFile};
 
 /// The synced position while nothing has to wait for a sync: the log is never synced, or is broken.
 pub(super) const NOTHING_WAITS: u64 = u64::MAX;
 
-/// How a task goes on with a log position.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Durability {
-    /// It is durable.
-    Reached,
-    /// The task waits for progress.
-    Waits,
-    /// The task has a thread wait in the name of all, with [`Journal::lead`].
-    Leads,
-}
-
 impl Journal {
     /// Waits until everything up to the position is written, and synced if [`LogSync::Always`] is
     /// set. Returns at once if it is, or if the log is broken: the master then continues without
-    /// the log.
+    /// the log. Writes and syncs on the calling thread, which a disk that hangs holds.
     pub fn wait_durable(&self, position: u64) {
         self.wait_written(position);
         while self.sync == LogSync::Always && self.synced_position() < position {
@@ -50,47 +38,35 @@ impl Journal {
         }
     }
 
-    /// Returns what a task must do until the position is durable as in
-    /// [`wait_durable`](Self::wait_durable). Writes the queue if no other thread does. Does not wait
-    /// for other threads, which may be held up by the disk.
-    pub(crate) fn try_durable(&self, position: u64) -> Durability {
-        if self.written.load(Ordering::Acquire) < position {
-            let Some(writer) = self.try_lock_writer() else { return Durability::Waits };
-            if self.written.load(Ordering::Acquire) < position {
-                self.write_queue(writer);
+    /// Waits as [`wait_durable`](Self::wait_durable) does, without blocking the thread: a
+    /// maintenance thread writes or syncs.
+    ///
+    /// Cancel-safe.
+    pub(crate) async fn durable(&self, position: u64) {
+        loop {
+            let mut progress = pin!(self.progress.notified());
+            // Progress from here on is noticed.
+            progress.as_mut().enable();
+            if self.is_durable(position) {
+                return;
             }
-        }
-        if self.sync != LogSync::Always || self.synced_position() >= position {
-            return Durability::Reached;
-        }
-        match self.is_led.swap(true, Ordering::AcqRel) {
-            true => Durability::Waits,
-            false => Durability::Leads,
-        }
-    }
-
-    /// Waits until the position is durable, in the name of all tasks.
-    pub(crate) fn lead(&self, position: u64) {
-        self.wait_durable(position);
-        self.is_led.store(false, Ordering::Release);
-        self.progress.notify_waiters();
-    }
-
-    /// Returns a future that ends when a position has risen after this call.
-    pub(crate) fn progress(&self) -> Notified<'_> {
-        self.progress.notified()
-    }
-
-    /// Locks the writer if it is free or becomes free within microseconds.
-    fn try_lock_writer(&self) -> Option<MutexGuard<'_, Writer>> {
-        const SPINS: u32 = 200;
-        for _ in 0..SPINS {
-            if let Some(writer) = self.writer.try_lock() {
-                return Some(writer);
+            match self.sync {
+                LogSync::Always => self.sync_requests.request(),
+                LogSync::Interval(_) | LogSync::Never => self.write_requests.request(),
             }
-            std::hint::spin_loop();
+            progress.await;
         }
-        None
+    }
+
+    fn is_durable(&self, position: u64) -> bool {
+        self.written.load(Ordering::Acquire) >= position
+            && (self.sync != LogSync::Always || self.synced_position() >= position)
+    }
+
+    /// Returns the position up to which all effects survive a restart of the master, and a crash of
+    /// the machine if the log is used after one.
+    pub fn durable_position(&self) -> u64 {
+        self.synced_position().min(self.written.load(Ordering::Acquire))
     }
 
     /// Returns the position up to which all effects are on disk. It is `u64::MAX` with
@@ -100,9 +76,12 @@ impl Journal {
         self.synced.load(Ordering::Acquire)
     }
 
-    /// Asks for a sync at once. Does not wait.
+    /// Asks for a sync at once, or for a write if the log is never synced. Does not wait.
     pub(crate) fn request_sync(&self) {
-        self.command(|commands| &mut commands.sync);
+        match self.sync {
+            LogSync::Never => self.write_requests.request(),
+            LogSync::Always | LogSync::Interval(_) => self.sync_requests.request(),
+        }
     }
 
     /// Asks for a sync and waits until all effects up to `position` are on disk. Returns `false` if

@@ -1,5 +1,5 @@
-//! The maintenance threads of the log: one syncs it, so that a sync is at hand at any time; the other
-//! takes snapshots, and restarts the log after a failure.
+//! The maintenance threads of the log: one writes it for the tasks of the runtime, one syncs it, and
+//! one takes snapshots and restarts the log after a failure.
 
 use std::{
     sync::{Arc, Weak, atomic::Ordering},
@@ -10,15 +10,17 @@ use std::{
 use mooncake_base::sync::MutexGuard;
 use mooncake_base::{Clock, Error, Result, SegmentId, SystemClock};
 
-use super::{Commands, Journal, LogSync, Snapshot};
+use super::{Journal, LogSync, Snapshot, request::Wake};
 use crate::state::State;
 
 /// How soon a failed log is restarted.
 const RETRY: Duration = Duration::from_secs(2);
 /// How soon a failed snapshot is tried again.
 const SNAPSHOT_RETRY: Duration = Duration::from_secs(30);
-/// How often a log without a sync interval is checked.
-const IDLE: Duration = Duration::from_secs(5);
+/// How often effects are written that nobody waits for.
+const WRITE_INTERVAL: Duration = Duration::from_secs(5);
+/// How often a log that is synced on request is synced without one.
+const IDLE_SYNC_INTERVAL: Duration = Duration::from_secs(5);
 /// The number of objects written to a snapshot per lock of the state.
 const SLICE_OBJECTS: u32 = 2048;
 
@@ -46,7 +48,8 @@ impl<O: StateOwner> Maintenance<O> {
     /// A thread cannot be created.
     pub(crate) fn start(owner: &Arc<O>) -> Result<Self> {
         let mut maintenance = Self { owner: Arc::downgrade(owner), threads: Vec::new() };
-        maintenance.start_thread("mc-log", run_syncs)?;
+        maintenance.start_thread("mc-log-write", run_writes)?;
+        maintenance.start_thread("mc-log-sync", run_syncs)?;
         maintenance.start_thread("mc-snapshot", run_snapshots)?;
         Ok(maintenance)
     }
@@ -66,8 +69,9 @@ impl<O: StateOwner> Drop for Maintenance<O> {
     fn drop(&mut self) {
         let owner = self.owner.upgrade();
         if let Some(journal) = owner.as_ref().and_then(|owner| owner.journal()) {
-            journal.commands.lock().stop = true;
-            journal.wakes_maintenance.notify_all();
+            journal.write_requests.stop();
+            journal.sync_requests.stop();
+            journal.snapshot_requests.stop();
         }
         for thread in self.threads.drain(..) {
             if thread.join().is_err() {
@@ -77,20 +81,30 @@ impl<O: StateOwner> Drop for Maintenance<O> {
     }
 }
 
+/// Writes the log when asked.
+fn run_writes<O: StateOwner>(owner: &Weak<O>) {
+    while let Some(owner) = owner.upgrade() {
+        let Some(journal) = owner.journal() else { return };
+        let wake = journal.write_requests.wait(WRITE_INTERVAL);
+        journal.wait_written(u64::MAX);
+        if wake == Wake::Stopped {
+            return;
+        }
+    }
+}
+
 /// Syncs the log at its interval and when asked.
 fn run_syncs<O: StateOwner>(owner: &Weak<O>) {
     while let Some(owner) = owner.upgrade() {
         let Some(journal) = owner.journal() else { return };
-        let pause = match journal.sync {
+        let interval = match journal.sync {
             LogSync::Interval(interval) => interval,
-            _ => IDLE,
+            LogSync::Always => IDLE_SYNC_INTERVAL,
+            LogSync::Never => return,
         };
-        let stop = journal.wait_command(pause, |commands| &mut commands.sync).0;
-        match journal.sync {
-            LogSync::Never => journal.wait_durable(u64::MAX),
-            _ => journal.sync_now(),
-        }
-        if stop {
+        let wake = journal.sync_requests.wait(interval);
+        journal.sync_now();
+        if wake == Wake::Stopped {
             return;
         }
     }
@@ -101,8 +115,8 @@ fn run_snapshots<O: StateOwner>(owner: &Weak<O>) {
     let mut not_before = SystemClock.now();
     while let Some(owner) = owner.upgrade() {
         let Some(journal) = owner.journal() else { return };
-        let (stop, is_due) = journal.wait_command(RETRY, |commands| &mut commands.snapshot);
-        if stop {
+        let wake = journal.snapshot_requests.wait(RETRY);
+        if wake == Wake::Stopped {
             return;
         }
         if !journal.is_healthy.load(Ordering::Acquire) {
@@ -111,34 +125,13 @@ fn run_snapshots<O: StateOwner>(owner: &Weak<O>) {
                 Snapshot::give_up(journal);
                 tracing::warn!(%error, "the log cannot be restarted yet");
             }
-        } else if is_due
+        } else if wake == Wake::Requested
             && not_before.has_passed(SystemClock.now())
             && let Err(error) = take_snapshot(&*owner, journal, None)
         {
             not_before = SystemClock.now() + SNAPSHOT_RETRY;
             tracing::error!(%error, "the snapshot failed; the log keeps growing");
         }
-    }
-}
-
-impl Journal {
-    /// Waits for a command. Returns whether to stop, and whether there was the command.
-    fn wait_command(
-        &self,
-        pause: Duration,
-        command: fn(&mut Commands) -> &mut bool,
-    ) -> (bool, bool) {
-        let mut commands = self.commands.lock();
-        let end = SystemClock.now() + pause;
-        // Another thread waits for other commands with the same variable.
-        while !commands.stop && !*command(&mut commands) {
-            let left = end.left(SystemClock.now());
-            if left.is_zero() {
-                break;
-            }
-            self.wakes_maintenance.wait_for(&mut commands, left);
-        }
-        (commands.stop, std::mem::take(command(&mut commands)))
     }
 }
 

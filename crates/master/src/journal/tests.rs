@@ -253,7 +253,7 @@ fn snapshot_bounds_log_under_writes() {
                 pool.remove(&format!("{round}/{key}"));
             }
             if key == 20 {
-                pool.journal().request_snapshot();
+                pool.journal().snapshot_requests.request();
             }
         }
         eventually(|| pool.journal().status().snapshots > round);

@@ -76,7 +76,7 @@ impl Journal {
             status.log_bytes > LOG_BYTES_MAX.max(2 * status.snapshot_bytes)
         };
         if is_large {
-            self.request_snapshot();
+            self.snapshot_requests.request();
         }
         Ok(())
     }

@@ -142,9 +142,11 @@ impl Admission {
     }
 }
 
-/// Returns whether a call may occupy a thread for long.
+/// Returns whether a call may occupy a thread for long. A call that sets quotas writes a file.
 pub(super) fn is_large(call: &Call) -> bool {
-    matches!(call, Call::RemoveMatching(_) | Call::ListObjects(_)) || call.items() > LARGE_ITEMS
+    let sweeps_or_writes =
+        matches!(call, Call::RemoveMatching(_) | Call::ListObjects(_) | Call::SetQuotas(_));
+    sweeps_or_writes || call.items() > LARGE_ITEMS
 }
 
 /// Returns whether a request with this first byte ends or revokes puts.

@@ -28,7 +28,10 @@ use tokio::{
     sync::OwnedSemaphorePermit,
 };
 
-use super::native::{ConnectionDriver, Step, WRITE_DEADLINE};
+use super::{
+    durability::AnsweringThread,
+    native::{ConnectionDriver, Step, WRITE_DEADLINE},
+};
 
 /// The maximum number of dedicated threads of one master.
 pub const DEDICATED_THREADS_MAX: usize = 16;
@@ -141,6 +144,7 @@ fn to_blocking(
     };
     let socket = Arc::downgrade(&blocking.stream);
     driver.stream = LocalStream::Blocking(blocking);
+    driver.thread = AnsweringThread::Dedicated;
     Ok((driver, socket))
 }
 
@@ -154,6 +158,7 @@ fn to_async(mut driver: ConnectionDriver<LocalStream>) -> Result<ConnectionDrive
             LocalStream::Async(UnixStream::from_std(stream).map_err(switch_error)?)
         }
     };
+    driver.thread = AnsweringThread::Runtime;
     Ok(driver)
 }
 

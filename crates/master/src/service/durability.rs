@@ -2,7 +2,6 @@
 //! that come back after a restart.
 
 use std::{
-    pin::pin,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -17,7 +16,7 @@ use tokio::{sync::Notify, time::timeout};
 
 use super::{Origin, Service, admission, state_guard};
 use crate::{
-    journal::{Durability, Journal, JournalStatus, RecoveredJournal, StateOwner},
+    journal::{Journal, JournalStatus, RecoveredJournal, StateOwner},
     state::{RecoveryScope, Restored, Rules, State},
 };
 
@@ -30,6 +29,15 @@ const RECHECK_INTERVAL: Duration = Duration::from_millis(250);
 pub(super) struct PendingOwners {
     is_any_pending: AtomicBool,
     changed: Notify,
+}
+
+/// The thread on which a call is answered.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum AnsweringThread {
+    /// A thread of the runtime, which must not wait for the disk.
+    Runtime,
+    /// The dedicated thread of a connection.
+    Dedicated,
 }
 
 impl Service {
@@ -65,6 +73,7 @@ impl Service {
         request: v1::Request,
         origin: &Origin,
         permit: impl Sized,
+        thread: AnsweringThread,
     ) -> v1::Response {
         let (response, position) = if request.call.as_ref().is_some_and(admission::is_large) {
             let (service, origin) = (Arc::clone(self), origin.clone());
@@ -80,36 +89,13 @@ impl Service {
             self.execute_logged(request, origin)
         };
         drop(permit);
-        self.durable(position).await;
-        response
-    }
-
-    /// Waits until the log is durable up to `position`. One task writes for all; the others do not
-    /// block their threads meanwhile.
-    ///
-    /// Cancel-safe.
-    pub(super) async fn durable(self: &Arc<Self>, position: u64) {
-        let Some(journal) = self.journal.as_ref().filter(|_| position > 0) else { return };
-        // Most calls find the log free and write it themselves.
-        let mut found = journal.try_durable(position);
-        while found != Durability::Reached {
-            let mut progress = pin!(journal.progress());
-            // Progress from here on is noticed.
-            progress.as_mut().enable();
-            if found == Durability::Leads {
-                let service = Arc::clone(self);
-                let lead = move || service.journal.as_ref().map(|journal| journal.lead(position));
-                if let Err(error) = tokio::task::spawn_blocking(lead).await {
-                    tracing::error!(%error, "cannot wait for the log");
-                }
-            }
-            found = journal.try_durable(position);
-            if found == Durability::Waits {
-                // With or without a notification, the loop checks again.
-                let _ = timeout(RECHECK_INTERVAL, progress).await;
-                found = journal.try_durable(position);
-            }
+        match (&self.journal, thread) {
+            (None, _) => {}
+            (Some(journal), AnsweringThread::Runtime) => journal.durable(position).await,
+            // Writes the log itself, which is faster than to wake another thread for it.
+            (Some(journal), AnsweringThread::Dedicated) => journal.wait_durable(position),
         }
+        response
     }
 
     /// Returns the status of the log; `None` without a log.
@@ -137,7 +123,7 @@ impl Service {
 
     /// Waits until the log is durable up to `position`.
     pub(super) fn wait_durable(&self, position: u64) {
-        if let Some(journal) = self.journal.as_ref().filter(|_| position > 0) {
+        if let Some(journal) = &self.journal {
             journal.wait_durable(position);
         }
     }

@@ -17,7 +17,7 @@ use tokio_util::sync::CancellationToken;
 use tonic::{Code, Status, service::interceptor::InterceptedService, transport::Server};
 
 use self::request_budget::BudgetedRequests;
-use super::{Admission, Origin, Service, connection::GrpcStream};
+use super::{Admission, AnsweringThread, Origin, Service, connection::GrpcStream};
 
 /// The interval of HTTP/2 keepalive probes.
 const KEEPALIVE: Duration = Duration::from_secs(30);
@@ -114,7 +114,8 @@ impl GrpcService {
         self.service.wait_for_owners(call.as_ref()).await;
         let permit = self.admission.admit(call.as_ref()).await.map_err(|error| status(&error))?;
         let request = v1::Request { call, ..Default::default() };
-        match self.service.answer(request, &origin, permit).await.call {
+        let answer = self.service.answer(request, &origin, permit, AnsweringThread::Runtime).await;
+        match answer.call {
             Some(response::Call::Failure(failure)) => Err(status(&Error::from(&failure))),
             Some(call) => unwrap(call).map(tonic::Response::new).ok_or_else(mismatch),
             None => Err(mismatch()),

@@ -21,6 +21,7 @@ use super::{
     admission::{SMALL_FRAME_BYTES, begins_put_end},
     connection::{Connection, ServerContext},
     dedicated_thread::{self, LocalStream},
+    durability::AnsweringThread,
 };
 
 /// The deadline for exchanging greetings.
@@ -95,12 +96,21 @@ pub(super) struct ConnectionDriver<S> {
     discard_bytes: usize,
     connection: Connection,
     pub(super) context: ServerContext,
+    pub(super) thread: AnsweringThread,
 }
 
 impl<S: AsyncRead + AsyncWrite + Unpin> ConnectionDriver<S> {
     fn new(stream: S, prefix: BytesMut, connection: Connection, context: ServerContext) -> Self {
-        let (output, frame_permit, discard_bytes) = (BytesMut::new(), None, 0);
-        Self { stream, input: prefix, output, frame_permit, discard_bytes, connection, context }
+        Self {
+            stream,
+            input: prefix,
+            output: BytesMut::new(),
+            frame_permit: None,
+            discard_bytes: 0,
+            connection,
+            context,
+            thread: AnsweringThread::Runtime,
+        }
     }
 
     async fn run(&mut self) -> Result<()> {
@@ -245,7 +255,8 @@ impl<S: AsyncRead + AsyncWrite + Unpin> ConnectionDriver<S> {
         self.context.service.wait_for_owners(request.call.as_ref()).await;
         match self.context.admission.admit(request.call.as_ref()).await {
             Ok(permit) => {
-                self.context.service.answer(request, &self.connection.origin, permit).await
+                let origin = &self.connection.origin;
+                self.context.service.answer(request, origin, permit, self.thread).await
             }
             Err(error) => refusal(&error),
         }

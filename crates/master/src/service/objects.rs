@@ -13,6 +13,7 @@ use super::{
     encoding::{LocateReply, PutEndReply, put_end_items},
     millis,
     op_metrics::Op,
+    state_guard,
     wire::{SegmentTable, object_state, replicas, selector},
 };
 use crate::state::{
@@ -50,7 +51,8 @@ impl Service {
         let mut segments = SegmentTable::default();
         let mut reply = LocateReply::matching(r, keys.len());
         let (mut hits, mut bytes) = (0, 0);
-        let (_, fence) = {
+        // The state grants no longer fence than the log has on disk.
+        let (_, fence) = state_guard::without_waiting(|| {
             let mut state = self.lock();
             let now = self.clock.now();
             state.locate_with(now, &tenant, &keys, grant, |state, object| {
@@ -59,7 +61,7 @@ impl Service {
                 }
                 reply.push(state, &mut segments, object);
             })
-        };
+        });
         if r.lease || r.fence {
             self.traffic.looked_up(keys.len(), hits, bytes);
         }

@@ -28,6 +28,14 @@ pub(super) fn log_position() -> u64 {
     LOG_POSITION.get()
 }
 
+/// Runs a read, whose effects nobody has to wait for.
+pub(super) fn without_waiting<R>(read: impl FnOnce() -> R) -> R {
+    let before = LOG_POSITION.get();
+    let result = read();
+    LOG_POSITION.set(before);
+    result
+}
+
 /// The locked state.
 #[derive(Debug)]
 pub(super) struct StateGuard<'a> {

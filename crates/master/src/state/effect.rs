@@ -260,8 +260,7 @@ impl State {
     pub fn record_effects(&mut self) {
         self.effects.is_recording = true;
         self.max_granted.lease = self.max_granted.lease.max(self.rules.lease_ttl);
-        let (fence, lease) = (self.max_granted.fence, self.max_granted.lease);
-        self.effects.record(|| Effect::MaxGranted { fence, lease });
+        self.record_max_granted();
     }
 
     /// Appends the effects since the last call to `into`. Returns their number.

@@ -204,8 +204,8 @@ impl State {
         if until > now.into() {
             segment.fenced += segment.allocator.size(replica.block);
             let time = until.left(now);
-            // Memory that fences may cover is quarantined after a restart anyway.
-            if time > self.max_granted.fence {
+            // Other memory is quarantined after a restart anyway.
+            if !self.max_granted.covers(time) {
                 let number = segment.number;
                 let offset = segment.allocator.offset(replica.block);
                 let length = segment.allocator.size(replica.block);

@@ -12,18 +12,50 @@ use super::{
     put::Place,
 };
 
-/// Reads up to this many bytes need only the usual fence.
-const USUAL_BYTES: u64 = 64 << 20;
+/// The first bound of fences: reads of up to 64 MiB need no other.
+const BOUND_MIN: Duration = Duration::from_secs(1);
+/// A raised bound is kept for this long after the last fence that needs it, so that it is logged
+/// seldom.
+const BOUND_KEPT: Duration = Duration::from_secs(10);
 
-/// Upper bounds of all granted fences and leases, as the log records them. The bound of fences
-/// rises in large steps, so that it is logged seldom, and falls again.
+/// Upper bounds of all granted fences and leases, as the log records them.
+///
+/// The bound of fences is zero until the first read, and then a power of two of seconds. It is
+/// raised when a read needs more than half of it, and falls again. A read does not wait until a
+/// raised bound is in the log: it gets a shorter fence until then.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct MaxGranted {
+    /// The recorded bound of fences.
     pub(super) fence: Duration,
-    /// End of the last fence that was longer than usual.
+    /// Log position behind its record.
+    recorded_at: u64,
+    /// Effects up to this position survive a restart; `None`: without a log nothing has to.
+    durable: Option<u64>,
+    /// The bound of the fences granted now.
+    durable_fence: Duration,
+    /// Until then the bound is not lowered.
     pub(super) raised_until: Moment,
     /// Maximum lease that an earlier master may have granted.
     pub(super) lease: Duration,
+}
+
+impl MaxGranted {
+    /// Returns whether memory that must rest for `time` rests after a restart without a record.
+    pub(super) fn covers(&self, time: Duration) -> bool {
+        time <= self.fence.min(BOUND_MIN)
+    }
+
+    /// Returns the fence that may be granted to a read that needs `fence`.
+    fn grantable(&self, fence: Duration) -> Duration {
+        if self.durable.is_some() { fence.min(self.durable_fence) } else { fence }
+    }
+
+    fn confirm(&mut self) {
+        self.durable_fence = match self.durable {
+            Some(durable) if durable < self.recorded_at => self.durable_fence.min(self.fence),
+            _ => self.fence,
+        };
+    }
 }
 
 /// Protection that a locate grants.
@@ -123,6 +155,7 @@ impl State {
             false => Duration::ZERO,
         };
         self.raise_max_granted(now, fence);
+        let fence = self.max_granted.grantable(fence);
         let answers = found.into_iter().map(|slot| {
             let object = slot.map(|slot| self.locate_one(now, slot, options, fence));
             make(self, object)
@@ -200,28 +233,49 @@ impl State {
         Probed { state: ObjectState::Complete, length }
     }
 
-    fn raise_max_granted(&mut self, now: Moment, fence: Duration) {
-        if fence > self.rules.fence(USUAL_BYTES) {
-            self.max_granted.raised_until = self.max_granted.raised_until.max(now + fence);
+    /// Tells the state that effects up to this position survive a restart of the master.
+    pub fn confirm_durable(&mut self, position: u64) {
+        if self.max_granted.durable != Some(position) {
+            self.max_granted.durable = Some(position);
+            self.max_granted.confirm();
         }
-        if fence > self.max_granted.fence {
-            self.set_max_fence(self.rules.fence_max().min(fence * 2));
+    }
+
+    /// Records a larger bound before a fence needs it.
+    fn raise_max_granted(&mut self, now: Moment, fence: Duration) {
+        let needed = self.rules.fence_max().min(fence * 2);
+        if needed > BOUND_MIN {
+            let until = now + fence + BOUND_KEPT;
+            self.max_granted.raised_until = self.max_granted.raised_until.max(until);
+        }
+        if needed > self.max_granted.fence {
+            let seconds = needed.max(BOUND_MIN).as_secs_f64().ceil() as u64;
+            let bound = Duration::from_secs(seconds.next_power_of_two());
+            self.set_max_fence(bound.min(self.rules.fence_max()));
+            self.unsynced.is_sync_wanted = true;
         }
     }
 
     /// Lowers the bound again, so that a few long fences do not quarantine all memory after a
     /// restart.
     pub(super) fn lower_max_granted(&mut self, now: Moment) {
-        let usual = self.rules.fence(USUAL_BYTES);
-        if self.max_granted.fence > usual && self.max_granted.raised_until.has_passed(now) {
-            self.set_max_fence(usual);
+        let granted = &self.max_granted;
+        if granted.fence > BOUND_MIN && granted.raised_until.has_passed(now) {
+            self.set_max_fence(BOUND_MIN);
         }
     }
 
     fn set_max_fence(&mut self, fence: Duration) {
         self.max_granted.fence = fence;
+        self.record_max_granted();
+    }
+
+    /// Records both bounds.
+    pub(super) fn record_max_granted(&mut self) {
         let (fence, lease) = (self.max_granted.fence, self.max_granted.lease);
         self.effects.record(|| Effect::MaxGranted { fence, lease });
+        self.max_granted.recorded_at = self.effects.position();
+        self.max_granted.confirm();
     }
 
     /// Finds an object with a readable replica.

@@ -90,12 +90,12 @@ impl State {
         Effect::ObjectSnapshot { version, value, checksum, pin }.encode(into);
     }
 
-    /// Appends memory that is quarantined for longer than fences last, since late writes may reach
-    /// it; memory of displaced puts included.
+    /// Appends memory that is quarantined for longer than all memory is after a restart, since late
+    /// reads or writes may reach it; memory of displaced puts included.
     fn snapshot_quarantine(&self, now: Moment, into: &mut Vec<u8>) {
         let mut append = |slot: SegmentSlot, block, time: Duration| {
             let segment = self.segments.at(slot);
-            if segment.is_mounted() && time > self.max_granted.fence {
+            if segment.is_mounted() && !self.max_granted.covers(time) {
                 let offset = segment.allocator.offset(block);
                 let length = segment.allocator.size(block);
                 Effect::Quarantined { number: segment.number, offset, length, time }.encode(into);
