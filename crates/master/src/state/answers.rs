@@ -2,7 +2,9 @@
 //!
 //! The answers of a client are kept until the client no longer waits for them, or until the client
 //! leaves, within limits for each client and for all clients. Beyond a limit the oldest answers are
-//! dropped first; a repetition of a call whose answer was dropped is executed again.
+//! dropped first; a repetition of a call whose answer was dropped is executed again. The number below
+//! which a client gave its calls up is kept without any call, too, so that a late duplicate of such a
+//! call is not executed.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -18,6 +20,7 @@ struct Limits {
     bytes_per_client: usize,
     answers: usize,
     bytes: usize,
+    idle_clients: usize,
 }
 
 /// A client waits for a few calls per thread. One answer has at most 16 MiB, the limit of a message.
@@ -26,6 +29,7 @@ const LIMITS: Limits = Limits {
     bytes_per_client: 32 << 20,
     answers: 1 << 20,
     bytes: 256 << 20,
+    idle_clients: 1 << 16,
 };
 
 /// Forgotten answers that the order of all answers may contain besides the kept ones.
@@ -78,11 +82,14 @@ pub struct Answers<R> {
     clients: FxHashMap<ClientId, ClientCalls<R>>,
     /// Calls in the order of their answers. Some answers were forgotten since.
     order: VecDeque<(ClientId, u64)>,
+    /// Clients without calls that gave calls up, in the order in which they lost their last call.
+    idle: BTreeMap<u64, ClientId>,
+    next_idle: u64,
     answers: usize,
     bytes: usize,
 }
 
-/// The calls of one client that run or whose answers are kept; at least one.
+/// The calls of one client that run or whose answers are kept.
 #[derive(Debug)]
 struct ClientCalls<R> {
     /// Calls with smaller numbers were given up.
@@ -90,6 +97,8 @@ struct ClientCalls<R> {
     calls: BTreeMap<u64, Call<R>>,
     answers: usize,
     bytes: usize,
+    /// Position among the idle clients.
+    idle_since: Option<u64>,
 }
 
 #[derive(Debug)]
@@ -106,8 +115,15 @@ impl<R> Default for Answers<R> {
 
 impl<R> Answers<R> {
     fn with(limits: Limits) -> Self {
-        let (clients, order) = (FxHashMap::default(), VecDeque::new());
-        Self { limits, clients, order, answers: 0, bytes: 0 }
+        Self {
+            limits,
+            clients: FxHashMap::default(),
+            order: VecDeque::new(),
+            idle: BTreeMap::new(),
+            next_idle: 0,
+            answers: 0,
+            bytes: 0,
+        }
     }
 
     /// Begins a call. The client waits for no call with a number below `answered_below`.
@@ -139,9 +155,7 @@ impl<R> Answers<R> {
                 Begun::Execute
             }
         };
-        if known.calls.is_empty() {
-            self.clients.remove(&client);
-        }
+        self.update_idle(client);
         self.trim_order();
         begun
     }
@@ -170,9 +184,7 @@ impl<R> Answers<R> {
         if matches!(known.calls.get(&number), Some(Call::Running)) {
             known.calls.remove(&number);
         }
-        if known.calls.is_empty() {
-            self.clients.remove(&client);
-        }
+        self.update_idle(client);
     }
 
     /// Returns whether the first execution of a call has not ended.
@@ -186,6 +198,7 @@ impl<R> Answers<R> {
         if let Some(known) = self.clients.remove(&client) {
             self.answers -= known.answers;
             self.bytes -= known.bytes;
+            known.idle_since.map(|since| self.idle.remove(&since));
         }
         self.trim_order();
     }
@@ -218,8 +231,26 @@ impl<R> Answers<R> {
         known.bytes -= bytes;
         self.answers -= 1;
         self.bytes -= bytes;
-        if known.calls.is_empty() {
+        self.update_idle(client);
+    }
+
+    /// Updates whether a client is idle: it has no calls, but gave calls up. Removes the client if
+    /// there is nothing to remember, and the longest idle client if too many are idle.
+    fn update_idle(&mut self, client: ClientId) {
+        let Some(known) = self.clients.get_mut(&client) else { return };
+        if !known.calls.is_empty() {
+            known.idle_since.take().map(|since| self.idle.remove(&since));
+        } else if known.answered_below == 0 {
             self.clients.remove(&client);
+        } else if known.idle_since.is_none() {
+            known.idle_since = Some(self.next_idle);
+            self.idle.insert(self.next_idle, client);
+            self.next_idle += 1;
+        }
+        if self.idle.len() > self.limits.idle_clients
+            && let Some((_, longest)) = self.idle.pop_first()
+        {
+            self.clients.remove(&longest);
         }
     }
 
@@ -243,7 +274,8 @@ impl<R> Answers<R> {
 
 impl<R> Default for ClientCalls<R> {
     fn default() -> Self {
-        Self { answered_below: 0, calls: BTreeMap::new(), answers: 0, bytes: 0 }
+        let calls = BTreeMap::new();
+        Self { answered_below: 0, calls, answers: 0, bytes: 0, idle_since: None }
     }
 }
 
@@ -292,6 +324,36 @@ mod tests {
     }
 
     #[test]
+    fn given_up_call_stays_refused_without_other_calls() {
+        let mut answers = Answers::default();
+        answer(&mut answers, A, 1);
+        assert_eq!(answers.begin(A, 2, 2), Begun::Execute);
+        answers.abort(A, 2);
+        assert_eq!(answers.begin(A, 1, 0), Begun::GivenUp, "its answer was forgotten");
+        assert_eq!(answers.begin(A, 3, 0), Begun::Execute);
+        answers.finish(A, 3, 30, LIMITS.bytes + 1);
+        assert_eq!(answers.kept(), (0, 0));
+        assert_eq!(answers.begin(A, 1, 0), Begun::GivenUp, "no answer is kept");
+        answers.forget(A);
+        assert_eq!(answers.begin(A, 1, 0), Begun::Execute, "another client has that id");
+    }
+
+    #[test]
+    fn longest_idle_client_is_forgotten_beyond_the_limit() {
+        let mut answers: Answers<u64> = Answers::with(Limits { idle_clients: 2, ..LIMITS });
+        let clients = [1, 2, 3].map(ClientId::from_bits);
+        for client in clients {
+            assert_eq!(answers.begin(client, 5, 5), Begun::Execute);
+            answers.abort(client, 5);
+        }
+        assert_eq!(answers.begin(clients[1], 4, 0), Begun::GivenUp);
+        assert_eq!(answers.begin(clients[0], 4, 0), Begun::Execute, "forgotten");
+        assert_eq!((answers.clients.len(), answers.idle.len()), (3, 2));
+        assert_eq!(answers.begin(clients[2], 5, 0), Begun::Execute, "no longer idle");
+        assert_eq!(answers.idle.len(), 1);
+    }
+
+    #[test]
     fn limits_drop_oldest_answers_first() {
         let mut answers = limited(2, 3);
         for number in 1..=3 {
@@ -320,7 +382,7 @@ mod tests {
         answers.forget(A);
         answers.finish(A, 2, 20, 8);
         assert_eq!(answers.kept(), (0, 0));
-        assert!(answers.clients.is_empty() && answers.order.is_empty());
+        assert!(answers.clients.is_empty() && answers.order.is_empty() && answers.idle.is_empty());
     }
 
     #[test]
