@@ -287,8 +287,21 @@ pub(super) fn unfinished_put(
 /// Bits of an item's number in the id of the item.
 const ITEM_BITS: u32 = BATCH_ITEMS_MAX.trailing_zeros();
 
+/// Maximum number of a call whose items have ids: the upper bits of an id are the number.
+const NUMBERED_CALL_MAX: u64 = u64::MAX >> ITEM_BITS;
+
+/// Refuses a number of a call that does not fit into the ids of its items. `field` names it.
+pub(super) fn check_call_number(field: &'static str, number: u64) -> Result<()> {
+    if number <= NUMBERED_CALL_MAX {
+        return Ok(());
+    }
+    Err(Error::invalid("the number of the call is too large; count calls from 1")
+        .with(field, number)
+        .with("limit", NUMBERED_CALL_MAX))
+}
+
 /// Returns an id that is unique among the caller's items, even if a call names one key twice. It is
-/// 0 if the caller does not number the call.
+/// 0 if the caller does not number the call. [`check_call_number`] has accepted the number.
 pub(super) fn item_id(call: u64, items_before: u64) -> u64 {
     const { assert!(BATCH_ITEMS_MAX == 1 << ITEM_BITS) };
     if call == 0 { 0 } else { call << ITEM_BITS | items_before }

@@ -13,7 +13,7 @@ use super::{
     SLICE_ITEMS, Service, check_batch, durability,
     encoding::{PutItem, PutStartReply, put_items},
     millis,
-    objects::{check_group, item_id, unfinished_put},
+    objects::{check_call_number, check_group, item_id, unfinished_put},
     op_metrics::Op,
     state_guard::StateGuard,
     wire::{SegmentTable, put_options},
@@ -109,6 +109,7 @@ impl Service {
     fn begin_put_start(&self, request: v1::PutStartRequest) -> Result<PutStartCall> {
         let r = &request;
         check_batch(r.count())?;
+        check_call_number("request_id", r.request_id)?;
         let items = put_items(r)?.len();
         let caller = Caller::try_from(r.caller.as_ref())?;
         let tenant = self.tenant(r.caller.as_ref())?.into_owned();

@@ -11,7 +11,7 @@ use mooncake_proto::{
 
 use super::{
     Service, check_batch, millis,
-    objects::item_id,
+    objects::{check_call_number, item_id},
     op_metrics::Op,
     wire::{SegmentTable, job_status, replicas, task_kind, task_status},
 };
@@ -56,7 +56,7 @@ impl Service {
         check_batch(r.tasks.len())?;
         let tenant = self.tenant(r.caller.as_ref())?;
         let now = self.clock.now();
-        let mut items = call_items(r.caller.as_ref(), call_number);
+        let mut items = call_items(r.caller.as_ref(), call_number)?;
         let results = self.map_in_slices(&r.tasks, |state, task| {
             let created = new_task(task)
                 .and_then(|new| state.create_task_once(now, &tenant, new, items.next()));
@@ -161,7 +161,7 @@ impl Service {
     ) -> Result<v1::CreateDrainJobsResponse> {
         check_batch(r.jobs.len())?;
         let now = self.clock.now();
-        let mut items = call_items(r.caller.as_ref(), call_number);
+        let mut items = call_items(r.caller.as_ref(), call_number)?;
         let mut create = |state: &mut State, job: &v1::NewDrainJob| {
             let named = job.segments.len().saturating_add(job.targets.len());
             if named > JOB_SEGMENTS_MAX {
@@ -236,12 +236,16 @@ impl Service {
 }
 
 /// Returns the items of a numbered call, in order; nothing for a call without number or client.
-fn call_items(caller: Option<&v1::Caller>, call_number: u64) -> impl Iterator<Item = CallItem> {
+fn call_items(
+    caller: Option<&v1::Caller>,
+    call_number: u64,
+) -> Result<impl Iterator<Item = CallItem> + use<>> {
+    check_call_number("call_number", call_number)?;
     let client = Caller::try_from(caller).ok().filter(|_| call_number > 0);
-    client.into_iter().flat_map(move |caller| {
+    Ok(client.into_iter().flat_map(move |caller| {
         (0..)
             .map(move |item| CallItem { client: caller.client, number: item_id(call_number, item) })
-    })
+    }))
 }
 
 fn new_task(task: &v1::NewTask) -> Result<NewTask<'_>> {

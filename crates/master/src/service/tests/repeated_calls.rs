@@ -174,6 +174,31 @@ fn own_unfinished_put_is_named_in_both_encodings() {
 }
 
 #[test]
+fn numbers_that_do_not_fit_into_item_ids_are_refused() {
+    let (service, id) = lent();
+    let start = |request_id| {
+        let item = v1::PutItem { key: Bytes::from_static(KEY), length: 1, ..Default::default() };
+        let items = vec![item];
+        let call =
+            v1::PutStartRequest { caller: caller(id), items, request_id, ..Default::default() };
+        ask(&service, Call::PutStart(call))
+    };
+    assert_eq!(code(&start(1 << 47)), Some(ErrorCode::INVALID_PARAMS));
+    assert_eq!(code(&start(u64::MAX)), Some(ErrorCode::INVALID_PARAMS));
+    assert_eq!(code(&start((1 << 47) - 1)), None);
+    let tasks = Call::CreateTasks(v1::CreateTasksRequest { caller: caller(id), tasks: Vec::new() });
+    let jobs = Call::CreateDrainJobs(v1::CreateDrainJobsRequest {
+        caller: caller(id),
+        ..Default::default()
+    });
+    for call in [tasks, jobs] {
+        let refused = ask_numbered(&service, 1 << 47, 1, call.clone());
+        assert_eq!(code(&refused), Some(ErrorCode::INVALID_PARAMS));
+        assert_eq!(code(&ask_numbered(&service, (1 << 47) - 1, 1, call)), None);
+    }
+}
+
+#[test]
 fn end_with_key_succeeds_again() {
     let (service, id) = lent();
     let version = put(&service, id);
