@@ -140,7 +140,8 @@ impl State {
 
     /// Drops all segments that came from the log, with their objects, since the log is older than
     /// it may be: their memory may have been reused. Owners that announced them again are
-    /// forgotten, so that they register and mount other memory. Returns the number of segments.
+    /// forgotten, so that they register and mount other memory. Puts whose memory is gone with the
+    /// segments are abandoned. Returns the number of segments.
     pub fn drop_recovered(&mut self, now: Moment) -> usize {
         let recovered = self.segments.mounted().filter(|(_, segment)| segment.is_recovered);
         let mut owners: Vec<ClientId> = recovered.map(|(_, segment)| segment.client).collect();
@@ -150,6 +151,7 @@ impl State {
         for owner in owners {
             self.forget_client(now, owner, AbandonReason::Vanished);
         }
+        self.abandon_lost_writes();
         self.recovery.is_doubtful = false;
         count
     }

@@ -107,9 +107,18 @@ impl Writes {
 
     /// Returns the puts of a client.
     pub(super) fn of_client(&self, client: ClientId) -> Vec<WriteSlot> {
+        self.filtered(|write| write.client == client)
+    }
+
+    /// Returns the puts that lost all their replicas with their segments.
+    pub(super) fn without_replicas(&self) -> Vec<WriteSlot> {
+        self.filtered(|write| write.replicas.is_empty())
+    }
+
+    fn filtered(&self, is_meant: impl Fn(&Write) -> bool) -> Vec<WriteSlot> {
         let numbered = (0..).map(WriteSlot::new).zip(&self.slots);
         numbered
-            .filter(|(_, write)| write.as_ref().is_some_and(|write| write.client == client))
+            .filter(|(_, write)| write.as_ref().is_some_and(&is_meant))
             .map(|(number, _)| number)
             .collect()
     }

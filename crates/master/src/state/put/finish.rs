@@ -33,6 +33,15 @@ impl State {
         }
     }
 
+    /// Abandons the puts of which no replica is left, so that they no longer keep their keys.
+    pub(in crate::state) fn abandon_lost_writes(&mut self) {
+        for number in self.writes.without_replicas() {
+            self.displace(number);
+            let write = self.unregister_write(number);
+            self.log_put_dropped(write.version);
+        }
+    }
+
     /// Releases the memory of the oldest unfinished put if its timeout has passed.
     pub(in crate::state) fn release_oldest_write(&mut self, now: Moment) -> bool {
         let Some(number) = self.writes.oldest() else { return false };
