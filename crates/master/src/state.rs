@@ -239,7 +239,7 @@ impl State {
     }
 
     /// Handles what is due: expired clients, soft pins, unmount graces, fences and unfinished puts,
-    /// and eviction ahead of need. Each call does a bounded amount of work and is cheap when
+    /// the rest of groups whose eviction began, and eviction ahead of need. Each call does a bounded amount of work and is cheap when
     /// nothing is due. Returns when the next call is needed, which is `now` if work is left.
     ///
     /// Call `advance` several times within the time to live of a client: a longer gap counts as a
@@ -254,12 +254,14 @@ impl State {
         for _ in 0..ADVANCE_SLICE {
             let did_one = self.fire_timer(now)
                 | self.free_due_quarantine(now)
-                | self.release_oldest_write(now);
+                | self.release_oldest_write(now)
+                | self.evict_condemned(now);
             if !did_one || self.counters.clients_expired - expired >= EXPIRED_SLICE {
                 break;
             }
         }
-        let sweep = (self.sweep() | self.has_synced()).then_some(now);
+        let has_condemned = self.groups.next_condemned().is_some();
+        let sweep = (self.sweep() | self.has_synced() | has_condemned).then_some(now);
         let ahead = self.evict_ahead(now);
         let oldest = self.writes.oldest().map(|oldest| self.writes.at(oldest).started);
         let release = oldest.map(|started| started + self.rules.put_release);

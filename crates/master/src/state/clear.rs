@@ -16,7 +16,9 @@ impl State {
         segment: &str,
     ) -> bool {
         let tenant = self.objects.tenant_index(tenant);
-        let Some(slot) = tenant.and_then(|tenant| self.find(tenant, key)) else { return false };
+        let Some(slot) = tenant.and_then(|tenant| self.find(now, tenant, key)) else {
+            return false;
+        };
         let object = self.objects.at(slot);
         let is_held = object.protection.is_leased(now) || object.flags.has(Flags::BEING_COPIED);
         if !object.is_complete() || is_held {

@@ -13,19 +13,28 @@ use super::{
 };
 
 impl State {
-    /// Finds an object and drops its lost replicas.
-    pub(super) fn find(&mut self, tenant: TenantIndex, key: &[u8]) -> Option<ObjectSlot> {
-        self.find_hashed(self.objects.hash(tenant, key), tenant, key)
+    /// Finds an object and drops its lost replicas. A member of a condemned group is evicted.
+    pub(super) fn find(
+        &mut self,
+        now: Moment,
+        tenant: TenantIndex,
+        key: &[u8],
+    ) -> Option<ObjectSlot> {
+        self.find_hashed(now, self.objects.hash(tenant, key), tenant, key)
     }
 
-    /// Finds an object by a key whose hash is known, and drops its lost replicas.
+    /// Finds an object by a key whose hash is known, like [`find`](Self::find).
     pub(super) fn find_hashed(
         &mut self,
+        now: Moment,
         hash: KeyHash,
         tenant: TenantIndex,
         key: &[u8],
     ) -> Option<ObjectSlot> {
         let slot = self.objects.find_hashed(hash, tenant, key)?;
+        if self.groups.is_condemned(slot) {
+            self.evict_value(now, slot);
+        }
         if !self.drop_lost_replicas(slot) {
             let is_written = self.writes.chain(self.objects.at(slot).newest_write).next().is_some();
             if !is_written {

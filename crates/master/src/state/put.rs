@@ -386,7 +386,7 @@ impl State {
     ) -> Result<()> {
         let (slot, number) = match self.find_write(now, client, tenant, &put) {
             Ok(found) => found,
-            Err(_) if self.is_published(tenant, &put) => return Ok(()),
+            Err(_) if self.is_published(now, tenant, &put) => return Ok(()),
             Err(error) => return Err(error),
         };
         let mut write = self.remove_write(slot, number);
@@ -480,7 +480,7 @@ impl State {
         tenant: TenantIndex,
         key: KeyRef<'_>,
     ) -> Option<ObjectSlot> {
-        let slot = self.find_hashed(hash, tenant, key.as_bytes())?;
+        let slot = self.find_hashed(now, hash, tenant, key.as_bytes())?;
         self.discard_stale_writes(now, slot);
         self.objects.get(slot).map(|_| slot)
     }

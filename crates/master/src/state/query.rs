@@ -204,7 +204,7 @@ impl State {
         is_forced: bool,
     ) -> Result<()> {
         let tenant = self.objects.tenant_index(tenant);
-        let slot = tenant.and_then(|tenant| self.find(tenant, key));
+        let slot = tenant.and_then(|tenant| self.find(now, tenant, key));
         let slot = slot.ok_or_else(|| not_found(key))?;
         if self.is_unclaimed(slot) {
             // The object must not come back with its owner.

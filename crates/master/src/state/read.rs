@@ -145,7 +145,7 @@ impl State {
         let found: Vec<Result<ObjectSlot>> = keys
             .iter()
             .zip(hashes)
-            .map(|(key, hash)| self.readable(tenant, hash, key.as_ref()))
+            .map(|(key, hash)| self.readable(now, tenant, hash, key.as_ref()))
             .collect();
         let bytes = |slot: &ObjectSlot| self.objects.at(*slot).length;
         let fence = match options.has_fence {
@@ -214,7 +214,7 @@ impl State {
         key: &[u8],
         has_lease: bool,
     ) -> Probed {
-        let found = tenant.and_then(|tenant| self.find_hashed(hash, tenant, key));
+        let found = tenant.and_then(|tenant| self.find_hashed(now, hash, tenant, key));
         let Some(slot) = found else {
             return Probed { state: ObjectState::Absent, length: 0 };
         };
@@ -281,11 +281,12 @@ impl State {
     /// Finds an object with a readable replica.
     fn readable(
         &mut self,
+        now: Moment,
         tenant: Option<TenantIndex>,
         hash: KeyHash,
         key: &[u8],
     ) -> Result<ObjectSlot> {
-        let found = tenant.and_then(|tenant| self.find_hashed(hash, tenant, key));
+        let found = tenant.and_then(|tenant| self.find_hashed(now, hash, tenant, key));
         let slot = found.ok_or_else(|| not_found(key))?;
         let object = self.objects.at(slot);
         if !object.is_complete() {

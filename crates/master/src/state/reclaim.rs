@@ -38,6 +38,8 @@ use super::{
 const GROUP_RETRY: Duration = Duration::from_secs(1);
 /// Blocks that are freed at a time because they are due.
 const RELEASE_SLICE: usize = 1024;
+/// Members of a group that are evicted at once; the group is condemned if it has more.
+const GROUP_SLICE: usize = 64;
 
 /// The reason why an allocation cannot go on at once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -226,51 +228,100 @@ impl State {
         }
     }
 
+    /// Decides whether an object and its group may be evicted. Subtracts the other members that it
+    /// examines from `steps`.
     pub(super) fn classify(
         &mut self,
         now: Moment,
         object: ObjectSlot,
         pass: EvictionPass,
         spared: Option<ObjectSlot>,
+        steps: &mut usize,
     ) -> Verdict {
         if !self.drop_lost_replicas(object) {
             // The replicas are lost; the sweep removes the rest.
             return Verdict::Skip;
         }
-        let group = self.eviction_group(object);
-        let mut end = Timestamp::default();
-        let mut is_soft = false;
-        for &member in &group {
-            if self.is_unclaimed(member) {
-                end = end.max(self.recovery.end().into());
-            }
-            let held = self.objects.at(member);
-            if held.flags.has(Flags::HARD_PINNED) {
-                end = end.max((now + GROUP_RETRY).into());
-            }
-            end = end.max(held.protection.protected_until()).max(self.copying_until(member));
-            is_soft |= held.flags.has(Flags::SOFT_PINNED);
+        if self.groups.is_condemned(object) {
+            return Verdict::Evict;
         }
+        // A large group is not looked through while the member that kept it before still does.
+        let blocker = self.groups.blocker(object).map(|member| self.protected_until(now, member));
+        if let Some(until) = blocker.filter(|&until| until > now.into()) {
+            return Verdict::Wait(until);
+        }
+        let group = self.eviction_group(object);
+        *steps = steps.saturating_sub(group.len() - 1);
+        let ends = group.iter().map(|&member| (self.protected_until(now, member), member));
+        let (end, blocker) = ends.max().unwrap_or_else(|| (Timestamp::default(), object));
+        let is_soft = |&member: &ObjectSlot| self.objects.at(member).flags.has(Flags::SOFT_PINNED);
         if spared.is_some_and(|spared| group.contains(&spared)) {
             Verdict::Skip
         } else if end > now.into() {
+            self.groups.set_blocker(object, blocker);
             Verdict::Wait(end)
-        } else if is_soft && pass == EvictionPass::Plain {
+        } else if pass == EvictionPass::Plain && group.iter().any(is_soft) {
             Verdict::Demote
         } else {
             Verdict::Evict
         }
     }
 
-    /// Returns the objects that are evicted together with this one, itself included.
+    /// Returns until when the object itself, apart from its group, may not be evicted.
+    fn protected_until(&self, now: Moment, slot: ObjectSlot) -> Timestamp {
+        let object = self.objects.at(slot);
+        let mut end = object.protection.protected_until().max(self.copying_until(slot));
+        if self.is_unclaimed(slot) {
+            end = end.max(self.recovery.end().into());
+        }
+        if object.flags.has(Flags::HARD_PINNED) {
+            end = end.max((now + GROUP_RETRY).into());
+        }
+        end
+    }
+
+    /// Returns the objects that are evicted together with this one, itself included. Each member of
+    /// a condemned group is evicted on its own.
     pub(super) fn eviction_group(&self, object: ObjectSlot) -> SmallVec<[ObjectSlot; 1]> {
         match self.groups.members(object) {
             [] => smallvec![object],
+            _ if self.groups.is_condemned(object) => smallvec![object],
             siblings => SmallVec::from_slice(siblings),
         }
     }
 
+    /// Evicts an object and its group: the first members at once, and the others in further calls
+    /// of [`evict_condemned`](Self::evict_condemned). Returns the number of evicted objects.
+    pub(super) fn evict_group(&mut self, now: Moment, object: ObjectSlot) -> usize {
+        let group = self.eviction_group(object);
+        if group.len() > GROUP_SLICE {
+            self.groups.condemn(object);
+        }
+        let others = group.iter().filter(|&&member| member != object).take(GROUP_SLICE - 1);
+        let mut evicted = 0;
+        for &member in [object].iter().chain(others) {
+            self.dequeue(member);
+            self.evict(now, member);
+            evicted += 1;
+        }
+        evicted
+    }
+
+    /// Evicts a member of a condemned group. Returns whether there was one.
+    pub(super) fn evict_condemned(&mut self, now: Moment) -> bool {
+        let Some(member) = self.groups.next_condemned() else { return false };
+        self.dequeue(member);
+        self.evict(now, member);
+        true
+    }
+
     pub(super) fn evict(&mut self, now: Moment, object: ObjectSlot) {
+        self.evict_value(now, object);
+        self.remove_if_empty(object);
+    }
+
+    /// Evicts the value of an object; the entry of its key stays.
+    pub(super) fn evict_value(&mut self, now: Moment, object: ObjectSlot) {
         self.counters.evicted_keys += 1;
         self.counters.evicted_bytes += self.objects.at(object).bytes();
         self.counters.offloads_missed += u64::from(self.wants_offload(object));
@@ -279,7 +330,6 @@ impl State {
         if is_plain {
             self.queue.plain.on_evicted(object, self.objects.key_hash(object));
         }
-        self.remove_if_empty(object);
     }
 
     fn pop(&mut self, pass: EvictionPass) -> Option<ObjectSlot> {

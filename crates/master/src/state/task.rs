@@ -156,7 +156,7 @@ impl State {
         }
         let (NewTask::Copy { key, .. } | NewTask::Move { key, .. }) = new;
         let number = self.objects.tenant_index(tenant);
-        let slot = number.and_then(|tenant| self.find(tenant, key));
+        let slot = number.and_then(|tenant| self.find(now, tenant, key));
         let slot = slot.ok_or_else(|| not_found(key))?;
         if !self.objects.at(slot).is_complete() {
             return Err(not_ready(key));

@@ -13,7 +13,7 @@ use super::{
 
 /// Maximum quota in bytes.
 const QUOTA_MAX: u64 = i64::MAX as u64;
-/// Objects and groups evicted for the quota at a time.
+/// Objects evicted for the quota at a time.
 const EVICTED_SLICE: usize = 512;
 /// Maximum number of protected objects that one put skips.
 const PASSED_MAX: usize = 1024;
@@ -302,22 +302,19 @@ impl State {
                     return true;
                 }
                 while let Some(object) = self.tenants.usage(tenant).order.first() {
+                    if left == 0 {
+                        return false;
+                    }
                     // A skipped object goes to the end, so that the next put examines others.
-                    if !matches!(self.classify(now, object, pass, spared), Verdict::Evict) {
+                    let verdict = self.classify(now, object, pass, spared, &mut left);
+                    if !matches!(verdict, Verdict::Evict) {
                         if self.objects.get(object).is_some_and(|object| object.is_complete()) {
                             self.tenants.touch_object(tenant, object);
                         }
                         break;
                     }
-                    if left == 0 {
-                        return false;
-                    }
-                    left -= 1;
                     let before = self.tenants.usage(tenant).charged;
-                    for member in self.eviction_group(object) {
-                        self.dequeue(member);
-                        self.evict(now, member);
-                    }
+                    left = left.saturating_sub(self.evict_group(now, object));
                     let used = self.tenants.usage(tenant);
                     used.evicted_bytes += before - used.charged;
                     if used.charged <= limit {

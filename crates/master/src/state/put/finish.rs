@@ -101,11 +101,16 @@ impl State {
     }
 
     /// Returns whether the value of the put is the present one of the key, which the writer names.
-    pub(super) fn is_published(&mut self, tenant: &TenantId, put: &PutRef<'_>) -> bool {
+    pub(super) fn is_published(
+        &mut self,
+        now: Moment,
+        tenant: &TenantId,
+        put: &PutRef<'_>,
+    ) -> bool {
         let Some(tenant) = self.objects.tenant_index(tenant).filter(|_| !put.key.is_empty()) else {
             return false;
         };
-        self.find(tenant, put.key).is_some_and(|slot| {
+        self.find(now, tenant, put.key).is_some_and(|slot| {
             let object = self.objects.at(slot);
             object.is_complete() && object.version == put.version.0
         })

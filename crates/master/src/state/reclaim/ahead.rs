@@ -7,7 +7,7 @@ use mooncake_base::Moment;
 use super::{EvictionPass, Verdict};
 use crate::state::{State, eviction::EvictionPolicy, ids::KeyHash};
 
-/// Objects evicted ahead of need at a time.
+/// Objects examined or evicted ahead of need at a time.
 const AHEAD_SLICE: usize = 64;
 /// Wait before the next try while nothing can be evicted.
 const AHEAD_RETRY: Duration = Duration::from_secs(1);
@@ -42,12 +42,10 @@ impl State {
         }
         let goal = self.counters.evicted_bytes + (used as f64 - low).ceil() as u64;
         self.unpark_due(now);
-        for _ in 0..AHEAD_SLICE {
-            if self.counters.evicted_bytes >= goal {
-                break;
-            }
-            let is_any = self.evict_next(now, EvictionPass::Plain)
-                || self.evict_next(now, EvictionPass::Soft);
+        let mut steps = AHEAD_SLICE;
+        while steps > 0 && self.counters.evicted_bytes < goal {
+            let is_any = self.evict_next(now, EvictionPass::Plain, &mut steps)
+                || self.evict_next(now, EvictionPass::Soft, &mut steps);
             if !is_any {
                 return Some(now + AHEAD_RETRY);
             }
@@ -84,23 +82,25 @@ impl State {
 
     /// Evicts some objects, up to `target` bytes that wait for the log.
     fn evict_towards(&mut self, now: Moment, target: u64) {
-        for _ in 0..AHEAD_SLICE {
-            if self.unsynced.bytes >= target || !self.evict_next(now, EvictionPass::Plain) {
+        let mut steps = AHEAD_SLICE;
+        while steps > 0 && self.unsynced.bytes < target {
+            if !self.evict_next(now, EvictionPass::Plain, &mut steps) {
                 return;
             }
         }
     }
 
     /// Takes the next object of an order and evicts it if that is allowed. Returns whether there
-    /// was one.
-    fn evict_next(&mut self, now: Moment, pass: EvictionPass) -> bool {
+    /// was one. Subtracts the objects that it examined from `steps`.
+    fn evict_next(&mut self, now: Moment, pass: EvictionPass, steps: &mut usize) -> bool {
+        *steps = steps.saturating_sub(1);
+        if self.evict_condemned(now) {
+            return true;
+        }
         let Some(object) = self.pop(pass) else { return false };
-        match self.classify(now, object, pass, None) {
+        match self.classify(now, object, pass, None, steps) {
             Verdict::Evict => {
-                for member in self.eviction_group(object) {
-                    self.dequeue(member);
-                    self.evict(now, member);
-                }
+                self.evict_group(now, object);
             }
             Verdict::Wait(until) => self.park(object, until),
             Verdict::Demote => self.queue.soft.insert(object, KeyHash::new(0)),

@@ -1,16 +1,18 @@
 //! Error of a put without free memory: the bytes in use, by reason.
 
 use mooncake_base::{ByteSize, Error, ErrorCode, Moment};
+use rustc_hash::FxHashMap;
 
 use super::AllocRequest;
 use crate::state::{
     State,
+    group::GroupIndex,
     ids::{ObjectSlot, Slot},
     object::Flags,
 };
 
-/// Maximum objects scanned. The result is extrapolated to all objects, so that a client that
-/// retries all the time does not block the others.
+/// Maximum objects scanned, and maximum members of their groups examined. The result is extrapolated
+/// to all objects, so that a client that retries all the time does not block the others.
 const SCAN_MAX: u32 = 16_384;
 
 /// Bytes of objects by the reason that keeps them, apart from quarantined, written and hard-pinned
@@ -27,7 +29,25 @@ struct HeldBytes {
     evictable: u64,
 }
 
+/// The reason that keeps an object and its group from eviction.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Blocker {
+    Leased,
+    SoftPinned,
+    Replaced,
+    None,
+}
+
 impl HeldBytes {
+    fn add(&mut self, blocker: Blocker, bytes: u64) {
+        *match blocker {
+            Blocker::Leased => &mut self.leased,
+            Blocker::SoftPinned => &mut self.soft_pinned,
+            Blocker::Replaced => &mut self.replaced,
+            Blocker::None => &mut self.evictable,
+        } += bytes;
+    }
+
     fn sum(&self) -> u64 {
         self.leased + self.soft_pinned + self.replaced + self.evictable
     }
@@ -116,6 +136,8 @@ impl State {
     /// Sums up the scanned objects by the reason that keeps them.
     fn held_bytes(&self, now: Moment, request: &AllocRequest<'_>) -> HeldBytes {
         let mut held = HeldBytes::default();
+        let mut groups: FxHashMap<GroupIndex, Blocker> = FxHashMap::default();
+        let mut members_left = SCAN_MAX as usize;
         for slot in ObjectSlot::range(0, self.objects.slot_count().min(SCAN_MAX)) {
             let Some(object) = self.objects.get(slot) else { continue };
             if !object.is_complete() || object.flags.has(Flags::HARD_PINNED) {
@@ -127,22 +149,25 @@ impl State {
                 if counts { segment.allocator.size(copy.block) } else { 0 }
             });
             let bytes: u64 = copies.sum();
-            if bytes > 0 {
-                *self.blocker(now, slot, request.spared, &mut held) += bytes;
+            if bytes == 0 {
+                continue;
             }
+            let blocker = match self.groups.index(slot) {
+                None => self.blocker(now, &[slot], request.spared),
+                Some(group) => *groups.entry(group).or_insert_with(|| {
+                    let members = self.groups.members(slot);
+                    let examined = &members[..members.len().min(members_left)];
+                    members_left -= examined.len();
+                    self.blocker(now, examined, request.spared)
+                }),
+            };
+            held.add(blocker, bytes);
         }
         held
     }
 
-    /// Returns the counter of the reason that keeps the object and its group from eviction.
-    fn blocker<'a>(
-        &self,
-        now: Moment,
-        slot: ObjectSlot,
-        spared: Option<ObjectSlot>,
-        held: &'a mut HeldBytes,
-    ) -> &'a mut u64 {
-        let group = self.eviction_group(slot);
+    /// Returns the reason that keeps these objects from eviction, one of them at least.
+    fn blocker(&self, now: Moment, group: &[ObjectSlot], spared: Option<ObjectSlot>) -> Blocker {
         let is_leased = |&member: &ObjectSlot| {
             let object = self.objects.at(member);
             let end = object.protection.protected_until().max(self.copying_until(member));
@@ -150,13 +175,13 @@ impl State {
         };
         let is_soft = |&member: &ObjectSlot| self.objects.at(member).flags.has(Flags::SOFT_PINNED);
         if group.iter().any(is_leased) {
-            &mut held.leased
+            Blocker::Leased
         } else if spared.is_some_and(|spared| group.contains(&spared)) {
-            &mut held.replaced
+            Blocker::Replaced
         } else if !self.rules.is_soft_pin_evictable && group.iter().any(is_soft) {
-            &mut held.soft_pinned
+            Blocker::SoftPinned
         } else {
-            &mut held.evictable
+            Blocker::None
         }
     }
 }

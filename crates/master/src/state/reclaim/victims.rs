@@ -13,7 +13,7 @@ use crate::state::{
 
 /// Steps of one search: objects taken from the order, and blocks looked at around them. About a
 /// millisecond.
-const STEPS: usize = 1024;
+pub(super) const STEPS: usize = 1024;
 
 /// The end of a search along the eviction order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -22,7 +22,7 @@ pub(super) enum VictimOutcome {
     Found,
     /// All evictable objects together do not make a large enough run.
     Exhausted,
-    /// The search took too many steps.
+    /// The search took too many steps. The scan of the search goes on, if there is one.
     TooLong,
 }
 
@@ -119,7 +119,7 @@ impl State {
             }
             search.steps -= 1;
             let Some(object) = self.pop(pass) else { return VictimOutcome::Exhausted };
-            match self.classify(now, object, pass, request.spared) {
+            match self.classify(now, object, pass, request.spared, &mut search.steps) {
                 Verdict::Wait(until) => self.park(object, until),
                 Verdict::Demote => self.queue.soft.insert(object, KeyHash::new(0)),
                 Verdict::Skip => search.set_aside.push(object),
@@ -134,8 +134,10 @@ impl State {
                         self.dequeue(member);
                     }
                     search.victims.extend(&group);
-                    if self.evict_run(now, pass, search, (&group, request), found) {
-                        return VictimOutcome::Found;
+                    if let Some(outcome) =
+                        self.evict_run(now, pass, search, (&group, request), found)
+                    {
+                        return outcome;
                     }
                 }
             }
@@ -143,7 +145,8 @@ impl State {
     }
 
     /// Evicts a run of adjacent victims that includes a block of the latest ones, if the object
-    /// fits there. Evicts only this run and the groups of its objects.
+    /// fits there. Evicts only this run and the groups of its objects. Returns `None` if there is no
+    /// such run, or if it could not be evicted.
     fn evict_run(
         &mut self,
         now: Moment,
@@ -151,7 +154,7 @@ impl State {
         search: &mut VictimSearch,
         (latest, request): (&[ObjectSlot], &AllocRequest<'_>),
         found: &mut Search,
-    ) -> bool {
+    ) -> Option<VictimOutcome> {
         let copies = latest.iter().flat_map(|&object| self.objects.at(object).replicas.iter());
         let run = copies.into_iter().find_map(|copy| {
             let segment = copy.segment;
@@ -161,8 +164,7 @@ impl State {
             let allocator = &self.segments.at(segment).allocator;
             Some((segment, allocator.find_run(copy.block, length, steps, is_taken)?))
         });
-        let Some((segment, first)) = run else { return false };
-        self.evict_window(now, pass, request, (segment, first), found)
+        self.evict_window(now, pass, (search.need, request), run?, found)
     }
 
     /// Counts the bytes that evicting these objects would free. Returns whether any are in a useful

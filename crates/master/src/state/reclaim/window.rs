@@ -8,9 +8,12 @@
 
 use mooncake_base::Moment;
 use rustc_hash::FxHashSet;
-use smallvec::SmallVec;
 
-use super::{AllocRequest, EvictionPass, Verdict, search::Search};
+use super::{
+    AllocRequest, EvictionPass, Verdict,
+    search::Search,
+    victims::{self, VictimOutcome},
+};
 use crate::state::{
     State,
     allocator::{BlockId, Mark},
@@ -193,37 +196,55 @@ impl State {
         }
     }
 
-    /// Evicts a window that consists of free blocks and of objects known to be evictable.
+    /// Evicts a window that consists of free blocks and of objects known to be evictable. Returns
+    /// `None` if that fails. If a large group takes too many steps, a scan goes on with the window.
     pub(super) fn evict_window(
         &mut self,
         now: Moment,
         pass: EvictionPass,
-        request: &AllocRequest<'_>,
+        (need, request): (u64, &AllocRequest<'_>),
         (segment, first): (SegmentSlot, BlockId),
         found: &mut Search,
-    ) -> bool {
+    ) -> Option<VictimOutcome> {
         let mut fill = Fill::default();
-        let mut steps = usize::MAX;
+        let mut steps = EVICT_STEPS * victims::STEPS;
         let filled = self.fill(now, (pass, request), (segment, first), &mut fill, &mut steps);
         found.position = found.position.max(fill.position);
         match filled {
             Filled::Done(block) => {
                 self.add_found(found, segment, block);
-                true
+                Some(VictimOutcome::Found)
             }
-            Filled::Blocked(_) | Filled::TimeIsUp => {
+            Filled::Blocked(_) => {
                 self.release_fill(segment, fill);
-                false
+                None
+            }
+            Filled::TimeIsUp => {
+                let passes = self.eviction_passes();
+                let mut scan = self.begin_scan(need, request, found);
+                scan.pass = passes.iter().position(|&other| other == pass).unwrap_or(0);
+                scan.present = Some(self.scan_from(segment, first, Some(fill)));
+                found.scan = Some(scan);
+                Some(VictimOutcome::TooLong)
             }
         }
     }
 
     fn begin_segment_scan(&mut self, segment: SegmentSlot) -> Option<SegmentScan> {
+        let block = self.segments.at(segment).allocator.rover()?;
+        Some(self.scan_from(segment, block, None))
+    }
+
+    fn scan_from(
+        &mut self,
+        segment: SegmentSlot,
+        block: BlockId,
+        fill: Option<Fill>,
+    ) -> SegmentScan {
         let allocator = &mut self.segments.at_mut(segment).allocator;
-        let block = allocator.rover()?;
         let (first, at) = (allocator.mark(block), allocator.mark(block));
         let origin = allocator.offset(block);
-        Some(SegmentScan { segment, first, at, origin, has_wrapped: false, fill: None })
+        SegmentScan { segment, first, at, origin, has_wrapped: false, fill }
     }
 
     fn end_segment_scan(&mut self, present: SegmentScan) {
@@ -347,13 +368,18 @@ impl State {
                 return Filled::TimeIsUp;
             }
             *steps -= 1;
+            if self.groups.next_condemned().is_some() {
+                // Other members of a group of which this window had one may lie in it.
+                self.evict_captured(now, None, (segment, first, next), (length, fill), steps);
+                continue;
+            }
             if !allocator.is_block_free(next) && !fill.captured.remove(&next) {
                 let place = (segment, next);
-                let Some(group) = self.evictable(now, pass, request, place, steps) else {
+                let victim = self.evictable(now, pass, request, place, steps);
+                if victim.is_none() {
                     return Filled::Blocked(Some(next));
-                };
-                *steps = steps.saturating_sub(EVICT_STEPS * group.len());
-                self.evict_captured(now, &group, (segment, first, next), length, fill);
+                }
+                self.evict_captured(now, victim, (segment, first, next), (length, fill), steps);
                 if !fill.captured.remove(&next) {
                     return Filled::Blocked(Some(next));
                 }
@@ -379,24 +405,26 @@ impl State {
         }
     }
 
-    /// Evicts objects and keeps the blocks among theirs that belong to the window.
+    /// Evicts an object with its group, or else a member of a condemned group, and keeps the blocks
+    /// among theirs that belong to the window.
     fn evict_captured(
         &mut self,
         now: Moment,
-        group: &[ObjectSlot],
+        victim: Option<ObjectSlot>,
         (segment, first, next): (SegmentSlot, BlockId, BlockId),
-        length: u64,
-        fill: &mut Fill,
+        (length, fill): (u64, &mut Fill),
+        steps: &mut usize,
     ) {
         let allocator = &self.segments.at(segment).allocator;
         let window = allocator.offset(fill.block.unwrap_or(first));
         let start = allocator.offset(next);
         let end = (start + 1).max(window.saturating_add(length));
         self.capture = Some(Capture { segment, start, end, fill: std::mem::take(fill) });
-        for &member in group {
-            self.dequeue(member);
-            self.evict(now, member);
-        }
+        let evicted = match victim {
+            Some(victim) => self.evict_group(now, victim),
+            None => usize::from(self.evict_condemned(now)),
+        };
+        *steps = steps.saturating_sub(EVICT_STEPS * evicted);
         if let Some(capture) = self.capture.take() {
             *fill = capture.fill;
         }
@@ -428,8 +456,8 @@ impl State {
         }
     }
 
-    /// Returns the objects to evict for this block: its object and the group of that; `None` if
-    /// they may not be evicted. Subtracts the members of the group from `steps`.
+    /// Returns the object to evict for this block; `None` if it may not be evicted. Subtracts the
+    /// members of its group from `steps`.
     fn evictable(
         &mut self,
         now: Moment,
@@ -437,7 +465,7 @@ impl State {
         request: &AllocRequest<'_>,
         (segment, block): (SegmentSlot, BlockId),
         steps: &mut usize,
-    ) -> Option<SmallVec<[ObjectSlot; 1]>> {
+    ) -> Option<ObjectSlot> {
         let owner = ObjectSlot::new(self.segments.at(segment).allocator.owner(block)?);
         let object = self.objects.get(owner).filter(|object| object.is_complete())?;
         let mut replicas = object.replicas.iter();
@@ -445,9 +473,7 @@ impl State {
         if !replicas.any(|replica| (replica.segment, replica.block) == (segment, block)) {
             return None;
         }
-        let verdict = self.classify(now, owner, pass, request.spared);
-        let group = self.eviction_group(owner);
-        *steps = steps.saturating_sub(group.len() - 1);
-        matches!(verdict, Verdict::Evict).then_some(group)
+        let verdict = self.classify(now, owner, pass, request.spared, steps);
+        matches!(verdict, Verdict::Evict).then_some(owner)
     }
 }

@@ -406,7 +406,8 @@ impl Model {
 
     /// Returns version and length of the readable object under a key.
     fn readable_version(&mut self, key: usize) -> Option<(Version, u64)> {
-        let slot = self.pool.state.find(TenantIndex::DEFAULT, KEYS[key].as_bytes())?;
+        let slot =
+            self.pool.state.find(self.pool.now, TenantIndex::DEFAULT, KEYS[key].as_bytes())?;
         let object = self.pool.state.objects.at(slot);
         let is_seen = object.is_complete() && !self.pool.state.is_unclaimed(slot);
         is_seen.then(|| (object.version(), object.length))
@@ -488,7 +489,7 @@ impl Model {
         }
         for (key, name) in KEYS.iter().enumerate() {
             let Some(version) = self.lease_of(key) else { continue };
-            let slot = self.pool.state.find(TenantIndex::DEFAULT, name.as_bytes());
+            let slot = self.pool.state.find(self.pool.now, TenantIndex::DEFAULT, name.as_bytes());
             let slot = slot.expect("leased objects do not vanish");
             assert_eq!(self.pool.state.objects.at(slot).version(), version);
         }

@@ -298,6 +298,21 @@ fn objects_of_a_refuted_log_are_dropped_with_their_segments() {
 }
 
 #[test]
+fn refuted_log_abandons_puts_of_clients_without_memory() {
+    let mut pool = Pool::new(16);
+    pool.start(B, "k", MIB).unwrap();
+    let mut pool = restarted(&mut pool);
+    pool.mount(B, 2, 16).unwrap();
+    let later = pool.start(B, "later", MIB).unwrap();
+    fails(pool.locate("k", true, true), ErrorCode::REPLICA_IS_NOT_READY);
+    assert_eq!(pool.state.drop_recovered(pool.now), 1);
+    fails(pool.locate("k", true, true), ErrorCode::OBJECT_NOT_FOUND);
+    let again = pool.start(B, "k", MIB).unwrap();
+    pool.end(B, "k", &again).unwrap();
+    pool.end(B, "later", &later).unwrap();
+}
+
+#[test]
 fn unclaimed_objects_are_dropped_in_the_end() {
     let mut pool = Pool::new(16);
     pool.put("k", MIB).unwrap();
