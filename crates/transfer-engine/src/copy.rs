@@ -2,8 +2,8 @@
 //!
 //! Memory that an owner keeps mapped ([`Ownership::Held`]) is simply copied. A bare number
 //! ([`Ownership::Foreign`]) may not be mapped. There the kernel checks the pages first, block by
-//! block, or copies the bytes itself. Either way a bad address is an error, where a plain copy
-//! would end the process.
+//! block, or copies the bytes itself: always those of mapped files, whose pages may vanish after a
+//! check. Either way a bad address is an error, where a plain copy would end the process.
 //!
 //! One [`Copier`] serves all entries of a transfer. It checks adjacent entries together
 //! and uses non-temporal stores for large transfers.
@@ -149,7 +149,12 @@ impl CheckedRange {
                 PageState::Mapped
             }
             _ if length <= KERNEL_COPY_MAX => PageState::Unknown,
-            _ => populate(address, length, access),
+            _ => match populate(address, length, access) {
+                // A mapped file may be shortened right after the check. The kernel copies its bytes
+                // at two thirds of the speed, and reports a page that is gone.
+                PageState::Mapped if page_check::may_vanish(address..end) => PageState::Unknown,
+                state => state,
+            },
         }
     }
 }
@@ -210,7 +215,8 @@ unsafe fn copy_cached(source: usize, target: usize, length: usize) {
 enum PageState {
     Mapped,
     Bad,
-    /// No verdict from the kernel: an old kernel, protected memory, or device memory.
+    /// No verdict from the kernel (an old kernel, protected memory, device memory), or one that may
+    /// be out of date before the copy (a mapped file).
     Unknown,
 }
 

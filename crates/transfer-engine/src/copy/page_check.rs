@@ -83,23 +83,66 @@ const SHARED: u64 = 8;
 
 /// Returns the mapping at an address, if it is readable and writable private anonymous memory.
 fn mapping_at(address: usize) -> Option<Range<usize>> {
-    let maps = maps_descriptor()?;
-    let mut query = ProcmapQuery {
-        size: size_of::<ProcmapQuery>() as u64,
-        address: address as u64,
-        ..ProcmapQuery::default()
-    };
-    // SAFETY: the kernel fills the structure, whose size is given in it, and nothing else.
-    if unsafe { libc::ioctl(maps, PROCMAP_QUERY as _, &raw mut query) } != 0 {
-        let error = io::Error::last_os_error();
-        if !matches!(error.raw_os_error(), Some(libc::ENOENT | libc::EINTR)) {
-            MAPS.store(pack(fork::generation(), Some(NONE)), Ordering::Relaxed);
-        }
-        return None;
-    }
+    let query = query(address, &mut []).ok()?;
     let rights = query.rights & (READABLE | WRITABLE | SHARED);
     let is_plain = rights == READABLE | WRITABLE && query.inode == 0;
     is_plain.then_some(query.start as usize..query.end as usize)
+}
+
+/// Returns whether a part of the range maps a file, which somebody can shorten at any moment, or is
+/// not mapped. Kernels before 6.11 do not tell, and the answer is `false`.
+pub(super) fn may_vanish(range: Range<usize>) -> bool {
+    let mut at = range.start;
+    while at < range.end {
+        match query(at, &mut []) {
+            Ok(found) if found.inode == 0 || is_kernel_file(at) => at = found.end as usize,
+            Ok(_) => return true,
+            Err(error) => return !is_unsupported(&error),
+        }
+    }
+    false
+}
+
+/// Returns whether an address lies in anonymous memory that the kernel keeps in a file of its own,
+/// which nobody can shorten: memory shared with forked children, huge pages, System V segments.
+fn is_kernel_file(address: usize) -> bool {
+    // Room for each of the names and the zero that ends it. The kernel refuses longer names.
+    let mut name = [0; 32];
+    if query(address, &mut name).is_err() {
+        return false;
+    }
+    let length = name.iter().position(|byte| *byte == 0).unwrap_or(name.len());
+    let name = &name[..length];
+    name == b"/dev/zero (deleted)"
+        || name == b"/anon_hugepage (deleted)"
+        || name.starts_with(b"/SYSV")
+}
+
+/// Asks the kernel for the mapping at an address, and for its name unless `name` is empty.
+fn query(address: usize, name: &mut [u8]) -> io::Result<ProcmapQuery> {
+    let maps = maps_descriptor().ok_or(io::ErrorKind::Unsupported)?;
+    let mut query = ProcmapQuery {
+        size: size_of::<ProcmapQuery>() as u64,
+        address: address as u64,
+        name_size: name.len() as u32,
+        name: if name.is_empty() { 0 } else { name.as_mut_ptr() as u64 },
+        ..ProcmapQuery::default()
+    };
+    // SAFETY: the kernel fills the structure, whose size is given in it, and the name, whose room is
+    // given in it and which is borrowed until the call returns. It writes nothing else.
+    if unsafe { libc::ioctl(maps, PROCMAP_QUERY as _, &raw mut query) } == 0 {
+        return Ok(query);
+    }
+    let error = io::Error::last_os_error();
+    if is_unsupported(&error) {
+        MAPS.store(pack(fork::generation(), Some(NONE)), Ordering::Relaxed);
+    }
+    Err(error)
+}
+
+/// Returns whether this kernel answers no query, as opposed to one query.
+fn is_unsupported(error: &io::Error) -> bool {
+    !matches!(error.raw_os_error(), Some(libc::ENOENT | libc::EINTR | libc::ENAMETOOLONG))
 }
 
 /// The open `/proc/self/maps` descriptor, with the fork generation it was opened in: a forked child
@@ -113,11 +156,17 @@ fn pack(generation: u64, file: Option<u32>) -> u64 {
     (generation << 32) | u64::from(file.map_or(0, |file| file.saturating_add(1)))
 }
 
+/// Returns what [`pack`] stored in this generation, if it stored anything.
+fn unpack(generation: u64, packed: u64) -> Option<u32> {
+    let is_current = packed >> 32 == generation & u64::from(u32::MAX);
+    (packed as u32).checked_sub(1).filter(|_| is_current)
+}
+
 fn maps_descriptor() -> Option<i32> {
     let generation = fork::generation();
     let known = MAPS.load(Ordering::Relaxed);
-    if known >> 32 == generation & u64::from(u32::MAX) && known as u32 != 0 {
-        return i32::try_from(known as u32 - 1).ok();
+    if let Some(descriptor) = unpack(generation, known) {
+        return i32::try_from(descriptor).ok();
     }
     // Stays open until the process ends.
     let file = File::open("/proc/self/maps").ok();
@@ -125,8 +174,8 @@ fn maps_descriptor() -> Option<i32> {
     let mine = pack(generation, Some(number));
     match MAPS.compare_exchange(known, mine, Ordering::Relaxed, Ordering::Relaxed) {
         Ok(_) => file.map(IntoRawFd::into_raw_fd),
-        // Another thread was faster; the next check uses its descriptor.
-        Err(_) => None,
+        // Another thread was faster.
+        Err(current) => i32::try_from(unpack(generation, current)?).ok(),
     }
 }
 
@@ -179,8 +228,6 @@ mod tests {
     fn memory_in_use_is_accessible_and_other_memory_is_not() {
         let memory = vec![1_u8; 1 << 20];
         let range = whole(&memory);
-        // The first query may lose the race for the descriptor against another thread.
-        mapping_at(range.start);
         match accessible_part(range.start, &range) {
             Some(found) => {
                 assert!(has_procmap_query());
@@ -194,6 +241,33 @@ mod tests {
         for nowhere in [0, 8, usize::MAX - 1] {
             assert_eq!(accessible_part(nowhere, &(nowhere..nowhere + 1)), None);
         }
+    }
+
+    /// Maps a page with these flags; the test leaves it mapped.
+    fn map(flags: i32, file: i32) -> usize {
+        let rights = libc::PROT_READ | libc::PROT_WRITE;
+        // SAFETY: a new mapping at an address that the kernel chooses.
+        let base = unsafe { libc::mmap(std::ptr::null_mut(), page_size(), rights, flags, file, 0) };
+        assert_ne!(base, libc::MAP_FAILED);
+        base as usize
+    }
+
+    #[test]
+    fn only_pages_of_files_may_vanish() {
+        let page = page_size();
+        let file = tempfile::tempfile().unwrap();
+        file.set_len(page as u64).unwrap();
+        for flags in [libc::MAP_SHARED, libc::MAP_PRIVATE] {
+            let own = map(flags | libc::MAP_ANONYMOUS, -1);
+            assert!(!may_vanish(own..own + page), "{flags}");
+            let mapped = map(flags, file.as_raw_fd());
+            assert_eq!(may_vanish(mapped..mapped + page), has_procmap_query(), "{flags}");
+        }
+        let on_stack = &raw const page as usize;
+        assert!(!may_vanish(on_stack..on_stack + 8));
+        let code = pack as *const () as usize;
+        assert_eq!(may_vanish(code..code + 1), has_procmap_query());
+        assert_eq!(may_vanish(8..9), has_procmap_query(), "nothing is mapped there");
     }
 
     #[test]

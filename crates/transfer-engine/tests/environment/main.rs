@@ -12,6 +12,7 @@ mod other_user;
 #[path = "../behaviour/pair.rs"]
 #[allow(dead_code, reason = "shared with the behaviour suite, which uses all of it")]
 mod pair;
+mod shortened_file;
 
 use std::process::ExitCode;
 
@@ -42,6 +43,11 @@ fn main() -> ExitCode {
                 other_user::missing(),
                 "reaches_a_peer_of_another_user_over_tcp",
                 other_user::reaches_a_peer_of_another_user_over_tcp,
+            ),
+            trial(
+                shortened_file::missing(),
+                "shortened_file_of_a_caller_crashes_nothing",
+                shortened_file::fails_copies_and_crashes_nothing,
             ),
             trial(long_tests(), "gibibyte_arrives_over_memory", gibibyte::arrives_over_memory),
             trial(long_tests(), "gibibyte_arrives_over_shm", gibibyte::arrives_over_shm),
