@@ -182,6 +182,12 @@ impl Engine {
     /// Closes the engine: peers release its memory, paths and listeners are closed, threads are
     /// joined. Takes less than 0.2 s even if peers hang. If a metadata server does not answer,
     /// it takes until the deadline, at most one second more. Idempotent.
+    ///
+    /// A process of this host that is stopped (by SIGSTOP or a debugger) cannot confirm that it has
+    /// left the memory, and may stay stopped for ever, so `close` disconnects it and does not wait.
+    /// The engine's own allocations stay intact for such a peer. Memory of the user may be written
+    /// once more, by a copy that the peer was about to start: if the memory is used after the
+    /// engine, unregister it before, which returns an error while such a peer may reach it.
     pub fn close(&self, deadline: Moment) {
         self.inner.close(deadline);
     }

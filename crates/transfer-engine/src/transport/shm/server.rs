@@ -153,7 +153,9 @@ impl ShmServer {
         let Some(thread) = self.thread.lock().take() else { return };
         // Peers that do not confirm are disconnected when the thread ends.
         self.shared.begin_withdrawal(None);
-        let _ = self.shared.await_withdrawal(None, Instant::now() + timeout);
+        if let Err(error) = self.shared.await_withdrawal(None, Instant::now() + timeout) {
+            tracing::info!(%error, "a peer of this host did not confirm that the engine closes");
+        }
         self.shared.is_stopped.store(true, Ordering::Release);
         self.shared.wake.notify();
         if thread.join().is_err() {
