@@ -1,19 +1,33 @@
 //! The decisions of a client: which calls are repeated, what stands in the way of a put, how a put is
-//! closed. No clock, no I/O and no threads: callers pass the time and carry the decisions out, which
-//! the client does with real calls and the simulation (`tests/simulation`) with simulated ones.
+//! closed, which replica is read and whether its bytes count. No clock, no I/O and no threads:
+//! callers pass the time and carry the decisions out, which the client does with real calls and the
+//! simulation (`tests/simulation`) with simulated ones.
 //!
 //! In reading order: [`call_retry`] (repeats one call), [`call_numbers`] (numbers calls that are
-//! not idempotent), [`own_puts`] (the client's puts that are
-//! being written, and those that it must still revoke), [`put`] (starts and closes puts).
+//! not idempotent), [`own_puts`] (the client's puts that are being written, and those that it must
+//! still revoke), [`put`] (starts and closes puts), [`replica_order`](mod@replica_order) (orders
+//! the replicas of an object), [`read`] (reads objects), [`fences`] (the ends of fences, and their
+//! release).
+
+use std::time::Duration;
 
 pub mod call_numbers;
 pub mod call_retry;
+pub mod fences;
 pub mod own_puts;
 pub mod put;
+pub mod read;
+pub mod replica_order;
 
 pub use call_numbers::CallNumbers;
 pub use call_retry::{AttemptFailure, CallKind, CallRetry};
+pub use fences::{FenceReleases, GrantedFence, fence_end};
 pub use own_puts::{OwnPuts, UnconfirmedPut};
 pub use put::{
     ClosePuts, CloseStep, Closing, PutRetry, Refusal, StartPuts, StartStep, StartVerdict,
 };
+pub use read::{ReadExtent, ReadObjects, ReadReplica, ReadSource, ReadStep};
+pub use replica_order::{ReplicaRank, replica_order};
+
+/// Time without a moved byte after which a peer is left, if there may be another one.
+pub const STALL_LIMIT: Duration = Duration::from_secs(1);

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use mooncake_base::{ErrorCode, JobId, ReplicaId, SegmentId, TaskId, Version};
 use mooncake_master::state::SegmentSpec;
+use mooncake_store_client::protocol::GrantedFence;
 
 #[derive(Debug, Clone)]
 pub(crate) enum Call {
@@ -25,8 +26,8 @@ pub(crate) enum Call {
     PutEnd {
         version: Version,
         failed: Vec<ReplicaId>,
-        /// The key, in a repetition.
-        key: Option<u64>,
+        /// The name of the key, in a repetition.
+        key: Option<Vec<u8>>,
     },
     PutRevoke {
         version: Version,
@@ -96,7 +97,9 @@ pub(crate) enum Reply {
         version: Version,
         length: u64,
         places: Vec<Place>,
+        /// The length of the fence, and the fence if it was granted to this reader alone.
         fence: Duration,
+        granted: Option<GrantedFence>,
     },
     IsCurrent(bool),
     Task(TaskId),
@@ -182,16 +185,24 @@ pub(crate) struct CallNumber {
     pub(crate) answered_below: u64,
 }
 
+/// A call and what accompanies it. A repetition carries the same.
+#[derive(Debug, Clone)]
+pub(crate) struct CallRequest {
+    pub(crate) call: Call,
+    pub(crate) number: CallNumber,
+    /// Orders the calls of the process about its segments.
+    pub(crate) sequence: u64,
+    /// The fences that the caller hands back.
+    pub(crate) released: Vec<GrantedFence>,
+}
+
 /// A call in flight.
 #[derive(Debug, Clone)]
 pub(crate) struct CallMessage {
     /// The process and its operation.
     pub(crate) caller: (u64, u64),
     pub(crate) attempt: u64,
-    /// Orders the calls of the process about its segments.
-    pub(crate) sequence: u64,
-    pub(crate) number: CallNumber,
-    pub(crate) call: Call,
+    pub(crate) request: CallRequest,
 }
 
 /// A reply in flight.

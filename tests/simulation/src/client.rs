@@ -4,14 +4,14 @@ use std::collections::BTreeMap;
 
 use mooncake_base::{ClientId, ErrorCode, Incarnation, Moment, SegmentId};
 use mooncake_master::state::SegmentSpec;
-use mooncake_store_client::protocol::{CallNumbers, OwnPuts};
+use mooncake_store_client::protocol::{CallNumbers, FenceReleases, OwnPuts};
 
 use crate::{
     call::{Call, Reply, ReplyMessage},
     get::Get,
     plan::{Bug, WORD_BYTES},
     put::Put,
-    repeated_call::{RepeatedCall, Request},
+    repeated_call::{Progress, RepeatedCall, Request},
     settle::Settle,
     simulator::Simulator,
     task::TaskRunner,
@@ -42,6 +42,8 @@ pub(crate) struct Process {
     /// The puts that are not closed.
     pub(crate) own_puts: OwnPuts,
     pub(crate) call_numbers: CallNumbers,
+    /// The fences of finished reads.
+    pub(crate) fence_releases: FenceReleases,
 }
 
 /// A running operation.
@@ -60,7 +62,7 @@ pub(crate) struct Running {
 pub(crate) enum Op {
     Put(Put),
     Settle(Settle),
-    Get(Get),
+    Get(Box<Get>),
     Request(Request),
     Session(Session),
     Remount(Remount),
@@ -119,6 +121,7 @@ impl Process {
             exclusive: None,
             own_puts: OwnPuts::default(),
             call_numbers: CallNumbers::default(),
+            fence_releases: FenceReleases::default(),
         }
     }
 }
@@ -271,53 +274,42 @@ impl Simulator {
         input: Input,
     ) -> Option<Remount> {
         let process = self.processes.get_mut(&caller.0)?;
-        let next = match (remount, input) {
-            (Remount::Begin, Input::Begin) => {
-                let segment = process.segments.first()?.id;
-                Remount::Unmounting(
-                    segment,
-                    RepeatedCall::send(self, caller, Call::Unmount(segment)),
-                )
+        match (remount, input) {
+            (Remount::Begin, _) => {
+                let id = process.segments.first()?.id;
+                Some(Remount::Unmounting(id, RepeatedCall::send(self, caller, Call::Unmount(id))))
             }
-            (Remount::Unmounting(id, call), Input::Reply(message)) => {
-                call.end(self, caller);
-                if !matches!(
-                    message.reply,
-                    Reply::Done | Reply::Failed(ErrorCode::SEGMENT_NOT_FOUND)
-                ) {
+            (Remount::Unmounting(id, mut call), input) => {
+                let message = match call.step(self, caller, input) {
+                    Progress::Waiting => return Some(Remount::Unmounting(id, call)),
+                    Progress::Answered(message) => message,
+                    Progress::GivenUp => {
+                        let call = RepeatedCall::send(self, caller, Call::Unmount(id));
+                        return Some(Remount::Unmounting(id, call));
+                    }
+                };
+                let (Reply::Done | Reply::Failed(ErrorCode::SEGMENT_NOT_FOUND)) = message.reply
+                else {
                     return None;
-                }
+                };
                 let process = self.processes.get_mut(&caller.0)?;
                 process.segments.retain(|segment| segment.id != id);
                 self.memories.remove(id);
                 let segment = self.new_segment(caller.0);
                 self.call(caller, Call::Mount(segment.clone()));
-                Remount::Mounting(segment)
+                Some(Remount::Mounting(segment))
             }
-            (Remount::Mounting(segment), Input::Reply(message)) => {
-                match message.reply {
-                    Reply::Done => process.segments.push(segment),
-                    _ => self.abandon_segment(caller.0, &segment),
-                }
-                return None;
+            (Remount::Mounting(segment), Input::Reply(message))
+                if matches!(message.reply, Reply::Done) =>
+            {
+                process.segments.push(segment);
+                None
             }
-            (Remount::Unmounting(id, mut call), Input::TimedOut) => {
-                if !call.fail(self, caller) {
-                    call = RepeatedCall::send(self, caller, Call::Unmount(id));
-                }
-                Remount::Unmounting(id, call)
-            }
-            (Remount::Unmounting(id, mut call), Input::Again) => {
-                call.send_again(self, caller, 0);
-                Remount::Unmounting(id, call)
-            }
-            (Remount::Mounting(segment), Input::TimedOut) => {
+            (Remount::Mounting(segment), _) => {
                 self.abandon_segment(caller.0, &segment);
-                return None;
+                None
             }
-            _ => return None,
-        };
-        Some(next)
+        }
     }
 
     /// Abandons a segment of which it is unknown whether the master has mounted it. The next

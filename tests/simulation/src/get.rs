@@ -1,18 +1,24 @@
-//! The get operation: locate, read one copy piece by piece, and verify if the fence expired.
+//! The get operation: locate, then read piece by piece. The store client's code decides which copy is
+//! read and whether its bytes count; this file carries the decisions out.
 
 use std::time::Duration;
 
-use mooncake_base::{Moment, Version};
+use mooncake_base::{Error, ErrorCode, Moment, Version};
+use mooncake_store_client::protocol::{
+    GrantedFence, ReadExtent, ReadObjects, ReadReplica, ReadSource, ReadStep, ReplicaRank,
+    fence_end, replica_order,
+};
 
 use crate::{
     call::{Call, Place, Reply},
     client::{Input, Op, Step},
     plan::Bug,
+    repeated_call::{Progress, RepeatedCall},
     simulator::Simulator,
 };
 
-/// A reader treats its fence as expired this long before the end of the fence.
-const MARGIN: Duration = Duration::from_millis(1);
+/// The time limit of the transfers of a get.
+const TIME_LIMIT: Duration = Duration::from_secs(10);
 /// The most words in a piece.
 const PIECE_WORDS: u64 = 16;
 
@@ -20,108 +26,256 @@ const PIECE_WORDS: u64 = 16;
 #[derive(Debug)]
 pub(crate) struct Get {
     key: u64,
-    asked: Moment,
+    /// The reading of the located object; `None` before.
+    reading: Option<Reading>,
     stage: Stage,
 }
 
 #[derive(Debug)]
 enum Stage {
-    Locating,
-    Reading(Reading),
-    Verifying(Reading),
+    Begin,
+    /// Waits for the answer to a locate call that was first sent at this time.
+    Locating(Moment, RepeatedCall),
+    /// Reads the copy at this place in the answer.
+    Reading(usize),
+    Verifying(RepeatedCall),
 }
 
 #[derive(Debug)]
 struct Reading {
+    objects: ReadObjects,
+    located: Located,
+    words: Vec<u64>,
+}
+
+/// The answer to a locate call.
+#[derive(Debug)]
+struct Located {
+    asked: Moment,
     version: Version,
     length: u64,
     places: Vec<Place>,
-    place: Place,
-    words: Vec<u64>,
     fence_end: Moment,
+    granted: Option<GrantedFence>,
 }
 
 impl Get {
     /// Creates a get of a random key.
     pub(crate) fn random(simulator: &mut Simulator) -> Self {
-        let keys = simulator.plan.keys;
-        Self { key: simulator.random.below(keys), asked: simulator.now, stage: Stage::Locating }
+        let key = simulator.random.below(simulator.plan.keys);
+        Self { key, reading: None, stage: Stage::Begin }
     }
 
     pub(crate) fn step(
-        mut self,
+        mut self: Box<Self>,
         simulator: &mut Simulator,
         caller: (u64, u64),
         input: Input,
     ) -> Step {
-        let stage = std::mem::replace(&mut self.stage, Stage::Locating);
-        match (stage, input) {
-            (Stage::Locating, Input::Begin) => {
-                self.asked = simulator.now;
-                simulator.call(caller, Call::Locate { key: self.key });
+        let goes_on = match (&mut self.stage, input) {
+            (Stage::Begin, _) => self.locate(simulator, caller),
+            (Stage::Reading(place), Input::Read(words)) => {
+                let place = *place;
+                self.piece_read(simulator, caller, place, words)?
             }
-            (Stage::Locating, Input::Reply(message)) => match message.reply {
-                Reply::Located { version, length, mut places, fence } => {
-                    let pick = simulator.random.below(places.len() as u64) as usize;
-                    let place = places.swap_remove(pick);
-                    let fence_end = self.asked + fence.saturating_sub(MARGIN);
-                    let words = Vec::new();
-                    let reading = Reading { version, length, places, place, words, fence_end };
-                    reading.advance(simulator, caller);
-                    self.stage = Stage::Reading(reading);
-                }
-                Reply::Failed(code) => {
-                    simulator.handle_refusal(caller.0, code);
-                    return Ok(None);
-                }
-                _ => return Err("unexpected reply to a get".to_owned()),
-            },
-            (Stage::Reading(mut reading), Input::Read(Some(words))) => {
-                reading.words.extend(words);
-                if (reading.words.len() as u64) < reading.length {
-                    reading.advance(simulator, caller);
-                    self.stage = Stage::Reading(reading);
-                } else if simulator.now < reading.fence_end
-                    || simulator.plan.has(Bug::TrustsLateReads)
-                {
-                    return self.accept(simulator, &reading);
-                } else {
-                    let (key, version, replica) =
-                        (self.key, reading.version, reading.place.replica);
-                    simulator.call(caller, Call::Verify { key, version, replica });
-                    self.stage = Stage::Verifying(reading);
+            (Stage::Locating(asked, call), input) => {
+                let asked = *asked;
+                match call.step(simulator, caller, input) {
+                    Progress::Waiting => true,
+                    Progress::Answered(message) => {
+                        self.located(simulator, caller, (asked, message.reply))?
+                    }
+                    Progress::GivenUp => {
+                        let reply = Reply::Failed(ErrorCode::RPC_TIMEOUT);
+                        self.located(simulator, caller, (asked, reply))?
+                    }
                 }
             }
-            (Stage::Reading(mut reading), Input::Read(None)) => {
-                let Some(place) = reading.places.pop() else { return Ok(None) };
-                reading.place = place;
-                reading.words.clear();
-                reading.advance(simulator, caller);
-                self.stage = Stage::Reading(reading);
-            }
-            (Stage::Verifying(reading), Input::Reply(message)) => {
-                simulator.outcome.late_reads += 1;
-                return match message.reply {
-                    Reply::IsCurrent(true) => self.accept(simulator, &reading),
-                    _ => Ok(None),
+            (Stage::Verifying(call), input) => {
+                let exists = match call.step(simulator, caller, input) {
+                    Progress::Waiting => return Ok(Some(Op::Get(self))),
+                    Progress::Answered(message) => match message.reply {
+                        Reply::IsCurrent(is_current) => Ok(is_current),
+                        _ => Err(failed(ErrorCode::RPC_FAIL)),
+                    },
+                    Progress::GivenUp => Err(failed(ErrorCode::RPC_TIMEOUT)),
                 };
+                if let Some(reading) = &mut self.reading {
+                    reading.objects.verified(0, exists);
+                }
+                self.go_on(simulator, caller)?
             }
-            _ => return Ok(None),
-        }
-        Ok(Some(Op::Get(self)))
+            (Stage::Reading(_), _) => return Err("a read has another input".to_owned()),
+        };
+        Ok(goes_on.then_some(Op::Get(self)))
     }
 
-    fn accept(&self, simulator: &mut Simulator, reading: &Reading) -> Step {
-        simulator.outcome.gets += 1;
-        simulator.history.check_read(self.asked, self.key, reading.version, &reading.words)?;
-        Ok(None)
+    fn locate(&mut self, simulator: &mut Simulator, caller: (u64, u64)) -> bool {
+        let call = RepeatedCall::send(simulator, caller, Call::Locate { key: self.key });
+        self.stage = Stage::Locating(simulator.now, call);
+        true
+    }
+
+    /// Handles the answer to a locate call, the first or a later one. Returns whether the get goes
+    /// on.
+    fn located(
+        &mut self,
+        simulator: &mut Simulator,
+        caller: (u64, u64),
+        (asked, reply): (Moment, Reply),
+    ) -> Result<bool, String> {
+        let mut located = match (reply, &mut self.reading) {
+            (Reply::Located { version, length, places, fence, granted }, _) => {
+                let asked_for_fence = match simulator.plan.has(Bug::CountsFencesFromAnswer) {
+                    true => simulator.now,
+                    false => asked,
+                };
+                let fence_end = fence_end(asked_for_fence, fence);
+                Located { asked, version, length, places, fence_end, granted }
+            }
+            (Reply::Failed(code), Some(reading)) => {
+                reading.objects.relocated(0, Err(failed(code)));
+                return self.go_on(simulator, caller);
+            }
+            (Reply::Failed(code), None) => {
+                simulator.handle_refusal(caller.0, code);
+                return Ok(false);
+            }
+            _ => return Err("unexpected reply to a get".to_owned()),
+        };
+        if simulator.plan.has(Bug::ReleasesFencesEarly) {
+            simulator.release_fence(caller.0, &mut located);
+        }
+        let source = located.source(simulator);
+        match &mut self.reading {
+            None => {
+                let mut objects = ReadObjects::new(simulator.now + TIME_LIMIT);
+                objects.push(source, ReadExtent::Whole);
+                self.reading = Some(Reading { objects, located, words: Vec::new() });
+            }
+            Some(reading) => {
+                if reading.objects.relocated(0, Ok(source)) {
+                    std::mem::swap(&mut reading.located, &mut located);
+                }
+                simulator.release_fence(caller.0, &mut located);
+            }
+        }
+        self.go_on(simulator, caller)
+    }
+
+    /// Takes the next step. Returns whether the get goes on.
+    fn go_on(&mut self, simulator: &mut Simulator, caller: (u64, u64)) -> Result<bool, String> {
+        loop {
+            let Some(reading) = &mut self.reading else { return Ok(false) };
+            match reading.objects.next_step(simulator.now) {
+                ReadStep::Transfer { reads, .. } => {
+                    let (_, place) = reads[0];
+                    reading.words.clear();
+                    reading.advance(simulator, caller, place);
+                    self.stage = Stage::Reading(place);
+                    return Ok(true);
+                }
+                ReadStep::Verify(_) if simulator.plan.has(Bug::TrustsLateReads) => {
+                    reading.objects.verified(0, Ok(true));
+                }
+                ReadStep::Verify(late) => {
+                    simulator.outcome.late_reads += 1;
+                    let (key, version) = (self.key, reading.located.version);
+                    let (_, replica) = late[0];
+                    let call = Call::Verify { key, version, replica };
+                    self.stage = Stage::Verifying(RepeatedCall::send(simulator, caller, call));
+                    return Ok(true);
+                }
+                ReadStep::CompareChecksums(_) => {
+                    return Err("an object without checksum is compared with one".to_owned());
+                }
+                ReadStep::Locate(_) => return Ok(self.locate(simulator, caller)),
+                ReadStep::Done => {
+                    self.finish(simulator, caller)?;
+                    return Ok(false);
+                }
+            }
+        }
+    }
+
+    fn piece_read(
+        &mut self,
+        simulator: &mut Simulator,
+        caller: (u64, u64),
+        place: usize,
+        words: Option<Vec<u64>>,
+    ) -> Result<bool, String> {
+        let Some(reading) = &mut self.reading else { return Ok(false) };
+        let outcome = match words {
+            Some(words) => {
+                reading.words.extend(words);
+                if (reading.words.len() as u64) < reading.located.length {
+                    reading.advance(simulator, caller, place);
+                    return Ok(true);
+                }
+                Ok(())
+            }
+            None => Err(failed(ErrorCode::TRANSFER_FAIL)),
+        };
+        reading.objects.transferred(0, outcome, simulator.now);
+        self.go_on(simulator, caller)
+    }
+
+    /// Ends the get: checks the words if they count.
+    fn finish(&mut self, simulator: &mut Simulator, caller: (u64, u64)) -> Result<(), String> {
+        let Some(Reading { objects, mut located, words }) = self.reading.take() else {
+            return Ok(());
+        };
+        simulator.release_fence(caller.0, &mut located);
+        if objects.into_outcomes().all(|outcome| outcome.is_ok()) {
+            simulator.outcome.gets += 1;
+            simulator.history.check_read(located.asked, self.key, located.version, &words)?;
+        }
+        Ok(())
+    }
+}
+
+impl Located {
+    fn source(&self, simulator: &mut Simulator) -> ReadSource {
+        let ranks = self.places.iter().map(|_| ReplicaRank {
+            is_suspected: false,
+            is_elsewhere: true,
+            expected: Duration::ZERO,
+        });
+        let turn = simulator.random.below(self.places.len() as u64);
+        let replica = |place: usize| {
+            let Place { segment, replica, .. } = self.places[place];
+            ReadReplica { place, replica, segment }
+        };
+        ReadSource {
+            version: self.version,
+            length: self.length,
+            fence_end: self.fence_end,
+            replicas: replica_order(ranks, turn as usize).into_iter().map(replica).collect(),
+            has_checksum: false,
+        }
     }
 }
 
 impl Reading {
-    fn advance(&self, simulator: &mut Simulator, caller: (u64, u64)) {
+    fn advance(&self, simulator: &mut Simulator, caller: (u64, u64), place: usize) {
         let first = self.words.len() as u64;
-        let words = simulator.random.between(1, PIECE_WORDS).min(self.length - first);
-        simulator.read_piece(caller, self.place, first..first + words);
+        let words = simulator.random.between(1, PIECE_WORDS).min(self.located.length - first);
+        simulator.read_piece(caller, self.located.places[place], first..first + words);
     }
+}
+
+impl Simulator {
+    /// Queues the fence of an object for release. Its memory is not read any more.
+    fn release_fence(&mut self, process: u64, located: &mut Located) {
+        if let Some(granted) = located.granted.take()
+            && let Some(process) = self.processes.get_mut(&process)
+        {
+            process.fence_releases.extend(located.fence_end, &[granted]);
+        }
+    }
+}
+
+fn failed(code: ErrorCode) -> Error {
+    Error::new(code, "a step of a get failed")
 }

@@ -7,10 +7,11 @@ use mooncake_base::{ClientId, Error, ErrorCode, KeyRef, Moment, Result, TenantId
 use mooncake_master::{
     Journal, LogSync, Snapshot,
     state::{
-        Answers, CallItem, Effect, LocateOptions, NewJob, NewTask, Put, PutOptions, PutRef,
-        RecoveryScope, Removal, Rules, Selector, State, TaskEnd,
+        Answers, CallItem, Effect, FenceTicket, LocateOptions, NewJob, NewTask, ObjectSlot, Put,
+        PutOptions, PutRef, RecoveryScope, Removal, Rules, Selector, State, TaskEnd,
     },
 };
+use mooncake_store_client::protocol::GrantedFence;
 
 use crate::{
     call::{Call, FetchedTask, Place, Reply, ReplyMessage, key_name},
@@ -225,6 +226,14 @@ impl Host {
         self.running.as_ref()?.recovery_wait(now, &RecoveryScope::Keys(&self.tenant, &[&name]))
     }
 
+    /// Releases fences that their readers hand back.
+    pub(crate) fn release_fences(&mut self, released: &[GrantedFence]) {
+        let Some(state) = self.state() else { return };
+        for &GrantedFence { fence, version, object } in released {
+            state.release_fence(FenceTicket { object: ObjectSlot::new(object), version, fence });
+        }
+    }
+
     /// Handles a call with its sequence number and its number.
     pub(crate) fn serve(
         &mut self,
@@ -284,7 +293,12 @@ impl Host {
                 let object = located.objects.swap_remove(0)?;
                 let places = places(state, &object.places);
                 let length = object.length / WORD_BYTES;
-                Ok(Reply::Located { version: object.version, length, places, fence })
+                let granted = object.ticket.map(|ticket| GrantedFence {
+                    fence: ticket.fence,
+                    version: ticket.version,
+                    object: ticket.object.number(),
+                });
+                Ok(Reply::Located { version: object.version, length, places, fence, granted })
             }
             Call::Verify { key, version, replica } => {
                 let is_current = state.verify(tenant, &key_name(*key), *version, *replica);
@@ -330,7 +344,7 @@ fn serve_puts(
         }
         Call::PutEnd { version, failed, .. } | Call::PutRevoke { version, failed } => {
             let key = match call {
-                Call::PutEnd { key: Some(key), .. } => key_name(*key),
+                Call::PutEnd { key: Some(key), .. } => key.clone(),
                 _ => Vec::new(),
             };
             let (version, failed_replicas) = (*version, &failed[..]);

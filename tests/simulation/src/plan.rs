@@ -23,6 +23,10 @@ pub enum Bug {
     FreesTooEarly,
     /// A reader whose fence expired does not verify its copy.
     TrustsLateReads,
+    /// A reader counts its fence from the answer of the master, not from its request.
+    CountsFencesFromAnswer,
+    /// A reader hands its fence back when it begins to read.
+    ReleasesFencesEarly,
     /// A client whose segment the master does not know mounts the same memory again.
     RemountsUsedMemory,
     /// A writer continues after its write window.
@@ -49,11 +53,13 @@ pub enum Bug {
 
 impl Bug {
     /// All planted bugs, with their names on the command line.
-    pub const ALL: [(&str, Self); 15] = [
+    pub const ALL: [(&str, Self); 17] = [
         ("replies-before-log", Self::RepliesBeforeLog),
         ("forgets-fences", Self::ForgetsFences),
         ("frees-too-early", Self::FreesTooEarly),
         ("trusts-late-reads", Self::TrustsLateReads),
+        ("counts-fences-from-answer", Self::CountsFencesFromAnswer),
+        ("releases-fences-early", Self::ReleasesFencesEarly),
         ("remounts-used-memory", Self::RemountsUsedMemory),
         ("writes-too-late", Self::WritesTooLate),
         ("copies-too-late", Self::CopiesTooLate),
@@ -205,6 +211,14 @@ impl Plan {
                 (faults.slow, faults.slow_max) = (500, Duration::from_millis(400));
                 (self.keys, self.workers) = (2, 4);
                 (self.object_words, self.segment_words) = (64, 256);
+            }
+            Bug::CountsFencesFromAnswer | Bug::ReleasesFencesEarly => {
+                let slow_max = if bug == Bug::ReleasesFencesEarly { 200 } else { 500 };
+                (self.faults.slow, self.faults.slow_max) = (300, Duration::from_millis(slow_max));
+                (self.faults.master_crash, self.faults.lost) = (0, 0);
+                self.rules.lease_ttl = Duration::from_millis(1);
+                (self.keys, self.workers) = (4, 4);
+                self.segment_words = self.object_words * 3;
             }
             Bug::WritesTooLate => self.faults.client_stall = 300,
             Bug::ForgetsUnconfirmedPuts | Bug::EndsLatePuts => {

@@ -12,7 +12,7 @@ use crate::{
     client::{Input, Op, Step},
     history,
     plan::Bug,
-    repeated_call::RepeatedCall,
+    repeated_call::{Progress, RepeatedCall},
     simulator::Simulator,
 };
 
@@ -96,25 +96,10 @@ impl Put {
         caller: (u64, u64),
         input: Input,
     ) -> Step {
-        let goes_on = match (&mut self.stage, input) {
-            (Stage::Begin, Input::Begin) => self.begin(simulator, caller)?,
-            (
-                Stage::Settling { call, .. } | Stage::Starting(call) | Stage::Closing { call, .. },
-                Input::Again,
-            ) => {
-                call.send_again(simulator, caller, self.key);
-                true
-            }
-            (
-                Stage::Settling { call, .. } | Stage::Starting(call) | Stage::Closing { call, .. },
-                Input::TimedOut,
-            ) => call.fail(simulator, caller) || self.give_up(simulator, caller)?,
-            (Stage::Settling { .. }, Input::Reply(_)) => self.settled(simulator, caller, true)?,
-            (Stage::Starting(_), Input::Reply(message)) => {
-                self.started(simulator, caller, message)?
-            }
-            (Stage::Writing(writing), Input::Wrote(is_written)) => {
-                if !is_written {
+        let goes_on = match &mut self.stage {
+            Stage::Begin => self.begin(simulator, caller)?,
+            Stage::Writing(writing) => {
+                if let Input::Wrote(false) = input {
                     let place = writing.places[writing.next.0];
                     writing.failed.push(place.replica);
                     writing.next = (writing.next.0 + 1, 0);
@@ -122,8 +107,28 @@ impl Put {
                 self.advance(simulator, caller);
                 true
             }
-            (Stage::Closing { version, is_end, .. }, Input::Reply(message)) => {
-                let (version, is_end) = (*version, *is_end);
+            Stage::Settling { call, .. } | Stage::Starting(call) | Stage::Closing { call, .. } => {
+                match call.step(simulator, caller, input) {
+                    Progress::Waiting => true,
+                    Progress::Answered(message) => self.answered(simulator, caller, message)?,
+                    Progress::GivenUp => self.give_up(simulator, caller)?,
+                }
+            }
+        };
+        Ok(goes_on.then_some(Op::Put(self)))
+    }
+
+    /// Handles the reply to a call. Returns whether the put goes on.
+    fn answered(
+        &mut self,
+        simulator: &mut Simulator,
+        caller: (u64, u64),
+        message: ReplyMessage,
+    ) -> Result<bool, String> {
+        match self.stage {
+            Stage::Settling { .. } => self.settled(simulator, caller, true),
+            Stage::Starting(_) => self.started(simulator, caller, message),
+            Stage::Closing { version, is_end, .. } => {
                 if let Reply::Done = message.reply {
                     simulator.history.acknowledge(simulator.now, message.entries);
                     if is_end {
@@ -132,11 +137,10 @@ impl Put {
                     }
                 }
                 self.release(simulator, caller);
-                false
+                Ok(false)
             }
-            _ => false,
-        };
-        Ok(goes_on.then_some(Op::Put(self)))
+            Stage::Begin | Stage::Writing(_) => Err("a reply to no call".to_owned()),
+        }
     }
 
     /// Begins with the unconfirmed puts of the key.
@@ -159,8 +163,7 @@ impl Put {
         self.stage = match self.start.next_step() {
             StartStep::Settle(puts) => {
                 let first = puts.first().ok_or("there is nothing to settle")?;
-                let call = simulator.settling_call(first);
-                let call = RepeatedCall::send(simulator, caller, call);
+                let call = simulator.send_settling(caller, first);
                 Stage::Settling { puts, settled: Vec::new(), call }
             }
             StartStep::Send(_) => {
@@ -191,8 +194,7 @@ impl Put {
         }
         settled.push(is_settled);
         if let Some(next) = puts.get(settled.len()) {
-            let next = simulator.settling_call(next);
-            *call = RepeatedCall::send(simulator, caller, next);
+            *call = simulator.send_settling(caller, next);
             return Ok(true);
         }
         self.start.settled(1, settled);
@@ -321,7 +323,7 @@ impl Put {
             true => Call::PutEnd { version, failed: failed.clone(), key: None },
             false => Call::PutRevoke { version, failed: failed.clone() },
         };
-        let call = RepeatedCall::send(simulator, caller, call);
+        let call = RepeatedCall::send_about(simulator, caller, call, key_name(self.key));
         self.stage = Stage::Closing { version, failed, is_end, call };
     }
 }

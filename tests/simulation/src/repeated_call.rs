@@ -9,7 +9,7 @@ use mooncake_store_client::protocol::{AttemptFailure, CallKind, CallRetry};
 
 use crate::{
     allocation_model::Change,
-    call::{Call, CallMessage, CallNumber, Reply, ReplyMessage},
+    call::{Call, CallMessage, CallNumber, CallRequest, Reply, ReplyMessage},
     client::{Input, Process},
     history::History,
     plan::Bug,
@@ -22,55 +22,80 @@ const TIME_LIMIT: Duration = Duration::from_secs(6);
 /// A call in progress.
 #[derive(Debug)]
 pub(crate) struct RepeatedCall {
-    call: Call,
-    number: CallNumber,
+    request: CallRequest,
+    /// The name of the key of a put, which a repetition of its end carries.
+    key: Vec<u8>,
     retry: CallRetry,
+}
+
+/// The progress of a call after an input of its operation.
+#[derive(Debug)]
+pub(crate) enum Progress {
+    /// The call waits for its reply, or for its next repetition.
+    Waiting,
+    Answered(ReplyMessage),
+    GivenUp,
 }
 
 impl RepeatedCall {
     /// Sends a call for the first time.
     pub(crate) fn send(simulator: &mut Simulator, caller: (u64, u64), call: Call) -> Self {
+        Self::send_about(simulator, caller, call, Vec::new())
+    }
+
+    /// Sends a call about the key of this name for the first time.
+    pub(crate) fn send_about(
+        simulator: &mut Simulator,
+        caller: (u64, u64),
+        call: Call,
+        key: Vec<u8>,
+    ) -> Self {
         let kind = match call {
             Call::PutEnd { .. } | Call::PutRevoke { .. } => CallKind::ClosesPut,
             _ => CallKind::Repeatable,
         };
-        let number = match simulator.processes.get_mut(&caller.0) {
-            Some(process)
-                if call.is_numbered() && !simulator.plan.has(Bug::RepeatsUnnumberedCalls) =>
-            {
-                let (number, answered_below) = process.call_numbers.begin();
-                CallNumber { number, answered_below }
-            }
-            _ => CallNumber::default(),
-        };
         let retry = CallRetry::new(kind, simulator.now + TIME_LIMIT, simulator.random.next());
-        simulator.call_numbered(caller, call.clone(), number);
-        Self { call, number, retry }
+        let request = simulator.request(caller.0, call);
+        simulator.send_request(caller, request.clone());
+        Self { request, key, retry }
     }
 
-    /// Decides after an attempt without a reply. Returns whether the call is repeated; then the
-    /// operation gets the input [`Input::Again`]. If not, the call has ended.
-    pub(crate) fn fail(&mut self, simulator: &mut Simulator, caller: (u64, u64)) -> bool {
-        let Some(pause) = self.retry.after_failure(AttemptFailure::Broken, simulator.now) else {
-            self.end(simulator, caller);
-            return false;
-        };
-        simulator.input_after(pause, caller, Input::Again);
-        true
-    }
-
-    /// Sends the call again. The end of a put then names its key.
-    pub(crate) fn send_again(&mut self, simulator: &mut Simulator, caller: (u64, u64), key: u64) {
-        if let Call::PutEnd { key: named, .. } = &mut self.call {
-            *named = Some(key);
+    /// Handles an input of the operation that waits for this call.
+    pub(crate) fn step(
+        &mut self,
+        simulator: &mut Simulator,
+        caller: (u64, u64),
+        input: Input,
+    ) -> Progress {
+        match input {
+            Input::Reply(message) => {
+                self.end(simulator, caller);
+                Progress::Answered(message)
+            }
+            Input::TimedOut => {
+                let pause = self.retry.after_failure(AttemptFailure::Broken, simulator.now);
+                let Some(pause) = pause else {
+                    self.end(simulator, caller);
+                    return Progress::GivenUp;
+                };
+                simulator.input_after(pause, caller, Input::Again);
+                Progress::Waiting
+            }
+            Input::Again => {
+                if let Call::PutEnd { key, .. } = &mut self.request.call {
+                    *key = Some(self.key.clone());
+                }
+                simulator.send_request(caller, self.request.clone());
+                Progress::Waiting
+            }
+            Input::Begin | Input::Wrote(_) | Input::Read(_) => Progress::Waiting,
         }
-        simulator.call_numbered(caller, self.call.clone(), self.number);
     }
 
     /// Ends a numbered call: it was answered or given up.
-    pub(crate) fn end(&self, simulator: &mut Simulator, caller: (u64, u64)) {
+    fn end(&self, simulator: &mut Simulator, caller: (u64, u64)) {
         if let Some(process) = simulator.processes.get_mut(&caller.0) {
-            process.call_numbers.end(self.number.number);
+            process.call_numbers.end(self.request.number.number);
         }
     }
 }
@@ -93,24 +118,38 @@ impl Request {
         caller: (u64, u64),
         input: Input,
     ) -> Option<Self> {
-        match (&mut self.sent, input) {
-            (None, Input::Begin) => {
-                self.sent = Some(RepeatedCall::send(simulator, caller, self.call.clone()));
-            }
-            (Some(sent), Input::TimedOut) => return sent.fail(simulator, caller).then_some(self),
-            (Some(sent), Input::Again) => sent.send_again(simulator, caller, 0),
-            (Some(sent), Input::Reply(message)) => {
-                sent.end(simulator, caller);
+        let Some(sent) = &mut self.sent else {
+            self.sent = Some(RepeatedCall::send(simulator, caller, self.call.clone()));
+            return Some(self);
+        };
+        match sent.step(simulator, caller, input) {
+            Progress::Waiting => Some(self),
+            Progress::Answered(message) => {
                 simulator.request_answered(caller.0, message);
-                return None;
+                None
             }
-            _ => return None,
+            Progress::GivenUp => None,
         }
-        Some(self)
     }
 }
 
 impl Simulator {
+    /// Makes a request of a process, with a number if the call needs one.
+    pub(crate) fn request(&mut self, process: u64, call: Call) -> CallRequest {
+        let is_numbered = call.is_numbered() && !self.plan.has(Bug::RepeatsUnnumberedCalls);
+        let mut request =
+            CallRequest { call, number: CallNumber::default(), sequence: 0, released: Vec::new() };
+        let Some(process) = self.processes.get_mut(&process) else { return request };
+        if is_numbered {
+            let (number, answered_below) = process.call_numbers.begin();
+            request.number = CallNumber { number, answered_below };
+        }
+        process.sequence += u64::from(request.call.is_about_segments());
+        request.sequence = process.sequence;
+        request.released = process.fence_releases.take(self.now).collect();
+        request
+    }
+
     fn request_answered(&mut self, process: u64, message: ReplyMessage) {
         match message.reply {
             Reply::Done => {
@@ -128,7 +167,7 @@ impl Simulator {
     pub(crate) fn serve_once(&mut self, message: &CallMessage) -> Result<(), String> {
         let (caller, attempt) = (message.caller, message.attempt);
         let client = Process::new(caller.0).client;
-        let CallNumber { number, answered_below } = message.number;
+        let CallNumber { number, answered_below } = message.request.number;
         if number == 0 {
             return self.execute(message).map(drop);
         }
@@ -144,7 +183,7 @@ impl Simulator {
             Begun::Running => return Err("a call runs while another is served".to_owned()),
         }
         let Some(answer) = self.execute(message)? else { return Ok(()) };
-        match message.call.is_answered_by(&answer.reply) {
+        match message.request.call.is_answered_by(&answer.reply) {
             true => self.host.answers.finish(client, number, answer, size_of::<ReplyMessage>()),
             false => self.host.answers.abort(client, number),
         }

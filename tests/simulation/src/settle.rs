@@ -6,7 +6,7 @@ use crate::{
     call::Call,
     client::{Input, Op},
     plan::Bug,
-    repeated_call::RepeatedCall,
+    repeated_call::{Progress, RepeatedCall},
     simulator::Simulator,
 };
 
@@ -29,13 +29,18 @@ impl Simulator {
         self.start_op((process, number), Op::Settle(Settle { puts, call: None }), false)
     }
 
-    /// Returns the call that settles an unconfirmed put.
-    pub(crate) fn settling_call(&self, put: &UnconfirmedPut) -> Call {
+    /// Sends the call that settles an unconfirmed put.
+    pub(crate) fn send_settling(
+        &mut self,
+        caller: (u64, u64),
+        put: &UnconfirmedPut,
+    ) -> RepeatedCall {
         let (version, failed) = (put.version, put.failed_replicas.to_vec());
-        match self.plan.has(Bug::EndsLatePuts) {
+        let call = match self.plan.has(Bug::EndsLatePuts) {
             true => Call::PutEnd { version, failed, key: None },
             false => Call::PutRevoke { version, failed },
-        }
+        };
+        RepeatedCall::send_about(self, caller, call, put.key.as_bytes().to_vec())
     }
 
     /// Records that the master does not hold a put any more.
@@ -53,23 +58,15 @@ impl Settle {
         caller: (u64, u64),
         input: Input,
     ) -> Option<Self> {
-        match (&mut self.call, input) {
-            (None, Input::Begin) => {}
-            (Some(_), Input::Reply(_)) => {
+        if let Some(call) = &mut self.call {
+            match call.step(simulator, caller, input) {
+                Progress::Waiting => return Some(self),
                 // Also a refusal says that the master does not hold it.
-                simulator.confirm(caller.0, &self.puts.pop()?);
+                Progress::Answered(_) => simulator.confirm(caller.0, &self.puts.pop()?),
+                Progress::GivenUp => return None,
             }
-            (Some(call), Input::TimedOut) => {
-                return call.fail(simulator, caller).then_some(self);
-            }
-            (Some(call), Input::Again) => {
-                call.send_again(simulator, caller, 0);
-                return Some(self);
-            }
-            _ => return None,
         }
-        let call = simulator.settling_call(self.puts.last()?);
-        self.call = Some(RepeatedCall::send(simulator, caller, call));
+        self.call = Some(simulator.send_settling(caller, self.puts.last()?));
         Some(self)
     }
 }

@@ -7,7 +7,7 @@ use mooncake_master::{LogSync, state::Effect};
 
 use crate::{
     allocation_model::AllocationModel,
-    call::{Call, CallMessage, CallNumber, Place, Reply, ReplyMessage},
+    call::{Call, CallMessage, CallRequest, Place, Reply, ReplyMessage},
     client::{Input, Op, Process, Running},
     get::Get,
     history::History,
@@ -372,27 +372,25 @@ impl Simulator {
         self.last_number
     }
 
-    /// Sends a call with a timeout.
+    /// Sends a call once, with a timeout.
     pub(crate) fn call(&mut self, caller: (u64, u64), call: Call) {
-        self.call_numbered(caller, call, CallNumber::default());
+        let request = self.request(caller.0, call);
+        self.send_request(caller, request);
     }
 
-    /// Sends a numbered call with a timeout.
-    pub(crate) fn call_numbered(&mut self, caller: (u64, u64), call: Call, number: CallNumber) {
+    /// Sends a request with a timeout.
+    pub(crate) fn send_request(&mut self, caller: (u64, u64), request: CallRequest) {
         let attempt = self.next_number();
         let Some(process) = self.processes.get_mut(&caller.0) else { return };
         if let Some(running) = process.running.get_mut(&caller.1) {
             running.attempt = attempt;
         }
-        process.sequence += u64::from(call.is_about_segments());
-        let sequence = process.sequence;
         let is_partitioned = !process.partitioned_until.has_passed(self.now);
         self.after(CALL_TIMEOUT, Event::Reply { caller, attempt, message: None });
         if !is_partitioned {
             for delay in network::deliveries(&mut self.random, &self.plan.faults) {
-                let call = call.clone();
-                let message = CallMessage { caller, attempt, sequence, number, call };
-                self.after(delay, Event::Call(message));
+                let request = request.clone();
+                self.after(delay, Event::Call(CallMessage { caller, attempt, request }));
             }
         }
     }
@@ -496,10 +494,10 @@ impl Simulator {
         let op = match self.random.below(1000) {
             0.. if let Some(call) = request => Op::Request(Request::new(call)),
             0..450 => Op::Put(Put::random(self)),
-            450..900 => Op::Get(Get::random(self)),
+            450..900 => Op::Get(Box::new(Get::random(self))),
             900..990 => Op::Request(Request::new(Call::Remove { key, is_forced })),
             990..995 => Op::Request(Request::new(Call::RemoveAll { is_forced })),
-            _ => Op::Get(Get::random(self)),
+            _ => Op::Get(Box::new(Get::random(self))),
         };
         let number = self.next_number();
         self.start_op((process, number), op, true)
@@ -520,7 +518,7 @@ impl Simulator {
             self.at(stalled_until, Event::Call(message));
             return Ok(());
         }
-        if let Some(until) = self.host.recovery_deadline(self.now, &message.call) {
+        if let Some(until) = self.host.recovery_deadline(self.now, &message.request.call) {
             let again = until.min(self.now + Duration::from_millis(20));
             self.at(again, Event::Call(message));
             return Ok(());
@@ -533,8 +531,10 @@ impl Simulator {
         &mut self,
         message: &CallMessage,
     ) -> Result<Option<ReplyMessage>, String> {
-        let CallMessage { caller, attempt, sequence, number, ref call } = *message;
+        let CallMessage { caller, attempt, ref request } = *message;
+        let CallRequest { ref call, number, sequence, ref released } = *request;
         let client = Process::new(caller.0).client;
+        self.host.release_fences(released);
         let evicted = self.evicted_objects();
         let reply = self.host.serve(self.now, client, (sequence, number.number), call);
         self.check_request(caller, &reply)?;

@@ -8,7 +8,7 @@ use crate::{
     call::{Call, FetchedTask, Place, Reply},
     client::{Input, Op, Step},
     plan::Bug,
-    repeated_call::RepeatedCall,
+    repeated_call::{Progress, RepeatedCall},
     simulator::Simulator,
 };
 
@@ -132,6 +132,15 @@ impl TaskRunner {
         input: Input,
     ) -> Step {
         match (&mut self.stage, input) {
+            (Stage::Closing(call), input) => match call.step(simulator, caller, input) {
+                Progress::Waiting => {}
+                Progress::Answered(message) => {
+                    let is_done = matches!(message.reply, Reply::Done);
+                    simulator.outcome.task_attempts += u64::from(is_done);
+                    return Ok(self.start_next(simulator, caller));
+                }
+                Progress::GivenUp => return Ok(self.start_next(simulator, caller)),
+            },
             (Stage::Fetching, Input::Begin) => {
                 self.asked = simulator.now;
                 simulator.call(caller, Call::FetchTasks);
@@ -155,17 +164,6 @@ impl TaskRunner {
                     copying.next = (copying.next.0 + 1, 0);
                 }
                 self.advance(simulator, caller);
-            }
-            (Stage::Closing(call), Input::Reply(message)) => {
-                call.end(simulator, caller);
-                simulator.outcome.task_attempts += u64::from(matches!(message.reply, Reply::Done));
-                return Ok(self.start_next(simulator, caller));
-            }
-            (Stage::Closing(call), Input::Again) => call.send_again(simulator, caller, 0),
-            (Stage::Closing(call), Input::TimedOut) => {
-                if !call.fail(simulator, caller) {
-                    return Ok(self.start_next(simulator, caller));
-                }
             }
             _ => return Ok(None),
         }

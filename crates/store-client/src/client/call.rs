@@ -162,8 +162,12 @@ fn is_numbered(call: &Call) -> bool {
 
 /// Converts the master's failure for one key and adds the key if the message lacks it.
 pub(super) fn item_error(failure: &v1::Failure, key: impl Display) -> Error {
-    let error = Error::from(failure);
-    if failure.message.contains("key=") { error } else { error.with("key", key) }
+    named_error(failure.into(), key)
+}
+
+/// Adds the key to an error that does not name it.
+pub(super) fn named_error(error: Error, key: impl Display) -> Error {
+    if error.message().contains("key=") { error } else { error.with("key", key) }
 }
 
 /// An error for a response that violates the protocol.

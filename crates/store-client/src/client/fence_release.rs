@@ -1,23 +1,12 @@
-//! Early release of read fences. A finished read queues its fences for release with the next call
-//! to the master, so that memory freed in the meantime need not stay in quarantine until the fences
-//! expire.
-//!
-//! Releases are best effort: a fence whose release is lost or does not fit in the queue expires by
-//! its deadline.
+//! Read fences of located objects, and their early release; see [`FenceReleases`].
 
-use std::{sync::Arc, time::Duration};
+use std::sync::Arc;
 
 use mooncake_base::sync::Mutex;
-use mooncake_base::{Clock, Moment, SystemClock};
+use mooncake_base::{Clock, Moment, SystemClock, Version};
 use mooncake_proto::v1;
 
-/// Maximum queued objects. Fences of further objects expire by their deadline.
-const PENDING_MAX: usize = 1 << 16;
-
-/// Time after a fence's local end during which a release is still sent. The reader counts from
-/// before the request and subtracts a margin, so that the fence may last somewhat longer at the
-/// master. Releasing an expired fence is harmless.
-const RELEASE_GRACE: Duration = Duration::from_secs(2);
+use crate::protocol::{FenceReleases, GrantedFence};
 
 /// The fences granted by one locate call. Dropped with the last of its objects, which queues the
 /// fences for release; the addresses must not be read afterwards.
@@ -28,17 +17,11 @@ pub(crate) struct ReadFences {
     pending_releases: Arc<PendingReleases>,
 }
 
-/// A fence and the object that it covers.
-#[derive(Debug, Clone, Copy)]
-struct GrantedFence {
-    fence: u64,
-    version: u64,
-    object: u32,
-}
-
 /// Fence releases to send with the next call.
 #[derive(Debug, Default)]
-pub(super) struct PendingReleases(Mutex<Vec<(Moment, GrantedFence)>>);
+pub(super) struct PendingReleases {
+    queue: Mutex<FenceReleases>,
+}
 
 impl ReadFences {
     /// Collects the fences of a response; `None` if it grants none.
@@ -49,7 +32,11 @@ impl ReadFences {
     ) -> Option<Self> {
         let granted: Vec<_> = answer
             .fences()
-            .map(|(fence, version, object)| GrantedFence { fence, version, object })
+            .map(|(fence, version, object)| GrantedFence {
+                fence,
+                version: Version(version),
+                object,
+            })
             .collect();
         (!granted.is_empty()).then(|| Self {
             granted,
@@ -62,31 +49,28 @@ impl ReadFences {
 impl Drop for ReadFences {
     fn drop(&mut self) {
         // `try_lock`, since in a forked child no thread may exist that would release the lock.
-        let Some(mut pending) = self.pending_releases.0.try_lock() else { return };
-        let room = PENDING_MAX.saturating_sub(pending.len());
-        pending.extend(self.granted.iter().take(room).map(|granted| (self.until, *granted)));
+        let Some(mut queue) = self.pending_releases.queue.try_lock() else { return };
+        queue.extend(self.until, &self.granted);
     }
 }
 
 impl PendingReleases {
-    /// Takes the queued releases, without those that have expired at the master for certain.
+    /// Takes the queued releases.
     pub(super) fn take(&self) -> Vec<v1::FenceRelease> {
-        let pending = {
-            let mut pending = self.0.lock();
-            if pending.is_empty() {
-                return Vec::new();
-            }
-            std::mem::take(&mut *pending)
-        };
-        let now = SystemClock.now();
+        let mut queue = self.queue.lock();
+        if queue.is_empty() {
+            return Vec::new();
+        }
+        let released = queue.take(SystemClock.now());
+        drop(queue);
         let mut releases: Vec<v1::FenceRelease> = Vec::new();
-        for (_, granted) in pending.into_iter().filter(|(until, _)| is_worth_sending(*until, now)) {
+        for granted in released {
             // The objects of one locate usually share one fence.
             if releases.last().is_none_or(|last| last.fence != granted.fence) {
                 releases.push(v1::FenceRelease { fence: granted.fence, ..Default::default() });
             }
             if let Some(last) = releases.last_mut() {
-                last.versions.push(granted.version);
+                last.versions.push(granted.version.0);
                 last.objects.push(granted.object);
             }
         }
@@ -94,29 +78,24 @@ impl PendingReleases {
     }
 }
 
-fn is_worth_sending(until: Moment, now: Moment) -> bool {
-    !(until + RELEASE_GRACE).has_passed(now)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn released(pending_releases: &Arc<PendingReleases>, until: Moment) -> Vec<v1::FenceRelease> {
-        let granted = vec![GrantedFence { fence: 7, version: 3, object: 1 }];
-        drop(ReadFences { granted, until, pending_releases: Arc::clone(pending_releases) });
-        pending_releases.take()
-    }
-
     #[test]
-    fn releases_fences_until_grace_time_has_passed() {
+    fn dropped_fences_of_one_locate_form_one_release() {
         let pending_releases = Arc::<PendingReleases>::default();
-        let now = SystemClock.now();
-        // Because of the reader's margin, the fence still lasts at the master.
-        let released_now = released(&pending_releases, now);
-        assert_eq!((released_now.len(), released_now[0].fence), (1, 7));
+        let fence = |fence, version| GrantedFence { fence, version: Version(version), object: 1 };
+        let granted = vec![fence(7, 3), fence(7, 4), fence(8, 5)];
+        let until = SystemClock.now();
+        drop(ReadFences { granted, until, pending_releases: Arc::clone(&pending_releases) });
+        let taken = pending_releases.take();
+        let release = |fence, versions: &[u64]| v1::FenceRelease {
+            fence,
+            versions: versions.to_vec(),
+            objects: vec![1; versions.len()],
+        };
+        assert_eq!(taken, [release(7, &[3, 4]), release(8, &[5])]);
         assert!(pending_releases.take().is_empty(), "each release is sent once");
-        assert!(is_worth_sending(now, now + RELEASE_GRACE / 2));
-        assert!(!is_worth_sending(now, now + RELEASE_GRACE));
     }
 }

@@ -180,31 +180,6 @@ pub(super) fn is_worth_threads(expected: impl Iterator<Item = Duration>, start: 
     sum - longest > start * 2
 }
 
-/// Sorts replicas and rotates the leading ones, those that are not clearly slower than the best, by
-/// `turn`.
-///
-/// A replica is described by a rank, which takes precedence over speed, and by its expected
-/// latency.
-pub(super) fn rotate_equals<R: Ord + Copy>(
-    replicas: impl Iterator<Item = (R, Duration)>,
-    turn: usize,
-) -> Vec<usize> {
-    let replicas: Vec<_> = replicas.collect();
-    let mut order: Vec<usize> = (0..replicas.len()).collect();
-    order.sort_by_key(|&at| replicas[at]);
-    let Some(&first) = order.first() else { return order };
-    let (rank, best) = replicas[first];
-    let bound = best * 2 + LATENCY_NOISE;
-    let equals = order.iter().take_while(|&&at| replicas[at].0 == rank && replicas[at].1 <= bound);
-    let equals = equals.count();
-    order[..equals].sort_unstable();
-    order[..equals].rotate_left(turn % equals);
-    order
-}
-
-/// Latency differences below this are noise.
-const LATENCY_NOISE: Duration = Duration::from_micros(10);
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -262,16 +237,5 @@ mod tests {
         assert!(micros(&[101, 101]));
         assert!(!micros(&[10_000, 60]), "overlapping the short one gains nothing");
         assert!(micros(&[60, 60, 60]));
-    }
-
-    #[test]
-    fn rotates_equal_replicas_and_puts_slow_ones_last() {
-        let micros = |rank: u8, time| (rank, Duration::from_micros(time));
-        let replicas = [micros(0, 100), micros(0, 5000), micros(0, 150), micros(1, 1)];
-        let order = |turn| rotate_equals(replicas.into_iter(), turn);
-        assert_eq!(order(0), [0, 2, 1, 3]);
-        assert_eq!(order(1), [2, 0, 1, 3]);
-        assert_eq!(order(2), [0, 2, 1, 3]);
-        assert!(rotate_equals(std::iter::empty::<(u8, Duration)>(), 3).is_empty());
     }
 }

@@ -3,7 +3,8 @@
 
 use mooncake_base::{Moment, Result};
 
-use super::{ClientInner, reservation::UploadWrite, transfer::STALL_LIMIT};
+use super::{ClientInner, reservation::UploadWrite};
+use crate::protocol::STALL_LIMIT;
 
 /// Maximum number of times that a put is started again on other segments.
 pub(super) const RESTARTS_MAX: usize = 2;

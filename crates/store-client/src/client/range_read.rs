@@ -6,7 +6,7 @@ use mooncake_base::{Error, Moment, ObjectKey, Result};
 use mooncake_transfer_engine::{Engine, LocalRange, Region, RemoteRange};
 use rustc_hash::FxHashMap;
 
-use super::{Client, read::check_part};
+use super::{Client, destination::check_part};
 use crate::object::{BufferScope, Located, Parts, Read};
 
 /// Outcome of the parts of one object: an error for the whole object, or a result per part.

@@ -12,11 +12,11 @@ use mooncake_transfer_engine::Opcode;
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
-use super::{
-    ClientInner,
-    peer_latency::{Locality, rotate_equals},
+use super::{ClientInner, peer_latency::Locality};
+use crate::{
+    object::Place,
+    protocol::{ReplicaRank, replica_order},
 };
-use crate::object::Place;
 
 /// Time for which a failed peer is tried last.
 const SUSPICION_TIME: Duration = Duration::from_secs(5);
@@ -169,23 +169,22 @@ impl ClientInner {
         bytes: u64,
         now: Moment,
     ) -> SmallVec<[usize; 1]> {
-        if places.len() < 2 {
-            return (0..places.len()).collect();
-        }
         let own = self.engine.segment_name();
-        let candidates = places.iter().map(|place| {
+        let ranks = places.iter().map(|place| {
             let endpoint = place.segment.endpoint.as_str();
             let is_elsewhere = endpoint != own;
             let expected = match is_elsewhere {
                 true => self.expected_latency(endpoint, (Opcode::Read, bytes), now),
                 false => Duration::ZERO,
             };
-            ((self.suspected_peers.is_suspected(endpoint, now), is_elsewhere), expected)
+            let is_suspected = self.suspected_peers.is_suspected(endpoint, now);
+            ReplicaRank { is_suspected, is_elsewhere, expected }
         });
-        SmallVec::from_vec(rotate_equals(
-            candidates,
-            self.replica_rotation.fetch_add(1, Ordering::Relaxed),
-        ))
+        let turn = match places.len() {
+            0 | 1 => 0,
+            _ => self.replica_rotation.fetch_add(1, Ordering::Relaxed),
+        };
+        replica_order(ranks, turn)
     }
 
     /// Estimates the duration of a transfer with a peer.

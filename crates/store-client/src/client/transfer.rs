@@ -1,6 +1,6 @@
 //! Transfers of replicas: one transfer per peer, for any number of objects.
 
-use std::{sync::Arc, time::Duration};
+use std::sync::Arc;
 
 use mooncake_base::sync::Mutex;
 use mooncake_base::{Clock, Error, ErrorCode, ErrorKind, Result, SystemClock};
@@ -15,9 +15,6 @@ const PARALLEL_PEERS_MAX: usize = 8;
 
 /// Maximum number of peers waited for in parallel without a stall limit. The threads only wait.
 const PARALLEL_WAITS_MAX: usize = 64;
-
-/// Time without a moved byte after which a peer is left, if there may be another one.
-pub(super) const STALL_LIMIT: Duration = Duration::from_secs(1);
 
 /// A batch of replicas, or parts of replicas, to transfer.
 #[derive(Debug, Default)]
@@ -90,11 +87,6 @@ impl Jobs {
     /// Whether the batch has no jobs.
     pub(super) fn is_empty(&self) -> bool {
         self.jobs.is_empty()
-    }
-
-    /// Returns whether all jobs are for one segment.
-    pub(super) fn has_one_segment(&self) -> bool {
-        self.segments.len() == 1
     }
 
     /// Returns the results in the order of the jobs. A job that never ran has failed.

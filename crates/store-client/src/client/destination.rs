@@ -1,0 +1,76 @@
+//! Destinations of reads: which bytes of an object go to which memory.
+
+use mooncake_base::{Error, Result};
+use mooncake_transfer_engine::LocalRange;
+use smallvec::SmallVec;
+
+use super::put::total;
+use crate::object::{Located, Span};
+
+/// Maps the span to offsets within the object and destination ranges.
+pub(super) fn layout(
+    located: &Located,
+    span: Span<'_>,
+    into: &[LocalRange],
+) -> Result<SmallVec<[(u64, LocalRange); 1]>> {
+    let (offset, length) = match span {
+        Span::Whole => (0, located.length),
+        Span::Range { offset, length } => (offset, length),
+        Span::Scattered(offsets) => return scatter(located, offsets, into),
+    };
+    check_part(located, offset, length)?;
+    fill(offset, length, into).ok_or_else(|| {
+        let room = total(into);
+        Error::invalid("the destination is smaller than the read")
+            .with("key", &located.key)
+            .with("destination_bytes", room)
+            .with("bytes", length)
+    })
+}
+
+fn scatter(
+    located: &Located,
+    offsets: &[u64],
+    into: &[LocalRange],
+) -> Result<SmallVec<[(u64, LocalRange); 1]>> {
+    if offsets.len() != into.len() {
+        return Err(Error::invalid("there must be one destination for each part")
+            .with("key", &located.key)
+            .with("parts", offsets.len())
+            .with("destinations", into.len()));
+    }
+    let mut ranges = Vec::with_capacity(into.len());
+    for (&offset, range) in offsets.iter().zip(into) {
+        check_part(located, offset, range.length() as u64)?;
+        if range.length() > 0 {
+            ranges.push((offset, *range));
+        }
+    }
+    Ok(SmallVec::from_vec(ranges))
+}
+
+/// Checks that the range is within the object.
+pub(super) fn check_part(located: &Located, offset: u64, length: u64) -> Result<()> {
+    if offset.checked_add(length).is_some_and(|end| end <= located.length) {
+        return Ok(());
+    }
+    Err(Error::invalid("the range ends outside the object")
+        .with("key", &located.key)
+        .with("object_bytes", located.length)
+        .with("offset", offset)
+        .with("length", length))
+}
+
+/// Distributes `length` bytes from `offset` on over the ranges, in order; `None` if they do not
+/// fit.
+fn fill(offset: u64, length: u64, into: &[LocalRange]) -> Option<SmallVec<[(u64, LocalRange); 1]>> {
+    let mut done = 0;
+    let take = |range: &LocalRange| {
+        let begin = done;
+        let taken = (length - begin).min(range.length() as u64);
+        done += taken;
+        (taken > 0).then(|| (offset + begin, range.part(0, taken as usize)))
+    };
+    let ranges = into.iter().filter_map(take).collect();
+    (done == length).then_some(ranges)
+}

@@ -1,0 +1,134 @@
+//! Locates objects: where their replicas are, and until when their memory stays theirs.
+
+use std::{sync::Arc, time::Duration};
+
+use mooncake_base::{Clock, KeyRef, Moment, ObjectKey, Result, SystemClock, Version};
+use mooncake_proto::{
+    columns::{Located as LocatedRow, Outcome},
+    v1::{self, request::Call, response::Call as Reply},
+};
+
+use super::{Client, ClientInner, ReadFences, batch, call};
+use crate::{
+    object::{Located, SegmentInfo},
+    protocol::fence_end,
+};
+
+/// The response to a locate call.
+struct LocateReply {
+    columns: v1::LocatedColumns,
+    grant: LocateGrant,
+}
+
+/// The part of a locate response that all of its objects share.
+struct LocateGrant {
+    /// The segments that the places refer to.
+    segments: Vec<Arc<SegmentInfo>>,
+    requested_at: Moment,
+    fence: Moment,
+    fences: Option<Arc<ReadFences>>,
+}
+
+impl Client {
+    /// Locates objects that will be read soon: takes leases and fences their memory for the read.
+    ///
+    /// # Errors
+    /// By key: `OBJECT_NOT_FOUND`, `REPLICA_IS_NOT_READY` while it is being written, or the
+    /// master cannot be reached.
+    pub fn locate(&self, keys: &[ObjectKey]) -> Vec<Result<Located>> {
+        self.inner.locate(keys.to_vec(), true)
+    }
+
+    /// Like [`locate`](Self::locate), for callers that do not need the keys afterwards.
+    ///
+    /// # Errors
+    /// Same as [`locate`](Self::locate).
+    pub fn locate_owned(&self, keys: Vec<ObjectKey>) -> Vec<Result<Located>> {
+        self.inner.locate(keys, true)
+    }
+
+    /// Locates objects without the intention to read them: takes leases but no fences. Reading them
+    /// anyway costs one more call.
+    ///
+    /// # Errors
+    /// Same as [`locate`](Self::locate).
+    pub fn describe(&self, keys: &[ObjectKey]) -> Vec<Result<Located>> {
+        self.inner.locate(keys.to_vec(), false)
+    }
+}
+
+impl ClientInner {
+    pub(super) fn locate(&self, keys: Vec<ObjectKey>, has_fence: bool) -> Vec<Result<Located>> {
+        let mut located = Vec::with_capacity(keys.len());
+        let ranges =
+            batch::split(keys.iter().map(|key| key.as_bytes().len()), batch::KEY_BYTES_MAX);
+        let messages: Vec<_> = ranges
+            .into_iter()
+            .map(|range| v1::KeyColumn::pack(keys[range].iter().map(KeyRef::from)))
+            .collect();
+        let mut keys = keys.into_iter();
+        for packed in messages {
+            let count = packed.lengths.len();
+            let answer = self.request_locate(packed, has_fence);
+            let part = keys.by_ref().take(count);
+            match answer.as_ref().map_err(Clone::clone).and_then(|places| places.read(count)) {
+                Ok((grant, found)) => {
+                    located.extend(found.zip(part).map(|(found, key)| grant.located(found, key)))
+                }
+                Err(error) => located.extend(part.map(|_| Err(error.clone()))),
+            }
+        }
+        let hits = located.iter().filter(|outcome| outcome.is_ok()).count();
+        self.metrics.count_located(hits as u64, (located.len() - hits) as u64);
+        located
+    }
+
+    fn request_locate(&self, keys: v1::KeyColumn, has_fence: bool) -> Result<LocateReply> {
+        let call = Call::Locate(v1::LocateRequest {
+            caller: Some(self.caller.clone()),
+            keys: Vec::new(),
+            lease: true,
+            fence: has_fence,
+            columns: Some(keys),
+        });
+        let requested_at = SystemClock.now();
+        let response = self.call_at(requested_at, call, |answer| match answer {
+            Reply::Locate(response) => Some(response),
+            _ => None,
+        })?;
+        let fence = fence_end(requested_at, Duration::from_millis(response.fence_ms));
+        let fences =
+            ReadFences::from_response(&response, fence, &self.pending_releases).map(Arc::new);
+        let segments = call::read_segments(response.segments)?;
+        let columns = call::require_columns(response.columns)?;
+        Ok(LocateReply { columns, grant: LocateGrant { segments, requested_at, fence, fences } })
+    }
+}
+
+impl LocateReply {
+    /// Returns the result for each of the keys.
+    fn read(
+        &self,
+        keys: usize,
+    ) -> Result<(&LocateGrant, impl Iterator<Item = Outcome<'_, LocatedRow<'_>>>)> {
+        Ok((&self.grant, self.columns.read(keys).map_err(call::column_mismatch)?))
+    }
+}
+
+impl LocateGrant {
+    /// Converts one row of the response.
+    fn located(&self, found: Outcome<'_, LocatedRow<'_>>, key: ObjectKey) -> Result<Located> {
+        let found = found.map_err(|failure| call::item_error(failure, &key))?;
+        let places = found.places.to_messages(found.length);
+        Ok(Located {
+            places: call::read_places(places, &self.segments, found.length)?,
+            key,
+            version: Version(found.version),
+            length: found.length,
+            checksum: found.checksum,
+            requested_at: self.requested_at,
+            fence: self.fence,
+            _fences: self.fences.clone(),
+        })
+    }
+}
