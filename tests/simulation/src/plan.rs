@@ -217,8 +217,7 @@ impl Plan {
                 (self.faults.slow, self.faults.slow_max) = (300, Duration::from_millis(slow_max));
                 (self.faults.master_crash, self.faults.lost) = (0, 0);
                 self.rules.lease_ttl = Duration::from_millis(1);
-                (self.keys, self.workers) = (4, 4);
-                self.segment_words = self.object_words * 3;
+                (self.keys, self.workers, self.segment_words) = (4, 4, self.object_words * 3);
             }
             Bug::WritesTooLate => self.faults.client_stall = 300,
             Bug::ForgetsUnconfirmedPuts | Bug::EndsLatePuts => {
