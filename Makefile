@@ -23,7 +23,7 @@ export PYTHONDONTWRITEBYTECODE := 1
 
 # Cargo cannot link tests of the extension, whose symbols come from the interpreter. Its tests are those
 # in tests/python.
-RUST_TESTED := --workspace --exclude mooncake-python --features mooncake-verbs/rdma --locked
+RUST_TESTED := --workspace --exclude mooncake-python --features mooncake-verbs/rdma,mooncake-verbs/test-util --locked
 NATIVE_SOURCES := Cargo.toml Cargo.lock pyproject.toml $(shell find crates -name '*.rs' -o -name Cargo.toml -o -name '*.proto')
 PYTHON_SOURCES := $(wildcard python tests/python scripts benches)
 
@@ -128,6 +128,10 @@ test-rust: setup ## Rust tests and doc tests
 .PHONY: test-python
 test-python: dev $(VENV)/.test-tools ## Python tests against the extension that `make dev` built
 	$(BIN)/pytest tests/python
+
+.PHONY: test-rdma
+test-rdma: setup ## Tests of RDMA in a virtual machine with Soft-RoCE
+	@scripts/test-rdma.sh
 
 ROUNDS ?= 3
 CASES ?= 5000

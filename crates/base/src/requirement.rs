@@ -27,7 +27,11 @@ pub fn long_tests() -> Option<String> {
 
 /// Creates a test that is ignored if `missing` holds a reason; the reason is printed before the
 /// name.
-pub fn trial(missing: Option<String>, name: &str, test: fn()) -> Trial {
+pub fn trial(
+    missing: Option<String>,
+    name: impl Into<String>,
+    test: impl FnOnce() + Send + 'static,
+) -> Trial {
     let is_missing = missing.is_some();
     let run = move || {
         test();

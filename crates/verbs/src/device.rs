@@ -4,7 +4,7 @@ use std::{ffi::CStr, fmt, io, ptr::NonNull, sync::Arc};
 
 use rdma_sys::ibv_device;
 
-use crate::{Context, Error, Library, Result};
+use crate::{Context, Error, Library, Result, file_descriptor};
 
 /// One RDMA device of this machine.
 #[derive(Clone)]
@@ -71,7 +71,13 @@ impl Device {
         let context = unsafe { (functions.ibv_open_device)(self.handle.as_ptr()) };
         let handle =
             NonNull::new(context).ok_or_else(|| Error::last("ibv_open_device", &self.name))?;
-        Ok(Arc::new(Context::new(handle, self.clone())))
+        let context = Context::new(handle, self.clone());
+        file_descriptor::set_nonblocking(context.events()).map_err(|source| Error::Call {
+            call: "fcntl",
+            device: self.name().to_owned(),
+            source,
+        })?;
+        Ok(Arc::new(context))
     }
 
     /// The device's name, such as `mlx5_0`.

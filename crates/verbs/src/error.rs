@@ -36,6 +36,37 @@ pub enum Error {
         /// The value.
         value: u64,
     },
+    /// The library is too old for the call: update it, or do without.
+    #[error("libibverbs.so.1 has no {function}, which {since} brought")]
+    TooOld {
+        /// The function.
+        function: &'static str,
+        /// The release that brought it.
+        since: &'static str,
+    },
+    /// The completion queue was made without a channel, so that it cannot report: poll it.
+    #[error("the completion queue has no channel")]
+    NoChannel,
+    /// Two objects of different devices cannot work together: fix the call.
+    #[error("the objects are of different devices expected={expected} found={found}")]
+    OtherDevice {
+        /// The device of the first object.
+        expected: String,
+        /// The device of the other one.
+        found: String,
+    },
+    /// Memory could not be registered.
+    #[error("cannot register memory device={device} length={length}: {reason}: {source}")]
+    Register {
+        /// The device.
+        device: String,
+        /// Length of the range in bytes.
+        length: usize,
+        /// The likely cause and the remedy.
+        reason: String,
+        /// Error of the kernel or the driver.
+        source: io::Error,
+    },
     /// A call failed.
     #[error("{call} failed device={device}: {source}")]
     Call {

@@ -1,15 +1,15 @@
-//! libibverbs, loaded by name at run time, and its function table.
+//! libibverbs at run time: the functions that this crate uses, found by name.
 //!
-//! The table has only exported functions. Functions that the C headers define inline (posting,
-//! polling) go through function pointers that the driver put into the context.
+//! Functions that the headers define inline (posting, polling) go through function pointers that the
+//! driver put into the context.
 
 use std::{fmt, sync::Arc};
 
-use libc::{c_char, c_int, c_void};
+use libc::{c_char, c_int, c_uint, c_void};
 use libloading::os::unix::{Library as SharedObject, RTLD_LOCAL, RTLD_NOW};
 use rdma_sys::{
-    ibv_comp_channel, ibv_context, ibv_cq, ibv_device, ibv_device_attr, ibv_gid, ibv_mr, ibv_pd,
-    ibv_port_attr,
+    ibv_async_event, ibv_comp_channel, ibv_context, ibv_cq, ibv_device, ibv_device_attr, ibv_gid,
+    ibv_mr, ibv_pd, ibv_port_attr, ibv_qp, ibv_qp_attr, ibv_qp_init_attr,
 };
 
 use crate::{Device, Error, Result};
@@ -19,10 +19,19 @@ const FILE_NAME: &str = "libibverbs.so.1";
 
 /// Declares the table and loads each function by its name.
 macro_rules! functions {
-    ($($(#[$doc:meta])* $name:ident: fn($($argument:ty),*) $(-> $result:ty)?;)*) => {
+    (
+        required: {
+            $($(#[$doc:meta])* $name:ident: fn($($argument:ty),*) $(-> $result:ty)?;)*
+        }
+        optional: {
+            $($(#[$newer_doc:meta])* $newer:ident: fn($($newer_argument:ty),*) $(-> $newer_result:ty)?;)*
+        }
+    ) => {
         /// The ibverbs functions in use.
         pub(crate) struct Functions {
             $($(#[$doc])* pub(crate) $name: unsafe extern "C" fn($($argument),*) $(-> $result)?,)*
+            $($(#[$newer_doc])* pub(crate) $newer:
+                Option<unsafe extern "C" fn($($newer_argument),*) $(-> $newer_result)?>,)*
         }
 
         impl Functions {
@@ -38,6 +47,11 @@ macro_rules! functions {
                             reason: source.to_string(),
                         })?
                     },)*
+                    $($newer: {
+                        // SAFETY: as above; an older library lacks the function.
+                        let found = unsafe { object.get(stringify!($newer).as_bytes()) };
+                        found.ok().map(|function| *function)
+                    },)*
                 })
             }
         }
@@ -46,29 +60,73 @@ macro_rules! functions {
 
 // A macro because a function must become both a typed field and a name to look up, once.
 functions! {
-    ibv_get_device_list: fn(*mut c_int) -> *mut *mut ibv_device;
-    ibv_free_device_list: fn(*mut *mut ibv_device);
-    ibv_get_device_name: fn(*mut ibv_device) -> *const c_char;
-    ibv_get_device_guid: fn(*mut ibv_device) -> u64;
-    ibv_open_device: fn(*mut ibv_device) -> *mut ibv_context;
-    ibv_close_device: fn(*mut ibv_context) -> c_int;
-    ibv_query_device: fn(*mut ibv_context, *mut ibv_device_attr) -> c_int;
-    /// Fills only the fields that existed in 2006; the caller clears the rest first.
-    ibv_query_port: fn(*mut ibv_context, u8, *mut ibv_port_attr) -> c_int;
-    ibv_query_gid: fn(*mut ibv_context, u8, c_int, *mut ibv_gid) -> c_int;
-    ibv_alloc_pd: fn(*mut ibv_context) -> *mut ibv_pd;
-    ibv_dealloc_pd: fn(*mut ibv_pd) -> c_int;
-    ibv_reg_mr: fn(*mut ibv_pd, *mut c_void, usize, c_int) -> *mut ibv_mr;
-    ibv_dereg_mr: fn(*mut ibv_mr) -> c_int;
-    ibv_create_cq:
-        fn(*mut ibv_context, c_int, *mut c_void, *mut ibv_comp_channel, c_int) -> *mut ibv_cq;
-    ibv_destroy_cq: fn(*mut ibv_cq) -> c_int;
+    required: {
+        ibv_get_device_list: fn(*mut c_int) -> *mut *mut ibv_device;
+        ibv_free_device_list: fn(*mut *mut ibv_device);
+        ibv_get_device_name: fn(*mut ibv_device) -> *const c_char;
+        ibv_get_device_guid: fn(*mut ibv_device) -> u64;
+        ibv_open_device: fn(*mut ibv_device) -> *mut ibv_context;
+        ibv_close_device: fn(*mut ibv_context) -> c_int;
+        ibv_query_device: fn(*mut ibv_context, *mut ibv_device_attr) -> c_int;
+        /// Fills only the fields that existed in 2006; the caller clears the rest first.
+        ibv_query_port: fn(*mut ibv_context, u8, *mut ibv_port_attr) -> c_int;
+        ibv_query_gid: fn(*mut ibv_context, u8, c_int, *mut ibv_gid) -> c_int;
+        ibv_get_async_event: fn(*mut ibv_context, *mut ibv_async_event) -> c_int;
+        ibv_ack_async_event: fn(*mut ibv_async_event);
+        ibv_alloc_pd: fn(*mut ibv_context) -> *mut ibv_pd;
+        ibv_dealloc_pd: fn(*mut ibv_pd) -> c_int;
+        ibv_reg_mr: fn(*mut ibv_pd, *mut c_void, usize, c_int) -> *mut ibv_mr;
+        ibv_dereg_mr: fn(*mut ibv_mr) -> c_int;
+        ibv_create_comp_channel: fn(*mut ibv_context) -> *mut ibv_comp_channel;
+        ibv_destroy_comp_channel: fn(*mut ibv_comp_channel) -> c_int;
+        ibv_create_cq:
+            fn(*mut ibv_context, c_int, *mut c_void, *mut ibv_comp_channel, c_int) -> *mut ibv_cq;
+        ibv_destroy_cq: fn(*mut ibv_cq) -> c_int;
+        ibv_get_cq_event: fn(*mut ibv_comp_channel, *mut *mut ibv_cq, *mut *mut c_void) -> c_int;
+        ibv_ack_cq_events: fn(*mut ibv_cq, c_uint);
+        ibv_create_qp: fn(*mut ibv_pd, *mut ibv_qp_init_attr) -> *mut ibv_qp;
+        ibv_modify_qp: fn(*mut ibv_qp, *mut ibv_qp_attr, c_int) -> c_int;
+        ibv_query_qp: fn(*mut ibv_qp, *mut ibv_qp_attr, c_int, *mut ibv_qp_init_attr) -> c_int;
+        ibv_destroy_qp: fn(*mut ibv_qp) -> c_int;
+    }
+    optional: {
+        /// Takes the optional access flags, such as relaxed ordering; since rdma-core 28.
+        ibv_reg_mr_iova2: fn(*mut ibv_pd, *mut c_void, usize, u64, c_uint) -> *mut ibv_mr;
+        /// Since rdma-core 34.
+        ibv_reg_dmabuf_mr: fn(*mut ibv_pd, u64, usize, u64, c_int, c_int) -> *mut ibv_mr;
+        /// Since rdma-core 35.
+        ibv_is_fork_initialized: fn() -> c_int;
+    }
 }
 
 /// The loaded libibverbs. Every object made through it keeps it loaded.
 pub struct Library {
     pub(crate) functions: Functions,
-    _object: SharedObject,
+    source: Source,
+}
+
+/// Where the functions come from.
+enum Source {
+    /// Keeps the code of the functions loaded.
+    SharedObject { _object: SharedObject },
+    #[cfg(feature = "test-util")]
+    Fake(Arc<crate::fake::Fabric>),
+}
+
+/// What happens to registered memory when the process forks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ForkSafety {
+    /// The kernel copies registered pages for the child, so that a fork harms nothing (Linux 5.12 and
+    /// later).
+    Safe,
+    /// The library keeps registered pages from the child (`RDMAV_FORK_SAFE=1`). A child that touches
+    /// such a page dies.
+    Protected,
+    /// After a fork, a page that the parent writes moves away from under the device: transfers read or
+    /// write stale memory. Set `RDMAV_FORK_SAFE=1`, or start children before registering memory.
+    Unsafe,
+    /// The library is too old to tell.
+    Unknown,
 }
 
 impl Library {
@@ -82,7 +140,13 @@ impl Library {
         let object = unsafe { SharedObject::open(Some(FILE_NAME), RTLD_NOW | RTLD_LOCAL) }
             .map_err(|source| Error::NoLibrary { reason: source.to_string() })?;
         let functions = Functions::find(&object)?;
-        Ok(Arc::new(Self { functions, _object: object }))
+        Ok(Arc::new(Self { functions, source: Source::SharedObject { _object: object } }))
+    }
+
+    /// Creates a library over the devices of a simulated fabric.
+    #[cfg(feature = "test-util")]
+    pub(crate) fn fake(functions: Functions, fabric: Arc<crate::fake::Fabric>) -> Arc<Self> {
+        Arc::new(Self { functions, source: Source::Fake(fabric) })
     }
 
     /// Returns the RDMA devices of this machine, in the library's order; empty if there are none.
@@ -90,7 +154,11 @@ impl Library {
     /// # Errors
     /// The kernel refused. A kernel without RDMA is no error and has no devices.
     pub fn devices(self: &Arc<Self>) -> Result<Vec<Device>> {
-        Device::list(self)
+        match &self.source {
+            Source::SharedObject { .. } => Device::list(self),
+            #[cfg(feature = "test-util")]
+            Source::Fake(fabric) => crate::fake::with_fabric(fabric, || Device::list(self)),
+        }
     }
 
     /// Returns the names of [`Self::devices`].
@@ -100,10 +168,29 @@ impl Library {
     pub fn device_names(self: &Arc<Self>) -> Result<Vec<String>> {
         Ok(self.devices()?.iter().map(|device| device.name().to_owned()).collect())
     }
+
+    /// Returns what a fork does to registered memory.
+    pub fn fork_safety(&self) -> ForkSafety {
+        let Some(is_initialized) = self.functions.ibv_is_fork_initialized else {
+            return ForkSafety::Unknown;
+        };
+        // SAFETY: takes no argument and reads the state of the library.
+        match unsafe { is_initialized() } {
+            0 => ForkSafety::Unsafe,
+            1 => ForkSafety::Protected,
+            2 => ForkSafety::Safe,
+            _ => ForkSafety::Unknown,
+        }
+    }
 }
 
 impl fmt::Debug for Library {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Library").field("file", &FILE_NAME).finish_non_exhaustive()
+        let source = match &self.source {
+            Source::SharedObject { .. } => FILE_NAME,
+            #[cfg(feature = "test-util")]
+            Source::Fake(_) => "fake",
+        };
+        f.debug_struct("Library").field("source", &source).finish_non_exhaustive()
     }
 }

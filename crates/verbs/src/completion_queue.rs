@@ -2,9 +2,9 @@
 
 use std::{fmt, mem::MaybeUninit, ptr, ptr::NonNull, sync::Arc};
 
-use rdma_sys::{ibv_cq, ibv_wc, ibv_wc_status};
+use rdma_sys::{ibv_cq, ibv_wc};
 
-use crate::{Context, Error, Result};
+use crate::{Completion, CompletionChannel, Context, Error, Result};
 
 /// Maximum completions per poll; the rest stay for the next poll.
 const POLL_BATCH: usize = 32;
@@ -13,6 +13,8 @@ const POLL_BATCH: usize = 32;
 pub struct CompletionQueue {
     handle: NonNull<ibv_cq>,
     capacity: u32,
+    /// Outlives the queue.
+    channel: Option<Arc<CompletionChannel>>,
     context: Arc<Context>,
 }
 
@@ -22,40 +24,43 @@ unsafe impl Send for CompletionQueue {}
 // SAFETY: as above.
 unsafe impl Sync for CompletionQueue {}
 
-/// The outcome of one request.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Completion {
-    /// Caller-chosen id of the request.
-    pub request: u64,
-    /// 0 for success, otherwise the `ibv_wc_status`.
-    pub status: u32,
-    /// Vendor-specific error code.
-    pub vendor_error: u32,
-    /// Bytes received; undefined after a failure.
-    pub length: u32,
-    /// Queue pair of the request.
-    pub queue_pair: u32,
-}
-
 impl CompletionQueue {
     /// Creates a queue for at least `capacity` completions, polled and without events.
     ///
     /// # Errors
     /// The capacity is 0 or above the device's limit, or the driver refused.
     pub fn new(context: &Arc<Context>, capacity: u32) -> Result<Arc<Self>> {
+        Self::create(context, capacity, None)
+    }
+
+    /// Creates a queue for at least `capacity` completions that reports to a channel when it is
+    /// [armed](Self::arm).
+    ///
+    /// # Errors
+    /// Same as [`Self::new`].
+    pub fn with_channel(channel: &Arc<CompletionChannel>, capacity: u32) -> Result<Arc<Self>> {
+        Self::create(channel.context(), capacity, Some(channel))
+    }
+
+    fn create(
+        context: &Arc<Context>,
+        capacity: u32,
+        channel: Option<&Arc<CompletionChannel>>,
+    ) -> Result<Arc<Self>> {
         let out_of_range = Error::OutOfRange { what: "the capacity", value: capacity.into() };
         let entries = libc::c_int::try_from(capacity).map_err(|_| out_of_range)?;
         let create = context.library().functions.ibv_create_cq;
-        // SAFETY: the context is open while its `Arc` lives; no channel, so that the vector has no
-        // meaning, and no user context.
-        let queue =
-            unsafe { create(context.as_ptr(), entries, ptr::null_mut(), ptr::null_mut(), 0) };
+        let channel_ptr = channel.map_or(ptr::null_mut(), |channel| channel.as_ptr());
+        // SAFETY: the context is open while its `Arc` lives, and so is the channel of the same context
+        // or none. Vector 0 exists on every device. No user context.
+        let queue = unsafe { create(context.as_ptr(), entries, ptr::null_mut(), channel_ptr, 0) };
         let handle = NonNull::new(queue)
             .ok_or_else(|| Error::last("ibv_create_cq", context.device().name()))?;
         // SAFETY: the library returned an initialized queue, which is never resized.
         let given = unsafe { (*handle.as_ptr()).cqe };
         let capacity = u32::try_from(given).unwrap_or(capacity);
-        Ok(Arc::new(Self { handle, capacity, context: Arc::clone(context) }))
+        let (channel, context) = (channel.map(Arc::clone), Arc::clone(context));
+        Ok(Arc::new(Self { handle, capacity, channel, context }))
     }
 
     /// Polls completions, at most a few dozen, passes each to `each` and returns their number.
@@ -83,6 +88,21 @@ impl CompletionQueue {
         Ok(count)
     }
 
+    /// Asks for one event on the channel when the next completion arrives.
+    ///
+    /// Poll once more afterwards: a completion that arrived before the call causes no event.
+    ///
+    /// # Errors
+    /// The queue was made without a channel, or the driver refused.
+    pub fn arm(&self) -> Result<()> {
+        if self.channel.is_none() {
+            return Err(Error::NoChannel);
+        }
+        // SAFETY: the queue lives while `self` does.
+        let code = unsafe { rdma_sys::ibv_req_notify_cq(self.handle.as_ptr(), 0) };
+        self.context.check("ibv_req_notify_cq", code)
+    }
+
     /// Maximum number of completions, as rounded up by the driver.
     pub fn capacity(&self) -> u32 {
         self.capacity
@@ -92,12 +112,17 @@ impl CompletionQueue {
     pub fn context(&self) -> &Arc<Context> {
         &self.context
     }
+
+    pub(crate) fn as_ptr(&self) -> *mut ibv_cq {
+        self.handle.as_ptr()
+    }
 }
 
 impl Drop for CompletionQueue {
     fn drop(&mut self) {
         let destroy = self.context.library().functions.ibv_destroy_cq;
-        // SAFETY: the queue came from this library and is destroyed once, here.
+        // SAFETY: the queue came from this library and is destroyed once, here. Every queue pair on it
+        // holds an `Arc` of it, and the channel acknowledges each event when it takes it.
         unsafe { destroy(self.handle.as_ptr()) };
     }
 }
@@ -108,22 +133,5 @@ impl fmt::Debug for CompletionQueue {
             .field("device", &self.context.device().name())
             .field("capacity", &self.capacity)
             .finish_non_exhaustive()
-    }
-}
-
-impl Completion {
-    fn from_entry(entry: &ibv_wc) -> Self {
-        Self {
-            request: entry.wr_id,
-            status: entry.status,
-            vendor_error: entry.vendor_err,
-            length: entry.byte_len,
-            queue_pair: entry.qp_num,
-        }
-    }
-
-    /// Returns whether the request succeeded.
-    pub fn is_done(&self) -> bool {
-        self.status == ibv_wc_status::IBV_WC_SUCCESS
     }
 }

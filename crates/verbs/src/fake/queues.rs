@@ -1,0 +1,322 @@
+//! Queue pairs, registrations and completions of the simulated fabric: the rules, without the types of the
+//! library.
+
+use std::{
+    collections::{HashMap, VecDeque},
+    time::Duration,
+};
+
+use rdma_sys::{ibv_qp_state as state, ibv_wc_status as status};
+
+use crate::{Gid, Operation};
+
+/// Queue pairs, completion queues and registrations of all devices.
+#[derive(Debug, Default)]
+pub(super) struct Queues {
+    queue_pairs: HashMap<u32, QueuePairState>,
+    completions: HashMap<u32, CompletionState>,
+    regions: HashMap<u32, RegionState>,
+    /// The last number that was given out; all kinds share it.
+    last_number: u32,
+}
+
+/// A queue pair.
+#[derive(Debug)]
+pub(super) struct QueuePairState {
+    pub(super) device: usize,
+    pub(super) gid: Gid,
+    pub(super) completions: u32,
+    pub(super) capacity: u32,
+    pub(super) state: state::Type,
+    pub(super) peer: Option<(Gid, u32)>,
+    /// How long a request is tried.
+    pub(super) patience: Duration,
+    requests: VecDeque<Posted>,
+    /// Requests since the last one whose success is reported.
+    silent: u32,
+    /// Requests whose completion was not polled.
+    occupied: u32,
+}
+
+/// A request that is posted and not completed.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Posted {
+    pub(super) id: u64,
+    pub(super) operation: Operation,
+    pub(super) is_signaled: bool,
+    pub(super) local: Span,
+    pub(super) remote: Span,
+    /// When it completes if the peer is reached.
+    pub(super) due: Duration,
+    /// Whether the bytes are in the request, so that the local range is not looked at again.
+    pub(super) inline: Option<[u8; INLINE_BYTES_MAX]>,
+}
+
+/// The largest number of bytes that a simulated request carries in itself.
+pub(super) const INLINE_BYTES_MAX: usize = 64;
+
+/// A range of the process with the key that grants access.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Span {
+    pub(super) address: u64,
+    pub(super) length: u32,
+    pub(super) key: u32,
+}
+
+/// A completion queue.
+#[derive(Debug, Default)]
+struct CompletionState {
+    entries: VecDeque<Entry>,
+    is_armed: bool,
+    /// Set when an armed queue got an entry, until the channel is told.
+    has_event: bool,
+}
+
+/// A completion.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Entry {
+    pub(super) id: u64,
+    pub(super) status: status::Type,
+    pub(super) queue_pair: u32,
+    /// Requests whose places in the queue become free when it is polled.
+    covers: u32,
+}
+
+/// A registration.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct RegionState {
+    pub(super) device: usize,
+    pub(super) address: u64,
+    pub(super) length: u64,
+    pub(super) is_writable: bool,
+    pub(super) is_remote_readable: bool,
+    pub(super) is_remote_writable: bool,
+}
+
+/// What becomes of the first request of a queue pair.
+enum Outcome {
+    Waits,
+    Completes(status::Type),
+}
+
+impl Queues {
+    pub(super) fn add_completions(&mut self) -> u32 {
+        let number = self.next_number();
+        self.completions.insert(number, CompletionState::default());
+        number
+    }
+
+    pub(super) fn remove_completions(&mut self, number: u32) {
+        self.completions.remove(&number);
+    }
+
+    /// Asks for one event when the next entry arrives.
+    pub(super) fn arm(&mut self, completions: u32) {
+        if let Some(queue) = self.completions.get_mut(&completions) {
+            queue.is_armed = true;
+        }
+    }
+
+    /// Returns the queues whose channels are to be told, once each.
+    pub(super) fn take_events(&mut self) -> Vec<u32> {
+        let mut numbers = Vec::new();
+        for (number, queue) in &mut self.completions {
+            if std::mem::take(&mut queue.has_event) {
+                numbers.push(*number);
+            }
+        }
+        numbers
+    }
+
+    pub(super) fn poll(&mut self, completions: u32) -> Option<Entry> {
+        let entry = self.completions.get_mut(&completions)?.entries.pop_front()?;
+        if let Some(queue_pair) = self.queue_pairs.get_mut(&entry.queue_pair) {
+            queue_pair.occupied -= entry.covers;
+        }
+        Some(entry)
+    }
+
+    pub(super) fn add_region(&mut self, region: RegionState) -> u32 {
+        let key = self.next_number();
+        self.regions.insert(key, region);
+        key
+    }
+
+    pub(super) fn remove_region(&mut self, key: u32) {
+        self.regions.remove(&key);
+    }
+
+    pub(super) fn add_queue_pair(&mut self, queue_pair: QueuePairState) -> u32 {
+        let number = self.next_number();
+        self.queue_pairs.insert(number, queue_pair);
+        number
+    }
+
+    pub(super) fn remove_queue_pair(&mut self, number: u32) {
+        self.queue_pairs.remove(&number);
+    }
+
+    pub(super) fn queue_pair(&mut self, number: u32) -> Option<&mut QueuePairState> {
+        self.queue_pairs.get_mut(&number)
+    }
+
+    /// Adds a request.
+    ///
+    /// # Errors
+    /// The number for `errno`: the queue pair is not connected, or is full.
+    pub(super) fn post(&mut self, number: u32, request: Posted) -> Result<(), i32> {
+        let queue_pair = self.queue_pairs.get_mut(&number).ok_or(libc::EINVAL)?;
+        if queue_pair.occupied == queue_pair.capacity {
+            return Err(libc::ENOMEM);
+        }
+        if !matches!(queue_pair.state, state::IBV_QPS_RTS | state::IBV_QPS_ERR) {
+            return Err(libc::EINVAL);
+        }
+        queue_pair.occupied += 1;
+        queue_pair.requests.push_back(request);
+        Ok(())
+    }
+
+    /// Takes the queue pair to another state; one that failed is flushed by [`Self::progress`].
+    pub(super) fn set_state(&mut self, number: u32, state: state::Type) {
+        let Some(queue_pair) = self.queue_pairs.get_mut(&number) else { return };
+        queue_pair.state = state;
+        if state == state::IBV_QPS_RESET {
+            queue_pair.requests.clear();
+            (queue_pair.silent, queue_pair.occupied, queue_pair.peer) = (0, 0, None);
+            let completions = queue_pair.completions;
+            if let Some(queue) = self.completions.get_mut(&completions) {
+                queue.entries.retain(|entry| entry.queue_pair != number);
+            }
+        }
+    }
+
+    pub(super) fn fail_device(&mut self, device: usize) {
+        for queue_pair in self.queue_pairs.values_mut() {
+            if queue_pair.device == device && queue_pair.state != state::IBV_QPS_RESET {
+                queue_pair.state = state::IBV_QPS_ERR;
+            }
+        }
+    }
+
+    pub(super) fn requests_in_flight(&self) -> usize {
+        self.queue_pairs.values().map(|queue_pair| queue_pair.requests.len()).sum()
+    }
+
+    /// Completes the requests that are due, those of each queue pair in order.
+    pub(super) fn progress(&mut self, now: Duration, is_up: impl Fn(usize) -> bool) {
+        let mut numbers: Vec<u32> = self.queue_pairs.keys().copied().collect();
+        numbers.sort_unstable();
+        for number in numbers {
+            while let Outcome::Completes(status) = self.first_outcome(number, now, &is_up) {
+                self.complete_first(number, status);
+            }
+        }
+    }
+
+    fn first_outcome(&self, number: u32, now: Duration, is_up: impl Fn(usize) -> bool) -> Outcome {
+        let queue_pair = &self.queue_pairs[&number];
+        let Some(first) = queue_pair.requests.front() else { return Outcome::Waits };
+        if queue_pair.state == state::IBV_QPS_ERR {
+            return Outcome::Completes(status::IBV_WC_WR_FLUSH_ERR);
+        }
+        if first.due > now {
+            return Outcome::Waits;
+        }
+        let peer = queue_pair.peer.and_then(|(gid, peer)| {
+            let found = self.queue_pairs.get(&peer)?;
+            let is_ready = matches!(found.state, state::IBV_QPS_RTR | state::IBV_QPS_RTS);
+            let is_mutual = found.gid == gid && found.peer == Some((queue_pair.gid, number));
+            (is_ready && is_mutual && is_up(found.device)).then_some(found.device)
+        });
+        match peer {
+            Some(peer) if is_up(queue_pair.device) => {
+                Outcome::Completes(self.copy(first, queue_pair.device, peer))
+            }
+            _ if now >= first.due + queue_pair.patience => {
+                Outcome::Completes(status::IBV_WC_RETRY_EXC_ERR)
+            }
+            _ => Outcome::Waits,
+        }
+    }
+
+    /// Checks a request and copies its bytes.
+    fn copy(&self, request: &Posted, device: usize, peer: usize) -> status::Type {
+        let is_read = request.operation == Operation::Read;
+        let is_local = |region: &RegionState| !is_read || region.is_writable;
+        if request.inline.is_none() && !self.allows(&request.local, device, is_local) {
+            return status::IBV_WC_LOC_PROT_ERR;
+        }
+        let is_remote = |region: &RegionState| match is_read {
+            true => region.is_remote_readable,
+            false => region.is_remote_writable,
+        };
+        if !self.allows(&request.remote, peer, is_remote) {
+            return status::IBV_WC_REM_ACCESS_ERR;
+        }
+        let length = request.local.length as usize;
+        let local = std::ptr::with_exposed_provenance_mut::<u8>(request.local.address as usize);
+        let remote = std::ptr::with_exposed_provenance_mut::<u8>(request.remote.address as usize);
+        let (from, to) = match is_read {
+            true => (remote.cast_const(), local),
+            false => match &request.inline {
+                Some(bytes) => (bytes.as_ptr(), remote),
+                None => (local.cast_const(), remote),
+            },
+        };
+        // SAFETY: both ranges are inside of registrations, whose owners promise that they are mapped and
+        // tolerate this access; a registration cannot end meanwhile, since the fabric is locked. An inline
+        // request has at most as many bytes as its array.
+        unsafe { std::ptr::copy(from, to, length) };
+        status::IBV_WC_SUCCESS
+    }
+
+    fn allows(&self, span: &Span, device: usize, is_fit: impl Fn(&RegionState) -> bool) -> bool {
+        self.regions.get(&span.key).is_some_and(|region| {
+            let offset = span.address.checked_sub(region.address);
+            let end = offset.and_then(|offset| offset.checked_add(span.length.into()));
+            region.device == device && is_fit(region) && end.is_some_and(|end| end <= region.length)
+        })
+    }
+
+    fn complete_first(&mut self, number: u32, status: status::Type) {
+        let Some(queue_pair) = self.queue_pairs.get_mut(&number) else { return };
+        let Some(request) = queue_pair.requests.pop_front() else { return };
+        queue_pair.silent += 1;
+        let is_failed = status != status::IBV_WC_SUCCESS;
+        if is_failed {
+            queue_pair.state = state::IBV_QPS_ERR;
+        }
+        if !(is_failed || request.is_signaled) {
+            return;
+        }
+        let covers = std::mem::take(&mut queue_pair.silent);
+        let entry = Entry { id: request.id, status, queue_pair: number, covers };
+        if let Some(queue) = self.completions.get_mut(&queue_pair.completions) {
+            queue.entries.push_back(entry);
+            queue.has_event |= std::mem::take(&mut queue.is_armed);
+        }
+    }
+
+    fn next_number(&mut self) -> u32 {
+        self.last_number += 1;
+        self.last_number
+    }
+}
+
+impl QueuePairState {
+    pub(super) fn new(device: usize, gid: Gid, completions: u32, capacity: u32) -> Self {
+        Self {
+            device,
+            gid,
+            completions,
+            capacity,
+            state: state::IBV_QPS_RESET,
+            peer: None,
+            patience: Duration::ZERO,
+            requests: VecDeque::new(),
+            silent: 0,
+            occupied: 0,
+        }
+    }
+}
