@@ -1,0 +1,216 @@
+"""Ids, kinds and protocols that every reshardable resource has in common."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import NewType, Protocol
+
+from ._checks import (
+    U64_MAX,
+    require_integer,
+    require_integers,
+    require_text,
+    require_u64,
+    set_fields,
+)
+
+__all__ = [
+    "LeaseId",
+    "ParticipantId",
+    "PlacementFragmentId",
+    "PlacementId",
+    "PlacementManifest",
+    "PlacementSetId",
+    "ResourceId",
+    "ResourceKind",
+    "ResourceManifest",
+    "RevisionId",
+    "RuntimeBindingFragment",
+    "RuntimeBindingManifest",
+    "RuntimeFragmentId",
+    "RuntimeInstanceId",
+    "StoredFragmentId",
+    "StoredResourceManifest",
+    "TensorId",
+    "TopologyId",
+    "validate_resource_binding_identity",
+]
+
+LeaseId = NewType("LeaseId", str)
+ParticipantId = NewType("ParticipantId", str)
+PlacementFragmentId = NewType("PlacementFragmentId", str)
+PlacementId = NewType("PlacementId", str)
+PlacementSetId = NewType("PlacementSetId", str)
+ResourceId = NewType("ResourceId", str)
+RevisionId = NewType("RevisionId", str)
+RuntimeFragmentId = NewType("RuntimeFragmentId", str)
+RuntimeInstanceId = NewType("RuntimeInstanceId", str)
+StoredFragmentId = NewType("StoredFragmentId", str)
+TensorId = NewType("TensorId", str)
+TopologyId = NewType("TopologyId", str)
+
+
+class ResourceKind(str, Enum):  # noqa: UP042 - str() gives the name of the member
+    """The kind of a resource that is spread over parallel ranks."""
+
+    MODEL_WEIGHT = "model_weight"
+    KV_CACHE = "kv_cache"
+
+
+class ResourceManifest(Protocol):
+    """A description of one resource."""
+
+    @property
+    def resource_id(self) -> ResourceId:
+        """The id of the resource."""
+
+    @property
+    def resource_kind(self) -> ResourceKind:
+        """The kind of the resource."""
+
+
+class StoredResourceManifest(ResourceManifest, Protocol):
+    """A description of a resource that lies in a store."""
+
+
+class PlacementManifest(ResourceManifest, Protocol):
+    """A description of the fragments that each participant holds, without addresses."""
+
+    @property
+    def placement_id(self) -> PlacementId:
+        """The id of the placement."""
+
+    @property
+    def digest(self) -> str:
+        """The SHA-256 digest of the placement's canonical JSON."""
+
+
+class RuntimeBindingManifest(ResourceManifest, Protocol):
+    """The memory of one running participant that holds its fragments of a placement."""
+
+    @property
+    def placement_id(self) -> PlacementId:
+        """The id of the placement that is bound."""
+
+    @property
+    def placement_digest(self) -> str:
+        """The digest of the placement that is bound."""
+
+    @property
+    def instance_id(self) -> RuntimeInstanceId:
+        """The id of the running instance."""
+
+    @property
+    def generation(self) -> int:
+        """The number of times that the instance has bound its memory anew."""
+
+    @property
+    def lease_id(self) -> LeaseId:
+        """The lease that keeps the memory in place."""
+
+
+@dataclass(frozen=True)
+class RuntimeBindingFragment:
+    """The memory that holds one fragment: a view of a storage allocation.
+
+    `owner` keeps the memory alive and takes no part in comparisons.
+
+    Raises:
+        ValueError: A field is out of its limits, the view is not inside the allocation, or the
+            address is not `storage_address + storage_offset_bytes`.
+    """
+
+    placement_fragment_id: PlacementFragmentId
+    fragment_id: RuntimeFragmentId
+    address: int
+    nbytes: int
+    worker_id: str
+    endpoint: str
+    device: str
+    itemsize: int
+    local_shape: tuple[int, ...]
+    strides_bytes: tuple[int, ...]
+    storage_address: int
+    storage_nbytes: int
+    storage_offset_bytes: int
+    owner: object | None = field(default=None, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        for name in ("placement_fragment_id", "fragment_id", "worker_id", "endpoint", "device"):
+            require_text(getattr(self, name), name)
+        require_integer(self.itemsize, "itemsize", minimum=1)
+        shape = require_integers(self.local_shape, "local_shape", minimum=1)
+        strides = require_integers(self.strides_bytes, "strides_bytes")
+        if len(shape) != len(strides):
+            raise ValueError(
+                f"strides_bytes must have one entry per dimension of local_shape: "
+                f"{len(strides)} and {len(shape)}"
+            )
+        set_fields(
+            self,
+            local_shape=shape,
+            strides_bytes=_with_canonical_singletons(shape, strides, self.itemsize),
+        )
+        self._validate_addresses()
+
+    def _validate_addresses(self) -> None:
+        for start, length in (("address", "nbytes"), ("storage_address", "storage_nbytes")):
+            first = require_u64(getattr(self, start), start, minimum=1)
+            size = require_u64(getattr(self, length), length, minimum=1)
+            if first + size > U64_MAX:
+                raise ValueError(f"{start} + {length} must fit into 64 bits: {start}={first}")
+        offset = require_u64(self.storage_offset_bytes, "storage_offset_bytes")
+        if self.address != self.storage_address + offset:
+            raise ValueError(
+                "address must be storage_address + storage_offset_bytes: "
+                f"address={self.address} storage_address={self.storage_address} offset={offset}"
+            )
+        if offset + self.nbytes > self.storage_nbytes:
+            raise ValueError(
+                "the view must end inside its storage: "
+                f"end={offset + self.nbytes} storage_nbytes={self.storage_nbytes}"
+            )
+
+
+def canonical_strides_bytes(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
+    """Returns the strides of a contiguous array, in bytes, the last dimension densest."""
+    strides = []
+    stride = itemsize
+    for extent in reversed(shape):
+        strides.append(stride)
+        stride *= extent
+    return tuple(reversed(strides))
+
+
+def _with_canonical_singletons(
+    shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int
+) -> tuple[int, ...]:
+    """Replaces strides that are never taken, so that equal memory compares equal."""
+    canonical = canonical_strides_bytes(shape, itemsize)
+    result = []
+    for dim, (extent, stride) in enumerate(zip(shape, strides, strict=True)):
+        if extent > 1 and stride == 0:
+            raise ValueError(f"strides_bytes[{dim}] must be positive: its extent is {extent}")
+        result.append(stride if extent > 1 else canonical[dim])
+    return tuple(result)
+
+
+def validate_resource_binding_identity(
+    placement: PlacementManifest, binding: RuntimeBindingManifest
+) -> None:
+    """Refuses a binding that was made for another resource or placement.
+
+    Raises:
+        ValueError: The kind, the resource, the placement's id or its digest differ.
+    """
+    for name, placed, bound in (
+        ("resource_kind", placement.resource_kind, binding.resource_kind),
+        ("resource_id", placement.resource_id, binding.resource_id),
+        ("placement_id", placement.placement_id, binding.placement_id),
+        ("placement digest", placement.digest, binding.placement_digest),
+    ):
+        if placed != bound:
+            raise ValueError(
+                f"the binding has another {name} than the placement: {bound!r} and {placed!r}"
+            )

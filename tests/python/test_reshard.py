@@ -1,0 +1,478 @@
+"""Geometry, placements, bindings and stored weights of `mooncake.reshard`, and their limits."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import random
+
+import pytest
+from reshard_model import ROWS, fragment, placement, split, stored, tensor, topology
+
+from mooncake.reshard import ResourceKind, geometry, weight
+from mooncake.reshard.contracts import validate_resource_binding_identity
+from mooncake.reshard.weight import (
+    OwnershipAxis,
+    ParallelRank,
+    ParallelTopology,
+    PlacementFragment,
+    PlanningLimits,
+    ReplicatedAxis,
+    RuntimeBindingFragment,
+    SplitAxis,
+    TopologyParticipant,
+    WeightManifest,
+    WeightPlacementManifest,
+    WeightRuntimeBindingManifest,
+    validate_runtime_binding,
+    validate_runtime_bindings,
+    weight_placement_from_json,
+    weight_placement_to_json,
+)
+
+# Geometry
+
+
+def cells(box) -> set[tuple[int, ...]]:
+    offset, shape = box
+    spans = (range(start, start + extent) for start, extent in zip(offset, shape, strict=True))
+    return set(itertools.product(*spans))
+
+
+def test_box_functions_agree_with_counting_cells():
+    rng = random.Random(7)
+    for _ in range(2000):
+        dims = rng.randint(1, 3)
+        boxes = [
+            (
+                tuple(rng.randint(0, 2) for _ in range(dims)),
+                tuple(rng.randint(0, 3) for _ in range(dims)),
+            )
+            for _ in range(rng.randint(1, 4))
+        ]
+        counted = [cells(box) for box in boxes]
+        overlap = any(left & right for left, right in itertools.combinations(counted, 2))
+        assert geometry.boxes_overlap(boxes) == overlap
+        whole = ((0,) * dims, (2,) * dims)
+        inside = [box for box in boxes if geometry.box_contains(*whole, *box)]
+        assert all(cells(box) <= cells(whole) for box in inside)
+        union = set().union(*counted)
+        covers = len(inside) == len(boxes) and not overlap and union == cells(whole)
+        assert geometry.boxes_exactly_cover(*whole, boxes) == covers
+
+
+def test_boxes_of_different_dimensions_are_refused():
+    with pytest.raises(ValueError, match="dimensions"):
+        geometry.boxes_overlap([((0,), (2,)), ((0, 0), (2, 2))])
+    with pytest.raises(ValueError, match="argument"):
+        geometry.box_contains((0,), (4,), (0, 0), (1, 1))
+
+
+def test_no_boxes_cover_nothing():
+    assert not geometry.boxes_exactly_cover((0,), (0,), [])
+    assert geometry.boxes_exactly_cover((), (), [((), ())])
+
+
+# Records
+
+
+def test_ids_are_those_of_upstream():
+    # Measured with upstream's package.
+    part = PlacementFragment("t", (0, 0), (2, 4), 16, ParallelRank())
+    assert part.fragment_id == (
+        "sha256:5de49433978309151a4702bc7201d2a7eab6530f792590d3721cc839dd0787c5"
+    )
+    assert topology(2).topology_id == (
+        "sha256:b18ab6869e82189ea38b27de41ee5a312208e9bb309572d63d18b98e529826a9"
+    )
+
+
+@pytest.mark.parametrize(
+    ("build", "reason"),
+    [
+        (lambda: ParallelRank(tp=-1), "at least 0"),
+        (lambda: ParallelRank(tp=True), "integer"),
+        (lambda: SplitAxis("dp", 0), "only ep and tp"),
+        (lambda: SplitAxis("xx", 0), "one of dp, pp, ep, tp"),
+        (lambda: OwnershipAxis(""), "non-empty"),
+        (lambda: tensor(""), "tensor_id"),
+        (lambda: tensor(shape=()), "at least one dimension"),
+        (lambda: tensor(shape=(0, 4)), "at least 1"),
+        (lambda: tensor(axes=(SplitAxis("tp", 2),)), "below the number of dimensions"),
+        (lambda: tensor(axes=(SplitAxis("ep", 1),)), "dimension 0"),
+        (lambda: tensor(axes=(SplitAxis("ep", 0),), expert_id=1), "OwnershipAxis"),
+        (lambda: tensor(axes=(SplitAxis("tp", 0), SplitAxis("ep", 0))), "must not repeat"),
+        (lambda: tensor(axes=(SplitAxis("tp", 0), ReplicatedAxis("tp"))), "must not repeat"),
+        (lambda: dataclasses.replace(tensor(), shard_dims=()), "dimensions of the split axes"),
+        (lambda: fragment("t", (0,), (0,), ParallelRank()), "at least 1"),
+        (lambda: PlacementFragment("t", (0,), (1,), 2**64, ParallelRank()), "nbytes"),
+        (lambda: fragment("t", (0,), (1,), None), "ParallelRank"),
+        (lambda: fragment("t", (0,), (1,), ParallelRank(), aliases=("t",)), "at least one other"),
+        (lambda: fragment("t", (0,), (1,), ParallelRank(), aliases=("u", "v")), "itself"),
+        (lambda: fragment("t", (0,), (1,), ParallelRank(), aliases="tu"), "sequence"),
+        (lambda: dataclasses.replace(topology(), topology_id="x"), "does not belong"),
+        (lambda: PlanningLimits(max_transfer_regions=0), "at least 1"),
+    ],
+)
+def test_records_refuse_bad_fields(build, reason):
+    with pytest.raises(ValueError, match=reason):
+        build()
+
+
+@pytest.mark.parametrize(
+    ("members", "reason"),
+    [
+        ((), "at least one participant"),
+        ((("a", 0), ("a", 1)), "participant_id"),
+        ((("a", 0), ("b", 0)), "rank"),
+        ((("a", 0), ("b", 2)), "below the size"),
+    ],
+)
+def test_topology_refuses_bad_participants(members, reason):
+    participants = tuple(TopologyParticipant(name, ParallelRank(tp=tp)) for name, tp in members)
+    with pytest.raises(ValueError, match=reason):
+        ParallelTopology(tp_size=2, pp_size=1, ep_size=1, dp_size=1, participants=participants)
+
+
+# Placements
+
+
+def rows(*spans, axes=ROWS, tp=None):
+    """A placement in which each rank of tp holds a span of rows."""
+    parts = [
+        fragment("t", (start, 0), (end - start, 4), ParallelRank(tp=rank))
+        for rank, (start, end) in enumerate(spans)
+    ]
+    return placement(topology(tp or len(spans)), [tensor(axes=axes)], parts)
+
+
+def test_a_tensor_may_be_split_unevenly():
+    assert len(rows((0, 1), (1, 4)).fragments) == 2
+
+
+@pytest.mark.parametrize(
+    ("build", "reason"),
+    [
+        (lambda: rows((0, 2), (2, 3)), "not fully covered"),
+        (lambda: rows((0, 3), (2, 4)), "not fully covered"),
+        (lambda: rows((0, 4), tp=2), "a rank of a split axis holds no part"),
+        (lambda: rows((0, 4), axes=(ReplicatedAxis("tp"),), tp=2), "a replica is missing"),
+        (lambda: rows((0, 4), axes=(), tp=2), "how it behaves along the axis tp"),
+        (lambda: rows((0, 4), (0, 4), axes=()), "how it behaves along the axis tp"),
+        (lambda: placement(topology(), [], []), "at least one tensor"),
+        (lambda: placement(topology(), [tensor()], []), "at least one tensor"),
+        (
+            lambda: placement(topology(), [tensor()], [fragment("u", (0,), (4,), ParallelRank())]),
+            "unknown tensor",
+        ),
+        (
+            lambda: placement(
+                topology(), [tensor()], [fragment("t", (0, 0), (4, 4), ParallelRank(tp=1))]
+            ),
+            "no participant",
+        ),
+        (lambda: split(2, weight_generation=2**64), "weight_generation"),
+        (lambda: split(2, placement_id="x"), "does not belong"),
+        (
+            lambda: placement(
+                topology(2),
+                [tensor()],
+                [
+                    fragment("t", (0, 0), (4, 2), ParallelRank()),
+                    fragment("t", (0, 2), (4, 2), ParallelRank(tp=1)),
+                ],
+            ),
+            "share indices",
+        ),
+    ],
+)
+def test_incomplete_placements_are_refused(build, reason):
+    with pytest.raises(ValueError, match=reason):
+        build()
+
+
+def test_placement_is_ordered_and_named_by_content():
+    forward, other = split(4), split(4)
+    parts = tuple(reversed(other.parts))
+    backward = WeightPlacementManifest(
+        resource_id="model",
+        revision="main",
+        weight_generation=1,
+        placement_set_id="set",
+        topology=topology(4),
+        parts=parts,
+    )
+    assert backward == forward
+    assert backward.placement_id == forward.placement_id
+    assert backward.digest == forward.digest
+    assert backward.digest != split(4, revision="next").digest
+
+
+def test_placement_needs_one_part_of_each_participant():
+    given = split(2)
+    fields = {
+        name: getattr(given, name)
+        for name in ("resource_id", "revision", "weight_generation", "placement_set_id")
+    }
+    for parts, reason in (
+        (given.parts[:1], "has no part"),
+        ((*given.parts, given.parts[0]), "must not repeat"),
+        ((given.parts[0], dataclasses.replace(given.parts[1], revision="x")), "another revision"),
+    ):
+        with pytest.raises(ValueError, match=reason):
+            WeightPlacementManifest(topology=given.topology, parts=parts, **fields)
+
+
+def test_aliases_are_declared_by_all_their_tensors():
+    def build(*aliases):
+        parts = [
+            fragment(name, (0, 0), (4, 4), ParallelRank(), aliases=names)
+            for name, names in zip("tu", aliases, strict=True)
+        ]
+        return placement(topology(), [tensor("t"), tensor("u")], parts)
+
+    assert build(("t", "u"), ("u", "t")).fragments[0].aliases == ("t", "u")
+    with pytest.raises(ValueError, match="the same aliases"):
+        build(("t", "u"), ())
+    with pytest.raises(ValueError, match="unknown tensor"):
+        build(("t", "v"), ())
+
+
+def test_json_reads_back_in_any_order():
+    given = split(4)
+    record = json.loads(weight_placement_to_json(given))
+    record["parts"].reverse()
+    assert weight_placement_from_json(json.dumps(record)) == given
+    assert weight_placement_from_json(weight_placement_to_json(given)) == given
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda record: record.update(extra=1), "unknown=.'extra'"),
+        (lambda record: record.pop("topology"), "missing=.'topology'"),
+        (lambda record: record.update(resource_kind="kv_cache"), "resource_kind"),
+        (lambda record: record.update(weight_generation=2), "placement_id"),
+        (lambda record: record.update(weight_generation=1.0), "integer"),
+        (lambda record: record.update(tensors=record["tensors"] * 2), "must not repeat"),
+        (lambda record: record["topology"].update(topology_id="x"), "topology_id"),
+        (lambda record: record["parts"][0]["rank"].update(tp=1), "rank"),
+        (lambda record: record["parts"][0]["fragments"][0].pop("aliases"), "aliases"),
+        (lambda record: record["tensors"][0]["parallel_axes"][0].pop("dim"), "dim"),
+        (lambda record: record["tensors"][0]["parallel_axes"][0].update(semantics="x"), "split"),
+        (lambda record: record["tensors"][0]["parallel_axes"].append(3), "JSON object"),
+    ],
+)
+def test_json_with_other_content_is_refused(change, reason):
+    record = json.loads(weight_placement_to_json(split(2)))
+    change(record)
+    with pytest.raises(ValueError, match=reason):
+        weight_placement_from_json(json.dumps(record))
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "NaN", '{"a": 1, "a": 2}', "[" * 100_000, 3, None])
+def test_text_that_is_no_record_is_refused(text):
+    with pytest.raises(ValueError, match=r"JSON|finite"):
+        weight_placement_from_json(text)
+    with pytest.raises(ValueError, match=r"JSON|finite"):
+        WeightManifest.from_json(text)
+
+
+# Runtime bindings
+
+
+def memory(part, address, **fields) -> RuntimeBindingFragment:
+    given = {
+        "placement_fragment_id": part.placement_fragment_id,
+        "fragment_id": f"memory of {part.tensor_id}",
+        "address": address,
+        "nbytes": part.nbytes,
+        "worker_id": "w",
+        "endpoint": "host:1",
+        "device": "cpu",
+        "itemsize": 2,
+        "local_shape": part.local_shape,
+        "strides_bytes": (2 * part.local_shape[1], 2),
+        "storage_address": address,
+        "storage_nbytes": part.nbytes,
+        "storage_offset_bytes": 0,
+    }
+    return RuntimeBindingFragment(**{**given, **fields})
+
+
+def binding(placed, index=0, address=4096, fragments=None, **fields):
+    part = placed.parts[index]
+    if fragments is None:
+        fragments = tuple(memory(piece, address) for piece in part.fragments)
+    given = {
+        "resource_id": placed.resource_id,
+        "placement_id": placed.placement_id,
+        "placement_digest": placed.digest,
+        "instance_id": "i",
+        "generation": 0,
+        "lease_id": "l",
+        "revision": placed.revision,
+        "participant_id": part.participant_id,
+        "fragments": fragments,
+    }
+    return WeightRuntimeBindingManifest(**{**given, **fields})
+
+
+def test_bindings_of_all_participants_are_accepted():
+    placed = split(2)
+    both = [binding(placed), binding(placed, 1, address=8192)]
+    validate_runtime_bindings(placed, both)
+    for one in both:
+        validate_runtime_binding(placed, one)
+        validate_resource_binding_identity(placed, one)
+        assert one.resource_kind is ResourceKind.MODEL_WEIGHT
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"resource_id": "x"}, "another resource_id"),
+        ({"placement_id": "x"}, "another placement_id"),
+        ({"placement_digest": "0" * 64}, "another placement digest"),
+        ({"revision": "x"}, "another revision"),
+        ({"participant_id": "x"}, "no such participant"),
+        ({"participant_id": "p1"}, "no such fragment"),
+        ({"fragments": ()}, "not bound"),
+    ],
+)
+def test_bindings_of_another_placement_are_refused(fields, reason):
+    placed = split(2)
+    with pytest.raises(ValueError, match=reason):
+        validate_runtime_binding(placed, binding(placed, **fields))
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"local_shape": (8, 1), "strides_bytes": (2, 2)}, "another local_shape"),
+        ({"strides_bytes": (2, 4)}, "another strides_bytes"),
+        ({"nbytes": 15}, "another nbytes"),
+        ({"itemsize": 1, "strides_bytes": (4, 1)}, "another itemsize"),
+    ],
+)
+def test_memory_of_another_shape_is_refused(fields, reason):
+    placed = split(2)
+    pieces = (memory(placed.parts[0].fragments[0], 4096, **fields),)
+    with pytest.raises(ValueError, match=reason):
+        validate_runtime_binding(placed, binding(placed, fragments=pieces))
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"storage_address": 0}, "storage_address"),
+        ({"storage_offset_bytes": 8}, "storage_address"),
+        ({"storage_nbytes": 8}, "inside its storage"),
+        ({"strides_bytes": (8,)}, "one entry per dimension"),
+        ({"strides_bytes": (0, 2)}, "must be positive"),
+        ({"storage_nbytes": 2**64 - 4096}, "64 bits"),
+        ({"device": ""}, "device"),
+    ],
+)
+def test_impossible_memory_is_refused(fields, reason):
+    with pytest.raises(ValueError, match=reason):
+        memory(split(2).fragments[0], 4096, **fields)
+
+
+def test_strides_of_single_steps_are_normalised():
+    part = fragment("t", (0, 0), (1, 4), ParallelRank())
+    assert memory(part, 4096, strides_bytes=(999, 2)) == memory(part, 4096)
+
+
+def test_owner_of_memory_is_not_compared():
+    part = split(2).fragments[0]
+    assert memory(part, 4096, owner=object()) == memory(part, 4096)
+
+
+def test_memory_is_shared_by_declared_aliases_only():
+    def validate(aliases, address, **fields):
+        parts = [
+            fragment(name, (0, 0), (4, 4), ParallelRank(), aliases=aliases) for name in ("t", "u")
+        ]
+        placed = placement(topology(), [tensor("t"), tensor("u", **fields)], parts)
+        first, second = placed.parts[0].fragments
+        pieces = (memory(first, 4096), memory(second, address))
+        validate_runtime_binding(placed, binding(placed, fragments=pieces))
+
+    validate(("t", "u"), 4096)
+    validate((), 4096 + 32)
+    for aliases, address, fields in (
+        ((), 4096, {}),
+        (("t", "u"), 4096 + 16, {}),
+        (("t", "u"), 4096, {"layer_id": 1}),
+    ):
+        with pytest.raises(ValueError, match="share memory"):
+            validate(aliases, address, **fields)
+
+
+def test_each_participant_is_bound_once():
+    placed = split(2)
+    one, other = binding(placed), binding(placed, 1, address=8192)
+    for bindings, reason in (
+        ([one], "has no binding"),
+        ([one, one], "must not repeat"),
+        ([one, binding(placed, 1, address=4096)], "share memory"),
+        (one, "sequence"),
+        ([3], "WeightRuntimeBindingManifest only"),
+    ):
+        with pytest.raises(ValueError, match=reason):
+            validate_runtime_bindings(placed, bindings)
+    validate_runtime_bindings(placed, [other, one])
+
+
+# Stored weights
+
+
+def test_manifest_reads_back_from_json():
+    given = stored()
+    assert WeightManifest.from_json(given.to_json()) == given
+    assert WeightManifest.from_json(given.to_json().encode()) == given
+    assert WeightManifest.from_dict(json.loads(given.to_json())) == given
+    assert given.manifest_identity.content_sha256 == given.manifest_digest
+    assert stored(created_at="later").manifest_digest != given.manifest_digest
+
+
+@pytest.mark.parametrize(
+    ("build", "reason"),
+    [
+        (lambda: stored(manifest_key="g/other"), "g/manifest"),
+        (lambda: stored(group_id="h", manifest_key="h/manifest"), "h/payload/"),
+        (lambda: stored(fragments=stored().fragments[:1]), "not fully covered"),
+        (lambda: stored(fragments=stored().fragments * 2), "must not repeat"),
+        (lambda: stored(tensors=()), "unknown tensor"),
+        (lambda: stored(tensors=(tensor(), tensor())), "must not repeat"),
+        (lambda: stored(created_at=""), "created_at"),
+        (
+            lambda: stored(
+                fragments=tuple(
+                    dataclasses.replace(piece, object_offset=0) for piece in stored().fragments
+                )
+            ),
+            "overlap in an object",
+        ),
+        (
+            lambda: stored(fragments=(dataclasses.replace(stored(1).fragments[0], nbytes=31),)),
+            "another size",
+        ),
+        (
+            lambda: stored(
+                1, fragments=(dataclasses.replace(stored(1).fragments[0], aliases=("t", "u")),)
+            ),
+            "unknown tensor",
+        ),
+    ],
+)
+def test_contradictory_manifests_are_refused(build, reason):
+    with pytest.raises(ValueError, match=reason):
+        build()
+
+
+def test_public_names_are_those_of_the_contract():
+    assert {"ParallelRank", "LogicalTransferPlan", "TransferRegion"} <= set(weight.__all__)
+    assert len(weight.__all__) == 27
