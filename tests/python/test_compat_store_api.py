@@ -6,11 +6,20 @@ import inspect
 import pickle
 
 import pytest
-from upstream_store_api import CALLS, CLASSES, ENUMS, EXPORTED, FIELDS, REQUIRED
+from upstream_store_api import (
+    CALLS as OBJECT_CALLS,
+    CLASSES,
+    ENUMS,
+    EXPORTED,
+    FIELDS,
+    REQUIRED,
+)
+from upstream_tensor_api import TENSOR_CALLS
 
 from mooncake import store as module
 from mooncake.store import MooncakeDistributedStore, ReplicateConfig
 
+CALLS = {**OBJECT_CALLS, **TENSOR_CALLS}
 # Calls with few parameters, for which a docstring of one line is enough.
 SHORT = {"get", "get_batch", "get_buffer", "batch_get_buffer", "is_exist", "batch_is_exist"}
 

@@ -1,7 +1,7 @@
 """Upstream's calls of `mooncake.store` as data: names, parameters, defaults, results.
 
-Calls for tensors are left out. Where two documents give a parameter different names, the table
-has both.
+Calls for tensors are in `upstream_tensor_api`. Where two documents give a parameter different
+names, the table has both.
 """
 
 from __future__ import annotations
@@ -268,4 +268,7 @@ CLASSES: Final = [
     "EngramStore",
     "EngramStoreConfig",
     "_get_pyclient_from_wrapper",
+    "_serialize_tensor",
+    "_deserialize_tensor",
+    "_tensor_metadata_size",
 ]

@@ -33,6 +33,11 @@ from mooncake.store.pool import (
     BufferPool,
     client_capsule as _get_pyclient_from_wrapper,
 )
+from mooncake.store.tensors.serialized import (
+    deserialize_tensor as _deserialize_tensor,
+    serialize_tensor as _serialize_tensor,
+    tensor_metadata_size as _tensor_metadata_size,
+)
 
 __all__ = [
     "ACTIVATION",
@@ -78,7 +83,10 @@ __all__ = [
     "SoftPinAction",
     "TaskStatus",
     "TaskType",
+    "_deserialize_tensor",
     "_get_pyclient_from_wrapper",
+    "_serialize_tensor",
+    "_tensor_metadata_size",
     "bind_to_numa_node",
     "get_alloc_func_addr",
     "get_free_func_addr",

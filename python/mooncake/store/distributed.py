@@ -19,6 +19,7 @@ from mooncake.store.segments import SegmentCalls
 from mooncake.store.sessions import SessionCalls
 from mooncake.store.setup import MASTER_ADDRESS, SetupArguments, connect
 from mooncake.store.tasks import TaskCalls
+from mooncake.store.tensors import TensorCalls
 from mooncake.store.values import ValueCalls
 
 __all__ = ["MooncakeDistributedStore"]
@@ -27,7 +28,14 @@ _log = logging.getLogger("mooncake.store")
 
 
 class MooncakeDistributedStore(
-    ValueCalls, QueryCalls, PointerCalls, RangeCalls, SessionCalls, SegmentCalls, TaskCalls
+    ValueCalls,
+    QueryCalls,
+    PointerCalls,
+    RangeCalls,
+    SessionCalls,
+    SegmentCalls,
+    TaskCalls,
+    TensorCalls,
 ):
     """A distributed store of bytes by key.
 

@@ -1,8 +1,8 @@
 """The stored form of tensors: metadata before the payload, manifests of shards, names of keys.
 
-Integers are little-endian. `TensorMetadata` takes 304 bytes and `Manifest` 96; the reference has
-the offset of each field. Version 1 is upstream's format. Tensors that upstream cannot represent
-have version 2, which upstream rejects.
+Integers are little-endian. `TensorMetadata` takes 304 bytes and `Manifest` 96; the guide about
+tensors lists the offset of each field. Version 1 is upstream's format. Tensors that upstream cannot
+represent have version 2, which upstream rejects.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ AxisKind: TypeAlias = Literal["dp", "tp", "ep", "pp"]
 AXIS_KINDS: Final[tuple[AxisKind, ...]] = ("dp", "tp", "ep", "pp")
 """Kinds of axes in the order of their numbers, which is their order in keys."""
 
-KeyT = TypeVar("KeyT", str, bytes)
+KeyT = TypeVar("KeyT", str, bytes, str | bytes)
 
 _METADATA: Final = struct.Struct("<IHHiiIIQQ8q8qII")
 _AXIS: Final = struct.Struct("<iiiiiiq")

@@ -29,7 +29,7 @@ class TensorMemory:
         nbytes: Length in bytes.
         dtype: Type of the elements.
         shape: Length of each dimension.
-        owner: Object that keeps the memory: the tensor itself, or a copy of it.
+        owner: Object that keeps all of the memory: the tensor itself, or a copy of it.
         offsets: For a jagged tensor the offsets of its sequences, as 64-bit integers.
         ragged_dim: For a jagged tensor the dimension along which its sequences are concatenated.
     """
@@ -43,7 +43,7 @@ class TensorMemory:
     ragged_dim: int | None = None
 
     def metadata(self) -> TensorMetadata:
-        """Return the metadata with which the tensor is stored."""
+        """Return the metadata of the tensor as an object of its own."""
         gap = 0 if self.offsets is None else self.offsets.nbytes
         return TensorMetadata(
             self.dtype,
@@ -233,7 +233,7 @@ def _of_jagged(torch: Any, tensor: Any) -> TensorMemory:
         values.nbytes,
         values.dtype,
         values.shape,
-        values.owner,
+        (values.owner, offsets.owner),
         offsets=offsets,
         ragged_dim=ragged_dim,
     )

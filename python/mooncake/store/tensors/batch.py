@@ -1,0 +1,111 @@
+"""Puts and gets of many tensors in one call."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from mooncake._aliases import accept_aliases
+from mooncake.store.tensors.base import TensorBase
+
+if TYPE_CHECKING:
+    import torch
+
+    from mooncake.store.batch import Key
+    from mooncake.store.config import ReplicateConfig
+
+__all__ = ["BatchTensorCalls"]
+
+
+class BatchTensorCalls(TensorBase):
+    """Puts and gets of many tensors. An item that fails does not affect the others."""
+
+    __slots__ = ()
+
+    @accept_aliases(tensors="tensors_list")
+    def batch_put_tensor(
+        self,
+        keys: Sequence[Key],
+        tensors_list: Sequence[torch.Tensor],
+        config: ReplicateConfig | None = None,
+    ) -> list[int]:
+        """Store many tensors. Existing objects are kept, which counts as success.
+
+        Args:
+            keys: Keys of the objects.
+            tensors_list: A tensor for each key, as for `put_tensor`; also named ``tensors``.
+            config: Number of copies, pins and placement.
+
+        Returns:
+            For each key 0 or a negative number; -600 for all if the lists differ in length.
+        """
+        return self._put_tensors(keys, tensors_list, config)
+
+    @accept_aliases(base_keys="keys")
+    def batch_get_tensor(self, keys: Sequence[Key]) -> list[torch.Tensor | None]:
+        """Return many tensors, each of which owns its memory; None for each failure.
+
+        Args:
+            keys: Keys of the objects; also named ``base_keys``.
+
+        Raises:
+            ImportError: torch is not installed.
+        """
+        return self._get_tensors(keys)
+
+    @accept_aliases(tensors="tensors_list")
+    def batch_pub_tensor(
+        self,
+        keys: Sequence[Key],
+        tensors_list: Sequence[torch.Tensor],
+        config: ReplicateConfig | None = None,
+    ) -> list[int]:
+        """Store many tensors as `batch_put_tensor` does.
+
+        Args:
+            keys: Keys of the objects.
+            tensors_list: A tensor for each key; also named ``tensors``.
+            config: Number of copies, pins and placement.
+
+        Returns:
+            For each key 0 or a negative number.
+        """
+        return self._put_tensors(keys, tensors_list, config)
+
+    @accept_aliases(tensors="tensors_list")
+    def batch_upsert_tensor(
+        self,
+        keys: Sequence[Key],
+        tensors_list: Sequence[torch.Tensor],
+        config: ReplicateConfig | None = None,
+    ) -> list[int]:
+        """Store many tensors, replacing existing objects.
+
+        Args:
+            keys: Keys of the objects.
+            tensors_list: A tensor for each key, as for `put_tensor`; also named ``tensors``.
+            config: Number of copies, pins and placement.
+
+        Returns:
+            For each key 0 or a negative number; -600 for all if the lists differ in length.
+        """
+        return self._put_tensors(keys, tensors_list, config, is_upsert=True)
+
+    @accept_aliases(tensors="tensors_list")
+    def batch_upsert_pub_tensor(
+        self,
+        keys: Sequence[Key],
+        tensors_list: Sequence[torch.Tensor],
+        config: ReplicateConfig | None = None,
+    ) -> list[int]:
+        """Store many tensors as `batch_upsert_tensor` does.
+
+        Args:
+            keys: Keys of the objects.
+            tensors_list: A tensor for each key; also named ``tensors``.
+            config: Number of copies, pins and placement.
+
+        Returns:
+            For each key 0 or a negative number.
+        """
+        return self._put_tensors(keys, tensors_list, config, is_upsert=True)
