@@ -42,6 +42,7 @@ __all__ = [
     "put_values",
     "rdma_devices",
     "read_memory",
+    "read_ranges",
     "run_daemon",
     "run_master",
     "run_topology_dump",
@@ -65,6 +66,7 @@ _Options: TypeAlias = PutOptions | None
 _Ints: TypeAlias = Sequence[int]
 _Numbers: TypeAlias = tuple[list[int], MooncakeError | None]
 _Columns: TypeAlias = Sequence[_Ints]
+_RangeColumns: TypeAlias = tuple[Any, Any, Any, Any]
 
 class ObjectItemsError(TypeError):
     """The items of a buffer are Python objects."""
@@ -268,6 +270,9 @@ class Pending:
 
     def get_into(self, keys: _Keys, buffers: Sequence[_Readable]) -> int:
         """Begin to get objects into writable memory, held until the outcome is taken."""
+
+    def read_ranges(self, keys: _Keys, columns: _RangeColumns, owner: object) -> int:
+        """Begin what `read_ranges` does; hold `owner`, whose memory it is, until it is taken."""
 
     def exists(self, keys: _Keys, *, lease: bool = True) -> int:
         """Begin what `Store.exists` does."""
@@ -771,6 +776,23 @@ def log_to_queue() -> None:
 
 def read_memory(address: int, length: int) -> bytes:
     """Return the bytes at an address of this process; raise if it is not readable."""
+
+def read_ranges(
+    store: Store, keys: _Keys, columns: _RangeColumns, *, is_registered: bool = False
+) -> list[int | MooncakeError]:
+    """Read ranges of objects into memory: one call to the master, one transfer per peer.
+
+    Args:
+        store: The store.
+        keys: Keys of the objects.
+        columns: Four columns of 64-bit integers: the first range of each object, with the number
+            of all ranges at the end; the address of the memory of each range; its offset in the
+            object; its length.
+        is_registered: Refuse ranges whose memory is not in one registered range.
+
+    Returns:
+        For each object the number of bytes read, or the first failure among its ranges.
+    """
 
 def run_daemon(arguments: Sequence[str]) -> int:
     """Run the daemon of a host until SIGTERM or SIGINT; return its exit code."""

@@ -44,6 +44,7 @@ mod _native {
         rpc::{RpcClient, RpcDelivery, RpcServer},
         store::{
             Store,
+            ranges::read_ranges,
             status_codes::{
                 get_columns, get_one, get_values, is_present, put_columns, put_one, put_values,
             },

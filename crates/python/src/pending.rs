@@ -29,7 +29,9 @@ use crate::{
     error::{or_raise, py_error},
     options::PutOptions,
     store::{
-        Keys, Open, Store, describe, is_there, length_of, listing, outcome_list, probe, single_key,
+        Keys, Open, Store, describe, is_there, length_of, listing, outcome_list, probe,
+        ranges::{Columns, RangeTable},
+        single_key,
         tasks::{self, IdParts},
         transfer,
     },
@@ -172,6 +174,26 @@ impl Pending {
             Box::new(move |py| {
                 drop(views);
                 outcome_objects(py, &keys, lengths)
+            })
+        })
+    }
+
+    /// Begins to read ranges of objects into memory at addresses, which belongs to `owner`. The
+    /// outcome of each item is the number of bytes.
+    fn read_ranges<'py>(
+        &self,
+        py: Python<'py>,
+        keys: Keys<'py>,
+        columns: Columns<'py>,
+        owner: Py<PyAny>,
+    ) -> PyResult<u64> {
+        let table = RangeTable::new(&keys, &columns)?;
+        let keys = unbound(keys);
+        self.begin(py, move |client| {
+            let read = client.map(|client| table.read(client, false));
+            Box::new(move |py| {
+                drop(owner);
+                outcome_objects(py, &keys, read)
             })
         })
     }

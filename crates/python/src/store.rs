@@ -5,6 +5,7 @@ pub(crate) mod describe;
 mod open;
 mod parts;
 mod pool;
+pub(crate) mod ranges;
 mod settings;
 pub(crate) mod status_codes;
 pub(crate) mod tasks;
