@@ -28,6 +28,7 @@ from mooncake.object_store import (
     options_of,
     or_default,
 )
+from mooncake.tensor.store import AsyncTensorCalls
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -39,7 +40,7 @@ __all__ = ["AsyncStore"]
 T = TypeVar("T")
 
 
-class AsyncStore:
+class AsyncStore(AsyncTensorCalls):
     """A handle on a pool of memory for event loops: the methods of `Store` as coroutines.
 
     At most 16 native threads, shared by all stores of the process, make the calls; a loop is

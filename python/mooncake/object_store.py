@@ -11,8 +11,16 @@ from mooncake._leases import Lease
 from mooncake._runtime import Buffer, PutOptions, _native
 from mooncake._tasks import CopyInfo, Drain, JobId, Task, copies_of
 from mooncake._units import parse_size
-from mooncake._values import check_value, encoded, key_list, name_list
+from mooncake._values import (
+    check_value,
+    decoded,
+    encoded,
+    key_list,
+    name_list,
+    with_groups,
+)
 from mooncake.errors import MooncakeError, NotFoundError
+from mooncake.tensor.store import TensorCalls
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -131,7 +139,7 @@ class SegmentInfo:
     takes_objects: bool
 
 
-class Store:
+class Store(TensorCalls):
     """A handle on a pool of memory, in which objects are put and got by key.
 
     Without an address the store starts a pool of its own, with the master in this process; other
@@ -655,21 +663,4 @@ def options_of(options: PutOptions | None, part: slice) -> PutOptions | None:
     """Return the options for a part of the items, with the groups of those items."""
     if options is None or options.groups is None:
         return options
-    return PutOptions(
-        replicas=options.replicas,
-        soft_pin=options.soft_pin,
-        soft_pin_ttl_ms=options.soft_pin_ttl_ms,
-        is_hard_pinned=options.is_hard_pinned,
-        preferred_segments=options.preferred_segments,
-        prefers_own_segments=options.prefers_own_segments,
-        data_type=options.data_type,
-        groups=options.groups[part],
-    )
-
-
-def decoded(key: bytes) -> Key:
-    """Return a key as text, or unchanged if it is not valid UTF-8."""
-    try:
-        return key.decode()
-    except UnicodeDecodeError:
-        return key
+    return with_groups(options, options.groups[part])

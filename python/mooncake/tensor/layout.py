@@ -19,8 +19,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias, get_args
 
+from mooncake.tensor.format import AXIS_KINDS, AxisKind
+
 __all__ = [
-    "AXES_MAX",
     "RANKS_MAX",
     "Axis",
     "AxisKind",
@@ -31,9 +32,6 @@ __all__ = [
     "split_bounds",
 ]
 
-AxisKind: TypeAlias = Literal["dp", "tp", "ep", "pp"]
-"""Kind of an axis; the order is that of the axes in the name of a shard."""
-
 Split: TypeAlias = Literal["chunk", "tensor_split"]
 """Rule for a dimension whose extent is not a multiple of the number of ranks.
 
@@ -42,13 +40,9 @@ ranks may get nothing. ``"tensor_split"`` gives the first ranks one more than th
 `torch.tensor_split` and `numpy.array_split`.
 """
 
-AXES_MAX = 4
-"""Maximum number of axes of a shard: one of each kind."""
-
 RANKS_MAX = 65_536
 """Maximum number of ranks on an axis."""
 
-_KINDS: tuple[AxisKind, ...] = get_args(AxisKind)
 _SPLITS: tuple[Split, ...] = get_args(Split)
 _ID_NAMES = {"ep": "expert", "pp": "stage"}
 
@@ -78,8 +72,10 @@ class Axis:
             ValueError: The kind is unknown, the rank is out of range, or `dim` or `id` is missing
                 or does not belong to this kind.
         """
-        if self.kind not in _KINDS:
-            raise ValueError(f"unknown kind of axis kind={self.kind!r} known={', '.join(_KINDS)}")
+        if self.kind not in AXIS_KINDS:
+            raise ValueError(
+                f"unknown kind of axis kind={self.kind!r} known={', '.join(AXIS_KINDS)}"
+            )
         if not 1 <= self.size <= RANKS_MAX:
             raise ValueError(
                 f"an axis has 1 to {RANKS_MAX} ranks axis={self.kind} size={self.size}"
@@ -176,7 +172,7 @@ class Shard:
         if self.split not in _SPLITS:
             known = ", ".join(_SPLITS)
             raise ValueError(f"unknown rule split={self.split!r} known={known}")
-        ordered = sorted(self.axes, key=lambda axis: _KINDS.index(axis.kind))
+        ordered = sorted(self.axes, key=lambda axis: AXIS_KINDS.index(axis.kind))
         object.__setattr__(self, "axes", tuple(ordered))
 
     @classmethod

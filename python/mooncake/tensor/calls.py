@@ -1,0 +1,162 @@
+"""Calls of the native store as values, and the two ways to make them.
+
+An operation on tensors is a generator that yields calls and receives their outcomes. `run` makes
+the calls in the calling thread, `run_async` awaits them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Generator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
+
+from mooncake._runtime import PutOptions, _native
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer as Readable
+
+__all__ = ["Call", "List", "Operation", "Put", "ReadRanges", "Remove", "run", "run_async"]
+
+T = TypeVar("T")
+Key: TypeAlias = str | bytes
+
+
+class Call(Protocol):
+    """A call of the native store."""
+
+    def make(self, store: _native.Store) -> Any:
+        """Make the call and return its outcome."""
+
+    def begin(self, calls: _native.Pending) -> int:
+        """Begin the call for an event loop and return its number."""
+
+
+Operation: TypeAlias = Generator[Call, Any, T]
+"""A generator that yields calls, receives the outcome of each, and returns a result."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReadRanges:
+    """Reads ranges of objects into memory. The outcome is a number of bytes for each object.
+
+    Attributes:
+        keys: Keys of the objects.
+        columns: The first range of each object, and the address, offset and length of each range,
+            as arrays of 64-bit integers.
+        owner: Object that keeps the memory.
+        is_registered: Refuse memory that is not registered.
+    """
+
+    keys: Sequence[Key]
+    columns: tuple[Any, Any, Any, Any]
+    owner: object
+    is_registered: bool = False
+
+    def make(self, store: _native.Store) -> Any:
+        """Make the call."""
+        return _native.read_ranges(store, self.keys, self.columns, is_registered=self.is_registered)
+
+    def begin(self, calls: _native.Pending) -> int:
+        """Begin the call."""
+        return calls.read_ranges(self.keys, self.columns, self.owner)
+
+
+@dataclass(frozen=True, slots=True)
+class Put:
+    """Puts objects. The outcome is for each object whether it was stored.
+
+    Attributes:
+        keys: Keys of the objects.
+        values: For each object the buffers that make it up.
+        options: Number of copies, pins, placement.
+        is_upsert: Replace existing objects.
+    """
+
+    keys: Sequence[Key]
+    values: Sequence[Sequence[Readable]]
+    options: PutOptions | None = None
+    is_upsert: bool = False
+
+    def make(self, store: _native.Store) -> Any:
+        """Make the call."""
+        return store.put(self.keys, self.values, options=self.options, is_upsert=self.is_upsert)
+
+    def begin(self, calls: _native.Pending) -> int:
+        """Begin the call."""
+        return calls.put(self.keys, self.values, options=self.options, is_upsert=self.is_upsert)
+
+
+@dataclass(frozen=True, slots=True)
+class Remove:
+    """Removes objects. The outcome is true for each object that was removed.
+
+    Attributes:
+        keys: Keys of the objects.
+        force: Remove leased objects, too.
+    """
+
+    keys: Sequence[Key]
+    force: bool = False
+
+    def make(self, store: _native.Store) -> Any:
+        """Make the call."""
+        return store.remove(self.keys, force=self.force)
+
+    def begin(self, calls: _native.Pending) -> int:
+        """Begin the call."""
+        return calls.remove(self.keys, force=self.force)
+
+
+@dataclass(frozen=True, slots=True)
+class List:
+    """Lists one page of the objects whose key has a prefix. The outcome is that of the store.
+
+    Attributes:
+        prefix: Prefix of the keys.
+        after: Last key of the page before.
+    """
+
+    prefix: bytes
+    after: bytes | None = None
+
+    def make(self, store: _native.Store) -> Any:
+        """Make the call."""
+        return store.list(prefix=self.prefix, after=self.after)
+
+    def begin(self, calls: _native.Pending) -> int:
+        """Begin the call."""
+        return calls.list(prefix=self.prefix, after=self.after)
+
+
+def run(store: _native.Store, operation: Operation[T]) -> T:
+    """Carry out an operation in this thread."""
+    try:
+        call = next(operation)
+        while True:
+            try:
+                outcome = call.make(store)
+            except Exception as error:  # noqa: BLE001 - the operation handles it or raises it
+                call = operation.throw(error)
+            else:
+                call = operation.send(outcome)
+    except StopIteration as end:
+        result: T = end.value
+        return result
+
+
+async def run_async(
+    begin: Callable[[Callable[[_native.Pending], int]], Awaitable[Any]], operation: Operation[T]
+) -> T:
+    """Carry out an operation for an event loop, with a function that begins a call of the loop."""
+    try:
+        call = next(operation)
+        while True:
+            try:
+                outcome = await begin(call.begin)
+            except Exception as error:  # noqa: BLE001 - the operation handles it or raises it
+                call = operation.throw(error)
+            else:
+                call = operation.send(outcome)
+    except StopIteration as end:
+        result: T = end.value
+        return result

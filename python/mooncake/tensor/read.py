@@ -1,0 +1,177 @@
+"""Reads of tensors and arrays, however they are stored, into memory of torch or numpy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from mooncake.errors import DeadlineError, InvalidArgumentError, MooncakeError, NotFoundError
+from mooncake.tensor import described, memory
+from mooncake.tensor.dtypes import DType, load_numpy, load_torch
+from mooncake.tensor.format import METADATA_BYTES, TensorMetadata
+from mooncake.tensor.inventory import Found, Part, find_all, invalid
+from mooncake.tensor.layout import Box
+from mooncake.tensor.transfer import Job, fill
+
+if TYPE_CHECKING:
+    from mooncake.tensor.calls import Operation
+    from mooncake.tensor.layout import Shard
+
+__all__ = ["Arrays", "Library", "Request", "Tensors", "read"]
+
+_ATTEMPTS = 3
+"""Number of times that a tensor is looked for again after it was replaced during a read."""
+
+_REPLACED = (DeadlineError, InvalidArgumentError, NotFoundError)
+"""What a read of an object fails with if the object is replaced or removed meanwhile."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A tensor to read.
+
+    Attributes:
+        key: Key of the tensor.
+        target: The shard to read; None reads the whole tensor.
+        out: Tensor or array to fill; None makes one.
+    """
+
+    key: bytes
+    target: Shard | None = None
+    out: Any = None
+
+
+class Library(Protocol):
+    """A library of tensors or arrays."""
+
+    def empty(self, dtype: DType, shape: tuple[int, ...]) -> Any:
+        """Return a new value with undefined content."""
+
+    def restore(self, stored: Any, metadata: TensorMetadata) -> Any:
+        """Return the value of an object that has more than metadata and elements."""
+
+
+class Tensors:
+    """Tensors of torch."""
+
+    def empty(self, dtype: DType, shape: tuple[int, ...]) -> Any:
+        """Return a new tensor with undefined content."""
+        return load_torch().empty(shape, dtype=dtype.torch())
+
+    def restore(self, stored: Any, metadata: TensorMetadata) -> Any:
+        """Return a jagged tensor that shares the memory of its object."""
+        if metadata.ragged_dim is None:
+            raise TypeError("the object is an array of a dtype that torch lacks; use get_array")
+        return memory.restore(stored, metadata)
+
+
+class Arrays:
+    """Arrays of numpy."""
+
+    def empty(self, dtype: DType, shape: tuple[int, ...]) -> Any:
+        """Return a new array with undefined content."""
+        return load_numpy().empty(shape, dtype=dtype.numpy())
+
+    def restore(self, stored: Any, metadata: TensorMetadata) -> Any:
+        """Return an array with a dtype of its own that shares the memory of its object."""
+        if metadata.ragged_dim is not None:
+            raise TypeError("the object is a jagged tensor; use get_tensor")
+        return described.restore(stored, metadata)
+
+
+def read(requests: Sequence[Request], library: Library) -> Operation[list[Any]]:
+    """Read tensors: two calls for whole ones and exact shards, two more for those to be resharded.
+
+    Returns:
+        For each request the filled value or its failure.
+    """
+    results: list[Any] = [None] * len(requests)
+    pending = list(range(len(requests)))
+    for _ in range(_ATTEMPTS):
+        found = yield from find_all([(requests[at].key, requests[at].target) for at in pending])
+        readings: dict[int, _Reading] = {}
+        for at, each in zip(pending, found, strict=True):
+            try:
+                if isinstance(each, MooncakeError):
+                    raise each
+                readings[at] = _begin(each, requests[at], library)
+            except (MooncakeError, TypeError, ImportError) as error:
+                results[at] = error
+        failures = yield from fill([reading.job for reading in readings.values()])
+        pending = []
+        for (at, reading), failure in zip(readings.items(), failures, strict=True):
+            results[at] = _end(reading, requests[at], library) if failure is None else failure
+            if isinstance(failure, _REPLACED):
+                pending.append(at)
+        if not pending:
+            break
+    return results
+
+
+@dataclass(frozen=True, slots=True)
+class _Reading:
+    """A read in progress: the job, the value that it fills, and whether that is a whole object."""
+
+    job: Job
+    value: Any
+    restores: TensorMetadata | None = None
+
+
+def _begin(found: Found, request: Request, library: Library) -> _Reading:
+    metadata = found.metadata
+    if metadata.data_offset > METADATA_BYTES:
+        if request.target is not None:
+            raise invalid(request.key, "a jagged tensor or a structured array has no shards")
+        return _begin_object(found)
+    value = request.out
+    if value is None:
+        value = library.empty(metadata.dtype, found.wanted.shape)
+    place = memory.of(value)
+    _check_destination(found, place, value)
+    return _Reading(Job(found, place.address, value), value)
+
+
+def _begin_object(found: Found) -> _Reading:
+    """Begin to read an object as it is, behind its metadata."""
+    (part,) = found.parts
+    stored = load_numpy().empty(part.metadata.total_bytes, dtype="uint8")
+    stored[:METADATA_BYTES] = memoryview(part.head)
+    rest = (len(stored) - METADATA_BYTES,)
+    as_bytes = TensorMetadata(DType.of_name("uint8"), rest, rest)
+    whole = Box.whole(rest)
+    job = Job(
+        Found(found.key, whole, (Part(part.key, part.head, as_bytes, whole),)),
+        stored.ctypes.data + METADATA_BYTES,
+        stored,
+    )
+    return _Reading(job, stored, part.metadata)
+
+
+def _end(reading: _Reading, request: Request, library: Library) -> Any:
+    if reading.restores is None:
+        return reading.value
+    try:
+        value = library.restore(reading.value, reading.restores)
+        if request.out is None:
+            return value
+        request.out[...] = value
+    except (TypeError, ValueError) as error:
+        return invalid(request.key, str(error))
+    return request.out
+
+
+def _check_destination(found: Found, place: memory.TensorMemory, value: Any) -> None:
+    """Refuse memory that is not the value's own, or does not fit."""
+    if (place.dtype, place.shape) != (found.metadata.dtype, found.wanted.shape):
+        raise invalid(
+            found.key,
+            f"the destination does not fit stored={found.metadata.dtype.name}"
+            f"{found.wanted.shape} destination={place.dtype.name}{place.shape}",
+        )
+    own = value.data_ptr() if hasattr(value, "data_ptr") else value.ctypes.data
+    if place.nbytes > 0 and own != place.address:
+        raise invalid(found.key, "the destination is not contiguous, or in foreign byte order")
+    flags = getattr(value, "flags", None)
+    if flags is not None and not flags["W"]:
+        raise invalid(found.key, "the destination is read-only")

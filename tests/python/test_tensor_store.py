@@ -1,0 +1,399 @@
+"""Tensors and arrays in `Store` and `AsyncStore`: every layout is read as every other."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+import pytest
+
+import mooncake
+from mooncake import AsyncStore, Store, StoreConfig
+from mooncake.tensor import Axis, Layout, Shard
+from mooncake.tensor.format import TensorMetadata
+
+np = pytest.importorskip("numpy")
+torch = pytest.importorskip("torch")
+
+
+@pytest.fixture(scope="module")
+def store():
+    with Store(config=StoreConfig(segment_bytes="256MB")) as store:
+        yield store
+
+
+@pytest.fixture
+def key(request):
+    return request.node.name
+
+
+def part(tensor, shard):
+    """Returns the part of a tensor that a shard holds, as torch slices it."""
+    box = shard.box(tensor.shape)
+    return tensor[tuple(slice(*ends) for ends in zip(box.start, box.stop, strict=True))]
+
+
+def numbers(*shape):
+    return torch.arange(int(np.prod(shape)), dtype=torch.float32).reshape(shape)
+
+
+def random_shape(rng):
+    return tuple(rng.randint(1, 12) for _ in range(rng.randint(1, 4)))
+
+
+def random_layout(rng, shape):
+    rule = rng.choice(["chunk", "tensor_split"])
+    return Layout(rng.randint(1, 6), rng.randrange(len(shape)), rule)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_any_layout_is_read_as_any_other(store, key, seed):
+    rng = random.Random(seed)
+    tensor = numbers(*random_shape(rng))
+    stored = rng.choice([None, random_layout(rng, tensor.shape)])
+    assert store.put_tensor(key, tensor, layout=stored)
+    assert torch.equal(store.get_tensor(key), tensor)
+    for _ in range(4):
+        shard = rng.choice(list(random_layout(rng, tensor.shape).shards()))
+        got = store.get_tensor(key, target=shard)
+        assert torch.equal(got, part(tensor, shard)), (stored, shard)
+
+
+def test_ranks_put_their_shards(store, key):
+    tensor = numbers(8, 6)
+    for rank in range(4):
+        shard = Shard.tp(rank, 4, dim=0)
+        assert store.put_tensor(key, part(tensor, shard), layout=shard)
+    assert torch.equal(store.get_tensor(key), tensor)
+    half = Shard.tp(1, 2, dim=1)
+    assert torch.equal(store.get_tensor(key, target=half), part(tensor, half))
+
+
+def test_uneven_shards_need_the_shape_of_the_tensor(store, key):
+    tensor = numbers(10, 3)
+    for rank in range(4):
+        shard = Shard.tp(rank, 4, dim=0)
+        store.put_tensor(key, part(tensor, shard), layout=shard, shape=(10, 3))
+    assert torch.equal(store.get_tensor(key), tensor)
+    with pytest.raises(ValueError, match=r"expected=\(3, 3\) given=\(2, 3\)"):
+        store.put_tensor("other", numbers(2, 3), layout=Shard.tp(0, 4), shape=(10, 3))
+
+
+def test_missing_shards_are_named(store, key):
+    tensor = numbers(8, 4)
+    for rank in (0, 3):
+        shard = Shard.tp(rank, 4)
+        store.put_tensor(key, part(tensor, shard), layout=shard)
+    with pytest.raises(mooncake.NotFoundError, match=f"{key}_tp_1, {key}_tp_2"):
+        store.get_tensor(key)
+    first = Shard.tp(0, 8)
+    assert torch.equal(store.get_tensor(key, target=first), part(tensor, first))
+    with pytest.raises(mooncake.NotFoundError, match=f"missing: {key}_tp_1\n"):
+        store.get_tensor(key, target=Shard.tp(2, 8))
+    # Putting the tensor again stores what is missing and keeps the rest.
+    assert store.put_tensor(key, tensor, layout=Layout(4))
+    assert torch.equal(store.get_tensor(key), tensor)
+    assert not store.put_tensor(key, tensor, layout=Layout(4))
+
+
+def test_first_shard_missing_is_named(store, key):
+    tensor = numbers(8, 4)
+    shard = Shard.tp(1, 2)
+    store.put_tensor(key, part(tensor, shard), layout=shard)
+    assert torch.equal(store.get_tensor(key, target=shard), part(tensor, shard))
+    with pytest.raises(mooncake.NotFoundError, match=f"missing: {key}_tp_0\n"):
+        store.get_tensor(key)
+
+
+def test_experts_are_selected_by_id(store, key):
+    experts = [numbers(4, 6) + 100 * expert for expert in range(4)]
+    for expert, tensor in enumerate(experts):
+        shard = Shard((Axis.ep(expert // 2, 2, expert=expert),))
+        store.put_tensor(key, tensor, layout=shard)
+    for expert, tensor in enumerate(experts):
+        of_other_size = Shard((Axis.ep(expert, 4, expert=expert),))
+        assert torch.equal(store.get_tensor(key, target=of_other_size), tensor)
+        split = Shard((Axis.ep(0, 1, expert=expert), Axis.tp(1, 3, dim=1)))
+        assert torch.equal(store.get_tensor(key, target=split), part(tensor, split))
+    with pytest.raises(ValueError, match=r"must name one of the ep axes .* ids=\[0, 1, 2, 3\]"):
+        store.get_tensor(key)
+    with pytest.raises(mooncake.NotFoundError, match="expert=9"):
+        store.get_tensor(key, target=Shard((Axis.ep(0, 1, expert=9),)))
+
+
+def test_stages_are_selected_by_id(store, key):
+    stages = [numbers(4) + 10 * stage for stage in range(2)]
+    for stage, tensor in enumerate(stages):
+        store.put_tensor(key, tensor, layout=Shard((Axis.pp(stage, 2, stage=stage),)))
+    wanted = Shard((Axis.pp(0, 1, stage=1),))
+    assert torch.equal(store.get_tensor(key, target=wanted), stages[1])
+
+
+def test_replicas_are_read_by_any_number_of_ranks(store, key):
+    tensor = numbers(6, 2)
+    for rank in range(2):
+        store.put_tensor(key, tensor, layout=Shard((Axis.dp(rank, 2),)))
+    assert torch.equal(store.get_tensor(key), tensor)
+    assert torch.equal(store.get_tensor(key, target=Shard((Axis.dp(3, 4),))), tensor)
+    split = Shard((Axis.dp(0, 2), Axis.tp(1, 2)))
+    assert torch.equal(store.get_tensor(key, target=split), part(tensor, split))
+
+
+def test_missing_replica_is_not_replaced_by_another(store, key):
+    store.put_tensor(key, numbers(4), layout=Shard((Axis.dp(0, 2),)))
+    with pytest.raises(mooncake.NotFoundError, match=r"target=dp=1/2 stored=__dp_0of2\n"):
+        store.get_tensor(key, target=Shard((Axis.dp(1, 2),)))
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_mixed_axes_are_resharded(store, key, seed):
+    rng = random.Random(seed)
+    tensor = numbers(*random_shape(rng))
+    layout = random_layout(rng, tensor.shape)
+    others = (Axis.dp(0, 2), Axis.pp(1, 2, stage=rng.randint(0, 5)))[: rng.randint(1, 2)]
+    stored = Layout(layout.size, layout.dim, layout.split, others)
+    store.put_tensor(key, tensor, layout=stored)
+    assert torch.equal(store.get_tensor(key), tensor)
+    wanted = random_layout(rng, tensor.shape)
+    target = Layout(wanted.size, wanted.dim, wanted.split, others).shard(wanted.size - 1)
+    assert torch.equal(store.get_tensor(key, target=target), part(tensor, target))
+
+
+def test_batch_reads_tensors_of_different_layouts(store, key):
+    tensors = {f"{key}.{at}": numbers(4 + at, 8) for at in range(5)}
+    for at, (name, tensor) in enumerate(tensors.items()):
+        store.put_tensor(name, tensor, layout=Layout(at, 1) if at else None)
+    for got, tensor in zip(store.get_tensors(tensors), tensors.values(), strict=True):
+        assert torch.equal(got, tensor)
+    target = Shard.tp(0, 2)
+    for got, tensor in zip(
+        store.get_tensors(tensors, target=target), tensors.values(), strict=True
+    ):
+        assert torch.equal(got, part(tensor, target))
+    with pytest.raises(mooncake.NotFoundError) as error:
+        store.get_tensors([*tensors, "absent"])
+    assert "1 of 6 items failed" in error.value.__notes__
+    with pytest.raises(ValueError, match="differ in length keys=5 target=1"):
+        store.get_tensors(tensors, target=[target])
+
+
+def test_out_is_filled_in_place(store, key):
+    tensor = numbers(4, 6)
+    store.put_tensor(key, tensor, layout=Layout(2, 1))
+    out = torch.zeros(4, 6)
+    assert store.get_tensor(key, out=out) is out
+    assert torch.equal(out, tensor)
+    array = np.zeros((4, 3), dtype=np.float32)
+    store.get_array(key, target=Shard.tp(1, 2, dim=1), out=array)
+    assert (array == tensor.numpy()[:, 3:]).all()
+
+
+@pytest.mark.parametrize(
+    ("out", "message"),
+    [
+        (torch.zeros(6, 4), r"does not fit stored=float32\(4, 6\) destination=float32\(6, 4\)"),
+        (torch.zeros(4, 6, dtype=torch.float64), "destination=float64"),
+        (torch.zeros(6, 4).T, "not contiguous"),
+    ],
+)
+def test_out_that_does_not_fit_is_refused(store, key, out, message):
+    store.put_tensor(key, numbers(4, 6))
+    with pytest.raises(mooncake.InvalidArgumentError, match=message):
+        store.get_tensor(key, out=out)
+
+
+def test_read_only_array_is_not_filled(store, key):
+    store.put_array(key, np.zeros(4))
+    out = np.zeros(4)
+    out.setflags(write=False)
+    with pytest.raises(mooncake.InvalidArgumentError, match="read-only"):
+        store.get_array(key, out=out)
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (3, 0, 2), (1,), (2, 1, 1, 2, 1, 1, 2, 1)])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float8_e5m2, torch.bool, torch.complex64])
+def test_shapes_and_dtypes_survive(store, key, shape, dtype):
+    tensor = torch.ones(shape).to(dtype)
+    store.put_tensor(key, tensor)
+    got = store.get_tensor(key)
+    assert (got.shape, got.dtype) == (tensor.shape, dtype)
+    assert torch.equal(got.reshape(-1).view(torch.uint8), tensor.reshape(-1).view(torch.uint8))
+
+
+def test_views_and_parameters_are_stored_by_value(store, key):
+    store.put_tensor(key, numbers(4, 6).T)
+    assert torch.equal(store.get_tensor(key), numbers(4, 6).T)
+    parameter = torch.nn.Parameter(numbers(3))
+    store.put_tensor(key, parameter, overwrite=True)
+    assert torch.equal(store.get_tensor(key), parameter.detach())
+
+
+def test_jagged_tensor_is_stored_whole(store, key):
+    jagged = torch.nested.nested_tensor([numbers(2), numbers(5)], layout=torch.jagged)
+    store.put_tensor(key, jagged)
+    got = store.get_tensor(key)
+    assert [each.tolist() for each in got.unbind()] == [numbers(2).tolist(), numbers(5).tolist()]
+    with pytest.raises(ValueError, match="jagged tensor"):
+        store.get_tensor(key, target=Shard.tp(0, 2))
+    with pytest.raises(ValueError, match="put it whole"):
+        store.put_tensor(key, jagged, layout=Layout(2))
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        np.array(
+            [(1, 2.5, b"x"), (2, 0.5, b"yz")], dtype=[("a", "<i4"), ("b", ">f8"), ("c", "S3")]
+        ),
+        np.array(["2026-01-01", "NaT"], dtype="datetime64[D]"),
+        np.array(["ab", "c"]),
+        np.zeros((2, 0), dtype=[("a", "i1")]),
+        np.array((1, 2), dtype=[("a", "i4", (2,)), ("b", "u1")]),
+    ],
+    ids=["structure", "date", "text", "empty", "scalar"],
+)
+def test_arrays_of_other_dtypes_are_stored(store, key, array):
+    store.put_array(key, array)
+    got = store.get_array(key)
+    assert (got.dtype, got.shape, got.tobytes()) == (array.dtype, array.shape, array.tobytes())
+    out = np.zeros_like(array)
+    assert store.get_array(key, out=out) is out
+    assert out.tobytes() == array.tobytes()
+    with pytest.raises(ValueError, match="use get_array"):
+        store.get_tensor(key)
+    with pytest.raises(ValueError, match="put it whole"):
+        store.put_array(key, array, layout=Layout(2))
+
+
+def test_description_of_a_dtype_is_not_executed(store, key):
+    array = np.zeros(2, dtype=[("a", "i4")])
+    store.put_array(key, array)
+    stored = store.get(key)
+    descr = repr([("a", "<i4")]).encode()
+    assert descr in stored
+    for text in (b"__import__('os')", b"'|O'", b"'<i8'", b"\xff"):
+        damaged = stored.replace(descr, text.ljust(len(descr)))
+        store.put(key, damaged, overwrite=True)
+        with pytest.raises(ValueError, match="the dtype of the array is damaged"):
+            store.get_array(key)
+
+
+def test_python_objects_are_refused(store, key):
+    with pytest.raises(TypeError, match="Python objects"):
+        store.put_array(key, np.array([{}, None]))
+    with pytest.raises(TypeError, match="tensor must be of torch or numpy, not list"):
+        store.put_tensor(key, [1, 2])
+    assert not store.exists(key)
+
+
+def test_put_of_a_tensor_as_bytes_names_put_tensor(store, key):
+    with pytest.raises(TypeError, match="use put_tensor"):
+        store.put(key, torch.zeros(2))
+
+
+def test_bytes_are_not_taken_for_a_tensor(store, key):
+    store.put(key, b"x")
+    with pytest.raises(mooncake.InvalidArgumentError, match="not a tensor object"):
+        store.get_tensor(key)
+    store.put(key, b"y" * 400, overwrite=True)
+    with pytest.raises(mooncake.InvalidArgumentError, match="not a tensor object: magic="):
+        store.get_tensor(key)
+
+
+def test_missing_tensor_is_not_found(store, key):
+    with pytest.raises(mooncake.NotFoundError) as error:
+        store.get_tensor(key)
+    assert error.value.key == key
+    with pytest.raises(KeyError):
+        store.delete_tensor(key)
+
+
+def test_target_without_its_dimension_is_refused(store, key):
+    store.put_tensor(key, numbers(4))
+    with pytest.raises(mooncake.InvalidArgumentError, match="dim=1 dimensions=1"):
+        store.get_tensor(key, target=Shard.tp(0, 2, dim=1))
+    with pytest.raises(mooncake.InvalidArgumentError, match="dim=1 dimensions=1"):
+        store.put_tensor(key, numbers(4), layout=Layout(2, 1))
+
+
+def test_shards_of_different_tensors_are_refused(store, key):
+    store.put_tensor(key, numbers(2, 4), layout=Shard.tp(0, 2))
+    store.put_tensor(key, numbers(2, 6), layout=Shard.tp(1, 2))
+    with pytest.raises(mooncake.InvalidArgumentError, match="shards are of different tensors"):
+        store.get_tensor(key)
+
+
+def test_overwrite_replaces_other_layouts(store, key):
+    first, second = numbers(8, 4), numbers(8, 4) + 1000
+    forms = [Layout(4, 0), None, Layout(2, 1), Layout(2, 0, axes=(Axis.dp(0, 2),)), Layout(3, 1)]
+    store.put_tensor(key, first)
+    for layout in forms:
+        store.put_tensor(key, second, layout=layout, overwrite=True)
+        assert torch.equal(store.get_tensor(key), second)
+        target = Shard.tp(1, 2)
+        assert torch.equal(store.get_tensor(key, target=target), part(second, target))
+        first, second = second, second + 1000
+    names = list(store.keys(key))
+    assert names == [f"{key}__parallelism_manifest", *(f"{key}_tp_{rank}" for rank in range(3))]
+
+
+def test_delete_removes_every_object_of_a_tensor(store, key):
+    layouts = (None, Layout(3), Layout(2, axes=(Axis.dp(0, 2),)), Shard((Axis.dp(0, 2),)))
+    for layout in layouts:
+        store.put_tensor(key, numbers(6), layout=layout)
+    store.put(f"{key}_tp_x", b"not a shard")
+    store.put(f"{key}__notes", b"not a shard")
+    store.delete_tensor(key, force=True)
+    assert list(store.keys(key)) == [f"{key}__notes", f"{key}_tp_x"]
+
+
+def test_metadata_of_shards_is_that_of_the_format(store, key):
+    store.put_tensor(key, numbers(5, 4), layout=Layout(2))
+    stored = store.get(f"{key}_tp_1")
+    metadata = TensorMetadata.decode(stored, total=len(stored))
+    (axis,) = metadata.axes
+    assert (axis.kind, axis.rank, axis.size, axis.split_dim, axis.extent) == ("tp", 1, 2, 0, 2)
+    assert (metadata.global_shape, metadata.local_shape) == ((5, 4), (2, 4))
+
+
+def test_groups_are_one_for_each_tensor(store, key):
+    options = mooncake.PutOptions(groups=["a", "b"])
+    items = {f"{key}.a": numbers(4), f"{key}.b": numbers(4)}
+    assert store.put_tensors(items, layout=Layout(2), options=options) == [True, True]
+    with pytest.raises(mooncake.InvalidArgumentError, match="one group for each tensor groups=2"):
+        store.put_tensors({**items, f"{key}.c": numbers(4)}, options=options)
+
+
+def test_async_store_has_the_same_calls(key):
+    async def use():
+        async with AsyncStore(config=StoreConfig(segment_bytes="64MB")) as store:
+            tensor = numbers(6, 8)
+            assert await store.put_tensor(key, tensor, layout=Layout(3, 1))
+            assert torch.equal(await store.get_tensor(key), tensor)
+            shard = Shard.tp(1, 2)
+            assert torch.equal(await store.get_tensor(key, target=shard), part(tensor, shard))
+            assert await store.put_tensors({"a": tensor, "b": tensor}) == [True, True]
+            got = await store.get_tensors(["a", "b"])
+            assert all(torch.equal(each, tensor) for each in got)
+            await store.put_array("c", tensor.numpy())
+            assert (await store.get_array("c") == tensor.numpy()).all()
+            await store.delete_tensor("c", force=True)
+            with pytest.raises(mooncake.NotFoundError):
+                await store.get_tensor("c")
+
+    asyncio.run(use())
+
+
+def test_cancelled_read_keeps_its_memory(key):
+    async def use():
+        async with AsyncStore(config=StoreConfig(segment_bytes="64MB")) as store:
+            await store.put_tensor(key, numbers(1 << 20))
+            for _ in range(20):
+                reading = asyncio.ensure_future(store.get_tensor(key))
+                await asyncio.sleep(0)
+                reading.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await reading
+            assert torch.equal(await store.get_tensor(key), numbers(1 << 20))
+
+    asyncio.run(use())
