@@ -27,7 +27,7 @@ fn architecture_maps_every_file_of_a_listed_folder() {
     let page = pages().into_iter().find(|file| file.path == "docs/architecture.md");
     let page = page.expect("there is an architecture page");
     let (header, name) =
-        (regex(r"^\| Files of `([^`]+)/` \|"), regex(r"`([a-z0-9_/]+(?:\.rs|/))`"));
+        (regex(r"^\| Files of `([^`]+)/` \|"), regex(r"`([a-z0-9_/]+(?:\.rs|\.py|/))`"));
     let (mut folder, mut maps) = (None, Vec::new());
     for line in page.text.lines() {
         if let Some(parts) = header.captures(line) {
@@ -59,7 +59,7 @@ fn architecture_maps_every_file_of_a_listed_folder() {
 /// Returns whether a file is named, or lies in a folder that is. Entry points and tests need no row.
 fn is_mapped(file: &str, named: &BTreeSet<String>) -> bool {
     let is_covered = |name: &String| name == file || name.ends_with('/') && file.starts_with(name);
-    let is_plain = ["lib.rs", "main.rs", "fuzz.rs"].contains(&file)
+    let is_plain = ["lib.rs", "main.rs", "fuzz.rs", "__init__.py"].contains(&file)
         || file.split('/').any(|part| part == "tests" || part == "tests.rs");
     is_plain || named.iter().any(is_covered)
 }
