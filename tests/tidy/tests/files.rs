@@ -20,7 +20,8 @@ fn first_line_states_the_purpose_of_a_file() {
 fn files_are_at_most_800_lines_long() {
     let found: Vec<_> = files()
         .iter()
-        .filter(|file| file.is_code())
+        // The stub of a native module declares all of its names in one file.
+        .filter(|file| file.is_code() && !file.is("pyi"))
         .map(|file| (file, file.text.lines().count()))
         .filter(|(_, lines)| *lines > LINES_MAX)
         .map(|(file, lines)| format!("{}: {lines} lines", file.path))
