@@ -57,10 +57,11 @@ def create_environment() -> Path:
     return python
 
 
-def run(*command: str) -> subprocess.CompletedProcess[str]:
+def run(*command: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
+    """Runs a command without the caller's `PYTHONPATH`, which may name our package."""
     clean = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     return subprocess.run(
-        command, capture_output=True, text=True, timeout=200, check=False, env=clean
+        command, input=stdin, capture_output=True, text=True, timeout=200, check=False, env=clean
     )
 
 
