@@ -5,93 +5,67 @@
 //! are return values, and the same calls with the same seed give the same results. One [`State`] is
 //! meant to be guarded by one lock; work that could take long is done in slices.
 
-pub mod allocator;
-mod answers;
-mod clear;
+mod catalog;
 mod client;
-mod drain;
-mod effect;
-mod events;
-pub mod eviction;
-mod eviction_queue;
-mod group;
-mod host;
 mod ids;
-mod key_arena;
-mod lease;
-mod mount_order;
-mod object;
-mod object_lifecycle;
-mod pins;
-pub mod placement;
+mod log;
+pub mod pool;
 mod put;
-mod put_options;
-mod quarantine;
-mod query;
 mod random;
 mod read;
 mod reclaim;
-mod recovery;
-mod replay;
-mod restore;
 mod rules;
-mod segment;
-mod snapshot;
-mod sweep;
 mod task;
-mod task_record;
-mod tenant;
 mod timer;
-mod unsynced;
-mod write;
 
 #[cfg(test)]
 mod tests;
 
 use mooncake_base::Moment;
 
-pub use self::{
-    answers::{Answers, Begun, CallItem},
-    drain::{JobStatus, JobView, NewJob},
-    effect::{DecodeError, Effect, LoggedCopy, LoggedPin, ObjectName, Value},
-    events::ObjectEvent,
-    ids::{KeyHash, ObjectSlot, SegmentSlot},
-    object::ObjectState,
-    put::{Place, Put, PutProgress, PutRef, PutStep, Started, UnfinishedPut},
-    put_options::{PutOptions, SoftPin},
-    query::{Listing, ObjectSummary, PAGE_MAX, Page, Removal, Selector},
-    read::{FenceTicket, LocateOptions, Located, LocatedObject, Probed},
-    reclaim::Pending,
-    recovery::RecoveryScope,
-    replay::Image,
-    restore::Restored,
-    rules::{AllocationStrategy, EvictionKind, Rules, TaskRules, Watermark},
-    segment::{SegmentNumber, SegmentSpec, SegmentStatus, SegmentView, Segments},
-    snapshot::SnapshotCursor,
-    task::{NewTask, TaskEnd, TaskKind, TaskStatus, TaskView, Work},
-    tenant::TenantQuota,
-};
+pub use self::reclaim::eviction;
 use self::{
-    client::Clients,
-    drain::Jobs,
-    effect::Effects,
-    events::EventBuffer,
-    eviction_queue::EvictionQueue,
-    group::Groups,
-    object::Objects,
-    pins::Pins,
-    placement::AllocationPolicy,
-    quarantine::Quarantine,
+    catalog::{group::Groups, object::Objects, tenant::Tenants},
+    client::{Clients, recovery::Recovery},
+    log::{effect::Effects, events::EventBuffer},
+    pool::{placement::AllocationPolicy, quarantine::Quarantine, unsynced::Unsynced},
+    put::write::Writes,
     random::Random,
     read::MaxGranted,
-    reclaim::{Ahead, Capture, Searches},
-    recovery::Recovery,
-    sweep::Sweeps,
-    task::Tasks,
-    tenant::Tenants,
+    reclaim::{Ahead, Capture, Searches, eviction_queue::EvictionQueue, pins::Pins, sweep::Sweeps},
+    task::{Tasks, drain::Jobs},
     timer::{Timer, Timers},
-    unsynced::Unsynced,
-    write::Writes,
+};
+pub use self::{
+    catalog::{
+        object::ObjectState,
+        query::{Listing, ObjectSummary, PAGE_MAX, Page, Removal, Selector},
+        tenant::TenantQuota,
+    },
+    client::{
+        answers::{Answers, Begun, CallItem},
+        recovery::RecoveryScope,
+    },
+    ids::{KeyHash, ObjectSlot, SegmentSlot},
+    log::{
+        effect::{DecodeError, Effect, LoggedCopy, LoggedPin, ObjectName, Value},
+        events::ObjectEvent,
+        replay::Image,
+        restore::Restored,
+        snapshot::SnapshotCursor,
+    },
+    pool::segment::{SegmentNumber, SegmentSpec, SegmentStatus, SegmentView, Segments},
+    put::{
+        Place, Put, PutProgress, PutRef, PutStep, Started, UnfinishedPut,
+        options::{PutOptions, SoftPin},
+    },
+    read::{FenceTicket, LocateOptions, Located, LocatedObject, Probed},
+    reclaim::Pending,
+    rules::{AllocationStrategy, EvictionKind, Rules, TaskRules, Watermark},
+    task::{
+        NewTask, TaskEnd, TaskKind, TaskStatus, TaskView, Work,
+        drain::{JobStatus, JobView, NewJob},
+    },
 };
 
 /// Due timers and releases that one call of [`State::advance`] handles.
@@ -216,7 +190,7 @@ impl State {
             tenants: Tenants::new(rules.is_multi_tenant),
             pins: Pins::default(),
             queue: EvictionQueue::new(eviction::policy(rules.eviction)),
-            placement: placement::policy(rules.allocation, random.next()),
+            placement: pool::placement::policy(rules.allocation, random.next()),
             candidates: Vec::new(),
             quarantine: Quarantine::default(),
             unsynced: Unsynced::default(),

@@ -1,14 +1,18 @@
 //! Clients: registrations, heartbeats and expiry.
 
+pub(super) mod answers;
+pub(super) mod mount_order;
+pub(super) mod recovery;
+
 use std::sync::Arc;
 
 use mooncake_base::{ClientId, Error, ErrorCode, Moment, Result};
 use rustc_hash::{FxHashMap, FxHashSet};
 
-use super::{
+use crate::state::{
     State,
-    host::host_of,
     ids::{ObjectSlot, SegmentSlot},
+    pool::host::host_of,
     put::AbandonReason,
     timer::Timer,
 };

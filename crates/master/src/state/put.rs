@@ -1,7 +1,9 @@
 //! Puts: start allocates, the client writes, end publishes and revoke frees.
 
 mod finish;
+pub(super) mod options;
 mod record;
+pub(super) mod write;
 
 use std::sync::Arc;
 
@@ -10,14 +12,16 @@ use mooncake_base::{
 };
 use smallvec::SmallVec;
 
-use super::{
+use crate::state::{
     State,
+    catalog::object::{NO_WRITE, REPLICAS_MAX, Replica},
     ids::{KeyHash, ObjectSlot, SegmentSlot, TenantIndex},
-    lease::Timestamp,
-    object::{NO_WRITE, REPLICAS_MAX, Replica},
-    put_options::{PutOptions, RequestedPin, SoftPin},
+    put::{
+        options::{PutOptions, RequestedPin, SoftPin},
+        write::Write,
+    },
+    read::lease::Timestamp,
     reclaim::{AllocRequest, Allocation, Pending, SearchId, SegmentFilter},
-    write::Write,
 };
 
 /// Maximum unfinished puts of one key (upserts by several clients).

@@ -1,14 +1,16 @@
 //! Reads: locate grants a lease and a fence; verify checks whether a late read is still valid.
 
+pub(super) mod lease;
+
 use std::time::Duration;
 
 use mooncake_base::{Error, ErrorCode, Moment, ReplicaId, Result, TenantId, Version, key::Printed};
 use smallvec::SmallVec;
 
-use super::{
+use crate::state::{
     Effect, State,
+    catalog::object::{Flags, NO_WRITE, Object, ObjectState, Replica},
     ids::{KeyHash, ObjectSlot, TenantIndex},
-    object::{Flags, NO_WRITE, Object, ObjectState, Replica},
     put::Place,
 };
 

@@ -7,8 +7,12 @@
 //! which the state is unlocked, and what it evicted is kept for it.
 
 mod ahead;
+pub mod eviction;
+pub(super) mod eviction_queue;
 mod out_of_space;
+pub(super) mod pins;
 mod search;
+pub(super) mod sweep;
 mod victims;
 mod window;
 
@@ -23,15 +27,14 @@ pub(super) use self::{
     search::{SearchId, Searches},
     window::Capture,
 };
-use super::{
+use crate::state::{
     State,
-    allocator::footprint,
-    eviction::EvictionPolicy,
+    catalog::object::{Flags, Replica, Replicas},
     ids::{ObjectSlot, SegmentSlot},
-    lease::Timestamp,
-    object::{Flags, Replica, Replicas},
-    placement::PlacementRequest,
-    put_options::PutOptions,
+    pool::{allocator::footprint, placement::PlacementRequest},
+    put::options::PutOptions,
+    read::lease::Timestamp,
+    reclaim::eviction::EvictionPolicy,
 };
 
 /// Wait before a group with a hard-pinned member is examined again.

@@ -7,6 +7,7 @@
 //! replaced or removed, the task fails.
 
 mod attempt;
+pub(super) mod drain;
 mod record;
 mod table;
 
@@ -15,13 +16,12 @@ use mooncake_base::{
     TenantId, Version,
 };
 
-use super::{
+use crate::state::{
     CallItem, State,
+    catalog::object::{Flags, Object, Replica},
     ids::{ObjectSlot, SegmentSlot},
-    lease::Timestamp,
-    object::{Flags, Object, Replica},
     put::Place,
-    read::{not_found, not_ready},
+    read::{lease::Timestamp, not_found, not_ready},
 };
 pub(super) use table::Tasks;
 use table::{Goal, Subject, Task};

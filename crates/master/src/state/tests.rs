@@ -21,7 +21,7 @@ use mooncake_base::{
     TaskId, TenantId,
 };
 
-use super::*;
+use crate::state::*;
 
 const MIB: u64 = 1 << 20;
 /// Two clients.

@@ -4,7 +4,7 @@ use std::{cmp::Reverse, collections::BinaryHeap};
 
 use mooncake_base::{ClientId, Incarnation, JobId, Moment, SegmentId, TaskId};
 
-use super::ids::ObjectSlot;
+use crate::state::ids::ObjectSlot;
 
 /// A due check. Its subject may have changed or gone meanwhile.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]

@@ -7,11 +7,10 @@ use mooncake_base::{
 use super::{AbandonReason, PutRef};
 use crate::state::{
     Effect, State,
+    catalog::object::{Flags, NO_WRITE},
     ids::{ObjectSlot, WriteSlot},
-    lease::Timestamp,
-    object::{Flags, NO_WRITE},
-    put_options::RequestedPin,
-    write::Write,
+    put::{options::RequestedPin, write::Write},
+    read::lease::Timestamp,
 };
 
 impl State {

@@ -4,8 +4,10 @@ use std::time::Duration;
 
 use super::PutRef;
 use crate::state::{
-    Effect, LoggedPin, State, Value, ids::WriteSlot, object::ordinal_of, put_options::RequestedPin,
-    write::Write,
+    Effect, LoggedPin, State, Value,
+    catalog::object::ordinal_of,
+    ids::WriteSlot,
+    put::{options::RequestedPin, write::Write},
 };
 
 impl State {

@@ -5,7 +5,7 @@ use std::time::Duration;
 use mooncake_base::Moment;
 
 use super::{EvictionPass, Verdict};
-use crate::state::{State, eviction::EvictionPolicy, ids::KeyHash};
+use crate::state::{State, ids::KeyHash, reclaim::eviction::EvictionPolicy};
 
 /// Objects examined or evicted ahead of need at a time.
 const AHEAD_SLICE: usize = 64;

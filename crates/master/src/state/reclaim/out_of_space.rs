@@ -6,9 +6,8 @@ use rustc_hash::FxHashMap;
 use super::AllocRequest;
 use crate::state::{
     State,
-    group::GroupIndex,
+    catalog::{group::GroupIndex, object::Flags},
     ids::{ObjectSlot, Slot},
-    object::Flags,
 };
 
 /// Maximum objects scanned, and maximum members of their groups examined. The result is extrapolated

@@ -6,10 +6,12 @@ use mooncake_base::Moment;
 use rustc_hash::FxHashMap;
 
 use super::{AllocRequest, Allocation, Pending, victims::VictimOutcome, window::Scan};
+#[cfg(test)]
+use crate::state::pool::allocator::BlockId;
 use crate::state::{
     State,
+    catalog::object::{Replica, Replicas},
     ids::SegmentSlot,
-    object::{Replica, Replicas},
 };
 
 /// Searches that scan segments at the same time. Others wait for their turn.
@@ -81,9 +83,7 @@ impl Searches {
 
     /// Returns all blocks that searches hold.
     #[cfg(test)]
-    pub(in crate::state) fn blocks(
-        &self,
-    ) -> impl Iterator<Item = (SegmentSlot, crate::state::allocator::BlockId)> {
+    pub(in crate::state) fn blocks(&self) -> impl Iterator<Item = (SegmentSlot, BlockId)> {
         self.by_id.values().flat_map(|search| {
             let replicas = search.replicas.iter().map(|replica| (replica.segment, replica.block));
             replicas.chain(search.scan.iter().flat_map(Scan::blocks)).collect::<Vec<_>>()

@@ -6,9 +6,9 @@ use rustc_hash::FxHashMap;
 use super::{AllocRequest, EvictionPass, Verdict, search::Search};
 use crate::state::{
     State,
-    allocator::BlockId,
-    eviction::EvictionPolicy,
     ids::{KeyHash, ObjectSlot, SegmentSlot},
+    pool::allocator::BlockId,
+    reclaim::eviction::EvictionPolicy,
 };
 
 /// Steps of one search: objects taken from the order, and blocks looked at around them. About a

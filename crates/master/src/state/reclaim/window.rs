@@ -16,10 +16,12 @@ use super::{
 };
 use crate::state::{
     State,
-    allocator::{BlockId, Mark},
+    catalog::object::Replica,
     ids::{ObjectSlot, SegmentSlot},
-    object::Replica,
-    segment::Segments,
+    pool::{
+        allocator::{BlockId, Mark},
+        segment::Segments,
+    },
 };
 
 /// Steps of one slice: blocks looked at, and group members examined for them. About a millisecond.

@@ -10,12 +10,12 @@ use super::{
 };
 use crate::state::{
     Effect, State,
+    catalog::object::{Flags, Object, Replica, Replicas},
     ids::{ObjectSlot, SegmentSlot},
-    lease::Timestamp,
-    object::{Flags, Object, Replica, Replicas},
-    put_options::PutOptions,
+    pool::segment::Segment,
+    put::options::PutOptions,
+    read::lease::Timestamp,
     reclaim::{AllocRequest, Allocation, Pending, SegmentFilter},
-    segment::Segment,
     timer::Timer,
 };
 

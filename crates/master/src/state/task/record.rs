@@ -8,9 +8,11 @@ use super::{
 };
 use crate::state::{
     CallItem, Effect, State,
-    effect::codec::{Reader, Writer},
-    object::{NO_OBJECT, Objects},
-    task_record::{Kind, read_moment, read_texts, write_moment, write_texts},
+    catalog::object::{NO_OBJECT, Objects},
+    log::{
+        effect::codec::{Reader, Writer},
+        task_record::{Kind, read_moment, read_texts, write_moment, write_texts},
+    },
 };
 
 impl Task {

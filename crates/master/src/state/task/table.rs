@@ -8,8 +8,8 @@ use rustc_hash::FxHashMap;
 use super::{TaskKind, TaskSource, TaskStatus};
 use crate::state::{
     CallItem,
+    catalog::object::{REPLICAS_MAX, Replica},
     ids::{ObjectSlot, SegmentSlot, TenantIndex},
-    object::{REPLICAS_MAX, Replica},
     random::Random,
 };
 

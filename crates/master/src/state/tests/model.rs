@@ -7,8 +7,9 @@ use proptest::prelude::*;
 
 use super::{
     super::{
+        catalog::object::Flags,
         ids::{Slot, TenantIndex},
-        object::Flags,
+        pool::allocator::BlockId,
     },
     recovery::Log,
     *,
@@ -473,13 +474,12 @@ impl Model {
             assert!(held.windows(2).all(|pair| pair[0].1 <= pair[1].0), "nothing overlaps");
             let used: u64 = held.iter().map(|(start, end)| end - start).sum();
             assert_eq!(used, segment.allocator.used(), "used bytes are the sum of the blocks");
-            let block_bytes =
-                |blocks: &mut dyn Iterator<Item = (SegmentSlot, allocator::BlockId)>| {
-                    blocks
-                        .filter(|(other, _)| *other == slot)
-                        .map(|(_, block)| segment.allocator.size(block))
-                        .sum::<u64>()
-                };
+            let block_bytes = |blocks: &mut dyn Iterator<Item = (SegmentSlot, BlockId)>| {
+                blocks
+                    .filter(|(other, _)| *other == slot)
+                    .map(|(_, block)| segment.allocator.size(block))
+                    .sum::<u64>()
+            };
             let written = state.writes.iter().flat_map(|write| write.replicas.iter());
             let written = written.chain(state.tasks.placed());
             let mut written = written.map(|copy| (copy.segment, copy.block));

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use mooncake_base::ObjectKey;
 
 use super::{
-    super::replay::{LiveObject, LoggedSegment},
+    super::log::replay::{LiveObject, LoggedSegment},
     *,
 };
 

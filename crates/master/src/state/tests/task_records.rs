@@ -1,7 +1,7 @@
 //! Tasks and drain jobs across restarts of the master: they resume, or fail with a reason.
 
 use super::{
-    super::object::ordinal_of,
+    super::catalog::object::ordinal_of,
     recovery::{self, Log, restarted},
     tasks::{drain, on, segment_status, two},
     *,

@@ -1,0 +1,241 @@
+//! Complete objects: lookup, added and dropped replicas, removal, and quarantine of freed memory.
+
+use mooncake_base::Moment;
+
+use crate::state::{
+    Effect, LoggedCopy, State,
+    catalog::object::{Flags, Replica, Replicas},
+    ids::{KeyHash, ObjectSlot, SegmentSlot, TenantIndex},
+    pool::{allocator::BlockId, segment::SegmentStatus},
+    read::{FenceTicket, lease::Timestamp},
+};
+
+impl State {
+    /// Finds an object and drops its lost replicas. A member of a condemned group is evicted.
+    pub(in crate::state) fn find(
+        &mut self,
+        now: Moment,
+        tenant: TenantIndex,
+        key: &[u8],
+    ) -> Option<ObjectSlot> {
+        self.find_hashed(now, self.objects.hash(tenant, key), tenant, key)
+    }
+
+    /// Finds an object by a key whose hash is known, like [`find`](Self::find).
+    pub(in crate::state) fn find_hashed(
+        &mut self,
+        now: Moment,
+        hash: KeyHash,
+        tenant: TenantIndex,
+        key: &[u8],
+    ) -> Option<ObjectSlot> {
+        let slot = self.objects.find_hashed(hash, tenant, key)?;
+        if self.groups.is_condemned(slot) {
+            self.evict_value(now, slot);
+        }
+        if !self.drop_lost_replicas(slot) {
+            let is_written = self.writes.chain(self.objects.at(slot).newest_write).next().is_some();
+            if !is_written {
+                self.objects.remove(slot);
+                return None;
+            }
+        }
+        Some(slot)
+    }
+
+    /// Drops the value of an object. The memory is freed, or quarantined while a fence covers it.
+    pub(in crate::state) fn drop_value(&mut self, now: Moment, slot: ObjectSlot) {
+        if !self.objects.at(slot).is_complete() {
+            return;
+        }
+        self.dequeue(slot);
+        let copied = self.copying_until(slot);
+        let object = self.objects.at(slot);
+        self.effects.record(|| Effect::Dropped { object: self.objects.logged_name(object) });
+        let object = self.objects.at_mut(slot);
+        let until = object.protection.fence().max(copied);
+        let version = object.version;
+        object.protection.clear_fence();
+        self.tenants.uncharge(object.tenant, object.bytes());
+        let is_hard_pinned = object.flags.has(Flags::HARD_PINNED);
+        let replicas = std::mem::take(&mut object.replicas);
+        for &replica in replicas.iter() {
+            let segment = self.segments.at_mut(replica.segment);
+            if is_hard_pinned && segment.is_mounted() {
+                segment.hard_pinned -= segment.allocator.size(replica.block);
+            }
+            self.free_or_quarantine(now, replica, until, version);
+        }
+        self.clear_value(slot);
+    }
+
+    /// Clears the value of an object whose replicas are gone.
+    pub(in crate::state) fn clear_value(&mut self, slot: ObjectSlot) {
+        self.emit_removed(slot);
+        self.dequeue(slot);
+        let object = self.objects.at_mut(slot);
+        let flags = object.flags;
+        object.flags = Flags::default();
+        self.tenants.remove_object(object.tenant, slot);
+        self.objects.complete -= 1;
+        if flags.has(Flags::BEING_COPIED) {
+            self.tasks.forget_object(slot);
+        }
+        if flags.has(Flags::SOFT_PINNED) {
+            self.pins.remove(slot);
+        }
+        if flags.has(Flags::GROUPED) {
+            self.leave_group(slot, flags.has(Flags::HARD_PINNED));
+        }
+    }
+
+    /// Removes the object from its group. If the object was hard-pinned, the group may be evicted
+    /// from now on.
+    fn leave_group(&mut self, slot: ObjectSlot, was_hard_pinned: bool) {
+        let siblings = if was_hard_pinned { self.groups.members(slot).to_vec() } else { vec![] };
+        self.groups.leave(slot);
+        for member in siblings.into_iter().filter(|&member| member != slot) {
+            self.unpark_early(member);
+        }
+    }
+
+    /// Adds a replica to a complete object.
+    pub(in crate::state) fn add_copy(&mut self, slot: ObjectSlot, replica: Replica) {
+        let object = self.objects.at_mut(slot);
+        object.replicas.push(replica);
+        let length = object.length;
+        let flags = object.flags;
+        let object = self.objects.at(slot);
+        self.effects.record(|| Effect::ReplicaAdded {
+            object: self.objects.logged_name(object),
+            copy: LoggedCopy {
+                segment: self.segments.at(replica.segment).number,
+                offset: self.segments.at(replica.segment).allocator.offset(replica.block),
+                ordinal: replica.ordinal,
+            },
+        });
+        if flags.has(Flags::PARKED) {
+            self.queue.parked_bytes += length;
+        }
+        if flags.has(Flags::HARD_PINNED) {
+            let segment = self.segments.at_mut(replica.segment);
+            segment.hard_pinned += segment.allocator.size(replica.block);
+        }
+    }
+
+    /// Drops the replicas of an object in these segments; the object is removed with its last
+    /// replica. Returns the number of dropped replicas.
+    pub(in crate::state) fn drop_copies(
+        &mut self,
+        now: Moment,
+        slot: ObjectSlot,
+        segments: &[SegmentSlot],
+    ) -> usize {
+        let object = self.objects.at(slot);
+        let copies = object.replicas.iter().copied();
+        let (dropped, kept): (Vec<_>, Vec<_>) =
+            copies.partition(|copy| segments.contains(&copy.segment));
+        if dropped.is_empty() {
+            return 0;
+        }
+        if kept.is_empty() {
+            self.drop_value(now, slot);
+            self.remove_if_empty(slot);
+            return dropped.len();
+        }
+        let fence = object.protection.fence().max(self.copying_until(slot));
+        let object = self.objects.at_mut(slot);
+        object.replicas = Replicas::from(kept);
+        let freed = object.length * dropped.len() as u64;
+        self.tenants.uncharge(object.tenant, freed);
+        let flags = object.flags;
+        if flags.has(Flags::PARKED) {
+            self.queue.parked_bytes -= freed;
+        }
+        for &replica in &dropped {
+            let object = self.objects.at(slot);
+            self.effects.record(|| Effect::ReplicaDropped {
+                object: self.objects.logged_name(object),
+                ordinal: replica.ordinal,
+            });
+            let segment = self.segments.at_mut(replica.segment);
+            if flags.has(Flags::HARD_PINNED) && segment.is_mounted() {
+                segment.hard_pinned -= segment.allocator.size(replica.block);
+            }
+            self.release(now, replica, fence);
+        }
+        dropped.len()
+    }
+
+    /// Releases a fence that was granted to one reader only: if the memory was freed meanwhile, its
+    /// quarantine ends. Has no effect on fences of several readers and on fences that were released
+    /// before.
+    pub fn release_fence(&mut self, ticket: FenceTicket) {
+        let FenceTicket { object, version, fence } = ticket;
+        let fence = Timestamp::from_bits(fence);
+        if fence == Timestamp::default() || version.0 == 0 {
+            return;
+        }
+        if let Some(found) = self.objects.get_mut(object)
+            && found.is_complete()
+            && found.version() == version
+        {
+            if found.protection.fence() == fence {
+                found.protection.clear_fence();
+            }
+            return;
+        }
+        while let Some(freed) = self.quarantine.pop_read(fence, version.0) {
+            self.end_quarantine(freed);
+        }
+    }
+
+    /// Frees the memory of a replica, after a quarantine until `until`.
+    pub(in crate::state) fn release(&mut self, now: Moment, replica: Replica, until: Timestamp) {
+        self.free_or_quarantine(now, replica, until, 0);
+    }
+
+    /// Frees the memory of a replica. If its readers release their fence of `version` earlier, the
+    /// quarantine ends then.
+    fn free_or_quarantine(
+        &mut self,
+        now: Moment,
+        replica: Replica,
+        until: Timestamp,
+        version: u64,
+    ) {
+        let segment = self.segments.at_mut(replica.segment);
+        if segment.status == SegmentStatus::Unmounting {
+            return;
+        }
+        if until > now.into() {
+            segment.fenced += segment.allocator.size(replica.block);
+            let time = until.left(now);
+            // Other memory is quarantined after a restart anyway.
+            if !self.max_granted.covers(time) {
+                let number = segment.number;
+                let offset = segment.allocator.offset(replica.block);
+                let length = segment.allocator.size(replica.block);
+                self.effects.record(|| Effect::Quarantined { number, offset, length, time });
+            }
+            let position = self.effects.position();
+            self.quarantine.push(until, version, replica.segment, replica.block, position);
+        } else {
+            self.free_block(replica.segment, replica.block, self.effects.position());
+        }
+    }
+
+    /// Frees a block whose quarantine is over. Returns whether there was one.
+    pub(in crate::state) fn free_due_quarantine(&mut self, now: Moment) -> bool {
+        let Some(freed) = self.quarantine.pop_due(now) else { return false };
+        self.end_quarantine(freed);
+        true
+    }
+
+    /// Frees a block that was taken out of the quarantine.
+    fn end_quarantine(&mut self, (segment, block, position): (SegmentSlot, BlockId, u64)) {
+        let found = self.segments.at_mut(segment);
+        found.fenced -= found.allocator.size(block);
+        self.free_block(segment, block, position);
+    }
+}

@@ -1,0 +1,409 @@
+//! Selection, listing and removal of many objects: in byte order, in pages, in slices.
+
+use mooncake_base::{Error, ErrorCode, Moment, ObjectKey, Result, TenantId, key::Printed};
+use regex::bytes::{Regex, RegexBuilder};
+
+use crate::state::{
+    State,
+    catalog::object::{Flags, Object, ObjectState},
+    ids::{ObjectSlot, Slot, TenantIndex},
+    read::{lease::LeaseAndFence, not_found, not_ready},
+};
+
+/// Objects scanned in one slice: about a millisecond of removals, since other calls may have to
+/// wait for a slice.
+const SLICE: u32 = 1024;
+
+/// Key bytes after which a slice ends early.
+const SLICE_KEY_BYTES: usize = 256 << 10;
+
+/// Maximum size of a compiled pattern. A match takes a time in proportion to it, and to the key.
+const REGEX_BYTES_MAX: usize = 256 << 10;
+/// Maximum length of a pattern.
+const PATTERN_BYTES_MAX: usize = 16 * 1024;
+/// Maximum number of objects on one page.
+pub const PAGE_MAX: usize = 10_000;
+
+/// A condition on keys.
+#[derive(Debug, Clone)]
+pub enum Selector {
+    /// Every key.
+    All,
+    /// Keys that contain a match of the pattern.
+    Regex(Regex),
+    /// Keys with this prefix.
+    Prefix(Box<[u8]>),
+}
+
+impl Selector {
+    /// Selects keys that contain a match of the pattern (searched, not anchored).
+    ///
+    /// # Errors
+    /// `INVALID_PARAMS` if the pattern is malformed, longer than 16 KiB or needs more than 256 KiB.
+    pub fn regex(pattern: &str) -> Result<Self> {
+        if pattern.len() > PATTERN_BYTES_MAX {
+            return Err(Error::invalid("the pattern is too long")
+                .with("pattern_bytes", pattern.len())
+                .with("limit", PATTERN_BYTES_MAX));
+        }
+        let built = RegexBuilder::new(pattern)
+            .size_limit(REGEX_BYTES_MAX)
+            .dfa_size_limit(REGEX_BYTES_MAX)
+            .build();
+        match built {
+            Ok(regex) => Ok(Self::Regex(regex)),
+            Err(error) => {
+                // The last line has the reason, those before it the position.
+                let text = error.to_string();
+                let why = text.lines().last().unwrap_or_default().trim_start_matches("error: ");
+                Err(Error::invalid("the pattern is not a regular expression")
+                    .with("pattern", pattern)
+                    .with("why", why))
+            }
+        }
+    }
+
+    /// Returns whether the key is selected.
+    pub fn matches(&self, key: &[u8]) -> bool {
+        match self {
+            Self::All => true,
+            Self::Regex(regex) => regex.is_match(key),
+            Self::Prefix(prefix) => key.starts_with(prefix),
+        }
+    }
+}
+
+/// The objects of a slice whose keys a pattern is still to be matched with. That can take seconds for
+/// long keys, so the state must not be locked meanwhile.
+#[derive(Debug, Default)]
+pub(in crate::state) struct Candidates {
+    pub(in crate::state) found: Vec<(ObjectSlot, Box<[u8]>)>,
+    is_matched: bool,
+}
+
+impl Candidates {
+    fn push(&mut self, slot: ObjectSlot, key: &[u8]) {
+        self.found.push((slot, Box::from(key)));
+        self.is_matched = false;
+    }
+
+    /// Keeps the objects whose keys are selected.
+    fn match_keys(&mut self, selector: &Selector) {
+        if !std::mem::replace(&mut self.is_matched, true) {
+            self.found.retain(|(_, key)| selector.matches(key));
+        }
+    }
+}
+
+/// An object in a listing.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ObjectSummary {
+    /// Key of the object.
+    pub key: ObjectKey,
+    /// Length in bytes; of the newest put if nothing is readable yet.
+    pub length: u64,
+    /// Complete or being written, never absent.
+    pub state: ObjectState,
+    /// Number of replicas, or requested replicas of a put.
+    pub replicas: u32,
+}
+
+/// A listing in progress. Each slice scans a part of the objects, so that other calls run in
+/// between; an object that exists during the whole listing is never left out.
+#[derive(Debug)]
+pub struct Listing {
+    pub(in crate::state) tenant: TenantId,
+    pub(in crate::state) selector: Selector,
+    pub(in crate::state) after: Option<Box<[u8]>>,
+    pub(in crate::state) limit: usize,
+    pub(in crate::state) next_slot: u32,
+    pub(in crate::state) found: std::collections::BTreeMap<ObjectKey, ObjectSummary>,
+    pub(in crate::state) is_last: bool,
+    pub(in crate::state) candidates: Candidates,
+}
+
+impl Listing {
+    /// Creates a listing of at most `limit` objects after the key `after`. A limit of 0, or one
+    /// above [`PAGE_MAX`], counts as [`PAGE_MAX`].
+    pub fn new(tenant: TenantId, selector: Selector, after: Option<&[u8]>, limit: usize) -> Self {
+        let limit = if limit == 0 { PAGE_MAX } else { limit.min(PAGE_MAX) };
+        Self {
+            tenant,
+            selector,
+            after: after.map(Box::from),
+            limit,
+            next_slot: 0,
+            found: std::collections::BTreeMap::new(),
+            is_last: true,
+            candidates: Candidates::default(),
+        }
+    }
+
+    /// Matches a pattern with the keys of the last slice. To be called between two slices, while the
+    /// state is not locked; otherwise the next slice does it.
+    pub fn match_keys(&mut self) {
+        self.candidates.match_keys(&self.selector);
+    }
+
+    /// Returns the objects found, in byte order of the keys, and whether they are the last.
+    pub fn into_page(self) -> Page {
+        Page { objects: self.found.into_values().collect(), is_last: self.is_last }
+    }
+}
+
+/// A page of a listing.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Page {
+    /// Objects in byte order of the keys.
+    pub objects: Vec<ObjectSummary>,
+    /// True if no object comes after these.
+    pub is_last: bool,
+}
+
+/// A removal of many objects in progress, in slices like [`Listing`].
+#[derive(Debug)]
+pub struct Removal {
+    pub(in crate::state) tenant: TenantId,
+    pub(in crate::state) selector: Selector,
+    pub(in crate::state) is_forced: bool,
+    pub(in crate::state) next_slot: u32,
+    pub(in crate::state) removed: u64,
+    pub(in crate::state) candidates: Candidates,
+}
+
+impl Removal {
+    /// Creates a removal of the selected complete objects. Leased objects are skipped unless
+    /// forced.
+    pub fn new(tenant: TenantId, selector: Selector, is_forced: bool) -> Self {
+        let candidates = Candidates::default();
+        Self { tenant, selector, is_forced, next_slot: 0, removed: 0, candidates }
+    }
+
+    /// Matches a pattern with the keys of the last slice, like [`Listing::match_keys`].
+    pub fn match_keys(&mut self) {
+        self.candidates.match_keys(&self.selector);
+    }
+
+    /// Returns the number of objects removed so far.
+    pub fn removed(&self) -> u64 {
+        self.removed
+    }
+}
+
+impl State {
+    /// Removes the object.
+    ///
+    /// # Errors
+    /// `OBJECT_NOT_FOUND`; `REPLICA_IS_NOT_READY`: the first put is unfinished, forced or not;
+    /// `OBJECT_HAS_LEASE` and `OBJECT_HAS_REPLICATION_TASK` unless forced.
+    pub fn remove(
+        &mut self,
+        now: Moment,
+        tenant: &TenantId,
+        key: &[u8],
+        is_forced: bool,
+    ) -> Result<()> {
+        let tenant = self.objects.tenant_index(tenant);
+        let slot = tenant.and_then(|tenant| self.find(now, tenant, key));
+        let slot = slot.ok_or_else(|| not_found(key))?;
+        if self.is_unclaimed(slot) {
+            // The object must not come back with its owner.
+            self.remove_value(now, slot);
+            return Err(not_found(key));
+        }
+        let object = self.objects.at(slot);
+        if !object.is_complete() {
+            return Err(not_ready(key));
+        }
+        if object.protection.is_leased(now) && !is_forced {
+            return Err(Error::new(ErrorCode::OBJECT_HAS_LEASE, "the object has a lease")
+                .with("key", Printed(key))
+                .with("lease_left_ms", object.protection.lease_left(now).as_millis()));
+        }
+        if object.flags.has(Flags::BEING_COPIED) && !is_forced {
+            let why = "a client is copying the object";
+            let code = ErrorCode::OBJECT_HAS_REPLICATION_TASK;
+            return Err(Error::new(code, why).with("key", Printed(key)));
+        }
+        self.remove_value(now, slot);
+        Ok(())
+    }
+
+    /// Runs one slice of a removal. Returns whether it is done.
+    pub fn remove_matching(&mut self, now: Moment, removal: &mut Removal) -> bool {
+        let Some(tenant) = self.objects.tenant_index(&removal.tenant) else { return true };
+        removal.match_keys();
+        for (slot, key) in std::mem::take(&mut removal.candidates.found) {
+            if self.is_removable(now, removal, slot, tenant)
+                && self.objects.key(self.objects.at(slot)) == &key[..]
+            {
+                self.remove_selected(now, removal, slot);
+            }
+        }
+        let is_pattern = matches!(removal.selector, Selector::Regex(_));
+        let (mut end, mut bytes) = (removal.next_slot, 0);
+        for slot in ObjectSlot::range(removal.next_slot, self.end_of_slice(removal.next_slot)) {
+            if bytes >= SLICE_KEY_BYTES {
+                break;
+            }
+            end += 1;
+            if !self.is_removable(now, removal, slot, tenant) {
+                continue;
+            }
+            let key = self.objects.key(self.objects.at(slot));
+            if is_pattern {
+                bytes += key.len();
+                removal.candidates.push(slot, key);
+            } else if removal.selector.matches(key) {
+                self.remove_selected(now, removal, slot);
+            }
+        }
+        removal.next_slot = end;
+        let is_done = end == self.objects.slot_count() && removal.candidates.found.is_empty();
+        let is_clear = matches!(removal.selector, Selector::All) && self.objects.complete == 0;
+        if is_done && is_clear && removal.removed > 0 {
+            self.emit_cleared(&removal.tenant);
+        }
+        is_done
+    }
+
+    /// Runs one slice of a listing. Returns whether the page is complete. Grants no lease.
+    pub fn list_objects(&self, listing: &mut Listing) -> bool {
+        let Some(tenant) = self.objects.tenant_index(&listing.tenant) else { return true };
+        listing.match_keys();
+        for (slot, key) in std::mem::take(&mut listing.candidates.found) {
+            if let Some(object) = self.objects.get(slot)
+                && object.tenant == tenant
+                && self.objects.key(object) == &key[..]
+                && listing.is_wanted(&key)
+                && let Some(summary) = self.summary(object)
+            {
+                listing.add(summary);
+            }
+        }
+        let is_pattern = matches!(listing.selector, Selector::Regex(_));
+        let (mut end, mut bytes) = (listing.next_slot, 0);
+        for slot in ObjectSlot::range(listing.next_slot, self.end_of_slice(listing.next_slot)) {
+            if bytes >= SLICE_KEY_BYTES {
+                break;
+            }
+            end += 1;
+            let Some(object) = self.objects.get(slot).filter(|object| object.tenant == tenant)
+            else {
+                continue;
+            };
+            let key = self.objects.key(object);
+            if !listing.is_wanted(key) {
+                continue;
+            }
+            if is_pattern {
+                bytes += key.len();
+                listing.candidates.push(slot, key);
+            } else if listing.selector.matches(key)
+                && let Some(summary) = self.summary(object)
+            {
+                bytes += key.len();
+                listing.add(summary);
+            }
+        }
+        listing.next_slot = end;
+        end == self.objects.slot_count() && listing.candidates.found.is_empty()
+    }
+
+    fn end_of_slice(&self, start: u32) -> u32 {
+        start.saturating_add(SLICE).min(self.objects.slot_count())
+    }
+
+    /// Returns whether the removal takes the object if its key is selected.
+    fn is_removable(
+        &self,
+        now: Moment,
+        removal: &Removal,
+        slot: ObjectSlot,
+        tenant: TenantIndex,
+    ) -> bool {
+        self.objects.get(slot).is_some_and(|object| {
+            object.tenant == tenant
+                && object.is_complete()
+                && (removal.is_forced || !self.is_protected(now, object) || self.is_unclaimed(slot))
+        })
+    }
+
+    /// Removes a selected object. A lost object is not counted as removed; the sweep drops it.
+    fn remove_selected(&mut self, now: Moment, removal: &mut Removal, slot: ObjectSlot) {
+        if self.drop_lost_replicas(slot) {
+            removal.removed += u64::from(!self.is_unclaimed(slot));
+            self.remove_value(now, slot);
+        }
+    }
+
+    /// Returns whether a lease or a running copy protects the object from a plain removal.
+    fn is_protected(&self, now: Moment, object: &Object) -> bool {
+        object.protection.is_leased(now) || object.flags.has(Flags::BEING_COPIED)
+    }
+
+    /// Visits one slice of the complete objects of a tenant, in no order. Returns the next
+    /// position, if there is more. Grants no lease.
+    pub fn walk(
+        &self,
+        tenant: &TenantId,
+        from: u32,
+        visit: &mut dyn FnMut(&[u8], u64),
+    ) -> Option<u32> {
+        let tenant = self.objects.tenant_index(tenant)?;
+        let end = from.saturating_add(SLICE).min(self.objects.slot_count());
+        for slot in ObjectSlot::range(from, end) {
+            let Some(object) = self.objects.get(slot) else { continue };
+            let mut copies = object.replicas.iter();
+            if object.tenant == tenant
+                && object.is_complete()
+                && copies.any(|copy| self.segments.at(copy.segment).is_mounted())
+            {
+                visit(self.objects.key(object), object.length);
+            }
+        }
+        (end < self.objects.slot_count()).then_some(end)
+    }
+
+    fn remove_value(&mut self, now: Moment, slot: ObjectSlot) {
+        self.drop_value(now, slot);
+        self.objects.at_mut(slot).protection = LeaseAndFence::default();
+        self.remove_if_empty(slot);
+    }
+
+    /// Returns the listed form of an object; `None` if all replicas were lost.
+    fn summary(&self, object: &Object) -> Option<ObjectSummary> {
+        let key = self.objects.object_key(object);
+        let copies = object.replicas.iter();
+        let mounted = copies.filter(|copy| self.segments.at(copy.segment).is_claimed()).count();
+        if mounted > 0 {
+            let replicas = mounted as u32;
+            let length = object.length;
+            return Some(ObjectSummary { key, length, state: ObjectState::Complete, replicas });
+        }
+        let newest = self.writes.at(self.writes.chain(object.newest_write).next()?);
+        let replicas = newest.replicas.len() as u32;
+        let length = newest.length;
+        Some(ObjectSummary { key, length, state: ObjectState::Writing, replicas })
+    }
+}
+
+impl Listing {
+    /// Returns whether a selected key can belong on the page, judged by the objects scanned so far.
+    fn is_wanted(&self, key: &[u8]) -> bool {
+        if self.after.as_deref().is_some_and(|after| key <= after) {
+            return false;
+        }
+        let last = self.found.last_key_value().filter(|_| self.found.len() >= self.limit);
+        let is_beyond = last.is_some_and(|(last, _)| key > last.as_bytes());
+        !is_beyond || self.is_last
+    }
+
+    fn add(&mut self, summary: ObjectSummary) {
+        self.found.insert(summary.key.clone(), summary);
+        if self.found.len() > self.limit {
+            self.found.pop_last();
+            self.is_last = false;
+        }
+    }
+}

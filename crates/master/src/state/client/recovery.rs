@@ -1,0 +1,237 @@
+//! Segments and objects that are known from the log, but that no owner has claimed since the
+//! restart.
+//!
+//! For a grace after a restart a call that needs an unclaimed object should wait; the driver of the
+//! state asks [`State::recovery_wait`]. After the grace the object is absent for readers and does
+//! not block writers. It comes back when its owner announces exactly that segment, unless the
+//! object was removed or replaced meanwhile. Segments that are not announced in time are dropped.
+//!
+//! A master that was stopped for a while treats clients that hung up on it in the same way: calls that
+//! need their objects or memory wait for them for the same grace.
+
+use std::time::Duration;
+
+use mooncake_base::{ClientId, Error, ErrorCode, Incarnation, Moment, Result, SegmentId, TenantId};
+
+use crate::state::{
+    Rules, SegmentSpec, State,
+    ids::{ObjectSlot, SegmentSlot},
+    put::AbandonReason,
+    timer::Timer,
+};
+
+/// Deadlines of the recovery after a restart.
+#[derive(Debug, Default)]
+pub(in crate::state) struct Recovery {
+    /// Unclaimed segments.
+    pub(in crate::state) segments: u64,
+    /// Whether the machine lost power, so that the end of the log may be missing. Nothing recovered
+    /// is read before the grace is over: until then, a client that registers may show that even
+    /// synced changes are missing.
+    is_doubtful: bool,
+    grace: Moment,
+    end: Moment,
+    /// Until then calls wait for suspect clients: they may have hung up on the master only because
+    /// it made a pause, and connect again.
+    pause_grace: Option<Moment>,
+    /// End of the last access to memory that the earlier master may have granted without a record
+    /// in the log.
+    pub(in crate::state) unknown_grants_until: Moment,
+}
+
+impl Recovery {
+    pub(in crate::state) fn begin(
+        now: Moment,
+        unknown_grants_until: Moment,
+        is_doubtful: bool,
+        rules: &Rules,
+    ) -> Self {
+        let grace = now + rules.resume_grace;
+        let end = grace.max(now + rules.unclaimed_ttl);
+        Self { segments: 0, is_doubtful, grace, end, pause_grace: None, unknown_grants_until }
+    }
+
+    /// Returns when unclaimed segments are dropped.
+    pub(in crate::state) fn end(&self) -> Moment {
+        self.end
+    }
+
+    /// Records a pause of the master: no owner could announce anything, and clients may have hung
+    /// up.
+    pub(in crate::state) fn record_pause(&mut self, now: Moment, pause: Duration, rules: &Rules) {
+        (self.grace, self.end) = (self.grace + pause, self.end + pause);
+        self.pause_grace = Some(now + rules.resume_grace);
+    }
+}
+
+/// The objects or memory that a call needs.
+#[derive(Debug)]
+pub enum RecoveryScope<'a> {
+    /// These keys.
+    Keys(&'a TenantId, &'a [&'a [u8]]),
+    /// Free memory for a new object.
+    Space,
+    /// Everything.
+    All,
+}
+
+impl State {
+    /// Returns the deadline of the call's wait for owners that have not come back; `None` if it
+    /// need not wait.
+    pub fn recovery_wait(&self, now: Moment, awaited: &RecoveryScope<'_>) -> Option<Moment> {
+        self.restart_wait(now, awaited).or_else(|| self.pause_wait(now, awaited))
+    }
+
+    fn restart_wait(&self, now: Moment, awaited: &RecoveryScope<'_>) -> Option<Moment> {
+        let is_over = self.recovery.segments == 0 && !self.recovery.is_doubtful;
+        if is_over || self.recovery.grace.has_passed(now) {
+            return None;
+        }
+        let is_doubtful = self.recovery.is_doubtful;
+        let awaits = match awaited {
+            RecoveryScope::All => true,
+            RecoveryScope::Space => self.segments.open().is_empty(),
+            RecoveryScope::Keys(tenant, keys) => {
+                self.any_object(tenant, keys, |slot| is_doubtful || self.is_unclaimed(slot))
+            }
+        };
+        awaits.then_some(self.recovery.grace)
+    }
+
+    /// Returns the end of the call's wait for clients that hung up during a pause of the master.
+    fn pause_wait(&self, now: Moment, awaited: &RecoveryScope<'_>) -> Option<Moment> {
+        let until = self.pause_grace(now)?;
+        let awaits = match awaited {
+            // Lists show the objects of suspect clients, too.
+            RecoveryScope::All => false,
+            RecoveryScope::Space => self.segments.open().is_empty(),
+            RecoveryScope::Keys(tenant, keys) => {
+                self.any_object(tenant, keys, |slot| self.is_unreachable(slot))
+            }
+        };
+        awaits.then_some(until)
+    }
+
+    /// Returns whether the condition holds for an object of one of the keys.
+    fn any_object(
+        &self,
+        tenant: &TenantId,
+        keys: &[&[u8]],
+        condition: impl Fn(ObjectSlot) -> bool,
+    ) -> bool {
+        self.objects.tenant_index(tenant).is_some_and(|tenant| {
+            keys.iter().any(|key| self.objects.find(tenant, key).is_some_and(&condition))
+        })
+    }
+
+    /// Returns until when calls may wait for suspect clients; `None` if there are none, or if the
+    /// master made no pause.
+    fn pause_grace(&self, now: Moment) -> Option<Moment> {
+        let until = self.recovery.pause_grace.filter(|until| !until.has_passed(now))?;
+        self.clients.has_suspects().then_some(until)
+    }
+
+    /// Returns whether calls may have to wait: segments are unclaimed, the recovered state is in
+    /// doubt, or clients hung up during a pause of the master.
+    pub fn is_recovering(&self, now: Moment) -> bool {
+        let is_doubted = self.recovery.is_doubtful && !self.recovery.grace.has_passed(now);
+        self.recovery.segments > 0 || is_doubted || self.pause_grace(now).is_some()
+    }
+
+    /// Drops all segments that came from the log, with their objects, since the log is older than
+    /// it may be: their memory may have been reused. Owners that announced them again are
+    /// forgotten, so that they register and mount other memory. Puts whose memory is gone with the
+    /// segments are abandoned. Returns the number of segments.
+    pub fn drop_recovered(&mut self, now: Moment) -> usize {
+        let recovered = self.segments.mounted().filter(|(_, segment)| segment.is_recovered);
+        let mut owners: Vec<ClientId> = recovered.map(|(_, segment)| segment.client).collect();
+        let count = owners.len();
+        owners.sort_unstable_by_key(|owner| owner.bits());
+        owners.dedup();
+        for owner in owners {
+            self.forget_client(now, owner, AbandonReason::Vanished);
+        }
+        self.abandon_lost_writes();
+        self.recovery.is_doubtful = false;
+        count
+    }
+
+    /// Returns the number of unclaimed segments.
+    pub fn unclaimed_segments(&self) -> u64 {
+        self.recovery.segments
+    }
+
+    /// Claims a segment that the owner mounted at an earlier master. The objects are readable
+    /// again. Has no effect on a segment that is claimed already.
+    ///
+    /// # Errors
+    /// `CLIENT_NOT_FOUND`: register first. `SEGMENT_NOT_FOUND`: the segment is unknown, or its
+    /// memory has changed; mount other memory in its place.
+    pub fn resume(&mut self, client: ClientId, segment: &SegmentSpec) -> Result<()> {
+        self.clients.check(client)?;
+        let found = self.segments.by_id(segment.id).filter(|&slot| {
+            let known = self.segments.at(slot);
+            known.client == client && known.spec == *segment
+        });
+        let Some(slot) = found else {
+            return Err(Error::new(
+                ErrorCode::SEGMENT_NOT_FOUND,
+                "the segment is unknown or has changed; mount other memory in its place",
+            )
+            .with("segment", segment.id));
+        };
+        self.claim_segment(slot);
+        Ok(())
+    }
+
+    /// Makes the segment available again.
+    pub(in crate::state) fn claim_segment(&mut self, slot: SegmentSlot) {
+        let client = self.segments.at(slot).client;
+        let is_suspect = self.clients.is_suspect(client);
+        let segment = self.segments.at_mut(slot);
+        if std::mem::take(&mut segment.is_unclaimed) {
+            segment.is_suspect = is_suspect;
+            self.recovery.segments -= 1;
+            self.segments.refresh(slot);
+        }
+    }
+
+    /// Returns whether every replica of the object is in an unclaimed segment.
+    pub(in crate::state) fn is_unclaimed(&self, slot: ObjectSlot) -> bool {
+        if self.recovery.segments == 0 {
+            return false;
+        }
+        let copies = &self.objects.at(slot).replicas[..];
+        let mut mounted = copies
+            .iter()
+            .map(|copy| self.segments.at(copy.segment))
+            .filter(|segment| segment.is_mounted())
+            .peekable();
+        mounted.peek().is_some() && mounted.all(|segment| segment.is_unclaimed)
+    }
+
+    /// Handles the timer of an unclaimed segment: drops it or sets the timer again.
+    pub(in crate::state) fn expire_unclaimed(
+        &mut self,
+        now: Moment,
+        id: SegmentId,
+        incarnation: Incarnation,
+    ) {
+        let Some(slot) = self.segments.by_id(id) else { return };
+        let segment = self.segments.at(slot);
+        if segment.spec.incarnation != incarnation || !segment.is_unclaimed {
+            return;
+        }
+        let end = self.recovery.end();
+        if end.has_passed(now) {
+            let client = segment.client;
+            self.drop_segment(slot);
+            if self.clients.check(client).is_err() {
+                // The client will not come back to fetch them.
+                self.reassign_tasks(now, client);
+            }
+        } else {
+            self.timers.push(end, Timer::Unclaimed(id, incarnation));
+        }
+    }
+}

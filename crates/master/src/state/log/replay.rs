@@ -1,0 +1,292 @@
+//! Replay of log effects into an image: which objects exist, which puts are unfinished, and where
+//! they lie.
+//!
+//! Plain tables without an eviction order, time or clients.
+//! [`State::restore`](super::State::restore) makes a working state of an image.
+
+mod tenant_objects;
+
+use std::{collections::BTreeMap, time::Duration};
+
+use mooncake_base::{ClientId, ObjectKey, TenantId};
+use rustc_hash::FxHashMap;
+
+use crate::state::{
+    log::{
+        effect::{DecodeError, Effect, LoggedCopy, LoggedPin, ObjectName, Value},
+        task_record::next_ordinal,
+    },
+    pool::segment::{SegmentNumber, SegmentSpec},
+};
+
+pub(in crate::state) use tenant_objects::TenantObjects;
+
+/// The contents of a log.
+#[derive(Debug, Clone, Default)]
+pub struct Image {
+    pub(in crate::state) segments: BTreeMap<SegmentNumber, LoggedSegment>,
+    /// Per tenant; the names are in `tenants`.
+    pub(in crate::state) objects: Vec<TenantObjects>,
+    pub(in crate::state) tenants: Vec<TenantId>,
+    pub(in crate::state) writes: FxHashMap<u64, LoggedWrite>,
+    pub(in crate::state) quarantined: Vec<QuarantinedRange>,
+    pub(in crate::state) fence: Duration,
+    pub(in crate::state) lease: Duration,
+    pub(in crate::state) next_version: u64,
+    pub(in crate::state) next_number: u32,
+    pub(in crate::state) tasks: BTreeMap<u128, Box<[u8]>>,
+    pub(in crate::state) quotas: BTreeMap<Box<str>, u64>,
+    /// Lowest ordinal for the next replica that a task makes.
+    pub(in crate::state) next_ordinal: u16,
+}
+
+/// A segment of the pool.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(in crate::state) struct LoggedSegment {
+    pub(in crate::state) client: ClientId,
+    pub(in crate::state) spec: SegmentSpec,
+    pub(in crate::state) status: u8,
+    pub(in crate::state) grace: Duration,
+}
+
+/// The value of an object, published or not.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(in crate::state) struct LiveObject {
+    pub(in crate::state) version: u64,
+    pub(in crate::state) length: u64,
+    pub(in crate::state) copies: Vec<LoggedCopy>,
+    pub(in crate::state) data_type: u8,
+    pub(in crate::state) is_hard_pinned: bool,
+    pub(in crate::state) group: Box<[u8]>,
+    pub(in crate::state) checksum: Option<u64>,
+    pub(in crate::state) pin: Option<Duration>,
+}
+
+/// An unfinished put.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(in crate::state) struct LoggedWrite {
+    pub(in crate::state) tenant: usize,
+    pub(in crate::state) key: ObjectKey,
+    pub(in crate::state) client: ClientId,
+    pub(in crate::state) is_replacing: bool,
+    pub(in crate::state) request: u64,
+    pub(in crate::state) is_displaced: bool,
+    pub(in crate::state) pin: LoggedPin,
+    pub(in crate::state) value: LiveObject,
+}
+
+/// Freed memory that a late write may reach.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(in crate::state) struct QuarantinedRange {
+    pub(in crate::state) number: SegmentNumber,
+    pub(in crate::state) offset: u64,
+    pub(in crate::state) length: u64,
+    pub(in crate::state) time: Duration,
+}
+
+impl Image {
+    /// Applies effects that [`State::take_effects`](super::State::take_effects) returned.
+    ///
+    /// # Errors
+    /// The bytes are damaged or of a later version.
+    pub fn replay(&mut self, effects: &[u8]) -> Result<(), DecodeError> {
+        Effect::decode_all(effects, |effect| self.apply(effect))
+    }
+
+    /// Returns the number of objects, including those in dropped segments.
+    pub fn objects(&self) -> u64 {
+        self.objects.iter().map(|keys| keys.len() as u64).sum()
+    }
+
+    /// Returns the number of segments.
+    pub fn segments(&self) -> usize {
+        self.segments.len()
+    }
+
+    /// Returns the records of tasks and drain jobs, by id.
+    pub fn tasks(&self) -> impl Iterator<Item = (u128, &[u8])> {
+        self.tasks.iter().map(|(&id, record)| (id, &**record))
+    }
+
+    /// Returns the quotas in bytes, by tenant; the default tenant has the empty name.
+    pub fn quotas(&self) -> impl Iterator<Item = (&str, u64)> {
+        self.quotas.iter().map(|(tenant, &bytes)| (&**tenant, bytes))
+    }
+
+    fn apply(&mut self, effect: Effect<'_>) {
+        match effect {
+            Effect::Mounted { number, client, spec } => {
+                let segment = LoggedSegment { client, spec, status: 0, grace: Duration::ZERO };
+                self.next_number = self.next_number.max(number.0.saturating_add(1));
+                self.segments.insert(number, segment);
+            }
+            Effect::SegmentStatus { number, status, grace } => {
+                if let Some(segment) = self.segments.get_mut(&number) {
+                    (segment.status, segment.grace) = (status, grace);
+                }
+            }
+            Effect::SegmentDropped { number } => {
+                self.segments.remove(&number);
+                self.quarantined.retain(|range| range.number != number);
+            }
+            Effect::Started { version, client, mut value, is_replacing, request } => {
+                self.apply_started(version, client, &mut value, (is_replacing, request));
+            }
+            Effect::Published { version, failed, checksum, pin } => {
+                self.apply_published(version, failed, checksum, pin);
+            }
+            Effect::Displaced { version } => {
+                if let Some(write) = self.writes.get_mut(&version) {
+                    write.is_displaced = true;
+                }
+            }
+            Effect::WriteDropped { version } => {
+                self.writes.remove(&version);
+            }
+            Effect::ObjectSnapshot { version, mut value, checksum, pin } => {
+                let live = LiveObject { checksum, pin, ..LiveObject::new(version, &mut value) };
+                self.insert_live(&value, live);
+            }
+            Effect::Dropped { object } => {
+                if self.find(&object).is_some() {
+                    let tenant = self.tenant(object.tenant);
+                    self.objects[tenant].remove(object.key);
+                }
+            }
+            Effect::ReplicaAdded { object, copy } => {
+                self.next_ordinal = ordinal_after(self.next_ordinal, copy.ordinal);
+                self.update(&object, |found| {
+                    found.copies.retain(|other| other.ordinal != copy.ordinal);
+                    found.copies.push(copy);
+                });
+            }
+            Effect::ReplicaDropped { object, ordinal } => {
+                self.update(&object, |found| found.copies.retain(|copy| copy.ordinal != ordinal));
+            }
+            Effect::Pinned { object, pin } => self.update(&object, |found| found.pin = pin),
+            Effect::Quarantined { number, offset, length, time } => {
+                self.quarantined.push(QuarantinedRange { number, offset, length, time });
+            }
+            Effect::MaxGranted { fence, lease } => {
+                (self.fence, self.lease) = (fence, lease);
+            }
+            Effect::NextIds { version, number } => {
+                self.next_version = self.next_version.max(version);
+                self.next_number = self.next_number.max(number.0);
+            }
+            Effect::Task { id, record } => self.apply_task_record(id, record),
+            Effect::Quota { tenant, bytes: Some(bytes) } => {
+                self.quotas.insert(tenant.into(), bytes);
+            }
+            Effect::Quota { tenant, bytes: None } => {
+                self.quotas.remove(tenant);
+            }
+        }
+    }
+
+    fn apply_task_record(&mut self, id: u128, record: Option<&[u8]>) {
+        if let Some(ordinal) = next_ordinal(id, record) {
+            self.next_ordinal = ordinal;
+        } else if let Some(record) = record {
+            self.tasks.insert(id, record.into());
+        } else {
+            self.tasks.remove(&id);
+        }
+    }
+
+    fn insert_live(&mut self, value: &Value<'_>, live: LiveObject) {
+        self.next_version = self.next_version.max(live.version.saturating_add(1));
+        let tenant = self.tenant(value.tenant);
+        // A master never logs an invalid key; a checksum detects damage before this.
+        if let Ok(key) = ObjectKey::new(value.key) {
+            self.objects[tenant].insert(key, live);
+        }
+    }
+
+    fn apply_started(
+        &mut self,
+        version: u64,
+        client: ClientId,
+        value: &mut Value<'_>,
+        (is_replacing, request): (bool, u64),
+    ) {
+        self.next_version = self.next_version.max(version.saturating_add(1));
+        let tenant = self.tenant(value.tenant);
+        let Ok(key) = ObjectKey::new(value.key) else { return };
+        let write = LoggedWrite {
+            tenant,
+            key,
+            client,
+            is_replacing,
+            request,
+            is_displaced: false,
+            pin: value.pin.clone(),
+            value: LiveObject::new(version, value),
+        };
+        self.writes.insert(version, write);
+    }
+
+    fn apply_published(
+        &mut self,
+        version: u64,
+        failed: &[u8],
+        checksum: Option<u64>,
+        pin: Option<Duration>,
+    ) {
+        // Unknown: a snapshot that started after the put has its value already.
+        let Some(write) = self.writes.remove(&version) else { return };
+        let mut value = write.value;
+        value.copies.retain(|copy| {
+            !u8::try_from(copy.ordinal).is_ok_and(|number| failed.contains(&number))
+        });
+        (value.checksum, value.pin) = (checksum, pin);
+        self.objects[write.tenant].insert(write.key, value);
+    }
+
+    /// Returns the index of a tenant in this image, adding the tenant if it is new.
+    fn tenant(&mut self, name: &str) -> usize {
+        let tenant = if name.is_empty() { TenantId::DEFAULT } else { name };
+        if let Some(number) = self.tenants.iter().position(|known| known.as_str() == tenant) {
+            return number;
+        }
+        self.tenants.push(TenantId::new(name));
+        self.objects.push(TenantObjects::default());
+        self.tenants.len() - 1
+    }
+
+    fn update(&mut self, object: &ObjectName<'_>, change: impl FnOnce(&mut LiveObject)) {
+        if let Some(found) = self.find(object) {
+            change(found);
+        }
+    }
+
+    fn find(&mut self, object: &ObjectName<'_>) -> Option<&mut LiveObject> {
+        let tenant = self.tenant(object.tenant);
+        let found = self.objects[tenant].get_mut(object.key)?;
+        (found.version == object.version).then_some(found)
+    }
+}
+
+impl LiveObject {
+    /// Moves the replicas out of `value`.
+    fn new(version: u64, value: &mut Value<'_>) -> Self {
+        Self {
+            version,
+            length: value.length,
+            copies: std::mem::take(&mut value.copies).into_vec(),
+            data_type: value.data_type,
+            is_hard_pinned: value.is_hard_pinned,
+            group: value.group.into(),
+            checksum: None,
+            pin: None,
+        }
+    }
+}
+
+/// Returns the next ordinal after a logged one. Tasks do not end in the order of their ordinals,
+/// and ordinals wrap around.
+fn ordinal_after(next: u16, ordinal: u16) -> u16 {
+    let after = ordinal.wrapping_add(1);
+    let is_ahead = after.wrapping_sub(next) < 1 << 15;
+    if is_ahead { after } else { next }
+}

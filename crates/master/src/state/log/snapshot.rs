@@ -1,0 +1,118 @@
+//! Snapshots of the state as effects: a head at once, then the objects in slices.
+//!
+//! Take the head and start the log file under one lock of the state. Changes between the slices are
+//! in that log, too, and a replay of both converges, since each effect names its version and
+//! places.
+
+use std::time::Duration;
+
+use mooncake_base::Moment;
+
+use crate::state::{
+    Effect, LoggedPin, State,
+    catalog::object::{Flags, Object},
+    ids::{ObjectSlot, SegmentSlot, Slot},
+    log::effect::Value,
+    pool::segment::SegmentStatus,
+};
+
+/// Position of a snapshot that [`State::begin_snapshot`] started.
+#[derive(Debug)]
+pub struct SnapshotCursor {
+    next: u32,
+}
+
+impl State {
+    /// Appends all but the objects to `into` and returns a cursor over the objects.
+    pub fn begin_snapshot(&self, now: Moment, into: &mut Vec<u8>) -> SnapshotCursor {
+        let (version, number) = (self.next_version, self.segments.next_number());
+        Effect::NextIds { version, number }.encode(into);
+        let (fence, lease) = (self.max_granted.fence, self.max_granted.lease);
+        Effect::MaxGranted { fence, lease }.encode(into);
+        for (_, segment) in self.segments.mounted() {
+            let (number, client) = (segment.number, segment.client);
+            Effect::Mounted { number, client, spec: segment.spec.clone() }.encode(into);
+            if segment.status != SegmentStatus::Ok {
+                let status = segment.status.code();
+                let grace = segment.unmount_at.map_or(Duration::ZERO, |end| end.left(now));
+                Effect::SegmentStatus { number, status, grace }.encode(into);
+            }
+        }
+        for quota in self.quotas().unwrap_or_default() {
+            let tenant = quota.tenant.as_str();
+            Effect::Quota { tenant, bytes: Some(quota.requested) }.encode(into);
+        }
+        self.snapshot_task_records(into);
+        self.snapshot_quarantine(now, into);
+        for write in self.writes.iter() {
+            if let Some(started) = self.logged_write(write) {
+                started.encode(into);
+            }
+        }
+        SnapshotCursor { next: 0 }
+    }
+
+    /// Appends the next `objects` slots to `into`. Returns whether they were the last.
+    pub fn snapshot_slice(
+        &self,
+        cursor: &mut SnapshotCursor,
+        objects: u32,
+        into: &mut Vec<u8>,
+    ) -> bool {
+        let end = cursor.next.saturating_add(objects).min(self.objects.slot_count());
+        for slot in ObjectSlot::range(cursor.next, end) {
+            let Some(object) = self.objects.get(slot) else { continue };
+            if object.is_complete() {
+                self.snapshot_object(slot, object, into);
+            }
+        }
+        cursor.next = end;
+        end == self.objects.slot_count()
+    }
+
+    fn snapshot_object(&self, slot: ObjectSlot, object: &Object, into: &mut Vec<u8>) {
+        let copies = self.logged_copies(&object.replicas);
+        if copies.is_empty() {
+            return;
+        }
+        let value = Value {
+            tenant: self.objects.logged_tenant(object.tenant),
+            key: self.objects.key(object),
+            length: object.length,
+            copies,
+            data_type: object.data_type,
+            is_hard_pinned: object.flags.has(Flags::HARD_PINNED),
+            group: self.groups.name(slot).unwrap_or_default(),
+            pin: LoggedPin::None,
+        };
+        let pin = self.pins.requested_ttl(slot);
+        let (version, checksum) = (object.version, self.objects.checksum(slot));
+        Effect::ObjectSnapshot { version, value, checksum, pin }.encode(into);
+    }
+
+    /// Appends memory that is quarantined for longer than all memory is after a restart, since late
+    /// reads or writes may reach it; memory of displaced puts included.
+    fn snapshot_quarantine(&self, now: Moment, into: &mut Vec<u8>) {
+        let mut append = |slot: SegmentSlot, block, time: Duration| {
+            let segment = self.segments.at(slot);
+            if segment.is_mounted() && !self.max_granted.covers(time) {
+                let offset = segment.allocator.offset(block);
+                let length = segment.allocator.size(block);
+                Effect::Quarantined { number: segment.number, offset, length, time }.encode(into);
+            }
+        };
+        for (until, slot, block) in self.quarantine.blocks() {
+            append(slot, block, until.left(now));
+        }
+        // The target of a task becomes a replica only when the task ends.
+        for replica in self.tasks.placed() {
+            append(replica.segment, replica.block, self.rules.write_end());
+        }
+        for write in self.writes.iter().filter(|write| write.object.is_none()) {
+            let end = write.started + self.rules.write_end();
+            for replica in write.replicas.iter() {
+                append(replica.segment, replica.block, end.left(now));
+            }
+        }
+    }
+}

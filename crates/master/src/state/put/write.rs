@@ -1,0 +1,138 @@
+//! Unfinished puts, by version and in the order of their starts.
+
+use mooncake_base::{ClientId, Moment, Version};
+use rustc_hash::FxHashMap;
+
+use crate::state::{
+    catalog::object::{NO_WRITE, Replicas},
+    ids::{KeyHash, ObjectSlot, SegmentSlot, Slot, TenantIndex, WriteSlot},
+    put::options::RequestedPin,
+    reclaim::eviction::{IndexLinks, IndexList},
+};
+
+/// A put that started and has not ended.
+#[derive(Debug)]
+pub(in crate::state) struct Write {
+    /// Object of the put; `None` once the put is displaced and only its memory counts.
+    pub(in crate::state) object: Option<ObjectSlot>,
+    /// Hash of the key.
+    pub(in crate::state) hash: KeyHash,
+    /// Tenant that is charged.
+    pub(in crate::state) tenant: TenantIndex,
+    /// Next put of the same object, or [`NO_WRITE`].
+    pub(in crate::state) next: WriteSlot,
+    pub(in crate::state) version: u64,
+    pub(in crate::state) client: ClientId,
+    /// Request id of the client; 0: unknown.
+    pub(in crate::state) request: u64,
+    pub(in crate::state) started: Moment,
+    pub(in crate::state) length: u64,
+    pub(in crate::state) replicas: Replicas,
+    pub(in crate::state) soft_pin: RequestedPin,
+    pub(in crate::state) is_hard_pinned: bool,
+    pub(in crate::state) is_replacing: bool,
+    pub(in crate::state) data_type: u8,
+    pub(in crate::state) group: Box<[u8]>,
+}
+
+/// All unfinished puts, including displaced ones until their memory is freed.
+#[derive(Debug, Default)]
+pub(in crate::state) struct Writes {
+    slots: Vec<Option<Write>>,
+    vacant: Vec<WriteSlot>,
+    by_version: FxHashMap<u64, WriteSlot>,
+    links: IndexLinks<WriteSlot>,
+    by_start: IndexList<WriteSlot>,
+}
+
+impl Writes {
+    /// Adds the put that started last.
+    pub(in crate::state) fn insert(&mut self, write: Write) -> WriteSlot {
+        let number = match self.vacant.pop() {
+            Some(number) => number,
+            None => {
+                self.slots.push(None);
+                WriteSlot::from_index(self.slots.len() - 1)
+            }
+        };
+        self.by_version.insert(write.version, number);
+        self.slots[number.index()] = Some(write);
+        self.by_start.push_last(&mut self.links, number);
+        number
+    }
+
+    pub(in crate::state) fn remove(&mut self, number: WriteSlot) -> Write {
+        self.by_start.remove(&mut self.links, number);
+        self.vacant.push(number);
+        let write = self.slots[number.index()].take().expect("the caller has just found it");
+        self.by_version.remove(&write.version);
+        write
+    }
+
+    /// Drops the replicas in segments that left the pool. Returns the tenants and the bytes that
+    /// they are no longer charged for.
+    pub(in crate::state) fn forget_segments(
+        &mut self,
+        is_gone: impl Fn(SegmentSlot) -> bool,
+    ) -> Vec<(TenantIndex, u64)> {
+        let mut freed = Vec::new();
+        for write in self.slots.iter_mut().flatten() {
+            let before = write.replicas.len();
+            write.replicas.retain(|replica| !is_gone(replica.segment));
+            let lost = (before - write.replicas.len()) as u64;
+            if lost > 0 {
+                freed.push((write.tenant, write.length * lost));
+            }
+        }
+        freed
+    }
+
+    pub(in crate::state) fn at_mut(&mut self, number: WriteSlot) -> &mut Write {
+        self.slots[number.index()].as_mut().expect("the caller has just found it")
+    }
+
+    pub(in crate::state) fn at(&self, number: WriteSlot) -> &Write {
+        self.slots[number.index()].as_ref().expect("the caller has just found it")
+    }
+
+    /// Finds a put by its version, which is unique.
+    pub(in crate::state) fn find(&self, version: Version) -> Option<WriteSlot> {
+        self.by_version.get(&version.0).copied()
+    }
+
+    /// Returns the put that started first.
+    pub(in crate::state) fn oldest(&self) -> Option<WriteSlot> {
+        self.by_start.first()
+    }
+
+    /// Returns the puts of a client.
+    pub(in crate::state) fn of_client(&self, client: ClientId) -> Vec<WriteSlot> {
+        self.filtered(|write| write.client == client)
+    }
+
+    /// Returns the puts that lost all their replicas with their segments.
+    pub(in crate::state) fn without_replicas(&self) -> Vec<WriteSlot> {
+        self.filtered(|write| write.replicas.is_empty())
+    }
+
+    fn filtered(&self, is_meant: impl Fn(&Write) -> bool) -> Vec<WriteSlot> {
+        let numbered = (0..).map(WriteSlot::new).zip(&self.slots);
+        numbered
+            .filter(|(_, write)| write.as_ref().is_some_and(&is_meant))
+            .map(|(number, _)| number)
+            .collect()
+    }
+
+    /// Returns the puts of an object, newest first.
+    pub(in crate::state) fn chain(&self, newest: WriteSlot) -> impl Iterator<Item = WriteSlot> {
+        std::iter::successors((newest != NO_WRITE).then_some(newest), |&number| {
+            let next = self.at(number).next;
+            (next != NO_WRITE).then_some(next)
+        })
+    }
+
+    /// Returns all puts.
+    pub(in crate::state) fn iter(&self) -> impl Iterator<Item = &Write> {
+        self.slots.iter().flatten()
+    }
+}

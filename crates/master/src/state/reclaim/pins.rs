@@ -1,0 +1,78 @@
+//! Soft pins: objects that are evicted after all others while they are in use.
+
+use std::time::Duration;
+
+use mooncake_base::Moment;
+use rustc_hash::FxHashMap;
+
+use crate::state::{
+    Effect, State, catalog::object::Flags, ids::ObjectSlot, reclaim::eviction::EvictionPolicy,
+    timer::Timer,
+};
+
+/// Soft pins; few objects have one.
+#[derive(Debug, Default)]
+pub(in crate::state) struct Pins(FxHashMap<ObjectSlot, Pin>);
+
+#[derive(Debug, Clone, Copy)]
+struct Pin {
+    until: Moment,
+    ttl: Duration,
+}
+
+impl Pins {
+    /// Returns the time that the pin lasts after each access.
+    pub(in crate::state) fn ttl(&self, now: Moment, object: ObjectSlot) -> Option<Duration> {
+        self.0.get(&object).filter(|pin| !pin.until.has_passed(now)).map(|pin| pin.ttl)
+    }
+
+    /// Returns the time of the pin, even of an expired one.
+    pub(in crate::state) fn requested_ttl(&self, object: ObjectSlot) -> Option<Duration> {
+        self.0.get(&object).map(|pin| pin.ttl)
+    }
+
+    /// Forgets the pin of an object.
+    pub(in crate::state) fn remove(&mut self, object: ObjectSlot) {
+        self.0.remove(&object);
+    }
+
+    pub(in crate::state) fn count(&self) -> u64 {
+        self.0.len() as u64
+    }
+}
+
+impl State {
+    /// Sets or renews the soft pin of an object.
+    pub(in crate::state) fn pin(&mut self, now: Moment, slot: ObjectSlot, ttl: Duration) {
+        let until = now + ttl;
+        let object = self.objects.at_mut(slot);
+        object.flags.set(Flags::SOFT_PINNED, true);
+        let version = object.version;
+        if self.pins.0.insert(slot, Pin { until, ttl }).is_none() {
+            self.timers.push(until, Timer::SoftPin(slot, version));
+        }
+    }
+
+    /// Handles the timer of a soft pin: ends the pin or sets the timer again.
+    pub(in crate::state) fn check_pin(&mut self, now: Moment, slot: ObjectSlot, version: u64) {
+        let known = self.objects.get(slot).is_some_and(|object| object.version == version);
+        let Some(&Pin { until, .. }) = self.pins.0.get(&slot).filter(|_| known) else { return };
+        if !until.has_passed(now) {
+            self.timers.push(until, Timer::SoftPin(slot, version));
+            return;
+        }
+        self.pins.0.remove(&slot);
+        self.objects.at_mut(slot).flags.set(Flags::SOFT_PINNED, false);
+        let object = self.objects.at(slot);
+        self.effects
+            .record(|| Effect::Pinned { object: self.objects.logged_name(object), pin: None });
+        // Members of its group may have been demoted because of this pin.
+        let siblings = self.groups.members(slot).to_vec();
+        for member in siblings.into_iter().chain([slot]) {
+            if self.queue.soft.contains(member) {
+                self.queue.soft.remove(member);
+                self.enqueue(member);
+            }
+        }
+    }
+}

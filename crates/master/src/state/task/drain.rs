@@ -1,0 +1,545 @@
+//! Drain jobs: segments are emptied by moving their objects, a few at a time.
+//!
+//! A job walks over all objects in slices and creates a task for each object with a replica in its
+//! segments, up to a limit of concurrent tasks, until a whole pass finds none. Objects that three
+//! attempts failed to move are skipped; then the job fails at the end and its segments accept
+//! objects again.
+
+mod record;
+
+use std::{cmp::Reverse, collections::VecDeque, time::Duration};
+
+use mooncake_base::{Error, ErrorCode, Incarnation, JobId, Moment, Result, SegmentId};
+use rustc_hash::{FxHashMap, FxHashSet};
+
+use crate::state::{
+    CallItem, Effect, State,
+    catalog::object::Flags,
+    ids::{ObjectSlot, SegmentSlot},
+    pool::segment::SegmentStatus,
+    random::Random,
+    task::{TaskKind, TaskSource, drain_goal},
+    timer::Timer,
+};
+
+/// The number of objects examined per call.
+const SLICE: u32 = 4096;
+/// The default number of concurrent moves.
+const CONCURRENCY: u32 = 4;
+/// The maximum number of concurrent moves.
+const CONCURRENCY_MAX: u32 = 1024;
+/// The pause between two slices of one pass, in which other calls can lock the state.
+const SLICE_PAUSE: Duration = Duration::from_millis(1);
+/// The pause between two passes.
+const PASS_PAUSE: Duration = Duration::from_millis(500);
+/// The maximum number of running jobs.
+const RUNNING_MAX: usize = 64;
+/// The number of finished jobs kept.
+const FINISHED_MAX: usize = 256;
+
+/// The status of a job.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum JobStatus {
+    /// The job was created.
+    Created,
+    /// The job looks for objects to move.
+    Planning,
+    /// Objects are being moved.
+    Running,
+    /// The segments are empty.
+    Succeeded,
+    /// Some objects could not be moved; the message has the details.
+    Failed,
+    /// The job was cancelled.
+    Canceled,
+}
+
+impl JobStatus {
+    /// Returns whether the job has ended.
+    pub fn is_over(self) -> bool {
+        matches!(self, Self::Succeeded | Self::Failed | Self::Canceled)
+    }
+}
+
+/// A job to be created. Segments are given by name.
+#[derive(Debug, Clone, Copy)]
+pub struct NewJob<'a> {
+    /// The segments to drain.
+    pub segments: &'a [String],
+    /// The target segments; empty for any.
+    pub targets: &'a [String],
+    /// The number of concurrent moves; 0 means 4.
+    pub concurrency: u32,
+}
+
+/// The public view of a job.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct JobView {
+    /// The job id.
+    pub id: JobId,
+    /// The status of the job.
+    pub status: JobStatus,
+    /// The creation time.
+    pub created: Moment,
+    /// The time of the last change.
+    pub updated: Moment,
+    /// The names of its segments.
+    pub segments: Vec<String>,
+    /// Replicas moved.
+    pub succeeded: u64,
+    /// Replicas that could not be moved.
+    pub failed: u64,
+    /// Replicas that were blocked when last examined: by another task or by a put in progress.
+    pub blocked: u64,
+    /// Replicas being moved.
+    pub active: u32,
+    /// Bytes moved.
+    pub moved_bytes: u64,
+    /// A message about the outcome.
+    pub message: String,
+}
+
+/// All jobs that have not been forgotten.
+#[derive(Debug)]
+pub(in crate::state) struct Jobs {
+    random: Random,
+    by_id: FxHashMap<JobId, Job>,
+    running: Vec<JobId>,
+    finished: VecDeque<JobId>,
+}
+
+#[derive(Debug)]
+pub(in crate::state) struct Job {
+    segments: Vec<(SegmentId, Incarnation)>,
+    targets: Vec<Box<str>>,
+    concurrency: u32,
+    is_scheduled: bool,
+    /// The position of the present pass, and what it has found.
+    cursor: u32,
+    found: u64,
+    blocked: u64,
+    /// Objects that could not be moved, with their versions.
+    given_up: FxHashMap<ObjectSlot, u64>,
+    /// Objects being moved.
+    busy: FxHashSet<(ObjectSlot, u64)>,
+    /// The item of a numbered call that created the job.
+    item: Option<CallItem>,
+    view: JobView,
+}
+
+/// The drain state of one object, from the view of a job.
+enum DrainCheck {
+    /// No replica in the job's segments, or one that was given up.
+    Nothing,
+    /// A replica that is being moved.
+    Busy,
+    /// A replica that is blocked.
+    Blocked,
+    /// A replica in that segment, to be moved now.
+    Copy(SegmentId),
+}
+
+impl Jobs {
+    pub(in crate::state) fn new(seed: u64) -> Self {
+        Self {
+            random: Random::new(seed),
+            by_id: FxHashMap::default(),
+            running: Vec::new(),
+            finished: VecDeque::new(),
+        }
+    }
+
+    fn unused_id(&mut self) -> JobId {
+        loop {
+            let bits = u128::from(self.random.next()) << 64 | u128::from(self.random.next());
+            let id = JobId::from_bits(bits);
+            // Ids of an earlier master are in use, too.
+            if !self.by_id.contains_key(&id) {
+                return id;
+            }
+        }
+    }
+
+    /// Returns the job, if it has not ended.
+    fn running(&mut self, id: JobId) -> Option<&mut Job> {
+        self.by_id.get_mut(&id).filter(|job| !job.is_over())
+    }
+
+    /// Returns all jobs that have not been forgotten.
+    pub(in crate::state) fn all(&self) -> impl Iterator<Item = (JobId, &Job)> {
+        self.by_id.iter().map(|(id, job)| (*id, job))
+    }
+
+    /// Finishes a job. Returns the job that is forgotten in its place.
+    fn finish(&mut self, id: JobId) -> Option<JobId> {
+        self.running.retain(|other| *other != id);
+        self.finished.push_back(id);
+        let is_over = self.finished.len() > FINISHED_MAX;
+        let oldest = is_over.then(|| self.finished.pop_front()).flatten();
+        if let Some(oldest) = oldest {
+            self.by_id.remove(&oldest);
+        }
+        oldest
+    }
+}
+
+impl Job {
+    fn is_over(&self) -> bool {
+        self.view.status.is_over()
+    }
+}
+
+impl State {
+    /// Starts draining segments. They accept no new objects from now on.
+    ///
+    /// # Errors
+    /// `INVALID_PARAMS`: no segments, or one that is also a target. `SEGMENT_NOT_FOUND`: an unknown
+    /// segment. `UNAVAILABLE_IN_CURRENT_STATUS`: a segment is already being drained or unmounted,
+    /// or too many jobs are running.
+    pub fn create_job(&mut self, now: Moment, new: NewJob<'_>) -> Result<JobId> {
+        self.create_job_once(now, new, None)
+    }
+
+    /// Creates a job by an item of a numbered call. Returns the same job for the same item, also
+    /// after a restart.
+    ///
+    /// # Errors
+    /// The errors of [`create_job`](Self::create_job).
+    pub fn create_job_once(
+        &mut self,
+        now: Moment,
+        new: NewJob<'_>,
+        item: Option<CallItem>,
+    ) -> Result<JobId> {
+        if item.is_some()
+            && let Some((id, _)) = self.jobs.all().find(|(_, job)| job.item == item)
+        {
+            return Ok(id);
+        }
+        if new.segments.is_empty() {
+            return Err(Error::invalid("the job names no segments"));
+        }
+        if let Some(name) = new.targets.iter().find(|name| new.segments.contains(name)) {
+            let why = "a segment cannot be drained into itself";
+            return Err(Error::invalid(why).with("segment", name));
+        }
+        let mut slots = Vec::new();
+        for name in new.segments.iter().chain(new.targets) {
+            let named = self.segments.named(name);
+            if named.is_empty() {
+                let code = ErrorCode::SEGMENT_NOT_FOUND;
+                return Err(Error::new(code, code.name()).with("segment", name));
+            }
+            if new.segments.contains(name) {
+                slots.extend(named);
+            }
+        }
+        let busy = |why: &str| Err(Error::new(ErrorCode::UNAVAILABLE_IN_CURRENT_STATUS, why));
+        if slots.iter().any(|&slot| self.segments.at(slot).status != SegmentStatus::Ok) {
+            return busy("a segment is already being drained or unmounted");
+        }
+        if self.jobs.running.len() >= RUNNING_MAX {
+            return busy("too many running drain jobs");
+        }
+        let id = self.jobs.unused_id();
+        let job = Job {
+            segments: slots.iter().map(|&slot| self.identity(slot)).collect(),
+            targets: new.targets.iter().map(|name| Box::from(name.as_str())).collect(),
+            concurrency: match new.concurrency {
+                0 => CONCURRENCY,
+                given => given.min(CONCURRENCY_MAX),
+            },
+            is_scheduled: false,
+            cursor: 0,
+            found: 0,
+            blocked: 0,
+            given_up: FxHashMap::default(),
+            busy: FxHashSet::default(),
+            item,
+            view: JobView {
+                id,
+                status: JobStatus::Created,
+                created: now,
+                updated: now,
+                segments: new.segments.to_vec(),
+                succeeded: 0,
+                failed: 0,
+                blocked: 0,
+                active: 0,
+                moved_bytes: 0,
+                message: String::new(),
+            },
+        };
+        self.jobs.by_id.insert(id, job);
+        self.jobs.running.push(id);
+        self.set_status(&slots, SegmentStatus::Draining);
+        self.log_job(id);
+        self.schedule_job(id, now);
+        Ok(id)
+    }
+
+    /// Returns a job that has not been forgotten.
+    ///
+    /// # Errors
+    /// `JOB_NOT_FOUND`.
+    pub fn job(&self, id: JobId) -> Result<JobView> {
+        let job = self.jobs.by_id.get(&id).ok_or_else(|| unknown(id))?;
+        Ok(job.view.clone())
+    }
+
+    /// Cancels a job. Moves in progress are completed, and its segments accept objects again.
+    ///
+    /// # Errors
+    /// `JOB_NOT_FOUND`. `UNAVAILABLE_IN_CURRENT_STATUS`: the job has already ended.
+    pub fn cancel_job(&mut self, now: Moment, id: JobId) -> Result<()> {
+        let job = self.jobs.by_id.get(&id).ok_or_else(|| unknown(id))?;
+        match job.view.status {
+            JobStatus::Canceled => return Ok(()),
+            JobStatus::Succeeded | JobStatus::Failed => {
+                let why = "the job has ended";
+                return Err(
+                    Error::new(ErrorCode::UNAVAILABLE_IN_CURRENT_STATUS, why).with("job", id)
+                );
+            }
+            JobStatus::Created | JobStatus::Planning | JobStatus::Running => {}
+        }
+        let waiting = self.tasks.waiting_for(id);
+        for &task in &waiting {
+            self.tasks.discard(task);
+        }
+        if let Some(job) = self.jobs.by_id.get_mut(&id) {
+            job.view.active -= waiting.len() as u32;
+        }
+        self.end_job(now, id, JobStatus::Canceled, "cancelled");
+        Ok(())
+    }
+
+    /// Returns every job that has not been forgotten: running jobs first, then the latest.
+    pub fn list_jobs(&self) -> Vec<JobView> {
+        let mut views: Vec<JobView> =
+            self.jobs.by_id.values().map(|job| job.view.clone()).collect();
+        let is_over = |view: &JobView| !self.jobs.running.contains(&view.id);
+        views.sort_by_key(|view| (is_over(view), Reverse(view.updated), view.id));
+        views
+    }
+
+    /// Returns the jobs that have not ended.
+    pub fn running_jobs(&self) -> usize {
+        self.jobs.running.len()
+    }
+
+    /// Handles the timer of a job.
+    pub(in crate::state) fn plan_job(&mut self, now: Moment, id: JobId) {
+        if let Some(job) = self.jobs.by_id.get_mut(&id) {
+            job.is_scheduled = false;
+        }
+        self.advance_job(now, id);
+    }
+
+    /// Schedules jobs that have capacity for more moves.
+    pub(in crate::state) fn advance_jobs(&mut self, now: Moment) {
+        for id in self.jobs.running.clone() {
+            let job = self.jobs.running(id);
+            if job.is_some_and(|job| job.view.active < job.concurrency && job.cursor > 0) {
+                self.advance_job(now, id);
+            }
+        }
+    }
+
+    /// Examines some more objects and creates tasks for those to be moved.
+    fn advance_job(&mut self, now: Moment, id: JobId) {
+        let Some(job) = self.jobs.running(id) else { return };
+        job.view.status = match job.view.status {
+            JobStatus::Created => JobStatus::Planning,
+            _ => JobStatus::Running,
+        };
+        let (mut active, concurrency) = (job.view.active, job.concurrency);
+        let (start, mut found, mut blocked) = (job.cursor, 0, 0);
+        let sources = self.job_segments(id);
+        if sources.is_empty() {
+            let why = "the segments were unmounted before they were empty";
+            return self.end_job(now, id, JobStatus::Failed, why);
+        }
+        let end = start.saturating_add(SLICE).min(self.objects.slot_count());
+        let mut slot = start;
+        while slot < end && active < concurrency {
+            let object = ObjectSlot::new(slot);
+            match self.check_object(id, object, &sources) {
+                DrainCheck::Copy(source) => {
+                    (found, active) = (found + 1, active + 1);
+                    self.start_move(now, id, object, source);
+                }
+                DrainCheck::Busy => found += 1,
+                DrainCheck::Blocked => (found, blocked) = (found + 1, blocked + 1),
+                DrainCheck::Nothing => {}
+            }
+            slot += 1;
+        }
+        let is_pass_over = slot == self.objects.slot_count();
+        let Some(job) = self.jobs.running(id) else { return };
+        (job.cursor, job.found) = (slot, job.found + found);
+        job.blocked += blocked;
+        if active >= concurrency {
+            // The end of a task continues the job.
+        } else if is_pass_over {
+            self.end_pass(now, id, &sources);
+        } else {
+            self.schedule_job(id, now + SLICE_PAUSE);
+        }
+    }
+
+    fn check_object(&self, job: JobId, slot: ObjectSlot, sources: &[SegmentSlot]) -> DrainCheck {
+        let object = self.objects.get(slot).filter(|object| object.is_complete());
+        let Some(object) = object else { return DrainCheck::Nothing };
+        let mut copies = object.replicas.iter();
+        let source = copies.find(|copy| sources.contains(&copy.segment));
+        let Some(source) = source else { return DrainCheck::Nothing };
+        let job = &self.jobs.by_id[&job];
+        let segment = self.segments.at(source.segment);
+        if job.given_up.get(&slot) == Some(&object.version) {
+            DrainCheck::Nothing
+        } else if job.busy.contains(&(slot, object.version)) {
+            DrainCheck::Busy
+        } else if object.flags.has(Flags::BEING_COPIED) || !segment.is_readable() {
+            DrainCheck::Blocked
+        } else {
+            DrainCheck::Copy(segment.spec.id)
+        }
+    }
+
+    /// Creates a task for an object.
+    fn start_move(&mut self, now: Moment, id: JobId, slot: ObjectSlot, source: SegmentId) {
+        let version = self.objects.at(slot).version;
+        let Some(job) = self.jobs.by_id.get_mut(&id) else { return };
+        // Counted first, because the task may end at once.
+        job.view.active += 1;
+        job.busy.insert((slot, version));
+        let goal = drain_goal(source, &job.targets);
+        self.add_task(now, slot, TaskKind::Move, goal, TaskSource::Job(id));
+    }
+
+    /// Ends a pass: the segments are empty, or another pass follows.
+    fn end_pass(&mut self, now: Moment, id: JobId, sources: &[SegmentSlot]) {
+        let is_written = sources.iter().any(|&slot| self.segments.at(slot).writing > 0);
+        let written = self.writes.iter().flat_map(|write| write.replicas.iter());
+        let written = written.filter(|copy| sources.contains(&copy.segment)).count() as u64;
+        let Some(job) = self.jobs.running(id) else { return };
+        job.view.blocked = job.blocked + written;
+        let is_empty = job.found == 0 && job.view.active == 0 && !is_written;
+        if !is_empty {
+            (job.cursor, job.found, job.blocked) = (0, 0, 0);
+            return self.schedule_job(id, now + PASS_PAUSE);
+        }
+        let given_up = std::mem::take(&mut job.given_up);
+        let left = given_up.iter().filter(|(slot, version)| {
+            self.objects.get(**slot).is_some_and(|object| {
+                let copies = &object.replicas[..];
+                object.version == **version
+                    && copies.iter().any(|copy| sources.contains(&copy.segment))
+            })
+        });
+        match left.count() {
+            0 => {
+                self.set_status(sources, SegmentStatus::Drained);
+                self.end_job(now, id, JobStatus::Succeeded, "the segments are empty");
+            }
+            left => {
+                let why = format!("{left} objects could not be moved");
+                self.end_job(now, id, JobStatus::Failed, &why);
+            }
+        }
+    }
+
+    /// Records the end of an object's task.
+    pub(in crate::state) fn end_move(
+        &mut self,
+        now: Moment,
+        id: JobId,
+        (slot, version): (ObjectSlot, u64),
+        outcome: Result<u64, &str>,
+    ) {
+        let object = self.objects.get(slot);
+        let is_there = object.is_some_and(|o| o.is_complete() && o.version == version);
+        let Some(job) = self.jobs.by_id.get_mut(&id) else { return };
+        job.view.updated = now;
+        job.view.active -= 1;
+        job.busy.remove(&(slot, version));
+        match outcome {
+            Ok(bytes) => {
+                job.view.succeeded += 1;
+                job.view.moved_bytes += bytes;
+            }
+            // An object removed or replaced meanwhile has left the segment, too.
+            Err(_) if !is_there => {}
+            Err(why) => {
+                job.view.failed += 1;
+                why.clone_into(&mut job.view.message);
+                job.given_up.insert(slot, version);
+            }
+        }
+        self.log_job(id);
+        self.schedule_job(id, now);
+    }
+
+    fn end_job(&mut self, now: Moment, id: JobId, status: JobStatus, why: &str) {
+        let again = self
+            .job_segments(id)
+            .into_iter()
+            .filter(|&slot| self.segments.at(slot).status == SegmentStatus::Draining);
+        let again: Vec<SegmentSlot> = again.collect();
+        self.set_status(&again, SegmentStatus::Ok);
+        let Some(job) = self.jobs.running(id) else { return };
+        match status {
+            JobStatus::Succeeded => self.counters.drains_done += 1,
+            JobStatus::Canceled => self.counters.drains_cancelled += 1,
+            _ => self.counters.drains_failed += 1,
+        }
+        (job.view.status, job.view.updated) = (status, now);
+        if status == JobStatus::Failed && !job.view.message.is_empty() {
+            job.view.message = format!("{why}; last reason: {}", job.view.message);
+        } else {
+            why.clone_into(&mut job.view.message);
+        }
+        self.log_job(id);
+        if let Some(oldest) = self.jobs.finish(id) {
+            self.effects.record(|| Effect::Task { id: oldest.bits(), record: None });
+        }
+    }
+
+    /// Returns the segments of the job that still exist.
+    fn job_segments(&self, id: JobId) -> Vec<SegmentSlot> {
+        let Some(job) = self.jobs.by_id.get(&id) else { return Vec::new() };
+        let slots = job.segments.iter().filter_map(|identity| {
+            let slot = self.segments.by_id(identity.0)?;
+            (self.identity(slot) == *identity).then_some(slot)
+        });
+        slots.collect()
+    }
+
+    fn identity(&self, slot: SegmentSlot) -> (SegmentId, Incarnation) {
+        let spec = &self.segments.at(slot).spec;
+        (spec.id, spec.incarnation)
+    }
+
+    fn set_status(&mut self, slots: &[SegmentSlot], status: SegmentStatus) {
+        for &slot in slots {
+            let segment = self.segments.at_mut(slot);
+            segment.status = status;
+            let (number, status, grace) = (segment.number, status.code(), Duration::ZERO);
+            self.effects.record(|| Effect::SegmentStatus { number, status, grace });
+            self.segments.refresh(slot);
+        }
+    }
+
+    /// Sets the timer of a job; each job has at most one.
+    fn schedule_job(&mut self, id: JobId, at: Moment) {
+        let Some(job) = self.jobs.running(id) else { return };
+        if !std::mem::replace(&mut job.is_scheduled, true) {
+            self.timers.push(at, Timer::Drain(id));
+        }
+    }
+}
+
+fn unknown(id: JobId) -> Error {
+    Error::new(ErrorCode::JOB_NOT_FOUND, "no drain job has that id").with("job", id)
+}
