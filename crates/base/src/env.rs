@@ -1,7 +1,7 @@
 //! The register of environment variables: every variable that is read, once, with its effect.
 //!
-//! The entry points (the binaries and the Python binding) call [`EnvVar::read`], and so do the
-//! settings of `cli`, `daemon` and `transfer-tools` on their behalf. Other libraries take values.
+//! The entry points (the programs and the Python binding) read the environment, and the crates `cli`
+//! and `settings` do so on their behalf. Other libraries take values; `tests/tidy` checks that.
 //! The table in `docs/reference/environment.md` is generated from [`ALL`].
 
 mod unsupported;

@@ -8,16 +8,15 @@ use std::{
 
 use mooncake_base::{Clock, Endpoint, Result, SystemClock, TenantId};
 use mooncake_proto::native_frame::DaemonGreeting;
+use mooncake_settings::{client_config, link_config, store_engine_config};
 use mooncake_store_client::{
     Client, ClientConfig, HttpServer, LinkConfig, SocketLink, address::host_facing,
 };
-use mooncake_transfer_engine::{Engine, EngineConfig};
-use mooncake_transfer_tools::settings::engine_config;
+use mooncake_transfer_engine::Engine;
 use tokio::runtime::Handle;
 
 use crate::{
     config::DaemonConfig,
-    environment,
     listeners::Listeners,
     relay::{Relay, RelayLimits, RelaySettings},
 };
@@ -50,10 +49,7 @@ impl Daemon {
     pub fn start(config: &DaemonConfig, runtime: Handle) -> Result<Self> {
         let listeners = Listeners::bind(config.port)?;
         let name = advertised_name(config, listeners.address().port())?;
-        let settings = EngineConfig {
-            copies_own: environment::copies_own(),
-            ..engine_config(&name, &config.metadata, None)?
-        };
+        let settings = store_engine_config(&name, &config.metadata, None)?;
         let is_p2p = settings.is_p2p();
         let engine = Engine::start(settings, runtime.clone())?;
         let tenant = TenantId::new(&config.tenant);
@@ -64,10 +60,10 @@ impl Daemon {
             // As upstream's daemon, which joins any master.
             refuses_ignored_tenant: false,
             segment_bytes: config.segment.bytes(),
-            ..environment::client()?
+            ..client_config()?
         };
         let rpc_timeout = own.rpc_timeout;
-        let to_master = environment::link()?;
+        let to_master = link_config()?;
         let link = Arc::new(SocketLink::new(&config.master, to_master.clone())?);
         let client = Client::connect(own, engine.clone(), link)?;
         let to_master = LinkConfig { connections_max: CONNECTIONS_MAX, ..to_master };

@@ -1,8 +1,7 @@
 //! The daemon of a host (`mooncake_client`): one client that lends memory to the pool and forwards
 //! the calls of other processes of the host, *dummy clients*, to the master.
 //!
-//! In reading order: [`config`] (settings), [`environment`] (client settings from environment
-//! variables, also for the Python package), [`daemon`] (a running daemon), [`relay`] (accepts dummy
+//! In reading order: [`config`] (settings), [`daemon`] (a running daemon), [`relay`] (accepts dummy
 //! clients), `dummy_clients` (registration and forwarding), [`run`](mod@run) (the whole program,
 //! called by the binary and the Python package).
 #![warn(missing_docs)]
@@ -13,7 +12,6 @@ mod connection;
 mod counters;
 pub mod daemon;
 mod dummy_clients;
-pub mod environment;
 mod fence_tracker;
 mod listeners;
 mod process;

@@ -7,11 +7,11 @@ mod report;
 use std::{sync::Arc, time::Duration};
 
 use mooncake_base::{Clock, Error, Moment, Result, SystemClock};
+use mooncake_settings::engine_config;
 use mooncake_transfer_engine::{
     BatchId, BatchStatus, Opcode, Stream, TransferEntry, TransportKind, copy::copy,
     handshake::Notification,
 };
-use mooncake_transfer_tools::settings::engine_config;
 use pyo3::{
     prelude::*,
     types::{PyBytes, PyDict},

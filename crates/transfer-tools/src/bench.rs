@@ -21,6 +21,7 @@ use mooncake_base::{
     options::{help, resolve},
 };
 use mooncake_cli::{CliCommand, Program, Signals, print_flush};
+use mooncake_settings::engine_config;
 use mooncake_transfer_engine::{Engine, SharedMemory};
 use tokio::runtime::{Builder, Runtime};
 
@@ -29,7 +30,6 @@ use self::{
     outcome::Outcome,
     worker::{WorkerResult, Workload},
 };
-use crate::settings::engine_config;
 
 const PROGRAM: Program = Program {
     name: "transfer_engine_bench",

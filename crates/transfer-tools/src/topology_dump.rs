@@ -9,9 +9,8 @@ use mooncake_base::{
     parse::read_bool,
 };
 use mooncake_cli::{CliCommand, Program, print_flush};
+use mooncake_settings::engine::custom_topology;
 use mooncake_transfer_engine::Topology;
-
-use crate::settings::custom_topology;
 
 const PROGRAM: Program = Program {
     name: "transfer_engine_topology_dump",

@@ -95,6 +95,42 @@ fn the_environment_is_read_in_one_place() {
     report("reads of the environment outside of mooncake_base::env", &found);
 }
 
+/// The code that may read variables, with the reason. Everything else is handed values.
+const READS_VARIABLES: &[(&str, &str)] = &[
+    ("crates/base/src/", "declares the variables"),
+    ("crates/cli/src/", "sets programs up"),
+    ("crates/settings/src/", "reads settings for programs and bindings"),
+    ("crates/python/src/", "is the Python binding"),
+    ("crates/master/src/config.rs", "resolves the options of the master"),
+    ("crates/master/src/config/", "declares the options of the master"),
+    ("crates/master/src/run.rs", "is the program of the master"),
+    ("crates/codegen/src/", "lists the variables"),
+];
+
+#[test]
+fn libraries_read_no_environment_variables() {
+    let pattern =
+        regex(r"\b(env|environment)::[A-Z]|\bEnvVar\b|\b(set_in_environment|read_flag)\b");
+    let library = regex(r"^crates/[^/]+/src/");
+    let lines: Vec<_> = rust()
+        .iter()
+        .filter(|file| library.is_match(&file.path))
+        .map(|file| (file.path.clone(), file.matches(&pattern)))
+        .collect();
+    let mut found: Vec<_> = lines
+        .iter()
+        .filter(|(path, _)| !READS_VARIABLES.iter().any(|(row, _)| path.starts_with(row)))
+        .flat_map(|(_, lines)| lines.clone())
+        .collect();
+    for (row, reason) in READS_VARIABLES {
+        assert!(reason.split(' ').count() >= 3, "{row} needs a reason");
+        if !lines.iter().any(|(path, lines)| path.starts_with(row) && !lines.is_empty()) {
+            found.push(format!("{row}: is listed but reads none"));
+        }
+    }
+    report("environment variables in code that should be handed values", &found);
+}
+
 #[test]
 fn every_environment_variable_is_read() {
     let declarations = "crates/base/src/env.rs";

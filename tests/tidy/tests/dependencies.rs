@@ -17,7 +17,8 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("transfer-engine", &["base", "os", "verbs"]),
     ("master", &["base", "os", "http", "cli", "proto"]),
     ("store-client", &["base", "os", "http", "proto", "transfer-engine"]),
-    ("transfer-tools", &["base", "cli", "transfer-engine"]),
+    ("settings", &["base", "store-client", "transfer-engine"]),
+    ("transfer-tools", &["base", "cli", "settings", "transfer-engine"]),
     (
         "daemon",
         &[
@@ -27,7 +28,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
             "cli",
             "proto",
             "transfer-engine",
-            "transfer-tools",
+            "settings",
             "master",
             "store-client",
             "testkit",
@@ -43,6 +44,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
             "proto",
             "verbs",
             "transfer-engine",
+            "settings",
             "transfer-tools",
             "rpc",
             "daemon",

@@ -3,11 +3,10 @@
 use std::time::Duration;
 
 use mooncake_base::{Endpoint, Error, Result, TenantId, Token};
-use mooncake_daemon::environment;
 use mooncake_master::MasterConfig;
+use mooncake_settings::{client_config, link_config, store_engine_config};
 use mooncake_store_client::{ClientConfig, DaemonGreeting, LinkConfig, address::set_engine_host};
 use mooncake_transfer_engine::EngineConfig;
-use mooncake_transfer_tools::settings::engine_config;
 
 /// The master address that asks for a master in this process.
 pub(crate) const EMBEDDED: &str = "embedded";
@@ -64,8 +63,7 @@ impl Settings {
     /// A value of the caller or the environment is invalid.
     pub(crate) fn read(arguments: Arguments) -> Result<Self> {
         let mut engine =
-            engine_config(&arguments.name, &arguments.metadata, arguments.is_tcp_forced)?;
-        engine.copies_own = environment::copies_own();
+            store_engine_config(&arguments.name, &arguments.metadata, arguments.is_tcp_forced)?;
         set_engine_host(&mut engine, master_address(&arguments));
         let mut client = ClientConfig {
             name: arguments.name,
@@ -73,7 +71,7 @@ impl Settings {
             refuses_ignored_tenant: arguments.refuses_ignored_tenant,
             wants_offload: arguments.wants_offload,
             segment_bytes: arguments.segment_bytes,
-            ..environment::client()?
+            ..client_config()?
         };
         if let Some(has_checksums) = arguments.has_checksums {
             client.has_checksums = has_checksums;
@@ -132,7 +130,7 @@ impl Settings {
 /// # Errors
 /// A value of the caller or the environment is invalid.
 pub(crate) fn link(connect_timeout_s: Option<f64>) -> Result<LinkConfig> {
-    let mut link = environment::link()?;
+    let mut link = link_config()?;
     if let Some(timeout) = seconds("connect_timeout_s", connect_timeout_s)? {
         link.connect_timeout = timeout;
     }

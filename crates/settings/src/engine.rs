@@ -1,4 +1,4 @@
-//! Reads the settings of an engine from the environment.
+//! Settings of a transfer engine from environment variables, and the topology that they name.
 
 use std::{ops::RangeInclusive, path::Path, time::Duration};
 
@@ -9,6 +9,8 @@ use mooncake_base::{
 };
 use mooncake_transfer_engine::{EngineConfig, HugePages, Token, Topology};
 
+use crate::variable::value;
+
 /// The default interval of log lines about transfers.
 const REPORT_INTERVAL: Duration = Duration::from_secs(5);
 
@@ -16,6 +18,7 @@ const REPORT_INTERVAL: Duration = Duration::from_secs(5);
 const HANDSHAKE_PORT: u16 = 12001;
 
 /// Returns the settings of an engine with this name; the other settings come from the environment.
+/// `is_tcp_forced` overrides the environment.
 ///
 /// # Errors
 /// A variable has an invalid value.
@@ -83,6 +86,20 @@ pub fn engine_config(
     Ok(config)
 }
 
+/// Returns the settings of the engine of a store, which copies within its own memory even where
+/// other transfers are forced to use TCP.
+///
+/// # Errors
+/// A variable has an invalid value.
+pub fn store_engine_config(
+    name: &str,
+    metadata: &str,
+    is_tcp_forced: Option<bool>,
+) -> Result<EngineConfig> {
+    let config = engine_config(name, metadata, is_tcp_forced)?;
+    Ok(EngineConfig { copies_own: env::MC_STORE_MEMCPY.is_on(), ..config })
+}
+
 /// Returns the topology of this machine, or of the file that the environment names.
 ///
 /// # Errors
@@ -95,17 +112,8 @@ pub fn topology(wanted: &str) -> Result<Topology> {
 }
 
 /// Returns the topology file that the environment names.
-pub(crate) fn custom_topology() -> Option<String> {
+pub fn custom_topology() -> Option<String> {
     env::MC_CUSTOM_TOPO_JSON.read().filter(|path| !path.is_empty())
-}
-
-/// Returns the parsed value of a variable, if it is set and not empty.
-///
-/// # Errors
-/// `read` rejects the value; the error names the variable.
-pub fn value<T>(var: &'static EnvVar, read: fn(&str) -> Result<T>) -> Result<Option<T>> {
-    let text = var.read().filter(|text| !text.trim().is_empty());
-    text.map(|text| read(&text)).transpose().map_err(|error| error.with("variable", var.name))
 }
 
 /// Returns the name without its port, if it has one.

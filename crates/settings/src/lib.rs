@@ -1,0 +1,15 @@
+//! The settings of engines and clients that come from environment variables.
+//!
+//! The libraries take values and read no environment. The programs and the Python package read the
+//! environment here, so that a variable has the same effect in each of them.
+//!
+//! In reading order: [`engine`] (transfer engines), [`client`] (clients and their link to the
+//! master), `variable` (one variable as a value).
+#![warn(missing_docs)]
+
+pub mod client;
+pub mod engine;
+mod variable;
+
+pub use client::{client_config, link_config};
+pub use engine::{engine_config, store_engine_config};
