@@ -42,6 +42,49 @@ def many(parameters: dict[str, Any], *arguments: Any) -> Call:
 
 TENSOR: Final = "torch.Tensor | None"
 
+AXES: Final = {"parallelism": None, "config": None, "writer_partition": None}
+MANY_AXES: Final = {"parallelisms": None, "config": None, "writer_partitions": None}
+
+
+def put_parallel() -> Call:
+    return Call(needs("key", "tensor", **AXES), ("k", VALUE), "int", INVALID)
+
+
+def batch_put_parallel() -> Call:
+    parameters = needs("keys", "tensors_list", **MANY_AXES)
+    return Call(parameters, (["k"], [VALUE]), "list[int]", [INVALID], TENSORS)
+
+
+def put_parallel_from() -> Call:
+    return Call(needs("key", *AT, **AXES), ("k", *AT.values()), "int", INVALID)
+
+
+def batch_put_parallel_from() -> Call:
+    parameters = needs("keys", *MANY_AT, **MANY_AXES)
+    return Call(parameters, (["k"], *MANY_AT.values()), "list[int]", [INVALID])
+
+
+PARALLEL_CALLS: Final[dict[str, Call]] = {
+    "put_tensor_with_parallelism": put_parallel(),
+    "upsert_tensor_with_parallelism": put_parallel(),
+    "batch_put_tensor_with_parallelism": batch_put_parallel(),
+    "batch_upsert_tensor_with_parallelism": batch_put_parallel(),
+    "put_tensor_with_parallelism_from": put_parallel_from(),
+    "upsert_tensor_with_parallelism_from": put_parallel_from(),
+    "batch_put_tensor_with_parallelism_from": batch_put_parallel_from(),
+    "batch_upsert_tensor_with_parallelism_from": batch_put_parallel_from(),
+    "get_tensor_with_parallelism": Call(needs("key", target=None), ("k",), TENSOR, None),
+    "batch_get_tensor_with_parallelism": Call(
+        needs("keys", targets=None), (["k"],), f"list[{TENSOR}]", [None]
+    ),
+    "get_tensor_with_parallelism_into": Call(
+        needs("key", *AT, target=None), ("k", *AT.values()), TENSOR, None
+    ),
+    "batch_get_tensor_with_parallelism_into": Call(
+        needs("keys", *MANY_AT, targets=None), (["k"], *MANY_AT.values()), f"list[{TENSOR}]", [None]
+    ),
+}
+
 TENSOR_CALLS: Final[dict[str, Call]] = {
     "put_tensor": put(),
     "pub_tensor": put(),
@@ -99,4 +142,5 @@ TENSOR_CALLS: Final[dict[str, Call]] = {
         needs("key", *AT, **SPLIT), ("k", *AT.values()), "int", INVALID
     ),
     "batch_put_tensor_with_tp_from": many(needs("base_keys", *MANY_AT, **SPLIT), *MANY_AT.values()),
+    **PARALLEL_CALLS,
 }

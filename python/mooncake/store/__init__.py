@@ -33,6 +33,7 @@ from mooncake.store.pool import (
     BufferPool,
     client_capsule as _get_pyclient_from_wrapper,
 )
+from mooncake.store.tensors.axes import ParallelAxis, ReadTarget, TensorParallelism
 from mooncake.store.tensors.serialized import (
     deserialize_tensor as _deserialize_tensor,
     serialize_tensor as _serialize_tensor,
@@ -73,7 +74,9 @@ __all__ = [
     "MooncakeDistributedStore",
     "MooncakeHostMemAllocator",
     "ObjectDataType",
+    "ParallelAxis",
     "QueryTaskResponse",
+    "ReadTarget",
     "RegisteredBufferLease",
     "RegisteredBufferLeaseView",
     "RegisteredBufferPool",
@@ -83,6 +86,7 @@ __all__ = [
     "SoftPinAction",
     "TaskStatus",
     "TaskType",
+    "TensorParallelism",
     "_deserialize_tensor",
     "_get_pyclient_from_wrapper",
     "_serialize_tensor",

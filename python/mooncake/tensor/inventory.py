@@ -41,7 +41,17 @@ from mooncake.tensor.layout import Axis, AxisKind, Box, Shard, split_bounds
 if TYPE_CHECKING:
     from mooncake.tensor.layout import Split
 
-__all__ = ["Found", "Part", "find", "find_all", "invalid", "records", "stored_keys"]
+__all__ = [
+    "Found",
+    "Part",
+    "Search",
+    "find",
+    "find_all",
+    "find_stored",
+    "invalid",
+    "records",
+    "stored_keys",
+]
 
 _NOT_FOUND = -704
 _INVALID_PARAMS = -600
@@ -101,7 +111,8 @@ class _Names:
     prefix: bytes
 
 
-_Search: TypeAlias = Generator[_Heads | _Names, Any, Found]
+Search: TypeAlias = Generator[_Heads | _Names, Any, Found]
+"""A search for the objects of one tensor: yields requests, receives their answers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +123,7 @@ class _Member:
     rank: int
 
 
-def find(key: bytes, target: Shard | None) -> _Search:
+def find(key: bytes, target: Shard | None) -> Search:
     """Find the objects from which a tensor, or one shard of it, can be read.
 
     Raises:
@@ -140,12 +151,25 @@ def find(key: bytes, target: Shard | None) -> _Search:
     return found
 
 
-def find_all(
-    searches: Sequence[tuple[bytes, Shard | None]],
-) -> Operation[list[Found | MooncakeError]]:
-    """Find many tensors; the requests of all searches go out together, round by round."""
+def find_stored(key: bytes) -> Search:
+    """Find one object, whatever part of a tensor it is.
+
+    Raises:
+        NotFoundError: The object does not exist.
+        InvalidArgumentError: The object is not a tensor.
+    """
+    (head,) = yield _Heads([key])
+    if head is None:
+        raise _missing(key, [_Member(key, 0)])
+    metadata = _decoded_head(key, head)
+    box = Box.whole(metadata.local_shape)
+    return Found(key, box, (Part(key, head, metadata, box),))
+
+
+def find_all(searches: Sequence[Search]) -> Operation[list[Found | MooncakeError]]:
+    """Carry out searches; the requests of all of them go out together, round by round."""
     results: list[Found | MooncakeError | None] = [None] * len(searches)
-    running = {at: find(key, target) for at, (key, target) in enumerate(searches)}
+    running = dict(enumerate(searches))
     answers: dict[int, Any] = dict.fromkeys(running)
     while running:
         wanted: dict[int, _Heads | _Names] = {}
@@ -275,7 +299,7 @@ def _find_split(key: bytes, target: Shard | None) -> Generator[Any, Any, Found |
 
 def _read_set(
     key: bytes, target: Shard | None, members: list[_Member], manifest: Manifest | None = None
-) -> _Search:
+) -> Search:
     """Return the members of a set that overlap the wanted part."""
     heads = yield _Heads([member.key for member in members])
     present = {

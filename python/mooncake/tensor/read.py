@@ -10,7 +10,7 @@ from mooncake.errors import DeadlineError, InvalidArgumentError, MooncakeError, 
 from mooncake.tensor import described, memory
 from mooncake.tensor.dtypes import DType, load_numpy, load_torch
 from mooncake.tensor.format import METADATA_BYTES, TensorMetadata
-from mooncake.tensor.inventory import Found, Part, find_all, invalid
+from mooncake.tensor.inventory import Found, Part, find, find_all, invalid
 from mooncake.tensor.layout import Box
 from mooncake.tensor.transfer import Job, fill
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from mooncake.tensor.calls import Operation
     from mooncake.tensor.layout import Shard
 
-__all__ = ["Arrays", "Library", "Request", "Tensors", "read"]
+__all__ = ["Arrays", "Library", "Request", "Tensors", "read", "without_metadata"]
 
 _ATTEMPTS = 3
 """Number of times that a tensor is looked for again after it was replaced during a read."""
@@ -89,7 +89,7 @@ def read(requests: Sequence[Request], library: Library) -> Operation[list[Any]]:
     results: list[Any] = [None] * len(requests)
     pending = list(range(len(requests)))
     for _ in range(_ATTEMPTS):
-        found = yield from find_all([(requests[at].key, requests[at].target) for at in pending])
+        found = yield from find_all([find(requests[at].key, requests[at].target) for at in pending])
         readings: dict[int, _Reading] = {}
         for at, each in zip(pending, found, strict=True):
             try:
@@ -137,15 +137,16 @@ def _begin_object(found: Found) -> _Reading:
     (part,) = found.parts
     stored = load_numpy().empty(part.metadata.total_bytes, dtype="uint8")
     stored[:METADATA_BYTES] = memoryview(part.head)
-    rest = (len(stored) - METADATA_BYTES,)
-    as_bytes = TensorMetadata(DType.of_name("uint8"), rest, rest)
-    whole = Box.whole(rest)
-    job = Job(
-        Found(found.key, whole, (Part(part.key, part.head, as_bytes, whole),)),
-        stored.ctypes.data + METADATA_BYTES,
-        stored,
-    )
+    job = Job(without_metadata(found), stored.ctypes.data + METADATA_BYTES, stored)
     return _Reading(job, stored, part.metadata)
+
+
+def without_metadata(found: Found) -> Found:
+    """Return the bytes of one object that follow its metadata, as a tensor."""
+    (part,) = found.parts
+    shape = (part.metadata.total_bytes - METADATA_BYTES,)
+    metadata, box = TensorMetadata(DType.of_name("uint8"), shape, shape), Box.whole(shape)
+    return Found(found.key, box, (Part(part.key, part.head, metadata, box),))
 
 
 def _end(reading: _Reading, request: Request, library: Library) -> Any:

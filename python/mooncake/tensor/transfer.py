@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from mooncake._runtime import _native
 from mooncake._values import decoded
@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 __all__ = ["Job", "fill"]
 
 _LEASE_EXPIRED = -707
+
+Columns: TypeAlias = tuple[Any, Any, Any, Any]
+"""The first range of each object; the address, offset and length of each range."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +57,20 @@ def fill(
     planned: list[tuple[Job, Plan | MooncakeError]] = [(job, _plan(job.found)) for job in jobs]
     valid = [(job, ranges) for job, ranges in planned if isinstance(ranges, Plan)]
     parts = [part for job, _ in valid for part in job.found.parts]
-    heads = np.zeros((len(parts), METADATA_BYTES), dtype=np.uint8)
-    columns = _columns(valid, heads)
     names = [decoded(part.key) for part in parts]
+    heads = np.zeros((len(parts), METADATA_BYTES), dtype=np.uint8)
+    columns = _columns(valid)
     owners = [heads, *(job.owner for job, _ in valid)]
-    outcomes = yield ReadRanges(names, columns, owners, is_registered)
+    if is_registered:
+        # The heads are read into memory of this call, which is not registered.
+        outcomes = yield ReadRanges(names, columns, owners, is_registered=True)
+        checks = yield ReadRanges(names, _columns_of_heads(heads), owners)
+        outcomes = [
+            outcome if isinstance(outcome, MooncakeError) else check
+            for outcome, check in zip(outcomes, checks, strict=True)
+        ]
+    else:
+        outcomes = yield ReadRanges(names, _with_heads(columns, heads), owners)
     results: list[MooncakeError | None] = []
     rows = iter(zip(parts, heads, outcomes, strict=True))
     for job, ranges in planned:
@@ -78,33 +90,47 @@ def _plan(found: Found) -> Plan | MooncakeError:
         return invalid(found.key, str(error))
 
 
-def _columns(jobs: Sequence[tuple[Job, Plan]], heads: Any) -> tuple[Any, Any, Any, Any]:
-    """Return the columns of one call: of each object its ranges, then its metadata.
+def _columns(jobs: Sequence[tuple[Job, Plan]]) -> Columns:
+    """Return the ranges of all jobs as the columns of one call."""
+    import numpy as np
 
-    The metadata is read in the same call, since an object may be replaced between two calls but not
-    within one.
+    none = np.zeros(0, dtype=np.int64)
+    counts = [np.diff(ranges.starts) for _, ranges in jobs]
+    starts = np.concatenate([[0], np.cumsum(np.concatenate([none, *counts]))]).astype(np.int64)
+    return (
+        starts,
+        np.concatenate([none, *(ranges.destinations + job.address for job, ranges in jobs)]),
+        np.concatenate([none, *(ranges.offsets for _, ranges in jobs)]),
+        np.concatenate([none, *(ranges.lengths for _, ranges in jobs)]),
+    )
+
+
+def _columns_of_heads(heads: Any) -> Columns:
+    """Return the columns that read the metadata of each object."""
+    import numpy as np
+
+    count = len(heads)
+    return (
+        np.arange(count + 1, dtype=np.int64),
+        heads.ctypes.data + np.arange(count, dtype=np.int64) * METADATA_BYTES,
+        np.zeros(count, dtype=np.int64),
+        np.full(count, METADATA_BYTES, dtype=np.int64),
+    )
+
+
+def _with_heads(columns: Columns, heads: Any) -> Columns:
+    """Return columns with one more range for each object, its metadata.
+
+    It is read in the same call, since an object may be replaced between two calls but not within
+    one.
     """
     import numpy as np
 
-    counts = [np.diff(ranges.starts) + 1 for _, ranges in jobs]
-    starts = np.zeros(len(heads) + 1, dtype=np.int64)
-    if counts:
-        np.cumsum(np.concatenate(counts), out=starts[1:])
-    columns = [np.empty(int(starts[-1]), dtype=np.int64) for _ in range(3)]
-    at_heads = starts[1:] - 1
-    is_range = np.ones(len(columns[0]), dtype=bool)
-    is_range[at_heads] = False
-    addresses, offsets, lengths = columns
-    addresses[at_heads] = heads.ctypes.data + np.arange(len(heads), dtype=np.int64) * METADATA_BYTES
-    offsets[at_heads] = 0
-    lengths[at_heads] = METADATA_BYTES
-    if jobs:
-        addresses[is_range] = np.concatenate(
-            [ranges.destinations + job.address for job, ranges in jobs]
-        )
-        offsets[is_range] = np.concatenate([ranges.offsets for _, ranges in jobs])
-        lengths[is_range] = np.concatenate([ranges.lengths for _, ranges in jobs])
-    return starts, addresses, offsets, lengths
+    starts, *values = columns
+    ends = starts[1:]
+    of_heads = _columns_of_heads(heads)
+    added = [np.insert(own, ends, head) for own, head in zip(values, of_heads[1:], strict=True)]
+    return (starts + of_heads[0], added[0], added[1], added[2])
 
 
 def _result(rows: Sequence[tuple[Part, Any, int | MooncakeError]]) -> MooncakeError | None:

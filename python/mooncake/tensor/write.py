@@ -11,7 +11,14 @@ from mooncake._values import decoded, with_groups
 from mooncake.errors import MooncakeError, NotFoundError
 from mooncake.tensor import described, memory
 from mooncake.tensor.calls import Operation, Put, Remove
-from mooncake.tensor.format import Manifest, TensorMetadata, manifest_key, shard_key
+from mooncake.tensor.format import (
+    Manifest,
+    TensorMetadata,
+    manifest_key,
+    shard_key,
+    writer_key,
+    writer_manifest_key,
+)
 from mooncake.tensor.inventory import invalid, records, stored_keys
 from mooncake.tensor.layout import Box, Layout, Shard
 
@@ -19,6 +26,9 @@ if TYPE_CHECKING:
     from mooncake.tensor.memory import TensorMemory
 
 __all__ = ["Item", "remove", "write"]
+
+_NOT_FOUND = -704
+_INVALID_PARAMS = -600
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,12 +41,16 @@ class Item:
         layout: None to store it whole, the shard that the value is, or the layout of all shards.
         shape: Shape of the whole tensor, of which the value is a shard; None to compute it from the
             number of shards.
+        is_writer: The shard is the part of a writer, with the names of those.
+        has_manifest: Store a manifest beside shards.
     """
 
     key: bytes
     value: Any
     layout: Layout | Shard | None = None
     shape: tuple[int, ...] | None = None
+    is_writer: bool = False
+    has_manifest: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,22 +63,30 @@ class _Object:
 
 
 def write(
-    items: Sequence[Item], options: PutOptions | None, *, overwrite: bool
-) -> Operation[list[bool | MooncakeError]]:
+    items: Sequence[Item],
+    options: PutOptions | None,
+    *,
+    overwrite: bool,
+    removes_other_forms: bool = True,
+) -> Operation[list[bool | MooncakeError | TypeError]]:
     """Write tensors in one batch, the manifests in a second one.
+
+    Args:
+        items: The tensors.
+        options: Number of copies, pins, placement; the groups are one for each item.
+        overwrite: Replace existing objects.
+        removes_other_forms: With `overwrite`, remove what is stored in another layout.
 
     Returns:
         For each item whether at least one of its objects was stored, or the first failure.
-
-    Raises:
-        TypeError: A value is neither a tensor nor an array, or of a kind that cannot be stored.
     """
     objects: list[tuple[int, _Object]] = []
-    results: list[bool | MooncakeError] = [False] * len(items)
+    results: list[bool | MooncakeError | TypeError] = [False] * len(items)
+    options = _checked_groups(options, len(items))
     for at, item in enumerate(items):
         try:
             objects += [(at, each) for each in _objects(item)]
-        except MooncakeError as error:
+        except (MooncakeError, TypeError) as error:
             results[at] = error
         except ValueError as error:
             results[at] = invalid(item.key, str(error))
@@ -73,7 +95,7 @@ def write(
         batch = [
             (at, each)
             for at, each in objects
-            if each.is_manifest == is_manifest and not isinstance(results[at], MooncakeError)
+            if each.is_manifest == is_manifest and isinstance(results[at], bool)
         ]
         outcomes = yield Put(
             [decoded(each.key) for _, each in batch],
@@ -83,11 +105,10 @@ def write(
         )
         for (at, _), outcome in zip(batch, outcomes, strict=True):
             result = results[at]
-            if isinstance(outcome, MooncakeError):
-                results[at] = result if isinstance(result, MooncakeError) else outcome
-            elif not is_manifest and not isinstance(result, MooncakeError):
-                results[at] = result or outcome
-    if overwrite:
+            if isinstance(result, bool):
+                is_failure = isinstance(outcome, MooncakeError)
+                results[at] = outcome if is_failure else result or (outcome and not is_manifest)
+    if overwrite and removes_other_forms:
         yield from _remove_other_forms(items, {each.key for _, each in objects}, results)
     return results
 
@@ -107,11 +128,13 @@ def remove(key: bytes, *, force: bool) -> Operation[None]:
         raise others[0]
     if len(failures) == len(outcomes):
         text = "neither the tensor nor shards of it are stored"
-        raise _native.failure(-704, text, key=decoded(key))
+        raise _native.failure(_NOT_FOUND, text, key=decoded(key))
 
 
 def _remove_other_forms(
-    items: Sequence[Item], written: set[bytes], results: Sequence[bool | MooncakeError]
+    items: Sequence[Item],
+    written: set[bytes],
+    results: Sequence[bool | MooncakeError | TypeError],
 ) -> Operation[None]:
     """Remove what is left of an earlier form of overwritten tensors.
 
@@ -119,7 +142,7 @@ def _remove_other_forms(
     """
     stale: list[bytes] = []
     for item, result in zip(items, results, strict=True):
-        if isinstance(item.layout, Shard) or isinstance(result, MooncakeError):
+        if isinstance(item.layout, Shard) or not isinstance(result, bool):
             continue
         stale += [key for key in (yield from stored_keys(item.key)) if key not in written]
     if stale:
@@ -152,12 +175,16 @@ def _objects(item: Item) -> Iterator[_Object]:
         extent = 0 if axis is None or axis.dim is None else part.shape[axis.dim]
         axes = tuple(records(shard, extent))
         head = TensorMetadata(part.dtype, shape, part.shape, axes)
-        yield _Object(shard_key(item.key, axes), [head.encode(), *_buffers(part)])
-    if shape:
+        name = shard_key(item.key, axes)
+        if item.is_writer and axis is not None:
+            name = writer_key(item.key, axis.rank, axis.size, axis.dim or 0)
+        yield _Object(name, [head.encode(), *_buffers(part)])
+    if shape and item.has_manifest:
         axis = shards[0].axis("tp")
         dim, size = (axis.dim, axis.size) if axis is not None else (0, 1)
         manifest = Manifest(place.dtype, shape, dim or 0, size)
-        yield _Object(manifest_key(item.key), [manifest.encode()], is_manifest=True)
+        name = writer_manifest_key(item.key) if item.is_writer else manifest_key(item.key)
+        yield _Object(name, [manifest.encode()], is_manifest=True)
 
 
 def _whole_shape(item: Item, shard: Shard, own: tuple[int, ...]) -> tuple[int, ...]:
@@ -210,11 +237,16 @@ class _Held:
         return np.asarray(self)
 
 
+def _checked_groups(options: PutOptions | None, count: int) -> PutOptions | None:
+    if options is not None and options.groups is not None and len(options.groups) != count:
+        text = f"there is not one group for each tensor groups={len(options.groups)}"
+        raise _native.failure(_INVALID_PARAMS, f"{text} tensors={count}")
+    return options
+
+
 def _with_groups(options: PutOptions | None, rows: Sequence[int]) -> PutOptions | None:
     """Return options whose groups are those of the items to which the objects belong."""
     if options is None or options.groups is None:
         return options
     groups = options.groups
-    if rows and max(rows) >= len(groups):
-        raise _native.failure(-600, f"there is not one group for each tensor groups={len(groups)}")
     return with_groups(options, [groups[at] for at in rows])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from mooncake.store.tensors.batch import BatchTensorCalls
 from mooncake.store.tensors.into import TensorBufferCalls
+from mooncake.store.tensors.parallelism import ParallelTensorCalls
 from mooncake.store.tensors.plain import PlainTensorCalls
 from mooncake.store.tensors.safetensors import SafetensorsCalls
 from mooncake.store.tensors.tensor_parallel import TensorParallelCalls
@@ -12,7 +13,12 @@ __all__ = ["TensorCalls"]
 
 
 class TensorCalls(
-    PlainTensorCalls, BatchTensorCalls, TensorBufferCalls, TensorParallelCalls, SafetensorsCalls
+    PlainTensorCalls,
+    BatchTensorCalls,
+    TensorBufferCalls,
+    TensorParallelCalls,
+    ParallelTensorCalls,
+    SafetensorsCalls,
 ):
     """Puts and gets of torch tensors."""
 
