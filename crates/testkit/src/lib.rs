@@ -3,13 +3,13 @@
 #![warn(missing_docs)]
 
 pub mod cluster;
-pub mod cut_link;
+pub mod cutting_proxy;
 pub mod faulty;
 pub mod random;
 pub mod until;
 
 pub use cluster::{Cluster, ClusterSettings, Node};
-pub use cut_link::CutLink;
+pub use cutting_proxy::{CutRule, CuttingProxy};
 pub use faulty::{Fault, FaultyLink, Gate};
 pub use random::Random;
 pub use until::until;

@@ -12,7 +12,7 @@ use mooncake_store_client::{
     ClientConfig, LinkConfig, Parts, PutItem, PutOptions, PutOutcome, SocketLink,
 };
 use mooncake_testkit::{
-    Cluster, ClusterSettings, CutLink, Fault, Node, Random,
+    Cluster, ClusterSettings, CutRule, CuttingProxy, Fault, Node, Random,
     cluster::{key, range},
     until,
 };
@@ -48,7 +48,7 @@ fn join_with_timeout(cluster: &Cluster, rpc_timeout: Duration) -> Node {
 }
 
 /// Joins over the proxy. Calls time out early, so that many puts are given up.
-fn join_over(cluster: &Cluster, cut: &CutLink, rpc_timeout: Duration) -> Node {
+fn join_over(cluster: &Cluster, cut: &CuttingProxy, rpc_timeout: Duration) -> Node {
     let settings = LinkConfig { may_use_unix_socket: false, ..LinkConfig::default() };
     let config = ClientConfig { segment_bytes: 256 << 20, rpc_timeout, ..ClientConfig::default() };
     until(LIMIT, "the node joins", || {
@@ -157,7 +157,8 @@ fn acknowledged_puts_are_readable_after_cuts() {
     let time = Duration::from_secs(if is_long_run() { 60 } else { 3 });
     let cluster =
         Cluster::start(ClusterSettings { nodes: 0, ..ClusterSettings::default() }).unwrap();
-    let cut = CutLink::start(cluster.address(), 3000, Random::new()).unwrap();
+    let cut =
+        CuttingProxy::start(cluster.address(), CutRule::MeanBytes(3000), Random::new()).unwrap();
     let node = join_over(&cluster, &cut, Duration::from_millis(150));
     let end = Instant::now() + time;
     let ways = [Way::Single, Way::Batch, Way::Upsert, Way::Session];

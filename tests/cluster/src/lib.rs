@@ -1,8 +1,8 @@
 //! Real processes on loopback: a master, and nodes that take commands on stdin.
 
-pub mod cutting_proxy;
 pub mod listeners;
 pub mod load;
+pub mod overload;
 pub mod pattern;
 pub mod power_loss;
 pub mod tally;
@@ -16,8 +16,14 @@ use std::{
     time::Duration,
 };
 
+use self::tally::Tally;
+
 /// The longest start-up of a process.
 const START_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// The longest wait for a reply of a node: far above the longest call, so that a slow call is measured
+/// and not cut off.
+pub const REPLY_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// The most unread output lines of a process.
 const LINES_MAX: usize = 64;
@@ -73,6 +79,16 @@ impl MasterProcess {
         self.process.kill();
     }
 
+    /// Suspends the process (SIGSTOP) until [`resume`](Self::resume).
+    pub fn suspend(&self) {
+        self.process.signal("-STOP");
+    }
+
+    /// Resumes the process (SIGCONT).
+    pub fn resume(&self) {
+        self.process.signal("-CONT");
+    }
+
     /// Returns the process id.
     pub fn id(&self) -> u32 {
         self.process.child.id()
@@ -93,10 +109,37 @@ impl NodeProcess {
         Self { process, stdin }
     }
 
-    /// Sends a command and returns the reply line, or `None` after `limit`.
-    pub fn request(&mut self, command: &str, limit: Duration) -> Option<String> {
+    /// Sends a command and returns the reply line.
+    ///
+    /// # Panics
+    /// If there is no reply in time.
+    pub fn request(&mut self, command: &str) -> String {
         self.send(command);
-        self.reply(limit)
+        self.reply(command)
+    }
+
+    /// Sends a command and checks the reply line.
+    ///
+    /// # Panics
+    /// If the reply is another one, or late.
+    pub fn expect_reply(&mut self, command: &str, expected: &str) {
+        assert_eq!(self.request(command), expected, "{command}");
+    }
+
+    /// Returns the counts of the load loops so far.
+    ///
+    /// # Panics
+    /// If there is no reply in time.
+    pub fn tally(&mut self) -> Tally {
+        self.request("tally").parse().expect("the node answers with a tally")
+    }
+
+    /// Ends the load loops and returns their counts.
+    ///
+    /// # Panics
+    /// If the loops do not end in time.
+    pub fn stop_loops(&mut self) -> Tally {
+        self.request("stop").parse().expect("the node answers with a tally")
     }
 
     /// Sends a command without waiting for the reply.
@@ -104,9 +147,18 @@ impl NodeProcess {
         writeln!(self.stdin, "{command}").expect("the node is running");
     }
 
-    /// Waits for the next reply line.
-    pub fn reply(&self, limit: Duration) -> Option<String> {
+    /// Waits for the next reply line, or returns `None` after `limit`.
+    pub fn reply_within(&self, limit: Duration) -> Option<String> {
         self.process.line(limit)
+    }
+
+    /// Waits for the next reply line: that of `command`.
+    ///
+    /// # Panics
+    /// If there is none in time.
+    pub fn reply(&self, command: &str) -> String {
+        let line = self.reply_within(REPLY_TIMEOUT);
+        line.unwrap_or_else(|| panic!("no reply to {command:?} within {REPLY_TIMEOUT:?}"))
     }
 
     /// Kills it at once, and is sure that it is gone.
@@ -130,10 +182,10 @@ impl NodeProcess {
     }
 
     /// Asks the node to quit. Returns true if it exits with code 0.
-    pub fn exits(mut self, limit: Duration) -> bool {
+    pub fn exits(mut self) -> bool {
         self.send("quit");
         let child = &mut self.process.child;
-        mooncake_testkit::until(limit, "the node exits", || child.try_wait().ok().flatten())
+        mooncake_testkit::until(REPLY_TIMEOUT, "the node exits", || child.try_wait().ok().flatten())
             .success()
     }
 }

@@ -17,6 +17,11 @@ impl Listener {
         self.address.domain() == Domain::UNIX
     }
 
+    /// Returns the TCP port; `None` for a Unix socket.
+    pub fn port(&self) -> Option<u16> {
+        self.address.as_socket().map(|address| address.port())
+    }
+
     /// Connects and says nothing. The connection ends when it is dropped.
     ///
     /// # Errors

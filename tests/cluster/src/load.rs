@@ -44,6 +44,17 @@ struct VersionRange {
     oldest: u64,
     /// The last version whose put was attempted.
     newest: u64,
+    /// Whether a put was acknowledged, and no removal was attempted since.
+    is_stored: bool,
+}
+
+/// The outcome of a read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Found {
+    Version(u64),
+    Missing,
+    /// The call failed, or the value was wrong.
+    Failed,
 }
 
 impl Loads {
@@ -120,14 +131,15 @@ impl Loads {
 
 impl Worker {
     fn read_all(&self) {
-        let mut versions = vec![VersionRange { oldest: 0, newest: u64::MAX }; self.keys.len()];
+        let mut versions =
+            vec![VersionRange { newest: u64::MAX, ..VersionRange::default() }; self.keys.len()];
         while !self.is_stopped() {
             for (key, versions) in self.keys.iter().zip(&mut versions) {
                 if self.is_stopped() {
                     return;
                 }
                 // Versions only rise: a later read must not return an older version.
-                if let Some(version) = self.read(key, *versions) {
+                if let Found::Version(version) = self.read(key, *versions) {
                     versions.oldest = version;
                 }
             }
@@ -142,10 +154,10 @@ impl Worker {
                 if self.is_stopped() {
                     return;
                 }
-                let is_stored = self.put(key, versions, length, &options);
-                if self.read(key, *versions).is_none() && is_stored {
-                    self.tally.lock().lost += 1;
-                }
+                // What was acknowledged is there, both after a while and at once.
+                self.check_stored(key, versions);
+                self.put(key, versions, length, &options);
+                self.check_stored(key, versions);
                 if versions.newest.is_multiple_of(PUTS_PER_REMOVAL) {
                     self.remove(key, versions);
                     self.read(key, *versions);
@@ -154,25 +166,26 @@ impl Worker {
         }
     }
 
-    fn put(
-        &self,
-        key: &str,
-        versions: &mut VersionRange,
-        length: usize,
-        options: &PutOptions,
-    ) -> bool {
+    /// Reads a key, and counts it as lost if it has to be there and is missing.
+    fn check_stored(&self, key: &str, versions: &mut VersionRange) {
+        if self.read(key, *versions) == Found::Missing && std::mem::take(&mut versions.is_stored) {
+            self.tally.lock().lost += 1;
+        }
+    }
+
+    fn put(&self, key: &str, versions: &mut VersionRange, length: usize, options: &PutOptions) {
         versions.newest += 1;
         let value = pattern::value(key, versions.newest, length);
         let outcome = self.call(|| self.client.put_bytes(&self::key(key)?, &value, options));
-        let is_stored = matches!(outcome, Some(PutOutcome::Stored { .. }));
-        if is_stored {
+        if matches!(outcome, Some(PutOutcome::Stored { .. })) {
             versions.oldest = versions.newest;
+            versions.is_stored = true;
             self.tally.lock().good += 1;
         }
-        is_stored
     }
 
     fn remove(&self, key: &str, versions: &mut VersionRange) {
+        versions.is_stored = false;
         let removed = self.call(|| {
             let outcome = self.client.remove(&[self::key(key)?], true).pop();
             outcome.unwrap_or_else(|| Err(Error::internal("a batch of one gave no outcome")))
@@ -184,23 +197,25 @@ impl Worker {
     }
 
     /// Reads a key and returns its version, if the value is correct and not stale.
-    fn read(&self, key: &str, versions: VersionRange) -> Option<u64> {
-        let value = self.call(|| self.client.get_bytes(&self::key(key)?))?;
+    fn read(&self, key: &str, versions: VersionRange) -> Found {
+        let Some(value) = self.call(|| self.client.get_bytes(&self::key(key)?)) else {
+            return Found::Failed;
+        };
         let Some(value) = value else {
             self.tally.lock().missing += 1;
-            return None;
+            return Found::Missing;
         };
         let version = pattern::version_of(key, &value);
         let mut tally = self.tally.lock();
         match version {
             Ok(version) if (versions.oldest..=versions.newest).contains(&version) => {
                 tally.good += 1;
-                return Some(version);
+                return Found::Version(version);
             }
             Ok(version) => tally.record_wrong(format!("key={key} version={version} {versions:?}")),
             Err(what) => tally.record_wrong(what),
         }
-        None
+        Found::Failed
     }
 
     /// Makes one call and records its latency and its error, if any.

@@ -11,7 +11,7 @@ pub struct Tally {
     pub missing: u64,
     /// Reads with bytes of another key or of a stale version.
     pub wrong: u64,
-    /// Acknowledged puts that their writer could not read right afterwards.
+    /// Acknowledged puts whose object was missing when their writer read it.
     pub lost: u64,
     /// The longest latency.
     pub latency_max: Duration,

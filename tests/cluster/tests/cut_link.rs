@@ -12,12 +12,12 @@ use std::{
 };
 
 use mooncake_base::{ObjectKey, requirement::is_long_run};
-use mooncake_cluster_tests::{MasterProcess, NodeProcess, cutting_proxy::CuttingProxy, pattern};
+use mooncake_cluster_tests::{MasterProcess, NodeProcess, overload::Overload, pattern};
 use mooncake_store_client::{
     Client, ClientConfig, LinkConfig, Parts, PutItem, PutOptions, SocketLink,
 };
 use mooncake_testkit::{
-    Random,
+    CutRule, CuttingProxy, Random,
     cluster::{key, range},
     until,
 };
@@ -30,8 +30,19 @@ const JOIN_TIMEOUT: Duration = Duration::from_secs(20);
 /// The pause before a failed put is repeated.
 const PAUSE: Duration = Duration::from_millis(1);
 
+/// The fewest cuts of a run, and the longest time until they have happened.
+const CUTS_MIN: u64 = 20;
+const CUTS_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// One of this many pieces of the link is followed by a cut.
+const PIECES_PER_CUT: u64 = 100;
+
 const VALUE_BYTES: usize = 100;
 const BATCH: usize = 8;
+/// More items than a call has that the master admits at once.
+const LARGE_BATCH: usize = 1100;
+/// The most large batches: all values are read at the end.
+const LARGE_BATCHES_MAX: u64 = 5;
 const UPSERTED_KEYS: u64 = 64;
 
 /// A put is repeated this often, as an application does, and given up then.
@@ -46,6 +57,7 @@ enum Kind {
     Put,
     Upsert,
     Batch,
+    LargeBatch,
     Session,
 }
 
@@ -67,13 +79,14 @@ fn client(master: &str, runtime: &Runtime) -> Client {
     })
 }
 
-/// Puts until `end` and returns what was acknowledged.
-fn write_all(client: &Client, kind: Kind, end: Instant) -> Vec<Acknowledged> {
-    let memory = client.engine().allocate((BATCH * VALUE_BYTES) as u64).unwrap();
+/// Puts until `is_over` and returns what was acknowledged.
+fn write_all(client: &Client, kind: Kind, is_over: &dyn Fn() -> bool) -> Vec<Acknowledged> {
+    let memory = client.engine().allocate((LARGE_BATCH * VALUE_BYTES) as u64).unwrap();
     let mut acknowledged = Vec::new();
     let mut upserted = vec![0; UPSERTED_KEYS as usize];
-    for number in 0..KEYS_MAX {
-        if Instant::now() >= end {
+    let most = if kind == Kind::LargeBatch { LARGE_BATCHES_MAX } else { KEYS_MAX };
+    for number in 0..most {
+        if is_over() {
             break;
         }
         let once = |key: String| Acknowledged { key, versions: 1..=1 };
@@ -91,8 +104,9 @@ fn write_all(client: &Client, kind: Kind, end: Instant) -> Vec<Acknowledged> {
                     upserted[name as usize] = version;
                 }
             }
-            Kind::Batch => {
-                let keys: Vec<_> = (0..BATCH).map(|at| format!("batch-{number}-{at}")).collect();
+            Kind::Batch | Kind::LargeBatch => {
+                let items = if kind == Kind::Batch { BATCH } else { LARGE_BATCH };
+                let keys = (0..items).map(|at| format!("{kind:?}-{number}-{at}")).collect();
                 acknowledged.extend(put_batch(client, &memory, keys).into_iter().map(once));
             }
             Kind::Session => {
@@ -191,30 +205,33 @@ fn read_all(client: &Client, acknowledged: &[Acknowledged]) -> (Vec<String>, Vec
     (unreadable, wrong)
 }
 
-#[test]
-fn acknowledged_puts_over_a_link_that_is_cut_are_readable() {
+/// Puts over a link that is cut, and checks that what was acknowledged can be read.
+fn check_acknowledged(kinds: &[Kind], is_overloaded: bool) {
     let seconds = if is_long_run() { 60 } else { 4 };
     let runtime = Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     let master = MasterProcess::start("127.0.0.1:0", &[]);
     let _holder = NodeProcess::start(&master.address, &[]);
-    let proxy = CuttingProxy::start(&master.address, Random::new().number());
-    let writer = client(&proxy.address(), &runtime);
-    let end = Instant::now() + Duration::from_secs(seconds);
-    let kinds = [Kind::Put, Kind::Upsert, Kind::Batch, Kind::Session];
+    let rule = CutRule::OnePieceIn(PIECES_PER_CUT);
+    let proxy = CuttingProxy::start(master.address.parse().unwrap(), rule, Random::new()).unwrap();
+    let writer = client(&proxy.address().to_string(), &runtime);
+    let overload = is_overloaded.then(|| Overload::start(&master.address));
+    let start = Instant::now();
+    let is_over = || {
+        // On a busy machine fewer bytes pass in the same time.
+        let is_cut = proxy.cuts() >= CUTS_MIN || start.elapsed() > CUTS_TIMEOUT;
+        start.elapsed() >= Duration::from_secs(seconds) && is_cut
+    };
     let acknowledged: Vec<(Kind, Vec<Acknowledged>)> = std::thread::scope(|scope| {
-        let writers = kinds.map(|kind| {
-            (
-                kind,
-                scope.spawn({
-                    let writer = &writer;
-                    move || write_all(writer, kind, end)
-                }),
-            )
-        });
-        writers.map(|(kind, thread)| (kind, thread.join().unwrap())).into()
+        let (writer, is_over) = (&writer, &is_over);
+        let start = |&kind| (kind, scope.spawn(move || write_all(writer, kind, is_over)));
+        let writers: Vec<_> = kinds.iter().map(start).collect();
+        writers.into_iter().map(|(kind, thread)| (kind, thread.join().unwrap())).collect()
     });
     let cuts = proxy.cuts();
-    assert!(cuts >= 20, "the link was cut {cuts} times only");
+    assert!(cuts >= CUTS_MIN, "the link was cut {cuts} times only");
+    if let Some(overload) = overload {
+        assert!(overload.refused() > 0, "the master was not overloaded");
+    }
     let reader = client(&master.address, &runtime);
     for (kind, acknowledged) in &acknowledged {
         let count = acknowledged.len();
@@ -224,4 +241,14 @@ fn acknowledged_puts_over_a_link_that_is_cut_are_readable() {
         let found = (unreadable.len(), wrong.len());
         assert_eq!(found, (0, 0), "{kind:?}: of {count} with {cuts} cuts, such as {first:?}");
     }
+}
+
+#[test]
+fn acknowledged_puts_over_a_link_that_is_cut_are_readable() {
+    check_acknowledged(&[Kind::Put, Kind::Upsert, Kind::Batch, Kind::Session], false);
+}
+
+#[test]
+fn overloaded_master_with_cut_link_loses_no_acknowledged_put() {
+    check_acknowledged(&[Kind::Put, Kind::Upsert, Kind::LargeBatch], true);
 }

@@ -6,9 +6,6 @@ use std::time::Duration;
 use mooncake_cluster_tests::{MasterProcess, NodeProcess, tally::Tally};
 use mooncake_testkit::until;
 
-/// The longest wait for a reply of a node: a call in progress, which has its own timeouts.
-const REPLY_TIMEOUT: Duration = Duration::from_secs(15);
-
 /// The longest time until calls succeed again after a death.
 const RECOVERY_TIMEOUT: Duration = Duration::from_secs(20);
 
@@ -21,19 +18,14 @@ const MEASURED_BYTES: u64 = 8 * LENGTH as u64;
 const KEYS: usize = 8;
 const LENGTH: usize = 200_000;
 
-fn request(node: &mut NodeProcess, command: &str) -> String {
-    node.request(command, REPLY_TIMEOUT)
-        .unwrap_or_else(|| panic!("no reply to {command:?} within {REPLY_TIMEOUT:?}"))
-}
-
 fn number(node: &mut NodeProcess, command: &str) -> u64 {
-    request(node, command)
+    node.request(command)
         .parse()
         .unwrap_or_else(|_| panic!("{command:?} is not answered with a number"))
 }
 
 fn tally(node: &mut NodeProcess, command: &str) -> Tally {
-    request(node, command).parse().expect("the node answers with a tally")
+    node.request(command).parse().expect("the node answers with a tally")
 }
 
 /// Waits until the loops have made `more` successful calls.
@@ -55,7 +47,7 @@ fn two_holders(flags: &[&str]) -> (MasterProcess, [NodeProcess; 2], NodeProcess)
     let reader_flags: Vec<_> = flags.iter().copied().chain(["--no-segment"]).collect();
     let mut reader = NodeProcess::start(&master.address, &reader_flags);
     for at in 0..KEYS {
-        assert_eq!(request(&mut reader, &format!("fill-twice two{at} {LENGTH} 1")), "stored 2");
+        assert_eq!(reader.request(&format!("fill-twice two{at} {LENGTH} 1")), "stored 2");
     }
     (master, holders, reader)
 }
@@ -65,8 +57,8 @@ fn two_holders(flags: &[&str]) -> (MasterProcess, [NodeProcess; 2], NodeProcess)
 /// replica selection cover how equal holders alternate.
 fn check_balance(flags: &[&str]) {
     let (_master, mut holders, mut reader) = two_holders(flags);
-    let names = holders.each_mut().map(|holder| request(holder, "name"));
-    assert_eq!(request(&mut reader, &format!("read-loop two {KEYS}")), "started");
+    let names = holders.each_mut().map(|holder| holder.request("name"));
+    assert_eq!(reader.request(&format!("read-loop two {KEYS}")), "started");
     until(BALANCE_TIMEOUT, "both holders serve reads", || {
         let bytes_from =
             names.each_ref().map(|name| number(&mut reader, &format!("bytes-from {name}")));
@@ -83,18 +75,18 @@ fn reads_spread_over_two_equal_holders() {
 
 fn check_loss(flags: &[&str]) {
     let (_master, [mut victim, mut survivor], mut reader) = two_holders(flags);
-    let [gone, kept] = [&mut victim, &mut survivor].map(|node| request(node, "name"));
-    assert_eq!(request(&mut reader, &format!("read-loop two {KEYS}")), "started");
+    let [gone, kept] = [&mut victim, &mut survivor].map(|node| node.request("name"));
+    assert_eq!(reader.request(&format!("read-loop two {KEYS}")), "started");
     await_good(&mut reader, 50, "reads before the death");
     victim.kill();
     await_good(&mut reader, 200, "reads after the death");
     until(RECOVERY_TIMEOUT, "the master expires the dead holder", || {
-        (request(&mut survivor, "segments") == "1").then_some(())
+        (survivor.request("segments") == "1").then_some(())
     });
     await_good(&mut reader, 50, "reads of the remaining copies");
     stop_clean(&mut reader);
     for at in 0..KEYS {
-        assert_eq!(request(&mut reader, &format!("version two{at}")), "1");
+        assert_eq!(reader.request(&format!("version two{at}")), "1");
     }
     // A copy is skipped only after an error of its holder.
     let errors = number(&mut reader, &format!("errors {gone}"));

@@ -54,7 +54,10 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ),
     ("testkit", &["base", "proto", "verbs", "transfer-engine", "master", "store-client"]),
     ("codegen", &["base", "daemon", "master", "transfer-engine"]),
-    ("cluster-tests", &["base", "proto", "transfer-engine", "master", "store-client", "testkit"]),
+    (
+        "cluster-tests",
+        &["base", "os", "proto", "transfer-engine", "master", "store-client", "testkit"],
+    ),
     ("simulation", &["base", "master", "store-client"]),
     ("tidy", &[]),
     ("benches", &["base", "proto", "transfer-engine", "master", "store-client", "testkit"]),

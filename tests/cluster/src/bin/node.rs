@@ -123,6 +123,10 @@ fn run_client_command(client: &Client, words: &[&str]) -> Result<String> {
             }),
             None => bail!("a batch of one gave no outcome"),
         },
+        ["remove", key] => match client.remove(&[self::key(key)?], true).pop() {
+            Some(removed) => removed.map(|()| "removed".to_owned()).map_err(Into::into),
+            None => bail!("a batch of one gave no outcome"),
+        },
         ["name"] => Ok(client.name().to_owned()),
         ["copy" | "move" | "task" | "drain" | "drained" | "copies", ..] => {
             run_task_command(client, words)
