@@ -272,7 +272,7 @@ impl Journal {
     }
 
     /// Returns the timeline id under which a restart would resume; `None` while the log is broken.
-    pub(crate) fn timeline_id(&self) -> Option<[u8; 16]> {
+    pub fn timeline_id(&self) -> Option<[u8; 16]> {
         self.is_healthy.load(Ordering::Acquire).then(|| *self.timeline_id.lock())
     }
 

@@ -43,7 +43,7 @@ use tokio::runtime::Handle;
 pub(crate) use self::fence_release::ReadFences;
 use self::{
     fence_release::PendingReleases, io_session::IoSessions, mount::Segments, open_puts::OpenPuts,
-    peer_latency::LatencyTable, replica_selection::SuspectedPeers, session::Session,
+    peer_latency::LatencyTable, replica_selection::SuspectedPeers, session::SharedSession,
     tasks::worker::TaskWorker,
 };
 pub use self::{
@@ -85,7 +85,7 @@ pub(crate) struct ClientInner {
     name: String,
     engine: Engine,
     link: Arc<dyn MasterLink>,
-    session: Session,
+    session: SharedSession,
     segments: Segments,
     suspected_peers: SuspectedPeers,
     peer_latency: LatencyTable,
@@ -142,7 +142,7 @@ impl Client {
             name,
             engine,
             link,
-            session: Session::default(),
+            session: SharedSession::default(),
             segments: Segments::default(),
             suspected_peers: SuspectedPeers::default(),
             peer_latency: LatencyTable::default(),

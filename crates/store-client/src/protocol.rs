@@ -1,5 +1,5 @@
 //! The decisions of a client: which calls are repeated, what stands in the way of a put, how a put is
-//! closed, which replica is read and whether its bytes count. No clock, no I/O and no threads:
+//! closed, which replica is read and whether its bytes count, when the client registers. No clock, no I/O and no threads:
 //! callers pass the time and carry the decisions out, which the client does with real calls and the
 //! simulation (`tests/simulation`) with simulated ones.
 //!
@@ -7,7 +7,7 @@
 //! not idempotent), [`own_puts`] (the client's puts that are being written, and those that it must
 //! still revoke), [`put`] (starts and closes puts), [`replica_order`](mod@replica_order) (orders
 //! the replicas of an object), [`read`] (reads objects), [`fences`] (the ends of fences, and their
-//! release).
+//! release), [`session`] (the registration, and the announcement of segments).
 
 use std::time::Duration;
 
@@ -18,6 +18,7 @@ pub mod own_puts;
 pub mod put;
 pub mod read;
 pub mod replica_order;
+pub mod session;
 
 pub use call_numbers::CallNumbers;
 pub use call_retry::{AttemptFailure, CallKind, CallRetry};
@@ -28,6 +29,10 @@ pub use put::{
 };
 pub use read::{ReadExtent, ReadObjects, ReadReplica, ReadSource, ReadStep};
 pub use replica_order::{ReplicaRank, replica_order};
+pub use session::{
+    Announcement, HeartbeatAnswer, LogMark, LostSegments, MasterIdentity, MountVerdict, Registered,
+    Registration, RegistrationStep, Session, check_all_known,
+};
 
 /// Time without a moved byte after which a peer is left, if there may be another one.
 pub const STALL_LIMIT: Duration = Duration::from_secs(1);

@@ -343,6 +343,27 @@ fn segments_can_be_mounted_and_unmounted() {
 }
 
 #[test]
+fn unanswered_unmount_leaves_no_segment_in_doubt() {
+    let cluster = cluster(0);
+    let config = ClientConfig {
+        segment_bytes: 8 << 20,
+        rpc_timeout: Duration::from_secs(1),
+        ..ClientConfig::default()
+    };
+    let node = cluster.join_with(config).unwrap();
+    let segment = node.client.mounted()[0];
+    node.link.inject(usize::MAX, Fault::LoseAnswer, |call| matches!(call, Call::Unmount(_)));
+    let error = node.client.unmount(segment, Duration::ZERO).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Timeout, "{error}");
+    // The master has dropped the segment. The client lends fresh memory in its place.
+    until(LIMIT, "master and client agree about the segments", || {
+        let known: Vec<_> = node.client.segments().ok()?.iter().map(|s| s.segment.id).collect();
+        (known == node.client.mounted() && known.len() == 1).then_some(())
+    });
+    assert_ne!(node.client.mounted(), [segment]);
+}
+
+#[test]
 fn lists_and_removes_objects_by_key_selector() {
     let cluster = cluster(1);
     let node = &cluster.nodes[0];

@@ -4,17 +4,17 @@ use std::time::Duration;
 
 use mooncake_base::{ErrorCode, JobId, ReplicaId, SegmentId, TaskId, Version};
 use mooncake_master::state::SegmentSpec;
-use mooncake_store_client::protocol::GrantedFence;
+use mooncake_store_client::protocol::{Announcement, GrantedFence, HeartbeatAnswer, Registered};
 
 #[derive(Debug, Clone)]
 pub(crate) enum Call {
     Register,
     /// Carries the registration that the caller knows.
     Heartbeat(u64),
-    Resume(SegmentSpec),
-    Mount(SegmentSpec),
-    /// Names the complete list of the caller's segments.
-    RetainSegments(Vec<SegmentId>),
+    Announce {
+        segments: Vec<SegmentSpec>,
+        kind: Announcement,
+    },
     Unmount(SegmentId),
     PutStart {
         key: u64,
@@ -77,12 +77,13 @@ pub(crate) enum Call {
 pub(crate) enum Reply {
     Done,
     Failed(ErrorCode),
-    /// The start number of the master, and the registration of the caller if it is known.
-    Session {
-        master: u64,
-        is_known: bool,
-        registration: u64,
+    Registered(Registered),
+    Heartbeat {
+        answer: HeartbeatAnswer,
+        has_tasks: bool,
     },
+    /// The result for each announced segment.
+    Announced(Vec<Result<(), ErrorCode>>),
     Started {
         version: Version,
         places: Vec<Place>,
@@ -170,10 +171,7 @@ impl Call {
 
     /// True for calls about the caller's segments, which carry a sequence number.
     pub(crate) fn is_about_segments(&self) -> bool {
-        matches!(
-            self,
-            Self::Resume(_) | Self::Mount(_) | Self::RetainSegments(_) | Self::Unmount(_)
-        )
+        matches!(self, Self::Announce { .. } | Self::Unmount(_))
     }
 }
 

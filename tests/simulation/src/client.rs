@@ -2,16 +2,17 @@
 
 use std::collections::BTreeMap;
 
-use mooncake_base::{ClientId, ErrorCode, Incarnation, Moment, SegmentId};
+use mooncake_base::{ClientId, Incarnation, Moment, SegmentId};
 use mooncake_master::state::SegmentSpec;
-use mooncake_store_client::protocol::{CallNumbers, FenceReleases, OwnPuts};
+use mooncake_store_client::protocol::{CallNumbers, FenceReleases, OwnPuts, Session};
 
 use crate::{
-    call::{Call, Reply, ReplyMessage},
+    call::ReplyMessage,
     get::Get,
-    plan::{Bug, WORD_BYTES},
+    plan::WORD_BYTES,
     put::Put,
-    repeated_call::{Progress, RepeatedCall, Request},
+    repeated_call::Request,
+    session::{Heartbeat, SegmentChange},
     settle::Settle,
     simulator::Simulator,
     task::TaskRunner,
@@ -21,7 +22,7 @@ use crate::{
 #[derive(Debug)]
 pub(crate) struct Process {
     pub(crate) client: ClientId,
-    /// Segments that are mounted or about to be.
+    /// The mounted segments.
     pub(crate) segments: Vec<SegmentSpec>,
     /// The process does nothing before this time.
     pub(crate) stalled_until: Moment,
@@ -29,16 +30,15 @@ pub(crate) struct Process {
     pub(crate) partitioned_until: Moment,
     /// Running operations by their unique number.
     pub(crate) running: BTreeMap<u64, Running>,
-    /// The start number of the master that knows this client and its segments; 0 if none does.
-    master: u64,
-    /// The start number of the master with which the client is registering.
-    registering_with: u64,
-    /// The registration that the master returned.
-    registration: u64,
-    /// The sequence number of the last call about its segments.
-    pub(crate) sequence: u64,
+    pub(crate) session: Session,
+    /// The number of segments that the process lends when it is connected.
+    pub(crate) wanted_segments: usize,
+    /// The time of the next heartbeat.
+    pub(crate) next_heartbeat: Moment,
+    /// True while a heartbeat or the registration after it runs.
+    pub(crate) is_beating: bool,
     /// The only operation that may make calls about the segments.
-    exclusive: Option<u64>,
+    pub(crate) exclusive: Option<u64>,
     /// The puts that are not closed.
     pub(crate) own_puts: OwnPuts,
     pub(crate) call_numbers: CallNumbers,
@@ -64,8 +64,8 @@ pub(crate) enum Op {
     Settle(Settle),
     Get(Box<Get>),
     Request(Request),
-    Session(Session),
-    Remount(Remount),
+    Heartbeat(Heartbeat),
+    SegmentChange(SegmentChange),
     RunTasks(TaskRunner),
 }
 
@@ -84,27 +84,6 @@ pub(crate) enum Input {
 /// The operation if it continues. An error is a violated invariant.
 pub(crate) type Step = Result<Option<Op>, String>;
 
-/// A heartbeat, and the registration that follows if the master restarted or forgot the client.
-#[derive(Debug)]
-pub(crate) enum Session {
-    Beating,
-    Registering,
-    /// Resumes the segment with this index.
-    Resuming(usize),
-    /// Mounts the segment with this index.
-    Mounting(usize),
-    /// Names the complete list of segments.
-    Ending,
-}
-
-/// Unmounts one segment and mounts another.
-#[derive(Debug)]
-pub(crate) enum Remount {
-    Begin,
-    Unmounting(SegmentId, RepeatedCall),
-    Mounting(SegmentSpec),
-}
-
 impl Process {
     pub(crate) fn new(number: u64) -> Self {
         Self {
@@ -114,10 +93,10 @@ impl Process {
             stalled_until: Moment::default(),
             partitioned_until: Moment::default(),
             running: BTreeMap::new(),
-            master: 0,
-            registering_with: 0,
-            registration: 0,
-            sequence: 0,
+            session: Session::default(),
+            wanted_segments: 0,
+            next_heartbeat: Moment::default(),
+            is_beating: false,
             exclusive: None,
             own_puts: OwnPuts::default(),
             call_numbers: CallNumbers::default(),
@@ -153,171 +132,20 @@ impl Simulator {
             Op::Get(get) => get.step(self, caller, input),
             Op::Request(request) => Ok(request.step(self, caller, input).map(Op::Request)),
             Op::RunTasks(runner) => runner.step(self, caller, input),
-            Op::Session(session) => {
-                let next = self.step_session(caller, session, input).map(Op::Session);
-                Ok(self.release_if_ended(caller.0, next))
-            }
-            Op::Remount(remount) => {
-                let next = self.step_remount(caller, remount, input).map(Op::Remount);
-                Ok(self.release_if_ended(caller.0, next))
-            }
-        }
-    }
-
-    fn release_if_ended(&mut self, process: u64, next: Option<Op>) -> Option<Op> {
-        if next.is_none()
-            && let Some(process) = self.processes.get_mut(&process)
-        {
-            process.exclusive = None;
-        }
-        next
-    }
-
-    /// Starts a heartbeat, unless another call about the segments is in progress.
-    pub(crate) fn start_heartbeat(&mut self, process: u64) -> Result<(), String> {
-        self.start_exclusive(process, Op::Session(Session::Beating))
-    }
-
-    /// Starts a remount, unless another call about the segments is in progress.
-    pub(crate) fn start_remount(&mut self, process: u64) -> Result<(), String> {
-        self.start_exclusive(process, Op::Remount(Remount::Begin))
-    }
-
-    /// Starts an operation that makes calls about the segments; one at a time per process.
-    fn start_exclusive(&mut self, process: u64, op: Op) -> Result<(), String> {
-        let number = self.next_number();
-        let Some(found) = self.processes.get_mut(&process) else { return Ok(()) };
-        if found.exclusive.is_some() {
-            return Ok(());
-        }
-        found.exclusive = Some(number);
-        self.start_op((process, number), op, false)
-    }
-
-    /// Handles a refused call: if the master does not know the client, schedules a heartbeat.
-    pub(crate) fn handle_refusal(&mut self, process: u64, code: ErrorCode) {
-        if code == ErrorCode::CLIENT_NOT_FOUND {
-            self.heartbeat_soon(process);
-        }
-    }
-
-    fn step_session(
-        &mut self,
-        caller: (u64, u64),
-        session: Session,
-        input: Input,
-    ) -> Option<Session> {
-        let reply = match input {
-            Input::Begin => {
-                let registration = self.processes.get(&caller.0)?.registration;
-                self.call(caller, Call::Heartbeat(registration));
-                return Some(Session::Beating);
-            }
-            Input::Reply(message) => message.reply,
-            _ => return None,
-        };
-        let process = self.processes.get_mut(&caller.0)?;
-        match (session, reply) {
-            (Session::Beating, Reply::Session { master, is_known, .. }) => {
-                if is_known && process.master == master {
-                    self.fetch_soon(caller.0);
-                    self.settle_soon(caller.0);
-                    return None;
+            Op::Heartbeat(heartbeat) => {
+                let next = heartbeat.step(self, caller, input);
+                if next.is_none() {
+                    self.unlock_announcements(caller);
                 }
-                process.master = 0;
-                self.call(caller, Call::Register);
-                Some(Session::Registering)
+                Ok(next.map(Op::Heartbeat))
             }
-            (Session::Registering, Reply::Session { master, registration, .. }) => {
-                (process.registering_with, process.registration) = (master, registration);
-                self.resume_segment(caller, 0)
-            }
-            (Session::Resuming(index), Reply::Done) => self.resume_segment(caller, index + 1),
-            (Session::Resuming(index), Reply::Failed(ErrorCode::SEGMENT_NOT_FOUND)) => {
-                let old = process.segments.get(index)?.clone();
-                if !self.plan.has(Bug::RemountsUsedMemory) {
-                    self.memories.remove(old.id);
-                    let fresh = self.new_segment(caller.0);
-                    *self.processes.get_mut(&caller.0)?.segments.get_mut(index)? = fresh;
-                    self.outcome.renewals += 1;
+            Op::SegmentChange(change) => {
+                let next = change.step(self, caller, input);
+                if next.is_none() {
+                    self.unlock_announcements(caller);
                 }
-                let segment = self.processes.get(&caller.0)?.segments.get(index)?.clone();
-                self.call(caller, Call::Mount(segment));
-                Some(Session::Mounting(index))
+                Ok(next.map(Op::SegmentChange))
             }
-            (Session::Ending, Reply::Done) => {
-                process.master = process.registering_with;
-                None
-            }
-            (Session::Mounting(index), Reply::Done) => self.resume_segment(caller, index + 1),
-            _ => None,
-        }
-    }
-
-    /// Resumes the segment with this index, or ends the registration after the last one.
-    fn resume_segment(&mut self, caller: (u64, u64), index: usize) -> Option<Session> {
-        let process = self.processes.get_mut(&caller.0)?;
-        let Some(segment) = process.segments.get(index) else {
-            let ids = process.segments.iter().map(|segment| segment.id).collect();
-            self.call(caller, Call::RetainSegments(ids));
-            return Some(Session::Ending);
-        };
-        let call = Call::Resume(segment.clone());
-        self.call(caller, call);
-        Some(Session::Resuming(index))
-    }
-
-    fn step_remount(
-        &mut self,
-        caller: (u64, u64),
-        remount: Remount,
-        input: Input,
-    ) -> Option<Remount> {
-        let process = self.processes.get_mut(&caller.0)?;
-        match (remount, input) {
-            (Remount::Begin, _) => {
-                let id = process.segments.first()?.id;
-                Some(Remount::Unmounting(id, RepeatedCall::send(self, caller, Call::Unmount(id))))
-            }
-            (Remount::Unmounting(id, mut call), input) => {
-                let message = match call.step(self, caller, input) {
-                    Progress::Waiting => return Some(Remount::Unmounting(id, call)),
-                    Progress::Answered(message) => message,
-                    Progress::GivenUp => {
-                        let call = RepeatedCall::send(self, caller, Call::Unmount(id));
-                        return Some(Remount::Unmounting(id, call));
-                    }
-                };
-                let (Reply::Done | Reply::Failed(ErrorCode::SEGMENT_NOT_FOUND)) = message.reply
-                else {
-                    return None;
-                };
-                let process = self.processes.get_mut(&caller.0)?;
-                process.segments.retain(|segment| segment.id != id);
-                self.memories.remove(id);
-                let segment = self.new_segment(caller.0);
-                self.call(caller, Call::Mount(segment.clone()));
-                Some(Remount::Mounting(segment))
-            }
-            (Remount::Mounting(segment), Input::Reply(message))
-                if matches!(message.reply, Reply::Done) =>
-            {
-                process.segments.push(segment);
-                None
-            }
-            (Remount::Mounting(segment), _) => {
-                self.abandon_segment(caller.0, &segment);
-                None
-            }
-        }
-    }
-
-    /// Abandons a segment of which it is unknown whether the master has mounted it. The next
-    /// registration names the complete list, which resolves the doubt.
-    fn abandon_segment(&mut self, process: u64, segment: &SegmentSpec) {
-        self.memories.remove(segment.id);
-        if let Some(process) = self.processes.get_mut(&process) {
-            process.master = 0;
         }
     }
 }

@@ -1,7 +1,7 @@
 //! The machine of the master: the running state machine, and its log on a disk that survives a crash
 //! as far as it was synced. The log and its recovery are the real ones.
 
-use std::result;
+use std::{result, time::Duration};
 
 use mooncake_base::{ClientId, Error, ErrorCode, KeyRef, Moment, Result, TenantId};
 use mooncake_master::{
@@ -11,7 +11,9 @@ use mooncake_master::{
         PutOptions, PutRef, RecoveryScope, Removal, Rules, Selector, State, TaskEnd,
     },
 };
-use mooncake_store_client::protocol::GrantedFence;
+use mooncake_store_client::protocol::{
+    Announcement, GrantedFence, HeartbeatAnswer, MasterIdentity, Registered,
+};
 
 use crate::{
     call::{Call, FetchedTask, Place, Reply, ReplyMessage, key_name},
@@ -22,6 +24,8 @@ use crate::{
 
 /// The number of objects in a slice of a snapshot.
 const SLICE: u32 = 3;
+/// The longest interval between heartbeats.
+const HEARTBEAT_MAX: Duration = Duration::from_secs(1);
 /// The most tasks that one fetch returns.
 const FETCHED_MAX: usize = 2;
 
@@ -130,7 +134,7 @@ impl Host {
         // The master lets memory rest that may have been granted by what is missing.
         let quiet = match found.may_lack_end {
             true => self.rules.write_end(),
-            false => std::time::Duration::ZERO,
+            false => Duration::ZERO,
         };
         let (state, restored) = State::restore(self.rules.clone(), seed, now, found.image, quiet);
         self.running = Some(state);
@@ -248,6 +252,14 @@ impl Host {
         }
     }
 
+    fn identity(&self) -> MasterIdentity {
+        let timeline = self.journal.as_ref().and_then(Journal::timeline_id);
+        MasterIdentity {
+            master: self.starts.to_be_bytes().to_vec().into(),
+            timeline: timeline.map(|id| id.to_vec().into()).unwrap_or_default(),
+        }
+    }
+
     fn try_serve(
         &mut self,
         now: Moment,
@@ -255,7 +267,7 @@ impl Host {
         (sequence, number): (u64, u64),
         call: &Call,
     ) -> Result<Reply> {
-        let (master, tenant) = (self.starts, &self.tenant.clone());
+        let (identity, tenant) = (self.identity(), &self.tenant.clone());
         let Some(state) = self.state() else {
             return Err(Error::internal("the master is down"));
         };
@@ -263,25 +275,8 @@ impl Host {
             state.check_sequence(client, sequence)?;
         }
         match call {
-            Call::Register => {
-                state.register(now, client, "host:1")?;
-                let registration = state.registration(client);
-                Ok(Reply::Session { master, is_known: true, registration })
-            }
-            &Call::Heartbeat(known_by) => {
-                let registration = state.registration(client);
-                let is_known = state.heartbeat(now, client) && registration == known_by;
-                Ok(Reply::Session { master, is_known, registration })
-            }
-            Call::Resume(spec) => state.resume(client, spec).map(|()| Reply::Done),
-            Call::Mount(spec) => state.mount(now, client, spec.clone()).map(|()| Reply::Done),
-            Call::RetainSegments(ids) => {
-                state.retain_segments(client, ids);
-                Ok(Reply::Done)
-            }
-            Call::Unmount(id) => {
-                let no_grace = std::time::Duration::ZERO;
-                state.unmount(now, client, *id, no_grace).map(|()| Reply::Done)
+            Call::Register | Call::Heartbeat(_) | Call::Announce { .. } | Call::Unmount(_) => {
+                serve_session(state, now, (client, identity), call)
             }
             Call::PutStart { .. } | Call::PutEnd { .. } | Call::PutRevoke { .. } => {
                 serve_puts(state, now, (client, tenant), call)
@@ -314,6 +309,52 @@ impl Host {
             }
             call => serve_tasks(state, now, (client, tenant), (call, number)),
         }
+    }
+}
+
+fn serve_session(
+    state: &mut State,
+    now: Moment,
+    (client, identity): (ClientId, MasterIdentity),
+    call: &Call,
+) -> Result<Reply> {
+    match call {
+        Call::Register => {
+            state.register(now, client, "host:1")?;
+            let registration = state.registration(client);
+            let heartbeat_interval = (state.rules().client_ttl / 5).min(HEARTBEAT_MAX);
+            let ignores_tenants = false;
+            let answer = Registered { identity, registration, heartbeat_interval, ignores_tenants };
+            Ok(Reply::Registered(answer))
+        }
+        &Call::Heartbeat(known_by) => {
+            let registration = state.registration(client);
+            let is_known = state.heartbeat(now, client) && registration == known_by;
+            let has_tasks = state.has_tasks(now, client);
+            let answer = HeartbeatAnswer { identity, is_known, log_mark: None };
+            Ok(Reply::Heartbeat { answer, has_tasks })
+        }
+        Call::Announce { segments, kind } => {
+            if *kind == Announcement::All {
+                let ids: Vec<_> = segments.iter().map(|spec| spec.id).collect();
+                state.retain_segments(client, &ids);
+            }
+            let results = segments.iter().map(|spec| {
+                let announced = match kind {
+                    Announcement::Resume => state.resume(client, spec),
+                    Announcement::Mount | Announcement::All => {
+                        state.mount(now, client, spec.clone())
+                    }
+                };
+                announced.map_err(|error| error.code())
+            });
+            Ok(Reply::Announced(results.collect()))
+        }
+        Call::Unmount(id) => {
+            let no_grace = Duration::ZERO;
+            state.unmount(now, client, *id, no_grace).map(|()| Reply::Done)
+        }
+        _ => Err(Error::internal("not a call about a session")),
     }
 }
 

@@ -4,10 +4,10 @@
 //! One seed decides everything: the number of clients, their operations, and the faults. The state
 //! machine of the master and the encoding of its log are the real ones. The clients follow the
 //! protocol of the store client, and decide with its code about puts, about reads and their fences,
-//! and about the numbers and repetitions of calls; their memory is an array of words, so a misplaced write is noticed.
+//! about registrations, and about the numbers and repetitions of calls; their memory is an array of words, so a misplaced write is noticed.
 //!
 //! In reading order: [`plan`] (derives a run from a seed), [`simulator`] (clock and event queue),
-//! `host` (the master and its log), `client` with `put`, `get` and `task` (client operations),
+//! `host` (the master and its log), `client` with `session`, `put`, `get` and `task` (client operations),
 //! `memory`, `network`, and the checkers: `allocation_model` (no range is allocated twice), `history`
 //! (readers get the bytes that were put) and `audit` (invariants at the end of a run).
 
@@ -26,6 +26,7 @@ pub mod plan;
 mod put;
 mod random;
 mod repeated_call;
+mod session;
 mod settle;
 pub mod simulator;
 mod task;

@@ -27,6 +27,10 @@ pub enum Bug {
     CountsFencesFromAnswer,
     /// A reader hands its fence back when it begins to read.
     ReleasesFencesEarly,
+    /// A client that registers again does not announce its segments.
+    ForgetsToReannounce,
+    /// A client does not correct the master's list of its segments after an unanswered call.
+    ForgetsFailedMounts,
     /// A client whose segment the master does not know mounts the same memory again.
     RemountsUsedMemory,
     /// A writer continues after its write window.
@@ -53,13 +57,15 @@ pub enum Bug {
 
 impl Bug {
     /// All planted bugs, with their names on the command line.
-    pub const ALL: [(&str, Self); 17] = [
+    pub const ALL: [(&str, Self); 19] = [
         ("replies-before-log", Self::RepliesBeforeLog),
         ("forgets-fences", Self::ForgetsFences),
         ("frees-too-early", Self::FreesTooEarly),
         ("trusts-late-reads", Self::TrustsLateReads),
         ("counts-fences-from-answer", Self::CountsFencesFromAnswer),
         ("releases-fences-early", Self::ReleasesFencesEarly),
+        ("forgets-to-reannounce", Self::ForgetsToReannounce),
+        ("forgets-failed-mounts", Self::ForgetsFailedMounts),
         ("remounts-used-memory", Self::RemountsUsedMemory),
         ("writes-too-late", Self::WritesTooLate),
         ("copies-too-late", Self::CopiesTooLate),
@@ -190,6 +196,13 @@ impl Plan {
 
     /// Plants a bug, and makes the conditions that reveal it more likely.
     pub fn with_bug(mut self, bug: Bug) -> Self {
+        self.bug = Some(bug);
+        self.reveal_bug_of_master(bug);
+        self.reveal_bug_of_client(bug);
+        self
+    }
+
+    fn reveal_bug_of_master(&mut self, bug: Bug) {
         match bug {
             Bug::FreesTooEarly => {
                 self.rules.put_discard = Duration::from_millis(20);
@@ -204,6 +217,31 @@ impl Plan {
                 self.rules.client_ttl = Duration::from_millis(300);
                 (self.keys, self.workers) = (2, 4);
             }
+            Bug::ForgetsToSyncOldLogs | Bug::CutsLaterLogs | Bug::TrustsUnsyncedLog => {
+                let faults = &mut self.faults;
+                (faults.master_crash, faults.power_loss) = (400, 500);
+                (faults.wipe, faults.down_max) = (0, Duration::from_millis(50));
+                faults.damage = if bug == Bug::CutsLaterLogs { 500 } else { 0 };
+                self.log_sync = match bug {
+                    Bug::TrustsUnsyncedLog => LogSync::Never,
+                    _ => LogSync::Always,
+                };
+            }
+            Bug::ReusesUnsyncedMemory => {
+                let faults = &mut self.faults;
+                (faults.master_crash, faults.power_loss) = (300, 800);
+                (faults.wipe, faults.damage, faults.lost) = (0, 0, 0);
+                faults.down_max = Duration::from_millis(50);
+                self.log_sync = LogSync::Interval(Duration::from_millis(1500));
+                self.segment_words = self.object_words * 3;
+                (self.keys, self.workers) = (24, 4);
+            }
+            _ => {}
+        }
+    }
+
+    fn reveal_bug_of_client(&mut self, bug: Bug) {
+        match bug {
             Bug::RemountsUsedMemory => {
                 let faults = &mut self.faults;
                 (faults.master_crash, faults.wipe) = (400, 1000);
@@ -237,29 +275,13 @@ impl Plan {
                 (self.object_words, self.segment_words) = (64, 256);
                 self.active = Duration::from_secs(30);
             }
-            Bug::ForgetsToSyncOldLogs | Bug::CutsLaterLogs | Bug::TrustsUnsyncedLog => {
+            Bug::ForgetsFailedMounts => {
                 let faults = &mut self.faults;
-                (faults.master_crash, faults.power_loss) = (400, 500);
-                (faults.wipe, faults.down_max) = (0, Duration::from_millis(50));
-                faults.damage = if bug == Bug::CutsLaterLogs { 500 } else { 0 };
-                self.log_sync = match bug {
-                    Bug::TrustsUnsyncedLog => LogSync::Never,
-                    _ => LogSync::Always,
-                };
-            }
-            Bug::ReusesUnsyncedMemory => {
-                let faults = &mut self.faults;
-                (faults.master_crash, faults.power_loss) = (300, 800);
-                (faults.wipe, faults.damage, faults.lost) = (0, 0, 0);
-                faults.down_max = Duration::from_millis(50);
-                self.log_sync = LogSync::Interval(Duration::from_millis(1500));
-                self.segment_words = self.object_words * 3;
-                (self.keys, self.workers) = (24, 4);
+                (faults.remount, faults.cut, faults.partition) = (600, 700, 200);
+                (faults.client_crash, faults.master_crash, faults.master_stall) = (0, 0, 0);
             }
             _ => {}
         }
-        self.bug = Some(bug);
-        self
     }
 
     pub(crate) fn has(&self, bug: Bug) -> bool {

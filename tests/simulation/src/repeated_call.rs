@@ -144,8 +144,9 @@ impl Simulator {
             let (number, answered_below) = process.call_numbers.begin();
             request.number = CallNumber { number, answered_below };
         }
-        process.sequence += u64::from(request.call.is_about_segments());
-        request.sequence = process.sequence;
+        if request.call.is_about_segments() {
+            request.sequence = process.session.next_announcement();
+        }
         request.released = process.fence_releases.take(self.now).collect();
         request
     }

@@ -148,6 +148,8 @@ enum Event {
     /// A process fetches its tasks from the master.
     FetchTasks(u64),
     Heartbeat(u64),
+    /// A process mounts a segment, if some are missing.
+    Mount(u64),
     /// A process settles unconfirmed puts.
     Settle(u64),
     /// A call reaches the master.
@@ -275,20 +277,8 @@ impl Simulator {
             Event::NextOp(process) => self.start_next_op(process),
             Event::FetchTasks(process) => self.fetch_tasks(process),
             Event::Settle(process) => self.start_settling(process),
-            Event::Heartbeat(process) => {
-                let Some(stalled_until) =
-                    self.processes.get(&process).map(|found| found.stalled_until)
-                else {
-                    return Ok(());
-                };
-                let pause = self.plan.rules.client_ttl / 5;
-                self.at(stalled_until.max(self.now + pause), Event::Heartbeat(process));
-                if stalled_until.has_passed(self.now) {
-                    self.start_heartbeat(process)
-                } else {
-                    Ok(())
-                }
-            }
+            Event::Heartbeat(process) => self.start_heartbeat(process),
+            Event::Mount(process) => self.start_mount(process),
             Event::Call(message) => self.serve(message),
             Event::Reply { caller, attempt, message } => {
                 self.receive_reply(caller, attempt, message)
@@ -413,9 +403,17 @@ impl Simulator {
         self.after(there, Event::Read { caller, place, words });
     }
 
-    /// Schedules a heartbeat of the process.
-    pub(crate) fn heartbeat_soon(&mut self, process: u64) {
-        self.after(Duration::from_millis(1), Event::Heartbeat(process));
+    /// Schedules the next heartbeat of a process.
+    pub(crate) fn heartbeat_at(&mut self, process: u64, when: Moment) {
+        if let Some(found) = self.processes.get_mut(&process) {
+            found.next_heartbeat = when;
+            self.at(when, Event::Heartbeat(process));
+        }
+    }
+
+    /// Schedules the mount of a segment, if some are missing.
+    pub(crate) fn mount_soon(&mut self, process: u64) {
+        self.after(Duration::from_millis(1), Event::Mount(process));
     }
 
     /// Schedules an input of an operation.
@@ -539,12 +537,16 @@ impl Simulator {
         let reply = self.host.serve(self.now, client, (sequence, number.number), call);
         self.check_request(caller, &reply)?;
         let evicted = call.is_about_tasks().then(|| self.evicted_objects() - evicted);
+        let dies = self.random.happens(self.plan.faults.master_crash / 50);
+        let dies_before_log = dies && self.random.happens(500);
+        // Nobody learns of a version that is not in the log; the next master may give it to another
+        // put.
         if let (Call::PutStart { key, length, .. }, Reply::Started { version, .. }) = (call, &reply)
+            && (!dies_before_log || self.plan.has(Bug::RepliesBeforeLog))
         {
             self.history.record_start(self.now, caller.0, *version, (*key, *length));
         }
-        let dies = self.random.happens(self.plan.faults.master_crash / 50);
-        if dies && self.random.happens(500) {
+        if dies_before_log {
             if self.plan.has(Bug::RepliesBeforeLog) {
                 let effects = self.host.take_effects();
                 let entries = self.record_effects(&effects)?;
@@ -758,11 +760,9 @@ impl Simulator {
     fn start_process(&mut self) -> Result<(), String> {
         let number = self.next_number();
         let mut process = Process::new(number);
-        for _ in 0..self.random.between(1, 2) {
-            process.segments.push(self.new_segment(number));
-        }
+        process.wanted_segments = self.random.between(1, 2) as usize;
         self.processes.insert(number, process);
-        self.after(Duration::from_millis(1), Event::Heartbeat(number));
+        self.heartbeat_at(number, self.now);
         for _ in 0..self.plan.workers {
             self.after(Duration::from_millis(10), Event::NextOp(number));
         }

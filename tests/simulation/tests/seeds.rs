@@ -49,13 +49,15 @@ fn same_seed_gives_same_run() {
 #[test]
 fn planted_bugs_are_found() {
     // These are found within few seeds; the others need minutes.
-    const QUICKLY_FOUND: [Bug; 14] = [
+    const QUICKLY_FOUND: [Bug; 16] = [
         Bug::RepliesBeforeLog,
         Bug::FreesTooEarly,
         Bug::TrustsLateReads,
         Bug::CountsFencesFromAnswer,
         Bug::ReleasesFencesEarly,
         Bug::RemountsUsedMemory,
+        Bug::ForgetsToReannounce,
+        Bug::ForgetsFailedMounts,
         Bug::ForgetsTasks,
         Bug::ForgetsUnconfirmedPuts,
         Bug::EndsLatePuts,

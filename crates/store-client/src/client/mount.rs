@@ -12,6 +12,7 @@ use mooncake_proto::v1::{self, request::Call, response::Call as Reply};
 use mooncake_transfer_engine::{FileMemory, LocalRange, MemoryHold, SharedMemory};
 
 use super::{Client, ClientInner, call};
+use crate::protocol::{Announcement, MountVerdict, check_all_known};
 
 /// Time that closing waits until the memory is unmapped.
 const FREE_TIMEOUT: Duration = Duration::from_millis(100);
@@ -58,17 +59,6 @@ struct FilePart {
     path: PathBuf,
     offset: u64,
     location: String,
-}
-
-/// Kinds of mount announcements.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Announcement {
-    /// The segments are new.
-    Mount,
-    /// The segments were mounted before and their contents are intact.
-    Resume,
-    /// The complete list of the client's segments; the master drops all others.
-    All,
 }
 
 impl Client {
@@ -138,7 +128,7 @@ impl Client {
 
 impl Segments {
     /// Returns the descriptions of all segments.
-    fn all(&self) -> Vec<v1::Segment> {
+    pub(super) fn all(&self) -> Vec<v1::Segment> {
         self.0.lock().iter().map(|mounted| mounted.segment.clone()).collect()
     }
 
@@ -190,6 +180,11 @@ impl Segments {
             .collect()
     }
 
+    /// Returns the number of segments.
+    pub(super) fn count(&self) -> usize {
+        self.0.lock().len()
+    }
+
     fn ids(&self) -> Vec<SegmentId> {
         self.0.lock().iter().filter_map(|m| SegmentId::from_bytes(&m.segment.id)).collect()
     }
@@ -229,53 +224,13 @@ impl MountedSegment {
 }
 
 impl ClientInner {
-    /// Announces the segments that an earlier master, or this master before it dropped the client,
-    /// already knew. Segments that the master does not know are replaced by fresh memory. Returns
-    /// the replaced segments.
-    ///
-    /// A master that does not know a segment knows neither the objects in it nor the readers and
-    /// writers that its predecessor admitted there. It must therefore only hand out memory whose
-    /// addresses were never given to a client.
-    ///
-    /// # Errors
-    /// The master cannot be reached or refuses, or the memory cannot be allocated; nothing is
-    /// changed.
-    pub(super) fn resume_segments(&self, deadline: Moment) -> Result<Vec<MountedSegment>> {
-        let segments = self.segments.all();
-        let results = self.announce(&segments, Announcement::Resume, deadline)?;
-        let mut lost = Vec::new();
-        for (segment, result) in segments.into_iter().zip(results) {
-            match result {
-                Err(error) if error.code() == ErrorCode::SEGMENT_NOT_FOUND => lost.push(segment),
-                result => result?,
-            }
-        }
-        self.replace_segments(&lost)
-    }
-
-    /// Replaces all segments by fresh memory, for a master that cannot know their contents. Returns
-    /// the replaced segments.
-    pub(super) fn replace_all_segments(&self) -> Result<Vec<MountedSegment>> {
-        self.replace_segments(&self.segments.all())
-    }
-
-    /// Announces the complete list of segments; the master drops all others of this client.
-    pub(super) fn announce_all(&self, deadline: Moment) -> Result<()> {
-        check_all_known(self.announce(&self.segments.all(), Announcement::All, deadline)?)
-    }
-
     /// Announces segments and returns the master's result for each.
-    fn announce(
+    pub(super) fn announce(
         &self,
         segments: &[v1::Segment],
         kind: Announcement,
         deadline: Moment,
     ) -> Result<Vec<Result<()>>> {
-        // An empty list matters only to a master that may still list segments of this client.
-        let is_worth_sending = kind == Announcement::All && self.registrations() > 0;
-        if segments.is_empty() && !is_worth_sending {
-            return Ok(Vec::new());
-        }
         let call = Call::Mount(v1::MountRequest {
             caller: Some(self.caller.clone()),
             segments: segments.to_vec(),
@@ -293,7 +248,7 @@ impl ClientInner {
 
     /// Replaces the lost segments by fresh memory under new ids; segments that are being unmounted
     /// are dropped. Returns the replaced segments.
-    fn replace_segments(&self, lost: &[v1::Segment]) -> Result<Vec<MountedSegment>> {
+    pub(super) fn replace_segments(&self, lost: &[v1::Segment]) -> Result<Vec<MountedSegment>> {
         let is_lost =
             |mounted: &MountedSegment| lost.iter().any(|lost| lost.id == mounted.segment.id);
         let fresh = self.segments.backings(&is_lost).into_iter().map(|(bytes, part)| match part {
@@ -336,18 +291,19 @@ impl ClientInner {
     fn mount_all(&self, mut mounted: Vec<MountedSegment>) -> Result<()> {
         let deadline = self.rpc_deadline();
         let segments: Vec<_> = mounted.iter().map(|mounted| mounted.segment.clone()).collect();
-        let registrations = self.registrations();
-        let mut outcome = self.mount_now(&segments, &mut mounted, deadline);
-        if is_client_unknown(&outcome) {
-            self.register_again(registrations, deadline)?;
-            outcome = self.mount_now(&segments, &mut mounted, deadline);
+        for is_repeated in [false, true] {
+            let registrations = self.registrations();
+            let outcome = self.mount_now(&segments, &mut mounted, deadline);
+            match MountVerdict::of(&outcome, is_repeated) {
+                MountVerdict::Mounted => break,
+                MountVerdict::RegisterAgain => self.register_again(registrations, deadline)?,
+                MountVerdict::Uncertain => {
+                    self.mark_segments_uncertain();
+                    return outcome;
+                }
+            }
         }
-        if outcome.is_err() {
-            // The master may or may not know the segments; the next full announcement corrects
-            // that.
-            self.mark_segments_uncertain();
-        }
-        outcome
+        Ok(())
     }
 
     /// Announces the segments and, on success, stores them, all under the announcement lock: a
@@ -381,12 +337,17 @@ impl ClientInner {
             grace_period_ms: u64::try_from(grace.as_millis()).unwrap_or(u64::MAX),
             sequence: self.next_announcement_number(),
         });
-        let response = self.call_until(call, deadline, |answer| match answer {
-            Reply::Unmount(response) => Some(response),
+        let answer = self.call_until(call, deadline, |answer| match answer {
+            Reply::Unmount(response) => Some(response.results),
             _ => None,
-        })?;
-        call::check_count(response.results.len(), 1)?;
-        match Result::from(&response.results[0]) {
+        });
+        let answer = answer.and_then(|results| {
+            call::check_count(results.len(), 1)?;
+            Ok(results)
+        });
+        // Without an answer, the master may have dropped the segment nevertheless.
+        let results = answer.inspect_err(|_| self.mark_segments_uncertain())?;
+        match Result::from(&results[0]) {
             Err(error) if !is_already_gone(&error) => Err(error.with("segment", id)),
             Ok(()) if !grace.is_zero() => {
                 self.segments.set_expiry(id, SystemClock.now() + grace);
@@ -447,17 +408,6 @@ pub(super) fn free_in_background(segments: Vec<MountedSegment>) {
     }
 }
 
-/// Returns the first error, ignoring segments that the master already knows.
-fn check_all_known(results: Vec<Result<()>>) -> Result<()> {
-    let is_known = |error: &Error| error.code() == ErrorCode::SEGMENT_ALREADY_EXISTS;
-    results.into_iter().filter_map(Result::err).find(|error| !is_known(error)).map_or(Ok(()), Err)
-}
-
 fn is_already_gone(error: &Error) -> bool {
     [ErrorCode::SEGMENT_NOT_FOUND, ErrorCode::CLIENT_NOT_FOUND].contains(&error.code())
-}
-
-/// Returns whether the master does not know the client, as after a restart of the master.
-pub(super) fn is_client_unknown<T>(outcome: &Result<T>) -> bool {
-    matches!(outcome, Err(error) if error.code() == ErrorCode::CLIENT_NOT_FOUND)
 }

@@ -1,26 +1,20 @@
-//! Registration with the master: registering, heartbeats, and registering again after the master
-//! has forgotten the client.
+//! Registration with the master and heartbeats: carries out the steps that
+//! [`Registration`] decides.
 
-use std::{
-    sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering},
-    },
-    time::Duration,
-};
+use std::{sync::Arc, time::Duration};
 
-use bytes::Bytes;
 use mooncake_base::sync::{Mutex, TimedMutex, TimedMutexGuard};
 use mooncake_base::{Clock, Error, ErrorCode, Moment, Result, SystemClock, TenantId};
 use mooncake_proto::v1::{self, request::Call, response::Call as Reply};
 
-use super::{ClientInner, mount};
-
-/// Minimum heartbeat interval; the master's setting cannot go below it.
-const INTERVAL_MIN: Duration = Duration::from_millis(10);
-
-/// Maximum delay of the next heartbeat after a failed one.
-const RETRY_INTERVAL_MAX: Duration = Duration::from_millis(500);
+use super::{
+    ClientInner,
+    mount::{self, MountedSegment},
+};
+use crate::protocol::{
+    Announcement, HeartbeatAnswer, LogMark, LostSegments, MasterIdentity, Registered, Registration,
+    RegistrationStep, Session,
+};
 
 /// Time limit of a heartbeat call.
 const HEARTBEAT_TIMEOUT: Duration = Duration::from_secs(5);
@@ -28,33 +22,13 @@ const HEARTBEAT_TIMEOUT: Duration = Duration::from_secs(5);
 /// Time limit of settling unconfirmed puts between two heartbeats.
 const SETTLE_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// The client's registration at the master.
+/// The client's registration at the master, shared by its threads.
 #[derive(Debug, Default)]
-pub(super) struct Session {
+pub(super) struct SharedSession {
     /// Held while registering or mounting, across the calls (which have deadlines), so that
     /// announcements of segments reach the master in order. Lock order: before `state`.
     announce_lock: TimedMutex<()>,
-    state: Mutex<SessionState>,
-    /// Sequence number of the last announcement of segments. The master drops announcements that
-    /// arrive late.
-    announcements: AtomicU64,
-    /// How much of its log the master had on disk, as it said last.
-    log_mark: Mutex<Option<v1::LogMark>>,
-}
-
-#[derive(Debug, Default, Clone)]
-struct SessionState {
-    /// Id of the master; each start of a master has a new one.
-    master: Bytes,
-    /// Id of the journal history that a restarted master continues; empty: none.
-    timeline_id: Bytes,
-    interval: Duration,
-    /// Number that the master gave this registration.
-    registration: u64,
-    /// Number of registrations so far.
-    registrations: u64,
-    /// Whether the master's list of this client's segments may be wrong.
-    is_uncertain: bool,
+    state: Mutex<Session>,
 }
 
 /// Starts the heartbeat thread, which ends when the client is closed.
@@ -74,7 +48,7 @@ pub(super) fn start(inner: &Arc<ClientInner>) -> Result<()> {
 fn run_heartbeats(inner: &Arc<ClientInner>) {
     let mut is_reachable = true;
     let mut last_logged = SystemClock.now();
-    let mut pause = inner.interval();
+    let mut pause = inner.session.state.lock().heartbeat_pause(true);
     while inner.sleep_or_closed(pause) {
         inner.free_expired();
         inner.log_metrics(&mut last_logged);
@@ -85,10 +59,8 @@ fn run_heartbeats(inner: &Arc<ClientInner>) {
         if outcome.is_ok() {
             inner.settle_some(SystemClock.now() + SETTLE_TIMEOUT);
         }
-        pause = match &outcome {
-            Ok(_) => inner.interval(),
-            Err(_) => inner.interval().min(RETRY_INTERVAL_MAX),
-        };
+        let has_succeeded = outcome.is_ok();
+        pause = inner.session.state.lock().heartbeat_pause(has_succeeded);
         match outcome {
             Ok(_) if !is_reachable => {
                 tracing::info!(client = %inner.name, "the master is reachable again")
@@ -98,7 +70,7 @@ fn run_heartbeats(inner: &Arc<ClientInner>) {
             }
             _ => {}
         }
-        is_reachable = pause == inner.interval();
+        is_reachable = has_succeeded;
     }
 }
 
@@ -121,7 +93,7 @@ impl ClientInner {
 
     /// Returns the number of registrations. Read it before a call that may find the client unknown.
     pub(super) fn registrations(&self) -> u64 {
-        self.session.state.lock().registrations
+        self.session.state.lock().registrations()
     }
 
     /// Locks the announcement of segments.
@@ -146,127 +118,159 @@ impl ClientInner {
     }
 
     fn register_now(&self, deadline: Moment) -> Result<()> {
+        let mut replaced = Vec::new();
+        let registered = self.run_registration(deadline, &mut replaced);
+        mount::free_in_background(replaced);
+        self.session.state.lock().complete(registered?);
+        Ok(())
+    }
+
+    /// Registers the client and announces its segments. Adds the segments that fresh memory has
+    /// replaced to `replaced`, also in case of an error.
+    fn run_registration(
+        &self,
+        deadline: Moment,
+        replaced: &mut Vec<MountedSegment>,
+    ) -> Result<Registration> {
+        let refuses_ignored_tenant =
+            self.config.refuses_ignored_tenant && self.config.tenant != TenantId::default();
+        let mut registration =
+            Registration::new(&self.session.state.lock(), refuses_ignored_tenant);
+        let mut announced = Vec::new();
+        loop {
+            match registration.next_step() {
+                RegistrationStep::Register => {
+                    let answer = self.request_registration(deadline)?;
+                    registration.registered(answer, self.segments.count());
+                    if registration.is_first_without_tenants() && !refuses_ignored_tenant {
+                        self.warn_of_ignored_tenant();
+                    }
+                }
+                RegistrationStep::RefuseIgnoredTenant => {
+                    self.unregister(deadline);
+                    return Err(self.ignored_tenant_error());
+                }
+                RegistrationStep::Resume => {
+                    announced = self.segments.all();
+                    registration.announced(self.announce(
+                        &announced,
+                        Announcement::Resume,
+                        deadline,
+                    )?)?;
+                }
+                RegistrationStep::Replace(lost) => {
+                    let lost: Vec<v1::Segment> = match lost {
+                        LostSegments::All => self.segments.all(),
+                        LostSegments::Some(lost) => {
+                            lost.iter().map(|&at| announced[at].clone()).collect()
+                        }
+                    };
+                    replaced.extend(self.replace_segments(&lost)?);
+                    registration.replaced(self.segments.count());
+                }
+                RegistrationStep::AnnounceAll => {
+                    announced = self.segments.all();
+                    registration.announced(self.announce(
+                        &announced,
+                        Announcement::All,
+                        deadline,
+                    )?)?;
+                }
+                RegistrationStep::Done => return Ok(registration),
+            }
+        }
+    }
+
+    fn request_registration(&self, deadline: Moment) -> Result<Registered> {
+        let log_mark = self.session.state.lock().log_mark();
         let call = Call::Register(v1::RegisterRequest {
             caller: Some(self.caller.clone()),
             name: self.name.clone(),
             process: std::process::id(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
-            log_mark: *self.session.log_mark.lock(),
+            log_mark: log_mark.map(|LogMark { master, timeline, synced_frame }| v1::LogMark {
+                master,
+                timeline,
+                synced_frame,
+            }),
             wants_offload: self.config.wants_offload,
         });
         let response = self.call_until(call, deadline, |answer| match answer {
             Reply::Register(response) => Some(response),
             _ => None,
         })?;
-        self.check_tenant(&response, deadline)?;
-        let interval = Duration::from_millis(response.heartbeat_interval_ms).max(INTERVAL_MIN);
-        let replaced = match self.knows_segments(&response) {
-            true => self.resume_segments(deadline)?,
-            false => self.replace_all_segments()?,
-        };
-        let announced = self.announce_all(deadline);
-        mount::free_in_background(replaced);
-        announced?;
-        let mut state = self.session.state.lock();
-        let registrations = state.registrations + 1;
-        let v1::RegisterResponse { master, timeline_id, registration, .. } = response;
-        *state = SessionState {
-            master,
-            timeline_id,
-            interval,
-            registration,
-            registrations,
-            is_uncertain: false,
-        };
-        Ok(())
+        Ok(Registered {
+            identity: MasterIdentity { master: response.master, timeline: response.timeline_id },
+            registration: response.registration,
+            heartbeat_interval: Duration::from_millis(response.heartbeat_interval_ms),
+            ignores_tenants: response.ignores_tenants,
+        })
     }
 
-    /// Records how much of its log a master has on disk. A mark of another master replaces the last
-    /// one, which was reported when the client registered with that master.
+    /// Records how much of its log a master has on disk.
     pub(super) fn record_log_mark(&self, mark: Option<v1::LogMark>) {
-        let Some(mark) = mark else { return };
-        let mut last = self.session.log_mark.lock();
-        let of = |mark: &v1::LogMark| (mark.master, mark.timeline);
-        let is_older =
-            |last: &v1::LogMark| of(last) == of(&mark) && last.synced_frame > mark.synced_frame;
-        if !last.as_ref().is_some_and(is_older) {
-            *last = Some(mark);
+        if let Some(mark) = mark {
+            self.session.state.lock().record_log_mark(log_mark(mark));
         }
     }
 
-    /// Checks that a master keeps the keys of this client's tenant apart from those of others, or
-    /// warns at the first registration that it does not, as the settings say.
-    ///
-    /// # Errors
-    /// The master ignores tenants. The client is not registered any more.
-    fn check_tenant(&self, response: &v1::RegisterResponse, deadline: Moment) -> Result<()> {
+    fn warn_of_ignored_tenant(&self) {
         let tenant = &self.config.tenant;
-        if !response.ignores_tenants || *tenant == TenantId::default() {
-            return Ok(());
-        }
-        let master = self.link.address();
-        if self.config.refuses_ignored_tenant {
-            self.unregister(deadline);
-            let text = "the master ignores tenants: all callers share one namespace of keys; start \
-                        it with --enable_multi_tenants, or name no tenant";
-            return Err(Error::new(ErrorCode::UNAVAILABLE_IN_CURRENT_MODE, text)
-                .with("tenant", tenant)
-                .with("master", master));
-        }
-        if self.registrations() == 0 {
+        if *tenant != TenantId::default() {
             tracing::warn!(
                 %tenant,
-                %master,
+                master = %self.link.address(),
                 "the master ignores tenants: all callers share one namespace of keys; start it \
                  with --enable_multi_tenants to keep them apart"
             );
         }
-        Ok(())
     }
 
-    /// Sends a heartbeat. Returns whether the master has tasks for the client.
+    fn ignored_tenant_error(&self) -> Error {
+        let text = "the master ignores tenants: all callers share one namespace of keys; start it \
+                    with --enable_multi_tenants, or name no tenant";
+        Error::new(ErrorCode::UNAVAILABLE_IN_CURRENT_MODE, text)
+            .with("tenant", &self.config.tenant)
+            .with("master", self.link.address())
+    }
+
+    /// Sends a heartbeat, and registers again if the master does not know the client. Returns
+    /// whether the master has tasks for the client.
     fn heartbeat(&self) -> Result<bool> {
         let deadline = SystemClock.now() + HEARTBEAT_TIMEOUT.min(self.config.rpc_timeout);
-        let state = self.session.state.lock().clone();
-        let call = Call::Heartbeat(v1::HeartbeatRequest {
-            caller: Some(self.caller.clone()),
-            registration: state.registration,
-        });
+        let (registration, registrations) = {
+            let session = self.session.state.lock();
+            (session.registration(), session.registrations())
+        };
+        let caller = Some(self.caller.clone());
+        let call = Call::Heartbeat(v1::HeartbeatRequest { caller, registration });
         let response = self.call_until(call, deadline, |answer| match answer {
             Reply::Heartbeat(response) => Some(response),
             _ => None,
         })?;
-        if response.is_known && response.master == state.master && !state.is_uncertain {
-            self.record_log_mark(response.log_mark);
-            if response.timeline_id != state.timeline_id {
-                self.session.state.lock().timeline_id = response.timeline_id;
-            }
+        let answer = HeartbeatAnswer {
+            identity: MasterIdentity { master: response.master, timeline: response.timeline_id },
+            is_known: response.is_known,
+            log_mark: response.log_mark.map(log_mark),
+        };
+        if !self.session.state.lock().heartbeat_answered(answer) {
             return Ok(response.has_tasks);
         }
-        self.register_again(state.registrations, deadline)?;
+        self.register_again(registrations, deadline)?;
         tracing::info!(client = %self.name, "registered again: the master lost the client");
         Ok(false)
-    }
-
-    /// Returns whether the response comes from the master of the last registration, or from one
-    /// that continues its history.
-    fn knows_segments(&self, response: &v1::RegisterResponse) -> bool {
-        let state = self.session.state.lock();
-        let continues_history =
-            !response.timeline_id.is_empty() && state.timeline_id == response.timeline_id;
-        continues_history || state.master == response.master
     }
 
     /// Returns the sequence number of the next announcement; the caller holds the announcement
     /// lock.
     pub(super) fn next_announcement_number(&self) -> u64 {
-        self.session.announcements.fetch_add(1, Ordering::Relaxed) + 1
+        self.session.state.lock().next_announcement()
     }
 
     /// Marks the master's list of segments as uncertain, so that the next heartbeat announces all
     /// of them again.
     pub(super) fn mark_segments_uncertain(&self) {
-        self.session.state.lock().is_uncertain = true;
+        self.session.state.lock().mark_segments_uncertain();
     }
 
     /// Logs a metrics summary if that is enabled and due.
@@ -280,8 +284,9 @@ impl ClientInner {
             tracing::info!(target: "mooncake::metric", client = %self.name, "{summary}");
         }
     }
+}
 
-    fn interval(&self) -> Duration {
-        self.session.state.lock().interval
-    }
+fn log_mark(mark: v1::LogMark) -> LogMark {
+    let v1::LogMark { master, timeline, synced_frame } = mark;
+    LogMark { master, timeline, synced_frame }
 }
