@@ -10,7 +10,7 @@ use mooncake_base::{Clock, Error, Moment, Result, SystemClock};
 use mooncake_settings::engine_config;
 use mooncake_transfer_engine::{
     BatchId, BatchStatus, Opcode, Stream, TransferEntry, TransportKind, copy::copy,
-    handshake::Notification,
+    discovery::handshake::Notification,
 };
 use pyo3::{
     prelude::*,

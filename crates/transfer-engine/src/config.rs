@@ -5,8 +5,12 @@ use std::{ops::RangeInclusive, path::PathBuf, time::Duration};
 use mooncake_base::{Endpoint, Error, Result};
 
 use crate::{
-    descriptor::DESCRIPTOR_BYTES_MAX, handshake::codec::MESSAGE_BYTES_MAX_DEFAULT,
-    memory::HugePages, metadata::RedisLogin, token::Token,
+    discovery::{
+        descriptor::DESCRIPTOR_BYTES_MAX, handshake::codec::MESSAGE_BYTES_MAX_DEFAULT,
+        metadata::RedisLogin,
+    },
+    memory::HugePages,
+    token::Token,
 };
 
 /// The metadata address that means: ask the peer itself.

@@ -1,16 +1,20 @@
 //! The engine: exports memory to peers, finds peers, and moves bytes over the cheapest path.
 
+mod async_transfer;
+mod batch;
 mod descriptor_template;
 mod listen;
+mod managed;
 mod registry;
 mod report;
 mod staged;
 mod transfer;
+mod worker_pool;
 
 use std::{
     collections::HashMap,
     sync::{
-        Arc, Weak,
+        Arc,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
     time::{Duration, Instant},
@@ -20,19 +24,29 @@ use mooncake_base::sync::{Mutex, RwLock};
 use mooncake_base::{Clock, Endpoint, EngineId, Error, ErrorKind, Moment, Result, SystemClock};
 use mooncake_os::fork;
 
-use self::{descriptor_template::DescriptorTemplate, listen::Listeners};
-pub use self::{listen::address_facing, registry::Registry, staged::OnStream};
+pub use self::{
+    batch::{BatchId, BatchStatus},
+    listen::address_facing,
+    managed::ManagedBuffers,
+    registry::Registry,
+    staged::OnStream,
+};
+use self::{descriptor_template::DescriptorTemplate, listen::Listeners, worker_pool::WorkerPool};
 use crate::{
-    async_transfer::WorkerPool,
     config::EngineConfig,
     device::Devices,
-    handshake::{HandshakeServer, HandshakeSettings, Notification},
-    memory::{FileMemory, SharedMemory, exported_memory::ExportedMemory, prefault::Prefaulter},
-    metadata::{self, MetadataSettings, MetadataStore},
+    discovery::{
+        handshake::{HandshakeServer, HandshakeSettings, Notification},
+        metadata::{self, MetadataSettings, MetadataStore},
+    },
+    memory::{
+        FileMemory, SharedMemory,
+        exported_memory::ExportedMemory,
+        prefault::Prefaulter,
+        region::{MemoryOwner, Region},
+    },
     metrics::{Metrics, Refusals},
-    peer::{PathContext, PathState, Peer},
-    region::{MemoryOwner, Region},
-    token::Token,
+    path::peer::{PathContext, PathState, Peer},
     transport::{
         Transport,
         memory::MemoryTransport,
@@ -68,7 +82,7 @@ pub struct Engine {
 
 /// State shared by all clones of an engine.
 #[derive(Debug)]
-pub(crate) struct Inner {
+struct Inner {
     config: EngineConfig,
     generation: u64,
     rpc: Endpoint,
@@ -345,28 +359,8 @@ impl Engine {
     }
 
     /// Fails if the engine is closed or was made before a fork.
-    pub(crate) fn check_usable(&self) -> Result<()> {
+    fn check_usable(&self) -> Result<()> {
         self.inner.check_usable()
-    }
-
-    pub(crate) fn token(&self) -> Option<&Token> {
-        self.inner.config.token.as_ref()
-    }
-
-    pub(crate) fn count_refusal(&self, error: Error) -> Error {
-        self.inner.count_refusal(error)
-    }
-
-    pub(crate) fn workers(&self) -> &WorkerPool {
-        &self.inner.workers
-    }
-
-    pub(crate) fn downgrade(&self) -> Weak<Inner> {
-        Arc::downgrade(&self.inner)
-    }
-
-    pub(crate) fn upgrade(inner: &Weak<Inner>) -> Option<Self> {
-        inner.upgrade().map(|inner| Self { inner })
     }
 }
 

@@ -6,12 +6,14 @@ use mooncake_base::{
 };
 
 use crate::{
-    descriptor::{BufferDescriptor, LocalDescriptor, NativeDescriptor, SegmentDescriptor},
-    handshake::{
-        codec::{self, Message, MessageKind, Notification},
-        proof,
+    discovery::{
+        descriptor::{BufferDescriptor, LocalDescriptor, NativeDescriptor, SegmentDescriptor},
+        handshake::{
+            codec::{self, Message, MessageKind, Notification},
+            proof,
+        },
+        metadata,
     },
-    metadata,
     token::Token,
     transport::{shm, tcp},
 };

@@ -1,16 +1,21 @@
-//! Shared memory that peers of the same host can map, and mapped files.
+//! Registered memory, shared memory that peers of the same host can map, and mapped files.
 
 mod address_quarantine;
 pub(crate) mod exported_memory;
 pub(crate) mod file;
 pub(crate) mod mapping;
 pub(crate) mod prefault;
+pub mod region;
 
 use std::{fmt, sync::Arc};
 
 use mooncake_base::{Error, Result};
 
-pub use self::file::FileMemory;
+pub use self::{
+    file::FileMemory,
+    mapping::HugePages,
+    region::{Region, Regions},
+};
 use crate::{
     memory::{
         file::FileMapping,
@@ -18,8 +23,6 @@ use crate::{
     },
     transfer_entry::LocalRange,
 };
-
-pub use self::mapping::HugePages;
 
 /// Shared memory that stays registered with an engine while this lives.
 ///

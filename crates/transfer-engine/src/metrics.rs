@@ -11,7 +11,7 @@ use std::{
 use self::histogram::Histogram;
 pub use self::histogram::LatencySnapshot;
 use crate::{
-    path_selection::PathMeasurement,
+    path::selection::PathMeasurement,
     transfer_entry::{Opcode, TransferEntry},
     transport::TransportKind,
 };

@@ -15,9 +15,9 @@ use std::{fmt, sync::Arc, time::Duration};
 use mooncake_base::{Clock, Moment, Result, SystemClock};
 
 use crate::{
-    descriptor::SegmentDescriptor,
+    discovery::descriptor::SegmentDescriptor,
     metrics::PoolSnapshot,
-    path_selection::RemoteMemory,
+    path::selection::RemoteMemory,
     transfer_entry::{Opcode, RemoteRange, TransferEntry},
 };
 

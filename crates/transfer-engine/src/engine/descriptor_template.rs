@@ -6,7 +6,9 @@ use std::{
 };
 
 use crate::{
-    descriptor::{BufferDescriptor, LocalDescriptor, NativeDescriptor, SegmentDescriptor},
+    discovery::descriptor::{
+        BufferDescriptor, LocalDescriptor, NativeDescriptor, SegmentDescriptor,
+    },
     memory::exported_memory::ExportedMemory,
 };
 

@@ -7,7 +7,7 @@ use mooncake_base::{Error, Result};
 use super::Inner;
 use crate::{
     copy,
-    region::{Backing, MemoryOwner, Region},
+    memory::region::{Backing, MemoryOwner, Region},
 };
 
 /// The registered ranges of an engine.

@@ -1,6 +1,9 @@
 //! Reports of an engine: the snapshot of its counters, and the periodic log line.
 
-use std::{sync::atomic::Ordering, time::Duration};
+use std::{
+    sync::{Arc, atomic::Ordering},
+    time::Duration,
+};
 
 use mooncake_os::fork;
 
@@ -20,7 +23,7 @@ impl Engine {
     /// nothing.
     pub(super) fn report_on(&self, runtime: &Handle) {
         let Some(interval) = self.inner.config.report_interval else { return };
-        let engine = self.downgrade();
+        let engine = Arc::downgrade(&self.inner);
         let name = self.segment_name().to_owned();
         let task = runtime.spawn(async move {
             let mut before = (Instant::now(), EngineSnapshot::default());

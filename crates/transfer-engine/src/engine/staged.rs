@@ -7,7 +7,7 @@ use super::{Engine, Inner, transfer::TransferParams};
 use crate::{
     device::{self, Cuda, Ordinal, StagedPart, Stream},
     metrics::Progress,
-    peer::Peer,
+    path::peer::Peer,
     transfer_entry::{Opcode, TransferEntry},
     transport::TransportKind,
 };

@@ -8,8 +8,10 @@ use super::{Engine, Inner};
 use crate::{
     device::Stream,
     metrics::{Progress, Work},
-    path_selection::{Decision, PATHS_MAX, TransferSizeClass},
-    peer::{PathState, Peer},
+    path::{
+        peer::{PathState, Peer},
+        selection::{Decision, PATHS_MAX, TransferSizeClass},
+    },
     transfer_entry::{Opcode, TransferEntry},
     transport::{Path, TimeLimits, TransportKind},
 };

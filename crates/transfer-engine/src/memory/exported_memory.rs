@@ -11,7 +11,7 @@ use std::{
 use mooncake_base::EngineId;
 use mooncake_base::sync::RwLock;
 
-use crate::region::Regions;
+use crate::memory::region::Regions;
 
 /// The exported memory of an engine of this process.
 #[derive(Debug)]

@@ -26,7 +26,7 @@ use mooncake_base::sync::{Condvar, Mutex};
 use mooncake_os::{fork, memory::available_memory, thread as os_thread};
 
 use super::mapping::{self, CHUNK, Mapping};
-use crate::{copy, region::Regions, transfer_entry::RemoteRange};
+use crate::{copy, memory::region::Regions, transfer_entry::RemoteRange};
 
 /// At most this fraction of the available memory is faulted in: one part in 8.
 const MEMORY_FRACTION: u64 = 8;
@@ -287,7 +287,9 @@ mod tests {
             *byte = (i % 251) as u8;
         }
         let regions = Arc::<Regions>::default();
-        regions.register(base, bytes.len() as u64, "*", crate::region::Backing::User).unwrap();
+        regions
+            .register(base, bytes.len() as u64, "*", crate::memory::region::Backing::User)
+            .unwrap();
         prefaulter.collapse(&regions, base);
         wait_until("the thread ends", || prefaulter.is_done());
         assert!(!copy::are_resident(base as usize + touched, CHUNK));

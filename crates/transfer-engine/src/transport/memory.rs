@@ -6,9 +6,11 @@ use mooncake_base::{Clock, EngineId, Error, ErrorCode, Moment, Result, SystemClo
 
 use crate::{
     copy::Copier,
-    descriptor::SegmentDescriptor,
-    memory::exported_memory::ExportedMemory,
-    region::{Pin, Region},
+    discovery::descriptor::SegmentDescriptor,
+    memory::{
+        exported_memory::ExportedMemory,
+        region::{Pin, Region},
+    },
     transfer_entry::{Opcode, RemoteRange, TransferEntry},
     transport::{Capability, Path, TimeLimits, Transport, TransportKind},
 };

@@ -35,8 +35,8 @@ use self::{
 };
 use crate::{
     copy::{self, Access},
-    descriptor::SegmentDescriptor,
-    path_selection::RemoteMemory,
+    discovery::descriptor::SegmentDescriptor,
+    path::selection::RemoteMemory,
     token::{self, Channel, Exchange, HandshakeSide},
     transfer_entry::{Opcode, RemoteRange, TransferEntry},
     transport::{Capability, Path, TimeLimits, Transport, TransportKind},

@@ -29,7 +29,7 @@ pub(crate) use fuzz::fuzz_targets;
 pub use server::{TcpServer, TcpServerSettings};
 
 use super::{Capability, Path, Transport, TransportKind};
-use crate::{descriptor::SegmentDescriptor, metrics::Refusals, token::Token};
+use crate::{discovery::descriptor::SegmentDescriptor, metrics::Refusals, token::Token};
 
 /// The settings of the client's side.
 #[derive(Debug, Clone)]

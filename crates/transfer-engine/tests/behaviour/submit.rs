@@ -3,7 +3,7 @@
 use mooncake_base::{Clock, ErrorKind, SystemClock};
 use mooncake_transfer_engine::{
     BatchId, BatchStatus, Engine, ManagedBuffers, Opcode, TransferEntry, TransportKind,
-    handshake::Notification,
+    discovery::handshake::Notification,
 };
 
 use crate::pair::{Lent, Pair, foreign, held, pattern, runtime, soon, start};

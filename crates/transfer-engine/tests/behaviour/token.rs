@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use mooncake_base::ErrorKind;
 use mooncake_transfer_engine::{
-    Engine, EngineConfig, Opcode, Token, TransportKind, handshake::Notification,
+    Engine, EngineConfig, Opcode, Token, TransportKind, discovery::handshake::Notification,
 };
 
 use crate::pair::{Lent, held, move_one, runtime, soon};

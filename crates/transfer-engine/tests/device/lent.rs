@@ -9,7 +9,7 @@ use std::{
 
 use mooncake_base::{Endpoint, Error, Result};
 use mooncake_transfer_engine::{
-    BatchStatus, Engine, Opcode, Peer, SegmentDescriptor, TransportKind, handshake,
+    BatchStatus, Engine, Opcode, Peer, SegmentDescriptor, TransportKind, discovery::handshake,
 };
 use tokio::runtime::Runtime;
 

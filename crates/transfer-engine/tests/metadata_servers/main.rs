@@ -16,9 +16,11 @@ use libtest_mimic::Arguments;
 use mooncake_base::{Clock, Endpoint, ErrorKind, Moment, SystemClock, requirement::trial};
 use mooncake_transfer_engine::{
     SegmentDescriptor,
-    descriptor::BufferDescriptor,
-    handshake,
-    metadata::{MetadataSettings, MetadataStore, RedisLogin, open},
+    discovery::{
+        descriptor::BufferDescriptor,
+        handshake,
+        metadata::{MetadataSettings, MetadataStore, RedisLogin, open},
+    },
 };
 
 use self::servers::{RealServer, etcd, missing, redis};

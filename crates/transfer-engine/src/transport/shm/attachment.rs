@@ -19,7 +19,7 @@ use super::{
     message::{Message, RegionKind},
     probe::ProvenAccess,
 };
-use crate::{memory::mapping::Mapping, path_selection::RemoteMemory, transfer_entry::RemoteRange};
+use crate::{memory::mapping::Mapping, path::selection::RemoteMemory, transfer_entry::RemoteRange};
 
 /// A connection to an owner and the regions that the owner announced.
 #[derive(Debug)]

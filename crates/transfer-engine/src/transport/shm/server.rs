@@ -25,7 +25,9 @@ use super::{
     server_connection::{ConnectionEvent, ServerConnection, effective_user},
 };
 use crate::{
-    memory::exported_memory::ExportedMemory, metrics::Refusals, region::Region, token::Token,
+    memory::{exported_memory::ExportedMemory, region::Region},
+    metrics::Refusals,
+    token::Token,
 };
 
 /// The maximum number of peers attached to one engine; further connections are refused.

@@ -18,8 +18,10 @@ use super::{
     server::AuthPolicy,
 };
 use crate::{
-    memory::exported_memory::ExportedMemory,
-    region::{Backing, Region},
+    memory::{
+        exported_memory::ExportedMemory,
+        region::{Backing, Region},
+    },
     token::{self, Channel, Exchange, HandshakeSide, Nonce, Proof},
     transfer_entry::RemoteRange,
 };

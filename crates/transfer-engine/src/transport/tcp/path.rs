@@ -16,7 +16,7 @@ use super::{
     vectored_io::Span,
 };
 use crate::{
-    descriptor::SegmentDescriptor,
+    discovery::descriptor::SegmentDescriptor,
     metrics::PoolSnapshot,
     transfer_entry::{Opcode, RemoteRange, TransferEntry},
     transport::{Path, TimeLimits, TransportKind},

@@ -24,9 +24,9 @@ use super::{
     socket_options::set_socket_options,
 };
 use crate::{
-    handshake::acceptor::{Accepted, Acceptor, OverflowPolicy},
+    acceptor::{Accepted, Acceptor, OverflowPolicy},
+    memory::region::{Region, Regions},
     metrics::{PoolSnapshot, Refusals},
-    region::{Region, Regions},
     token::{self, Channel, Exchange, HandshakeSide, Token},
 };
 

@@ -21,8 +21,8 @@ use super::{
     staged::DeviceSpan,
 };
 use crate::{
-    handshake::acceptor::{Accepted, ConnectionGuard, ForkGuard},
-    region::Regions,
+    acceptor::{Accepted, ConnectionGuard, ForkGuard},
+    memory::region::Regions,
     transfer_entry::RemoteRange,
     transport::tcp::vectored_io::{self, BlockMode, Cursor, DiscardBuffer, Readiness, Span},
 };

@@ -11,7 +11,7 @@ use std::{
 use mooncake_base::sync::Mutex;
 use tokio_util::sync::CancellationToken;
 
-use crate::region::{Pin, Region};
+use crate::memory::region::{Pin, Region};
 
 /// The pins of all connections of one listener.
 #[derive(Debug, Default)]

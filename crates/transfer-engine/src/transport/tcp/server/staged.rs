@@ -8,7 +8,7 @@ use mooncake_base::{Clock, Error, SystemClock};
 use super::connection::{Connection, RequestTimeout};
 use crate::{
     device::{BUFFER_BYTES, DeviceCopy, DeviceMemory, PinnedBuffer},
-    region::Pin,
+    memory::region::Pin,
     transfer_entry::Opcode,
     transport::tcp::vectored_io::Span,
 };

@@ -9,7 +9,7 @@ use std::{
 
 use super::support::{Memory, Owner, WireProtocol, entries, outcomes, soon};
 use crate::{
-    descriptor::SegmentDescriptor,
+    discovery::descriptor::SegmentDescriptor,
     transfer_entry::Opcode,
     transport::{
         Transport,

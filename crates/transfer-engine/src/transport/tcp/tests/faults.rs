@@ -12,8 +12,8 @@ use socket2::SockRef;
 
 use super::support::{AT_ONCE, Memory, Owner, WireProtocol, entries, moved, outcomes, soon};
 use crate::{
-    descriptor::SegmentDescriptor,
-    region::Backing,
+    discovery::descriptor::SegmentDescriptor,
+    memory::region::Backing,
     transfer_entry::{LocalRange, Opcode, RemoteRange, TransferEntry},
     transport::{
         Path, TimeLimits, Transport,

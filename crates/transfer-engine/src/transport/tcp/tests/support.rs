@@ -10,8 +10,8 @@ use mooncake_base::{Clock, Endpoint, EngineId, Moment, SystemClock};
 use tokio::runtime::Runtime;
 
 use crate::{
-    descriptor::{NativeDescriptor, SegmentDescriptor},
-    region::{Backing, Region, Regions},
+    discovery::descriptor::{NativeDescriptor, SegmentDescriptor},
+    memory::region::{Backing, Region, Regions},
     transfer_entry::{LocalRange, TransferEntry},
     transport::{
         Path, Transport,

@@ -4,7 +4,7 @@ use std::io::{self, Read, Write};
 
 use mooncake_base::{Error, ErrorCode, Result};
 
-use crate::descriptor::DESCRIPTOR_BYTES_MAX;
+use crate::discovery::descriptor::DESCRIPTOR_BYTES_MAX;
 
 /// Maximum length of a line: a number, a status or an error message.
 const LINE_BYTES_MAX: usize = 4096;
@@ -163,7 +163,7 @@ fn invalid_reply(what: &str) -> Error {
 }
 
 #[cfg(test)]
-pub(in crate::metadata) use tests::fuzz_target;
+pub(in crate::discovery::metadata) use tests::fuzz_target;
 
 #[cfg(test)]
 mod tests {
@@ -261,7 +261,7 @@ mod tests {
     const ALL_KINDS: &[u8] = b"+OK\r\n-ERR no\r\n:-7\r\n$-1\r\n$0\r\n\r\n$4\r\na\r\nb\r\n*2\r\n:1\r\n$1\r\nx\r\n*-1\r\n*0\r\n";
 
     /// Replies one after another, until one is invalid.
-    pub(in crate::metadata) fn fuzz_target() -> Target {
+    pub(in crate::discovery::metadata) fn fuzz_target() -> Target {
         let seeds = vec![ALL_KINDS.to_vec(), b"+OK\r\n".to_vec(), b"*1\r\n*1\r\n:1\r\n".to_vec()];
         Target { name: "redis replies", seeds, run: replies }
     }

@@ -8,10 +8,8 @@
 //! [`codec`] and `proof` hold the messages and do no I/O, [`server`] answers on tokio, [`client`]
 //! makes blocking requests.
 
-pub(crate) mod acceptor;
 pub mod client;
 pub mod codec;
-mod connection_table;
 pub(crate) mod proof;
 pub mod server;
 

@@ -4,7 +4,10 @@ use mooncake_base::sync::RwLock;
 use mooncake_base::{Endpoint, Error, Moment, Result};
 
 use super::MetadataStore;
-use crate::{descriptor::SegmentDescriptor, handshake, token::Token};
+use crate::{
+    discovery::{descriptor::SegmentDescriptor, handshake},
+    token::Token,
+};
 
 /// Finds segments by asking their owners.
 #[derive(Debug)]

@@ -1,8 +1,11 @@
-//! The worker threads that move submitted batches, and their queue.
+//! The worker threads that run submitted batches, their queue, and the status of each batch.
+
+mod completion_table;
 
 use std::{
     collections::VecDeque,
-    sync::{Arc, Weak},
+    fmt,
+    sync::Arc,
     thread::{self, JoinHandle},
     time::{Duration, Instant},
 };
@@ -11,14 +14,9 @@ use mooncake_base::sync::{Condvar, Mutex};
 use mooncake_base::{Clock, Error, ErrorCode, Moment, Result, SystemClock};
 use mooncake_os::fork;
 
-use super::{BatchId, BatchStatus, completion_table::CompletionTable, unknown};
-use crate::{
-    Engine, Peer,
-    engine::Inner,
-    metrics::QueueSnapshot,
-    transfer_entry::{Opcode, TransferEntry},
-    transport::TransportKind,
-};
+use self::completion_table::CompletionTable;
+use super::batch::{BatchId, BatchStatus};
+use crate::metrics::QueueSnapshot;
 
 /// Maximum number of worker threads.
 const THREADS_MAX: usize = 4;
@@ -32,20 +30,18 @@ const RESULTS_MAX: usize = 65_536;
 /// How long a worker waits for work before it ends.
 const IDLE_MAX: Duration = Duration::from_secs(30);
 
-/// A queued batch.
-#[derive(Debug)]
-pub(crate) struct Job {
-    pub(crate) peer: Arc<Peer>,
-    pub(crate) opcode: Opcode,
-    pub(crate) entries: Vec<TransferEntry>,
-    pub(crate) deadline: Moment,
-    /// The transport to try first.
-    pub(crate) hint: Option<TransportKind>,
+/// A queued batch: moves its entries and returns its status.
+struct Job(Box<dyn FnOnce() -> BatchStatus + Send>);
+
+impl fmt::Debug for Job {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Job").finish_non_exhaustive()
+    }
 }
 
 /// The worker threads of one engine.
 #[derive(Debug)]
-pub(crate) struct WorkerPool {
+pub(super) struct WorkerPool {
     shared: Arc<PoolShared>,
     generation: u64,
 }
@@ -89,11 +85,17 @@ impl Default for WorkerPool {
 }
 
 impl WorkerPool {
-    /// Queues a batch, after waiting for space.
-    pub(super) fn submit(&self, engine: &Engine, job: Job) -> Result<BatchId> {
+    /// Queues a batch, after waiting for space until its deadline. `run` moves the entries of the
+    /// batch and returns by the deadline.
+    pub(super) fn submit(
+        &self,
+        deadline: Moment,
+        run: impl FnOnce() -> BatchStatus + Send + 'static,
+    ) -> Result<BatchId> {
+        let job = Job(Box::new(run));
         let mut state = self.shared.state.lock();
         while state.queue.len() >= QUEUE_MAX && !state.is_closed {
-            let left = job.deadline.left(SystemClock.now());
+            let left = deadline.left(SystemClock.now());
             if left.is_zero() {
                 state.refused += 1;
                 return Err(Error::new(
@@ -107,9 +109,9 @@ impl WorkerPool {
         if state.is_closed {
             return Err(closed());
         }
-        let batch = state.completions.insert(job.deadline);
+        let batch = state.completions.insert(deadline);
         if state.idle <= state.queue.len() && state.alive < THREADS_MAX {
-            let started = self.start_thread(&mut state, engine);
+            let started = self.start_thread(&mut state);
             if let Err(error) = started
                 && state.alive == 0
             {
@@ -124,7 +126,7 @@ impl WorkerPool {
     }
 
     /// Returns the usage of the queue and the number of threads.
-    pub(crate) fn load(&self) -> (QueueSnapshot, usize) {
+    pub(super) fn load(&self) -> (QueueSnapshot, usize) {
         let state = self.shared.state.lock();
         let (waiting, refused) = (state.queue.len(), state.refused);
         (QueueSnapshot { waiting, limit: QUEUE_MAX, refused }, state.alive)
@@ -155,12 +157,12 @@ impl WorkerPool {
             }
             self.shared.change.wait_for(&mut state, left);
         }
-        state.completions.take_status(batch).map_err(|_| unknown(batch))
+        state.completions.take_status(batch).map_err(|_| batch.unknown())
     }
 
     /// Fails every queued batch and joins the threads. A thread whose transfer outlasts `timeout`
     /// is left to end at the deadline of its batch.
-    pub(crate) fn close(&self, timeout: Duration) {
+    pub(super) fn close(&self, timeout: Duration) {
         if fork::is_forked_since(self.generation) {
             return;
         }
@@ -192,9 +194,9 @@ impl WorkerPool {
         }
     }
 
-    fn start_thread(&self, state: &mut JobQueue, engine: &Engine) -> Result<()> {
+    fn start_thread(&self, state: &mut JobQueue) -> Result<()> {
         state.threads.retain(|thread| !thread.is_finished());
-        let worker = Worker { shared: Arc::clone(&self.shared), engine: engine.downgrade() };
+        let worker = Worker(Arc::clone(&self.shared));
         let number = state.alive;
         let thread = thread::Builder::new()
             .name(format!("mooncake-move{number}"))
@@ -216,48 +218,35 @@ impl Drop for WorkerPool {
 }
 
 /// One worker thread.
-struct Worker {
-    shared: Arc<PoolShared>,
-    /// Weak, so that an idle worker keeps no engine open.
-    engine: Weak<Inner>,
-}
+struct Worker(Arc<PoolShared>);
 
 impl Worker {
     fn run(self) {
-        let alive = AliveGuard(&self.shared);
-        while let Some((batch, job)) = self.next() {
-            let status = self.perform(job);
-            self.shared.state.lock().completions.complete(batch, status);
-            self.shared.change.notify_all();
+        let alive = AliveGuard(&self.0);
+        while let Some((batch, Job(run))) = self.next() {
+            let status = run();
+            self.0.state.lock().completions.complete(batch, status);
+            self.0.change.notify_all();
         }
         drop(alive);
     }
 
     fn next(&self) -> Option<(BatchId, Job)> {
-        let mut state = self.shared.state.lock();
+        let mut state = self.0.state.lock();
         let until = Instant::now() + IDLE_MAX;
         loop {
             if let Some(work) = state.queue.pop_front() {
                 drop(state);
-                self.shared.change.notify_all();
+                self.0.change.notify_all();
                 return Some(work);
             }
             if state.is_closed || Instant::now() >= until {
                 return None;
             }
             state.idle += 1;
-            self.shared.work.wait_until(&mut state, until);
+            self.0.work.wait_until(&mut state, until);
             state.idle -= 1;
         }
-    }
-
-    fn perform(&self, mut job: Job) -> BatchStatus {
-        let Some(engine) = Engine::upgrade(&self.engine) else {
-            return BatchStatus::Failed(closed());
-        };
-        let Job { peer, opcode, entries, deadline, hint } = &mut job;
-        engine.transfer_hinted(peer, *opcode, entries, *deadline, *hint);
-        BatchStatus::of(&job.entries, job.deadline)
     }
 }
 

@@ -1,5 +1,7 @@
 //! A tokio listener that owns its tasks: their number is limited, and all have ended after `close`.
 
+mod connection_table;
+
 use std::{
     future::Future,
     io,
@@ -26,7 +28,7 @@ use tokio_util::{
     task::{TaskTracker, task_tracker::TaskTrackerToken},
 };
 
-use super::connection_table::{ConnectionEntry, ConnectionTable, Displacement};
+use self::connection_table::{ConnectionEntry, ConnectionTable, Displacement};
 use crate::metrics::PoolSnapshot;
 
 /// How long `close` waits for cancelled tasks, which end at their next await.

@@ -4,7 +4,7 @@ use std::collections::{BTreeSet, HashMap};
 
 use mooncake_base::{Moment, Result};
 
-use super::{BatchId, BatchStatus, unknown};
+use crate::engine::batch::{BatchId, BatchStatus};
 
 /// The batches of an engine, with a limit on results that are never taken.
 #[derive(Debug)]
@@ -30,7 +30,7 @@ impl CompletionTable {
     /// Adds a running batch.
     pub(super) fn insert(&mut self, deadline: Moment) -> BatchId {
         self.last += 1;
-        let batch = BatchId(self.last);
+        let batch = BatchId::from_number(self.last);
         self.entries.insert(batch, Entry::Running { deadline });
         batch
     }
@@ -56,7 +56,7 @@ impl CompletionTable {
     /// Returns the status of a batch; a final status is removed.
     pub(super) fn take_status(&mut self, batch: BatchId) -> Result<BatchStatus> {
         match self.entries.remove(&batch) {
-            None => Err(unknown(batch)),
+            None => Err(batch.unknown()),
             Some(running @ Entry::Running { .. }) => {
                 self.entries.insert(batch, running);
                 Ok(BatchStatus::Running)
@@ -108,7 +108,7 @@ mod tests {
         completions.complete(batch, BatchStatus::Done);
         assert!(matches!(completions.take_status(batch), Ok(BatchStatus::Done)));
         assert!(completions.take_status(batch).is_err());
-        assert!(completions.take_status(BatchId(77)).is_err());
+        assert!(completions.take_status(BatchId::from_number(77)).is_err());
     }
 
     #[test]

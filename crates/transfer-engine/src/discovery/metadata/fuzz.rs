@@ -28,7 +28,7 @@ use super::{
     keyed::{self, Claim, KeyValueServer},
     redis,
 };
-use crate::descriptor::DESCRIPTOR_BYTES_MAX;
+use crate::discovery::descriptor::DESCRIPTOR_BYTES_MAX;
 
 pub(crate) fn targets() -> Vec<Target> {
     vec![

@@ -16,7 +16,7 @@ use super::{
     proof,
 };
 use crate::{
-    descriptor::{DESCRIPTOR_BYTES_MAX, SegmentDescriptor},
+    discovery::descriptor::{DESCRIPTOR_BYTES_MAX, SegmentDescriptor},
     token::Token,
 };
 

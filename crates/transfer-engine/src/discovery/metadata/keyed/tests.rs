@@ -5,7 +5,7 @@ use std::{io::Read, net::TcpListener, sync::Arc, thread, time::Instant};
 use mooncake_base::ErrorKind;
 
 use super::*;
-use crate::metadata::{MetadataSettings, open};
+use crate::discovery::metadata::{MetadataSettings, open};
 
 fn store(url: &str) -> Arc<dyn MetadataStore> {
     open(url, MetadataSettings::default()).unwrap()

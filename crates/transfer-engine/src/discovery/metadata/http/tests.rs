@@ -15,7 +15,7 @@ use mooncake_base::{Clock, Endpoint, ErrorKind, SystemClock};
 use super::*;
 use crate::{
     Engine, EngineConfig, SegmentDescriptor,
-    metadata::{MetadataStore, keyed::KeyedStore},
+    discovery::metadata::{MetadataStore, keyed::KeyedStore},
 };
 
 type Entries = Arc<Mutex<BTreeMap<String, Vec<u8>>>>;

@@ -13,7 +13,7 @@ use mooncake_base::{Clock, Endpoint, ErrorKind, Moment, SystemClock};
 use tokio::runtime::Runtime;
 
 use super::*;
-use crate::{
+use crate::discovery::{
     descriptor::{BufferDescriptor, SegmentDescriptor},
     handshake,
     metadata::{self, MetadataSettings},

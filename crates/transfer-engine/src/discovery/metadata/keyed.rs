@@ -11,7 +11,7 @@ use mooncake_base::{Clock, Endpoint, Error, ErrorCode, Moment, Result, SystemClo
 use serde::{Deserialize, Serialize};
 
 use super::MetadataStore;
-use crate::{descriptor::SegmentDescriptor, handshake};
+use crate::discovery::{descriptor::SegmentDescriptor, handshake};
 
 /// Timeout for checking that the holder of a name is alive.
 const HOLDER_TIMEOUT: Duration = Duration::from_secs(1);

@@ -7,7 +7,7 @@ use super::{
     http_client::{Answer, HttpClient, Request, has_host},
     keyed::{Claim, KeyValueServer},
 };
-use crate::descriptor::DESCRIPTOR_BYTES_MAX;
+use crate::discovery::descriptor::DESCRIPTOR_BYTES_MAX;
 
 /// An HTTP metadata server.
 #[derive(Debug)]

@@ -4,18 +4,14 @@
 //! with the first batch and end after an idle time. A caller that submits to a full queue waits for
 //! space. The result of a batch is kept until it is taken.
 
-mod completion_table;
-mod worker_pool;
+use std::{sync::Arc, time::Duration};
 
-use std::{fmt, sync::Arc, time::Duration};
+use mooncake_base::{Error, Moment, Result};
 
-use mooncake_base::{Clock, Error, ErrorCode, Moment, Result, SystemClock};
-
-use self::worker_pool::Job;
-pub(crate) use self::worker_pool::WorkerPool;
+use super::{BatchId, BatchStatus, Engine};
 use crate::{
-    Engine, Peer,
-    handshake::{self, Notification},
+    discovery::handshake::{self, Notification},
+    path::peer::Peer,
     transfer_entry::{Opcode, TransferEntry},
     transport::TransportKind,
 };
@@ -29,61 +25,6 @@ const INLINE_ENTRIES_MAX: usize = 64;
 /// Extra time that a waiter allows after the deadline of a batch, for the delays of a busy machine:
 /// a transfer ends by its deadline.
 const GRACE: Duration = Duration::from_secs(5);
-
-/// Identifies a submitted batch. An engine never reuses an id.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct BatchId(u64);
-
-impl BatchId {
-    /// Converts a number that a caller got from [`BatchId::number`].
-    pub const fn from_number(number: u64) -> Self {
-        Self(number)
-    }
-
-    /// The number of the batch, at least 1.
-    pub const fn number(self) -> u64 {
-        self.0
-    }
-}
-
-impl fmt::Display for BatchId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
-    }
-}
-
-/// Status of a submitted batch.
-#[derive(Debug, Clone)]
-pub enum BatchStatus {
-    /// The batch is queued or in flight.
-    Running,
-    /// All entries were moved.
-    Done,
-    /// An entry failed, with the error of the first one. Other entries may have been moved.
-    Failed(Error),
-    /// The deadline passed before all entries were moved.
-    TimedOut(Error),
-}
-
-impl BatchStatus {
-    /// Returns whether the status is final.
-    pub const fn has_ended(&self) -> bool {
-        !matches!(self, Self::Running)
-    }
-
-    fn of(entries: &[TransferEntry], deadline: Moment) -> Self {
-        let failed = |entry: &TransferEntry| match &entry.outcome {
-            Some(Ok(())) => None,
-            Some(Err(error)) => Some(error.clone()),
-            None => Some(Error::internal("an entry was left without an outcome")),
-        };
-        match entries.iter().find_map(failed) {
-            None => Self::Done,
-            Some(error) if deadline.has_passed(SystemClock.now()) => Self::TimedOut(error),
-            Some(error) => Self::Failed(error),
-        }
-    }
-}
 
 impl Engine {
     /// Queues entries for the worker threads and returns. Their memory belongs to the transfer
@@ -116,13 +57,21 @@ impl Engine {
         deadline: Moment,
         hint: Option<TransportKind>,
     ) -> Result<BatchId> {
-        self.check_usable()?;
+        self.inner.check_usable()?;
         let leaves = matches!(hint, Some(TransportKind::Tcp | TransportKind::Rdma));
         if !leaves && is_small(&peer, &entries) {
             self.transfer_hinted(&peer, opcode, &mut entries, deadline, hint);
-            return Ok(self.workers().insert_completed(BatchStatus::of(&entries, deadline)));
+            return Ok(self.inner.workers.insert_completed(BatchStatus::of(&entries, deadline)));
         }
-        self.workers().submit(self, Job { peer, opcode, entries, deadline, hint })
+        // Weak, so that a queued batch keeps no engine open.
+        let engine = Arc::downgrade(&self.inner);
+        self.inner.workers.submit(deadline, move || {
+            let Some(inner) = engine.upgrade() else {
+                return BatchStatus::Failed(Error::closed("the engine is closed"));
+            };
+            Self { inner }.transfer_hinted(&peer, opcode, &mut entries, deadline, hint);
+            BatchStatus::of(&entries, deadline)
+        })
     }
 
     /// Returns the status of a batch. A final status is returned once and then dropped.
@@ -130,8 +79,8 @@ impl Engine {
     /// # Errors
     /// There is no such batch, or its final status was taken already.
     pub fn status(&self, batch: BatchId) -> Result<BatchStatus> {
-        self.check_usable()?;
-        self.workers().take_status(batch)
+        self.inner.check_usable()?;
+        self.inner.workers.take_status(batch)
     }
 
     /// Waits until each of the batches has ended, and takes their results.
@@ -141,9 +90,9 @@ impl Engine {
     /// # Errors
     /// The engine is closed.
     pub fn wait(&self, batches: &[BatchId]) -> Result<Vec<BatchStatus>> {
-        self.check_usable()?;
+        self.inner.check_usable()?;
         let wait = |batch: &BatchId| {
-            self.workers().wait(*batch, GRACE).unwrap_or_else(BatchStatus::Failed)
+            self.inner.workers.wait(*batch, GRACE).unwrap_or_else(BatchStatus::Failed)
         };
         Ok(batches.iter().map(wait).collect())
     }
@@ -158,10 +107,10 @@ impl Engine {
         notification: &Notification,
         deadline: Moment,
     ) -> Result<()> {
-        self.check_usable()?;
-        let endpoint = self.metadata().locate(segment_name, deadline)?;
-        handshake::notify(&endpoint, notification, self.token(), deadline)
-            .map_err(|error| self.count_refusal(error).with("segment", segment_name))
+        self.inner.check_usable()?;
+        let endpoint = self.inner.metadata.locate(segment_name, deadline)?;
+        handshake::notify(&endpoint, notification, self.inner.config.token.as_ref(), deadline)
+            .map_err(|error| self.inner.count_refusal(error).with("segment", segment_name))
     }
 
     /// Checks whether the owner of a segment is alive.
@@ -169,8 +118,8 @@ impl Engine {
     /// # Errors
     /// The segment is unknown ([`mooncake_base::ErrorKind::NotFound`]), or there is no answer.
     pub fn probe(&self, segment_name: &str, deadline: Moment) -> Result<()> {
-        self.check_usable()?;
-        let endpoint = self.metadata().locate(segment_name, deadline)?;
+        self.inner.check_usable()?;
+        let endpoint = self.inner.metadata.locate(segment_name, deadline)?;
         handshake::probe(&endpoint, deadline).map_err(|error| error.with("segment", segment_name))
     }
 }
@@ -181,12 +130,4 @@ fn is_small(peer: &Peer, entries: &[TransferEntry]) -> bool {
         || entries.iter().fold(0, |sum: usize, entry| sum.saturating_add(entry.local.length()));
     entries.is_empty()
         || stays && entries.len() <= INLINE_ENTRIES_MAX && bytes() <= INLINE_BYTES_MAX
-}
-
-fn unknown(batch: BatchId) -> Error {
-    Error::new(
-        ErrorCode::TASK_NOT_FOUND,
-        "no such batch was submitted, or its result was taken already",
-    )
-    .with("batch", batch)
 }

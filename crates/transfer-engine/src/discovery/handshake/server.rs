@@ -21,11 +21,11 @@ use tokio::{
 };
 
 use super::{
-    acceptor::{Accepted, Acceptor, OverflowPolicy},
     codec::{self, MESSAGE_BYTES_MAX_DEFAULT, Message, MessageKind, Notification},
     proof,
 };
 use crate::{
+    acceptor::{Accepted, Acceptor, OverflowPolicy},
     metrics::{QueueSnapshot, Refusals},
     token::{self, Nonce, Token},
 };

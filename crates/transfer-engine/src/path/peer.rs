@@ -13,9 +13,9 @@ use mooncake_base::{Clock, Error, ErrorCode, ErrorKind, Moment, Result, SystemCl
 use mooncake_os::fork;
 
 use crate::{
-    descriptor::SegmentDescriptor,
+    discovery::descriptor::SegmentDescriptor,
     metrics::{Metrics, PeerSnapshot, PoolSnapshot},
-    path_selection::{PATHS_MAX, PathStats},
+    path::selection::{PATHS_MAX, PathStats},
     transport::{Path, Transport, TransportKind},
 };
 

@@ -11,7 +11,7 @@ use super::{
     http_client::{Answer, HttpClient, Request},
     keyed::{Claim, KeyValueServer},
 };
-use crate::descriptor::DESCRIPTOR_BYTES_MAX;
+use crate::discovery::descriptor::DESCRIPTOR_BYTES_MAX;
 
 /// Default port of a member.
 const PORT: u16 = 2379;
@@ -196,7 +196,7 @@ mod tests {
     use super::*;
 
     /// The JSON of an answer, and the value in its first entry.
-    pub(in crate::metadata) fn fuzz_target() -> Target {
+    pub(in crate::discovery::metadata) fn fuzz_target() -> Target {
         let entry = json!([{ "key": "a2V5", "value": BASE64.encode(b"value") }]);
         let empty = json!([{ "key": "a2V5" }]);
         let range_response = |kvs: &Value| json!({ "response_range": { "kvs": kvs } });

@@ -17,7 +17,7 @@ use std::{fmt, sync::Arc, time::Duration};
 
 use mooncake_base::{Endpoint, Error, ErrorCode, Moment, Result};
 
-use crate::{descriptor::SegmentDescriptor, token::Token};
+use crate::{discovery::descriptor::SegmentDescriptor, token::Token};
 
 /// Publishes our segment and finds those of peers. Calls block, up to their deadline.
 pub trait MetadataStore: fmt::Debug + Send + Sync {
