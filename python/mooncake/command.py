@@ -8,12 +8,16 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from mooncake import _bench, _doctor, _top, env
 from mooncake._runtime import __version__
 from mooncake._units import format_bytes, format_rate
 from mooncake.errors import BusyError, MooncakeError, NotFoundError, explain, meanings
 from mooncake.object_store import Store, StoreConfig
+
+if TYPE_CHECKING:
+    from mooncake.tensor.info import Info
 
 __all__ = ["main"]
 
@@ -123,7 +127,8 @@ def _parser() -> argparse.ArgumentParser:
     rm = add("rm", _rm, "remove objects")
     rm.add_argument("keys", nargs="+", metavar="key", type=os.fsencode)
     rm.add_argument("--force", action="store_true", help="also objects that were read recently")
-    add("stat", _stat, "show the status of the pool: objects, memory, segments")
+    stat = add("stat", _stat, "show the status of the pool, or the object of a key")
+    stat.add_argument("key", nargs="?", type=os.fsencode, help="an object or a tensor")
     _top.add_options(
         add("top", _top.run, "show a live view of memory, reads, calls, segments and clients")
     )
@@ -222,8 +227,28 @@ def _rm(options: argparse.Namespace) -> int:
     return code
 
 
+def _print_info(info: Info) -> None:
+    print(f"key       {_printable(info.key)}")
+    print(f"size      {format_bytes(info.size)}")
+    if (tensor := info.tensor) is None:
+        return
+    print(f"dtype     {tensor.dtype}")
+    print(f"shape     {tensor.shape}")
+    print(f"layout    {tensor.layout}")
+    for part in tensor.parts:
+        axes = "".join(f" {axis}" for axis in part.axes)
+        print(f"object    {_printable(part.key)} {part.shape}{axes}")
+
+
+def _printable(key: str | bytes) -> str:
+    return key if isinstance(key, str) else repr(key)
+
+
 def _stat(options: argparse.Namespace) -> int:
     with Store(options.master) as store:
+        if options.key is not None:
+            _print_info(store.info(options.key))
+            return 0
         pool = store.stats()["pool"]
         print(f"master    {store.master_address}, version {pool['version']}")
         print(f"up        {pool['uptime_s']:.0f} s, {pool['clients']} clients")

@@ -8,8 +8,8 @@ import random
 import pytest
 
 import mooncake
-from mooncake import AsyncStore, Store, StoreConfig
-from mooncake.tensor import Axis, Layout, Shard
+from mooncake import AsyncStore, Store, StoreConfig, command
+from mooncake.tensor import Axis, Info, Layout, Shard
 from mooncake.tensor.format import TensorMetadata
 
 np = pytest.importorskip("numpy")
@@ -364,6 +364,40 @@ def test_groups_are_one_for_each_tensor(store, key):
         store.put_tensors({**items, f"{key}.c": numbers(4)}, options=options)
 
 
+def test_info_describes_bytes_and_tensors(store, key):
+    store.put(key, b"twelve bytes")
+    assert store.info(key) == Info(key, 12, None)
+    store.put_tensor(f"{key}.whole", numbers(4, 3))
+    whole = store.info(f"{key}.whole")
+    assert (whole.size, whole.tensor.dtype, whole.tensor.shape) == (352, "float32", (4, 3))
+    assert whole.tensor.layout == "whole"
+    store.put_tensor(f"{key}.split", numbers(4, 3), layout=Layout(2))
+    split = store.info(f"{key}.split")
+    assert (split.size, split.tensor.shape) == (2 * 304 + 48, (4, 3))
+    assert split.tensor.layout == "2 shards along dimension 0"
+    assert [part.key for part in split.tensor.parts] == [f"{key}.split_tp_{at}" for at in range(2)]
+    shard = store.info(f"{key}.split_tp_1").tensor
+    assert (shard.shape, shard.parts[0].shape, shard.layout) == (
+        (4, 3),
+        (2, 3),
+        "shard tp=1/2 dim=0",
+    )
+    mixed = Layout(2, 1, axes=(Axis.ep(0, 1, expert=7),))
+    store.put_tensor(f"{key}.mixed", numbers(4, 3), layout=mixed)
+    layout = store.info(f"{key}.mixed").tensor.layout
+    assert layout == "2 shards along dimension 1 ep=0/1 expert=7"
+    with pytest.raises(mooncake.NotFoundError):
+        store.info(f"{key}.absent")
+
+
+def test_stat_prints_the_layout_of_a_tensor(store, key, capsys):
+    store.put_tensor(key, numbers(4, 3), layout=Layout(2))
+    assert command.main(["stat", f"--master={store.master_address}", key]) == 0
+    printed = capsys.readouterr().out
+    assert "dtype     float32\nshape     (4, 3)\nlayout    2 shards along dimension 0" in printed
+    assert f"object    {key}_tp_1 (2, 3) tp=1/2 dim=0" in printed
+
+
 def test_async_store_has_the_same_calls(key):
     async def use():
         async with AsyncStore(config=StoreConfig(segment_bytes="64MB")) as store:
@@ -375,6 +409,7 @@ def test_async_store_has_the_same_calls(key):
             assert await store.put_tensors({"a": tensor, "b": tensor}) == [True, True]
             got = await store.get_tensors(["a", "b"])
             assert all(torch.equal(each, tensor) for each in got)
+            assert (await store.info("a")).tensor.shape == (6, 8)
             await store.put_array("c", tensor.numpy())
             assert (await store.get_array("c") == tensor.numpy()).all()
             await store.delete_tensor("c", force=True)

@@ -2,6 +2,17 @@
 
 from __future__ import annotations
 
-from mooncake.tensor.layout import Axis, AxisKind, Layout, Shard, Split
+from mooncake.tensor.format import AxisKind
+from mooncake.tensor.info import Info, PartInfo, TensorInfo
+from mooncake.tensor.layout import Axis, Layout, Shard, Split
 
-__all__ = ["Axis", "AxisKind", "Layout", "Shard", "Split"]
+__all__ = [
+    "Axis",
+    "AxisKind",
+    "Info",
+    "Layout",
+    "PartInfo",
+    "Shard",
+    "Split",
+    "TensorInfo",
+]

@@ -15,7 +15,7 @@ from mooncake._runtime import PutOptions, _native
 if TYPE_CHECKING:
     from typing_extensions import Buffer as Readable
 
-__all__ = ["Call", "List", "Operation", "Put", "ReadRanges", "Remove", "run", "run_async"]
+__all__ = ["Call", "List", "Operation", "Put", "ReadRanges", "Remove", "Sizes", "run", "run_async"]
 
 T = TypeVar("T")
 Key: TypeAlias = str | bytes
@@ -126,6 +126,25 @@ class List:
     def begin(self, calls: _native.Pending) -> int:
         """Begin the call."""
         return calls.list(prefix=self.prefix, after=self.after)
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """Looks up the lengths of objects without leasing them.
+
+    Attributes:
+        keys: Keys of the objects.
+    """
+
+    keys: Sequence[Key]
+
+    def make(self, store: _native.Store) -> Any:
+        """Make the call."""
+        return store.sizes(self.keys, lease=False)
+
+    def begin(self, calls: _native.Pending) -> int:
+        """Begin the call."""
+        return calls.sizes(self.keys, lease=False)
 
 
 def run(store: _native.Store, operation: Operation[T]) -> T:

@@ -14,6 +14,7 @@ manifests only say where to look.
 from __future__ import annotations
 
 import re
+from array import array
 from collections import Counter
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
@@ -570,25 +571,25 @@ def _answer(wanted: dict[int, _Heads | _Names]) -> Operation[dict[int, Any]]:
 
 def _read_heads(keys: list[bytes], length: int) -> Operation[list[bytes | MooncakeError | None]]:
     """Return the first bytes of objects: None without an object, ``b""`` for a shorter one."""
-    import numpy as np
-
-    memory = np.zeros((len(keys), length), dtype=np.uint8)
     count = len(keys)
+    memory = bytearray(count * length)
+    base, _ = _native.writable_range(memory)
     columns = (
-        np.arange(count + 1, dtype=np.int64),
-        memory.ctypes.data + np.arange(count, dtype=np.int64) * length,
-        np.zeros(count, dtype=np.int64),
-        np.full(count, length, dtype=np.int64),
+        array("q", range(count + 1)),
+        array("q", range(base, base + count * length, length)),
+        array("q", [0]) * count,
+        array("q", [length]) * count,
     )
     outcomes = yield ReadRanges([decoded(key) for key in keys], columns, memory)
     heads: list[bytes | MooncakeError | None] = []
-    for row, outcome in zip(memory, outcomes, strict=True):
+    for at, outcome in enumerate(outcomes):
         if isinstance(outcome, NotFoundError):
             heads.append(None)
         elif isinstance(outcome, InvalidArgumentError):
             heads.append(b"")
         else:
-            heads.append(outcome if isinstance(outcome, MooncakeError) else row.tobytes())
+            head = bytes(memory[at * length : (at + 1) * length])
+            heads.append(outcome if isinstance(outcome, MooncakeError) else head)
     return heads
 
 

@@ -97,6 +97,14 @@ class Axis:
         if value is not None and value < 0:
             raise ValueError(f"{name} is negative axis={self.kind} {name}={value}")
 
+    def __str__(self) -> str:
+        text = f"{self.kind}={self.rank}/{self.size}"
+        if self.dim is not None:
+            text += f" dim={self.dim}"
+        if self.id is not None:
+            text += f" {_ID_NAMES[self.kind]}={self.id}"
+        return text
+
     @classmethod
     def tp(cls, rank: int, size: int, dim: int = 0) -> Axis:
         """Return a rank of a tensor that is split over `size` ranks along `dim`."""
@@ -199,7 +207,7 @@ class Shard:
         return whole.narrow(dim, bounds[axis.rank], bounds[axis.rank + 1])
 
     def __str__(self) -> str:
-        return " ".join(_describe(axis) for axis in self.axes)
+        return " ".join(map(str, self.axes))
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,12 +277,3 @@ def check_dim(dim: int | None, shape: Sequence[int]) -> int:
             f"dimensions={len(shape)} shape={tuple(shape)}"
         )
     return dim
-
-
-def _describe(axis: Axis) -> str:
-    text = f"{axis.kind}={axis.rank}/{axis.size}"
-    if axis.dim is not None:
-        text += f" dim={axis.dim}"
-    if axis.id is not None:
-        text += f" {_ID_NAMES[axis.kind]}={axis.id}"
-    return text

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from mooncake._values import encoded, key_list
 from mooncake.tensor.calls import Operation, run, run_async
+from mooncake.tensor.info import Info, describe
 from mooncake.tensor.read import Arrays, Request, Tensors, read
 from mooncake.tensor.write import Item, remove, write
 
@@ -182,6 +183,24 @@ class TensorCalls:
         """
         run(self._native, remove(encoded(key), force=force))
 
+    def info(self, key: Key) -> Info:
+        """Return the length of an object and, if it is a tensor, its dtype, shape and layout.
+
+        For a tensor that is stored in shards the key is the one that it was put under; each shard
+        also has a key of its own.
+
+        Raises:
+            NotFoundError: Neither the object nor shards of a tensor exist.
+            InvalidArgumentError: Shards are stored that do not make up one tensor.
+
+        Example:
+            >>> store.put_tensor("w", torch.zeros(8, 3), layout=Layout(4))
+            True
+            >>> store.info("w").tensor.layout
+            '4 shards along dimension 0'
+        """
+        return run(self._native, describe(encoded(key)))
+
 
 class AsyncTensorCalls:
     """The methods of `AsyncStore` for tensors and arrays, as coroutines."""
@@ -260,6 +279,10 @@ class AsyncTensorCalls:
     async def delete_tensor(self, key: Key, *, force: bool = False) -> None:
         """Remove a tensor with all of its shards; see `Store.delete_tensor`."""
         await self._run(remove(encoded(key), force=force))
+
+    async def info(self, key: Key) -> Info:
+        """Return what is stored under a key; see `Store.info`."""
+        return await self._run(describe(encoded(key)))
 
     def _run(self, operation: Operation[T]) -> Awaitable[T]:
         return run_async(self._call, operation)
