@@ -164,13 +164,18 @@ def _from_settings(settings: dict[str, Any]) -> MooncakeConfig:
 
 
 def _size(settings: dict[str, Any], field: str, default: int) -> int:
-    value = settings.get(field, default)
-    if not isinstance(value, str):
-        return int(value)
     try:
-        return parse_size(value)
+        return _parse_segment_size(settings.get(field, default))
     except ValueError as error:
         raise ValueError(f"Invalid {field}: {error}") from error
+
+
+def _parse_segment_size(value: Any) -> int:
+    """Returns a number of bytes from a number or from text like "4gb".
+
+    Upstream's name, which is private there too, but which serving engines import.
+    """
+    return parse_size(value) if isinstance(value, str) else int(value)
 
 
 def _bool(value: Any) -> bool:

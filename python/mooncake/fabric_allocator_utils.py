@@ -1,0 +1,49 @@
+"""Finds and probes native libraries with memory allocators for PyTorch."""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+from pathlib import Path
+from typing import Any, TypeVar
+
+__all__ = ["get_mooncake_so_path", "probe_allocator_backend"]
+
+_log = logging.getLogger("mooncake.allocator")
+_Value = TypeVar("_Value")
+
+
+def get_mooncake_so_path(so_name: str, import_error_message: str) -> str:
+    """Returns the path of a native library in the folder of this package.
+
+    Raises:
+        ValueError: `so_name` is not a plain file name.
+        ImportError: There is no such file; the text is `import_error_message`.
+    """
+    if Path(so_name).name != so_name:
+        raise ValueError(f"{so_name!r} must be only a file name")
+    path = Path(__file__).parent / so_name
+    if not path.is_file():
+        raise ImportError(import_error_message)
+    return str(path)
+
+
+def probe_allocator_backend(
+    so_path: str, probe_symbol: str, restype: Any, unsupported_value: _Value
+) -> _Value:
+    """Calls a function without arguments in a native library.
+
+    Returns:
+        The result, or `unsupported_value` if the library cannot be loaded or has no such function.
+    """
+    try:
+        probe = getattr(ctypes.CDLL(so_path), probe_symbol)
+    except OSError as error:
+        _log.info("cannot load an allocator: %s", error)
+        return unsupported_value
+    except AttributeError:
+        _log.info("an allocator has no probe: path=%s symbol=%s", so_path, probe_symbol)
+        return unsupported_value
+    probe.restype = restype
+    result: _Value = probe()
+    return result

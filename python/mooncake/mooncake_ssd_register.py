@@ -1,0 +1,56 @@
+"""Upstream's tool that registers NVMe-oF targets: its options and names; it refuses to run."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any, NoReturn
+
+from ._nof_tools import add_ssh_options, run_tool, unsupported
+
+__all__ = ["MooncakeNoFRegister", "main", "parse_arguments"]
+
+
+class MooncakeNoFRegister:
+    """Would register the SSDs of SPDK targets at a master; refuses when it is started."""
+
+    def __init__(
+        self, cli_config: dict[str, Any] | None = None, spdk_targets: list[str] | None = None
+    ) -> None:
+        self.cli_config = dict(cli_config or {})
+        self.spdk_targets = list(spdk_targets or [])
+
+    def start_ssd_service(self) -> NoReturn:
+        """Refuses to register the targets.
+
+        Raises:
+            NofUnsupportedError: Always.
+        """
+        unsupported("register NVMe-oF targets")
+
+
+def parse_arguments() -> argparse.Namespace:
+    """Returns the options of the command line."""
+    parser = argparse.ArgumentParser(description="Registers the SSDs of SPDK targets at a master.")
+    parser.add_argument("--master_server_address", required=True, help="host:port of the master")
+    parser.add_argument(
+        "--spdk_target_info",
+        action="append",
+        required=True,
+        help="a target, like 'ip:192.0.2.1 path:/opt/spdk'; may be repeated",
+    )
+    add_ssh_options(parser)
+    parser.add_argument(
+        "-D", "--define", action="append", default=[], help="a setting, like -Dtrsvcid=4420"
+    )
+    return parser.parse_args()
+
+
+def main() -> NoReturn:
+    """Runs the tool."""
+    arguments = parse_arguments()
+    settings = {"master_server_address": arguments.master_server_address}
+    run_tool(MooncakeNoFRegister(settings, arguments.spdk_target_info).start_ssd_service)
+
+
+if __name__ == "__main__":
+    main()
