@@ -20,18 +20,8 @@ impl ClientInner {
     /// Makes a call with the configured RPC time-out. `pick` extracts the expected response
     /// variant.
     pub(super) fn call<A>(&self, call: Call, pick: impl FnOnce(Reply) -> Option<A>) -> Result<A> {
-        self.call_at(SystemClock.now(), call, pick)
-    }
-
-    /// Like [`call`](Self::call), for callers that already have the current time.
-    pub(super) fn call_at<A>(
-        &self,
-        now: Moment,
-        call: Call,
-        pick: impl FnOnce(Reply) -> Option<A>,
-    ) -> Result<A> {
-        self.check_open()?;
-        self.exchange(call, (now, now + self.config.rpc_timeout), |_| {}, pick)
+        let now = SystemClock.now();
+        self.call_at((now, now + self.config.rpc_timeout), call, pick)
     }
 
     /// Makes a call with an explicit deadline.
@@ -41,18 +31,18 @@ impl ClientInner {
         deadline: Moment,
         pick: impl FnOnce(Reply) -> Option<A>,
     ) -> Result<A> {
-        self.check_open()?;
-        self.call_even_if_closed(call, deadline, pick)
+        self.call_at((SystemClock.now(), deadline), call, pick)
     }
 
-    /// Makes a call even if the client is already closing.
-    pub(super) fn call_even_if_closed<A>(
+    /// Makes a call with an explicit deadline, for callers that already have the current time.
+    pub(super) fn call_at<A>(
         &self,
+        times: (Moment, Moment),
         call: Call,
-        deadline: Moment,
         pick: impl FnOnce(Reply) -> Option<A>,
     ) -> Result<A> {
-        self.exchange(call, (SystemClock.now(), deadline), |_| {}, pick)
+        self.check_open()?;
+        self.exchange(call, times, |_| {}, pick)
     }
 
     /// Makes a call that is changed by `prepare` before it is sent again.
@@ -67,13 +57,20 @@ impl ClientInner {
         self.exchange(call, (SystemClock.now(), deadline), prepare, pick)
     }
 
-    fn exchange<A>(
+    /// Makes a call even if the client is already closing.
+    pub(super) fn exchange<A>(
         &self,
         call: Call,
         (sent, deadline): (Moment, Moment),
         prepare: impl Fn(&mut Call),
         pick: impl FnOnce(Reply) -> Option<A>,
     ) -> Result<A> {
+        if deadline.has_passed(sent) {
+            let text = "the time limit passed before the call was sent";
+            return Err(
+                Error::new(ErrorCode::RPC_TIMEOUT, text).with("master", self.link.address())
+            );
+        }
         let index = metrics::call_index(&call);
         let retry = CallRetry::new(
             kind(&call),

@@ -36,7 +36,7 @@ impl Client {
     /// By key: `OBJECT_NOT_FOUND`, `REPLICA_IS_NOT_READY` while it is being written, or the
     /// master cannot be reached.
     pub fn locate(&self, keys: &[ObjectKey]) -> Vec<Result<Located>> {
-        self.inner.locate(keys.to_vec(), true)
+        self.inner.locate(keys.to_vec(), true, self.inner.rpc_deadline())
     }
 
     /// Like [`locate`](Self::locate), for callers that do not need the keys afterwards.
@@ -44,7 +44,7 @@ impl Client {
     /// # Errors
     /// Same as [`locate`](Self::locate).
     pub fn locate_owned(&self, keys: Vec<ObjectKey>) -> Vec<Result<Located>> {
-        self.inner.locate(keys, true)
+        self.inner.locate(keys, true, self.inner.rpc_deadline())
     }
 
     /// Locates objects without the intention to read them: takes leases but no fences. Reading them
@@ -53,12 +53,18 @@ impl Client {
     /// # Errors
     /// Same as [`locate`](Self::locate).
     pub fn describe(&self, keys: &[ObjectKey]) -> Vec<Result<Located>> {
-        self.inner.locate(keys.to_vec(), false)
+        self.inner.locate(keys.to_vec(), false, self.inner.rpc_deadline())
     }
 }
 
 impl ClientInner {
-    pub(super) fn locate(&self, keys: Vec<ObjectKey>, has_fence: bool) -> Vec<Result<Located>> {
+    /// Locates objects. All messages share the deadline.
+    pub(super) fn locate(
+        &self,
+        keys: Vec<ObjectKey>,
+        has_fence: bool,
+        deadline: Moment,
+    ) -> Vec<Result<Located>> {
         let mut located = Vec::with_capacity(keys.len());
         let ranges =
             batch::split(keys.iter().map(|key| key.as_bytes().len()), batch::KEY_BYTES_MAX);
@@ -69,7 +75,7 @@ impl ClientInner {
         let mut keys = keys.into_iter();
         for packed in messages {
             let count = packed.lengths.len();
-            let answer = self.request_locate(packed, has_fence);
+            let answer = self.request_locate(packed, has_fence, deadline);
             let part = keys.by_ref().take(count);
             match answer.as_ref().map_err(Clone::clone).and_then(|places| places.read(count)) {
                 Ok((grant, found)) => {
@@ -83,7 +89,12 @@ impl ClientInner {
         located
     }
 
-    fn request_locate(&self, keys: v1::KeyColumn, has_fence: bool) -> Result<LocateReply> {
+    fn request_locate(
+        &self,
+        keys: v1::KeyColumn,
+        has_fence: bool,
+        deadline: Moment,
+    ) -> Result<LocateReply> {
         let call = Call::Locate(v1::LocateRequest {
             caller: Some(self.caller.clone()),
             keys: Vec::new(),
@@ -92,7 +103,7 @@ impl ClientInner {
             columns: Some(keys),
         });
         let requested_at = SystemClock.now();
-        let response = self.call_at(requested_at, call, |answer| match answer {
+        let response = self.call_at((requested_at, deadline), call, |answer| match answer {
             Reply::Locate(response) => Some(response),
             _ => None,
         })?;

@@ -21,8 +21,9 @@ impl Client {
         keys: &[ObjectKey],
         takes_lease: bool,
     ) -> Vec<Result<Option<ObjectStatus>>> {
+        let deadline = self.inner.rpc_deadline();
         batch::for_keys(keys, |_, packed| {
-            let found = self.probe(packed, takes_lease)?;
+            let found = self.probe(packed, takes_lease, deadline)?;
             let states = found.states.iter().zip(&found.lengths);
             Ok(states.map(|(&state, &length)| Ok(read_status(state, length))).collect())
         })
@@ -30,10 +31,11 @@ impl Client {
 
     /// Like [`exists`](Self::exists) without lengths, for large numbers of keys.
     pub fn presence(&self, keys: KeyBatch, takes_lease: bool) -> Presence {
+        let deadline = self.inner.rpc_deadline();
         let mut presence = Presence { found: Vec::with_capacity(keys.len()), failure: None };
         for keys in batch::messages(keys) {
             let count = keys.len();
-            match self.probe(keys, takes_lease) {
+            match self.probe(keys, takes_lease, deadline) {
                 Ok(found) => presence.found.extend(found.states.iter().map(|&s| Some(is_there(s)))),
                 Err(error) => {
                     presence.found.extend(std::iter::repeat_n(None, count));
@@ -44,11 +46,16 @@ impl Client {
         presence
     }
 
-    fn probe(&self, keys: Vec<Bytes>, takes_lease: bool) -> Result<v1::ProbeResponse> {
+    fn probe(
+        &self,
+        keys: Vec<Bytes>,
+        takes_lease: bool,
+        deadline: Moment,
+    ) -> Result<v1::ProbeResponse> {
         let count = keys.len();
         let caller = Some(self.inner.caller.clone());
         let call = Call::Probe(v1::ProbeRequest { caller, keys, lease: takes_lease });
-        let found = self.inner.call(call, |answer| match answer {
+        let found = self.inner.call_until(call, deadline, |answer| match answer {
             Reply::Probe(found) => Some(found),
             _ => None,
         })?;
@@ -63,13 +70,14 @@ impl Client {
     /// By key: `OBJECT_NOT_FOUND`, `OBJECT_HAS_LEASE`, `REPLICA_IS_NOT_READY` while it is being
     /// written for the first time, or the master cannot be reached.
     pub fn remove(&self, keys: &[ObjectKey], is_forced: bool) -> Vec<Result<()>> {
+        let deadline = self.inner.rpc_deadline();
         batch::for_keys(keys, |keys, packed| {
             let call = Call::Remove(v1::RemoveRequest {
                 caller: Some(self.inner.caller.clone()),
                 keys: packed,
                 force: is_forced,
             });
-            let response = self.inner.call(call, |answer| match answer {
+            let response = self.inner.call_until(call, deadline, |answer| match answer {
                 Reply::Remove(response) => Some(response),
                 _ => None,
             })?;

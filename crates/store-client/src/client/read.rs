@@ -171,6 +171,7 @@ impl ClientInner {
         late: &[(usize, ReplicaId)],
     ) {
         self.metrics.count_late(late.len());
+        let deadline = self.rpc_deadline();
         let sizes = late.iter().map(|&(at, _)| targets[at].located.key.as_bytes().len());
         for range in batch::split(sizes, batch::KEY_BYTES_MAX) {
             let part = &late[range];
@@ -181,7 +182,7 @@ impl ClientInner {
             });
             let (caller, reads) = (Some(self.caller.clone()), reads.collect());
             let call = Call::Verify(v1::VerifyRequest { caller, reads });
-            let answer = self.call(call, |answer| match answer {
+            let answer = self.call_until(call, deadline, |answer| match answer {
                 Reply::Verify(response) => Some(response.is_valid),
                 _ => None,
             });
@@ -244,7 +245,7 @@ impl ClientInner {
         (reads, failed): (&[Read<'_>], &[usize]),
     ) {
         let keys = failed.iter().map(|&at| targets[at].located.key.clone()).collect();
-        let located = self.locate(keys, true);
+        let located = self.locate(keys, true, objects.deadline().min(self.rpc_deadline()));
         let now = SystemClock.now();
         for (&at, located) in failed.iter().zip(located) {
             let extent = match reads[at].span {

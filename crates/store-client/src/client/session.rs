@@ -108,11 +108,17 @@ impl ClientInner {
     /// Unregisters from the master, if the master answers in time.
     pub(super) fn unregister(&self, deadline: Moment) {
         let call = Call::Unregister(v1::UnregisterRequest { caller: Some(self.caller.clone()) });
-        let last_logged = self.call_even_if_closed(call, deadline, |answer| match answer {
-            Reply::Unregister(_) => Some(()),
-            _ => None,
-        });
-        if let Err(error) = last_logged {
+        let times = (SystemClock.now(), deadline);
+        let unregistered = self.exchange(
+            call,
+            times,
+            |_| {},
+            |answer| match answer {
+                Reply::Unregister(_) => Some(()),
+                _ => None,
+            },
+        );
+        if let Err(error) = unregistered {
             tracing::debug!(client = %self.name, %error, "could not unregister from the master");
         }
     }

@@ -2,7 +2,7 @@
 
 pub(super) mod worker;
 
-use mooncake_base::{ClientId, Error, ErrorCode, JobId, ObjectKey, Result, TaskId};
+use mooncake_base::{ClientId, Error, ErrorCode, JobId, Moment, ObjectKey, Result, TaskId};
 use mooncake_proto::v1::{self, request::Call, response::Call as Reply};
 
 use super::{Client, batch, call};
@@ -17,6 +17,7 @@ impl Client {
     /// the first time; `INVALID_PARAMS` for no targets, an unknown segment, or a source segment
     /// without a replica; `TASK_PENDING_LIMIT_EXCEEDED`; or the master cannot be reached.
     pub fn create_tasks(&self, tasks: &[NewTask]) -> Vec<Result<TaskId>> {
+        let deadline = self.inner.rpc_deadline();
         let mut results = Vec::with_capacity(tasks.len());
         let size = |task: &NewTask| match task {
             NewTask::Copy { key, targets } => {
@@ -28,7 +29,7 @@ impl Client {
         };
         for range in batch::split(tasks.iter().map(size), batch::KEY_BYTES_MAX) {
             let part = &tasks[range];
-            match self.create_part(part) {
+            match self.create_part(part, deadline) {
                 Ok(part) => results.extend(part),
                 Err(error) => results
                     .extend(part.iter().map(|task| Err(error.clone().with("key", task.key())))),
@@ -69,13 +70,14 @@ impl Client {
     /// # Errors
     /// By key: the master cannot be reached.
     pub fn clear_replicas(&self, keys: &[ObjectKey], segment: &str) -> Vec<Result<bool>> {
+        let deadline = self.inner.rpc_deadline();
         batch::for_keys(keys, |keys, packed| {
             let call = Call::ClearReplicas(v1::ClearReplicasRequest {
                 caller: Some(self.inner.caller.clone()),
                 keys: packed,
                 segment: segment.to_owned(),
             });
-            let cleared = self.inner.call(call, |answer| match answer {
+            let cleared = self.inner.call_until(call, deadline, |answer| match answer {
                 Reply::ClearReplicas(response) => Some(response.cleared),
                 _ => None,
             })?;
@@ -141,12 +143,12 @@ impl Client {
         only_job(results)
     }
 
-    fn create_part(&self, tasks: &[NewTask]) -> Result<Vec<Result<TaskId>>> {
+    fn create_part(&self, tasks: &[NewTask], deadline: Moment) -> Result<Vec<Result<TaskId>>> {
         let call = Call::CreateTasks(v1::CreateTasksRequest {
             caller: Some(self.inner.caller.clone()),
             tasks: tasks.iter().map(wire_task).collect(),
         });
-        let results = self.inner.call(call, |answer| match answer {
+        let results = self.inner.call_until(call, deadline, |answer| match answer {
             Reply::CreateTasks(response) => Some(response.results),
             _ => None,
         })?;
