@@ -26,6 +26,7 @@ __all__ = [
     "at_exit",
     "cgroup_memory",
     "codes",
+    "concat_arrays_into",
     "environment",
     "failure",
     "get_columns",
@@ -761,6 +762,31 @@ def failure(
     code: int, text: str, *, key: _Key | None = None, is_closed: bool = False
 ) -> MooncakeError:
     """Build the exception for a failure found in Python code, and record it as the last error."""
+
+def concat_arrays_into(
+    arrays: Sequence[_Readable],
+    dest_ptr: int,
+    dest_size: int,
+    start: int = 0,
+    count: int | None = None,
+    nthreads: int = 1,
+) -> int:
+    """Copy arrays to an address, one after the other, without the GIL.
+
+    Args:
+        arrays: Contiguous buffers.
+        dest_ptr: Address of the destination.
+        dest_size: Length of the destination in bytes.
+        start: First array that is copied.
+        count: Number of arrays; None or negative for all the rest.
+        nthreads: Threads that copy, at most 16.
+
+    Returns:
+        The number of bytes.
+
+    Raises:
+        InvalidArgumentError: The arrays do not fit, or `start` and `count` are outside of the list.
+    """
 
 def holds_objects(codes: bytes) -> bool:
     """Return whether a format of the buffer protocol has Python objects, also in a structure."""

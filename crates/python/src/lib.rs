@@ -5,8 +5,8 @@
 //! event loops), [`engine`] (a transfer engine without a pool), [`rpc`] (messages between
 //! processes), [`options`], [`argument`] and [`buffer`] (values from Python), [`error`] (exceptions
 //! for Python), [`detach`] (releasing and reacquiring the interpreter), [`runtime`], [`log`],
-//! [`hostmem`] (an allocator for other libraries), [`process`] (exit, environment, and the programs
-//! of the wheel).
+//! [`hostmem`] (an allocator for other libraries), [`fast_copy`] (many arrays into one memory),
+//! [`process`] (exit, environment, and the programs of the wheel).
 #![deny(unsafe_code)]
 
 mod argument;
@@ -14,6 +14,7 @@ mod buffer;
 mod detach;
 mod engine;
 mod error;
+mod fast_copy;
 mod hostmem;
 mod log;
 mod options;
@@ -32,6 +33,7 @@ mod _native {
         buffer::{Buffer, ObjectItemsError, holds_objects, writable_range},
         engine::{Engine, read_memory, write_memory},
         error::{codes, failure, last_error, use_exceptions},
+        fast_copy::concat_arrays_into,
         hostmem::host_allocator,
         log::{log_to_queue, take_log_records},
         options::PutOptions,
