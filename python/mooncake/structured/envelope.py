@@ -1,0 +1,232 @@
+"""Batches as callers pass them: objects, dictionaries of sections, and flat dictionaries."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+
+from mooncake.structured.columns.column import object_array
+from mooncake.structured.columns.leaf import FieldSchema
+from mooncake.structured.columns.ragged import is_tensor
+from mooncake.structured.manifest import checked_name
+
+__all__ = ["Envelope", "build_result", "envelope_of", "flat_envelope", "schema_section"]
+
+_SECTIONS: Final = ("batch", "non_tensor_batch", "meta_info")
+
+FieldSchemas = Mapping[str, FieldSchema]
+
+
+@dataclass(slots=True)
+class Envelope:
+    """A batch: two sections of fields with one row count, and metadata.
+
+    Attributes:
+        batch: Fields that are arrays or tensors.
+        non_tensor_batch: Fields that are arrays, or columns of Python objects.
+        meta_info: Anything else.
+    """
+
+    batch: dict[str, Any] = field(default_factory=dict)
+    non_tensor_batch: dict[str, Any] = field(default_factory=dict)
+    meta_info: dict[str, Any] = field(default_factory=dict)
+
+    def check_names(self) -> None:
+        """Check that the names of the fields are valid and unique.
+
+        Raises:
+            ValueError: They are not.
+        """
+        for name in (*self.batch, *self.non_tensor_batch):
+            checked_name("buffer name", name)
+        both = sorted(self.batch.keys() & self.non_tensor_batch.keys())
+        if both:
+            raise ValueError(f"DataProto batch and non_tensor_batch fields overlap: {both}")
+
+    @property
+    def row_count(self) -> int:
+        """Number of rows of each field; 0 if there are no fields.
+
+        Raises:
+            ValueError: The fields differ in their number of rows, or one has no rows.
+        """
+        counts = {
+            _row_count(name, value)
+            for section in (self.batch, self.non_tensor_batch)
+            for name, value in section.items()
+        }
+        if len(counts) > 1:
+            raise ValueError(f"DataProto fields have inconsistent batch sizes: {sorted(counts)}")
+        return counts.pop() if counts else 0
+
+
+def envelope_of(data: Any) -> Envelope:
+    """Return the sections of a batch.
+
+    Args:
+        data: An object or a dictionary with `batch`, `non_tensor_batch` and `meta_info`, of which
+            each may be missing or None; or a dictionary of fields.
+
+    Raises:
+        TypeError: The argument is none of these.
+    """
+    if isinstance(data, Mapping):
+        if data and not any(section in data for section in _SECTIONS):
+            return Envelope(batch=dict(data))
+        return Envelope(*(_fields(section, data.get(section)) for section in _SECTIONS))
+    if data is None or not any(hasattr(data, section) for section in _SECTIONS):
+        raise TypeError(
+            "a DataProto is an object or a dictionary with batch, non_tensor_batch and meta_info, "
+            f"not {type(data).__name__}"
+        )
+    return Envelope(*(_fields(section, getattr(data, section, None)) for section in _SECTIONS))
+
+
+def flat_envelope(data: Any, schemas: FieldSchemas) -> Envelope:
+    """Return the sections of a dictionary of columns and values.
+
+    Arrays and tensors with the row count are fields of the batch; lists of that length are columns;
+    the rest is metadata. A schema may name the section of a field in its metadata; lists without
+    such a schema are then metadata.
+
+    Raises:
+        TypeError: The argument is no dictionary.
+        ValueError: The arrays differ in their number of rows.
+    """
+    if not isinstance(data, Mapping):
+        raise TypeError("flat dict payload must be a mapping")
+    sections = {name: schema_section(name, schemas[name]) for name in data if name in schemas}
+    declared = Envelope()
+    for name, section in sections.items():
+        if section in ("batch", "non_tensor_batch"):
+            declared.batch[name] = data[name]
+    rows = declared.row_count
+    is_declared = bool(declared.batch)
+    if not is_declared:
+        rows = _flat_row_count({name: data[name] for name in data if sections.get(name) is None})
+    result = Envelope()
+    for name, value in data.items():
+        section = sections.get(name)
+        if section is None:
+            is_aligned = _length(value) == rows and rows > 0
+            if is_aligned and _is_dense(value):
+                section = "batch"
+            elif is_aligned and not is_declared and _is_column(value):
+                section = "non_tensor_batch"
+            else:
+                section = "meta_info"
+        if section == "non_tensor_batch" and isinstance(value, list | tuple):
+            value = object_array(value)
+        getattr(result, section)[name] = value
+    return result
+
+
+def schema_section(name: str, schema: FieldSchema) -> str | None:
+    """Return the section that a schema declares, or None.
+
+    Raises:
+        ValueError: There is no such section.
+    """
+    section = schema.metadata.get("section")
+    if section is not None and section not in _SECTIONS:
+        raise ValueError(
+            f"FieldSchema for {name!r} metadata['section'] must be one of {sorted(_SECTIONS)}"
+        )
+    return section
+
+
+def schema_of(schemas: FieldSchemas, name: str, section: str) -> FieldSchema | None:
+    """Return the schema of a field, unless it is for another section."""
+    schema = schemas.get(name)
+    if schema is None or schema_section(name, schema) not in (None, section):
+        return None
+    options = {key: value for key, value in schema.metadata.items() if key != "section"}
+    return FieldSchema(schema.codec, schema.nullable, options)
+
+
+def build_result(result: Envelope, data_cls: Any) -> Any:
+    """Return a batch in the caller's class, or as a dictionary of its sections."""
+    if data_cls is None:
+        return {
+            "batch": result.batch,
+            "non_tensor_batch": result.non_tensor_batch,
+            "meta_info": result.meta_info,
+        }
+    from_dict = getattr(data_cls, "from_dict", None)
+    if from_dict is not None:
+        return from_dict(result.batch, result.non_tensor_batch, meta_info=result.meta_info)
+    return data_cls(
+        batch=result.batch, non_tensor_batch=result.non_tensor_batch, meta_info=result.meta_info
+    )
+
+
+def column_values(name: str, value: Any) -> list[Any] | None:
+    """Return the rows of a column of Python objects; None for any other field.
+
+    Raises:
+        ValueError: An array of objects has more than one dimension.
+    """
+    if isinstance(value, list | tuple):
+        return list(value)
+    if not isinstance(value, np.ndarray) or not value.dtype.hasobject:
+        return None
+    if value.ndim != 1:
+        raise ValueError(
+            f"unsupported structured non-tensor field {name}: an array of objects has one "
+            f"dimension, not {value.ndim}"
+        )
+    return list(value)
+
+
+def _fields(section: str, value: Any) -> dict[str, Any]:
+    if value is None:
+        return {}
+    items = getattr(value, "items", None)
+    if items is None:
+        raise TypeError(f"DataProto {section} must be a mapping, not {type(value).__name__}")
+    return dict(items())
+
+
+def _flat_row_count(data: Mapping[str, Any]) -> int:
+    dense = {len(value) for value in data.values() if _is_dense(value)}
+    if len(dense) > 1:
+        raise ValueError(f"flat dict dense fields have ambiguous batch sizes: {sorted(dense)}")
+    if dense:
+        return dense.pop()
+    counts = {len(value) for value in data.values() if _is_column(value)}
+    if len(counts) > 1:
+        raise ValueError(
+            f"flat dict fields have ambiguous batch sizes: {sorted(counts)}; declare them with "
+            "FieldSchema(metadata={'section': ...})"
+        )
+    return counts.pop() if counts else 0
+
+
+def _is_dense(value: Any) -> bool:
+    if isinstance(value, np.ndarray):
+        return value.ndim > 0 and not value.dtype.hasobject
+    return bool((is_tensor(value) and value.dim() > 0) or getattr(value, "is_nested", False))
+
+
+def _is_column(value: Any) -> bool:
+    return isinstance(value, list | tuple) or (isinstance(value, np.ndarray) and value.ndim == 1)
+
+
+def _length(value: Any) -> int:
+    try:
+        return len(value)
+    except TypeError:
+        return -1
+
+
+def _row_count(name: str, value: Any) -> int:
+    count = int(value.size(0)) if getattr(value, "is_nested", False) else _length(value)
+    if count < 0:
+        raise ValueError(
+            f"DataProto field {name!r} has no rows: a {type(value).__name__} without dimensions "
+            "belongs into meta_info"
+        )
+    return count
