@@ -7,7 +7,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 # Test targets whose trials named real::… need a device.
-targets=(mooncake-verbs:devices)
+targets=(mooncake-verbs:devices mooncake-rdma:transfers)
 
 if ! reason=$(scripts/rdma-vm --setup 2>&1); then
   printf 'test-rdma: skipped, no virtual machine: %s\n' "$(tail -n 1 <<<"$reason")"
@@ -22,6 +22,4 @@ for target in "${targets[@]}"; do
   binaries+=("$(sed -n 's/.*"executable":"\([^"]*\)".*/\1/p' <<<"$messages" | tail -n 1)")
 done
 
-for binary in "${binaries[@]}"; do
-  scripts/rdma-vm --timeout 280 -- "$binary" real::
-done
+scripts/rdma-vm --timeout 280 -- bash -c 'for binary; do "$binary" real:: || exit; done' bash "${binaries[@]}"

@@ -54,21 +54,34 @@ impl CompletionChannel {
     /// # Errors
     /// The device was removed, or the driver refused.
     pub fn wait(&self, timeout: Duration) -> Result<bool> {
-        let failed = |call, source| Error::Call {
-            call,
-            device: self.context.device().name().to_owned(),
-            source,
-        };
-        if !file_descriptor::wait_readable(self.descriptor(), timeout)
-            .map_err(|source| failed("poll", source))?
-        {
-            return Ok(false);
-        }
+        file_descriptor::wait_readable([self.descriptor()], timeout)
+            .map_err(|source| self.failure("poll", source))?;
+        self.take_events()
+    }
+
+    /// Like [`Self::wait`], and returns as well when the device has an asynchronous event for
+    /// [`Context::next_event`].
+    ///
+    /// # Errors
+    /// Same as [`Self::wait`].
+    pub fn wait_or_event(&self, timeout: Duration) -> Result<bool> {
+        let both = [self.descriptor(), self.context.events()];
+        file_descriptor::wait_readable(both, timeout)
+            .map_err(|source| self.failure("poll", source))?;
+        self.take_events()
+    }
+
+    /// Takes all events. Returns whether there was one.
+    fn take_events(&self) -> Result<bool> {
         let mut has_event = false;
-        while self.take_event().map_err(|source| failed("ibv_get_cq_event", source))? {
+        while self.take_event().map_err(|source| self.failure("ibv_get_cq_event", source))? {
             has_event = true;
         }
         Ok(has_event)
+    }
+
+    fn failure(&self, call: &'static str, source: io::Error) -> Error {
+        Error::Call { call, device: self.context.device().name().to_owned(), source }
     }
 
     /// Takes and acknowledges one event. Returns whether there was one.

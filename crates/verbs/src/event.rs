@@ -34,7 +34,7 @@ impl Context {
     pub fn next_event(&self, timeout: Duration) -> Result<Option<AsyncEvent>> {
         let failed =
             |call, source| Error::Call { call, device: self.device().name().to_owned(), source };
-        if !file_descriptor::wait_readable(self.events(), timeout)
+        if !file_descriptor::wait_readable([self.events()], timeout)
             .map_err(|source| failed("poll", source))?
         {
             return Ok(None);

@@ -66,6 +66,7 @@ struct DeviceState {
     is_removed: bool,
     /// When the device has sent everything that was posted.
     idle_from: Duration,
+    bytes_sent: u64,
     contexts: Vec<ContextHandle>,
 }
 
@@ -152,6 +153,14 @@ impl Fabric {
         self.lock().queues.requests_in_flight()
     }
 
+    /// Returns the number of bytes of the requests that were posted to a device.
+    ///
+    /// # Panics
+    /// There is no such device.
+    pub fn bytes_sent(&self, device: usize) -> u64 {
+        self.lock().devices[device].bytes_sent
+    }
+
     fn lock(&self) -> MutexGuard<'_, State> {
         // A test that panicked has failed already; the others of the process go on.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
@@ -175,6 +184,7 @@ impl State {
     fn due(&mut self, device: usize, bytes: u32) -> Duration {
         let now = self.now;
         let found = &mut self.devices[device];
+        found.bytes_sent += u64::from(bytes);
         let start = found.idle_from.max(now);
         let rate = found.settings.bytes_per_second;
         let sending = rate.map_or(0.0, |rate| f64::from(bytes) / rate as f64);
@@ -193,6 +203,7 @@ impl DeviceState {
             is_link_up: true,
             is_removed: false,
             idle_from: Duration::ZERO,
+            bytes_sent: 0,
             contexts: Vec::new(),
         }
     }

@@ -19,18 +19,25 @@ pub(crate) fn set_nonblocking(descriptor: BorrowedFd<'_>) -> io::Result<()> {
     if code < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
-/// Sleeps until there is something to read or the time is over. Returns whether there is.
-pub(crate) fn wait_readable(descriptor: BorrowedFd<'_>, timeout: Duration) -> io::Result<bool> {
+/// Sleeps until one of the descriptors has something to read or the time is over. Returns whether one
+/// has.
+pub(crate) fn wait_readable<const N: usize>(
+    descriptors: [BorrowedFd<'_>; N],
+    timeout: Duration,
+) -> io::Result<bool> {
     let started = Instant::now();
     loop {
         let left = timeout.saturating_sub(started.elapsed());
         // Rounded up, so that the last wait does not spin.
         let milliseconds = left.as_nanos().div_ceil(1_000_000);
         let milliseconds = i32::try_from(milliseconds).unwrap_or(i32::MAX);
-        let mut entry =
-            libc::pollfd { fd: descriptor.as_raw_fd(), events: libc::POLLIN, revents: 0 };
-        // SAFETY: one entry, which lives past the call.
-        let count = unsafe { libc::poll(&raw mut entry, 1, milliseconds) };
+        let mut entries = descriptors.map(|descriptor| libc::pollfd {
+            fd: descriptor.as_raw_fd(),
+            events: libc::POLLIN,
+            revents: 0,
+        });
+        // SAFETY: `N` entries, which live past the call.
+        let count = unsafe { libc::poll(entries.as_mut_ptr(), N as libc::nfds_t, milliseconds) };
         match count {
             0 => return Ok(false),
             1.. => return Ok(true),

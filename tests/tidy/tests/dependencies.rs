@@ -14,6 +14,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("http", &[]),
     ("cli", &["base", "os"]),
     ("verbs", &[]),
+    ("rdma", &["base", "verbs"]),
     ("transfer-engine", &["base", "os", "verbs"]),
     ("master", &["base", "os", "http", "cli", "proto"]),
     ("store-client", &["base", "os", "http", "proto", "transfer-engine"]),

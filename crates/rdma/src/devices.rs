@@ -1,0 +1,258 @@
+//! The RDMA devices of an engine, the memory that is registered with them, and their connections.
+
+use std::{collections::HashMap, sync::Arc, time::Duration};
+
+use mooncake_base::sync::Mutex;
+use mooncake_base::{Error, ErrorCode, Result};
+use mooncake_verbs::{Library, Ordering};
+
+use crate::{
+    endpoint::{Endpoint, Identity},
+    hello::{Hello, format_gid, split_nic_path},
+    link::{PeerExchange, PeerLink},
+    nic::{Nic, Poller},
+    peer_memory::{DeviceDescription, PeerDescription},
+    registration::{LocalMemory, RegistrationRule, Registrations},
+    settings::RdmaSettings,
+    slices::{MemoryRange, SliceRule},
+};
+
+/// The RDMA devices of an engine.
+#[derive(Debug)]
+pub struct Devices {
+    settings: RdmaSettings,
+    /// Name of the engine in the paths of its devices.
+    server: String,
+    identity: Arc<Identity>,
+    // Dropped before what their threads use.
+    pollers: Vec<Poller>,
+    registrations: Registrations,
+    /// By own device and path of the peer's.
+    endpoints: Mutex<HashMap<(usize, String), Arc<Endpoint>>>,
+    region_bytes_max: u64,
+}
+
+impl Devices {
+    /// Opens the devices that the settings name and whose ports are active.
+    ///
+    /// # Errors
+    /// A setting is out of range, the kernel does not list its devices, or no device can be used; the
+    /// message names why each was left out.
+    pub fn open(
+        library: &Arc<Library>,
+        settings: RdmaSettings,
+        server: &str,
+        engine: &str,
+    ) -> Result<Arc<Self>> {
+        settings.check()?;
+        let listed = library.devices().map_err(|source| {
+            Error::new(ErrorCode::INVALID_PARAMS, "the RDMA devices cannot be listed")
+                .caused_by(source)
+        })?;
+        let is_wanted = |name: &str| {
+            settings.devices.is_empty() || settings.devices.iter().any(|wanted| wanted == name)
+        };
+        let mut nics: Vec<Nic> = Vec::new();
+        let mut left_out = Vec::new();
+        let mut region_bytes_max = settings.region_bytes_max;
+        for device in listed.iter().filter(|device| is_wanted(device.name())) {
+            match Nic::open(nics.len(), device, &settings) {
+                Ok(nic) => {
+                    region_bytes_max = region_bytes_max.min(nic.region_bytes_max());
+                    nics.push(nic);
+                }
+                Err(error) => left_out.push(error.to_string()),
+            }
+        }
+        for wanted in &settings.devices {
+            if !listed.iter().any(|device| device.name() == wanted) {
+                left_out.push(format!("there is no device {wanted}"));
+            }
+        }
+        if nics.is_empty() {
+            let reasons = if left_out.is_empty() {
+                "this machine has none".to_owned()
+            } else {
+                left_out.join("; ")
+            };
+            return Err(Error::new(ErrorCode::INVALID_PARAMS, "no RDMA device can be used")
+                .with("reasons", reasons));
+        }
+        left_out.iter().for_each(|reason| tracing::warn!("{reason}"));
+        let start = |nic: Nic| Poller::start(&Arc::new(nic));
+        Ok(Arc::new(Self {
+            settings,
+            server: server.to_owned(),
+            identity: Identity::new(engine.to_owned()),
+            pollers: nics.into_iter().map(start).collect::<Result<_>>()?,
+            registrations: Registrations::default(),
+            endpoints: Mutex::default(),
+            region_bytes_max,
+        }))
+    }
+
+    /// Registers a range with each device.
+    ///
+    /// # Errors
+    /// A device refused; the message says why. Nothing is registered then.
+    ///
+    /// # Safety
+    /// Until the range is deregistered it stays mapped, and no Rust reference exists to it: peers read and
+    /// write it at any time.
+    pub unsafe fn register(&self, base: u64, length: u64) -> Result<()> {
+        let domains: Vec<_> = self.nics().map(|nic| Arc::clone(nic.domain())).collect();
+        let ordering = if self.settings.is_relaxed { Ordering::Relaxed } else { Ordering::Strict };
+        let rule = RegistrationRule { bytes_max: self.region_bytes_max, ordering };
+        // SAFETY: by the contract of the function.
+        unsafe { self.registrations.register(&domains, (base, length), rule) }
+    }
+
+    /// Ends the registration of the range that begins at `base`, if there is one. When this succeeds no
+    /// device accesses the range any more.
+    ///
+    /// # Errors
+    /// A transfer of this process still used the range after the time.
+    pub fn deregister(&self, base: u64, timeout: Duration) -> Result<()> {
+        self.registrations.deregister(base, timeout)
+    }
+
+    /// Returns the devices, for a segment descriptor.
+    pub fn describe(&self) -> Vec<DeviceDescription> {
+        self.nics()
+            .map(|nic| DeviceDescription {
+                name: nic.name().to_owned(),
+                gid: format_gid(nic.gid()),
+                lid: nic.lid(),
+            })
+            .collect()
+    }
+
+    /// Returns the registrations of the range that begins at `base`, for a segment descriptor: first
+    /// address, length, and the keys of the devices.
+    pub fn keys(&self, base: u64) -> Vec<(u64, u64, Vec<u32>)> {
+        let keys = self.registrations.keys(base).into_iter();
+        keys.map(|(MemoryRange { address, length }, keys)| (address, length, keys)).collect()
+    }
+
+    /// Answers a message of a peer that connects devices.
+    pub fn answer(&self, body: &[u8]) -> Vec<u8> {
+        let answer = match Hello::from_json(body) {
+            Ok(request) => self.answer_request(&request),
+            Err(error) => Hello::refusal(error.to_string()),
+        };
+        answer.to_json()
+    }
+
+    fn answer_request(&self, request: &Hello) -> Hello {
+        let Some((server, device)) = split_nic_path(&request.peer_nic_path) else {
+            let path = &request.peer_nic_path;
+            return Hello::refusal(format!("Invalid peer_nic_path in handshake: {path}"));
+        };
+        let Some(nic) = self.nics().find(|nic| server == self.server && nic.name() == device)
+        else {
+            let text = "Local RDMA context not found for handshake NIC";
+            return Hello::refusal(format!("{text}: {device}"));
+        };
+        if !nic.is_active() {
+            let peer = &request.local_nic_path;
+            return Hello::refusal(format!(
+                "Local RDMA endpoint unavailable for {device} <- {peer}"
+            ));
+        }
+        self.endpoint(nic.index(), &request.local_nic_path).answer(request)
+    }
+
+    /// Makes a link to a peer. `exchange` sends a message to the handshake socket of the peer.
+    ///
+    /// # Errors
+    /// The peer has published no device, or what it has published is contradictory.
+    pub fn link(
+        self: &Arc<Self>,
+        published: &PeerDescription,
+        exchange: PeerExchange,
+    ) -> Result<PeerLink> {
+        PeerLink::new(Arc::clone(self), published, exchange)
+    }
+
+    /// Returns the endpoint of an own device and one of a peer.
+    pub(crate) fn endpoint(&self, nic: usize, peer_path: &str) -> Arc<Endpoint> {
+        let mut endpoints = self.endpoints.lock();
+        let key = (nic, peer_path.to_owned());
+        if let Some(endpoint) = endpoints.get(&key) {
+            return Arc::clone(endpoint);
+        }
+        let oldest = self.excess(&endpoints);
+        let oldest = oldest.and_then(|oldest| endpoints.remove(&oldest));
+        let own = self.pollers[nic].nic();
+        let count = self.settings.queue_pairs;
+        let endpoint = Endpoint::new(own, &self.server, peer_path, count, &self.identity);
+        let endpoint = Arc::new(endpoint);
+        endpoints.insert(key, Arc::clone(&endpoint));
+        drop(endpoints);
+        // Destroying queue pairs takes a while.
+        drop(oldest);
+        endpoint
+    }
+
+    /// Returns the endpoint that was connected first, if there are as many as there may be.
+    fn excess(
+        &self,
+        endpoints: &HashMap<(usize, String), Arc<Endpoint>>,
+    ) -> Option<(usize, String)> {
+        if endpoints.len() < self.settings.connections_max {
+            return None;
+        }
+        let unused = endpoints.iter().filter(|(_, endpoint)| Arc::strong_count(endpoint) == 1);
+        let oldest = unused.min_by_key(|(_, endpoint)| endpoint.connected_since())?;
+        Some(oldest.0.clone())
+    }
+
+    /// Returns the pairs of own and remote devices over which a peer is reached, each device in turn, the
+    /// peer's near ones first.
+    pub(crate) fn rails(&self, near: &[usize], remote_count: usize) -> Vec<(usize, usize)> {
+        let own = self.pollers.len();
+        let far = (0..remote_count).filter(|remote| !near.contains(remote));
+        let remotes: Vec<_> = near.iter().copied().chain(far).collect();
+        // First one pair for each device, then the other combinations, for when devices fail.
+        let rounds = 0..own.max(remotes.len());
+        let mut rails: Vec<_> =
+            rounds.map(|step| (step % own, remotes[step % remotes.len()])).collect();
+        for shift in 1..remotes.len() {
+            for local in 0..own {
+                let pair = (local, remotes[(local + shift) % remotes.len()]);
+                if !rails.contains(&pair) {
+                    rails.push(pair);
+                }
+            }
+        }
+        rails
+    }
+
+    pub(crate) fn memory(&self) -> Arc<LocalMemory> {
+        self.registrations.memory()
+    }
+
+    pub(crate) fn slice_rule(&self) -> SliceRule {
+        let bytes = self.settings.slice_bytes;
+        SliceRule { bytes, tail: self.settings.slice_tail_bytes.min(bytes) }
+    }
+
+    pub(crate) fn settings(&self) -> &RdmaSettings {
+        &self.settings
+    }
+
+    pub(crate) fn count(&self) -> usize {
+        self.pollers.len()
+    }
+
+    fn nics(&self) -> impl Iterator<Item = &Arc<Nic>> {
+        self.pollers.iter().map(Poller::nic)
+    }
+}
+
+impl Drop for Devices {
+    fn drop(&mut self) {
+        let endpoints = std::mem::take(self.endpoints.get_mut());
+        endpoints.values().for_each(|endpoint| endpoint.disconnect());
+    }
+}

@@ -1,0 +1,420 @@
+//! Transfers to one peer, over all pairs of devices that reach it.
+
+use std::{
+    fmt,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+use mooncake_base::sync::Mutex;
+use mooncake_base::{Clock, Error, ErrorCode, Moment, Result, SystemClock};
+use mooncake_verbs::Operation;
+
+use crate::{
+    devices::Devices,
+    endpoint::{Connection, Endpoint},
+    health::Health,
+    hello::nic_path,
+    peer_memory::{PeerDescription, PeerMemory},
+    round::{Failure, Reason, Round},
+    send_queue::Posted,
+    slices::{Entry, Unregistered},
+};
+
+/// Longest wait between two looks at deadlines and stalled connections.
+const TICK: Duration = Duration::from_millis(50);
+
+/// How long requests of a failed queue pair may take to be flushed before it is destroyed.
+const FLUSH_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// How long a connection may take while others work.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Sends messages to the peer's handshake socket.
+pub type PeerExchange = Arc<dyn Fn(&[u8], Moment) -> Result<Vec<u8>> + Send + Sync>;
+
+/// Transfers to one peer.
+pub struct PeerLink {
+    devices: Arc<Devices>,
+    memory: Arc<PeerMemory>,
+    /// Pairs of devices, the preferred ones first.
+    rails: Vec<Rail>,
+    /// How many of the first rails are connected from the start: one for each device.
+    primary: usize,
+    /// A thread connects rails that failed.
+    is_reconnecting: AtomicBool,
+    exchange: PeerExchange,
+    /// The peer has withdrawn or moved memory since it published it.
+    is_outdated: AtomicBool,
+    is_closed: AtomicBool,
+}
+
+/// A pair of devices of this process and of the peer.
+struct Rail {
+    endpoint: Arc<Endpoint>,
+    /// Index of the peer's device.
+    remote: usize,
+    health: Mutex<Health>,
+}
+
+/// The limits of a transfer.
+#[derive(Debug, Clone, Copy)]
+pub struct Limits {
+    /// The transfer ends at this moment, whatever was moved.
+    pub deadline: Moment,
+    /// A pair of devices without progress for this long is given up.
+    pub stall: Option<Duration>,
+}
+
+/// Why an entry was not moved.
+#[derive(Debug, Clone)]
+pub enum EntryError {
+    /// The local range is not registered; another transport may move the entry.
+    NotRegistered,
+    /// The peer has not published the remote range.
+    NotPublished,
+    /// The transfer failed.
+    Failed(Error),
+}
+
+/// The result of posting what can be posted now.
+enum Next {
+    Posted(u32),
+    /// No rail has a place.
+    Full,
+    /// No rail can be used before this moment.
+    Paused(Moment),
+}
+
+impl PeerLink {
+    pub(crate) fn new(
+        devices: Arc<Devices>,
+        published: &PeerDescription,
+        exchange: PeerExchange,
+    ) -> Result<Self> {
+        let memory = Arc::new(PeerMemory::new(published)?);
+        let pairs = devices.rails(&memory.near, memory.devices.len());
+        let primary = devices.count().max(memory.devices.len());
+        let rails = pairs
+            .into_iter()
+            .map(|(local, remote)| {
+                let path = nic_path(&memory.server, &memory.devices[remote].name);
+                let endpoint = devices.endpoint(local, &path);
+                Rail { endpoint, remote, health: Mutex::default() }
+            })
+            .collect();
+        Ok(Self {
+            devices,
+            memory,
+            rails,
+            primary,
+            is_reconnecting: AtomicBool::new(false),
+            exchange,
+            is_outdated: AtomicBool::new(false),
+            is_closed: AtomicBool::new(false),
+        })
+    }
+
+    /// Connects each device with one of the peer's.
+    ///
+    /// # Errors
+    /// No pair can be connected; the error is that of the last one.
+    pub fn connect(&self, deadline: Moment) -> Result<()> {
+        let mut outcome = Err(self.error("no RDMA device is active"));
+        for (index, rail) in self.rails.iter().enumerate() {
+            let is_enough = outcome.is_ok() && index >= self.primary;
+            if is_enough || deadline.has_passed(SystemClock.now()) {
+                break;
+            }
+            if rail.endpoint.nic().is_active() {
+                match self.connect_rail(rail, deadline) {
+                    Ok(_) => outcome = Ok(()),
+                    Err(error) if outcome.is_err() => outcome = Err(error),
+                    Err(_) => {}
+                }
+            }
+        }
+        outcome
+    }
+
+    /// Returns whether the peer has published the whole range.
+    pub fn reaches(&self, address: u64, length: u64) -> bool {
+        self.memory.ranges.cover(address, length)
+    }
+
+    /// Returns false once the link is closed, or the peer's memory has changed since it was published:
+    /// make another one from a new description.
+    pub fn is_usable(&self) -> bool {
+        !self.is_closed.load(Ordering::Acquire) && !self.is_outdated.load(Ordering::Acquire)
+    }
+
+    /// Refuses further transfers. The connections stay for other links to the same peer.
+    pub fn close(&self) {
+        self.is_closed.store(true, Ordering::Release);
+    }
+
+    /// Moves entries, and passes the outcome of each to `each` with its index. Blocks; no device uses the
+    /// memory of an entry after the return.
+    ///
+    /// # Safety
+    /// Until the return each local range is mapped, nobody writes to the source of a write, and nobody
+    /// uses the destination of a read.
+    pub unsafe fn transfer(
+        self: &Arc<Self>,
+        operation: Operation,
+        entries: &[Entry],
+        limits: Limits,
+        mut each: impl FnMut(usize, Result<(), EntryError>),
+    ) {
+        if self.is_closed.load(Ordering::Acquire) {
+            let error = self.error("the path was closed");
+            (0..entries.len())
+                .for_each(|index| each(index, Err(EntryError::Failed(error.clone()))));
+            return;
+        }
+        let local = self.devices.memory();
+        let mut slices = Vec::with_capacity(entries.len());
+        let mut outcomes: Vec<Option<EntryError>> = vec![None; entries.len()];
+        for (index, entry) in (0..).zip(entries) {
+            let ranges = (&local.ranges, &self.memory.ranges);
+            let cut = self.devices.slice_rule().cut((index, *entry), ranges, &mut slices);
+            outcomes[index as usize] = cut.err().map(|side| match side {
+                Unregistered::Local => EntryError::NotRegistered,
+                Unregistered::Remote => {
+                    self.is_outdated.store(true, Ordering::Release);
+                    EntryError::NotPublished
+                }
+            });
+        }
+        let mut tries = self.devices.settings().tries;
+        while !slices.is_empty() {
+            let memory = (Arc::clone(&local), Arc::clone(&self.memory));
+            let round = Round::new(operation, slices, memory.0, memory.1);
+            let ended = self.run(&round, limits);
+            tries -= 1;
+            slices = Vec::new();
+            let failures = round.take_failures();
+            if failures.is_empty() {
+                self.record_success();
+            }
+            for Failure { slice, reason } in failures {
+                let slice = round.slices[slice as usize];
+                let outcome = &mut outcomes[slice.entry as usize];
+                if reason == Reason::Status(mooncake_verbs::Status::RemoteAccess) {
+                    self.is_outdated.store(true, Ordering::Release);
+                }
+                let is_lost = reason.is_final() || tries == 0 || ended.is_err();
+                match outcome {
+                    Some(_) => {}
+                    None if is_lost => {
+                        *outcome = Some(EntryError::Failed(self.failure(reason, &ended)))
+                    }
+                    None => slices.push(slice),
+                }
+            }
+            if let Err((error, from)) = &ended {
+                for slice in &round.slices[*from as usize..] {
+                    let outcome = &mut outcomes[slice.entry as usize];
+                    outcome.get_or_insert_with(|| EntryError::Failed(error.clone()));
+                }
+            }
+            // An entry that is lost is not tried further.
+            slices.retain(|slice| outcomes[slice.entry as usize].is_none());
+        }
+        for (index, outcome) in outcomes.into_iter().enumerate() {
+            each(index, outcome.map_or(Ok(()), Err));
+        }
+    }
+
+    /// Posts all slices of a round and waits until each has an outcome.
+    ///
+    /// # Errors
+    /// The deadline passed or no device is left; the slices from the index on were not posted.
+    fn run(self: &Arc<Self>, round: &Arc<Round>, limits: Limits) -> Result<(), (Error, u32)> {
+        let count = u32::try_from(round.slices.len()).expect("a transfer has few slices");
+        let mut next = 0;
+        let mut problem = None;
+        while next < count && problem.is_none() {
+            match self.post(round, next, limits) {
+                Ok(Next::Posted(posted)) => next += posted,
+                Ok(Next::Full) => self.wait(round, limits),
+                Ok(Next::Paused(until))
+                    if round.open() > 0 || !until.has_passed(limits.deadline) =>
+                {
+                    let left = until.left(SystemClock.now()).min(TICK);
+                    round.wait_below(round.open(), left);
+                    self.fail_stalled(limits);
+                }
+                Ok(Next::Paused(_)) => problem = Some(self.error("no pair of RDMA devices works")),
+                Err(error) => problem = Some(error),
+            }
+            if limits.deadline.has_passed(SystemClock.now()) && next < count && problem.is_none() {
+                problem = Some(self.error("the deadline passed before the bytes were moved"));
+            }
+        }
+        self.finish(round, limits);
+        problem.map_or(Ok(()), |error| Err((error, next)))
+    }
+
+    /// Posts slices from an index on over the rail that is estimated to be done first.
+    fn post(self: &Arc<Self>, round: &Arc<Round>, from: u32, limits: Limits) -> Result<Next> {
+        let now = SystemClock.now();
+        let bytes = u64::from(round.slices[from as usize].length);
+        let mut open: Vec<(&Rail, Connection)> = Vec::with_capacity(self.rails.len());
+        let mut paused: Option<Moment> = None;
+        let mut unconnected = None;
+        for (index, rail) in self.rails.iter().enumerate() {
+            if !rail.endpoint.nic().is_active() {
+                continue;
+            }
+            if let Some(connection) = rail.endpoint.connection() {
+                open.push((rail, connection));
+                continue;
+            }
+            if rail.endpoint.drop_failed() {
+                self.set_aside(rail);
+            }
+            match rail.health.lock().retry_at(now) {
+                Some(until) => {
+                    paused = Some(paused.map_or(until, |paused| paused.min(until)));
+                }
+                None => unconnected = unconnected.or(Some(index)),
+            }
+        }
+        if let (Some(index), false) = (unconnected, open.is_empty())
+            && index < self.primary
+        {
+            self.reconnect(index);
+        }
+        open.sort_by_key(|(rail, _)| rail.endpoint.load().estimate(bytes));
+        let mut is_full = false;
+        for (rail, connection) in &open {
+            match connection.post(rail.endpoint.nic(), rail.remote, round, from) {
+                Posted::Slices(count) => return Ok(Next::Posted(count)),
+                Posted::Busy => is_full = true,
+                Posted::Failed => {}
+            }
+        }
+        match (unconnected, paused) {
+            _ if is_full => Ok(Next::Full),
+            _ if !open.is_empty() => Ok(Next::Posted(0)),
+            (Some(index), _) => {
+                let until = limits.deadline.min(now + CONNECT_TIMEOUT);
+                // A failure sets the rail aside; the next look goes on with another one.
+                let _ = self.connect_rail(&self.rails[index], until);
+                Ok(Next::Posted(0))
+            }
+            (None, Some(until)) => Ok(Next::Paused(until)),
+            (None, None) => Err(self.error("no RDMA device is active")),
+        }
+    }
+
+    /// Connects a rail on another thread, while others move the bytes.
+    fn reconnect(self: &Arc<Self>, index: usize) {
+        if self.is_reconnecting.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        let link = Arc::clone(self);
+        let connect = move || {
+            // A failure sets the rail aside.
+            let _ = link.connect_rail(&link.rails[index], SystemClock.now() + CONNECT_TIMEOUT);
+            link.is_reconnecting.store(false, Ordering::Release);
+        };
+        let thread = std::thread::Builder::new().name("rdma-connect".to_owned());
+        if let Err(error) = thread.spawn(connect) {
+            tracing::debug!(%error, "no thread can be started");
+            self.is_reconnecting.store(false, Ordering::Release);
+        }
+    }
+
+    fn record_success(&self) {
+        let connected = self.rails.iter().filter(|rail| rail.endpoint.connection().is_some());
+        connected.for_each(|rail| rail.health.lock().record_success());
+    }
+
+    fn connect_rail(&self, rail: &Rail, deadline: Moment) -> Result<Connection> {
+        let connected = rail.endpoint.connect(&*self.exchange, deadline);
+        if let Err(error) = &connected {
+            tracing::debug!(endpoint = ?rail.endpoint, %error, "devices are not connected");
+            self.set_aside(rail);
+        }
+        connected
+    }
+
+    fn set_aside(&self, rail: &Rail) {
+        let pause_max = self.devices.settings().pause_max;
+        rail.health.lock().record_failure(SystemClock.now(), pause_max);
+    }
+
+    /// Waits until a slice of the round, or of another transfer if it has none in flight, has ended.
+    fn wait(&self, round: &Round, limits: Limits) {
+        let left = limits.deadline.left(SystemClock.now()).min(TICK);
+        match round.open() {
+            0 => self.rails[0].endpoint.nic().wait_for_places(left.min(Duration::from_millis(1))),
+            open => round.wait_below(open, left),
+        }
+        self.fail_stalled(limits);
+    }
+
+    /// Waits until nothing of the round is in flight. After the deadline the connections are failed.
+    fn finish(&self, round: &Round, limits: Limits) {
+        while round.open() > 0 {
+            let now = SystemClock.now();
+            let left = limits.deadline.left(now);
+            if left.is_zero() {
+                break;
+            }
+            round.wait_below(1, left.min(TICK));
+            self.fail_stalled(limits);
+        }
+        if round.open() == 0 {
+            return;
+        }
+        self.rails.iter().for_each(|rail| rail.endpoint.fail());
+        let flushed = SystemClock.now() + FLUSH_TIMEOUT;
+        while round.open() > 0 && !flushed.has_passed(SystemClock.now()) {
+            round.wait_below(1, TICK);
+        }
+        if round.open() > 0 {
+            self.rails.iter().for_each(|rail| rail.endpoint.disconnect());
+        }
+    }
+
+    /// Gives up connections without progress, and those whose device does not flush them.
+    fn fail_stalled(&self, limits: Limits) {
+        let now = SystemClock.now();
+        let stall = limits.stall.unwrap_or_else(|| self.devices.settings().stall_timeout);
+        for rail in &self.rails {
+            let stalled = rail.endpoint.load().stalled(now);
+            if stalled >= stall + FLUSH_TIMEOUT {
+                rail.endpoint.disconnect();
+            } else if stalled >= stall && rail.endpoint.connection().is_some() {
+                rail.endpoint.fail();
+            }
+        }
+    }
+
+    fn failure(&self, reason: Reason, ended: &Result<(), (Error, u32)>) -> Error {
+        let error = self.error("a transfer over RDMA failed").with("reason", reason);
+        match ended {
+            Ok(()) => error,
+            Err((cause, _)) => error.caused_by(cause.clone()),
+        }
+    }
+
+    fn error(&self, text: &str) -> Error {
+        Error::new(ErrorCode::TRANSFER_FAIL, text).with("peer", &self.memory.server)
+    }
+}
+
+impl fmt::Debug for PeerLink {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PeerLink")
+            .field("peer", &self.memory.server)
+            .field("rails", &self.rails.len())
+            .finish_non_exhaustive()
+    }
+}

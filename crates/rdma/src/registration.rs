@@ -1,0 +1,241 @@
+//! Memory of this process that is registered with all devices.
+
+use std::{
+    collections::BTreeMap,
+    fmt,
+    ptr::NonNull,
+    sync::Arc,
+    thread,
+    time::{Duration, Instant},
+};
+
+use mooncake_base::sync::{Condvar, Mutex, RwLock};
+use mooncake_base::{Error, ErrorCode, Result};
+use mooncake_verbs::{Access, LocalRange, MemoryRegion, Ordering, ProtectionDomain};
+
+use crate::slices::{MemoryRange, MemoryRanges, Slice};
+
+/// All registered ranges.
+#[derive(Debug, Default)]
+pub(crate) struct Registrations {
+    state: RwLock<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    by_base: BTreeMap<u64, Arc<Registered>>,
+    /// The parts of all ranges; None after a change, until the next transfer.
+    memory: Option<Arc<LocalMemory>>,
+}
+
+/// The registered memory at one moment. Registrations live while a transfer uses it.
+#[derive(Debug, Default)]
+pub(crate) struct LocalMemory {
+    pub(crate) ranges: MemoryRanges,
+    /// For each part its range and its place in there.
+    owners: Vec<(Arc<Registered>, usize)>,
+}
+
+/// A registered range.
+pub(crate) struct Registered {
+    length: u64,
+    /// Neighbouring parts, each as long as a device allows.
+    parts: Vec<RegisteredPart>,
+    ended: Arc<Ended>,
+}
+
+struct RegisteredPart {
+    range: MemoryRange,
+    /// One registration per device, in the order of devices.
+    regions: Vec<MemoryRegion>,
+}
+
+/// Tells that a range has no registration any more.
+#[derive(Debug, Default)]
+struct Ended {
+    is_ended: Mutex<bool>,
+    changed: Condvar,
+}
+
+/// How ranges are registered.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct RegistrationRule {
+    pub(crate) bytes_max: u64,
+    pub(crate) ordering: Ordering,
+}
+
+impl Registrations {
+    /// Registers a range with all devices side by side, the parts of a long range in turn.
+    ///
+    /// # Errors
+    /// A device refused; the message names it and says why. Nothing is registered then.
+    ///
+    /// # Safety
+    /// Those of [`MemoryRegion::register`], until the range is deregistered.
+    pub(crate) unsafe fn register(
+        &self,
+        domains: &[Arc<ProtectionDomain>],
+        (base, length): (u64, u64),
+        rule: RegistrationRule,
+    ) -> Result<()> {
+        let parts = split(base, length, rule.bytes_max);
+        let register = |part: MemoryRange, domain: &Arc<ProtectionDomain>| {
+            let start = std::ptr::with_exposed_provenance_mut::<u8>(part.address as usize);
+            let start = NonNull::new(start)
+                .ok_or_else(|| Error::invalid("the null address cannot be registered"))?;
+            let (length, access) = (part.length as usize, Access::RemoteReadWrite);
+            // SAFETY: by the contract of the function.
+            unsafe { MemoryRegion::register(domain, start, length, access, rule.ordering) }.map_err(
+                |source| {
+                    Error::new(ErrorCode::INVALID_PARAMS, "memory cannot be registered for RDMA")
+                        .with("address", format_args!("{:#x}", part.address))
+                        .with("length", part.length)
+                        .caused_by(source)
+                },
+            )
+        };
+        // One thread per further device: registering pins pages, which takes long.
+        let columns = thread::scope(|scope| {
+            let mut rows = Vec::new();
+            for part in &parts {
+                let others: Vec<_> = domains
+                    .iter()
+                    .skip(1)
+                    .map(|domain| scope.spawn(move || register(*part, domain)))
+                    .collect();
+                let first = domains.iter().take(1).map(|domain| register(*part, domain));
+                let first: Vec<_> = first.collect();
+                let others = others.into_iter().map(|thread| {
+                    let panicked = |_| Err(Error::internal("a registration panicked"));
+                    thread.join().unwrap_or_else(panicked)
+                });
+                rows.push(first.into_iter().chain(others).collect::<Result<Vec<_>>>());
+            }
+            rows
+        });
+        let parts: Result<Vec<_>> = parts
+            .into_iter()
+            .zip(columns)
+            .map(|(range, regions)| Ok(RegisteredPart { range, regions: regions? }))
+            .collect();
+        let registered = Registered { length, parts: parts?, ended: Arc::default() };
+        let mut state = self.state.write();
+        state.by_base.insert(base, Arc::new(registered));
+        state.memory = None;
+        Ok(())
+    }
+
+    /// Ends the registration of the range that begins at `base`, if there is one. When this succeeds no
+    /// device accesses the range any more.
+    ///
+    /// # Errors
+    /// A transfer still used the range after the time. The registration ends with the transfer.
+    pub(crate) fn deregister(&self, base: u64, timeout: Duration) -> Result<()> {
+        let mut state = self.state.write();
+        let Some(registered) = state.by_base.remove(&base) else { return Ok(()) };
+        let memory = state.memory.take();
+        drop(state);
+        let ended = Arc::clone(&registered.ended);
+        drop(memory);
+        drop(registered);
+        let deadline = Instant::now() + timeout;
+        let mut is_ended = ended.is_ended.lock();
+        while !*is_ended {
+            if ended.changed.wait_until(&mut is_ended, deadline).timed_out() && !*is_ended {
+                let text = "a transfer of this process still uses the range";
+                return Err(Error::new(ErrorCode::OBJECT_REPLICA_BUSY, text)
+                    .with("address", format_args!("{base:#x}")));
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns the registered memory.
+    pub(crate) fn memory(&self) -> Arc<LocalMemory> {
+        if let Some(memory) = &self.state.read().memory {
+            return Arc::clone(memory);
+        }
+        let mut state = self.state.write();
+        if let Some(memory) = &state.memory {
+            return Arc::clone(memory);
+        }
+        let memory = Arc::new(LocalMemory::new(state.by_base.values()));
+        state.memory = Some(Arc::clone(&memory));
+        memory
+    }
+
+    /// Returns the parts of the range that begins at `base`, each with the keys that peers need, one per
+    /// device.
+    pub(crate) fn keys(&self, base: u64) -> Vec<(MemoryRange, Vec<u32>)> {
+        let found = self.state.read().by_base.get(&base).cloned();
+        let parts = found.iter().flat_map(|registered| &registered.parts);
+        let keys =
+            |part: &RegisteredPart| part.regions.iter().map(MemoryRegion::remote_key).collect();
+        parts.map(|part| (part.range, keys(part))).collect()
+    }
+}
+
+impl LocalMemory {
+    fn new<'a>(ranges: impl Iterator<Item = &'a Arc<Registered>>) -> Self {
+        let mut owners = Vec::new();
+        for registered in ranges {
+            let places = 0..registered.parts.len();
+            owners.extend(places.map(|place| (Arc::clone(registered), place)));
+        }
+        let parts = owners.iter().map(|(registered, place)| registered.parts[*place].range);
+        Self { ranges: MemoryRanges::new(parts), owners }
+    }
+
+    /// Returns the local range of a slice, registered with a device.
+    pub(crate) fn range(&self, slice: &Slice, device: usize) -> Option<LocalRange<'_>> {
+        let (registered, place) = self.owners.get(slice.local_range as usize)?;
+        let part = &registered.parts[*place];
+        let offset = usize::try_from(slice.local.checked_sub(part.range.address)?).ok()?;
+        part.regions.get(device)?.range(offset, slice.length)
+    }
+}
+
+/// Cuts a range into parts of at most `bytes_max`, the last one shorter.
+fn split(base: u64, length: u64, bytes_max: u64) -> Vec<MemoryRange> {
+    let starts = (0..length).step_by(usize::try_from(bytes_max).unwrap_or(usize::MAX));
+    let part = |start| MemoryRange { address: base + start, length: bytes_max.min(length - start) };
+    starts.map(part).collect()
+}
+
+impl Drop for Registered {
+    fn drop(&mut self) {
+        self.parts.clear();
+        *self.ended.is_ended.lock() = true;
+        self.ended.changed.notify_all();
+    }
+}
+
+impl fmt::Debug for Registered {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Registered")
+            .field("length", &self.length)
+            .field("parts", &self.parts.len())
+            .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn long_range_is_split_with_a_shorter_rest() {
+        let lengths = |length| -> Vec<u64> {
+            let parts = split(4096, length, 131_072);
+            let mut end = 4096;
+            for part in &parts {
+                assert_eq!(part.address, end);
+                end += part.length;
+            }
+            parts.iter().map(|part| part.length).collect()
+        };
+        assert_eq!(lengths(300_000), [131_072, 131_072, 37_856]);
+        assert_eq!(lengths(131_072), [131_072]);
+        assert_eq!(lengths(1), [1]);
+    }
+}

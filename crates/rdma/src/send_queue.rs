@@ -1,0 +1,310 @@
+//! A connected queue pair with the requests that are in flight on it.
+//!
+//! A connection is reliable and ordered: requests complete in the order in which they were posted, and the
+//! completion of one tells that all before it succeeded. Therefore only the last request of a posting is
+//! signaled, and what is in flight is a queue of *runs*, one per posting.
+
+use std::{
+    collections::VecDeque,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use mooncake_base::sync::Mutex;
+use mooncake_base::{Clock, Moment, SystemClock};
+use mooncake_verbs::{ConnectedQueuePair, Request, Status};
+
+use crate::{
+    nic::Nic,
+    round::{Failure, Reason, Round},
+};
+
+/// A connected queue pair with the requests that are in flight on it.
+#[derive(Debug)]
+pub(crate) struct SendQueue {
+    number: u32,
+    /// The place in the table of its device, which is part of the id of each request.
+    slot: u32,
+    /// Taken by who posts; None once the queue pair is destroyed.
+    poster: Mutex<Option<Poster>>,
+    in_flight: Mutex<InFlight>,
+    /// Places in the queue pair.
+    free: AtomicU32,
+    is_failed: AtomicBool,
+    load: Arc<Load>,
+}
+
+/// What the connection of several queues has in flight, and how fast it was.
+#[derive(Debug, Default)]
+pub(crate) struct Load {
+    bytes: AtomicU64,
+    /// Measured rate in bytes per second; 0: not measured yet.
+    rate: AtomicU64,
+    /// When a request ended, or the first was posted, in nanoseconds since boot.
+    progress: AtomicU64,
+}
+
+#[derive(Debug)]
+struct Poster {
+    queue_pair: ConnectedQueuePair,
+    next_sequence: u32,
+}
+
+#[derive(Debug, Default)]
+struct InFlight {
+    runs: VecDeque<Run>,
+}
+
+/// Neighbouring slices of a round that were posted together.
+#[derive(Debug)]
+struct Run {
+    round: Arc<Round>,
+    /// Index of the slice whose request has the sequence number `next`.
+    slice: u32,
+    /// Sequence numbers of the requests without outcome.
+    next: u32,
+    end: u32,
+    posted: Moment,
+    /// Bytes that the connection had in flight after the posting.
+    queued: u64,
+}
+
+/// The result of [`SendQueue::post`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Posted {
+    /// So many slices were posted, or have failed.
+    Slices(u32),
+    /// The queue or its device has no place, or another thread is posting.
+    Busy,
+    /// The queue pair has failed.
+    Failed,
+}
+
+impl SendQueue {
+    pub(crate) fn new(queue_pair: ConnectedQueuePair, slot: u32, load: Arc<Load>) -> Self {
+        let limits = queue_pair.limits();
+        Self {
+            number: queue_pair.number(),
+            slot,
+            free: AtomicU32::new(limits.requests),
+            poster: Mutex::new(Some(Poster { queue_pair, next_sequence: 0 })),
+            in_flight: Mutex::default(),
+            is_failed: AtomicBool::new(false),
+            load,
+        }
+    }
+
+    /// Posts slices of a round, from an index on, as many as fit into one posting.
+    pub(crate) fn post(&self, nic: &Nic, remote: usize, round: &Arc<Round>, from: u32) -> Posted {
+        if self.is_failed() {
+            return Posted::Failed;
+        }
+        let Some(mut guard) = self.poster.try_lock() else { return Posted::Busy };
+        let Some(poster) = guard.as_mut() else { return Posted::Failed };
+        let batch = poster.queue_pair.limits().batch;
+        let left = u32::try_from(round.slices.len()).expect("a round has few slices") - from;
+        // Only posters take places, one at a time.
+        let count = batch.min(left).min(self.free.load(Ordering::Acquire));
+        let count = if count == 0 { 0 } else { nic.take_places(count) };
+        if count == 0 {
+            return Posted::Busy;
+        }
+        let slices = &round.slices[from as usize..][..count as usize];
+        let bytes: u64 = slices.iter().map(|slice| u64::from(slice.length)).sum();
+        let first = poster.next_sequence;
+        let end = first.wrapping_add(count);
+        poster.next_sequence = end;
+        self.free.fetch_sub(count, Ordering::AcqRel);
+        round.begin(count);
+        let now = SystemClock.now();
+        let queued = self.load.add(bytes, now);
+        // Before the device can complete a request.
+        self.in_flight.lock().runs.push_back(Run {
+            round: Arc::clone(round),
+            slice: from,
+            next: first,
+            end,
+            posted: now,
+            queued,
+        });
+        let mut posting = poster.queue_pair.post();
+        for (sequence, slice) in (0..count).map(|index| first.wrapping_add(index)).zip(slices) {
+            let ranges = (round.local.range(slice, nic.index()), round.remote.range(slice, remote));
+            let (Some(local), Some(remote)) = ranges else { break };
+            posting.push(&Request {
+                id: u64::from(self.slot) << 32 | u64::from(sequence),
+                operation: round.operation,
+                local,
+                remote,
+                is_signaled: sequence.wrapping_add(1) == end,
+            });
+        }
+        let is_whole = posting.len() == count as usize;
+        // SAFETY: the caller of `PeerLink::transfer` vouches for the local ranges until that call returns,
+        // which waits for every run of its rounds. The round keeps the registrations.
+        let submitted = unsafe { posting.submit() };
+        match submitted {
+            Ok(_) if is_whole => {}
+            Ok(posted) => self.drop_unposted(nic, first.wrapping_add(posted as u32), end),
+            Err(error) => {
+                tracing::debug!(device = nic.name(), %error, "posting failed");
+                self.drop_unposted(nic, first.wrapping_add(error.posted as u32), end);
+                self.is_failed.store(true, Ordering::Release);
+                // The requests before are flushed.
+                let _ = poster.queue_pair.fail();
+            }
+        }
+        Posted::Slices(count)
+    }
+
+    /// Ends the requests of the newest run from a sequence number on, which the device did not take.
+    fn drop_unposted(&self, nic: &Nic, from: u32, end: u32) {
+        let mut in_flight = self.in_flight.lock();
+        let Some(run) = in_flight.runs.back_mut() else { return };
+        let first_slice = run.slice.wrapping_add(from.wrapping_sub(run.next));
+        run.end = from;
+        let round = Arc::clone(&run.round);
+        if run.next == run.end {
+            in_flight.runs.pop_back();
+        }
+        drop(in_flight);
+        let count = end.wrapping_sub(from);
+        self.release(nic, &round, first_slice, count);
+        let failed = (first_slice..first_slice + count)
+            .map(|slice| Failure { slice, reason: Reason::NotPosted });
+        round.end(0, failed);
+    }
+
+    /// Records the completion of a request.
+    pub(crate) fn complete(&self, nic: &Nic, sequence: u32, status: Status) {
+        let mut in_flight = self.in_flight.lock();
+        loop {
+            let Some(run) = in_flight.runs.front_mut() else { return };
+            let ahead = sequence.wrapping_sub(run.next);
+            let length = run.end.wrapping_sub(run.next);
+            // The request is of a later run, so that the whole run has succeeded.
+            let is_later = ahead >= length;
+            if is_later && ahead > u32::MAX / 2 {
+                return; // an old completion
+            }
+            let succeeded =
+                if is_later { length } else { ahead + u32::from(status == Status::Success) };
+            let failed = (!is_later && status != Status::Success)
+                .then(|| Failure { slice: run.slice + ahead, reason: Reason::Status(status) });
+            let count = succeeded + u32::from(failed.is_some());
+            let (round, slice) = (Arc::clone(&run.round), run.slice);
+            run.next = run.next.wrapping_add(count);
+            run.slice += count;
+            if run.next == run.end {
+                if failed.is_none() {
+                    self.load.measure(run.queued, run.posted);
+                }
+                in_flight.runs.pop_front();
+            }
+            if failed.is_some() {
+                self.is_failed.store(true, Ordering::Release);
+            }
+            self.release(nic, &round, slice, count);
+            round.end(succeeded, failed);
+            if !is_later {
+                return;
+            }
+        }
+    }
+
+    /// Gives places back and counts the bytes as ended.
+    fn release(&self, nic: &Nic, round: &Round, slice: u32, count: u32) {
+        let slices = &round.slices[slice as usize..][..count as usize];
+        self.load.remove(slices.iter().map(|slice| u64::from(slice.length)).sum());
+        self.free.fetch_add(count, Ordering::AcqRel);
+        nic.return_places(count);
+    }
+
+    /// Fails the queue pair: all that is in flight completes with a failure soon.
+    pub(crate) fn fail(&self) {
+        self.is_failed.store(true, Ordering::Release);
+        if let Some(poster) = &*self.poster.lock()
+            && let Err(error) = poster.queue_pair.fail()
+        {
+            tracing::debug!(queue_pair = self.number, %error, "a queue pair cannot be failed");
+        }
+    }
+
+    /// Destroys the queue pair and ends what is in flight, for a device that does not flush.
+    pub(crate) fn destroy(&self, nic: &Nic) {
+        self.is_failed.store(true, Ordering::Release);
+        // From here on the device does not touch the memory.
+        drop(self.poster.lock().take());
+        let runs = std::mem::take(&mut self.in_flight.lock().runs);
+        for run in runs {
+            let count = run.end.wrapping_sub(run.next);
+            self.release(nic, &run.round, run.slice, count);
+            let failed = (run.slice..run.slice + count)
+                .map(|slice| Failure { slice, reason: Reason::Abandoned });
+            run.round.end(0, failed);
+        }
+    }
+
+    pub(crate) fn is_failed(&self) -> bool {
+        self.is_failed.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn number(&self) -> u32 {
+        self.number
+    }
+
+    pub(crate) fn slot(&self) -> u32 {
+        self.slot
+    }
+}
+
+impl Load {
+    /// Counts bytes as in flight. Returns their sum.
+    fn add(&self, bytes: u64, now: Moment) -> u64 {
+        let before = self.bytes.fetch_add(bytes, Ordering::Relaxed);
+        if before == 0 {
+            self.record_progress(now);
+        }
+        before + bytes
+    }
+
+    fn remove(&self, bytes: u64) {
+        self.bytes.fetch_sub(bytes, Ordering::Relaxed);
+        self.record_progress(SystemClock.now());
+    }
+
+    fn record_progress(&self, now: Moment) {
+        let nanoseconds = u64::try_from(now.since_boot().as_nanos()).unwrap_or(u64::MAX);
+        self.progress.store(nanoseconds, Ordering::Relaxed);
+    }
+
+    /// Learns the rate from a posting: all that was queued with it has ended since.
+    fn measure(&self, queued: u64, posted: Moment) {
+        let took = SystemClock.now().since(posted).as_secs_f64().max(1e-7);
+        let sample = queued as f64 / took;
+        let before = self.rate.load(Ordering::Relaxed) as f64;
+        let rate = if before == 0.0 { sample } else { before + (sample - before) / 8.0 };
+        self.rate.store(rate.max(1.0) as u64, Ordering::Relaxed);
+    }
+
+    /// Estimates when bytes that are posted now would be transferred. A connection that was not measured
+    /// is taken to be fast, so that it is.
+    pub(crate) fn estimate(&self, bytes: u64) -> Duration {
+        let queued = self.bytes.load(Ordering::Relaxed) + bytes;
+        match self.rate.load(Ordering::Relaxed) {
+            0 => Duration::from_nanos(queued / 100),
+            rate => Duration::from_secs_f64(queued as f64 / rate as f64),
+        }
+    }
+
+    /// Returns how long requests are in flight without an end of one, if any are.
+    pub(crate) fn stalled(&self, now: Moment) -> Duration {
+        if self.bytes.load(Ordering::Relaxed) == 0 {
+            return Duration::ZERO;
+        }
+        now.since(Moment::from_boot(Duration::from_nanos(self.progress.load(Ordering::Relaxed))))
+    }
+}

@@ -1,0 +1,159 @@
+//! Two engines' devices with memory, whose messages are passed on by calls.
+
+use std::{collections::HashMap, sync::Arc, time::Duration};
+
+use mooncake_base::{Clock, Moment, SystemClock};
+use mooncake_rdma::{
+    BufferDescription, Devices, Entry, EntryError, Limits, Operation, PeerDescription,
+    PeerExchange, PeerLink, RdmaSettings,
+};
+use mooncake_verbs::Library;
+
+/// How long a transfer may take. An emulated machine is slow.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Two engines that can reach each other.
+pub(crate) struct Sides {
+    pub(crate) left: Side,
+    pub(crate) right: Side,
+    settings: RdmaSettings,
+}
+
+/// The devices of an engine, and memory that is registered with them.
+pub(crate) struct Side {
+    pub(crate) devices: Arc<Devices>,
+    server: String,
+    memory: Box<[u8]>,
+}
+
+pub(crate) fn names(names: &[&str]) -> Vec<String> {
+    names.iter().map(|name| (*name).to_owned()).collect()
+}
+
+impl Sides {
+    pub(crate) fn new(library: &Arc<Library>, bytes: usize, settings: RdmaSettings) -> Self {
+        let left = Side::new(library, "left:1", bytes, &settings);
+        let right = Side::new(library, "right:2", bytes, &settings);
+        Self { left, right, settings }
+    }
+
+    /// Starts the right side again under its name, with other queue pairs and keys.
+    pub(crate) fn restart_right(&mut self, library: &Arc<Library>) {
+        let bytes = self.right.memory.len();
+        self.right = Side::new(library, "right:2", bytes, &self.settings);
+    }
+
+    pub(crate) fn link(&self) -> Arc<PeerLink> {
+        self.link_with(&[(self.right.base(), self.right.memory.len() as u64)])
+    }
+
+    pub(crate) fn link_with(&self, ranges: &[(u64, u64)]) -> Arc<PeerLink> {
+        self.left.link_to(&self.right, ranges)
+    }
+
+    pub(crate) fn link_back(&self) -> Arc<PeerLink> {
+        self.right.link_to(&self.left, &[(self.left.base(), self.left.memory.len() as u64)])
+    }
+
+    pub(crate) fn link_to_self(&self) -> Arc<PeerLink> {
+        self.left.link_to(&self.left, &[(self.left.base(), self.left.memory.len() as u64)])
+    }
+
+    pub(crate) fn deadline(&self) -> Moment {
+        SystemClock.now() + PATIENCE
+    }
+
+    /// Moves ranges, given by left offset, right offset and length.
+    pub(crate) fn transfer(&self, operation: Operation, ranges: &[(usize, usize, usize)]) {
+        let entry = |(left, right, length): &(usize, usize, usize)| Entry {
+            local: self.left.base() + *left as u64,
+            remote: self.right.base() + *right as u64,
+            length: *length as u64,
+        };
+        let entries: Vec<_> = ranges.iter().map(entry).collect();
+        let link = self.link();
+        for outcome in self.try_transfer(&link, operation, &entries) {
+            outcome.unwrap_or_else(|error| panic!("{error:?}"));
+        }
+    }
+
+    pub(crate) fn try_transfer(
+        &self,
+        link: &Arc<PeerLink>,
+        operation: Operation,
+        entries: &[Entry],
+    ) -> Vec<Result<(), EntryError>> {
+        let limits = Limits { deadline: self.deadline(), stall: None };
+        let mut outcomes = Vec::new();
+        // SAFETY: the memory of both sides outlives the call, and is not touched meanwhile.
+        unsafe {
+            link.transfer(operation, entries, limits, |index, outcome| {
+                assert_eq!(index, outcomes.len());
+                outcomes.push(outcome);
+            });
+        }
+        outcomes
+    }
+}
+
+impl Side {
+    pub(crate) fn new(
+        library: &Arc<Library>,
+        server: &str,
+        bytes: usize,
+        settings: &RdmaSettings,
+    ) -> Self {
+        let engine = SystemClock.now().since_boot().as_nanos().to_string();
+        let devices = Devices::open(library, settings.clone(), server, &engine).unwrap();
+        let mut memory = vec![0; bytes].into_boxed_slice();
+        let base = memory.as_mut_ptr().expose_provenance() as u64;
+        // SAFETY: deregistered before the memory is dropped; touched only between transfers.
+        unsafe { devices.register(base, bytes as u64) }.unwrap();
+        Self { devices, server: server.to_owned(), memory }
+    }
+
+    fn link_to(&self, peer: &Self, ranges: &[(u64, u64)]) -> Arc<PeerLink> {
+        let buffers = ranges.iter().flat_map(|(base, _)| peer.devices.keys(*base));
+        let buffer = |(address, length, keys)| BufferDescription {
+            location: "cpu:0".to_owned(),
+            address,
+            length,
+            keys,
+        };
+        let published = PeerDescription {
+            server: peer.server.clone(),
+            devices: peer.devices.describe(),
+            buffers: buffers.map(buffer).collect(),
+            priority: HashMap::new(),
+        };
+        let devices = Arc::downgrade(&peer.devices);
+        let exchange: PeerExchange = Arc::new(move |body, _| {
+            let gone = || mooncake_base::Error::closed("the peer is gone");
+            Ok(devices.upgrade().ok_or_else(gone)?.answer(body))
+        });
+        Arc::new(self.devices.link(&published, exchange).unwrap())
+    }
+
+    pub(crate) fn base(&self) -> u64 {
+        self.memory.as_ptr() as u64
+    }
+
+    pub(crate) fn fill(&mut self, byte: impl Fn(usize) -> u8) {
+        for (index, place) in self.memory.iter_mut().enumerate() {
+            *place = byte(index);
+        }
+    }
+
+    /// Checks a part of the memory; `expected` is given indices from its start.
+    pub(crate) fn check(&self, offset: usize, length: usize, expected: impl Fn(usize) -> u8) {
+        let part = &self.memory[offset..offset + length];
+        let wrong = (0..length).find(|index| part[*index] != expected(*index));
+        assert_eq!(wrong, None, "the first wrong byte");
+    }
+}
+
+impl Drop for Side {
+    fn drop(&mut self) {
+        self.devices.deregister(self.base(), PATIENCE).expect("no transfer is running");
+    }
+}
