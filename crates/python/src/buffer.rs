@@ -211,6 +211,23 @@ pub(crate) fn caller_range(address: usize, length: usize) -> LocalRange {
     unsafe { LocalRange::foreign(address, length) }
 }
 
+/// From this size on the allocator maps new pages for each block, and unmaps them when it is freed.
+const MAPPED_BLOCK_BYTES: usize = 32 << 20;
+
+/// Lets the kernel back a large new block by huge pages. The transfer that fills the block then takes
+/// a page fault for each 2 MiB rather than for each 4 KiB, which cost more than the copy itself.
+fn prefer_huge_pages(block: &LocalRange) {
+    if block.length() < MAPPED_BLOCK_BYTES {
+        return;
+    }
+    let page = mooncake_os::memory::page_size();
+    let start = block.address().next_multiple_of(page);
+    let length = (block.address() + block.length() - start) / page * page;
+    // SAFETY: the advice changes no content, and the pages lie within the block. It may be refused,
+    // which leaves small pages.
+    unsafe { libc::madvise(start as *mut libc::c_void, length, libc::MADV_HUGEPAGE) };
+}
+
 /// Makes a `bytes` object with uninitialized content; returns it with the memory to fill. The
 /// object must not be shown to Python before it is filled.
 pub(crate) fn uninit_bytes(py: Python<'_>, length: u64) -> PyResult<(Py<PyBytes>, LocalRange)> {
@@ -226,6 +243,7 @@ pub(crate) fn uninit_bytes(py: Python<'_>, length: u64) -> PyResult<(Py<PyBytes>
     // SAFETY: the object owns that many bytes and is alive until after the transfer. No reference
     // to its content exists, since only this call knows the object.
     let range = unsafe { LocalRange::held(address.cast(), length.unsigned_abs()) };
+    prefer_huge_pages(&range);
     Ok((bytes.unbind(), range))
 }
 
@@ -316,6 +334,7 @@ impl Buffer {
         // SAFETY: the vector owns the bytes and does not move or free them until it is dropped,
         // since it is never changed. No reference to them exists.
         let range = unsafe { LocalRange::held(memory.as_mut_ptr(), length) };
+        prefer_huge_pages(&range);
         let format = if is_signed { c"b" } else { c"B" };
         Ok((Self::new(Memory::Heap(memory), length, format), range))
     }
