@@ -132,11 +132,12 @@ def run_batch(store: Any, op: str, prefix: str, size: int, count: int) -> Reply:
 
 @dataclass
 class Side:
-    """One implementation: its interpreter, its master, and two workers."""
+    """One implementation: its interpreter, its master, and two workers that run a program."""
 
     name: str
     python: str
     env: dict[str, str]
+    program: str = __file__
     processes: list[subprocess.Popen[str]] = field(default_factory=list)
     medians: dict[tuple[str, int], list[float]] = field(default_factory=dict)
     batches: dict[tuple[str, int], list[float]] = field(default_factory=dict)
@@ -154,7 +155,7 @@ class Side:
         wait_for_port(rpc, self.processes[0])
         for segment_bytes in (SEGMENT_BYTES, 0):
             process = subprocess.Popen(
-                [self.python, __file__, "--worker", f"127.0.0.1:{rpc}", str(segment_bytes)],
+                [self.python, self.program, "--worker", f"127.0.0.1:{rpc}", str(segment_bytes)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=quiet,

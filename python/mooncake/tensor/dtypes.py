@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import sys
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
@@ -22,9 +23,9 @@ EXTENSION_CODE_MIN: Final = 256
 _QUANTIZED: Final = ("qint8", "quint8", "qint32", "quint4x2", "quint2x4")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class DType:
-    """An element type.
+    """An element type. There is one instance of each, so that instances compare by identity.
 
     Attributes:
         name: Name of the type in torch, and in numpy or ml_dtypes where they have it.
@@ -35,6 +36,10 @@ class DType:
     name: str
     code: int
     itemsize: int
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle and copy by code."""
+        return DType.of_code, (self.code,)
 
     @classmethod
     def of_code(cls, code: int) -> DType:
@@ -67,7 +72,7 @@ class DType:
         Raises:
             TypeError: Tensors of that dtype cannot be stored; the message has the remedy.
         """
-        found = _torch_dtypes().get(dtype)
+        found = _dtypes_of_torch().get(dtype)
         if found is None:
             if str(dtype).removeprefix("torch.") in _QUANTIZED:
                 raise TypeError(
@@ -97,13 +102,11 @@ class DType:
             ImportError: torch is not installed.
             TypeError: The installed torch is older than the dtype.
         """
-        torch = load_torch()
-        dtype = getattr(torch, self.name, None)
-        if dtype is None:
-            raise TypeError(
-                f"torch {torch.__version__} has no dtype {self.name}; install a newer one"
-            )
-        return dtype
+        known = _elements().get(self)
+        if known is None:
+            version = load_torch().__version__
+            raise TypeError(f"torch {version} has no dtype {self.name}; install a newer one")
+        return known
 
     def numpy(self) -> np.dtype[Any]:
         """Return the numpy dtype.
@@ -183,7 +186,7 @@ _BY_NAME: Final[Mapping[str, DType]] = MappingProxyType({dtype.name: dtype for d
 
 def load_torch() -> Any:
     """Return the module torch; raise an ImportError that names the extra to install."""
-    return _load("torch", "tensor")
+    return sys.modules.get("torch") or _load("torch", "tensor")
 
 
 def load_numpy() -> Any:
@@ -201,7 +204,13 @@ def _load(name: str, extra: str) -> Any:
 
 
 @functools.cache
-def _torch_dtypes() -> dict[torch.dtype, DType]:
+def _elements() -> dict[DType, torch.dtype]:
+    """Return the dtypes that the installed torch has."""
     torch = load_torch()
-    dtypes = ((getattr(torch, dtype.name, None), dtype) for dtype in ALL)
-    return {known: dtype for known, dtype in dtypes if known is not None}
+    found = ((dtype, getattr(torch, dtype.name, None)) for dtype in ALL)
+    return {dtype: element for dtype, element in found if element is not None}
+
+
+@functools.cache
+def _dtypes_of_torch() -> dict[torch.dtype, DType]:
+    return {element: dtype for dtype, element in _elements().items()}

@@ -7,6 +7,7 @@ represent have version 2, which upstream rejects.
 
 from __future__ import annotations
 
+import functools
 import math
 import struct
 from collections.abc import Sequence
@@ -60,6 +61,8 @@ _SHARD: Final = 1
 _JAGGED: Final = 2
 
 _OFFSET_BYTES: Final = 8
+# Number of decoded metadata that are remembered.
+_CACHED_MAX: Final = 1024
 _I32_MAX: Final = (1 << 31) - 1
 _I64_MAX: Final = (1 << 63) - 1
 
@@ -196,43 +199,13 @@ class TensorMetadata:
         Raises:
             FormatError: The object is not a tensor, is damaged, or has an unknown version.
         """
-        view = memoryview(data).cast("B")
-        if view.nbytes < METADATA_BYTES:
+        head = bytes(memoryview(data).cast("B")[:METADATA_BYTES])
+        if len(head) < METADATA_BYTES:
             raise FormatError(
                 f"not a tensor object: it is shorter than {METADATA_BYTES} bytes of metadata "
-                f"length={view.nbytes}"
+                f"length={len(head)}"
             )
-        fields = _METADATA.unpack_from(view)
-        magic, version, header, code, ndim, kind, flags, data_offset, data_bytes = fields[:9]
-        axis_count, ragged_dim = fields[25:]
-        if magic != _METADATA_MAGIC:
-            raise FormatError(f"not a tensor object: magic={magic:#010x}")
-        dtype = _check_head(version, header, METADATA_BYTES, code)
-        if flags != 0 or kind not in (_FULL, _SHARD, _JAGGED):
-            raise FormatError(f"unknown layout of a tensor layout_kind={kind} flags={flags:#x}")
-        if (kind == _JAGGED) > (version == _EXTENSION_VERSION):
-            raise FormatError(f"version {version} has no jagged tensors")
-        if axis_count > AXES_MAX:
-            raise FormatError(f"a tensor has at most {AXES_MAX} axes axis_count={axis_count}")
-        metadata = cls(
-            dtype,
-            _unpadded("global_shape", fields[9:17], ndim),
-            _unpadded("local_shape", fields[17:25], ndim),
-            tuple(_decode_axis(view, index) for index in range(axis_count)),
-            data_offset,
-            ragged_dim if kind == _JAGGED else None,
-        )
-        if data_bytes != metadata.nbytes:
-            raise FormatError(
-                f"the length of the payload does not match the shape data_bytes={data_bytes} "
-                f"dtype={dtype.name} local_shape={metadata.local_shape}"
-            )
-        if total is not None and total != metadata.total_bytes:
-            raise FormatError(
-                f"the object is truncated or too long length={total} "
-                f"expected={metadata.total_bytes}"
-            )
-        return metadata
+        return _decoded(head, total)
 
     def _check_jagged(self, ragged_dim: int) -> None:
         if self.axes:
@@ -349,6 +322,41 @@ def _extended(key: KeyT, suffix: str) -> KeyT:
     return key + suffix if isinstance(key, str) else key + suffix.encode()
 
 
+@functools.lru_cache(maxsize=_CACHED_MAX)
+def _decoded(head: bytes, total: int | None) -> TensorMetadata:
+    """Decode metadata; objects with equal metadata are common, and decoding is not cheap."""
+    fields = _METADATA.unpack_from(head)
+    magic, version, header, code, ndim, kind, flags, data_offset, data_bytes = fields[:9]
+    axis_count, ragged_dim = fields[25:]
+    if magic != _METADATA_MAGIC:
+        raise FormatError(f"not a tensor object: magic={magic:#010x}")
+    dtype = _check_head(version, header, METADATA_BYTES, code)
+    if flags != 0 or kind not in (_FULL, _SHARD, _JAGGED):
+        raise FormatError(f"unknown layout of a tensor layout_kind={kind} flags={flags:#x}")
+    if (kind == _JAGGED) > (version == _EXTENSION_VERSION):
+        raise FormatError(f"version {version} has no jagged tensors")
+    if axis_count > AXES_MAX:
+        raise FormatError(f"a tensor has at most {AXES_MAX} axes axis_count={axis_count}")
+    metadata = TensorMetadata(
+        dtype,
+        _unpadded("global_shape", fields[9:17], ndim),
+        _unpadded("local_shape", fields[17:25], ndim),
+        tuple(_decode_axis(head, index) for index in range(axis_count)),
+        data_offset,
+        ragged_dim if kind == _JAGGED else None,
+    )
+    if data_bytes != metadata.nbytes:
+        raise FormatError(
+            f"the length of the payload does not match the shape data_bytes={data_bytes} "
+            f"dtype={dtype.name} local_shape={metadata.local_shape}"
+        )
+    if total is not None and total != metadata.total_bytes:
+        raise FormatError(
+            f"the object is truncated or too long length={total} expected={metadata.total_bytes}"
+        )
+    return metadata
+
+
 def _check_head(version: int, header: int, header_expected: int, code: int) -> DType:
     """Return the dtype of a header of a known version and length."""
     if version not in (_UPSTREAM_VERSION, _EXTENSION_VERSION) or header != header_expected:
@@ -410,9 +418,9 @@ def _encode_axis(index: int, axis: AxisRecord) -> bytes:
     )
 
 
-def _decode_axis(view: memoryview, index: int) -> AxisRecord:
+def _decode_axis(head: bytes, index: int) -> AxisRecord:
     kind, _, rank, size, split_dim, id_, extent = _AXIS.unpack_from(
-        view, _METADATA.size + index * _AXIS.size
+        head, _METADATA.size + index * _AXIS.size
     )
     if not 0 <= kind < len(AXIS_KINDS):
         raise FormatError(f"unknown kind of an axis kind={kind}")

@@ -6,8 +6,7 @@ import ctypes
 import math
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from mooncake.tensor.dtypes import DType, load_numpy, load_torch
 from mooncake.tensor.format import DIMS_MAX, METADATA_BYTES, FormatError, TensorMetadata
@@ -20,8 +19,14 @@ if TYPE_CHECKING:
 __all__ = ["TensorMemory", "as_numpy", "as_torch", "at_address", "of", "restore"]
 
 
-@dataclass(frozen=True, slots=True)
-class TensorMemory:
+_WRITABLE: Final = 0x200
+# A view made by ctypes itself would need a new type for each length.
+_view_memory = ctypes.pythonapi.PyMemoryView_FromMemory
+_view_memory.argtypes = (ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int)
+_view_memory.restype = ctypes.py_object
+
+
+class TensorMemory(NamedTuple):
     """The elements of a tensor, in row-major order and without gaps.
 
     Attributes:
@@ -38,7 +43,7 @@ class TensorMemory:
     nbytes: int
     dtype: DType
     shape: tuple[int, ...]
-    owner: Any = field(repr=False)
+    owner: Any
     offsets: TensorMemory | None = None
     ragged_dim: int | None = None
 
@@ -96,11 +101,7 @@ def as_torch(
         TypeError: The installed torch is older than the dtype.
         ValueError: The buffer is too short.
     """
-    torch, element = load_torch(), dtype.torch()
-    count = _count(buffer, dtype, shape, offset)
-    if count == 0:
-        return torch.empty(tuple(shape), dtype=element)
-    return torch.frombuffer(buffer, dtype=element, count=count, offset=offset).reshape(tuple(shape))
+    return _as_torch(buffer, dtype, tuple(shape), _count(buffer, dtype, shape, offset), offset)
 
 
 def as_numpy(
@@ -140,7 +141,7 @@ def restore(buffer: Readable, metadata: TensorMetadata) -> torch.Tensor:
         TypeError: The installed torch is older than the dtype.
     """
     shape = metadata.local_shape
-    values = as_torch(buffer, metadata.dtype, shape, offset=metadata.data_offset)
+    values = _as_torch(buffer, metadata.dtype, shape, math.prod(shape), metadata.data_offset)
     ragged_dim = metadata.ragged_dim
     if ragged_dim is None:
         return values
@@ -155,9 +156,21 @@ def restore(buffer: Readable, metadata: TensorMetadata) -> torch.Tensor:
     return torch.nested.nested_tensor_from_jagged(values, offsets, jagged_dim=ragged_dim + 1)
 
 
-def at_address(address: int, length: int) -> ctypes.Array[ctypes.c_char]:
+def at_address(address: int, length: int) -> memoryview:
     """Return memory at an address as a writable buffer. The caller keeps the memory alive."""
-    return (ctypes.c_char * length).from_address(address)
+    view: memoryview = _view_memory(address, length, _WRITABLE)
+    return view
+
+
+def _as_torch(
+    buffer: Readable, dtype: DType, shape: tuple[int, ...], count: int, offset: int
+) -> torch.Tensor:
+    """Return a torch tensor of `count` elements, which are all in the buffer."""
+    torch, element = load_torch(), dtype.torch()
+    if count == 0:
+        return torch.empty(shape, dtype=element)
+    flat = torch.frombuffer(buffer, dtype=element, count=count, offset=offset)
+    return flat if len(shape) == 1 else flat.view(shape)
 
 
 def _count(buffer: Readable, dtype: DType, shape: Sequence[int], offset: int) -> int:
@@ -173,6 +186,9 @@ def _count(buffer: Readable, dtype: DType, shape: Sequence[int], offset: int) ->
 
 
 def _of_tensor(torch: Any, tensor: Any) -> TensorMemory:
+    if _is_plain(torch, tensor):
+        dtype = DType.of_torch(tensor.dtype)
+        return TensorMemory(tensor.data_ptr(), tensor.nbytes, dtype, (*tensor.shape,), tensor)
     tensor = tensor.detach()
     if tensor.layout is torch.jagged:
         return _of_jagged(torch, tensor)
@@ -184,6 +200,20 @@ def _of_tensor(torch: Any, tensor: Any) -> TensorMemory:
     elif tensor.device.type != "cpu":
         tensor = tensor.cpu()
     return TensorMemory(tensor.data_ptr(), tensor.nbytes, dtype, (*tensor.shape,), tensor)
+
+
+def _is_plain(torch: Any, tensor: Any) -> bool:
+    """Return whether a tensor is one block of host memory as it is: the common case."""
+    return (
+        type(tensor) is torch.Tensor
+        and tensor.is_cpu
+        and tensor.layout is torch.strided
+        and not tensor.is_nested
+        and tensor.is_contiguous()
+        and not tensor.is_conj()
+        and not tensor.is_neg()
+        and tensor.dim() <= DIMS_MAX
+    )
 
 
 def _check_kind(torch: Any, tensor: Any) -> None:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import logging
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from mooncake._runtime import _native
 from mooncake.errors import MooncakeError
@@ -23,29 +23,40 @@ if TYPE_CHECKING:
     import torch
 
     from mooncake._runtime import Buffer
+    from mooncake.tensor.dtypes import DType
     from mooncake.tensor.memory import TensorMemory
 
-__all__ = ["Item", "TensorBase", "item_of", "tensor_memory"]
+__all__ = ["Item", "TensorBase", "head_of", "item_of", "tensor_memory"]
 
 _log = logging.getLogger("mooncake.store")
 
 
-@dataclass(frozen=True, slots=True)
-class Item:
+class Head(NamedTuple):
+    """Encoded metadata.
+
+    Attributes:
+        data: The bytes.
+        address: Address of the first one; valid while `data` lives.
+    """
+
+    data: bytes
+    address: int
+
+
+class Item(NamedTuple):
     """A tensor to put, whose memory is read in place.
 
     Attributes:
-        metadata: The encoded metadata.
+        head: The encoded metadata.
         memory: The elements, and the offsets of a jagged tensor.
     """
 
-    metadata: bytes
+    head: Head
     memory: TensorMemory
 
     def ranges(self) -> list[tuple[int, int]]:
         """Return address and length of each piece of the object; valid while the item lives."""
-        address = ctypes.cast(ctypes.c_char_p(self.metadata), ctypes.c_void_p).value or 0
-        return [(address, METADATA_BYTES), *self.memory.ranges()]
+        return [(self.head.address, METADATA_BYTES), *self.memory.ranges()]
 
 
 def item_of(value: object) -> Item:
@@ -55,7 +66,22 @@ def item_of(value: object) -> Item:
         TypeError: The value is no torch tensor, or is of a kind that cannot be stored.
     """
     found = tensor_memory(value)
-    return Item(found.metadata().encode(), found)
+    if found.offsets is None:
+        return Item(_head_of_whole(found.dtype, found.shape), found)
+    return Item(head_of(found.metadata()), found)
+
+
+def head_of(metadata: TensorMetadata) -> Head:
+    """Return encoded metadata with its address."""
+    data = metadata.encode()
+    # The content of a `bytes` object does not move while the object lives.
+    return Head(data, ctypes.cast(ctypes.c_char_p(data), ctypes.c_void_p).value or 0)
+
+
+@functools.lru_cache(maxsize=1024)
+def _head_of_whole(dtype: DType, shape: tuple[int, ...]) -> Head:
+    """Return the head of a dense, whole tensor; tensors of one shape and dtype share it."""
+    return head_of(TensorMetadata(dtype, shape, shape))
 
 
 def tensor_memory(value: object) -> TensorMemory:
@@ -158,9 +184,12 @@ class TensorBase(StoreBase):
         """Get tensors that share the caller's memory; None for each failure."""
         if self._native is not None:
             load_torch()
-        lengths = self._call_codes(
-            len(keys), lambda native: _native.get_columns(native, keys, addresses, sizes)
-        )
+        if len(keys) == 1:
+            lengths = [self._call_one(_native.get_one, keys[0], addresses[0], sizes[0])]
+        else:
+            lengths = self._call_codes(
+                len(keys), lambda native: _native.get_columns(native, keys, addresses, sizes)
+            )
         return [
             self._tensor_at(key, address, length) if length >= 0 else None
             for key, address, length in zip(keys, addresses, lengths, strict=True)

@@ -39,7 +39,7 @@ def serialize_tensor(tensor: torch.Tensor, /) -> tuple[bytes, int, int, object]:
         raise ValueError(
             f"unsupported tensor for Mooncake tensor serialization: {error}"
         ) from error
-    metadata, found = item.metadata, item.memory
+    metadata, found = item.head.data, item.memory
     if found.offsets is not None:
         metadata += bytes(memory.at_address(found.offsets.address, found.offsets.nbytes))
     return metadata, found.address, found.nbytes, found.owner

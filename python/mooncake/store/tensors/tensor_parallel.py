@@ -9,7 +9,13 @@ from typing import TYPE_CHECKING, Any
 from mooncake._aliases import accept_aliases
 from mooncake.store.batch import Key, check_lists, have_same_length, invalid_argument, unsigned
 from mooncake.store.codes import INVALID_PARAMS, OK
-from mooncake.store.tensors.base import Item, TensorBase, read_metadata, tensor_memory
+from mooncake.store.tensors.base import (
+    Item,
+    TensorBase,
+    head_of,
+    read_metadata,
+    tensor_memory,
+)
 from mooncake.tensor import memory
 from mooncake.tensor.dtypes import load_torch
 from mooncake.tensor.format import AxisRecord, FormatError, TensorMetadata, shard_key
@@ -362,4 +368,4 @@ def _shard(part: Any, shape: tuple[int, ...], rank: int, size: int, dim: int) ->
     found = tensor_memory(part)
     axis = AxisRecord("tp", rank, size, dim, extent=found.shape[dim])
     metadata = TensorMetadata(found.dtype, shape, found.shape, (axis,))
-    return Item(metadata.encode(), found)
+    return Item(head_of(metadata), found)
