@@ -28,6 +28,7 @@ pub mod token;
 pub mod topology;
 pub mod transfer_entry;
 pub mod transport;
+mod transport_kind;
 
 pub use config::EngineConfig;
 pub use device::Stream;
@@ -40,11 +41,9 @@ pub use metrics::{
     EngineSnapshot, LatencySnapshot, PeerSnapshot, PoolSnapshot, QueueSnapshot, RefusalSnapshot,
     TransportSnapshot,
 };
-pub use path::{
-    peer::Peer,
-    selection::{PathMeasurement, RemoteMemory},
-};
+pub use path::{peer::Peer, selection::PathMeasurement};
 pub use token::Token;
 pub use topology::Topology;
 pub use transfer_entry::{LocalRange, Opcode, RemoteRange, TransferEntry};
-pub use transport::{Capability, Path, TimeLimits, Transport, TransportKind};
+pub use transport::{Capability, Path, RemoteMemory, TimeLimits, Transport};
+pub use transport_kind::TransportKind;

@@ -13,7 +13,7 @@ pub use self::histogram::LatencySnapshot;
 use crate::{
     path::selection::PathMeasurement,
     transfer_entry::{Opcode, TransferEntry},
-    transport::TransportKind,
+    transport_kind::TransportKind,
 };
 
 /// The counters of an engine at one moment.

@@ -14,48 +14,20 @@ use std::{fmt, sync::Arc, time::Duration};
 
 use mooncake_base::{Clock, Moment, Result, SystemClock};
 
+pub use crate::transport_kind::TransportKind;
 use crate::{
     discovery::descriptor::SegmentDescriptor,
     metrics::PoolSnapshot,
-    path::selection::RemoteMemory,
     transfer_entry::{Opcode, RemoteRange, TransferEntry},
 };
 
-/// The kind of a transport; metrics are counted per kind.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum TransportKind {
-    /// Within one engine's process.
-    Memory,
-    /// Between processes of one host.
-    Shm,
-    /// Over the network.
-    Tcp,
-    /// One-sided verbs.
-    Rdma,
-}
-
-impl TransportKind {
-    /// Returns the kind with this name, in any case, as transport hints spell it.
-    pub fn from_name(name: &str) -> Option<Self> {
-        let all = [Self::Memory, Self::Shm, Self::Tcp, Self::Rdma];
-        all.into_iter().find(|kind| name.trim().eq_ignore_ascii_case(kind.name()))
-    }
-
-    /// Returns the name that metrics and messages show.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Memory => "memory",
-            Self::Shm => "shm",
-            Self::Tcp => "tcp",
-            Self::Rdma => "rdma",
-        }
-    }
-}
-
-impl fmt::Display for TransportKind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
-    }
+/// The kind of memory at the remote end, as far as it affects the speed of a path.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RemoteMemory {
+    /// Mapped into this process: a plain copy.
+    Mapped,
+    /// Copied by the kernel between two processes.
+    Process,
 }
 
 /// The time limits of a transfer.

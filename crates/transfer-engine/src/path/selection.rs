@@ -10,16 +10,7 @@ use std::{
     time::Duration,
 };
 
-use crate::transfer_entry::TransferEntry;
-
-/// The kind of memory at the remote end, as far as it affects the speed of a path.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum RemoteMemory {
-    /// Mapped into this process: a plain copy.
-    Mapped,
-    /// Copied by the kernel between two processes.
-    Process,
-}
+use crate::{transfer_entry::TransferEntry, transport::RemoteMemory};
 
 /// Number of [`RemoteMemory`] kinds.
 const MEMORY_KINDS: usize = 2;

@@ -243,6 +243,12 @@ pub(super) fn poll(polled: &mut [libc::pollfd], timeout: Duration) {
     }
 }
 
+/// Returns the effective user id of this process.
+pub(super) fn effective_user() -> u32 {
+    // SAFETY: the call reads a property of the process and cannot fail.
+    unsafe { libc::geteuid() }
+}
+
 #[cfg(test)]
 mod tests {
     use std::{io::Read, os::fd::AsFd};

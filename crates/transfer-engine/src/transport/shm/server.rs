@@ -3,6 +3,8 @@
 //! The thread accepts peers, answers which region contains an address, and handles withdrawals in
 //! both directions.
 
+mod connection;
+
 use std::{
     collections::HashMap,
     io,
@@ -19,10 +21,11 @@ use mooncake_base::sync::{Condvar, Mutex};
 use mooncake_base::{EngineId, Error, ErrorCode, Result};
 use mooncake_os::fork;
 
+pub(crate) use self::connection::AuthPolicy;
+use self::connection::{ConnectionEvent, ServerConnection};
 use super::{
-    attachment::Attachment,
-    link::{Link, Received, poll, poll_readable},
-    server_connection::{ConnectionEvent, ServerConnection, effective_user},
+    client::Attachment,
+    link::{Link, Received, effective_user, poll, poll_readable},
 };
 use crate::{
     memory::{exported_memory::ExportedMemory, region::Region},
@@ -66,15 +69,6 @@ pub(super) struct ServerShared {
     /// Signaled when a withdrawal was confirmed or a peer is gone.
     withdrawal_done: Condvar,
     is_stopped: AtomicBool,
-}
-
-/// The rules by which peers are admitted.
-#[derive(Debug, Default)]
-pub(crate) struct AuthPolicy {
-    /// The token that peers must prove to know.
-    pub(crate) token: Option<Token>,
-    /// Counts peers that failed to prove the token.
-    pub(crate) refusals: Arc<Refusals>,
 }
 
 #[derive(Debug, Default)]

@@ -1,6 +1,6 @@
 //! Splitting a batch into frames and merging the outcomes of the parts.
 
-use mooncake_base::{Error, Result};
+use mooncake_base::{Endpoint, Error, ErrorCode, Result};
 
 use super::{frame::ENTRIES_MAX, vectored_io::Span};
 use crate::transfer_entry::{RemoteRange, TransferEntry};
@@ -103,6 +103,14 @@ impl Part {
         // SAFETY: the creator of the entry's `LocalRange` promised that no references exist to
         // bytes that the transfer writes, and that a held range stays mapped until it ends.
         unsafe { Span::new(self.address, self.length()) }
+    }
+
+    /// Returns the error for a part that the peer at this endpoint refused.
+    pub(super) fn refused(&self, code: ErrorCode, endpoint: &Endpoint) -> Error {
+        Error::new(code, "the peer refused the address, it is not in a registered range")
+            .with("peer", endpoint)
+            .with("address", format_args!("{:#x}", self.remote.address))
+            .with("length", self.remote.length)
     }
 
     /// Records the outcome of the part. The first failure of an entry is kept.

@@ -5,7 +5,6 @@ mod connection;
 mod dedicated_thread;
 mod native;
 mod pins;
-mod staged;
 
 use std::{io, net::SocketAddr, sync::Arc, time::Duration};
 

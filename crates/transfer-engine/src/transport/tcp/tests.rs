@@ -9,9 +9,7 @@ mod strangers;
 mod support;
 mod token;
 
-use std::time::Duration;
-
-use mooncake_base::{Clock, ErrorKind, SystemClock};
+use mooncake_base::ErrorKind;
 
 use self::support::{AT_ONCE, Memory, Owner, WireProtocol, entries, moved, outcomes, soon};
 use super::*;
@@ -164,19 +162,6 @@ fn many_threads_share_few_connections() {
     });
     // The server would have ended a connection to make room for a fifth one.
     assert_eq!(owner.server.connections().refused, 0);
-}
-
-#[test]
-fn waits_for_a_busy_connection_until_the_deadline() {
-    let (owner, theirs) = Owner::with_memory(10);
-    let settings = TcpSettings { connections_per_peer: 1, ..TcpSettings::default() };
-    let pool = connection_pool::ConnectionPool::new(support::destination(&owner), &settings);
-    let pooled = pool.acquire(soon().into()).unwrap();
-    let late = pool.acquire((SystemClock.now() + Duration::from_millis(20)).into()).unwrap_err();
-    assert_eq!(late.kind(), ErrorKind::Timeout);
-    pooled.release();
-    pool.acquire(soon().into()).unwrap().release();
-    drop(theirs);
 }
 
 #[test]

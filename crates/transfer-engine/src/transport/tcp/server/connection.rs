@@ -1,6 +1,8 @@
 //! A connection on the server's side: moves bytes between its socket and pinned memory, with
 //! timeouts.
 
+mod staged;
+
 use std::{
     io, mem,
     os::fd::{AsFd, BorrowedFd},
@@ -16,10 +18,8 @@ use tokio::{
     time::{Instant, timeout_at},
 };
 
-use super::{
-    pins::{HeldPins, PinTable},
-    staged::DeviceSpan,
-};
+use self::staged::DeviceSpan;
+use super::pins::{HeldPins, PinTable};
 use crate::{
     acceptor::{Accepted, ConnectionGuard, ForkGuard},
     memory::region::Regions,
@@ -56,7 +56,7 @@ pub(super) struct Connection {
     pub(super) wire: Vec<u8>,
     pub(super) spans: Vec<Span>,
     /// The spans that are device memory.
-    pub(super) devices: Vec<DeviceSpan>,
+    devices: Vec<DeviceSpan>,
     /// Pins that keep the memory of `spans` and `devices` registered.
     pins: HeldPins,
     discard: DiscardBuffer,

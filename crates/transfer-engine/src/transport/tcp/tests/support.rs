@@ -15,9 +15,7 @@ use crate::{
     transfer_entry::{LocalRange, TransferEntry},
     transport::{
         Path, Transport,
-        tcp::{
-            TcpServer, TcpServerSettings, TcpSettings, TcpTransport, connection_pool::Destination,
-        },
+        tcp::{TcpServer, TcpServerSettings, TcpSettings, TcpTransport},
     },
 };
 
@@ -164,12 +162,6 @@ pub(super) fn entries(
     (0..memory.base.len() / length)
         .map(|index| memory.part(index * length, length, remote(index)))
         .collect()
-}
-
-pub(super) fn destination(owner: &Owner) -> Destination {
-    let address = owner.server.address();
-    let endpoint = Endpoint::new(address.ip().to_string(), address.port());
-    Destination { endpoint, native: Some(Some(owner.engine)) }
 }
 
 pub(super) fn moved(entry: &TransferEntry) -> bool {

@@ -6,20 +6,24 @@ use mooncake_base::{Clock, Endpoint, Error, ErrorCode, Moment, Result, SystemClo
 use mooncake_os::dial::peer_error;
 
 use super::{
-    TcpSettings, compat_frame,
-    connection_pool::{
-        ConnectionPool, DataConnection, Destination, PooledConnection, SendFailure, stall_error,
-    },
-    frame::{self, Refusal, RequestHeader, ResponseHeader},
-    framing::{FRAME_BYTES, FrameLimits, Framer, Part, fail_unfinished},
+    TcpSettings,
+    connection::{DataConnection, SendFailure},
+    connection_pool::{ConnectionPool, Destination, PooledConnection, stall_error},
     request_window,
-    vectored_io::Span,
 };
 use crate::{
     discovery::descriptor::SegmentDescriptor,
     metrics::PoolSnapshot,
     transfer_entry::{Opcode, RemoteRange, TransferEntry},
-    transport::{Path, TimeLimits, TransportKind},
+    transport::{
+        Path, TimeLimits, TransportKind,
+        tcp::{
+            compat_frame,
+            frame::{self, Refusal, RequestHeader, ResponseHeader},
+            framing::{FRAME_BYTES, FrameLimits, Framer, Part, fail_unfinished},
+            vectored_io::Span,
+        },
+    },
 };
 
 /// The maximum number of bad local addresses found one by one in a call, each of which costs a
@@ -28,7 +32,7 @@ const BAD_SPANS_MAX: usize = 16;
 
 /// A path over TCP.
 #[derive(Debug)]
-pub(super) struct TcpPath {
+pub(in crate::transport::tcp) struct TcpPath {
     pool: ConnectionPool,
     protocol: WireProtocol,
 }
@@ -52,7 +56,7 @@ enum FrameOutcome {
 }
 
 impl TcpPath {
-    pub(super) fn connect(
+    pub(in crate::transport::tcp) fn connect(
         peer: &SegmentDescriptor,
         settings: &TcpSettings,
         deadline: Moment,
@@ -309,7 +313,7 @@ impl FrameExchange<'_> {
             Refusal::decode_all(&list, self.parts.len()).map_err(|bad| mid_response(bad.into()))?;
         for refusal in &refusals {
             let part = &self.parts[refusal.index];
-            part.complete(self.entries, Err(refusal_error(part, refusal.code, self.endpoint)));
+            part.complete(self.entries, Err(part.refused(refusal.code, self.endpoint)));
         }
         if self.opcode == Opcode::Read {
             self.load_spans(true, &refusals);
@@ -355,7 +359,7 @@ impl FrameExchange<'_> {
                 compat_frame::Status::decode(status).map_err(|bad| mid_response(bad.into()))?;
             if status == compat_frame::Status::Refused {
                 let part = &self.parts[0];
-                let error = refusal_error(part, ErrorCode::TRANSFER_FAIL, self.endpoint);
+                let error = part.refused(ErrorCode::TRANSFER_FAIL, self.endpoint);
                 part.complete(self.entries, Err(error));
                 return Ok(FrameOutcome::Closing);
             }
@@ -427,11 +431,4 @@ fn bad_local_error(part: &Part) -> Error {
     Error::invalid("the local address is not accessible memory")
         .with("address", format_args!("{:#x}", part.address))
         .with("length", part.length())
-}
-
-pub(super) fn refusal_error(part: &Part, code: ErrorCode, endpoint: &Endpoint) -> Error {
-    Error::new(code, "the peer refused the address, it is not in a registered range")
-        .with("peer", endpoint)
-        .with("address", format_args!("{:#x}", part.remote.address))
-        .with("length", part.remote.length)
 }

@@ -5,30 +5,39 @@ use std::{
     collections::HashSet,
     io,
     os::fd::{BorrowedFd, RawFd},
-    sync::Once,
+    sync::{Arc, Once},
     time::{Duration, Instant},
 };
 
 use mooncake_base::EngineId;
 
-use super::{
-    link::{Link, Received},
-    message::{Message, RegionKind, VERSION},
-    probe::{ProbeOffer, ProvenAccess},
-    server::AuthPolicy,
-};
 use crate::{
     memory::{
         exported_memory::ExportedMemory,
         region::{Backing, Region},
     },
-    token::{self, Channel, Exchange, HandshakeSide, Nonce, Proof},
+    metrics::Refusals,
+    token::{self, Channel, Exchange, HandshakeSide, Nonce, Proof, Token},
     transfer_entry::RemoteRange,
+    transport::shm::{
+        link::{Link, Received, effective_user},
+        message::{Message, RegionKind, VERSION},
+        probe::{ProbeOffer, ProvenAccess},
+    },
 };
 
 /// The kernel setting that restricts which processes may access another one's memory, if the Yama
 /// security module is loaded.
 const PTRACE_SCOPE: &str = "/proc/sys/kernel/yama/ptrace_scope";
+
+/// The rules by which peers are admitted.
+#[derive(Debug, Default)]
+pub(crate) struct AuthPolicy {
+    /// The token that peers must prove to know.
+    pub(crate) token: Option<Token>,
+    /// Counts peers that failed to prove the token.
+    pub(crate) refusals: Arc<Refusals>,
+}
 
 /// The connection to a peer that is attached to this engine or is in its handshake.
 #[derive(Debug)]
@@ -255,10 +264,4 @@ fn allow_process_vm() {
             tracing::debug!(%error, "peers of this host must copy over tcp: PR_SET_PTRACER failed");
         }
     });
-}
-
-/// Returns the effective user id of this process.
-pub(super) fn effective_user() -> u32 {
-    // SAFETY: the call reads a property of the process and cannot fail.
-    unsafe { libc::geteuid() }
 }

@@ -14,16 +14,22 @@ use std::{
 use mooncake_base::sync::{Condvar, Mutex, RwLock};
 use mooncake_base::{Clock, Error, ErrorCode, Moment, Result, SystemClock};
 
-use super::{
-    link::Link,
-    message::{Message, RegionKind},
-    probe::ProvenAccess,
+use crate::{
+    memory::mapping::Mapping,
+    transfer_entry::RemoteRange,
+    transport::{
+        RemoteMemory,
+        shm::{
+            link::Link,
+            message::{Message, RegionKind},
+            probe::ProvenAccess,
+        },
+    },
 };
-use crate::{memory::mapping::Mapping, path::selection::RemoteMemory, transfer_entry::RemoteRange};
 
 /// A connection to an owner and the regions that the owner announced.
 #[derive(Debug)]
-pub(super) struct Attachment {
+pub(in crate::transport::shm) struct Attachment {
     link: Link,
     /// The peer's process id, as this process sees it.
     process: i32,
@@ -92,7 +98,7 @@ impl Attachment {
         }
     }
 
-    pub(super) const fn link(&self) -> &Link {
+    pub(in crate::transport::shm) const fn link(&self) -> &Link {
         &self.link
     }
 
@@ -107,7 +113,7 @@ impl Attachment {
     /// Marks the attachment dead and wakes all waiting queries: the peer is gone or unreachable, or
     /// this side has no use for it. The connection is closed once no transfer uses it: to the owner
     /// its end means that the memory is not accessed any more.
-    pub(super) fn close(&self) {
+    pub(in crate::transport::shm) fn close(&self) {
         self.is_alive.store(false, Ordering::SeqCst);
         self.shut_down_if_idle();
         // A querying thread holds this lock until it waits, so no thread misses the notification.
@@ -194,7 +200,11 @@ impl Attachment {
     }
 
     /// Handles a message that the server thread received. Returns false if it is unexpected.
-    pub(super) fn handle_message(&self, message: Message, file: Option<OwnedFd>) -> bool {
+    pub(in crate::transport::shm) fn handle_message(
+        &self,
+        message: Message,
+        file: Option<OwnedFd>,
+    ) -> bool {
         match message {
             Message::Found { id, base, length, kind } => {
                 let access = self.access_mode(length, kind, file);

@@ -15,17 +15,22 @@ use std::{
 use mooncake_base::{Endpoint, Result};
 
 use super::{
-    connection_pool::{ConnectionPool, PeerWait, PooledConnection},
-    frame::{
-        self, Malformed, REFUSAL_BYTES, RESPONSE_BYTES, Refusal, RequestHeader, ResponseHeader,
-    },
-    framing::{FRAME_BYTES, FrameLimits, Framer, Part},
-    path::refusal_error,
-    vectored_io::{self, BlockMode, Cursor, Span},
+    connection::PeerWait,
+    connection_pool::{ConnectionPool, PooledConnection},
 };
 use crate::{
     transfer_entry::{Opcode, TransferEntry},
-    transport::TimeLimits,
+    transport::{
+        TimeLimits,
+        tcp::{
+            frame::{
+                self, Malformed, REFUSAL_BYTES, RESPONSE_BYTES, Refusal, RequestHeader,
+                ResponseHeader,
+            },
+            framing::{FRAME_BYTES, FrameLimits, Framer, Part},
+            vectored_io::{self, BlockMode, Cursor, Span},
+        },
+    },
 };
 
 /// The maximum number of requests in flight per connection: one travels while another is applied.
@@ -324,7 +329,7 @@ impl InFlightRequest {
     ) {
         for refusal in refusals {
             let part = &self.parts[refusal.index];
-            let error = refusal_error(part, refusal.code, batch.endpoint);
+            let error = part.refused(refusal.code, batch.endpoint);
             progress.fail(part, batch.entries, Err(error));
             if batch.opcode == Opcode::Read {
                 self.spans[refusal.index] = Span::discard(0);

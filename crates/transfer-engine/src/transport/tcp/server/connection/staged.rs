@@ -5,7 +5,7 @@ use std::{io, mem};
 
 use mooncake_base::{Clock, Error, SystemClock};
 
-use super::connection::{Connection, RequestTimeout};
+use super::{Connection, RequestTimeout};
 use crate::{
     device::{BUFFER_BYTES, DeviceCopy, DeviceMemory, PinnedBuffer},
     memory::region::Pin,
