@@ -182,8 +182,8 @@ pub const OPTIONS: &[Spec] = &[
     value("log_sync", "When the log is synced to disk: always (before each reply), never, or at an interval such as \
          `1s` or `200ms`. It is written to the page cache before each reply in any case.",
         set_log_sync, show_log_sync),
-    value("resume_grace", "How long after a restart calls wait for clients that may come back: milliseconds, or with \
-         ms, s, m, h.",
+    value("resume_grace", "How long calls wait for clients that may come back: after a restart for those that the log \
+         knows, after a pause of the master for those that hung up meanwhile. Milliseconds, or with ms, s, m, h.",
         |c, t| read_millis(t).map(|d| c.resume_grace = d), |c| millis(c.resume_grace)),
 
     switch("enable_kv_events", "Publishes object events over ZeroMQ; needs --kv_events_bind_endpoint and --kv_events_backend_id.",

@@ -6,7 +6,6 @@ use mooncake_proto::{
     convert::Caller,
     v1::{self, ItemResult},
 };
-use prost::Message;
 
 use super::{
     BATCH_ITEMS_MAX, SLICE_ITEMS, Service, check_batch,
@@ -19,9 +18,6 @@ use super::{
 use crate::state::{
     FenceTicket, Listing, LocateOptions, ObjectSlot, ObjectSummary, PutRef, Removal, State,
 };
-
-/// The maximum encoded size of one page of a listing.
-const PAGE_BYTES_MAX: usize = 8 << 20;
 
 /// The maximum length of a group name.
 const GROUP_BYTES_MAX: usize = 1024;
@@ -156,19 +152,8 @@ impl Service {
                 Listing::match_keys,
             );
             let page = listing.into_page();
-            let mut objects = Vec::with_capacity(page.objects.len());
-            let mut is_last = page.is_last;
-            let mut bytes = 0;
-            for object in &page.objects {
-                let object = summary_to_wire(object);
-                bytes += object.encoded_len();
-                if bytes > PAGE_BYTES_MAX && !objects.is_empty() {
-                    is_last = false;
-                    break;
-                }
-                objects.push(object);
-            }
-            Ok(v1::ListObjectsResponse { objects, is_last })
+            let objects = page.objects.iter().map(summary_to_wire).collect();
+            Ok(v1::ListObjectsResponse { objects, is_last: page.is_last })
         })
     }
 

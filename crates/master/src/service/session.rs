@@ -37,9 +37,9 @@ impl Origin {
 #[derive(Debug)]
 struct Session {
     number: u64,
-    /// The tag of the client that called last. A connection usually has one client, whose calls are
-    /// recognized by it without a lock.
-    last_caller: AtomicU64,
+    /// The client that called last, and the generation of [`Sessions`] then. A connection usually has
+    /// one client, so that its calls need no lock that other connections share.
+    last_caller: Mutex<Option<(ClientId, u64)>>,
     /// The clients that called over this connection; `None` once it is closed.
     clients: Mutex<Option<FxHashSet<ClientId>>>,
 }
@@ -78,7 +78,7 @@ impl Sessions {
     pub(super) fn open(&self, is_local: bool) -> Origin {
         let number = self.last_number.fetch_add(1, Ordering::Relaxed) + 1;
         let clients = Mutex::new(Some(FxHashSet::default()));
-        let session = Session { number, last_caller: AtomicU64::new(0), clients };
+        let session = Session { number, last_caller: Mutex::default(), clients };
         Origin { is_local, session: Some(Arc::new(session)) }
     }
 
@@ -115,14 +115,11 @@ impl Sessions {
     /// connection, and is alive again.
     pub(super) fn record_call(&self, client: &[u8], origin: &Origin) -> Option<ClientId> {
         let session = origin.session.as_ref()?;
-        let halves = client.first_chunk::<8>().zip(client.last_chunk::<8>())?;
-        let id = u64::from_le_bytes(*halves.0) ^ u64::from_le_bytes(*halves.1).rotate_left(32);
-        let tag = (id ^ self.generation.load(Ordering::Relaxed)) | 1;
-        if session.last_caller.load(Ordering::Relaxed) == tag {
+        let client = ClientId::from_bytes(client)?;
+        let caller = (client, self.generation.load(Ordering::Relaxed));
+        if session.last_caller.lock().replace(caller) == Some(caller) {
             return None;
         }
-        session.last_caller.store(tag, Ordering::Relaxed);
-        let client = ClientId::from_bytes(client)?;
         self.add_connection(client, session).then_some(client)
     }
 

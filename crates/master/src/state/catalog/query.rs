@@ -23,6 +23,10 @@ const REGEX_BYTES_MAX: usize = 256 << 10;
 const PATTERN_BYTES_MAX: usize = 16 * 1024;
 /// Maximum number of objects on one page.
 pub const PAGE_MAX: usize = 10_000;
+/// Maximum size of a page, and of a page in progress. One key is always on it.
+pub(in crate::state) const PAGE_BYTES_MAX: usize = 8 << 20;
+/// Upper bound of the size of an object on a page without its key.
+const SUMMARY_BYTES: usize = 64;
 
 /// A condition on keys.
 #[derive(Debug, Clone)]
@@ -118,13 +122,16 @@ pub struct Listing {
     pub(in crate::state) limit: usize,
     pub(in crate::state) next_slot: u32,
     pub(in crate::state) found: std::collections::BTreeMap<ObjectKey, ObjectSummary>,
-    pub(in crate::state) is_last: bool,
+    /// Size of what was found.
+    pub(in crate::state) bytes: usize,
+    /// The smallest key that did not fit: the page ends before it.
+    pub(in crate::state) end: Option<ObjectKey>,
     pub(in crate::state) candidates: Candidates,
 }
 
 impl Listing {
-    /// Creates a listing of at most `limit` objects after the key `after`. A limit of 0, or one
-    /// above [`PAGE_MAX`], counts as [`PAGE_MAX`].
+    /// Creates a listing of at most `limit` objects after the key `after`, and of at most
+    /// 8 MiB. A limit of 0, or one above [`PAGE_MAX`], counts as [`PAGE_MAX`].
     pub fn new(tenant: TenantId, selector: Selector, after: Option<&[u8]>, limit: usize) -> Self {
         let limit = if limit == 0 { PAGE_MAX } else { limit.min(PAGE_MAX) };
         Self {
@@ -134,7 +141,8 @@ impl Listing {
             limit,
             next_slot: 0,
             found: std::collections::BTreeMap::new(),
-            is_last: true,
+            bytes: 0,
+            end: None,
             candidates: Candidates::default(),
         }
     }
@@ -147,7 +155,7 @@ impl Listing {
 
     /// Returns the objects found, in byte order of the keys, and whether they are the last.
     pub fn into_page(self) -> Page {
-        Page { objects: self.found.into_values().collect(), is_last: self.is_last }
+        Page { objects: self.found.into_values().collect(), is_last: self.end.is_none() }
     }
 }
 
@@ -391,19 +399,23 @@ impl State {
 impl Listing {
     /// Returns whether a selected key can belong on the page, judged by the objects scanned so far.
     fn is_wanted(&self, key: &[u8]) -> bool {
-        if self.after.as_deref().is_some_and(|after| key <= after) {
-            return false;
-        }
-        let last = self.found.last_key_value().filter(|_| self.found.len() >= self.limit);
-        let is_beyond = last.is_some_and(|(last, _)| key > last.as_bytes());
-        !is_beyond || self.is_last
+        self.after.as_deref().is_none_or(|after| key > after)
+            && self.end.as_ref().is_none_or(|end| key < end.as_bytes())
     }
 
+    /// Adds an object, and drops the last ones if the page is larger than it may be.
     fn add(&mut self, summary: ObjectSummary) {
+        let bytes = |key: &ObjectKey| key.as_bytes().len() + SUMMARY_BYTES;
+        // An object that was found before is replaced.
+        if !self.found.contains_key(&summary.key) {
+            self.bytes += bytes(&summary.key);
+        }
         self.found.insert(summary.key.clone(), summary);
-        if self.found.len() > self.limit {
-            self.found.pop_last();
-            self.is_last = false;
+        while self.found.len() > self.limit || (self.bytes > PAGE_BYTES_MAX && self.found.len() > 1)
+        {
+            let Some((key, _)) = self.found.pop_last() else { return };
+            self.bytes -= bytes(&key);
+            self.end = Some(key);
         }
     }
 }

@@ -1,6 +1,6 @@
 //! Leases, fences, removals, listings.
 
-use super::*;
+use super::{super::catalog::query::PAGE_BYTES_MAX, *};
 
 #[test]
 fn lease_prevents_removal_until_it_ends() {
@@ -152,6 +152,32 @@ fn bulk_removal_skips_leased_and_unfinished() {
     }
     fails(Selector::regex("(a{1000}){1000}"), ErrorCode::INVALID_PARAMS);
     fails(Selector::regex(&"a".repeat(20_000)), ErrorCode::INVALID_PARAMS);
+}
+
+#[test]
+fn page_of_long_keys_is_bounded_by_bytes() {
+    let mut pool = Pool::new(64);
+    // Short keys between long ones: none may be left out where a page ends.
+    let key = |index: usize| format!("{index:03}{}", "x".repeat(index % 3 * 30_000));
+    // In an order in which large keys come before small ones, too.
+    for index in (0..400).map(|index| index * 171 % 400) {
+        pool.put(&key(index), 1).unwrap();
+    }
+    for selector in [Selector::All, Selector::regex("^[0-9]").unwrap()] {
+        let (mut seen, mut pages) = (Vec::<String>::new(), 0);
+        loop {
+            let after = seen.last().map(String::as_str);
+            let (names, is_last) = pool.list(selector.clone(), after, 0);
+            assert!(names.iter().map(String::len).sum::<usize>() <= PAGE_BYTES_MAX);
+            seen.extend(names);
+            pages += 1;
+            if is_last {
+                break;
+            }
+        }
+        assert!(pages > 1, "the page was not cut");
+        assert!(seen.iter().cloned().eq((0..400).map(key)), "a key was left out");
+    }
 }
 
 #[test]
