@@ -22,7 +22,8 @@ export PYO3_PYTHON := $(BIN)/python
 export PYTHONDONTWRITEBYTECODE := 1
 
 # Cargo cannot link tests of the extension, whose symbols come from the interpreter. Its tests are those
-# in tests/python.
+# in tests/python. The checks that are Rust tests select the same crates: cargo chooses the features of
+# dependencies by the selection, and would build most of them once more for another one.
 RUST_TESTED := --workspace --exclude mooncake-python --features mooncake-verbs/rdma,mooncake-verbs/test-util --locked
 NATIVE_SOURCES := Cargo.toml Cargo.lock pyproject.toml $(shell find crates -name '*.rs' -o -name Cargo.toml -o -name '*.proto')
 PYTHON_SOURCES := $(wildcard python tests/python scripts benches)
@@ -73,13 +74,13 @@ check-words: setup ## Check the spelling
 
 .PHONY: check-shape
 check-shape: setup ## Check dependencies, file sizes and the rules of docs/architecture.md
-	cargo test --locked --quiet -p mooncake-tidy
+	cargo test $(RUST_TESTED) --quiet --test code --test dependencies --test docs --test files --test vocabulary
 	@if cargo deny --version >/dev/null 2>&1; then cargo deny check bans licenses sources; \
 	  else echo "cargo-deny is not installed: only licences were checked"; fi
 
 .PHONY: check-fresh
 check-fresh: setup ## Check that generated files are up to date
-	cargo run --locked --quiet -p mooncake-codegen -- --check
+	cargo test $(RUST_TESTED) --quiet --test fresh
 
 .PHONY: check-rust
 check-rust: setup ## Lint Rust, with and without RDMA
