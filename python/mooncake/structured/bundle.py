@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from mooncake.structured.bundle_store import ObjectRead, Objects
@@ -38,11 +38,13 @@ class BundlePayload:
     Attributes:
         payload: Its bytes.
         extra: Further entries of its manifest.
+        typed: Entries for a store that has calls for tensors, with which upstream then reads it.
         is_single: True if it must be one object of any length, as a tensor must.
     """
 
     payload: Payload
-    extra: Mapping[str, Any]
+    extra: Mapping[str, Any] = field(default_factory=dict)
+    typed: Mapping[str, Any] = field(default_factory=dict)
     is_single: bool = False
 
 
@@ -89,11 +91,12 @@ class Bundles:
         keys = BundleKeys.new(self._prefix, partition)
         named = [(checked_name("buffer name", name), payload) for name, payload in payloads.items()]
         parts = [(keys.buffer(name), payload) for name, payload in named]
-        parts.append((keys.meta, BundlePayload(bytes_payload(meta, "meta"), {})))
+        parts.append((keys.meta, BundlePayload(bytes_payload(meta, "meta"))))
         specs: list[PayloadSpec] = []
         objects: list[tuple[str, Payload]] = []
         for key, part in parts:
-            spec, chunks = _cut(key, part, chunk_bytes)
+            extra = {**part.typed, **part.extra} if self.objects.has_tensors else part.extra
+            spec, chunks = _cut(key, part, extra, chunk_bytes)
             specs.append(spec)
             objects += chunks
         buffers = {
@@ -224,7 +227,7 @@ def payload_reads(
 
 
 def _cut(
-    key: str, part: BundlePayload, chunk_bytes: int
+    key: str, part: BundlePayload, extra: Mapping[str, Any], chunk_bytes: int
 ) -> tuple[PayloadSpec, Sequence[tuple[str, Payload]]]:
     """Return the entry of a payload in the manifest, and its objects."""
     total = part.payload.nbytes
@@ -232,4 +235,4 @@ def _cut(
     keys = [key] if len(chunks) == 1 else [f"{key}/chunk/{at}" for at in range(len(chunks))]
     objects = list(zip(keys, chunks, strict=True))
     sizes = tuple((name, chunk.nbytes) for name, chunk in objects)
-    return PayloadSpec(key, total, sizes, part.extra), objects
+    return PayloadSpec(key, total, sizes, extra), objects

@@ -88,6 +88,7 @@ class Objects:
         self._process = os.getpid()
         # Only stores of this package have groups of keys.
         self.is_grouped = hasattr(store, "_get_pyclient_capsule")
+        self.has_tensors = hasattr(store, "get_tensor")
 
     @property
     def store(self) -> BundleStore:

@@ -123,22 +123,20 @@ def encode_member(name: str, value: Any) -> tuple[dict[str, Any], BundlePayload]
     """
     if isinstance(value, FlatArray):
         if value.dtype is None:
-            return {"encoding": "bytes"}, BundlePayload(value.payload, {})
+            return {"encoding": "bytes"}, BundlePayload(value.payload)
         length = value.payload.nbytes // value.dtype.itemsize
-        return _array_field(name, value.dtype, (length,)), BundlePayload(value.payload, {})
+        return _array_field(name, value.dtype, (length,)), BundlePayload(value.payload)
     if isinstance(value, np.ndarray):
-        return _array_field(name, value.dtype, value.shape), BundlePayload(
-            payload_of_array(value), {}
-        )
+        return _array_field(name, value.dtype, value.shape), BundlePayload(payload_of_array(value))
     if isinstance(value, TensorObjectBuffer):
         return _encode_tensor_buffer(name, value)
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(value, torch.Tensor):
         if value.is_nested:
             field, payload = encode_nested(value)
-            return field, BundlePayload(payload, {})
+            return field, BundlePayload(payload)
         return _encode_tensor(value)
-    return {"encoding": "bytes"}, BundlePayload(bytes_payload(value, name), {})
+    return {"encoding": "bytes"}, BundlePayload(bytes_payload(value, name))
 
 
 def encode_metadata(metadata: Mapping[str, Any], fields: Mapping[str, Any], layout: str) -> bytes:
@@ -229,8 +227,8 @@ def _tensor_entries(
     """Return the description of a tensor, and its entry in the manifest."""
     named = {"dtype": f"torch.{dtype.name}", "shape": list(shape)}
     field = {"encoding": "torch_tensor", **named, "element_size": dtype.itemsize}
-    extra = {"kind": "tensor", **named, "metadata_bytes": METADATA_BYTES}
-    return field, BundlePayload(payload, extra, is_single=True)
+    extra = {"metadata_bytes": METADATA_BYTES}
+    return field, BundlePayload(payload, extra, {"kind": "tensor", **named}, is_single=True)
 
 
 def _array_field(name: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> dict[str, Any]:

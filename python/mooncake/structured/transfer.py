@@ -105,8 +105,7 @@ class MooncakeBundleTransfer:
             ValueError: A name or an option is not valid.
         """
         payloads = {
-            name: BundlePayload(bytes_payload(value, str(name)), {})
-            for name, value in buffers.items()
+            name: BundlePayload(bytes_payload(value, str(name))) for name, value in buffers.items()
         }
         return self._bundles.put(
             bytes_payload(meta, "meta").tobytes(),

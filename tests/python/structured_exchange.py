@@ -1,0 +1,149 @@
+"""Writes and reads batches with either package: run by the interpreter that has the package.
+
+    python structured_exchange.py write    # prints batches as JSON
+    python structured_exchange.py read     # reads such JSON, prints what the package makes of it
+
+The store is a dictionary, so that nothing but the layout is exchanged.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import sys
+from typing import Any
+
+import numpy as np
+import torch
+from structured_columns import EXACT
+
+from mooncake.structured_object_store import (
+    FieldSchema,
+    MooncakeBundleTransfer,
+    StructuredObjectPayload,
+    export_dataproto_ref,
+)
+
+# Columns that need a schema.
+SCHEMAS: dict[str, tuple[FieldSchema, list[Any]]] = {
+    "json": (FieldSchema("json_ragged"), [{"a": 1}, None, "x"]),
+    "media": (FieldSchema("media_bytes"), [b"ab", None]),
+    "dicts by schema": (
+        FieldSchema("ragged_tensor_dict"),
+        [{"p": torch.ones(2), "q": torch.ones(1, 2)}, None, {"p": torch.ones(1)}],
+    ),
+}
+MEMBERS: dict[str, Any] = {
+    "array": np.arange(6, dtype=np.int32).reshape(3, 2),
+    "text": np.array(["ab", "c"]),
+    "bytes": b"xyz",
+    "nothing": b"",
+    "tensor": torch.arange(6, dtype=torch.bfloat16).reshape(2, 3),
+    "jagged": torch.nested.nested_tensor(
+        [torch.tensor([1, 2]), torch.tensor([3])], layout=torch.jagged
+    ),
+}
+
+
+class Store:
+    """A store in memory."""
+
+    def __init__(self, objects: dict[str, str]) -> None:
+        self.objects = {key: base64.b64decode(value) for key, value in objects.items()}
+
+    def put(self, key: str, value: Any, config: Any = None) -> int:
+        self.objects[key] = bytes(value)
+        return 0
+
+    def get(self, key: str) -> bytes:
+        return self.objects.get(key, b"")
+
+    def remove(self, key: str, force: bool = False) -> int:
+        return 0 if self.objects.pop(key, None) is not None else -704
+
+    def is_exist(self, key: str) -> int:
+        return int(key in self.objects)
+
+    def encoded(self) -> dict[str, str]:
+        return {key: base64.b64encode(value).decode() for key, value in self.objects.items()}
+
+
+def described(value: Any) -> Any:
+    """Returns a value in a form of JSON that tells types apart."""
+    if isinstance(value, torch.Tensor):
+        if value.is_nested:
+            return ["jagged", [described(row) for row in value.unbind()]]
+        return ["tensor", str(value.dtype), list(value.shape), value.double().tolist()]
+    if isinstance(value, np.ndarray):
+        return ["array", value.dtype.str, list(value.shape), value.tolist()]
+    if isinstance(value, bytes):
+        return ["bytes", value.hex()]
+    if isinstance(value, dict):
+        return ["dict", sorted((key, described(each)) for key, each in value.items())]
+    if isinstance(value, list):
+        return ["list", [described(each) for each in value]]
+    return [type(value).__name__, value]
+
+
+def column(rows: list[Any]) -> np.ndarray:
+    array = np.empty(len(rows), dtype=object)
+    for at, row in enumerate(rows):
+        array[at] = row
+    return array
+
+
+def columns() -> dict[str, tuple[FieldSchema | None, list[Any]]]:
+    """Returns the columns of all codecs by name."""
+    return {**{name: (None, rows) for name, _, rows in EXACT}, **SCHEMAS}
+
+
+def write() -> dict[str, Any]:
+    store = Store({})
+    transfer = MooncakeBundleTransfer(store, "exchange", default_chunk_bytes=32)
+    handles: dict[str, Any] = {}
+    for name, (schema, rows) in columns().items():
+        data = {"batch": {"n": np.arange(len(rows))}, "non_tensor_batch": {"f": column(rows)}}
+        try:
+            ref = transfer.put(data, field_schemas={"f": schema} if schema else None)
+        except Exception as error:  # noqa: BLE001 # a package may refuse what the other stores
+            handles[name] = {"error": repr(error)}
+        else:
+            handles[name] = export_dataproto_ref(ref)
+    payload = StructuredObjectPayload({"step": 7}, MEMBERS)
+    key = transfer.put_structured_object(payload).manifest_key
+    return {"objects": store.encoded(), "handles": handles, "members": key}
+
+
+def read(written: dict[str, Any]) -> dict[str, Any]:
+    store = Store(written["objects"])
+    transfer = MooncakeBundleTransfer(store, "exchange")
+    handles = {name: each for name, each in written["handles"].items() if "error" not in each}
+    found: dict[str, Any] = {}
+    for name, handle in handles.items():
+        found[name] = {}
+        for part, rows in (("all", None), ("rest", slice(1, None))):
+            try:
+                batch = transfer.get(handle, rows=rows)
+            except Exception as error:  # noqa: BLE001 # the test tells which may fail
+                found[name][part] = repr(error)
+            else:
+                found[name][part] = [described(row) for row in batch["non_tensor_batch"]["f"]]
+                found[name][f"{part} numbers"] = batch["batch"]["n"].tolist()
+    result = transfer.materialize(transfer.read_spec({"manifest_key": written["members"]}))
+    members = {name: described(value) for name, value in result.objects.items()}
+    for handle in handles.values():
+        transfer.cleanup_dataproto(handle)
+    transfer.remove_bundle({"manifest_key": written["members"]})
+    return {
+        "columns": found,
+        "members": members,
+        "step": result.metadata["step"],
+        "left": list(store.objects),
+    }
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "write":
+        print(json.dumps(write()))
+    else:
+        print(json.dumps(read(json.load(sys.stdin))))

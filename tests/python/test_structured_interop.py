@@ -1,0 +1,100 @@
+"""Structured objects and batches are exchanged with upstream's package in both directions."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from upstream_package import upstream_python
+
+pytest.importorskip("torch")
+pytest.importorskip("msgpack")
+exchange = pytest.importorskip("structured_exchange")
+
+pytestmark = pytest.mark.timeout(300)
+
+SCRIPT = Path(__file__).with_name("structured_exchange.py")
+PACKAGES = Path(np.__file__).parents[1]
+
+# Columns that upstream does not store.
+REFUSED = {"unsigned", "array and list", "bfloat16", "anything", "lists of arrays", "nothing"}
+# Columns whose numbers upstream stores as floats.
+AS_FLOATS = {"numbers", "empty list", "mixed lists"}
+# Columns that upstream does not read as they were put, by us or by itself.
+MISREAD = {"array and list", "array without dimensions", "bfloat16"}
+
+
+def as_json(value: Any) -> Any:
+    return json.loads(json.dumps(value))
+
+
+def expected(name: str) -> list[Any]:
+    return as_json([exchange.described(row) for row in exchange.columns()[name][1]])
+
+
+def run_upstream(mode: str, given: Any = None) -> Any:
+    """Runs the script with the upstream package, and with numpy and torch of this interpreter."""
+    done = subprocess.run(
+        [upstream_python(), str(SCRIPT), mode],
+        input=json.dumps(given),
+        capture_output=True,
+        text=True,
+        timeout=250,
+        check=False,
+        env={**os.environ, "PYTHONPATH": str(PACKAGES)},
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.fixture(scope="module")
+def of_upstream() -> Any:
+    """What we read of what upstream wrote."""
+    written = run_upstream("write")
+    refused = {name for name, handle in written["handles"].items() if "error" in handle}
+    assert refused == REFUSED
+    return as_json(exchange.read(written))
+
+
+@pytest.fixture(scope="module")
+def by_upstream() -> Any:
+    """What upstream reads of what we wrote."""
+    return run_upstream("read", exchange.write())
+
+
+@pytest.mark.parametrize("name", sorted(exchange.columns().keys() - REFUSED))
+def test_column_of_upstream_is_read(of_upstream: Any, name: str):
+    rows = of_upstream["columns"][name]
+    if name in AS_FLOATS:
+        assert "int" not in json.dumps(rows)
+    else:
+        assert rows["all"] == expected(name)
+    assert rows["rest"] == rows["all"][1:]
+    assert rows["all numbers"] == list(range(len(rows["all"])))
+
+
+@pytest.mark.parametrize("name", sorted(exchange.columns().keys() - MISREAD))
+def test_upstream_reads_our_column(by_upstream: Any, name: str):
+    rows = by_upstream["columns"][name]
+    assert rows["all"] == expected(name)
+    assert rows["rest"] == expected(name)[1:]
+
+
+@pytest.mark.parametrize("name", list(exchange.MEMBERS))
+@pytest.mark.parametrize("direction", ["of_upstream", "by_upstream"])
+def test_members_are_exchanged(request: pytest.FixtureRequest, direction: str, name: str):
+    found = request.getfixturevalue(direction)
+    assert found["members"][name] == as_json(exchange.described(exchange.MEMBERS[name]))
+    assert found["step"] == 7
+
+
+@pytest.mark.parametrize("direction", ["of_upstream", "by_upstream"])
+def test_removal_leaves_nothing_of_the_other_package(
+    request: pytest.FixtureRequest, direction: str
+):
+    assert request.getfixturevalue(direction)["left"] == []
