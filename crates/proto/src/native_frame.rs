@@ -51,7 +51,9 @@ pub fn check_client_greeting(greeting: &[u8; 12]) -> Result<()> {
     if version == VERSION {
         Ok(())
     } else {
-        Err(Error::new(ErrorCode::INVALID_VERSION, "the client speaks another native version")
+        let why = "the client speaks another version of the native protocol; install the version of \
+                   the master";
+        Err(Error::new(ErrorCode::INVALID_VERSION, why)
             .with("client_version", version)
             .with("our_version", VERSION))
     }
@@ -162,6 +164,34 @@ mod tests {
     fn rejects_an_oversized_frame_by_its_length() {
         let mut wire = BytesMut::from(&u32::MAX.to_le_bytes()[..]);
         assert!(decode::<Request>(&mut wire, FRAME_BYTES_MAX).is_err());
+    }
+
+    /// The bytes of version 1: both greetings, and a frame with a request.
+    const VERSION_1: [&[u8]; 3] = [
+        b"MOONLEAN\x01\0\0\0",
+        b"\x0b\0\0\0\x08\x01\x12\x02\x07\x08\x1a\x03a-b",
+        b"\x07\0\0\0\x5a\x05\x12\x01k\x18\x01",
+    ];
+
+    #[test]
+    fn bytes_of_version_1_stay_as_they_are() {
+        assert_eq!(VERSION, 1, "a new version needs bytes of its own here");
+        let mut written = BytesMut::new();
+        let greeting = ServerGreeting {
+            version: VERSION,
+            master: vec![7, 8],
+            unix_socket: "a-b".to_owned(),
+            ..ServerGreeting::default()
+        };
+        encode(&greeting, &mut written).unwrap();
+        assert_eq!([&client_greeting()[..], &written], VERSION_1[..2]);
+        let mut read = BytesMut::from(VERSION_1[1]);
+        assert_eq!(decode(&mut read, GREETING_BYTES_MAX).unwrap(), Some(greeting));
+        written.clear();
+        encode(&request(), &mut written).unwrap();
+        assert_eq!(&written[..], VERSION_1[2]);
+        let mut read = BytesMut::from(VERSION_1[2]);
+        assert_eq!(decode(&mut read, FRAME_BYTES_MAX).unwrap(), Some(request()));
     }
 
     #[test]

@@ -5,9 +5,9 @@ use mooncake_base::{Error, ErrorCode, Result};
 
 /// The first bytes of every file.
 const MAGIC: [u8; 8] = *b"MOONLOG\n";
-/// The format version, raised when an older master cannot read newer files. Version 1 did not tell
-/// an interval from no sync at all, and counted synced bytes in its frames.
-const VERSION: u32 = 2;
+/// The format version, raised when an older master cannot read newer files. A file of each version
+/// that is read is among the test data. Version 1 was never released and is not read.
+pub(super) const VERSION: u32 = 2;
 /// Bytes of a header: magic, version, kind, sync, two spare, timeline id, number, boot, checksum.
 pub(super) const HEADER_BYTES: usize = 8 + 4 + 4 + 16 + 8 + 16 + 4;
 /// Bytes before the payload of a frame: length, checksum, number, synced frames.
@@ -41,7 +41,6 @@ pub(super) enum Synced {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Header {
     pub(super) kind: Kind,
-    pub(super) version: u32,
     pub(super) synced: Synced,
     /// The timeline that the file belongs to.
     pub(super) timeline_id: [u8; 16],
@@ -54,14 +53,13 @@ pub(super) struct Header {
 impl Header {
     /// Returns a header of the present format.
     pub(super) fn new(kind: Kind, synced: Synced, number: u64) -> Self {
-        let version = VERSION;
-        Self { kind, version, synced, timeline_id: [0; 16], number, boot: [0; 16] }
+        Self { kind, synced, timeline_id: [0; 16], number, boot: [0; 16] }
     }
 
     pub(super) fn encode(&self) -> [u8; HEADER_BYTES] {
         let mut bytes = Vec::with_capacity(HEADER_BYTES);
         bytes.extend(MAGIC);
-        bytes.extend(self.version.to_le_bytes());
+        bytes.extend(VERSION.to_le_bytes());
         bytes.extend([self.kind as u8, self.synced as u8, 0, 0]);
         bytes.extend(self.timeline_id);
         bytes.extend(self.number.to_le_bytes());
@@ -94,22 +92,20 @@ impl Header {
                 Err(foreign_error())
             };
         }
-        let Some(version) = u32::try_from(version).ok().filter(|v| (1..=VERSION).contains(v))
-        else {
-            let why = "the file was written by another version of the master";
+        if version != u64::from(VERSION) {
+            let why = "the log was written by a master with another format: start that version, or \
+                       set the log aside, which forgets all objects";
             return Err(Error::new(ErrorCode::PERSISTENT_FAIL, why)
-                .with("version", version)
-                .with("known", VERSION));
-        };
+                .with("file_version", version)
+                .with("our_version", VERSION));
+        }
         if number_of(take(4)) != u64::from(crc32fast::hash(&bytes[..HEADER_BYTES - 4])) {
             return Ok(None);
         }
-        let synced = match (version, kind[1]) {
-            // Version 1 reused memory before the release was on disk.
-            (1, 0) => Synced::Never,
-            (_, 0) => Synced::AtInterval,
-            (_, 1) => Synced::Always,
-            (_, 2) => Synced::Never,
+        let synced = match kind[1] {
+            0 => Synced::AtInterval,
+            1 => Synced::Always,
+            2 => Synced::Never,
             _ => return Err(foreign_error()),
         };
         let kind = match kind[0] {
@@ -117,7 +113,7 @@ impl Header {
             1 => Kind::Snapshot,
             _ => return Err(foreign_error()),
         };
-        Ok(Some(Self { kind, version, synced, timeline_id, number, boot }))
+        Ok(Some(Self { kind, synced, timeline_id, number, boot }))
     }
 }
 
@@ -196,7 +192,6 @@ mod tests {
 
     const HEADER: Header = Header {
         kind: Kind::Snapshot,
-        version: VERSION,
         synced: Synced::Always,
         timeline_id: [7; 16],
         number: 3,

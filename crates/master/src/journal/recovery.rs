@@ -241,25 +241,14 @@ impl LogFile {
     fn has_effects(&self) -> bool {
         self.frames().take(2).any(|frame| !frame.payload.is_empty())
     }
-
-    /// Returns what a frame of this file says to be on disk.
-    fn synced_by(&self, frame: &Frame<'_>) -> u64 {
-        match self.header {
-            // Version 1 counted bytes. If it synced each frame, all before this one were on disk.
-            Some(Header { version: 1, synced: Synced::Always, .. }) => frame.number,
-            Some(Header { version: 1, .. }) => 0,
-            _ => frame.synced,
-        }
-    }
 }
 
 /// Returns all sound frames at or behind an offset, wherever they begin.
 fn frames_behind(file: &LogFile, at: usize, at_least: u64) -> impl Iterator<Item = Frame<'_>> {
     let mut rest = &file.bytes[at.min(file.bytes.len())..];
     std::iter::from_fn(move || {
-        let (mut frame, behind) = Frame::find(rest, at_least)?;
+        let (frame, behind) = Frame::find(rest, at_least)?;
         rest = behind;
-        frame.synced = file.synced_by(&frame);
         Some(frame)
     })
 }
@@ -285,7 +274,11 @@ fn read(directory: &Directory, kind: Kind, number: u64) -> Result<LogFile> {
         .disk()
         .read(&name)
         .map_err(|source| file_error("cannot be read", &path, source))?;
-    let header = Header::decode(&bytes).map_err(|error| error.with("file", path.display()))?;
+    let header = Header::decode(&bytes).map_err(|error| {
+        let folder = directory.path().display();
+        let set_aside = format_args!("mv {folder} {folder}.old").to_string();
+        error.with("file", path.display()).with("set_aside_by", set_aside)
+    })?;
     let mut file = LogFile { name, number, header, bytes };
     if let Some(header) = file.header
         && (header.kind, header.number) != (kind, number)

@@ -118,7 +118,8 @@ fn greet(socket: Socket, deadline: Moment) -> Result<Greeted> {
     if greeting.version == native_frame::VERSION {
         Ok((connection, greeting))
     } else {
-        Err(Error::new(ErrorCode::INVALID_VERSION, "the master speaks another native version")
+        let why = "the master speaks another version of the native protocol; install its version";
+        Err(Error::new(ErrorCode::INVALID_VERSION, why)
             .with("master_version", greeting.version)
             .with("our_version", native_frame::VERSION))
     }
