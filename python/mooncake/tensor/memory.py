@@ -37,6 +37,7 @@ class TensorMemory(NamedTuple):
         owner: Object that keeps all of the memory: the tensor itself, or a copy of it.
         offsets: For a jagged tensor the offsets of its sequences, as 64-bit integers.
         ragged_dim: For a jagged tensor the dimension along which its sequences are concatenated.
+        is_on_device: True if the elements are in memory of a CUDA device.
     """
 
     address: int
@@ -46,6 +47,7 @@ class TensorMemory(NamedTuple):
     owner: Any
     offsets: TensorMemory | None = None
     ragged_dim: int | None = None
+    is_on_device: bool = False
 
     def metadata(self) -> TensorMetadata:
         """Return the metadata of the tensor as an object of its own."""
@@ -62,6 +64,14 @@ class TensorMemory(NamedTuple):
         """Return address and length of each piece that follows the metadata in an object."""
         pieces = (self,) if self.offsets is None else (self.offsets, self)
         return [(piece.address, piece.nbytes) for piece in pieces if piece.nbytes > 0]
+
+    def to_host(self) -> TensorMemory:
+        """Return a copy of memory of a device on the host, and other memory as it is."""
+        if not self.is_on_device:
+            return self
+        values = (self.owner if self.offsets is None else self.owner[0]).cpu()
+        owner = (values, self.owner)
+        return self._replace(address=values.data_ptr(), owner=owner, is_on_device=False)
 
 
 def of(value: object) -> TensorMemory:
@@ -195,11 +205,19 @@ def _of_tensor(torch: Any, tensor: Any) -> TensorMemory:
     _check_kind(torch, tensor)
     dtype = DType.of_torch(tensor.dtype)
     tensor = _contiguous(torch, tensor, dtype)
-    if tensor.device.type == "cuda":
+    is_on_device = tensor.device.type == "cuda"
+    if is_on_device:
         torch.cuda.current_stream(tensor.device).synchronize()
     elif tensor.device.type != "cpu":
         tensor = tensor.cpu()
-    return TensorMemory(tensor.data_ptr(), tensor.nbytes, dtype, (*tensor.shape,), tensor)
+    return TensorMemory(
+        tensor.data_ptr(),
+        tensor.nbytes,
+        dtype,
+        (*tensor.shape,),
+        tensor,
+        is_on_device=is_on_device,
+    )
 
 
 def _is_plain(torch: Any, tensor: Any) -> bool:
@@ -266,6 +284,7 @@ def _of_jagged(torch: Any, tensor: Any) -> TensorMemory:
         (values.owner, offsets.owner),
         offsets=offsets,
         ragged_dim=ragged_dim,
+        is_on_device=values.is_on_device,
     )
 
 
