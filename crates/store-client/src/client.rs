@@ -6,7 +6,6 @@ mod call;
 mod checksum;
 mod close;
 mod destination;
-mod fence_release;
 mod io_session;
 mod locate;
 mod mount;
@@ -28,7 +27,7 @@ mod transfer;
 use std::{
     fmt,
     net::IpAddr,
-    sync::{Arc, atomic::AtomicUsize},
+    sync::{Arc, Weak, atomic::AtomicUsize},
     time::Duration,
 };
 
@@ -40,11 +39,9 @@ use mooncake_proto::{convert::Caller, v1};
 use mooncake_transfer_engine::Engine;
 use tokio::runtime::Handle;
 
-pub(crate) use self::fence_release::ReadFences;
 use self::{
-    fence_release::PendingReleases, io_session::IoSessions, mount::Segments, open_puts::OpenPuts,
-    peer_latency::LatencyTable, replica_selection::SuspectedPeers, session::SharedSession,
-    tasks::worker::TaskWorker,
+    io_session::IoSessions, mount::Segments, open_puts::OpenPuts, peer_latency::LatencyTable,
+    replica_selection::SuspectedPeers, session::SharedSession, tasks::worker::TaskWorker,
 };
 pub use self::{
     range_read::PartOutcomes,
@@ -52,7 +49,8 @@ pub use self::{
 };
 use crate::{
     config::ClientConfig,
-    http::HttpServer,
+    fences::PendingReleases,
+    http::{Health, HttpServer, Pages},
     link::MasterLink,
     metrics::{Metrics, MetricsSnapshot},
     protocol::CallNumbers,
@@ -76,7 +74,7 @@ pub struct Client {
 }
 
 /// State shared by the calls, the heartbeat thread and the task worker.
-pub(crate) struct ClientInner {
+struct ClientInner {
     config: ClientConfig,
     id: ClientId,
     /// The caller field of every request.
@@ -218,8 +216,23 @@ impl Client {
         extra: impl Fn(&mut Exposition) + Send + Sync + 'static,
     ) -> Result<HttpServer> {
         self.inner.check_open()?;
-        let client = Arc::downgrade(&self.inner);
-        HttpServer::start(client, (host, port), runtime, Box::new(extra))
+        let [for_health, for_metrics, for_summary] = [(); 3].map(|()| Arc::downgrade(&self.inner));
+        let metrics_of = |client: Weak<ClientInner>| {
+            client.upgrade().filter(|client| client.config.metrics.is_enabled)
+        };
+        let pages = Pages {
+            health: Box::new(move || {
+                for_health.upgrade().map_or(Health::Closed, |client| client.check_health())
+            }),
+            metrics: Box::new(move || {
+                let client = metrics_of(for_metrics.clone())?;
+                let mut out = client.metrics().exposition(&client.config.metrics.cluster);
+                extra(&mut out);
+                Some(out)
+            }),
+            summary: Box::new(move || Some(metrics_of(for_summary.clone())?.summary())),
+        };
+        HttpServer::start(pages, (host, port), runtime)
     }
 
     /// Leaves the pool: unregisters from the master if the master answers quickly, and returns the
@@ -246,32 +259,20 @@ impl fmt::Debug for Client {
     }
 }
 
-/// The result of a health check.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Health {
-    Healthy,
-    Closed,
-    MasterUnreachable,
-}
-
 impl ClientInner {
-    pub(crate) fn config(&self) -> &ClientConfig {
-        &self.config
-    }
-
-    pub(crate) fn metrics(&self) -> MetricsSnapshot {
+    fn metrics(&self) -> MetricsSnapshot {
         self.metrics.snapshot()
     }
 
     /// The metrics as human-readable text.
-    pub(crate) fn summary(&self) -> String {
+    fn summary(&self) -> String {
         let uptime = SystemClock.now().since(self.started_at);
         self.metrics().summary(self.config.metrics.has_bandwidth.then_some(uptime))
     }
 
     /// Checks that the client is open and that the master answers a status call within a short time
     /// limit.
-    pub(crate) fn check_health(&self) -> Health {
+    fn check_health(&self) -> Health {
         if self.check_open().is_err() {
             return Health::Closed;
         }

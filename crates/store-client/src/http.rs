@@ -2,7 +2,7 @@
 
 use std::{
     net::{IpAddr, SocketAddr},
-    sync::{Arc, Weak},
+    sync::Arc,
 };
 
 use axum::{
@@ -24,8 +24,6 @@ use tokio::{
     task::JoinHandle,
 };
 
-use crate::client::{ClientInner, Health};
-
 /// Maximum concurrent health checks: each makes a call to the master.
 const CHECKS_MAX: usize = 4;
 
@@ -38,13 +36,27 @@ pub struct HttpServer {
     _task: JoinHandle<()>,
 }
 
-/// Appends metrics from other sources.
-pub(crate) type ExtraMetrics = Box<dyn Fn(&mut Exposition) + Send + Sync>;
+/// The content of the pages.
+pub(crate) struct Pages {
+    /// Checks the client; may block for a call to the master.
+    pub(crate) health: Box<dyn Fn() -> Health + Send + Sync>,
+    /// The metrics; `None` if they are disabled or the client is gone.
+    pub(crate) metrics: Box<dyn Fn() -> Option<Exposition> + Send + Sync>,
+    /// The metrics as human-readable text.
+    pub(crate) summary: Box<dyn Fn() -> Option<String> + Send + Sync>,
+}
+
+/// The result of a health check.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Health {
+    Healthy,
+    Closed,
+    MasterUnreachable,
+}
 
 /// State shared by the handlers.
 struct HandlerState {
-    client: Weak<ClientInner>,
-    extra: ExtraMetrics,
+    pages: Pages,
     checks: Semaphore,
 }
 
@@ -54,12 +66,11 @@ impl HttpServer {
         self.address
     }
 
-    /// Serves a client at the address (port 0: a free port) while both exist.
+    /// Serves pages at the address (port 0: a free port).
     pub(crate) fn start(
-        client: Weak<ClientInner>,
+        pages: Pages,
         (host, port): (IpAddr, u16),
         runtime: &Handle,
-        extra: ExtraMetrics,
     ) -> Result<Self> {
         let cannot = |source: std::io::Error| {
             Error::invalid("the client's HTTP server cannot listen on the address")
@@ -72,7 +83,7 @@ impl HttpServer {
         let _inside = runtime.enter();
         let listener = TcpListener::from_std(listener).map_err(cannot)?;
         let (stop, mut stopped) = watch::channel(());
-        let router = router(HandlerState { client, extra, checks: Semaphore::new(CHECKS_MAX) });
+        let router = router(HandlerState { pages, checks: Semaphore::new(CHECKS_MAX) });
         let task = runtime.spawn(async move {
             let stop = async move {
                 // An error means that the server was dropped, which ends the wait.
@@ -104,9 +115,8 @@ fn router(state: HandlerState) -> Router {
 
 async fn health(State(state): State<Arc<HandlerState>>) -> Response {
     let Ok(_check) = state.checks.acquire().await else { return health_reply(Health::Closed) };
-    let client = state.client.clone();
-    let check = move || client.upgrade().map_or(Health::Closed, |client| client.check_health());
-    let health = tokio::task::spawn_blocking(check).await;
+    let checked = Arc::clone(&state);
+    let health = tokio::task::spawn_blocking(move || (checked.pages.health)()).await;
     health_reply(health.unwrap_or(Health::Closed))
 }
 
@@ -121,26 +131,16 @@ fn health_reply(health: Health) -> Response {
 }
 
 async fn metrics(State(state): State<Arc<HandlerState>>) -> Response {
-    if_metrics_enabled(&state, |client| {
-        let mut out = client.metrics().exposition(&client.config().metrics.cluster);
-        (state.extra)(&mut out);
-        reply::metrics(out.finish())
-    })
+    match (state.pages.metrics)() {
+        Some(metrics) => reply::metrics(metrics.finish()),
+        None => not_available(),
+    }
 }
 
 async fn summary(State(state): State<Arc<HandlerState>>) -> Response {
-    if_metrics_enabled(&state, |client| reply::text(client.summary()))
+    (state.pages.summary)().map_or_else(not_available, reply::text)
 }
 
-/// Calls `answer` if the client is open and its metrics are enabled; replies 503 otherwise.
-fn if_metrics_enabled(
-    state: &HandlerState,
-    answer: impl FnOnce(&ClientInner) -> Response,
-) -> Response {
-    match state.client.upgrade().filter(|client| client.config().metrics.is_enabled) {
-        Some(client) => answer(&client),
-        None => {
-            (StatusCode::SERVICE_UNAVAILABLE, reply::text("metrics not available")).into_response()
-        }
-    }
+fn not_available() -> Response {
+    (StatusCode::SERVICE_UNAVAILABLE, reply::text("metrics not available")).into_response()
 }

@@ -2,13 +2,14 @@
 //!
 //! In reading order: [`store`] (the simple API), [`client`] (the full API, with batches and
 //! caller-owned memory), [`object`] and [`task`] (arguments and results of calls), [`config`],
-//! [`link`] (connections to the master), [`protocol`] (the client's decisions), [`metrics`], [`http`], [`address`] (choice of this host's
-//! own address).
+//! [`link`] (connections to the master), [`protocol`] (the client's decisions), [`metrics`], [`http`],
+//! [`address`] (choice of this host's own address).
 #![warn(missing_docs)]
 
 pub mod address;
 pub mod client;
 pub mod config;
+mod fences;
 pub mod http;
 pub mod link;
 pub mod metrics;

@@ -6,7 +6,7 @@ use mooncake_base::{Error, KeyRef, Moment, ObjectKey, ReplicaId, SegmentId, Vers
 use mooncake_transfer_engine::{LocalRange, RemoteRange};
 use smallvec::SmallVec;
 
-use crate::client::ReadFences;
+use crate::fences::ReadFences;
 
 /// An object to put: its key and the memory that holds its bytes, in order.
 #[derive(Debug, Clone, Copy)]

@@ -8,8 +8,9 @@ use mooncake_proto::{
     v1::{self, request::Call, response::Call as Reply},
 };
 
-use super::{Client, ClientInner, ReadFences, batch, call};
+use super::{Client, ClientInner, batch, call};
 use crate::{
+    fences::ReadFences,
     object::{Located, SegmentInfo},
     protocol::fence_end,
 };

@@ -19,13 +19,13 @@ pub(crate) struct ReadFences {
 
 /// Fence releases to send with the next call.
 #[derive(Debug, Default)]
-pub(super) struct PendingReleases {
+pub(crate) struct PendingReleases {
     queue: Mutex<FenceReleases>,
 }
 
 impl ReadFences {
     /// Collects the fences of a response; `None` if it grants none.
-    pub(super) fn from_response(
+    pub(crate) fn from_response(
         answer: &v1::LocateResponse,
         until: Moment,
         pending_releases: &Arc<PendingReleases>,
@@ -56,7 +56,7 @@ impl Drop for ReadFences {
 
 impl PendingReleases {
     /// Takes the queued releases.
-    pub(super) fn take(&self) -> Vec<v1::FenceRelease> {
+    pub(crate) fn take(&self) -> Vec<v1::FenceRelease> {
         let mut queue = self.queue.lock();
         if queue.is_empty() {
             return Vec::new();
