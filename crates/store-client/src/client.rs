@@ -1,8 +1,6 @@
 //! A client of the store: lends memory to the pool, puts objects and reads them.
 
-mod batch;
 mod bytes;
-mod call;
 mod checksum;
 mod close;
 mod destination;
@@ -31,11 +29,8 @@ use std::{
     time::Duration,
 };
 
-use mooncake_base::sync::{Condvar, Mutex};
-use mooncake_base::{ClientId, Clock, Error, Moment, Result, SystemClock};
+use mooncake_base::{ClientId, Clock, Moment, Result, SystemClock};
 use mooncake_http::Exposition;
-use mooncake_os::fork;
-use mooncake_proto::{convert::Caller, v1};
 use mooncake_transfer_engine::Engine;
 use tokio::runtime::Handle;
 
@@ -49,11 +44,11 @@ pub use self::{
 };
 use crate::{
     config::ClientConfig,
-    fences::PendingReleases,
     http::{Health, HttpServer, Pages},
+    lifetime::Lifetime,
     link::MasterLink,
     metrics::{Metrics, MetricsSnapshot},
-    protocol::CallNumbers,
+    rpc::MasterRpc,
 };
 
 /// Time limit of the unregister call while a client closes.
@@ -77,12 +72,8 @@ pub struct Client {
 struct ClientInner {
     config: ClientConfig,
     id: ClientId,
-    /// The caller field of every request.
-    caller: v1::Caller,
-    /// The name that the client's segments carry.
-    name: String,
     engine: Engine,
-    link: Arc<dyn MasterLink>,
+    rpc: MasterRpc,
     session: SharedSession,
     segments: Segments,
     suspected_peers: SuspectedPeers,
@@ -90,27 +81,12 @@ struct ClientInner {
     /// Rotates reads among equally good replicas.
     replica_rotation: AtomicUsize,
     task_worker: TaskWorker,
-    shutdown: Shutdown,
-    generation: u64,
-    metrics: Metrics,
+    /// Also knows the name that the client's segments carry.
+    lifetime: Arc<Lifetime>,
+    metrics: Arc<Metrics>,
     io_sessions: IoSessions,
-    pending_releases: Arc<PendingReleases>,
     open_puts: Arc<OpenPuts>,
-    call_numbers: Mutex<CallNumbers>,
     started_at: Moment,
-}
-
-/// The shutdown flag of a client, and waits that shutdown interrupts.
-#[derive(Debug, Default)]
-struct Shutdown {
-    state: Mutex<ShutdownState>,
-    changed: Condvar,
-}
-
-#[derive(Debug, Default)]
-struct ShutdownState {
-    is_closed: bool,
-    is_heartbeat_stopped: bool,
 }
 
 impl Client {
@@ -127,35 +103,32 @@ impl Client {
         link: Arc<dyn MasterLink>,
     ) -> Result<Self> {
         let id = ClientId::random();
-        let caller = Caller { client: id, tenant: config.tenant.clone() };
         let name = match config.name.as_str() {
             "" => engine.segment_name().to_owned(),
             name => name.to_owned(),
         };
         let segment_bytes = config.segment_bytes;
+        let (lifetime, metrics) = (Arc::new(Lifetime::new(name)), Arc::<Metrics>::default());
+        let tenant = config.tenant.clone();
+        let rpc = MasterRpc::new(link, (id, tenant), config.rpc_timeout, &lifetime, &metrics);
         let inner = Arc::new(ClientInner {
             config,
             id,
-            caller: (&caller).into(),
-            name,
             engine,
-            link,
+            rpc,
             session: SharedSession::default(),
             segments: Segments::default(),
             suspected_peers: SuspectedPeers::default(),
             peer_latency: LatencyTable::default(),
             replica_rotation: AtomicUsize::new(id.bits() as usize),
             task_worker: TaskWorker::default(),
-            shutdown: Shutdown::default(),
-            generation: fork::generation(),
-            metrics: Metrics::default(),
+            lifetime,
+            metrics,
             io_sessions: IoSessions::default(),
-            pending_releases: Arc::default(),
             open_puts: Arc::default(),
-            call_numbers: Mutex::default(),
             started_at: SystemClock.now(),
         });
-        inner.register(inner.rpc_deadline())?;
+        inner.register(inner.rpc.deadline())?;
         // From here on, dropping the client undoes the registration.
         let client = Self { inner };
         session::start(&client.inner)?;
@@ -172,7 +145,7 @@ impl Client {
 
     /// The name that the client's segments carry.
     pub fn name(&self) -> &str {
-        &self.inner.name
+        self.inner.lifetime.name()
     }
 
     /// The settings of the client.
@@ -187,7 +160,7 @@ impl Client {
 
     /// The address of the master.
     pub fn master_address(&self) -> String {
-        self.inner.link.address()
+        self.inner.rpc.address()
     }
 
     /// A snapshot of the client's metrics.
@@ -215,7 +188,7 @@ impl Client {
         runtime: &Handle,
         extra: impl Fn(&mut Exposition) + Send + Sync + 'static,
     ) -> Result<HttpServer> {
-        self.inner.check_open()?;
+        self.inner.lifetime.check_open()?;
         let [for_health, for_metrics, for_summary] = [(); 3].map(|()| Arc::downgrade(&self.inner));
         let metrics_of = |client: Weak<ClientInner>| {
             client.upgrade().filter(|client| client.config.metrics.is_enabled)
@@ -253,8 +226,8 @@ impl fmt::Debug for Client {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Client")
             .field("id", &self.inner.id)
-            .field("name", &self.inner.name)
-            .field("master", &self.inner.link.address())
+            .field("name", &self.inner.lifetime.name())
+            .field("master", &self.inner.rpc.address())
             .finish_non_exhaustive()
     }
 }
@@ -273,7 +246,7 @@ impl ClientInner {
     /// Checks that the client is open and that the master answers a status call within a short time
     /// limit.
     fn check_health(&self) -> Health {
-        if self.check_open().is_err() {
+        if self.lifetime.check_open().is_err() {
             return Health::Closed;
         }
         match self.status(SystemClock.now() + HEALTH_TIMEOUT.min(self.config.rpc_timeout)) {
@@ -282,72 +255,18 @@ impl ClientInner {
         }
     }
 
-    /// Checks that calls may be made.
-    ///
-    /// # Errors
-    /// A closed error after a fork or after closing; the message names the reason.
-    fn check_open(&self) -> Result<()> {
-        // The fork check comes first: after a fork, a lock may be held forever by a thread that
-        // does not exist in this process.
-        if self.is_forked() {
-            let text = "the client was made before a fork; make another one in this process";
-            return Err(Error::closed(text).with("client", &self.name));
-        }
-        if self.is_closed() {
-            return Err(Error::closed("the client was closed").with("client", &self.name));
-        }
-        Ok(())
-    }
-
-    fn is_forked(&self) -> bool {
-        fork::is_forked_since(self.generation)
-    }
-
-    fn is_closed(&self) -> bool {
-        self.shutdown.state.lock().is_closed
-    }
-
-    fn rpc_deadline(&self) -> Moment {
-        SystemClock.now() + self.config.rpc_timeout
-    }
-
-    /// Sleeps for `time` or until the client is closed. Returns whether the client is still open.
-    fn sleep_or_closed(&self, time: Duration) -> bool {
-        let until = SystemClock.now() + time;
-        let mut state = self.shutdown.state.lock();
-        while !state.is_closed {
-            let left = until.left(SystemClock.now());
-            if left.is_zero() {
-                return true;
-            }
-            self.shutdown.changed.wait_for(&mut state, left);
-        }
-        false
-    }
-
     fn close(&self) {
-        if self.is_forked() {
+        if self.lifetime.is_forked() {
             // All resources belong to the parent process, which still uses them.
             return;
         }
-        if std::mem::replace(&mut self.shutdown.state.lock().is_closed, true) {
+        if !self.lifetime.close() {
             return;
         }
-        self.shutdown.changed.notify_all();
         self.unregister(SystemClock.now() + UNREGISTER_TIMEOUT);
-        self.link.close();
+        self.rpc.close();
         let until = SystemClock.now() + JOIN_TIMEOUT;
-        let mut state = self.shutdown.state.lock();
-        while !state.is_heartbeat_stopped {
-            let left = until.left(SystemClock.now());
-            if left.is_zero() {
-                // The thread ends by itself when its call returns, since it then finds the client
-                // closed.
-                break;
-            }
-            self.shutdown.changed.wait_for(&mut state, left);
-        }
-        drop(state);
+        self.lifetime.await_heartbeat_end(until);
         self.join_worker(until);
         mount::free_in_background(self.segments.take_all());
     }

@@ -11,10 +11,12 @@ pub mod client;
 pub mod config;
 mod fences;
 pub mod http;
+mod lifetime;
 pub mod link;
 pub mod metrics;
 pub mod object;
 pub mod protocol;
+mod rpc;
 pub mod store;
 pub mod task;
 

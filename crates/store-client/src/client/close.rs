@@ -7,10 +7,11 @@ use mooncake_proto::{
     v1::{self, request::Call, response::Call as Reply},
 };
 
-use super::{ClientInner, batch, call, reservation::KeyedUpload};
+use super::{ClientInner, reservation::KeyedUpload};
 use crate::{
     object::PutOutcome,
     protocol::{ClosePuts, CloseStep, Closing, UnconfirmedPut},
+    rpc::{batch, response},
 };
 
 /// Kinds of calls that close puts.
@@ -87,18 +88,18 @@ impl ClientInner {
                 failed_replicas: put.failed_replicas.iter().map(|replica| replica.0).collect(),
                 checksum: None,
             });
-            let caller = Some(self.caller.clone());
+            let caller = self.rpc.caller();
             let call = Call::PutRevoke(v1::PutRevokeRequest {
                 caller,
                 puts: refs.collect(),
                 columns: None,
             });
             // A refusal of one put says that the master does not hold it.
-            let answer = self.call_until(call, deadline, |answer| match answer {
+            let answer = self.rpc.call_until(call, deadline, |answer| match answer {
                 Reply::PutRevoke(response) => Some(response.results.len()),
                 _ => None,
             });
-            match answer.and_then(|count| call::check_count(count, part.len())) {
+            match answer.and_then(|count| response::check_count(count, part.len())) {
                 Ok(()) => {
                     self.open_puts.confirm(part.iter());
                     results.extend(part.iter().map(|_| Ok(())));
@@ -120,7 +121,7 @@ impl ClientInner {
         }
         let puts = self.open_puts.some_unconfirmed(batch::ITEMS_MAX);
         if let Some(Err(error)) = self.settle(&puts, deadline).into_iter().find(Result::is_err) {
-            tracing::debug!(client = %self.name, %error, "cannot settle unconfirmed puts yet");
+            tracing::debug!(client = self.lifetime.name(), %error, "cannot settle unconfirmed puts yet");
         }
     }
 
@@ -152,7 +153,7 @@ impl ClientInner {
         deadline: Moment,
         results: &mut Vec<Result<()>>,
     ) -> Result<()> {
-        let (caller, columns) = (Some(self.caller.clone()), Some(put_refs(puts)));
+        let (caller, columns) = (self.rpc.caller(), Some(put_refs(puts)));
         let call = match kind {
             CloseCall::End => Call::PutEnd(v1::PutEndRequest { caller, puts: Vec::new(), columns }),
             CloseCall::Revoke => {
@@ -167,15 +168,15 @@ impl ClientInner {
                 columns.keys = Some(v1::KeyColumn::pack(puts.iter().map(|(key, _)| *key)));
             }
         };
-        let answer = self.call_repeating(call, deadline, name_keys, |answer| match answer {
+        let answer = self.rpc.call_repeating(call, deadline, name_keys, |answer| match answer {
             Reply::PutEnd(response) => Some(response.columns),
             Reply::PutRevoke(response) => Some(response.columns),
             _ => None,
         })?;
-        let answer = call::require_columns(answer)?;
-        let done = answer.read(puts.len()).map_err(call::column_mismatch)?;
+        let answer = response::require_columns(answer)?;
+        let done = answer.read(puts.len()).map_err(response::column_mismatch)?;
         let read = |(done, (key, _)): (Outcome<'_, ()>, &KeyedUpload<'_>)| {
-            done.map_err(|failure| call::item_error(failure, key))
+            done.map_err(|failure| response::item_error(failure, key))
         };
         results.extend(done.zip(puts).map(read));
         Ok(())

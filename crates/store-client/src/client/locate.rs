@@ -8,11 +8,12 @@ use mooncake_proto::{
     v1::{self, request::Call, response::Call as Reply},
 };
 
-use super::{Client, ClientInner, batch, call};
+use super::{Client, ClientInner};
 use crate::{
     fences::ReadFences,
     object::{Located, SegmentInfo},
     protocol::fence_end,
+    rpc::{batch, response},
 };
 
 /// The response to a locate call.
@@ -37,7 +38,7 @@ impl Client {
     /// By key: `OBJECT_NOT_FOUND`, `REPLICA_IS_NOT_READY` while it is being written, or the
     /// master cannot be reached.
     pub fn locate(&self, keys: &[ObjectKey]) -> Vec<Result<Located>> {
-        self.inner.locate(keys.to_vec(), true, self.inner.rpc_deadline())
+        self.inner.locate(keys.to_vec(), true, self.inner.rpc.deadline())
     }
 
     /// Like [`locate`](Self::locate), for callers that do not need the keys afterwards.
@@ -45,7 +46,7 @@ impl Client {
     /// # Errors
     /// Same as [`locate`](Self::locate).
     pub fn locate_owned(&self, keys: Vec<ObjectKey>) -> Vec<Result<Located>> {
-        self.inner.locate(keys, true, self.inner.rpc_deadline())
+        self.inner.locate(keys, true, self.inner.rpc.deadline())
     }
 
     /// Locates objects without the intention to read them: takes leases but no fences. Reading them
@@ -54,7 +55,7 @@ impl Client {
     /// # Errors
     /// Same as [`locate`](Self::locate).
     pub fn describe(&self, keys: &[ObjectKey]) -> Vec<Result<Located>> {
-        self.inner.locate(keys.to_vec(), false, self.inner.rpc_deadline())
+        self.inner.locate(keys.to_vec(), false, self.inner.rpc.deadline())
     }
 }
 
@@ -97,22 +98,22 @@ impl ClientInner {
         deadline: Moment,
     ) -> Result<LocateReply> {
         let call = Call::Locate(v1::LocateRequest {
-            caller: Some(self.caller.clone()),
+            caller: self.rpc.caller(),
             keys: Vec::new(),
             lease: true,
             fence: has_fence,
             columns: Some(keys),
         });
         let requested_at = SystemClock.now();
-        let response = self.call_at((requested_at, deadline), call, |answer| match answer {
+        let response = self.rpc.call_at((requested_at, deadline), call, |answer| match answer {
             Reply::Locate(response) => Some(response),
             _ => None,
         })?;
         let fence = fence_end(requested_at, Duration::from_millis(response.fence_ms));
         let fences =
-            ReadFences::from_response(&response, fence, &self.pending_releases).map(Arc::new);
-        let segments = call::read_segments(response.segments)?;
-        let columns = call::require_columns(response.columns)?;
+            ReadFences::from_response(&response, fence, self.rpc.pending_releases()).map(Arc::new);
+        let segments = response::read_segments(response.segments)?;
+        let columns = response::require_columns(response.columns)?;
         Ok(LocateReply { columns, grant: LocateGrant { segments, requested_at, fence, fences } })
     }
 }
@@ -123,17 +124,17 @@ impl LocateReply {
         &self,
         keys: usize,
     ) -> Result<(&LocateGrant, impl Iterator<Item = Outcome<'_, LocatedRow<'_>>>)> {
-        Ok((&self.grant, self.columns.read(keys).map_err(call::column_mismatch)?))
+        Ok((&self.grant, self.columns.read(keys).map_err(response::column_mismatch)?))
     }
 }
 
 impl LocateGrant {
     /// Converts one row of the response.
     fn located(&self, found: Outcome<'_, LocatedRow<'_>>, key: ObjectKey) -> Result<Located> {
-        let found = found.map_err(|failure| call::item_error(failure, &key))?;
+        let found = found.map_err(|failure| response::item_error(failure, &key))?;
         let places = found.places.to_messages(found.length);
         Ok(Located {
-            places: call::read_places(places, &self.segments, found.length)?,
+            places: response::read_places(places, &self.segments, found.length)?,
             key,
             version: Version(found.version),
             length: found.length,

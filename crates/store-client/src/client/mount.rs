@@ -11,8 +11,11 @@ use mooncake_base::{Clock, Error, ErrorCode, Moment, Result, SegmentId, SystemCl
 use mooncake_proto::v1::{self, request::Call, response::Call as Reply};
 use mooncake_transfer_engine::{FileMemory, LocalRange, MemoryHold, SharedMemory};
 
-use super::{Client, ClientInner, call};
-use crate::protocol::{Announcement, MountVerdict, check_all_known};
+use super::{Client, ClientInner};
+use crate::{
+    protocol::{Announcement, MountVerdict, check_all_known},
+    rpc::response,
+};
 
 /// Time that closing waits until the memory is unmapped.
 const FREE_TIMEOUT: Duration = Duration::from_millis(100);
@@ -101,7 +104,7 @@ impl Client {
 
     /// Returns the ids of the client's mounted segments.
     pub fn mounted(&self) -> Vec<SegmentId> {
-        if self.inner.check_open().is_err() {
+        if self.inner.lifetime.check_open().is_err() {
             return Vec::new();
         }
         self.inner.segments.ids()
@@ -112,7 +115,7 @@ impl Client {
     /// # Errors
     /// The range is empty or overlaps a registered range.
     pub fn register_memory(&self, address: u64, length: u64) -> Result<()> {
-        self.inner.check_open()?;
+        self.inner.lifetime.check_open()?;
         self.inner.engine.regions().register(address, length, "*")
     }
 
@@ -121,7 +124,7 @@ impl Client {
     /// # Errors
     /// No registered range begins there, or a peer still uses it.
     pub fn unregister_memory(&self, address: u64) -> Result<()> {
-        self.inner.check_open()?;
+        self.inner.lifetime.check_open()?;
         self.inner.engine.regions().unregister(address)
     }
 }
@@ -232,17 +235,17 @@ impl ClientInner {
         deadline: Moment,
     ) -> Result<Vec<Result<()>>> {
         let call = Call::Mount(v1::MountRequest {
-            caller: Some(self.caller.clone()),
+            caller: self.rpc.caller(),
             segments: segments.to_vec(),
             resume: kind == Announcement::Resume,
             sequence: self.next_announcement_number(),
             is_all: kind == Announcement::All,
         });
-        let response = self.call_until(call, deadline, |answer| match answer {
+        let response = self.rpc.call_until(call, deadline, |answer| match answer {
             Reply::Mount(response) => Some(response),
             _ => None,
         })?;
-        call::check_count(response.results.len(), segments.len())?;
+        response::check_count(response.results.len(), segments.len())?;
         Ok(response.results.iter().map(Result::from).collect())
     }
 
@@ -264,7 +267,7 @@ impl ClientInner {
     }
 
     fn mount_file(&self, part: FilePart, bytes: u64) -> Result<SegmentId> {
-        self.check_open()?;
+        self.lifetime.check_open()?;
         let mounted = self.map_file(part, bytes)?;
         let id = SegmentId::from_bytes(&mounted.segment.id);
         let id = id.ok_or_else(|| Error::internal("a segment was made without an id"))?;
@@ -272,7 +275,7 @@ impl ClientInner {
     }
 
     fn mount(&self, bytes: u64) -> Result<Vec<SegmentId>> {
-        self.check_open()?;
+        self.lifetime.check_open()?;
         if bytes == 0 {
             return Err(Error::invalid("a segment of no bytes cannot be mounted"));
         }
@@ -289,7 +292,7 @@ impl ClientInner {
     }
 
     fn mount_all(&self, mut mounted: Vec<MountedSegment>) -> Result<()> {
-        let deadline = self.rpc_deadline();
+        let deadline = self.rpc.deadline();
         let segments: Vec<_> = mounted.iter().map(|mounted| mounted.segment.clone()).collect();
         for is_repeated in [false, true] {
             let registrations = self.registrations();
@@ -317,7 +320,7 @@ impl ClientInner {
         let _announcing = self.lock_announcements(deadline)?;
         check_all_known(self.announce(segments, Announcement::Mount, deadline)?)?;
         let mut all = self.segments.0.lock();
-        if self.is_closed() {
+        if self.lifetime.is_closed() {
             return Err(Error::closed("the client was closed while it was mounting memory"));
         }
         all.append(mounted);
@@ -325,24 +328,24 @@ impl ClientInner {
     }
 
     fn unmount(&self, id: SegmentId, grace: Duration) -> Result<()> {
-        let deadline = self.rpc_deadline();
+        let deadline = self.rpc.deadline();
         let _announcing = self.lock_announcements(deadline)?;
         if !self.segments.ids().contains(&id) {
             let text = "the client has no segment with this id";
             return Err(Error::new(ErrorCode::SEGMENT_NOT_FOUND, text).with("segment", id));
         }
         let call = Call::Unmount(v1::UnmountRequest {
-            caller: Some(self.caller.clone()),
+            caller: self.rpc.caller(),
             segments: vec![id.to_bytes().to_vec().into()],
             grace_period_ms: u64::try_from(grace.as_millis()).unwrap_or(u64::MAX),
             sequence: self.next_announcement_number(),
         });
-        let answer = self.call_until(call, deadline, |answer| match answer {
+        let answer = self.rpc.call_until(call, deadline, |answer| match answer {
             Reply::Unmount(response) => Some(response.results),
             _ => None,
         });
         let answer = answer.and_then(|results| {
-            call::check_count(results.len(), 1)?;
+            response::check_count(results.len(), 1)?;
             Ok(results)
         });
         // Without an answer, the master may have dropped the segment nevertheless.
@@ -378,7 +381,7 @@ impl ClientInner {
         v1::Segment {
             id: SegmentId::random().to_bytes().to_vec().into(),
             incarnation: 1,
-            name: self.name.clone(),
+            name: self.lifetime.name().to_owned(),
             endpoint: self.engine.segment_name().to_owned(),
             base,
             length,

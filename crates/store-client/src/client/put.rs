@@ -13,7 +13,7 @@ use mooncake_transfer_engine::LocalRange;
 use rustc_hash::{FxBuildHasher, FxHashSet};
 
 use super::{
-    Client, ClientInner, batch,
+    Client, ClientInner,
     checksum::Checksummer,
     overlapped_put,
     put_restart::RESTARTS_MAX,
@@ -24,6 +24,7 @@ use crate::{
     metrics::{Operation, OutcomeTotals},
     object::{PutItem, PutOptions, PutOutcome},
     protocol::PutRetry,
+    rpc::batch,
 };
 
 /// Maximum bytes reserved at once: they must all be written within one write window. A larger
@@ -81,7 +82,7 @@ impl Client {
         let wanted: Vec<_> = wanted
             .map(|(at, (key, length))| ReserveItem { at, key: key.into(), length: *length })
             .collect();
-        let deadline = self.inner.rpc_deadline();
+        let deadline = self.inner.rpc.deadline();
         let reserved = self.inner.reserve(&wanted, options, deadline).into_iter().zip(items);
         let named = |(reserved, (key, _)): (Result<Option<Upload>>, &(ObjectKey, u64))| {
             Ok(reserved?.map(|upload| Reservation::new(key, upload, &self.inner.open_puts)))
@@ -121,7 +122,7 @@ impl Client {
     /// By object: no replica is complete, the write window is over, or the master refuses.
     pub fn publish(&self, reservations: Vec<Reservation>) -> Vec<Result<PutOutcome>> {
         let puts: Vec<_> = reservations.iter().map(Reservation::keyed).collect();
-        let outcomes = self.inner.publish(&puts, self.inner.rpc_deadline());
+        let outcomes = self.inner.publish(&puts, self.inner.rpc.deadline());
         reservations.iter().for_each(Reservation::close);
         outcomes
     }
@@ -132,7 +133,7 @@ impl Client {
     /// By object: the reservation has expired, or the master cannot be reached.
     pub fn revoke(&self, reservations: Vec<Reservation>) -> Vec<Result<()>> {
         let puts: Vec<_> = reservations.iter().map(Reservation::keyed).collect();
-        let outcomes = self.inner.revoke_puts(&puts, self.inner.rpc_deadline());
+        let outcomes = self.inner.revoke_puts(&puts, self.inner.rpc.deadline());
         reservations.iter().for_each(Reservation::close);
         outcomes
     }
@@ -213,7 +214,7 @@ impl ClientInner {
                 }
                 may_register_again = false;
             } else if (SystemClock.now() + wait).has_passed(give_up_at) {
-                if !self.sleep_or_closed(wait) {
+                if !self.lifetime.sleep_or_closed(wait) {
                     return;
                 }
             } else {

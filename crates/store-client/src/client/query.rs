@@ -6,9 +6,12 @@ use bytes::Bytes;
 use mooncake_base::{Error, ErrorCode, KeyBatch, Moment, ObjectKey, Result};
 use mooncake_proto::v1::{self, key_selector::By, request::Call, response::Call as Reply};
 
-use super::{Client, ClientInner, batch, call};
-use crate::object::{
-    MasterStatus, ObjectPage, ObjectStatus, ObjectSummary, Presence, SegmentUse, Selector,
+use super::{Client, ClientInner};
+use crate::{
+    object::{
+        MasterStatus, ObjectPage, ObjectStatus, ObjectSummary, Presence, SegmentUse, Selector,
+    },
+    rpc::{batch, response},
 };
 
 impl Client {
@@ -21,7 +24,7 @@ impl Client {
         keys: &[ObjectKey],
         takes_lease: bool,
     ) -> Vec<Result<Option<ObjectStatus>>> {
-        let deadline = self.inner.rpc_deadline();
+        let deadline = self.inner.rpc.deadline();
         batch::for_keys(keys, |_, packed| {
             let found = self.probe(packed, takes_lease, deadline)?;
             let states = found.states.iter().zip(&found.lengths);
@@ -31,7 +34,7 @@ impl Client {
 
     /// Like [`exists`](Self::exists) without lengths, for large numbers of keys.
     pub fn presence(&self, keys: KeyBatch, takes_lease: bool) -> Presence {
-        let deadline = self.inner.rpc_deadline();
+        let deadline = self.inner.rpc.deadline();
         let mut presence = Presence { found: Vec::with_capacity(keys.len()), failure: None };
         for keys in batch::messages(keys) {
             let count = keys.len();
@@ -53,14 +56,14 @@ impl Client {
         deadline: Moment,
     ) -> Result<v1::ProbeResponse> {
         let count = keys.len();
-        let caller = Some(self.inner.caller.clone());
+        let caller = self.inner.rpc.caller();
         let call = Call::Probe(v1::ProbeRequest { caller, keys, lease: takes_lease });
-        let found = self.inner.call_until(call, deadline, |answer| match answer {
+        let found = self.inner.rpc.call_until(call, deadline, |answer| match answer {
             Reply::Probe(found) => Some(found),
             _ => None,
         })?;
-        call::check_count(found.states.len(), count)?;
-        call::check_count(found.lengths.len(), count)?;
+        response::check_count(found.states.len(), count)?;
+        response::check_count(found.lengths.len(), count)?;
         Ok(found)
     }
 
@@ -70,20 +73,20 @@ impl Client {
     /// By key: `OBJECT_NOT_FOUND`, `OBJECT_HAS_LEASE`, `REPLICA_IS_NOT_READY` while it is being
     /// written for the first time, or the master cannot be reached.
     pub fn remove(&self, keys: &[ObjectKey], is_forced: bool) -> Vec<Result<()>> {
-        let deadline = self.inner.rpc_deadline();
+        let deadline = self.inner.rpc.deadline();
         batch::for_keys(keys, |keys, packed| {
             let call = Call::Remove(v1::RemoveRequest {
-                caller: Some(self.inner.caller.clone()),
+                caller: self.inner.rpc.caller(),
                 keys: packed,
                 force: is_forced,
             });
-            let response = self.inner.call_until(call, deadline, |answer| match answer {
+            let response = self.inner.rpc.call_until(call, deadline, |answer| match answer {
                 Reply::Remove(response) => Some(response),
                 _ => None,
             })?;
-            call::check_count(response.results.len(), keys.len())?;
+            response::check_count(response.results.len(), keys.len())?;
             let read = |(result, key): (&v1::ItemResult, &ObjectKey)| match &result.failure {
-                Some(failure) => Err(call::item_error(failure, key)),
+                Some(failure) => Err(response::item_error(failure, key)),
                 None => Ok(()),
             };
             Ok(response.results.iter().zip(keys).map(read).collect())
@@ -97,11 +100,11 @@ impl Client {
     /// The regular expression is invalid, or the master cannot be reached.
     pub fn remove_matching(&self, selector: &Selector, is_forced: bool) -> Result<u64> {
         let call = Call::RemoveMatching(v1::RemoveMatchingRequest {
-            caller: Some(self.inner.caller.clone()),
+            caller: self.inner.rpc.caller(),
             selector: Some(wire_selector(selector)),
             force: is_forced,
         });
-        self.inner.call(call, |answer| match answer {
+        self.inner.rpc.call(call, |answer| match answer {
             Reply::RemoveMatching(response) => Some(response.removed),
             _ => None,
         })
@@ -119,12 +122,12 @@ impl Client {
         limit: u32,
     ) -> Result<ObjectPage> {
         let call = Call::ListObjects(v1::ListObjectsRequest {
-            caller: Some(self.inner.caller.clone()),
+            caller: self.inner.rpc.caller(),
             selector: Some(wire_selector(selector)),
             after: after.map(|key| key.as_bytes().to_vec().into()).unwrap_or_default(),
             limit,
         });
-        let response = self.inner.call(call, |answer| match answer {
+        let response = self.inner.rpc.call(call, |answer| match answer {
             Reply::ListObjects(response) => Some(response),
             _ => None,
         })?;
@@ -153,7 +156,7 @@ impl Client {
     /// # Errors
     /// The master cannot be reached.
     pub fn status(&self) -> Result<MasterStatus> {
-        self.inner.status(self.inner.rpc_deadline())
+        self.inner.status(self.inner.rpc.deadline())
     }
 
     /// Checks that the client is open and that the master answers.
@@ -187,9 +190,9 @@ impl Client {
 impl ClientInner {
     /// Returns the segments of the whole pool.
     pub(super) fn segments(&self) -> Result<Vec<SegmentUse>> {
-        let caller = Some(self.caller.clone());
+        let caller = self.rpc.caller();
         let call = Call::ListSegments(v1::ListSegmentsRequest { caller });
-        let response = self.call(call, |answer| match answer {
+        let response = self.rpc.call(call, |answer| match answer {
             Reply::ListSegments(response) => Some(response),
             _ => None,
         })?;
@@ -197,16 +200,16 @@ impl ClientInner {
             let takes_objects = summary.status() == v1::SegmentStatus::Ok;
             let segment = summary
                 .segment
-                .ok_or_else(|| call::protocol_error("a segment has no description"))?;
-            let segment = call::read_segment(segment)?;
+                .ok_or_else(|| response::protocol_error("a segment has no description"))?;
+            let segment = response::read_segment(segment)?;
             Ok(SegmentUse { segment, used: summary.used, takes_objects })
         };
         response.segments.into_iter().map(read).collect()
     }
 
     pub(super) fn status(&self, deadline: Moment) -> Result<MasterStatus> {
-        let call = Call::Status(v1::StatusRequest { caller: Some(self.caller.clone()) });
-        let status = self.call_until(call, deadline, |answer| match answer {
+        let call = Call::Status(v1::StatusRequest { caller: self.rpc.caller() });
+        let status = self.rpc.call_until(call, deadline, |answer| match answer {
             Reply::Status(status) => Some(status),
             _ => None,
         })?;

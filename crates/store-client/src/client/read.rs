@@ -9,13 +9,13 @@ use mooncake_transfer_engine::{LocalRange, Opcode, TimeLimits, TransferEntry};
 use smallvec::SmallVec;
 
 use super::{
-    Client, ClientInner, batch, call, checksum::Checksummer, destination::layout, put::total,
-    transfer::Jobs,
+    Client, ClientInner, checksum::Checksummer, destination::layout, put::total, transfer::Jobs,
 };
 use crate::{
     metrics::{Operation, OutcomeTotals},
     object::{Located, Read, Span},
     protocol::{ReadExtent, ReadObjects, ReadReplica, ReadSource, ReadStep},
+    rpc::{batch, response},
 };
 
 /// An object that is read, and the memory that its bytes go to.
@@ -62,7 +62,7 @@ impl Client {
 
 impl ClientInner {
     fn read(&self, reads: &[Read<'_>], now: Moment) -> Vec<Result<u64>> {
-        if let Err(error) = self.check_open() {
+        if let Err(error) = self.lifetime.check_open() {
             return reads.iter().map(|_| Err(error.clone())).collect();
         }
         let mut objects = ReadObjects::new(now + self.config.transfer_timeout);
@@ -91,7 +91,7 @@ impl ClientInner {
         outcomes
             .map(|(outcome, target)| match outcome {
                 Ok(()) => Ok(target.length),
-                Err(error) => Err(call::named_error(error, &target.located.key)),
+                Err(error) => Err(response::named_error(error, &target.located.key)),
             })
             .collect()
     }
@@ -171,7 +171,7 @@ impl ClientInner {
         late: &[(usize, ReplicaId)],
     ) {
         self.metrics.count_late(late.len());
-        let deadline = self.rpc_deadline();
+        let deadline = self.rpc.deadline();
         let sizes = late.iter().map(|&(at, _)| targets[at].located.key.as_bytes().len());
         for range in batch::split(sizes, batch::KEY_BYTES_MAX) {
             let part = &late[range];
@@ -180,14 +180,14 @@ impl ClientInner {
                 version: targets[at].located.version.0,
                 replica: replica.0,
             });
-            let (caller, reads) = (Some(self.caller.clone()), reads.collect());
+            let (caller, reads) = (self.rpc.caller(), reads.collect());
             let call = Call::Verify(v1::VerifyRequest { caller, reads });
-            let answer = self.call_until(call, deadline, |answer| match answer {
+            let answer = self.rpc.call_until(call, deadline, |answer| match answer {
                 Reply::Verify(response) => Some(response.is_valid),
                 _ => None,
             });
             let answer = answer.and_then(|valid| {
-                call::check_count(valid.len(), part.len())?;
+                response::check_count(valid.len(), part.len())?;
                 Ok(valid)
             });
             for (nth, &(at, _)) in part.iter().enumerate() {
@@ -245,7 +245,7 @@ impl ClientInner {
         (reads, failed): (&[Read<'_>], &[usize]),
     ) {
         let keys = failed.iter().map(|&at| targets[at].located.key.clone()).collect();
-        let located = self.locate(keys, true, objects.deadline().min(self.rpc_deadline()));
+        let located = self.locate(keys, true, objects.deadline().min(self.rpc.deadline()));
         let now = SystemClock.now();
         for (&at, located) in failed.iter().zip(located) {
             let extent = match reads[at].span {

@@ -196,7 +196,8 @@ impl ClientInner {
     ) -> Duration {
         let there = host_of(endpoint);
         // A dummy client carries the name of its daemon, which is on the same host.
-        let is_here = there == host_of(self.engine.segment_name()) || there == host_of(&self.name);
+        let is_here =
+            there == host_of(self.engine.segment_name()) || there == host_of(self.lifetime.name());
         let locality = match is_here {
             true => Locality::SameHost,
             false => Locality::OtherHost,

@@ -295,7 +295,7 @@ impl ClientInner {
         let mut jobs = Jobs::with_capacity(puts.len());
         let mut owners = Vec::with_capacity(puts.len());
         let mut outcomes: Vec<Result<()>> = Vec::with_capacity(puts.len());
-        let open = self.check_open();
+        let open = self.lifetime.check_open();
         for (at, put) in puts.iter().enumerate() {
             let checked = open.clone().and_then(|()| put.check(now));
             if checked.is_ok() {

@@ -38,8 +38,7 @@ pub(super) fn start(inner: &Arc<ClientInner>) -> Result<()> {
         .name("mc-heartbeat".to_owned())
         .spawn(move || {
             run_heartbeats(&inner);
-            inner.shutdown.state.lock().is_heartbeat_stopped = true;
-            inner.shutdown.changed.notify_all();
+            inner.lifetime.record_heartbeat_end();
         })
         .map(drop)
         .map_err(|source| Error::internal("cannot start the heartbeat thread").caused_by(source))
@@ -49,7 +48,7 @@ fn run_heartbeats(inner: &Arc<ClientInner>) {
     let mut is_reachable = true;
     let mut last_logged = SystemClock.now();
     let mut pause = inner.session.state.lock().heartbeat_pause(true);
-    while inner.sleep_or_closed(pause) {
+    while inner.lifetime.sleep_or_closed(pause) {
         inner.free_expired();
         inner.log_metrics(&mut last_logged);
         let outcome = inner.heartbeat();
@@ -63,10 +62,10 @@ fn run_heartbeats(inner: &Arc<ClientInner>) {
         pause = inner.session.state.lock().heartbeat_pause(has_succeeded);
         match outcome {
             Ok(_) if !is_reachable => {
-                tracing::info!(client = %inner.name, "the master is reachable again")
+                tracing::info!(client = inner.lifetime.name(), "the master is reachable again")
             }
-            Err(error) if is_reachable && !inner.is_closed() => {
-                tracing::warn!(client = %inner.name, %error, "heartbeat failed, retrying");
+            Err(error) if is_reachable && !inner.lifetime.is_closed() => {
+                tracing::warn!(client = inner.lifetime.name(), %error, "heartbeat failed, retrying");
             }
             _ => {}
         }
@@ -98,18 +97,18 @@ impl ClientInner {
 
     /// Locks the announcement of segments.
     pub(super) fn lock_announcements(&self, deadline: Moment) -> Result<TimedMutexGuard<'_, ()>> {
-        self.check_open()?;
+        self.lifetime.check_open()?;
         self.session.announce_lock.take_within(deadline.left(SystemClock.now())).ok_or_else(|| {
             Error::new(ErrorCode::RPC_TIMEOUT, "another thread is still registering the client")
-                .with("master", self.link.address())
+                .with("master", self.rpc.address())
         })
     }
 
     /// Unregisters from the master, if the master answers in time.
     pub(super) fn unregister(&self, deadline: Moment) {
-        let call = Call::Unregister(v1::UnregisterRequest { caller: Some(self.caller.clone()) });
+        let call = Call::Unregister(v1::UnregisterRequest { caller: self.rpc.caller() });
         let times = (SystemClock.now(), deadline);
-        let unregistered = self.exchange(
+        let unregistered = self.rpc.exchange(
             call,
             times,
             |_| {},
@@ -119,7 +118,7 @@ impl ClientInner {
             },
         );
         if let Err(error) = unregistered {
-            tracing::debug!(client = %self.name, %error, "could not unregister from the master");
+            tracing::debug!(client = self.lifetime.name(), %error, "could not unregister from the master");
         }
     }
 
@@ -190,8 +189,8 @@ impl ClientInner {
     fn request_registration(&self, deadline: Moment) -> Result<Registered> {
         let log_mark = self.session.state.lock().log_mark();
         let call = Call::Register(v1::RegisterRequest {
-            caller: Some(self.caller.clone()),
-            name: self.name.clone(),
+            caller: self.rpc.caller(),
+            name: self.lifetime.name().to_owned(),
             process: std::process::id(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
             log_mark: log_mark.map(|LogMark { master, timeline, synced_frame }| v1::LogMark {
@@ -201,7 +200,7 @@ impl ClientInner {
             }),
             wants_offload: self.config.wants_offload,
         });
-        let response = self.call_until(call, deadline, |answer| match answer {
+        let response = self.rpc.call_until(call, deadline, |answer| match answer {
             Reply::Register(response) => Some(response),
             _ => None,
         })?;
@@ -225,7 +224,7 @@ impl ClientInner {
         if *tenant != TenantId::default() {
             tracing::warn!(
                 %tenant,
-                master = %self.link.address(),
+                master = %self.rpc.address(),
                 "the master ignores tenants: all callers share one namespace of keys; start it \
                  with --enable_multi_tenants to keep them apart"
             );
@@ -237,7 +236,7 @@ impl ClientInner {
                     with --enable_multi_tenants, or name no tenant";
         Error::new(ErrorCode::UNAVAILABLE_IN_CURRENT_MODE, text)
             .with("tenant", &self.config.tenant)
-            .with("master", self.link.address())
+            .with("master", self.rpc.address())
     }
 
     /// Sends a heartbeat, and registers again if the master does not know the client. Returns
@@ -248,9 +247,9 @@ impl ClientInner {
             let session = self.session.state.lock();
             (session.registration(), session.registrations())
         };
-        let caller = Some(self.caller.clone());
+        let caller = self.rpc.caller();
         let call = Call::Heartbeat(v1::HeartbeatRequest { caller, registration });
-        let response = self.call_until(call, deadline, |answer| match answer {
+        let response = self.rpc.call_until(call, deadline, |answer| match answer {
             Reply::Heartbeat(response) => Some(response),
             _ => None,
         })?;
@@ -263,7 +262,10 @@ impl ClientInner {
             return Ok(response.has_tasks);
         }
         self.register_again(registrations, deadline)?;
-        tracing::info!(client = %self.name, "registered again: the master lost the client");
+        tracing::info!(
+            client = self.lifetime.name(),
+            "registered again: the master lost the client"
+        );
         Ok(false)
     }
 
@@ -287,7 +289,7 @@ impl ClientInner {
         if (*last_logged + interval).has_passed(now) {
             *last_logged = now;
             let summary = self.summary().trim_end().replace('\n', "; ");
-            tracing::info!(target: "mooncake::metric", client = %self.name, "{summary}");
+            tracing::info!(target: "mooncake::metric", client = self.lifetime.name(), "{summary}");
         }
     }
 }

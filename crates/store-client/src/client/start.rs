@@ -10,12 +10,13 @@ use mooncake_proto::{
     v1::{self, request::Call, response::Call as Reply},
 };
 
-use super::{ClientInner, batch, call, reservation::Upload};
+use super::{ClientInner, reservation::Upload};
 use crate::{
     object::{PutOptions, SoftPin},
     protocol::{
         Refusal, StartPuts, StartStep, StartVerdict, UnconfirmedPut, own_puts::UNCONFIRMED_MAX,
     },
+    rpc::{batch, response},
 };
 
 /// Subtracted from the write window, since the local clock and the master's may run at different
@@ -74,7 +75,7 @@ impl ClientInner {
         let text = "too many earlier puts wait until the master confirms that they have ended";
         Err(Error::new(ErrorCode::RPC_FAIL, text)
             .with("puts", count)
-            .with("master", self.link.address()))
+            .with("master", self.rpc.address()))
     }
 
     /// Reserves the items of one message.
@@ -147,7 +148,7 @@ impl ClientInner {
         let request = self.open_puts.begin_start();
         let call = self.start_call(items, options, request);
         let sent = SystemClock.now();
-        let answer = self.call_until(call, deadline, |answer| match answer {
+        let answer = self.rpc.call_until(call, deadline, |answer| match answer {
             Reply::PutStart(response) => Some(response),
             _ => None,
         });
@@ -175,7 +176,7 @@ impl ClientInner {
         };
         let keys = Some(v1::KeyColumn::pack(items.iter().map(|item| item.key)));
         Call::PutStart(v1::PutStartRequest {
-            caller: Some(self.caller.clone()),
+            caller: self.rpc.caller(),
             items: Vec::new(),
             config: Some(wire_options(options)),
             replace: options.is_upsert,
@@ -194,9 +195,9 @@ impl ClientInner {
         mut refused: impl FnMut(usize, &v1::Failure) -> Reserved,
     ) -> Result<Vec<Reserved>> {
         self.record_log_mark(response.log_mark);
-        let columns = call::require_columns(response.columns)?;
-        let started = columns.read(items.len()).map_err(call::column_mismatch)?;
-        let segments = call::read_segments(response.segments)?;
+        let columns = response::require_columns(response.columns)?;
+        let started = columns.read(items.len()).map_err(response::column_mismatch)?;
+        let segments = response::read_segments(response.segments)?;
         let window = Duration::from_millis(response.write_window_ms);
         let until = sent + window.saturating_sub(WINDOW_MARGIN);
         let mut read = |item: usize, started: Outcome<'_, (u64, ItemPlaces<'_>)>| {
@@ -205,7 +206,7 @@ impl ClientInner {
                 Err(failure) => return refused(item, failure),
                 Ok(started) => started,
             };
-            let places = call::read_places(places.to_messages(length), &segments, length)?;
+            let places = response::read_places(places.to_messages(length), &segments, length)?;
             Ok(Some(Upload::new(Version(version), request, length, places, until)))
         };
         Ok(started.enumerate().map(|(item, started)| read(item, started)).collect())
@@ -219,7 +220,7 @@ impl ClientInner {
         is_upsert: bool,
         failure: &v1::Failure,
     ) -> Reserved {
-        let error = call::item_error(failure, key);
+        let error = response::item_error(failure, key);
         let own = failure.unfinished_put.as_ref().filter(|own| own.request_id != 0);
         let orphan = own
             .map(|own| (own.request_id, Version(own.version)))

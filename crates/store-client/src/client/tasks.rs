@@ -5,8 +5,11 @@ pub(super) mod worker;
 use mooncake_base::{ClientId, Error, ErrorCode, JobId, Moment, ObjectKey, Result, TaskId};
 use mooncake_proto::v1::{self, request::Call, response::Call as Reply};
 
-use super::{Client, batch, call};
-use crate::task::{DrainInfo, DrainStatus, NewTask, TaskInfo, TaskKind, TaskStatus};
+use super::Client;
+use crate::{
+    rpc::{batch, response},
+    task::{DrainInfo, DrainStatus, NewTask, TaskInfo, TaskKind, TaskStatus},
+};
 
 impl Client {
     /// Creates copy and move tasks. A client that owns a replica carries them out later; see
@@ -17,7 +20,7 @@ impl Client {
     /// the first time; `INVALID_PARAMS` for no targets, an unknown segment, or a source segment
     /// without a replica; `TASK_PENDING_LIMIT_EXCEEDED`; or the master cannot be reached.
     pub fn create_tasks(&self, tasks: &[NewTask]) -> Vec<Result<TaskId>> {
-        let deadline = self.inner.rpc_deadline();
+        let deadline = self.inner.rpc.deadline();
         let mut results = Vec::with_capacity(tasks.len());
         let size = |task: &NewTask| match task {
             NewTask::Copy { key, targets } => {
@@ -46,15 +49,15 @@ impl Client {
     pub fn tasks(&self, ids: &[TaskId]) -> Vec<Result<TaskInfo>> {
         let encoded = ids.iter().map(|id| id.to_bytes().to_vec().into()).collect();
         let call = Call::QueryTasks(v1::QueryTasksRequest {
-            caller: Some(self.inner.caller.clone()),
+            caller: self.inner.rpc.caller(),
             tasks: encoded,
         });
-        let answer = self.inner.call(call, |answer| match answer {
+        let answer = self.inner.rpc.call(call, |answer| match answer {
             Reply::QueryTasks(response) => Some(response.results),
             _ => None,
         });
         let answer = answer.and_then(|results| {
-            call::check_count(results.len(), ids.len())?;
+            response::check_count(results.len(), ids.len())?;
             Ok(results)
         });
         match answer {
@@ -70,18 +73,18 @@ impl Client {
     /// # Errors
     /// By key: the master cannot be reached.
     pub fn clear_replicas(&self, keys: &[ObjectKey], segment: &str) -> Vec<Result<bool>> {
-        let deadline = self.inner.rpc_deadline();
+        let deadline = self.inner.rpc.deadline();
         batch::for_keys(keys, |keys, packed| {
             let call = Call::ClearReplicas(v1::ClearReplicasRequest {
-                caller: Some(self.inner.caller.clone()),
+                caller: self.inner.rpc.caller(),
                 keys: packed,
                 segment: segment.to_owned(),
             });
-            let cleared = self.inner.call_until(call, deadline, |answer| match answer {
+            let cleared = self.inner.rpc.call_until(call, deadline, |answer| match answer {
                 Reply::ClearReplicas(response) => Some(response.cleared),
                 _ => None,
             })?;
-            call::check_count(cleared.len(), keys.len())?;
+            response::check_count(cleared.len(), keys.len())?;
             Ok(cleared.into_iter().map(Ok).collect())
         })
     }
@@ -102,9 +105,9 @@ impl Client {
     ) -> Result<DrainInfo> {
         let job =
             v1::NewDrainJob { segments: segments.to_vec(), targets: targets.to_vec(), concurrency };
-        let caller = Some(self.inner.caller.clone());
+        let caller = self.inner.rpc.caller();
         let call = Call::CreateDrainJobs(v1::CreateDrainJobsRequest { caller, jobs: vec![job] });
-        let results = self.inner.call(call, |answer| match answer {
+        let results = self.inner.rpc.call(call, |answer| match answer {
             Reply::CreateDrainJobs(response) => Some(response.results),
             _ => None,
         })?;
@@ -117,9 +120,9 @@ impl Client {
     /// `JOB_NOT_FOUND`, or the master cannot be reached.
     pub fn drain_info(&self, job: JobId) -> Result<DrainInfo> {
         let jobs = vec![job.to_bytes().to_vec().into()];
-        let caller = Some(self.inner.caller.clone());
+        let caller = self.inner.rpc.caller();
         let call = Call::QueryDrainJobs(v1::QueryDrainJobsRequest { caller, jobs });
-        let results = self.inner.call(call, |answer| match answer {
+        let results = self.inner.rpc.call(call, |answer| match answer {
             Reply::QueryDrainJobs(response) => Some(response.results),
             _ => None,
         })?;
@@ -134,9 +137,9 @@ impl Client {
     /// cannot be reached.
     pub fn cancel_drain(&self, job: JobId) -> Result<DrainInfo> {
         let jobs = vec![job.to_bytes().to_vec().into()];
-        let caller = Some(self.inner.caller.clone());
+        let caller = self.inner.rpc.caller();
         let call = Call::CancelDrainJobs(v1::CancelDrainJobsRequest { caller, jobs });
-        let results = self.inner.call(call, |answer| match answer {
+        let results = self.inner.rpc.call(call, |answer| match answer {
             Reply::CancelDrainJobs(response) => Some(response.results),
             _ => None,
         })?;
@@ -145,23 +148,23 @@ impl Client {
 
     fn create_part(&self, tasks: &[NewTask], deadline: Moment) -> Result<Vec<Result<TaskId>>> {
         let call = Call::CreateTasks(v1::CreateTasksRequest {
-            caller: Some(self.inner.caller.clone()),
+            caller: self.inner.rpc.caller(),
             tasks: tasks.iter().map(wire_task).collect(),
         });
-        let results = self.inner.call_until(call, deadline, |answer| match answer {
+        let results = self.inner.rpc.call_until(call, deadline, |answer| match answer {
             Reply::CreateTasks(response) => Some(response.results),
             _ => None,
         })?;
-        call::check_count(results.len(), tasks.len())?;
+        response::check_count(results.len(), tasks.len())?;
         let own = self.inner.id.to_bytes();
         if results.iter().any(|result| result.client[..] == own) {
             // The worker need not wait for the next heartbeat.
             self.inner.wake_worker();
         }
         let read = |(result, task): (&v1::CreateTaskResult, &NewTask)| match &result.failure {
-            Some(failure) => Err(call::item_error(failure, task.key())),
+            Some(failure) => Err(response::item_error(failure, task.key())),
             None => TaskId::from_bytes(&result.task)
-                .ok_or_else(|| call::protocol_error("a task has no id")),
+                .ok_or_else(|| response::protocol_error("a task has no id")),
         };
         Ok(results.iter().zip(tasks).map(read).collect())
     }
@@ -204,20 +207,21 @@ fn read_task((result, id): (v1::QueryTaskResult, &TaskId)) -> Result<TaskInfo> {
         created_at_ms: result.created_at_ms,
         updated_at_ms: result.updated_at_ms,
         client: ClientId::from_bytes(&result.client)
-            .ok_or_else(|| call::protocol_error("a task has no client"))?,
+            .ok_or_else(|| response::protocol_error("a task has no client"))?,
         message: result.message,
     })
 }
 
 fn only_job(results: Vec<v1::DrainJobResult>) -> Result<DrainInfo> {
-    call::check_count(results.len(), 1)?;
+    response::check_count(results.len(), 1)?;
     let missing = || Error::new(ErrorCode::JOB_NOT_FOUND, "the master did not return the job");
     let job = results.into_iter().next().ok_or_else(missing)?;
     if let Some(failure) = &job.failure {
         return Err(Error::from(failure));
     }
     Ok(DrainInfo {
-        id: JobId::from_bytes(&job.job).ok_or_else(|| call::protocol_error("a job has no id"))?,
+        id: JobId::from_bytes(&job.job)
+            .ok_or_else(|| response::protocol_error("a job has no id"))?,
         status: match job.status() {
             v1::JobStatus::Created => DrainStatus::Created,
             v1::JobStatus::Planning => DrainStatus::Planning,

@@ -283,7 +283,7 @@ impl ClientInner {
     ) -> Error {
         // Invalid local memory is no fault of the peer. Neither is a failure while the client is
         // closing.
-        if error.code() != ErrorCode::INVALID_PARAMS && !self.is_closed() {
+        if error.code() != ErrorCode::INVALID_PARAMS && !self.lifetime.is_closed() {
             let now = SystemClock.now();
             self.metrics.count_peer_error(&segment.endpoint);
             if error.kind() == ErrorKind::Timeout && !limits.deadline.has_passed(now) {

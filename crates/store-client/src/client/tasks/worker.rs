@@ -14,8 +14,8 @@ use mooncake_proto::v1::{self, request::Call, response::Call as Reply};
 use mooncake_transfer_engine::{Opcode, TransferEntry};
 use smallvec::SmallVec;
 
-use super::super::{ClientInner, call, mount::HeldPart, transfer::Jobs};
-use crate::object::Place;
+use super::super::{ClientInner, mount::HeldPart, transfer::Jobs};
+use crate::{object::Place, rpc::response};
 
 /// Maximum number of tasks fetched together.
 const TASKS_MAX: u32 = 64;
@@ -75,7 +75,7 @@ impl ClientInner {
     pub(in super::super) fn wake_worker(self: &Arc<Self>) {
         let mut state = self.task_worker.state.lock();
         state.has_tasks = true;
-        if state.is_running || self.is_closed() {
+        if state.is_running || self.lifetime.is_closed() {
             return;
         }
         if let Some(thread) = state.thread.take() {
@@ -113,7 +113,7 @@ impl ClientInner {
         loop {
             {
                 let mut state = self.task_worker.state.lock();
-                if self.is_closed() || !std::mem::take(&mut state.has_tasks) {
+                if self.lifetime.is_closed() || !std::mem::take(&mut state.has_tasks) {
                     state.is_running = false;
                     self.task_worker.changed.notify_all();
                     return;
@@ -122,10 +122,12 @@ impl ClientInner {
             match self.run_tasks_once() {
                 Ok(true) => self.task_worker.state.lock().has_tasks = true,
                 Ok(false) => {}
-                Err(error) if self.is_closed() => {
+                Err(error) if self.lifetime.is_closed() => {
                     tracing::debug!(%error, "copy and move tasks were abandoned while closing");
                 }
-                Err(error) => tracing::warn!(client = %self.name, %error, "cannot fetch tasks"),
+                Err(error) => {
+                    tracing::warn!(client = self.lifetime.name(), %error, "cannot fetch tasks")
+                }
             }
         }
     }
@@ -134,27 +136,28 @@ impl ClientInner {
     fn run_tasks_once(&self) -> Result<bool> {
         let sent = SystemClock.now();
         let call = Call::FetchTasks(v1::FetchTasksRequest {
-            caller: Some(self.caller.clone()),
+            caller: self.rpc.caller(),
             limit: TASKS_MAX,
             bytes: BYTES_MAX,
         });
-        let response = self.call(call, |answer| match answer {
+        let response = self.rpc.call(call, |answer| match answer {
             Reply::FetchTasks(response) => Some(response),
             _ => None,
         })?;
         if response.tasks.is_empty() {
             return Ok(false);
         }
-        let segments = call::read_segments(response.segments)?;
+        let segments = response::read_segments(response.segments)?;
         let window = Duration::from_millis(response.window_ms);
         let until = sent + window.saturating_sub(WINDOW_MARGIN);
         let read = |task: v1::TaskWork| {
-            let source = call::read_places(task.source.iter().copied(), &segments, task.length)?;
+            let source =
+                response::read_places(task.source.iter().copied(), &segments, task.length)?;
             let source = source.first().cloned();
             let targets = task.targets.iter().copied();
-            let targets = call::read_places(targets, &segments, task.length)?;
+            let targets = response::read_places(targets, &segments, task.length)?;
             Ok(AssignedTask {
-                source: source.ok_or_else(|| call::protocol_error("a task has no source"))?,
+                source: source.ok_or_else(|| response::protocol_error("a task has no source"))?,
                 outcomes: targets.iter().map(|_| None).collect(),
                 targets,
                 task,
@@ -231,7 +234,7 @@ impl ClientInner {
         let mut outcomes: Vec<Result<()>> = targets.iter().map(|_| Ok(())).collect();
         let mut done = 0;
         while done < source.length && outcomes.iter().any(Result::is_ok) {
-            self.check_open()?;
+            self.lifetime.check_open()?;
             let length = buffer.length().min(source.length - done);
             let local = held.range(0, length)?;
             let entry = TransferEntry::new(local, source.address() + done);
@@ -275,10 +278,10 @@ impl ClientInner {
             end
         };
         let call = Call::EndTasks(v1::EndTasksRequest {
-            caller: Some(self.caller.clone()),
+            caller: self.rpc.caller(),
             ends: tasks.into_iter().map(end).collect(),
         });
-        self.call(call, |answer| match answer {
+        self.rpc.call(call, |answer| match answer {
             Reply::EndTasks(response) => Some(response.has_tasks),
             _ => None,
         })

@@ -7,14 +7,14 @@ use mooncake_base::{KeyBatch, ObjectKey, Result};
 
 /// Maximum items per message. Bounds the master's work per message. Together with
 /// [`KEY_BYTES_MAX`], keeps the request and its response well below the frame limit.
-pub(super) const ITEMS_MAX: usize = 8192;
+pub(crate) const ITEMS_MAX: usize = 8192;
 
 /// Maximum bytes of keys and names per message.
-pub(super) const KEY_BYTES_MAX: usize = 4 << 20;
+pub(crate) const KEY_BYTES_MAX: usize = 4 << 20;
 
 /// Splits a batch into ranges that each fit one message and hold at most `bytes_max` bytes. An item
 /// larger than that gets a range of its own.
-pub(super) fn split(sizes: impl Iterator<Item = usize>, bytes_max: usize) -> Vec<Range<usize>> {
+pub(crate) fn split(sizes: impl Iterator<Item = usize>, bytes_max: usize) -> Vec<Range<usize>> {
     let mut ranges = Vec::new();
     let (mut start, mut end, mut bytes) = (0, 0, 0_usize);
     for size in sizes {
@@ -32,7 +32,7 @@ pub(super) fn split(sizes: impl Iterator<Item = usize>, bytes_max: usize) -> Vec
 }
 
 /// Packs keys for a message with a single allocation.
-pub(super) fn pack<'a>(keys: impl Iterator<Item = &'a ObjectKey> + Clone) -> Vec<Bytes> {
+pub(crate) fn pack<'a>(keys: impl Iterator<Item = &'a ObjectKey> + Clone) -> Vec<Bytes> {
     let mut packed = BytesMut::with_capacity(keys.clone().map(|key| key.as_bytes().len()).sum());
     keys.map(|key| {
         packed.extend_from_slice(key.as_bytes());
@@ -42,7 +42,7 @@ pub(super) fn pack<'a>(keys: impl Iterator<Item = &'a ObjectKey> + Clone) -> Vec
 }
 
 /// Splits the keys into messages without copying them again.
-pub(super) fn messages(keys: KeyBatch) -> impl Iterator<Item = Vec<Bytes>> {
+pub(crate) fn messages(keys: KeyBatch) -> impl Iterator<Item = Vec<Bytes>> {
     let (bytes, ends) = keys.into_bytes();
     let bytes = Bytes::from(bytes);
     let mut start = 0;
@@ -55,7 +55,7 @@ pub(super) fn messages(keys: KeyBatch) -> impl Iterator<Item = Vec<Bytes>> {
 }
 
 /// Calls `call` once per message of keys. If a message fails, each of its keys gets the error.
-pub(super) fn for_keys<T>(
+pub(crate) fn for_keys<T>(
     keys: &[ObjectKey],
     mut call: impl FnMut(&[ObjectKey], Vec<Bytes>) -> Result<Vec<Result<T>>>,
 ) -> Vec<Result<T>> {

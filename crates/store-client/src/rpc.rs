@@ -1,0 +1,327 @@
+//! Calls to the master: typed, numbered where that is needed, repeated after failures, and counted.
+//! [`batch`] splits batches into messages, [`response`] converts what the master answers.
+
+pub(crate) mod batch;
+pub(crate) mod response;
+
+use std::{sync::Arc, time::Duration};
+
+use mooncake_base::sync::Mutex;
+use mooncake_base::{ClientId, Clock, Error, ErrorCode, Moment, Result, SystemClock, TenantId};
+use mooncake_proto::{
+    convert::Caller,
+    v1::{self, request::Call, response::Call as Reply},
+};
+
+use self::response::protocol_error;
+use crate::{
+    fences::PendingReleases,
+    lifetime::Lifetime,
+    link::MasterLink,
+    metrics::{self, Metrics},
+    protocol::{CallKind, CallNumbers, CallRetry},
+};
+
+/// The calls of one client to its master.
+pub(crate) struct MasterRpc {
+    link: Arc<dyn MasterLink>,
+    client: ClientId,
+    /// The caller field of every request.
+    caller: v1::Caller,
+    /// Time limit of a call, or of all calls of a batch.
+    timeout: Duration,
+    numbers: Mutex<CallNumbers>,
+    pending_releases: Arc<PendingReleases>,
+    lifetime: Arc<Lifetime>,
+    metrics: Arc<Metrics>,
+}
+
+impl MasterRpc {
+    pub(crate) fn new(
+        link: Arc<dyn MasterLink>,
+        (client, tenant): (ClientId, TenantId),
+        timeout: Duration,
+        lifetime: &Arc<Lifetime>,
+        metrics: &Arc<Metrics>,
+    ) -> Self {
+        Self {
+            link,
+            client,
+            caller: (&Caller { client, tenant }).into(),
+            timeout,
+            numbers: Mutex::default(),
+            pending_releases: Arc::default(),
+            lifetime: Arc::clone(lifetime),
+            metrics: Arc::clone(metrics),
+        }
+    }
+
+    /// Returns the caller field of a request.
+    pub(crate) fn caller(&self) -> Option<v1::Caller> {
+        Some(self.caller.clone())
+    }
+
+    /// Returns the address of the master.
+    pub(crate) fn address(&self) -> String {
+        self.link.address()
+    }
+
+    /// Returns the queue of fences that are handed back with the next call.
+    pub(crate) fn pending_releases(&self) -> &Arc<PendingReleases> {
+        &self.pending_releases
+    }
+
+    /// Returns the deadline of an operation that begins now.
+    pub(crate) fn deadline(&self) -> Moment {
+        SystemClock.now() + self.timeout
+    }
+
+    /// Closes the link.
+    pub(crate) fn close(&self) {
+        self.link.close();
+    }
+
+    /// Makes a call with the configured RPC time-out. `pick` extracts the expected response
+    /// variant.
+    pub(crate) fn call<A>(&self, call: Call, pick: impl FnOnce(Reply) -> Option<A>) -> Result<A> {
+        let now = SystemClock.now();
+        self.call_at((now, now + self.timeout), call, pick)
+    }
+
+    /// Makes a call with an explicit deadline.
+    pub(crate) fn call_until<A>(
+        &self,
+        call: Call,
+        deadline: Moment,
+        pick: impl FnOnce(Reply) -> Option<A>,
+    ) -> Result<A> {
+        self.call_at((SystemClock.now(), deadline), call, pick)
+    }
+
+    /// Makes a call with an explicit deadline, for callers that already have the current time.
+    pub(crate) fn call_at<A>(
+        &self,
+        times: (Moment, Moment),
+        call: Call,
+        pick: impl FnOnce(Reply) -> Option<A>,
+    ) -> Result<A> {
+        self.lifetime.check_open()?;
+        self.exchange(call, times, |_| {}, pick)
+    }
+
+    /// Makes a call that is changed by `prepare` before it is sent again.
+    pub(crate) fn call_repeating<A>(
+        &self,
+        call: Call,
+        deadline: Moment,
+        prepare: impl Fn(&mut Call),
+        pick: impl FnOnce(Reply) -> Option<A>,
+    ) -> Result<A> {
+        self.lifetime.check_open()?;
+        self.exchange(call, (SystemClock.now(), deadline), prepare, pick)
+    }
+
+    /// Makes a call even if the client is already closing.
+    pub(crate) fn exchange<A>(
+        &self,
+        call: Call,
+        (sent, deadline): (Moment, Moment),
+        prepare: impl Fn(&mut Call),
+        pick: impl FnOnce(Reply) -> Option<A>,
+    ) -> Result<A> {
+        if deadline.has_passed(sent) {
+            let text = "the time limit passed before the call was sent";
+            return Err(
+                Error::new(ErrorCode::RPC_TIMEOUT, text).with("master", self.link.address())
+            );
+        }
+        let index = metrics::call_index(&call);
+        let retry = CallRetry::new(
+            kind(&call),
+            deadline,
+            self.client.bits() as u64 ^ u64::from(sent.since_boot().subsec_nanos()),
+        );
+        let (call_number, answered_below) = match is_numbered(&call) {
+            true => self.numbers.lock().begin(),
+            false => (0, 0),
+        };
+        let released_fences = self.pending_releases.take();
+        let request =
+            v1::Request { call: Some(call), released_fences, call_number, answered_below };
+        let response = self.call_with_retries(request, sent, retry, prepare);
+        if call_number != 0 {
+            self.numbers.lock().end(call_number);
+        }
+        self.metrics.count_call(index, response.is_ok(), SystemClock.now().since(sent));
+        match response?.call {
+            Some(Reply::Failure(failure)) => Err((&failure).into()),
+            Some(answer) => {
+                pick(answer).ok_or_else(|| protocol_error("the response belongs to another call"))
+            }
+            None => Err(protocol_error("the response is empty")),
+        }
+    }
+
+    /// Sends a request until it is answered or given up.
+    fn call_with_retries(
+        &self,
+        mut request: v1::Request,
+        sent: Moment,
+        mut retry: CallRetry,
+        prepare: impl Fn(&mut Call),
+    ) -> Result<v1::Response> {
+        let mut now = sent;
+        loop {
+            let failure = match self.link.call(request, retry.attempt_deadline(now)) {
+                Ok(response) => return Ok(response),
+                Err(failure) => *failure,
+            };
+            now = SystemClock.now();
+            let (Some(again), Some(pause)) =
+                (failure.request, retry.after_failure(failure.kind, now))
+            else {
+                return Err(failure.error);
+            };
+            tracing::debug!(client = self.lifetime.name(), error = %failure.error, ?pause, "repeating a call");
+            if !pause.is_zero() {
+                if !self.lifetime.sleep_or_closed(pause) {
+                    return Err(failure.error);
+                }
+                now = SystemClock.now();
+            }
+            request = again;
+            request.call.as_mut().into_iter().for_each(&prepare);
+        }
+    }
+}
+
+/// Returns what a second execution of the call does.
+fn kind(call: &Call) -> CallKind {
+    match call {
+        Call::PutEnd(_) | Call::PutRevoke(_) => CallKind::ClosesPut,
+        Call::PutStart(start) if start.request_id == 0 => CallKind::SentOnce,
+        _ => CallKind::Repeatable,
+    }
+}
+
+/// Returns whether the call needs a number, by which the master knows a repetition. `PutStart` has
+/// its own; `PutEnd` and `PutRevoke` name versions, which no other put has.
+fn is_numbered(call: &Call) -> bool {
+    matches!(
+        call,
+        Call::Unmount(_)
+            | Call::Remove(_)
+            | Call::RemoveMatching(_)
+            | Call::CreateTasks(_)
+            | Call::EndTasks(_)
+            | Call::ClearReplicas(_)
+            | Call::CreateDrainJobs(_)
+            | Call::CancelDrainJobs(_)
+            | Call::SetQuotas(_)
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::VecDeque;
+
+    use super::*;
+    use crate::{link::CallFailure, protocol::AttemptFailure};
+
+    /// Answers each call with the next reply; loses the answer where there is none. Keeps the
+    /// requests.
+    #[derive(Debug)]
+    struct ScriptedLink {
+        replies: Mutex<VecDeque<Option<Reply>>>,
+        requests: Mutex<Vec<v1::Request>>,
+    }
+
+    impl MasterLink for ScriptedLink {
+        fn call(&self, request: v1::Request, _: Moment) -> Result<v1::Response, Box<CallFailure>> {
+            self.requests.lock().push(request.clone());
+            match self.replies.lock().pop_front().flatten() {
+                Some(reply) => Ok(v1::Response { call: Some(reply) }),
+                None => Err(Box::new(CallFailure {
+                    error: Error::new(ErrorCode::RPC_FAIL, "lost"),
+                    kind: AttemptFailure::Broken,
+                    request: Some(request),
+                })),
+            }
+        }
+
+        fn address(&self) -> String {
+            "master:1".to_owned()
+        }
+
+        fn close(&self) {}
+    }
+
+    fn rpc(replies: impl IntoIterator<Item = Option<Reply>>) -> (MasterRpc, Arc<ScriptedLink>) {
+        let replies = Mutex::new(replies.into_iter().collect());
+        let link = Arc::new(ScriptedLink { replies, requests: Mutex::default() });
+        let lifetime = Arc::new(Lifetime::new("node".to_owned()));
+        let caller = (ClientId::random(), TenantId::default());
+        let timeout = Duration::from_secs(30);
+        let as_link = Arc::clone(&link) as Arc<dyn MasterLink>;
+        (MasterRpc::new(as_link, caller, timeout, &lifetime, &Arc::default()), link)
+    }
+
+    fn removed(reply: Reply) -> Option<v1::RemoveResponse> {
+        match reply {
+            Reply::Remove(response) => Some(response),
+            _ => None,
+        }
+    }
+
+    #[test]
+    fn repetition_carries_the_same_number() {
+        let answer = Some(Reply::Remove(v1::RemoveResponse::default()));
+        let (rpc, link) = rpc([None, None, answer.clone(), answer]);
+        for _ in 0..2 {
+            rpc.call(Call::Remove(v1::RemoveRequest::default()), removed).unwrap();
+        }
+        let numbers: Vec<_> = link
+            .requests
+            .lock()
+            .iter()
+            .map(|request| (request.call_number, request.answered_below))
+            .collect();
+        assert_eq!(numbers, [(1, 1), (1, 1), (1, 1), (2, 2)]);
+    }
+
+    #[test]
+    fn only_repetitions_are_prepared() {
+        let (rpc, link) = rpc([None, Some(Reply::PutEnd(v1::PutEndResponse::default()))]);
+        let call = Call::PutEnd(v1::PutEndRequest::default());
+        let name_key = |call: &mut Call| {
+            let Call::PutEnd(end) = call else { return };
+            end.puts.push(v1::PutRef::default());
+        };
+        rpc.call_repeating(call, rpc.deadline(), name_key, |_| Some(())).unwrap();
+        let puts = |request: &v1::Request| match &request.call {
+            Some(Call::PutEnd(end)) => end.puts.len(),
+            _ => usize::MAX,
+        };
+        assert_eq!(link.requests.lock().iter().map(puts).collect::<Vec<_>>(), [0, 1]);
+    }
+
+    #[test]
+    fn answer_to_another_call_is_an_error() {
+        let (rpc, _) = rpc([Some(Reply::Status(v1::StatusResponse::default()))]);
+        let call = Call::Remove(v1::RemoveRequest::default());
+        assert_eq!(rpc.call(call, removed).unwrap_err().code(), ErrorCode::RPC_FAIL);
+    }
+
+    #[test]
+    fn call_is_not_sent_after_its_deadline_or_after_closing() {
+        let (rpc, link) = rpc([]);
+        let call = || Call::Remove(v1::RemoveRequest::default());
+        let late = rpc.call_until(call(), Moment::default(), removed).unwrap_err();
+        assert_eq!(late.code(), ErrorCode::RPC_TIMEOUT);
+        assert!(late.to_string().contains("master=master:1"), "{late}");
+        rpc.lifetime.close();
+        let closed = rpc.call(call(), removed).unwrap_err();
+        assert_eq!(closed.kind(), mooncake_base::ErrorKind::Closed);
+        assert!(link.requests.lock().is_empty());
+    }
+}

@@ -1,0 +1,91 @@
+//! Conversion of the master's responses.
+
+use std::{fmt::Display, sync::Arc};
+
+use mooncake_base::{Error, ErrorCode, ReplicaId, Result, SegmentId};
+use mooncake_proto::{columns::ColumnMismatch, v1};
+use smallvec::SmallVec;
+
+use crate::object::{Place, SegmentInfo};
+
+/// Converts the master's failure for one key and adds the key if the message lacks it.
+pub(crate) fn item_error(failure: &v1::Failure, key: impl Display) -> Error {
+    named_error(failure.into(), key)
+}
+
+/// Adds the key to an error that does not name it.
+pub(crate) fn named_error(error: Error, key: impl Display) -> Error {
+    if error.message().contains("key=") { error } else { error.with("key", key) }
+}
+
+/// An error for a response that violates the protocol.
+pub(crate) fn protocol_error(what: &str) -> Error {
+    Error::new(ErrorCode::RPC_FAIL, "the master's response violates the protocol")
+        .with("because", what)
+}
+
+/// Returns the columns of a response, or a protocol error if the response has none.
+pub(crate) fn require_columns<T>(columns: Option<T>) -> Result<T> {
+    columns.ok_or_else(|| protocol_error("the response has no columns"))
+}
+
+/// A protocol error for columns whose lengths do not match each other or the request.
+pub(crate) fn column_mismatch(_: ColumnMismatch) -> Error {
+    protocol_error("the columns differ in length or do not match the request")
+}
+
+/// Checks that the response has one result for each item.
+pub(crate) fn check_count(results: usize, items: usize) -> Result<()> {
+    if results == items {
+        Ok(())
+    } else {
+        Err(protocol_error("the number of results does not match the request"))
+    }
+}
+
+/// Converts the segments that the places of a response refer to.
+pub(crate) fn read_segments(segments: Vec<v1::Segment>) -> Result<Vec<Arc<SegmentInfo>>> {
+    segments.into_iter().map(|segment| read_segment(segment).map(Arc::new)).collect()
+}
+
+/// Converts one segment.
+pub(crate) fn read_segment(segment: v1::Segment) -> Result<SegmentInfo> {
+    let id =
+        SegmentId::from_bytes(&segment.id).ok_or_else(|| protocol_error("a segment has no id"))?;
+    if segment.base.checked_add(segment.length).is_none() {
+        return Err(protocol_error("the end of a segment overflows"));
+    }
+    Ok(SegmentInfo {
+        id,
+        name: segment.name,
+        endpoint: segment.endpoint,
+        base: segment.base,
+        length: segment.length,
+        protocol: segment.protocol,
+    })
+}
+
+/// Converts the places of an object of the given length.
+pub(crate) fn read_places(
+    places: impl Iterator<Item = v1::Place>,
+    segments: &[Arc<SegmentInfo>],
+    length: u64,
+) -> Result<SmallVec<[Place; 1]>> {
+    let read = |place: v1::Place| {
+        let segment = segments
+            .get(place.segment as usize)
+            .ok_or_else(|| protocol_error("a place refers to no segment"))?;
+        let fits = place.length == length
+            && place.offset.checked_add(length).is_some_and(|end| end <= segment.length);
+        if !fits {
+            return Err(protocol_error("a place is outside its segment or has the wrong length"));
+        }
+        Ok(Place {
+            segment: Arc::clone(segment),
+            offset: place.offset,
+            length,
+            replica: ReplicaId(place.replica),
+        })
+    };
+    places.map(read).collect()
+}
