@@ -1,0 +1,240 @@
+//! The life of an engine: it starts its listeners and transports, and closes them.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use mooncake_base::sync::{Mutex, RwLock};
+use mooncake_base::{Clock, Endpoint, EngineId, Error, Moment, Result, SystemClock};
+use mooncake_os::fork;
+
+use super::{
+    Engine, Inner, descriptor_template::DescriptorTemplate, listen::Listeners,
+    worker_pool::WorkerPool,
+};
+use crate::{
+    config::EngineConfig,
+    device::Devices,
+    discovery::{
+        handshake::{HandshakeServer, HandshakeSettings},
+        metadata::{self, MetadataSettings},
+    },
+    memory::{exported_memory::ExportedMemory, prefault::Prefaulter},
+    metrics::{Metrics, Refusals},
+    transport::{
+        Transport,
+        memory::MemoryTransport,
+        shm::{
+            ShmTransport,
+            server::{AuthPolicy, ShmServer},
+        },
+        tcp::{TcpServer, TcpServerSettings, TcpSettings, TcpTransport},
+    },
+};
+
+/// How long `close` waits for peers to release exported memory.
+const CLOSE_TIMEOUT: Duration = Duration::from_millis(50);
+
+/// How long `close` waits for a slow metadata server. An entry that stays on the server blocks the
+/// name for the next engine.
+const WITHDRAW_TIMEOUT: Duration = Duration::from_secs(1);
+
+impl Engine {
+    /// Starts an engine: opens the listeners and publishes the segment. Blocks, so it must not be
+    /// called from a task.
+    ///
+    /// # Errors
+    /// The configuration is invalid, no port is free, or the metadata server cannot be reached or
+    /// has another live engine under that name. Nothing is left behind then.
+    pub fn start(config: EngineConfig, runtime: tokio::runtime::Handle) -> Result<Self> {
+        config.check()?;
+        let generation = fork::generation();
+        let settings = MetadataSettings {
+            connect_timeout: config.connect_timeout,
+            prefix: config.metadata_prefix.clone(),
+            redis: config.redis.clone(),
+            token: config.token.clone(),
+        };
+        let metadata = metadata::open(&config.metadata, settings)?;
+        let Listeners { host, rpc, data } = Listeners::bind(&config)?;
+        let exported = ExportedMemory::register(EngineId::random());
+        let refusals = Arc::<Refusals>::default();
+        let auth = AuthPolicy { token: config.token.clone(), refusals: Arc::clone(&refusals) };
+        let shm_server = start_shm_server(&config, &exported, auth);
+        let settings = TcpServerSettings {
+            engine: Some(exported.id),
+            token: config.token.clone(),
+            refusals: Arc::clone(&refusals),
+            ..TcpServerSettings::default()
+        };
+        let data = TcpServer::start(data, Arc::clone(&exported.regions), settings, &runtime)?;
+        let port = rpc.local_addr().map_err(|error| {
+            Error::internal("the address of a listener cannot be read").caused_by(error)
+        })?;
+        let rpc_endpoint = Endpoint::new(host.clone(), port.port());
+        let template = Arc::new(DescriptorTemplate {
+            name: segment_name(&config, &rpc_endpoint),
+            host,
+            data_port: data.address().port(),
+            local: shm_server.as_ref().map(|shm_server| shm_server.name().to_owned()),
+            exported: Arc::clone(&exported),
+        });
+        let described = Arc::clone(&template);
+        let describe = Arc::new(move || described.fill().to_json());
+        let settings = handshake_settings(&config, &refusals);
+        let handshake = HandshakeServer::start(rpc, describe, settings, &runtime)?;
+        let transports = transports(&config, exported.id, shm_server.as_ref(), &refusals);
+        let prefaulter = Prefaulter::new(config.prefault_bytes_max);
+        let devices = Devices::new(config.device_driver.clone());
+        devices.find_loaded();
+        let inner = Arc::new(Inner {
+            config,
+            generation,
+            rpc: rpc_endpoint,
+            template,
+            exported,
+            shm_server,
+            metadata,
+            handshake,
+            data,
+            transports,
+            peers: RwLock::default(),
+            openings: AtomicU64::new(1),
+            evicted: AtomicU64::new(0),
+            withdrawals: RwLock::default(),
+            metrics: Metrics::default(),
+            refusals,
+            workers: WorkerPool::default(),
+            devices,
+            prefaulter,
+            reporter: Mutex::default(),
+            is_closed: AtomicBool::new(false),
+        });
+        let engine = Self { inner };
+        engine.inner.publish()?;
+        engine.report_on(&runtime);
+        Ok(engine)
+    }
+
+    /// Closes the engine: peers release its memory, paths and listeners are closed, threads are
+    /// joined. Takes less than 0.2 s even if peers hang. If a metadata server does not answer,
+    /// it takes until the deadline, at most one second more. Idempotent.
+    ///
+    /// A process of this host that is stopped (by SIGSTOP or a debugger) cannot confirm that it has
+    /// left the memory, and may stay stopped for ever, so `close` disconnects it and does not wait.
+    /// The engine's own allocations stay intact for such a peer. Memory of the user may be written
+    /// once more, by a copy that the peer was about to start: if the memory is used after the
+    /// engine, unregister it before, which returns an error while such a peer may reach it.
+    pub fn close(&self, deadline: Moment) {
+        self.inner.close(deadline);
+    }
+}
+
+impl Drop for Engine {
+    fn drop(&mut self) {
+        if fork::is_forked_since(self.inner.generation) {
+            // Threads and sockets belong to the parent: one leaked reference keeps them all as they
+            // are.
+            std::mem::forget(Arc::clone(&self.inner));
+        }
+    }
+}
+
+impl Inner {
+    fn close(&self, deadline: Moment) {
+        if fork::is_forked_since(self.generation) || self.is_closed.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        let soon = deadline.min(SystemClock.now() + WITHDRAW_TIMEOUT);
+        self.exported.unregister();
+        if let Some(reporter) = self.reporter.lock().take() {
+            reporter.abort();
+        }
+        self.prefaulter.close();
+        if !self.config.is_unpublished
+            && let Err(error) = self.metadata.withdraw(soon)
+        {
+            tracing::info!(%error, "the segment's entry stays on the metadata server");
+        }
+        if let Some(shm_server) = &self.shm_server {
+            shm_server.stop(CLOSE_TIMEOUT);
+        }
+        let peers = std::mem::take(&mut *self.peers.write());
+        peers.values().for_each(|peer| peer.close());
+        drop(peers);
+        self.workers.close(CLOSE_TIMEOUT);
+        self.handshake.close();
+        self.data.close();
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        self.close(SystemClock.now() + WITHDRAW_TIMEOUT);
+    }
+}
+
+fn start_shm_server(
+    config: &EngineConfig,
+    exported: &Arc<ExportedMemory>,
+    auth: AuthPolicy,
+) -> Option<Arc<ShmServer>> {
+    if config.is_tcp_forced {
+        return None;
+    }
+    match ShmServer::start(Arc::clone(exported), auth) {
+        Ok(shm_server) => Some(Arc::new(shm_server)),
+        Err(error) => {
+            tracing::debug!(%error, "processes of this host are served over TCP");
+            None
+        }
+    }
+}
+
+fn handshake_settings(config: &EngineConfig, refusals: &Arc<Refusals>) -> HandshakeSettings {
+    HandshakeSettings {
+        message_bytes_max: config.handshake_bytes_max,
+        token: config.token.clone(),
+        refusals: Arc::clone(refusals),
+        ..HandshakeSettings::default()
+    }
+}
+
+fn transports(
+    config: &EngineConfig,
+    own: EngineId,
+    shm_server: Option<&Arc<ShmServer>>,
+    refusals: &Arc<Refusals>,
+) -> Vec<Arc<dyn Transport>> {
+    let tcp = TcpSettings {
+        connections_per_peer: config.connections_per_peer,
+        connections_per_transfer: None,
+        connect_timeout: config.connect_timeout,
+        token: config.token.clone(),
+        refusals: Arc::clone(refusals),
+    };
+    let mut transports: Vec<Arc<dyn Transport>> = vec![Arc::new(TcpTransport::new(tcp))];
+    if config.is_tcp_forced && config.copies_own {
+        transports.push(Arc::new(MemoryTransport { only: Some(own) }));
+    }
+    if !config.is_tcp_forced {
+        transports.push(Arc::new(MemoryTransport { only: None }));
+        let shm = shm_server.map(|shm_server| ShmTransport::new(Arc::clone(shm_server)));
+        transports.extend(shm.map(|shm| Arc::new(shm) as Arc<dyn Transport>));
+    }
+    #[cfg(feature = "test-util")]
+    transports.retain(|transport| !config.disabled.contains(&transport.kind()));
+    transports.sort_by_key(|transport| transport.capability().cost);
+    transports
+}
+
+fn segment_name(config: &EngineConfig, rpc: &Endpoint) -> String {
+    match config.name.trim() {
+        name if !name.is_empty() && !config.is_p2p() => name.to_owned(),
+        _ => rpc.to_string(),
+    }
+}
