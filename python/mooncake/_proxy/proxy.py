@@ -1,0 +1,211 @@
+"""The route of a request: prefill on one server, then decode on another, with repetitions."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import uuid
+from collections import Counter
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from .backend import Answer, Backend, BackendError, BackendPool, Timeouts
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Mapping
+
+__all__ = ["Proxy", "ProxyError", "Reply", "prefill_body"]
+
+_log = logging.getLogger("mooncake.proxy")
+
+
+class ProxyError(Exception):
+    """A request failed; `status` and the text go to the client."""
+
+    def __init__(self, status: int, text: str) -> None:
+        super().__init__(text)
+        self.status = status
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """An answer for the client, whose first bytes are there."""
+
+    status: int
+    kind: str
+    chunks: AsyncIterator[bytes]
+
+
+@dataclass(slots=True)
+class Proxy:
+    """Prefill and decode servers, and what was counted."""
+
+    prefill: BackendPool
+    decode: BackendPool
+    timeouts: Timeouts = field(default_factory=Timeouts)
+    outcomes: Counter[str] = field(default_factory=Counter)
+    repetitions: Counter[str] = field(default_factory=Counter)
+    in_flight: int = 0
+
+    @asynccontextmanager
+    async def request(
+        self, path: str, body: Mapping[str, Any], authorization: str | None
+    ) -> AsyncIterator[Reply]:
+        """Prefills and decodes a request, and gives the answer as soon as it begins.
+
+        A server that fails before the first byte of the answer is replaced by another one. When
+        the block ends, by an exception or by cancellation, the calls to the servers end too.
+
+        Raises:
+            ProxyError: No server answered.
+            BackendError: From the reply's chunks: the answer broke off.
+        """
+        headers = {"X-Request-Id": str(uuid.uuid4())}
+        if authorization := _authorization(authorization):
+            headers["Authorization"] = authorization
+        self.in_flight += 1
+        try:
+            async with self._decoded(path, body, headers) as answer:
+                kind = answer.head.headers.get("content-type", "application/json")
+                yield Reply(answer.head.status, kind, _recorded(answer))
+        finally:
+            self.in_flight -= 1
+
+    @asynccontextmanager
+    async def _decoded(
+        self, path: str, body: Mapping[str, Any], headers: Mapping[str, str]
+    ) -> AsyncIterator[Answer]:
+        decode_body: dict[str, Any] | None = None
+        last = "none is up"
+        for backend in self.decode.candidates():
+            if decode_body is None:
+                decode_body = await self._prefilled(path, body, headers)
+            async with AsyncExitStack() as stack:
+                call = backend.call(path, decode_body, headers, self.timeouts)
+                try:
+                    answer = await stack.enter_async_context(call)
+                except BackendError as error:
+                    last = str(error)
+                    self._record_failure(backend, error)
+                    # A server that saw the request may have fetched the cache, which is sent once.
+                    if error.was_sent:
+                        decode_body = None
+                    continue
+                if answer.head.status >= 500:
+                    last = f"{backend.name} answered {answer.head.status}"
+                    self._record_failure(backend, last)
+                    decode_body = None
+                    continue
+                backend.record_success()
+                yield answer
+                return
+        raise ProxyError(503, f"no decode server took the request: {last}")
+
+    async def _prefilled(
+        self, path: str, body: Mapping[str, Any], headers: Mapping[str, str]
+    ) -> dict[str, Any]:
+        """Lets a server fill the cache, and returns the body for a decode server."""
+        last = "none is up"
+        for backend in self.prefill.candidates():
+            try:
+                status, text = await self._prefill_once(backend, path, body, headers)
+            except BackendError as error:
+                last = str(error)
+                self._record_failure(backend, error)
+                continue
+            if status >= 500:
+                last = f"{backend.name} answered {status}"
+                self._record_failure(backend, last)
+                continue
+            if status >= 400:
+                raise ProxyError(status, text.decode("utf-8", "replace"))
+            try:
+                answer = json.loads(text)
+                parameters = answer.get("kv_transfer_params")
+            except (ValueError, AttributeError):
+                last = f"{backend.name} answered no JSON object"
+                self._record_failure(backend, last)
+                continue
+            backend.record_success()
+            extra = {"kv_transfer_params": parameters} if parameters else {}
+            return {**body, **extra}
+        raise ProxyError(503, f"no prefill server took the request: {last}")
+
+    async def _prefill_once(
+        self, backend: Backend, path: str, body: Mapping[str, Any], headers: Mapping[str, str]
+    ) -> tuple[int, bytes]:
+        async with backend.call(path, prefill_body(body), headers, self.timeouts) as answer:
+            return answer.head.status, await answer.body()
+
+    def _record_failure(self, backend: Backend, reason: object) -> None:
+        self.repetitions[backend.role] += 1
+        unreachable = isinstance(reason, BackendError) and not reason.was_sent
+        backend.record_failure(reason, excludes=unreachable)
+        _log.info("%s backend %s failed: %s", backend.role, backend.name, reason)
+
+    def metrics(self) -> str:
+        """Returns the counters as Prometheus text."""
+        lines = ["# TYPE mooncake_proxy_requests_total counter"]
+        lines += [
+            f'mooncake_proxy_requests_total{{outcome="{outcome}"}} {count}'
+            for outcome, count in sorted(self.outcomes.items())
+        ]
+        lines += [
+            "# TYPE mooncake_proxy_in_flight gauge",
+            f"mooncake_proxy_in_flight {self.in_flight}",
+        ]
+        lines.append("# TYPE mooncake_proxy_repetitions_total counter")
+        lines += [
+            f'mooncake_proxy_repetitions_total{{role="{role}"}} {count}'
+            for role, count in sorted(self.repetitions.items())
+        ]
+        backends = [*self.prefill.backends, *self.decode.backends]
+        for name, kind, values in (
+            ("up", "gauge", [int(backend.is_up) for backend in backends]),
+            ("in_flight", "gauge", [backend.in_flight for backend in backends]),
+            ("requests_total", "counter", [backend.requests for backend in backends]),
+            ("failures_total", "counter", [backend.failures for backend in backends]),
+        ):
+            lines.append(f"# TYPE mooncake_proxy_backend_{name} {kind}")
+            lines += [
+                f'mooncake_proxy_backend_{name}{{role="{backend.role}",backend="{backend.name}"}} '
+                f"{value}"
+                for backend, value in zip(backends, values, strict=True)
+            ]
+        return "\n".join([*lines, ""])
+
+
+async def _recorded(answer: Answer) -> AsyncIterator[bytes]:
+    """Yields the pieces of an answer, and counts it as a failure if it breaks off."""
+    try:
+        async for piece in answer.chunks():
+            yield piece
+    except BackendError as error:
+        answer.backend.record_failure(error, excludes=False)
+        raise
+
+
+def prefill_body(body: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the request that only fills the cache: one token, not streamed."""
+    changed = {name: value for name, value in body.items() if name != "stream_options"}
+    changed["kv_transfer_params"] = {
+        "do_remote_decode": True,
+        "do_remote_prefill": False,
+        "remote_engine_id": None,
+        "remote_block_ids": None,
+        "remote_host": None,
+        "remote_port": None,
+    }
+    changed["stream"] = False
+    changed["max_tokens"] = 1
+    if "max_completion_tokens" in changed:
+        changed["max_completion_tokens"] = 1
+    return changed
+
+
+def _authorization(given: str | None) -> str | None:
+    """Returns the header for the servers: the key of the environment, else the client's own."""
+    key = os.environ.get("OPENAI_API_KEY")
+    return f"Bearer {key}" if key else given

@@ -1,0 +1,193 @@
+"""A proxy in front of vLLM servers that prefill and vLLM servers that decode.
+
+Run it as `python -m mooncake.vllm_v1_proxy_server`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import logging
+import signal
+import uuid
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ._proxy.backend import Backend, BackendPool, Timeouts
+from ._proxy.proxy import Proxy, prefill_body
+from ._proxy.server import ProxyServer
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Mapping, Sequence
+
+__all__ = [
+    "ProxyApp",
+    "app",
+    "get_next_client",
+    "lifespan",
+    "main",
+    "parse_args",
+    "send_request_to_service",
+    "stream_service_response",
+]
+
+
+@dataclass(slots=True)
+class ProxyApp:
+    """The proxy that this process runs, None before it runs."""
+
+    proxy: Proxy | None = None
+
+
+app = ProxyApp()
+
+
+def parse_args(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    """Returns the options of the command line.
+
+    `prefiller_instances` and `decoder_instances` are lists of host and port.
+
+    Raises:
+        ValueError: There are more or fewer hosts than ports.
+    """
+    parser = argparse.ArgumentParser(
+        description="A proxy in front of vLLM servers that prefill and that decode.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    parser.add_argument("--port", type=int, default=8000, help="port to listen at")
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen at")
+    for role, port in (("prefiller", 8100), ("decoder", 8200)):
+        parser.add_argument(
+            f"--{role}-hosts",
+            f"--{role}-host",
+            nargs="+",
+            default=["localhost"],
+            help=f"hosts of the {role}s",
+        )
+        parser.add_argument(
+            f"--{role}-ports",
+            f"--{role}-port",
+            nargs="+",
+            type=int,
+            default=[port],
+            help=f"their ports, one per host of a {role}",
+        )
+    defaults = Timeouts()
+    for name, default, text in (
+        ("connect", defaults.connect, "time-out of a connection to a server, in seconds"),
+        ("answer", defaults.answer, "time-out until a server begins to answer, in seconds"),
+        ("idle", defaults.idle, "time-out between two pieces of an answer, in seconds"),
+    ):
+        parser.add_argument(f"--{name}-timeout", type=float, default=default, help=text)
+    parser.add_argument(
+        "--health-interval", type=float, default=5.0, help="seconds between health checks"
+    )
+    options = parser.parse_args(arguments)
+    for role in ("prefiller", "decoder"):
+        hosts, ports = getattr(options, f"{role}_hosts"), getattr(options, f"{role}_ports")
+        if len(hosts) != len(ports):
+            raise ValueError(
+                f"Number of {role} hosts must match number of {role} ports: "
+                f"{len(hosts)} and {len(ports)}"
+            )
+        setattr(options, f"{role}_instances", list(zip(hosts, ports, strict=True)))
+    return options
+
+
+@asynccontextmanager
+async def lifespan(
+    application: ProxyApp, options: argparse.Namespace | None = None
+) -> AsyncIterator[None]:
+    """Makes the proxy of an application from the options of the command line."""
+    options = options or parse_args()
+    timeouts = Timeouts(options.connect_timeout, options.answer_timeout, options.idle_timeout)
+    application.proxy = Proxy(
+        BackendPool("prefill", [Backend("prefill", *at) for at in options.prefiller_instances]),
+        BackendPool("decode", [Backend("decode", *at) for at in options.decoder_instances]),
+        timeouts,
+    )
+    try:
+        yield
+    finally:
+        application.proxy = None
+
+
+def get_next_client(application: ProxyApp, service_type: str) -> Backend:
+    """Returns the backend of a role, `prefill` or `decode`, whose turn it is.
+
+    Raises:
+        ValueError: There is no such role.
+        RuntimeError: The application does not run, or no backend of the role is up.
+    """
+    if service_type not in ("prefill", "decode"):
+        raise ValueError(f"service_type must be prefill or decode: {service_type!r}")
+    proxy = _running(application)
+    pool = proxy.prefill if service_type == "prefill" else proxy.decode
+    backend = pool.next()
+    if backend is None:
+        raise RuntimeError(f"no {service_type} server is up")
+    return backend
+
+
+async def send_request_to_service(
+    client_info: Backend, endpoint: str, req_data: Mapping[str, Any], request_id: str | None = None
+) -> dict[str, Any]:
+    """Lets a backend prefill a request, and returns its answer.
+
+    Raises:
+        BackendError: It did not answer.
+        RuntimeError: It answered with an error.
+    """
+    headers = {"X-Request-Id": request_id or str(uuid.uuid4())}
+    body = prefill_body(req_data)
+    async with client_info.call(endpoint, body, headers, Timeouts()) as answer:
+        text = await answer.body()
+        if answer.head.status >= 400:
+            raise RuntimeError(f"{client_info.name} answered {answer.head.status}")
+        return dict(json.loads(text))
+
+
+async def stream_service_response(
+    client_info: Backend, endpoint: str, req_data: Mapping[str, Any], request_id: str | None = None
+) -> AsyncIterator[bytes]:
+    """Yields a backend's answer as it arrives.
+
+    Raises:
+        BackendError: It did not answer, or the answer broke off.
+        RuntimeError: It answered with an error.
+    """
+    headers = {"X-Request-Id": request_id or str(uuid.uuid4())}
+    async with client_info.call(endpoint, req_data, headers, Timeouts()) as answer:
+        if answer.head.status >= 400:
+            raise RuntimeError(f"{client_info.name} answered {answer.head.status}")
+        async for piece in answer.chunks():
+            yield piece
+
+
+async def _run(options: argparse.Namespace) -> None:
+    stopped = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stopped.set)
+    async with lifespan(app, options):
+        server = ProxyServer(_running(app), health_interval_s=options.health_interval)
+        async with server.serving(options.host, options.port) as port:
+            print(f"vllm_v1_proxy_server ready http={options.host}:{port}", flush=True)
+            await stopped.wait()
+
+
+def _running(application: ProxyApp) -> Proxy:
+    if application.proxy is None:
+        raise RuntimeError("the proxy does not run: enter lifespan(app) first")
+    return application.proxy
+
+
+def main() -> None:
+    """Runs the proxy until SIGINT or SIGTERM."""
+    logging.basicConfig(format="%(levelname)s %(name)s: %(message)s")
+    asyncio.run(_run(parse_args()))
+
+
+if __name__ == "__main__":
+    main()
