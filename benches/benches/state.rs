@@ -45,14 +45,14 @@ fn put(state: &mut State, index: u64, length: u64) {
     let named = key(index);
     let key = (&named).into();
     let put = Put { key, length, group: b"", options: &options, is_replacing: false, request: 0 };
-    let started = state.put_start(NOW, CLIENT, &tenant, put).unwrap();
+    let started = state.puts().put_start(NOW, CLIENT, &tenant, put).unwrap();
     let put = PutRef {
         key: named.as_bytes(),
         version: started.version,
         failed_replicas: &[],
         checksum: None,
     };
-    state.put_end(NOW, CLIENT, &tenant, put).unwrap();
+    state.puts().put_end(NOW, CLIENT, &tenant, put).unwrap();
 }
 
 /// Measures the allocator in a full pool. The case in random order is a worst case: the records of a

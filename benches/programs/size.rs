@@ -86,10 +86,10 @@ fn put(state: &mut State, index: u64) -> Result<()> {
         is_replacing: false,
         request: 0,
     };
-    let started = state.put_start(NOW, CLIENT, &tenant, put)?;
+    let started = state.puts().put_start(NOW, CLIENT, &tenant, put)?;
     let put =
         PutRef { key: &named, version: started.version, failed_replicas: &[], checksum: None };
-    state.put_end(NOW, CLIENT, &tenant, put)
+    state.puts().put_end(NOW, CLIENT, &tenant, put)
 }
 
 fn probe(state: &mut State, objects: u64) -> Result<()> {

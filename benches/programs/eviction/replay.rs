@@ -148,7 +148,7 @@ impl Pool {
             is_replacing: false,
             request: 0,
         };
-        let started = match self.state.put_start(self.now, CLIENT, &self.tenant, put) {
+        let started = match self.state.puts().put_start(self.now, CLIENT, &self.tenant, put) {
             Ok(started) => started,
             Err(error) => {
                 let is_there = error.code() == mooncake_base::ErrorCode::OBJECT_ALREADY_EXISTS;
@@ -158,6 +158,9 @@ impl Pool {
         };
         let put =
             PutRef { key: &named, version: started.version, failed_replicas: &[], checksum: None };
-        self.state.put_end(self.now, CLIENT, &self.tenant, put).expect("the put was started");
+        self.state
+            .puts()
+            .put_end(self.now, CLIENT, &self.tenant, put)
+            .expect("the put was started");
     }
 }

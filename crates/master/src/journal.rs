@@ -260,7 +260,7 @@ impl Journal {
         Ok(())
     }
 
-    /// Appends effects as [`State::take_effects`](crate::state::State::take_effects) returns them.
+    /// Appends effects as [`Log::take_effects`](crate::state::Log::take_effects) returns them.
     /// Returns the position behind them. Must be called while the state is locked.
     pub fn append(&self, take: impl FnOnce(&mut Vec<u8>) -> u64) -> u64 {
         self.queue.lock().append(take)

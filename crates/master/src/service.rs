@@ -242,7 +242,7 @@ impl Service {
 
     /// Returns how many clients have expired since the start.
     pub(crate) fn clients_expired(&self) -> u64 {
-        self.lock().counters().clients_expired
+        self.lock().log().counters().clients_expired
     }
 
     /// Returns the id of the master, which is new at every start.
@@ -309,7 +309,7 @@ impl Service {
     pub(crate) fn set_events(&self, events: Arc<Events>) {
         // Called once, by `start`, before any client can connect.
         let _ = self.events.set(events);
-        self.lock().enable_events();
+        self.lock().log_mut().enable_events();
     }
 
     /// Sets the admission control, so that metrics can show it.
@@ -396,7 +396,7 @@ impl Service {
                 let mut state = self.lock();
                 let is_known = state.heartbeat(now, caller.client)
                     && [0, state.registration(caller.client)].contains(&r.registration);
-                (is_known, state.has_tasks(now, caller.client))
+                (is_known, state.tasks().has_tasks(now, caller.client))
             };
             self.sessions.record_heartbeat(caller.client, now);
             let master = Bytes::copy_from_slice(&self.identity);

@@ -5,11 +5,13 @@
 //! are return values, and the same calls with the same seed give the same results. One [`State`] is
 //! meant to be guarded by one lock; work that could take long is done in slices.
 
+mod calls;
 mod catalog;
 mod client;
 mod ids;
+mod inventory;
 mod log;
-pub mod pool;
+mod pool;
 mod put;
 mod random;
 mod read;
@@ -22,17 +24,19 @@ mod timer;
 mod tests;
 
 use mooncake_base::Moment;
+use rustc_hash::FxHashMap;
 
-pub use self::reclaim::eviction;
 use self::{
-    catalog::{group::Groups, object::Objects, tenant::Tenants},
-    client::{Clients, recovery::Recovery},
-    log::{effect::Effects, events::EventBuffer},
-    pool::{placement::AllocationPolicy, quarantine::Quarantine, unsynced::Unsynced},
+    catalog::{Catalog, group::Groups, object::Objects, tenant::Tenants},
+    client::{ClientCalls, Clients, recovery::Recovery},
+    inventory::Inventory,
+    pool::Pool,
     put::write::Writes,
     random::Random,
     read::MaxGranted,
-    reclaim::{Ahead, Capture, Searches, eviction_queue::EvictionQueue, pins::Pins, sweep::Sweeps},
+    reclaim::{
+        Ahead, Reclaimer, Searches, eviction_queue::EvictionQueue, pins::Pins, sweep::Sweeps,
+    },
     task::{Tasks, drain::Jobs},
     timer::{Timer, Timers},
 };
@@ -48,6 +52,7 @@ pub use self::{
     },
     ids::{KeyHash, ObjectSlot, SegmentSlot},
     log::{
+        Log,
         effect::{DecodeError, Effect, LoggedCopy, LoggedPin, ObjectName, Value},
         events::ObjectEvent,
         replay::Image,
@@ -56,17 +61,18 @@ pub use self::{
     },
     pool::segment::{SegmentNumber, SegmentSpec, SegmentStatus, SegmentView, Segments},
     put::{
-        Place, Put, PutProgress, PutRef, PutStep, Started, UnfinishedPut,
+        Place, Put, PutCalls, PutProgress, PutRef, PutStep, Started, UnfinishedPut,
         options::{PutOptions, SoftPin},
     },
     read::{FenceTicket, LocateOptions, Located, LocatedObject, Probed},
     reclaim::Pending,
     rules::{AllocationStrategy, EvictionKind, Rules, TaskRules, Watermark},
     task::{
-        NewTask, TaskEnd, TaskKind, TaskStatus, TaskView, Work,
+        NewTask, TaskCalls, TaskEnd, TaskKind, TaskStatus, TaskView, Work,
         drain::{JobStatus, JobView, NewJob},
     },
 };
+pub use self::{pool::allocator, reclaim::eviction};
 
 /// Due timers and releases that one call of [`State::advance`] handles.
 const ADVANCE_SLICE: usize = 1024;
@@ -75,40 +81,16 @@ const ADVANCE_SLICE: usize = 1024;
 const EXPIRED_SLICE: u64 = 16;
 
 /// The whole state of the master.
+///
+/// The parts keep their own invariants; the state owns them and the order between them. Calls about
+/// puts and tasks are in [`PutCalls`] and [`TaskCalls`], the others are passed on from here.
 #[derive(Debug)]
 pub struct State {
-    rules: Rules,
-    clients: Clients,
-    segments: Segments,
-    objects: Objects,
+    inventory: Inventory,
+    searches: Searches,
     writes: Writes,
-    groups: Groups,
     tasks: Tasks,
     jobs: Jobs,
-    tenants: Tenants,
-    pins: Pins,
-    queue: EvictionQueue,
-    placement: Box<dyn AllocationPolicy>,
-    /// Candidate segments of one put; the buffer is reused.
-    candidates: Vec<SegmentSlot>,
-    quarantine: Quarantine,
-    unsynced: Unsynced,
-    searches: Searches,
-    /// Set while a window is evicted.
-    capture: Option<Capture>,
-    ahead: Ahead,
-    timers: Timers,
-    sweeps: Sweeps,
-    /// Eviction ahead of need has started and has not reached its goal.
-    is_evicting: bool,
-    next_version: u64,
-    recovery: Recovery,
-    /// Time of the last [`State::advance`].
-    advanced: Option<Moment>,
-    max_granted: MaxGranted,
-    effects: Effects,
-    events: EventBuffer,
-    counters: Counters,
 }
 
 /// Sums over the whole pool.
@@ -179,86 +161,139 @@ impl State {
     /// another seed at each start, so that a version of an earlier master is not valid here.
     pub fn new(rules: Rules, seed: u64) -> Self {
         let mut random = Random::new(seed);
+        let objects = Objects::new(random.next());
+        let groups = Groups::new(random.next());
+        let (tasks, jobs) = (Tasks::new(random.next()), Jobs::new(random.next()));
+        let pool = Pool::new(pool::placement::policy(rules.allocation, random.next()));
         Self {
-            clients: Clients::default(),
-            segments: Segments::default(),
-            objects: Objects::new(random.next()),
-            writes: Writes::default(),
-            groups: Groups::new(random.next()),
-            tasks: Tasks::new(random.next()),
-            jobs: Jobs::new(random.next()),
-            tenants: Tenants::new(rules.is_multi_tenant),
-            pins: Pins::default(),
-            queue: EvictionQueue::new(eviction::policy(rules.eviction)),
-            placement: pool::placement::policy(rules.allocation, random.next()),
-            candidates: Vec::new(),
-            quarantine: Quarantine::default(),
-            unsynced: Unsynced::default(),
+            inventory: Inventory {
+                log: Log::default(),
+                timers: Timers::default(),
+                clients: Clients::default(),
+                pool,
+                catalog: Catalog {
+                    objects,
+                    groups,
+                    tenants: Tenants::new(rules.is_multi_tenant),
+                    pins: Pins::default(),
+                    queue: EvictionQueue::new(eviction::policy(rules.eviction)),
+                    copied: FxHashMap::default(),
+                },
+                sweeps: Sweeps::default(),
+                ahead: Ahead::default(),
+                is_evicting: false,
+                // 47 bits leave room to count up, and for the ordinal of a replica beside the
+                // version.
+                next_version: (random.next() >> 17) + 1,
+                recovery: Recovery::default(),
+                advanced: None,
+                max_granted: MaxGranted::default(),
+                rules,
+            },
             searches: Searches::default(),
-            capture: None,
-            ahead: Ahead::default(),
-            timers: Timers::default(),
-            sweeps: Sweeps::default(),
-            is_evicting: false,
-            // 47 bits leave room to count up, and for the ordinal of a replica beside the version.
-            next_version: (random.next() >> 17) + 1,
-            recovery: Recovery::default(),
-            advanced: None,
-            max_granted: MaxGranted::default(),
-            effects: Effects::default(),
-            events: EventBuffer::default(),
-            counters: Counters::default(),
-            rules,
+            writes: Writes::default(),
+            tasks,
+            jobs,
+        }
+    }
+
+    /// Returns the calls about puts.
+    pub fn puts(&mut self) -> PutCalls<'_> {
+        PutCalls {
+            inventory: &mut self.inventory,
+            searches: &mut self.searches,
+            writes: &mut self.writes,
+        }
+    }
+
+    /// Returns the calls about tasks and drain jobs.
+    pub fn tasks(&mut self) -> TaskCalls<'_> {
+        TaskCalls {
+            inventory: &mut self.inventory,
+            searches: &mut self.searches,
+            writes: &mut self.writes,
+            tasks: &mut self.tasks,
+            jobs: &mut self.jobs,
+        }
+    }
+
+    fn clients(&mut self) -> ClientCalls<'_> {
+        ClientCalls {
+            inventory: &mut self.inventory,
+            searches: &mut self.searches,
+            writes: &mut self.writes,
+            tasks: &mut self.tasks,
+            jobs: &mut self.jobs,
         }
     }
 
     /// Handles what is due: expired clients, soft pins, unmount graces, fences and unfinished puts,
-    /// the rest of groups whose eviction began, and eviction ahead of need. Each call does a bounded amount of work and is cheap when
-    /// nothing is due. Returns when the next call is needed, which is `now` if work is left.
+    /// the rest of groups whose eviction began, and eviction ahead of need. Each call does a bounded
+    /// amount of work and is cheap when nothing is due. Returns when the next call is needed, which
+    /// is `now` if work is left.
     ///
     /// Call `advance` several times within the time to live of a client: a longer gap counts as a
     /// pause of the master, in which no heartbeat could arrive, and extends the time of every
     /// client.
     pub fn advance(&mut self, now: Moment) -> Option<Moment> {
-        self.compensate_stall(now);
-        self.lower_max_granted(now);
-        self.release_synced();
-        self.expire_searches(now);
-        let expired = self.counters.clients_expired;
+        self.inventory.compensate_stall(now);
+        let Inventory { max_granted, log, .. } = &mut self.inventory;
+        max_granted.lower(now, log);
+        self.inventory.pool.release_synced();
+        let Self { inventory, searches, .. } = self;
+        Reclaimer { inventory, searches }.expire_searches(now);
+        let expired = self.inventory.log.counters.clients_expired;
         for _ in 0..ADVANCE_SLICE {
             let did_one = self.fire_timer(now)
-                | self.free_due_quarantine(now)
-                | self.release_oldest_write(now)
-                | self.evict_condemned(now);
-            if !did_one || self.counters.clients_expired - expired >= EXPIRED_SLICE {
+                | self.inventory.pool.free_due_quarantine(now)
+                | self.puts().release_oldest_write(now)
+                | self.inventory.evict_condemned(now);
+            if !did_one || self.inventory.log.counters.clients_expired - expired >= EXPIRED_SLICE {
                 break;
             }
         }
-        let has_condemned = self.groups.next_condemned().is_some();
-        let sweep = (self.sweep() | self.has_synced() | has_condemned).then_some(now);
-        let ahead = self.evict_ahead(now);
+        let has_condemned = self.inventory.catalog.groups.next_condemned().is_some();
+        let sweep = (self.inventory.sweep() | self.inventory.pool.has_synced() | has_condemned)
+            .then_some(now);
+        let ahead = self.inventory.evict_ahead(now);
         let oldest = self.writes.oldest().map(|oldest| self.writes.at(oldest).started);
-        let release = oldest.map(|started| started + self.rules.put_release);
-        let due = [sweep, ahead, release, self.timers.next(), self.quarantine.next()];
+        let release = oldest.map(|started| started + self.inventory.rules.put_release);
+        let due = [
+            sweep,
+            ahead,
+            release,
+            self.inventory.timers.next(),
+            self.inventory.pool.quarantine.next(),
+        ];
         due.into_iter().flatten().min()
+    }
+
+    /// Returns what the calls left behind for the log, for subscribers and for metrics.
+    pub fn log(&self) -> &Log {
+        &self.inventory.log
+    }
+
+    /// Returns what the calls left behind, to take it.
+    pub fn log_mut(&mut self) -> &mut Log {
+        &mut self.inventory.log
     }
 
     /// Returns the rules in force.
     pub fn rules(&self) -> &Rules {
-        &self.rules
+        &self.inventory.rules
     }
 
     /// Returns sums over the whole pool, in time proportional to the number of segments.
     pub fn totals(&self) -> Totals {
         let mut totals = Totals {
-            keys: self.objects.complete,
-            soft_pinned_keys: self.pins.count(),
-            clients: self.clients.count(),
-            counters: self.counters,
+            keys: self.inventory.catalog.objects.complete,
+            soft_pinned_keys: self.inventory.catalog.pins.count(),
+            clients: self.inventory.clients.count(),
+            counters: self.inventory.log.counters,
             ..Totals::default()
         };
-        totals.unclaimed_segments = self.recovery.segments;
-        for (_, segment) in self.segments.claimed() {
+        totals.unclaimed_segments = self.inventory.recovery.segments;
+        for (_, segment) in self.inventory.pool.segments.claimed() {
             totals.segments += 1;
             totals.capacity += segment.spec.length;
             totals.used += segment.allocator.used();
@@ -269,25 +304,22 @@ impl State {
         totals
     }
 
-    /// Returns the counts of events since the start.
-    pub fn counters(&self) -> &Counters {
-        &self.counters
-    }
-
     /// Fires one timer that is due. Returns whether there was one.
     fn fire_timer(&mut self, now: Moment) -> bool {
-        let Some(timer) = self.timers.pop_due(now) else { return false };
+        let Some(timer) = self.inventory.timers.pop_due(now) else { return false };
         match timer {
-            Timer::Client(client, registration) => self.check_client(now, client, registration),
-            Timer::SoftPin(object, version) => self.check_pin(now, object, version),
-            Timer::Unmount(segment, incarnation) => self.end_grace(segment, incarnation),
-            Timer::QuarantineEnd(segment, incarnation) => {
-                self.end_segment_quarantine(now, segment, incarnation)
+            Timer::Client(client, registration) => {
+                self.clients().check_client(now, client, registration)
             }
-            Timer::Task(task, phase) => self.check_task(now, task, phase),
-            Timer::Drain(job) => self.plan_job(now, job),
+            Timer::SoftPin(object, version) => self.inventory.check_pin(now, object, version),
+            Timer::Unmount(segment, incarnation) => self.clients().end_grace(segment, incarnation),
+            Timer::QuarantineEnd(segment, incarnation) => {
+                self.inventory.pool.end_segment_quarantine(now, segment, incarnation)
+            }
+            Timer::Task(task, phase) => self.tasks().check_task(now, task, phase),
+            Timer::Drain(job) => self.tasks().plan_job(now, job),
             Timer::Unclaimed(segment, incarnation) => {
-                self.expire_unclaimed(now, segment, incarnation)
+                self.clients().expire_unclaimed(now, segment, incarnation)
             }
         }
         true

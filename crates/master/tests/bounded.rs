@@ -56,7 +56,7 @@ fn step(
     progress: &mut PutProgress,
 ) -> mooncake_base::Result<PutStep> {
     let put = put(key, length, b"");
-    state.put_step(NOW, CLIENT, &TenantId::default(), &put, progress)
+    state.puts().put_step(NOW, CLIENT, &TenantId::default(), &put, progress)
 }
 
 fn put<'a>(key: &'a str, length: u64, group: &'a [u8]) -> Put<'a> {
@@ -80,10 +80,11 @@ fn full_pool(objects: u64, group: &[u8]) -> State {
     state.mount(NOW, CLIENT, spec(1, 1 << 45, objects * 64 * KIB, "host-a:1")).unwrap();
     for index in 0..objects {
         let key = format!("k{index}");
-        let started = state.put_start(NOW, CLIENT, &tenant, put(&key, 64 * KIB, group)).unwrap();
+        let started =
+            state.puts().put_start(NOW, CLIENT, &tenant, put(&key, 64 * KIB, group)).unwrap();
         let version = started.version;
         let put = PutRef { key: b"", version, failed_replicas: &[], checksum: None };
-        state.put_end(NOW, CLIENT, &tenant, put).unwrap();
+        state.puts().put_end(NOW, CLIENT, &tenant, put).unwrap();
     }
     state
 }
@@ -121,7 +122,7 @@ fn large_put_among_many_small_objects_takes_short_slices() {
                 assert!(can_succeed);
                 let version = started.version;
                 let put = PutRef { key: b"", version, failed_replicas: &[], checksum: None };
-                state.put_revoke(NOW, CLIENT, &tenant, put).unwrap();
+                state.puts().put_revoke(NOW, CLIENT, &tenant, put).unwrap();
             }
             Err(error) => {
                 assert!(!can_succeed, "{error}");

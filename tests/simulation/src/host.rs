@@ -152,7 +152,7 @@ impl Host {
     pub(crate) fn take_effects(&mut self) -> Vec<u8> {
         let mut effects = Vec::new();
         if let Some(state) = &mut self.running {
-            state.take_effects(&mut effects);
+            state.log_mut().take_effects(&mut effects);
         }
         effects
     }
@@ -330,7 +330,7 @@ fn serve_session(
         &Call::Heartbeat(known_by) => {
             let registration = state.registration(client);
             let is_known = state.heartbeat(now, client) && registration == known_by;
-            let has_tasks = state.has_tasks(now, client);
+            let has_tasks = state.tasks().has_tasks(now, client);
             let answer = HeartbeatAnswer { identity, is_known, log_mark: None };
             Ok(Reply::Heartbeat { answer, has_tasks })
         }
@@ -371,7 +371,7 @@ fn serve_puts(
             let (key, group) = (KeyRef::new(&name)?, &b""[..]);
             let length = length * WORD_BYTES;
             let put = Put { key, length, group, options: &options, is_replacing, request };
-            match state.put_start(now, client, tenant, put) {
+            match state.puts().put_start(now, client, tenant, put) {
                 Ok(started) => {
                     let places = places(state, &started.places);
                     Ok(Reply::Started { version: started.version, places })
@@ -391,8 +391,8 @@ fn serve_puts(
             let (version, failed_replicas) = (*version, &failed[..]);
             let put = PutRef { key: &key, version, failed_replicas, checksum: None };
             match call {
-                Call::PutEnd { .. } => state.put_end(now, client, tenant, put)?,
-                _ => state.put_revoke(now, client, tenant, put)?,
+                Call::PutEnd { .. } => state.puts().put_end(now, client, tenant, put)?,
+                _ => state.puts().put_revoke(now, client, tenant, put)?,
             }
             Ok(Reply::Done)
         }
@@ -412,20 +412,20 @@ fn serve_tasks(
         Call::Copy { key, target } => {
             let (key, targets) = (&key_name(*key)[..], std::slice::from_ref(target));
             let new = NewTask::Copy { key, targets };
-            state.create_task_once(now, tenant, new, item).map(Reply::Task)
+            state.tasks().create_task_once(now, tenant, new, item).map(Reply::Task)
         }
         Call::Move { key, source, target } => {
             let new = NewTask::Move { key: &key_name(*key), source, target };
-            state.create_task_once(now, tenant, new, item).map(Reply::Task)
+            state.tasks().create_task_once(now, tenant, new, item).map(Reply::Task)
         }
         Call::Drain { segment } => {
             let segments = std::slice::from_ref(segment);
             let new = NewJob { segments, targets: &[], concurrency: 2 };
-            state.create_job_once(now, new, item).map(Reply::Job)
+            state.tasks().create_job_once(now, new, item).map(Reply::Job)
         }
-        Call::CancelDrain { job } => state.cancel_job(now, *job).map(|()| Reply::Done),
+        Call::CancelDrain { job } => state.tasks().cancel_job(now, *job).map(|()| Reply::Done),
         Call::FetchTasks => {
-            let work = state.fetch_tasks(now, client, FETCHED_MAX, u64::MAX)?;
+            let work = state.tasks().fetch_tasks(now, client, FETCHED_MAX, u64::MAX)?;
             let work = work.into_iter().map(|work| FetchedTask {
                 id: work.id,
                 attempt: work.attempt,
@@ -438,7 +438,7 @@ fn serve_tasks(
         Call::EndTask { id, attempt, failed } => {
             let (id, attempt, why) = (*id, *attempt, "a replica is unreachable");
             let end = TaskEnd { id, attempt, failed_replicas: failed, why };
-            state.end_task(now, client, end).map(|()| Reply::Done)
+            state.tasks().end_task(now, client, end).map(|()| Reply::Done)
         }
         _ => Err(Error::internal("not a call about tasks")),
     }

@@ -72,7 +72,7 @@ impl Pool {
     fn change<R>(&self, change: impl FnOnce(&mut State) -> R) -> R {
         let mut state = self.state.lock();
         let result = change(&mut state);
-        let end = self.journal().append(|into| state.take_effects(into));
+        let end = self.journal().append(|into| state.log_mut().take_effects(into));
         drop(state);
         self.journal().wait_durable(end);
         result
@@ -91,7 +91,7 @@ impl Pool {
                 is_replacing: true,
                 request: 0,
             };
-            state.put_start(now, CLIENT, &tenant, put).unwrap()
+            state.puts().put_start(now, CLIENT, &tenant, put).unwrap()
         });
         let put = PutRef {
             key: key.as_bytes(),
@@ -99,7 +99,7 @@ impl Pool {
             failed_replicas: &[],
             checksum: None,
         };
-        self.change(|state| state.put_end(now, CLIENT, &tenant, put).unwrap());
+        self.change(|state| state.puts().put_end(now, CLIENT, &tenant, put).unwrap());
     }
 
     fn remove(&self, key: &str) {

@@ -187,8 +187,8 @@ impl Service {
                 };
                 let client = caller.client;
                 let ended = match op {
-                    Op::PutEnd => state.put_end(now, client, &tenant, put),
-                    _ => state.put_revoke(now, client, &tenant, put),
+                    Op::PutEnd => state.puts().put_end(now, client, &tenant, put),
+                    _ => state.puts().put_revoke(now, client, &tenant, put),
                 };
                 failed += usize::from(ended.is_err());
                 reply.push(ended);

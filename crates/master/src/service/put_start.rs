@@ -178,10 +178,11 @@ impl Service {
         let now = self.clock.now();
         let end = items.len().min(call.next + SLICE_ITEMS);
         let slice = &items[call.next..end];
-        let put_owner = state.put_owner(now, call.caller.client, &call.tenant);
-        let put_owner = put_owner.map(|owner| state.avoiding(owner, &call.avoided_endpoints));
+        let put_owner = state.puts().put_owner(now, call.caller.client, &call.tenant);
+        let put_owner =
+            put_owner.map(|owner| state.puts().avoiding(owner, &call.avoided_endpoints));
         let keys = slice.iter().map(|item| item.key);
-        let hashes = state.prefetch_hashes(put_owner.as_ref().ok(), keys);
+        let hashes = state.puts().prefetch_hashes(put_owner.as_ref().ok(), keys);
         let steps = state.search_steps();
         for (&item, hash) in slice.iter().zip(hashes) {
             let PutItem { length, group, .. } = item;
@@ -192,7 +193,7 @@ impl Service {
                 let key = KeyRef::new(item.key)?;
                 check_group(group)?;
                 let put = Put { key, length, group, options, is_replacing, request };
-                state.put_step_hashed(now, put_owner, hash, &put, progress)
+                state.puts().put_step_hashed(now, put_owner, hash, &put, progress)
             });
             let started = match step {
                 Ok(PutStep::Started(started)) => Ok(started),
@@ -200,7 +201,7 @@ impl Service {
                 Ok(PutStep::Pending(pending)) => Err(late(pending)),
                 Err(error) => Err(error),
             };
-            state.cancel_put(std::mem::take(&mut call.progress));
+            state.puts().cancel_put(std::mem::take(&mut call.progress));
             let started = started.map_err(|error| {
                 let (caller, tenant) = (&call.caller, &call.tenant);
                 let unfinished_put = unfinished_put(state, caller, tenant, item.key, &error);

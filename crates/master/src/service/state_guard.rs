@@ -57,14 +57,14 @@ impl StateGuard<'_> {
 
     fn flush(&mut self) {
         if let (Some(state), Some(events)) = (&mut self.state, self.events)
-            && state.has_events()
+            && state.log().has_events()
         {
-            events.push(state.take_events());
+            events.push(state.log_mut().take_events());
         }
         if let (Some(state), Some(journal)) = (&mut self.state, self.journal)
-            && state.has_effects()
+            && state.log().has_effects()
         {
-            LOG_POSITION.set(journal.append(|into| state.take_effects(into)));
+            LOG_POSITION.set(journal.append(|into| state.log_mut().take_effects(into)));
             if state.take_sync_request() {
                 journal.request_sync();
             }

@@ -38,13 +38,13 @@ pub struct WorkSummary {
 impl Service {
     /// Returns the copies, moves and drains, with at most `tasks_max` tasks.
     pub fn work(&self, tasks_max: usize) -> WorkSummary {
-        let state = self.lock();
-        let (pending, processing) = state.tasks_underway();
+        let mut state = self.lock();
+        let (pending, processing) = state.tasks().tasks_underway();
         WorkSummary {
             pending,
             processing,
-            tasks: state.list_tasks(tasks_max),
-            jobs: state.list_jobs(),
+            tasks: state.tasks().list_tasks(tasks_max),
+            jobs: state.tasks().list_jobs(),
         }
     }
 
@@ -59,7 +59,7 @@ impl Service {
         let mut items = call_items(r.caller.as_ref(), call_number)?;
         let results = self.map_in_slices(&r.tasks, |state, task| {
             let created = new_task(task)
-                .and_then(|new| state.create_task_once(now, &tenant, new, items.next()));
+                .and_then(|new| state.tasks().create_task_once(now, &tenant, new, items.next()));
             let op = match task.kind() {
                 v1::TaskKind::Copy => Op::CreateCopyTask,
                 v1::TaskKind::Move => Op::CreateMoveTask,
@@ -110,7 +110,8 @@ impl Service {
             let caller = Caller::try_from(r.caller.as_ref())?;
             let limit = usize::try_from(r.limit).unwrap_or(usize::MAX).min(FETCHED_MAX);
             let mut state = self.lock();
-            let work = state.fetch_tasks(self.clock.now(), caller.client, limit, r.bytes)?;
+            let work =
+                state.tasks().fetch_tasks(self.clock.now(), caller.client, limit, r.bytes)?;
             let mut segments = SegmentTable::default();
             let tasks = work.into_iter().map(|work| work_to_wire(&state, &mut segments, work));
             let tasks = tasks.collect();
@@ -132,12 +133,12 @@ impl Service {
                     failed_replicas: &failed_replicas,
                     why: &end.reason,
                 };
-                state.end_task(now, caller.client, end)
+                state.tasks().end_task(now, caller.client, end)
             });
             self.op_metrics.count_batch(Op::EndTask, 1, usize::from(ended.is_err()));
             ItemResult::from(ended)
         });
-        let has_tasks = self.lock().has_tasks(self.clock.now(), caller.client);
+        let has_tasks = self.lock().tasks().has_tasks(self.clock.now(), caller.client);
         Ok(v1::EndTasksResponse { results, has_tasks })
     }
 
@@ -172,7 +173,7 @@ impl Service {
                 targets: &job.targets,
                 concurrency: job.concurrency,
             };
-            let id = state.create_job_once(now, new, items.next())?;
+            let id = state.tasks().create_job_once(now, new, items.next())?;
             state.job(id)
         };
         let results = self.map_in_slices(&r.jobs, |state, job| {
@@ -202,7 +203,7 @@ impl Service {
         let now = self.clock.now();
         let results = self.map_in_slices(&r.jobs, |state, id| {
             let view = job_id(id).and_then(|id| {
-                state.cancel_job(now, id)?;
+                state.tasks().cancel_job(now, id)?;
                 state.job(id)
             });
             self.job_result(Op::CancelDrainJob, now, view)

@@ -8,3 +8,27 @@ pub(super) mod lifecycle;
 pub(super) mod object;
 pub(super) mod query;
 pub(super) mod tenant;
+
+use mooncake_base::Moment;
+use rustc_hash::FxHashMap;
+
+use self::{group::Groups, object::Objects, tenant::Tenants};
+use super::{
+    ids::ObjectSlot,
+    reclaim::{eviction_queue::EvictionQueue, pins::Pins},
+};
+
+/// Objects by key, and the tables that name them by their slots.
+///
+/// A complete object that is not hard-pinned is in the order of eviction or parked, a grouped one is
+/// a member of its group, and one of a tenant with a quota is in the list of the tenant.
+#[derive(Debug)]
+pub(super) struct Catalog {
+    pub(super) objects: Objects,
+    pub(super) groups: Groups,
+    pub(super) tenants: Tenants,
+    pub(super) pins: Pins,
+    pub(super) queue: EvictionQueue,
+    /// Objects that clients copy, and until when.
+    pub(super) copied: FxHashMap<ObjectSlot, Moment>,
+}

@@ -4,18 +4,19 @@ pub(super) mod answers;
 pub(super) mod mount_order;
 pub(super) mod recovery;
 
+use crate::state::{
+    ids::ObjectSlot,
+    inventory::Inventory,
+    pool::host::host_of,
+    put::{AbandonReason, PutCalls, write::Writes},
+    reclaim::Searches,
+    task::{TaskCalls, Tasks, drain::Jobs},
+    timer::Timer,
+};
 use std::sync::Arc;
 
 use mooncake_base::{ClientId, Error, ErrorCode, Moment, Result};
 use rustc_hash::{FxHashMap, FxHashSet};
-
-use crate::state::{
-    State,
-    ids::{ObjectSlot, SegmentSlot},
-    pool::host::host_of,
-    put::AbandonReason,
-    timer::Timer,
-};
 
 /// Maximum number of clients.
 const CLIENTS_MAX: usize = 65_536;
@@ -83,28 +84,58 @@ impl Clients {
     }
 }
 
-impl State {
+/// The calls about clients and their segments, with the parts that they change: all, since a client
+/// that leaves takes its memory, its puts and its tasks along.
+#[derive(Debug)]
+pub(super) struct ClientCalls<'a> {
+    pub(super) inventory: &'a mut Inventory,
+    pub(super) searches: &'a mut Searches,
+    pub(super) writes: &'a mut Writes,
+    pub(super) tasks: &'a mut Tasks,
+    pub(super) jobs: &'a mut Jobs,
+}
+
+impl ClientCalls<'_> {
+    pub(super) fn puts(&mut self) -> PutCalls<'_> {
+        PutCalls { inventory: self.inventory, searches: self.searches, writes: self.writes }
+    }
+
+    pub(super) fn tasks(&mut self) -> TaskCalls<'_> {
+        TaskCalls {
+            inventory: self.inventory,
+            searches: self.searches,
+            writes: self.writes,
+            tasks: self.tasks,
+            jobs: self.jobs,
+        }
+    }
+
     /// Registers the client under a name ("host:port"), or renews its registration.
     ///
     /// # Errors
     /// `INVALID_PARAMS` if the name is longer than 1 KiB or 65536 clients are registered.
-    pub fn register(&mut self, now: Moment, client: ClientId, name: &str) -> Result<()> {
+    pub(in crate::state) fn register(
+        &mut self,
+        now: Moment,
+        client: ClientId,
+        name: &str,
+    ) -> Result<()> {
         if name.len() > NAME_BYTES_MAX {
             return Err(Error::invalid("the name of the client is too long")
                 .with("name_bytes", name.len())
                 .with("limit", NAME_BYTES_MAX));
         }
         if self.heartbeat(now, client) {
-            if let Some(known) = self.clients.by_id.get_mut(&client) {
+            if let Some(known) = self.inventory.clients.by_id.get_mut(&client) {
                 known.host = host_of(name).into();
             }
             return Ok(());
         }
-        if self.clients.by_id.len() >= CLIENTS_MAX {
+        if self.inventory.clients.by_id.len() >= CLIENTS_MAX {
             return Err(Error::invalid("there are too many clients").with("limit", CLIENTS_MAX));
         }
-        self.clients.registrations += 1;
-        let registration = self.clients.registrations;
+        self.inventory.clients.registrations += 1;
+        let registration = self.inventory.clients.registrations;
         let new = Client {
             host: host_of(name).into(),
             last_heartbeat: now,
@@ -113,99 +144,57 @@ impl State {
             registration,
             sequence: 0,
         };
-        self.clients.by_id.insert(client, new);
-        self.timers.push(now + self.rules.client_ttl, Timer::Client(client, registration));
+        self.inventory.clients.by_id.insert(client, new);
+        self.inventory
+            .timers
+            .push(now + self.inventory.rules.client_ttl, Timer::Client(client, registration));
         Ok(())
-    }
-
-    /// Records whether a registered client asked for the SSD tier, which does not exist yet.
-    pub fn set_wants_offload(&mut self, client: ClientId, wants: bool) {
-        if wants && self.clients.by_id.contains_key(&client) {
-            self.clients.offloading.insert(client);
-        } else {
-            self.clients.offloading.remove(&client);
-        }
-    }
-
-    /// Returns whether a client that asked for the SSD tier has a replica of the object.
-    pub(super) fn wants_offload(&self, object: ObjectSlot) -> bool {
-        let offloading = &self.clients.offloading;
-        !offloading.is_empty()
-            && self
-                .objects
-                .at(object)
-                .replicas
-                .iter()
-                .any(|replica| offloading.contains(&self.segments.at(replica.segment).client))
     }
 
     /// Records a heartbeat. Returns `false` if the client is unknown; it must register and mount
     /// again.
-    pub fn heartbeat(&mut self, now: Moment, client: ClientId) -> bool {
-        let Some(known) = self.clients.by_id.get_mut(&client) else { return false };
+    pub(in crate::state) fn heartbeat(&mut self, now: Moment, client: ClientId) -> bool {
+        let Some(known) = self.inventory.clients.by_id.get_mut(&client) else { return false };
         known.last_heartbeat = known.last_heartbeat.max(now);
         known.is_disconnected = false;
         if std::mem::take(&mut known.is_suspect) {
-            self.clients.suspects -= 1;
+            self.inventory.clients.suspects -= 1;
             self.mark_segments(client, false);
         }
         true
     }
 
-    /// Returns the number of the client's registration; 0 for an unknown client.
-    ///
-    /// A client that expired can be registered again by a late duplicate of an old message. The
-    /// new number shows the client that the master has dropped its segments.
-    pub fn registration(&self, client: ClientId) -> u64 {
-        self.clients.by_id.get(&client).map_or(0, |known| known.registration)
-    }
-
     /// Marks a client whose connection closed: until its next heartbeat its replicas are hidden
     /// from readers and its segments accept no objects. Has no effect on an unknown client.
-    pub fn suspect(&mut self, now: Moment, client: ClientId) {
+    pub(in crate::state) fn suspect(&mut self, now: Moment, client: ClientId) {
         // The closed connection may be seen before the first timer after a pause.
-        self.compensate_stall(now);
-        let Some(known) = self.clients.by_id.get_mut(&client) else { return };
+        self.inventory.compensate_stall(now);
+        let Some(known) = self.inventory.clients.by_id.get_mut(&client) else { return };
         if !std::mem::replace(&mut known.is_suspect, true) {
-            self.clients.suspects += 1;
+            self.inventory.clients.suspects += 1;
             self.mark_segments(client, true);
-        }
-    }
-
-    /// Records that the process of a client closed its connection or is dead, as the kernel of its
-    /// host reported. A process that does not come back within its time to live is dead: the memory
-    /// of its puts is freed as for a client that [leaves](Self::unregister), and not after the
-    /// release timeout.
-    pub fn record_disconnect(&mut self, client: ClientId) {
-        if let Some(known) = self.clients.by_id.get_mut(&client) {
-            known.is_disconnected = true;
         }
     }
 
     /// Removes a client that leaves or is known to be dead. Its segments are dropped. The memory of
     /// its unfinished puts is freed as soon as no late byte of them can arrive, since bytes sent
     /// before may still be in flight. Returns whether the client was known.
-    pub fn unregister(&mut self, now: Moment, client: ClientId) -> bool {
+    pub(in crate::state) fn unregister(&mut self, now: Moment, client: ClientId) -> bool {
         self.forget_client(now, client, AbandonReason::Leaving)
-    }
-
-    /// Returns the clients that expired since the last call.
-    pub fn take_expired(&mut self) -> Vec<ClientId> {
-        std::mem::take(&mut self.clients.expired)
     }
 
     /// Handles the timer of a client: expires the client or sets the timer again.
     pub(super) fn check_client(&mut self, now: Moment, client: ClientId, registration: u64) {
-        let Some(known) = self.clients.by_id.get(&client) else { return };
+        let Some(known) = self.inventory.clients.by_id.get(&client) else { return };
         if known.registration != registration {
             return;
         }
-        let end = known.last_heartbeat + self.rules.client_ttl;
+        let end = known.last_heartbeat + self.inventory.rules.client_ttl;
         let is_disconnected = known.is_disconnected;
         if end.has_passed(now) {
-            self.counters.clients_expired += 1;
-            if self.clients.expired.len() < CLIENTS_MAX {
-                self.clients.expired.push(client);
+            self.inventory.log.counters.clients_expired += 1;
+            if self.inventory.clients.expired.len() < CLIENTS_MAX {
+                self.inventory.clients.expired.push(client);
             }
             let why = match is_disconnected {
                 true => AbandonReason::Leaving,
@@ -213,8 +202,80 @@ impl State {
             };
             self.forget_client(now, client, why);
         } else {
-            self.timers.push(end, Timer::Client(client, registration));
+            self.inventory.timers.push(end, Timer::Client(client, registration));
         }
+    }
+
+    pub(super) fn forget_client(
+        &mut self,
+        now: Moment,
+        client: ClientId,
+        writes: AbandonReason,
+    ) -> bool {
+        let known = self.inventory.clients.by_id.remove(&client);
+        self.inventory.clients.suspects -=
+            usize::from(known.as_ref().is_some_and(|known| known.is_suspect));
+        self.inventory.clients.offloading.remove(&client);
+        self.puts().abandon_writes(now, client, writes);
+        self.drop_segments(&self.inventory.pool.segments.of_client(client));
+        self.tasks().reassign_tasks(now, client);
+        known.is_some()
+    }
+
+    fn mark_segments(&mut self, client: ClientId, is_suspect: bool) {
+        for slot in self.inventory.pool.segments.of_client(client) {
+            self.inventory.pool.segments.at_mut(slot).is_suspect = is_suspect;
+            self.inventory.pool.segments.refresh(slot);
+        }
+    }
+}
+
+impl Clients {
+    /// Records whether a registered client asked for the SSD tier, which does not exist yet.
+    pub(in crate::state) fn set_wants_offload(&mut self, client: ClientId, wants: bool) {
+        if wants && self.by_id.contains_key(&client) {
+            self.offloading.insert(client);
+        } else {
+            self.offloading.remove(&client);
+        }
+    }
+
+    /// Returns the number of the client's registration; 0 for an unknown client.
+    ///
+    /// A client that expired can be registered again by a late duplicate of an old message. The
+    /// new number shows the client that the master has dropped its segments.
+    pub(in crate::state) fn registration(&self, client: ClientId) -> u64 {
+        self.by_id.get(&client).map_or(0, |known| known.registration)
+    }
+
+    /// Records that the process of a client closed its connection or is dead, as the kernel of its
+    /// host reported. A process that does not come back within its time to live is dead: the memory
+    /// of its puts is freed as for a client that [leaves](Self::unregister), and not after the
+    /// release timeout.
+    pub(in crate::state) fn record_disconnect(&mut self, client: ClientId) {
+        if let Some(known) = self.by_id.get_mut(&client) {
+            known.is_disconnected = true;
+        }
+    }
+
+    /// Returns the clients that expired since the last call.
+    pub(in crate::state) fn take_expired(&mut self) -> Vec<ClientId> {
+        std::mem::take(&mut self.expired)
+    }
+}
+
+impl Inventory {
+    /// Returns whether a client that asked for the SSD tier has a replica of the object.
+    pub(super) fn wants_offload(&self, object: ObjectSlot) -> bool {
+        let offloading = &self.clients.offloading;
+        !offloading.is_empty()
+            && self
+                .catalog
+                .objects
+                .at(object)
+                .replicas
+                .iter()
+                .any(|replica| offloading.contains(&self.pool.segments.at(replica.segment).client))
     }
 
     /// Extends the time of all clients by a pause of the master, in which no heartbeat could
@@ -229,32 +290,6 @@ impl State {
             client.last_heartbeat = now.min(client.last_heartbeat + pause);
         }
         self.recovery.record_pause(now, pause, &self.rules);
-    }
-
-    pub(super) fn forget_client(
-        &mut self,
-        now: Moment,
-        client: ClientId,
-        writes: AbandonReason,
-    ) -> bool {
-        let known = self.clients.by_id.remove(&client);
-        self.clients.suspects -= usize::from(known.as_ref().is_some_and(|known| known.is_suspect));
-        self.clients.offloading.remove(&client);
-        self.abandon_writes(now, client, writes);
-        self.drop_segments(&self.segments_of(client));
-        self.reassign_tasks(now, client);
-        known.is_some()
-    }
-
-    fn mark_segments(&mut self, client: ClientId, is_suspect: bool) {
-        for slot in self.segments_of(client) {
-            self.segments.at_mut(slot).is_suspect = is_suspect;
-            self.segments.refresh(slot);
-        }
-    }
-
-    pub(super) fn segments_of(&self, client: ClientId) -> Vec<SegmentSlot> {
-        self.segments.of_client(client)
     }
 }
 

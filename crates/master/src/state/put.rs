@@ -13,15 +13,16 @@ use mooncake_base::{
 use smallvec::SmallVec;
 
 use crate::state::{
-    State,
     catalog::object::{NO_WRITE, REPLICAS_MAX, Replica},
     ids::{KeyHash, ObjectSlot, SegmentSlot, TenantIndex},
+    inventory::Inventory,
+    pool::Pool,
     put::{
         options::{PutOptions, RequestedPin, SoftPin},
-        write::Write,
+        write::{Write, Writes},
     },
     read::lease::Timestamp,
-    reclaim::{AllocRequest, Allocation, Pending, SearchId, SegmentFilter},
+    reclaim::{AllocRequest, Allocation, Pending, Reclaimer, SearchId, Searches, SegmentFilter},
 };
 
 /// Maximum unfinished puts of one key (upserts by several clients).
@@ -62,7 +63,7 @@ pub(crate) struct PutOwner {
 pub struct PutRef<'a> {
     /// The key; may be empty, since the version identifies the put.
     pub key: &'a [u8],
-    /// Version that [`State::put_start`] returned.
+    /// Version that [`PutCalls::put_start`] returned.
     pub version: Version,
     /// Replicas that could not be written, or on which a write may still be in flight.
     pub failed_replicas: &'a [ReplicaId],
@@ -128,7 +129,19 @@ pub(super) enum AbandonReason {
     Leaving,
 }
 
-impl State {
+/// The calls about puts, with the parts that they change.
+#[derive(Debug)]
+pub struct PutCalls<'a> {
+    pub(super) inventory: &'a mut Inventory,
+    pub(super) searches: &'a mut Searches,
+    pub(super) writes: &'a mut Writes,
+}
+
+impl PutCalls<'_> {
+    fn reclaimer(&mut self) -> Reclaimer<'_> {
+        Reclaimer { inventory: self.inventory, searches: self.searches }
+    }
+
     /// Looks up the client and tenant that put.
     ///
     /// # Errors
@@ -140,12 +153,13 @@ impl State {
         client: ClientId,
         tenant: &TenantId,
     ) -> Result<PutOwner> {
-        // Before any lookup, since a due timer may remove what is looked up.
-        self.fire_due_timers(now);
-        self.clients.check(client)?;
-        self.check_tenant(tenant)?;
-        let tenant = self.objects.intern_tenant(tenant)?;
-        let host = self.clients.host(client);
+        // In case `advance` is late.
+        self.inventory.pool.segments.open_due(now);
+        self.release_due(now);
+        self.inventory.clients.check(client)?;
+        self.inventory.catalog.tenants.check_tenant(tenant)?;
+        let tenant = self.inventory.catalog.objects.intern_tenant(tenant)?;
+        let host = self.inventory.clients.host(client);
         Ok(PutOwner { client, tenant, host, avoided: Vec::new() })
     }
 
@@ -154,9 +168,11 @@ impl State {
         if endpoints.is_empty() {
             return put_owner;
         }
-        let is_avoided =
-            |slot: &&SegmentSlot| endpoints.contains(&self.segments.at(**slot).spec.endpoint);
-        let avoided = self.segments.open().iter().filter(is_avoided).copied().collect();
+        let is_avoided = |slot: &&SegmentSlot| {
+            endpoints.contains(&self.inventory.pool.segments.at(**slot).spec.endpoint)
+        };
+        let avoided =
+            self.inventory.pool.segments.open().iter().filter(is_avoided).copied().collect();
         PutOwner { avoided, ..put_owner }
     }
 
@@ -166,7 +182,10 @@ impl State {
         put_owner: Option<&PutOwner>,
         keys: impl Iterator<Item = &'k [u8]>,
     ) -> Vec<KeyHash> {
-        self.objects.prefetch_hashes(put_owner.map(|put_owner| put_owner.tenant), keys)
+        self.inventory
+            .catalog
+            .objects
+            .prefetch_hashes(put_owner.map(|put_owner| put_owner.tenant), keys)
     }
 
     /// Allocates the replicas of an object and lets the client write them within the rules'
@@ -217,13 +236,13 @@ impl State {
         progress: &mut PutProgress,
     ) -> Result<PutStep> {
         let put_owner = self.put_owner(now, client, tenant)?;
-        let hash = self.objects.hash(put_owner.tenant, put.key.as_bytes());
+        let hash = self.inventory.catalog.objects.hash(put_owner.tenant, put.key.as_bytes());
         self.put_step_hashed(now, &put_owner, hash, put, progress)
     }
 
     /// Gives up a put that is pending.
     pub fn cancel_put(&mut self, progress: PutProgress) {
-        self.cancel_search(progress.search);
+        self.reclaimer().cancel_search(progress.search);
     }
 
     /// Does a part of a put like [`put_step`](Self::put_step), with a key whose hash is known.
@@ -237,7 +256,7 @@ impl State {
     ) -> Result<PutStep> {
         let step = self.try_put_step(now, put_owner, hash, put, progress);
         if progress.search.is_some() && !matches!(step, Ok(PutStep::Pending(_))) {
-            self.cancel_search(progress.search.take());
+            self.reclaimer().cancel_search(progress.search.take());
         }
         step
     }
@@ -262,7 +281,7 @@ impl State {
         // The value of an unreachable object stays until the new one is published: if the put fails
         // and a holder comes back, it is readable again.
         let is_replacing =
-            put.is_replacing || existing.is_some_and(|slot| self.is_unreachable(slot));
+            put.is_replacing || existing.is_some_and(|slot| self.inventory.is_unreachable(slot));
         let allocated = self.allocate_put(now, put_owner, put, existing, progress);
         let replicas = match allocated.map_err(|error| error.with("key", put.key))? {
             Allocation::Ready(replicas) => replicas,
@@ -271,33 +290,35 @@ impl State {
         let slot = match existing {
             Some(slot) => {
                 // An unclaimed object does not block writers, and must not come back.
-                if !is_replacing && self.is_unclaimed(slot) {
-                    self.drop_value(now, slot);
+                if !is_replacing && self.inventory.is_unclaimed(slot) {
+                    self.inventory.drop_value(now, slot);
                 }
                 slot
             }
-            None => match self.objects.insert_hashed(hash, tenant, put.key) {
+            None => match self.inventory.catalog.objects.insert_hashed(hash, tenant, put.key) {
                 Ok(slot) => slot,
                 Err(error) => {
                     // No client knows of these blocks yet.
-                    replicas.iter().for_each(|&copy| self.release(now, copy, Timestamp::default()));
+                    replicas
+                        .iter()
+                        .for_each(|&copy| self.inventory.release(now, copy, Timestamp::default()));
                     return Err(error);
                 }
             },
         };
-        self.tenants.charge(tenant, put.length * replicas.len() as u64);
-        let version = self.next_version;
-        self.next_version += 1;
+        self.inventory.catalog.tenants.charge(tenant, put.length * replicas.len() as u64);
+        let version = self.inventory.next_version;
+        self.inventory.next_version += 1;
         let started = Started {
             version: Version(version),
-            places: self.places(version, put.length, replicas.iter()),
+            places: self.inventory.pool.places(version, put.length, replicas.iter()),
         };
         self.reserve_write_window(now, slot, &replicas);
         let number = self.writes.insert(Write {
             object: Some(slot),
             hash,
             tenant,
-            next: self.objects.at(slot).newest_write,
+            next: self.inventory.catalog.objects.at(slot).newest_write,
             version,
             client,
             request: put.request,
@@ -310,7 +331,7 @@ impl State {
             data_type: put.options.data_type,
             group: put.group.into(),
         });
-        self.objects.at_mut(slot).newest_write = number;
+        self.inventory.catalog.objects.at_mut(slot).newest_write = number;
         self.log_put_started(number);
         Ok(PutStep::Started(started))
     }
@@ -325,8 +346,8 @@ impl State {
         progress: &mut PutProgress,
     ) -> Result<Allocation> {
         let replicas = put.options.replicas.min(REPLICAS_MAX);
-        let growth = self.growth(put.length, replicas, existing);
-        if !self.admit(now, put_owner.tenant, growth, existing)? {
+        let growth = self.inventory.growth(put.length, replicas, existing);
+        if !self.inventory.admit(now, put_owner.tenant, growth, existing)? {
             return Ok(Allocation::Pending(Pending::Yield));
         }
         let request = AllocRequest {
@@ -340,36 +361,15 @@ impl State {
             options: put.options,
             spared: existing,
         };
-        let mut allocated = self.allocate_copies(now, &request, &mut progress.search);
+        let mut allocated = self.reclaimer().allocate_copies(now, &request, &mut progress.search);
         if allocated.is_err() && matches!(request.filter, SegmentFilter::Except(_)) {
             progress.uses_avoided = true;
-            self.cancel_search(progress.search.take());
+            self.reclaimer().cancel_search(progress.search.take());
             let request = AllocRequest { filter: SegmentFilter::All, ..request };
-            allocated = self.allocate_copies(now, &request, &mut progress.search);
+            allocated = self.reclaimer().allocate_copies(now, &request, &mut progress.search);
         }
-        self.counters.puts_without_room += u64::from(allocated.is_err());
+        self.inventory.log.counters.puts_without_room += u64::from(allocated.is_err());
         allocated
-    }
-
-    /// Returns the newest unfinished put of the client that prevents a plain put of the key; `None`
-    /// if there is none, or if the key has a readable value.
-    ///
-    /// The answer to the start or to the end of that put may be lost. The client, which knows what it
-    /// is still writing, ends or revokes the put before it starts another one.
-    pub fn unfinished_put(
-        &self,
-        client: ClientId,
-        tenant: &TenantId,
-        key: &[u8],
-    ) -> Option<UnfinishedPut> {
-        let slot = self.objects.find(self.objects.tenant_index(tenant)?, key)?;
-        let object = self.objects.at(slot);
-        if object.is_complete() && !self.is_unclaimed(slot) && !self.is_unreachable(slot) {
-            return None;
-        }
-        let writes = self.writes.chain(object.newest_write).map(|number| self.writes.at(number));
-        let own = writes.into_iter().find(|write| write.client == client)?;
-        Some(UnfinishedPut { version: Version(own.version), request: own.request })
     }
 
     /// Publishes the written value in place of the earlier one. `put.failed_replicas` are dropped;
@@ -398,12 +398,17 @@ impl State {
         if write.replicas.is_empty() {
             self.log_put_dropped(write.version);
             let error = Error::new(ErrorCode::REPLICA_IS_GONE, "no copy of the object is left")
-                .with("key", Printed(self.objects.key(self.objects.at(slot))))
+                .with(
+                    "key",
+                    Printed(
+                        self.inventory.catalog.objects.key(self.inventory.catalog.objects.at(slot)),
+                    ),
+                )
                 .with("version", put.version);
-            self.remove_if_empty(slot);
+            self.inventory.catalog.remove_if_empty(slot);
             return Err(error);
         }
-        let is_late = !write.is_replacing && self.drop_lost_replicas(slot);
+        let is_late = !write.is_replacing && self.inventory.drop_lost_replicas(slot);
         if is_late {
             self.log_put_dropped(write.version);
             self.release_put_memory(now, &write, Timestamp::default());
@@ -430,24 +435,8 @@ impl State {
         self.log_put_dropped(write.version);
         self.drop_failed_copies(now, &mut write, put.failed_replicas);
         self.release_put_memory(now, &write, Timestamp::default());
-        self.remove_if_empty(slot);
+        self.inventory.catalog.remove_if_empty(slot);
         Ok(())
-    }
-
-    /// Returns the locations of replicas.
-    pub(super) fn places<'a>(
-        &self,
-        version: u64,
-        length: u64,
-        replicas: impl IntoIterator<Item = &'a Replica>,
-    ) -> SmallVec<[Place; 1]> {
-        let place = |replica: &Replica| Place {
-            segment: replica.segment,
-            offset: self.segments.at(replica.segment).allocator.offset(replica.block),
-            length,
-            replica: replica.id(version),
-        };
-        replicas.into_iter().map(place).collect()
     }
 
     /// Checks a put and returns its soft pin.
@@ -465,14 +454,14 @@ impl State {
         match put.options.soft_pin {
             SoftPin::Preserve => Ok(RequestedPin::Preserve),
             SoftPin::Disable => Ok(RequestedPin::None),
-            SoftPin::Enable(None) => Ok(RequestedPin::For(self.rules.soft_pin_ttl)),
-            SoftPin::Enable(Some(ttl)) if ttl <= self.rules.soft_pin_ttl_max => {
+            SoftPin::Enable(None) => Ok(RequestedPin::For(self.inventory.rules.soft_pin_ttl)),
+            SoftPin::Enable(Some(ttl)) if ttl <= self.inventory.rules.soft_pin_ttl_max => {
                 Ok(RequestedPin::For(ttl))
             }
             SoftPin::Enable(Some(ttl)) => Err(Error::invalid("the soft pin is too long")
                 .with("key", put.key)
                 .with("ttl_ms", ttl.as_millis())
-                .with("limit_ms", self.rules.soft_pin_ttl_max.as_millis())),
+                .with("limit_ms", self.inventory.rules.soft_pin_ttl_max.as_millis())),
         }
     }
 
@@ -484,26 +473,18 @@ impl State {
         tenant: TenantIndex,
         key: KeyRef<'_>,
     ) -> Option<ObjectSlot> {
-        let slot = self.find_hashed(now, hash, tenant, key.as_bytes())?;
+        let slot = self.inventory.find_hashed(now, hash, tenant, key.as_bytes())?;
         self.discard_stale_writes(now, slot);
-        self.objects.get(slot).map(|_| slot)
-    }
-
-    /// Fires due timers while no segment accepts objects, in case `advance` is late: the quarantine
-    /// of a segment may be over.
-    fn fire_due_timers(&mut self, now: Moment) {
-        if self.segments.open().is_empty() {
-            while self.fire_timer(now) {}
-        }
+        self.inventory.catalog.objects.get(slot).map(|_| slot)
     }
 
     /// Reserves the memory of the replicas until the write window is over.
     fn reserve_write_window(&mut self, now: Moment, object: ObjectSlot, replicas: &[Replica]) {
         for replica in replicas {
-            let segment = self.segments.at_mut(replica.segment);
+            let segment = self.inventory.pool.segments.at_mut(replica.segment);
             segment.allocator.set_owner(replica.block, object.number());
             segment.writing += segment.allocator.size(replica.block);
-            segment.busy_until = segment.busy_until.max(now + self.rules.write_end());
+            segment.busy_until = segment.busy_until.max(now + self.inventory.rules.write_end());
         }
     }
 
@@ -515,33 +496,71 @@ impl State {
         if put.request == 0 {
             return None;
         }
-        let writes = self.writes.chain(self.objects.at(slot).newest_write);
+        let writes = self.writes.chain(self.inventory.catalog.objects.at(slot).newest_write);
         let write = writes.map(|number| self.writes.at(number)).find(is_same)?;
         Some(Started {
             version: Version(write.version),
-            places: self.places(write.version, write.length, write.replicas.iter()),
+            places: self.inventory.pool.places(write.version, write.length, write.replicas.iter()),
         })
     }
 
     /// Checks whether a put of an existing key may start.
     fn check_existing(&self, slot: ObjectSlot, is_replacing: bool) -> Result<()> {
-        let object = self.objects.at(slot);
-        let is_hidden = self.is_unclaimed(slot) || self.is_unreachable(slot);
+        let object = self.inventory.catalog.objects.at(slot);
+        let is_hidden = self.inventory.is_unclaimed(slot) || self.inventory.is_unreachable(slot);
         let is_free = is_hidden && object.newest_write == NO_WRITE;
         if !is_replacing && !is_free {
             let why = match object.is_complete() && !is_hidden {
                 true => "an object with that key exists",
                 false => "another put of that key is unfinished",
             };
-            let key = Printed(self.objects.key(object));
+            let key = Printed(self.inventory.catalog.objects.key(object));
             return Err(Error::new(ErrorCode::OBJECT_ALREADY_EXISTS, why).with("key", key));
         }
         let writers = self.writes.chain(object.newest_write).count();
         if writers >= WRITERS_PER_KEY_MAX {
             return Err(Error::new(ErrorCode::OBJECT_REPLICA_BUSY, "too many writers of one key")
-                .with("key", Printed(self.objects.key(object)))
+                .with("key", Printed(self.inventory.catalog.objects.key(object)))
                 .with("limit", WRITERS_PER_KEY_MAX));
         }
         Ok(())
+    }
+}
+
+impl Pool {
+    /// Returns the locations of replicas.
+    pub(super) fn places<'a>(
+        &self,
+        version: u64,
+        length: u64,
+        replicas: impl IntoIterator<Item = &'a Replica>,
+    ) -> SmallVec<[Place; 1]> {
+        let place = |replica: &Replica| Place {
+            segment: replica.segment,
+            offset: self.segments.at(replica.segment).allocator.offset(replica.block),
+            length,
+            replica: replica.id(version),
+        };
+        replicas.into_iter().map(place).collect()
+    }
+}
+
+impl Inventory {
+    /// Returns the newest unfinished put of the client that prevents a plain put of the key.
+    pub(in crate::state) fn unfinished_put(
+        &self,
+        writes: &Writes,
+        client: ClientId,
+        tenant: &TenantId,
+        key: &[u8],
+    ) -> Option<UnfinishedPut> {
+        let slot = self.catalog.objects.find(self.catalog.objects.tenant_index(tenant)?, key)?;
+        let object = self.catalog.objects.at(slot);
+        if object.is_complete() && !self.is_unclaimed(slot) && !self.is_unreachable(slot) {
+            return None;
+        }
+        let writes = writes.chain(object.newest_write).map(|number| writes.at(number));
+        let own = writes.into_iter().find(|write| write.client == client)?;
+        Some(UnfinishedPut { version: Version(own.version), request: own.request })
     }
 }

@@ -8,9 +8,12 @@ use mooncake_base::{Error, ErrorCode, Moment, ReplicaId, Result, TenantId, Versi
 use smallvec::SmallVec;
 
 use crate::state::{
-    Effect, State,
+    Effect, Rules,
     catalog::object::{Flags, NO_WRITE, Object, ObjectState, Replica},
     ids::{KeyHash, ObjectSlot, TenantIndex},
+    inventory::Inventory,
+    log::Log,
+    pool::Pool,
     put::Place,
 };
 
@@ -50,6 +53,47 @@ impl MaxGranted {
     /// Returns the fence that may be granted to a read that needs `fence`.
     fn grantable(&self, fence: Duration) -> Duration {
         if self.durable.is_some() { fence.min(self.durable_fence) } else { fence }
+    }
+
+    /// Records that effects up to this position survive a restart of the master.
+    pub(super) fn confirm_durable(&mut self, position: u64) {
+        if self.durable != Some(position) {
+            self.durable = Some(position);
+            self.confirm();
+        }
+    }
+
+    /// Records a larger bound in the log before a fence needs it. Returns whether it did.
+    fn raise(&mut self, now: Moment, fence: Duration, rules: &Rules, log: &mut Log) -> bool {
+        let needed = rules.fence_max().min(fence * 2);
+        if needed > BOUND_MIN {
+            self.raised_until = self.raised_until.max(now + fence + BOUND_KEPT);
+        }
+        if needed <= self.fence {
+            return false;
+        }
+        let seconds = needed.max(BOUND_MIN).as_secs_f64().ceil() as u64;
+        let bound = Duration::from_secs(seconds.next_power_of_two());
+        self.fence = bound.min(rules.fence_max());
+        self.record(log);
+        true
+    }
+
+    /// Lowers the bound again, so that a few long fences do not quarantine all memory after a
+    /// restart.
+    pub(super) fn lower(&mut self, now: Moment, log: &mut Log) {
+        if self.fence > BOUND_MIN && self.raised_until.has_passed(now) {
+            self.fence = BOUND_MIN;
+            self.record(log);
+        }
+    }
+
+    /// Records both bounds in the log.
+    pub(super) fn record(&mut self, log: &mut Log) {
+        let (fence, lease) = (self.fence, self.lease);
+        log.effects.record(|| Effect::MaxGranted { fence, lease });
+        self.recorded_at = log.effects.position();
+        self.confirm();
     }
 
     fn confirm(&mut self) {
@@ -115,93 +159,83 @@ pub struct Probed {
     pub length: u64,
 }
 
-impl State {
-    /// Locates objects. The length of the fence depends on the bytes of all of them together.
-    ///
-    /// # Errors
-    /// By object: `OBJECT_NOT_FOUND`; `REPLICA_IS_NOT_READY`: the first put is unfinished;
-    /// `TRANSFER_FAIL`: every process that holds a replica has just lost its connection.
-    pub fn locate<K: AsRef<[u8]>>(
+impl Inventory {
+    /// Finds objects that are located together. Returns them in the order of the keys, and the length
+    /// of the fence of all of them.
+    pub(super) fn find_readable<K: AsRef<[u8]>>(
         &mut self,
         now: Moment,
         tenant: &TenantId,
         keys: &[K],
         options: LocateOptions,
-    ) -> Located {
-        let (objects, fence) = self.locate_with(now, tenant, keys, options, |_, object| object);
-        Located { objects, fence }
-    }
-
-    /// Locates objects like [`locate`](Self::locate) and converts each result with `make`.
-    pub fn locate_with<K: AsRef<[u8]>, R>(
-        &mut self,
-        now: Moment,
-        tenant: &TenantId,
-        keys: &[K],
-        options: LocateOptions,
-        mut make: impl FnMut(&Self, Result<LocatedObject>) -> R,
-    ) -> (Vec<R>, Duration) {
-        self.queue.begin_batch(now);
-        let tenant = self.objects.tenant_index(tenant);
-        let hashes = self.objects.prefetch_hashes(tenant, keys.iter().map(AsRef::as_ref));
+    ) -> (Vec<Result<ObjectSlot>>, Duration) {
+        self.catalog.queue.begin_batch(now);
+        let tenant = self.catalog.objects.tenant_index(tenant);
+        let hashes = self.catalog.objects.prefetch_hashes(tenant, keys.iter().map(AsRef::as_ref));
         let found: Vec<Result<ObjectSlot>> = keys
             .iter()
             .zip(hashes)
             .map(|(key, hash)| self.readable(now, tenant, hash, key.as_ref()))
             .collect();
-        let bytes = |slot: &ObjectSlot| self.objects.at(*slot).length;
+        let bytes = |slot: &ObjectSlot| self.catalog.objects.at(*slot).length;
         let fence = match options.has_fence {
             true => {
                 self.rules.fence(found.iter().flatten().map(bytes).fold(0, u64::saturating_add))
             }
             false => Duration::ZERO,
         };
-        self.raise_max_granted(now, fence);
-        let fence = self.max_granted.grantable(fence);
-        let answers = found.into_iter().map(|slot| {
-            let object = slot.map(|slot| self.locate_one(now, slot, options, fence));
-            make(self, object)
-        });
-        (answers.collect(), fence)
+        if self.max_granted.raise(now, fence, &self.rules, &mut self.log) {
+            self.pool.unsynced.is_sync_wanted = true;
+        }
+        (found, self.max_granted.grantable(fence))
     }
 
     /// Returns whether the replica of that version exists and has existed since the locate.
-    pub fn verify(
+    pub(in crate::state) fn verify(
         &self,
         tenant: &TenantId,
         key: &[u8],
         version: Version,
         replica: ReplicaId,
     ) -> bool {
-        let slot =
-            self.objects.tenant_index(tenant).and_then(|tenant| self.objects.find(tenant, key));
-        let Some(object) = slot.map(|slot| self.objects.at(slot)) else { return false };
+        let slot = self
+            .catalog
+            .objects
+            .tenant_index(tenant)
+            .and_then(|tenant| self.catalog.objects.find(tenant, key));
+        let Some(object) = slot.map(|slot| self.catalog.objects.at(slot)) else { return false };
         object.is_complete()
             && object.version() == version
             && object.replicas.iter().any(|copy| {
-                copy.id(version.0) == replica && self.segments.at(copy.segment).is_claimed()
+                copy.id(version.0) == replica && self.pool.segments.at(copy.segment).is_claimed()
             })
     }
 
     /// Returns whether the object exists; renews the retention lease on request.
-    pub fn probe(&mut self, now: Moment, tenant: &TenantId, key: &[u8], has_lease: bool) -> Probed {
-        self.queue.begin_batch(now);
-        let tenant = self.objects.tenant_index(tenant);
-        let hash = tenant.map_or(KeyHash::new(0), |tenant| self.objects.hash(tenant, key));
+    pub(in crate::state) fn probe(
+        &mut self,
+        now: Moment,
+        tenant: &TenantId,
+        key: &[u8],
+        has_lease: bool,
+    ) -> Probed {
+        self.catalog.queue.begin_batch(now);
+        let tenant = self.catalog.objects.tenant_index(tenant);
+        let hash = tenant.map_or(KeyHash::new(0), |tenant| self.catalog.objects.hash(tenant, key));
         self.probe_one(now, tenant, hash, key, has_lease)
     }
 
     /// Probes several keys like [`probe`](Self::probe): one result per key, in order.
-    pub fn probe_all<K: AsRef<[u8]>>(
+    pub(in crate::state) fn probe_all<K: AsRef<[u8]>>(
         &mut self,
         now: Moment,
         tenant: &TenantId,
         keys: &[K],
         has_lease: bool,
     ) -> Vec<Probed> {
-        self.queue.begin_batch(now);
-        let tenant = self.objects.tenant_index(tenant);
-        let hashes = self.objects.prefetch_hashes(tenant, keys.iter().map(AsRef::as_ref));
+        self.catalog.queue.begin_batch(now);
+        let tenant = self.catalog.objects.tenant_index(tenant);
+        let hashes = self.catalog.objects.prefetch_hashes(tenant, keys.iter().map(AsRef::as_ref));
         keys.iter()
             .zip(hashes)
             .map(|(key, hash)| self.probe_one(now, tenant, hash, key.as_ref(), has_lease))
@@ -220,7 +254,7 @@ impl State {
         let Some(slot) = found else {
             return Probed { state: ObjectState::Absent, length: 0 };
         };
-        let object = self.objects.at(slot);
+        let object = self.catalog.objects.at(slot);
         let (length, is_written) = (object.length, object.newest_write != NO_WRITE);
         let is_hidden = self.is_unclaimed(slot) || self.is_unreachable(slot);
         if !object.is_complete() || (is_written && is_hidden) {
@@ -235,51 +269,6 @@ impl State {
         Probed { state: ObjectState::Complete, length }
     }
 
-    /// Tells the state that effects up to this position survive a restart of the master.
-    pub fn confirm_durable(&mut self, position: u64) {
-        if self.max_granted.durable != Some(position) {
-            self.max_granted.durable = Some(position);
-            self.max_granted.confirm();
-        }
-    }
-
-    /// Records a larger bound before a fence needs it.
-    fn raise_max_granted(&mut self, now: Moment, fence: Duration) {
-        let needed = self.rules.fence_max().min(fence * 2);
-        if needed > BOUND_MIN {
-            let until = now + fence + BOUND_KEPT;
-            self.max_granted.raised_until = self.max_granted.raised_until.max(until);
-        }
-        if needed > self.max_granted.fence {
-            let seconds = needed.max(BOUND_MIN).as_secs_f64().ceil() as u64;
-            let bound = Duration::from_secs(seconds.next_power_of_two());
-            self.set_max_fence(bound.min(self.rules.fence_max()));
-            self.unsynced.is_sync_wanted = true;
-        }
-    }
-
-    /// Lowers the bound again, so that a few long fences do not quarantine all memory after a
-    /// restart.
-    pub(super) fn lower_max_granted(&mut self, now: Moment) {
-        let granted = &self.max_granted;
-        if granted.fence > BOUND_MIN && granted.raised_until.has_passed(now) {
-            self.set_max_fence(BOUND_MIN);
-        }
-    }
-
-    fn set_max_fence(&mut self, fence: Duration) {
-        self.max_granted.fence = fence;
-        self.record_max_granted();
-    }
-
-    /// Records both bounds.
-    pub(super) fn record_max_granted(&mut self) {
-        let (fence, lease) = (self.max_granted.fence, self.max_granted.lease);
-        self.effects.record(|| Effect::MaxGranted { fence, lease });
-        self.max_granted.recorded_at = self.effects.position();
-        self.max_granted.confirm();
-    }
-
     /// Finds an object with a readable replica.
     fn readable(
         &mut self,
@@ -290,14 +279,14 @@ impl State {
     ) -> Result<ObjectSlot> {
         let found = tenant.and_then(|tenant| self.find_hashed(now, hash, tenant, key));
         let slot = found.ok_or_else(|| not_found(key))?;
-        let object = self.objects.at(slot);
+        let object = self.catalog.objects.at(slot);
         if !object.is_complete() {
             return Err(not_ready(key));
         }
         if self.is_unclaimed(slot) {
             return Err(not_found(key));
         }
-        if self.readable_copies(object).next().is_none() {
+        if self.pool.readable_copies(object).next().is_none() {
             return Err(Error::new(
                 ErrorCode::TRANSFER_FAIL,
                 "every process that holds a replica has lost its connection",
@@ -307,7 +296,8 @@ impl State {
         Ok(slot)
     }
 
-    fn locate_one(
+    /// Grants what a reader needs, and returns where to read.
+    pub(super) fn locate_one(
         &mut self,
         now: Moment,
         slot: ObjectSlot,
@@ -321,22 +311,26 @@ impl State {
         }
         let mut ticket = None;
         if options.has_fence {
-            let object = self.objects.at_mut(slot);
+            let object = self.catalog.objects.at_mut(slot);
             let own = object.protection.grant_fence(now, now + fence);
             let end = object.protection.fence().moment();
             let version = object.version();
             ticket = own.map(|fence| FenceTicket { object: slot, version, fence: fence.to_bits() });
             for replica in object.replicas.iter() {
-                let segment = self.segments.at_mut(replica.segment);
+                let segment = self.pool.segments.at_mut(replica.segment);
                 segment.busy_until = segment.busy_until.max(end);
             }
         }
-        let object = self.objects.at(slot);
+        let object = self.catalog.objects.at(slot);
         LocatedObject {
             version: object.version(),
             length: object.length,
-            places: self.places(object.version, object.length, self.readable_copies(object)),
-            checksum: self.objects.checksum(slot),
+            places: self.pool.places(
+                object.version,
+                object.length,
+                self.pool.readable_copies(object),
+            ),
+            checksum: self.catalog.objects.checksum(slot),
             data_type: object.data_type,
             ticket,
         }
@@ -345,7 +339,7 @@ impl State {
     /// Renews the lease. A use shortly after another one does not count for the order of eviction:
     /// the object cannot be evicted before the lease ends.
     fn extend_lease(&mut self, now: Moment, slot: ObjectSlot) {
-        let object = self.objects.at_mut(slot);
+        let object = self.catalog.objects.at_mut(slot);
         let is_new = object.protection.renew_lease(now, self.rules.lease_ttl);
         if is_new || object.flags.has(Flags::PARKED) || object.flags.has(Flags::SOFT_PINNED) {
             self.touch(now, slot);
@@ -358,13 +352,18 @@ impl State {
         if !self.clients.has_suspects() {
             return false;
         }
-        let object = self.objects.at(slot);
+        let object = self.catalog.objects.at(slot);
         object.is_complete()
             && !self.is_unclaimed(slot)
-            && self.readable_copies(object).next().is_none()
+            && self.pool.readable_copies(object).next().is_none()
     }
+}
 
-    fn readable_copies<'a>(&'a self, object: &'a Object) -> impl Iterator<Item = &'a Replica> {
+impl Pool {
+    pub(in crate::state) fn readable_copies<'a>(
+        &'a self,
+        object: &'a Object,
+    ) -> impl Iterator<Item = &'a Replica> {
         let copies = object.replicas.iter();
         copies.filter(|copy| self.segments.at(copy.segment).is_readable())
     }

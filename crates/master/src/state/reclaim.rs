@@ -28,10 +28,14 @@ pub(super) use self::{
     window::Capture,
 };
 use crate::state::{
-    State,
-    catalog::object::{Flags, Replica, Replicas},
+    Rules,
+    catalog::{
+        Catalog,
+        object::{Flags, Replica, Replicas},
+    },
     ids::{ObjectSlot, SegmentSlot},
-    pool::{allocator::footprint, placement::PlacementRequest},
+    inventory::Inventory,
+    pool::{Pool, allocator::footprint, placement::PlacementRequest},
     put::options::PutOptions,
     read::lease::Timestamp,
     reclaim::eviction::EvictionPolicy,
@@ -104,6 +108,13 @@ pub(super) enum EvictionPass {
     Soft,
 }
 
+impl EvictionPass {
+    /// Returns the eviction orders that the rules allow.
+    fn allowed(rules: &Rules) -> &'static [Self] {
+        if rules.is_soft_pin_evictable { &[Self::Plain, Self::Soft] } else { &[Self::Plain] }
+    }
+}
+
 /// The decision about the next object of the order.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Verdict {
@@ -116,7 +127,14 @@ pub(super) enum Verdict {
     Skip,
 }
 
-impl State {
+/// The search for memory, with the parts that it changes.
+#[derive(Debug)]
+pub(super) struct Reclaimer<'a> {
+    pub(super) inventory: &'a mut Inventory,
+    pub(super) searches: &'a mut Searches,
+}
+
+impl Reclaimer<'_> {
     /// Allocates replicas on distinct segments: as many as requested if possible, at least one.
     /// Goes on with `search` if there is one. While the allocation is pending, `search` holds what
     /// was found so far; pass it again, or to [`cancel_search`](Self::cancel_search).
@@ -129,18 +147,20 @@ impl State {
         request: &AllocRequest<'_>,
         search: &mut Option<SearchId>,
     ) -> Result<Allocation> {
-        let open = self.segments.open().iter().filter(|&&slot| request.filter.admits(slot));
+        let open =
+            self.inventory.pool.segments.open().iter().filter(|&&slot| request.filter.admits(slot));
         let Some(need) = footprint(request.length) else {
             return Err(self.too_large_error(now, request));
         };
-        let possible = open.filter(|&&slot| self.segments.at(slot).allocator.length() >= need);
+        let possible =
+            open.filter(|&&slot| self.inventory.pool.segments.at(slot).allocator.length() >= need);
         let copies = possible.take(request.replicas as usize).count();
         let mut replicas = Replicas::default();
         if search.is_none() {
             if copies == 0 {
                 return self.await_segment(now, request);
             }
-            self.try_allocate(request, copies, &mut replicas);
+            self.inventory.pool.try_allocate(request, copies, &mut replicas);
         }
         if replicas.len() < copies || search.is_some() {
             let found = self.search_copies(now, (need, copies), request, replicas, search);
@@ -151,22 +171,46 @@ impl State {
             }
         }
         if replicas.len() < request.replicas as usize {
-            self.counters.puts_with_fewer_copies += 1;
+            self.inventory.log.counters.puts_with_fewer_copies += 1;
         }
-        self.prepare_ahead(now, need);
+        self.inventory.prepare_ahead(now, need);
         Ok(Allocation::Ready(replicas))
     }
 
     /// Answers a request that no segment can take now.
     fn await_segment(&mut self, now: Moment, request: &AllocRequest<'_>) -> Result<Allocation> {
-        match self.unsynced_until().filter(|_| self.has_unsynced_mounts()) {
+        match self
+            .inventory
+            .pool
+            .unsynced_until()
+            .filter(|_| self.inventory.pool.has_unsynced_mounts())
+        {
             Some(position) => Ok(Allocation::Pending(Pending::Sync(position))),
             None => Err(self.too_large_error(now, request)),
         }
     }
 
+    /// Frees memory that is due, in case `advance` is late. Returns whether there was any.
+    fn release_due(&mut self, now: Moment) -> bool {
+        let mut has_any = self.inventory.pool.release_synced();
+        for _ in 0..RELEASE_SLICE {
+            if !self.inventory.pool.free_due_quarantine(now) {
+                break;
+            }
+            has_any = true;
+        }
+        has_any
+    }
+}
+
+impl Pool {
     /// Allocates replicas from free memory.
-    fn try_allocate(&mut self, request: &AllocRequest<'_>, copies: usize, replicas: &mut Replicas) {
+    pub(in crate::state) fn try_allocate(
+        &mut self,
+        request: &AllocRequest<'_>,
+        copies: usize,
+        replicas: &mut Replicas,
+    ) {
         let mut candidates = std::mem::take(&mut self.candidates);
         candidates.clear();
         self.preferred_order(request, &mut candidates);
@@ -180,20 +224,12 @@ impl State {
         self.candidates = candidates;
     }
 
-    /// Frees memory that is due, in case `advance` is late. Returns whether there was any.
-    fn release_due(&mut self, now: Moment) -> bool {
-        let mut has_any = self.release_synced();
-        for _ in 0..RELEASE_SLICE {
-            if !(self.free_due_quarantine(now) | self.release_oldest_write(now)) {
-                break;
-            }
-            has_any = true;
-        }
-        has_any
-    }
-
     /// Lists the segments to try first, in order.
-    fn preferred_order(&mut self, request: &AllocRequest<'_>, candidates: &mut Vec<SegmentSlot>) {
+    pub(in crate::state) fn preferred_order(
+        &mut self,
+        request: &AllocRequest<'_>,
+        candidates: &mut Vec<SegmentSlot>,
+    ) {
         for name in &request.options.preferred_segments {
             candidates.extend(self.segments.named(name));
         }
@@ -204,7 +240,7 @@ impl State {
         self.placement.order(&self.segments, &placement, candidates);
     }
 
-    fn try_segments(
+    pub(in crate::state) fn try_segments(
         &mut self,
         slots: &[SegmentSlot],
         request: &AllocRequest<'_>,
@@ -219,7 +255,12 @@ impl State {
         }
     }
 
-    fn try_segment(&mut self, slot: SegmentSlot, length: u64, replicas: &mut Replicas) {
+    pub(in crate::state) fn try_segment(
+        &mut self,
+        slot: SegmentSlot,
+        length: u64,
+        replicas: &mut Replicas,
+    ) {
         let segment = self.segments.at(slot);
         let is_taken = replicas.iter().any(|replica| replica.segment == slot);
         if is_taken || !segment.accepts_new() || segment.free() < length {
@@ -230,7 +271,9 @@ impl State {
             replicas.push(Replica { segment: slot, block, ordinal: replicas.len() as u16 });
         }
     }
+}
 
+impl Inventory {
     /// Decides whether an object and its group may be evicted. Subtracts the other members that it
     /// examines from `steps`.
     pub(super) fn classify(
@@ -245,23 +288,25 @@ impl State {
             // The replicas are lost; the sweep removes the rest.
             return Verdict::Skip;
         }
-        if self.groups.is_condemned(object) {
+        if self.catalog.groups.is_condemned(object) {
             return Verdict::Evict;
         }
         // A large group is not looked through while the member that kept it before still does.
-        let blocker = self.groups.blocker(object).map(|member| self.protected_until(now, member));
+        let blocker =
+            self.catalog.groups.blocker(object).map(|member| self.protected_until(now, member));
         if let Some(until) = blocker.filter(|&until| until > now.into()) {
             return Verdict::Wait(until);
         }
-        let group = self.eviction_group(object);
+        let group = self.catalog.eviction_group(object);
         *steps = steps.saturating_sub(group.len() - 1);
         let ends = group.iter().map(|&member| (self.protected_until(now, member), member));
         let (end, blocker) = ends.max().unwrap_or_else(|| (Timestamp::default(), object));
-        let is_soft = |&member: &ObjectSlot| self.objects.at(member).flags.has(Flags::SOFT_PINNED);
+        let is_soft =
+            |&member: &ObjectSlot| self.catalog.objects.at(member).flags.has(Flags::SOFT_PINNED);
         if spared.is_some_and(|spared| group.contains(&spared)) {
             Verdict::Skip
         } else if end > now.into() {
-            self.groups.set_blocker(object, blocker);
+            self.catalog.groups.set_blocker(object, blocker);
             Verdict::Wait(end)
         } else if pass == EvictionPass::Plain && group.iter().any(is_soft) {
             Verdict::Demote
@@ -271,9 +316,9 @@ impl State {
     }
 
     /// Returns until when the object itself, apart from its group, may not be evicted.
-    fn protected_until(&self, now: Moment, slot: ObjectSlot) -> Timestamp {
-        let object = self.objects.at(slot);
-        let mut end = object.protection.protected_until().max(self.copying_until(slot));
+    pub(in crate::state) fn protected_until(&self, now: Moment, slot: ObjectSlot) -> Timestamp {
+        let object = self.catalog.objects.at(slot);
+        let mut end = object.protection.protected_until().max(self.catalog.copying_until(slot));
         if self.is_unclaimed(slot) {
             end = end.max(self.recovery.end().into());
         }
@@ -283,6 +328,50 @@ impl State {
         end
     }
 
+    /// Evicts an object and its group: the first members at once, and the others in further calls
+    /// of [`evict_condemned`](Self::evict_condemned). Returns the number of evicted objects.
+    pub(super) fn evict_group(&mut self, now: Moment, object: ObjectSlot) -> usize {
+        let group = self.catalog.eviction_group(object);
+        if group.len() > GROUP_SLICE {
+            self.catalog.groups.condemn(object);
+        }
+        let others = group.iter().filter(|&&member| member != object).take(GROUP_SLICE - 1);
+        let mut evicted = 0;
+        for &member in [object].iter().chain(others) {
+            self.catalog.dequeue(member);
+            self.evict(now, member);
+            evicted += 1;
+        }
+        evicted
+    }
+
+    /// Evicts a member of a condemned group. Returns whether there was one.
+    pub(super) fn evict_condemned(&mut self, now: Moment) -> bool {
+        let Some(member) = self.catalog.groups.next_condemned() else { return false };
+        self.catalog.dequeue(member);
+        self.evict(now, member);
+        true
+    }
+
+    pub(super) fn evict(&mut self, now: Moment, object: ObjectSlot) {
+        self.evict_value(now, object);
+        self.catalog.remove_if_empty(object);
+    }
+
+    /// Evicts the value of an object; the entry of its key stays.
+    pub(super) fn evict_value(&mut self, now: Moment, object: ObjectSlot) {
+        self.log.counters.evicted_keys += 1;
+        self.log.counters.evicted_bytes += self.catalog.objects.at(object).bytes();
+        self.log.counters.offloads_missed += u64::from(self.wants_offload(object));
+        let is_plain = !self.catalog.objects.at(object).flags.has(Flags::SOFT_PINNED);
+        self.drop_value(now, object);
+        if is_plain {
+            self.catalog.queue.plain.on_evicted(object, self.catalog.objects.key_hash(object));
+        }
+    }
+}
+
+impl Catalog {
     /// Returns the objects that are evicted together with this one, itself included. Each member of
     /// a condemned group is evicted on its own.
     pub(super) fn eviction_group(&self, object: ObjectSlot) -> SmallVec<[ObjectSlot; 1]> {
@@ -293,49 +382,7 @@ impl State {
         }
     }
 
-    /// Evicts an object and its group: the first members at once, and the others in further calls
-    /// of [`evict_condemned`](Self::evict_condemned). Returns the number of evicted objects.
-    pub(super) fn evict_group(&mut self, now: Moment, object: ObjectSlot) -> usize {
-        let group = self.eviction_group(object);
-        if group.len() > GROUP_SLICE {
-            self.groups.condemn(object);
-        }
-        let others = group.iter().filter(|&&member| member != object).take(GROUP_SLICE - 1);
-        let mut evicted = 0;
-        for &member in [object].iter().chain(others) {
-            self.dequeue(member);
-            self.evict(now, member);
-            evicted += 1;
-        }
-        evicted
-    }
-
-    /// Evicts a member of a condemned group. Returns whether there was one.
-    pub(super) fn evict_condemned(&mut self, now: Moment) -> bool {
-        let Some(member) = self.groups.next_condemned() else { return false };
-        self.dequeue(member);
-        self.evict(now, member);
-        true
-    }
-
-    pub(super) fn evict(&mut self, now: Moment, object: ObjectSlot) {
-        self.evict_value(now, object);
-        self.remove_if_empty(object);
-    }
-
-    /// Evicts the value of an object; the entry of its key stays.
-    pub(super) fn evict_value(&mut self, now: Moment, object: ObjectSlot) {
-        self.counters.evicted_keys += 1;
-        self.counters.evicted_bytes += self.objects.at(object).bytes();
-        self.counters.offloads_missed += u64::from(self.wants_offload(object));
-        let is_plain = !self.objects.at(object).flags.has(Flags::SOFT_PINNED);
-        self.drop_value(now, object);
-        if is_plain {
-            self.queue.plain.on_evicted(object, self.objects.key_hash(object));
-        }
-    }
-
-    fn pop(&mut self, pass: EvictionPass) -> Option<ObjectSlot> {
+    pub(in crate::state) fn pop(&mut self, pass: EvictionPass) -> Option<ObjectSlot> {
         match pass {
             EvictionPass::Plain => self.queue.plain.pop(),
             EvictionPass::Soft => self.queue.soft.pop(),
@@ -343,7 +390,7 @@ impl State {
     }
 
     /// Returns an object to the head of its order.
-    fn put_back(&mut self, object: ObjectSlot) {
+    pub(in crate::state) fn put_back(&mut self, object: ObjectSlot) {
         let Some(flags) = self.objects.get(object).map(|object| object.flags) else { return };
         if !flags.has(Flags::COMPLETE) {
             return;

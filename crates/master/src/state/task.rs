@@ -17,11 +17,17 @@ use mooncake_base::{
 };
 
 use crate::state::{
-    CallItem, State,
-    catalog::object::{Flags, Object, Replica},
+    CallItem,
+    catalog::{
+        Catalog,
+        object::{Flags, Object, Replica},
+    },
     ids::{ObjectSlot, SegmentSlot},
-    put::Place,
+    inventory::Inventory,
+    put::{Place, PutCalls, write::Writes},
     read::{lease::Timestamp, not_found, not_ready},
+    reclaim::{Reclaimer, Searches},
+    task::drain::Jobs,
 };
 pub(super) use table::Tasks;
 use table::{Goal, Subject, Task};
@@ -138,7 +144,40 @@ pub(super) enum TaskSource {
     Caller(Option<CallItem>),
 }
 
-impl State {
+/// The calls about tasks and drain jobs, with the parts that they change.
+#[derive(Debug)]
+pub struct TaskCalls<'a> {
+    pub(super) inventory: &'a mut Inventory,
+    pub(super) searches: &'a mut Searches,
+    pub(super) writes: &'a mut Writes,
+    pub(super) tasks: &'a mut Tasks,
+    pub(super) jobs: &'a mut Jobs,
+}
+
+impl TaskCalls<'_> {
+    /// Returns at most `limit` unfinished tasks, running ones first.
+    pub fn list_tasks(&self, limit: usize) -> Vec<TaskView> {
+        self.tasks.list(limit)
+    }
+
+    /// Returns the number of pending and of running tasks.
+    pub fn tasks_underway(&self) -> (usize, usize) {
+        (self.tasks.pending(), self.tasks.processing())
+    }
+
+    /// Returns whether the client should fetch tasks.
+    pub fn has_tasks(&self, now: Moment, client: ClientId) -> bool {
+        self.tasks.has_due(now, client)
+    }
+
+    fn puts(&mut self) -> PutCalls<'_> {
+        PutCalls { inventory: self.inventory, searches: self.searches, writes: self.writes }
+    }
+
+    fn reclaimer(&mut self) -> Reclaimer<'_> {
+        Reclaimer { inventory: self.inventory, searches: self.searches }
+    }
+
     /// Creates a task by an item of a numbered call. Returns the same task for the same item, also
     /// after a restart.
     ///
@@ -155,17 +194,17 @@ impl State {
             return Ok(id);
         }
         let (NewTask::Copy { key, .. } | NewTask::Move { key, .. }) = new;
-        let number = self.objects.tenant_index(tenant);
-        let slot = number.and_then(|tenant| self.find(now, tenant, key));
+        let number = self.inventory.catalog.objects.tenant_index(tenant);
+        let slot = number.and_then(|tenant| self.inventory.find(now, tenant, key));
         let slot = slot.ok_or_else(|| not_found(key))?;
-        if !self.objects.at(slot).is_complete() {
+        if !self.inventory.catalog.objects.at(slot).is_complete() {
             return Err(not_ready(key));
         }
         let (kind, goal) = self.goal(slot, new)?;
-        if self.tasks.pending() >= self.rules.tasks.pending_max {
+        if self.tasks.pending() >= self.inventory.rules.tasks.pending_max {
             let why = "too many pending tasks";
             return Err(Error::new(ErrorCode::TASK_PENDING_LIMIT_EXCEEDED, why)
-                .with("limit", self.rules.tasks.pending_max));
+                .with("limit", self.inventory.rules.tasks.pending_max));
         }
         Ok(self.add_task(now, slot, kind, goal, TaskSource::Caller(item)))
     }
@@ -185,40 +224,6 @@ impl State {
         self.create_task_once(now, tenant, new, None)
     }
 
-    /// Returns a task that has not been forgotten.
-    ///
-    /// # Errors
-    /// `TASK_NOT_FOUND`.
-    pub fn task(&self, id: TaskId) -> Result<TaskView> {
-        let task = self.tasks.get(id).ok_or_else(|| unknown(id))?;
-        Ok(TaskView {
-            id,
-            kind: task.kind,
-            key: task.subject.key.clone(),
-            status: task.status,
-            created: task.created,
-            updated: task.updated,
-            client: task.client,
-            message: task.message.clone(),
-        })
-    }
-
-    /// Returns at most `limit` unfinished tasks, running ones first.
-    pub fn list_tasks(&self, limit: usize) -> Vec<TaskView> {
-        let listed = self.tasks.underway().take(limit);
-        listed.filter_map(|id| self.task(id).ok()).collect()
-    }
-
-    /// Returns the number of pending and of running tasks.
-    pub fn tasks_underway(&self) -> (usize, usize) {
-        (self.tasks.pending(), self.tasks.processing())
-    }
-
-    /// Returns whether the client should fetch tasks.
-    pub fn has_tasks(&self, now: Moment, client: ClientId) -> bool {
-        self.tasks.has_due(now, client)
-    }
-
     /// Hands tasks to the client that is to carry them out: at most `limit` tasks, and no more once
     /// their objects exceed `bytes` bytes. Space is allocated in the targets, by eviction if
     /// needed. The client may write for the rules' `write_window`.
@@ -232,11 +237,13 @@ impl State {
         limit: usize,
         bytes: u64,
     ) -> Result<Vec<Work>> {
-        self.clients.check(client)?;
+        self.inventory.clients.check(client)?;
+        self.puts().release_due(now);
         let mut work = Vec::new();
         for id in self.tasks.due(now, client) {
-            let limit =
-                limit.min(work.len() + self.tasks.processing_left(self.rules.tasks.processing_max));
+            let limit = limit.min(
+                work.len() + self.tasks.processing_left(self.inventory.rules.tasks.processing_max),
+            );
             let fetched: u64 = work.iter().map(|work: &Work| work.length).sum();
             if work.len() >= limit || (fetched >= bytes && !work.is_empty()) {
                 break;
@@ -277,9 +284,9 @@ impl State {
         goal: Goal,
         source: TaskSource,
     ) -> TaskId {
-        let object = self.objects.at(slot);
+        let object = self.inventory.catalog.objects.at(slot);
         let (version, tenant) = (object.version, object.tenant);
-        let key = self.objects.object_key(object);
+        let key = self.inventory.catalog.objects.object_key(object);
         let subject = Subject { slot, version, tenant, key };
         let id = self.tasks.insert(Task::new(now, kind, goal, subject, source));
         self.log_task(id);
@@ -291,27 +298,19 @@ impl State {
     fn queue_task(&mut self, now: Moment, id: TaskId) {
         self.assign_task(now, id, now, None);
         let is_of_job = self.tasks.get(id).is_some_and(|task| task.job.is_some());
-        if !is_of_job && !self.rules.tasks.pending_timeout.is_zero() {
-            self.set_task_timer(id, now + self.rules.tasks.pending_timeout);
+        if !is_of_job && !self.inventory.rules.tasks.pending_timeout.is_zero() {
+            self.set_task_timer(id, now + self.inventory.rules.tasks.pending_timeout);
         }
     }
 
     /// Returns the object of the task, if its version is still the same.
     fn subject(&self, task: &Task) -> Option<&Object> {
-        let object = self.objects.get(task.subject.slot)?;
+        let object = self.inventory.catalog.objects.get(task.subject.slot)?;
         (object.is_complete() && object.version == task.subject.version).then_some(object)
     }
 
-    /// Returns the time until which a client may read the object for a task.
-    pub(super) fn copying_until(&self, slot: ObjectSlot) -> Timestamp {
-        match self.objects.at(slot).flags.has(Flags::BEING_COPIED) {
-            true => self.tasks.copying_until(slot).map_or_else(Timestamp::default, Timestamp::from),
-            false => Timestamp::default(),
-        }
-    }
-
     fn goal(&self, slot: ObjectSlot, new: NewTask<'_>) -> Result<(TaskKind, Goal)> {
-        let known = |name: &str| match self.segments.named(name) {
+        let known = |name: &str| match self.inventory.pool.segments.named(name) {
             [] => Err(Error::invalid("no segment of that name is mounted").with("segment", name)),
             slots => Ok(slots),
         };
@@ -332,7 +331,7 @@ impl State {
                 }
                 let from = known(source)?;
                 known(target)?;
-                let copies = &self.objects.at(slot).replicas[..];
+                let copies = &self.inventory.catalog.objects.at(slot).replicas[..];
                 if !copies.iter().any(|copy| from.contains(&copy.segment)) {
                     let why = "the object has no replica in the source";
                     return Err(Error::invalid(why).with("segment", source));
@@ -347,8 +346,10 @@ impl State {
     fn sources(&self, goal: &Goal) -> Vec<SegmentSlot> {
         match goal {
             Goal::Copy { .. } => Vec::new(),
-            Goal::Move { source, .. } => self.segments.named(source).to_vec(),
-            Goal::Evacuate { source, .. } => self.segments.by_id(*source).into_iter().collect(),
+            Goal::Move { source, .. } => self.inventory.pool.segments.named(source).to_vec(),
+            Goal::Evacuate { source, .. } => {
+                self.inventory.pool.segments.by_id(*source).into_iter().collect()
+            }
         }
     }
 
@@ -367,7 +368,7 @@ impl State {
         };
         let sources = self.sources(&task.goal);
         let holders = object.replicas.iter().filter_map(|copy| {
-            let segment = self.segments.at(copy.segment);
+            let segment = self.inventory.pool.segments.at(copy.segment);
             segment.is_mounted().then_some((copy, segment))
         });
         // The owner of the replica to be removed is preferred: it writes out of its own memory. A
@@ -413,8 +414,41 @@ impl State {
     /// Removes a segment, and with it the space that tasks allocated there.
     pub(super) fn drop_task_replicas(&mut self, segment: SegmentSlot) {
         for (tenant, bytes) in self.tasks.forget_segment(segment) {
-            self.tenants.uncharge(tenant, bytes);
+            self.inventory.catalog.tenants.uncharge(tenant, bytes);
         }
+    }
+}
+
+impl Catalog {
+    /// Returns the time until which a client may read the object for a task.
+    pub(super) fn copying_until(&self, slot: ObjectSlot) -> Timestamp {
+        match self.objects.at(slot).flags.has(Flags::BEING_COPIED) {
+            true => self.copied.get(&slot).map_or_else(Timestamp::default, |&until| until.into()),
+            false => Timestamp::default(),
+        }
+    }
+}
+
+impl Tasks {
+    /// Returns the public view of a task.
+    pub(in crate::state) fn view(&self, id: TaskId) -> Result<TaskView> {
+        let task = self.get(id).ok_or_else(|| unknown(id))?;
+        Ok(TaskView {
+            id,
+            kind: task.kind,
+            key: task.subject.key.clone(),
+            status: task.status,
+            created: task.created,
+            updated: task.updated,
+            client: task.client,
+            message: task.message.clone(),
+        })
+    }
+
+    /// Returns the views of at most `limit` unfinished tasks, running ones first.
+    pub(in crate::state) fn list(&self, limit: usize) -> Vec<TaskView> {
+        let listed = self.underway().take(limit);
+        listed.filter_map(|id| self.view(id).ok()).collect()
     }
 }
 

@@ -88,7 +88,7 @@ impl Pool {
             is_replacing,
             request: 0,
         };
-        self.state.put_start(self.now, client, &self.tenant, put)
+        self.state.puts().put_start(self.now, client, &self.tenant, put)
     }
 
     fn end(&mut self, client: ClientId, key: &str, started: &Started) -> Result<()> {
@@ -98,7 +98,7 @@ impl Pool {
             failed_replicas: &[],
             checksum: Some(7),
         };
-        self.state.put_end(self.now, client, &self.tenant, put)
+        self.state.puts().put_end(self.now, client, &self.tenant, put)
     }
 
     fn revoke(&mut self, client: ClientId, key: &str, started: &Started) -> Result<()> {
@@ -108,7 +108,7 @@ impl Pool {
             failed_replicas: &[],
             checksum: None,
         };
-        self.state.put_revoke(self.now, client, &self.tenant, put)
+        self.state.puts().put_revoke(self.now, client, &self.tenant, put)
     }
 
     fn put(&mut self, key: &str, length: u64) -> Result<Started> {
@@ -137,7 +137,7 @@ impl Pool {
             is_replacing: false,
             request: 0,
         };
-        self.state.put_step(self.now, A, &self.tenant, &put, progress)
+        self.state.puts().put_step(self.now, A, &self.tenant, &put, progress)
     }
 
     fn upsert(&mut self, key: &str, length: u64) -> Result<Started> {

@@ -58,7 +58,7 @@ fn synced_log_survives_kill_and_loss_of_power() {
                 let state = &mut *pool.state.lock();
                 let (now, tenant) = (Moment::default(), TenantId::default());
                 state.remove(now, &tenant, b"a", true).unwrap();
-                state.take_effects(&mut effects)
+                state.log_mut().take_effects(&mut effects)
             };
             into.extend(effects);
             count

@@ -2,31 +2,31 @@
 
 use mooncake_base::{Moment, TenantId};
 
-use crate::state::{State, catalog::object::Flags};
+use crate::state::{catalog::object::Flags, inventory::Inventory};
 
-impl State {
+impl Inventory {
     /// Drops the replicas of the object in segments of that name, or all if the name is empty; the
     /// object is removed with its last replica. Returns whether a replica was dropped. An object
     /// that is leased, being written for the first time or being copied is left alone.
-    pub fn clear_copies(
+    pub(in crate::state) fn clear_copies(
         &mut self,
         now: Moment,
         tenant: &TenantId,
         key: &[u8],
         segment: &str,
     ) -> bool {
-        let tenant = self.objects.tenant_index(tenant);
+        let tenant = self.catalog.objects.tenant_index(tenant);
         let Some(slot) = tenant.and_then(|tenant| self.find(now, tenant, key)) else {
             return false;
         };
-        let object = self.objects.at(slot);
+        let object = self.catalog.objects.at(slot);
         let is_held = object.protection.is_leased(now) || object.flags.has(Flags::BEING_COPIED);
         if !object.is_complete() || is_held {
             return false;
         }
         let segments = match segment {
             "" => object.replicas.iter().map(|copy| copy.segment).collect(),
-            name => self.segments.named(name).to_vec(),
+            name => self.pool.segments.named(name).to_vec(),
         };
         self.drop_copies(now, slot, &segments) > 0
     }

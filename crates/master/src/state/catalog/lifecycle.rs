@@ -3,14 +3,18 @@
 use mooncake_base::Moment;
 
 use crate::state::{
-    Effect, LoggedCopy, State,
-    catalog::object::{Flags, Replica, Replicas},
+    Effect, LoggedCopy,
+    catalog::{
+        Catalog,
+        object::{Flags, NO_WRITE, Replica, Replicas},
+    },
     ids::{KeyHash, ObjectSlot, SegmentSlot, TenantIndex},
-    pool::{allocator::BlockId, segment::SegmentStatus},
+    inventory::Inventory,
+    pool::{Pool, allocator::BlockId, segment::SegmentStatus},
     read::{FenceTicket, lease::Timestamp},
 };
 
-impl State {
+impl Inventory {
     /// Finds an object and drops its lost replicas. A member of a condemned group is evicted.
     pub(in crate::state) fn find(
         &mut self,
@@ -18,7 +22,7 @@ impl State {
         tenant: TenantIndex,
         key: &[u8],
     ) -> Option<ObjectSlot> {
-        self.find_hashed(now, self.objects.hash(tenant, key), tenant, key)
+        self.find_hashed(now, self.catalog.objects.hash(tenant, key), tenant, key)
     }
 
     /// Finds an object by a key whose hash is known, like [`find`](Self::find).
@@ -29,38 +33,38 @@ impl State {
         tenant: TenantIndex,
         key: &[u8],
     ) -> Option<ObjectSlot> {
-        let slot = self.objects.find_hashed(hash, tenant, key)?;
-        if self.groups.is_condemned(slot) {
+        let slot = self.catalog.objects.find_hashed(hash, tenant, key)?;
+        if self.catalog.groups.is_condemned(slot) {
             self.evict_value(now, slot);
         }
-        if !self.drop_lost_replicas(slot) {
-            let is_written = self.writes.chain(self.objects.at(slot).newest_write).next().is_some();
-            if !is_written {
-                self.objects.remove(slot);
-                return None;
-            }
+        if !self.drop_lost_replicas(slot) && self.catalog.objects.at(slot).newest_write == NO_WRITE
+        {
+            self.catalog.objects.remove(slot);
+            return None;
         }
         Some(slot)
     }
 
     /// Drops the value of an object. The memory is freed, or quarantined while a fence covers it.
     pub(in crate::state) fn drop_value(&mut self, now: Moment, slot: ObjectSlot) {
-        if !self.objects.at(slot).is_complete() {
+        if !self.catalog.objects.at(slot).is_complete() {
             return;
         }
-        self.dequeue(slot);
-        let copied = self.copying_until(slot);
-        let object = self.objects.at(slot);
-        self.effects.record(|| Effect::Dropped { object: self.objects.logged_name(object) });
-        let object = self.objects.at_mut(slot);
+        self.catalog.dequeue(slot);
+        let copied = self.catalog.copying_until(slot);
+        let object = self.catalog.objects.at(slot);
+        self.log
+            .effects
+            .record(|| Effect::Dropped { object: self.catalog.objects.logged_name(object) });
+        let object = self.catalog.objects.at_mut(slot);
         let until = object.protection.fence().max(copied);
         let version = object.version;
         object.protection.clear_fence();
-        self.tenants.uncharge(object.tenant, object.bytes());
+        self.catalog.tenants.uncharge(object.tenant, object.bytes());
         let is_hard_pinned = object.flags.has(Flags::HARD_PINNED);
         let replicas = std::mem::take(&mut object.replicas);
         for &replica in replicas.iter() {
-            let segment = self.segments.at_mut(replica.segment);
+            let segment = self.pool.segments.at_mut(replica.segment);
             if is_hard_pinned && segment.is_mounted() {
                 segment.hard_pinned -= segment.allocator.size(replica.block);
             }
@@ -71,54 +75,44 @@ impl State {
 
     /// Clears the value of an object whose replicas are gone.
     pub(in crate::state) fn clear_value(&mut self, slot: ObjectSlot) {
-        self.emit_removed(slot);
-        self.dequeue(slot);
-        let object = self.objects.at_mut(slot);
+        self.log.emit_removed(&self.catalog, slot);
+        self.catalog.dequeue(slot);
+        let object = self.catalog.objects.at_mut(slot);
         let flags = object.flags;
         object.flags = Flags::default();
-        self.tenants.remove_object(object.tenant, slot);
-        self.objects.complete -= 1;
+        self.catalog.tenants.remove_object(object.tenant, slot);
+        self.catalog.objects.complete -= 1;
         if flags.has(Flags::BEING_COPIED) {
-            self.tasks.forget_object(slot);
+            self.catalog.copied.remove(&slot);
         }
         if flags.has(Flags::SOFT_PINNED) {
-            self.pins.remove(slot);
+            self.catalog.pins.remove(slot);
         }
         if flags.has(Flags::GROUPED) {
-            self.leave_group(slot, flags.has(Flags::HARD_PINNED));
-        }
-    }
-
-    /// Removes the object from its group. If the object was hard-pinned, the group may be evicted
-    /// from now on.
-    fn leave_group(&mut self, slot: ObjectSlot, was_hard_pinned: bool) {
-        let siblings = if was_hard_pinned { self.groups.members(slot).to_vec() } else { vec![] };
-        self.groups.leave(slot);
-        for member in siblings.into_iter().filter(|&member| member != slot) {
-            self.unpark_early(member);
+            self.catalog.leave_group(slot, flags.has(Flags::HARD_PINNED));
         }
     }
 
     /// Adds a replica to a complete object.
     pub(in crate::state) fn add_copy(&mut self, slot: ObjectSlot, replica: Replica) {
-        let object = self.objects.at_mut(slot);
+        let object = self.catalog.objects.at_mut(slot);
         object.replicas.push(replica);
         let length = object.length;
         let flags = object.flags;
-        let object = self.objects.at(slot);
-        self.effects.record(|| Effect::ReplicaAdded {
-            object: self.objects.logged_name(object),
+        let object = self.catalog.objects.at(slot);
+        self.log.effects.record(|| Effect::ReplicaAdded {
+            object: self.catalog.objects.logged_name(object),
             copy: LoggedCopy {
-                segment: self.segments.at(replica.segment).number,
-                offset: self.segments.at(replica.segment).allocator.offset(replica.block),
+                segment: self.pool.segments.at(replica.segment).number,
+                offset: self.pool.segments.at(replica.segment).allocator.offset(replica.block),
                 ordinal: replica.ordinal,
             },
         });
         if flags.has(Flags::PARKED) {
-            self.queue.parked_bytes += length;
+            self.catalog.queue.parked_bytes += length;
         }
         if flags.has(Flags::HARD_PINNED) {
-            let segment = self.segments.at_mut(replica.segment);
+            let segment = self.pool.segments.at_mut(replica.segment);
             segment.hard_pinned += segment.allocator.size(replica.block);
         }
     }
@@ -131,7 +125,7 @@ impl State {
         slot: ObjectSlot,
         segments: &[SegmentSlot],
     ) -> usize {
-        let object = self.objects.at(slot);
+        let object = self.catalog.objects.at(slot);
         let copies = object.replicas.iter().copied();
         let (dropped, kept): (Vec<_>, Vec<_>) =
             copies.partition(|copy| segments.contains(&copy.segment));
@@ -140,25 +134,25 @@ impl State {
         }
         if kept.is_empty() {
             self.drop_value(now, slot);
-            self.remove_if_empty(slot);
+            self.catalog.remove_if_empty(slot);
             return dropped.len();
         }
-        let fence = object.protection.fence().max(self.copying_until(slot));
-        let object = self.objects.at_mut(slot);
+        let fence = object.protection.fence().max(self.catalog.copying_until(slot));
+        let object = self.catalog.objects.at_mut(slot);
         object.replicas = Replicas::from(kept);
         let freed = object.length * dropped.len() as u64;
-        self.tenants.uncharge(object.tenant, freed);
+        self.catalog.tenants.uncharge(object.tenant, freed);
         let flags = object.flags;
         if flags.has(Flags::PARKED) {
-            self.queue.parked_bytes -= freed;
+            self.catalog.queue.parked_bytes -= freed;
         }
         for &replica in &dropped {
-            let object = self.objects.at(slot);
-            self.effects.record(|| Effect::ReplicaDropped {
-                object: self.objects.logged_name(object),
+            let object = self.catalog.objects.at(slot);
+            self.log.effects.record(|| Effect::ReplicaDropped {
+                object: self.catalog.objects.logged_name(object),
                 ordinal: replica.ordinal,
             });
-            let segment = self.segments.at_mut(replica.segment);
+            let segment = self.pool.segments.at_mut(replica.segment);
             if flags.has(Flags::HARD_PINNED) && segment.is_mounted() {
                 segment.hard_pinned -= segment.allocator.size(replica.block);
             }
@@ -170,13 +164,13 @@ impl State {
     /// Releases a fence that was granted to one reader only: if the memory was freed meanwhile, its
     /// quarantine ends. Has no effect on fences of several readers and on fences that were released
     /// before.
-    pub fn release_fence(&mut self, ticket: FenceTicket) {
+    pub(in crate::state) fn release_fence(&mut self, ticket: FenceTicket) {
         let FenceTicket { object, version, fence } = ticket;
         let fence = Timestamp::from_bits(fence);
         if fence == Timestamp::default() || version.0 == 0 {
             return;
         }
-        if let Some(found) = self.objects.get_mut(object)
+        if let Some(found) = self.catalog.objects.get_mut(object)
             && found.is_complete()
             && found.version() == version
         {
@@ -185,8 +179,8 @@ impl State {
             }
             return;
         }
-        while let Some(freed) = self.quarantine.pop_read(fence, version.0) {
-            self.end_quarantine(freed);
+        while let Some(freed) = self.pool.quarantine.pop_read(fence, version.0) {
+            self.pool.end_quarantine(freed);
         }
     }
 
@@ -204,7 +198,7 @@ impl State {
         until: Timestamp,
         version: u64,
     ) {
-        let segment = self.segments.at_mut(replica.segment);
+        let segment = self.pool.segments.at_mut(replica.segment);
         if segment.status == SegmentStatus::Unmounting {
             return;
         }
@@ -216,15 +210,29 @@ impl State {
                 let number = segment.number;
                 let offset = segment.allocator.offset(replica.block);
                 let length = segment.allocator.size(replica.block);
-                self.effects.record(|| Effect::Quarantined { number, offset, length, time });
+                self.log.effects.record(|| Effect::Quarantined { number, offset, length, time });
             }
-            let position = self.effects.position();
-            self.quarantine.push(until, version, replica.segment, replica.block, position);
+            let position = self.log.effects.position();
+            self.pool.quarantine.push(until, version, replica.segment, replica.block, position);
         } else {
-            self.free_block(replica.segment, replica.block, self.effects.position());
+            self.pool.free_block(replica.segment, replica.block, self.log.effects.position());
         }
     }
+}
 
+impl Catalog {
+    /// Removes the object from its group. If the object was hard-pinned, the group may be evicted
+    /// from now on.
+    pub(in crate::state) fn leave_group(&mut self, slot: ObjectSlot, was_hard_pinned: bool) {
+        let siblings = if was_hard_pinned { self.groups.members(slot).to_vec() } else { vec![] };
+        self.groups.leave(slot);
+        for member in siblings.into_iter().filter(|&member| member != slot) {
+            self.unpark_early(member);
+        }
+    }
+}
+
+impl Pool {
     /// Frees a block whose quarantine is over. Returns whether there was one.
     pub(in crate::state) fn free_due_quarantine(&mut self, now: Moment) -> bool {
         let Some(freed) = self.quarantine.pop_due(now) else { return false };
@@ -233,7 +241,10 @@ impl State {
     }
 
     /// Frees a block that was taken out of the quarantine.
-    fn end_quarantine(&mut self, (segment, block, position): (SegmentSlot, BlockId, u64)) {
+    pub(in crate::state) fn end_quarantine(
+        &mut self,
+        (segment, block, position): (SegmentSlot, BlockId, u64),
+    ) {
         let found = self.segments.at_mut(segment);
         found.fenced -= found.allocator.size(block);
         self.free_block(segment, block, position);

@@ -4,9 +4,10 @@ use mooncake_base::{Error, ErrorCode, Moment, ObjectKey, Result, TenantId, key::
 use regex::bytes::{Regex, RegexBuilder};
 
 use crate::state::{
-    State,
-    catalog::object::{Flags, Object, ObjectState},
+    catalog::object::{Flags, Object, ObjectState, Objects},
     ids::{ObjectSlot, Slot, TenantIndex},
+    inventory::Inventory,
+    put::write::Writes,
     read::{lease::LeaseAndFence, not_found, not_ready},
 };
 
@@ -198,20 +199,20 @@ impl Removal {
     }
 }
 
-impl State {
+impl Inventory {
     /// Removes the object.
     ///
     /// # Errors
     /// `OBJECT_NOT_FOUND`; `REPLICA_IS_NOT_READY`: the first put is unfinished, forced or not;
     /// `OBJECT_HAS_LEASE` and `OBJECT_HAS_REPLICATION_TASK` unless forced.
-    pub fn remove(
+    pub(in crate::state) fn remove(
         &mut self,
         now: Moment,
         tenant: &TenantId,
         key: &[u8],
         is_forced: bool,
     ) -> Result<()> {
-        let tenant = self.objects.tenant_index(tenant);
+        let tenant = self.catalog.objects.tenant_index(tenant);
         let slot = tenant.and_then(|tenant| self.find(now, tenant, key));
         let slot = slot.ok_or_else(|| not_found(key))?;
         if self.is_unclaimed(slot) {
@@ -219,7 +220,7 @@ impl State {
             self.remove_value(now, slot);
             return Err(not_found(key));
         }
-        let object = self.objects.at(slot);
+        let object = self.catalog.objects.at(slot);
         if !object.is_complete() {
             return Err(not_ready(key));
         }
@@ -237,162 +238,154 @@ impl State {
         Ok(())
     }
 
-    /// Runs one slice of a removal. Returns whether it is done.
-    pub fn remove_matching(&mut self, now: Moment, removal: &mut Removal) -> bool {
-        let Some(tenant) = self.objects.tenant_index(&removal.tenant) else { return true };
-        removal.match_keys();
-        for (slot, key) in std::mem::take(&mut removal.candidates.found) {
-            if self.is_removable(now, removal, slot, tenant)
-                && self.objects.key(self.objects.at(slot)) == &key[..]
-            {
-                self.remove_selected(now, removal, slot);
-            }
-        }
-        let is_pattern = matches!(removal.selector, Selector::Regex(_));
-        let (mut end, mut bytes) = (removal.next_slot, 0);
-        for slot in ObjectSlot::range(removal.next_slot, self.end_of_slice(removal.next_slot)) {
-            if bytes >= SLICE_KEY_BYTES {
-                break;
-            }
-            end += 1;
-            if !self.is_removable(now, removal, slot, tenant) {
-                continue;
-            }
-            let key = self.objects.key(self.objects.at(slot));
-            if is_pattern {
-                bytes += key.len();
-                removal.candidates.push(slot, key);
-            } else if removal.selector.matches(key) {
-                self.remove_selected(now, removal, slot);
-            }
-        }
-        removal.next_slot = end;
-        let is_done = end == self.objects.slot_count() && removal.candidates.found.is_empty();
-        let is_clear = matches!(removal.selector, Selector::All) && self.objects.complete == 0;
-        if is_done && is_clear && removal.removed > 0 {
-            self.emit_cleared(&removal.tenant);
-        }
-        is_done
-    }
-
-    /// Runs one slice of a listing. Returns whether the page is complete. Grants no lease.
-    pub fn list_objects(&self, listing: &mut Listing) -> bool {
-        let Some(tenant) = self.objects.tenant_index(&listing.tenant) else { return true };
-        listing.match_keys();
-        for (slot, key) in std::mem::take(&mut listing.candidates.found) {
-            if let Some(object) = self.objects.get(slot)
-                && object.tenant == tenant
-                && self.objects.key(object) == &key[..]
-                && listing.is_wanted(&key)
-                && let Some(summary) = self.summary(object)
-            {
-                listing.add(summary);
-            }
-        }
-        let is_pattern = matches!(listing.selector, Selector::Regex(_));
-        let (mut end, mut bytes) = (listing.next_slot, 0);
-        for slot in ObjectSlot::range(listing.next_slot, self.end_of_slice(listing.next_slot)) {
-            if bytes >= SLICE_KEY_BYTES {
-                break;
-            }
-            end += 1;
-            let Some(object) = self.objects.get(slot).filter(|object| object.tenant == tenant)
-            else {
-                continue;
-            };
-            let key = self.objects.key(object);
-            if !listing.is_wanted(key) {
-                continue;
-            }
-            if is_pattern {
-                bytes += key.len();
-                listing.candidates.push(slot, key);
-            } else if listing.selector.matches(key)
-                && let Some(summary) = self.summary(object)
-            {
-                bytes += key.len();
-                listing.add(summary);
-            }
-        }
-        listing.next_slot = end;
-        end == self.objects.slot_count() && listing.candidates.found.is_empty()
-    }
-
-    fn end_of_slice(&self, start: u32) -> u32 {
-        start.saturating_add(SLICE).min(self.objects.slot_count())
-    }
-
-    /// Returns whether the removal takes the object if its key is selected.
-    fn is_removable(
-        &self,
-        now: Moment,
-        removal: &Removal,
-        slot: ObjectSlot,
-        tenant: TenantIndex,
-    ) -> bool {
-        self.objects.get(slot).is_some_and(|object| {
-            object.tenant == tenant
-                && object.is_complete()
-                && (removal.is_forced || !self.is_protected(now, object) || self.is_unclaimed(slot))
-        })
-    }
-
-    /// Removes a selected object. A lost object is not counted as removed; the sweep drops it.
-    fn remove_selected(&mut self, now: Moment, removal: &mut Removal, slot: ObjectSlot) {
-        if self.drop_lost_replicas(slot) {
-            removal.removed += u64::from(!self.is_unclaimed(slot));
-            self.remove_value(now, slot);
-        }
-    }
-
-    /// Returns whether a lease or a running copy protects the object from a plain removal.
-    fn is_protected(&self, now: Moment, object: &Object) -> bool {
-        object.protection.is_leased(now) || object.flags.has(Flags::BEING_COPIED)
-    }
-
     /// Visits one slice of the complete objects of a tenant, in no order. Returns the next
     /// position, if there is more. Grants no lease.
-    pub fn walk(
+    pub(in crate::state) fn walk(
         &self,
         tenant: &TenantId,
         from: u32,
         visit: &mut dyn FnMut(&[u8], u64),
     ) -> Option<u32> {
-        let tenant = self.objects.tenant_index(tenant)?;
-        let end = from.saturating_add(SLICE).min(self.objects.slot_count());
+        let tenant = self.catalog.objects.tenant_index(tenant)?;
+        let end = from.saturating_add(SLICE).min(self.catalog.objects.slot_count());
         for slot in ObjectSlot::range(from, end) {
-            let Some(object) = self.objects.get(slot) else { continue };
+            let Some(object) = self.catalog.objects.get(slot) else { continue };
             let mut copies = object.replicas.iter();
             if object.tenant == tenant
                 && object.is_complete()
-                && copies.any(|copy| self.segments.at(copy.segment).is_mounted())
+                && copies.any(|copy| self.pool.segments.at(copy.segment).is_mounted())
             {
-                visit(self.objects.key(object), object.length);
+                visit(self.catalog.objects.key(object), object.length);
             }
         }
-        (end < self.objects.slot_count()).then_some(end)
+        (end < self.catalog.objects.slot_count()).then_some(end)
     }
 
     fn remove_value(&mut self, now: Moment, slot: ObjectSlot) {
         self.drop_value(now, slot);
-        self.objects.at_mut(slot).protection = LeaseAndFence::default();
-        self.remove_if_empty(slot);
+        self.catalog.objects.at_mut(slot).protection = LeaseAndFence::default();
+        self.catalog.remove_if_empty(slot);
+    }
+}
+
+impl Removal {
+    /// Runs one slice of a self. Returns whether it is done.
+    pub(in crate::state) fn step(&mut self, now: Moment, inventory: &mut Inventory) -> bool {
+        let Some(tenant) = inventory.catalog.objects.tenant_index(&self.tenant) else {
+            return true;
+        };
+        self.match_keys();
+        for (slot, key) in std::mem::take(&mut self.candidates.found) {
+            if self.is_removable(now, inventory, slot, tenant)
+                && inventory.catalog.objects.key(inventory.catalog.objects.at(slot)) == &key[..]
+            {
+                self.remove_selected(now, inventory, slot);
+            }
+        }
+        let is_pattern = matches!(self.selector, Selector::Regex(_));
+        let (mut end, mut bytes) = (self.next_slot, 0);
+        for slot in ObjectSlot::range(
+            self.next_slot,
+            end_of_slice(&inventory.catalog.objects, self.next_slot),
+        ) {
+            if bytes >= SLICE_KEY_BYTES {
+                break;
+            }
+            end += 1;
+            if !self.is_removable(now, inventory, slot, tenant) {
+                continue;
+            }
+            let key = inventory.catalog.objects.key(inventory.catalog.objects.at(slot));
+            if is_pattern {
+                bytes += key.len();
+                self.candidates.push(slot, key);
+            } else if self.selector.matches(key) {
+                self.remove_selected(now, inventory, slot);
+            }
+        }
+        self.next_slot = end;
+        let is_done =
+            end == inventory.catalog.objects.slot_count() && self.candidates.found.is_empty();
+        let is_clear =
+            matches!(self.selector, Selector::All) && inventory.catalog.objects.complete == 0;
+        if is_done && is_clear && self.removed > 0 {
+            inventory.log.emit_cleared(&self.tenant);
+        }
+        is_done
     }
 
-    /// Returns the listed form of an object; `None` if all replicas were lost.
-    fn summary(&self, object: &Object) -> Option<ObjectSummary> {
-        let key = self.objects.object_key(object);
-        let copies = object.replicas.iter();
-        let mounted = copies.filter(|copy| self.segments.at(copy.segment).is_claimed()).count();
-        if mounted > 0 {
-            let replicas = mounted as u32;
-            let length = object.length;
-            return Some(ObjectSummary { key, length, state: ObjectState::Complete, replicas });
+    /// Returns whether the self takes the object if its key is selected.
+    fn is_removable(
+        &self,
+        now: Moment,
+        inventory: &Inventory,
+        slot: ObjectSlot,
+        tenant: TenantIndex,
+    ) -> bool {
+        inventory.catalog.objects.get(slot).is_some_and(|object| {
+            object.tenant == tenant
+                && object.is_complete()
+                && (self.is_forced || !is_protected(now, object) || inventory.is_unclaimed(slot))
+        })
+    }
+
+    /// Removes a selected object. A lost object is not counted as removed; the sweep drops it.
+    fn remove_selected(&mut self, now: Moment, inventory: &mut Inventory, slot: ObjectSlot) {
+        if inventory.drop_lost_replicas(slot) {
+            self.removed += u64::from(!inventory.is_unclaimed(slot));
+            inventory.remove_value(now, slot);
         }
-        let newest = self.writes.at(self.writes.chain(object.newest_write).next()?);
-        let replicas = newest.replicas.len() as u32;
-        let length = newest.length;
-        Some(ObjectSummary { key, length, state: ObjectState::Writing, replicas })
+    }
+}
+
+impl Listing {
+    /// Runs one slice of a self. Returns whether the page is complete. Grants no lease.
+    pub(in crate::state) fn step(&mut self, inventory: &Inventory, writes: &Writes) -> bool {
+        let Some(tenant) = inventory.catalog.objects.tenant_index(&self.tenant) else {
+            return true;
+        };
+        self.match_keys();
+        for (slot, key) in std::mem::take(&mut self.candidates.found) {
+            if let Some(object) = inventory.catalog.objects.get(slot)
+                && object.tenant == tenant
+                && inventory.catalog.objects.key(object) == &key[..]
+                && self.is_wanted(&key)
+                && let Some(summary) = summary(inventory, writes, object)
+            {
+                self.add(summary);
+            }
+        }
+        let is_pattern = matches!(self.selector, Selector::Regex(_));
+        let (mut end, mut bytes) = (self.next_slot, 0);
+        for slot in ObjectSlot::range(
+            self.next_slot,
+            end_of_slice(&inventory.catalog.objects, self.next_slot),
+        ) {
+            if bytes >= SLICE_KEY_BYTES {
+                break;
+            }
+            end += 1;
+            let Some(object) =
+                inventory.catalog.objects.get(slot).filter(|object| object.tenant == tenant)
+            else {
+                continue;
+            };
+            let key = inventory.catalog.objects.key(object);
+            if !self.is_wanted(key) {
+                continue;
+            }
+            if is_pattern {
+                bytes += key.len();
+                self.candidates.push(slot, key);
+            } else if self.selector.matches(key)
+                && let Some(summary) = summary(inventory, writes, object)
+            {
+                bytes += key.len();
+                self.add(summary);
+            }
+        }
+        self.next_slot = end;
+        end == inventory.catalog.objects.slot_count() && self.candidates.found.is_empty()
     }
 }
 
@@ -418,4 +411,31 @@ impl Listing {
             self.end = Some(key);
         }
     }
+}
+
+/// Returns the listed form of an object; `None` if all replicas were lost.
+fn summary(inventory: &Inventory, writes: &Writes, object: &Object) -> Option<ObjectSummary> {
+    let key = inventory.catalog.objects.object_key(object);
+    let copies = object.replicas.iter();
+    let mounted =
+        copies.filter(|copy| inventory.pool.segments.at(copy.segment).is_claimed()).count();
+    if mounted > 0 {
+        let replicas = mounted as u32;
+        let length = object.length;
+        return Some(ObjectSummary { key, length, state: ObjectState::Complete, replicas });
+    }
+    let newest = writes.at(writes.chain(object.newest_write).next()?);
+    let replicas = newest.replicas.len() as u32;
+    let length = newest.length;
+    Some(ObjectSummary { key, length, state: ObjectState::Writing, replicas })
+}
+
+/// Returns the end of the slice that begins at a slot number.
+fn end_of_slice(objects: &Objects, start: u32) -> u32 {
+    start.saturating_add(SLICE).min(objects.slot_count())
+}
+
+/// Returns whether a lease or a running copy protects the object from a plain removal.
+fn is_protected(now: Moment, object: &Object) -> bool {
+    object.protection.is_leased(now) || object.flags.has(Flags::BEING_COPIED)
 }

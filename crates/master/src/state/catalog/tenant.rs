@@ -4,9 +4,10 @@ use mooncake_base::{Error, ErrorCode, Moment, Result, TenantId};
 use rustc_hash::FxHashMap;
 
 use crate::state::{
-    Effect, State,
+    Effect,
     catalog::object::NO_WRITE,
     ids::{ObjectSlot, TenantIndex},
+    inventory::Inventory,
     reclaim::{
         EvictionPass, Verdict,
         eviction::{IndexLinks, IndexList},
@@ -124,6 +125,72 @@ impl Tenants {
         usage_at(&mut self.used, tenant)
     }
 
+    /// Returns the quota of a tenant.
+    ///
+    /// # Errors
+    /// `UNAVAILABLE_IN_CURRENT_MODE` without multi-tenancy, `OBJECT_NOT_FOUND` if it has none.
+    pub(in crate::state) fn quota(
+        &self,
+        tenant: &TenantId,
+        mounted_bytes: u64,
+    ) -> Result<TenantQuota> {
+        self.check_quotas()?;
+        let missing = || {
+            Error::new(ErrorCode::OBJECT_NOT_FOUND, "the tenant has no quota")
+                .with("tenant", tenant)
+        };
+        let &number = self.numbers.get(tenant).ok_or_else(missing)?;
+        Ok(self.show_quota(tenant, number, mounted_bytes))
+    }
+
+    /// Returns every quota, by name.
+    ///
+    /// # Errors
+    /// `UNAVAILABLE_IN_CURRENT_MODE` without multi-tenancy.
+    pub(in crate::state) fn quotas(&self, mounted_bytes: u64) -> Result<Vec<TenantQuota>> {
+        self.check_quotas()?;
+        let numbers = self.numbers.iter();
+        let mut shown: Vec<_> = numbers
+            .map(|(tenant, &number)| self.show_quota(tenant, number, mounted_bytes))
+            .collect();
+        shown.sort_by(|a, b| a.tenant.as_str().cmp(b.tenant.as_str()));
+        Ok(shown)
+    }
+
+    fn show_quota(
+        &self,
+        tenant: &TenantId,
+        number: TenantIndex,
+        mounted_bytes: u64,
+    ) -> TenantQuota {
+        let used = &self.used[number.index()];
+        TenantQuota {
+            tenant: tenant.clone(),
+            requested: used.quota,
+            effective: self.effective(used.quota, mounted_bytes),
+            charged: used.charged,
+            refused: used.refused,
+            evicted_bytes: used.evicted_bytes,
+        }
+    }
+
+    fn check_quotas(&self) -> Result<()> {
+        if self.is_enforced {
+            return Ok(());
+        }
+        let why = "the master runs without --enable_multi_tenants";
+        Err(Error::new(ErrorCode::UNAVAILABLE_IN_CURRENT_MODE, why))
+    }
+
+    /// Checks whether the tenant may write.
+    pub(in crate::state) fn check_tenant(&self, tenant: &TenantId) -> Result<()> {
+        if !self.is_enforced || self.numbers.contains_key(tenant) {
+            return Ok(());
+        }
+        Err(Error::new(ErrorCode::TENANT_NOT_REGISTERED, "the tenant has no quota")
+            .with("tenant", tenant))
+    }
+
     /// Returns the part of the quota that the tenant may use in a pool of that size.
     fn effective(&self, requested: u64, mounted_bytes: u64) -> u64 {
         let share = match self.requested {
@@ -142,14 +209,14 @@ fn usage_at(used: &mut Vec<TenantUsage>, tenant: TenantIndex) -> &mut TenantUsag
     &mut used[index]
 }
 
-impl State {
+impl Inventory {
     /// Sets the quota of a tenant in bytes.
     ///
     /// # Errors
     /// `UNAVAILABLE_IN_CURRENT_MODE` without multi-tenancy. `INVALID_PARAMS`: an invalid name, or a
     /// quota outside 1 to 2^63 - 1.
-    pub fn set_quota(&mut self, tenant: &TenantId, bytes: u64) -> Result<()> {
-        self.check_quotas()?;
+    pub(in crate::state) fn set_quota(&mut self, tenant: &TenantId, bytes: u64) -> Result<()> {
+        self.catalog.tenants.check_quotas()?;
         let name = tenant.as_str();
         if name.starts_with('_') || name.contains(|c: char| c.is_control()) {
             let why = "the name of a tenant neither begins with '_' nor has control characters";
@@ -159,12 +226,12 @@ impl State {
             let why = "Tenant quota must be in [1, 2^63 - 1] bytes";
             return Err(Error::invalid(why));
         }
-        let number = self.objects.intern_tenant(tenant)?;
-        self.tenants.numbers.insert(tenant.clone(), number);
-        let before = std::mem::replace(&mut self.tenants.usage(number).quota, bytes);
-        self.tenants.requested += u128::from(bytes);
-        self.tenants.requested -= u128::from(before);
-        self.effects.record(|| Effect::Quota { tenant: name, bytes: Some(bytes) });
+        let number = self.catalog.objects.intern_tenant(tenant)?;
+        self.catalog.tenants.numbers.insert(tenant.clone(), number);
+        let before = std::mem::replace(&mut self.catalog.tenants.usage(number).quota, bytes);
+        self.catalog.tenants.requested += u128::from(bytes);
+        self.catalog.tenants.requested -= u128::from(before);
+        self.log.effects.record(|| Effect::Quota { tenant: name, bytes: Some(bytes) });
         Ok(())
     }
 
@@ -173,76 +240,20 @@ impl State {
     /// # Errors
     /// `UNAVAILABLE_IN_CURRENT_MODE` without multi-tenancy, `OBJECT_NOT_FOUND` if it has none,
     /// `TENANT_NOT_EMPTY` while it has objects or unfinished puts.
-    pub fn remove_quota(&mut self, tenant: &TenantId) -> Result<()> {
-        let quota = self.quota(tenant)?;
+    pub(in crate::state) fn remove_quota(&mut self, tenant: &TenantId) -> Result<()> {
+        let quota = self.catalog.tenants.quota(tenant, self.pool.segments.mounted_bytes)?;
         if quota.charged > 0 {
             let why = "the tenant still owns objects";
             return Err(Error::new(ErrorCode::TENANT_NOT_EMPTY, why)
                 .with("tenant", tenant)
                 .with("charged", quota.charged));
         }
-        if let Some(number) = self.tenants.numbers.remove(tenant) {
-            let bytes = std::mem::take(&mut self.tenants.usage(number).quota);
-            self.tenants.requested -= u128::from(bytes);
-            self.effects.record(|| Effect::Quota { tenant: tenant.as_str(), bytes: None });
+        if let Some(number) = self.catalog.tenants.numbers.remove(tenant) {
+            let bytes = std::mem::take(&mut self.catalog.tenants.usage(number).quota);
+            self.catalog.tenants.requested -= u128::from(bytes);
+            self.log.effects.record(|| Effect::Quota { tenant: tenant.as_str(), bytes: None });
         }
         Ok(())
-    }
-
-    /// Returns the quota of a tenant.
-    ///
-    /// # Errors
-    /// `UNAVAILABLE_IN_CURRENT_MODE` without multi-tenancy, `OBJECT_NOT_FOUND` if it has none.
-    pub fn quota(&self, tenant: &TenantId) -> Result<TenantQuota> {
-        self.check_quotas()?;
-        let missing = || {
-            Error::new(ErrorCode::OBJECT_NOT_FOUND, "the tenant has no quota")
-                .with("tenant", tenant)
-        };
-        let &number = self.tenants.numbers.get(tenant).ok_or_else(missing)?;
-        Ok(self.show_quota(tenant, number))
-    }
-
-    /// Returns every quota, by name.
-    ///
-    /// # Errors
-    /// `UNAVAILABLE_IN_CURRENT_MODE` without multi-tenancy.
-    pub fn quotas(&self) -> Result<Vec<TenantQuota>> {
-        self.check_quotas()?;
-        let numbers = self.tenants.numbers.iter();
-        let mut shown: Vec<_> =
-            numbers.map(|(tenant, &number)| self.show_quota(tenant, number)).collect();
-        shown.sort_by(|a, b| a.tenant.as_str().cmp(b.tenant.as_str()));
-        Ok(shown)
-    }
-
-    fn show_quota(&self, tenant: &TenantId, number: TenantIndex) -> TenantQuota {
-        let used = &self.tenants.used[number.index()];
-        TenantQuota {
-            tenant: tenant.clone(),
-            requested: used.quota,
-            effective: self.tenants.effective(used.quota, self.segments.mounted_bytes),
-            charged: used.charged,
-            refused: used.refused,
-            evicted_bytes: used.evicted_bytes,
-        }
-    }
-
-    fn check_quotas(&self) -> Result<()> {
-        if self.tenants.is_enforced {
-            return Ok(());
-        }
-        let why = "the master runs without --enable_multi_tenants";
-        Err(Error::new(ErrorCode::UNAVAILABLE_IN_CURRENT_MODE, why))
-    }
-
-    /// Checks whether the tenant may write.
-    pub(in crate::state) fn check_tenant(&self, tenant: &TenantId) -> Result<()> {
-        if !self.tenants.is_enforced || self.tenants.numbers.contains_key(tenant) {
-            return Ok(());
-        }
-        Err(Error::new(ErrorCode::TENANT_NOT_REGISTERED, "the tenant has no quota")
-            .with("tenant", tenant))
     }
 
     /// Returns the bytes that a put adds to the usage: its replicas, less the object that it
@@ -253,9 +264,9 @@ impl State {
         copies: u32,
         existing: Option<ObjectSlot>,
     ) -> u64 {
-        let copies = u64::from(copies).min(self.segments.open().len() as u64).max(1);
+        let copies = u64::from(copies).min(self.pool.segments.open().len() as u64).max(1);
         let replaced = existing.map_or(0, |slot| {
-            let object = self.objects.at(slot);
+            let object = self.catalog.objects.at(slot);
             if object.newest_write == NO_WRITE { object.bytes() } else { 0 }
         });
         length.saturating_mul(copies).saturating_sub(replaced)
@@ -270,19 +281,19 @@ impl State {
         need: u64,
         spared: Option<ObjectSlot>,
     ) -> Result<bool> {
-        if !self.tenants.is_enforced {
+        if !self.catalog.tenants.is_enforced {
             return Ok(true);
         }
-        let requested = self.tenants.usage(tenant).quota;
-        let limit = self.tenants.effective(requested, self.segments.mounted_bytes);
+        let requested = self.catalog.tenants.usage(tenant).quota;
+        let limit = self.catalog.tenants.effective(requested, self.pool.segments.mounted_bytes);
         if need <= limit && !self.evict_own(now, tenant, limit - need, spared) {
             return Ok(false);
         }
-        let charged = self.tenants.usage(tenant).charged;
+        let charged = self.catalog.tenants.usage(tenant).charged;
         if charged.saturating_add(need) <= limit {
             return Ok(true);
         }
-        self.tenants.usage(tenant).refused += 1;
+        self.catalog.tenants.usage(tenant).refused += 1;
         let why = "the tenant's quota is used up, and none of its objects may be evicted";
         Err(Error::new(ErrorCode::TENANT_QUOTA_EXCEEDED, why)
             .with("bytes", need)
@@ -303,26 +314,31 @@ impl State {
         let passes = [EvictionPass::Plain, EvictionPass::Soft];
         let passes = &passes[..1 + usize::from(self.rules.is_soft_pin_evictable)];
         for &pass in passes {
-            let count = self.tenants.usage(tenant).order.count();
+            let count = self.catalog.tenants.usage(tenant).order.count();
             for _ in 0..count.min(PASSED_MAX) {
-                if self.tenants.usage(tenant).charged <= limit {
+                if self.catalog.tenants.usage(tenant).charged <= limit {
                     return true;
                 }
-                while let Some(object) = self.tenants.usage(tenant).order.first() {
+                while let Some(object) = self.catalog.tenants.usage(tenant).order.first() {
                     if left == 0 {
                         return false;
                     }
                     // A skipped object goes to the end, so that the next put examines others.
                     let verdict = self.classify(now, object, pass, spared, &mut left);
                     if !matches!(verdict, Verdict::Evict) {
-                        if self.objects.get(object).is_some_and(|object| object.is_complete()) {
-                            self.tenants.touch_object(tenant, object);
+                        if self
+                            .catalog
+                            .objects
+                            .get(object)
+                            .is_some_and(|object| object.is_complete())
+                        {
+                            self.catalog.tenants.touch_object(tenant, object);
                         }
                         break;
                     }
-                    let before = self.tenants.usage(tenant).charged;
+                    let before = self.catalog.tenants.usage(tenant).charged;
                     left = left.saturating_sub(self.evict_group(now, object));
-                    let used = self.tenants.usage(tenant);
+                    let used = self.catalog.tenants.usage(tenant);
                     used.evicted_bytes += before - used.charged;
                     if used.charged <= limit {
                         return true;

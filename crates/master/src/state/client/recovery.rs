@@ -14,8 +14,10 @@ use std::time::Duration;
 use mooncake_base::{ClientId, Error, ErrorCode, Incarnation, Moment, Result, SegmentId, TenantId};
 
 use crate::state::{
-    Rules, SegmentSpec, State,
+    Rules, SegmentSpec,
+    client::ClientCalls,
     ids::{ObjectSlot, SegmentSlot},
+    inventory::Inventory,
     put::AbandonReason,
     timer::Timer,
 };
@@ -75,10 +77,14 @@ pub enum RecoveryScope<'a> {
     All,
 }
 
-impl State {
+impl Inventory {
     /// Returns the deadline of the call's wait for owners that have not come back; `None` if it
     /// need not wait.
-    pub fn recovery_wait(&self, now: Moment, awaited: &RecoveryScope<'_>) -> Option<Moment> {
+    pub(in crate::state) fn recovery_wait(
+        &self,
+        now: Moment,
+        awaited: &RecoveryScope<'_>,
+    ) -> Option<Moment> {
         self.restart_wait(now, awaited).or_else(|| self.pause_wait(now, awaited))
     }
 
@@ -90,7 +96,7 @@ impl State {
         let is_doubtful = self.recovery.is_doubtful;
         let awaits = match awaited {
             RecoveryScope::All => true,
-            RecoveryScope::Space => self.segments.open().is_empty(),
+            RecoveryScope::Space => self.pool.segments.open().is_empty(),
             RecoveryScope::Keys(tenant, keys) => {
                 self.any_object(tenant, keys, |slot| is_doubtful || self.is_unclaimed(slot))
             }
@@ -104,7 +110,7 @@ impl State {
         let awaits = match awaited {
             // Lists show the objects of suspect clients, too.
             RecoveryScope::All => false,
-            RecoveryScope::Space => self.segments.open().is_empty(),
+            RecoveryScope::Space => self.pool.segments.open().is_empty(),
             RecoveryScope::Keys(tenant, keys) => {
                 self.any_object(tenant, keys, |slot| self.is_unreachable(slot))
             }
@@ -119,8 +125,8 @@ impl State {
         keys: &[&[u8]],
         condition: impl Fn(ObjectSlot) -> bool,
     ) -> bool {
-        self.objects.tenant_index(tenant).is_some_and(|tenant| {
-            keys.iter().any(|key| self.objects.find(tenant, key).is_some_and(&condition))
+        self.catalog.objects.tenant_index(tenant).is_some_and(|tenant| {
+            keys.iter().any(|key| self.catalog.objects.find(tenant, key).is_some_and(&condition))
         })
     }
 
@@ -133,17 +139,39 @@ impl State {
 
     /// Returns whether calls may have to wait: segments are unclaimed, the recovered state is in
     /// doubt, or clients hung up during a pause of the master.
-    pub fn is_recovering(&self, now: Moment) -> bool {
+    pub(in crate::state) fn is_recovering(&self, now: Moment) -> bool {
         let is_doubted = self.recovery.is_doubtful && !self.recovery.grace.has_passed(now);
         self.recovery.segments > 0 || is_doubted || self.pause_grace(now).is_some()
     }
 
+    /// Returns the number of unclaimed segments.
+    pub(in crate::state) fn unclaimed_segments(&self) -> u64 {
+        self.recovery.segments
+    }
+
+    /// Returns whether every replica of the object is in an unclaimed segment.
+    pub(in crate::state) fn is_unclaimed(&self, slot: ObjectSlot) -> bool {
+        if self.recovery.segments == 0 {
+            return false;
+        }
+        let copies = &self.catalog.objects.at(slot).replicas[..];
+        let mut mounted = copies
+            .iter()
+            .map(|copy| self.pool.segments.at(copy.segment))
+            .filter(|segment| segment.is_mounted())
+            .peekable();
+        mounted.peek().is_some() && mounted.all(|segment| segment.is_unclaimed)
+    }
+}
+
+impl ClientCalls<'_> {
     /// Drops all segments that came from the log, with their objects, since the log is older than
     /// it may be: their memory may have been reused. Owners that announced them again are
     /// forgotten, so that they register and mount other memory. Puts whose memory is gone with the
     /// segments are abandoned. Returns the number of segments.
-    pub fn drop_recovered(&mut self, now: Moment) -> usize {
-        let recovered = self.segments.mounted().filter(|(_, segment)| segment.is_recovered);
+    pub(in crate::state) fn drop_recovered(&mut self, now: Moment) -> usize {
+        let recovered =
+            self.inventory.pool.segments.mounted().filter(|(_, segment)| segment.is_recovered);
         let mut owners: Vec<ClientId> = recovered.map(|(_, segment)| segment.client).collect();
         let count = owners.len();
         owners.sort_unstable_by_key(|owner| owner.bits());
@@ -151,14 +179,9 @@ impl State {
         for owner in owners {
             self.forget_client(now, owner, AbandonReason::Vanished);
         }
-        self.abandon_lost_writes();
-        self.recovery.is_doubtful = false;
+        self.puts().abandon_lost_writes();
+        self.inventory.recovery.is_doubtful = false;
         count
-    }
-
-    /// Returns the number of unclaimed segments.
-    pub fn unclaimed_segments(&self) -> u64 {
-        self.recovery.segments
     }
 
     /// Claims a segment that the owner mounted at an earlier master. The objects are readable
@@ -167,10 +190,14 @@ impl State {
     /// # Errors
     /// `CLIENT_NOT_FOUND`: register first. `SEGMENT_NOT_FOUND`: the segment is unknown, or its
     /// memory has changed; mount other memory in its place.
-    pub fn resume(&mut self, client: ClientId, segment: &SegmentSpec) -> Result<()> {
-        self.clients.check(client)?;
-        let found = self.segments.by_id(segment.id).filter(|&slot| {
-            let known = self.segments.at(slot);
+    pub(in crate::state) fn resume(
+        &mut self,
+        client: ClientId,
+        segment: &SegmentSpec,
+    ) -> Result<()> {
+        self.inventory.clients.check(client)?;
+        let found = self.inventory.pool.segments.by_id(segment.id).filter(|&slot| {
+            let known = self.inventory.pool.segments.at(slot);
             known.client == client && known.spec == *segment
         });
         let Some(slot) = found else {
@@ -186,28 +213,14 @@ impl State {
 
     /// Makes the segment available again.
     pub(in crate::state) fn claim_segment(&mut self, slot: SegmentSlot) {
-        let client = self.segments.at(slot).client;
-        let is_suspect = self.clients.is_suspect(client);
-        let segment = self.segments.at_mut(slot);
+        let client = self.inventory.pool.segments.at(slot).client;
+        let is_suspect = self.inventory.clients.is_suspect(client);
+        let segment = self.inventory.pool.segments.at_mut(slot);
         if std::mem::take(&mut segment.is_unclaimed) {
             segment.is_suspect = is_suspect;
-            self.recovery.segments -= 1;
-            self.segments.refresh(slot);
+            self.inventory.recovery.segments -= 1;
+            self.inventory.pool.segments.refresh(slot);
         }
-    }
-
-    /// Returns whether every replica of the object is in an unclaimed segment.
-    pub(in crate::state) fn is_unclaimed(&self, slot: ObjectSlot) -> bool {
-        if self.recovery.segments == 0 {
-            return false;
-        }
-        let copies = &self.objects.at(slot).replicas[..];
-        let mut mounted = copies
-            .iter()
-            .map(|copy| self.segments.at(copy.segment))
-            .filter(|segment| segment.is_mounted())
-            .peekable();
-        mounted.peek().is_some() && mounted.all(|segment| segment.is_unclaimed)
     }
 
     /// Handles the timer of an unclaimed segment: drops it or sets the timer again.
@@ -217,21 +230,21 @@ impl State {
         id: SegmentId,
         incarnation: Incarnation,
     ) {
-        let Some(slot) = self.segments.by_id(id) else { return };
-        let segment = self.segments.at(slot);
+        let Some(slot) = self.inventory.pool.segments.by_id(id) else { return };
+        let segment = self.inventory.pool.segments.at(slot);
         if segment.spec.incarnation != incarnation || !segment.is_unclaimed {
             return;
         }
-        let end = self.recovery.end();
+        let end = self.inventory.recovery.end();
         if end.has_passed(now) {
             let client = segment.client;
             self.drop_segment(slot);
-            if self.clients.check(client).is_err() {
+            if self.inventory.clients.check(client).is_err() {
                 // The client will not come back to fetch them.
-                self.reassign_tasks(now, client);
+                self.tasks().reassign_tasks(now, client);
             }
         } else {
-            self.timers.push(end, Timer::Unclaimed(id, incarnation));
+            self.inventory.timers.push(end, Timer::Unclaimed(id, incarnation));
         }
     }
 }

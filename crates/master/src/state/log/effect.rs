@@ -13,10 +13,14 @@ use mooncake_base::{ClientId, ErrorCode, TenantId};
 use smallvec::SmallVec;
 
 use crate::state::{
-    State,
     catalog::object::{Object, Replica},
     ids::TenantIndex,
-    pool::segment::{SegmentNumber, SegmentSpec},
+    inventory::Inventory,
+    log::Log,
+    pool::{
+        Pool,
+        segment::{SegmentNumber, SegmentSpec},
+    },
 };
 
 /// A change of the state.
@@ -226,7 +230,7 @@ impl From<DecodeError> for mooncake_base::Error {
     }
 }
 
-/// Effects since the last [`State::take_effects`]. Costs nothing while recording is off.
+/// Effects since the last [`Log::take_effects`](crate::state::Log::take_effects). Costs nothing while recording is off.
 #[derive(Debug, Default)]
 pub(in crate::state) struct Effects {
     is_recording: bool,
@@ -255,14 +259,16 @@ impl Effects {
     }
 }
 
-impl State {
+impl Inventory {
     /// Records effects from now on.
-    pub fn record_effects(&mut self) {
-        self.effects.is_recording = true;
+    pub(in crate::state) fn record_effects(&mut self) {
+        self.log.effects.is_recording = true;
         self.max_granted.lease = self.max_granted.lease.max(self.rules.lease_ttl);
-        self.record_max_granted();
+        self.max_granted.record(&mut self.log);
     }
+}
 
+impl Log {
     /// Appends the effects since the last call to `into`. Returns their number.
     pub fn take_effects(&mut self, into: &mut Vec<u8>) -> u64 {
         self.effects.taken += self.effects.bytes.len() as u64;
@@ -274,7 +280,9 @@ impl State {
     pub fn has_effects(&self) -> bool {
         self.effects.count > 0
     }
+}
 
+impl Pool {
     /// Converts a replica for the log.
     pub(in crate::state) fn logged_copy(&self, replica: &Replica) -> LoggedCopy {
         let segment = self.segments.at(replica.segment);

@@ -2,9 +2,8 @@
 //!
 //! Recorded in the order of the changes, and only while events are enabled.
 
+use crate::state::{catalog::Catalog, ids::ObjectSlot, log::Log};
 use mooncake_base::TenantId;
-
-use crate::state::{State, ids::ObjectSlot};
 
 /// An event about an object or a tenant.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -61,14 +60,23 @@ impl ObjectEvent {
     }
 }
 
-/// Events since the last [`State::take_events`]. Costs nothing while events are off.
+/// Events since the last [`Log::take_events`]. Costs nothing while events are off.
 #[derive(Debug, Default)]
 pub(in crate::state) struct EventBuffer {
     is_enabled: bool,
     list: Vec<ObjectEvent>,
 }
 
-impl State {
+impl Catalog {
+    fn event_names(&self, slot: ObjectSlot) -> (TenantId, Box<[u8]>, Box<[u8]>) {
+        let object = self.objects.at(slot);
+        let tenant = self.objects.tenant_name(object.tenant).clone();
+        let group = self.groups.name(slot).unwrap_or_default();
+        (tenant, Box::from(self.objects.key(object)), Box::from(group))
+    }
+}
+
+impl Log {
     /// Records events from now on; take them after every change.
     pub fn enable_events(&mut self) {
         self.events.is_enabled = true;
@@ -84,33 +92,26 @@ impl State {
         std::mem::take(&mut self.events.list)
     }
 
-    /// Records that all objects of the tenant were removed and none is left.
-    pub(in crate::state) fn emit_cleared(&mut self, tenant: &TenantId) {
-        if self.events.is_enabled {
-            self.events.list.push(ObjectEvent::Cleared { tenant: tenant.clone() });
-        }
-    }
-
     /// Records that the object became readable.
-    pub(in crate::state) fn emit_stored(&mut self, slot: ObjectSlot) {
+    pub(in crate::state) fn emit_stored(&mut self, catalog: &Catalog, slot: ObjectSlot) {
         if self.events.is_enabled {
-            let (tenant, key, group) = self.event_names(slot);
+            let (tenant, key, group) = catalog.event_names(slot);
             self.events.list.push(ObjectEvent::Stored { tenant, key, group });
         }
     }
 
     /// Records that the object is no longer readable. Call it before the object leaves its group.
-    pub(in crate::state) fn emit_removed(&mut self, slot: ObjectSlot) {
+    pub(in crate::state) fn emit_removed(&mut self, catalog: &Catalog, slot: ObjectSlot) {
         if self.events.is_enabled {
-            let (tenant, key, group) = self.event_names(slot);
+            let (tenant, key, group) = catalog.event_names(slot);
             self.events.list.push(ObjectEvent::Removed { tenant, key, group });
         }
     }
 
-    fn event_names(&self, slot: ObjectSlot) -> (TenantId, Box<[u8]>, Box<[u8]>) {
-        let object = self.objects.at(slot);
-        let tenant = self.objects.tenant_name(object.tenant).clone();
-        let group = self.groups.name(slot).unwrap_or_default();
-        (tenant, Box::from(self.objects.key(object)), Box::from(group))
+    /// Records that all objects of the tenant were removed and none is left.
+    pub(in crate::state) fn emit_cleared(&mut self, tenant: &TenantId) {
+        if self.events.is_enabled {
+            self.events.list.push(ObjectEvent::Cleared { tenant: tenant.clone() });
+        }
     }
 }

@@ -2,7 +2,7 @@
 //! they lie.
 //!
 //! Plain tables without an eviction order, time or clients.
-//! [`State::restore`](super::State::restore) makes a working state of an image.
+//! [`State::restore`](crate::state::State::restore) makes a working state of an image.
 
 mod tenant_objects;
 
@@ -85,7 +85,7 @@ pub(in crate::state) struct QuarantinedRange {
 }
 
 impl Image {
-    /// Applies effects that [`State::take_effects`](super::State::take_effects) returned.
+    /// Applies effects that [`Log::take_effects`](crate::state::Log::take_effects) returned.
     ///
     /// # Errors
     /// The bytes are damaged or of a later version.

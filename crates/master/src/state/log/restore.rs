@@ -87,13 +87,14 @@ impl State {
                 // A killed master has skipped once.
                 false => 2 + Random::new(!seed).below(SKIPS_MAX) as u64,
             };
-            state.next_version = image.next_version.saturating_add(skips * VERSIONS_PASSED);
+            state.inventory.next_version =
+                image.next_version.saturating_add(skips * VERSIONS_PASSED);
         }
-        state.segments.set_next_number(image.next_number);
+        state.inventory.pool.segments.set_next_number(image.next_number);
         // Recorded, so that a restart soon after this one lets memory rest as long.
-        state.max_granted.fence = image.fence.max(lost_grants_max);
-        state.max_granted.raised_until = now + lost_grants_max;
-        state.max_granted.lease = image.lease;
+        state.inventory.max_granted.fence = image.fence.max(lost_grants_max);
+        state.inventory.max_granted.raised_until = now + lost_grants_max;
+        state.inventory.max_granted.lease = image.lease;
         state.record_effects();
         let mut restoration = Restoration {
             now,
@@ -103,7 +104,8 @@ impl State {
             report: Restored::default(),
         };
         let is_doubtful = !lost_grants_max.is_zero();
-        state.recovery = Recovery::begin(now, restoration.fence, is_doubtful, &state.rules);
+        state.inventory.recovery =
+            Recovery::begin(now, restoration.fence, is_doubtful, &state.inventory.rules);
         restoration.run(&mut state, image);
         (state, restoration.report)
     }
@@ -129,7 +131,7 @@ impl Restoration {
         for range in image.quarantined {
             self.restore_quarantined(state, &range);
         }
-        let records = state.restore_records(self.now, image.tasks, image.next_ordinal);
+        let records = state.tasks().restore_records(self.now, image.tasks, image.next_ordinal);
         (self.report.tasks, self.report.jobs) = (records.tasks, records.jobs);
         self.report.conflicts += records.damaged;
     }
@@ -147,15 +149,18 @@ impl Restoration {
             (status == SegmentStatus::GracefullyUnmounting).then(|| self.now + logged.grace);
         if status.code() != logged.status {
             let (status, grace) = (status.code(), Duration::ZERO);
-            state.effects.record(|| Effect::SegmentStatus { number, status, grace });
+            state.inventory.log.effects.record(|| Effect::SegmentStatus { number, status, grace });
         }
         if let Some(unmount_at) = unmount_at {
-            state.timers.push(unmount_at, Timer::Unmount(id, incarnation));
+            state.inventory.timers.push(unmount_at, Timer::Unmount(id, incarnation));
         }
-        state.timers.push(self.fence, Timer::QuarantineEnd(id, incarnation));
-        state.timers.push(state.recovery.end(), Timer::Unclaimed(id, incarnation));
-        state.recovery.segments += 1;
-        state.segments.insert(Segment {
+        state.inventory.timers.push(self.fence, Timer::QuarantineEnd(id, incarnation));
+        state
+            .inventory
+            .timers
+            .push(state.inventory.recovery.end(), Timer::Unclaimed(id, incarnation));
+        state.inventory.recovery.segments += 1;
+        state.inventory.pool.segments.insert(Segment {
             number,
             client: logged.client,
             host: host_of(&spec.name),
@@ -183,7 +188,7 @@ impl Restoration {
         tenants: &[TenantId],
         objects: Vec<TenantObjects>,
     ) {
-        state.objects.reserve(objects.iter().map(TenantObjects::len).sum());
+        state.inventory.catalog.objects.reserve(objects.iter().map(TenantObjects::len).sum());
         // Indices are sorted instead of the objects, since objects are large.
         let mut order: Vec<(u64, usize, u32)> = Vec::new();
         for (tenant, keys) in objects.iter().enumerate() {
@@ -227,12 +232,12 @@ impl Restoration {
                     self.report.conflicts += 1;
                     let ordinal = copy.ordinal;
                     let effect = || Effect::ReplicaDropped { object: name(), ordinal };
-                    state.effects.record(effect);
+                    state.inventory.log.effects.record(effect);
                 }
             }
         }
         if replicas.is_empty() {
-            state.effects.record(|| Effect::Dropped { object: name() });
+            state.inventory.log.effects.record(|| Effect::Dropped { object: name() });
         }
         replicas
     }
@@ -245,7 +250,8 @@ impl Restoration {
     ) -> Result<Replica, Misplaced> {
         let &segment = self.slots.get(&copy.segment).ok_or(Misplaced::Lost)?;
         let at = |allocator: &mut Allocator| allocator.allocate_at(copy.offset, length);
-        let block = state.segments.with_allocator(segment, at).ok_or(Misplaced::Conflict)?;
+        let block =
+            state.inventory.pool.segments.with_allocator(segment, at).ok_or(Misplaced::Conflict)?;
         Ok(Replica { segment, block, ordinal: copy.ordinal })
     }
 
@@ -258,18 +264,18 @@ impl Restoration {
         replicas: Replicas,
     ) {
         // Both limits held when the object was put.
-        let Ok(tenant) = state.objects.intern_tenant(tenant) else { return };
-        let Ok(slot) = state.objects.insert(tenant, key.into()) else { return };
+        let Ok(tenant) = state.inventory.catalog.objects.intern_tenant(tenant) else { return };
+        let Ok(slot) = state.inventory.catalog.objects.insert(tenant, key.into()) else { return };
         for replica in replicas.iter() {
-            let segment = state.segments.at_mut(replica.segment);
+            let segment = state.inventory.pool.segments.at_mut(replica.segment);
             segment.allocator.set_owner(replica.block, slot.number());
             if live.is_hard_pinned {
                 segment.hard_pinned += segment.allocator.size(replica.block);
             }
         }
         let bytes = live.length * replicas.len() as u64;
-        state.objects.set_checksum(slot, live.checksum);
-        let object = state.objects.at_mut(slot);
+        state.inventory.catalog.objects.set_checksum(slot, live.checksum);
+        let object = state.inventory.catalog.objects.at_mut(slot);
         object.version = live.version;
         object.length = live.length;
         object.data_type = live.data_type;
@@ -280,22 +286,22 @@ impl Restoration {
         object.protection.extend_lease(self.lease);
         object.protection.extend_fence(self.fence);
         if !live.group.is_empty() {
-            state.groups.join(tenant, &live.group, slot);
+            state.inventory.catalog.groups.join(tenant, &live.group, slot);
         }
-        state.objects.complete += 1;
-        state.tenants.charge(tenant, bytes);
-        state.tenants.add_object(tenant, slot);
+        state.inventory.catalog.objects.complete += 1;
+        state.inventory.catalog.tenants.charge(tenant, bytes);
+        state.inventory.catalog.tenants.add_object(tenant, slot);
         if let Some(ttl) = live.pin {
-            state.pin(self.now, slot, ttl);
+            state.inventory.pin(self.now, slot, ttl);
         }
-        state.enqueue(slot);
+        state.inventory.catalog.enqueue(slot);
         self.report.objects += 1;
     }
 
     /// Restores a put as if it had started now: its writer may still end it.
     fn restore_write(&mut self, state: &mut State, tenants: &[TenantId], logged: LoggedWrite) {
         let (replicas, is_whole) = self.restore_write_copies(state, &logged.value);
-        let tenant = state.objects.intern_tenant(&tenants[logged.tenant]).ok();
+        let tenant = state.inventory.catalog.objects.intern_tenant(&tenants[logged.tenant]).ok();
         let object = match tenant {
             Some(tenant) if is_whole && logged.is_displaced => Some((tenant, None)),
             Some(tenant) if is_whole => {
@@ -306,26 +312,32 @@ impl Restoration {
         let Some((tenant, object)) = object else {
             self.report.conflicts += 1;
             for replica in replicas {
-                state.segments.free(replica.segment, replica.block);
+                state.inventory.pool.segments.free(replica.segment, replica.block);
             }
-            state.effects.record(|| Effect::WriteDropped { version: logged.value.version });
+            state
+                .inventory
+                .log
+                .effects
+                .record(|| Effect::WriteDropped { version: logged.value.version });
             return;
         };
-        let end = self.now + state.rules.write_end();
+        let end = self.now + state.inventory.rules.write_end();
         for replica in &replicas {
-            let segment = state.segments.at_mut(replica.segment);
+            let segment = state.inventory.pool.segments.at_mut(replica.segment);
             segment.writing += segment.allocator.size(replica.block);
             segment.busy_until = segment.busy_until.max(end);
             if let Some(slot) = object {
                 segment.allocator.set_owner(replica.block, slot.number());
             }
         }
-        state.tenants.charge(tenant, logged.value.length * replicas.len() as u64);
+        state.inventory.catalog.tenants.charge(tenant, logged.value.length * replicas.len() as u64);
         let number = state.writes.insert(Write {
             object,
-            hash: object.map_or(KeyHash::new(0), |slot| state.objects.key_hash(slot)),
+            hash: object
+                .map_or(KeyHash::new(0), |slot| state.inventory.catalog.objects.key_hash(slot)),
             tenant,
-            next: object.map_or(NO_WRITE, |slot| state.objects.at(slot).newest_write),
+            next: object
+                .map_or(NO_WRITE, |slot| state.inventory.catalog.objects.at(slot).newest_write),
             version: logged.value.version,
             client: logged.client,
             request: logged.request,
@@ -343,7 +355,7 @@ impl Restoration {
             group: logged.value.group,
         });
         if let Some(slot) = object {
-            state.objects.at_mut(slot).newest_write = number;
+            state.inventory.catalog.objects.at_mut(slot).newest_write = number;
         }
         self.report.writes += 1;
     }
@@ -366,19 +378,19 @@ impl Restoration {
         let Some(&slot) = self.slots.get(&range.number) else { return };
         // An object that has this memory now was put there after the quarantine.
         let at = |allocator: &mut Allocator| allocator.allocate_at(range.offset, range.length);
-        if let Some(block) = state.segments.with_allocator(slot, at) {
-            let segment = state.segments.at_mut(slot);
+        if let Some(block) = state.inventory.pool.segments.with_allocator(slot, at) {
+            let segment = state.inventory.pool.segments.at_mut(slot);
             segment.fenced += segment.allocator.size(block);
-            state.quarantine.push((self.now + range.time).into(), 0, slot, block, 0);
+            state.inventory.pool.quarantine.push((self.now + range.time).into(), 0, slot, block, 0);
         }
     }
 }
 
 /// Finds the object of a put, or adds it.
 fn write_object(state: &mut State, tenant: TenantIndex, key: &ObjectKey) -> Option<ObjectSlot> {
-    match state.objects.find(tenant, key.as_bytes()) {
+    match state.inventory.catalog.objects.find(tenant, key.as_bytes()) {
         Some(slot) => Some(slot),
         // The limit held when the put started.
-        None => state.objects.insert(tenant, key.into()).ok(),
+        None => state.inventory.catalog.objects.insert(tenant, key.into()).ok(),
     }
 }

@@ -12,11 +12,12 @@ use crate::state::{
     Effect, LoggedPin, State,
     catalog::object::{Flags, Object},
     ids::{ObjectSlot, SegmentSlot, Slot},
-    log::effect::Value,
+    inventory::Inventory,
+    log::{effect::Value, task_record::append_records},
     pool::segment::SegmentStatus,
 };
 
-/// Position of a snapshot that [`State::begin_snapshot`] started.
+/// Position of a snapshot that [`State::begin_snapshot`](crate::state::State::begin_snapshot) started.
 #[derive(Debug)]
 pub struct SnapshotCursor {
     next: u32,
@@ -25,11 +26,12 @@ pub struct SnapshotCursor {
 impl State {
     /// Appends all but the objects to `into` and returns a cursor over the objects.
     pub fn begin_snapshot(&self, now: Moment, into: &mut Vec<u8>) -> SnapshotCursor {
-        let (version, number) = (self.next_version, self.segments.next_number());
+        let (version, number) =
+            (self.inventory.next_version, self.inventory.pool.segments.next_number());
         Effect::NextIds { version, number }.encode(into);
-        let (fence, lease) = (self.max_granted.fence, self.max_granted.lease);
+        let (fence, lease) = (self.inventory.max_granted.fence, self.inventory.max_granted.lease);
         Effect::MaxGranted { fence, lease }.encode(into);
-        for (_, segment) in self.segments.mounted() {
+        for (_, segment) in self.inventory.pool.segments.mounted() {
             let (number, client) = (segment.number, segment.client);
             Effect::Mounted { number, client, spec: segment.spec.clone() }.encode(into);
             if segment.status != SegmentStatus::Ok {
@@ -38,14 +40,20 @@ impl State {
                 Effect::SegmentStatus { number, status, grace }.encode(into);
             }
         }
-        for quota in self.quotas().unwrap_or_default() {
+        for quota in self
+            .inventory
+            .catalog
+            .tenants
+            .quotas(self.inventory.pool.segments.mounted_bytes)
+            .unwrap_or_default()
+        {
             let tenant = quota.tenant.as_str();
             Effect::Quota { tenant, bytes: Some(quota.requested) }.encode(into);
         }
-        self.snapshot_task_records(into);
-        self.snapshot_quarantine(now, into);
+        append_records(&self.tasks, &self.jobs, &self.inventory.catalog.objects, into);
+        append_quarantine(self, now, into);
         for write in self.writes.iter() {
-            if let Some(started) = self.logged_write(write) {
+            if let Some(started) = self.inventory.logged_write(write) {
                 started.encode(into);
             }
         }
@@ -59,60 +67,62 @@ impl State {
         objects: u32,
         into: &mut Vec<u8>,
     ) -> bool {
-        let end = cursor.next.saturating_add(objects).min(self.objects.slot_count());
+        let end =
+            cursor.next.saturating_add(objects).min(self.inventory.catalog.objects.slot_count());
         for slot in ObjectSlot::range(cursor.next, end) {
-            let Some(object) = self.objects.get(slot) else { continue };
+            let Some(object) = self.inventory.catalog.objects.get(slot) else { continue };
             if object.is_complete() {
-                self.snapshot_object(slot, object, into);
+                append_object(&self.inventory, slot, object, into);
             }
         }
         cursor.next = end;
-        end == self.objects.slot_count()
+        end == self.inventory.catalog.objects.slot_count()
     }
+}
 
-    fn snapshot_object(&self, slot: ObjectSlot, object: &Object, into: &mut Vec<u8>) {
-        let copies = self.logged_copies(&object.replicas);
-        if copies.is_empty() {
-            return;
-        }
-        let value = Value {
-            tenant: self.objects.logged_tenant(object.tenant),
-            key: self.objects.key(object),
-            length: object.length,
-            copies,
-            data_type: object.data_type,
-            is_hard_pinned: object.flags.has(Flags::HARD_PINNED),
-            group: self.groups.name(slot).unwrap_or_default(),
-            pin: LoggedPin::None,
-        };
-        let pin = self.pins.requested_ttl(slot);
-        let (version, checksum) = (object.version, self.objects.checksum(slot));
-        Effect::ObjectSnapshot { version, value, checksum, pin }.encode(into);
+/// Appends an object.
+fn append_object(inventory: &Inventory, slot: ObjectSlot, object: &Object, into: &mut Vec<u8>) {
+    let copies = inventory.pool.logged_copies(&object.replicas);
+    if copies.is_empty() {
+        return;
     }
+    let value = Value {
+        tenant: inventory.catalog.objects.logged_tenant(object.tenant),
+        key: inventory.catalog.objects.key(object),
+        length: object.length,
+        copies,
+        data_type: object.data_type,
+        is_hard_pinned: object.flags.has(Flags::HARD_PINNED),
+        group: inventory.catalog.groups.name(slot).unwrap_or_default(),
+        pin: LoggedPin::None,
+    };
+    let pin = inventory.catalog.pins.requested_ttl(slot);
+    let (version, checksum) = (object.version, inventory.catalog.objects.checksum(slot));
+    Effect::ObjectSnapshot { version, value, checksum, pin }.encode(into);
+}
 
-    /// Appends memory that is quarantined for longer than all memory is after a restart, since late
-    /// reads or writes may reach it; memory of displaced puts included.
-    fn snapshot_quarantine(&self, now: Moment, into: &mut Vec<u8>) {
-        let mut append = |slot: SegmentSlot, block, time: Duration| {
-            let segment = self.segments.at(slot);
-            if segment.is_mounted() && !self.max_granted.covers(time) {
-                let offset = segment.allocator.offset(block);
-                let length = segment.allocator.size(block);
-                Effect::Quarantined { number: segment.number, offset, length, time }.encode(into);
-            }
-        };
-        for (until, slot, block) in self.quarantine.blocks() {
-            append(slot, block, until.left(now));
+/// Appends memory that is quarantined for longer than all memory is after a restart, since late
+/// reads or writes may reach it; memory of displaced puts included.
+fn append_quarantine(state: &State, now: Moment, into: &mut Vec<u8>) {
+    let mut append = |slot: SegmentSlot, block, time: Duration| {
+        let segment = state.inventory.pool.segments.at(slot);
+        if segment.is_mounted() && !state.inventory.max_granted.covers(time) {
+            let offset = segment.allocator.offset(block);
+            let length = segment.allocator.size(block);
+            Effect::Quarantined { number: segment.number, offset, length, time }.encode(into);
         }
-        // The target of a task becomes a replica only when the task ends.
-        for replica in self.tasks.placed() {
-            append(replica.segment, replica.block, self.rules.write_end());
-        }
-        for write in self.writes.iter().filter(|write| write.object.is_none()) {
-            let end = write.started + self.rules.write_end();
-            for replica in write.replicas.iter() {
-                append(replica.segment, replica.block, end.left(now));
-            }
+    };
+    for (until, slot, block) in state.inventory.pool.quarantine.blocks() {
+        append(slot, block, until.left(now));
+    }
+    // The target of a task becomes a replica only when the task ends.
+    for replica in state.tasks.placed() {
+        append(replica.segment, replica.block, state.inventory.rules.write_end());
+    }
+    for write in state.writes.iter().filter(|write| write.object.is_none()) {
+        let end = write.started + state.inventory.rules.write_end();
+        for replica in write.replicas.iter() {
+            append(replica.segment, replica.block, end.left(now));
         }
     }
 }

@@ -5,17 +5,17 @@
 //! wrote to is quarantined. Tasks of a drain have no records, since the job finds their objects
 //! again.
 
-use std::collections::BTreeMap;
-
-use mooncake_base::{JobId, Moment, TaskId};
-
 use crate::state::{
-    State,
+    catalog::object::Objects,
     log::effect::{
         Effect,
         codec::{Reader, Writer},
     },
+    task::{TaskCalls, Tasks, drain::Jobs},
 };
+use std::collections::BTreeMap;
+
+use mooncake_base::{JobId, Moment, TaskId};
 
 /// The id of the record about all tasks.
 const ALL: u128 = 0;
@@ -90,21 +90,7 @@ pub(in crate::state) fn next_ordinal(id: u128, record: Option<&[u8]>) -> Option<
     (id == ALL).then(|| u16::try_from(Reader::new(record?).int()?).ok())?
 }
 
-impl State {
-    /// Appends every record.
-    pub(in crate::state) fn snapshot_task_records(&self, into: &mut Vec<u8>) {
-        let mut ordinal = Vec::new();
-        Writer(&mut ordinal).int(u64::from(self.tasks.next_ordinal()));
-        Effect::Task { id: ALL, record: Some(&ordinal) }.encode(into);
-        for (id, task) in self.tasks.requested() {
-            let record = task.record(&self.objects);
-            Effect::Task { id: id.bits(), record: Some(&record) }.encode(into);
-        }
-        for (id, job) in self.jobs.all() {
-            Effect::Task { id: id.bits(), record: Some(&job.record()) }.encode(into);
-        }
-    }
-
+impl TaskCalls<'_> {
     /// Restores tasks and jobs, after everything else has been restored.
     pub(in crate::state) fn restore_records(
         &mut self,
@@ -130,11 +116,25 @@ impl State {
             };
             if !is_read {
                 restored.damaged += 1;
-                self.effects.record(|| Effect::Task { id, record: None });
+                self.inventory.log.effects.record(|| Effect::Task { id, record: None });
             }
         }
         restored.tasks = self.restore_tasks(now, tasks);
         restored.jobs = self.restore_jobs(now, jobs);
         restored
+    }
+}
+
+/// Appends every record.
+pub(super) fn append_records(tasks: &Tasks, jobs: &Jobs, objects: &Objects, into: &mut Vec<u8>) {
+    let mut ordinal = Vec::new();
+    Writer(&mut ordinal).int(u64::from(tasks.next_ordinal()));
+    Effect::Task { id: ALL, record: Some(&ordinal) }.encode(into);
+    for (id, task) in tasks.requested() {
+        let record = task.record(objects);
+        Effect::Task { id: id.bits(), record: Some(&record) }.encode(into);
+    }
+    for (id, job) in jobs.all() {
+        Effect::Task { id: id.bits(), record: Some(&job.record()) }.encode(into);
     }
 }

@@ -14,15 +14,15 @@ const CXL_PROTOCOL: &str = "cxl";
 
 /// The put to place.
 #[derive(Debug, Clone, Copy)]
-pub struct PlacementRequest<'a> {
+pub(in crate::state) struct PlacementRequest<'a> {
     /// Host of the writer; empty if unknown or local ("localhost").
-    pub host: &'a str,
+    pub(in crate::state) host: &'a str,
     /// Requested replicas.
-    pub replicas: u32,
+    pub(in crate::state) replicas: u32,
 }
 
 /// An order over the segments that accept new objects.
-pub trait AllocationPolicy: std::fmt::Debug + Send {
+pub(in crate::state) trait AllocationPolicy: std::fmt::Debug + Send {
     /// Appends segments in the order in which they should be tried. Segments left out are tried
     /// last; duplicates do no harm.
     fn order(

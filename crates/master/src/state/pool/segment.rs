@@ -8,10 +8,11 @@ use mooncake_base::{ClientId, Error, ErrorCode, Incarnation, Moment, Result, Seg
 
 pub use self::table::Segments;
 use crate::state::{
-    State,
+    client::ClientCalls,
     ids::SegmentSlot,
     log::effect::Effect,
     pool::{
+        Pool,
         allocator::{Allocator, LENGTH_MAX},
         host::host_of,
     },
@@ -185,7 +186,7 @@ impl Segment {
     }
 }
 
-impl State {
+impl ClientCalls<'_> {
     /// Adds the segment to the pool. A repetition with the same id, incarnation and memory changes
     /// nothing; a later incarnation drops the objects of the earlier one. Memory that left the pool
     /// and comes back accepts no objects before the fences and writes granted in it have ended.
@@ -194,8 +195,13 @@ impl State {
     /// `CLIENT_NOT_FOUND`: register first. `SEGMENT_ALREADY_EXISTS`: another client or another
     /// memory has that id. `INVALID_PARAMS`: no length, or memory that overlaps another segment of
     /// the client or the end of the address space.
-    pub fn mount(&mut self, now: Moment, client: ClientId, segment: SegmentSpec) -> Result<()> {
-        self.clients.check(client)?;
+    pub(in crate::state) fn mount(
+        &mut self,
+        now: Moment,
+        client: ClientId,
+        segment: SegmentSpec,
+    ) -> Result<()> {
+        self.inventory.clients.check(client)?;
         let refuse = |why: &str| Err(Error::invalid(why).with("segment", segment.id));
         if !(1..=LENGTH_MAX).contains(&segment.length) {
             return refuse("the segment is empty or longer than 128 TiB");
@@ -203,8 +209,8 @@ impl State {
         let Some(end) = segment.base.checked_add(segment.length) else {
             return refuse("the segment goes beyond the end of the address space");
         };
-        if let Some(slot) = self.segments.by_id(segment.id) {
-            let old = self.segments.at(slot);
+        if let Some(slot) = self.inventory.pool.segments.by_id(segment.id) {
+            let old = self.inventory.pool.segments.at(slot);
             if old.client == client && old.spec == segment {
                 self.claim_segment(slot);
                 return Ok(());
@@ -220,27 +226,34 @@ impl State {
             self.drop_segment(slot);
         }
         self.check_neighbors(client, &segment, end)?;
-        let unsynced = &self.unsynced;
+        let unsynced = &self.inventory.pool.unsynced;
         let is_synced = |position| unsynced.is_synced(position);
-        let before = self.segments.before(now, segment.id, segment.incarnation, is_synced);
+        let before =
+            self.inventory.pool.segments.before(now, segment.id, segment.incarnation, is_synced);
         let unsynced_position = before.map(|gone| gone.position).filter(|&at| !is_synced(at));
         let granted_until = before.map(|gone| gone.busy_until).filter(|end| !end.has_passed(now));
-        let unknown_until = self.recovery.unknown_grants_until;
+        let unknown_until = self.inventory.recovery.unknown_grants_until;
         let busy_until =
             granted_until.max((!unknown_until.has_passed(now)).then_some(unknown_until));
         if let Some(busy_until) = busy_until {
-            self.timers.push(busy_until, Timer::QuarantineEnd(segment.id, segment.incarnation));
+            self.inventory
+                .timers
+                .push(busy_until, Timer::QuarantineEnd(segment.id, segment.incarnation));
         }
-        let number = self.segments.next_number();
-        self.effects.record(|| Effect::Mounted { number, client, spec: segment.clone() });
-        let slot = self.segments.insert(Segment {
+        let number = self.inventory.pool.segments.next_number();
+        self.inventory.log.effects.record(|| Effect::Mounted {
+            number,
+            client,
+            spec: segment.clone(),
+        });
+        let slot = self.inventory.pool.segments.insert(Segment {
             number,
             quarantined_until: busy_until,
             busy_until: busy_until.unwrap_or(now),
             host: host_of(&segment.name),
             client,
             status: SegmentStatus::Ok,
-            is_suspect: self.clients.is_suspect(client),
+            is_suspect: self.inventory.clients.is_suspect(client),
             is_unclaimed: false,
             is_recovered: false,
             unmount_at: None,
@@ -254,22 +267,22 @@ impl State {
             spec: segment,
         });
         if let Some(position) = unsynced_position {
-            self.await_sync_of_mount(slot, position);
+            self.inventory.pool.await_sync_of_mount(slot, position);
         }
         Ok(())
     }
 
     /// Checks a new segment against the others of its client.
     fn check_neighbors(&mut self, client: ClientId, new: &SegmentSpec, end: u64) -> Result<()> {
-        let overlapping = self.segments.overlapping(client, new.base, end);
-        if overlapping.iter().any(|&slot| !self.segments.at(slot).is_unclaimed) {
+        let overlapping = self.inventory.pool.segments.overlapping(client, new.base, end);
+        if overlapping.iter().any(|&slot| !self.inventory.pool.segments.at(slot).is_unclaimed) {
             let why = "the memory overlaps another segment of the client";
             return Err(Error::invalid(why).with("segment", new.id));
         }
         // The client has other memory at these addresses since the restart.
         self.drop_segments(&overlapping);
-        let limit = self.rules.segments_per_client_max;
-        if self.segments.count_of(client) >= limit {
+        let limit = self.inventory.rules.segments_per_client_max;
+        if self.inventory.pool.segments.count_of(client) >= limit {
             let why = "the client has too many segments; mount fewer and larger ones";
             return Err(Error::invalid(why).with("segment", new.id).with("limit", limit));
         }
@@ -281,18 +294,18 @@ impl State {
     ///
     /// # Errors
     /// `SEGMENT_NOT_FOUND`, or `ILLEGAL_CLIENT` if another client owns it.
-    pub fn unmount(
+    pub(in crate::state) fn unmount(
         &mut self,
         now: Moment,
         client: ClientId,
         segment: SegmentId,
         grace: Duration,
     ) -> Result<()> {
-        let Some(slot) = self.segments.by_id(segment) else {
+        let Some(slot) = self.inventory.pool.segments.by_id(segment) else {
             return Err(Error::new(ErrorCode::SEGMENT_NOT_FOUND, "no such segment is mounted")
                 .with("segment", segment));
         };
-        let found = self.segments.at_mut(slot);
+        let found = self.inventory.pool.segments.at_mut(slot);
         if found.client != client {
             return Err(Error::new(
                 ErrorCode::ILLEGAL_CLIENT,
@@ -308,35 +321,79 @@ impl State {
         found.status = SegmentStatus::GracefullyUnmounting;
         found.unmount_at = Some(now + grace);
         let (number, status) = (found.number, found.status.code());
-        self.effects.record(|| Effect::SegmentStatus { number, status, grace });
+        self.inventory.log.effects.record(|| Effect::SegmentStatus { number, status, grace });
         let incarnation = found.spec.incarnation;
-        self.segments.refresh(slot);
-        self.timers.push(now + grace, Timer::Unmount(segment, incarnation));
+        self.inventory.pool.segments.refresh(slot);
+        self.inventory.timers.push(now + grace, Timer::Unmount(segment, incarnation));
         Ok(())
-    }
-
-    /// Returns the segment of a [`Place`](super::Place) of the last call.
-    pub fn segment(&self, segment: SegmentSlot) -> SegmentView<'_> {
-        self.segments.at(segment).view()
-    }
-
-    /// Returns every mounted segment, by name.
-    pub fn list_segments(&self) -> Vec<SegmentView<'_>> {
-        let mut views: Vec<_> =
-            self.segments.claimed().map(|(_, segment)| segment.view()).collect();
-        views.sort_by(|a, b| (&a.spec.name, a.spec.id).cmp(&(&b.spec.name, b.spec.id)));
-        views
     }
 
     /// Handles the timer at the end of a grace.
     pub(in crate::state) fn end_grace(&mut self, id: SegmentId, incarnation: Incarnation) {
-        let Some(slot) = self.segments.by_id(id) else { return };
-        let segment = self.segments.at(slot);
+        let Some(slot) = self.inventory.pool.segments.by_id(id) else { return };
+        let segment = self.inventory.pool.segments.at(slot);
         if segment.spec.incarnation == incarnation
             && segment.status == SegmentStatus::GracefullyUnmounting
         {
             self.drop_segment(slot);
         }
+    }
+
+    /// Drops a segment and every replica in it.
+    pub(in crate::state) fn drop_segment(&mut self, slot: SegmentSlot) {
+        self.drop_segments(&[slot]);
+    }
+
+    /// Drops segments and every replica in them. Unfinished puts and quarantined memory are looked
+    /// through once for all of them.
+    pub(in crate::state) fn drop_segments(&mut self, slots: &[SegmentSlot]) {
+        let (mut was_written, mut was_waiting) = (false, false);
+        let mut unused = Vec::new();
+        for &slot in slots {
+            let segment = self.inventory.pool.segments.at_mut(slot);
+            let number = segment.number;
+            was_written |= segment.writing > 0;
+            was_waiting |= segment.fenced + segment.withheld > 0;
+            let is_used = segment.allocator.used() > 0;
+            if std::mem::take(&mut segment.is_unclaimed) {
+                self.inventory.recovery.segments -= 1;
+            }
+            self.inventory.log.effects.record(|| Effect::SegmentDropped { number });
+            self.inventory.pool.segments.close(slot, self.inventory.log.effects.position());
+            match is_used {
+                true => self.inventory.sweeps.begin(slot),
+                false => unused.push(slot),
+            }
+        }
+        let segments = &self.inventory.pool.segments;
+        let is_gone = |slot| !segments.at(slot).is_mounted();
+        if was_waiting {
+            self.inventory.pool.quarantine.forget(is_gone);
+            self.inventory.pool.unsynced.forget(segments);
+        }
+        self.searches.forget(is_gone);
+        if was_written {
+            for (tenant, bytes) in self.writes.forget_segments(is_gone) {
+                self.inventory.catalog.tenants.uncharge(tenant, bytes);
+            }
+            slots.iter().for_each(|&slot| self.tasks().drop_task_replicas(slot));
+        }
+        unused.into_iter().for_each(|slot| self.inventory.pool.segments.free_slot(slot));
+    }
+}
+
+impl Pool {
+    /// Returns the segment of a [`Place`](super::Place) of the last call.
+    pub(in crate::state) fn segment(&self, segment: SegmentSlot) -> SegmentView<'_> {
+        self.segments.at(segment).view()
+    }
+
+    /// Returns every mounted segment, by name.
+    pub(in crate::state) fn list_segments(&self) -> Vec<SegmentView<'_>> {
+        let mut views: Vec<_> =
+            self.segments.claimed().map(|(_, segment)| segment.view()).collect();
+        views.sort_by(|a, b| (&a.spec.name, a.spec.id).cmp(&(&b.spec.name, b.spec.id)));
+        views
     }
 
     /// Handles the timer at the end of the quarantine of a segment.
@@ -353,47 +410,5 @@ impl State {
             segment.quarantined_until = None;
             self.segments.refresh(slot);
         }
-    }
-
-    /// Drops a segment and every replica in it.
-    pub(in crate::state) fn drop_segment(&mut self, slot: SegmentSlot) {
-        self.drop_segments(&[slot]);
-    }
-
-    /// Drops segments and every replica in them. Unfinished puts and quarantined memory are looked
-    /// through once for all of them.
-    pub(in crate::state) fn drop_segments(&mut self, slots: &[SegmentSlot]) {
-        let (mut was_written, mut was_waiting) = (false, false);
-        let mut unused = Vec::new();
-        for &slot in slots {
-            let segment = self.segments.at_mut(slot);
-            let number = segment.number;
-            was_written |= segment.writing > 0;
-            was_waiting |= segment.fenced + segment.withheld > 0;
-            let is_used = segment.allocator.used() > 0;
-            if std::mem::take(&mut segment.is_unclaimed) {
-                self.recovery.segments -= 1;
-            }
-            self.effects.record(|| Effect::SegmentDropped { number });
-            self.segments.close(slot, self.effects.position());
-            match is_used {
-                true => self.sweeps.begin(slot),
-                false => unused.push(slot),
-            }
-        }
-        let segments = &self.segments;
-        let is_gone = |slot| !segments.at(slot).is_mounted();
-        if was_waiting {
-            self.quarantine.forget(is_gone);
-            self.unsynced.forget(segments);
-        }
-        self.searches.forget(is_gone);
-        if was_written {
-            for (tenant, bytes) in self.writes.forget_segments(is_gone) {
-                self.tenants.uncharge(tenant, bytes);
-            }
-            slots.iter().for_each(|&slot| self.drop_task_replicas(slot));
-        }
-        unused.into_iter().for_each(|slot| self.segments.free_slot(slot));
     }
 }

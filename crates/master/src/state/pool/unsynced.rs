@@ -7,9 +7,10 @@
 use std::collections::VecDeque;
 
 use crate::state::{
-    State,
     ids::SegmentSlot,
+    log::Log,
     pool::{
+        Pool,
         allocator::BlockId,
         segment::{SegmentNumber, Segments},
     },
@@ -68,25 +69,20 @@ impl Unsynced {
     }
 }
 
-impl State {
+impl Pool {
     /// Tells the state that effects up to this position are on disk: `u64::MAX` while nothing has
     /// to be. Freed memory waits from the first call on. Frees a bounded number of blocks; the rest
     /// is freed by [`advance`](Self::advance) or by the next put that needs memory.
-    pub fn confirm_synced(&mut self, position: u64) {
+    pub(in crate::state) fn confirm_synced(&mut self, position: u64) {
         if self.unsynced.synced != Some(position) {
             self.unsynced.synced = Some(position);
             self.release_synced();
         }
     }
 
-    /// Returns the log position behind all effects so far: the number of bytes recorded.
-    pub fn log_position(&self) -> u64 {
-        self.effects.position()
-    }
-
     /// Returns whether the log should be synced soon, since puts will need memory that waits for
     /// it. Returns it once.
-    pub fn take_sync_request(&mut self) -> bool {
+    pub(in crate::state) fn take_sync_request(&mut self) -> bool {
         std::mem::take(&mut self.unsynced.is_sync_wanted)
     }
 
@@ -174,5 +170,12 @@ impl State {
             }
         }
         !due.is_empty()
+    }
+}
+
+impl Log {
+    /// Returns the log position behind all effects so far: the number of bytes recorded.
+    pub fn log_position(&self) -> u64 {
+        self.effects.position()
     }
 }

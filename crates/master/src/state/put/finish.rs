@@ -6,14 +6,20 @@ use mooncake_base::{
 
 use super::{AbandonReason, PutRef};
 use crate::state::{
-    Effect, State,
-    catalog::object::{Flags, NO_WRITE},
+    Effect,
+    catalog::{
+        Catalog,
+        object::{Flags, NO_WRITE},
+    },
     ids::{ObjectSlot, WriteSlot},
-    put::{options::RequestedPin, write::Write},
+    put::{PutCalls, options::RequestedPin, write::Write},
     read::lease::Timestamp,
 };
 
-impl State {
+/// Puts whose memory is released at a time because their timeout has passed.
+const RELEASE_SLICE: usize = 1024;
+
+impl PutCalls<'_> {
     /// Displaces the puts of a client. Their memory is freed as soon as that is safe.
     pub(in crate::state) fn abandon_writes(
         &mut self,
@@ -26,7 +32,7 @@ impl State {
             if why == AbandonReason::Leaving {
                 let write = self.unregister_write(number);
                 self.log_put_dropped(write.version);
-                let until = (write.started + self.rules.write_end()).into();
+                let until = (write.started + self.inventory.rules.write_end()).into();
                 self.release_put_memory(now, &write, until);
             }
         }
@@ -41,26 +47,35 @@ impl State {
         }
     }
 
+    /// Releases the memory of puts whose timeout has passed.
+    pub(in crate::state) fn release_due(&mut self, now: Moment) {
+        for _ in 0..RELEASE_SLICE {
+            if !self.release_oldest_write(now) {
+                return;
+            }
+        }
+    }
+
     /// Releases the memory of the oldest unfinished put if its timeout has passed.
     pub(in crate::state) fn release_oldest_write(&mut self, now: Moment) -> bool {
         let Some(number) = self.writes.oldest() else { return false };
-        if !(self.writes.at(number).started + self.rules.put_release).has_passed(now) {
+        if !(self.writes.at(number).started + self.inventory.rules.put_release).has_passed(now) {
             return false;
         }
         self.displace(number);
         let write = self.unregister_write(number);
         self.log_put_dropped(write.version);
-        self.counters.puts_released += 1;
+        self.inventory.log.counters.puts_released += 1;
         self.release_put_memory(now, &write, Timestamp::default());
         true
     }
 
     /// Displaces puts of the object that are older than the rules allow. The object may be removed.
     pub(super) fn discard_stale_writes(&mut self, now: Moment, slot: ObjectSlot) {
-        let discard = self.rules.put_discard;
+        let discard = self.inventory.rules.put_discard;
         let stale: Vec<WriteSlot> = self
             .writes
-            .chain(self.objects.at(slot).newest_write)
+            .chain(self.inventory.catalog.objects.at(slot).newest_write)
             .filter(|&number| (self.writes.at(number).started + discard).has_passed(now))
             .collect();
         for number in stale {
@@ -84,16 +99,16 @@ impl State {
         let number = self.writes.find(put.version).ok_or_else(missing)?;
         let write = self.writes.at(number);
         let slot = write.object.ok_or_else(missing)?;
-        let object = self.objects.at(slot);
-        let is_named = put.key.is_empty() || put.key == self.objects.key(object);
-        if !is_named || self.objects.tenant_index(tenant) != Some(object.tenant) {
+        let object = self.inventory.catalog.objects.at(slot);
+        let is_named = put.key.is_empty() || put.key == self.inventory.catalog.objects.key(object);
+        if !is_named || self.inventory.catalog.objects.tenant_index(tenant) != Some(object.tenant) {
             return Err(missing());
         }
         if write.client != client {
             return Err(Error::new(ErrorCode::ILLEGAL_CLIENT, "the put belongs to another client")
-                .with("key", Printed(self.objects.key(object))));
+                .with("key", Printed(self.inventory.catalog.objects.key(object))));
         }
-        if (write.started + self.rules.put_release).has_passed(now) {
+        if (write.started + self.inventory.rules.put_release).has_passed(now) {
             return Err(missing());
         }
         Ok((slot, number))
@@ -106,11 +121,13 @@ impl State {
         tenant: &TenantId,
         put: &PutRef<'_>,
     ) -> bool {
-        let Some(tenant) = self.objects.tenant_index(tenant).filter(|_| !put.key.is_empty()) else {
+        let Some(tenant) =
+            self.inventory.catalog.objects.tenant_index(tenant).filter(|_| !put.key.is_empty())
+        else {
             return false;
         };
-        self.find(now, tenant, put.key).is_some_and(|slot| {
-            let object = self.objects.at(slot);
+        self.inventory.find(now, tenant, put.key).is_some_and(|slot| {
+            let object = self.inventory.catalog.objects.at(slot);
             object.is_complete() && object.version == put.version.0
         })
     }
@@ -125,7 +142,7 @@ impl State {
     fn unregister_write(&mut self, number: WriteSlot) -> Write {
         let write = self.writes.remove(number);
         for replica in write.replicas.iter() {
-            let segment = self.segments.at_mut(replica.segment);
+            let segment = self.inventory.pool.segments.at_mut(replica.segment);
             segment.writing -= segment.allocator.size(replica.block);
         }
         write
@@ -141,12 +158,12 @@ impl State {
         if failed.is_empty() {
             return;
         }
-        let until = (write.started + self.rules.write_end()).into();
+        let until = (write.started + self.inventory.rules.write_end()).into();
         write.replicas.retain(|replica| {
             let is_kept = !failed.contains(&replica.id(write.version));
             if !is_kept {
-                self.tenants.uncharge(write.tenant, write.length);
-                self.release(now, *replica, until);
+                self.inventory.catalog.tenants.uncharge(write.tenant, write.length);
+                self.inventory.release(now, *replica, until);
             }
             is_kept
         });
@@ -162,20 +179,20 @@ impl State {
     ) {
         let checksum = put.checksum;
         let pin = match write.soft_pin {
-            RequestedPin::Preserve => self.pins.ttl(now, slot),
+            RequestedPin::Preserve => self.inventory.catalog.pins.ttl(now, slot),
             RequestedPin::None => None,
             RequestedPin::For(ttl) => Some(ttl),
         };
-        self.drop_value(now, slot);
+        self.inventory.drop_value(now, slot);
         self.log_put_published(write.version, put, pin);
         if write.is_hard_pinned {
             for replica in write.replicas.iter() {
-                let segment = self.segments.at_mut(replica.segment);
+                let segment = self.inventory.pool.segments.at_mut(replica.segment);
                 segment.hard_pinned += segment.allocator.size(replica.block);
             }
         }
-        self.objects.set_checksum(slot, checksum);
-        let object = self.objects.at_mut(slot);
+        self.inventory.catalog.objects.set_checksum(slot, checksum);
+        let object = self.inventory.catalog.objects.at_mut(slot);
         object.version = write.version;
         object.length = write.length;
         object.data_type = write.data_type;
@@ -185,39 +202,42 @@ impl State {
         object.flags.set(Flags::GROUPED, !write.group.is_empty());
         let tenant = object.tenant;
         if !write.group.is_empty() {
-            self.groups.join(tenant, &write.group, slot);
+            self.inventory.catalog.groups.join(tenant, &write.group, slot);
         }
-        self.objects.complete += 1;
-        self.tenants.add_object(tenant, slot);
+        self.inventory.catalog.objects.complete += 1;
+        self.inventory.catalog.tenants.add_object(tenant, slot);
         if let Some(ttl) = pin {
-            self.pin(now, slot, ttl);
+            self.inventory.pin(now, slot, ttl);
         }
-        self.enqueue_hashed(slot, write.hash);
-        self.emit_stored(slot);
+        self.inventory.catalog.enqueue_hashed(slot, write.hash);
+        self.inventory.log.emit_stored(&self.inventory.catalog, slot);
     }
 
     /// Frees the memory of a removed put after `until`.
     pub(super) fn release_put_memory(&mut self, now: Moment, write: &Write, until: Timestamp) {
-        self.tenants.uncharge(write.tenant, write.length * write.replicas.len() as u64);
+        self.inventory
+            .catalog
+            .tenants
+            .uncharge(write.tenant, write.length * write.replicas.len() as u64);
         for &replica in write.replicas.iter() {
-            self.release(now, replica, until);
+            self.inventory.release(now, replica, until);
         }
     }
 
     /// Makes a put impossible to end; its memory stays allocated.
     fn displace(&mut self, number: WriteSlot) {
         if let Some(slot) = self.writes.at_mut(number).object.take() {
-            self.counters.puts_displaced += 1;
+            self.inventory.log.counters.puts_displaced += 1;
             let version = self.writes.at(number).version;
-            self.effects.record(|| Effect::Displaced { version });
+            self.inventory.log.effects.record(|| Effect::Displaced { version });
             self.unlink_write(slot, number);
-            self.remove_if_empty(slot);
+            self.inventory.catalog.remove_if_empty(slot);
         }
     }
 
     fn unlink_write(&mut self, slot: ObjectSlot, number: WriteSlot) {
         let next = self.writes.at(number).next;
-        let head = &mut self.objects.at_mut(slot).newest_write;
+        let head = &mut self.inventory.catalog.objects.at_mut(slot).newest_write;
         if *head == number {
             *head = next;
             return;
@@ -226,7 +246,9 @@ impl State {
         let before = before.expect("a put is linked from its object");
         self.writes.at_mut(before).next = next;
     }
+}
 
+impl Catalog {
     /// Removes an object with neither a value nor a put.
     pub(in crate::state) fn remove_if_empty(&mut self, slot: ObjectSlot) {
         let object = self.objects.at(slot);

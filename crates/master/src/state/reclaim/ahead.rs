@@ -5,7 +5,7 @@ use std::time::Duration;
 use mooncake_base::Moment;
 
 use super::{EvictionPass, Verdict};
-use crate::state::{State, ids::KeyHash, reclaim::eviction::EvictionPolicy};
+use crate::state::{ids::KeyHash, inventory::Inventory, reclaim::eviction::EvictionPolicy};
 
 /// Objects examined or evicted ahead of need at a time.
 const AHEAD_SLICE: usize = 64;
@@ -27,23 +27,23 @@ pub(in crate::state) struct Ahead {
     waited: Option<Moment>,
 }
 
-impl State {
+impl Inventory {
     /// Evicts ahead of need, a slice at a time. Returns when to continue.
     pub(in crate::state) fn evict_ahead(&mut self, now: Moment) -> Option<Moment> {
         let watermark = self.rules.watermark?;
         // Memory that waits for the log will be free without further eviction.
-        let used = self.segments.used_bytes.saturating_sub(self.unsynced.bytes);
-        let capacity = self.segments.mounted_bytes as f64;
+        let used = self.pool.segments.used_bytes.saturating_sub(self.pool.unsynced.bytes);
+        let capacity = self.pool.segments.mounted_bytes as f64;
         let low = (watermark.high - watermark.ratio) * capacity;
         let limit = if self.is_evicting { low } else { watermark.high * capacity };
         self.is_evicting = used as f64 > limit;
         if !self.is_evicting {
             return None;
         }
-        let goal = self.counters.evicted_bytes + (used as f64 - low).ceil() as u64;
-        self.unpark_due(now);
+        let goal = self.log.counters.evicted_bytes + (used as f64 - low).ceil() as u64;
+        self.catalog.unpark_due(now);
         let mut steps = AHEAD_SLICE;
-        while steps > 0 && self.counters.evicted_bytes < goal {
+        while steps > 0 && self.log.counters.evicted_bytes < goal {
             let is_any = self.evict_next(now, EvictionPass::Plain, &mut steps)
                 || self.evict_next(now, EvictionPass::Soft, &mut steps);
             if !is_any {
@@ -56,7 +56,7 @@ impl State {
     /// Raises the target because a put of `need` bytes has to wait for the log, and evicts towards
     /// it.
     pub(super) fn raise_ahead(&mut self, now: Moment, need: u64) {
-        let limit = self.segments.mounted_bytes / PREPARED_SHARE;
+        let limit = self.pool.segments.mounted_bytes / PREPARED_SHARE;
         let is_repeated = self.ahead.waited.is_some_and(|last| now.since(last) < DEMAND_PERIOD);
         let target = if is_repeated { (2 * self.ahead.target).max(2 * need) } else { 0 };
         self.ahead.target = if limit < need { 0 } else { target.min(limit) };
@@ -70,20 +70,21 @@ impl State {
         if target == 0 {
             return;
         }
-        let free = self.segments.mounted_bytes.saturating_sub(self.segments.used_bytes);
+        let free = self.pool.segments.mounted_bytes.saturating_sub(self.pool.segments.used_bytes);
         if free >= 4 * target.max(need) {
             // Memory came from elsewhere.
             self.ahead.target = 0;
         } else if free < target / 2 {
             self.evict_towards(now, target);
-            self.unsynced.is_sync_wanted |= free < target / 4 || self.unsynced.bytes >= target / 2;
+            self.pool.unsynced.is_sync_wanted |=
+                free < target / 4 || self.pool.unsynced.bytes >= target / 2;
         }
     }
 
     /// Evicts some objects, up to `target` bytes that wait for the log.
     fn evict_towards(&mut self, now: Moment, target: u64) {
         let mut steps = AHEAD_SLICE;
-        while steps > 0 && self.unsynced.bytes < target {
+        while steps > 0 && self.pool.unsynced.bytes < target {
             if !self.evict_next(now, EvictionPass::Plain, &mut steps) {
                 return;
             }
@@ -97,14 +98,14 @@ impl State {
         if self.evict_condemned(now) {
             return true;
         }
-        let Some(object) = self.pop(pass) else { return false };
+        let Some(object) = self.catalog.pop(pass) else { return false };
         match self.classify(now, object, pass, None, steps) {
             Verdict::Evict => {
                 self.evict_group(now, object);
             }
-            Verdict::Wait(until) => self.park(object, until),
-            Verdict::Demote => self.queue.soft.insert(object, KeyHash::new(0)),
-            Verdict::Skip => self.put_back(object),
+            Verdict::Wait(until) => self.catalog.park(object, until),
+            Verdict::Demote => self.catalog.queue.soft.insert(object, KeyHash::new(0)),
+            Verdict::Skip => self.catalog.put_back(object),
         }
         true
     }

@@ -5,9 +5,9 @@ use std::{cmp::Reverse, collections::BinaryHeap};
 use mooncake_base::Moment;
 
 use crate::state::{
-    State,
-    catalog::object::Flags,
+    catalog::{Catalog, object::Flags},
     ids::{KeyHash, ObjectSlot},
+    inventory::Inventory,
     read::lease::Timestamp,
     reclaim::eviction::{EvictionPolicy, Lru},
 };
@@ -49,7 +49,7 @@ impl EvictionQueue {
     }
 }
 
-impl State {
+impl Catalog {
     /// Makes the object a candidate for eviction, unless it is hard-pinned.
     pub(in crate::state) fn enqueue(&mut self, slot: ObjectSlot) {
         self.enqueue_hashed(slot, self.objects.key_hash(slot));
@@ -70,21 +70,6 @@ impl State {
         self.queue.plain.remove(slot);
         self.queue.soft.remove(slot);
         self.unpark(slot);
-    }
-
-    /// Records a use: the object is evicted later, and its soft pin is renewed.
-    pub(in crate::state) fn touch(&mut self, now: Moment, slot: ObjectSlot) {
-        self.queue.plain.touch(slot);
-        self.tenants.touch_object(self.objects.at(slot).tenant, slot);
-        let flags = &mut self.objects.at_mut(slot).flags;
-        flags.set(Flags::USED, flags.has(Flags::PARKED));
-        if !self.objects.at(slot).flags.has(Flags::SOFT_PINNED) {
-            return;
-        }
-        self.queue.soft.touch(slot);
-        if let Some(ttl) = self.pins.ttl(now, slot) {
-            self.pin(now, slot, ttl);
-        }
     }
 
     /// Parks an object that is in no queue.
@@ -138,6 +123,23 @@ impl State {
             object.flags.set(Flags::PARKED, false);
             object.flags.set(Flags::USED, false);
             self.queue.parked_bytes -= object.bytes();
+        }
+    }
+}
+
+impl Inventory {
+    /// Records a use: the object is evicted later, and its soft pin is renewed.
+    pub(in crate::state) fn touch(&mut self, now: Moment, slot: ObjectSlot) {
+        self.catalog.queue.plain.touch(slot);
+        self.catalog.tenants.touch_object(self.catalog.objects.at(slot).tenant, slot);
+        let flags = &mut self.catalog.objects.at_mut(slot).flags;
+        flags.set(Flags::USED, flags.has(Flags::PARKED));
+        if !self.catalog.objects.at(slot).flags.has(Flags::SOFT_PINNED) {
+            return;
+        }
+        self.catalog.queue.soft.touch(slot);
+        if let Some(ttl) = self.catalog.pins.ttl(now, slot) {
+            self.pin(now, slot, ttl);
         }
     }
 }

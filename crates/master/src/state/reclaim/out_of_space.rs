@@ -5,9 +5,9 @@ use rustc_hash::FxHashMap;
 
 use super::AllocRequest;
 use crate::state::{
-    State,
     catalog::{group::GroupIndex, object::Flags},
     ids::{ObjectSlot, Slot},
+    reclaim::Reclaimer,
 };
 
 /// Maximum objects scanned, and maximum members of their groups examined. The result is extrapolated
@@ -61,16 +61,22 @@ impl HeldBytes {
     }
 }
 
-impl State {
+impl Reclaimer<'_> {
     pub(super) fn too_large_error(&self, now: Moment, request: &AllocRequest<'_>) -> Error {
-        if let Some(end) = self.segments.quarantine_end(request.length) {
+        if let Some(end) = self.inventory.pool.segments.quarantine_end(request.length) {
             let why =
                 "mounted memory is quarantined until readers and late writers are done; retry";
             return Error::new(ErrorCode::NO_AVAILABLE_HANDLE, why)
                 .with("bytes", request.length)
                 .with("retry_after_ms", end.left(now).as_millis().max(1));
         }
-        let lengths = self.segments.open().iter().map(|&slot| self.segments.at(slot));
+        let lengths = self
+            .inventory
+            .pool
+            .segments
+            .open()
+            .iter()
+            .map(|&slot| self.inventory.pool.segments.at(slot));
         let largest = lengths.map(|segment| segment.allocator.length()).max();
         let why = match largest {
             Some(_) => "the object is larger than any segment",
@@ -91,9 +97,10 @@ impl State {
         let (mut free, mut fenced, mut writing, mut pinned, mut rest) = (0, 0, 0, 0, 0);
         let mut withheld = 0;
         let mut waits_for_fence = false;
-        let open = self.segments.open().iter().filter(|&&slot| request.filter.admits(slot));
+        let open =
+            self.inventory.pool.segments.open().iter().filter(|&&slot| request.filter.admits(slot));
         for &slot in open {
-            let segment = self.segments.at(slot);
+            let segment = self.inventory.pool.segments.at(slot);
             free += segment.free();
             fenced += segment.fenced;
             writing += segment.writing;
@@ -126,7 +133,7 @@ impl State {
         for (name, bytes) in others.into_iter().filter(|(_, bytes)| *bytes > 0) {
             error = error.with(name, bytes);
         }
-        match self.quarantine.next().filter(|_| waits_for_fence) {
+        match self.inventory.pool.quarantine.next().filter(|_| waits_for_fence) {
             Some(end) => error.with("retry_after_ms", end.left(now).as_millis().max(1)),
             None => error,
         }
@@ -137,13 +144,14 @@ impl State {
         let mut held = HeldBytes::default();
         let mut groups: FxHashMap<GroupIndex, Blocker> = FxHashMap::default();
         let mut members_left = SCAN_MAX as usize;
-        for slot in ObjectSlot::range(0, self.objects.slot_count().min(SCAN_MAX)) {
-            let Some(object) = self.objects.get(slot) else { continue };
+        for slot in ObjectSlot::range(0, self.inventory.catalog.objects.slot_count().min(SCAN_MAX))
+        {
+            let Some(object) = self.inventory.catalog.objects.get(slot) else { continue };
             if !object.is_complete() || object.flags.has(Flags::HARD_PINNED) {
                 continue;
             }
             let copies = object.replicas.iter().map(|copy| {
-                let segment = self.segments.at(copy.segment);
+                let segment = self.inventory.pool.segments.at(copy.segment);
                 let counts = segment.accepts_new() && request.filter.admits(copy.segment);
                 if counts { segment.allocator.size(copy.block) } else { 0 }
             });
@@ -151,10 +159,10 @@ impl State {
             if bytes == 0 {
                 continue;
             }
-            let blocker = match self.groups.index(slot) {
+            let blocker = match self.inventory.catalog.groups.index(slot) {
                 None => self.blocker(now, &[slot], request.spared),
                 Some(group) => *groups.entry(group).or_insert_with(|| {
-                    let members = self.groups.members(slot);
+                    let members = self.inventory.catalog.groups.members(slot);
                     let examined = &members[..members.len().min(members_left)];
                     members_left -= examined.len();
                     self.blocker(now, examined, request.spared)
@@ -168,16 +176,23 @@ impl State {
     /// Returns the reason that keeps these objects from eviction, one of them at least.
     fn blocker(&self, now: Moment, group: &[ObjectSlot], spared: Option<ObjectSlot>) -> Blocker {
         let is_leased = |&member: &ObjectSlot| {
-            let object = self.objects.at(member);
-            let end = object.protection.protected_until().max(self.copying_until(member));
-            end > now.into() || object.flags.has(Flags::HARD_PINNED) || self.is_unclaimed(member)
+            let object = self.inventory.catalog.objects.at(member);
+            let end = object
+                .protection
+                .protected_until()
+                .max(self.inventory.catalog.copying_until(member));
+            end > now.into()
+                || object.flags.has(Flags::HARD_PINNED)
+                || self.inventory.is_unclaimed(member)
         };
-        let is_soft = |&member: &ObjectSlot| self.objects.at(member).flags.has(Flags::SOFT_PINNED);
+        let is_soft = |&member: &ObjectSlot| {
+            self.inventory.catalog.objects.at(member).flags.has(Flags::SOFT_PINNED)
+        };
         if group.iter().any(is_leased) {
             Blocker::Leased
         } else if spared.is_some_and(|spared| group.contains(&spared)) {
             Blocker::Replaced
-        } else if !self.rules.is_soft_pin_evictable && group.iter().any(is_soft) {
+        } else if !self.inventory.rules.is_soft_pin_evictable && group.iter().any(is_soft) {
             Blocker::SoftPinned
         } else {
             Blocker::None

@@ -6,8 +6,8 @@ use mooncake_base::Moment;
 use rustc_hash::FxHashMap;
 
 use crate::state::{
-    Effect, State, catalog::object::Flags, ids::ObjectSlot, reclaim::eviction::EvictionPolicy,
-    timer::Timer,
+    Effect, catalog::object::Flags, ids::ObjectSlot, inventory::Inventory,
+    reclaim::eviction::EvictionPolicy, timer::Timer,
 };
 
 /// Soft pins; few objects have one.
@@ -41,37 +41,41 @@ impl Pins {
     }
 }
 
-impl State {
+impl Inventory {
     /// Sets or renews the soft pin of an object.
     pub(in crate::state) fn pin(&mut self, now: Moment, slot: ObjectSlot, ttl: Duration) {
         let until = now + ttl;
-        let object = self.objects.at_mut(slot);
+        let object = self.catalog.objects.at_mut(slot);
         object.flags.set(Flags::SOFT_PINNED, true);
         let version = object.version;
-        if self.pins.0.insert(slot, Pin { until, ttl }).is_none() {
+        if self.catalog.pins.0.insert(slot, Pin { until, ttl }).is_none() {
             self.timers.push(until, Timer::SoftPin(slot, version));
         }
     }
 
     /// Handles the timer of a soft pin: ends the pin or sets the timer again.
     pub(in crate::state) fn check_pin(&mut self, now: Moment, slot: ObjectSlot, version: u64) {
-        let known = self.objects.get(slot).is_some_and(|object| object.version == version);
-        let Some(&Pin { until, .. }) = self.pins.0.get(&slot).filter(|_| known) else { return };
+        let known = self.catalog.objects.get(slot).is_some_and(|object| object.version == version);
+        let Some(&Pin { until, .. }) = self.catalog.pins.0.get(&slot).filter(|_| known) else {
+            return;
+        };
         if !until.has_passed(now) {
             self.timers.push(until, Timer::SoftPin(slot, version));
             return;
         }
-        self.pins.0.remove(&slot);
-        self.objects.at_mut(slot).flags.set(Flags::SOFT_PINNED, false);
-        let object = self.objects.at(slot);
-        self.effects
-            .record(|| Effect::Pinned { object: self.objects.logged_name(object), pin: None });
+        self.catalog.pins.0.remove(&slot);
+        self.catalog.objects.at_mut(slot).flags.set(Flags::SOFT_PINNED, false);
+        let object = self.catalog.objects.at(slot);
+        self.log.effects.record(|| Effect::Pinned {
+            object: self.catalog.objects.logged_name(object),
+            pin: None,
+        });
         // Members of its group may have been demoted because of this pin.
-        let siblings = self.groups.members(slot).to_vec();
+        let siblings = self.catalog.groups.members(slot).to_vec();
         for member in siblings.into_iter().chain([slot]) {
-            if self.queue.soft.contains(member) {
-                self.queue.soft.remove(member);
-                self.enqueue(member);
+            if self.catalog.queue.soft.contains(member) {
+                self.catalog.queue.soft.remove(member);
+                self.catalog.enqueue(member);
             }
         }
     }

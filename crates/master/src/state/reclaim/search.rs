@@ -9,9 +9,9 @@ use super::{AllocRequest, Allocation, Pending, victims::VictimOutcome, window::S
 #[cfg(test)]
 use crate::state::pool::allocator::BlockId;
 use crate::state::{
-    State,
     catalog::object::{Replica, Replicas},
     ids::SegmentSlot,
+    reclaim::Reclaimer,
 };
 
 /// Searches that scan segments at the same time. Others wait for their turn.
@@ -63,6 +63,11 @@ enum Found {
 }
 
 impl Searches {
+    /// Returns how many steps all searches have taken: objects and blocks looked at or evicted.
+    pub(in crate::state) fn steps(&self) -> u64 {
+        self.steps
+    }
+
     pub(in crate::state) fn is_empty(&self) -> bool {
         self.by_id.is_empty()
     }
@@ -91,7 +96,7 @@ impl Searches {
     }
 }
 
-impl State {
+impl Reclaimer<'_> {
     /// Goes on with a search, or begins one with the replicas found in free memory. Returns `None`
     /// if there is no memory.
     pub(super) fn search_copies(
@@ -113,12 +118,6 @@ impl State {
         let replicas = std::mem::take(&mut search.replicas);
         self.give_up(search);
         (!replicas.is_empty()).then_some(Allocation::Ready(replicas))
-    }
-
-    /// Returns how many steps searches for memory have taken since the start: objects and blocks
-    /// looked at or evicted.
-    pub fn search_steps(&self) -> u64 {
-        self.searches.steps
     }
 
     /// Gives up a search and frees what it holds.
@@ -163,13 +162,14 @@ impl State {
     /// Counts the bytes that a search holds between two calls.
     fn withhold(&mut self, search: &Search, count: impl Fn(&mut u64, u64)) {
         for &Replica { segment, block, .. } in search.replicas.iter() {
-            let segment = self.segments.at_mut(segment);
+            let segment = self.inventory.pool.segments.at_mut(segment);
             let bytes = segment.allocator.size(block);
             count(&mut segment.withheld, bytes);
         }
-        if let Some((slot, bytes)) = search.scan.as_ref().and_then(|scan| scan.held(&self.segments))
+        if let Some((slot, bytes)) =
+            search.scan.as_ref().and_then(|scan| scan.held(&self.inventory.pool.segments))
         {
-            count(&mut self.segments.at_mut(slot).withheld, bytes);
+            count(&mut self.inventory.pool.segments.at_mut(slot).withheld, bytes);
         }
     }
 
@@ -177,7 +177,7 @@ impl State {
     fn give_up(&mut self, mut search: Search) {
         self.end_scan(&mut search);
         for replica in search.replicas.iter() {
-            self.free_block(replica.segment, replica.block, search.position);
+            self.inventory.pool.free_block(replica.segment, replica.block, search.position);
         }
     }
 
@@ -192,7 +192,7 @@ impl State {
         if search.replicas.len() < copies {
             self.release_due(now);
             let mut replicas = std::mem::take(&mut search.replicas);
-            self.try_allocate(request, copies, &mut replicas);
+            self.inventory.pool.try_allocate(request, copies, &mut replicas);
             search.replicas = replicas;
         }
         if search.replicas.len() < copies
@@ -201,7 +201,7 @@ impl State {
         {
             search.freed_waits += 1;
             self.count_wait(now, need, search);
-            return self.unsynced_until().map(Pending::Sync);
+            return self.inventory.pool.unsynced_until().map(Pending::Sync);
         }
         while search.replicas.len() < copies {
             match self.find_replica(now, need, request, search) {
@@ -210,15 +210,16 @@ impl State {
                 Found::Pending(pending) => return Some(pending),
             }
         }
-        if !self.unsynced.is_synced(search.position) {
+        if !self.inventory.pool.unsynced.is_synced(search.position) {
             self.count_wait(now, need, search);
-            return Some(Pending::Sync(self.effects.position()));
+            return Some(Pending::Sync(self.inventory.log.effects.position()));
         }
         if search.replicas.len() >= copies {
             return None;
         }
         // Memory that waits for the log may be enough.
-        let position = self.unsynced_until().filter(|_| search.restarts < RESTARTS_MAX)?;
+        let position =
+            self.inventory.pool.unsynced_until().filter(|_| search.restarts < RESTARTS_MAX)?;
         search.restarts += 1;
         self.end_scan(search);
         search.is_order_tried = false;
@@ -228,16 +229,16 @@ impl State {
     /// Counts the first wait of a search for the log: later puts should not have to wait.
     fn count_wait(&mut self, now: Moment, need: u64, search: &mut Search) {
         if !std::mem::replace(&mut search.has_waited, true) {
-            self.raise_ahead(now, need);
+            self.inventory.raise_ahead(now, need);
         }
     }
 
     /// Returns whether freed memory waits for the log, and a replica may fit once it no longer does.
     /// Objects are not evicted while that is possible.
     fn may_fit_when_synced(&self, need: u64, request: &AllocRequest<'_>, search: &Search) -> bool {
-        self.unsynced_until().is_some()
-            && self.segments.open().iter().any(|&slot| {
-                let segment = self.segments.at(slot);
+        self.inventory.pool.unsynced_until().is_some()
+            && self.inventory.pool.segments.open().iter().any(|&slot| {
+                let segment = self.inventory.pool.segments.at(slot);
                 let is_taken = search.replicas.iter().any(|replica| replica.segment == slot);
                 let is_candidate =
                     !is_taken && request.filter.admits(slot) && segment.accepts_new();
@@ -255,7 +256,7 @@ impl State {
     ) -> Found {
         if search.scan.is_none() {
             if !std::mem::replace(&mut search.is_order_tried, true) {
-                self.counters.evictions_attempted += 1;
+                self.inventory.log.counters.evictions_attempted += 1;
                 match self.search_victims(now, need, request, search) {
                     VictimOutcome::Found => return self.count_found(search),
                     VictimOutcome::Exhausted => return Found::Nothing,
@@ -275,7 +276,7 @@ impl State {
     }
 
     fn count_found(&mut self, search: &mut Search) -> Found {
-        self.counters.evictions_succeeded += 1;
+        self.inventory.log.counters.evictions_succeeded += 1;
         search.is_order_tried = false;
         Found::Replica
     }

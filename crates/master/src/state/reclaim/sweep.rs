@@ -1,9 +1,9 @@
 //! Sweeps: the replicas of segments that left the pool are dropped, a slice of objects at a time.
 
 use crate::state::{
-    State,
     catalog::object::{Flags, Replica, Replicas},
     ids::{ObjectSlot, SegmentSlot, Slot},
+    inventory::Inventory,
 };
 
 /// Objects that one slice of a sweep checks.
@@ -32,14 +32,14 @@ impl Sweeps {
     }
 }
 
-impl State {
+impl Inventory {
     /// Drops replicas in segments that left the pool. Returns whether the object is still readable.
     pub(in crate::state) fn drop_lost_replicas(&mut self, slot: ObjectSlot) -> bool {
-        let object = self.objects.at(slot);
+        let object = self.catalog.objects.at(slot);
         if self.sweeps.is_idle() || !object.is_complete() {
             return object.is_complete();
         }
-        let is_mounted = |replica: &&Replica| self.segments.at(replica.segment).is_mounted();
+        let is_mounted = |replica: &&Replica| self.pool.segments.at(replica.segment).is_mounted();
         let replicas = &object.replicas[..];
         let kept: Vec<Replica> = replicas.iter().filter(is_mounted).copied().collect();
         if kept.len() == replicas.len() {
@@ -47,11 +47,11 @@ impl State {
         }
         let is_kept = !kept.is_empty();
         let before = object.bytes();
-        let object = self.objects.at_mut(slot);
+        let object = self.catalog.objects.at_mut(slot);
         object.replicas = Replicas::from(kept);
-        self.tenants.uncharge(object.tenant, before - object.bytes());
+        self.catalog.tenants.uncharge(object.tenant, before - object.bytes());
         if object.flags.has(Flags::PARKED) {
-            self.queue.parked_bytes -= before - object.bytes();
+            self.catalog.queue.parked_bytes -= before - object.bytes();
         }
         if !is_kept {
             self.clear_value(slot);
@@ -65,17 +65,17 @@ impl State {
             return false;
         }
         let start = self.sweeps.next;
-        let end = start.saturating_add(SWEEP_SLICE).min(self.objects.slot_count());
+        let end = start.saturating_add(SWEEP_SLICE).min(self.catalog.objects.slot_count());
         for slot in ObjectSlot::range(start, end) {
-            if self.objects.get(slot).is_some() {
+            if self.catalog.objects.get(slot).is_some() {
                 self.drop_lost_replicas(slot);
-                self.remove_if_empty(slot);
+                self.catalog.remove_if_empty(slot);
             }
         }
         self.sweeps.next = end;
-        if end == self.objects.slot_count() {
+        if end == self.catalog.objects.slot_count() {
             for segment in std::mem::take(&mut self.sweeps.segments) {
-                self.segments.free_slot(segment);
+                self.pool.segments.free_slot(segment);
             }
             self.sweeps.segments = std::mem::take(&mut self.sweeps.waiting);
             self.sweeps.next = 0;

@@ -5,10 +5,9 @@ use rustc_hash::FxHashMap;
 
 use super::{AllocRequest, EvictionPass, Verdict, search::Search};
 use crate::state::{
-    State,
     ids::{KeyHash, ObjectSlot, SegmentSlot},
     pool::allocator::BlockId,
-    reclaim::eviction::EvictionPolicy,
+    reclaim::{Reclaimer, eviction::EvictionPolicy},
 };
 
 /// Steps of one search: objects taken from the order, and blocks looked at around them. About a
@@ -44,7 +43,7 @@ struct VictimSearch {
     steps: usize,
 }
 
-impl State {
+impl Reclaimer<'_> {
     /// Evicts the objects that the eviction order names until one more replica fits. Evicts nothing
     /// if that does not succeed within a bounded number of steps.
     pub(super) fn search_victims(
@@ -54,11 +53,11 @@ impl State {
         request: &AllocRequest<'_>,
         found: &mut Search,
     ) -> VictimOutcome {
-        let open = self.segments.open();
+        let open = self.inventory.pool.segments.open();
         if !open.iter().any(|&slot| self.is_useful(slot, need, request, found)) {
             return VictimOutcome::Exhausted;
         }
-        self.unpark_due(now);
+        self.inventory.catalog.unpark_due(now);
         let mut search = VictimSearch {
             need,
             reachable: FxHashMap::default(),
@@ -68,7 +67,7 @@ impl State {
             steps: STEPS,
         };
         let mut outcome = VictimOutcome::Exhausted;
-        for &pass in self.eviction_passes() {
+        for &pass in EvictionPass::allowed(&self.inventory.rules) {
             outcome = self.search_pass(now, pass, request, &mut search, found);
             if outcome != VictimOutcome::Exhausted {
                 break;
@@ -76,17 +75,9 @@ impl State {
         }
         self.searches.steps += (STEPS - search.steps) as u64;
         for object in search.victims.into_iter().chain(search.set_aside).rev() {
-            self.put_back(object);
+            self.inventory.catalog.put_back(object);
         }
         outcome
-    }
-
-    /// Returns the eviction orders that the rules allow.
-    pub(super) fn eviction_passes(&self) -> &'static [EvictionPass] {
-        match self.rules.is_soft_pin_evictable {
-            true => &[EvictionPass::Plain, EvictionPass::Soft],
-            false => &[EvictionPass::Plain],
-        }
     }
 
     /// Returns whether evictions in the segment could make space for one more replica.
@@ -97,7 +88,7 @@ impl State {
         request: &AllocRequest<'_>,
         found: &Search,
     ) -> bool {
-        let segment = self.segments.at(slot);
+        let segment = self.inventory.pool.segments.at(slot);
         let is_taken = found.replicas.iter().any(|replica| replica.segment == slot);
         segment.accepts_new()
             && !is_taken
@@ -118,20 +109,24 @@ impl State {
                 return VictimOutcome::TooLong;
             }
             search.steps -= 1;
-            let Some(object) = self.pop(pass) else { return VictimOutcome::Exhausted };
-            match self.classify(now, object, pass, request.spared, &mut search.steps) {
-                Verdict::Wait(until) => self.park(object, until),
-                Verdict::Demote => self.queue.soft.insert(object, KeyHash::new(0)),
+            let Some(object) = self.inventory.catalog.pop(pass) else {
+                return VictimOutcome::Exhausted;
+            };
+            match self.inventory.classify(now, object, pass, request.spared, &mut search.steps) {
+                Verdict::Wait(until) => self.inventory.catalog.park(object, until),
+                Verdict::Demote => {
+                    self.inventory.catalog.queue.soft.insert(object, KeyHash::new(0))
+                }
                 Verdict::Skip => search.set_aside.push(object),
                 Verdict::Evict => {
-                    let group = self.eviction_group(object);
+                    let group = self.inventory.catalog.eviction_group(object);
                     search.steps = search.steps.saturating_sub(group.len());
                     if !self.add_victims(search, &group, request, found) {
                         search.set_aside.push(object);
                         continue;
                     }
                     for &member in &group {
-                        self.dequeue(member);
+                        self.inventory.catalog.dequeue(member);
                     }
                     search.victims.extend(&group);
                     if let Some(outcome) =
@@ -155,13 +150,15 @@ impl State {
         (latest, request): (&[ObjectSlot], &AllocRequest<'_>),
         found: &mut Search,
     ) -> Option<VictimOutcome> {
-        let copies = latest.iter().flat_map(|&object| self.objects.at(object).replicas.iter());
+        let copies = latest
+            .iter()
+            .flat_map(|&object| self.inventory.catalog.objects.at(object).replicas.iter());
         let run = copies.into_iter().find_map(|copy| {
             let segment = copy.segment;
             search.reachable.get(&segment)?.filter(|&bytes| bytes >= search.need)?;
             let is_taken = |block| search.blocks.contains_key(&(segment, block));
             let (length, steps) = (request.length, &mut search.steps);
-            let allocator = &self.segments.at(segment).allocator;
+            let allocator = &self.inventory.pool.segments.at(segment).allocator;
             Some((segment, allocator.find_run(copy.block, length, steps, is_taken)?))
         });
         self.evict_window(now, pass, (search.need, request), run?, found)
@@ -178,15 +175,15 @@ impl State {
     ) -> bool {
         let mut helps = false;
         for &member in group {
-            for replica in self.objects.at(member).replicas.iter() {
+            for replica in self.inventory.catalog.objects.at(member).replicas.iter() {
                 let slot = replica.segment;
                 let reachable = search.reachable.entry(slot).or_insert_with(|| {
                     let is_useful = self.is_useful(slot, search.need, request, found);
-                    is_useful.then(|| self.segments.at(slot).free())
+                    is_useful.then(|| self.inventory.pool.segments.at(slot).free())
                 });
                 if let Some(bytes) = reachable {
                     search.blocks.insert((slot, replica.block), member);
-                    *bytes += self.segments.at(slot).allocator.size(replica.block);
+                    *bytes += self.inventory.pool.segments.at(slot).allocator.size(replica.block);
                     helps = true;
                 }
             }

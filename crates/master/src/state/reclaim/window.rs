@@ -15,13 +15,14 @@ use super::{
     victims::{self, VictimOutcome},
 };
 use crate::state::{
-    State,
     catalog::object::Replica,
     ids::{ObjectSlot, SegmentSlot},
     pool::{
+        Pool,
         allocator::{BlockId, Mark},
         segment::Segments,
     },
+    reclaim::Reclaimer,
 };
 
 /// Steps of one slice: blocks looked at, and group members examined for them. About a millisecond.
@@ -111,7 +112,7 @@ impl Scan {
     }
 }
 
-impl State {
+impl Reclaimer<'_> {
     /// Begins a scan of the segments that could take one more replica.
     pub(super) fn begin_scan(
         &mut self,
@@ -120,8 +121,8 @@ impl State {
         found: &Search,
     ) -> Scan {
         let mut segments = Vec::new();
-        self.preferred_order(request, &mut segments);
-        segments.extend(self.segments.open());
+        self.inventory.pool.preferred_order(request, &mut segments);
+        segments.extend(self.inventory.pool.segments.open());
         let mut seen = FxHashSet::default();
         segments.retain(|&slot| seen.insert(slot) && self.is_useful(slot, need, request, found));
         Scan { segments, next: 0, pass: 0, present: None }
@@ -158,7 +159,7 @@ impl State {
         steps: &mut usize,
     ) -> Option<bool> {
         let mut scan = search.scan.take()?;
-        let passes = self.eviction_passes();
+        let passes = EvictionPass::allowed(&self.inventory.rules);
         loop {
             let Some(present) = &mut scan.present else {
                 let Some(&slot) = scan.segments.get(scan.next) else {
@@ -222,7 +223,7 @@ impl State {
                 None
             }
             Filled::TimeIsUp => {
-                let passes = self.eviction_passes();
+                let passes = EvictionPass::allowed(&self.inventory.rules);
                 let mut scan = self.begin_scan(need, request, found);
                 scan.pass = passes.iter().position(|&other| other == pass).unwrap_or(0);
                 scan.present = Some(self.scan_from(segment, first, Some(fill)));
@@ -233,7 +234,7 @@ impl State {
     }
 
     fn begin_segment_scan(&mut self, segment: SegmentSlot) -> Option<SegmentScan> {
-        let block = self.segments.at(segment).allocator.rover()?;
+        let block = self.inventory.pool.segments.at(segment).allocator.rover()?;
         Some(self.scan_from(segment, block, None))
     }
 
@@ -243,7 +244,7 @@ impl State {
         block: BlockId,
         fill: Option<Fill>,
     ) -> SegmentScan {
-        let allocator = &mut self.segments.at_mut(segment).allocator;
+        let allocator = &mut self.inventory.pool.segments.at_mut(segment).allocator;
         let (first, at) = (allocator.mark(block), allocator.mark(block));
         let origin = allocator.offset(block);
         SegmentScan { segment, first, at, origin, has_wrapped: false, fill }
@@ -251,7 +252,7 @@ impl State {
 
     fn end_segment_scan(&mut self, present: SegmentScan) {
         let SegmentScan { segment, first, at, fill, .. } = present;
-        let allocator = &mut self.segments.at_mut(segment).allocator;
+        let allocator = &mut self.inventory.pool.segments.at_mut(segment).allocator;
         // The next scan begins here: a search that is repeated goes on in this way.
         allocator.set_rover(allocator.marked(first));
         allocator.unmark(first);
@@ -274,11 +275,11 @@ impl State {
         let SegmentScan { segment, first, at, origin, .. } = *present;
         while *steps > 0 {
             *steps -= 1;
-            let allocator = &self.segments.at(segment).allocator;
+            let allocator = &self.inventory.pool.segments.at(segment).allocator;
             let block = allocator.marked(at);
             let is_clear = allocator.is_block_free(block)
                 || self.evictable(now, pass, request, (segment, block), steps).is_some();
-            let allocator = &mut self.segments.at_mut(segment).allocator;
+            let allocator = &mut self.inventory.pool.segments.at_mut(segment).allocator;
             if is_clear && allocator.window_fits(allocator.marked(first), block, request.length) {
                 present.fill = Some(Fill::default());
                 return true;
@@ -318,12 +319,12 @@ impl State {
     ) -> bool {
         let segment = present.segment;
         let Some(mut fill) = present.fill.take() else { return false };
-        let first = self.segments.at(segment).allocator.marked(present.first);
+        let first = self.inventory.pool.segments.at(segment).allocator.marked(present.first);
         let filled = self.fill(now, (pass, request), (segment, first), &mut fill, steps);
         found.position = found.position.max(fill.position);
         match filled {
             Filled::Done(block) => {
-                let allocator = &mut self.segments.at_mut(segment).allocator;
+                let allocator = &mut self.inventory.pool.segments.at_mut(segment).allocator;
                 let next = allocator.next_block(block).or_else(|| allocator.first_block());
                 allocator.move_mark(present.first, next.unwrap_or(block));
                 self.add_found(found, segment, block);
@@ -332,7 +333,7 @@ impl State {
             Filled::TimeIsUp => present.fill = Some(fill),
             Filled::Blocked(obstacle) => {
                 // The object was used or pinned meanwhile. The scan goes on behind it.
-                let allocator = &mut self.segments.at_mut(segment).allocator;
+                let allocator = &mut self.inventory.pool.segments.at_mut(segment).allocator;
                 let place = obstacle.unwrap_or(first);
                 allocator.move_mark(present.first, place);
                 allocator.move_mark(present.at, place);
@@ -358,7 +359,7 @@ impl State {
     ) -> Filled {
         let length = request.length;
         loop {
-            let allocator = &self.segments.at(segment).allocator;
+            let allocator = &self.inventory.pool.segments.at(segment).allocator;
             let next = match fill.block {
                 None => first,
                 Some(block) => match allocator.next_block(block) {
@@ -370,7 +371,7 @@ impl State {
                 return Filled::TimeIsUp;
             }
             *steps -= 1;
-            if self.groups.next_condemned().is_some() {
+            if self.inventory.catalog.groups.next_condemned().is_some() {
                 // Other members of a group of which this window had one may lie in it.
                 self.evict_captured(now, None, (segment, first, next), (length, fill), steps);
                 continue;
@@ -387,7 +388,7 @@ impl State {
                 }
             }
             let block = fill.block;
-            let joined = self.segments.with_allocator(segment, |allocator| {
+            let joined = self.inventory.pool.segments.with_allocator(segment, |allocator| {
                 match block {
                     Some(block) => allocator.join_next(block),
                     None if allocator.is_block_free(next) => allocator.take_free(next),
@@ -400,7 +401,7 @@ impl State {
             fill.block = Some(joined.0);
             if let Some((block, rests)) = joined.1 {
                 for rest in rests.into_iter().flatten() {
-                    self.free_block(segment, rest, fill.position);
+                    self.inventory.pool.free_block(segment, rest, fill.position);
                 }
                 return Filled::Done(block);
             }
@@ -417,21 +418,53 @@ impl State {
         (length, fill): (u64, &mut Fill),
         steps: &mut usize,
     ) {
-        let allocator = &self.segments.at(segment).allocator;
+        let allocator = &self.inventory.pool.segments.at(segment).allocator;
         let window = allocator.offset(fill.block.unwrap_or(first));
         let start = allocator.offset(next);
         let end = (start + 1).max(window.saturating_add(length));
-        self.capture = Some(Capture { segment, start, end, fill: std::mem::take(fill) });
+        self.inventory.pool.capture =
+            Some(Capture { segment, start, end, fill: std::mem::take(fill) });
         let evicted = match victim {
-            Some(victim) => self.evict_group(now, victim),
-            None => usize::from(self.evict_condemned(now)),
+            Some(victim) => self.inventory.evict_group(now, victim),
+            None => usize::from(self.inventory.evict_condemned(now)),
         };
         *steps = steps.saturating_sub(EVICT_STEPS * evicted);
-        if let Some(capture) = self.capture.take() {
+        if let Some(capture) = self.inventory.pool.capture.take() {
             *fill = capture.fill;
         }
     }
 
+    fn release_fill(&mut self, segment: SegmentSlot, fill: Fill) {
+        for block in fill.block.into_iter().chain(fill.captured) {
+            self.inventory.pool.free_block(segment, block, fill.position);
+        }
+    }
+
+    /// Returns the object to evict for this block; `None` if it may not be evicted. Subtracts the
+    /// members of its group from `steps`.
+    fn evictable(
+        &mut self,
+        now: Moment,
+        pass: EvictionPass,
+        request: &AllocRequest<'_>,
+        (segment, block): (SegmentSlot, BlockId),
+        steps: &mut usize,
+    ) -> Option<ObjectSlot> {
+        let owner =
+            ObjectSlot::new(self.inventory.pool.segments.at(segment).allocator.owner(block)?);
+        let object =
+            self.inventory.catalog.objects.get(owner).filter(|object| object.is_complete())?;
+        let mut replicas = object.replicas.iter();
+        // The owner is known from the start of the put, and may have other memory by now.
+        if !replicas.any(|replica| (replica.segment, replica.block) == (segment, block)) {
+            return None;
+        }
+        let verdict = self.inventory.classify(now, owner, pass, request.spared, steps);
+        matches!(verdict, Verdict::Evict).then_some(owner)
+    }
+}
+
+impl Pool {
     /// Keeps a freed block for the window that is being evicted, if it lies there.
     pub(in crate::state) fn capture_block(
         &mut self,
@@ -450,32 +483,5 @@ impl State {
             capture.fill.position = capture.fill.position.max(position);
         }
         is_in
-    }
-
-    fn release_fill(&mut self, segment: SegmentSlot, fill: Fill) {
-        for block in fill.block.into_iter().chain(fill.captured) {
-            self.free_block(segment, block, fill.position);
-        }
-    }
-
-    /// Returns the object to evict for this block; `None` if it may not be evicted. Subtracts the
-    /// members of its group from `steps`.
-    fn evictable(
-        &mut self,
-        now: Moment,
-        pass: EvictionPass,
-        request: &AllocRequest<'_>,
-        (segment, block): (SegmentSlot, BlockId),
-        steps: &mut usize,
-    ) -> Option<ObjectSlot> {
-        let owner = ObjectSlot::new(self.segments.at(segment).allocator.owner(block)?);
-        let object = self.objects.get(owner).filter(|object| object.is_complete())?;
-        let mut replicas = object.replicas.iter();
-        // The owner is known from the start of the put, and may have other memory by now.
-        if !replicas.any(|replica| (replica.segment, replica.block) == (segment, block)) {
-            return None;
-        }
-        let verdict = self.classify(now, owner, pass, request.spared, steps);
-        matches!(verdict, Verdict::Evict).then_some(owner)
     }
 }

@@ -9,13 +9,14 @@ use super::{
     table::{Attempt, Goal, Task},
 };
 use crate::state::{
-    Effect, State,
+    Effect,
     catalog::object::{Flags, Object, Replica, Replicas},
     ids::{ObjectSlot, SegmentSlot},
     pool::segment::Segment,
     put::options::PutOptions,
     read::lease::Timestamp,
     reclaim::{AllocRequest, Allocation, Pending, SegmentFilter},
+    task::TaskCalls,
     timer::Timer,
 };
 
@@ -69,12 +70,12 @@ impl Target {
     }
 }
 
-impl State {
+impl TaskCalls<'_> {
     /// Starts a task pending for the client; `None` if nothing is left to do.
     pub(super) fn begin_task(&mut self, now: Moment, client: ClientId, id: TaskId) -> Option<Work> {
         let slot = self.tasks.get(id)?.subject.slot;
-        if self.objects.get(slot).is_some() {
-            self.drop_lost_replicas(slot);
+        if self.inventory.catalog.objects.get(slot).is_some() {
+            self.inventory.drop_lost_replicas(slot);
         }
         let task = self.tasks.get(id)?;
         let subject = self.subject(task);
@@ -113,12 +114,15 @@ impl State {
         let copies = &object.replicas[..];
         let readable: Vec<(Replica, ClientId)> = copies
             .iter()
-            .map(|copy| (*copy, self.segments.at(copy.segment)))
+            .map(|copy| (*copy, self.inventory.pool.segments.at(copy.segment)))
             .filter(|(_, segment)| segment.is_readable())
             .map(|(copy, segment)| (copy, segment.client))
             .collect();
         let Some(source) = pick_source(&readable, client) else {
-            return match copies.iter().any(|copy| self.segments.at(copy.segment).is_unclaimed) {
+            return match copies
+                .iter()
+                .any(|copy| self.inventory.pool.segments.at(copy.segment).is_unclaimed)
+            {
                 true => Plan::Wait,
                 false => Plan::Retry("no client that holds a replica sends heartbeats"),
             };
@@ -130,14 +134,15 @@ impl State {
         };
         let targets = match &task.goal {
             Goal::Copy { targets } => {
-                let slots = targets.iter().map(|name| self.segments.named(name).to_vec());
+                let slots =
+                    targets.iter().map(|name| self.inventory.pool.segments.named(name).to_vec());
                 slots.filter(|slots| !is_on(slots)).map(Target::Only).collect()
             }
             Goal::Move { target, .. } => {
                 if !copies.iter().any(|copy| sources.contains(&copy.segment)) {
                     return Plan::Fail("the object no longer has a replica in the source");
                 }
-                let slots = self.segments.named(target).to_vec();
+                let slots = self.inventory.pool.segments.named(target).to_vec();
                 if is_on(&slots) { Vec::new() } else { vec![Target::Only(slots)] }
             }
             Goal::Evacuate { targets, .. } => {
@@ -176,15 +181,16 @@ impl State {
             return Ok(None);
         }
         if !targets.is_empty() {
-            let named = targets.iter().flat_map(|name| self.segments.named(name));
+            let named = targets.iter().flat_map(|name| self.inventory.pool.segments.named(name));
             let slots: Vec<SegmentSlot> = named.copied().collect();
             return Ok((!is_on(&slots)).then_some(Target::Only(slots)));
         }
         let holders: Vec<SegmentSlot> = copies.iter().map(|copy| copy.segment).collect();
-        if self.segments.open().iter().any(|slot| !holders.contains(slot)) {
+        if self.inventory.pool.segments.open().iter().any(|slot| !holders.contains(slot)) {
             return Ok(Some(Target::Except(holders)));
         }
-        let others = self.segments.mounted().filter(|(slot, _)| !holders.contains(slot));
+        let others =
+            self.inventory.pool.segments.mounted().filter(|(slot, _)| !holders.contains(slot));
         if others.into_iter().any(|(_, segment)| segment.is_coming_back()) {
             Err(Plan::Wait)
         } else if is_on(&holders) {
@@ -197,7 +203,7 @@ impl State {
     /// Returns whether a replica is needed in a segment that cannot take it yet, but soon.
     fn is_coming_back(&self, target: &Target) -> bool {
         let Target::Only(slots) = target else { return false };
-        let mut wanted = slots.iter().map(|&slot| self.segments.at(slot));
+        let mut wanted = slots.iter().map(|&slot| self.inventory.pool.segments.at(slot));
         !wanted.clone().any(Segment::accepts_new) && wanted.any(Segment::is_coming_back)
     }
 
@@ -211,9 +217,9 @@ impl State {
     ) -> Option<Work> {
         let task = self.tasks.get(id)?;
         let (slot, key, kind) = (task.subject.slot, task.subject.key.clone(), task.kind);
-        let object = self.objects.at(slot);
+        let object = self.inventory.catalog.objects.at(slot);
         let (tenant, version, length) = (object.tenant, object.version, object.length);
-        let checksum = self.objects.checksum(slot);
+        let checksum = self.inventory.catalog.objects.checksum(slot);
         let placed = self.place_copies(now, slot, kind, targets).map_err(|error| error.to_string());
         let (placed, why) = match placed {
             Ok(Placed::Now(placed, why)) => (placed, why),
@@ -227,24 +233,30 @@ impl State {
                 return None;
             }
         };
-        let until = now + self.rules.write_end();
+        let until = now + self.inventory.rules.write_end();
         for replica in &placed {
-            let segment = self.segments.at_mut(replica.segment);
+            let segment = self.inventory.pool.segments.at_mut(replica.segment);
             segment.allocator.set_owner(replica.block, slot.number());
             segment.writing += segment.allocator.size(replica.block);
             segment.busy_until = segment.busy_until.max(until);
             // If the master dies before the write is complete, bytes may still arrive.
-            let (number, time) = (segment.number, self.rules.write_end());
+            let (number, time) = (segment.number, self.inventory.rules.write_end());
             let offset = segment.allocator.offset(replica.block);
-            self.effects.record(|| Effect::Quarantined { number, offset, length, time });
+            self.inventory.log.effects.record(|| Effect::Quarantined {
+                number,
+                offset,
+                length,
+                time,
+            });
         }
-        let segment = self.segments.at_mut(source.segment);
+        let segment = self.inventory.pool.segments.at_mut(source.segment);
         segment.busy_until = segment.busy_until.max(until);
-        self.tenants.charge(tenant, length * placed.len() as u64);
-        self.objects.at_mut(slot).flags.set(Flags::BEING_COPIED, true);
+        self.inventory.catalog.tenants.charge(tenant, length * placed.len() as u64);
+        self.inventory.catalog.objects.at_mut(slot).flags.set(Flags::BEING_COPIED, true);
+        self.inventory.catalog.copied.insert(slot, until);
         let is_whole = why.is_none();
-        let targets = self.places(version, length, &placed).to_vec();
-        let source = *self.places(version, length, &[source]).first()?;
+        let targets = self.inventory.pool.places(version, length, &placed).to_vec();
+        let source = *self.inventory.pool.places(version, length, &[source]).first()?;
         self.tasks.run(id, Attempt { until, tenant, length, placed, is_whole });
         let task = self.tasks.get_mut(id)?;
         task.begun.get_or_insert(now);
@@ -265,11 +277,11 @@ impl State {
         kind: TaskKind,
         targets: &[Target],
     ) -> Result<Placed> {
-        let object = self.objects.at(slot);
+        let object = self.inventory.catalog.objects.at(slot);
         let (tenant, length) = (object.tenant, object.length);
         if kind == TaskKind::Copy {
             let need = length.saturating_mul(targets.len() as u64);
-            while !self.admit(now, tenant, need, Some(slot))? {}
+            while !self.inventory.admit(now, tenant, need, Some(slot))? {}
         }
         let options = PutOptions::default();
         let mut placed = Vec::with_capacity(targets.len());
@@ -311,15 +323,15 @@ impl State {
     fn place_copy(&mut self, now: Moment, request: &AllocRequest<'_>) -> Result<Option<Replicas>> {
         let mut search = None;
         for _ in 0..TURNS_MAX {
-            match self.allocate_copies(now, request, &mut search)? {
+            match self.reclaimer().allocate_copies(now, request, &mut search)? {
                 Allocation::Ready(found) => return Ok(Some(found)),
                 Allocation::Pending(Pending::Yield) => {}
                 Allocation::Pending(_) => break,
             }
         }
         // What was evicted is free when the task is tried again.
-        self.cancel_search(search);
-        self.unsynced.is_sync_wanted = true;
+        self.reclaimer().cancel_search(search);
+        self.inventory.pool.unsynced.is_sync_wanted = true;
         Ok(None)
     }
 
@@ -337,24 +349,29 @@ impl State {
         let Some(task) = self.tasks.get(id) else { return };
         let (slot, version) = (task.subject.slot, task.subject.version);
         // A replica that was lost meanwhile is not brought back.
-        let is_same = self.subject(task).is_some() && self.drop_lost_replicas(slot);
+        let is_same = self.subject(task).is_some() && self.inventory.drop_lost_replicas(slot);
         if is_same {
-            self.objects.at_mut(slot).flags.set(Flags::BEING_COPIED, false);
-            self.unpark_early(slot);
+            self.inventory.catalog.objects.at_mut(slot).flags.set(Flags::BEING_COPIED, false);
+            self.inventory.catalog.copied.remove(&slot);
+            self.inventory.catalog.unpark_early(slot);
         }
         let mut is_whole = attempt.is_whole;
         let mut copied = 0;
         for replica in attempt.placed {
-            let segment = self.segments.at_mut(replica.segment);
+            let segment = self.inventory.pool.segments.at_mut(replica.segment);
             segment.writing -= segment.allocator.size(replica.block);
             let has_failed = failed(replica.id(version));
             is_whole &= !has_failed;
             if is_same && !has_failed {
-                self.add_copy(slot, replica);
+                self.inventory.add_copy(slot, replica);
                 copied += attempt.length;
             } else {
-                self.tenants.uncharge(attempt.tenant, attempt.length);
-                self.release(now, replica, if has_failed { until } else { Timestamp::default() });
+                self.inventory.catalog.tenants.uncharge(attempt.tenant, attempt.length);
+                self.inventory.release(
+                    now,
+                    replica,
+                    if has_failed { until } else { Timestamp::default() },
+                );
             }
         }
         if !is_same {
@@ -371,13 +388,13 @@ impl State {
     fn complete_task(&mut self, now: Moment, id: TaskId, copied: u64) {
         let Some(task) = self.tasks.get(id) else { return };
         let (slot, sources) = (task.subject.slot, self.sources(&task.goal));
-        self.drop_copies(now, slot, &sources);
+        self.inventory.drop_copies(now, slot, &sources);
         self.finish_task(now, id, Ok(copied));
     }
 
     /// Retries a task that is in no queue after a delay, unless it has no retries left.
     fn retry_task(&mut self, now: Moment, id: TaskId, why: &str) {
-        let limits = &self.rules.tasks;
+        let limits = &self.inventory.rules.tasks;
         let Some(task) = self.tasks.get_mut(id) else { return };
         let retries_max = task.job.map_or(limits.retries_max, |_| DRAIN_RETRIES_MAX);
         let timeout = limits.processing_timeout;
@@ -415,8 +432,8 @@ impl State {
                 self.end_move(now, job, (slot, version), outcome);
             }
             None => {
-                self.counters.tasks_done += u64::from(outcome.is_ok());
-                self.counters.tasks_failed += u64::from(outcome.is_err());
+                self.inventory.log.counters.tasks_done += u64::from(outcome.is_ok());
+                self.inventory.log.counters.tasks_failed += u64::from(outcome.is_err());
                 self.log_task(id);
                 self.forget_finished(id);
             }
@@ -425,15 +442,15 @@ impl State {
 
     /// Finishes a task. If too many finished tasks are kept, the oldest is forgotten.
     pub(super) fn forget_finished(&mut self, id: TaskId) {
-        if let Some(oldest) = self.tasks.finish(id, self.rules.tasks.finished_max) {
-            self.effects.record(|| Effect::Task { id: oldest.bits(), record: None });
+        if let Some(oldest) = self.tasks.finish(id, self.inventory.rules.tasks.finished_max) {
+            self.inventory.log.effects.record(|| Effect::Task { id: oldest.bits(), record: None });
         }
     }
 
     /// Sets the timer of the task's present phase.
     pub(super) fn set_task_timer(&mut self, id: TaskId, at: Moment) {
         if let Some(task) = self.tasks.get(id) {
-            self.timers.push(at, Timer::Task(id, task.phase));
+            self.inventory.timers.push(at, Timer::Task(id, task.phase));
         }
     }
 

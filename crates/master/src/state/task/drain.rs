@@ -13,12 +13,12 @@ use mooncake_base::{Error, ErrorCode, Incarnation, JobId, Moment, Result, Segmen
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::state::{
-    CallItem, Effect, State,
+    CallItem, Effect,
     catalog::object::Flags,
     ids::{ObjectSlot, SegmentSlot},
     pool::segment::SegmentStatus,
     random::Random,
-    task::{TaskKind, TaskSource, drain_goal},
+    task::{TaskCalls, TaskKind, TaskSource, drain_goal},
     timer::Timer,
 };
 
@@ -183,13 +183,38 @@ impl Jobs {
     }
 }
 
+impl Jobs {
+    /// Returns the public view of a job.
+    pub(in crate::state) fn view(&self, id: JobId) -> Result<JobView> {
+        let job = self.by_id.get(&id).ok_or_else(|| unknown(id))?;
+        Ok(job.view.clone())
+    }
+
+    /// Returns all views: running jobs first, then the latest.
+    pub(in crate::state) fn list(&self) -> Vec<JobView> {
+        let mut views: Vec<JobView> = self.by_id.values().map(|job| job.view.clone()).collect();
+        let is_over = |view: &JobView| !self.running.contains(&view.id);
+        views.sort_by_key(|view| (is_over(view), Reverse(view.updated), view.id));
+        views
+    }
+
+    pub(in crate::state) fn running_count(&self) -> usize {
+        self.running.len()
+    }
+}
+
 impl Job {
     fn is_over(&self) -> bool {
         self.view.status.is_over()
     }
 }
 
-impl State {
+impl TaskCalls<'_> {
+    /// Returns every job that has not been forgotten: running jobs first, then the latest.
+    pub fn list_jobs(&self) -> Vec<JobView> {
+        self.jobs.list()
+    }
+
     /// Starts draining segments. They accept no new objects from now on.
     ///
     /// # Errors
@@ -225,7 +250,7 @@ impl State {
         }
         let mut slots = Vec::new();
         for name in new.segments.iter().chain(new.targets) {
-            let named = self.segments.named(name);
+            let named = self.inventory.pool.segments.named(name);
             if named.is_empty() {
                 let code = ErrorCode::SEGMENT_NOT_FOUND;
                 return Err(Error::new(code, code.name()).with("segment", name));
@@ -235,7 +260,10 @@ impl State {
             }
         }
         let busy = |why: &str| Err(Error::new(ErrorCode::UNAVAILABLE_IN_CURRENT_STATUS, why));
-        if slots.iter().any(|&slot| self.segments.at(slot).status != SegmentStatus::Ok) {
+        if slots
+            .iter()
+            .any(|&slot| self.inventory.pool.segments.at(slot).status != SegmentStatus::Ok)
+        {
             return busy("a segment is already being drained or unmounted");
         }
         if self.jobs.running.len() >= RUNNING_MAX {
@@ -278,15 +306,6 @@ impl State {
         Ok(id)
     }
 
-    /// Returns a job that has not been forgotten.
-    ///
-    /// # Errors
-    /// `JOB_NOT_FOUND`.
-    pub fn job(&self, id: JobId) -> Result<JobView> {
-        let job = self.jobs.by_id.get(&id).ok_or_else(|| unknown(id))?;
-        Ok(job.view.clone())
-    }
-
     /// Cancels a job. Moves in progress are completed, and its segments accept objects again.
     ///
     /// # Errors
@@ -312,20 +331,6 @@ impl State {
         }
         self.end_job(now, id, JobStatus::Canceled, "cancelled");
         Ok(())
-    }
-
-    /// Returns every job that has not been forgotten: running jobs first, then the latest.
-    pub fn list_jobs(&self) -> Vec<JobView> {
-        let mut views: Vec<JobView> =
-            self.jobs.by_id.values().map(|job| job.view.clone()).collect();
-        let is_over = |view: &JobView| !self.jobs.running.contains(&view.id);
-        views.sort_by_key(|view| (is_over(view), Reverse(view.updated), view.id));
-        views
-    }
-
-    /// Returns the jobs that have not ended.
-    pub fn running_jobs(&self) -> usize {
-        self.jobs.running.len()
     }
 
     /// Handles the timer of a job.
@@ -360,7 +365,7 @@ impl State {
             let why = "the segments were unmounted before they were empty";
             return self.end_job(now, id, JobStatus::Failed, why);
         }
-        let end = start.saturating_add(SLICE).min(self.objects.slot_count());
+        let end = start.saturating_add(SLICE).min(self.inventory.catalog.objects.slot_count());
         let mut slot = start;
         while slot < end && active < concurrency {
             let object = ObjectSlot::new(slot);
@@ -375,7 +380,7 @@ impl State {
             }
             slot += 1;
         }
-        let is_pass_over = slot == self.objects.slot_count();
+        let is_pass_over = slot == self.inventory.catalog.objects.slot_count();
         let Some(job) = self.jobs.running(id) else { return };
         (job.cursor, job.found) = (slot, job.found + found);
         job.blocked += blocked;
@@ -389,13 +394,13 @@ impl State {
     }
 
     fn check_object(&self, job: JobId, slot: ObjectSlot, sources: &[SegmentSlot]) -> DrainCheck {
-        let object = self.objects.get(slot).filter(|object| object.is_complete());
+        let object = self.inventory.catalog.objects.get(slot).filter(|object| object.is_complete());
         let Some(object) = object else { return DrainCheck::Nothing };
         let mut copies = object.replicas.iter();
         let source = copies.find(|copy| sources.contains(&copy.segment));
         let Some(source) = source else { return DrainCheck::Nothing };
         let job = &self.jobs.by_id[&job];
-        let segment = self.segments.at(source.segment);
+        let segment = self.inventory.pool.segments.at(source.segment);
         if job.given_up.get(&slot) == Some(&object.version) {
             DrainCheck::Nothing
         } else if job.busy.contains(&(slot, object.version)) {
@@ -409,7 +414,7 @@ impl State {
 
     /// Creates a task for an object.
     fn start_move(&mut self, now: Moment, id: JobId, slot: ObjectSlot, source: SegmentId) {
-        let version = self.objects.at(slot).version;
+        let version = self.inventory.catalog.objects.at(slot).version;
         let Some(job) = self.jobs.by_id.get_mut(&id) else { return };
         // Counted first, because the task may end at once.
         job.view.active += 1;
@@ -420,7 +425,8 @@ impl State {
 
     /// Ends a pass: the segments are empty, or another pass follows.
     fn end_pass(&mut self, now: Moment, id: JobId, sources: &[SegmentSlot]) {
-        let is_written = sources.iter().any(|&slot| self.segments.at(slot).writing > 0);
+        let is_written =
+            sources.iter().any(|&slot| self.inventory.pool.segments.at(slot).writing > 0);
         let written = self.writes.iter().flat_map(|write| write.replicas.iter());
         let written = written.filter(|copy| sources.contains(&copy.segment)).count() as u64;
         let Some(job) = self.jobs.running(id) else { return };
@@ -432,7 +438,7 @@ impl State {
         }
         let given_up = std::mem::take(&mut job.given_up);
         let left = given_up.iter().filter(|(slot, version)| {
-            self.objects.get(**slot).is_some_and(|object| {
+            self.inventory.catalog.objects.get(**slot).is_some_and(|object| {
                 let copies = &object.replicas[..];
                 object.version == **version
                     && copies.iter().any(|copy| sources.contains(&copy.segment))
@@ -458,7 +464,7 @@ impl State {
         (slot, version): (ObjectSlot, u64),
         outcome: Result<u64, &str>,
     ) {
-        let object = self.objects.get(slot);
+        let object = self.inventory.catalog.objects.get(slot);
         let is_there = object.is_some_and(|o| o.is_complete() && o.version == version);
         let Some(job) = self.jobs.by_id.get_mut(&id) else { return };
         job.view.updated = now;
@@ -482,17 +488,16 @@ impl State {
     }
 
     fn end_job(&mut self, now: Moment, id: JobId, status: JobStatus, why: &str) {
-        let again = self
-            .job_segments(id)
-            .into_iter()
-            .filter(|&slot| self.segments.at(slot).status == SegmentStatus::Draining);
+        let again = self.job_segments(id).into_iter().filter(|&slot| {
+            self.inventory.pool.segments.at(slot).status == SegmentStatus::Draining
+        });
         let again: Vec<SegmentSlot> = again.collect();
         self.set_status(&again, SegmentStatus::Ok);
         let Some(job) = self.jobs.running(id) else { return };
         match status {
-            JobStatus::Succeeded => self.counters.drains_done += 1,
-            JobStatus::Canceled => self.counters.drains_cancelled += 1,
-            _ => self.counters.drains_failed += 1,
+            JobStatus::Succeeded => self.inventory.log.counters.drains_done += 1,
+            JobStatus::Canceled => self.inventory.log.counters.drains_cancelled += 1,
+            _ => self.inventory.log.counters.drains_failed += 1,
         }
         (job.view.status, job.view.updated) = (status, now);
         if status == JobStatus::Failed && !job.view.message.is_empty() {
@@ -502,7 +507,7 @@ impl State {
         }
         self.log_job(id);
         if let Some(oldest) = self.jobs.finish(id) {
-            self.effects.record(|| Effect::Task { id: oldest.bits(), record: None });
+            self.inventory.log.effects.record(|| Effect::Task { id: oldest.bits(), record: None });
         }
     }
 
@@ -510,24 +515,24 @@ impl State {
     fn job_segments(&self, id: JobId) -> Vec<SegmentSlot> {
         let Some(job) = self.jobs.by_id.get(&id) else { return Vec::new() };
         let slots = job.segments.iter().filter_map(|identity| {
-            let slot = self.segments.by_id(identity.0)?;
+            let slot = self.inventory.pool.segments.by_id(identity.0)?;
             (self.identity(slot) == *identity).then_some(slot)
         });
         slots.collect()
     }
 
     fn identity(&self, slot: SegmentSlot) -> (SegmentId, Incarnation) {
-        let spec = &self.segments.at(slot).spec;
+        let spec = &self.inventory.pool.segments.at(slot).spec;
         (spec.id, spec.incarnation)
     }
 
     fn set_status(&mut self, slots: &[SegmentSlot], status: SegmentStatus) {
         for &slot in slots {
-            let segment = self.segments.at_mut(slot);
+            let segment = self.inventory.pool.segments.at_mut(slot);
             segment.status = status;
             let (number, status, grace) = (segment.number, status.code(), Duration::ZERO);
-            self.effects.record(|| Effect::SegmentStatus { number, status, grace });
-            self.segments.refresh(slot);
+            self.inventory.log.effects.record(|| Effect::SegmentStatus { number, status, grace });
+            self.inventory.pool.segments.refresh(slot);
         }
     }
 
@@ -535,7 +540,7 @@ impl State {
     fn schedule_job(&mut self, id: JobId, at: Moment) {
         let Some(job) = self.jobs.running(id) else { return };
         if !std::mem::replace(&mut job.is_scheduled, true) {
-            self.timers.push(at, Timer::Drain(id));
+            self.inventory.timers.push(at, Timer::Drain(id));
         }
     }
 }

@@ -3,7 +3,7 @@
 use std::collections::{BTreeSet, VecDeque};
 
 use mooncake_base::{ClientId, JobId, Moment, ObjectKey, SegmentId, TaskId};
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::{TaskKind, TaskSource, TaskStatus};
 use crate::state::{
@@ -122,9 +122,8 @@ pub(in super::super) struct Tasks {
     /// The next sequence number, which keeps tasks with equal times in order.
     next_sequence: u64,
     queued_as: FxHashMap<TaskId, u64>,
-    /// The task that is copying each object.
-    running: FxHashMap<ObjectSlot, TaskId>,
-    processing: usize,
+    /// Tasks that clients are carrying out.
+    running: FxHashSet<TaskId>,
     finished: VecDeque<TaskId>,
     next_ordinal: u16,
 }
@@ -138,8 +137,7 @@ impl Tasks {
             queues: FxHashMap::default(),
             next_sequence: 0,
             queued_as: FxHashMap::default(),
-            running: FxHashMap::default(),
-            processing: 0,
+            running: FxHashSet::default(),
             finished: VecDeque::new(),
             next_ordinal: REPLICAS_MAX as u16,
         }
@@ -207,8 +205,7 @@ impl Tasks {
         task.phase += 1;
         task.status = TaskStatus::Processing;
         task.attempt = Some(attempt);
-        self.running.insert(task.subject.slot, id);
-        self.processing += 1;
+        self.running.insert(id);
     }
 
     /// Ends the attempt of a task and returns it.
@@ -217,10 +214,7 @@ impl Tasks {
         let attempt = task.attempt.take()?;
         task.phase += 1;
         task.status = TaskStatus::Pending;
-        if self.running.get(&task.subject.slot) == Some(&id) {
-            self.running.remove(&task.subject.slot);
-        }
-        self.processing -= 1;
+        self.running.remove(&id);
         Some(attempt)
     }
 
@@ -234,11 +228,6 @@ impl Tasks {
             self.remove(oldest);
         }
         oldest
-    }
-
-    /// Forgets an object that was removed or replaced.
-    pub(in super::super) fn forget_object(&mut self, slot: ObjectSlot) {
-        self.running.remove(&slot);
     }
 
     /// Removes a segment from all attempts. Returns how many bytes to uncharge from which tenant.
@@ -295,22 +284,22 @@ impl Tasks {
 
     /// Returns running tasks, then pending tasks.
     pub(super) fn underway(&self) -> impl Iterator<Item = TaskId> {
-        self.running.values().chain(self.queued_as.keys()).copied()
+        self.running.iter().chain(self.queued_as.keys()).copied()
     }
 
     /// Returns the number of pending tasks.
-    pub(super) fn pending(&self) -> usize {
+    pub(in crate::state) fn pending(&self) -> usize {
         self.queued_as.len()
     }
 
     /// Returns the number of running tasks.
-    pub(super) fn processing(&self) -> usize {
-        self.processing
+    pub(in crate::state) fn processing(&self) -> usize {
+        self.running.len()
     }
 
     /// Returns how many more tasks may run.
     pub(super) fn processing_left(&self, processing_max: usize) -> usize {
-        processing_max.saturating_sub(self.processing)
+        processing_max.saturating_sub(self.running.len())
     }
 
     /// Returns the number of tasks pending for the client.
@@ -318,7 +307,7 @@ impl Tasks {
         self.queues.get(&client).map_or(0, BTreeSet::len)
     }
 
-    pub(super) fn has_due(&self, now: Moment, client: ClientId) -> bool {
+    pub(in crate::state) fn has_due(&self, now: Moment, client: ClientId) -> bool {
         let first = self.queues.get(&client).and_then(BTreeSet::first);
         first.is_some_and(|(not_before, ..)| not_before.has_passed(now))
     }
@@ -333,9 +322,8 @@ impl Tasks {
     /// Returns the tasks pending for the client or run by it.
     pub(super) fn of_client(&self, client: ClientId) -> Vec<TaskId> {
         let waiting = self.queues.get(&client).into_iter().flatten().map(|(.., id)| *id);
-        let running = self
-            .running_tasks()
-            .filter(|id| self.by_id.get(id).is_some_and(|task| task.client == client));
+        let is_run_by = |id: &TaskId| self.by_id.get(id).is_some_and(|task| task.client == client);
+        let running = self.running.iter().copied().filter(is_run_by);
         waiting.chain(running).collect()
     }
 
@@ -343,18 +331,6 @@ impl Tasks {
     pub(in super::super) fn waiting_for(&self, job: JobId) -> Vec<TaskId> {
         let of_job = |id: &&TaskId| self.by_id.get(id).is_some_and(|task| task.job == Some(job));
         self.queued_as.keys().filter(of_job).copied().collect()
-    }
-
-    /// Returns the time until which the object may be read for the task that copies it.
-    pub(super) fn copying_until(&self, slot: ObjectSlot) -> Option<Moment> {
-        let task = self.by_id.get(self.running.get(&slot)?)?;
-        task.attempt.as_ref().map(|attempt| attempt.until)
-    }
-
-    fn running_tasks(&self) -> impl Iterator<Item = TaskId> {
-        // Includes attempts whose object is gone, which `running` does not contain.
-        let tasks = self.by_id.iter();
-        tasks.filter(|(_, task)| task.attempt.is_some()).map(|(id, _)| *id)
     }
 
     /// Returns the replicas being written.

@@ -16,12 +16,12 @@ fn take_events(pool: &mut Pool) -> Vec<String> {
             ObjectEvent::Cleared { .. } => "0".to_owned(),
         }
     };
-    pool.state.take_events().into_iter().map(word).collect()
+    pool.state.log_mut().take_events().into_iter().map(word).collect()
 }
 
 fn listened(mib: u64) -> Pool {
     let mut pool = Pool::new(mib);
-    pool.state.enable_events();
+    pool.state.log_mut().enable_events();
     pool
 }
 
@@ -29,7 +29,7 @@ fn listened(mib: u64) -> Pool {
 fn keeps_no_events_without_subscribers() {
     let mut pool = Pool::new(4);
     pool.put("k", MIB).unwrap();
-    assert!(!pool.state.has_events());
+    assert!(!pool.state.log().has_events());
 }
 
 #[test]
@@ -43,7 +43,7 @@ fn emits_stored_and_removed_events() {
     pool.remove("g/1", false).unwrap();
     pool.remove("k", false).unwrap();
     assert_eq!(take_events(&mut pool), ["-g/1@g", "-k"]);
-    assert!(!pool.state.has_events());
+    assert!(!pool.state.log().has_events());
 }
 
 #[test]

@@ -24,7 +24,7 @@ fn crowd(rules: Rules) -> Pool {
 }
 
 fn evicted(pool: &Pool) -> u64 {
-    pool.state.counters().evicted_keys
+    pool.state.log().counters().evicted_keys
 }
 
 /// Starts a put and checks that each of its calls evicts a bounded number of objects.
@@ -67,7 +67,7 @@ fn group_is_gone_for_readers_from_the_first_slice_on() {
         let pending = pool.step("new", 2 * MIB, &mut progress).unwrap();
         assert!(matches!(pending, PutStep::Pending(_)), "{pending:?}");
     }
-    pool.state.cancel_put(progress);
+    pool.state.puts().cancel_put(progress);
     assert!(evicted(&pool) <= EVICTED_MAX, "one slice");
     let last = format!("g/{}", MEMBERS - 1);
     fails(pool.locate(&last, true, false), ErrorCode::OBJECT_NOT_FOUND);

@@ -181,16 +181,16 @@ impl Model {
             Call::Copy { key, target } => {
                 let targets = [HOSTS[target].to_owned()];
                 let new = NewTask::Copy { key: KEYS[key].as_bytes(), targets: &targets };
-                let _ = state.create_task(now, tenant, new);
+                let _ = state.tasks().create_task(now, tenant, new);
             }
             Call::Shift { key, source, target } => {
                 let (source, target) = (HOSTS[source], HOSTS[target]);
                 let new = NewTask::Move { key: KEYS[key].as_bytes(), source, target };
-                let _ = state.create_task(now, tenant, new);
+                let _ = state.tasks().create_task(now, tenant, new);
             }
             Call::Fetch { client } => {
                 let client = CLIENTS[client];
-                let Ok(work) = state.fetch_tasks(now, client, 2, 400_000) else { return };
+                let Ok(work) = state.tasks().fetch_tasks(now, client, 2, 400_000) else { return };
                 for work in work {
                     for (start, end, incarnation) in self.stretches(&work.targets) {
                         for (&(other, from, to), until) in &self.fences {
@@ -207,7 +207,7 @@ impl Model {
                     work.targets.iter().take(usize::from(fails)).map(|p| p.replica).collect();
                 let (id, attempt) = (work.id, work.attempt);
                 let end = TaskEnd { id, attempt, failed_replicas: &failed, why: "" };
-                let _ = state.end_task(now, client, end);
+                let _ = state.tasks().end_task(now, client, end);
             }
             Call::Clear { key, segment } => {
                 let name = HOSTS.get(segment).unwrap_or(&"");
@@ -220,11 +220,11 @@ impl Model {
             Call::Drain { segment } => {
                 let segments = [HOSTS[segment].to_owned()];
                 let new = NewJob { segments: &segments, targets: &[], concurrency: 2 };
-                self.jobs.extend(state.create_job(now, new));
+                self.jobs.extend(state.tasks().create_job(now, new));
             }
             Call::Cancel { nth } if !self.jobs.is_empty() => {
                 let job = self.jobs.swap_remove(nth.index(self.jobs.len()));
-                let _ = state.cancel_job(now, job);
+                let _ = state.tasks().cancel_job(now, job);
             }
             Call::Restart { comes_back } => self.restart(comes_back),
             _ => {}
@@ -269,7 +269,13 @@ impl Model {
             return;
         }
         let state = &self.pool.state;
-        let open = state.segments.open().iter().map(|&slot| state.segments.at(slot));
+        let open = state
+            .inventory
+            .pool
+            .segments
+            .open()
+            .iter()
+            .map(|&slot| state.inventory.pool.segments.at(slot));
         let all: u64 = open.clone().map(|segment| segment.allocator.length()).sum();
         let held = [
             "leased=",
@@ -283,13 +289,15 @@ impl Model {
         let held: u64 = held.into_iter().map(part).sum();
         assert_eq!(part("free=") + part("evictable=") + held, all, "{text}");
         // A lease keeps the object's memory.
-        let open: Vec<SegmentSlot> = state.segments.open().to_vec();
+        let open: Vec<SegmentSlot> = state.inventory.pool.segments.open().to_vec();
         let mut leased = 0;
         for (key, name) in KEYS.iter().enumerate() {
-            let Some(slot) = state.objects.find(TenantIndex::DEFAULT, name.as_bytes()) else {
+            let Some(slot) =
+                state.inventory.catalog.objects.find(TenantIndex::DEFAULT, name.as_bytes())
+            else {
                 continue;
             };
-            let object = state.objects.at(slot);
+            let object = state.inventory.catalog.objects.at(slot);
             if self.lease_of(key).is_some() && !object.flags.has(Flags::HARD_PINNED) {
                 let copies = object.replicas.iter();
                 leased += object.length
@@ -312,14 +320,17 @@ impl Model {
         let before = self.readable_version(key);
         let state = &mut self.pool.state;
         let result = match is_end {
-            true => state.put_end(now, client, &self.pool.tenant, put),
-            false => state.put_revoke(now, client, &self.pool.tenant, put),
+            true => state.puts().put_end(now, client, &self.pool.tenant, put),
+            false => state.puts().put_revoke(now, client, &self.pool.tenant, put),
         };
         let after = self.readable_version(key);
         if result.is_err() || !is_end {
             assert_eq!(before, after, "a put that fails changes nothing");
         } else if let (Some((after, _)), Some((_, version))) = (after, self.leases.get_mut(&key)) {
             *version = after;
+        } else {
+            // The only replica that was written is in a segment that its owner has not claimed yet.
+            self.leases.remove(&key);
         }
     }
 
@@ -348,7 +359,7 @@ impl Model {
     }
 
     fn wait(&mut self, ms: u64) {
-        let expired = self.pool.state.counters.clients_expired;
+        let expired = self.pool.state.log().counters().clients_expired;
         let mounted = self.pool.state.totals().segments;
         let mut left = ms;
         while left > 0 {
@@ -407,17 +418,20 @@ impl Model {
 
     /// Returns version and length of the readable object under a key.
     fn readable_version(&mut self, key: usize) -> Option<(Version, u64)> {
-        let slot =
-            self.pool.state.find(self.pool.now, TenantIndex::DEFAULT, KEYS[key].as_bytes())?;
-        let object = self.pool.state.objects.at(slot);
-        let is_seen = object.is_complete() && !self.pool.state.is_unclaimed(slot);
+        let slot = self.pool.state.inventory.find(
+            self.pool.now,
+            TenantIndex::DEFAULT,
+            KEYS[key].as_bytes(),
+        )?;
+        let object = self.pool.state.inventory.catalog.objects.at(slot);
+        let is_seen = object.is_complete() && !self.pool.state.inventory.is_unclaimed(slot);
         is_seen.then(|| (object.version(), object.length))
     }
 
     fn is_unreachable(&self, key: usize) -> bool {
         let state = &self.pool.state;
-        let slot = state.objects.find(TenantIndex::DEFAULT, KEYS[key].as_bytes());
-        slot.is_some_and(|slot| state.is_unreachable(slot))
+        let slot = state.inventory.catalog.objects.find(TenantIndex::DEFAULT, KEYS[key].as_bytes());
+        slot.is_some_and(|slot| state.inventory.is_unreachable(slot))
     }
 
     fn lease_of(&self, key: usize) -> Option<Version> {
@@ -438,8 +452,8 @@ impl Model {
     fn check(&mut self) {
         let state = &self.pool.state;
         let mut held: BTreeMap<SegmentSlot, Vec<(u64, u64)>> = BTreeMap::new();
-        let objects = ObjectSlot::range(0, state.objects.slot_count())
-            .filter_map(|slot| state.objects.get(slot));
+        let objects = ObjectSlot::range(0, state.inventory.catalog.objects.slot_count())
+            .filter_map(|slot| state.inventory.catalog.objects.get(slot));
         let complete = objects.clone().filter(|object| object.is_complete()).count() as u64;
         let stored: u64 = objects.clone().map(|object| object.bytes()).sum();
         let writes = state.writes.iter();
@@ -452,15 +466,16 @@ impl Model {
             ids.sort_unstable();
             assert!(ids.windows(2).all(|pair| pair[0] != pair[1]), "copies have numbers");
         }
-        assert_eq!(complete, state.objects.complete);
+        assert_eq!(complete, state.inventory.catalog.objects.complete);
         let copies = objects.flat_map(|object| object.replicas.iter());
         let written = state.writes.iter().flat_map(|write| write.replicas.iter());
         let written = written.chain(state.tasks.placed());
         let blocks = copies.chain(written).map(|copy| (copy.segment, copy.block));
-        let resting = || state.quarantine.blocks().map(|(_, slot, block)| (slot, block));
-        let withheld = || state.unsynced.blocks().chain(state.searches.blocks());
+        let resting =
+            || state.inventory.pool.quarantine.blocks().map(|(_, slot, block)| (slot, block));
+        let withheld = || state.inventory.pool.unsynced.blocks().chain(state.searches.blocks());
         for (slot, block) in blocks.chain(resting()).chain(withheld()) {
-            let segment = state.segments.at(slot);
+            let segment = state.inventory.pool.segments.at(slot);
             if segment.is_mounted() {
                 let start = segment.allocator.offset(block);
                 let end = start + segment.allocator.size(block);
@@ -468,7 +483,7 @@ impl Model {
                 held.entry(slot).or_default().push((start, end));
             }
         }
-        for (slot, segment) in state.segments.mounted() {
+        for (slot, segment) in state.inventory.pool.segments.mounted() {
             let mut held = held.remove(&slot).unwrap_or_default();
             held.sort_unstable();
             assert!(held.windows(2).all(|pair| pair[0].1 <= pair[1].0), "nothing overlaps");
@@ -489,9 +504,13 @@ impl Model {
         }
         for (key, name) in KEYS.iter().enumerate() {
             let Some(version) = self.lease_of(key) else { continue };
-            let slot = self.pool.state.find(self.pool.now, TenantIndex::DEFAULT, name.as_bytes());
+            let slot = self.pool.state.inventory.find(
+                self.pool.now,
+                TenantIndex::DEFAULT,
+                name.as_bytes(),
+            );
             let slot = slot.expect("leased objects do not vanish");
-            assert_eq!(self.pool.state.objects.at(slot).version(), version);
+            assert_eq!(self.pool.state.inventory.catalog.objects.at(slot).version(), version);
         }
     }
 }
@@ -526,8 +545,8 @@ proptest! {
         model.wait(601_000);
         let totals = model.pool.state.totals();
         prop_assert_eq!((totals.keys, totals.used, totals.soft_pinned_keys), (0, 0, 0));
-        prop_assert_eq!(model.pool.state.tasks_underway(), (0, 0));
+        prop_assert_eq!(model.pool.state.tasks().tasks_underway(), (0, 0));
         prop_assert_eq!(model.pool.state.running_jobs(), 0);
-        prop_assert_eq!(model.pool.state.queue.parked_bytes, 0);
+        prop_assert_eq!(model.pool.state.inventory.catalog.queue.parked_bytes, 0);
     }
 }

@@ -27,10 +27,14 @@ fn expired_client_loses_its_objects() {
     assert_eq!(pool.state.registration(B), 0);
     fails(pool.mount(B, 2, 4), ErrorCode::CLIENT_NOT_FOUND);
     assert_eq!(pool.state.totals().capacity, 4 * MIB);
-    assert_eq!(pool.state.segments.slot_count(), 2, "and its number can be used again");
+    assert_eq!(
+        pool.state.inventory.pool.segments.slot_count(),
+        2,
+        "and its number can be used again"
+    );
     pool.state.register(pool.now, B, "host-b:1").unwrap();
     pool.mount(B, 3, 4).unwrap();
-    assert_eq!(pool.state.segments.slot_count(), 2);
+    assert_eq!(pool.state.inventory.pool.segments.slot_count(), 2);
     let again = pool.state.registration(B);
     assert!(again > pool.state.registration(A), "the new registration differs from the first");
     pool.state.register(pool.now, B, "host-b:1").unwrap();
@@ -114,7 +118,7 @@ fn holder_that_returns_does_not_undo_put() {
         pool.state.suspect(pool.now, client);
         pool.state.unregister(pool.now, client);
     }
-    assert!(!pool.state.clients.has_suspects());
+    assert!(!pool.state.inventory.clients.has_suspects());
 }
 
 #[test]
@@ -296,7 +300,7 @@ fn indices_of_segments_agree_with_the_segments() {
                 let _ = pool.mount(client, 2 + round, 1);
             }
         }
-        let segments = &pool.state.segments;
+        let segments = &pool.state.inventory.pool.segments;
         let mut open: Vec<_> = segments.open().to_vec();
         let mut by_host: Vec<_> = segments.open_from("host-b").collect();
         let accepting = segments.mounted().filter(|(_, segment)| segment.accepts_new());
@@ -324,23 +328,28 @@ fn avoided_endpoints_are_used_only_if_nothing_else_has_room() {
     pool.mount(B, 2, 2).unwrap();
     let start = |pool: &mut Pool, key: &str, avoided: &[&str]| {
         let endpoints: Vec<_> = avoided.iter().map(|&host| host.to_owned()).collect();
-        let put_owner = pool.state.put_owner(pool.now, A, &pool.tenant).unwrap();
-        let put_owner = pool.state.avoiding(put_owner, &endpoints);
+        let put_owner = pool.state.puts().put_owner(pool.now, A, &pool.tenant).unwrap();
+        let put_owner = pool.state.puts().avoiding(put_owner, &endpoints);
         let options = PutOptions { replicas: 2, ..PutOptions::default() };
         let key = KeyRef::new(key.as_bytes()).unwrap();
         let keys = std::iter::once(key.as_bytes());
-        let hash = pool.state.prefetch_hashes(Some(&put_owner), keys)[0];
+        let hash = pool.state.puts().prefetch_hashes(Some(&put_owner), keys)[0];
         let (length, group) = (MIB, &b""[..]);
         let put = Put { key, length, group, options: &options, is_replacing: false, request: 0 };
         let mut progress = PutProgress::default();
         let started = loop {
             let state = &mut pool.state;
-            match state.put_step_hashed(pool.now, &put_owner, hash, &put, &mut progress).unwrap() {
+            match state
+                .puts()
+                .put_step_hashed(pool.now, &put_owner, hash, &put, &mut progress)
+                .unwrap()
+            {
                 PutStep::Started(started) => break started,
                 PutStep::Pending(pending) => assert!(matches!(pending, Pending::Yield)),
             }
         };
-        let segment = |place: &Place| pool.state.segments.at(place.segment).spec.id.bits();
+        let segment =
+            |place: &Place| pool.state.inventory.pool.segments.at(place.segment).spec.id.bits();
         let mut used: Vec<u128> = started.places.iter().map(segment).collect();
         used.sort_unstable();
         used

@@ -117,7 +117,7 @@ fn put_end_checks_key_client_and_tenant() {
     fails(pool.end(B, "", &started), ErrorCode::ILLEGAL_CLIENT);
     let put = PutRef { key: b"", version: started.version, failed_replicas: &[], checksum: None };
     let stranger = TenantId::new("stranger");
-    fails(pool.state.put_end(pool.now, A, &stranger, put), ErrorCode::OBJECT_NOT_FOUND);
+    fails(pool.state.puts().put_end(pool.now, A, &stranger, put), ErrorCode::OBJECT_NOT_FOUND);
     pool.end(A, "", &started).unwrap();
     assert_eq!(pool.locate("k", false, false).unwrap().places, started.places);
     let error = fails(pool.end(A, "", &started), ErrorCode::OBJECT_NOT_FOUND).to_string();
@@ -139,7 +139,7 @@ fn failed_replica_is_dropped_and_quarantined() {
         failed_replicas: &[first.replica],
         checksum: None,
     };
-    pool.state.put_end(pool.now, A, &pool.tenant, put).unwrap();
+    pool.state.puts().put_end(pool.now, A, &pool.tenant, put).unwrap();
     assert_eq!(pool.locate("k", false, false).unwrap().places[..], [second]);
     assert!(!pool.state.verify(&pool.tenant, b"k", started.version, first.replica));
     assert_eq!(pool.state.totals().fenced, MIB);
@@ -350,7 +350,7 @@ fn retried_put_start_is_idempotent() {
     let mut start = |client, length, request| {
         let key = KeyRef::new(b"k").unwrap();
         let put = Put { key, length, group: b"", options: &options, is_replacing: false, request };
-        pool.state.put_start(pool.now, client, &pool.tenant, put)
+        pool.state.puts().put_start(pool.now, client, &pool.tenant, put)
     };
     let first = start(A, MIB, 7).unwrap();
     assert_eq!(start(A, MIB, 7).unwrap(), first);
@@ -361,7 +361,7 @@ fn retried_put_start_is_idempotent() {
     let key = KeyRef::new(b"k").unwrap();
     let put =
         Put { key, length: MIB, group: b"", options: &options, is_replacing: false, request: 7 };
-    let again = pool.state.put_start(pool.now, A, &pool.tenant, put);
+    let again = pool.state.puts().put_start(pool.now, A, &pool.tenant, put);
     fails(again, ErrorCode::OBJECT_ALREADY_EXISTS);
 }
 

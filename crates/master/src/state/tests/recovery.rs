@@ -91,7 +91,7 @@ impl Log {
     /// Compares the log with the state, and continues its snapshot by one object.
     pub(super) fn check(&mut self, pool: &mut Pool) -> LogView {
         let mut effects = Vec::new();
-        pool.state.take_effects(&mut effects);
+        pool.state.log_mut().take_effects(&mut effects);
         self.image.replay(&effects).unwrap();
         self.since.extend(effects);
         let replayed = LogView::of(&self.image);
@@ -157,7 +157,10 @@ fn versions_of_a_lost_run_are_not_used_again() {
     let image = described(&pool);
     let first_version = |seed: u64, lost_grants_max: Duration| {
         let rules = pool.state.rules().clone();
-        State::restore(rules, seed, pool.now, image.clone(), lost_grants_max).0.next_version
+        State::restore(rules, seed, pool.now, image.clone(), lost_grants_max)
+            .0
+            .inventory
+            .next_version
     };
     let second = Duration::from_secs(1);
     let killed = first_version(1, Duration::ZERO);
@@ -360,7 +363,7 @@ fn quarantine_survives_restart() {
     let failed = [started.places[0].replica];
     let put =
         PutRef { key: b"k", version: started.version, failed_replicas: &failed, checksum: None };
-    pool.state.put_revoke(pool.now, A, &pool.tenant, put).unwrap();
+    pool.state.puts().put_revoke(pool.now, A, &pool.tenant, put).unwrap();
     let mut pool = restarted(&mut pool);
     resume(&mut pool);
     pool.wait(2);
@@ -400,11 +403,14 @@ fn groups_pins_and_tenants_survive_restart() {
     assert_eq!((located.length, located.data_type), (MIB, 3));
     assert_eq!(pool.state.totals().soft_pinned_keys, 1);
     let names: BTreeSet<_> = [0, 1]
-        .map(|slot| pool.state.groups.name(ObjectSlot::new(slot)).map(<[u8]>::to_vec))
+        .map(|slot| {
+            pool.state.inventory.catalog.groups.name(ObjectSlot::new(slot)).map(<[u8]>::to_vec)
+        })
         .into_iter()
         .collect();
     assert_eq!(names, BTreeSet::from([Some(b"g".to_vec())]));
-    let pinned: u64 = pool.state.segments.claimed().map(|(_, s)| s.hard_pinned).sum();
+    let pinned: u64 =
+        pool.state.inventory.pool.segments.claimed().map(|(_, s)| s.hard_pinned).sum();
     assert_eq!(pinned, MIB);
     pool.wait(4);
     assert_eq!(pool.state.totals().soft_pinned_keys, 0);

@@ -18,7 +18,7 @@ impl Pool {
             is_replacing: false,
             request,
         };
-        self.state.put_start(self.now, client, &self.tenant, put)
+        self.state.puts().put_start(self.now, client, &self.tenant, put)
     }
 
     fn unfinished(&self, client: ClientId, key: &str) -> Option<UnfinishedPut> {
@@ -29,14 +29,14 @@ impl Pool {
         let targets = ["host-b:1".to_owned()];
         let new = NewTask::Copy { key: key.as_bytes(), targets: &targets };
         let item = CallItem { client: A, number };
-        self.state.create_task_once(self.now, &self.tenant, new, Some(item))
+        self.state.tasks().create_task_once(self.now, &self.tenant, new, Some(item))
     }
 
     fn drain_once(&mut self, number: u64) -> Result<JobId> {
         let segments = ["host-a:1".to_owned()];
         let new = NewJob { segments: &segments, targets: &[], concurrency: 1 };
         let item = CallItem { client: A, number };
-        self.state.create_job_once(self.now, new, Some(item))
+        self.state.tasks().create_job_once(self.now, new, Some(item))
     }
 }
 
@@ -98,11 +98,11 @@ fn repeated_item_creates_one_task() {
     assert_eq!(pool.copy_once("k", CALL).unwrap(), first);
     let second = pool.copy_once("k", CALL + 1).unwrap();
     assert_ne!(first, second);
-    assert_eq!(pool.state.tasks_underway(), (2, 0));
+    assert_eq!(pool.state.tasks().tasks_underway(), (2, 0));
     let mut pool = restarted(&mut pool);
     assert_eq!(pool.copy_once("k", CALL).unwrap(), first, "also after a restart");
     assert_eq!(pool.copy_once("k", CALL + 1).unwrap(), second);
-    assert_eq!(pool.state.tasks_underway(), (2, 0));
+    assert_eq!(pool.state.tasks().tasks_underway(), (2, 0));
     assert_ne!(pool.copy_once("k", CALL + 2).unwrap(), second, "another item");
 }
 
@@ -129,7 +129,7 @@ fn repeated_item_creates_one_job() {
     fails(drain(&mut pool, &["host-a:1"], &[]), ErrorCode::UNAVAILABLE_IN_CURRENT_STATUS);
     let mut pool = restarted(&mut pool);
     assert_eq!(pool.drain_once(CALL).unwrap(), job, "also after a restart");
-    pool.state.cancel_job(pool.now, job).unwrap();
+    pool.state.tasks().cancel_job(pool.now, job).unwrap();
     let mut pool = restarted(&mut pool);
     assert_eq!(pool.drain_once(CALL).unwrap(), job, "also when it is over");
 }

@@ -219,7 +219,7 @@ fn drain_of_missing_segment_fails() {
     pool.put_with("k", MIB, false, &on("host-a:1")).unwrap();
     let cancelled = drain(&mut pool, &["host-a:1"], &[]).unwrap();
     pool.advance_all();
-    pool.state.cancel_job(pool.now, cancelled).unwrap();
+    pool.state.tasks().cancel_job(pool.now, cancelled).unwrap();
     let job = drain(&mut pool, &["host-b:1"], &[]).unwrap();
     pool.advance_all();
     let mut pool = restarted(&mut pool);

@@ -17,16 +17,16 @@ impl Pool {
     pub(super) fn copy(&mut self, key: &str, targets: &[&str]) -> Result<TaskId> {
         let targets: Vec<String> = targets.iter().map(|&name| name.to_owned()).collect();
         let new = NewTask::Copy { key: key.as_bytes(), targets: &targets };
-        self.state.create_task(self.now, &self.tenant, new)
+        self.state.tasks().create_task(self.now, &self.tenant, new)
     }
 
     pub(super) fn shift(&mut self, key: &str, source: &str, target: &str) -> Result<TaskId> {
         let new = NewTask::Move { key: key.as_bytes(), source, target };
-        self.state.create_task(self.now, &self.tenant, new)
+        self.state.tasks().create_task(self.now, &self.tenant, new)
     }
 
     pub(super) fn fetch(&mut self, client: ClientId) -> Vec<Work> {
-        self.state.fetch_tasks(self.now, client, 100, u64::MAX).unwrap()
+        self.state.tasks().fetch_tasks(self.now, client, 100, u64::MAX).unwrap()
     }
 
     pub(super) fn done(&mut self, client: ClientId, work: &Work) -> Result<()> {
@@ -45,7 +45,7 @@ impl Pool {
             failed_replicas: failed,
             why: if failed.is_empty() { "" } else { "the peer is gone" },
         };
-        self.state.end_task(self.now, client, end)
+        self.state.tasks().end_task(self.now, client, end)
     }
 
     pub(super) fn status(&self, id: TaskId) -> (TaskStatus, String) {
@@ -84,7 +84,9 @@ fn reported_copy_adds_replica() {
     pool.put_with("k", MIB, false, &on("host-a:1")).unwrap();
     let id = pool.copy("k", &["host-b:1"]).unwrap();
     assert_eq!(pool.status(id).0, TaskStatus::Pending);
-    assert!(pool.state.has_tasks(pool.now, A) && !pool.state.has_tasks(pool.now, B));
+    assert!(
+        pool.state.tasks().has_tasks(pool.now, A) && !pool.state.tasks().has_tasks(pool.now, B)
+    );
     assert!(pool.fetch(B).is_empty(), "the holder of a copy carries it out");
     let work = pool.fetch(A).remove(0);
     assert_eq!((work.length, work.targets.len(), work.checksum), (MIB, 1, Some(7)));
@@ -141,7 +143,7 @@ fn refuses_invalid_tasks_with_code() {
     fails(pool.shift("none", "host-a:1", "host-b:1"), ErrorCode::OBJECT_NOT_FOUND);
     fails(pool.state.task(TaskId::from_bits(1)), ErrorCode::TASK_NOT_FOUND);
     fails(
-        pool.state.fetch_tasks(pool.now, ClientId::from_bits(9), 1, 1),
+        pool.state.tasks().fetch_tasks(pool.now, ClientId::from_bits(9), 1, 1),
         ErrorCode::CLIENT_NOT_FOUND,
     );
 }
@@ -214,7 +216,7 @@ fn failed_task_is_retried_up_to_limit() {
         pool.report(A, &work, &failed).unwrap();
         if tries < 3 {
             assert_eq!(pool.status(id), (TaskStatus::Pending, "the peer is gone".to_owned()));
-            assert!(!pool.state.has_tasks(pool.now, A), "not at once");
+            assert!(!pool.state.tasks().has_tasks(pool.now, A), "not at once");
             pool.wait(2);
         }
     }
@@ -235,7 +237,7 @@ fn silent_client_loses_task_to_other_holder() {
     pool.put_with("k", MIB, false, &both).unwrap();
     pool.state.mount(pool.now, ClientId::from_bits(3), third).unwrap();
     let id = pool.copy("k", &["host-c:1"]).unwrap();
-    let first = if pool.state.has_tasks(pool.now, A) { A } else { B };
+    let first = if pool.state.tasks().has_tasks(pool.now, A) { A } else { B };
     let second = if first == A { B } else { A };
     let work = pool.fetch(first).remove(0);
     let begun = pool.now;
@@ -328,7 +330,7 @@ fn task_limits_hold() {
     let b = pool.copy("b", &["host-b:1"]).unwrap();
     fails(pool.copy("c", &["host-b:1"]), ErrorCode::TASK_PENDING_LIMIT_EXCEEDED);
     let work = pool.fetch(A);
-    assert_eq!((work.len(), pool.state.tasks_underway()), (1, (1, 1)));
+    assert_eq!((work.len(), pool.state.tasks().tasks_underway()), (1, (1, 1)));
     assert!(pool.fetch(A).is_empty(), "one runs already");
     pool.done(A, &work[0]).unwrap();
     let c = pool.copy("c", &["host-b:1"]).unwrap();
@@ -383,7 +385,7 @@ pub(super) fn drain(pool: &mut Pool, segments: &[&str], targets: &[&str]) -> Res
     let names = |names: &[&str]| -> Vec<String> { names.iter().map(|&n| n.to_owned()).collect() };
     let (segments, targets) = (names(segments), names(targets));
     let new = NewJob { segments: &segments, targets: &targets, concurrency: 2 };
-    pool.state.create_job(pool.now, new)
+    pool.state.tasks().create_job(pool.now, new)
 }
 
 pub(super) fn segment_status(pool: &Pool, name: &str) -> SegmentStatus {
@@ -402,7 +404,7 @@ fn drain_empties_segment_without_losing_objects() {
     assert_eq!(segment_status(&pool, "host-a:1"), SegmentStatus::Draining);
     fails(drain(&mut pool, &["host-a:1"], &[]), ErrorCode::UNAVAILABLE_IN_CURRENT_STATUS);
     pool.advance_all();
-    assert_eq!(pool.state.tasks_underway().0, 2, "no more at once than may be");
+    assert_eq!(pool.state.tasks().tasks_underway().0, 2, "no more at once than may be");
     let written = pool.put_with("new", 1000, false, &on("host-a:1")).unwrap();
     let name = &pool.state.segment(written.places[0].segment).spec.name;
     assert_eq!(name, "host-b:1", "it takes nothing new");
@@ -458,13 +460,13 @@ fn cancelled_drain_reopens_segment() {
     let job = drain(&mut pool, &["host-a:1"], &[]).unwrap();
     pool.advance_all();
     let work = pool.fetch(A).remove(0);
-    pool.state.cancel_job(pool.now, job).unwrap();
-    pool.state.cancel_job(pool.now, job).unwrap();
+    pool.state.tasks().cancel_job(pool.now, job).unwrap();
+    pool.state.tasks().cancel_job(pool.now, job).unwrap();
     assert_eq!(pool.state.job(job).unwrap().status, JobStatus::Canceled);
     assert_eq!(segment_status(&pool, "host-a:1"), SegmentStatus::Ok);
     pool.done(A, &work).unwrap();
     assert_eq!(pool.holders("k"), ["host-b:1"], "what was being moved is moved");
-    fails(pool.state.cancel_job(pool.now, JobId::from_bits(3)), ErrorCode::JOB_NOT_FOUND);
+    fails(pool.state.tasks().cancel_job(pool.now, JobId::from_bits(3)), ErrorCode::JOB_NOT_FOUND);
     fails(pool.state.job(JobId::from_bits(3)), ErrorCode::JOB_NOT_FOUND);
 }
 
@@ -481,7 +483,7 @@ fn refuses_invalid_drain_jobs() {
     let view = pool.state.job(job).unwrap();
     assert!((view.created, view.succeeded) == (pool.now, 0) && view.segments == ["host-a:1"]);
     assert_eq!(pool.state.job(job).unwrap().status, JobStatus::Succeeded, "nothing lay in it");
-    fails(pool.state.cancel_job(pool.now, job), ErrorCode::UNAVAILABLE_IN_CURRENT_STATUS);
+    fails(pool.state.tasks().cancel_job(pool.now, job), ErrorCode::UNAVAILABLE_IN_CURRENT_STATUS);
 }
 
 #[test]

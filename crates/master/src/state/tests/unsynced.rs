@@ -18,7 +18,7 @@ impl Pool {
     }
 
     fn sync(&mut self) -> u64 {
-        let position = self.state.log_position();
+        let position = self.state.log().log_position();
         self.state.confirm_synced(position);
         position
     }
@@ -29,7 +29,7 @@ impl Pool {
         let mut progress = PutProgress::default();
         let step = self.step("waits", length, &mut progress).unwrap();
         let PutStep::Pending(Pending::Sync(position)) = step else { panic!("{step:?}") };
-        assert!(position <= self.state.log_position());
+        assert!(position <= self.state.log().log_position());
         assert!(self.state.totals().awaiting_sync >= length);
         self.state.confirm_synced(position - 1);
         let step = self.step("waits", length, &mut progress).unwrap();
@@ -166,7 +166,7 @@ fn cancelled_put_gives_its_memory_back() {
     pool.put("a", 4 * MIB).unwrap();
     let mut progress = PutProgress::default();
     assert!(matches!(pool.step("b", MIB, &mut progress).unwrap(), PutStep::Pending(_)));
-    pool.state.cancel_put(progress);
+    pool.state.puts().cancel_put(progress);
     pool.sync();
     pool.put("c", 4 * MIB).unwrap();
     // A put that nobody continues does not keep it for ever.
@@ -270,7 +270,7 @@ proptest! {
         let (mut disk, mut synced) = (Disk::default(), 0);
         let mut pending: BTreeMap<usize, (u8, u64, bool, PutProgress)> = BTreeMap::new();
         let mut bytes = Vec::new();
-        pool.state.take_effects(&mut bytes);
+        pool.state.log_mut().take_effects(&mut bytes);
         disk.read(&bytes, synced);
         for (index, step) in steps.into_iter().enumerate() {
             let chosen = |nth: prop::sample::Index| {
@@ -283,7 +283,7 @@ proptest! {
                 Step::GoOn { nth } => chosen(nth).and_then(|at| pending.remove(&at)),
                 Step::Cancel { nth } => {
                     let put = chosen(nth).and_then(|at| pending.remove(&at));
-                    put.into_iter().for_each(|put| pool.state.cancel_put(put.3));
+                    put.into_iter().for_each(|put| pool.state.puts().cancel_put(put.3));
                     None
                 }
                 Step::Remove { key } => {
@@ -299,14 +299,14 @@ proptest! {
                     None
                 }
                 Step::Sync { share } => {
-                    synced += (pool.state.log_position() - synced) * share / 4;
+                    synced += (pool.state.log().log_position() - synced) * share / 4;
                     pool.state.confirm_synced(synced);
                     None
                 }
                 // The log breaks and begins anew: all that was recorded is behind it.
                 Step::Break => {
                     pool.state.confirm_synced(u64::MAX);
-                    synced = pool.state.log_position();
+                    synced = pool.state.log().log_position();
                     pool.state.confirm_synced(synced);
                     None
                 }
@@ -321,7 +321,7 @@ proptest! {
                     is_replacing,
                     request: 0,
                 };
-                match pool.state.put_step(pool.now, A, &pool.tenant, &put, &mut progress) {
+                match pool.state.puts().put_step(pool.now, A, &pool.tenant, &put, &mut progress) {
                     Ok(PutStep::Started(started)) => {
                         let _ = match index % 7 {
                             0 => pool.revoke(A, &name, &started),
@@ -335,17 +335,17 @@ proptest! {
                 }
             }
             bytes.clear();
-            pool.state.take_effects(&mut bytes);
+            pool.state.log_mut().take_effects(&mut bytes);
             disk.read(&bytes, synced);
         }
         // At the end nothing is lost.
-        pending.into_values().for_each(|put| pool.state.cancel_put(put.3));
+        pending.into_values().for_each(|put| pool.state.puts().cancel_put(put.3));
         pool.state.unregister(pool.now, A);
         pool.state.unregister(pool.now, B);
         pool.state.confirm_synced(u64::MAX);
         pool.wait(1);
         prop_assert_eq!(pool.state.totals().used, 0);
-        prop_assert_eq!(pool.state.unsynced.bytes, 0);
+        prop_assert_eq!(pool.state.inventory.pool.unsynced.bytes, 0);
         prop_assert!(pool.state.searches.is_empty());
     }
 }

@@ -257,6 +257,20 @@ impl Segments {
         }
     }
 
+    /// Ends quarantines of segments that are over, if no segment accepts objects.
+    pub(in crate::state) fn open_due(&mut self, now: Moment) {
+        if !self.open.is_empty() {
+            return;
+        }
+        for slot in SegmentSlot::range(0, self.slots.len() as u32) {
+            let Some(segment) = self.get_mut(slot) else { continue };
+            if segment.quarantined_until.is_some_and(|end| end.has_passed(now)) {
+                segment.quarantined_until = None;
+                self.refresh(slot);
+            }
+        }
+    }
+
     /// Updates whether the segment accepts new objects. Call it after each change that may matter.
     pub(in crate::state) fn refresh(&mut self, slot: SegmentSlot) {
         let open = self.open.len();

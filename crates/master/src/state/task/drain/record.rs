@@ -5,13 +5,14 @@ use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::{Job, JobStatus, JobView};
 use crate::state::{
-    CallItem, Effect, State,
+    CallItem, Effect,
     ids::SegmentSlot,
     log::{
         effect::codec::{Reader, Writer},
         task_record::{Kind, read_moment, read_texts, write_moment, write_texts},
     },
     pool::segment::SegmentStatus,
+    task::TaskCalls,
 };
 
 impl Job {
@@ -45,14 +46,17 @@ impl Job {
     }
 }
 
-impl State {
+impl TaskCalls<'_> {
     /// Logs the status of the job.
     pub(super) fn log_job(&mut self, id: JobId) {
-        if !self.effects.is_recording() {
+        if !self.inventory.log.effects.is_recording() {
             return;
         }
         let record = self.jobs.by_id.get(&id).map(Job::record);
-        self.effects.record(|| Effect::Task { id: id.bits(), record: record.as_deref() });
+        self.inventory
+            .log
+            .effects
+            .record(|| Effect::Task { id: id.bits(), record: record.as_deref() });
     }
 
     /// Decodes a job; `None` if the record is damaged.
@@ -130,7 +134,7 @@ impl State {
         // Segments whose job is unknown accept objects again.
         let drained: Vec<SegmentSlot> =
             self.jobs.running.iter().flat_map(|&id| self.job_segments(id)).collect();
-        let draining = self.segments.mounted().filter(|(slot, segment)| {
+        let draining = self.inventory.pool.segments.mounted().filter(|(slot, segment)| {
             segment.status == SegmentStatus::Draining && !drained.contains(slot)
         });
         let stray: Vec<SegmentSlot> = draining.map(|(slot, _)| slot).collect();
