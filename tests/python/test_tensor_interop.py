@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -155,3 +156,60 @@ def test_upstreams_manifests_are_read(reply, key, split_dim):
     stored = bytes.fromhex(reply["shards"][key])
     assert Manifest.decode(stored) == Manifest(FLOAT32, (4, 6), split_dim, 2)
     assert Manifest.decode(stored).encode() == stored
+
+
+def parallelism(*axes: AxisRecord) -> Any:
+    """Returns axes in upstream's words, as any object with the right attributes."""
+    own = [
+        SimpleNamespace(
+            kind=axis.kind,
+            rank=axis.rank,
+            size=axis.size,
+            split_dim=axis.split_dim,
+            expert_id=axis.id if axis.kind == "ep" else None,
+            stage_id=axis.id if axis.kind == "pp" else None,
+        )
+        for axis in axes
+    ]
+    return SimpleNamespace(axes=own)
+
+
+def put_parallel_shards(store: MooncakeDistributedStore) -> None:
+    """Puts what `upstream_tensors.put_shards` puts."""
+    put = store.put_tensor_with_parallelism
+    for rank in (0, 1):
+        axis = AxisRecord("tp", rank, 2, 1)
+        assert put("axis", whole()[:, 3 * rank :][:, :3], parallelism(axis)) == 0
+        grid = (AxisRecord("dp", 0, 3), AxisRecord("tp", rank, 2, 0))
+        assert put("grid", whole(), parallelism(*grid)) == 0
+        assert put("writer", whole(), writer_partition=axis) == 0
+    assert put("expert", whole(), parallelism(AxisRecord("ep", 1, 2, id=17))) == 0
+    assert put("stage", whole(), parallelism(AxisRecord("pp", 2, 3, id=2))) == 0
+
+
+def test_shards_of_any_axes_are_stored_as_upstream_does(store, reply):
+    put_parallel_shards(store)
+    for key, stored in reply["shards"].items():
+        if not key.startswith("tp_"):
+            assert store.get(key).hex() == stored, key
+
+
+@pytest.mark.parametrize(
+    ("key", "others"),
+    [
+        ("axis", []),
+        ("writer", []),
+        ("grid", [AxisRecord("dp", 0, 3)]),
+        ("expert", [AxisRecord("ep", 0, 1, id=17)]),
+        ("stage", [AxisRecord("pp", 0, 1, id=2)]),
+    ],
+)
+def test_shards_of_upstream_are_read_as_any_other(store, reply, key, others):
+    for name, stored in reply["shards"].items():
+        if name.startswith(key):
+            assert store.put(f"from upstream {name}", bytes.fromhex(stored)) == 0
+    for rank in range(3):
+        axes = parallelism(*others, AxisRecord("tp", rank, 3, 1))
+        target = SimpleNamespace(mode="shard", parallelism=axes)
+        found = store.get_tensor_with_parallelism(f"from upstream {key}", target)
+        assert torch.equal(found, whole()[:, 2 * rank :][:, :2])
