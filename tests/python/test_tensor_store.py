@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import itertools
 import random
+import threading
 
 import pytest
 
@@ -396,6 +399,32 @@ def test_stat_prints_the_layout_of_a_tensor(store, key, capsys):
     printed = capsys.readouterr().out
     assert "dtype     float32\nshape     (4, 3)\nlayout    2 shards along dimension 0" in printed
     assert f"object    {key}_tp_1 (2, 3) tp=1/2 dim=0" in printed
+
+
+def test_overwritten_tensor_is_read_in_one_version(store, key):
+    """Every read returns one version, of either shape, or says that the tensor was replaced."""
+    versions = [torch.full((64, 32), 1.0), torch.full((16, 8), 2.0)]
+    store.put_tensor(key, versions[0])
+    is_over = threading.Event()
+
+    def overwrite():
+        for at in itertools.count():
+            if is_over.is_set():
+                return
+            store.put_tensor(key, versions[at % 2], overwrite=True)
+
+    writer = threading.Thread(target=overwrite)
+    writer.start()
+    read = 0
+    try:
+        while read < 50:
+            with contextlib.suppress(mooncake.DeadlineError):
+                got = store.get_tensor(key)
+                assert torch.equal(got, versions[int(got[0, 0]) - 1])
+                read += 1
+    finally:
+        is_over.set()
+        writer.join()
 
 
 def test_async_store_has_the_same_calls(key):
