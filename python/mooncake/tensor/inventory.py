@@ -134,7 +134,7 @@ def find(key: bytes, target: Shard | None) -> Search:
     """
     exact = shard_key(key, records(target)) if target else key
     is_selective = target is not None and any(target.axis(kind) for kind in _SELECTIVE)
-    first = list(dict.fromkeys([exact] if is_selective else [exact, key]))
+    first = [exact] if is_selective or target is None else [exact, key]
     heads = yield _Heads(first)
     if target is not None and heads[0] is not None:
         part = _exact(exact, heads[0], target)
