@@ -99,6 +99,20 @@ def test_missing_shards_are_named(store, key):
     assert not store.put_tensor(key, tensor, layout=Layout(4))
 
 
+def test_shard_of_an_uncertain_place_is_not_guessed(store, key):
+    """By one rule rank 3 of 5 has the index 6 of 7, by the other one the index 5."""
+    tensor = numbers(7)
+    for split in ("chunk", "tensor_split"):
+        own = Shard.tp(3, 5, split=split)
+        name = f"{key}.{split}"
+        store.put_tensor(name, part(tensor, own), layout=own, shape=(7,))
+        with pytest.raises(mooncake.NotFoundError, match=f"missing: {name}_tp_0, {name}_tp_1"):
+            store.get_tensor(name, target=Shard.tp(6, 7))
+        store.put_tensor(name, tensor, layout=Layout(5, split=split))
+        assert store.get_tensor(name, target=Shard.tp(6, 7)).tolist() == [6]
+        assert store.get_tensor(name, target=Shard.tp(5, 7)).tolist() == [5]
+
+
 def test_first_shard_missing_is_named(store, key):
     tensor = numbers(8, 4)
     shard = Shard.tp(1, 2)

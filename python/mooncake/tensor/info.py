@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, TypeAlias
 from mooncake._values import decoded
 from mooncake.errors import InvalidArgumentError, MooncakeError, NotFoundError
 from mooncake.tensor.calls import Sizes
-from mooncake.tensor.inventory import Found, find, find_all, find_stored
+from mooncake.tensor.inventory import find, find_stored
 from mooncake.tensor.layout import Axis
+from mooncake.tensor.search import Found, find_all
 
 if TYPE_CHECKING:
     from mooncake.tensor.calls import Operation
-    from mooncake.tensor.inventory import Part
+    from mooncake.tensor.search import Part
 
 __all__ = ["Info", "PartInfo", "TensorInfo", "describe"]
 

@@ -100,7 +100,9 @@ def plan(sources: Sequence[Source], wanted: Box, itemsize: int) -> Plan:
     np.cumsum(counts, out=starts[1:])
     columns = np.empty((3, int(starts[-1])), dtype=np.int64)
     for part, first, end in zip(parts, starts[:-1], starts[1:], strict=True):
-        if part.count:
+        if end - first == 1:
+            columns[:, first] = part.source[0], part.wanted[0], part.length
+        elif end > first:
             columns[0, first:end] = part.offsets()
             columns[1, first:end] = part.destinations()
             columns[2, first:end] = part.length

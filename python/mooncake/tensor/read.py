@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
@@ -10,8 +11,9 @@ from mooncake.errors import DeadlineError, InvalidArgumentError, MooncakeError, 
 from mooncake.tensor import described, memory
 from mooncake.tensor.dtypes import DType, load_numpy, load_torch
 from mooncake.tensor.format import METADATA_BYTES, TensorMetadata
-from mooncake.tensor.inventory import Found, Part, find, find_all, invalid
+from mooncake.tensor.inventory import find
 from mooncake.tensor.layout import Box
+from mooncake.tensor.search import Found, Part, find_all, invalid
 from mooncake.tensor.transfer import Job, fill
 
 if TYPE_CHECKING:
@@ -42,6 +44,10 @@ class Request:
     out: Any = None
 
 
+_HUGE_BYTES = 4 << 20
+"""Length from which numpy asks for huge pages."""
+
+
 class Library(Protocol):
     """A library of tensors or arrays."""
 
@@ -56,8 +62,15 @@ class Tensors:
     """Tensors of torch."""
 
     def empty(self, dtype: DType, shape: tuple[int, ...]) -> Any:
-        """Return a new tensor with undefined content."""
-        return load_torch().empty(shape, dtype=dtype.torch())
+        """Return a new tensor with undefined content.
+
+        numpy lets the kernel back large arrays by huge pages, torch does not; the page faults of
+        small ones cost more than the transfer.
+        """
+        nbytes = math.prod(shape) * dtype.itemsize
+        if nbytes < _HUGE_BYTES:
+            return load_torch().empty(shape, dtype=dtype.torch())
+        return memory.as_torch(load_numpy().empty(nbytes, dtype="uint8"), dtype, shape)
 
     def restore(self, stored: Any, metadata: TensorMetadata) -> Any:
         """Return a jagged tensor that shares the memory of its object."""
@@ -81,15 +94,21 @@ class Arrays:
 
 
 def read(requests: Sequence[Request], library: Library) -> Operation[list[Any]]:
-    """Read tensors: two calls for whole ones and exact shards, two more for those to be resharded.
+    """Read tensors: one call to find all of them, and one to read them.
+
+    Shards that are stored unevenly, or replaced during the read, cost further calls.
 
     Returns:
         For each request the filled value or its failure.
     """
     results: list[Any] = [None] * len(requests)
     pending = list(range(len(requests)))
-    for _ in range(_ATTEMPTS):
-        found = yield from find_all([find(requests[at].key, requests[at].target) for at in pending])
+    for attempt in range(_ATTEMPTS):
+        # The first attempt predicts the metadata of shards, which saves a call.
+        searches = [
+            find(requests[at].key, requests[at].target, predicts=attempt == 0) for at in pending
+        ]
+        found = yield from find_all(searches)
         readings: dict[int, _Reading] = {}
         for at, each in zip(pending, found, strict=True):
             try:

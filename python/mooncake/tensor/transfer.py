@@ -11,11 +11,11 @@ from mooncake._values import decoded
 from mooncake.errors import MooncakeError
 from mooncake.tensor.calls import Operation, ReadRanges
 from mooncake.tensor.format import METADATA_BYTES
-from mooncake.tensor.inventory import Found, invalid
 from mooncake.tensor.planner import IncompleteError, Plan, Source, TooManyRangesError, plan
+from mooncake.tensor.search import Found, invalid
 
 if TYPE_CHECKING:
-    from mooncake.tensor.inventory import Part
+    from mooncake.tensor.search import Part
 
 __all__ = ["Job", "fill"]
 

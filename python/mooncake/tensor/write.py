@@ -19,8 +19,9 @@ from mooncake.tensor.format import (
     writer_key,
     writer_manifest_key,
 )
-from mooncake.tensor.inventory import invalid, records, stored_keys
+from mooncake.tensor.inventory import records, stored_keys
 from mooncake.tensor.layout import Box, Layout, Shard
+from mooncake.tensor.search import invalid
 
 if TYPE_CHECKING:
     from mooncake.tensor.memory import TensorMemory

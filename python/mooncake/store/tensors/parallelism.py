@@ -18,9 +18,10 @@ from mooncake.tensor import memory
 from mooncake.tensor.calls import Operation, ReadRanges, run
 from mooncake.tensor.dtypes import load_torch
 from mooncake.tensor.format import METADATA_BYTES, FormatError, TensorMetadata, shard_key
-from mooncake.tensor.inventory import Found, Search, find, find_all, find_stored, records
+from mooncake.tensor.inventory import find, find_stored, records
 from mooncake.tensor.layout import Layout, Shard
 from mooncake.tensor.read import Request, Tensors, read, without_metadata
+from mooncake.tensor.search import Found, Search, find_all
 from mooncake.tensor.transfer import Job, fill
 from mooncake.tensor.write import Item, write
 

@@ -1,0 +1,231 @@
+"""Searches for stored tensors: requests for the first bytes of objects, answered many at once.
+
+A search is a generator that yields requests. `find_all` carries out many of them in rounds, and
+makes one call for the requests of a round.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from mooncake._runtime import _native
+from mooncake._values import decoded
+from mooncake.errors import InvalidArgumentError, MooncakeError, NotFoundError
+from mooncake.tensor.calls import List, ReadRanges
+from mooncake.tensor.format import (
+    MANIFEST_BYTES,
+    METADATA_BYTES,
+    FormatError,
+    Manifest,
+    TensorMetadata,
+)
+
+if TYPE_CHECKING:
+    from mooncake.tensor.calls import Operation
+    from mooncake.tensor.layout import Box
+
+__all__ = [
+    "Found",
+    "Heads",
+    "Names",
+    "Part",
+    "Search",
+    "as_text",
+    "decoded_head",
+    "decoded_manifest",
+    "find_all",
+    "invalid",
+    "list_names",
+    "listed",
+    "missing",
+    "read_heads",
+]
+
+_NOT_FOUND = -704
+_INVALID_PARAMS = -600
+_LISTED_MAX = 8
+"""Maximum number of keys in the text of an error."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A stored object that holds a part of a tensor.
+
+    Attributes:
+        key: Key of the object.
+        head: The first bytes of the object, as they were when it was found.
+        metadata: The decoded head.
+        box: The part of the tensor.
+    """
+
+    key: bytes
+    head: bytes
+    metadata: TensorMetadata
+    box: Box
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The objects from which a wanted part of a tensor can be read.
+
+    Attributes:
+        key: Key of the tensor.
+        wanted: The wanted part.
+        parts: The objects that hold it.
+    """
+
+    key: bytes
+    wanted: Box
+    parts: tuple[Part, ...]
+
+    @property
+    def metadata(self) -> TensorMetadata:
+        """Metadata of one of the parts; all have the same dtype and global shape."""
+        return self.parts[0].metadata
+
+
+@dataclass(frozen=True, slots=True)
+class Heads:
+    """A request for the first bytes of objects and of manifests; None for one that is missing."""
+
+    keys: list[bytes]
+    manifests: tuple[bytes, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """A request for the keys that have a prefix."""
+
+    prefix: bytes
+
+
+Search: TypeAlias = Generator[Heads | Names, Any, Found]
+"""A search for the objects of one tensor: yields requests, receives their answers."""
+
+
+def find_all(searches: Sequence[Search]) -> Operation[list[Found | MooncakeError]]:
+    """Carry out searches; the requests of all of them go out together, round by round."""
+    results: list[Found | MooncakeError | None] = [None] * len(searches)
+    running = dict(enumerate(searches))
+    answers: dict[int, Any] = dict.fromkeys(running)
+    while running:
+        wanted: dict[int, Heads | Names] = {}
+        for at, search in list(running.items()):
+            try:
+                wanted[at] = search.send(answers[at])
+            except StopIteration as end:
+                results[at] = end.value
+            except MooncakeError as error:
+                results[at] = error
+            if at not in wanted:
+                del running[at]
+        answers = yield from _answer(wanted)
+        for at, answer in answers.items():
+            if isinstance(answer, MooncakeError):
+                results[at] = answer
+                del running[at]
+    return [result for result in results if result is not None]
+
+
+def read_heads(
+    keys: Sequence[bytes], manifests: Sequence[bytes] = ()
+) -> Operation[list[bytes | MooncakeError | None]]:
+    """Return the first bytes of objects: None without an object, ``b""`` for a shorter one."""
+    names = [*keys, *manifests]
+    if not names:
+        return []
+    lengths = [METADATA_BYTES] * len(keys) + [MANIFEST_BYTES] * len(manifests)
+    starts = list(accumulate(lengths, initial=0))
+    memory = bytearray(starts.pop())
+    base, _ = _native.writable_range(memory)
+    columns = (
+        array("q", range(len(names) + 1)),
+        array("q", [base + start for start in starts]),
+        array("q", [0]) * len(names),
+        array("q", lengths),
+    )
+    outcomes = yield ReadRanges([decoded(name) for name in names], columns, memory)
+    heads: list[bytes | MooncakeError | None] = []
+    for start, length, outcome in zip(starts, lengths, outcomes, strict=True):
+        if isinstance(outcome, NotFoundError):
+            heads.append(None)
+        elif isinstance(outcome, InvalidArgumentError):
+            heads.append(b"")
+        elif isinstance(outcome, MooncakeError):
+            heads.append(outcome)
+        else:
+            heads.append(bytes(memory[start : start + length]))
+    return heads
+
+
+def list_names(prefix: bytes) -> Operation[list[bytes]]:
+    """Return the keys of the complete objects that have a prefix."""
+    names: list[bytes] = []
+    after: bytes | None = None
+    while True:
+        page, is_last = yield List(prefix, after)
+        names += [name for name, _, is_complete, _ in page if is_complete]
+        if is_last or not page:
+            return names
+        after = page[-1][0]
+
+
+def decoded_head(key: bytes, head: bytes) -> TensorMetadata:
+    """Decode the metadata of an object."""
+    try:
+        return TensorMetadata.decode(head)
+    except FormatError as error:
+        raise invalid(key, str(error)) from None
+
+
+def decoded_manifest(key: bytes, head: bytes) -> Manifest:
+    """Decode a manifest."""
+    try:
+        return Manifest.decode(head)
+    except FormatError as error:
+        raise invalid(key, str(error)) from None
+
+
+def invalid(key: bytes, text: str) -> MooncakeError:
+    """Return the error for a tensor that cannot be read or written as asked."""
+    return _native.failure(_INVALID_PARAMS, text, key=decoded(key))
+
+
+def missing(key: bytes, names: Sequence[bytes]) -> MooncakeError:
+    """Return the error for a tensor of which objects do not exist."""
+    text = f"shards of the tensor are missing: {listed(names)}"
+    return _native.failure(_NOT_FOUND, text, key=decoded(key))
+
+
+def listed(names: Sequence[bytes]) -> str:
+    """Return keys as text, the first few of many."""
+    text = ", ".join(map(as_text, names[:_LISTED_MAX]))
+    return text if len(names) <= _LISTED_MAX else f"{text} and {len(names) - _LISTED_MAX} more"
+
+
+def as_text(key: bytes) -> str:
+    """Return a key for the text of an error."""
+    return key.decode(errors="replace")
+
+
+def _answer(wanted: dict[int, Heads | Names]) -> Operation[dict[int, Any]]:
+    """Answer the requests of one round."""
+    answers: dict[int, Any] = {}
+    requests = {at: request for at, request in wanted.items() if isinstance(request, Heads)}
+    keys = [key for request in requests.values() for key in request.keys]
+    manifests = [key for request in requests.values() for key in request.manifests]
+    outcomes = yield from read_heads(keys, manifests)
+    heads, of_manifests = iter(outcomes[: len(keys)]), iter(outcomes[len(keys) :])
+    for at, request in requests.items():
+        own = [next(heads) for _ in request.keys]
+        own += [next(of_manifests) for _ in request.manifests]
+        failed = (each for each in own if isinstance(each, MooncakeError))
+        answers[at] = next(failed, own)
+    for at, other in wanted.items():
+        if isinstance(other, Names):
+            answers[at] = yield from list_names(other.prefix)
+    return answers
