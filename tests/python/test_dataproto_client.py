@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 from dataproto_handles import appended, handle
+from structured_stores import PlainStore
 
 from mooncake.dataproto_catalog import DataProtoCatalog, DataProtoCatalogTransfer
+from mooncake.structured_object_store import MooncakeBundleTransfer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -96,6 +99,35 @@ class Client:
 @pytest.fixture
 def peer() -> Client:
     return Client()
+
+
+def test_rows_of_stored_batches_are_read_back():
+    store, catalog = PlainStore(), DataProtoCatalog()
+    transfer = MooncakeBundleTransfer(store)
+    client = DataProtoCatalogTransfer(
+        transfer, lambda name, *a, **k: getattr(catalog, name)(*a, **k)
+    )
+    names = np.array(["x", "y", "z"], dtype=object)
+    given = {"batch": {"a": np.arange(6).reshape(3, 2)}, "non_tensor_batch": {"n": names}}
+    keys = ["k0", "k1", "k2"]
+    client.put(given, partition="p", keys=keys)
+    fragment_id, first = next(iter(catalog.resolve("p", keys)["handles"].items()))
+    more = {"b": np.arange(3.0)}
+    client.append(fragment_id, first, more, partition="p", keys=keys, stage="s")
+    with pytest.raises(ValueError, match="stale DataProto append handle"):
+        client.append(fragment_id, first, {"c": np.arange(3)}, partition="p", keys=keys, stage="t")
+    found = client.resolve("p", ["k2", "k0"])
+    (group,) = found["field_groups"]
+    assert group["fields"] == ["a", "n", "b"]
+    rows = [row for _, row in group["locations"]]
+    read = transfer.get(found["handles"][fragment_id], fields=group["fields"], rows=rows)
+    assert read["batch"]["a"].tolist() == [[4, 5], [0, 1]]
+    assert read["batch"]["b"].tolist() == [2.0, 0.0]
+    assert read["non_tensor_batch"]["n"].tolist() == ["z", "x"]
+    client.remove("p", keys)
+    assert store.objects
+    client.release_read(found["read_token"])
+    assert store.objects == {}
 
 
 def test_put_stores_and_publishes(peer):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import logging
 import threading
 import uuid
@@ -336,5 +335,6 @@ def _exported(ref: Any) -> Handle:
     if isinstance(ref, Mapping):
         return dict(ref)
     # Imported at use: it needs numpy.
-    module = importlib.import_module("mooncake.structured_object_store")
-    return dict(module.export_dataproto_ref(ref))
+    from mooncake.structured.references import export_dataproto_ref
+
+    return export_dataproto_ref(ref)
