@@ -9,23 +9,20 @@ mod locate;
 mod mount;
 mod open_puts;
 mod overlapped_put;
-mod peer_latency;
 mod put;
 mod put_restart;
 mod query;
 mod range_read;
 mod read;
-mod replica_selection;
 mod reservation;
 mod session;
 mod start;
 mod tasks;
-mod transfer;
 
 use std::{
     fmt,
     net::IpAddr,
-    sync::{Arc, Weak, atomic::AtomicUsize},
+    sync::{Arc, Weak},
     time::Duration,
 };
 
@@ -34,9 +31,11 @@ use mooncake_http::Exposition;
 use mooncake_transfer_engine::Engine;
 use tokio::runtime::Handle;
 
+#[cfg(test)]
+pub(crate) use self::bytes::dangling_range;
 use self::{
-    io_session::IoSessions, mount::Segments, open_puts::OpenPuts, peer_latency::LatencyTable,
-    replica_selection::SuspectedPeers, session::SharedSession, tasks::worker::TaskWorker,
+    io_session::IoSessions, mount::Segments, open_puts::OpenPuts, session::SharedSession,
+    tasks::worker::TaskWorker,
 };
 pub use self::{
     range_read::PartOutcomes,
@@ -48,7 +47,9 @@ use crate::{
     lifetime::Lifetime,
     link::MasterLink,
     metrics::{Metrics, MetricsSnapshot},
+    replica::ReplicaSelector,
     rpc::MasterRpc,
+    transfer::Transfers,
 };
 
 /// Time limit of the unregister call while a client closes.
@@ -76,10 +77,7 @@ struct ClientInner {
     rpc: MasterRpc,
     session: SharedSession,
     segments: Segments,
-    suspected_peers: SuspectedPeers,
-    peer_latency: LatencyTable,
-    /// Rotates reads among equally good replicas.
-    replica_rotation: AtomicUsize,
+    transfers: Transfers,
     task_worker: TaskWorker,
     /// Also knows the name that the client's segments carry.
     lifetime: Arc<Lifetime>,
@@ -109,6 +107,9 @@ impl Client {
         };
         let segment_bytes = config.segment_bytes;
         let (lifetime, metrics) = (Arc::new(Lifetime::new(name)), Arc::<Metrics>::default());
+        let replicas =
+            ReplicaSelector::new(engine.segment_name(), lifetime.name(), id.bits() as usize);
+        let transfers = Transfers::new(engine.clone(), replicas, &lifetime, &metrics);
         let tenant = config.tenant.clone();
         let rpc = MasterRpc::new(link, (id, tenant), config.rpc_timeout, &lifetime, &metrics);
         let inner = Arc::new(ClientInner {
@@ -118,9 +119,7 @@ impl Client {
             rpc,
             session: SharedSession::default(),
             segments: Segments::default(),
-            suspected_peers: SuspectedPeers::default(),
-            peer_latency: LatencyTable::default(),
-            replica_rotation: AtomicUsize::new(id.bits() as usize),
+            transfers,
             task_worker: TaskWorker::default(),
             lifetime,
             metrics,

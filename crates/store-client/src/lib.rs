@@ -16,9 +16,11 @@ pub mod link;
 pub mod metrics;
 pub mod object;
 pub mod protocol;
+mod replica;
 mod rpc;
 pub mod store;
 pub mod task;
+mod transfer;
 
 pub use client::{Client, PartOutcomes, Reservation, Write};
 pub use config::{ClientConfig, LinkConfig, MetricsConfig};

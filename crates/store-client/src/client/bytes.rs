@@ -82,7 +82,7 @@ fn only<T>(outcomes: Vec<Result<T>>) -> Result<T> {
 
 /// A range for tests that transfer nothing.
 #[cfg(test)]
-pub(super) fn dangling_range(length: usize) -> LocalRange {
+pub(crate) fn dangling_range(length: usize) -> LocalRange {
     // SAFETY: the range is never read or written.
     unsafe { LocalRange::foreign(4096, length) }
 }

@@ -64,7 +64,7 @@ impl ClientInner {
 
     /// Returns whether a segment of a peer that is not suspected accepts objects.
     fn has_other_holder(&self) -> bool {
-        let suspected = self.suspected_peers.endpoints();
+        let suspected = self.transfers.replicas().suspected().endpoints();
         self.segments().is_ok_and(|segments| {
             segments
                 .iter()

@@ -8,14 +8,13 @@ use mooncake_proto::v1::{self, request::Call, response::Call as Reply};
 use mooncake_transfer_engine::{LocalRange, Opcode, TimeLimits, TransferEntry};
 use smallvec::SmallVec;
 
-use super::{
-    Client, ClientInner, checksum::Checksummer, destination::layout, put::total, transfer::Jobs,
-};
+use super::{Client, ClientInner, checksum::Checksummer, destination::layout, put::total};
 use crate::{
     metrics::{Operation, OutcomeTotals},
     object::{Located, Read, Span},
     protocol::{ReadExtent, ReadObjects, ReadReplica, ReadSource, ReadStep},
     rpc::{batch, response},
+    transfer::Jobs,
 };
 
 /// An object that is read, and the memory that its bytes go to.
@@ -130,7 +129,9 @@ impl ClientInner {
             length: located.length,
             fence_end: located.fence,
             replicas: self
-                .replica_order(&located.places, bytes, now)
+                .transfers
+                .replicas()
+                .order(&located.places, bytes, now)
                 .into_iter()
                 .map(replica)
                 .collect(),
@@ -152,7 +153,7 @@ impl ClientInner {
         for &(at, place) in reads {
             targets[at].push_job(place, &mut jobs);
         }
-        self.run_jobs(Opcode::Read, &mut jobs, limits);
+        self.transfers.run(Opcode::Read, &mut jobs, limits);
         let now = SystemClock.now();
         self.metrics.count_transfer(Opcode::Read, jobs.len(), now.since(begin));
         for (&(at, _), outcome) in reads.iter().zip(jobs.finish()) {

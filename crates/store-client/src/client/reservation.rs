@@ -13,11 +13,11 @@ use super::{
     ClientInner,
     checksum::Checksummer,
     open_puts::{OpenPuts, ReservedPut},
-    transfer::Jobs,
 };
 use crate::{
     object::{Place, PutItem},
     protocol::UnconfirmedPut,
+    transfer::Jobs,
 };
 
 /// Space reserved for a new object: to be written, then published or revoked.
@@ -308,7 +308,7 @@ impl ClientInner {
             outcomes.push(checked);
         }
         if !jobs.is_empty() {
-            self.run_jobs(Opcode::Write, &mut jobs, TimeLimits { deadline: until, stall });
+            self.transfers.run(Opcode::Write, &mut jobs, TimeLimits { deadline: until, stall });
             let took = SystemClock.now().since(now);
             self.metrics.count_transfer(Opcode::Write, puts.len(), took);
         }

@@ -182,7 +182,7 @@ impl ClientInner {
             replace: options.is_upsert,
             request_id: request,
             columns: Some(v1::PutColumns { keys, lengths, groups }),
-            avoided_endpoints: self.suspected_peers.endpoints(),
+            avoided_endpoints: self.transfers.replicas().suspected().endpoints(),
         })
     }
 

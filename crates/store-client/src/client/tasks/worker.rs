@@ -14,8 +14,8 @@ use mooncake_proto::v1::{self, request::Call, response::Call as Reply};
 use mooncake_transfer_engine::{Opcode, TransferEntry};
 use smallvec::SmallVec;
 
-use super::super::{ClientInner, mount::HeldPart, transfer::Jobs};
-use crate::{object::Place, rpc::response};
+use super::super::{ClientInner, mount::HeldPart};
+use crate::{object::Place, rpc::response, transfer::Jobs};
 
 /// Maximum number of tasks fetched together.
 const TASKS_MAX: u32 = 64;
@@ -188,7 +188,7 @@ impl ClientInner {
         }
         for (opcode, copies) in [(Opcode::Write, pushed), (Opcode::Read, pulled)] {
             let LocalCopies { mut jobs, owners, held } = copies;
-            self.run_jobs(opcode, &mut jobs, until);
+            self.transfers.run(opcode, &mut jobs, until);
             // Segments that were unmounted meanwhile are unmapped here.
             drop(held);
             for ((at, nth), outcome) in owners.into_iter().zip(jobs.finish()) {
@@ -240,7 +240,7 @@ impl ClientInner {
             let entry = TransferEntry::new(local, source.address() + done);
             let mut jobs = Jobs::default();
             jobs.push(&source.segment, [entry], false);
-            self.run_jobs(Opcode::Read, &mut jobs, until);
+            self.transfers.run(Opcode::Read, &mut jobs, until);
             jobs.finish().collect::<Result<()>>()?;
             let open: Vec<usize> =
                 (0..targets.len()).filter(|&nth| outcomes[nth].is_ok()).collect();
@@ -249,7 +249,7 @@ impl ClientInner {
                 let entry = TransferEntry::new(local, targets[nth].address() + done);
                 jobs.push(&targets[nth].segment, [entry], false);
             }
-            self.run_jobs(Opcode::Write, &mut jobs, until);
+            self.transfers.run(Opcode::Write, &mut jobs, until);
             for (nth, outcome) in open.into_iter().zip(jobs.finish()) {
                 outcomes[nth] = outcome;
             }

@@ -41,7 +41,7 @@ const DEFAULT_THREAD_START: Duration = Duration::from_micros(50);
 
 /// The latency estimates of all peers.
 #[derive(Debug, Default)]
-pub(super) struct LatencyTable(Mutex<Samples>);
+pub(crate) struct LatencyTable(Mutex<Samples>);
 
 #[derive(Debug, Default)]
 struct Samples {
@@ -61,14 +61,14 @@ struct LatencyEstimate {
 
 /// Location of a peer, derived from its address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Locality {
+pub(crate) enum Locality {
     SameHost,
     OtherHost,
 }
 
 impl LatencyTable {
     /// Records the duration of a transfer with a peer.
-    pub(super) fn record(
+    pub(crate) fn record(
         &self,
         endpoint: &str,
         (opcode, bytes): (Opcode, u64),
@@ -92,12 +92,12 @@ impl LatencyTable {
     }
 
     /// Records the time between spawning a thread and its start.
-    pub(super) fn record_thread_start(&self, took: Duration, now: Moment) {
+    pub(crate) fn record_thread_start(&self, took: Duration, now: Moment) {
         self.0.lock().start.record(took, 0, now);
     }
 
     /// Estimates the duration of a transfer with a peer.
-    pub(super) fn expected(
+    pub(crate) fn expected(
         &self,
         endpoint: &str,
         locality: Locality,
@@ -112,7 +112,7 @@ impl LatencyTable {
     }
 
     /// Estimates the time until a new thread runs.
-    pub(super) fn expected_thread_start(&self, now: Moment) -> Duration {
+    pub(crate) fn expected_thread_start(&self, now: Moment) -> Duration {
         self.0.lock().start.expected(0, now).unwrap_or(DEFAULT_THREAD_START)
     }
 }
@@ -173,7 +173,7 @@ fn default_latency(locality: Locality, bytes: u64) -> Duration {
 
 /// Returns whether work with these expected durations finishes sooner with a thread each than
 /// sequentially, if a thread takes `start` to begin and about as long to be joined.
-pub(super) fn is_worth_threads(expected: impl Iterator<Item = Duration>, start: Duration) -> bool {
+pub(crate) fn is_worth_threads(expected: impl Iterator<Item = Duration>, start: Duration) -> bool {
     let (sum, longest) = expected.fold((Duration::ZERO, Duration::ZERO), |(sum, longest), one| {
         (sum.saturating_add(one), longest.max(one))
     });

@@ -1,5 +1,4 @@
-//! Order in which the replicas of an object are read: by locality, measured latency and recent
-//! failures.
+//! Peers that failed or stayed silent a short time ago.
 
 use std::{
     sync::atomic::{AtomicUsize, Ordering},
@@ -8,15 +7,7 @@ use std::{
 
 use mooncake_base::sync::Mutex;
 use mooncake_base::{Clock, Error, Moment, Result, SystemClock};
-use mooncake_transfer_engine::Opcode;
 use rustc_hash::FxHashMap;
-use smallvec::SmallVec;
-
-use super::{ClientInner, peer_latency::Locality};
-use crate::{
-    object::Place,
-    protocol::{ReplicaRank, replica_order},
-};
 
 /// Time for which a failed peer is tried last.
 const SUSPICION_TIME: Duration = Duration::from_secs(5);
@@ -31,7 +22,7 @@ const SILENCE_PAUSE_MAX: Duration = Duration::from_secs(4);
 
 /// Peers with a recent failure.
 #[derive(Debug, Default)]
-pub(super) struct SuspectedPeers {
+pub(crate) struct SuspectedPeers {
     peers: Mutex<FxHashMap<String, Suspicion>>,
     /// Number of suspected peers, so that the lock is not taken while there are none.
     count: AtomicUsize,
@@ -58,7 +49,7 @@ struct Silence {
 impl SuspectedPeers {
     /// Marks a peer as suspected after a failed transfer. Returns whether the peer was not
     /// suspected before.
-    pub(super) fn add(&self, endpoint: &str, now: Moment) -> bool {
+    pub(crate) fn add(&self, endpoint: &str, now: Moment) -> bool {
         let mut peers = self.peers.lock();
         let Some(suspicion) = self.suspicion(&mut peers, endpoint, now) else { return false };
         let was_over = suspicion.until.has_passed(now);
@@ -67,7 +58,7 @@ impl SuspectedPeers {
     }
 
     /// Records that a peer did not answer a transfer with this stall limit.
-    pub(super) fn add_silence(
+    pub(crate) fn add_silence(
         &self,
         endpoint: &str,
         (error, stall): (&Error, Option<Duration>),
@@ -86,7 +77,7 @@ impl SuspectedPeers {
     }
 
     /// Fails if the peer was silent a moment ago for at least this stall limit.
-    pub(super) fn check(&self, endpoint: &str, stall: Option<Duration>) -> Result<()> {
+    pub(crate) fn check(&self, endpoint: &str, stall: Option<Duration>) -> Result<()> {
         if self.count.load(Ordering::Relaxed) == 0 {
             return Ok(());
         }
@@ -111,7 +102,7 @@ impl SuspectedPeers {
     }
 
     /// Clears the suspicion after a successful transfer.
-    pub(super) fn clear(&self, endpoint: &str) {
+    pub(crate) fn clear(&self, endpoint: &str) {
         if self.count.load(Ordering::Relaxed) > 0 {
             let mut peers = self.peers.lock();
             peers.remove(endpoint);
@@ -120,7 +111,7 @@ impl SuspectedPeers {
     }
 
     /// Returns the suspected peers.
-    pub(super) fn endpoints(&self) -> Vec<String> {
+    pub(crate) fn endpoints(&self) -> Vec<String> {
         if self.count.load(Ordering::Relaxed) == 0 {
             return Vec::new();
         }
@@ -130,7 +121,7 @@ impl SuspectedPeers {
         suspected.map(|(endpoint, _)| endpoint.clone()).collect()
     }
 
-    pub(super) fn is_suspected(&self, endpoint: &str, now: Moment) -> bool {
+    pub(crate) fn is_suspected(&self, endpoint: &str, now: Moment) -> bool {
         if self.count.load(Ordering::Relaxed) == 0 {
             return false;
         }
@@ -157,58 +148,6 @@ impl SuspectedPeers {
         }
         peers.get_mut(endpoint)
     }
-}
-
-impl ClientInner {
-    /// Returns the order in which the replicas of an object are tried: this process first, then by
-    /// expected latency; suspected peers come last. Equally good replicas rotate, so that reads
-    /// spread over them.
-    pub(super) fn replica_order(
-        &self,
-        places: &[Place],
-        bytes: u64,
-        now: Moment,
-    ) -> SmallVec<[usize; 1]> {
-        let own = self.engine.segment_name();
-        let ranks = places.iter().map(|place| {
-            let endpoint = place.segment.endpoint.as_str();
-            let is_elsewhere = endpoint != own;
-            let expected = match is_elsewhere {
-                true => self.expected_latency(endpoint, (Opcode::Read, bytes), now),
-                false => Duration::ZERO,
-            };
-            let is_suspected = self.suspected_peers.is_suspected(endpoint, now);
-            ReplicaRank { is_suspected, is_elsewhere, expected }
-        });
-        let turn = match places.len() {
-            0 | 1 => 0,
-            _ => self.replica_rotation.fetch_add(1, Ordering::Relaxed),
-        };
-        replica_order(ranks, turn)
-    }
-
-    /// Estimates the duration of a transfer with a peer.
-    pub(super) fn expected_latency(
-        &self,
-        endpoint: &str,
-        what: (Opcode, u64),
-        now: Moment,
-    ) -> Duration {
-        let there = host_of(endpoint);
-        // A dummy client carries the name of its daemon, which is on the same host.
-        let is_here =
-            there == host_of(self.engine.segment_name()) || there == host_of(self.lifetime.name());
-        let locality = match is_here {
-            true => Locality::SameHost,
-            false => Locality::OtherHost,
-        };
-        self.peer_latency.expected(endpoint, locality, what, now)
-    }
-}
-
-/// Returns the endpoint without its port.
-fn host_of(endpoint: &str) -> &str {
-    endpoint.rsplit_once(':').map_or(endpoint, |(host, _)| host)
 }
 
 #[cfg(test)]

@@ -4,11 +4,15 @@ use std::sync::Arc;
 
 use mooncake_base::sync::Mutex;
 use mooncake_base::{Clock, Error, ErrorCode, ErrorKind, Result, SystemClock};
-use mooncake_transfer_engine::{Opcode, TimeLimits, TransferEntry};
+use mooncake_transfer_engine::{Engine, Opcode, TimeLimits, TransferEntry};
 use rustc_hash::FxHashMap;
 
-use super::{ClientInner, peer_latency::is_worth_threads};
-use crate::{metrics::OutcomeTotals, object::SegmentInfo};
+use crate::{
+    lifetime::Lifetime,
+    metrics::{Metrics, OutcomeTotals},
+    object::SegmentInfo,
+    replica::{ReplicaSelector, peer_latency::is_worth_threads},
+};
 
 /// Maximum number of peers served in parallel.
 const PARALLEL_PEERS_MAX: usize = 8;
@@ -18,7 +22,7 @@ const PARALLEL_WAITS_MAX: usize = 64;
 
 /// A batch of replicas, or parts of replicas, to transfer.
 #[derive(Debug, Default)]
-pub(super) struct Jobs {
+pub(crate) struct Jobs {
     /// Segments of the remote sides.
     segments: Vec<Arc<SegmentInfo>>,
     /// Index of each segment, by its address.
@@ -57,7 +61,7 @@ struct PeerGroup<'a> {
 
 impl Jobs {
     /// An empty batch with capacity for `jobs` jobs of one entry each.
-    pub(super) fn with_capacity(jobs: usize) -> Self {
+    pub(crate) fn with_capacity(jobs: usize) -> Self {
         Self {
             jobs: Vec::with_capacity(jobs),
             entries: Vec::with_capacity(jobs),
@@ -66,7 +70,7 @@ impl Jobs {
     }
 
     /// Adds a job. Set `is_chosen` if another peer could have served it as well.
-    pub(super) fn push(
+    pub(crate) fn push(
         &mut self,
         segment: &Arc<SegmentInfo>,
         entries: impl IntoIterator<Item = TransferEntry>,
@@ -80,17 +84,17 @@ impl Jobs {
     }
 
     /// Number of jobs.
-    pub(super) fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.jobs.len()
     }
 
     /// Whether the batch has no jobs.
-    pub(super) fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.jobs.is_empty()
     }
 
     /// Returns the results in the order of the jobs. A job that never ran has failed.
-    pub(super) fn finish(self) -> impl Iterator<Item = Result<()>> {
+    pub(crate) fn finish(self) -> impl Iterator<Item = Result<()>> {
         self.jobs.into_iter().map(|job| job.outcome.unwrap_or_else(|| Err(not_transferred())))
     }
 
@@ -149,10 +153,32 @@ impl PeerGroup<'_> {
     }
 }
 
-impl ClientInner {
+/// The transfers of one client.
+pub(crate) struct Transfers {
+    engine: Engine,
+    replicas: ReplicaSelector,
+    lifetime: Arc<Lifetime>,
+    metrics: Arc<Metrics>,
+}
+
+impl Transfers {
+    pub(crate) fn new(
+        engine: Engine,
+        replicas: ReplicaSelector,
+        lifetime: &Arc<Lifetime>,
+        metrics: &Arc<Metrics>,
+    ) -> Self {
+        Self { engine, replicas, lifetime: Arc::clone(lifetime), metrics: Arc::clone(metrics) }
+    }
+
+    /// Returns what is known of the peers.
+    pub(crate) fn replicas(&self) -> &ReplicaSelector {
+        &self.replicas
+    }
+
     /// Runs every job and stores its result. A peer that is silent or gone delays no other peer for
     /// longer than the stall limit.
-    pub(super) fn run_jobs(&self, opcode: Opcode, jobs: &mut Jobs, limits: impl Into<TimeLimits>) {
+    pub(crate) fn run(&self, opcode: Opcode, jobs: &mut Jobs, limits: impl Into<TimeLimits>) {
         let limits = limits.into();
         let (segments, mut groups) = jobs.group_by_peer();
         let options = RunOptions { opcode, limits, is_shared: groups.len() > 1 };
@@ -194,7 +220,7 @@ impl ClientInner {
                 let thread = std::thread::Builder::new().name("mc-transfer".to_owned());
                 let spawned = thread.spawn_scoped(scope, move || {
                     let now = SystemClock.now();
-                    self.peer_latency.record_thread_start(now.since(begin), now);
+                    self.replicas.latency().record_thread_start(now.since(begin), now);
                     run();
                 });
                 if let Err(error) = spawned {
@@ -219,14 +245,14 @@ impl ClientInner {
             Some(job) => segments[job.segment].endpoint.as_str(),
             None => "",
         };
-        let may_wait = |group| self.suspected_peers.is_suspected(endpoint(group), now);
+        let may_wait = |group| self.replicas.suspected().is_suspected(endpoint(group), now);
         if options.limits.stall.is_none() || groups.iter().any(may_wait) {
             return true;
         }
         let expected = groups.iter().map(|group| {
-            self.expected_latency(endpoint(group), (options.opcode, group.bytes()), now)
+            self.replicas.expected_latency(endpoint(group), (options.opcode, group.bytes()), now)
         });
-        is_worth_threads(expected, self.peer_latency.expected_thread_start(now))
+        is_worth_threads(expected, self.replicas.latency().expected_thread_start(now))
     }
 
     /// Runs the jobs of one peer. Returns false if the peer could not be reached, or failed.
@@ -247,7 +273,7 @@ impl ClientInner {
                 Error::new(ErrorCode::RPC_TIMEOUT, "the deadline passed before the transfer began");
             return group.fail(&error.with("peer", &segment.endpoint));
         }
-        if let Err(error) = self.suspected_peers.check(&segment.endpoint, limits.stall) {
+        if let Err(error) = self.replicas.suspected().check(&segment.endpoint, limits.stall) {
             return group.fail(&error.with("segment", &segment.name));
         }
         let peer = match self.engine.open(&segment.endpoint, limits.give_up_at()) {
@@ -266,10 +292,10 @@ impl ClientInner {
         self.metrics.count_copies(served.or_else(|| peer.transport()), opcode, totals);
         if let Some((begin, end)) = end.filter(|_| totals.failed == 0) {
             let what = (opcode, totals.bytes);
-            self.peer_latency.record(&segment.endpoint, what, end.since(begin), end);
+            self.replicas.latency().record(&segment.endpoint, what, end.since(begin), end);
         }
         if totals.done > 0 {
-            self.suspected_peers.clear(&segment.endpoint);
+            self.replicas.suspected().clear(&segment.endpoint);
         }
         totals.failed == 0
     }
@@ -287,9 +313,13 @@ impl ClientInner {
             let now = SystemClock.now();
             self.metrics.count_peer_error(&segment.endpoint);
             if error.kind() == ErrorKind::Timeout && !limits.deadline.has_passed(now) {
-                self.suspected_peers.add_silence(&segment.endpoint, (&error, limits.stall), now);
+                self.replicas.suspected().add_silence(
+                    &segment.endpoint,
+                    (&error, limits.stall),
+                    now,
+                );
             }
-            if self.suspected_peers.add(&segment.endpoint, now) {
+            if self.replicas.suspected().add(&segment.endpoint, now) {
                 let (peer, segment) = (&segment.endpoint, &segment.name);
                 tracing::warn!(peer, segment, %error, "a transfer failed; trying the peer last for a while");
             }
@@ -325,7 +355,8 @@ fn not_transferred() -> Error {
 mod tests {
     use mooncake_base::SegmentId;
 
-    use super::{super::bytes::dangling_range, *};
+    use super::*;
+    use crate::client::dangling_range;
 
     fn segment(endpoint: &str) -> Arc<SegmentInfo> {
         Arc::new(SegmentInfo {
