@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import random
 import struct
 import sys
 from collections.abc import Iterator
@@ -189,6 +190,28 @@ def test_objects_that_are_no_tensors_are_none(store, key):
     struct.pack_into("<q", lying, 104, 1 << 60)
     assert store.put(f"{key}/huge", bytes(lying)) == 0
     assert store.get_tensor(f"{key}/huge") is None
+
+
+def test_damaged_objects_are_none_or_fit_their_object(store, key):
+    rng, memory = random.Random(22), Memory(500)
+    jagged = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged)
+    starts = []
+    for at, tensor in enumerate((matrix(), torch.tensor(1), jagged)):
+        assert store.put_tensor(f"{key}/{at}", tensor) == 0
+        starts.append(store.get(f"{key}/{at}"))
+    outcomes = set()
+    for _ in range(300):
+        data = bytearray(rng.choice(starts))
+        for _ in range(rng.randint(1, 3)):
+            at = rng.randrange(4, min(len(data), 360))
+            data[at] = rng.choice((0, 1, 2, 0x7F, 0x80, 0xFF, rng.randrange(256)))
+        assert store.upsert(key, bytes(data)) == 0
+        for found in (store.get_tensor(key), store.get_tensor_into(key, memory.at, 500)):
+            outcomes.add(found is None)
+            # A jagged tensor has no shape of plain numbers; its values have.
+            values = found if found is None or not found.is_nested else found.values()
+            assert values is None or values.nbytes <= len(data) - METADATA
+    assert outcomes == {True, False}
 
 
 def test_batches_fail_item_by_item(store, key):
