@@ -1,0 +1,112 @@
+//! The size of types: one that does everything cannot be understood or tested part by part.
+
+use std::collections::BTreeMap;
+
+use mooncake_tidy::{File, files, regex, report};
+
+/// Maximum number of methods of a type, over all of its impl blocks.
+const METHODS_MAX: usize = 60;
+
+/// Types that may have more, by crate and name, with the reason.
+const LARGE: &[(&str, &str, &str)] = &[
+    ("master", "Service", "has a short method per call; its parts lie in types of their own"),
+    ("store-client", "ClientInner", "has the steps of puts and gets, to be cut by subject"),
+];
+
+/// Counts the methods of each type, by crate and name. Tests are left out.
+fn methods(files: &[File]) -> BTreeMap<(String, String), usize> {
+    let method =
+        regex(r#"^    (pub(\([^)]*\))? )?((const|async|unsafe|extern "C") )*fn [a-z_0-9]+"#);
+    let is_test = regex(r"(^|/)(tests|examples|benches)(/|\.rs$)");
+    let mut counts = BTreeMap::new();
+    for file in files.iter().filter(|file| file.is("rs") && !file.is_generated()) {
+        let Some(name) = crate_of(&file.path).filter(|_| !is_test.is_match(&file.path)) else {
+            continue;
+        };
+        let mut header: Option<String> = None;
+        let mut owner: Option<String> = None;
+        for (_, line) in file.code_lines() {
+            if line.starts_with("impl") {
+                header = Some(String::new());
+            }
+            if let Some(text) = &mut header {
+                text.push_str(line);
+                text.push(' ');
+                if line.contains('{') {
+                    owner = type_of(text);
+                    header = None;
+                }
+            } else if line.starts_with('}') {
+                owner = None;
+            } else if let Some(owner) = owner.as_ref().filter(|_| method.is_match(line)) {
+                *counts.entry((name.to_owned(), owner.clone())).or_default() += 1;
+            }
+        }
+    }
+    counts
+}
+
+/// Returns the folder below `crates/`.
+fn crate_of(path: &str) -> Option<&str> {
+    path.strip_prefix("crates/")?.split_once('/').map(|(name, _)| name)
+}
+
+/// Returns the name of the type from the header of an impl block.
+fn type_of(header: &str) -> Option<String> {
+    let header = header.split(" where ").next()?.split('{').next()?;
+    let subject = match header.split_once(" for ") {
+        // Not the `for` of a lifetime.
+        Some((_, subject)) if !subject.starts_with('<') => subject,
+        _ => skip_generics(header.strip_prefix("impl")?),
+    };
+    let path = subject.trim().split('<').next()?.trim();
+    path.rsplit("::").next().map(str::to_owned)
+}
+
+/// Returns what follows the generic parameters at the start of a text.
+fn skip_generics(text: &str) -> &str {
+    let mut depth = 0;
+    for (at, byte) in text.bytes().enumerate() {
+        match byte {
+            b'<' => depth += 1,
+            b'>' => depth -= 1,
+            _ => {}
+        }
+        if depth == 0 && byte != b' ' {
+            return if byte == b'>' { &text[at + 1..] } else { &text[at..] };
+        }
+    }
+    text
+}
+
+#[test]
+fn no_type_has_too_many_methods() {
+    let counts = methods(&files());
+    let is_listed = |name: &str, owner: &str| {
+        LARGE.iter().any(|(listed, known, _)| (*listed, *known) == (name, owner))
+    };
+    let mut found: Vec<_> = counts
+        .iter()
+        .filter(|((name, owner), count)| **count > METHODS_MAX && !is_listed(name, owner))
+        .map(|((name, owner), count)| format!("crates/{name}: {owner} has {count} methods"))
+        .collect();
+    for (name, owner, reason) in LARGE {
+        assert!(reason.split(' ').count() >= 3, "{owner} needs a reason");
+        let count = counts.get(&((*name).to_owned(), (*owner).to_owned()));
+        if count.is_none_or(|&count| count <= METHODS_MAX) {
+            found.push(format!("crates/{name}: {owner} is listed but has few methods"));
+        }
+    }
+    report(&format!("types with more than {METHODS_MAX} methods, to be cut by subject"), &found);
+}
+
+#[test]
+fn methods_of_all_impl_blocks_are_counted() {
+    let text = "impl<'a, T: Into<u8>> Parts<'a, T>\nwhere\n    T: Copy,\n{\n    fn one() {}\n\n    \
+                pub(crate) const fn two() {}\n}\n\nimpl fmt::Display for a::Parts<'_, u8> {\n    fn \
+                fmt() {}\n}\n\nfn three() {}\n\n#[cfg(test)]\nmod tests {\n    impl Parts {\n        \
+                fn four() {}\n    }\n}\n";
+    let file = |path: &str| File { path: path.to_owned(), text: text.to_owned() };
+    let counts = methods(&[file("crates/a/src/b.rs"), file("crates/a/src/b/tests.rs")]);
+    assert_eq!(counts, BTreeMap::from([(("a".to_owned(), "Parts".to_owned()), 3)]));
+}
