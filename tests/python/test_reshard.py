@@ -257,6 +257,12 @@ def test_json_reads_back_in_any_order():
         (lambda record: record.update(weight_generation=1.0), "integer"),
         (lambda record: record.update(tensors=record["tensors"] * 2), "must not repeat"),
         (lambda record: record["topology"].update(topology_id="x"), "topology_id"),
+        (lambda record: record["topology"].update(topology_id=None), "topology_id"),
+        (lambda record: record.update(placement_id=None), "placement_id"),
+        (
+            lambda record: record["parts"][0]["fragments"][0].update(placement_fragment_id=None),
+            "placement_fragment_id",
+        ),
         (lambda record: record["parts"][0]["rank"].update(tp=1), "rank"),
         (lambda record: record["parts"][0]["fragments"][0].pop("aliases"), "aliases"),
         (lambda record: record["tensors"][0]["parallel_axes"][0].pop("dim"), "dim"),

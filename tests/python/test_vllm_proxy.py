@@ -345,6 +345,18 @@ async def test_chunked_requests_are_read():
         writer.close()
 
 
+@in_a_loop
+async def test_client_that_asks_may_send_its_body():
+    async with cluster() as peers:
+        reader, writer = await asyncio.open_connection("127.0.0.1", peers.port)
+        writer.write(b"POST /v1/completions HTTP/1.1\r\nContent-Length: 2\r\n")
+        writer.write(b"Expect: 100-continue\r\n\r\n")
+        assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
+        writer.write(b"{}")
+        assert (await receive(reader)).status == 200
+        writer.close()
+
+
 # The module
 
 

@@ -95,6 +95,8 @@ class ProxyServer:
         if self._connections > CONNECTIONS_MAX:
             raise HttpError(503, f"there are more than {CONNECTIONS_MAX} connections")
         async with asyncio.timeout(_BODY_TIMEOUT_S):
+            if head.headers.get("expect", "").lower() == "100-continue":
+                writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
             body = await read_body(reader, head.headers, is_request=True)
         serving = asyncio.create_task(self._answer(head, body, writer))
         # A byte that arrives meanwhile begins the next request; no byte means that the client
@@ -122,7 +124,7 @@ class ProxyServer:
             if head.method != "POST":
                 return await self._send_error(writer, 405, "use POST")
             return await self._complete(head, body, writer)
-        if head.method not in ("GET", "HEAD"):
+        if head.method != "GET":
             return await self._send_error(writer, 404, f"there is no {head.method} {head.path}")
         if head.path == "/healthcheck":
             sizes = (len(self.proxy.prefill.backends), len(self.proxy.decode.backends))

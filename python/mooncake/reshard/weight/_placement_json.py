@@ -8,8 +8,9 @@ from .._checks import (
     require_distinct,
     require_fields,
     require_sequence,
+    require_text,
 )
-from ..contracts import ResourceKind
+from ..contracts import PlacementId, ResourceKind
 from ._placement import WeightPlacementManifest, WeightPlacementPart
 from ._wire import (
     fragment_from_record,
@@ -95,7 +96,7 @@ def weight_placement_from_json(value: str) -> WeightPlacementManifest:
         placement_set_id=record["placement_set_id"],
         topology=topology,
         parts=tuple(parts),
-        placement_id=record["placement_id"],
+        placement_id=PlacementId(require_text(record["placement_id"], "placement_id")),
     )
     for tensor_id in catalog.keys() - {tensor.tensor_id for tensor in placement.tensors}:
         raise ValueError(f"no fragment holds the tensor: tensor_id={tensor_id}")

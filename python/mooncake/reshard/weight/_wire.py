@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from .._checks import require_fields, require_sequence
+from .._checks import require_fields, require_sequence, require_text
 from ..contracts import TensorId
 from ._axes import AXIS_KINDS, OwnershipAxis, ParallelAxis, ParallelRank, ReplicatedAxis, SplitAxis
 from ._tensor import PlacementFragment, TensorDescriptor
@@ -89,6 +89,7 @@ def tensor_from_record(value: object, name: str) -> TensorDescriptor:
 def fragment_from_record(value: object, name: str) -> PlacementFragment:
     """Returns the placement fragment of a JSON record."""
     record = dict(require_fields(value, name, _FRAGMENT_FIELDS, frozenset({"pipeline_stage_id"})))
+    require_text(record["placement_fragment_id"], f"{name} placement_fragment_id")
     rank = rank_from_record(record.pop("rank"), f"{name} rank")
     aliases = tuple(
         TensorId(str(alias)) for alias in require_sequence(record.pop("aliases"), f"{name} aliases")
@@ -104,6 +105,7 @@ def rank_from_record(value: object, name: str) -> ParallelRank:
 def topology_from_record(value: object) -> ParallelTopology:
     """Returns the topology of a JSON record."""
     record = dict(require_fields(value, "topology", _TOPOLOGY_FIELDS))
+    require_text(record["topology_id"], "topology_id")
     members = []
     for index, item in enumerate(require_sequence(record.pop("participants"), "participants")):
         name = f"participant {index}"
