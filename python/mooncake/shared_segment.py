@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from mooncake import engine
+from mooncake.tensor.dtypes import DType, load_torch
 
 __all__ = [
     "SharedSegment",
@@ -24,29 +25,6 @@ _ALIGNMENT: Final = 4096
 
 # Prefix of an exchanged message that carries a rank's failure.
 _FAILED: Final = "failed: "
-
-_ITEM_BYTES: Final = {
-    "bool": 1,
-    "uint8": 1,
-    "uint16": 2,
-    "uint32": 4,
-    "uint64": 8,
-    "int8": 1,
-    "int16": 2,
-    "int32": 4,
-    "int64": 8,
-    "float16": 2,
-    "bfloat16": 2,
-    "float32": 4,
-    "float64": 8,
-    "float8_e4m3fn": 1,
-    "float8_e4m3fnuz": 1,
-    "float8_e5m2": 1,
-    "float8_e5m2fnuz": 1,
-    "float8_e8m0fnu": 1,
-    "complex64": 8,
-    "complex128": 16,
-}
 
 _OTHER_NAMES: Final = {
     "short": "int16",
@@ -70,8 +48,7 @@ class _Block:
 
     count: int
     shape: tuple[int, ...]
-    dtype: str
-    item_bytes: int
+    dtype: DType
     # Offset of the first entry.
     offset: int
 
@@ -89,7 +66,7 @@ class _Layout:
 
     def tag(self) -> str:
         """Return a hash that identifies the layout."""
-        blocks = {name: (b.count, b.shape, b.dtype) for name, b in self.blocks.items()}
+        blocks = {name: (b.count, b.shape, b.dtype.name) for name, b in self.blocks.items()}
         return hashlib.sha256(json.dumps(blocks).encode()).hexdigest()[:16]
 
 
@@ -140,11 +117,11 @@ class SharedSegment:
             SharedSegmentError: There is no such block.
             ImportError: torch is not installed.
         """
-        torch, one = _torch(), self._block(block)
-        dtype = getattr(torch, one.dtype)
+        torch, one = load_torch(), self._block(block)
+        dtype = one.dtype.torch()
         if one.items == 0:
-            return [torch.empty(one.shape, dtype=dtype) for _ in range(one.count)]
-        size = one.items * one.item_bytes
+            return [torch.empty(one.shape, dtype=dtype, device="cpu") for _ in range(one.count)]
+        size = one.items * one.dtype.itemsize
         found = []
         for address in self.addresses(block):
             view = (ctypes.c_char * size).from_address(address)
@@ -275,7 +252,7 @@ def _plan(blocks: Mapping[str, Mapping[str, Any]]) -> _Layout:
     for name in sorted(blocks):
         block = _read_block(name, blocks[name], offset)
         placed[name] = block
-        offset += _aligned(block.items * block.item_bytes)
+        offset += _aligned(block.items * block.dtype.itemsize)
     total = offset * max((block.count for block in placed.values()), default=0)
     if total == 0:
         raise SharedSegmentError("the blocks have no bytes")
@@ -292,28 +269,19 @@ def _read_block(name: str, block: Mapping[str, Any], offset: int) -> _Block:
     for size in (block["count"], *sizes):
         if not isinstance(size, int) or isinstance(size, bool) or size < 0:
             raise SharedSegmentError(f"block {name!r}: {size!r} is not a non-negative integer")
-    dtype, item_bytes = _read_dtype(name, block["dtype"])
-    return _Block(block["count"], tuple(map(int, sizes)), dtype, item_bytes, offset)
+    dtype = _read_dtype(name, block["dtype"])
+    return _Block(block["count"], tuple(map(int, sizes)), dtype, offset)
 
 
-def _read_dtype(block: str, dtype: object) -> tuple[str, int]:
+def _read_dtype(block: str, dtype: object) -> DType:
     text = dtype if isinstance(dtype, str) else None
     text = text or getattr(dtype, "name", None) or getattr(dtype, "__name__", None) or str(dtype)
     text = str(text).removeprefix("torch.")
-    text = _OTHER_NAMES.get(text, text)
-    if text not in _ITEM_BYTES:
-        raise SharedSegmentError(f"block {block!r} has an unknown dtype: {dtype!r}")
-    return text, _ITEM_BYTES[text]
+    try:
+        return DType.of_name(_OTHER_NAMES.get(text, text))
+    except TypeError as error:
+        raise SharedSegmentError(f"block {block!r} has an unknown dtype: {dtype!r}") from error
 
 
 def _aligned(size: int) -> int:
     return -(-size // _ALIGNMENT) * _ALIGNMENT
-
-
-def _torch() -> Any:
-    try:
-        return importlib.import_module("torch")
-    except ImportError as error:
-        raise ImportError(
-            "tensors need torch: pip install 'mooncake-transfer-engine[tensor]'"
-        ) from error

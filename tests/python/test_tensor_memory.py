@@ -217,6 +217,12 @@ def test_restored_tensors_share_and_keep_the_memory():
     assert tensor.tolist() == [-1, 0, 0]
 
 
+def test_the_default_device_of_torch_does_not_matter():
+    with torch.device("meta"):
+        for shape in ((0,), (3,), (1, 3)):
+            assert memory.as_torch(bytearray(24), INT64, shape).device.type == "cpu"
+
+
 def test_rejects_memory_that_is_too_short():
     for build in (memory.as_torch, memory.as_numpy):
         with pytest.raises(ValueError, match="too short for the tensor length=23"):

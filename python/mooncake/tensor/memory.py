@@ -178,7 +178,8 @@ def _as_torch(
     """Return a torch tensor of `count` elements, which are all in the buffer."""
     torch, element = load_torch(), dtype.torch()
     if count == 0:
-        return torch.empty(shape, dtype=element)
+        # Without a device the result would be on the default device of the caller.
+        return torch.empty(shape, dtype=element, device="cpu")
     flat = torch.frombuffer(buffer, dtype=element, count=count, offset=offset)
     return flat if len(shape) == 1 else flat.view(shape)
 
