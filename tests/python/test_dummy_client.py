@@ -19,7 +19,7 @@ import pytest
 from conftest import MIB, PROMPT_S, MasterProcess, assert_quiet, run_script, set_up, start_master
 
 import mooncake
-from mooncake.store import BufferPool, MooncakeDistributedStore, ReplicateConfig
+from mooncake.store import BufferPool, MooncakeDistributedStore, ReadTarget, ReplicateConfig
 
 READY = re.compile(r"mooncake_client ready rpc=(\S+)(?: http=(\S+))? name=(\S+)")
 WAIT_S = 30.0
@@ -593,3 +593,21 @@ def test_daemon_settings_are_rejected_for_clients(daemon):
     quick = mooncake.StoreConfig(connect_timeout_s=0.1)
     with pytest.raises(mooncake.UnavailableError, match="mooncake_client"):
         mooncake.Store(config=quick, daemon="127.0.0.1:1")
+
+
+def test_tensor_is_read_in_another_layout(dummy: MooncakeDistributedStore) -> None:
+    torch = pytest.importorskip("torch", reason="needs torch: pip install torch")
+    tensor = torch.arange(48, dtype=torch.float32).reshape(8, 6)
+    assert dummy.put_tensor_with_tp("tensor", tensor, tp_size=4) == 0
+    target = ReadTarget()
+    target.mode = "full"
+    found = dummy.get_tensor_with_parallelism("tensor", target)
+    assert found is not None
+    assert torch.equal(found, tensor)
+    memory = dummy.alloc_from_mem_pool(4096)
+    assert dummy.register_buffer(memory, 4096) == 0
+    found = dummy.get_tensor_with_parallelism_into("tensor", memory, 4096, target)
+    assert found is not None
+    assert torch.equal(found, tensor)
+    assert found.data_ptr() == memory + 304
+    assert dummy.get_tensor_with_parallelism_into("tensor", memory, 400, target) is None
