@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["BufferLease", "BufferLeaseView", "BufferPool", "client_capsule", "inner_store"]
 
 _POINTER_BYTES: Final = 8
+_LARGE_BYTES: Final = 16 << 20
 # Pause before a buffer that a peer still uses is withdrawn again.
 _RETRY_S: Final = 1.0
 
@@ -206,7 +207,10 @@ class BufferPool:
         return is_few and self._used + _kept_bytes(self._store) + size <= self._capacity
 
     def _class_of(self, size: int) -> int:
-        return max(self._min_class, 1 << max(size - 1, 0).bit_length())
+        bits = max(size - 1, 0).bit_length()
+        # Of a large buffer at most an eighth may be unused: what is kept for reuse is limited.
+        step = 1 << (bits if size < _LARGE_BYTES else bits - 4)
+        return max(self._min_class, -(-size // step) * step)
 
     def _reuse_or_allocate(self, size: int) -> BufferLeaseView:
         """Return a cached buffer, or a new one that is registered."""
