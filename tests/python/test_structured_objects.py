@@ -359,6 +359,28 @@ def test_results_return_their_memory_to_the_pool(compat_store: MooncakeDistribut
     pool.close()
 
 
+def test_released_memory_is_lent_again(compat_store: MooncakeDistributedStore):
+    transfer = MooncakeBundleTransfer(compat_store, "p")
+    ref = put(transfer, x=np.arange(1 << 18))
+    addresses = set()
+    for _ in range(3):
+        result = transfer.materialize(transfer.read_spec(ref))
+        addresses.add(result.objects["x"].ctypes.data)
+        transfer.release_result(result)
+        assert result.objects == {}
+    assert len(addresses) == 1
+
+
+def test_release_spares_what_the_caller_put(transfer: MooncakeBundleTransfer):
+    settings = {"batch": {"size": 2}}
+    ref = transfer.put({"x": np.arange(2), "settings": settings}, type="dict")
+    for kind in ("dict", "dataproto"):
+        result = transfer.get(ref, type=kind)
+        transfer.release_result(result)
+        assert result == {}
+    assert settings == {"batch": {"size": 2}}
+
+
 def test_released_arrays_stay_valid(compat_store: MooncakeDistributedStore):
     torch = pytest.importorskip("torch")
     pool = BufferPool(compat_store)

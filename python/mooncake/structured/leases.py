@@ -13,7 +13,7 @@ from mooncake.tensor.format import METADATA_BYTES
 if TYPE_CHECKING:
     from mooncake.structured.payloads import Array
 
-__all__ = ["ResultMemory", "end_leases"]
+__all__ = ["ResultMemory", "is_leased", "release"]
 
 # Shorter results are allocated by numpy, which is as fast.
 _LEASED_BYTES_MIN: Final = 1 << 20
@@ -99,32 +99,50 @@ def is_leased(array: Array) -> bool:
     return array.__array_interface__["data"][0] in _leased
 
 
-def end_leases(value: Any) -> None:
-    """End the leases of all arrays and tensors in a result.
+def release(value: Any) -> None:
+    """Empty the dictionaries of a result, and end the leases of its arrays and tensors.
 
-    The arrays stay valid as long as they are referenced; the pool does not wait for them.
+    The pool lends memory again to which no array refers any more. Arrays that are referenced
+    elsewhere stay valid, and the pool does not wait for them.
 
     Args:
-        value: An array, a tensor, or a list, tuple, mapping or object array of such.
+        value: An array, a tensor, or a list, tuple, dictionary or object array of such.
     """
+    leased = [weakref.ref(memory) for memory in map(_leased.get, _addresses(value)) if memory]
+    for part in value if isinstance(value, list) else [value]:
+        _clear(part)
+    for each in leased:
+        memory = each()
+        if memory is not None:
+            memory.end()
+
+
+def _addresses(value: Any) -> set[int]:
+    """Return the addresses at which the memory of arrays and tensors in a result may begin."""
     if isinstance(value, np.ndarray):
-        if value.dtype.hasobject:
-            for item in value.ravel():
-                end_leases(item)
-        else:
-            _end(_owner_address(value))
-    elif isinstance(value, dict):
-        for item in value.values():
-            end_leases(item)
-    elif isinstance(value, list | tuple):
-        for item in value:
-            end_leases(item)
-    elif hasattr(value, "untyped_storage"):
+        if not value.dtype.hasobject:
+            return {_owner_address(value)}
+        return set().union(*map(_addresses, value))
+    if isinstance(value, dict):
+        return set().union(*map(_addresses, value.values()))
+    if isinstance(value, list | tuple):
+        return set().union(*map(_addresses, value))
+    if hasattr(value, "untyped_storage"):
         with contextlib.suppress(RuntimeError, NotImplementedError):  # a tensor without memory
-            address = value.untyped_storage().data_ptr()
-            _end(address)
+            address: int = value.untyped_storage().data_ptr()
             # The storage of a tensor member begins behind the metadata of the stored tensor.
-            _end(address - METADATA_BYTES)
+            return {address, address - METADATA_BYTES}
+    return set()
+
+
+def _clear(result: Any) -> None:
+    """Empty a result and its sections, but no dictionary that the caller put."""
+    if isinstance(result, dict):
+        for name in ("batch", "non_tensor_batch"):
+            section = result.get(name)
+            if isinstance(section, dict):
+                section.clear()
+        result.clear()
 
 
 def _owner_address(array: Array) -> int:
@@ -132,9 +150,3 @@ def _owner_address(array: Array) -> int:
         array = array.base
     address: int = array.__array_interface__["data"][0]
     return address
-
-
-def _end(address: int) -> None:
-    memory = _leased.get(address)
-    if memory is not None:
-        memory.end()

@@ -10,7 +10,7 @@ from mooncake.structured.bundle_store import BundleStore, Objects
 from mooncake.structured.dataproto import BatchOptions, DataProtos
 from mooncake.structured.dataproto_read import FieldSelection, read_batch, selected_fields
 from mooncake.structured.envelope import Envelope, build_result, envelope_of, flat_envelope
-from mooncake.structured.leases import ResultMemory, end_leases
+from mooncake.structured.leases import ResultMemory, release
 from mooncake.structured.manifest import RemoteBundleRef, checked_prefix
 from mooncake.structured.payloads import bytes_payload
 from mooncake.structured.policy import (
@@ -228,15 +228,15 @@ class MooncakeBundleTransfer:
     def release_result(result: Any) -> None:
         """Return the pool memory of a result to its `BufferPool` before the garbage collector does.
 
-        Arrays and tensors that are still referenced stay valid: the pool then gives their memory
-        away, instead of lending it again. Calling it twice is fine.
+        The dictionaries of the result are empty afterwards. Arrays and tensors that are referenced
+        elsewhere stay valid: the pool gives their memory away, instead of lending it again.
 
         Args:
             result: What `materialize`, `get_object` or `get` returned.
         """
-        end_leases(result.objects if isinstance(result, StructuredObjectResult) else result)
-        for section in ("batch", "non_tensor_batch"):
-            end_leases(getattr(result, section, None))
+        sections = [getattr(result, name, None) for name in ("batch", "non_tensor_batch")]
+        is_object = isinstance(result, StructuredObjectResult)
+        release([result.objects] if is_object else [result, *sections])
 
     # Batches
 

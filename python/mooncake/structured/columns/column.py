@@ -147,19 +147,19 @@ def object_array(values: Sequence[Any]) -> Array:
 
 
 def _infer(path: str, values: Sequence[Any]) -> EncodedLeaf:
-    if not tree.has_arrays(values):
-        return infer_leaf(path, values)
-    given = [value for value in values if value is not None]
-    if all(isinstance(value, dict) for value in given):
+    kinds = set(map(type, values)) - {type(None)}
+    if kinds == {dict} and tree.has_arrays(values):
         return tree.encode_tree(path, values)
-    # Lists of numbers, and lists of images, have shorter codecs than a tree.
     try:
         leaf = infer_leaf(path, values)
-        if leaf.codec != "msgpack_ragged":
-            return leaf
     except UnsupportedColumnError:
-        pass
-    return tree.encode_tree(path, values)
+        if tree.has_arrays(values):
+            return tree.encode_tree(path, values)
+        raise
+    # Lists of numbers and lists of images have shorter codecs than a tree; lists of arrays do not.
+    if leaf.codec == "msgpack_ragged" and tree.has_arrays(values):
+        return tree.encode_tree(path, values)
+    return leaf
 
 
 def _are_numbers(values: Sequence[Any]) -> bool:
