@@ -194,6 +194,20 @@ def test_batch_reads_tensors_of_different_layouts(store, key):
         store.get_tensors(tensors, target=[target])
 
 
+@pytest.mark.parametrize("dim", [1, 2])
+def test_tiny_pieces_are_read_as_any_others(store, key, dim):
+    """Pieces of few bytes are staged: the shards are read whole, and copied from there."""
+    tensor = numbers(2048, 6, 5)
+    store.put_tensor(key, tensor, layout=Layout(3, dim))
+    assert torch.equal(store.get_tensor(key), tensor)
+    for rank in range(2):
+        target = Shard.tp(rank, 2, dim)
+        assert torch.equal(store.get_tensor(key, target=target), part(tensor, target))
+    other = store.get_tensors([key, key], target=[None, Shard.tp(0, 4)])
+    assert torch.equal(other[0], tensor)
+    assert torch.equal(other[1], tensor[:512])
+
+
 def test_out_is_filled_in_place(store, key):
     tensor = numbers(4, 6)
     store.put_tensor(key, tensor, layout=Layout(2, 1))

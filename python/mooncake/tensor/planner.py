@@ -15,7 +15,16 @@ if TYPE_CHECKING:
 
     Column: TypeAlias = NDArray[np.int64]
 
-__all__ = ["RANGES_MAX", "IncompleteError", "Plan", "Source", "TooManyRangesError", "plan"]
+__all__ = [
+    "RANGES_MAX",
+    "Grid",
+    "IncompleteError",
+    "Plan",
+    "Source",
+    "TooManyRangesError",
+    "grids",
+    "plan",
+]
 
 RANGES_MAX = 1 << 24
 """Maximum number of ranges of a plan, which take 400 MB; a plan with more is refused."""
@@ -84,17 +93,11 @@ def plan(sources: Sequence[Source], wanted: Box, itemsize: int) -> Plan:
     """
     import numpy as np
 
-    parts = [_ranges_of(source, wanted, itemsize) for source in sources]
+    parts = grids(sources, wanted, itemsize)
     counts = [part.count for part in parts]
     if sum(counts) > RANGES_MAX:
         raise TooManyRangesError(
             f"the read has too many ranges ranges={sum(counts)} limit={RANGES_MAX}"
-        )
-    found, expected = sum(part.nbytes for part in parts), math.prod(wanted.shape) * itemsize
-    if found != expected:
-        raise IncompleteError(
-            f"the stored parts do not cover the wanted part once wanted_bytes={expected} "
-            f"stored_bytes={found}"
         )
     starts = np.zeros(len(parts) + 1, dtype=np.int64)
     np.cumsum(counts, out=starts[1:])
@@ -109,8 +112,24 @@ def plan(sources: Sequence[Source], wanted: Box, itemsize: int) -> Plan:
     return Plan(starts, columns[0], columns[1], columns[2])
 
 
+def grids(sources: Sequence[Source], wanted: Box, itemsize: int) -> list[Grid]:
+    """Return the ranges to read of each source, as a grid.
+
+    Raises:
+        IncompleteError: The sources do not cover the box exactly once.
+    """
+    parts = [_grid_of(source, wanted, itemsize) for source in sources]
+    found, expected = sum(part.nbytes for part in parts), math.prod(wanted.shape) * itemsize
+    if found != expected:
+        raise IncompleteError(
+            f"the stored parts do not cover the wanted part once wanted_bytes={expected} "
+            f"stored_bytes={found}"
+        )
+    return parts
+
+
 @dataclass(frozen=True, slots=True)
-class _Grid:
+class Grid:
     """The ranges of one source: equally long, at the points of a regular grid.
 
     Attributes:
@@ -128,16 +147,26 @@ class _Grid:
 
     @property
     def count(self) -> int:
+        """Number of ranges."""
         return math.prod(self.extents) if self.length else 0
 
     @property
     def nbytes(self) -> int:
+        """Length of all ranges together."""
         return self.count * self.length
 
+    @property
+    def span(self) -> int:
+        """Distance from the first byte in the object to the end of the last range."""
+        steps = zip(self.extents, self.source[1], strict=True)
+        return sum((extent - 1) * step for extent, step in steps) + self.length
+
     def offsets(self) -> Column:
+        """Return the offset of each range in the object."""
         return _points(self.extents, *self.source)
 
     def destinations(self) -> Column:
+        """Return the offset of each range in the memory of the wanted box."""
         return _points(self.extents, *self.wanted)
 
 
@@ -151,13 +180,13 @@ def _points(extents: tuple[int, ...], first: int, distances: tuple[int, ...]) ->
     return points
 
 
-def _ranges_of(source: Source, wanted: Box, itemsize: int) -> _Grid:
+def _grid_of(source: Source, wanted: Box, itemsize: int) -> Grid:
     box = source.box
     start = tuple(map(max, box.start, wanted.start))
     stop = tuple(map(min, box.stop, wanted.stop))
     common = tuple(high - low for low, high in zip(start, stop, strict=True))
     if any(extent <= 0 for extent in common):
-        return _Grid((), (0, ()), (0, ()), 0)
+        return Grid((), (0, ()), (0, ()), 0)
     of_source, of_wanted = _strides(box.shape, itemsize), _strides(wanted.shape, itemsize)
     # The dimensions from `outer` on are contiguous on both sides: inside of the first of them only
     # whole rows of either box are taken.
@@ -169,7 +198,7 @@ def _ranges_of(source: Source, wanted: Box, itemsize: int) -> _Grid:
         if not common[outer] == box.shape[outer] == wanted.shape[outer]:
             break
     first = source.data_offset + _offset(start, box.start, of_source)
-    return _Grid(
+    return Grid(
         common[:outer],
         (first, of_source[:outer]),
         (_offset(start, wanted.start, of_wanted), of_wanted[:outer]),
