@@ -52,6 +52,7 @@ class Blocker:
             raise ImportError(f"{name} is not installed here")
 sys.meta_path.insert(0, Blocker())
 import mooncake.store, mooncake.async_store, mooncake.cli, mooncake.command
+import mooncake.reshard.weight, mooncake.dataproto_catalog, mooncake.vllm_v1_proxy_server
 import mooncake.mooncake_config
 with mooncake.Store() as store:
     store.put("k", b"v")

@@ -357,6 +357,22 @@ async def test_client_that_asks_may_send_its_body():
         writer.close()
 
 
+@in_a_loop
+async def test_stop_ends_open_streams():
+    async with cluster(decode=("wait",)) as peers:
+        decode = peers.decode[0]
+        reader, writer = await asyncio.open_connection("127.0.0.1", peers.port)
+        send(writer, "POST", "/v1/completions", json.dumps(STREAM).encode())
+        await reader.readuntil(b"\r\n\r\n")
+        assert await receive_chunk(reader) == b"data: one\n\n"
+        idle, other = await asyncio.open_connection("127.0.0.1", peers.port)
+    assert await receive_chunk(reader) is None
+    assert await idle.read() == b""
+    await until(lambda: decode.hang_ups == 1)
+    writer.close()
+    other.close()
+
+
 # The module
 
 

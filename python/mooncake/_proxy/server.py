@@ -36,23 +36,23 @@ class ProxyServer:
     def __init__(self, proxy: Proxy, *, health_interval_s: float = 5.0) -> None:
         self.proxy = proxy
         self._health_interval_s = health_interval_s
-        self._connections = 0
+        self._connections: set[asyncio.Task[None]] = set()
 
     @contextlib.asynccontextmanager
     async def serving(self, host: str, port: int) -> AsyncIterator[int]:
         """Serves within the block; gives the port, which is chosen if 0 was asked for."""
         server = await asyncio.start_server(
-            self._serve_connection, host, port, limit=_LINE_BYTES_MAX, backlog=1024
+            self._accept, host, port, limit=_LINE_BYTES_MAX, backlog=1024
         )
         checks = asyncio.create_task(self._check_backends())
         try:
-            async with server:
-                address = server.sockets[0].getsockname()
-                yield int(address[1])
+            yield int(server.sockets[0].getsockname()[1])
         finally:
-            checks.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await checks
+            server.close()
+            tasks = [checks, *self._connections]
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _check_backends(self) -> None:
         pools = (self.proxy.prefill, self.proxy.decode)
@@ -60,10 +60,14 @@ class ProxyServer:
             await asyncio.sleep(self._health_interval_s)
             await asyncio.gather(*(pool.check(self.proxy.timeouts) for pool in pools))
 
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.create_task(self._serve_connection(reader, writer))
+        self._connections.add(task)
+        task.add_done_callback(self._connections.discard)
+
     async def _serve_connection(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
-        self._connections += 1
         try:
             first: bytes | None = b""
             while first is not None:
@@ -73,7 +77,6 @@ class ProxyServer:
         except (OSError, EOFError, TimeoutError):
             pass  # the client is gone
         finally:
-            self._connections -= 1
             writer.close()
             with contextlib.suppress(OSError, TimeoutError):
                 async with asyncio.timeout(_HEAD_TIMEOUT_S):
@@ -92,7 +95,7 @@ class ProxyServer:
             head = await read_request_head(reader, first)
         if head is None:
             return None
-        if self._connections > CONNECTIONS_MAX:
+        if len(self._connections) > CONNECTIONS_MAX:
             raise HttpError(503, f"there are more than {CONNECTIONS_MAX} connections")
         async with asyncio.timeout(_BODY_TIMEOUT_S):
             if head.headers.get("expect", "").lower() == "100-continue":

@@ -45,7 +45,7 @@ def validate_fragments(tensors: Mapping[TensorId, TensorDescriptor], fragments: 
             raise ValueError(f"a fragment names an unknown tensor: {fragment.tensor_id}")
         validate_fragment_geometry(tensor, fragment)
         held[fragment.tensor_id, fragment.rank].append(fragment)
-    for tensor_id in tensors.keys() - {fragment.tensor_id for fragment in fragments}:
+    for tensor_id in sorted(tensors.keys() - {fragment.tensor_id for fragment in fragments}):
         raise ValueError(f"no fragment holds the tensor: tensor_id={tensor_id}")
     for (tensor_id, rank), group in held.items():
         if boxes_overlap([(part.global_offset, part.local_shape) for part in group]):

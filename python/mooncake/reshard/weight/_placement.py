@@ -196,7 +196,7 @@ class WeightPlacementManifest:
             parts=parts,
             placement_id=placement_id,
         )
-        for tensor_id in catalog.keys() - {tensor.tensor_id for tensor in manifest.tensors}:
+        for tensor_id in sorted(catalog.keys() - {tensor.tensor_id for tensor in manifest.tensors}):
             raise ValueError(f"no fragment holds the tensor: tensor_id={tensor_id}")
         return manifest
 
@@ -266,6 +266,6 @@ def _referenced(
     catalog: dict[TensorId, TensorDescriptor], fragments: Sequence[PlacementFragment]
 ) -> tuple[TensorDescriptor, ...]:
     ids = {fragment.tensor_id for fragment in fragments}
-    for tensor_id in ids - catalog.keys():
+    for tensor_id in sorted(ids - catalog.keys()):
         raise ValueError(f"a fragment names an unknown tensor: {tensor_id}")
     return tuple(catalog[tensor_id] for tensor_id in ids)

@@ -98,6 +98,6 @@ def weight_placement_from_json(value: str) -> WeightPlacementManifest:
         parts=tuple(parts),
         placement_id=PlacementId(require_text(record["placement_id"], "placement_id")),
     )
-    for tensor_id in catalog.keys() - {tensor.tensor_id for tensor in placement.tensors}:
+    for tensor_id in sorted(catalog.keys() - {tensor.tensor_id for tensor in placement.tensors}):
         raise ValueError(f"no fragment holds the tensor: tensor_id={tensor_id}")
     return placement
