@@ -1,10 +1,17 @@
 //! The RDMA devices of an engine, the memory that is registered with them, and their connections.
 
-use std::{collections::HashMap, sync::Arc, time::Duration};
+use std::{
+    collections::HashMap,
+    sync::{
+        Arc,
+        atomic::{self, AtomicBool},
+    },
+    time::Duration,
+};
 
 use mooncake_base::sync::Mutex;
 use mooncake_base::{Error, ErrorCode, Result};
-use mooncake_verbs::{Library, Ordering};
+use mooncake_verbs::{Library, Ordering, ProtectionDomain};
 
 use crate::{
     endpoint::{Endpoint, Identity},
@@ -30,6 +37,7 @@ pub struct Devices {
     /// By own device and path of the peer's.
     endpoints: Mutex<HashMap<(usize, String), Arc<Endpoint>>>,
     region_bytes_max: u64,
+    is_closed: AtomicBool,
 }
 
 impl Devices {
@@ -88,6 +96,7 @@ impl Devices {
             registrations: Registrations::default(),
             endpoints: Mutex::default(),
             region_bytes_max,
+            is_closed: AtomicBool::new(false),
         }))
     }
 
@@ -100,11 +109,9 @@ impl Devices {
     /// Until the range is deregistered it stays mapped, and no Rust reference exists to it: peers read and
     /// write it at any time.
     pub unsafe fn register(&self, base: u64, length: u64) -> Result<()> {
-        let domains: Vec<_> = self.nics().map(|nic| Arc::clone(nic.domain())).collect();
-        let ordering = if self.settings.is_relaxed { Ordering::Relaxed } else { Ordering::Strict };
-        let rule = RegistrationRule { bytes_max: self.region_bytes_max, ordering };
+        let (range, rule) = ((base, length), self.registration_rule());
         // SAFETY: by the contract of the function.
-        unsafe { self.registrations.register(&domains, (base, length), rule) }
+        unsafe { self.registrations.register(&self.domains(), range, rule) }
     }
 
     /// Ends the registration of the range that begins at `base`, if there is one. When this succeeds no
@@ -144,6 +151,9 @@ impl Devices {
     }
 
     fn answer_request(&self, request: &Hello) -> Hello {
+        if self.is_closed.load(atomic::Ordering::Acquire) {
+            return Hello::refusal("the engine is closed");
+        }
         let Some((server, device)) = split_nic_path(&request.peer_nic_path) else {
             let path = &request.peer_nic_path;
             return Hello::refusal(format!("Invalid peer_nic_path in handshake: {path}"));
@@ -160,6 +170,15 @@ impl Devices {
             ));
         }
         self.endpoint(nic.index(), &request.local_nic_path).answer(request)
+    }
+
+    /// Ends all connections and registrations: no peer reaches memory of this process any more. Messages of
+    /// peers are refused from now on. Idempotent.
+    pub fn close(&self) {
+        self.is_closed.store(true, atomic::Ordering::Release);
+        let endpoints = std::mem::take(&mut *self.endpoints.lock());
+        endpoints.values().for_each(|endpoint| endpoint.disconnect());
+        self.registrations.clear();
     }
 
     /// Makes a link to a peer. `exchange` sends a message to the handshake socket of the peer.
@@ -232,6 +251,28 @@ impl Devices {
         self.registrations.memory()
     }
 
+    /// Returns registered memory and further ranges, which are registered while the result lives.
+    ///
+    /// # Safety
+    /// That of [`Self::register`], while the result lives.
+    pub(crate) unsafe fn memory_with(
+        &self,
+        memory: &LocalMemory,
+        ranges: Vec<MemoryRange>,
+    ) -> LocalMemory {
+        // SAFETY: by the contract of the function.
+        unsafe { memory.with_temporary(&self.domains(), ranges, self.registration_rule()) }
+    }
+
+    fn domains(&self) -> Vec<Arc<ProtectionDomain>> {
+        self.nics().map(|nic| Arc::clone(nic.domain())).collect()
+    }
+
+    fn registration_rule(&self) -> RegistrationRule {
+        let ordering = if self.settings.is_relaxed { Ordering::Relaxed } else { Ordering::Strict };
+        RegistrationRule { bytes_max: self.region_bytes_max, ordering }
+    }
+
     pub(crate) fn slice_rule(&self) -> SliceRule {
         let bytes = self.settings.slice_bytes;
         SliceRule { bytes, tail: self.settings.slice_tail_bytes.min(bytes) }
@@ -252,7 +293,6 @@ impl Devices {
 
 impl Drop for Devices {
     fn drop(&mut self) {
-        let endpoints = std::mem::take(self.endpoints.get_mut());
-        endpoints.values().for_each(|endpoint| endpoint.disconnect());
+        self.close();
     }
 }

@@ -19,9 +19,10 @@ use crate::{
     health::Health,
     hello::nic_path,
     peer_memory::{PeerDescription, PeerMemory},
+    registration::LocalMemory,
     round::{Failure, Reason, Round},
     send_queue::Posted,
-    slices::{Entry, Unregistered},
+    slices::{Entry, MemoryRange, Slice, Unregistered},
 };
 
 /// Longest wait between two looks at deadlines and stalled connections.
@@ -72,7 +73,7 @@ pub struct Limits {
 /// Why an entry was not moved.
 #[derive(Debug, Clone)]
 pub enum EntryError {
-    /// The local range is not registered; another transport may move the entry.
+    /// The local range is neither registered nor can it be; another transport may move the entry.
     NotRegistered,
     /// The peer has not published the remote range.
     NotPublished,
@@ -175,20 +176,9 @@ impl PeerLink {
                 .for_each(|index| each(index, Err(EntryError::Failed(error.clone()))));
             return;
         }
-        let local = self.devices.memory();
-        let mut slices = Vec::with_capacity(entries.len());
         let mut outcomes: Vec<Option<EntryError>> = vec![None; entries.len()];
-        for (index, entry) in (0..).zip(entries) {
-            let ranges = (&local.ranges, &self.memory.ranges);
-            let cut = self.devices.slice_rule().cut((index, *entry), ranges, &mut slices);
-            outcomes[index as usize] = cut.err().map(|side| match side {
-                Unregistered::Local => EntryError::NotRegistered,
-                Unregistered::Remote => {
-                    self.is_outdated.store(true, Ordering::Release);
-                    EntryError::NotPublished
-                }
-            });
-        }
+        // SAFETY: by the contract of the function; the memory is given back before the return.
+        let (local, mut slices) = unsafe { self.cut(entries, &mut outcomes) };
         let mut tries = self.devices.settings().tries;
         while !slices.is_empty() {
             let memory = (Arc::clone(&local), Arc::clone(&self.memory));
@@ -227,6 +217,53 @@ impl PeerLink {
         for (index, outcome) in outcomes.into_iter().enumerate() {
             each(index, outcome.map_or(Ok(()), Err));
         }
+    }
+
+    /// Cuts entries into slices. Local memory that is not registered is, while the result lives; an entry
+    /// whose memory cannot be gets an outcome.
+    ///
+    /// # Safety
+    /// That of [`Self::transfer`].
+    unsafe fn cut(
+        &self,
+        entries: &[Entry],
+        outcomes: &mut [Option<EntryError>],
+    ) -> (Arc<LocalMemory>, Vec<Slice>) {
+        let rule = self.devices.slice_rule();
+        let mut slices = Vec::with_capacity(entries.len());
+        let mut unregistered = Vec::new();
+        let mut local = self.devices.memory();
+        for (index, entry) in (0..).zip(entries) {
+            let found = (|at| local.at(at), &self.memory.ranges);
+            match rule.cut((index, *entry), found, &mut slices) {
+                Ok(()) => {}
+                Err(Unregistered::Local) => unregistered.push(index),
+                Err(Unregistered::Remote) => {
+                    self.is_outdated.store(true, Ordering::Release);
+                    outcomes[index as usize] = Some(EntryError::NotPublished);
+                }
+            }
+        }
+        if !unregistered.is_empty() {
+            let wanted = unregistered.iter().map(|index| {
+                let Entry { local, length, .. } = entries[*index as usize];
+                MemoryRange { address: local, length }
+            });
+            // SAFETY: by the contract of the function.
+            local = Arc::new(unsafe { self.devices.memory_with(&local, wanted.collect()) });
+        }
+        for index in unregistered {
+            let found = (|at| local.at(at), &self.memory.ranges);
+            let cut = rule.cut((index, entries[index as usize]), found, &mut slices);
+            outcomes[index as usize] = cut.err().map(|side| match side {
+                Unregistered::Local => EntryError::NotRegistered,
+                Unregistered::Remote => {
+                    self.is_outdated.store(true, Ordering::Release);
+                    EntryError::NotPublished
+                }
+            });
+        }
+        (local, slices)
     }
 
     /// Posts all slices of a round and waits until each has an outcome.

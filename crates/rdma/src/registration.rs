@@ -31,9 +31,11 @@ struct State {
 /// The registered memory at one moment. Registrations live while a transfer uses it.
 #[derive(Debug, Default)]
 pub(crate) struct LocalMemory {
-    pub(crate) ranges: MemoryRanges,
+    ranges: MemoryRanges,
     /// For each part its range and its place in there.
     owners: Vec<(Arc<Registered>, usize)>,
+    /// Memory that is registered for one transfer only, and used where nothing else is registered.
+    temporary: Option<Box<Self>>,
 }
 
 /// A registered range.
@@ -57,6 +59,9 @@ struct Ended {
     changed: Condvar,
 }
 
+/// The smallest page. Ranges are joined on pages of this size, however large they are.
+const PAGE_BYTES: u64 = 4096;
+
 /// How ranges are registered.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct RegistrationRule {
@@ -65,7 +70,7 @@ pub(crate) struct RegistrationRule {
 }
 
 impl Registrations {
-    /// Registers a range with all devices side by side, the parts of a long range in turn.
+    /// Registers a range with all devices.
     ///
     /// # Errors
     /// A device refused; the message names it and says why. Nothing is registered then.
@@ -78,6 +83,83 @@ impl Registrations {
         (base, length): (u64, u64),
         rule: RegistrationRule,
     ) -> Result<()> {
+        // SAFETY: by the contract of the function.
+        let registered = unsafe { Registered::new(domains, (base, length), rule) }?;
+        let mut state = self.state.write();
+        state.by_base.insert(base, Arc::new(registered));
+        state.memory = None;
+        Ok(())
+    }
+
+    /// Ends the registration of the range that begins at `base`, if there is one. When this succeeds no
+    /// device accesses the range any more.
+    ///
+    /// # Errors
+    /// A transfer still used the range after the time. The registration ends with the transfer.
+    pub(crate) fn deregister(&self, base: u64, timeout: Duration) -> Result<()> {
+        let mut state = self.state.write();
+        let Some(registered) = state.by_base.remove(&base) else { return Ok(()) };
+        let memory = state.memory.take();
+        drop(state);
+        let ended = Arc::clone(&registered.ended);
+        drop(memory);
+        drop(registered);
+        let deadline = Instant::now() + timeout;
+        let mut is_ended = ended.is_ended.lock();
+        while !*is_ended {
+            if ended.changed.wait_until(&mut is_ended, deadline).timed_out() && !*is_ended {
+                let text = "a transfer of this process still uses the range";
+                return Err(Error::new(ErrorCode::OBJECT_REPLICA_BUSY, text)
+                    .with("address", format_args!("{base:#x}")));
+            }
+        }
+        Ok(())
+    }
+
+    /// Ends all registrations, those in use with their last transfer.
+    pub(crate) fn clear(&self) {
+        let state = std::mem::take(&mut *self.state.write());
+        drop(state);
+    }
+
+    /// Returns the registered memory.
+    pub(crate) fn memory(&self) -> Arc<LocalMemory> {
+        if let Some(memory) = &self.state.read().memory {
+            return Arc::clone(memory);
+        }
+        let mut state = self.state.write();
+        if let Some(memory) = &state.memory {
+            return Arc::clone(memory);
+        }
+        let memory = Arc::new(LocalMemory::new(state.by_base.values()));
+        state.memory = Some(Arc::clone(&memory));
+        memory
+    }
+
+    /// Returns the parts of the range that begins at `base`, each with the keys that peers need, one per
+    /// device.
+    pub(crate) fn keys(&self, base: u64) -> Vec<(MemoryRange, Vec<u32>)> {
+        let found = self.state.read().by_base.get(&base).cloned();
+        let parts = found.iter().flat_map(|registered| &registered.parts);
+        let keys =
+            |part: &RegisteredPart| part.regions.iter().map(MemoryRegion::remote_key).collect();
+        parts.map(|part| (part.range, keys(part))).collect()
+    }
+}
+
+impl Registered {
+    /// Registers a range with all devices side by side, the parts of a long range in turn.
+    ///
+    /// # Errors
+    /// A device refused; the message names it and says why. Nothing is registered then.
+    ///
+    /// # Safety
+    /// Those of [`MemoryRegion::register`], while the value lives.
+    unsafe fn new(
+        domains: &[Arc<ProtectionDomain>],
+        (base, length): (u64, u64),
+        rule: RegistrationRule,
+    ) -> Result<Self> {
         let parts = split(base, length, rule.bytes_max);
         let register = |part: MemoryRange, domain: &Arc<ProtectionDomain>| {
             let start = std::ptr::with_exposed_provenance_mut::<u8>(part.address as usize);
@@ -118,60 +200,7 @@ impl Registrations {
             .zip(columns)
             .map(|(range, regions)| Ok(RegisteredPart { range, regions: regions? }))
             .collect();
-        let registered = Registered { length, parts: parts?, ended: Arc::default() };
-        let mut state = self.state.write();
-        state.by_base.insert(base, Arc::new(registered));
-        state.memory = None;
-        Ok(())
-    }
-
-    /// Ends the registration of the range that begins at `base`, if there is one. When this succeeds no
-    /// device accesses the range any more.
-    ///
-    /// # Errors
-    /// A transfer still used the range after the time. The registration ends with the transfer.
-    pub(crate) fn deregister(&self, base: u64, timeout: Duration) -> Result<()> {
-        let mut state = self.state.write();
-        let Some(registered) = state.by_base.remove(&base) else { return Ok(()) };
-        let memory = state.memory.take();
-        drop(state);
-        let ended = Arc::clone(&registered.ended);
-        drop(memory);
-        drop(registered);
-        let deadline = Instant::now() + timeout;
-        let mut is_ended = ended.is_ended.lock();
-        while !*is_ended {
-            if ended.changed.wait_until(&mut is_ended, deadline).timed_out() && !*is_ended {
-                let text = "a transfer of this process still uses the range";
-                return Err(Error::new(ErrorCode::OBJECT_REPLICA_BUSY, text)
-                    .with("address", format_args!("{base:#x}")));
-            }
-        }
-        Ok(())
-    }
-
-    /// Returns the registered memory.
-    pub(crate) fn memory(&self) -> Arc<LocalMemory> {
-        if let Some(memory) = &self.state.read().memory {
-            return Arc::clone(memory);
-        }
-        let mut state = self.state.write();
-        if let Some(memory) = &state.memory {
-            return Arc::clone(memory);
-        }
-        let memory = Arc::new(LocalMemory::new(state.by_base.values()));
-        state.memory = Some(Arc::clone(&memory));
-        memory
-    }
-
-    /// Returns the parts of the range that begins at `base`, each with the keys that peers need, one per
-    /// device.
-    pub(crate) fn keys(&self, base: u64) -> Vec<(MemoryRange, Vec<u32>)> {
-        let found = self.state.read().by_base.get(&base).cloned();
-        let parts = found.iter().flat_map(|registered| &registered.parts);
-        let keys =
-            |part: &RegisteredPart| part.regions.iter().map(MemoryRegion::remote_key).collect();
-        parts.map(|part| (part.range, keys(part))).collect()
+        Ok(Self { length, parts: parts?, ended: Arc::default() })
     }
 }
 
@@ -183,16 +212,71 @@ impl LocalMemory {
             owners.extend(places.map(|place| (Arc::clone(registered), place)));
         }
         let parts = owners.iter().map(|(registered, place)| registered.parts[*place].range);
-        Self { ranges: MemoryRanges::new(parts), owners }
+        Self { ranges: MemoryRanges::new(parts), owners, temporary: None }
+    }
+
+    /// Returns this memory and other ranges, which are registered while the result lives. Ranges that
+    /// cannot be registered, such as ranges that are not mapped, are left out.
+    ///
+    /// # Safety
+    /// Those of [`MemoryRegion::register`], while the result lives.
+    pub(crate) unsafe fn with_temporary(
+        &self,
+        domains: &[Arc<ProtectionDomain>],
+        wanted: Vec<MemoryRange>,
+        rule: RegistrationRule,
+    ) -> Self {
+        let mut registered = Vec::new();
+        for range in joined(wanted) {
+            // SAFETY: by the contract of the function.
+            match unsafe { Registered::new(domains, (range.address, range.length), rule) } {
+                Ok(found) => registered.push(Arc::new(found)),
+                Err(error) => tracing::debug!(%error, "memory of a transfer cannot be registered"),
+            }
+        }
+        let temporary = Some(Box::new(Self::new(registered.iter())));
+        Self { ranges: self.ranges.clone(), owners: self.owners.clone(), temporary }
+    }
+
+    /// Returns the index of the registration with an address, and the bytes from there to its end.
+    pub(crate) fn at(&self, address: u64) -> Option<(u32, u64)> {
+        self.ranges.at(address).or_else(|| {
+            let (index, left) = self.temporary.as_ref()?.at(address)?;
+            let before = u32::try_from(self.owners.len()).ok()?;
+            Some((before.checked_add(index)?, left))
+        })
     }
 
     /// Returns the local range of a slice, registered with a device.
     pub(crate) fn range(&self, slice: &Slice, device: usize) -> Option<LocalRange<'_>> {
-        let (registered, place) = self.owners.get(slice.local_range as usize)?;
+        let index = slice.local_range as usize;
+        let (registered, place) = match index.checked_sub(self.owners.len()) {
+            None => &self.owners[index],
+            Some(index) => self.temporary.as_ref()?.owners.get(index)?,
+        };
         let part = &registered.parts[*place];
         let offset = usize::try_from(slice.local.checked_sub(part.range.address)?).ok()?;
         part.regions.get(device)?.range(offset, slice.length)
     }
+}
+
+/// Joins ranges that touch the same or neighbouring pages: a page is mapped as a whole.
+fn joined(mut ranges: Vec<MemoryRange>) -> Vec<MemoryRange> {
+    ranges.sort_by_key(|range| range.address);
+    let mut joined: Vec<MemoryRange> = Vec::new();
+    for range in ranges {
+        let end = range.address.saturating_add(range.length);
+        match joined.last_mut() {
+            Some(last)
+                if range.address / PAGE_BYTES
+                    <= (last.address + last.length).div_ceil(PAGE_BYTES) =>
+            {
+                last.length = last.length.max(end - last.address);
+            }
+            _ => joined.push(MemoryRange { address: range.address, length: end - range.address }),
+        }
+    }
+    joined
 }
 
 /// Cuts a range into parts of at most `bytes_max`, the last one shorter.
@@ -222,6 +306,17 @@ impl fmt::Debug for Registered {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn ranges_on_neighbouring_pages_are_joined() {
+        let range = |address, length| MemoryRange { address, length };
+        let found = joined(vec![range(9000, 10), range(4096, 100), range(5000, 4000)]);
+        assert_eq!(found, [range(4096, 4914)]);
+        let found = joined(vec![range(4096, 4096), range(8192, 1), range(16_384, 1)]);
+        assert_eq!(found, [range(4096, 4097), range(16_384, 1)]);
+        assert_eq!(joined(vec![range(4096, 10_000), range(5000, 1)]), [range(4096, 10_000)]);
+        assert_eq!(joined(Vec::new()), []);
+    }
 
     #[test]
     fn long_range_is_split_with_a_shorter_rest() {

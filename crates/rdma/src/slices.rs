@@ -64,7 +64,7 @@ impl MemoryRanges {
     }
 
     /// Returns the range that contains an address, its index, and the bytes from the address to its end.
-    fn at(&self, address: u64) -> Option<(u32, u64)> {
+    pub(crate) fn at(&self, address: u64) -> Option<(u32, u64)> {
         let after = self.sorted.partition_point(|(range, _)| range.address <= address);
         let (range, index) = self.sorted.get(after.checked_sub(1)?)?;
         let left = range.length.checked_sub(address - range.address)?;
@@ -90,14 +90,14 @@ impl SliceRule {
     pub(crate) fn cut(
         self,
         (index, entry): (u32, Entry),
-        (local, remote): (&MemoryRanges, &MemoryRanges),
+        (local, remote): (impl Fn(u64) -> Option<(u32, u64)>, &MemoryRanges),
         slices: &mut Vec<Slice>,
     ) -> Result<(), Unregistered> {
         let before = slices.len();
         let mut done = 0;
         while done < entry.length {
             let at = (entry.local.wrapping_add(done), entry.remote.wrapping_add(done));
-            let found = match (local.at(at.0), remote.at(at.1)) {
+            let found = match (local(at.0), remote.at(at.1)) {
                 (None, _) => Err(Unregistered::Local),
                 (_, None) => Err(Unregistered::Remote),
                 (Some(local), Some(remote)) => Ok((local, remote)),
@@ -145,7 +145,8 @@ mod tests {
     fn lengths(local: &[(u64, u64)], remote: &[(u64, u64)], length: u64) -> Vec<u32> {
         let entry = Entry { local: 1000, remote: 5000, length };
         let mut slices = Vec::new();
-        RULE.cut((0, entry), (&ranges(local), &ranges(remote)), &mut slices).unwrap();
+        let local = ranges(local);
+        RULE.cut((0, entry), (|at| local.at(at), &ranges(remote)), &mut slices).unwrap();
         slices.iter().map(|slice| slice.length).collect()
     }
 
@@ -173,7 +174,7 @@ mod tests {
         let whole = ranges(&[(1000, 1000), (5000, 1000)]);
         let gap = ranges(&[(1000, 50), (1060, 1000), (5000, 50), (5060, 1000)]);
         let cut = |local: &MemoryRanges, remote: &MemoryRanges, slices: &mut Vec<Slice>| {
-            RULE.cut((0, entry), (local, remote), slices)
+            RULE.cut((0, entry), (|at| local.at(at), remote), slices)
         };
         assert_eq!(cut(&gap, &whole, &mut slices), Err(Unregistered::Local));
         assert_eq!(cut(&whole, &gap, &mut slices), Err(Unregistered::Remote));
@@ -200,7 +201,8 @@ mod tests {
             let entry = Entry { local: 1000, remote: 5000, length };
             let mut slices = Vec::new();
             let rule = SliceRule { bytes, tail };
-            rule.cut((7, entry), (&MemoryRanges::new(local.clone()), &remote), &mut slices).unwrap();
+            let here = MemoryRanges::new(local.clone());
+            rule.cut((7, entry), (|at| here.at(at), &remote), &mut slices).unwrap();
             let mut done = 0;
             for slice in &slices {
                 prop_assert_eq!((slice.entry, slice.local, slice.remote), (7, 1000 + done, 5000 + done));

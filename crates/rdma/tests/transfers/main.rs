@@ -23,12 +23,16 @@ type MakeLibrary = fn() -> Arc<Library>;
 /// A claim about any library with devices.
 type Claim = fn(MakeLibrary);
 
-const CLAIMS: [(&str, Claim); 11] = [
+const CLAIMS: [(&str, Claim); 12] = [
     ("bytes_arrive_in_both_directions", bytes_arrive_in_both_directions),
     ("many_small_entries_arrive", many_small_entries_arrive),
     ("more_slices_than_places_arrive", more_slices_than_places_arrive),
     ("long_registration_is_split", long_registration_is_split),
-    ("unregistered_ranges_are_told_apart", unregistered_ranges_are_told_apart),
+    (
+        "unregistered_memory_is_registered_for_the_transfer",
+        unregistered_memory_is_registered_for_the_transfer,
+    ),
+    ("ranges_that_are_not_published_are_told", ranges_that_are_not_published_are_told),
     ("withdrawn_memory_fails_only_its_entries", withdrawn_memory_fails_only_its_entries),
     ("both_sides_may_begin_at_once", both_sides_may_begin_at_once),
     ("peer_that_started_again_is_reached", peer_that_started_again_is_reached),
@@ -45,6 +49,7 @@ fn main() -> ExitCode {
         trials.push(trial(None, format!("fake::{name}"), move || claim(fake)));
         trials.push(trial(missing.clone(), format!("real::{name}"), move || claim(real)));
     }
+    trials.push(trial(missing, "real::unmapped_memory_is_refused", unmapped_memory_is_refused));
     for (name, claim) in fabric::CLAIMS {
         trials.push(trial(None, format!("fabric::{name}"), claim));
     }
@@ -116,23 +121,47 @@ fn long_registration_is_split(make: MakeLibrary) {
     sides.right.check(2, 299_998, |index| ((index + 1) % 239) as u8);
 }
 
-fn unregistered_ranges_are_told_apart(make: MakeLibrary) {
+fn unregistered_memory_is_registered_for_the_transfer(make: MakeLibrary) {
+    let sides = Sides::new(&make(), 1 << 16, RdmaSettings::default());
+    let link = sides.link();
+    let mut local = vec![0_u8; 1 << 16];
+    for (index, place) in local.iter_mut().enumerate() {
+        *place = (index % 253) as u8;
+    }
+    let base = local.as_mut_ptr().expose_provenance() as u64;
+    // In reverse order, with gaps.
+    let entry = |part: u64| {
+        let (local, remote) = (base + 1024 * part, sides.right.base() + 1000 * part);
+        Entry { local, remote, length: 1000 }
+    };
+    let entries: Vec<_> = (0..64).rev().map(entry).collect();
+    for outcome in sides.try_transfer(&link, Operation::Write, &entries) {
+        outcome.unwrap_or_else(|error| panic!("{error:?}"));
+    }
+    sides.right.check(0, 64_000, |index| ((index / 1000 * 1024 + index % 1000) % 253) as u8);
+}
+
+fn ranges_that_are_not_published_are_told(make: MakeLibrary) {
     let sides = Sides::new(&make(), 4096, RdmaSettings::default());
     let link = sides.link();
     let (left, right) = (sides.left.base(), sides.right.base());
     let entries = [
-        Entry { local: left + 4000, remote: right, length: 97 },
+        Entry { local: left, remote: right + 4095, length: 2 },
         Entry { local: left, remote: right, length: 96 },
     ];
     let outcomes = sides.try_transfer(&link, Operation::Read, &entries);
-    assert!(matches!(outcomes[0], Err(EntryError::NotRegistered)), "{outcomes:?}");
-    assert!(outcomes[1].is_ok(), "{outcomes:?}");
-    assert!(link.is_usable());
-    let entries = [Entry { local: left, remote: right + 4095, length: 2 }];
-    let outcomes = sides.try_transfer(&link, Operation::Read, &entries);
     assert!(matches!(outcomes[0], Err(EntryError::NotPublished)), "{outcomes:?}");
+    assert!(outcomes[1].is_ok(), "{outcomes:?}");
     assert!(!link.is_usable(), "the peer may have published more since");
     assert!(link.reaches(right, 4096) && !link.reaches(right, 4097));
+}
+
+fn unmapped_memory_is_refused() {
+    let sides = Sides::new(&real(), 4096, RdmaSettings::default());
+    let link = sides.link();
+    let entries = [Entry { local: 4096, remote: sides.right.base(), length: 100 }];
+    let outcomes = sides.try_transfer(&link, Operation::Read, &entries);
+    assert!(matches!(outcomes[0], Err(EntryError::NotRegistered)), "{outcomes:?}");
 }
 
 fn withdrawn_memory_fails_only_its_entries(make: MakeLibrary) {
