@@ -24,7 +24,7 @@ export PYTHONDONTWRITEBYTECODE := 1
 # Cargo cannot link tests of the extension, whose symbols come from the interpreter. Its tests are those
 # in tests/python. The checks that are Rust tests select the same crates: cargo chooses the features of
 # dependencies by the selection, and would build most of them once more for another one.
-RUST_TESTED := --workspace --exclude mooncake-python --features mooncake-verbs/rdma,mooncake-verbs/test-util --locked
+RUST_TESTED := --workspace --exclude mooncake-python --features mooncake-transfer-engine/rdma,mooncake-verbs/test-util --locked
 NATIVE_SOURCES := Cargo.toml Cargo.lock pyproject.toml $(shell find crates -name '*.rs' -o -name Cargo.toml -o -name '*.proto')
 PYTHON_SOURCES := $(wildcard python tests/python scripts benches)
 
@@ -84,7 +84,8 @@ check-fresh: setup ## Check that generated files are up to date
 
 .PHONY: check-rust
 check-rust: setup ## Lint Rust, with and without RDMA
-	cargo clippy --workspace --all-targets --locked -- -D warnings
+	cargo clippy --workspace --all-targets --features mooncake-transfer-engine/rdma,mooncake-verbs/test-util --locked -- -D warnings
+	cargo clippy -p mooncake-transfer-engine --all-targets --locked -- -D warnings
 	cargo clippy -p mooncake-verbs --all-targets --locked -- -D warnings
 	cargo clippy -p mooncake-python --no-default-features --locked -- -D warnings
 

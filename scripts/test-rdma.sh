@@ -6,8 +6,13 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-# Test targets whose trials named real::… need a device.
-targets=(mooncake-verbs:devices mooncake-rdma:transfers)
+# Test targets, and the names of their tests that use the devices of the machine.
+targets=(
+  mooncake-verbs:devices:real
+  mooncake-rdma:transfers:real
+  mooncake-transfer-engine:behaviour:rdma
+)
+features=mooncake-verbs/test-util,mooncake-transfer-engine/rdma
 
 if ! reason=$(scripts/rdma-vm --setup 2>&1); then
   printf 'test-rdma: skipped, no virtual machine: %s\n' "$(tail -n 1 <<<"$reason")"
@@ -15,11 +20,15 @@ if ! reason=$(scripts/rdma-vm --setup 2>&1); then
   exit 0
 fi
 
-binaries=()
+commands=()
 for target in "${targets[@]}"; do
-  messages=$(cargo test --no-run --locked --quiet --message-format=json -p "${target%%:*}" \
-    --test "${target##*:}" --features mooncake-verbs/rdma,mooncake-verbs/test-util)
-  binaries+=("$(sed -n 's/.*"executable":"\([^"]*\)".*/\1/p' <<<"$messages" | tail -n 1)")
+  IFS=: read -r package test name <<<"$target"
+  messages=$(cargo test --no-run --locked --quiet --message-format=json -p "$package" --test "$test" \
+    --features "$features" -p mooncake-verbs -p mooncake-transfer-engine)
+  binary=$(sed -n "s#.*\"executable\":\"\([^\"]*/$test-[0-9a-f]*\)\".*#\1#p" <<<"$messages" | tail -n 1)
+  commands+=("$binary" "$name")
 done
 
-scripts/rdma-vm --timeout 280 -- bash -c 'for binary; do "$binary" real:: || exit; done' bash "${binaries[@]}"
+# Names of test modules.
+scripts/rdma-vm --timeout 280 -- bash -c 'while [ $# -gt 0 ]; do "$1" "$2::" || exit; shift 2; done' \
+  bash "${commands[@]}"

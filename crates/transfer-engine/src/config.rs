@@ -76,10 +76,31 @@ pub struct EngineConfig {
     pub is_unpublished: bool,
     /// Interval at which a line of transfer statistics is logged; `None` for never.
     pub report_interval: Option<Duration>,
+    /// Uses RDMA devices with these settings, if the machine has any that are active.
+    #[cfg(feature = "rdma")]
+    pub rdma: Option<mooncake_rdma::RdmaSettings>,
+    /// The simulated devices to use instead of the machine's.
+    #[cfg(all(feature = "rdma", feature = "test-util"))]
+    pub rdma_fabric: Option<RdmaFabric>,
     /// Transports that are not used, so that a test reaches the others.
     #[cfg(feature = "test-util")]
     pub disabled: Vec<crate::TransportKind>,
 }
+
+/// The library of simulated RDMA devices. Two are equal if they are the same.
+#[cfg(all(feature = "rdma", feature = "test-util"))]
+#[derive(Debug, Clone)]
+pub struct RdmaFabric(pub std::sync::Arc<mooncake_verbs::Library>);
+
+#[cfg(all(feature = "rdma", feature = "test-util"))]
+impl PartialEq for RdmaFabric {
+    fn eq(&self, other: &Self) -> bool {
+        std::sync::Arc::ptr_eq(&self.0, &other.0)
+    }
+}
+
+#[cfg(all(feature = "rdma", feature = "test-util"))]
+impl Eq for RdmaFabric {}
 
 impl Default for EngineConfig {
     fn default() -> Self {
@@ -108,6 +129,10 @@ impl Default for EngineConfig {
             device_driver: PathBuf::from("libcuda.so.1"),
             is_unpublished: false,
             report_interval: None,
+            #[cfg(feature = "rdma")]
+            rdma: None,
+            #[cfg(all(feature = "rdma", feature = "test-util"))]
+            rdma_fabric: None,
             #[cfg(feature = "test-util")]
             disabled: Vec::new(),
         }

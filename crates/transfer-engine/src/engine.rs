@@ -8,6 +8,11 @@ mod lifecycle;
 mod listen;
 mod managed;
 mod open;
+#[cfg(feature = "rdma")]
+mod rdma;
+#[cfg(not(feature = "rdma"))]
+#[path = "engine/rdma_absent.rs"]
+mod rdma;
 mod registry;
 mod report;
 mod staged;
@@ -33,7 +38,7 @@ pub use self::{
     registry::Registry,
     staged::OnStream,
 };
-use self::{descriptor_template::DescriptorTemplate, worker_pool::WorkerPool};
+use self::{descriptor_template::DescriptorTemplate, rdma::Rdma, worker_pool::WorkerPool};
 use crate::{
     config::EngineConfig,
     device::Devices,
@@ -80,6 +85,8 @@ struct Inner {
     refusals: Arc<Refusals>,
     /// Runs batches that their callers do not wait for.
     workers: WorkerPool,
+    /// The RDMA devices, if there are any.
+    rdma: Rdma,
     /// Access to device memory, once the CUDA driver is found.
     devices: Devices,
     /// Faults in the pages of new memory.

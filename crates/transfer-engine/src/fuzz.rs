@@ -37,7 +37,13 @@ fn descriptor() -> Target {
         tcp_data_host: "h".into(),
         tcp_data_port: 2,
         tcp_proto_version: 2,
-        buffers: vec![BufferDescriptor { name: "cpu:0".into(), addr: 1 << 40, length: 9 }],
+        buffers: vec![BufferDescriptor {
+            name: "cpu:0".into(),
+            addr: 1 << 40,
+            length: 9,
+            rkey: vec![7],
+            lkey: vec![7],
+        }],
         mooncake: Some(own),
         ..SegmentDescriptor::default()
     };

@@ -1,12 +1,14 @@
 //! The interface of the transports, which move bytes between processes.
 //!
-//! A [`Transport`] is one mechanism (memory, shm, tcp, later rdma). A [`Path`] connects this engine
+//! A [`Transport`] is one mechanism (memory, shm, rdma, tcp). A [`Path`] connects this engine
 //! to one peer over one transport and is verified by a real exchange when it is created. The engine
 //! asks each transport for a path once per peer and sends every batch over the path that was
 //! measured to be the fastest for it. Entries that fail are retried over the next path, within the
 //! deadline.
 
 pub(crate) mod memory;
+#[cfg(feature = "rdma")]
+pub(crate) mod rdma;
 pub(crate) mod shm;
 pub mod tcp;
 

@@ -29,6 +29,8 @@ const UNSAFE: &[(&str, &str)] = &[
     ("crates/verbs/src/queue_pair.rs", "calls ibverbs"),
     ("crates/verbs/tests/devices/pair.rs", "lends memory to a device"),
     ("crates/verbs/tests/devices/main.rs", "lends memory to a device"),
+    ("crates/transfer-engine/src/engine/rdma.rs", "registers memory of callers"),
+    ("crates/transfer-engine/src/transport/rdma.rs", "moves memory of callers"),
     ("crates/rdma/src/registration.rs", "registers memory of callers"),
     ("crates/rdma/src/devices.rs", "registers memory of callers"),
     ("crates/rdma/src/link.rs", "moves memory of callers"),

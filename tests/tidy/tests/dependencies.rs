@@ -15,7 +15,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("cli", &["base", "os"]),
     ("verbs", &[]),
     ("rdma", &["base", "verbs"]),
-    ("transfer-engine", &["base", "os", "verbs"]),
+    ("transfer-engine", &["base", "os", "rdma", "verbs"]),
     ("master", &["base", "os", "http", "cli", "proto"]),
     ("store-client", &["base", "os", "http", "proto", "transfer-engine"]),
     ("settings", &["base", "store-client", "transfer-engine"]),

@@ -1,5 +1,7 @@
 //! The segment descriptor: upstream's JSON, plus native fields that upstream ignores.
 
+use std::collections::BTreeMap;
+
 use mooncake_base::{EngineId, Error, ErrorCode, Result};
 use serde::{Deserialize, Serialize};
 
@@ -20,15 +22,34 @@ pub struct SegmentDescriptor {
     pub tcp_data_port: u16,
     /// 2 if the listener acknowledges writes.
     pub tcp_proto_version: u32,
-    /// Unused on TCP; upstream expects the field.
+    /// Name of the engine in the paths of its RDMA devices, if it is not `name`.
     pub rdma_server_name: String,
     /// Time of creation, informative only.
     pub timestamp: String,
+    /// The RDMA devices, in the order of the keys of each buffer.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub devices: Vec<DeviceDescriptor>,
     /// The registered ranges.
     pub buffers: Vec<BufferDescriptor>,
+    /// For each location of memory the names of the near RDMA devices and of the others. Upstream numbers
+    /// devices by their first appearance here.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub priority_matrix: BTreeMap<String, (Vec<String>, Vec<String>)>,
     /// Present if the peer runs this implementation.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mooncake: Option<NativeDescriptor>,
+}
+
+/// An RDMA device in upstream's form.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, Default)]
+#[serde(default)]
+pub struct DeviceDescriptor {
+    /// Name of the device.
+    pub name: String,
+    /// Identifier of its port in an InfiniBand subnet.
+    pub lid: u16,
+    /// Address of its port: sixteen bytes in hexadecimal, separated by colons.
+    pub gid: String,
 }
 
 /// A registered range in upstream's form.
@@ -41,6 +62,12 @@ pub struct BufferDescriptor {
     pub addr: u64,
     /// Length in bytes.
     pub length: u64,
+    /// The keys with which peers reach the range, one for each device.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub rkey: Vec<u32>,
+    /// The keys of the owner; upstream expects the field.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub lkey: Vec<u32>,
 }
 
 /// The native fields of a descriptor.

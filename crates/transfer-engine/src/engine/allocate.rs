@@ -45,7 +45,8 @@ impl Engine {
         let location = format!("cpu:{}", node.unwrap_or(0));
         let range = (memory.base(), memory.length());
         let owner = MemoryOwner::Shared(mapping);
-        self.inner.exported.regions.register_owned(range, &location, owner)?;
+        let region = self.inner.exported.regions.register_owned(range, &location, owner)?;
+        self.inner.rdma.register(&region);
         memory.on_drop(self.withdrawal());
         self.inner.announce()?;
         self.inner.prefaulter.prefault(memory.mapping());
@@ -68,7 +69,8 @@ impl Engine {
         let mut memory = FileMemory::map(path, offset, length)?;
         let range = (memory.base(), memory.length());
         let owner = MemoryOwner::File(Arc::clone(memory.mapping()));
-        self.inner.exported.regions.register_owned(range, location, owner)?;
+        let region = self.inner.exported.regions.register_owned(range, location, owner)?;
+        self.inner.rdma.register(&region);
         memory.on_drop(self.withdrawal());
         self.inner.announce()?;
         Ok(memory)
@@ -105,12 +107,14 @@ impl Inner {
         if let Some(shm_server) = &self.shm_server {
             regions.iter().for_each(|region| shm_server.begin_withdrawal(region));
         }
+        let left = deadline.saturating_duration_since(Instant::now());
+        let deregistered = self.rdma.deregister(base, left);
         let unpinned = regions.iter().try_for_each(|region| self.wait_unpinned(region, deadline));
         let left_by_peers = match &self.shm_server {
             Some(shm_server) => shm_server.await_withdrawal(base, deadline),
             None => Ok(()),
         };
-        let outcome = unpinned.and(left_by_peers);
+        let outcome = deregistered.and(unpinned).and(left_by_peers);
         if outcome.is_err() {
             self.exported.regions.keep_leaving(regions);
         }

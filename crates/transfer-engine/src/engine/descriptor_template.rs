@@ -5,6 +5,7 @@ use std::{
     time::{SystemTime, UNIX_EPOCH},
 };
 
+use super::rdma::Rdma;
 use crate::{
     discovery::descriptor::{
         BufferDescriptor, LocalDescriptor, NativeDescriptor, SegmentDescriptor,
@@ -21,6 +22,7 @@ pub(super) struct DescriptorTemplate {
     /// Name of the Unix socket for processes of this host.
     pub(super) local: Option<String>,
     pub(super) exported: Arc<ExportedMemory>,
+    pub(super) rdma: Rdma,
 }
 
 impl DescriptorTemplate {
@@ -29,17 +31,21 @@ impl DescriptorTemplate {
         // In order of registration: peers ask for the first buffer of a segment.
         let mut regions = self.exported.regions.all();
         regions.sort_by_key(|region| region.order);
-        let buffers = regions.into_iter().map(|region| BufferDescriptor {
-            name: region.location.clone(),
-            addr: region.base,
-            length: region.length,
+        let buffers = regions.into_iter().flat_map(|region| {
+            let plain = || BufferDescriptor {
+                name: region.location.clone(),
+                addr: region.base,
+                length: region.length,
+                ..BufferDescriptor::default()
+            };
+            self.rdma.describe_region(&region).unwrap_or_else(|| vec![plain()])
         });
         let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let local = self
             .local
             .clone()
             .map(|unix_socket| LocalDescriptor { unix_socket, process: std::process::id() });
-        SegmentDescriptor {
+        let mut descriptor = SegmentDescriptor {
             name: self.name.clone(),
             protocol: "tcp".to_owned(),
             tcp_data_host: self.host.clone(),
@@ -49,6 +55,9 @@ impl DescriptorTemplate {
             timestamp: since.as_secs().to_string(),
             buffers: buffers.collect(),
             mooncake: Some(NativeDescriptor::new(self.exported.id, local)),
-        }
+            ..SegmentDescriptor::default()
+        };
+        self.rdma.describe(&mut descriptor);
+        descriptor
     }
 }

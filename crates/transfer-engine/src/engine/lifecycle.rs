@@ -13,7 +13,7 @@ use mooncake_base::{Clock, Endpoint, EngineId, Error, Moment, Result, SystemCloc
 use mooncake_os::fork;
 
 use super::{
-    Engine, Inner, descriptor_template::DescriptorTemplate, listen::Listeners,
+    Engine, Inner, descriptor_template::DescriptorTemplate, listen::Listeners, rdma::Rdma,
     worker_pool::WorkerPool,
 };
 use crate::{
@@ -53,13 +53,7 @@ impl Engine {
     pub fn start(config: EngineConfig, runtime: tokio::runtime::Handle) -> Result<Self> {
         config.check()?;
         let generation = fork::generation();
-        let settings = MetadataSettings {
-            connect_timeout: config.connect_timeout,
-            prefix: config.metadata_prefix.clone(),
-            redis: config.redis.clone(),
-            token: config.token.clone(),
-        };
-        let metadata = metadata::open(&config.metadata, settings)?;
+        let metadata = metadata::open(&config.metadata, metadata_settings(&config))?;
         let Listeners { host, rpc, data } = Listeners::bind(&config)?;
         let exported = ExportedMemory::register(EngineId::random());
         let refusals = Arc::<Refusals>::default();
@@ -76,18 +70,24 @@ impl Engine {
             Error::internal("the address of a listener cannot be read").caused_by(error)
         })?;
         let rpc_endpoint = Endpoint::new(host.clone(), port.port());
+        let name = segment_name(&config, &rpc_endpoint);
+        let rdma = Rdma::open(&config, &name, exported.id);
         let template = Arc::new(DescriptorTemplate {
-            name: segment_name(&config, &rpc_endpoint),
+            name,
             host,
             data_port: data.address().port(),
             local: shm_server.as_ref().map(|shm_server| shm_server.name().to_owned()),
             exported: Arc::clone(&exported),
+            rdma: rdma.clone(),
         });
         let described = Arc::clone(&template);
         let describe = Arc::new(move || described.fill().to_json());
-        let settings = handshake_settings(&config, &refusals);
+        let settings =
+            HandshakeSettings { connect: rdma.connect(), ..handshake_settings(&config, &refusals) };
         let handshake = HandshakeServer::start(rpc, describe, settings, &runtime)?;
-        let transports = transports(&config, exported.id, shm_server.as_ref(), &refusals);
+        let mut transports = transports(&config, exported.id, shm_server.as_ref(), &refusals);
+        transports.extend(rdma.transport(&config, &metadata));
+        sort_transports(&config, &mut transports);
         let prefaulter = Prefaulter::new(config.prefault_bytes_max);
         let devices = Devices::new(config.device_driver.clone());
         devices.find_loaded();
@@ -109,6 +109,7 @@ impl Engine {
             metrics: Metrics::default(),
             refusals,
             workers: WorkerPool::default(),
+            rdma,
             devices,
             prefaulter,
             reporter: Mutex::default(),
@@ -168,6 +169,7 @@ impl Inner {
         drop(peers);
         self.workers.close(CLOSE_TIMEOUT);
         self.handshake.close();
+        self.rdma.close();
         self.data.close();
     }
 }
@@ -192,6 +194,15 @@ fn start_shm_server(
             tracing::debug!(%error, "processes of this host are served over TCP");
             None
         }
+    }
+}
+
+fn metadata_settings(config: &EngineConfig) -> MetadataSettings {
+    MetadataSettings {
+        connect_timeout: config.connect_timeout,
+        prefix: config.metadata_prefix.clone(),
+        redis: config.redis.clone(),
+        token: config.token.clone(),
     }
 }
 
@@ -226,10 +237,14 @@ fn transports(
         let shm = shm_server.map(|shm_server| ShmTransport::new(Arc::clone(shm_server)));
         transports.extend(shm.map(|shm| Arc::new(shm) as Arc<dyn Transport>));
     }
-    #[cfg(feature = "test-util")]
-    transports.retain(|transport| !config.disabled.contains(&transport.kind()));
-    transports.sort_by_key(|transport| transport.capability().cost);
     transports
+}
+
+/// Puts the cheapest transport first.
+fn sort_transports(_config: &EngineConfig, transports: &mut Vec<Arc<dyn Transport>>) {
+    #[cfg(feature = "test-util")]
+    transports.retain(|transport| !_config.disabled.contains(&transport.kind()));
+    transports.sort_by_key(|transport| transport.capability().cost);
 }
 
 fn segment_name(config: &EngineConfig, rpc: &Endpoint) -> String {

@@ -56,7 +56,8 @@ impl Registry<'_> {
                 }
                 None => {
                     check_mapped(*address, *length)?;
-                    regions.register(*address, *length, location, Backing::User)?;
+                    let region = regions.register(*address, *length, location, Backing::User)?;
+                    self.inner.rdma.register(&region);
                     host.push(*address);
                 }
             }

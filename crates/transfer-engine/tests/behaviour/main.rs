@@ -52,3 +52,8 @@ behaviour_suite! {
     shm: crate::pair::Pair::over_shm();
     tcp: crate::pair::Pair::over_tcp();
 }
+
+#[cfg(feature = "rdma")]
+behaviour_suite! {
+    rdma: crate::pair::Pair::over_rdma();
+}

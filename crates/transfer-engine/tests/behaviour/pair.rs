@@ -39,9 +39,40 @@ impl Pair {
         Self::new(TransportKind::Tcp)
     }
 
+    /// Two engines over the RDMA devices of this machine, or over two simulated devices where it has none.
+    #[cfg(feature = "rdma")]
+    pub(crate) fn over_rdma() -> Self {
+        use mooncake_verbs::{Library, fake::Fabric};
+        let real = Library::load()
+            .ok()
+            .filter(|library| library.devices().is_ok_and(|devices| !devices.is_empty()));
+        Self::with_library(real.unwrap_or_else(|| Fabric::of(2).library()))
+    }
+
+    #[cfg(feature = "rdma")]
+    fn with_library(library: Arc<mooncake_verbs::Library>) -> Self {
+        let config = EngineConfig {
+            rdma: Some(mooncake_rdma::RdmaSettings::default()),
+            rdma_fabric: Some(mooncake_transfer_engine::config::RdmaFabric(library)),
+            ..config(Some(TransportKind::Rdma))
+        };
+        let runtime = runtime();
+        let start = || Engine::start(config.clone(), runtime.handle().clone()).unwrap();
+        Self::join(start(), start(), TransportKind::Rdma, runtime)
+    }
+
     fn new(kind: TransportKind) -> Self {
         let runtime = runtime();
         let (near, far) = (start(Some(kind), &runtime), start(Some(kind), &runtime));
+        Self::join(near, far, kind, runtime)
+    }
+
+    fn join(
+        near: Engine,
+        far: Engine,
+        kind: TransportKind,
+        runtime: tokio::runtime::Runtime,
+    ) -> Self {
         let peer = near.open(far.segment_name(), soon()).unwrap();
         assert_eq!(peer.transport(), Some(kind));
         Self { near, far, peer, runtime }
@@ -102,7 +133,7 @@ pub(crate) fn start(only: Option<TransportKind>, runtime: &tokio::runtime::Runti
 }
 
 pub(crate) fn config(only: Option<TransportKind>) -> EngineConfig {
-    let all = [TransportKind::Memory, TransportKind::Shm, TransportKind::Tcp];
+    let all = [TransportKind::Memory, TransportKind::Shm, TransportKind::Tcp, TransportKind::Rdma];
     let disabled = match only {
         Some(kind) => all.into_iter().filter(|other| *other != kind).collect(),
         None => Vec::new(),

@@ -6,7 +6,7 @@ use std::{
 };
 
 use mooncake_base::{Clock, ErrorKind, SystemClock};
-use mooncake_transfer_engine::{Opcode, TransferEntry};
+use mooncake_transfer_engine::{Opcode, TransferEntry, TransportKind};
 
 use crate::pair::{Lent, Pair, foreign, held, pattern};
 
@@ -248,15 +248,16 @@ pub(crate) fn refuses_a_partly_registered_range(pair: &Pair) {
     regions.register(base + part, part, "*").unwrap();
     regions.register(base + 2 * part, part, "*").unwrap();
     let mut bytes = vec![0xEE; 2 * PART];
-    for (from, length) in [
+    // The owner's devices know of no border between adjacent registrations, and upstream crosses it.
+    let crossings = [(part, PART + 1), (2 * part - 1, 2)];
+    let is_rdma = pair.peer.transport() == Some(TransportKind::Rdma);
+    for (from, length) in crossings.into_iter().filter(|_| !is_rdma).chain([
         (part - 1, 2),
         (0, 2 * PART),
-        (part, PART + 1),
-        (2 * part - 1, 2),
         (2 * part, PART + 1),
         (3 * part - 1, 2),
         (3 * part, 1),
-    ] {
+    ]) {
         for opcode in [Opcode::Read, Opcode::Write] {
             let one = (held(&mut bytes[..length]), base + from);
             crate::pair::move_one(&pair.near, &pair.peer, opcode, one).unwrap_err();

@@ -111,7 +111,12 @@ fn clusters_are_separate(url: &str) {
 
 fn large_descriptors_fit(url: &str) {
     let store = store(url);
-    let buffer = BufferDescriptor { name: "cpu:0".into(), addr: 1, length: 2 };
+    let buffer = BufferDescriptor {
+        name: "cpu:0".into(),
+        addr: 1,
+        length: 2,
+        ..BufferDescriptor::default()
+    };
     let own = SegmentDescriptor { buffers: vec![buffer; 10_000], ..descriptor("large") };
     store.publish(&own, &Endpoint::new("h", 1), soon()).unwrap();
     assert_eq!(store.resolve("large", soon()).unwrap(), own);

@@ -305,6 +305,9 @@ unsafe extern "C" fn reg_mr(
     if length == 0 || length as u64 > length_max {
         return refuse(libc::EINVAL);
     }
+    if !is_mapped(address, length) {
+        return refuse(libc::EFAULT);
+    }
     let access = ibv_access_flags(access.cast_unsigned());
     let allows = |flag: ibv_access_flags| access & flag == flag;
     let key = state.queues.add_region(RegionState {
@@ -318,6 +321,17 @@ unsafe extern "C" fn reg_mr(
     let region =
         ibv_mr { context, pd: domain, addr: address, length, handle: 0, lkey: key, rkey: key };
     give(Box::new(RegionObject { region }))
+}
+
+/// Returns whether each page of a range is mapped.
+fn is_mapped(address: *mut c_void, length: usize) -> bool {
+    const PAGE_BYTES: usize = 4096;
+    let begin = address.addr() / PAGE_BYTES * PAGE_BYTES;
+    let pages = (address.addr() + length).div_ceil(PAGE_BYTES) - begin / PAGE_BYTES;
+    let mut residency = vec![0; pages];
+    let first = address.with_addr(begin);
+    // SAFETY: the call reads no memory of the range; it writes one byte a page, for which there is room.
+    unsafe { libc::mincore(first, pages * PAGE_BYTES, residency.as_mut_ptr()) == 0 }
 }
 
 unsafe extern "C" fn dereg_mr(region: *mut ibv_mr) -> c_int {

@@ -34,7 +34,7 @@ pub fn request(endpoint: &Endpoint, message: &Message, deadline: Moment) -> Resu
 ///
 /// # Errors
 /// Those of [`request`], and a peer with which no token is shared.
-fn request_with_token(
+pub(crate) fn request_with_token(
     token: Option<&Token>,
     endpoint: &Endpoint,
     message: &Message,

@@ -37,7 +37,7 @@ const NO_TOKEN: &str = "this engine asks for a token";
 const NO_QUEUE_PAIRS: &str = r#"{"local_nic_path":"","peer_nic_path":"","qp_num":[],"reply_msg":"this engine offers no RDMA transport, use tcp"}"#;
 
 /// Settings of a handshake server.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct HandshakeSettings {
     /// Timeout for receiving the request, and for sending the answer.
     pub receive_timeout: Duration,
@@ -47,10 +47,24 @@ pub struct HandshakeSettings {
     pub connections_max: usize,
     /// Maximum number of queued notifications; more are refused.
     pub notifications_max: usize,
-    /// The token that peers must prove to get the descriptor and to send notifications, if any.
+    /// Answers requests to connect queue pairs; `None` refuses them.
+    pub connect: Option<Connect>,
+    /// The token that peers must prove to get the descriptor, to send notifications and to connect queue
+    /// pairs, if any.
     pub token: Option<Token>,
     /// Counters of refused tokens.
     pub refusals: Arc<Refusals>,
+}
+
+impl fmt::Debug for HandshakeSettings {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("HandshakeSettings")
+            .field("receive_timeout", &self.receive_timeout)
+            .field("message_bytes_max", &self.message_bytes_max)
+            .field("connections_max", &self.connections_max)
+            .field("notifications_max", &self.notifications_max)
+            .finish_non_exhaustive()
+    }
 }
 
 impl Default for HandshakeSettings {
@@ -60,6 +74,7 @@ impl Default for HandshakeSettings {
             message_bytes_max: MESSAGE_BYTES_MAX_DEFAULT,
             connections_max: 256,
             notifications_max: 4096,
+            connect: None,
             token: None,
             refusals: Arc::default(),
         }
@@ -75,6 +90,9 @@ pub struct HandshakeServer {
 
 /// Returns this engine's descriptor as JSON.
 pub type Describe = Arc<dyn Fn() -> Vec<u8> + Send + Sync>;
+
+/// Answers a request to connect queue pairs. May block for a moment.
+pub type Connect = Arc<dyn Fn(&[u8]) -> Vec<u8> + Send + Sync>;
 
 struct HandshakeShared {
     settings: HandshakeSettings,
@@ -152,9 +170,14 @@ async fn serve(mut accepted: Accepted, shared: Arc<HandshakeShared>) -> io::Resu
                 let challenge = proof::challenge(&owner_nonce).encode();
                 timeout(receive_timeout, stream.write_all(&challenge)).await??;
                 let sealed = timeout(receive_timeout, receive(stream, &shared.settings)).await??;
-                shared.answer_sealed(token, owner_nonce, &sealed)
+                let (shared, token) = (Arc::clone(&shared), token.clone());
+                blocking(sealed.kind(), move || shared.answer_sealed(&token, owner_nonce, &sealed))
+                    .await?
             }
-            None => shared.answer(request),
+            None => {
+                let shared = Arc::clone(&shared);
+                blocking(request.kind(), move || shared.answer(request)).await?
+            }
         };
     let answer = answer.encode();
     timeout(receive_timeout, async {
@@ -165,6 +188,19 @@ async fn serve(mut accepted: Accepted, shared: Arc<HandshakeShared>) -> io::Resu
         stream.read(&mut [0; 64]).await.map(drop)
     })
     .await?
+}
+
+/// Makes an answer, on a thread for blocking work where queue pairs are connected.
+async fn blocking(
+    kind: MessageKind,
+    answer: impl FnOnce() -> Message + Send + 'static,
+) -> io::Result<Message> {
+    match kind {
+        MessageKind::Connection => {
+            tokio::task::spawn_blocking(answer).await.map_err(io::Error::other)
+        }
+        _ => Ok(answer()),
+    }
 }
 
 async fn receive(stream: &mut TcpStream, settings: &HandshakeSettings) -> io::Result<Message> {
@@ -184,7 +220,11 @@ async fn receive(stream: &mut TcpStream, settings: &HandshakeSettings) -> io::Re
 impl HandshakeShared {
     /// Answers a request without a proof.
     fn answer(&self, request: Message) -> Message {
-        let is_guarded = matches!(request.kind(), MessageKind::Metadata | MessageKind::Notify);
+        let is_guarded = match request.kind() {
+            MessageKind::Metadata | MessageKind::Notify => true,
+            MessageKind::Connection => self.settings.connect.is_some(),
+            MessageKind::Probe => false,
+        };
         if is_guarded && self.settings.token.is_some() {
             return self.refuse(&request);
         }
@@ -211,7 +251,10 @@ impl HandshakeShared {
             MessageKind::Metadata => (self.describe)(),
             MessageKind::Probe => br#"{"status":"success"}"#.to_vec(),
             MessageKind::Notify => self.queue_notification(&request.body),
-            MessageKind::Connection => NO_QUEUE_PAIRS.as_bytes().to_vec(),
+            MessageKind::Connection => match &self.settings.connect {
+                Some(connect) => connect(&request.body),
+                None => NO_QUEUE_PAIRS.as_bytes().to_vec(),
+            },
         };
         Message { typed: request.typed, body }
     }

@@ -31,7 +31,15 @@ fn descriptor() -> SegmentDescriptor {
     SegmentDescriptor {
         name: "peer".into(),
         protocol: "tcp".into(),
-        buffers: vec![BufferDescriptor { name: "*".into(), addr: 5, length: 6 }; 3],
+        buffers: vec![
+            BufferDescriptor {
+                name: "*".into(),
+                addr: 5,
+                length: 6,
+                ..BufferDescriptor::default()
+            };
+            3
+        ],
         ..SegmentDescriptor::default()
     }
 }

@@ -1,0 +1,111 @@
+//! The RDMA devices of an engine, if it has any.
+
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
+
+use mooncake_base::{EngineId, Result};
+use mooncake_rdma::Devices;
+use mooncake_verbs::Library;
+
+use crate::{
+    config::EngineConfig,
+    discovery::{
+        descriptor::{BufferDescriptor, SegmentDescriptor},
+        handshake::server::Connect,
+        metadata::MetadataStore,
+    },
+    memory::region::{Backing, Region},
+    transport::{
+        Transport,
+        rdma::{RdmaTransport, describe_devices, describe_region},
+    },
+};
+
+/// The RDMA devices of an engine, if it has any.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Rdma {
+    devices: Option<Arc<Devices>>,
+}
+
+impl Rdma {
+    /// Opens the devices that the configuration asks for. An engine without usable devices works over the
+    /// other transports; the log has the reason.
+    pub(super) fn open(config: &EngineConfig, name: &str, engine: EngineId) -> Self {
+        let Some(settings) = config.rdma.as_ref().filter(|_| !config.is_tcp_forced) else {
+            return Self::default();
+        };
+        #[cfg(feature = "test-util")]
+        let library = config.rdma_fabric.clone().map_or_else(Library::load, |fabric| Ok(fabric.0));
+        #[cfg(not(feature = "test-util"))]
+        let library = Library::load();
+        let opened = library.map_err(|source| {
+            mooncake_base::Error::new(mooncake_base::ErrorCode::NOT_SUPPORTED, "there is no RDMA")
+                .caused_by(source)
+        });
+        let engine = format!("{:032x}", engine.bits());
+        let opened = opened
+            .and_then(|library| Devices::open(&library, settings.clone(), name, &engine))
+            .inspect_err(|error| tracing::warn!(%error, "transfers go over TCP"));
+        Self { devices: opened.ok() }
+    }
+
+    /// Registers memory, so that peers can reach it. Memory that cannot be registered is reached over
+    /// other transports.
+    pub(super) fn register(&self, region: &Region) {
+        let Some(devices) = self.devices.as_ref().filter(|_| region.backing != Backing::Device)
+        else {
+            return;
+        };
+        // SAFETY: whoever registered the region promised that no Rust reference into it exists while it is
+        // registered, and the kernel keeps its pages.
+        if let Err(error) = unsafe { devices.register(region.base, region.length) } {
+            tracing::warn!(%error, "peers reach the memory over TCP only");
+        }
+    }
+
+    /// Ends a registration. When this succeeds no device accesses the range any more.
+    pub(super) fn deregister(&self, base: u64, timeout: Duration) -> Result<()> {
+        self.devices.as_ref().map_or(Ok(()), |devices| devices.deregister(base, timeout))
+    }
+
+    /// Returns the transport over the devices.
+    pub(super) fn transport(
+        &self,
+        config: &EngineConfig,
+        metadata: &Arc<dyn MetadataStore>,
+    ) -> Option<Arc<dyn Transport>> {
+        let devices = Arc::clone(self.devices.as_ref()?);
+        let (metadata, token) = (Arc::clone(metadata), config.token.clone());
+        Some(Arc::new(RdmaTransport { devices, metadata, token }))
+    }
+
+    /// Returns the function that answers peers that connect queue pairs.
+    pub(super) fn connect(&self) -> Option<Connect> {
+        let devices = Arc::downgrade(self.devices.as_ref()?);
+        Some(Arc::new(move |body| {
+            devices.upgrade().map_or_else(Vec::new, |devices| devices.answer(body))
+        }))
+    }
+
+    /// Returns the buffers of a region for the segment descriptor.
+    pub(super) fn describe_region(&self, region: &Region) -> Option<Vec<BufferDescriptor>> {
+        self.devices.as_ref().map(|devices| describe_region(devices, region))
+    }
+
+    /// Adds the devices to the segment descriptor.
+    pub(super) fn describe(&self, descriptor: &mut SegmentDescriptor) {
+        let Some(devices) = &self.devices else { return };
+        descriptor.protocol = "rdma".to_owned();
+        descriptor.devices = describe_devices(devices);
+        let names = descriptor.devices.iter().map(|device| device.name.clone()).collect();
+        // One location: upstream numbers the devices in the order in which it walks through a hash table
+        // of locations, and takes the keys of buffers by these numbers.
+        descriptor.priority_matrix = BTreeMap::from([("cpu:0".to_owned(), (names, Vec::new()))]);
+    }
+
+    /// Ends all connections and registrations.
+    pub(super) fn close(&self) {
+        if let Some(devices) = &self.devices {
+            devices.close();
+        }
+    }
+}

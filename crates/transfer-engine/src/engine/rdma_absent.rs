@@ -1,0 +1,52 @@
+//! The RDMA devices of an engine in a build without the feature `rdma`: none.
+
+use std::{sync::Arc, time::Duration};
+
+use mooncake_base::{EngineId, Result};
+
+use crate::{
+    config::EngineConfig,
+    discovery::{
+        descriptor::{BufferDescriptor, SegmentDescriptor},
+        handshake::server::Connect,
+        metadata::MetadataStore,
+    },
+    memory::region::Region,
+    transport::Transport,
+};
+
+/// No RDMA devices.
+#[derive(Debug, Clone)]
+pub(super) struct Rdma;
+
+impl Rdma {
+    pub(super) const fn open(_: &EngineConfig, _: &str, _: EngineId) -> Self {
+        Self
+    }
+
+    pub(super) const fn register(&self, _: &Region) {}
+
+    pub(super) const fn deregister(&self, _: u64, _: Duration) -> Result<()> {
+        Ok(())
+    }
+
+    pub(super) fn transport(
+        &self,
+        _: &EngineConfig,
+        _: &Arc<dyn MetadataStore>,
+    ) -> Option<Arc<dyn Transport>> {
+        None
+    }
+
+    pub(super) fn connect(&self) -> Option<Connect> {
+        None
+    }
+
+    pub(super) const fn describe_region(&self, _: &Region) -> Option<Vec<BufferDescriptor>> {
+        None
+    }
+
+    pub(super) const fn describe(&self, _: &mut SegmentDescriptor) {}
+
+    pub(super) const fn close(&self) {}
+}
