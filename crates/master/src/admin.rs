@@ -34,6 +34,7 @@ use mooncake_http::{
     reply::{not_found, text as text_reply},
 };
 use mooncake_proto::v1::{self, request, response};
+use percent_encoding::percent_decode_str;
 use serde_json::{Value, json};
 use tokio::{net::TcpListener, sync::Semaphore};
 use tokio_util::sync::CancellationToken;
@@ -233,22 +234,7 @@ fn parameter<'a>(query: &'a str, name: &str) -> Option<&'a str> {
 
 /// Decodes percent codes and plus signs. Invalid codes are kept as they are.
 fn decoded(text: &str) -> Vec<u8> {
-    let digit = |byte: Option<&u8>| byte.and_then(|byte| char::from(*byte).to_digit(16));
-    let bytes = text.as_bytes();
-    let mut out = Vec::with_capacity(bytes.len());
-    let mut i = 0;
-    while let Some(byte) = bytes.get(i) {
-        match (byte, digit(bytes.get(i + 1)), digit(bytes.get(i + 2))) {
-            (b'%', Some(high), Some(low)) => {
-                out.push(u8::try_from(high * 16 + low).expect("two hexadecimal digits"));
-                i += 2;
-            }
-            (b'+', _, _) => out.push(b' '),
-            _ => out.push(*byte),
-        }
-        i += 1;
-    }
-    out
+    percent_decode_str(&text.replace('+', " ")).collect()
 }
 
 fn json_reply(value: &Value) -> Response {

@@ -13,6 +13,7 @@ use axum::{
 use bytes::Bytes;
 use mooncake_base::{Error, ErrorCode};
 use mooncake_proto::v1::{self, request, response};
+use percent_encoding::{NON_ALPHANUMERIC, percent_encode};
 use serde_json::{Value, json};
 use tokio::sync::OwnedSemaphorePermit;
 
@@ -57,7 +58,10 @@ pub(super) async fn keys(State(admin): AdminContext, RawQuery(query): RawQuery) 
         response::Call::ListObjects(page) => {
             let objects: Vec<Value> = page.objects.iter().map(object).collect();
             // The last key is percent-encoded, because a key need not be valid text.
-            let next = page.objects.last().map(|last| percent_coded(&last.key));
+            let next = page
+                .objects
+                .last()
+                .map(|last| percent_encode(&last.key, NON_ALPHANUMERIC).to_string());
             json_reply(&json!({
                 "success": true, "keys": objects, "is_last": page.is_last, "next": next,
             }))
@@ -104,10 +108,6 @@ fn selector(prefix: &[u8], search: &[u8]) -> v1::key_selector::By {
     }
     let (prefix, search) = (literal_pattern(prefix), literal_pattern(search));
     v1::key_selector::By::Regex(format!("(?s-u)^{prefix}.*?{search}"))
-}
-
-fn percent_coded(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("%{byte:02x}")).collect()
 }
 
 /// Returns a pattern that matches exactly these bytes.

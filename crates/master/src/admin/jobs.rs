@@ -94,7 +94,11 @@ async fn cancel(State(admin): AdminContext, RawQuery(query): RawQuery) -> Respon
 
 /// GET /api/v1/tenant_quotas[?tenant_id=T]
 async fn quotas(State(admin): AdminContext, RawQuery(query): RawQuery) -> Response {
-    let tenant = tenant_id(query);
+    show_quotas(&admin, tenant_id(query)).await
+}
+
+/// Returns the quota of a tenant, or of all.
+async fn show_quotas(admin: &Admin, tenant: Option<String>) -> Response {
     let tenants = tenant.iter().cloned().collect();
     let call = v1::QueryQuotasRequest { caller: None, tenants };
     let results = match admin.ask(request::Call::QueryQuotas(call)).await {
@@ -127,7 +131,7 @@ async fn set_quota(
     if let Some(refusal) = change_quota(&admin, &tenant, Some(bytes)).await {
         return refusal;
     }
-    quotas(State(admin), RawQuery(Some(format!("tenant_id={}", escaped(&tenant))))).await
+    show_quotas(&admin, Some(tenant)).await
 }
 
 /// DELETE /api/v1/tenant_quotas?tenant_id=T
@@ -236,11 +240,6 @@ fn tenant_id(query: Option<String>) -> Option<String> {
 
 fn text(query: &str, name: &str) -> Option<String> {
     String::from_utf8(decoded(parameter(query, name)?)).ok()
-}
-
-/// Percent-encodes a text for a query.
-fn escaped(text: &str) -> String {
-    text.bytes().map(|byte| format!("%{byte:02x}")).collect()
 }
 
 fn bad_request(why: &str) -> Response {

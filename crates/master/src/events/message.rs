@@ -2,7 +2,8 @@
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use bytes::{BufMut, Bytes, BytesMut};
+use bytes::{Bytes, BytesMut};
+use rmp::encode;
 
 use super::zmtp::put_frame;
 use crate::{config::EventsConfig, state::ObjectEvent};
@@ -24,16 +25,17 @@ impl MessageEncoder {
     /// Encodes the next message in its wire form.
     pub(super) fn message(&mut self, events: &[ObjectEvent], config: &EventsConfig) -> Bytes {
         self.sequence += 1;
-        let mut payload = BytesMut::new();
+        let mut payload = Payload::default();
         let now_ms = now_ms();
-        array(&mut payload, 3);
-        unsigned(&mut payload, now_ms);
-        array(&mut payload, events.len());
+        payload.array(3);
+        payload.unsigned(now_ms);
+        payload.array(events.len());
         for event in events {
             self.event_id += 1;
             put_event(&mut payload, event, (self.event_id, now_ms), config);
         }
-        unsigned(&mut payload, u64::from(config.dp_rank));
+        payload.unsigned(u64::from(config.dp_rank));
+        let Payload(payload) = payload;
         let mut message = BytesMut::with_capacity(payload.len() + 32);
         put_frame(&mut message, &[], true);
         put_frame(&mut message, &self.sequence.to_be_bytes(), true);
@@ -45,7 +47,7 @@ impl MessageEncoder {
 /// Encodes one event as a map. Values that a master does not know (tokens, hashes, positions in a
 /// prefix) are nil or empty. Configured values (model, cache) are copied.
 fn put_event(
-    out: &mut BytesMut,
+    out: &mut Payload,
     event: &ObjectEvent,
     (event_id, now_ms): (u64, u64),
     config: &EventsConfig,
@@ -58,121 +60,87 @@ fn put_event(
     };
     let about_object = !matches!(event, ObjectEvent::Cleared { .. });
     let fields = 11
-        + usize::from(config.has_legacy)
-        + if about_object { 4 + usize::from(config.has_legacy) } else { 0 }
-        + if is_stored { 2 + usize::from(config.has_legacy) } else { 0 };
-    map(out, fields);
-    field(out, "event_id", |out| unsigned(out, event_id));
-    field(out, "timestamp", |out| unsigned(out, now_ms));
-    field(out, "event_type", |out| text(out, kind.as_bytes()));
-    field(out, "model_name", |out| text_or_nil(out, config.model_name.as_bytes()));
-    field(out, "block_size", |out| match config.block_size {
-        0 => out.put_u8(NIL),
-        size => unsigned(out, u64::from(size)),
+        + u32::from(config.has_legacy)
+        + if about_object { 4 + u32::from(config.has_legacy) } else { 0 }
+        + if is_stored { 2 + u32::from(config.has_legacy) } else { 0 };
+    out.map(fields);
+    out.field("event_id", |out| out.unsigned(event_id));
+    out.field("timestamp", |out| out.unsigned(now_ms));
+    out.field("event_type", |out| out.text(kind.as_bytes()));
+    out.field("model_name", |out| out.text_or_nil(config.model_name.as_bytes()));
+    out.field("block_size", |out| match config.block_size {
+        0 => out.nil(),
+        size => out.unsigned(u64::from(size)),
     });
-    field(out, "additional_salt", |out| text_or_nil(out, config.additional_salt.as_bytes()));
-    field(out, "lora_name", |out| text_or_nil(out, config.lora_name.as_bytes()));
-    field(out, "tenant_id", |out| text(out, event.tenant().as_bytes()));
-    field(out, "backend_id", |out| text(out, config.backend_id.as_bytes()));
-    field(out, "medium", |out| text_or_nil(out, if about_object { b"cpu" } else { b"" }));
-    field(out, "dp_rank", |out| unsigned(out, u64::from(config.dp_rank)));
+    out.field("additional_salt", |out| out.text_or_nil(config.additional_salt.as_bytes()));
+    out.field("lora_name", |out| out.text_or_nil(config.lora_name.as_bytes()));
+    out.field("tenant_id", |out| out.text(event.tenant().as_bytes()));
+    out.field("backend_id", |out| out.text(config.backend_id.as_bytes()));
+    out.field("medium", |out| out.text_or_nil(if about_object { b"cpu" } else { b"" }));
+    out.field("dp_rank", |out| out.unsigned(u64::from(config.dp_rank)));
     if config.has_legacy {
-        field(out, "type", |out| text(out, legacy.as_bytes()));
+        out.field("type", |out| out.text(legacy.as_bytes()));
     }
     if about_object {
-        field(out, "object_key", |out| text(out, event.key()));
-        field(out, "group_id", |out| text_or_nil(out, event.group()));
-        field(out, "seq_hashes", |out| array(out, 0));
-        field(out, "base_block_idx", |out| out.put_u8(NIL));
+        out.field("object_key", |out| out.text(event.key()));
+        out.field("group_id", |out| out.text_or_nil(event.group()));
+        out.field("seq_hashes", |out| out.array(0));
+        out.field("base_block_idx", |out| out.nil());
         if config.has_legacy {
-            field(out, "block_hashes", |out| array(out, 0));
+            out.field("block_hashes", |out| out.array(0));
         }
     }
     if is_stored {
-        field(out, "parent_hash", |out| out.put_u8(NIL));
-        field(out, "token_ids", |out| out.put_u8(NIL));
+        out.field("parent_hash", |out| out.nil());
+        out.field("token_ids", |out| out.nil());
         if config.has_legacy {
-            field(out, "parent_block_hash", |out| out.put_u8(NIL));
+            out.field("parent_block_hash", |out| out.nil());
         }
     }
 }
 
-const NIL: u8 = 0xc0;
+/// An encoder of MessagePack. A vector accepts all bytes, so that no method fails.
+#[derive(Debug, Default)]
+struct Payload(Vec<u8>);
 
-fn field(out: &mut BytesMut, name: &str, value: impl FnOnce(&mut BytesMut)) {
-    text(out, name.as_bytes());
-    value(out);
-}
+const VECTOR: &str = "a vector accepts all bytes";
 
-fn text_or_nil(out: &mut BytesMut, value: &[u8]) {
-    if value.is_empty() { out.put_u8(NIL) } else { text(out, value) }
-}
-
-/// Encodes a string, or a byte string if the value is not valid UTF-8.
-fn text(out: &mut BytesMut, value: &[u8]) {
-    let length = value.len();
-    match (str::from_utf8(value).is_ok(), length) {
-        (true, 0..32) => out.put_u8(0xa0 | length as u8),
-        (true, 32..256) => out.put_slice(&[0xd9, length as u8]),
-        (true, 256..65_536) => {
-            out.put_u8(0xda);
-            out.put_u16(length as u16);
-        }
-        (true, _) => {
-            out.put_u8(0xdb);
-            out.put_u32(length as u32);
-        }
-        (false, 0..256) => out.put_slice(&[0xc4, length as u8]),
-        (false, 256..65_536) => {
-            out.put_u8(0xc5);
-            out.put_u16(length as u16);
-        }
-        (false, _) => {
-            out.put_u8(0xc6);
-            out.put_u32(length as u32);
-        }
+impl Payload {
+    fn field(&mut self, name: &str, value: impl FnOnce(&mut Self)) {
+        self.text(name.as_bytes());
+        value(self);
     }
-    out.put_slice(value);
-}
 
-fn unsigned(out: &mut BytesMut, value: u64) {
-    match value {
-        0..128 => out.put_u8(value as u8),
-        128..256 => out.put_slice(&[0xcc, value as u8]),
-        256..65_536 => {
-            out.put_u8(0xcd);
-            out.put_u16(value as u16);
-        }
-        65_536..0x1_0000_0000 => {
-            out.put_u8(0xce);
-            out.put_u32(value as u32);
-        }
-        _ => {
-            out.put_u8(0xcf);
-            out.put_u64(value);
-        }
+    fn text_or_nil(&mut self, value: &[u8]) {
+        if value.is_empty() { self.nil() } else { self.text(value) }
     }
-}
 
-/// Encodes the head of an array. No array here has 65536 entries.
-fn array(out: &mut BytesMut, length: usize) {
-    match length {
-        0..16 => out.put_u8(0x90 | length as u8),
-        _ => {
-            out.put_u8(0xdc);
-            out.put_u16(length as u16);
+    /// Appends a string, or a byte string if the value is not valid UTF-8.
+    fn text(&mut self, value: &[u8]) {
+        match str::from_utf8(value) {
+            Ok(text) => encode::write_str(&mut self.0, text),
+            Err(_) => encode::write_bin(&mut self.0, value),
         }
+        .expect(VECTOR);
     }
-}
 
-/// Encodes the head of a map. No map here has 65536 entries.
-fn map(out: &mut BytesMut, length: usize) {
-    match length {
-        0..16 => out.put_u8(0x80 | length as u8),
-        _ => {
-            out.put_u8(0xde);
-            out.put_u16(length as u16);
-        }
+    fn unsigned(&mut self, value: u64) {
+        encode::write_uint(&mut self.0, value).expect(VECTOR);
+    }
+
+    fn nil(&mut self) {
+        encode::write_nil(&mut self.0).expect(VECTOR);
+    }
+
+    /// Appends the head of an array.
+    fn array(&mut self, length: usize) {
+        let length = u32::try_from(length).expect("a message has fewer events");
+        encode::write_array_len(&mut self.0, length).expect(VECTOR);
+    }
+
+    /// Appends the head of a map.
+    fn map(&mut self, fields: u32) {
+        encode::write_map_len(&mut self.0, fields).expect(VECTOR);
     }
 }
 
@@ -185,25 +153,24 @@ fn now_ms() -> u64 {
 mod tests {
     use super::*;
 
-    fn made(write: impl FnOnce(&mut BytesMut)) -> Vec<u8> {
-        let mut out = BytesMut::new();
-        write(&mut out);
-        out.to_vec()
-    }
-
     #[test]
-    fn encodes_shortest_form() {
-        assert_eq!(made(|out| unsigned(out, 127)), [127]);
-        assert_eq!(made(|out| unsigned(out, 128)), [0xcc, 128]);
-        assert_eq!(made(|out| unsigned(out, 256)), [0xcd, 1, 0]);
-        assert_eq!(made(|out| unsigned(out, 65_536)), [0xce, 0, 1, 0, 0]);
-        assert_eq!(made(|out| unsigned(out, 1 << 32)), [0xcf, 0, 0, 0, 1, 0, 0, 0, 0]);
-        assert_eq!(made(|out| text(out, b"ab")), [0xa2, b'a', b'b']);
-        assert_eq!(made(|out| text(out, &[b'a'; 32]))[..2], [0xd9, 32]);
-        assert_eq!(made(|out| text(out, &[b'a'; 256]))[..3], [0xda, 1, 0]);
-        assert_eq!(made(|out| text(out, &[b'a'; 65_536]))[..5], [0xdb, 0, 1, 0, 0]);
-        assert_eq!(made(|out| text(out, b"\xff")), [0xc4, 1, 0xff], "bytes that are no text");
-        assert_eq!(made(|out| text_or_nil(out, b"")), [NIL]);
-        assert_eq!(made(|out| map(out, 19)), [0xde, 0, 19]);
+    fn values_are_text_bytes_or_nil() {
+        let mut payload = Payload::default();
+        payload.map(19);
+        payload.text(b"ab");
+        payload.text(b"\xff");
+        payload.text_or_nil(b"");
+        payload.unsigned(256);
+        payload.array(0);
+        let expected: [&[u8]; 6] = [
+            &[0xde, 0, 19],
+            &[0xa2, b'a', b'b'],
+            // Bytes that are no text.
+            &[0xc4, 1, 0xff],
+            &[0xc0],
+            &[0xcd, 1, 0],
+            &[0x90],
+        ];
+        assert_eq!(payload.0, expected.concat());
     }
 }

@@ -1,6 +1,7 @@
 //! Upstream's HTTP metadata server: a key is a parameter of the URL.
 
 use mooncake_base::{Error, ErrorCode, Moment, Result};
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 
 use super::{
     MetadataSettings,
@@ -8,6 +9,9 @@ use super::{
     keyed::{Claim, KeyValueServer},
 };
 use crate::discovery::descriptor::DESCRIPTOR_BYTES_MAX;
+
+/// The characters of a key that a URL carries as percent codes.
+const ESCAPED: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
 
 /// An HTTP metadata server.
 #[derive(Debug)]
@@ -36,7 +40,7 @@ impl HttpServer {
     }
 
     fn exchange(&self, request: Request<'_>, key: &str, deadline: Moment) -> Result<Answer> {
-        let url = format!("{}?key={}", self.url, percent_encoded(key));
+        let url = format!("{}?key={}", self.url, utf8_percent_encode(key, ESCAPED));
         self.http_client.call(request, &url, deadline)
     }
 
@@ -111,18 +115,6 @@ impl KeyValueServer for HttpServer {
         self.delete(key, deadline)?;
         self.delete(claim.key, deadline)
     }
-}
-
-fn percent_encoded(key: &str) -> String {
-    let mut encoded = String::with_capacity(key.len() + 16);
-    for byte in key.bytes() {
-        if byte.is_ascii_alphanumeric() || b"-._~".contains(&byte) {
-            encoded.push(char::from(byte));
-        } else {
-            encoded.push_str(&format!("%{byte:02X}"));
-        }
-    }
-    encoded
 }
 
 #[cfg(test)]
