@@ -4,6 +4,7 @@ mod bytes;
 mod checksum;
 mod close;
 mod destination;
+mod heartbeat;
 mod io_session;
 mod locate;
 mod mount;
@@ -15,7 +16,6 @@ mod query;
 mod range_read;
 mod read;
 mod reservation;
-mod session;
 mod start;
 mod tasks;
 
@@ -33,10 +33,7 @@ use tokio::runtime::Handle;
 
 #[cfg(test)]
 pub(crate) use self::bytes::dangling_range;
-use self::{
-    io_session::IoSessions, mount::Segments, open_puts::OpenPuts, session::SharedSession,
-    tasks::worker::TaskWorker,
-};
+use self::{io_session::IoSessions, open_puts::OpenPuts, tasks::worker::TaskWorker};
 pub use self::{
     range_read::PartOutcomes,
     reservation::{Reservation, Write},
@@ -49,6 +46,7 @@ use crate::{
     metrics::{Metrics, MetricsSnapshot},
     replica::ReplicaSelector,
     rpc::MasterRpc,
+    session::{ClientSession, mount::free_in_background},
     transfer::Transfers,
 };
 
@@ -71,12 +69,11 @@ pub struct Client {
 
 /// State shared by the calls, the heartbeat thread and the task worker.
 struct ClientInner {
-    config: ClientConfig,
+    config: Arc<ClientConfig>,
     id: ClientId,
     engine: Engine,
-    rpc: MasterRpc,
-    session: SharedSession,
-    segments: Segments,
+    rpc: Arc<MasterRpc>,
+    session: ClientSession,
     transfers: Transfers,
     task_worker: TaskWorker,
     /// Also knows the name that the client's segments carry.
@@ -112,13 +109,14 @@ impl Client {
         let transfers = Transfers::new(engine.clone(), replicas, &lifetime, &metrics);
         let tenant = config.tenant.clone();
         let rpc = MasterRpc::new(link, (id, tenant), config.rpc_timeout, &lifetime, &metrics);
+        let (config, rpc) = (Arc::new(config), Arc::new(rpc));
+        let session = ClientSession::new(&config, engine.clone(), &rpc, &lifetime);
         let inner = Arc::new(ClientInner {
             config,
             id,
             engine,
             rpc,
-            session: SharedSession::default(),
-            segments: Segments::default(),
+            session,
             transfers,
             task_worker: TaskWorker::default(),
             lifetime,
@@ -127,10 +125,10 @@ impl Client {
             open_puts: Arc::default(),
             started_at: SystemClock.now(),
         });
-        inner.register(inner.rpc.deadline())?;
+        inner.session.register(inner.rpc.deadline())?;
         // From here on, dropping the client undoes the registration.
         let client = Self { inner };
-        session::start(&client.inner)?;
+        heartbeat::start(&client.inner)?;
         if segment_bytes > 0 {
             client.mount(segment_bytes)?;
         }
@@ -262,11 +260,11 @@ impl ClientInner {
         if !self.lifetime.close() {
             return;
         }
-        self.unregister(SystemClock.now() + UNREGISTER_TIMEOUT);
+        self.session.unregister(SystemClock.now() + UNREGISTER_TIMEOUT);
         self.rpc.close();
         let until = SystemClock.now() + JOIN_TIMEOUT;
         self.lifetime.await_heartbeat_end(until);
         self.join_worker(until);
-        mount::free_in_background(self.segments.take_all());
+        free_in_background(self.session.segments().take_all());
     }
 }

@@ -18,6 +18,7 @@ pub mod object;
 pub mod protocol;
 mod replica;
 mod rpc;
+mod session;
 pub mod store;
 pub mod task;
 mod transfer;

@@ -1,68 +1,10 @@
-//! Memory segments that the client lends to the pool, and registered memory of the caller.
+//! Memory that the client lends to the pool, and registered memory of the caller.
 
-use std::{
-    path::{Path, PathBuf},
-    sync::mpsc,
-    time::Duration,
-};
+use std::{path::Path, time::Duration};
 
-use mooncake_base::sync::Mutex;
-use mooncake_base::{Clock, Error, ErrorCode, Moment, Result, SegmentId, SystemClock};
-use mooncake_proto::v1::{self, request::Call, response::Call as Reply};
-use mooncake_transfer_engine::{FileMemory, LocalRange, MemoryHold, SharedMemory};
+use mooncake_base::{Result, SegmentId};
 
-use super::{Client, ClientInner};
-use crate::{
-    protocol::{Announcement, MountVerdict, check_all_known},
-    rpc::response,
-};
-
-/// Time that closing waits until the memory is unmapped.
-const FREE_TIMEOUT: Duration = Duration::from_millis(100);
-
-/// The mounted segments of one client.
-#[derive(Debug, Default)]
-pub(super) struct Segments(Mutex<Vec<MountedSegment>>);
-
-/// A mounted segment: its description at the master, and the memory.
-#[derive(Debug)]
-pub(super) struct MountedSegment {
-    segment: v1::Segment,
-    memory: Memory,
-    /// End of the grace period, if the segment is being unmounted.
-    expires_at: Option<Moment>,
-}
-
-#[derive(Debug)]
-enum Memory {
-    /// Memory allocated by the engine.
-    Own(SharedMemory),
-    /// A mapped part of a file.
-    File(FileMemory, FilePart),
-}
-
-/// A part of an own segment, whose memory stays mapped while this lives: even if the segment is
-/// unmounted or replaced, or the client is closed.
-#[derive(Debug)]
-pub(super) struct HeldPart {
-    range: LocalRange,
-    _memory: MemoryHold,
-}
-
-impl HeldPart {
-    /// The part as the local side of a transfer that returns before this is dropped.
-    pub(super) const fn range(&self) -> LocalRange {
-        self.range
-    }
-}
-
-/// The location of a mapped part of a file.
-#[derive(Debug, Clone)]
-struct FilePart {
-    path: PathBuf,
-    offset: u64,
-    location: String,
-}
+use super::Client;
 
 impl Client {
     /// Lends more memory to the pool, as one segment, or as several if it exceeds the largest
@@ -72,7 +14,7 @@ impl Client {
     /// The memory cannot be allocated, or the master refuses or cannot be reached. Nothing is
     /// mounted then.
     pub fn mount(&self, bytes: u64) -> Result<Vec<SegmentId>> {
-        self.inner.mount(bytes)
+        self.inner.session.mount(bytes)
     }
 
     /// Lends a part of a file to the pool; objects put there are written to the file.
@@ -87,8 +29,7 @@ impl Client {
         bytes: u64,
         location: &str,
     ) -> Result<SegmentId> {
-        let part = FilePart { path: path.to_owned(), offset, location: location.to_owned() };
-        self.inner.mount_file(part, bytes)
+        self.inner.session.mount_file((path, offset), bytes, location)
     }
 
     /// Unmounts a segment and frees its memory, at once or after a grace period in which the
@@ -99,7 +40,7 @@ impl Client {
     /// The segment does not belong to this client, or the master cannot be reached; then it stays
     /// mounted.
     pub fn unmount(&self, segment: SegmentId, grace: Duration) -> Result<()> {
-        self.inner.unmount(segment, grace)
+        self.inner.session.unmount(segment, grace)
     }
 
     /// Returns the ids of the client's mounted segments.
@@ -107,7 +48,7 @@ impl Client {
         if self.inner.lifetime.check_open().is_err() {
             return Vec::new();
         }
-        self.inner.segments.ids()
+        self.inner.session.segments().ids()
     }
 
     /// Registers memory of the caller with the engine, for transfers into it. Touches no page.
@@ -127,290 +68,4 @@ impl Client {
         self.inner.lifetime.check_open()?;
         self.inner.engine.regions().unregister(address)
     }
-}
-
-impl Segments {
-    /// Returns the descriptions of all segments.
-    pub(super) fn all(&self) -> Vec<v1::Segment> {
-        self.0.lock().iter().map(|mounted| mounted.segment.clone()).collect()
-    }
-
-    /// Removes and returns the segments whose grace period is over.
-    fn take_expired(&self, now: Moment) -> Vec<MountedSegment> {
-        let is_over = |mounted: &mut MountedSegment| {
-            mounted.expires_at.is_some_and(|end| end.has_passed(now))
-        };
-        self.0.lock().extract_if(.., is_over).collect()
-    }
-
-    fn set_expiry(&self, id: SegmentId, end: Moment) {
-        let mut segments = self.0.lock();
-        if let Some(mounted) = segments.iter_mut().find(|mounted| mounted.is(id)) {
-            mounted.expires_at = Some(mounted.expires_at.map_or(end, |earlier| earlier.min(end)));
-        }
-    }
-
-    /// Removes and returns all segments.
-    pub(super) fn take_all(&self) -> Vec<MountedSegment> {
-        self.swap_matching(&|_| true, Vec::new())
-    }
-
-    fn swap_matching(
-        &self,
-        is_match: &impl Fn(&MountedSegment) -> bool,
-        by: Vec<MountedSegment>,
-    ) -> Vec<MountedSegment> {
-        let mut segments = self.0.lock();
-        let replaced = segments.extract_if(.., |mounted| is_match(mounted)).collect();
-        segments.extend(by);
-        replaced
-    }
-
-    /// Returns the length and the file part (if any) of each matching segment that is not being
-    /// unmounted.
-    fn backings(
-        &self,
-        is_match: &impl Fn(&MountedSegment) -> bool,
-    ) -> Vec<(u64, Option<FilePart>)> {
-        let segments = self.0.lock();
-        let staying = segments.iter().filter(|mounted| mounted.expires_at.is_none());
-        staying
-            .filter(|mounted| is_match(mounted))
-            .map(|mounted| match &mounted.memory {
-                Memory::Own(_) => (mounted.segment.length, None),
-                Memory::File(_, part) => (mounted.segment.length, Some(part.clone())),
-            })
-            .collect()
-    }
-
-    /// Returns the number of segments.
-    pub(super) fn count(&self) -> usize {
-        self.0.lock().len()
-    }
-
-    fn ids(&self) -> Vec<SegmentId> {
-        self.0.lock().iter().filter_map(|m| SegmentId::from_bytes(&m.segment.id)).collect()
-    }
-
-    /// Holds a part of an own segment; `None` if the client has no such segment. The address comes
-    /// from the client's own table, never from a message.
-    ///
-    /// # Errors
-    /// The part is not inside the segment.
-    pub(super) fn hold(
-        &self,
-        id: SegmentId,
-        (offset, length): (u64, u64),
-    ) -> Option<Result<HeldPart>> {
-        let segments = self.0.lock();
-        let mounted = segments.iter().find(|mounted| mounted.is(id))?;
-        let memory = match &mounted.memory {
-            Memory::Own(memory) => memory.hold(),
-            Memory::File(memory, _) => memory.hold(),
-        };
-        drop(segments);
-        let range = memory.range(offset, length).map_err(|error| error.with("segment", id));
-        Some(range.map(|range| HeldPart { range, _memory: memory }))
-    }
-
-    fn take(&self, id: SegmentId) -> Option<MountedSegment> {
-        let mut segments = self.0.lock();
-        let at = segments.iter().position(|mounted| mounted.is(id))?;
-        Some(segments.swap_remove(at))
-    }
-}
-
-impl MountedSegment {
-    fn is(&self, id: SegmentId) -> bool {
-        SegmentId::from_bytes(&self.segment.id) == Some(id)
-    }
-}
-
-impl ClientInner {
-    /// Announces segments and returns the master's result for each.
-    pub(super) fn announce(
-        &self,
-        segments: &[v1::Segment],
-        kind: Announcement,
-        deadline: Moment,
-    ) -> Result<Vec<Result<()>>> {
-        let call = Call::Mount(v1::MountRequest {
-            caller: self.rpc.caller(),
-            segments: segments.to_vec(),
-            resume: kind == Announcement::Resume,
-            sequence: self.next_announcement_number(),
-            is_all: kind == Announcement::All,
-        });
-        let response = self.rpc.call_until(call, deadline, |answer| match answer {
-            Reply::Mount(response) => Some(response),
-            _ => None,
-        })?;
-        response::check_count(response.results.len(), segments.len())?;
-        Ok(response.results.iter().map(Result::from).collect())
-    }
-
-    /// Replaces the lost segments by fresh memory under new ids; segments that are being unmounted
-    /// are dropped. Returns the replaced segments.
-    pub(super) fn replace_segments(&self, lost: &[v1::Segment]) -> Result<Vec<MountedSegment>> {
-        let is_lost =
-            |mounted: &MountedSegment| lost.iter().any(|lost| lost.id == mounted.segment.id);
-        let fresh = self.segments.backings(&is_lost).into_iter().map(|(bytes, part)| match part {
-            None => self.allocate(bytes),
-            Some(part) => self.map_file(part, bytes),
-        });
-        Ok(self.segments.swap_matching(&is_lost, fresh.collect::<Result<_>>()?))
-    }
-
-    /// Frees the segments whose grace period is over.
-    pub(super) fn free_expired(&self) {
-        free_in_background(self.segments.take_expired(SystemClock.now()));
-    }
-
-    fn mount_file(&self, part: FilePart, bytes: u64) -> Result<SegmentId> {
-        self.lifetime.check_open()?;
-        let mounted = self.map_file(part, bytes)?;
-        let id = SegmentId::from_bytes(&mounted.segment.id);
-        let id = id.ok_or_else(|| Error::internal("a segment was made without an id"))?;
-        self.mount_all(vec![mounted]).map(|()| id)
-    }
-
-    fn mount(&self, bytes: u64) -> Result<Vec<SegmentId>> {
-        self.lifetime.check_open()?;
-        if bytes == 0 {
-            return Err(Error::invalid("a segment of no bytes cannot be mounted"));
-        }
-        let mut mounted = Vec::new();
-        let mut left = bytes;
-        while left > 0 {
-            let length = left.min(self.config.segment_bytes_max.max(1));
-            mounted.push(self.allocate(length)?);
-            left -= length;
-        }
-        let id = |mounted: &MountedSegment| SegmentId::from_bytes(&mounted.segment.id);
-        let ids = mounted.iter().filter_map(id).collect();
-        self.mount_all(mounted).map(|()| ids)
-    }
-
-    fn mount_all(&self, mut mounted: Vec<MountedSegment>) -> Result<()> {
-        let deadline = self.rpc.deadline();
-        let segments: Vec<_> = mounted.iter().map(|mounted| mounted.segment.clone()).collect();
-        for is_repeated in [false, true] {
-            let registrations = self.registrations();
-            let outcome = self.mount_now(&segments, &mut mounted, deadline);
-            match MountVerdict::of(&outcome, is_repeated) {
-                MountVerdict::Mounted => break,
-                MountVerdict::RegisterAgain => self.register_again(registrations, deadline)?,
-                MountVerdict::Uncertain => {
-                    self.mark_segments_uncertain();
-                    return outcome;
-                }
-            }
-        }
-        Ok(())
-    }
-
-    /// Announces the segments and, on success, stores them, all under the announcement lock: a
-    /// concurrent registration either comes before or includes them.
-    fn mount_now(
-        &self,
-        segments: &[v1::Segment],
-        mounted: &mut Vec<MountedSegment>,
-        deadline: Moment,
-    ) -> Result<()> {
-        let _announcing = self.lock_announcements(deadline)?;
-        check_all_known(self.announce(segments, Announcement::Mount, deadline)?)?;
-        let mut all = self.segments.0.lock();
-        if self.lifetime.is_closed() {
-            return Err(Error::closed("the client was closed while it was mounting memory"));
-        }
-        all.append(mounted);
-        Ok(())
-    }
-
-    fn unmount(&self, id: SegmentId, grace: Duration) -> Result<()> {
-        let deadline = self.rpc.deadline();
-        let _announcing = self.lock_announcements(deadline)?;
-        if !self.segments.ids().contains(&id) {
-            let text = "the client has no segment with this id";
-            return Err(Error::new(ErrorCode::SEGMENT_NOT_FOUND, text).with("segment", id));
-        }
-        let call = Call::Unmount(v1::UnmountRequest {
-            caller: self.rpc.caller(),
-            segments: vec![id.to_bytes().to_vec().into()],
-            grace_period_ms: u64::try_from(grace.as_millis()).unwrap_or(u64::MAX),
-            sequence: self.next_announcement_number(),
-        });
-        let answer = self.rpc.call_until(call, deadline, |answer| match answer {
-            Reply::Unmount(response) => Some(response.results),
-            _ => None,
-        });
-        let answer = answer.and_then(|results| {
-            response::check_count(results.len(), 1)?;
-            Ok(results)
-        });
-        // Without an answer, the master may have dropped the segment nevertheless.
-        let results = answer.inspect_err(|_| self.mark_segments_uncertain())?;
-        match Result::from(&results[0]) {
-            Err(error) if !is_already_gone(&error) => Err(error.with("segment", id)),
-            Ok(()) if !grace.is_zero() => {
-                self.segments.set_expiry(id, SystemClock.now() + grace);
-                Ok(())
-            }
-            // The master has dropped the segment already, so the client drops it, too.
-            _ => {
-                drop(self.segments.take(id));
-                Ok(())
-            }
-        }
-    }
-
-    fn allocate(&self, length: u64) -> Result<MountedSegment> {
-        let memory = self.engine.allocate(length)?;
-        let segment = self.new_segment(memory.base(), length);
-        Ok(MountedSegment { segment, memory: Memory::Own(memory), expires_at: None })
-    }
-
-    fn map_file(&self, part: FilePart, length: u64) -> Result<MountedSegment> {
-        let memory = self.engine.map_file(&part.path, part.offset, length, &part.location)?;
-        let segment = self.new_segment(memory.base(), length);
-        Ok(MountedSegment { segment, memory: Memory::File(memory, part), expires_at: None })
-    }
-
-    /// Describes a new segment under a fresh id.
-    fn new_segment(&self, base: u64, length: u64) -> v1::Segment {
-        v1::Segment {
-            id: SegmentId::random().to_bytes().to_vec().into(),
-            incarnation: 1,
-            name: self.lifetime.name().to_owned(),
-            endpoint: self.engine.segment_name().to_owned(),
-            base,
-            length,
-            protocol: "tcp".to_owned(),
-        }
-    }
-}
-
-/// Frees memory on a background thread and waits for it only briefly. Unmapping may have to wait
-/// for a hung peer until that peer counts as dead; closing must not.
-pub(super) fn free_in_background(segments: Vec<MountedSegment>) {
-    if segments.is_empty() {
-        return;
-    }
-    let (sender, receiver) = mpsc::sync_channel(1);
-    let free = move || {
-        drop(segments);
-        // Fails if the receiver has given up waiting.
-        let _ = sender.send(());
-    };
-    match std::thread::Builder::new().name("mc-unmap".to_owned()).spawn(free) {
-        Ok(_) => drop(receiver.recv_timeout(FREE_TIMEOUT)),
-        // Without a thread, the closure was dropped here and the memory with it.
-        Err(error) => {
-            tracing::debug!(%error, "cannot start a thread to free memory, freed it in the caller")
-        }
-    }
-}
-
-fn is_already_gone(error: &Error) -> bool {
-    [ErrorCode::SEGMENT_NOT_FOUND, ErrorCode::CLIENT_NOT_FOUND].contains(&error.code())
 }

@@ -200,7 +200,7 @@ impl ClientInner {
         };
         let mut may_register_again = true;
         loop {
-            let registrations = self.registrations();
+            let registrations = self.session.registrations();
             for (at, outcome) in self.put_in_parts(&open, put) {
                 outcomes[at] = Some(outcome);
             }
@@ -208,7 +208,7 @@ impl ClientInner {
             let Some(wait) = retries.iter().map(|retry| retry.wait).min() else { return };
             if retries.iter().any(|retry| retry.is_client_unknown) {
                 if !may_register_again
-                    || self.register_again(registrations, put.call_deadline()).is_err()
+                    || self.session.register_again(registrations, put.call_deadline()).is_err()
                 {
                     return;
                 }

@@ -194,7 +194,7 @@ impl ClientInner {
         (sent, request): (Moment, u64),
         mut refused: impl FnMut(usize, &v1::Failure) -> Reserved,
     ) -> Result<Vec<Reserved>> {
-        self.record_log_mark(response.log_mark);
+        self.session.record_log_mark(response.log_mark);
         let columns = response::require_columns(response.columns)?;
         let started = columns.read(items.len()).map_err(response::column_mismatch)?;
         let segments = response::read_segments(response.segments)?;

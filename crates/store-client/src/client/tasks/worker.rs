@@ -14,8 +14,8 @@ use mooncake_proto::v1::{self, request::Call, response::Call as Reply};
 use mooncake_transfer_engine::{Opcode, TransferEntry};
 use smallvec::SmallVec;
 
-use super::super::{ClientInner, mount::HeldPart};
-use crate::{object::Place, rpc::response, transfer::Jobs};
+use super::super::ClientInner;
+use crate::{object::Place, rpc::response, session::mount::HeldPart, transfer::Jobs};
 
 /// Maximum number of tasks fetched together.
 const TASKS_MAX: u32 = 64;
@@ -202,7 +202,7 @@ impl ClientInner {
 
     /// Holds a place that is in a segment of this client.
     fn hold(&self, place: &Place) -> Option<Result<HeldPart>> {
-        self.segments.hold(place.segment.id, (place.offset, place.length))
+        self.session.segments().hold(place.segment.id, (place.offset, place.length))
     }
 
     /// Copies a task's bytes to the targets that have no result yet.

@@ -1,88 +1,79 @@
-//! Registration with the master and heartbeats: carries out the steps that
-//! [`Registration`] decides.
+//! The client's session with the master: registration, heartbeats, and the segments that it lends.
+//! Carries out the steps that [`Registration`] decides.
+
+pub(crate) mod mount;
 
 use std::{sync::Arc, time::Duration};
 
 use mooncake_base::sync::{Mutex, TimedMutex, TimedMutexGuard};
 use mooncake_base::{Clock, Error, ErrorCode, Moment, Result, SystemClock, TenantId};
 use mooncake_proto::v1::{self, request::Call, response::Call as Reply};
+use mooncake_transfer_engine::Engine;
 
-use super::{
-    ClientInner,
-    mount::{self, MountedSegment},
-};
-use crate::protocol::{
-    Announcement, HeartbeatAnswer, LogMark, LostSegments, MasterIdentity, Registered, Registration,
-    RegistrationStep, Session,
+use self::mount::{MountedSegment, Segments};
+use crate::{
+    config::ClientConfig,
+    lifetime::Lifetime,
+    protocol::{
+        Announcement, HeartbeatAnswer, LogMark, LostSegments, MasterIdentity, Registered,
+        Registration, RegistrationStep, Session,
+    },
+    rpc::MasterRpc,
 };
 
 /// Time limit of a heartbeat call.
 const HEARTBEAT_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Time limit of settling unconfirmed puts between two heartbeats.
-const SETTLE_TIMEOUT: Duration = Duration::from_secs(1);
-
-/// The client's registration at the master, shared by its threads.
-#[derive(Debug, Default)]
-pub(super) struct SharedSession {
+/// The session of one client, shared by its threads.
+pub(crate) struct ClientSession {
+    config: Arc<ClientConfig>,
+    engine: Engine,
+    rpc: Arc<MasterRpc>,
+    lifetime: Arc<Lifetime>,
+    segments: Segments,
     /// Held while registering or mounting, across the calls (which have deadlines), so that
     /// announcements of segments reach the master in order. Lock order: before `state`.
     announce_lock: TimedMutex<()>,
     state: Mutex<Session>,
 }
 
-/// Starts the heartbeat thread, which ends when the client is closed.
-pub(super) fn start(inner: &Arc<ClientInner>) -> Result<()> {
-    let inner = Arc::clone(inner);
-    std::thread::Builder::new()
-        .name("mc-heartbeat".to_owned())
-        .spawn(move || {
-            run_heartbeats(&inner);
-            inner.lifetime.record_heartbeat_end();
-        })
-        .map(drop)
-        .map_err(|source| Error::internal("cannot start the heartbeat thread").caused_by(source))
-}
-
-fn run_heartbeats(inner: &Arc<ClientInner>) {
-    let mut is_reachable = true;
-    let mut last_logged = SystemClock.now();
-    let mut pause = inner.session.state.lock().heartbeat_pause(true);
-    while inner.lifetime.sleep_or_closed(pause) {
-        inner.free_expired();
-        inner.log_metrics(&mut last_logged);
-        let outcome = inner.heartbeat();
-        if matches!(outcome, Ok(true)) {
-            inner.wake_worker();
+impl ClientSession {
+    pub(crate) fn new(
+        config: &Arc<ClientConfig>,
+        engine: Engine,
+        rpc: &Arc<MasterRpc>,
+        lifetime: &Arc<Lifetime>,
+    ) -> Self {
+        Self {
+            config: Arc::clone(config),
+            engine,
+            rpc: Arc::clone(rpc),
+            lifetime: Arc::clone(lifetime),
+            segments: Segments::default(),
+            announce_lock: TimedMutex::default(),
+            state: Mutex::default(),
         }
-        if outcome.is_ok() {
-            inner.settle_some(SystemClock.now() + SETTLE_TIMEOUT);
-        }
-        let has_succeeded = outcome.is_ok();
-        pause = inner.session.state.lock().heartbeat_pause(has_succeeded);
-        match outcome {
-            Ok(_) if !is_reachable => {
-                tracing::info!(client = inner.lifetime.name(), "the master is reachable again")
-            }
-            Err(error) if is_reachable && !inner.lifetime.is_closed() => {
-                tracing::warn!(client = inner.lifetime.name(), %error, "heartbeat failed, retrying");
-            }
-            _ => {}
-        }
-        is_reachable = has_succeeded;
     }
-}
 
-impl ClientInner {
+    /// Returns the mounted segments.
+    pub(crate) fn segments(&self) -> &Segments {
+        &self.segments
+    }
+
+    /// Returns the time until the next heartbeat, after one that succeeded or failed.
+    pub(crate) fn heartbeat_pause(&self, has_succeeded: bool) -> Duration {
+        self.state.lock().heartbeat_pause(has_succeeded)
+    }
+
     /// Registers the client.
-    pub(super) fn register(&self, deadline: Moment) -> Result<()> {
+    pub(crate) fn register(&self, deadline: Moment) -> Result<()> {
         let _announcing = self.lock_announcements(deadline)?;
         self.register_now(deadline)
     }
 
     /// Registers again after a call found the client unknown to the master. Does nothing if another
     /// thread has registered in the meantime.
-    pub(super) fn register_again(&self, registrations: u64, deadline: Moment) -> Result<()> {
+    pub(crate) fn register_again(&self, registrations: u64, deadline: Moment) -> Result<()> {
         let _announcing = self.lock_announcements(deadline)?;
         if self.registrations() != registrations {
             return Ok(());
@@ -91,21 +82,21 @@ impl ClientInner {
     }
 
     /// Returns the number of registrations. Read it before a call that may find the client unknown.
-    pub(super) fn registrations(&self) -> u64 {
-        self.session.state.lock().registrations()
+    pub(crate) fn registrations(&self) -> u64 {
+        self.state.lock().registrations()
     }
 
     /// Locks the announcement of segments.
-    pub(super) fn lock_announcements(&self, deadline: Moment) -> Result<TimedMutexGuard<'_, ()>> {
+    pub(crate) fn lock_announcements(&self, deadline: Moment) -> Result<TimedMutexGuard<'_, ()>> {
         self.lifetime.check_open()?;
-        self.session.announce_lock.take_within(deadline.left(SystemClock.now())).ok_or_else(|| {
+        self.announce_lock.take_within(deadline.left(SystemClock.now())).ok_or_else(|| {
             Error::new(ErrorCode::RPC_TIMEOUT, "another thread is still registering the client")
                 .with("master", self.rpc.address())
         })
     }
 
     /// Unregisters from the master, if the master answers in time.
-    pub(super) fn unregister(&self, deadline: Moment) {
+    pub(crate) fn unregister(&self, deadline: Moment) {
         let call = Call::Unregister(v1::UnregisterRequest { caller: self.rpc.caller() });
         let times = (SystemClock.now(), deadline);
         let unregistered = self.rpc.exchange(
@@ -126,7 +117,7 @@ impl ClientInner {
         let mut replaced = Vec::new();
         let registered = self.run_registration(deadline, &mut replaced);
         mount::free_in_background(replaced);
-        self.session.state.lock().complete(registered?);
+        self.state.lock().complete(registered?);
         Ok(())
     }
 
@@ -139,8 +130,7 @@ impl ClientInner {
     ) -> Result<Registration> {
         let refuses_ignored_tenant =
             self.config.refuses_ignored_tenant && self.config.tenant != TenantId::default();
-        let mut registration =
-            Registration::new(&self.session.state.lock(), refuses_ignored_tenant);
+        let mut registration = Registration::new(&self.state.lock(), refuses_ignored_tenant);
         let mut announced = Vec::new();
         loop {
             match registration.next_step() {
@@ -187,7 +177,7 @@ impl ClientInner {
     }
 
     fn request_registration(&self, deadline: Moment) -> Result<Registered> {
-        let log_mark = self.session.state.lock().log_mark();
+        let log_mark = self.state.lock().log_mark();
         let call = Call::Register(v1::RegisterRequest {
             caller: self.rpc.caller(),
             name: self.lifetime.name().to_owned(),
@@ -213,9 +203,9 @@ impl ClientInner {
     }
 
     /// Records how much of its log a master has on disk.
-    pub(super) fn record_log_mark(&self, mark: Option<v1::LogMark>) {
+    pub(crate) fn record_log_mark(&self, mark: Option<v1::LogMark>) {
         if let Some(mark) = mark {
-            self.session.state.lock().record_log_mark(log_mark(mark));
+            self.state.lock().record_log_mark(log_mark(mark));
         }
     }
 
@@ -241,10 +231,10 @@ impl ClientInner {
 
     /// Sends a heartbeat, and registers again if the master does not know the client. Returns
     /// whether the master has tasks for the client.
-    fn heartbeat(&self) -> Result<bool> {
+    pub(crate) fn heartbeat(&self) -> Result<bool> {
         let deadline = SystemClock.now() + HEARTBEAT_TIMEOUT.min(self.config.rpc_timeout);
         let (registration, registrations) = {
-            let session = self.session.state.lock();
+            let session = self.state.lock();
             (session.registration(), session.registrations())
         };
         let caller = self.rpc.caller();
@@ -258,7 +248,7 @@ impl ClientInner {
             is_known: response.is_known,
             log_mark: response.log_mark.map(log_mark),
         };
-        if !self.session.state.lock().heartbeat_answered(answer) {
+        if !self.state.lock().heartbeat_answered(answer) {
             return Ok(response.has_tasks);
         }
         self.register_again(registrations, deadline)?;
@@ -271,26 +261,14 @@ impl ClientInner {
 
     /// Returns the sequence number of the next announcement; the caller holds the announcement
     /// lock.
-    pub(super) fn next_announcement_number(&self) -> u64 {
-        self.session.state.lock().next_announcement()
+    pub(crate) fn next_announcement_number(&self) -> u64 {
+        self.state.lock().next_announcement()
     }
 
     /// Marks the master's list of segments as uncertain, so that the next heartbeat announces all
     /// of them again.
-    pub(super) fn mark_segments_uncertain(&self) {
-        self.session.state.lock().mark_segments_uncertain();
-    }
-
-    /// Logs a metrics summary if that is enabled and due.
-    fn log_metrics(&self, last_logged: &mut Moment) {
-        let wanted = &self.config.metrics;
-        let Some(interval) = wanted.report_interval.filter(|_| wanted.is_enabled) else { return };
-        let now = SystemClock.now();
-        if (*last_logged + interval).has_passed(now) {
-            *last_logged = now;
-            let summary = self.summary().trim_end().replace('\n', "; ");
-            tracing::info!(target: "mooncake::metric", client = self.lifetime.name(), "{summary}");
-        }
+    pub(crate) fn mark_segments_uncertain(&self) {
+        self.state.lock().mark_segments_uncertain();
     }
 }
 
