@@ -242,8 +242,9 @@ fn unconfirmed_puts_are_settled_in_the_background() {
         matches!(call, Call::PutEnd(_) | Call::PutRevoke(_))
     });
     assert!(node.put("k", b"value").is_err());
-    let probe = || node.client.exists(&[key("k")], false).remove(0).unwrap();
-    assert!(probe().is_some(), "it is unfinished");
+    // The short time limit may also pass on a busy machine.
+    let probe = || node.client.exists(&[key("k")], false).remove(0).ok();
+    assert!(until(LIMIT, "the master answers", probe).is_some(), "it is unfinished");
     node.link.heal();
-    until(LIMIT, "the heartbeat settles it", || probe().is_none().then_some(()));
+    until(LIMIT, "the heartbeat settles it", || probe()?.is_none().then_some(()));
 }

@@ -11,7 +11,9 @@ use crate::{allocation_model::Change, call::key_name};
 pub(crate) struct History {
     entries: Vec<Entry>,
     by_key: HashMap<Vec<u8>, Vec<usize>>,
-    started: HashMap<u64, StartedPut>,
+    /// The started puts by version. After the end of the log was lost with the power, a master may
+    /// give a version again that its predecessors gave.
+    started: HashMap<u64, Vec<StartedPut>>,
     /// Puts that their clients gave up, by version: the client and the time.
     given_up: HashMap<u64, (u64, Moment)>,
 }
@@ -50,7 +52,7 @@ impl History {
         version: Version,
         (key, length): (u64, u64),
     ) {
-        self.started.entry(version.0).or_insert(StartedPut { key, length, client, at });
+        self.started.entry(version.0).or_default().push(StartedPut { key, length, client, at });
     }
 
     /// Records that a client told its caller that a put has failed.
@@ -77,7 +79,7 @@ impl History {
         for number in entries {
             let Change::Published(version) = self.entries[number].change else { continue };
             let Some(&(client, given_up)) = self.given_up.get(&version) else { continue };
-            let Some(key) = self.started.get(&version).map(|started| key_name(started.key)) else {
+            let Some(key) = self.last_started(version).map(|started| key_name(started.key)) else {
                 continue;
             };
             let numbers = self.by_key.get(&key).map_or(&[][..], Vec::as_slice);
@@ -94,7 +96,7 @@ impl History {
                 continue;
             };
             let is_later = |started: &StartedPut| started.client == client && started.at > given_up;
-            if self.started.get(&replaced).is_some_and(is_later) {
+            if self.last_started(replaced).is_some_and(is_later) {
                 return Err(format!(
                     "version {version}, whose put was given up, replaced version {replaced}, which \
                      the same client put afterwards"
@@ -102,6 +104,11 @@ impl History {
             }
         }
         Ok(())
+    }
+
+    /// Returns the last put that was given this version.
+    fn last_started(&self, version: u64) -> Option<&StartedPut> {
+        self.started.get(&version)?.last()
     }
 
     /// Appends changes and returns the indexes of their entries.
@@ -179,7 +186,9 @@ impl History {
                 "read version {version} of key {key}, whose put was never started"
             ));
         };
-        if started.key != key || started.length != words.len() as u64 {
+        let is_read =
+            |started: &StartedPut| started.key == key && started.length == words.len() as u64;
+        if !started.iter().any(is_read) {
             return Err(format!(
                 "read {} words of key {key}, but the put is {started:?}",
                 words.len()
