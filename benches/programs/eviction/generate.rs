@@ -1,5 +1,7 @@
 //! Synthetic traces: access patterns that favor one eviction policy or another.
 
+use mooncake_base::random::SplitMix64;
+
 use super::{Request, Trace};
 
 /// Accesses in a trace of single blocks.
@@ -9,7 +11,7 @@ const REQUESTS: usize = 12_000;
 
 /// Generates all traces.
 pub(super) fn all() -> Vec<Trace> {
-    let mut random = Random(1);
+    let mut random = Random(SplitMix64::new(1));
     let mut traces = Vec::new();
     for skew in [0.6, 0.8, 1.1] {
         let requests = (0..ACCESSES).map(|_| vec![random.zipf(100_000, skew)]).collect();
@@ -75,16 +77,12 @@ fn chats(random: &mut Random, open_max: usize, shared: u32) -> Vec<Request> {
     requests
 }
 
-/// A SplitMix64 generator.
-struct Random(u64);
+/// A generator of the choices of a workload.
+struct Random(SplitMix64);
 
 impl Random {
     fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
+        self.0.number()
     }
 
     fn below(&mut self, limit: u32) -> u32 {

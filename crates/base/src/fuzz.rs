@@ -13,7 +13,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::{EngineId, env::EnvVar};
+use crate::{EngineId, env::EnvVar, random::SplitMix64};
 
 /// Duration of a run in seconds; a fixed number of rounds if the variable is not set.
 static SECONDS: EnvVar = EnvVar {
@@ -47,31 +47,15 @@ pub fn outcome(of: impl Hash) -> u64 {
     hasher.finish()
 }
 
-/// A pseudo-random generator (xorshift64*).
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 ^= self.0 >> 12;
-        self.0 ^= self.0 << 25;
-        self.0 ^= self.0 >> 27;
-        self.0.wrapping_mul(0x2545_F491_4F6C_DD1D)
-    }
-
-    fn below(&mut self, end: usize) -> usize {
-        (self.next() % end.max(1) as u64) as usize
-    }
-}
-
 /// Mutates an input in one to four places.
-fn mutate(random: &mut Random, corpus: &[Vec<u8>]) -> Vec<u8> {
+fn mutate(random: &mut SplitMix64, corpus: &[Vec<u8>]) -> Vec<u8> {
     let mut bytes = corpus[random.below(corpus.len())].clone();
     for _ in 0..=random.below(4) {
         let at = random.below(bytes.len() + 1);
         match random.below(8) {
             0 if at < bytes.len() => bytes[at] ^= 1 << random.below(8),
-            1 if at < bytes.len() => bytes[at] = random.next() as u8,
-            2 => bytes.insert(at, random.next() as u8),
+            1 if at < bytes.len() => bytes[at] = random.number() as u8,
+            2 => bytes.insert(at, random.number() as u8),
             3 if at < bytes.len() => drop(bytes.remove(at)),
             4 => bytes.truncate(at),
             5 => {
@@ -99,7 +83,7 @@ fn mutate(random: &mut Random, corpus: &[Vec<u8>]) -> Vec<u8> {
 
 /// Fuzzes one target; returns the number of runs and of distinct outcomes.
 fn drive(target: &Target, seed: u64, should_continue: &dyn Fn(u64) -> bool) -> (u64, usize) {
-    let mut random = Random(seed | 1);
+    let mut random = SplitMix64::new(seed);
     let mut corpus = target.seeds.clone();
     let mut seen: HashSet<u64> = corpus.iter().map(|bytes| (target.run)(bytes)).collect();
     let mut count = 0;

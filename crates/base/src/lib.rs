@@ -7,7 +7,8 @@
 //! In reading order: [`error`] (one error type and the table of codes), [`id`], [`key`],
 //! [`size`], [`endpoint`], [`clock`], [`options`]
 //! (flags, files and environment from one declaration), [`env`](mod@env) (the register of
-//! environment variables), [`parse`] (values as people write them), [`sync`] (locks that stay usable
+//! environment variables), [`parse`] (values as people write them),
+//! [`random`] (numbers that repeat with a seed), [`sync`] (locks that stay usable
 //! in a forked child), [`token`] (a shared secret and the proof of it), and for tests only `fuzz`
 //! (mutated bytes for decoders).
 #![warn(missing_docs)]
@@ -23,6 +24,7 @@ pub mod id;
 pub mod key;
 pub mod options;
 pub mod parse;
+pub mod random;
 #[cfg(any(test, feature = "test-util"))]
 pub mod requirement;
 pub mod size;

@@ -1,12 +1,12 @@
 //! Pseudo-random numbers from a seed, which a failing test prints.
 
-use mooncake_base::ClientId;
+use mooncake_base::{ClientId, random::SplitMix64};
 
-/// A generator (SplitMix64). If a test panics while it holds a generator, the seed is printed.
+/// A generator. If a test panics while it holds a generator, the seed is printed.
 #[derive(Debug)]
 pub struct Random {
     seed: u64,
-    state: u64,
+    numbers: SplitMix64,
 }
 
 impl Random {
@@ -17,16 +17,12 @@ impl Random {
 
     /// Creates a generator with this seed, to reproduce its numbers.
     pub fn from_seed(seed: u64) -> Self {
-        Self { seed, state: seed }
+        Self { seed, numbers: SplitMix64::new(seed) }
     }
 
     /// Returns any number.
     pub fn number(&mut self) -> u64 {
-        self.state = self.state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut mixed = self.state;
-        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        mixed ^ (mixed >> 31)
+        self.numbers.number()
     }
 
     /// Returns a number below `limit`, which must not be 0.
