@@ -297,9 +297,9 @@ impl State {
             totals.segments += 1;
             totals.capacity += segment.spec.length;
             totals.used += segment.allocator.used();
-            totals.writing += segment.writing;
-            totals.fenced += segment.fenced;
-            totals.awaiting_sync += segment.withheld;
+            totals.writing += segment.reserved().writing;
+            totals.fenced += segment.reserved().fenced;
+            totals.awaiting_sync += segment.reserved().withheld;
         }
         totals
     }

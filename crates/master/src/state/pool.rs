@@ -1,9 +1,11 @@
 //! The pool: segments, their free memory, and memory that must not be used again yet.
 
+pub(super) mod allocation;
 pub mod allocator;
 pub(super) mod host;
 pub(super) mod placement;
 pub(super) mod quarantine;
+pub(super) mod reserved;
 pub(super) mod segment;
 pub(super) mod unsynced;
 

@@ -13,10 +13,9 @@ use mooncake_base::{
 use smallvec::SmallVec;
 
 use crate::state::{
-    catalog::object::{NO_WRITE, REPLICAS_MAX, Replica},
+    catalog::object::{NO_WRITE, REPLICAS_MAX},
     ids::{KeyHash, ObjectSlot, SegmentSlot, TenantIndex},
     inventory::Inventory,
-    pool::Pool,
     put::{
         options::{PutOptions, RequestedPin, SoftPin},
         write::{Write, Writes},
@@ -313,7 +312,8 @@ impl PutCalls<'_> {
             version: Version(version),
             places: self.inventory.pool.places(version, put.length, replicas.iter()),
         };
-        self.reserve_write_window(now, slot, &replicas);
+        let until = now + self.inventory.rules.write_end();
+        self.inventory.pool.begin_write(Some(slot), &replicas, until);
         let number = self.writes.insert(Write {
             object: Some(slot),
             hash,
@@ -478,16 +478,6 @@ impl PutCalls<'_> {
         self.inventory.catalog.objects.get(slot).map(|_| slot)
     }
 
-    /// Reserves the memory of the replicas until the write window is over.
-    fn reserve_write_window(&mut self, now: Moment, object: ObjectSlot, replicas: &[Replica]) {
-        for replica in replicas {
-            let segment = self.inventory.pool.segments.at_mut(replica.segment);
-            segment.allocator.set_owner(replica.block, object.number());
-            segment.writing += segment.allocator.size(replica.block);
-            segment.busy_until = segment.busy_until.max(now + self.inventory.rules.write_end());
-        }
-    }
-
     /// Returns the earlier result if this call is a repetition.
     fn repeated_start(&self, slot: ObjectSlot, client: ClientId, put: &Put<'_>) -> Option<Started> {
         let is_same = |write: &&Write| {
@@ -524,24 +514,6 @@ impl PutCalls<'_> {
                 .with("limit", WRITERS_PER_KEY_MAX));
         }
         Ok(())
-    }
-}
-
-impl Pool {
-    /// Returns the locations of replicas.
-    pub(super) fn places<'a>(
-        &self,
-        version: u64,
-        length: u64,
-        replicas: impl IntoIterator<Item = &'a Replica>,
-    ) -> SmallVec<[Place; 1]> {
-        let place = |replica: &Replica| Place {
-            segment: replica.segment,
-            offset: self.segments.at(replica.segment).allocator.offset(replica.block),
-            length,
-            replica: replica.id(version),
-        };
-        replicas.into_iter().map(place).collect()
     }
 }
 

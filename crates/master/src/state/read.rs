@@ -9,11 +9,10 @@ use smallvec::SmallVec;
 
 use crate::state::{
     Effect, Rules,
-    catalog::object::{Flags, NO_WRITE, Object, ObjectState, Replica},
+    catalog::object::{Flags, NO_WRITE, ObjectState},
     ids::{KeyHash, ObjectSlot, TenantIndex},
     inventory::Inventory,
     log::Log,
-    pool::Pool,
     put::Place,
 };
 
@@ -317,8 +316,7 @@ impl Inventory {
             let version = object.version();
             ticket = own.map(|fence| FenceTicket { object: slot, version, fence: fence.to_bits() });
             for replica in object.replicas.iter() {
-                let segment = self.pool.segments.at_mut(replica.segment);
-                segment.busy_until = segment.busy_until.max(end);
+                self.pool.segments.at_mut(replica.segment).extend_busy(end);
             }
         }
         let object = self.catalog.objects.at(slot);
@@ -356,16 +354,6 @@ impl Inventory {
         object.is_complete()
             && !self.is_unclaimed(slot)
             && self.pool.readable_copies(object).next().is_none()
-    }
-}
-
-impl Pool {
-    pub(in crate::state) fn readable_copies<'a>(
-        &'a self,
-        object: &'a Object,
-    ) -> impl Iterator<Item = &'a Replica> {
-        let copies = object.replicas.iter();
-        copies.filter(|copy| self.segments.at(copy.segment).is_readable())
     }
 }
 

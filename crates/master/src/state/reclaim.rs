@@ -31,11 +31,11 @@ use crate::state::{
     Rules,
     catalog::{
         Catalog,
-        object::{Flags, Replica, Replicas},
+        object::{Flags, Replicas},
     },
     ids::{ObjectSlot, SegmentSlot},
     inventory::Inventory,
-    pool::{Pool, allocator::footprint, placement::PlacementRequest},
+    pool::allocator::footprint,
     put::options::PutOptions,
     read::lease::Timestamp,
     reclaim::eviction::EvictionPolicy,
@@ -92,7 +92,7 @@ pub(super) enum SegmentFilter<'a> {
 }
 
 impl SegmentFilter<'_> {
-    fn admits(&self, segment: SegmentSlot) -> bool {
+    pub(in crate::state) fn admits(&self, segment: SegmentSlot) -> bool {
         match self {
             Self::All => true,
             Self::Only(these) => these.contains(&segment),
@@ -200,76 +200,6 @@ impl Reclaimer<'_> {
             has_any = true;
         }
         has_any
-    }
-}
-
-impl Pool {
-    /// Allocates replicas from free memory.
-    pub(in crate::state) fn try_allocate(
-        &mut self,
-        request: &AllocRequest<'_>,
-        copies: usize,
-        replicas: &mut Replicas,
-    ) {
-        let mut candidates = std::mem::take(&mut self.candidates);
-        candidates.clear();
-        self.preferred_order(request, &mut candidates);
-        self.try_segments(&candidates, request, copies, replicas);
-        // The other segments, perhaps thousands, are tried after the preferred ones.
-        if replicas.len() < copies {
-            candidates.clear();
-            candidates.extend(self.segments.open());
-            self.try_segments(&candidates, request, copies, replicas);
-        }
-        self.candidates = candidates;
-    }
-
-    /// Lists the segments to try first, in order.
-    pub(in crate::state) fn preferred_order(
-        &mut self,
-        request: &AllocRequest<'_>,
-        candidates: &mut Vec<SegmentSlot>,
-    ) {
-        for name in &request.options.preferred_segments {
-            candidates.extend(self.segments.named(name));
-        }
-        if request.options.is_same_node_preferred && !request.host.is_empty() {
-            candidates.extend(self.segments.open_on(request.host));
-        }
-        let placement = PlacementRequest { host: request.host, replicas: request.replicas };
-        self.placement.order(&self.segments, &placement, candidates);
-    }
-
-    pub(in crate::state) fn try_segments(
-        &mut self,
-        slots: &[SegmentSlot],
-        request: &AllocRequest<'_>,
-        copies: usize,
-        replicas: &mut Replicas,
-    ) {
-        for &slot in slots.iter().filter(|&&slot| request.filter.admits(slot)) {
-            if replicas.len() == copies {
-                return;
-            }
-            self.try_segment(slot, request.length, replicas);
-        }
-    }
-
-    pub(in crate::state) fn try_segment(
-        &mut self,
-        slot: SegmentSlot,
-        length: u64,
-        replicas: &mut Replicas,
-    ) {
-        let segment = self.segments.at(slot);
-        let is_taken = replicas.iter().any(|replica| replica.segment == slot);
-        if is_taken || !segment.accepts_new() || segment.free() < length {
-            return;
-        }
-        let allocated = self.segments.with_allocator(slot, |allocator| allocator.allocate(length));
-        if let Some(block) = allocated {
-            replicas.push(Replica { segment: slot, block, ordinal: replicas.len() as u16 });
-        }
     }
 }
 

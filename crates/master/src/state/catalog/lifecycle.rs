@@ -10,7 +10,6 @@ use crate::state::{
     },
     ids::{KeyHash, ObjectSlot, SegmentSlot, TenantIndex},
     inventory::Inventory,
-    pool::{Pool, allocator::BlockId, segment::SegmentStatus},
     read::{FenceTicket, lease::Timestamp},
 };
 
@@ -64,9 +63,8 @@ impl Inventory {
         let is_hard_pinned = object.flags.has(Flags::HARD_PINNED);
         let replicas = std::mem::take(&mut object.replicas);
         for &replica in replicas.iter() {
-            let segment = self.pool.segments.at_mut(replica.segment);
-            if is_hard_pinned && segment.is_mounted() {
-                segment.hard_pinned -= segment.allocator.size(replica.block);
+            if is_hard_pinned {
+                self.pool.remove_hard_pin(&replica);
             }
             self.free_or_quarantine(now, replica, until, version);
         }
@@ -112,8 +110,7 @@ impl Inventory {
             self.catalog.queue.parked_bytes += length;
         }
         if flags.has(Flags::HARD_PINNED) {
-            let segment = self.pool.segments.at_mut(replica.segment);
-            segment.hard_pinned += segment.allocator.size(replica.block);
+            self.pool.add_hard_pin(&replica);
         }
     }
 
@@ -152,9 +149,8 @@ impl Inventory {
                 object: self.catalog.objects.logged_name(object),
                 ordinal: replica.ordinal,
             });
-            let segment = self.pool.segments.at_mut(replica.segment);
-            if flags.has(Flags::HARD_PINNED) && segment.is_mounted() {
-                segment.hard_pinned -= segment.allocator.size(replica.block);
+            if flags.has(Flags::HARD_PINNED) {
+                self.pool.remove_hard_pin(&replica);
             }
             self.release(now, replica, fence);
         }
@@ -198,12 +194,11 @@ impl Inventory {
         until: Timestamp,
         version: u64,
     ) {
-        let segment = self.pool.segments.at_mut(replica.segment);
-        if segment.status == SegmentStatus::Unmounting {
+        let segment = self.pool.segments.at(replica.segment);
+        if !segment.is_mounted() {
             return;
         }
         if until > now.into() {
-            segment.fenced += segment.allocator.size(replica.block);
             let time = until.left(now);
             // Other memory is quarantined after a restart anyway.
             if !self.max_granted.covers(time) {
@@ -213,7 +208,7 @@ impl Inventory {
                 self.log.effects.record(|| Effect::Quarantined { number, offset, length, time });
             }
             let position = self.log.effects.position();
-            self.pool.quarantine.push(until, version, replica.segment, replica.block, position);
+            self.pool.quarantine_block(until, version, (replica.segment, replica.block), position);
         } else {
             self.pool.free_block(replica.segment, replica.block, self.log.effects.position());
         }
@@ -229,24 +224,5 @@ impl Catalog {
         for member in siblings.into_iter().filter(|&member| member != slot) {
             self.unpark_early(member);
         }
-    }
-}
-
-impl Pool {
-    /// Frees a block whose quarantine is over. Returns whether there was one.
-    pub(in crate::state) fn free_due_quarantine(&mut self, now: Moment) -> bool {
-        let Some(freed) = self.quarantine.pop_due(now) else { return false };
-        self.end_quarantine(freed);
-        true
-    }
-
-    /// Frees a block that was taken out of the quarantine.
-    pub(in crate::state) fn end_quarantine(
-        &mut self,
-        (segment, block, position): (SegmentSlot, BlockId, u64),
-    ) {
-        let found = self.segments.at_mut(segment);
-        found.fenced -= found.allocator.size(block);
-        self.free_block(segment, block, position);
     }
 }

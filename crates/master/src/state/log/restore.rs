@@ -13,7 +13,6 @@ use crate::state::{
     log::replay::{Image, LiveObject, LoggedSegment, LoggedWrite, QuarantinedRange, TenantObjects},
     pool::{
         allocator::Allocator,
-        host::host_of,
         segment::{Segment, SegmentStatus},
     },
     put::{options::RequestedPin, write::Write},
@@ -160,26 +159,12 @@ impl Restoration {
             .timers
             .push(state.inventory.recovery.end(), Timer::Unclaimed(id, incarnation));
         state.inventory.recovery.segments += 1;
-        state.inventory.pool.segments.insert(Segment {
-            number,
-            client: logged.client,
-            host: host_of(&spec.name),
-            status,
-            is_suspect: false,
-            is_unclaimed: true,
-            is_recovered: true,
-            quarantined_until: (!self.fence.has_passed(self.now)).then_some(self.fence),
-            busy_until: self.fence,
-            unmount_at,
-            allocator: Allocator::new(spec.length),
-            awaits_sync: false,
-            open_index: None,
-            fenced: 0,
-            writing: 0,
-            hard_pinned: 0,
-            withheld: 0,
-            spec,
-        })
+        let mut segment = Segment::new(number, logged.client, spec, self.fence);
+        segment.status = status;
+        (segment.is_unclaimed, segment.is_recovered) = (true, true);
+        segment.quarantined_until = (!self.fence.has_passed(self.now)).then_some(self.fence);
+        segment.unmount_at = unmount_at;
+        state.inventory.pool.segments.insert(segment)
     }
 
     fn restore_objects(
@@ -270,7 +255,7 @@ impl Restoration {
             let segment = state.inventory.pool.segments.at_mut(replica.segment);
             segment.allocator.set_owner(replica.block, slot.number());
             if live.is_hard_pinned {
-                segment.hard_pinned += segment.allocator.size(replica.block);
+                state.inventory.pool.add_hard_pin(replica);
             }
         }
         let bytes = live.length * replicas.len() as u64;
@@ -322,14 +307,7 @@ impl Restoration {
             return;
         };
         let end = self.now + state.inventory.rules.write_end();
-        for replica in &replicas {
-            let segment = state.inventory.pool.segments.at_mut(replica.segment);
-            segment.writing += segment.allocator.size(replica.block);
-            segment.busy_until = segment.busy_until.max(end);
-            if let Some(slot) = object {
-                segment.allocator.set_owner(replica.block, slot.number());
-            }
-        }
+        state.inventory.pool.begin_write(object, &replicas, end);
         state.inventory.catalog.tenants.charge(tenant, logged.value.length * replicas.len() as u64);
         let number = state.writes.insert(Write {
             object,
@@ -379,9 +357,8 @@ impl Restoration {
         // An object that has this memory now was put there after the quarantine.
         let at = |allocator: &mut Allocator| allocator.allocate_at(range.offset, range.length);
         if let Some(block) = state.inventory.pool.segments.with_allocator(slot, at) {
-            let segment = state.inventory.pool.segments.at_mut(slot);
-            segment.fenced += segment.allocator.size(block);
-            state.inventory.pool.quarantine.push((self.now + range.time).into(), 0, slot, block, 0);
+            let until = (self.now + range.time).into();
+            state.inventory.pool.quarantine_block(until, 0, (slot, block), 0);
         }
     }
 }

@@ -15,6 +15,7 @@ use crate::state::{
         Pool,
         allocator::{Allocator, LENGTH_MAX},
         host::host_of,
+        reserved::ReservedBytes,
     },
     timer::Timer,
 };
@@ -120,16 +121,41 @@ pub(in crate::state) struct Segment {
     pub(in crate::state) awaits_sync: bool,
     /// Index in the list of segments that accept new objects.
     pub(in crate::state) open_index: Option<usize>,
-    /// Quarantined bytes, bytes of unfinished puts and hard-pinned bytes: eviction cannot free
-    /// them.
-    pub(in crate::state) fenced: u64,
-    pub(in crate::state) writing: u64,
-    pub(in crate::state) hard_pinned: u64,
-    /// Freed bytes that wait for the log, and bytes that searches for memory hold.
-    pub(in crate::state) withheld: u64,
+    pub(in crate::state::pool) reserved: ReservedBytes,
 }
 
 impl Segment {
+    /// Creates an empty segment that accepts objects.
+    pub(in crate::state) fn new(
+        number: SegmentNumber,
+        client: ClientId,
+        spec: SegmentSpec,
+        busy_until: Moment,
+    ) -> Self {
+        Self {
+            number,
+            client,
+            host: host_of(&spec.name),
+            status: SegmentStatus::Ok,
+            is_suspect: false,
+            is_unclaimed: false,
+            is_recovered: false,
+            allocator: Allocator::new(spec.length),
+            quarantined_until: None,
+            busy_until,
+            unmount_at: None,
+            awaits_sync: false,
+            open_index: None,
+            reserved: ReservedBytes::default(),
+            spec,
+        }
+    }
+
+    /// Records a grant in the segment that lasts until then.
+    pub(in crate::state) fn extend_busy(&mut self, until: Moment) {
+        self.busy_until = self.busy_until.max(until);
+    }
+
     /// Returns whether readers may be sent to the segment.
     pub(in crate::state) fn is_readable(&self) -> bool {
         self.is_claimed() && !self.is_suspect
@@ -172,8 +198,7 @@ impl Segment {
 
     /// Returns the bytes that are free or could be freed by eviction.
     pub(in crate::state) fn reclaimable(&self) -> u64 {
-        let held = self.fenced + self.writing + self.hard_pinned + self.withheld;
-        self.allocator.length().saturating_sub(held)
+        self.allocator.length().saturating_sub(self.reserved.sum())
     }
 
     fn view(&self) -> SegmentView<'_> {
@@ -246,26 +271,11 @@ impl ClientCalls<'_> {
             client,
             spec: segment.clone(),
         });
-        let slot = self.inventory.pool.segments.insert(Segment {
-            number,
-            quarantined_until: busy_until,
-            busy_until: busy_until.unwrap_or(now),
-            host: host_of(&segment.name),
-            client,
-            status: SegmentStatus::Ok,
-            is_suspect: self.inventory.clients.is_suspect(client),
-            is_unclaimed: false,
-            is_recovered: false,
-            unmount_at: None,
-            allocator: Allocator::new(segment.length),
-            awaits_sync: unsynced_position.is_some(),
-            open_index: None,
-            fenced: 0,
-            writing: 0,
-            hard_pinned: 0,
-            withheld: 0,
-            spec: segment,
-        });
+        let mut new = Segment::new(number, client, segment, busy_until.unwrap_or(now));
+        new.quarantined_until = busy_until;
+        new.is_suspect = self.inventory.clients.is_suspect(client);
+        new.awaits_sync = unsynced_position.is_some();
+        let slot = self.inventory.pool.segments.insert(new);
         if let Some(position) = unsynced_position {
             self.inventory.pool.await_sync_of_mount(slot, position);
         }
@@ -352,8 +362,8 @@ impl ClientCalls<'_> {
         for &slot in slots {
             let segment = self.inventory.pool.segments.at_mut(slot);
             let number = segment.number;
-            was_written |= segment.writing > 0;
-            was_waiting |= segment.fenced + segment.withheld > 0;
+            was_written |= segment.reserved.writing > 0;
+            was_waiting |= segment.reserved.fenced + segment.reserved.withheld > 0;
             let is_used = segment.allocator.used() > 0;
             if std::mem::take(&mut segment.is_unclaimed) {
                 self.inventory.recovery.segments -= 1;

@@ -102,7 +102,7 @@ impl Pool {
         }
         let found = self.segments.at_mut(segment);
         let bytes = found.allocator.size(block);
-        found.withheld += bytes;
+        found.reserved.withheld += bytes;
         let before = self.unsynced.bytes;
         self.unsynced.bytes += bytes;
         let limit = self.segments.mounted_bytes / EARLY_SYNC_SHARE;
@@ -120,7 +120,7 @@ impl Pool {
                 break;
             }
             self.unsynced.blocks.pop_front();
-            self.segments.at_mut(segment).withheld -= bytes;
+            self.segments.at_mut(segment).reserved.withheld -= bytes;
             self.unsynced.bytes -= bytes;
             self.segments.free(segment, block);
             has_any = true;

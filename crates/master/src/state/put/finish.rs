@@ -142,8 +142,7 @@ impl PutCalls<'_> {
     fn unregister_write(&mut self, number: WriteSlot) -> Write {
         let write = self.writes.remove(number);
         for replica in write.replicas.iter() {
-            let segment = self.inventory.pool.segments.at_mut(replica.segment);
-            segment.writing -= segment.allocator.size(replica.block);
+            self.inventory.pool.end_write(replica);
         }
         write
     }
@@ -187,8 +186,7 @@ impl PutCalls<'_> {
         self.log_put_published(write.version, put, pin);
         if write.is_hard_pinned {
             for replica in write.replicas.iter() {
-                let segment = self.inventory.pool.segments.at_mut(replica.segment);
-                segment.hard_pinned += segment.allocator.size(replica.block);
+                self.inventory.pool.add_hard_pin(replica);
             }
         }
         self.inventory.catalog.objects.set_checksum(slot, checksum);

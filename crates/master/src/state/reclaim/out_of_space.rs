@@ -102,12 +102,13 @@ impl Reclaimer<'_> {
         for &slot in open {
             let segment = self.inventory.pool.segments.at(slot);
             free += segment.free();
-            fenced += segment.fenced;
-            writing += segment.writing;
-            pinned += segment.hard_pinned;
-            withheld += segment.withheld;
+            let reserved = segment.reserved();
+            fenced += reserved.fenced;
+            writing += reserved.writing;
+            pinned += reserved.hard_pinned;
+            withheld += reserved.withheld;
             rest += segment.reclaimable() - segment.free().min(segment.reclaimable());
-            waits_for_fence |= segment.fenced > 0 && segment.free() + segment.fenced >= need;
+            waits_for_fence |= reserved.fenced > 0 && segment.free() + reserved.fenced >= need;
         }
         let held = self.held_bytes(now, request).scaled(rest);
         let why = match waits_for_fence {

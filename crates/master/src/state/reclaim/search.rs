@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use mooncake_base::Moment;
 use rustc_hash::FxHashMap;
+use smallvec::SmallVec;
 
 use super::{AllocRequest, Allocation, Pending, victims::VictimOutcome, window::Scan};
 #[cfg(test)]
@@ -11,6 +12,7 @@ use crate::state::pool::allocator::BlockId;
 use crate::state::{
     catalog::object::{Replica, Replicas},
     ids::SegmentSlot,
+    pool::Pool,
     reclaim::Reclaimer,
 };
 
@@ -53,6 +55,17 @@ pub(in crate::state) struct Search {
     /// A wait for the log was counted.
     has_waited: bool,
     continued: Moment,
+}
+
+impl Search {
+    /// Returns the bytes that the search holds, by segment.
+    fn held(&self, pool: &Pool) -> SmallVec<[(SegmentSlot, u64); 2]> {
+        let size = |replica: &Replica| {
+            (replica.segment, pool.segments.at(replica.segment).allocator.size(replica.block))
+        };
+        let scanned = self.scan.as_ref().and_then(|scan| scan.held(&pool.segments));
+        self.replicas.iter().map(size).chain(scanned).collect()
+    }
 }
 
 /// What one step of a search gave.
@@ -145,7 +158,9 @@ impl Reclaimer<'_> {
 
     fn park_search(&mut self, now: Moment, mut search: Search) -> SearchId {
         search.continued = now;
-        self.withhold(&search, |withheld, bytes| *withheld += bytes);
+        for (segment, bytes) in search.held(&self.inventory.pool) {
+            self.inventory.pool.withhold(segment, bytes);
+        }
         self.searches.last_id += 1;
         let id = SearchId(self.searches.last_id);
         self.searches.by_id.insert(id, search);
@@ -155,22 +170,10 @@ impl Reclaimer<'_> {
     /// Takes a search out of the table; an empty one if it was given up meanwhile.
     fn resume_search(&mut self, id: SearchId) -> Search {
         let search = self.searches.by_id.remove(&id).unwrap_or_default();
-        self.withhold(&search, |withheld, bytes| *withheld -= bytes);
+        for (segment, bytes) in search.held(&self.inventory.pool) {
+            self.inventory.pool.end_withholding(segment, bytes);
+        }
         search
-    }
-
-    /// Counts the bytes that a search holds between two calls.
-    fn withhold(&mut self, search: &Search, count: impl Fn(&mut u64, u64)) {
-        for &Replica { segment, block, .. } in search.replicas.iter() {
-            let segment = self.inventory.pool.segments.at_mut(segment);
-            let bytes = segment.allocator.size(block);
-            count(&mut segment.withheld, bytes);
-        }
-        if let Some((slot, bytes)) =
-            search.scan.as_ref().and_then(|scan| scan.held(&self.inventory.pool.segments))
-        {
-            count(&mut self.inventory.pool.segments.at_mut(slot).withheld, bytes);
-        }
     }
 
     /// Frees what a search holds.
@@ -239,10 +242,11 @@ impl Reclaimer<'_> {
         self.inventory.pool.unsynced_until().is_some()
             && self.inventory.pool.segments.open().iter().any(|&slot| {
                 let segment = self.inventory.pool.segments.at(slot);
+                let withheld = segment.reserved().withheld;
                 let is_taken = search.replicas.iter().any(|replica| replica.segment == slot);
                 let is_candidate =
                     !is_taken && request.filter.admits(slot) && segment.accepts_new();
-                is_candidate && segment.withheld > 0 && segment.free() + segment.withheld >= need
+                is_candidate && withheld > 0 && segment.free() + withheld >= need
             })
     }
 

@@ -234,11 +234,9 @@ impl TaskCalls<'_> {
             }
         };
         let until = now + self.inventory.rules.write_end();
+        self.inventory.pool.begin_write(Some(slot), &placed, until);
         for replica in &placed {
-            let segment = self.inventory.pool.segments.at_mut(replica.segment);
-            segment.allocator.set_owner(replica.block, slot.number());
-            segment.writing += segment.allocator.size(replica.block);
-            segment.busy_until = segment.busy_until.max(until);
+            let segment = self.inventory.pool.segments.at(replica.segment);
             // If the master dies before the write is complete, bytes may still arrive.
             let (number, time) = (segment.number, self.inventory.rules.write_end());
             let offset = segment.allocator.offset(replica.block);
@@ -249,8 +247,7 @@ impl TaskCalls<'_> {
                 time,
             });
         }
-        let segment = self.inventory.pool.segments.at_mut(source.segment);
-        segment.busy_until = segment.busy_until.max(until);
+        self.inventory.pool.segments.at_mut(source.segment).extend_busy(until);
         self.inventory.catalog.tenants.charge(tenant, length * placed.len() as u64);
         self.inventory.catalog.objects.at_mut(slot).flags.set(Flags::BEING_COPIED, true);
         self.inventory.catalog.copied.insert(slot, until);
@@ -358,8 +355,7 @@ impl TaskCalls<'_> {
         let mut is_whole = attempt.is_whole;
         let mut copied = 0;
         for replica in attempt.placed {
-            let segment = self.inventory.pool.segments.at_mut(replica.segment);
-            segment.writing -= segment.allocator.size(replica.block);
+            self.inventory.pool.end_write(&replica);
             let has_failed = failed(replica.id(version));
             is_whole &= !has_failed;
             if is_same && !has_failed {

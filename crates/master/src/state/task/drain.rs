@@ -425,8 +425,9 @@ impl TaskCalls<'_> {
 
     /// Ends a pass: the segments are empty, or another pass follows.
     fn end_pass(&mut self, now: Moment, id: JobId, sources: &[SegmentSlot]) {
-        let is_written =
-            sources.iter().any(|&slot| self.inventory.pool.segments.at(slot).writing > 0);
+        let is_written = sources
+            .iter()
+            .any(|&slot| self.inventory.pool.segments.at(slot).reserved().writing > 0);
         let written = self.writes.iter().flat_map(|write| write.replicas.iter());
         let written = written.filter(|copy| sources.contains(&copy.segment)).count() as u64;
         let Some(job) = self.jobs.running(id) else { return };

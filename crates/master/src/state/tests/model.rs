@@ -498,9 +498,9 @@ impl Model {
             let written = state.writes.iter().flat_map(|write| write.replicas.iter());
             let written = written.chain(state.tasks.placed());
             let mut written = written.map(|copy| (copy.segment, copy.block));
-            assert_eq!(block_bytes(&mut written), segment.writing);
-            assert_eq!(block_bytes(&mut resting()), segment.fenced);
-            assert_eq!(block_bytes(&mut withheld()), segment.withheld);
+            assert_eq!(block_bytes(&mut written), segment.reserved().writing);
+            assert_eq!(block_bytes(&mut resting()), segment.reserved().fenced);
+            assert_eq!(block_bytes(&mut withheld()), segment.reserved().withheld);
         }
         for (key, name) in KEYS.iter().enumerate() {
             let Some(version) = self.lease_of(key) else { continue };

@@ -410,7 +410,7 @@ fn groups_pins_and_tenants_survive_restart() {
         .collect();
     assert_eq!(names, BTreeSet::from([Some(b"g".to_vec())]));
     let pinned: u64 =
-        pool.state.inventory.pool.segments.claimed().map(|(_, s)| s.hard_pinned).sum();
+        pool.state.inventory.pool.segments.claimed().map(|(_, s)| s.reserved().hard_pinned).sum();
     assert_eq!(pinned, MIB);
     pool.wait(4);
     assert_eq!(pool.state.totals().soft_pinned_keys, 0);

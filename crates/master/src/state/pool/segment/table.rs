@@ -8,7 +8,10 @@ use rustc_hash::FxHashMap;
 use super::{Segment, SegmentNumber, SegmentStatus};
 use crate::state::{
     ids::{SegmentSlot, Slot},
-    pool::allocator::{Allocator, BlockId},
+    pool::{
+        allocator::{Allocator, BlockId},
+        reserved::ReservedBytes,
+    },
 };
 
 /// Segments that left are looked through for outdated ones when there are more than this, and twice
@@ -220,8 +223,7 @@ impl Segments {
     pub(in crate::state) fn close(&mut self, slot: SegmentSlot, position: u64) {
         let segment = self.at_mut(slot);
         segment.status = SegmentStatus::Unmounting;
-        (segment.fenced, segment.writing, segment.hard_pinned) = (0, 0, 0);
-        segment.withheld = 0;
+        segment.reserved = ReservedBytes::default();
         let (id, name) = (segment.spec.id, segment.spec.name.clone());
         let (client, base, length) = (segment.client, segment.spec.base, segment.spec.length);
         let (incarnation, busy_until) = (segment.spec.incarnation, segment.busy_until);

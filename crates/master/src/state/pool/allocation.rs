@@ -1,0 +1,101 @@
+//! Allocation of replicas from free memory, and where replicas lie.
+
+use smallvec::SmallVec;
+
+use super::{Pool, placement::PlacementRequest};
+use crate::state::{
+    catalog::object::{Object, Replica, Replicas},
+    ids::SegmentSlot,
+    put::Place,
+    reclaim::AllocRequest,
+};
+
+impl Pool {
+    /// Allocates replicas from free memory.
+    pub(in crate::state) fn try_allocate(
+        &mut self,
+        request: &AllocRequest<'_>,
+        copies: usize,
+        replicas: &mut Replicas,
+    ) {
+        let mut candidates = std::mem::take(&mut self.candidates);
+        candidates.clear();
+        self.preferred_order(request, &mut candidates);
+        self.try_segments(&candidates, request, copies, replicas);
+        // The other segments, perhaps thousands, are tried after the preferred ones.
+        if replicas.len() < copies {
+            candidates.clear();
+            candidates.extend(self.segments.open());
+            self.try_segments(&candidates, request, copies, replicas);
+        }
+        self.candidates = candidates;
+    }
+
+    /// Lists the segments to try first, in order.
+    pub(in crate::state) fn preferred_order(
+        &mut self,
+        request: &AllocRequest<'_>,
+        candidates: &mut Vec<SegmentSlot>,
+    ) {
+        for name in &request.options.preferred_segments {
+            candidates.extend(self.segments.named(name));
+        }
+        if request.options.is_same_node_preferred && !request.host.is_empty() {
+            candidates.extend(self.segments.open_on(request.host));
+        }
+        let placement = PlacementRequest { host: request.host, replicas: request.replicas };
+        self.placement.order(&self.segments, &placement, candidates);
+    }
+
+    fn try_segments(
+        &mut self,
+        slots: &[SegmentSlot],
+        request: &AllocRequest<'_>,
+        copies: usize,
+        replicas: &mut Replicas,
+    ) {
+        for &slot in slots.iter().filter(|&&slot| request.filter.admits(slot)) {
+            if replicas.len() == copies {
+                return;
+            }
+            self.try_segment(slot, request.length, replicas);
+        }
+    }
+
+    fn try_segment(&mut self, slot: SegmentSlot, length: u64, replicas: &mut Replicas) {
+        let segment = self.segments.at(slot);
+        let is_taken = replicas.iter().any(|replica| replica.segment == slot);
+        if is_taken || !segment.accepts_new() || segment.free() < length {
+            return;
+        }
+        let allocated = self.segments.with_allocator(slot, |allocator| allocator.allocate(length));
+        if let Some(block) = allocated {
+            replicas.push(Replica { segment: slot, block, ordinal: replicas.len() as u16 });
+        }
+    }
+
+    /// Returns the locations of replicas.
+    pub(in crate::state) fn places<'a>(
+        &self,
+        version: u64,
+        length: u64,
+        replicas: impl IntoIterator<Item = &'a Replica>,
+    ) -> SmallVec<[Place; 1]> {
+        let place = |replica: &Replica| Place {
+            segment: replica.segment,
+            offset: self.segments.at(replica.segment).allocator.offset(replica.block),
+            length,
+            replica: replica.id(version),
+        };
+        replicas.into_iter().map(place).collect()
+    }
+
+    /// Returns the replicas of an object that readers may be sent to.
+    pub(in crate::state) fn readable_copies<'a>(
+        &'a self,
+        object: &'a Object,
+    ) -> impl Iterator<Item = &'a Replica> {
+        let copies = object.replicas.iter();
+        copies.filter(|copy| self.segments.at(copy.segment).is_readable())
+    }
+}
