@@ -8,7 +8,7 @@ use std::{hint::black_box, time::Duration};
 use criterion::{Criterion, criterion_group, criterion_main};
 use mooncake_base::{ClientId, Incarnation, Moment, ObjectKey, SegmentId, TenantId};
 use mooncake_master::state::{
-    LocateOptions, Put, PutOptions, PutRef, Rules, SegmentSpec, State, pool::allocator::Allocator,
+    LocateOptions, Put, PutOptions, PutRef, Rules, SegmentSpec, State, allocator::Allocator,
 };
 
 const CLIENT: ClientId = ClientId::from_bits(1);

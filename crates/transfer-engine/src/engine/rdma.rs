@@ -55,7 +55,7 @@ impl Rdma {
         else {
             return;
         };
-        // SAFETY: whoever registered the region promised that no Rust reference into it exists while it is
+        // SAFETY: the caller of `register` promised that no Rust reference into the region exists while it is
         // registered, and the kernel keeps its pages.
         if let Err(error) = unsafe { devices.register(region.base, region.length) } {
             tracing::warn!(%error, "peers reach the memory over TCP only");

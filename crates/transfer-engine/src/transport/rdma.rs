@@ -95,7 +95,7 @@ impl Path for RdmaPath {
             Opcode::Write => Operation::Write,
         };
         let limits = Limits { deadline: limits.deadline, stall: limits.stall };
-        // SAFETY: whoever made a local range promised that it stays mapped, or that it may fail: memory
+        // SAFETY: the creator of a local range promised that it stays mapped, or that it may fail: memory
         // that is not mapped cannot be registered, and the kernel keeps pages that are. No Rust reference
         // exists to bytes that are written.
         unsafe {
