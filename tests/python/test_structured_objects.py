@@ -6,6 +6,8 @@ import ctypes
 import gc
 import json
 import os
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -407,6 +409,23 @@ def test_exhausted_pool_does_not_fail_a_read(compat_store: MooncakeDistributedSt
     ref = put(transfer, x=np.arange(1 << 18), y=np.arange(1 << 18))
     objects = read(transfer, ref)
     assert (objects["x"] == objects["y"]).all()
+
+
+def test_interpreter_ends_with_results_in_use():
+    script = """
+import numpy as np
+from mooncake.store import MooncakeDistributedStore
+from mooncake.structured_object_store import MooncakeBundleTransfer
+store = MooncakeDistributedStore()
+assert store.setup("localhost", "P2PHANDSHAKE", 64 << 20, 64 << 20, "tcp", "", "embedded") == 0
+transfer = MooncakeBundleTransfer(store)
+result = transfer.get(transfer.put({"x": np.ones(1 << 20)}))
+print(int(result["batch"]["x"].sum()))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"{1 << 20}\n", "")
 
 
 def test_forked_child_is_told_to_make_its_own_store(plain: PlainStore):

@@ -113,8 +113,8 @@ def concatenated(arrays: Sequence[Array]) -> Payload:
     Arrays of a few bytes are copied into one; others are read where they are.
     """
     # Many callers pass columns whose rows are empty or missing.
-    filled = [array.reshape(-1) for array in arrays if array.nbytes]
+    filled = [array for array in arrays if array.nbytes]
     sizes = [array.nbytes for array in filled]
     if sum(sizes) < _PIECE_BYTES_MIN * len(filled):
-        return payload_of_array(np.concatenate(filled))
+        return payload_of_array(np.concatenate([array.reshape(-1) for array in filled]))
     return Payload([array.__array_interface__["data"][0] for array in filled], sizes, filled)

@@ -83,7 +83,10 @@ def _same_dtype(arrays: Sequence[Array], dtype: np.dtype[Any] | None) -> list[Ar
     kinds = {array.dtype for array in arrays}
     if dtype is None and kinds:
         dtype = np.result_type(*kinds).newbyteorder("=")
-    return [np.ascontiguousarray(array, dtype=dtype).reshape(array.shape) for array in arrays]
+    # The usual case: nothing is copied, and columns have many rows.
+    if kinds == {dtype} and all(array.flags.c_contiguous for array in arrays):
+        return list(arrays)
+    return [np.asarray(array, dtype=dtype, order="C") for array in arrays]
 
 
 def _arrays_of_lists(rows: Sequence[Any], dtype: np.dtype[Any] | None) -> list[Array]:
