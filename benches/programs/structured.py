@@ -116,11 +116,13 @@ def measure(name: str, python: str, rounds: int, packages: str | None) -> list[d
     quiet = subprocess.DEVNULL
     program = Path(python).parent / "mooncake_master"
     flags = (f"--rpc_port={rpc}", "--rpc_address=127.0.0.1", f"--metrics_port={admin}")
-    master = subprocess.Popen([str(program), *flags], stdout=quiet, stderr=quiet, text=True)
+    env = {**os.environ, **({"PYTHONPATH": packages} if packages else {})}
+    master = subprocess.Popen(
+        [str(program), *flags], stdout=quiet, stderr=quiet, text=True, env=env
+    )
     try:
         wait_for_port(rpc, master)
         command = [python, __file__, "--worker", f"127.0.0.1:{rpc}", str(rounds + 1)]
-        env = {**os.environ, **({"PYTHONPATH": packages} if packages else {})}
         done = subprocess.run(command, capture_output=True, text=True, check=False, env=env)
     finally:
         master.terminate()
