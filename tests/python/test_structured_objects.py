@@ -262,6 +262,16 @@ def test_full_pool_rolls_the_put_back(compat_store: MooncakeDistributedStore):
     assert compat_store.remove_by_regex("^p/", True) == 0
 
 
+def test_closed_store_is_named(compat_store: MooncakeDistributedStore):
+    transfer = MooncakeBundleTransfer(compat_store, "p")
+    ref = put(transfer, x=TOKENS)
+    compat_store.close()
+    with pytest.raises(RuntimeError, match="check that the store is set up and not closed"):
+        put(transfer, x=TOKENS)
+    with pytest.raises(RuntimeError, match=r"get failed for .*/meta"):
+        read(transfer, ref)
+
+
 def test_manifest_is_written_last(plain: PlainStore):
     put(MooncakeBundleTransfer(plain, "p"), a=b"1")
     assert key_names(plain) == ["buffer/a", "meta", "manifest"]

@@ -277,7 +277,10 @@ class Objects:
 
 def _check(call: str, keys: Sequence[str], expected: Sequence[int], got: Sequence[int]) -> None:
     if len(got) != len(keys):
-        raise RuntimeError(f"{call} returned {len(got)} results for {len(keys)} keys")
+        raise RuntimeError(
+            f"{call} returned {len(got)} results for {len(keys)} keys; check that the store is set "
+            "up and not closed"
+        )
     for key, number, code in zip(keys, expected, got, strict=True):
         if code != number:
             raise RuntimeError(f"{call} failed for {key}: expected {number}, got {code}")
