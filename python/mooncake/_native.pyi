@@ -102,13 +102,21 @@ class Engine:
     """A transfer engine. It closes when the last handle or store that uses it is gone."""
 
     @staticmethod
-    def start(*, name: str, metadata: str, is_tcp_forced: bool | None = None) -> Engine:
+    def start(
+        *,
+        name: str,
+        metadata: str,
+        is_tcp_forced: bool | None = None,
+        rdma_devices: str | None = None,
+    ) -> Engine:
         """Start an engine that listens and publishes its segment.
 
         Args:
             name: ``host[:port]`` by which peers reach this process; "" chooses it.
             metadata: ``"P2PHANDSHAKE"`` or the URL of a metadata server.
             is_tcp_forced: Transfer bytes over TCP only; None uses ``MC_FORCE_TCP``.
+            rdma_devices: Names of RDMA devices, separated by commas; "" uses all that are active,
+                None none. Devices that cannot be used are logged.
 
         Raises:
             MooncakeError: No port is free, or the metadata server cannot be reached or has another
@@ -408,6 +416,7 @@ class Store:
         refuses_ignored_tenant: bool = True,
         wants_offload: bool = False,
         is_tcp_forced: bool | None = None,
+        rdma_devices: str | None = None,
         rpc_timeout_s: float | None = None,
         connect_timeout_s: float | None = None,
         listen: str = ...,
@@ -428,6 +437,7 @@ class Store:
                 default one is named; False logs a warning.
             wants_offload: Let the master count the evicted objects that an SSD tier would keep.
             is_tcp_forced: Transfer bytes over TCP only; None uses ``MC_FORCE_TCP``.
+            rdma_devices: RDMA devices as for `Engine.start`.
             rpc_timeout_s: Timeout of a call to the master; None uses the environment.
             connect_timeout_s: Timeout for connecting to the master; None uses the environment.
             listen: ``host[:port]`` for an embedded master; "" is loopback and a free port.

@@ -24,7 +24,7 @@ use crate::{
     buffer::{Views, caller_range, caller_ranges, uninit_bytes},
     detach::detached,
     error::or_raise,
-    log,
+    log, rdma,
     runtime::runtime,
 };
 
@@ -40,16 +40,18 @@ pub(crate) struct Engine(Option<Arc<Running>>);
 impl Engine {
     /// Starts an engine that listens and publishes its segment.
     #[staticmethod]
-    #[pyo3(signature = (*, name, metadata, is_tcp_forced = None))]
+    #[pyo3(signature = (*, name, metadata, is_tcp_forced = None, rdma_devices = None))]
     fn start(
         py: Python<'_>,
         name: &str,
         metadata: &str,
         is_tcp_forced: Option<bool>,
+        rdma_devices: Option<&str>,
     ) -> PyResult<Self> {
         log::install();
         log::warn_unsupported_variables();
-        let config = or_raise(py, engine_config(name, metadata, is_tcp_forced))?;
+        let mut config = or_raise(py, engine_config(name, metadata, is_tcp_forced))?;
+        or_raise(py, rdma::enable(&mut config, rdma_devices))?;
         let runtime = or_raise(py, runtime())?;
         let started = detached(py, || Running::start(config, runtime)).and_then(|started| started);
         let running = Arc::new(or_raise(py, started)?);

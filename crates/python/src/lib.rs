@@ -20,6 +20,7 @@ mod log;
 mod options;
 mod pending;
 mod process;
+mod rdma;
 mod rpc;
 mod runtime;
 mod store;

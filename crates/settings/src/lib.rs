@@ -4,12 +4,16 @@
 //! environment here, so that a variable has the same effect in each of them.
 //!
 //! In reading order: [`engine`] (transfer engines), [`client`] (clients and their link to the
-//! master), `variable` (one variable as a value).
+//! master), `rdma` (RDMA devices, feature `rdma`), `variable` (one variable as a value).
 #![warn(missing_docs)]
 
 pub mod client;
 pub mod engine;
+#[cfg(feature = "rdma")]
+pub mod rdma;
 mod variable;
 
 pub use client::{client_config, link_config};
 pub use engine::{engine_config, store_engine_config};
+#[cfg(feature = "rdma")]
+pub use rdma::rdma_settings;

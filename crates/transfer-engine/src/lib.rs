@@ -31,6 +31,12 @@ pub mod transport;
 mod transport_kind;
 
 pub use config::EngineConfig;
+/// Settings of RDMA devices.
+#[cfg(feature = "rdma")]
+pub mod rdma {
+    pub use mooncake_rdma::RdmaSettings;
+    pub use mooncake_verbs::Mtu;
+}
 pub use device::Stream;
 pub use discovery::descriptor::SegmentDescriptor;
 pub use engine::{

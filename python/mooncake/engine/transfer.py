@@ -81,8 +81,9 @@ class TransferEngine(DeviceTransfers):
                 ignored, and the segment is ``host:get_rpc_port()``.
             metadata_server: ``"P2PHANDSHAKE"``, ``"http://host:port/metadata"``,
                 ``"etcd://host:port"`` (also without the scheme) or ``"redis://host:port"``.
-            protocol: ``"tcp"``; other words mean TCP, too, in this build.
-            device_name: Names of devices; unused without RDMA.
+            protocol: ``"rdma"`` uses RDMA devices, and TCP where there are none; other words mean
+                TCP.
+            device_name: Names of RDMA devices, separated by commas; "" or None uses all.
 
         Returns:
             0, or -1; after a failure no engine runs.
@@ -129,7 +130,11 @@ class TransferEngine(DeviceTransfers):
             if protocol.lower() in _PROTOCOLS_REFUSED:
                 text = f"this build has no transport for protocol {protocol!r}"
                 raise _native.failure(codes.NOT_SUPPORTED, text)
-            self._native = _native.Engine.start(name=local_hostname.strip(), metadata=server)
+            self._native = _native.Engine.start(
+                name=local_hostname.strip(),
+                metadata=server,
+                rdma_devices=words["device_name"] if protocol.lower() == "rdma" else None,
+            )
         except MooncakeError as error:
             _log.error("initialize failed: %s (%s)", error, error.remedy)
             return codes.FAILED

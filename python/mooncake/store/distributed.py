@@ -81,7 +81,7 @@ class MooncakeDistributedStore(
             local_buffer_size: Bytes that a `BufferPool` of the store may lend. Other calls need no
                 buffer: values of any size are transferred directly from and to the caller's memory.
             protocol: ``"tcp"``, or ``"rdma"`` (TCP if there is no device).
-            rdma_devices: Names of devices, for ``"rdma"``; "" chooses.
+            rdma_devices: Names of devices, for ``"rdma"``, separated by commas; "" uses all.
             master_server_addr: ``host:port`` of the master, or ``"embedded"`` for one in this
                 process.
             engine: Result of `TransferEngine.get_engine`, to share that engine; None starts a

@@ -146,6 +146,7 @@ def _join(arguments: SetupArguments, name: str, engine: _native.Engine | None) -
         # As upstream, which joins any master; a warning is logged.
         refuses_ignored_tenant=False,
         wants_offload=arguments.enable_ssd_offload,
+        rdma_devices=arguments.rdma_devices if arguments.protocol.lower() == "rdma" else None,
         has_checksums=arguments.enable_checksum or None,
         http_port=arguments.client_http_port if arguments.enable_client_http_server else None,
         engine=engine,

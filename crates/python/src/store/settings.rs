@@ -25,6 +25,8 @@ pub(crate) struct Arguments {
     pub(crate) refuses_ignored_tenant: bool,
     pub(crate) wants_offload: bool,
     pub(crate) is_tcp_forced: Option<bool>,
+    /// RDMA devices as for [`crate::rdma::enable`].
+    pub(crate) rdma_devices: Option<String>,
     pub(crate) rpc_timeout_s: Option<f64>,
     pub(crate) connect_timeout_s: Option<f64>,
     pub(crate) listen: String,
@@ -64,6 +66,7 @@ impl Settings {
     pub(crate) fn read(arguments: Arguments) -> Result<Self> {
         let mut engine =
             store_engine_config(&arguments.name, &arguments.metadata, arguments.is_tcp_forced)?;
+        crate::rdma::enable(&mut engine, arguments.rdma_devices.as_deref())?;
         set_engine_host(&mut engine, master_address(&arguments));
         let mut client = ClientConfig {
             name: arguments.name,
@@ -106,6 +109,8 @@ impl Settings {
             refuses_ignored_tenant: true,
             wants_offload: false,
             is_tcp_forced: arguments.is_tcp_forced,
+            // It reaches memory of its own host only.
+            rdma_devices: None,
             rpc_timeout_s: arguments.rpc_timeout_s,
             connect_timeout_s: arguments.connect_timeout_s,
             listen: String::new(),
