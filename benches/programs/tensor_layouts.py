@@ -55,8 +55,8 @@ def hold(nbytes: int) -> None:
     """Lends memory, puts the tensors, and waits until the other process has read them."""
     config = StoreConfig(segment_bytes=(len(PIECES) + 4) * (nbytes + MIB))
     with Store(config=config) as store:
-        store.put("whole", np.arange(nbytes // 4, dtype=np.float32))
-        store.put("half", np.arange(nbytes // 8, dtype=np.float32))
+        store.put("whole", np.arange(nbytes // 4, dtype=np.float32).data)
+        store.put("half", np.arange(nbytes // 8, dtype=np.float32).data)
         for name, shape, dim in tensors(nbytes):
             array = np.arange(nbytes // 4, dtype=np.float32).reshape(shape)
             store.put_array(name, array, layout=Layout(RANKS, dim))
@@ -80,8 +80,8 @@ def measure(store: Store, nbytes: int, rounds: int) -> dict[str, list[float]]:
     expected = np.arange(nbytes // 4, dtype=np.float32)
     whole, half = memory, memory[: nbytes // 8]
     rows: dict[str, tuple[Callable[[], Any], Any, Any]] = {
-        WHOLE: (lambda: store.get_into("whole", whole), whole, expected),
-        HALF: (lambda: store.get_into("half", half), half, expected[: nbytes // 8]),
+        WHOLE: (lambda: store.get_into("whole", whole.data), whole, expected),
+        HALF: (lambda: store.get_into("half", half.data), half, expected[: nbytes // 8]),
     }
     for name, shape, dim in tensors(nbytes):
         value, full = expected.reshape(shape), whole.reshape(shape)

@@ -81,8 +81,7 @@ class TransferEngine(DeviceTransfers):
                 ignored, and the segment is ``host:get_rpc_port()``.
             metadata_server: ``"P2PHANDSHAKE"``, ``"http://host:port/metadata"``,
                 ``"etcd://host:port"`` (also without the scheme) or ``"redis://host:port"``.
-            protocol: ``"rdma"`` uses RDMA devices, and TCP where there are none; other words mean
-                TCP.
+            protocol: ``"rdma"`` uses RDMA devices, if there are any; other words mean TCP.
             device_name: Names of RDMA devices, separated by commas; "" or None uses all.
 
         Returns:
