@@ -132,7 +132,7 @@ test-python: dev $(VENV)/.test-tools ## Python tests against the extension that 
 	$(BIN)/pytest tests/python
 
 .PHONY: test-rdma
-test-rdma: setup ## Tests of RDMA in a virtual machine with Soft-RoCE
+test-rdma: dev ## Tests of RDMA in a virtual machine with Soft-RoCE
 	@scripts/test-rdma.sh
 
 ROUNDS ?= 3

@@ -29,6 +29,12 @@ for target in "${targets[@]}"; do
   commands+=("$binary" "$name")
 done
 
-# Names of test modules.
-scripts/rdma-vm --timeout 280 -- bash -c 'while [ $# -gt 0 ]; do "$1" "$2::" || exit; shift 2; done' \
-  bash "${commands[@]}"
+# The guest has no network beyond its own: upstream's package is installed here.
+python=.venv/bin/python
+upstream=$(PYTHONPATH=tests/python "$python" -c 'import upstream_package; print(upstream_package.upstream_python())')
+
+scripts/rdma-vm --timeout 280 -- env MOONCAKE_TEST_UPSTREAM_PYTHON="$upstream" bash -c '
+  "$1" -m pytest -q -p no:cacheprovider tests/python/test_rdma.py || exit
+  shift
+  while [ $# -gt 0 ]; do "$1" "$2::" || exit; shift 2; done
+' bash "$python" "${commands[@]}"

@@ -84,8 +84,9 @@ def _transports(probe: Callable[[str], str]) -> dict[str, str]:
         except (MooncakeError, OSError, RuntimeError) as error:
             rows[name] = f"does not work: {error}"
     devices, reason = _native.rdma_devices()
-    seen = f"not used by this version; devices of this machine: {', '.join(devices) or 'none'}"
-    rows["rdma"] = reason or seen
+    names = ", ".join(devices)
+    found = f"used for the protocol rdma: {names}" if names else "this machine has no device"
+    rows["rdma"] = reason or found
     return rows
 
 
@@ -96,7 +97,7 @@ def _choice(transports: dict[str, str], environment: dict[str, str]) -> dict[str
     return {
         "same process": "memory: one copy, no system call",
         "same host": "shm: one copy, no socket" if has_shm else f"tcp, since {why}",
-        "other hosts": "tcp: the only transport between hosts in this version",
+        "other hosts": "rdma for the protocol rdma, where both hosts have devices; else tcp",
     }
 
 

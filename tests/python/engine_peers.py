@@ -22,8 +22,9 @@ def decoded(argument):
     return TransferNotify(*argument["notify"]) if isinstance(argument, dict) else argument
 
 name, metadata, length = sys.argv[1], sys.argv[2], int(sys.argv[3])
+protocol, device = sys.argv[4:]
 engine = TransferEngine()
-assert engine.initialize(name, metadata, "tcp", "") == 0
+assert engine.initialize(name, metadata, protocol, device) == 0
 memory = ctypes.create_string_buffer(length)
 address = ctypes.addressof(memory)
 assert engine.register_memory(address, length) == 0
@@ -85,10 +86,12 @@ def start_peer(
     metadata: str = "P2PHANDSHAKE",
     length: int = 8 << 20,
     python: str = sys.executable,
+    protocol: str = "tcp",
+    device: str = "",
 ) -> EnginePeer:
     """Starts an engine in another process, with the current environment."""
     process = subprocess.Popen(
-        [python, "-c", PEER, name, metadata, str(length)],
+        [python, "-c", PEER, name, metadata, str(length), protocol, device],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -100,7 +103,7 @@ def start_peer(
         process.communicate(timeout=10)
         raise AssertionError(f"the peer did not start: exit code {process.returncode}")
     port, address, managed = json.loads(ready)
-    segment = f"127.0.0.1:{port}" if metadata == "P2PHANDSHAKE" else name
+    segment = f"{name.partition(':')[0]}:{port}" if metadata == "P2PHANDSHAKE" else name
     return EnginePeer(process, segment, address, managed)
 
 

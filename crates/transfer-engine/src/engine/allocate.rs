@@ -29,7 +29,7 @@ impl Engine {
     /// map.
     ///
     /// Pages are allocated as they are written; a background thread faults in the first ones (see
-    /// [`EngineConfig::prefault_bytes_max`]). Peers address the memory by its first address in this
+    /// [`EngineConfig::prefault_bytes_max`](crate::EngineConfig::prefault_bytes_max)). Peers address the memory by its first address in this
     /// process.
     ///
     /// # Errors
