@@ -65,11 +65,11 @@ def test_secrets_are_not_shown(monkeypatch, name):
 
 def test_ineffective_variables_are_listed_with_a_reason(monkeypatch):
     assert env.ignored() == []
-    monkeypatch.setenv("MC_SLICE_SIZE", "65536")
+    monkeypatch.setenv("MC_TCP_SLICE_SIZE", "65536")
     monkeypatch.setenv("MC_TRANSFER_TIMEOUTS", "7")
     monkeypatch.setenv("MOONCAKE_NO_SUCH_VARIABLE", "1")
     reasons = {each.name: each.reason for each in env.ignored()}
-    assert "slices" in reasons["MC_SLICE_SIZE"]
+    assert "slices" in reasons["MC_TCP_SLICE_SIZE"]
     assert "MC_TRANSFER_TIMEOUT " in reasons["MC_TRANSFER_TIMEOUTS"].replace("?", " ")
     assert reasons["MOONCAKE_NO_SUCH_VARIABLE"] == "Unknown variable."
 

@@ -14,7 +14,7 @@ from mooncake.tensor.format import METADATA_BYTES, TensorMetadata
 from mooncake.tensor.inventory import find
 from mooncake.tensor.layout import Box
 from mooncake.tensor.search import Found, Part, find_all, invalid
-from mooncake.tensor.transfer import Job, fill
+from mooncake.tensor.transfer import Job, fill, replaced
 
 if TYPE_CHECKING:
     from mooncake.tensor.calls import Operation
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Arrays", "Library", "Request", "Tensors", "read", "without_metadata"]
 
-_ATTEMPTS = 3
-"""Number of times that a tensor is looked for again after it was replaced during a read."""
+_ATTEMPTS = 8
+"""Number of times that a tensor is looked for until it is not replaced during the read."""
 
 _REPLACED = (DeadlineError, InvalidArgumentError, NotFoundError)
 """What a read of an object fails with if the object is replaced or removed meanwhile."""
@@ -103,6 +103,7 @@ def read(requests: Sequence[Request], library: Library) -> Operation[list[Any]]:
     """
     results: list[Any] = [None] * len(requests)
     pending = list(range(len(requests)))
+    heads: dict[int, set[tuple[bytes, ...]]] = {at: set() for at in pending}
     for attempt in range(_ATTEMPTS):
         # The first attempt predicts the metadata of shards, which saves a call.
         searches = [
@@ -115,6 +116,7 @@ def read(requests: Sequence[Request], library: Library) -> Operation[list[Any]]:
                 if isinstance(each, MooncakeError):
                     raise each
                 readings[at] = _begin(each, requests[at], library)
+                heads[at].add(tuple(bytes(part.head) for part in each.parts))
             except (MooncakeError, TypeError, ImportError) as error:
                 results[at] = error
         failures = yield from fill([reading.job for reading in readings.values()])
@@ -125,6 +127,10 @@ def read(requests: Sequence[Request], library: Library) -> Operation[list[Any]]:
                 pending.append(at)
         if not pending:
             break
+    for at in pending:
+        # A range outside of an object means damage only if the object stayed the same.
+        if isinstance(results[at], InvalidArgumentError) and len(heads[at]) > 1:
+            results[at] = replaced(requests[at].key)
     return results
 
 

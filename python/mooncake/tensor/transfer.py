@@ -28,7 +28,7 @@ from mooncake.tensor.search import Found, invalid
 if TYPE_CHECKING:
     from mooncake.tensor.search import Part
 
-__all__ = ["Job", "fill"]
+__all__ = ["Job", "fill", "replaced"]
 
 _LEASE_EXPIRED = -707
 
@@ -235,7 +235,11 @@ def _result(rows: Sequence[tuple[Part, Any, int | MooncakeError]]) -> MooncakeEr
         if isinstance(outcome, MooncakeError):
             return outcome
         if head.tobytes() != part.head:
-            return _native.failure(
-                _LEASE_EXPIRED, "the object was replaced during the read", key=decoded(part.key)
-            )
+            return replaced(part.key)
     return None
+
+
+def replaced(key: bytes) -> MooncakeError:
+    """Return the failure of a read whose object was replaced meanwhile."""
+    text = "the object was replaced during the read"
+    return _native.failure(_LEASE_EXPIRED, text, key=decoded(key))
