@@ -2,7 +2,7 @@
 # Runs the tests that need RDMA devices in a virtual machine with Soft-RoCE.
 #
 # Usage: test-rdma.sh. Builds on this machine and runs in the guest (scripts/rdma-vm). Where a virtual
-# machine cannot be set up, says why, and fails only if RDMA_TESTS=required.
+# machine cannot be set up or does not boot, says why, and fails only if RDMA_TESTS=required.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -14,11 +14,14 @@ targets=(
 )
 features=mooncake-verbs/test-util,mooncake-transfer-engine/rdma
 
-if ! reason=$(scripts/rdma-vm --setup 2>&1); then
-  printf 'test-rdma: skipped, no virtual machine: %s\n' "$(tail -n 1 <<<"$reason")"
+skip() {
+  printf 'test-rdma: skipped, no virtual machine: %s\n' "$1"
   [ "${RDMA_TESTS:-}" != required ] || exit 1
   exit 0
-fi
+}
+
+reason=$(scripts/rdma-vm --setup 2>&1) || skip "$(tail -n 1 <<<"$reason")"
+scripts/rdma-vm --quiet --timeout 240 -- true || skip 'it does not boot, see above'
 
 commands=()
 for target in "${targets[@]}"; do
@@ -33,7 +36,7 @@ done
 python=.venv/bin/python
 upstream=$(PYTHONPATH=tests/python "$python" -c 'import upstream_package; print(upstream_package.upstream_python())')
 
-scripts/rdma-vm --timeout 280 -- env MOONCAKE_TEST_UPSTREAM_PYTHON="$upstream" bash -c '
+scripts/rdma-vm --timeout 600 -- env MOONCAKE_TEST_UPSTREAM_PYTHON="$upstream" bash -c '
   "$1" -m pytest -q -p no:cacheprovider tests/python/test_rdma.py || exit
   shift
   while [ $# -gt 0 ]; do "$1" "$2::" || exit; shift 2; done
