@@ -181,8 +181,8 @@ impl PeerLink {
         let (local, mut slices) = unsafe { self.cut(entries, &mut outcomes) };
         let mut tries = self.devices.settings().tries;
         while !slices.is_empty() {
-            let memory = (Arc::clone(&local), Arc::clone(&self.memory));
-            let round = Round::new(operation, slices, memory.0, memory.1);
+            let (here, there) = (Arc::clone(&local), Arc::clone(&self.memory));
+            let round = Round::new(operation, slices, here, there);
             let ended = self.run(&round, limits);
             tries -= 1;
             slices = Vec::new();
@@ -238,10 +238,7 @@ impl PeerLink {
             match rule.cut((index, *entry), found, &mut slices) {
                 Ok(()) => {}
                 Err(Unregistered::Local) => unregistered.push(index),
-                Err(Unregistered::Remote) => {
-                    self.is_outdated.store(true, Ordering::Release);
-                    outcomes[index as usize] = Some(EntryError::NotPublished);
-                }
+                Err(side) => outcomes[index as usize] = Some(self.refusal(side)),
             }
         }
         if !unregistered.is_empty() {
@@ -255,15 +252,21 @@ impl PeerLink {
         for index in unregistered {
             let found = (|at| local.at(at), &self.memory.ranges);
             let cut = rule.cut((index, entries[index as usize]), found, &mut slices);
-            outcomes[index as usize] = cut.err().map(|side| match side {
-                Unregistered::Local => EntryError::NotRegistered,
-                Unregistered::Remote => {
-                    self.is_outdated.store(true, Ordering::Release);
-                    EntryError::NotPublished
-                }
-            });
+            outcomes[index as usize] = cut.err().map(|side| self.refusal(side));
         }
         (local, slices)
+    }
+
+    /// Returns the outcome of an entry that is not registered on one side. A range that the peer has not
+    /// published may have been registered since.
+    fn refusal(&self, side: Unregistered) -> EntryError {
+        match side {
+            Unregistered::Local => EntryError::NotRegistered,
+            Unregistered::Remote => {
+                self.is_outdated.store(true, Ordering::Release);
+                EntryError::NotPublished
+            }
+        }
     }
 
     /// Posts all slices of a round and waits until each has an outcome.

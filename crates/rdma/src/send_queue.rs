@@ -28,9 +28,10 @@ pub(crate) struct SendQueue {
     number: u32,
     /// The place in the table of its device, which is part of the id of each request.
     slot: u32,
-    /// Taken by who posts; None once the queue pair is destroyed.
+    /// Locked while a thread posts; None once the queue pair is destroyed.
     poster: Mutex<Option<Poster>>,
-    in_flight: Mutex<InFlight>,
+    /// Oldest first.
+    in_flight: Mutex<VecDeque<Run>>,
     /// Places in the queue pair.
     free: AtomicU32,
     is_failed: AtomicBool,
@@ -53,11 +54,6 @@ struct Poster {
     next_sequence: u32,
 }
 
-#[derive(Debug, Default)]
-struct InFlight {
-    runs: VecDeque<Run>,
-}
-
 /// Neighbouring slices of a round that were posted together.
 #[derive(Debug)]
 struct Run {
@@ -75,7 +71,7 @@ struct Run {
 /// The result of [`SendQueue::post`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Posted {
-    /// So many slices were posted, or have failed.
+    /// The number of slices that were posted, or have failed.
     Slices(u32),
     /// The queue or its device has no place, or another thread is posting.
     Busy,
@@ -122,7 +118,7 @@ impl SendQueue {
         let now = SystemClock.now();
         let queued = self.load.add(bytes, now);
         // Before the device can complete a request.
-        self.in_flight.lock().runs.push_back(Run {
+        self.in_flight.lock().push_back(Run {
             round: Arc::clone(round),
             slice: from,
             next: first,
@@ -163,12 +159,12 @@ impl SendQueue {
     /// Ends the requests of the newest run from a sequence number on, which the device did not take.
     fn drop_unposted(&self, nic: &Nic, from: u32, end: u32) {
         let mut in_flight = self.in_flight.lock();
-        let Some(run) = in_flight.runs.back_mut() else { return };
+        let Some(run) = in_flight.back_mut() else { return };
         let first_slice = run.slice.wrapping_add(from.wrapping_sub(run.next));
         run.end = from;
         let round = Arc::clone(&run.round);
         if run.next == run.end {
-            in_flight.runs.pop_back();
+            in_flight.pop_back();
         }
         drop(in_flight);
         let count = end.wrapping_sub(from);
@@ -182,7 +178,7 @@ impl SendQueue {
     pub(crate) fn complete(&self, nic: &Nic, sequence: u32, status: Status) {
         let mut in_flight = self.in_flight.lock();
         loop {
-            let Some(run) = in_flight.runs.front_mut() else { return };
+            let Some(run) = in_flight.front_mut() else { return };
             let ahead = sequence.wrapping_sub(run.next);
             let length = run.end.wrapping_sub(run.next);
             // The request is of a later run, so that the whole run has succeeded.
@@ -202,7 +198,7 @@ impl SendQueue {
                 if failed.is_none() {
                     self.load.measure(run.queued, run.posted);
                 }
-                in_flight.runs.pop_front();
+                in_flight.pop_front();
             }
             if failed.is_some() {
                 self.is_failed.store(true, Ordering::Release);
@@ -238,7 +234,7 @@ impl SendQueue {
         self.is_failed.store(true, Ordering::Release);
         // From here on the device does not touch the memory.
         drop(self.poster.lock().take());
-        let runs = std::mem::take(&mut self.in_flight.lock().runs);
+        let runs = std::mem::take(&mut *self.in_flight.lock());
         for run in runs {
             let count = run.end.wrapping_sub(run.next);
             self.release(nic, &run.round, run.slice, count);
