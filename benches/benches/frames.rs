@@ -9,20 +9,14 @@ use bytes::BytesMut;
 use criterion::{Criterion, criterion_group, criterion_main};
 use mooncake_proto::{
     native_frame::{self, FRAME_BYTES_MAX},
-    v1::{Caller, LocateRequest, Request, request::Call},
+    v1::{Caller, KeyColumn, LocateRequest, Request, request::Call},
 };
 
 fn request(keys: usize) -> Request {
-    let keys = (0..keys).map(|index| format!("{index:064}").into_bytes().into()).collect();
+    let keys = Some(KeyColumn::pack((0..keys).map(|index| format!("{index:064}"))));
     let caller = Some(Caller { client: vec![7; 16].into(), tenant: String::new() });
     Request {
-        call: Some(Call::Locate(LocateRequest {
-            caller,
-            keys,
-            lease: true,
-            fence: true,
-            columns: None,
-        })),
+        call: Some(Call::Locate(LocateRequest { caller, keys, lease: true, fence: true })),
         ..Default::default()
     }
 }

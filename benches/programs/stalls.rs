@@ -173,23 +173,18 @@ impl Client {
     }
 
     fn put(&self, keys: Vec<Bytes>) -> Result<()> {
-        let item = |key: &Bytes| v1::PutItem {
-            key: key.clone(),
-            length: OBJECT_BYTES,
-            ..v1::PutItem::default()
-        };
-        let items = keys.iter().map(item).collect();
+        let columns = Some(v1::PutColumns::pack(keys.iter().map(|key| (key, OBJECT_BYTES))));
         let caller = self.caller();
-        let start = v1::PutStartRequest { caller, items, ..Default::default() };
+        let start = v1::PutStartRequest { caller, columns, ..Default::default() };
         let response::Call::PutStart(started) = self.call(Call::PutStart(start))? else {
             bail!("unexpected reply");
         };
-        let put = |(key, result): (Bytes, &v1::PutStartResult)| match &result.failure {
-            Some(failure) => bail!("a put failed: {}", failure.message),
-            None => Ok(v1::PutRef { key, version: result.version, ..Default::default() }),
-        };
-        let puts = keys.into_iter().zip(&started.results).map(put).collect::<Result<_>>()?;
-        self.call(Call::PutEnd(v1::PutEndRequest { caller: self.caller(), puts, columns: None }))?;
+        let v1::StartedColumns { versions, failures, .. } = started.columns.unwrap_or_default();
+        if let Some(failure) = failures.first() {
+            bail!("a put failed: {failure:?}");
+        }
+        let columns = Some(v1::PutRefColumns { versions, ..Default::default() });
+        self.call(Call::PutEnd(v1::PutEndRequest { caller: self.caller(), columns }))?;
         Ok(())
     }
 
@@ -200,8 +195,8 @@ impl Client {
     }
 
     fn locate(&self, key: Bytes) -> Result<()> {
-        let (caller, keys) = (self.caller(), vec![key]);
-        let locate = v1::LocateRequest { caller, keys, lease: true, fence: false, columns: None };
+        let (caller, keys) = (self.caller(), Some(v1::KeyColumn::pack([key])));
+        let locate = v1::LocateRequest { caller, keys, lease: true, fence: false };
         black_box(self.call(Call::Locate(locate))?);
         Ok(())
     }

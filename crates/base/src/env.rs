@@ -156,6 +156,10 @@ variables! {
     MOONCAKE_TENANT_ID = "default", "Tenant whose namespace holds a store's keys.";
     MOONCAKE_ENABLE_CLIENT_HTTP_SERVER = "off", "Let a store serve its health and metrics over HTTP.";
     MOONCAKE_CLIENT_HTTP_PORT = "9300", "Port of the HTTP server of MOONCAKE_ENABLE_CLIENT_HTTP_SERVER.";
+    VLLM_MOONCAKE_SIDE_CHANNEL_PORT = "6557", "First port of the ZMQ sockets at which vLLM workers that prefill are asked for KV blocks; each worker adds its tensor-parallel rank, each data-parallel replica the size of its group.";
+    VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT = "120", "Seconds after which a vLLM worker that prefills frees blocks that nobody asked for, and a worker that decodes gives up a request for blocks.";
+    VLLM_MOONCAKE_SENDER_WORKERS = "10", "Threads of a vLLM worker that send KV blocks (1 to 256).";
+    VLLM_MOONCAKE_PROTOCOL = "rdma", "Transport protocol of the engine of a vLLM worker; rdma means TCP where there is no RDMA device.";
     MOONCAKE_STATE_DIR = "", "Directory for the master's log and snapshots.";
     XDG_STATE_HOME = "", "Directory of the user's state, under which the master keeps its log by default.";
     HOME = "", "Home directory of the user; if XDG_STATE_HOME is not set, `.local/state` in this directory is used instead.";

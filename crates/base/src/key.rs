@@ -96,6 +96,12 @@ impl<'a> From<&'a ObjectKey> for KeyRef<'a> {
     }
 }
 
+impl AsRef<[u8]> for KeyRef<'_> {
+    fn as_ref(&self) -> &[u8] {
+        self.0
+    }
+}
+
 impl fmt::Display for KeyRef<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         Printed(self.0).fmt(f)

@@ -20,6 +20,7 @@ pub mod env;
 pub mod error;
 #[cfg(any(test, feature = "test-util"))]
 pub mod fuzz;
+pub mod histogram;
 pub mod id;
 pub mod key;
 pub mod options;

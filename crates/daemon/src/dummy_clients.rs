@@ -20,9 +20,7 @@ use mooncake_proto::{
 };
 use mooncake_store_client::MasterLink;
 
-use crate::{
-    client_table::ClientTable, counters::Counters, fence_tracker, process::Process, waker::Waker,
-};
+use crate::{client_table::ClientTable, counters::Counters, process::Process, waker::Waker};
 
 /// Time limit of the unregister call for a dead client.
 const RELEASE_TIMEOUT: Duration = Duration::from_secs(5);
@@ -117,7 +115,7 @@ impl DummyClients {
         if let Some(response::Call::Locate(located)) = &response.call
             && located.fence_ms > 0
         {
-            let (fences, now) = (fence_tracker::fences_of(located), SystemClock.now());
+            let (fences, now) = (v1::FenceRelease::group(located.fences()), SystemClock.now());
             if let Some(tracker) = self.table.lock().fences(client) {
                 tracker.add(now, Duration::from_millis(located.fence_ms), fences);
             }

@@ -16,22 +16,6 @@ pub(crate) struct FenceTracker {
     objects: usize,
 }
 
-/// Collects the fences of a response as releases.
-pub(crate) fn fences_of(response: &v1::LocateResponse) -> Vec<v1::FenceRelease> {
-    let mut fences: Vec<v1::FenceRelease> = Vec::new();
-    for (fence, version, object) in response.fences() {
-        // The objects of one response usually share one fence.
-        if fences.last().is_none_or(|last| last.fence != fence) {
-            fences.push(v1::FenceRelease { fence, ..Default::default() });
-        }
-        if let Some(last) = fences.last_mut() {
-            last.versions.push(version);
-            last.objects.push(object);
-        }
-    }
-    fences
-}
-
 impl FenceTracker {
     /// Tracks fences that last for `time`.
     pub(crate) fn add(&mut self, now: Moment, time: Duration, fences: Vec<v1::FenceRelease>) {
@@ -61,10 +45,21 @@ mod tests {
     const SECOND: Duration = Duration::from_secs(1);
 
     fn answer(count: u32) -> v1::LocateResponse {
-        let result =
-            |object| v1::LocateResult { fence: 7, version: 9, object, ..Default::default() };
-        let results = (0..count).map(result).collect();
-        v1::LocateResponse { results, ..Default::default() }
+        located(7, (0..count).collect())
+    }
+
+    fn fences_of(response: &v1::LocateResponse) -> Vec<v1::FenceRelease> {
+        v1::FenceRelease::group(response.fences())
+    }
+
+    fn located(fence: u64, objects: Vec<u32>) -> v1::LocateResponse {
+        let columns = Some(v1::LocatedColumns {
+            versions: vec![9; objects.len()],
+            fences: vec![fence],
+            objects,
+            ..Default::default()
+        });
+        v1::LocateResponse { columns, ..Default::default() }
     }
 
     #[test]
@@ -80,9 +75,7 @@ mod tests {
 
     #[test]
     fn ignores_results_without_fence() {
-        let unfenced = v1::LocateResult { version: 1, ..Default::default() };
-        let response = v1::LocateResponse { results: vec![unfenced], ..Default::default() };
-        assert!(fences_of(&response).is_empty());
+        assert!(fences_of(&located(0, vec![0])).is_empty());
     }
 
     #[test]

@@ -27,10 +27,15 @@ const CHILD: &str = "dummy-of-";
 /// A master that grants a fence of one minute and passes on the requests it receives.
 fn link(asked: mpsc::SyncSender<v1::Request>) -> Arc<InProcessLink> {
     Arc::new(InProcessLink::new("a test", move |request| {
-        let located = v1::LocateResult { fence: 7, version: 9, object: 3, ..Default::default() };
+        let located = v1::LocatedColumns {
+            fences: vec![7],
+            versions: vec![9],
+            objects: vec![3],
+            ..Default::default()
+        };
         let answer = match &request.call {
             Some(Call::Locate(_)) => response::Call::Locate(v1::LocateResponse {
-                results: vec![located],
+                columns: Some(located),
                 fence_ms: 60_000,
                 ..Default::default()
             }),

@@ -145,11 +145,10 @@ fn last_connection_of_dummy_client_releases_its_put() {
         raw.receive::<v1::Response>().unwrap().call,
         Some(response::Call::Register(_))
     ));
-    let item = v1::PutItem { key: "k".into(), length: 1 << 20, ..Default::default() };
     let config = v1::ReplicateConfig { replica_num: 1, ..Default::default() };
     raw.send(Call::PutStart(v1::PutStartRequest {
         caller: caller(id),
-        items: vec![item],
+        columns: Some(v1::PutColumns::pack([("k", 1 << 20)])),
         config: Some(config),
         ..Default::default()
     }));

@@ -152,28 +152,14 @@ fn frames(call: &str, items: usize, keys: &[Bytes], number: usize) -> Vec<BytesM
         "locate" => chunks
             .map(|keys| {
                 let caller = caller.clone();
-                Call::Locate(v1::LocateRequest {
-                    caller,
-                    keys,
-                    lease: true,
-                    fence: true,
-                    columns: None,
-                })
+                let keys = Some(v1::KeyColumn::pack(&keys));
+                Call::Locate(v1::LocateRequest { caller, keys, lease: true, fence: true })
             })
             .map(framed)
             .collect(),
         "put" => {
-            let keys: Vec<Bytes> = (0..items).map(|index| new_key(number, index)).collect();
-            let item = |key: &Bytes| v1::PutItem {
-                key: key.clone(),
-                length: OBJECT_BYTES,
-                ..v1::PutItem::default()
-            };
-            vec![framed(Call::PutStart(v1::PutStartRequest {
-                caller,
-                items: keys.iter().map(item).collect(),
-                ..v1::PutStartRequest::default()
-            }))]
+            let items = (0..items).map(|index| (new_key(number, index), OBJECT_BYTES));
+            vec![framed(put_start(caller, items))]
         }
         _ => panic!("no such call: {call}"),
     }
@@ -185,15 +171,7 @@ fn put(stream: &mut UnixStream, start: &[u8], items: usize, number: usize) {
     let Some(response::Call::PutStart(started)) = answer(stream).call else {
         panic!("another answer")
     };
-    assert!(started.results.iter().all(|result| result.failure.is_none()), "every put starts");
-    let put = |(index, result): (usize, &v1::PutStartResult)| v1::PutRef {
-        key: new_key(number, index),
-        version: result.version,
-        ..v1::PutRef::default()
-    };
-    let puts: Vec<v1::PutRef> = started.results.iter().enumerate().map(put).collect();
-    let end = Call::PutEnd(v1::PutEndRequest { caller: caller(number), puts, columns: None });
-    ask(stream, end);
+    ask(stream, put_end(caller(number), started));
     let keys = (0..items).map(|index| new_key(number, index)).collect();
     ask(stream, Call::Remove(v1::RemoveRequest { caller: caller(number), keys, force: true }));
 }
@@ -229,31 +207,29 @@ fn fill(address: &str, keys: &[Bytes]) -> UnixStream {
     let mount = v1::MountRequest { caller: caller(0), segments, ..v1::MountRequest::default() };
     ask(&mut stream, Call::Mount(mount));
     for keys in keys.chunks(1000) {
-        let item = |key: &Bytes| v1::PutItem {
-            key: key.clone(),
-            length: OBJECT_BYTES,
-            ..v1::PutItem::default()
-        };
-        let start = Call::PutStart(v1::PutStartRequest {
-            caller: caller(0),
-            items: keys.iter().map(item).collect(),
-            ..v1::PutStartRequest::default()
-        });
+        let start = put_start(caller(0), keys.iter().map(|key| (key, OBJECT_BYTES)));
         let response::Call::PutStart(started) = ask(&mut stream, start) else {
             panic!("another answer")
         };
-        let put = |(key, result): (&Bytes, &v1::PutStartResult)| v1::PutRef {
-            key: key.clone(),
-            version: result.version,
-            ..v1::PutRef::default()
-        };
-        let puts = keys.iter().zip(&started.results).map(put).collect();
-        ask(
-            &mut stream,
-            Call::PutEnd(v1::PutEndRequest { caller: caller(0), puts, columns: None }),
-        );
+        ask(&mut stream, put_end(caller(0), started));
     }
     stream
+}
+
+fn put_start<K: AsRef<[u8]>>(
+    caller: Option<v1::Caller>,
+    items: impl Iterator<Item = (K, u64)> + Clone,
+) -> Call {
+    let columns = Some(v1::PutColumns::pack(items));
+    Call::PutStart(v1::PutStartRequest { caller, columns, ..v1::PutStartRequest::default() })
+}
+
+/// Returns the call that ends the puts that a start has started.
+fn put_end(caller: Option<v1::Caller>, started: v1::PutStartResponse) -> Call {
+    let v1::StartedColumns { versions, failures, .. } = started.columns.expect("columns");
+    assert!(failures.is_empty(), "every put starts: {failures:?}");
+    let columns = Some(v1::PutRefColumns { versions, ..v1::PutRefColumns::default() });
+    Call::PutEnd(v1::PutEndRequest { caller, columns })
 }
 
 fn caller(number: usize) -> Option<v1::Caller> {

@@ -103,30 +103,20 @@ fn fill(service: &Service, prefix: &str, count: usize, batch: usize) -> Duration
     let begun = Instant::now();
     for first in (0..count).step_by(batch) {
         // 64 bytes, like the hash of a KV cache block.
-        let keys: Vec<Bytes> =
-            (first..first + batch).map(|at| format!("{prefix:>32}{at:032}").into()).collect();
-        let item = |key: &Bytes| v1::PutItem {
-            key: key.clone(),
-            length: OBJECT_BYTES,
-            ..v1::PutItem::default()
-        };
+        let items =
+            (first..first + batch).map(|at| (format!("{prefix:>32}{at:032}"), OBJECT_BYTES));
         let start = v1::PutStartRequest {
             caller: caller(),
-            items: keys.iter().map(item).collect(),
+            columns: Some(v1::PutColumns::pack(items)),
             ..v1::PutStartRequest::default()
         };
         let response::Call::PutStart(started) = ask(Call::PutStart(start)) else {
             panic!("another answer")
         };
-        let puts = keys.into_iter().zip(&started.results).map(|(key, result)| {
-            assert!(result.failure.is_none(), "{result:?}");
-            v1::PutRef { key, version: result.version, ..v1::PutRef::default() }
-        });
-        ask(Call::PutEnd(v1::PutEndRequest {
-            caller: caller(),
-            puts: puts.collect(),
-            columns: None,
-        }));
+        let v1::StartedColumns { versions, failures, .. } = started.columns.expect("columns");
+        assert!(failures.is_empty(), "{failures:?}");
+        let columns = Some(v1::PutRefColumns { versions, ..v1::PutRefColumns::default() });
+        ask(Call::PutEnd(v1::PutEndRequest { caller: caller(), columns }));
     }
     begun.elapsed()
 }

@@ -12,6 +12,7 @@ pub mod quota_file;
 mod secret;
 mod token;
 mod unsupported;
+mod yaml;
 
 use std::{collections::BTreeMap, path::PathBuf, time::Duration};
 

@@ -11,6 +11,8 @@ use std::{
     time::{Duration, Instant},
 };
 
+use mooncake_proto::native_frame::client_greeting;
+
 const DEADLINE: Duration = Duration::from_secs(10);
 
 fn program(arguments: &[&str]) -> Command {
@@ -230,7 +232,7 @@ fn low_descriptor_limit_is_logged_and_enforced() {
     let rpc = started.address("rpc");
     let greeted = |mut stream: TcpStream| {
         stream.set_read_timeout(Some(DEADLINE)).unwrap();
-        let _ = std::io::Write::write_all(&mut stream, b"MOONLEAN\x01\0\0\0");
+        let _ = std::io::Write::write_all(&mut stream, &client_greeting());
         let got = std::io::Read::read(&mut stream, &mut [0; 64]).is_ok_and(|count| count > 0);
         (stream, got)
     };

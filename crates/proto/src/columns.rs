@@ -1,5 +1,5 @@
-//! The columnar encoding of batches: a few long lists instead of a message per item. Columns are
-//! packed here, and checked here when they come from outside.
+//! Batches as columns: a few long lists instead of a message per item. Columns are packed here, and
+//! checked here when they come from outside.
 //!
 //! Reading a value through a checked column costs one load. Decoding nested messages was the largest
 //! part of the cost of a batch; see decision 14.
@@ -7,7 +7,7 @@
 use std::ops::Range;
 
 use bytes::{Bytes, BytesMut};
-use mooncake_base::{Error, KeyRef};
+use mooncake_base::Error;
 
 use crate::v1;
 
@@ -24,27 +24,12 @@ impl From<ColumnMismatch> for Error {
 /// The result of checking columns.
 pub type Checked<T> = Result<T, ColumnMismatch>;
 
-/// The items of a call, in the encoding that the call uses.
-#[derive(Debug, Clone, Copy)]
-pub enum BatchEncoding<'a, I, C> {
-    /// One message per item.
-    Items(&'a [I]),
-    /// A list per field.
-    Columns(&'a C),
-}
-
-impl<'a, I, C> BatchEncoding<'a, I, C> {
-    /// Detects the encoding of a call.
-    ///
-    /// # Errors
-    /// If the call uses both.
-    pub fn of(items: &'a [I], columns: Option<&'a C>) -> Result<Self, Error> {
-        match columns {
-            None => Ok(Self::Items(items)),
-            Some(columns) if items.is_empty() => Ok(Self::Columns(columns)),
-            Some(_) => Err(Error::invalid("the call has items both as messages and in columns")),
-        }
-    }
+/// Returns the columns of a call.
+///
+/// # Errors
+/// If the call has none, as that of a program with another version of `master.proto`.
+pub fn require<T>(columns: Option<&T>) -> Result<&T, Error> {
+    columns.ok_or_else(|| Error::invalid("the call has no items; send them in columns"))
 }
 
 /// A checked column: a value for each item.
@@ -140,12 +125,13 @@ impl<'a> Failures<'a> {
 
 impl v1::KeyColumn {
     /// Concatenates keys.
-    pub fn pack<'a>(keys: impl Iterator<Item = KeyRef<'a>> + Clone) -> Self {
-        let total = keys.clone().map(|key| key.as_bytes().len()).sum();
+    pub fn pack<K: AsRef<[u8]>>(keys: impl IntoIterator<Item = K, IntoIter: Clone>) -> Self {
+        let keys = keys.into_iter();
+        let total = keys.clone().map(|key| key.as_ref().len()).sum();
         let mut bytes = BytesMut::with_capacity(total);
-        let length = |key: KeyRef<'_>| {
-            bytes.extend_from_slice(key.as_bytes());
-            u32::try_from(key.as_bytes().len()).expect("keys are short")
+        let length = |key: K| {
+            bytes.extend_from_slice(key.as_ref());
+            u32::try_from(key.as_ref().len()).expect("keys are short")
         };
         let lengths = keys.map(length).collect();
         Self { bytes: bytes.freeze(), lengths }
@@ -170,6 +156,19 @@ impl v1::KeyColumn {
     pub fn first(&self) -> Bytes {
         let length = self.lengths.first().map_or(0, |&length| length as usize);
         self.bytes.slice(..length.min(self.bytes.len()))
+    }
+}
+
+impl v1::PutColumns {
+    /// Packs keys and lengths of objects without groups.
+    pub fn pack<K: AsRef<[u8]>>(
+        items: impl IntoIterator<Item = (K, u64), IntoIter: Clone>,
+    ) -> Self {
+        let items = items.into_iter();
+        let mut lengths: Vec<u64> = items.clone().map(|(_, length)| length).collect();
+        collapse_if_uniform(&mut lengths);
+        let keys = Some(v1::KeyColumn::pack(items.map(|(key, _)| key)));
+        Self { keys, lengths, groups: Vec::new() }
     }
 }
 
@@ -342,11 +341,11 @@ impl v1::DoneColumns {
 /// The location of an object, read from columns.
 #[derive(Debug, Clone)]
 pub struct Located<'a> {
-    /// The version, as in `LocateResult`.
+    /// The version.
     pub version: u64,
-    /// The length in bytes, as in `LocateResult`.
+    /// The length in bytes.
     pub length: u64,
-    /// The checksum, as in `LocateResult`.
+    /// The checksum of the whole object, if it has one.
     pub checksum: Option<u64>,
     /// The places of the object's copies.
     pub places: ItemPlaces<'a>,
@@ -382,15 +381,15 @@ impl v1::LocatedColumns {
 pub struct PutRef<'a> {
     /// The key; empty if the call does not contain it.
     pub key: &'a [u8],
-    /// The version, as in the message `PutRef`.
+    /// The version, which no other put has.
     pub version: u64,
-    /// The checksum, as in the message `PutRef`.
+    /// The checksum of the whole object, if the writer computed one.
     pub checksum: Option<u64>,
-    /// The copies that were not written, as in the message `PutRef`.
+    /// The copies that were not written.
     pub failed_replicas: &'a [u64],
 }
 
-/// An iterator over the puts of a call in columns.
+/// An iterator over the puts that a call ends.
 #[derive(Debug, Clone)]
 pub struct PutRefs<'a> {
     versions: std::slice::Iter<'a, u64>,

@@ -190,7 +190,7 @@ mod tests {
     #[test]
     fn rejects_long_lists_within_an_item() {
         let names = field(30, &field(2, &field(4, &[]).repeat(FRAME / 2 - 16)));
-        let numbers = field(7, &field(2, &field(3, &vec![1; FRAME - 64])));
+        let numbers = field(33, &field(2, &field(3, &vec![1; FRAME - 64])));
         let fences = field(101, &field(2, &vec![1; FRAME - 64]));
         for wire in [names, numbers, fences] {
             assert_eq!(code(&wire), ErrorCode::INVALID_PARAMS);
@@ -199,17 +199,21 @@ mod tests {
 
     #[test]
     fn accepts_the_largest_batch() {
-        let item = v1::PutRef {
-            key: vec![b'k'; 64].into(),
-            version: u64::MAX,
-            failed_replicas: vec![u64::MAX; 2],
-            checksum: Some(u64::MAX),
+        let items = 0..ITEMS_MAX as u32;
+        let columns = v1::PutRefColumns {
+            versions: vec![u64::MAX; ITEMS_MAX],
+            checksums: Some(v1::ChecksumColumn {
+                items: items.clone().collect(),
+                checksums: vec![u64::MAX; ITEMS_MAX],
+            }),
+            failed_items: items.flat_map(|item| [item; 2]).collect(),
+            failed_replicas: vec![u64::MAX; 2 * ITEMS_MAX],
+            keys: Some(v1::KeyColumn::pack(vec![[b'k'; 64]; ITEMS_MAX])),
         };
         let fence = v1::FenceRelease { fence: 7, versions: vec![1], objects: vec![1] };
         let call = Call::PutEnd(v1::PutEndRequest {
             caller: Some(v1::Caller { client: vec![7; 16].into(), tenant: "t".to_owned() }),
-            puts: vec![item; ITEMS_MAX],
-            columns: None,
+            columns: Some(columns),
         });
         let request = v1::Request {
             call: Some(call),
@@ -222,15 +226,14 @@ mod tests {
 
     #[test]
     fn exhausted_budget_never_yields_a_partial_message() {
-        let item = v1::PutItem { key: b"key".as_slice().into(), length: 300, group: "g".into() };
         let columns = v1::PutColumns {
             keys: Some(v1::KeyColumn { bytes: "keykey".into(), lengths: vec![3; 2] }),
             lengths: vec![300; 2],
             groups: vec!["g".into(); 2],
         };
         let start = v1::PutStartRequest {
-            items: vec![item; 3],
             columns: Some(columns),
+            avoided_endpoints: vec!["h:1".into(); 3],
             ..Default::default()
         };
         let request = v1::Request { call: Some(Call::PutStart(start)), ..Default::default() };

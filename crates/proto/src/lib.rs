@@ -3,7 +3,7 @@
 //!
 //! [`v1`] is generated from `proto/mooncake/v1/master.proto` by `make generate` and committed, so
 //! that no build needs `protoc`. [`caller`] accesses the caller of any call, [`items`] its items and
-//! keys, in either batch encoding. [`columns`] is the columnar encoding of large batches.
+//! keys. [`columns`] is the encoding of batches.
 //! [`native_frame`] is the codec of the native protocol, without I/O, [`native_token`] the proof of a
 //! token in its greeting. [`decode_limits`] bounds the
 //! memory of decoded messages. [`convert`] converts wire types to the checked types of

@@ -17,8 +17,10 @@ use crate::{decode_limits, v1};
 /// The first bytes of a native connection. No HTTP method and no HTTP/2 preface begins with them.
 pub const MAGIC: [u8; 8] = *b"MOONLEAN";
 
-/// The version of the frames. Messages evolve by protobuf's rules and need no new version.
-pub const VERSION: u32 = 1;
+/// The version of the frames. Messages evolve by protobuf's rules and need no new version, except
+/// where a field is removed that the other side may still write or need, as in version 2: batches
+/// are columns only.
+pub const VERSION: u32 = 2;
 
 /// The largest frame that either side accepts. Clients split batches to stay below this limit.
 pub const FRAME_BYTES_MAX: usize = 16 << 20;
@@ -166,32 +168,55 @@ mod tests {
         assert!(decode::<Request>(&mut wire, FRAME_BYTES_MAX).is_err());
     }
 
-    /// The bytes of version 1: both greetings, and a frame with a request.
+    /// The bytes of each version: both greetings, and a frame with a request.
     const VERSION_1: [&[u8]; 3] = [
         b"MOONLEAN\x01\0\0\0",
         b"\x0b\0\0\0\x08\x01\x12\x02\x07\x08\x1a\x03a-b",
-        b"\x07\0\0\0\x5a\x05\x12\x01k\x18\x01",
+        b"\x05\0\0\0\x4a\x03\x12\x01k",
+    ];
+    const VERSION_2: [&[u8]; 3] = [
+        b"MOONLEAN\x02\0\0\0",
+        b"\x0b\0\0\0\x08\x02\x12\x02\x07\x08\x1a\x03a-b",
+        b"\x0f\0\0\0\x4a\x0d\x18\x01\x2a\x09\x0a\x01k\x12\x04\x01\0\0\0",
     ];
 
+    fn server_greeting(version: u32) -> ServerGreeting {
+        let unix_socket = "a-b".to_owned();
+        ServerGreeting { version, master: vec![7, 8], unix_socket, ..ServerGreeting::default() }
+    }
+
     #[test]
-    fn bytes_of_version_1_stay_as_they_are() {
-        assert_eq!(VERSION, 1, "a new version needs bytes of its own here");
+    fn bytes_of_this_version_stay_as_they_are() {
+        assert_eq!(VERSION, 2, "a new version needs bytes of its own here");
+        let greeting = server_greeting(VERSION);
         let mut written = BytesMut::new();
-        let greeting = ServerGreeting {
-            version: VERSION,
-            master: vec![7, 8],
-            unix_socket: "a-b".to_owned(),
-            ..ServerGreeting::default()
-        };
         encode(&greeting, &mut written).unwrap();
-        assert_eq!([&client_greeting()[..], &written], VERSION_1[..2]);
-        let mut read = BytesMut::from(VERSION_1[1]);
+        assert_eq!([&client_greeting()[..], &written], VERSION_2[..2]);
+        let mut read = BytesMut::from(VERSION_2[1]);
         assert_eq!(decode(&mut read, GREETING_BYTES_MAX).unwrap(), Some(greeting));
+        let keys = Some(v1::KeyColumn::pack(["k"]));
+        let locate = v1::LocateRequest { lease: true, keys, ..Default::default() };
+        let request = Request { call: Some(Call::Locate(locate)), ..Default::default() };
         written.clear();
-        encode(&request(), &mut written).unwrap();
-        assert_eq!(&written[..], VERSION_1[2]);
+        encode(&request, &mut written).unwrap();
+        assert_eq!(&written[..], VERSION_2[2]);
+        let mut read = BytesMut::from(VERSION_2[2]);
+        assert_eq!(decode(&mut read, FRAME_BYTES_MAX).unwrap(), Some(request));
+    }
+
+    #[test]
+    fn each_end_recognizes_version_1() {
+        let refused = check_client_greeting(VERSION_1[0].try_into().unwrap()).unwrap_err();
+        assert_eq!(refused.code(), ErrorCode::INVALID_VERSION);
+        let text = refused.to_string();
+        assert!(text.contains("client_version=1 our_version=2"), "{text}");
+        let mut read = BytesMut::from(VERSION_1[1]);
+        assert_eq!(decode(&mut read, GREETING_BYTES_MAX).unwrap(), Some(server_greeting(1)));
+        // A message per key: such a call is refused rather than answered as an empty batch.
         let mut read = BytesMut::from(VERSION_1[2]);
-        assert_eq!(decode(&mut read, FRAME_BYTES_MAX).unwrap(), Some(request()));
+        let request: Request = decode(&mut read, FRAME_BYTES_MAX).unwrap().unwrap();
+        let Some(Call::Locate(locate)) = request.call else { panic!("{request:?}") };
+        assert!(locate.keys().is_err());
     }
 
     #[test]

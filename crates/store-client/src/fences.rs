@@ -63,18 +63,9 @@ impl PendingReleases {
         }
         let released = queue.take(SystemClock.now());
         drop(queue);
-        let mut releases: Vec<v1::FenceRelease> = Vec::new();
-        for granted in released {
-            // The objects of one locate usually share one fence.
-            if releases.last().is_none_or(|last| last.fence != granted.fence) {
-                releases.push(v1::FenceRelease { fence: granted.fence, ..Default::default() });
-            }
-            if let Some(last) = releases.last_mut() {
-                last.versions.push(granted.version.0);
-                last.objects.push(granted.object);
-            }
-        }
-        releases
+        v1::FenceRelease::group(
+            released.map(|granted| (granted.fence, granted.version.0, granted.object)),
+        )
     }
 }
 

@@ -2,7 +2,6 @@
 //!
 //! Counting costs a few relaxed atomic additions. A lock is taken only when a transfer fails.
 
-mod latency;
 mod names;
 mod text;
 
@@ -12,12 +11,12 @@ use std::{
     time::Duration,
 };
 
-use mooncake_base::sync::Mutex;
+pub use mooncake_base::histogram::Latency;
+use mooncake_base::{histogram::Histogram, sync::Mutex};
 use mooncake_transfer_engine::{Opcode, TransportKind};
 
-pub use self::latency::Latency;
+use self::names::CALLS;
 pub(crate) use self::names::call_index;
-use self::{latency::Histogram, names::CALLS};
 
 /// Maximum number of peers counted by name.
 const PEERS_MAX: usize = 256;

@@ -8,6 +8,7 @@ use std::{sync::Arc, time::Duration};
 
 use mooncake_base::sync::Mutex;
 use mooncake_base::{ClientId, Clock, Error, ErrorCode, Moment, Result, SystemClock, TenantId};
+use mooncake_os::call_limit;
 use mooncake_proto::{
     convert::Caller,
     v1::{self, request::Call, response::Call as Reply},
@@ -30,6 +31,8 @@ pub(crate) struct MasterRpc {
     caller: v1::Caller,
     /// Time limit of a call, or of all calls of a batch.
     timeout: Duration,
+    /// Time during which an ordinary call is repeated.
+    patience: Duration,
     numbers: Mutex<CallNumbers>,
     pending_releases: Arc<PendingReleases>,
     lifetime: Arc<Lifetime>,
@@ -40,7 +43,7 @@ impl MasterRpc {
     pub(crate) fn new(
         link: Arc<dyn MasterLink>,
         (client, tenant): (ClientId, TenantId),
-        timeout: Duration,
+        (timeout, patience): (Duration, Duration),
         lifetime: &Arc<Lifetime>,
         metrics: &Arc<Metrics>,
     ) -> Self {
@@ -49,6 +52,7 @@ impl MasterRpc {
             client,
             caller: (&Caller { client, tenant }).into(),
             timeout,
+            patience,
             numbers: Mutex::default(),
             pending_releases: Arc::default(),
             lifetime: Arc::clone(lifetime),
@@ -73,7 +77,7 @@ impl MasterRpc {
 
     /// Returns the deadline of an operation that begins now.
     pub(crate) fn deadline(&self) -> Moment {
-        SystemClock.now() + self.timeout
+        call_limit::capped(SystemClock.now() + self.timeout)
     }
 
     /// Closes the link.
@@ -129,6 +133,7 @@ impl MasterRpc {
         prepare: impl Fn(&mut Call),
         pick: impl FnOnce(Reply) -> Option<A>,
     ) -> Result<A> {
+        let deadline = call_limit::capped(deadline);
         if deadline.has_passed(sent) {
             let text = "the time limit passed before the call was sent";
             return Err(
@@ -139,6 +144,7 @@ impl MasterRpc {
         let retry = CallRetry::new(
             kind(&call),
             deadline,
+            self.patience,
             self.client.bits() as u64 ^ u64::from(sent.since_boot().subsec_nanos()),
         );
         let (call_number, answered_below) = match is_numbered(&call) {
@@ -182,6 +188,9 @@ impl MasterRpc {
             else {
                 return Err(failure.error);
             };
+            if call_limit::is_over() {
+                return Err(failure.error);
+            }
             tracing::debug!(client = self.lifetime.name(), error = %failure.error, ?pause, "repeating a call");
             if !pause.is_zero() {
                 if !self.lifetime.sleep_or_closed(pause) {
@@ -261,9 +270,9 @@ mod tests {
         let link = Arc::new(ScriptedLink { replies, requests: Mutex::default() });
         let lifetime = Arc::new(Lifetime::new("node".to_owned()));
         let caller = (ClientId::random(), TenantId::default());
-        let timeout = Duration::from_secs(30);
+        let times = (Duration::from_secs(30), Duration::from_secs(2));
         let as_link = Arc::clone(&link) as Arc<dyn MasterLink>;
-        (MasterRpc::new(as_link, caller, timeout, &lifetime, &Arc::default()), link)
+        (MasterRpc::new(as_link, caller, times, &lifetime, &Arc::default()), link)
     }
 
     fn removed(reply: Reply) -> Option<v1::RemoveResponse> {
@@ -295,12 +304,12 @@ mod tests {
         let call = Call::PutEnd(v1::PutEndRequest::default());
         let name_key = |call: &mut Call| {
             let Call::PutEnd(end) = call else { return };
-            end.puts.push(v1::PutRef::default());
+            end.columns.get_or_insert_default().versions.push(7);
         };
         rpc.call_repeating(call, rpc.deadline(), name_key, |_| Some(())).unwrap();
         let puts = |request: &v1::Request| match &request.call {
-            Some(Call::PutEnd(end)) => end.puts.len(),
-            _ => usize::MAX,
+            Some(call) => call.items(),
+            None => usize::MAX,
         };
         assert_eq!(link.requests.lock().iter().map(puts).collect::<Vec<_>>(), [0, 1]);
     }

@@ -1,6 +1,5 @@
 //! Counters of an engine: what was transferred over which transport, and the state of its peers.
 
-mod histogram;
 mod text;
 
 use std::{
@@ -8,8 +7,8 @@ use std::{
     time::Duration,
 };
 
-use self::histogram::Histogram;
-pub use self::histogram::LatencySnapshot;
+use mooncake_base::histogram::{Histogram, Latency};
+
 use crate::{
     path::selection::PathMeasurement,
     transfer_entry::{Opcode, TransferEntry},
@@ -65,7 +64,7 @@ pub struct TransportSnapshot {
     /// Number of times no path to a peer could be opened.
     pub refusals: u64,
     /// Durations of batches.
-    pub latency: LatencySnapshot,
+    pub latency: Latency,
 }
 
 /// The state of one peer.

@@ -54,7 +54,12 @@ impl RepeatedCall {
             Call::PutEnd { .. } | Call::PutRevoke { .. } => CallKind::ClosesPut,
             _ => CallKind::Repeatable,
         };
-        let retry = CallRetry::new(kind, simulator.now + TIME_LIMIT, simulator.random.next());
+        let retry = CallRetry::new(
+            kind,
+            simulator.now + TIME_LIMIT,
+            Duration::from_secs(2),
+            simulator.random.next(),
+        );
         let request = simulator.request(caller.0, call);
         simulator.send_request(caller, request.clone());
         Self { request, key, retry }

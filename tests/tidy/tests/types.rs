@@ -7,10 +7,6 @@ use mooncake_tidy::{File, files, regex, report};
 /// Maximum number of methods of a type, over all of its impl blocks.
 const METHODS_MAX: usize = 60;
 
-/// Types that may have more, by crate and name, with the reason.
-const LARGE: &[(&str, &str, &str)] =
-    &[("master", "Service", "has a short method per call; its parts lie in types of their own")];
-
 /// Counts the methods of each type, by crate and name. Tests are left out.
 fn methods(files: &[File]) -> BTreeMap<(String, String), usize> {
     let method =
@@ -80,21 +76,11 @@ fn skip_generics(text: &str) -> &str {
 #[test]
 fn no_type_has_too_many_methods() {
     let counts = methods(&files());
-    let is_listed = |name: &str, owner: &str| {
-        LARGE.iter().any(|(listed, known, _)| (*listed, *known) == (name, owner))
-    };
-    let mut found: Vec<_> = counts
+    let found: Vec<_> = counts
         .iter()
-        .filter(|((name, owner), count)| **count > METHODS_MAX && !is_listed(name, owner))
+        .filter(|(_, count)| **count > METHODS_MAX)
         .map(|((name, owner), count)| format!("crates/{name}: {owner} has {count} methods"))
         .collect();
-    for (name, owner, reason) in LARGE {
-        assert!(reason.split(' ').count() >= 3, "{owner} needs a reason");
-        let count = counts.get(&((*name).to_owned(), (*owner).to_owned()));
-        if count.is_none_or(|&count| count <= METHODS_MAX) {
-            found.push(format!("crates/{name}: {owner} is listed but has few methods"));
-        }
-    }
     report(&format!("types with more than {METHODS_MAX} methods, to be cut by subject"), &found);
 }
 

@@ -7,7 +7,10 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use mooncake_base::Error;
-use mooncake_proto::v1::{self, request, response};
+use mooncake_proto::{
+    columns::{Located, Outcome},
+    v1::{self, request, response},
+};
 use serde_json::{Map, Value, json};
 
 use super::{AdminContext, call_failure, decoded, failure, json_reply, parameter, streamed_text};
@@ -34,7 +37,7 @@ pub(super) async fn query_key(State(admin): AdminContext, RawQuery(query): RawQu
     let query = query.unwrap_or_default();
     let key = parameter(&query, "key").unwrap_or_default();
     let ask = async |key: &[u8]| {
-        let keys = vec![Bytes::copy_from_slice(key)];
+        let keys = Some(v1::KeyColumn::pack([key]));
         let call = v1::LocateRequest { keys, lease: true, ..Default::default() };
         admin.ask(request::Call::Locate(call)).await
     };
@@ -42,17 +45,17 @@ pub(super) async fn query_key(State(admin): AdminContext, RawQuery(query): RawQu
     let mut answer = ask(key.as_bytes()).await;
     if plain != key.as_bytes()
         && let response::Call::Locate(found) = &answer
-        && found.results.iter().all(|result| result.failure.is_some())
+        && found.columns.as_ref().is_some_and(|columns| !columns.failures.is_empty())
     {
         answer = ask(&plain).await;
     }
     let response::Call::Locate(answer) = answer else { return call_failure(answer) };
-    match answer.results.first() {
-        Some(v1::LocateResult { failure: None, places, .. }) => {
-            json_reply(&json!({"success": true, "data": replicas(&answer.segments, places)}))
+    match outcomes(&answer, 1).next() {
+        Some(Ok(found)) => {
+            json_reply(&json!({"success": true, "data": replicas(&answer.segments, found)}))
         }
-        Some(v1::LocateResult { failure: Some(found), .. }) => {
-            let code = Error::from(found).code();
+        Some(Err(refusal)) => {
+            let code = Error::from(refusal).code();
             failure(StatusCode::NOT_FOUND, &Error::new(code, code.name()))
         }
         None => failure(StatusCode::INTERNAL_SERVER_ERROR, &Error::internal("no answer")),
@@ -63,7 +66,7 @@ pub(super) async fn query_key(State(admin): AdminContext, RawQuery(query): RawQu
 pub(super) async fn query_keys(State(admin): AdminContext, RawQuery(query): RawQuery) -> Response {
     let query = query.unwrap_or_default();
     let text = decoded(parameter(&query, "keys").unwrap_or_default());
-    let keys: Vec<Bytes> = text.split(|byte| *byte == b',').map(Bytes::copy_from_slice).collect();
+    let keys: Vec<&[u8]> = text.split(|byte| *byte == b',').collect();
     if text.is_empty() {
         let body = json!({
             "success": false,
@@ -75,19 +78,21 @@ pub(super) async fn query_keys(State(admin): AdminContext, RawQuery(query): RawQ
         let error = Error::invalid("too many keys in one query").with("limit", KEYS_MAX);
         return failure(StatusCode::BAD_REQUEST, &error);
     }
-    let call = v1::LocateRequest { keys: keys.clone(), ..Default::default() };
+    let column = Some(v1::KeyColumn::pack(&keys));
+    let call = v1::LocateRequest { keys: column, ..Default::default() };
     let answer = match admin.ask(request::Call::Locate(call)).await {
         response::Call::Locate(answer) => answer,
         other => return call_failure(other),
     };
     let mut data = Map::new();
-    for (key, result) in keys.iter().zip(&answer.results) {
-        let (error, values) = match &result.failure {
-            None => (Value::Null, replicas(&answer.segments, &result.places)),
-            Some(failure) => (json!(Error::from(failure).code().name()), Value::Null),
+    for (key, outcome) in keys.iter().zip(outcomes(&answer, keys.len())) {
+        let is_ok = outcome.is_ok();
+        let (error, values) = match outcome {
+            Ok(found) => (Value::Null, replicas(&answer.segments, found)),
+            Err(failure) => (json!(Error::from(failure).code().name()), Value::Null),
         };
         let entry = json!({
-            "ok": result.failure.is_none(),
+            "ok": is_ok,
             "error": error,
             "values": values,
             "disk_values": null,
@@ -99,9 +104,18 @@ pub(super) async fn query_keys(State(admin): AdminContext, RawQuery(query): RawQ
     json_reply(&json!({"success": true, "data": data}))
 }
 
-/// Returns the replicas in upstream's JSON form.
-fn replicas(segments: &[v1::Segment], places: &[v1::Place]) -> Value {
-    let place = |place: &v1::Place| {
+/// Returns the outcomes of a locate call with this number of keys.
+fn outcomes(
+    answer: &v1::LocateResponse,
+    keys: usize,
+) -> impl Iterator<Item = Outcome<'_, Located<'_>>> {
+    // The answer comes from the service of this process, which writes columns that match.
+    answer.columns.iter().filter_map(move |columns| columns.read(keys).ok()).flatten()
+}
+
+/// Returns the replicas of an object in upstream's JSON form.
+fn replicas(segments: &[v1::Segment], found: Located<'_>) -> Value {
+    let place = |place: v1::Place| {
         let index = usize::try_from(place.segment).unwrap_or(usize::MAX);
         let segment = segments.get(index)?;
         Some(json!({
@@ -111,7 +125,7 @@ fn replicas(segments: &[v1::Segment], places: &[v1::Place]) -> Value {
             "transport_endpoint_": segment.endpoint,
         }))
     };
-    places.iter().filter_map(place).collect()
+    found.places.to_messages(found.length).filter_map(place).collect()
 }
 
 #[cfg(test)]
@@ -126,9 +140,13 @@ mod tests {
             endpoint: "h:1".to_owned(),
             ..v1::Segment::default()
         };
+        let mut places = v1::PlaceColumns::default();
         let known = v1::Place { segment: 0, offset: 0x10, length: 3, replica: 1 };
         let unknown = v1::Place { segment: 7, ..known };
-        let shown = replicas(&[segment], &[known, unknown]);
+        places.push(0, [known, unknown].into_iter());
+        let places = places.read(1).unwrap().take();
+        let found = Located { version: 1, length: 3, checksum: None, places };
+        let shown = replicas(&[segment], found);
         assert_eq!(
             shown,
             json!([{

@@ -3,6 +3,9 @@
 use std::{collections::BTreeMap, fmt::Write as _, fs, io::Write as _, path::PathBuf};
 
 use mooncake_base::{ByteSize, Error, ErrorCode, Result};
+use serde_json::Value;
+
+use super::yaml;
 
 /// The maximum size of the file.
 const FILE_BYTES_MAX: u64 = 16 << 20;
@@ -74,93 +77,44 @@ impl QuotaFile {
         text.push_str("tenants:\n");
         for (name, bytes) in &self.quotas {
             // A JSON string is a valid YAML string.
-            let name = serde_json::Value::from(name.as_str());
+            let name = Value::from(name.as_str());
             let _ = writeln!(text, "  - name: {name}\n    quota: {bytes}");
         }
         text
     }
 }
 
-/// Parses `version: 1` and a list of names with quotas, in block style or as JSON.
+/// Parses `version: 1` and a list of names with quotas, as YAML, which includes JSON.
 fn parse(text: &str) -> Result<BTreeMap<String, u64>> {
-    if text.trim_start().starts_with('{') {
-        return from_json(text);
-    }
-    let mut version = None;
-    let mut has_tenants = false;
-    let mut entries: Vec<(usize, Entry)> = Vec::new();
-    for (number, line) in text.lines().enumerate() {
-        let bad = |why: &str| Error::invalid(why).with("line", number + 1);
-        let content = without_comment(line).trim_end();
-        if content.trim().is_empty() || content == "---" {
-            continue;
-        }
-        let is_nested = content.starts_with([' ', '\t', '-']);
-        let mut body = content.trim_start();
-        if is_nested && !has_tenants {
-            return Err(bad("only `tenants` may have nested lines"));
-        }
-        if let Some(rest) = body.strip_prefix('-') {
-            entries.push((number + 1, Entry::default()));
-            body = rest.trim_start();
-            if body.is_empty() {
-                continue;
-            }
-        }
-        let (field, value) =
-            body.split_once(':').ok_or_else(|| bad("the line is not `key: value`"))?;
-        let (field, value) = (field.trim(), value.trim());
-        match (is_nested, field, entries.last_mut()) {
-            (false, "version", _) if version.is_none() => version = Some(unquoted(value)?),
-            (false, "tenants", _) if !has_tenants && ["", "[]"].contains(&value) => {
-                has_tenants = true;
-            }
-            (true, "name", Some((_, entry))) if entry.name.is_none() => {
-                entry.name = Some(unquoted(value)?);
-            }
-            (true, "quota", Some((_, entry))) if entry.quota.is_none() => {
-                entry.quota = Some(unquoted(value)?);
-            }
-            _ => return Err(bad("the field is unknown or repeated").with("field", field)),
-        }
-    }
-    check_version(version.as_deref() == Some("1"), has_tenants)?;
+    let document = yaml::parse(text)?;
+    let tenants = match &document["tenants"] {
+        Value::Array(tenants) => Some(&tenants[..]),
+        Value::String(text) if text.is_empty() => Some(&[][..]),
+        _ => None,
+    };
+    let (Some(tenants), "1") = (tenants, document["version"].as_str().unwrap_or_default()) else {
+        return Err(Error::invalid("a quota file needs `version: 1` and `tenants`"));
+    };
+    check_fields(&document, &["version", "tenants"])?;
     let mut quotas = BTreeMap::new();
-    for (line, Entry { name, quota }) in entries {
-        insert_quota(&mut quotas, name, quota).map_err(|error| error.with("line", line))?;
+    for (tenant, number) in tenants.iter().zip(1..) {
+        let field = |name: &str| tenant[name].as_str().map(str::to_owned);
+        check_fields(tenant, &["name", "quota"])
+            .and_then(|()| insert_quota(&mut quotas, field("name"), field("quota")))
+            .map_err(|error| error.with("tenant_number", number))?;
     }
     Ok(quotas)
 }
 
-/// A partly read entry of a tenant.
-#[derive(Default)]
-struct Entry {
-    name: Option<String>,
-    quota: Option<String>,
-}
-
-fn from_json(text: &str) -> Result<BTreeMap<String, u64>> {
-    let value: serde_json::Value = serde_json::from_str(text)
-        .map_err(|source| Error::invalid("the quota file is not valid JSON").caused_by(source))?;
-    let tenants = value["tenants"].as_array();
-    check_version(value["version"] == 1, tenants.is_some())?;
-    let mut quotas = BTreeMap::new();
-    for tenant in tenants.into_iter().flatten() {
-        let field = |name: &str| match &tenant[name] {
-            serde_json::Value::String(text) => Some(text.clone()),
-            serde_json::Value::Number(number) => Some(number.to_string()),
-            _ => None,
-        };
-        insert_quota(&mut quotas, field("name"), field("quota"))?;
+fn check_fields(mapping: &Value, known: &[&str]) -> Result<()> {
+    let mut names = mapping.as_object().into_iter().flatten().map(|(name, _)| name);
+    match names.find(|name| !known.contains(&name.as_str())) {
+        None => Ok(()),
+        Some(name) => {
+            let name = name.clone();
+            Err(Error::invalid("the field of the quota file is unknown").with("field", name))
+        }
     }
-    Ok(quotas)
-}
-
-fn check_version(is_one: bool, has_tenants: bool) -> Result<()> {
-    if is_one && has_tenants {
-        return Ok(());
-    }
-    Err(Error::invalid("a quota file needs `version: 1` and `tenants`"))
 }
 
 fn insert_quota(
@@ -184,36 +138,6 @@ fn insert_quota(
     Ok(())
 }
 
-/// Returns the line up to a `#` that is outside of quotes, at the start or after a blank.
-fn without_comment(line: &str) -> &str {
-    let mut quote = None;
-    let mut before = ' ';
-    for (at, c) in line.char_indices() {
-        match quote {
-            None if c == '#' && before.is_whitespace() => return &line[..at],
-            None if c == '"' || c == '\'' => quote = Some(c),
-            Some(open) if open == c && before != '\\' => quote = None,
-            _ => {}
-        }
-        before = c;
-    }
-    line
-}
-
-fn unquoted(value: &str) -> Result<String> {
-    let bad = || Error::invalid("the value is not a string or number").with("value", value);
-    if value.starts_with('"') {
-        return serde_json::from_str(value).map_err(|_| bad());
-    }
-    if let Some(inner) = value.strip_prefix('\'') {
-        return inner.strip_suffix('\'').map(|inner| inner.replace("''", "'")).ok_or_else(bad);
-    }
-    if value.is_empty() || value.starts_with(['[', '{', '|', '>', '&', '*', '!']) {
-        return Err(bad());
-    }
-    Ok(value.to_owned())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -224,8 +148,8 @@ mod tests {
 
     #[test]
     fn reads_block_yaml_and_json() {
-        let text = "---\n# who may write\nversion: 1\ntenants:\n  - name: a  # first\n    quota: 10GB\n\
-                    - quota: 5\n  name: \"b # c\"\n  -\n    name: 'd''e'\n    quota: 1.5 MB\n";
+        let text = "---\n# who may write\nversion: 1\ntenants:\n  - name: a  # first\n    quota: 10GB\n  \
+                    - quota: 5\n    name: \"b # c\"\n  -\n    name: 'd''e'\n    quota: 1.5 MB\n";
         let expected = [("a", 10 << 30), ("b # c", 5), ("d'e", 3 << 19)];
         assert_eq!(read(text).unwrap(), expected.map(|(name, bytes)| (name.to_owned(), bytes)));
         let json = r#"{"version": 1, "tenants": [{"name": "a", "quota": "1KB"}]}"#;

@@ -197,7 +197,7 @@ mod tests {
 
     fn put_end(items: usize) -> Call {
         let columns = v1::PutRefColumns { versions: vec![1; items], ..Default::default() };
-        Call::PutEnd(v1::PutEndRequest { columns: Some(columns), ..Default::default() })
+        Call::PutEnd(v1::PutEndRequest { caller: None, columns: Some(columns) })
     }
 
     #[tokio::test]
@@ -231,7 +231,7 @@ mod tests {
     fn counts_items_of_columns() {
         let locate = |lengths| {
             let column = v1::KeyColumn { bytes: Bytes::new(), lengths };
-            Call::Locate(v1::LocateRequest { columns: Some(column), ..Default::default() })
+            Call::Locate(v1::LocateRequest { keys: Some(column), ..Default::default() })
         };
         assert!(!is_large(&locate(vec![0; LARGE_ITEMS])));
         assert!(is_large(&locate(vec![0; LARGE_ITEMS + 1])));

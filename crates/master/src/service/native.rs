@@ -249,10 +249,9 @@ impl<S: AsyncRead + AsyncWrite + Unpin> ConnectionDriver<S> {
     }
 
     async fn answer(&self, request: v1::Request) -> v1::Response {
-        if let Err(error) = self.context.service.wait_for_first_execution(&request).await {
+        if let Err(error) = self.context.service.wait_before(&request).await {
             return refusal(&error);
         }
-        self.context.service.wait_for_owners(request.call.as_ref()).await;
         match self.context.admission.admit(request.call.as_ref()).await {
             Ok(permit) => {
                 let origin = &self.connection.origin;

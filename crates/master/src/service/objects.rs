@@ -1,18 +1,25 @@
 //! The calls about objects: put, locate, probe, remove and list.
 
+mod put_start;
+
+use std::sync::Arc;
+
 use bytes::Bytes;
 use mooncake_base::{Error, ErrorCode, ReplicaId, Result, TenantId, Version};
 use mooncake_proto::{
     convert::Caller,
+    items::count_refs,
     v1::{self, ItemResult},
 };
 
 use super::{
-    BATCH_ITEMS_MAX, SLICE_ITEMS, Service, check_batch,
-    encoding::{LocateReply, PutEndReply, put_end_items},
+    BATCH_ITEMS_MAX, check_batch,
+    encoding::{LocateReply, push_done, put_refs},
     millis,
     op_metrics::Op,
+    shared_state::SharedState,
     state_guard,
+    traffic::{Traffic, TrafficCount},
     wire::{SegmentTable, object_state, replicas, selector},
 };
 use crate::state::{
@@ -22,19 +29,31 @@ use crate::state::{
 /// The maximum length of a group name.
 const GROUP_BYTES_MAX: usize = 1024;
 
-impl Service {
+/// The calls about objects.
+#[derive(Debug)]
+pub(super) struct ObjectService {
+    shared: Arc<SharedState>,
+    traffic: Traffic,
+}
+
+impl ObjectService {
+    pub(super) fn new(shared: Arc<SharedState>) -> Self {
+        Self { shared, traffic: Traffic::default() }
+    }
+
+    /// Returns the counters of reads and of value sizes.
+    pub(super) fn traffic(&self) -> TrafficCount {
+        self.traffic.count()
+    }
+
     pub(super) fn put_end(&self, r: &v1::PutEndRequest) -> Result<v1::PutEndResponse> {
-        check_batch(r.count())?;
-        let puts = (&r.puts[..], r.columns.as_ref());
-        let (results, columns) = self.end_puts(Op::PutEnd, r.caller.as_ref(), puts)?;
-        Ok(v1::PutEndResponse { results, columns })
+        let done = self.end_puts(Op::PutEnd, r.caller.as_ref(), r.columns.as_ref())?;
+        Ok(v1::PutEndResponse { columns: Some(done) })
     }
 
     pub(super) fn put_revoke(&self, r: &v1::PutRevokeRequest) -> Result<v1::PutRevokeResponse> {
-        check_batch(r.count())?;
-        let puts = (&r.puts[..], r.columns.as_ref());
-        let (results, columns) = self.end_puts(Op::PutRevoke, r.caller.as_ref(), puts)?;
-        Ok(v1::PutRevokeResponse { results, columns })
+        let done = self.end_puts(Op::PutRevoke, r.caller.as_ref(), r.columns.as_ref())?;
+        Ok(v1::PutRevokeResponse { columns: Some(done) })
     }
 
     /// Handles all keys in one call of the state, because the fence is sized by the bytes of all of
@@ -42,15 +61,15 @@ impl Service {
     pub(super) fn locate(&self, r: &v1::LocateRequest) -> Result<v1::LocateResponse> {
         check_batch(r.count())?;
         let keys = r.keys()?;
-        let tenant = self.tenant(r.caller.as_ref())?;
+        let tenant = self.shared.tenant(r.caller.as_ref())?;
         let grant = LocateOptions { has_lease: r.lease, has_fence: r.fence };
         let mut segments = SegmentTable::default();
-        let mut reply = LocateReply::matching(r, keys.len());
+        let mut reply = LocateReply::with_capacity(keys.len());
         let (mut hits, mut bytes) = (0, 0);
         // The state grants no longer fence than the log has on disk.
         let (_, fence) = state_guard::without_waiting(|| {
-            let mut state = self.lock();
-            let now = self.clock.now();
+            let mut state = self.shared.lock();
+            let now = self.shared.now();
             state.locate_with(now, &tenant, &keys, grant, |state, object| {
                 if let Ok(object) = &object {
                     (hits, bytes) = (hits + 1, bytes + object.length);
@@ -61,7 +80,7 @@ impl Service {
         if r.lease || r.fence {
             self.traffic.looked_up(keys.len(), hits, bytes);
         }
-        self.op_metrics.count_batch(Op::Locate, keys.len(), keys.len() - hits);
+        self.shared.op_metrics().count_batch(Op::Locate, keys.len(), keys.len() - hits);
         Ok(reply.into_response(segments, millis(fence)))
     }
 
@@ -76,43 +95,43 @@ impl Service {
             })
         });
         let holds: Vec<FenceTicket> = holds.take(BATCH_ITEMS_MAX).collect();
-        self.map_in_slices(&holds, |state, &hold| state.release_fence(hold));
+        self.shared.map_in_slices(&holds, |state, &hold| state.release_fence(hold));
     }
 
     pub(super) fn verify(&self, r: &v1::VerifyRequest) -> Result<v1::VerifyResponse> {
         check_batch(r.reads.len())?;
-        let tenant = self.tenant(r.caller.as_ref())?;
-        let is_valid = self.map_in_slices(&r.reads, |state, read| {
+        let tenant = self.shared.tenant(r.caller.as_ref())?;
+        let is_valid = self.shared.map_in_slices(&r.reads, |state, read| {
             let (version, replica) = (Version(read.version), ReplicaId(read.replica));
             state.verify(&tenant, &read.key, version, replica)
         });
-        self.op_metrics.count_batch(Op::Verify, is_valid.len(), 0);
+        self.shared.op_metrics().count_batch(Op::Verify, is_valid.len(), 0);
         Ok(v1::VerifyResponse { is_valid })
     }
 
     pub(super) fn probe(&self, r: &v1::ProbeRequest) -> Result<v1::ProbeResponse> {
         check_batch(r.keys.len())?;
-        let tenant = self.tenant(r.caller.as_ref())?;
-        let now = self.clock.now();
+        let tenant = self.shared.tenant(r.caller.as_ref())?;
+        let now = self.shared.now();
         let mut states = Vec::with_capacity(r.keys.len());
         let mut lengths = Vec::with_capacity(r.keys.len());
-        self.for_each_slice(&r.keys, |state, keys| {
+        self.shared.for_each_slice(&r.keys, |state, keys| {
             let probed = state.probe_all(now, &tenant, keys, r.lease);
             states.extend(probed.iter().map(|probed| i32::from(object_state(probed.state))));
             lengths.extend(probed.iter().map(|probed| probed.length));
         });
-        self.op_metrics.count_batch(Op::Probe, states.len(), 0);
+        self.shared.op_metrics().count_batch(Op::Probe, states.len(), 0);
         Ok(v1::ProbeResponse { states, lengths })
     }
 
     pub(super) fn remove(&self, r: &v1::RemoveRequest) -> Result<v1::RemoveResponse> {
         check_batch(r.keys.len())?;
-        let tenant = self.tenant(r.caller.as_ref())?;
-        let now = self.clock.now();
-        let results = self.map_in_slices(&r.keys, |state, key| {
+        let tenant = self.shared.tenant(r.caller.as_ref())?;
+        let now = self.shared.now();
+        let results = self.shared.map_in_slices(&r.keys, |state, key| {
             ItemResult::from(state.remove(now, &tenant, key, r.force))
         });
-        self.op_metrics.count_batch(Op::Remove, results.len(), failed(&results));
+        self.shared.op_metrics().count_batch(Op::Remove, results.len(), failed(&results));
         Ok(v1::RemoveResponse { results })
     }
 
@@ -123,13 +142,13 @@ impl Service {
         use v1::key_selector::By;
         let is_all = matches!(r.selector.as_ref().and_then(|w| w.by.as_ref()), Some(By::All(_)));
         let op = if is_all { Op::RemoveAll } else { Op::RemoveMatching };
-        self.op_metrics.count_one(op, || {
-            let tenant = self.tenant(r.caller.as_ref())?;
+        self.shared.op_metrics().count_one(op, || {
+            let tenant = self.shared.tenant(r.caller.as_ref())?;
             let mut removal =
                 Removal::new(tenant.into_owned(), selector(r.selector.as_ref())?, r.force);
-            self.run_to_completion(
+            self.shared.run_to_completion(
                 &mut removal,
-                |state, removal| state.remove_matching(self.clock.now(), removal),
+                |state, removal| state.remove_matching(self.shared.now(), removal),
                 Removal::match_keys,
             );
             Ok(v1::RemoveMatchingResponse { removed: removal.removed() })
@@ -140,13 +159,13 @@ impl Service {
         &self,
         r: &v1::ListObjectsRequest,
     ) -> Result<v1::ListObjectsResponse> {
-        self.op_metrics.count_one(Op::ListObjects, || {
+        self.shared.op_metrics().count_one(Op::ListObjects, || {
             let after = (!r.after.is_empty()).then_some(&r.after[..]);
             let limit = usize::try_from(r.limit).unwrap_or(usize::MAX);
-            let tenant = self.tenant(r.caller.as_ref())?;
+            let tenant = self.shared.tenant(r.caller.as_ref())?;
             let mut listing =
                 Listing::new(tenant.into_owned(), selector(r.selector.as_ref())?, after, limit);
-            self.run_to_completion(
+            self.shared.run_to_completion(
                 &mut listing,
                 |state, listing| state.list_objects(listing),
                 Listing::match_keys,
@@ -157,26 +176,19 @@ impl Service {
         })
     }
 
-    /// Walks over one slice of the complete objects, in no particular order, and passes key and
-    /// length to `visit`. Returns the position to resume from, if there is more. An object that
-    /// exists during the whole walk is visited once.
-    pub(crate) fn walk(&self, from: u32, visit: &mut dyn FnMut(&[u8], u64)) -> Option<u32> {
-        self.lock().walk(&self.tenant, from, visit)
-    }
-
     fn end_puts(
         &self,
         op: Op,
         caller: Option<&v1::Caller>,
-        (puts, columns): (&[v1::PutRef], Option<&v1::PutRefColumns>),
-    ) -> Result<(Vec<ItemResult>, Option<v1::DoneColumns>)> {
-        let puts = put_end_items(puts, columns)?;
-        let tenant = self.tenant(caller)?;
+        columns: Option<&v1::PutRefColumns>,
+    ) -> Result<v1::DoneColumns> {
+        check_batch(count_refs(columns))?;
+        let puts = put_refs(columns)?;
+        let tenant = self.shared.tenant(caller)?;
         let caller = Caller::try_from(caller)?;
-        let now = self.clock.now();
-        let mut reply = PutEndReply::matching(columns, puts.len());
-        let mut failed = 0;
-        self.for_each_slice(&puts, |state, puts| {
+        let now = self.shared.now();
+        let mut reply = v1::DoneColumns::default();
+        self.shared.for_each_slice(&puts, |state, puts| {
             for put in puts {
                 let failed_replicas = replicas(put.failed_replicas);
                 let put = PutRef {
@@ -190,61 +202,16 @@ impl Service {
                     Op::PutEnd => state.puts().put_end(now, client, &tenant, put),
                     _ => state.puts().put_revoke(now, client, &tenant, put),
                 };
-                failed += usize::from(ended.is_err());
-                reply.push(ended);
+                push_done(&mut reply, ended);
             }
         });
-        self.op_metrics.count_batch(op, puts.len(), failed);
-        Ok(reply.into_parts())
-    }
-
-    /// Handles the items in order, one slice at a time, and unlocks the state between slices.
-    pub(super) fn map_in_slices<T, R>(
-        &self,
-        items: &[T],
-        mut handle: impl FnMut(&mut State, &T) -> R,
-    ) -> Vec<R> {
-        let mut results = Vec::with_capacity(items.len());
-        self.for_each_slice(items, |state, slice| {
-            results.extend(slice.iter().map(|item| handle(state, item)));
-        });
-        results
-    }
-
-    /// Like [`map_in_slices`](Self::map_in_slices), but passes whole slices to `handle`.
-    fn for_each_slice<T>(&self, items: &[T], mut handle: impl FnMut(&mut State, &[T])) {
-        for slice in items.chunks(SLICE_ITEMS) {
-            let mut state = self.lock();
-            handle(&mut state, slice);
-            if items.len() > SLICE_ITEMS {
-                state.unlock_fair();
-            }
-        }
-    }
-
-    /// Runs a sweep slice by slice. Unlocks the state between slices, and matches the keys of a slice
-    /// then.
-    fn run_to_completion<S>(
-        &self,
-        sweep: &mut S,
-        mut slice: impl FnMut(&mut State, &mut S) -> bool,
-        match_keys: fn(&mut S),
-    ) {
-        loop {
-            let mut state = self.lock();
-            let is_done = slice(&mut state, sweep);
-            state.unlock_fair();
-            if is_done {
-                return;
-            }
-            match_keys(sweep);
-            self.wait_if_behind();
-        }
+        self.shared.op_metrics().count_batch(op, puts.len(), reply.failures.len());
+        Ok(reply)
     }
 }
 
 /// Checks the name of a group.
-pub(super) fn check_group(group: &[u8]) -> Result<()> {
+fn check_group(group: &[u8]) -> Result<()> {
     if group.len() <= GROUP_BYTES_MAX {
         return Ok(());
     }
@@ -254,7 +221,7 @@ pub(super) fn check_group(group: &[u8]) -> Result<()> {
 }
 
 /// Returns the caller's own unfinished put, if it is why a put did not start.
-pub(super) fn unfinished_put(
+fn unfinished_put(
     state: &State,
     caller: &Caller,
     tenant: &TenantId,

@@ -1,21 +1,34 @@
-//! The calls about tenants and quotas, and the quota file.
+//! The calls about quotas of tenants, and the quota file.
 
-use std::borrow::Cow;
+use std::sync::Arc;
 
+use mooncake_base::sync::Mutex;
 use mooncake_base::{Error, Result, TenantId};
 use mooncake_proto::v1::{self, ItemResult};
 
-use super::{Service, check_batch, check_name, op_metrics::Op};
+use super::{check_batch, check_name, op_metrics::Op, shared_state::SharedState};
 use crate::{config::quota_file::QuotaFile, state::TenantQuota};
 
-impl Service {
+/// The calls about quotas.
+#[derive(Debug)]
+pub(super) struct QuotaService {
+    shared: Arc<SharedState>,
+    /// The quota file, if there is one. Locked before the state.
+    file: Mutex<Option<QuotaFile>>,
+}
+
+impl QuotaService {
+    pub(super) fn new(shared: Arc<SharedState>) -> Self {
+        Self { shared, file: Mutex::default() }
+    }
+
     /// Applies the quotas of the file, and writes later changes back to it.
     ///
     /// # Errors
     /// The file cannot be read or parsed, or a quota is invalid.
-    pub fn load_quota_file(&self, path: &str) -> Result<()> {
+    pub(super) fn load_file(&self, path: &str) -> Result<()> {
         let quota_file = QuotaFile::read(path)?;
-        let mut state = self.lock();
+        let mut state = self.shared.lock();
         let mut known = state.quotas()?;
         for (tenant, bytes) in quota_file.quotas() {
             let id = TenantId::new(tenant);
@@ -30,31 +43,13 @@ impl Service {
             }
         }
         drop(state);
-        *self.quota_file.lock() = Some(quota_file);
+        *self.file.lock() = Some(quota_file);
         Ok(())
     }
 
-    /// Returns the tenant whose keys the call is about: the default tenant if the call names none,
-    /// and always without multi-tenancy.
-    pub(super) fn tenant(&self, caller: Option<&v1::Caller>) -> Result<Cow<'_, TenantId>> {
-        match caller.map_or("", |caller| &caller.tenant) {
-            "" | TenantId::DEFAULT => Ok(Cow::Borrowed(&self.tenant)),
-            _ if !self.is_multi_tenant => Ok(Cow::Borrowed(&self.tenant)),
-            name => {
-                check_name("tenant", name)?;
-                Ok(Cow::Owned(TenantId::new(name)))
-            }
-        }
-    }
-
-    /// Returns whether each tenant has its own keys and quota.
-    pub fn is_multi_tenant(&self) -> bool {
-        self.is_multi_tenant
-    }
-
     /// Returns the quota of every tenant, for metrics and pages; empty without multi-tenancy.
-    pub fn quotas(&self) -> Vec<TenantQuota> {
-        self.lock().quotas().unwrap_or_default()
+    pub(super) fn list(&self) -> Vec<TenantQuota> {
+        self.shared.lock().quotas().unwrap_or_default()
     }
 
     pub(super) fn query_quotas(
@@ -62,8 +57,8 @@ impl Service {
         r: &v1::QueryQuotasRequest,
     ) -> Result<v1::QueryQuotasResponse> {
         check_batch(r.tenants.len())?;
-        self.op_metrics.count_one(Op::QueryQuotas, || {
-            let state = self.lock();
+        self.shared.op_metrics().count_one(Op::QueryQuotas, || {
+            let state = self.shared.lock();
             let results = match &r.tenants[..] {
                 [] => state.quotas()?.iter().map(quota_to_wire).collect(),
                 names => {
@@ -78,10 +73,10 @@ impl Service {
     pub(super) fn set_quotas(&self, r: &v1::SetQuotasRequest) -> Result<v1::SetQuotasResponse> {
         check_batch(r.quotas.len())?;
         // Held while the state changes, so that the file records the changes in the same order.
-        let mut quota_file = self.quota_file.lock();
+        let mut quota_file = self.file.lock();
         let results = r.quotas.iter().map(|quota| {
             let result = self.set_quota(quota_file.as_mut(), quota);
-            self.op_metrics.count_batch(Op::SetQuota, 1, usize::from(result.is_err()));
+            self.shared.op_metrics().count_batch(Op::SetQuota, 1, usize::from(result.is_err()));
             ItemResult::from(result)
         });
         Ok(v1::SetQuotasResponse { results: results.collect() })
@@ -94,7 +89,7 @@ impl Service {
         check_name("tenant", &quota.tenant)?;
         let tenant = TenantId::new(&quota.tenant);
         {
-            let mut state = self.lock();
+            let mut state = self.shared.lock();
             match quota.bytes {
                 Some(bytes) => state.set_quota(&tenant, bytes)?,
                 None => state.remove_quota(&tenant)?,

@@ -12,7 +12,6 @@ use tokio::{
     time::{Instant, timeout_at},
 };
 
-use super::Service;
 use crate::state::{Answers, Begun};
 
 /// How long a repetition waits for the end of the first execution.
@@ -63,28 +62,25 @@ impl RepeatedCalls {
         let mut answers = self.answers.lock();
         clients.iter().for_each(|&client| answers.forget(client));
     }
-}
 
-impl Service {
     /// Waits while the first execution of a repeated call runs.
     ///
     /// Cancel-safe.
     ///
     /// # Errors
     /// `RPC_TIMEOUT`: the first execution takes too long.
-    pub(super) async fn wait_for_first_execution(&self, request: &v1::Request) -> Result<()> {
+    pub(super) async fn wait_for_first(&self, request: &v1::Request) -> Result<()> {
         if request.call_number == 0 {
             return Ok(());
         }
         let Some(client) = client_of(request) else { return Ok(()) };
-        let calls = &self.repeated_calls;
-        let is_running = || calls.answers.lock().is_running(client, request.call_number);
+        let is_running = || self.answers.lock().is_running(client, request.call_number);
         if !is_running() {
             return Ok(());
         }
         let deadline = Instant::now() + WAIT_DEADLINE;
         loop {
-            let mut ended = std::pin::pin!(calls.ended.notified());
+            let mut ended = std::pin::pin!(self.ended.notified());
             ended.as_mut().enable();
             if !is_running() {
                 return Ok(());

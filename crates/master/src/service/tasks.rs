@@ -1,6 +1,6 @@
 //! The calls about copies, moves and drains, and about clearing replicas.
 
-use std::time::SystemTime;
+use std::{sync::Arc, time::SystemTime};
 
 use bytes::Bytes;
 use mooncake_base::{Error, ErrorCode, JobId, Moment, Result, TaskId};
@@ -10,9 +10,10 @@ use mooncake_proto::{
 };
 
 use super::{
-    Service, check_batch, millis,
+    check_batch, millis,
     objects::{check_call_number, item_id},
     op_metrics::Op,
+    shared_state::SharedState,
     wire::{SegmentTable, job_status, replicas, task_kind, task_status},
 };
 use crate::state::{CallItem, JobView, NewJob, NewTask, State, TaskEnd, TaskView, Work};
@@ -35,10 +36,20 @@ pub struct WorkSummary {
     pub jobs: Vec<JobView>,
 }
 
-impl Service {
+/// The calls about copies, moves and drains.
+#[derive(Debug)]
+pub(super) struct TaskService {
+    shared: Arc<SharedState>,
+}
+
+impl TaskService {
+    pub(super) fn new(shared: Arc<SharedState>) -> Self {
+        Self { shared }
+    }
+
     /// Returns the copies, moves and drains, with at most `tasks_max` tasks.
-    pub fn work(&self, tasks_max: usize) -> WorkSummary {
-        let mut state = self.lock();
+    pub(super) fn work(&self, tasks_max: usize) -> WorkSummary {
+        let mut state = self.shared.lock();
         let (pending, processing) = state.tasks().tasks_underway();
         WorkSummary {
             pending,
@@ -54,17 +65,17 @@ impl Service {
         call_number: u64,
     ) -> Result<v1::CreateTasksResponse> {
         check_batch(r.tasks.len())?;
-        let tenant = self.tenant(r.caller.as_ref())?;
-        let now = self.clock.now();
+        let tenant = self.shared.tenant(r.caller.as_ref())?;
+        let now = self.shared.now();
         let mut items = call_items(r.caller.as_ref(), call_number)?;
-        let results = self.map_in_slices(&r.tasks, |state, task| {
+        let results = self.shared.map_in_slices(&r.tasks, |state, task| {
             let created = new_task(task)
                 .and_then(|new| state.tasks().create_task_once(now, &tenant, new, items.next()));
             let op = match task.kind() {
                 v1::TaskKind::Copy => Op::CreateCopyTask,
                 v1::TaskKind::Move => Op::CreateMoveTask,
             };
-            self.op_metrics.count_batch(op, 1, usize::from(created.is_err()));
+            self.shared.op_metrics().count_batch(op, 1, usize::from(created.is_err()));
             match created.and_then(|id| state.task(id)) {
                 Ok(view) => v1::CreateTaskResult {
                     failure: None,
@@ -82,8 +93,8 @@ impl Service {
 
     pub(super) fn query_tasks(&self, r: &v1::QueryTasksRequest) -> Result<v1::QueryTasksResponse> {
         check_batch(r.tasks.len())?;
-        let now = self.clock.now();
-        let results = self.map_in_slices(&r.tasks, |state, id| {
+        let now = self.shared.now();
+        let results = self.shared.map_in_slices(&r.tasks, |state, id| {
             match task_id(id).and_then(|id| state.task(id)) {
                 Ok(view) => v1::QueryTaskResult {
                     failure: None,
@@ -101,17 +112,17 @@ impl Service {
             }
         });
         let failed = results.iter().filter(|result| result.failure.is_some()).count();
-        self.op_metrics.count_batch(Op::QueryTask, results.len(), failed);
+        self.shared.op_metrics().count_batch(Op::QueryTask, results.len(), failed);
         Ok(v1::QueryTasksResponse { results })
     }
 
     pub(super) fn fetch_tasks(&self, r: &v1::FetchTasksRequest) -> Result<v1::FetchTasksResponse> {
-        self.op_metrics.count_one(Op::FetchTasks, || {
+        self.shared.op_metrics().count_one(Op::FetchTasks, || {
             let caller = Caller::try_from(r.caller.as_ref())?;
             let limit = usize::try_from(r.limit).unwrap_or(usize::MAX).min(FETCHED_MAX);
-            let mut state = self.lock();
+            let mut state = self.shared.lock();
             let work =
-                state.tasks().fetch_tasks(self.clock.now(), caller.client, limit, r.bytes)?;
+                state.tasks().fetch_tasks(self.shared.now(), caller.client, limit, r.bytes)?;
             let mut segments = SegmentTable::default();
             let tasks = work.into_iter().map(|work| work_to_wire(&state, &mut segments, work));
             let tasks = tasks.collect();
@@ -123,8 +134,8 @@ impl Service {
     pub(super) fn end_tasks(&self, r: &v1::EndTasksRequest) -> Result<v1::EndTasksResponse> {
         check_batch(r.ends.len())?;
         let caller = Caller::try_from(r.caller.as_ref())?;
-        let now = self.clock.now();
-        let results = self.map_in_slices(&r.ends, |state, end| {
+        let now = self.shared.now();
+        let results = self.shared.map_in_slices(&r.ends, |state, end| {
             let failed_replicas = replicas(&end.failed_replicas);
             let ended = task_id(&end.task).and_then(|id| {
                 let end = TaskEnd {
@@ -135,10 +146,10 @@ impl Service {
                 };
                 state.tasks().end_task(now, caller.client, end)
             });
-            self.op_metrics.count_batch(Op::EndTask, 1, usize::from(ended.is_err()));
+            self.shared.op_metrics().count_batch(Op::EndTask, 1, usize::from(ended.is_err()));
             ItemResult::from(ended)
         });
-        let has_tasks = self.lock().tasks().has_tasks(self.clock.now(), caller.client);
+        let has_tasks = self.shared.lock().tasks().has_tasks(self.shared.now(), caller.client);
         Ok(v1::EndTasksResponse { results, has_tasks })
     }
 
@@ -147,11 +158,12 @@ impl Service {
         r: &v1::ClearReplicasRequest,
     ) -> Result<v1::ClearReplicasResponse> {
         check_batch(r.keys.len())?;
-        let tenant = self.tenant(r.caller.as_ref())?;
-        let now = self.clock.now();
+        let tenant = self.shared.tenant(r.caller.as_ref())?;
+        let now = self.shared.now();
         let cleared = self
+            .shared
             .map_in_slices(&r.keys, |state, key| state.clear_copies(now, &tenant, key, &r.segment));
-        self.op_metrics.count_batch(Op::ClearReplicas, cleared.len(), 0);
+        self.shared.op_metrics().count_batch(Op::ClearReplicas, cleared.len(), 0);
         Ok(v1::ClearReplicasResponse { cleared })
     }
 
@@ -161,7 +173,7 @@ impl Service {
         call_number: u64,
     ) -> Result<v1::CreateDrainJobsResponse> {
         check_batch(r.jobs.len())?;
-        let now = self.clock.now();
+        let now = self.shared.now();
         let mut items = call_items(r.caller.as_ref(), call_number)?;
         let mut create = |state: &mut State, job: &v1::NewDrainJob| {
             let named = job.segments.len().saturating_add(job.targets.len());
@@ -176,7 +188,7 @@ impl Service {
             let id = state.tasks().create_job_once(now, new, items.next())?;
             state.job(id)
         };
-        let results = self.map_in_slices(&r.jobs, |state, job| {
+        let results = self.shared.map_in_slices(&r.jobs, |state, job| {
             self.job_result(Op::CreateDrainJob, now, create(state, job))
         });
         Ok(v1::CreateDrainJobsResponse { results })
@@ -187,8 +199,8 @@ impl Service {
         r: &v1::QueryDrainJobsRequest,
     ) -> Result<v1::QueryDrainJobsResponse> {
         check_batch(r.jobs.len())?;
-        let now = self.clock.now();
-        let results = self.map_in_slices(&r.jobs, |state, id| {
+        let now = self.shared.now();
+        let results = self.shared.map_in_slices(&r.jobs, |state, id| {
             let view = job_id(id).and_then(|id| state.job(id));
             self.job_result(Op::QueryDrainJob, now, view)
         });
@@ -200,8 +212,8 @@ impl Service {
         r: &v1::CancelDrainJobsRequest,
     ) -> Result<v1::CancelDrainJobsResponse> {
         check_batch(r.jobs.len())?;
-        let now = self.clock.now();
-        let results = self.map_in_slices(&r.jobs, |state, id| {
+        let now = self.shared.now();
+        let results = self.shared.map_in_slices(&r.jobs, |state, id| {
             let view = job_id(id).and_then(|id| {
                 state.tasks().cancel_job(now, id)?;
                 state.job(id)
@@ -212,7 +224,7 @@ impl Service {
     }
 
     fn job_result(&self, op: Op, now: Moment, view: Result<JobView>) -> v1::DrainJobResult {
-        self.op_metrics.count_batch(op, 1, usize::from(view.is_err()));
+        self.shared.op_metrics().count_batch(op, 1, usize::from(view.is_err()));
         match view {
             Ok(view) => v1::DrainJobResult {
                 failure: None,

@@ -9,7 +9,7 @@ mod repeated_calls;
 use std::time::Duration;
 
 use bytes::{BufMut, BytesMut};
-use mooncake_base::{ClientId, ErrorCode, SystemClock};
+use mooncake_base::{ClientId, ErrorCode, SystemClock, TenantId};
 use mooncake_proto::v1::request::Call;
 use proptest::prelude::*;
 use prost::Message;
@@ -27,6 +27,40 @@ fn ask(service: &Service, call: Call) -> response::Call {
 
 fn caller(id: ClientId) -> Option<v1::Caller> {
     Some(v1::Caller { client: Bytes::copy_from_slice(&id.to_bytes()), tenant: String::new() })
+}
+
+/// Returns a call that starts puts of these keys and lengths.
+fn put_start<K: AsRef<[u8]> + Clone>(id: ClientId, items: &[(K, u64)]) -> v1::PutStartRequest {
+    let columns = Some(v1::PutColumns::pack(items.iter().cloned()));
+    v1::PutStartRequest { caller: caller(id), columns, ..Default::default() }
+}
+
+/// Starts puts. Returns the response and its columns.
+fn started(
+    service: &Service,
+    call: v1::PutStartRequest,
+) -> (v1::PutStartResponse, v1::StartedColumns) {
+    let response::Call::PutStart(answer) = ask(service, Call::PutStart(call)) else {
+        panic!("not an answer to a put")
+    };
+    let columns = answer.columns.clone().expect("columns");
+    (answer, columns)
+}
+
+/// Returns a call that ends the puts of these versions.
+fn put_end(id: ClientId, versions: &[u64]) -> Call {
+    let columns =
+        Some(v1::PutRefColumns { versions: versions.to_vec(), ..v1::PutRefColumns::default() });
+    Call::PutEnd(v1::PutEndRequest { caller: caller(id), columns })
+}
+
+/// Returns how many items of a PutEnd or Remove failed.
+fn failures(answer: &response::Call) -> usize {
+    match answer {
+        response::Call::PutEnd(r) => r.columns.as_ref().unwrap().failures.len(),
+        response::Call::Remove(r) => r.results.iter().filter(|r| r.failure.is_some()).count(),
+        other => panic!("{other:?}"),
+    }
 }
 
 /// Returns a service with one client that has mounted a segment, and the client's id.
@@ -138,11 +172,16 @@ proptest! {
 fn arbitrary_calls_reach_state() {
     use proptest::{strategy::ValueTree, test_runner::TestRunner};
     let mut runner = TestRunner::deterministic();
-    let (service, _) = lent();
-    for _ in 0..40_000 {
+    let (service, id) = lent();
+    let in_columns = columns::any_call(id);
+    for number in 0..40_000 {
         let (tag, body) = call().new_tree(&mut runner).unwrap().current();
         if let Ok(request) = v1::Request::decode(&field(tag, &body)[..]) {
             service.dispatch(request, &Origin::in_process());
+        }
+        // Arbitrary bytes are hardly ever columns that match.
+        if number % 100 == 0 {
+            ask(&service, in_columns.new_tree(&mut runner).unwrap().current());
         }
     }
     for (op, name, _) in Op::ALL {
@@ -154,21 +193,10 @@ fn arbitrary_calls_reach_state() {
 #[test]
 fn reply_has_one_entry_per_item() {
     let (service, id) = lent();
-    let item = |key: &'static [u8], length| v1::PutItem {
-        key: Bytes::from_static(key),
-        length,
-        group: String::new(),
-    };
-    let start = v1::PutStartRequest {
-        caller: caller(id),
-        items: vec![item(b"a", 10), item(b"", 10), item(b"b", 0), item(b"c", 10)],
-        ..Default::default()
-    };
-    let response::Call::PutStart(answer) = ask(&service, Call::PutStart(start)) else {
-        panic!("not an answer to a put")
-    };
-    let codes: Vec<Option<i32>> =
-        answer.results.iter().map(|r| r.failure.as_ref().map(|f| f.code)).collect();
+    let start = put_start(id, &[("a", 10), ("", 10), ("b", 0), ("c", 10)]);
+    let (answer, columns) = started(&service, start);
+    let outcomes = columns.read(4).unwrap();
+    let codes: Vec<Option<i32>> = outcomes.map(|item| item.err().map(|f| f.code)).collect();
     let invalid = Some(ErrorCode::INVALID_PARAMS.number());
     assert_eq!(codes, [None, invalid, invalid, None]);
     assert_eq!(answer.segments.len(), 1, "a segment is named once");
@@ -190,10 +218,7 @@ fn tenants_share_namespace_without_multi_tenancy() {
             other => panic!("{other:?}"),
         }
     };
-    let items =
-        vec![v1::PutItem { key: Bytes::from_static(b"a"), length: 1, group: String::new() }];
-    let start = v1::PutStartRequest { caller: caller(id), items, ..Default::default() };
-    ask(&service, Call::PutStart(start));
+    started(&service, put_start(id, &[("a", 1)]));
     assert_eq!(probe("x"), Some(v1::ObjectState::Writing));
     assert_eq!(probe(""), Some(v1::ObjectState::Writing));
 }
@@ -206,10 +231,8 @@ fn long_page_is_cut_by_bytes_and_resumes() {
         key.extend_from_slice(&i.to_be_bytes());
         Bytes::from(key)
     };
-    let items =
-        (0..200).map(|i| v1::PutItem { key: key(i), length: 1, group: String::new() }).collect();
-    let start = v1::PutStartRequest { caller: caller(id), items, ..Default::default() };
-    ask(&service, Call::PutStart(start));
+    let items: Vec<_> = (0..200).map(|i| (key(i), 1)).collect();
+    started(&service, put_start(id, &items));
     let mut after = Bytes::new();
     let mut found = Vec::new();
     let mut pages = 0;
@@ -285,4 +308,32 @@ fn multi_tenancy_separates_keys_and_persists_quotas() {
     assert_eq!(text, "version: 1\ntenants:\n  - name: \"b\"\n    quota: 5\n");
     let quotas: Vec<_> = service.quotas().into_iter().map(|q| (q.tenant, q.requested)).collect();
     assert_eq!(quotas, [(TenantId::new("b"), 5)]);
+}
+
+#[tokio::test]
+async fn put_over_new_connection_shows_that_client_lives() {
+    let (service, id) = lent();
+    let service = Arc::new(service);
+    let (_, columns) = started(&service, put_start(id, &[("a", 1)]));
+    assert_eq!(failures(&ask(&service, put_end(id, &columns.versions))), 0);
+    let is_readable = || {
+        let keys = Some(v1::KeyColumn::pack(["a"]));
+        let response::Call::Locate(located) =
+            ask(&service, Call::Locate(v1::LocateRequest { keys, ..Default::default() }))
+        else {
+            panic!("not located")
+        };
+        located.columns.expect("columns").failures.is_empty()
+    };
+    let first = service.open_session(false);
+    let heartbeat =
+        Call::Heartbeat(v1::HeartbeatRequest { caller: caller(id), ..Default::default() });
+    service.dispatch(v1::Request { call: Some(heartbeat), ..Default::default() }, &first);
+    service.close_session(&first, ConnectionEnd::ByPeer);
+    assert!(!is_readable(), "its last connection is closed");
+    let second = service.open_session(false);
+    let call = Some(Call::PutStart(put_start(id, &[("b", 1)])));
+    let request = v1::Request { call, ..Default::default() };
+    service.answer(request, &second, (), AnsweringThread::Runtime).await;
+    assert!(is_readable());
 }

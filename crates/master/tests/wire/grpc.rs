@@ -1,7 +1,7 @@
 //! gRPC with tonic's client.
 
 use bytes::Bytes;
-use mooncake_proto::v1::{self, master_client::MasterClient, request, response};
+use mooncake_proto::v1::{self, master_client::MasterClient};
 use tonic::Code;
 use tonic_health::pb::{HealthCheckRequest, health_client::HealthClient};
 
@@ -74,17 +74,9 @@ fn closed_grpc_connection_makes_client_suspect() {
         client.register(register).await.unwrap();
         client
     });
-    let locate = |owner: &mut crate::support::NativeClient<_>| {
-        let keys = vec![Bytes::from_static(b"a")];
-        let call = v1::LocateRequest { caller: owner.caller(), keys, ..Default::default() };
-        match owner.call(request::Call::Locate(call)) {
-            response::Call::Locate(answer) => answer.results[0].failure.is_none(),
-            other => panic!("{other:?}"),
-        }
-    };
     let mut reader = running.native();
     drop(owner);
-    assert!(locate(&mut reader));
+    assert!(reader.locate("a").is_some());
     running.block_on(async { drop(client) });
-    eventually("the object is not named any more", || !locate(&mut reader));
+    eventually("the object is not named any more", || reader.locate("a").is_none());
 }

@@ -29,22 +29,8 @@ fn channel(running: &Running) -> MasterClient<tonic::transport::Channel> {
 
 /// Puts this number of objects with a few calls.
 fn fill(client: &mut NativeClient<TcpStream>, count: usize) {
-    let keys: Vec<Bytes> = (0..count).map(|at| Bytes::from(format!("key-{at}"))).collect();
-    let item = |key: &Bytes| v1::PutItem { key: key.clone(), length: 1, group: String::new() };
-    let start = request::Call::PutStart(v1::PutStartRequest {
-        caller: client.caller(),
-        items: keys.iter().map(item).collect(),
-        ..Default::default()
-    });
-    let response::Call::PutStart(started) = client.call(start) else { panic!("put_start") };
-    let put = |(key, result): (Bytes, &v1::PutStartResult)| {
-        assert_eq!(result.failure, None);
-        v1::PutRef { key, version: result.version, failed_replicas: vec![], checksum: None }
-    };
-    let puts = keys.into_iter().zip(&started.results).map(put).collect();
-    let end =
-        request::Call::PutEnd(v1::PutEndRequest { caller: client.caller(), puts, columns: None });
-    let response::Call::PutEnd(_) = client.call(end) else { panic!("put_end") };
+    let items: Vec<_> = (0..count).map(|at| (format!("key-{at}"), 1)).collect();
+    client.put_all(&items);
 }
 
 #[test]

@@ -167,24 +167,12 @@ fn close_and_locate<S: Read + Write>(running: &Running, mut owner: NativeClient<
     owner.join("127.0.0.1:1", 1 << 20);
     owner.put("a", 100);
     let mut reader = running.unix();
-    let locate = |reader: &mut NativeClient<_>| {
-        let keys = vec![Bytes::from_static(b"a")];
-        let caller = reader.caller();
-        let call = v1::LocateRequest { caller, keys, lease: false, fence: true, columns: None };
-        match reader.call(request::Call::Locate(call)) {
-            response::Call::Locate(answer) => answer,
-            other => panic!("{other:?}"),
-        }
-    };
-    let found = locate(&mut reader);
-    assert_eq!(found.results[0].failure, None);
-    assert_eq!(found.results[0].places.len(), 1);
+    let found = reader.locate("a").expect("found");
+    assert_eq!(found.columns.expect("columns").places.expect("places").offsets.len(), 1);
     assert_eq!(found.segments[0].name, "127.0.0.1:1");
     assert!(found.fence_ms > 0);
     drop(owner);
-    eventually("the reader sees the removal", || {
-        locate(&mut reader).results[0].failure.as_ref().is_some_and(|f| f.code == -800)
-    });
+    eventually("the reader sees the removal", || reader.locate("a").is_none());
     // The next owner puts under the same key.
     let selector = v1::KeySelector { by: Some(v1::key_selector::By::All(true)) };
     let call = v1::RemoveMatchingRequest {
@@ -204,15 +192,7 @@ fn client_with_another_connection_stays_readable() {
     let mut second = running.native();
     second.id = owner.id;
     let mut reader = running.unix();
-    let mut is_readable = || {
-        let keys = vec![Bytes::from_static(b"a")];
-        let caller = reader.caller();
-        let call = v1::LocateRequest { caller, keys, lease: false, fence: true, columns: None };
-        match reader.call(request::Call::Locate(call)) {
-            response::Call::Locate(answer) => answer.results[0].failure.is_none(),
-            other => panic!("{other:?}"),
-        }
-    };
+    let mut is_readable = || reader.locate("a").is_some();
     second.status();
     owner.stream.shutdown(std::net::Shutdown::Write).unwrap();
     assert!(is_closed(&mut owner.stream), "the master closes its end, too");

@@ -203,25 +203,50 @@ impl<S: Read + Write> NativeClient<S> {
 
     /// Puts an object without writing a byte; the master does not check the content.
     pub(crate) fn put(&mut self, key: &str, length: u64) {
-        let key = Bytes::copy_from_slice(key.as_bytes());
+        let segments = self.put_all(&[(key, length)]);
+        assert_eq!(segments.len(), 1);
+    }
+
+    /// Puts objects with one call each way. Returns the segments that hold them.
+    pub(crate) fn put_all<K: AsRef<[u8]> + Clone>(
+        &mut self,
+        items: &[(K, u64)],
+    ) -> Vec<v1::Segment> {
         let start = request::Call::PutStart(v1::PutStartRequest {
             caller: self.caller(),
-            items: vec![v1::PutItem { key: key.clone(), length, group: String::new() }],
+            columns: Some(v1::PutColumns::pack(items.iter().cloned())),
             ..Default::default()
         });
         let response::Call::PutStart(answer) = self.call(start) else { panic!("put_start") };
-        let result = &answer.results[0];
-        assert_eq!(result.failure, None);
-        assert_eq!(answer.segments.len(), 1);
-        let put =
-            v1::PutRef { key, version: result.version, failed_replicas: vec![], checksum: None };
+        let (started, segments) = (answer.columns.expect("columns"), answer.segments);
+        assert_eq!(started.failures, []);
+        let columns = v1::PutRefColumns { versions: started.versions, ..Default::default() };
         let end = request::Call::PutEnd(v1::PutEndRequest {
             caller: self.caller(),
-            puts: vec![put],
-            columns: None,
+            columns: Some(columns),
         });
         let response::Call::PutEnd(answer) = self.call(end) else { panic!("put_end") };
-        assert_eq!(answer.results, [v1::ItemResult { failure: None }]);
+        assert_eq!(answer.columns.expect("columns").failures, []);
+        segments
+    }
+
+    /// Locates an object; `None` if it is absent.
+    pub(crate) fn locate(&mut self, key: &str) -> Option<v1::LocateResponse> {
+        let call = v1::LocateRequest {
+            caller: self.caller(),
+            lease: false,
+            fence: true,
+            keys: Some(v1::KeyColumn::pack([key])),
+        };
+        let response::Call::Locate(answer) = self.call(request::Call::Locate(call)) else {
+            panic!("locate")
+        };
+        let is_absent = match &answer.columns.as_ref().expect("columns").failures[..] {
+            [] => false,
+            [failed] => failed.failure.as_ref().is_some_and(|failure| failure.code == -800),
+            _ => panic!("{answer:?}"),
+        };
+        (!is_absent).then_some(answer)
     }
 
     pub(crate) fn probe(&mut self, keys: &[&str]) -> v1::ProbeResponse {

@@ -17,8 +17,7 @@ fn packed(items: &[Vec<v1::Place>]) -> v1::PlaceColumns {
 
 #[test]
 fn keys_round_trip_and_need_all_their_bytes() {
-    let keys = ["a", "bc", "def"].map(|key| KeyRef::new(key.as_bytes()).unwrap());
-    let mut column = v1::KeyColumn::pack(keys.into_iter());
+    let mut column = v1::KeyColumn::pack(["a", "bc", "def"]);
     assert_eq!(column.keys().unwrap(), [&b"a"[..], b"bc", b"def"]);
     assert_eq!(column.first(), &b"a"[..]);
     column.lengths[2] = 2;

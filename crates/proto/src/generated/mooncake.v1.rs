@@ -405,21 +405,9 @@ pub struct ReplicateConfig {
     pub data_type: u32,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
-pub struct PutItem {
-    #[prost(bytes = "bytes", tag = "1")]
-    pub key: ::prost::bytes::Bytes,
-    #[prost(uint64, tag = "2")]
-    pub length: u64,
-    /// empty: none
-    #[prost(string, tag = "3")]
-    pub group: ::prost::alloc::string::String,
-}
-#[derive(Clone, PartialEq, ::prost::Message)]
 pub struct PutStartRequest {
     #[prost(message, optional, tag = "1")]
     pub caller: ::core::option::Option<Caller>,
-    #[prost(message, repeated, tag = "2")]
-    pub items: ::prost::alloc::vec::Vec<PutItem>,
     #[prost(message, optional, tag = "3")]
     pub config: ::core::option::Option<ReplicateConfig>,
     /// An existing object is replaced (upsert) instead of refused.
@@ -429,7 +417,6 @@ pub struct PutStartRequest {
     /// idempotent: a retry after a lost response gets the same response, also from a restarted master.
     #[prost(uint64, tag = "5")]
     pub request_id: u64,
-    /// Instead of `items`.
     #[prost(message, optional, tag = "6")]
     pub columns: ::core::option::Option<PutColumns>,
     /// Peers that the client could not reach a moment ago. Their segments are used only if the objects
@@ -444,21 +431,18 @@ pub struct PutColumns {
     /// may be one value for all
     #[prost(fixed64, repeated, tag = "2")]
     pub lengths: ::prost::alloc::vec::Vec<u64>,
-    /// empty: no item has a group
+    /// empty: no item has a group; an empty name: that item has none
     #[prost(string, repeated, tag = "3")]
     pub groups: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct PutStartResponse {
-    #[prost(message, repeated, tag = "1")]
-    pub results: ::prost::alloc::vec::Vec<PutStartResult>,
     /// The segments that the places below point into.
     #[prost(message, repeated, tag = "2")]
     pub segments: ::prost::alloc::vec::Vec<Segment>,
     /// The write window: no byte may be written later than this after the call was sent.
     #[prost(uint64, tag = "3")]
     pub write_window_ms: u64,
-    /// Instead of `results`, to a call in columns.
     #[prost(message, optional, tag = "4")]
     pub columns: ::core::option::Option<StartedColumns>,
     /// For the next RegisterRequest. Absent: nothing is known to be on disk.
@@ -476,15 +460,6 @@ pub struct StartedColumns {
     #[prost(message, repeated, tag = "3")]
     pub failures: ::prost::alloc::vec::Vec<ItemFailure>,
 }
-#[derive(Clone, PartialEq, ::prost::Message)]
-pub struct PutStartResult {
-    #[prost(message, optional, tag = "1")]
-    pub failure: ::core::option::Option<Failure>,
-    #[prost(uint64, tag = "2")]
-    pub version: u64,
-    #[prost(message, repeated, tag = "3")]
-    pub places: ::prost::alloc::vec::Vec<Place>,
-}
 /// The place of one copy.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Place {
@@ -500,53 +475,26 @@ pub struct Place {
     pub replica: u64,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
-pub struct PutRef {
-    /// May be empty, since the version is unique; otherwise must match. A repeated PutEnd needs it: the
-    /// end of a put whose value is the present one of its key succeeds again.
-    #[prost(bytes = "bytes", tag = "1")]
-    pub key: ::prost::bytes::Bytes,
-    #[prost(uint64, tag = "2")]
-    pub version: u64,
-    /// Copies that could not be written and are dropped; the object keeps the others.
-    #[prost(uint64, repeated, tag = "3")]
-    pub failed_replicas: ::prost::alloc::vec::Vec<u64>,
-    /// XXH3-64 of the whole object; stored, and returned to readers.
-    #[prost(uint64, optional, tag = "4")]
-    pub checksum: ::core::option::Option<u64>,
-}
-#[derive(Clone, PartialEq, ::prost::Message)]
 pub struct PutEndRequest {
     #[prost(message, optional, tag = "1")]
     pub caller: ::core::option::Option<Caller>,
-    #[prost(message, repeated, tag = "2")]
-    pub puts: ::prost::alloc::vec::Vec<PutRef>,
-    /// Instead of `puts`.
     #[prost(message, optional, tag = "3")]
     pub columns: ::core::option::Option<PutRefColumns>,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct PutEndResponse {
-    #[prost(message, repeated, tag = "1")]
-    pub results: ::prost::alloc::vec::Vec<ItemResult>,
-    /// Instead of `results`, to a call in columns.
     #[prost(message, optional, tag = "2")]
     pub columns: ::core::option::Option<DoneColumns>,
 }
-#[derive(Clone, PartialEq, ::prost::Message)]
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct PutRevokeRequest {
     #[prost(message, optional, tag = "1")]
     pub caller: ::core::option::Option<Caller>,
-    #[prost(message, repeated, tag = "2")]
-    pub puts: ::prost::alloc::vec::Vec<PutRef>,
-    /// Instead of `puts`.
     #[prost(message, optional, tag = "3")]
     pub columns: ::core::option::Option<PutRefColumns>,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct PutRevokeResponse {
-    #[prost(message, repeated, tag = "1")]
-    pub results: ::prost::alloc::vec::Vec<ItemResult>,
-    /// Instead of `results`, to a call in columns.
     #[prost(message, optional, tag = "2")]
     pub columns: ::core::option::Option<DoneColumns>,
 }
@@ -555,14 +503,17 @@ pub struct PutRefColumns {
     /// sufficient: no two puts have the same version
     #[prost(fixed64, repeated, tag = "2")]
     pub versions: ::prost::alloc::vec::Vec<u64>,
+    /// XXH3-64 of whole objects; stored, and returned to readers.
     #[prost(message, optional, tag = "3")]
     pub checksums: ::core::option::Option<ChecksumColumn>,
-    /// The fields of PutRef for all items: the copies, and their item numbers in non-descending order.
+    /// Copies that could not be written and are dropped, and the numbers of their items in
+    /// non-descending order; the objects keep their other copies.
     #[prost(fixed32, repeated, tag = "4")]
     pub failed_items: ::prost::alloc::vec::Vec<u32>,
     #[prost(fixed64, repeated, tag = "5")]
     pub failed_replicas: ::prost::alloc::vec::Vec<u64>,
-    /// as in PutRef; absent: no item has a key
+    /// May be absent; otherwise the keys must match the versions. A repeated PutEnd needs them: the end
+    /// of a put whose value is the present one of its key succeeds again.
     #[prost(message, optional, tag = "6")]
     pub keys: ::core::option::Option<KeyColumn>,
 }
@@ -578,34 +529,28 @@ pub struct DoneColumns {
 pub struct LocateRequest {
     #[prost(message, optional, tag = "1")]
     pub caller: ::core::option::Option<Caller>,
-    #[prost(bytes = "bytes", repeated, tag = "2")]
-    pub keys: ::prost::alloc::vec::Vec<::prost::bytes::Bytes>,
     /// Grant or refresh the retention lease.
     #[prost(bool, tag = "3")]
     pub lease: bool,
     /// Grant a fence: the memory is not reused while the bytes are read.
     #[prost(bool, tag = "4")]
     pub fence: bool,
-    /// Instead of `keys`.
     #[prost(message, optional, tag = "5")]
-    pub columns: ::core::option::Option<KeyColumn>,
+    pub keys: ::core::option::Option<KeyColumn>,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct LocateResponse {
-    #[prost(message, repeated, tag = "1")]
-    pub results: ::prost::alloc::vec::Vec<LocateResult>,
     #[prost(message, repeated, tag = "2")]
     pub segments: ::prost::alloc::vec::Vec<Segment>,
     /// Bytes read later than this after the call was sent are valid only if `Verify` confirms them.
     #[prost(uint64, tag = "3")]
     pub fence_ms: u64,
-    /// Instead of `results`, to a call in columns.
     #[prost(message, optional, tag = "4")]
     pub columns: ::core::option::Option<LocatedColumns>,
 }
-/// The fields of LocateResult for all items; 0 for failed items.
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct LocatedColumns {
+    /// 0 for failed items, like all that follows
     #[prost(fixed64, repeated, tag = "1")]
     pub versions: ::prost::alloc::vec::Vec<u64>,
     /// may be one value for all
@@ -616,31 +561,15 @@ pub struct LocatedColumns {
     pub places: ::core::option::Option<PlaceColumns>,
     #[prost(message, optional, tag = "4")]
     pub checksums: ::core::option::Option<ChecksumColumn>,
-    /// may be one value for all
+    /// The fences to release when the bytes are read; 0: none, because other clients read, too. May be
+    /// one value for all.
     #[prost(fixed64, repeated, tag = "5")]
     pub fences: ::prost::alloc::vec::Vec<u64>,
+    /// for FenceRelease
     #[prost(fixed32, repeated, tag = "6")]
     pub objects: ::prost::alloc::vec::Vec<u32>,
     #[prost(message, repeated, tag = "7")]
     pub failures: ::prost::alloc::vec::Vec<ItemFailure>,
-}
-#[derive(Clone, PartialEq, ::prost::Message)]
-pub struct LocateResult {
-    #[prost(message, optional, tag = "1")]
-    pub failure: ::core::option::Option<Failure>,
-    #[prost(uint64, tag = "2")]
-    pub version: u64,
-    #[prost(uint64, tag = "3")]
-    pub length: u64,
-    #[prost(message, repeated, tag = "4")]
-    pub places: ::prost::alloc::vec::Vec<Place>,
-    #[prost(uint64, optional, tag = "5")]
-    pub checksum: ::core::option::Option<u64>,
-    /// The fence to release when the bytes are read; 0: none, because other clients read, too.
-    #[prost(uint64, tag = "6")]
-    pub fence: u64,
-    #[prost(uint32, tag = "7")]
-    pub object: u32,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct ReadRef {

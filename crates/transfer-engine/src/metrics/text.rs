@@ -2,7 +2,9 @@
 
 use std::{fmt::Write as _, time::Duration};
 
-use super::{EngineSnapshot, LatencySnapshot, TransportSnapshot};
+use mooncake_base::histogram::Latency;
+
+use super::{EngineSnapshot, TransportSnapshot};
 
 /// Prefix of every metric name.
 const PREFIX: &str = "mooncake_transfer";
@@ -92,7 +94,7 @@ impl EngineSnapshot {
 #[derive(Default)]
 struct Since {
     bytes: u64,
-    latency: LatencySnapshot,
+    latency: Latency,
     /// One sentence per transport.
     sentences: String,
 }
@@ -105,7 +107,7 @@ impl Since {
             return;
         }
         let latency = now.latency.since(&before.latency);
-        let micros = |percent| latency.percentile(percent).map_or(0, |at: Duration| at.as_micros());
+        let micros = |part| latency.quantile(part).map_or(0, |at| at.as_micros());
         let _ = write!(
             self.sentences,
             " | {} read {:.1} MB/s, wrote {:.1} MB/s, {batches} batches, {errors} errors, \
@@ -113,22 +115,26 @@ impl Since {
             now.kind,
             rate(now.bytes_read - before.bytes_read, passed),
             rate(now.bytes_written - before.bytes_written, passed),
-            micros(50),
-            micros(99),
+            micros(0.5),
+            micros(0.99),
         );
         self.bytes += now.bytes() - before.bytes();
         self.latency.add(&latency);
     }
 
     fn line(&self, passed: Duration) -> String {
-        let (count, counts) = (self.latency.batches(), &self.latency.counts);
-        let classes = counts.iter().enumerate().filter(|(_, count)| **count > 0);
-        let classes: Vec<_> = classes
-            .map(|(class, part)| {
-                let percent = *part as f64 * 100.0 / count as f64;
-                format!("{}:{percent:.1}%", LatencySnapshot::label(class))
-            })
-            .collect();
+        let count = self.latency.count();
+        let mut classes = Vec::new();
+        let mut begin = 0;
+        for (end, part) in self.latency.octaves() {
+            if part > 0 {
+                let percent = part as f64 * 100.0 / count as f64;
+                let bounds =
+                    end.map_or_else(|| format!(">{begin}"), |end| format!("{begin}-{end}"));
+                classes.push(format!("{bounds}μs:{percent:.1}%"));
+            }
+            begin = end.unwrap_or(begin);
+        }
         format!(
             "[Metrics] Transfer Engine Stats (over last {:.0}s): Throughput: {:.2} MB/s | \
              Latency Distribution (count={count}): {}{}",
@@ -202,16 +208,16 @@ impl Page {
         }
     }
 
-    fn histogram(&mut self, name: &str, labels: &str, latency: &LatencySnapshot) {
+    fn histogram(&mut self, name: &str, labels: &str, latency: &Latency) {
         let bucket = format!("{name}_bucket");
         let mut sum = 0;
-        for (class, count) in latency.counts.iter().enumerate() {
+        for (end, count) in latency.octaves() {
             sum += count;
-            let end = LatencySnapshot::bound(class)
-                .map_or_else(|| "+Inf".to_owned(), |end| end.to_string());
+            let end =
+                end.map_or_else(|| "+Inf".to_owned(), |micros| (micros as f64 / 1e6).to_string());
             self.line(&bucket, &format!("{labels},le=\"{end}\""), sum);
         }
-        self.line(&format!("{name}_sum"), labels, latency.micros as f64 / 1e6);
+        self.line(&format!("{name}_sum"), labels, latency.sum().as_secs_f64());
         self.line(&format!("{name}_count"), labels, sum);
     }
 }
@@ -305,7 +311,7 @@ mod tests {
         let line = now.line_since(&before, Duration::from_secs(2)).unwrap();
         let wanted = "[Metrics] Transfer Engine Stats (over last 2s): Throughput: 0.95 MB/s | \
                       Latency Distribution (count=2): 512-1024μs:100.0% | tcp read 0.0 MB/s, \
-                      wrote 1.0 MB/s, 2 batches, 2 errors, p50 1024 us, p99 1024 us";
+                      wrote 1.0 MB/s, 2 batches, 2 errors, p50 768 us, p99 768 us";
         assert_eq!(line, wanted);
         assert_eq!(now.line_since(&now, Duration::from_secs(2)), None);
     }

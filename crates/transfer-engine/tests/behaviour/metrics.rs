@@ -26,7 +26,7 @@ fn counts_bytes_latencies_and_errors_per_transport() {
             let one = transports.iter().find(|one| one.kind == kind).unwrap();
             assert_eq!((one.bytes_written, one.bytes_read, one.entries), (100, 30, 2), "{kind}");
             assert_eq!((one.batches, one.errors), (3, 1), "{kind}");
-            assert_eq!(one.latency.batches(), 3, "{kind}");
+            assert_eq!(one.latency.count(), 3, "{kind}");
             let others = transports.iter().filter(|one| one.kind != kind);
             assert!(others.map(|one| one.batches).sum::<u64>() == 0, "{kind}");
         }

@@ -1,7 +1,5 @@
-//! A call in columns has the same effects as the same call item by item, and columns that do not
-//! match are refused as a whole.
+//! Each item of a batch has its own outcome, and columns that do not match are refused as a whole.
 
-use mooncake_base::KeyRef;
 use mooncake_proto::columns::{Located, Outcome};
 
 use super::*;
@@ -10,30 +8,15 @@ use super::*;
 const KEYS: [&str; 4] = ["a", "b", "c", "d"];
 const LENGTHS: [u64; 4] = [10, 0, 30, 40];
 
-fn column(keys: &[&str]) -> v1::KeyColumn {
-    let keys: Vec<_> = keys.iter().map(|key| KeyRef::new(key.as_bytes()).unwrap()).collect();
-    v1::KeyColumn::pack(keys.into_iter())
-}
-
-fn start(service: &Service, id: ClientId) -> v1::PutStartResponse {
-    let columns =
-        v1::PutColumns { keys: Some(column(&KEYS)), lengths: LENGTHS.to_vec(), groups: Vec::new() };
-    let columns = Some(columns);
-    let start = v1::PutStartRequest { caller: caller(id), columns, ..Default::default() };
-    match ask(service, Call::PutStart(start)) {
-        response::Call::PutStart(started) => started,
-        other => panic!("{other:?}"),
-    }
+fn start(service: &Service, id: ClientId) -> (v1::PutStartResponse, v1::StartedColumns) {
+    let items: Vec<_> = KEYS.into_iter().zip(LENGTHS).collect();
+    started(service, put_start(id, &items))
 }
 
 fn end(service: &Service, id: ClientId, columns: v1::PutRefColumns) -> v1::DoneColumns {
-    let end =
-        v1::PutEndRequest { caller: caller(id), columns: Some(columns), ..Default::default() };
+    let end = v1::PutEndRequest { caller: caller(id), columns: Some(columns) };
     match ask(service, Call::PutEnd(end)) {
-        response::Call::PutEnd(ended) => {
-            assert!(ended.results.is_empty());
-            ended.columns.expect("in columns")
-        }
+        response::Call::PutEnd(ended) => ended.columns.expect("columns"),
         other => panic!("{other:?}"),
     }
 }
@@ -45,26 +28,27 @@ fn locate(service: &Service, request: v1::LocateRequest) -> v1::LocateResponse {
     }
 }
 
-/// Formats one result without its fence.
-fn shown(found: Outcome<'_, Located<'_>>) -> v1::LocateResult {
-    match found {
-        Ok(found) => v1::LocateResult {
-            version: found.version,
-            length: found.length,
-            checksum: found.checksum,
-            places: found.places.to_messages(found.length).collect(),
-            ..Default::default()
-        },
-        Err(failure) => v1::LocateResult { failure: Some(failure.clone()), ..Default::default() },
-    }
+/// An outcome of locate: version, length, checksum and places, or the code of the failure.
+type Found = Result<(u64, u64, Option<u64>, Vec<v1::Place>), i32>;
+
+fn found(outcome: Outcome<'_, Located<'_>>) -> Found {
+    let found = outcome.map_err(|failure| failure.code)?;
+    let places = found.places.to_messages(found.length).collect();
+    Ok((found.version, found.length, found.checksum, places))
+}
+
+fn locate_all(service: &Service, keys: &[&str]) -> (Vec<Found>, Vec<v1::Segment>) {
+    let column = Some(v1::KeyColumn::pack(keys));
+    let answer = locate(service, v1::LocateRequest { keys: column, ..Default::default() });
+    let columns = answer.columns.expect("columns");
+    (columns.read(keys.len()).unwrap().map(found).collect(), answer.segments)
 }
 
 #[test]
-fn column_batch_behaves_like_single_items() {
+fn batch_behaves_like_single_items() {
     let (service, id) = lent();
-    let started = start(&service, id);
-    let columns = started.columns.expect("in columns");
-    assert!(started.results.is_empty() && started.segments.len() == 1);
+    let (answer, columns) = start(&service, id);
+    assert_eq!(answer.segments.len(), 1);
     let outcomes: Vec<_> = columns.read(4).unwrap().collect();
     let done = [true, false, true, true];
     assert_eq!(outcomes.iter().map(Result::is_ok).collect::<Vec<_>>(), done);
@@ -80,26 +64,33 @@ fn column_batch_behaves_like_single_items() {
     let failed: Vec<_> = ended.failures.iter().map(|failure| failure.item).collect();
     assert_eq!((ended.items, failed), (3, vec![2]));
 
-    let keys = KEYS.map(|key| Bytes::from_static(key.as_bytes())).to_vec();
-    let one_by_one = locate(&service, v1::LocateRequest { keys, ..Default::default() });
-    let columns = Some(column(&KEYS));
-    let found = locate(&service, v1::LocateRequest { columns, ..Default::default() });
-    let columns = found.columns.expect("in columns");
-    assert_eq!(columns.read(4).unwrap().map(shown).collect::<Vec<_>>(), one_by_one.results);
-    assert_eq!(found.segments, one_by_one.segments);
-    assert_eq!(one_by_one.results.iter().filter(|result| result.failure.is_none()).count(), 2);
-    assert_eq!(one_by_one.results[2].checksum, Some(77));
+    let (batch, segments) = locate_all(&service, &KEYS);
+    let one_by_one: Vec<_> =
+        KEYS.iter().map(|&key| locate_all(&service, &[key]).0.remove(0)).collect();
+    assert_eq!(batch, one_by_one);
+    assert_eq!(segments, answer.segments);
+    let absent = Err(ErrorCode::OBJECT_NOT_FOUND.number());
+    assert_eq!((&batch[1], &batch[3]), (&absent, &absent));
+    let places = columns.places.as_ref().unwrap();
+    let place = |item: usize, length| v1::Place {
+        segment: 0,
+        offset: places.offsets[item],
+        length,
+        replica: places.replicas[item],
+    };
+    assert_eq!(batch[0], Ok((columns.versions[0], 10, None, vec![place(0, 10)])));
+    assert_eq!(batch[2], Ok((columns.versions[2], 30, Some(77), vec![place(1, 30)])));
     let count = service.op_metrics().count(Op::Locate);
-    assert_eq!((count.batches, count.items, count.items_failed), (2, 8, 4));
+    assert_eq!((count.batches, count.items, count.items_failed), (1, 4, 2));
 }
 
 #[test]
 fn fence_of_column_batch_can_be_released() {
     let (service, id) = lent();
-    let versions = start(&service, id).columns.unwrap().versions;
+    let (_, v1::StartedColumns { versions, .. }) = start(&service, id);
     end(&service, id, v1::PutRefColumns { versions: vec![versions[0]], ..Default::default() });
-    let columns = Some(column(&["a", "b"]));
-    let request = v1::LocateRequest { columns, fence: true, lease: true, ..Default::default() };
+    let keys = Some(v1::KeyColumn::pack(["a", "b"]));
+    let request = v1::LocateRequest { keys, fence: true, lease: true, ..Default::default() };
     let fences: Vec<_> = locate(&service, request).fences().collect();
     assert_eq!(fences.len(), 1, "of what was found");
     assert_eq!(fences[0].1, versions[0]);
@@ -109,8 +100,8 @@ fn fence_of_column_batch_can_be_released() {
 fn refuses_too_many_items_in_columns() {
     let (service, id) = lent();
     let lengths = vec![0; BATCH_ITEMS_MAX + 1];
-    let columns = Some(v1::KeyColumn { bytes: Bytes::new(), lengths });
-    let call = v1::LocateRequest { caller: caller(id), columns, ..Default::default() };
+    let keys = Some(v1::KeyColumn { bytes: Bytes::new(), lengths });
+    let call = v1::LocateRequest { caller: caller(id), keys, ..Default::default() };
     let response::Call::Failure(failure) = ask(&service, Call::Locate(call)) else {
         panic!("it was taken")
     };
@@ -127,16 +118,14 @@ fn small_numbers() -> impl Strategy<Value = Vec<u32>> {
 }
 
 fn keys() -> impl Strategy<Value = Option<v1::KeyColumn>> {
-    let whole = proptest::collection::vec("[a-c]{1,2}", 0..4).prop_map(|keys| {
-        let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
-        Some(column(&keys))
-    });
+    let whole = proptest::collection::vec("[a-c]{1,2}", 0..4)
+        .prop_map(|keys| Some(v1::KeyColumn::pack(&keys)));
     let broken = (proptest::collection::vec(any::<u8>(), 0..9), small_numbers())
         .prop_map(|(bytes, lengths)| Some(v1::KeyColumn { bytes: bytes.into(), lengths }));
     prop_oneof![6 => whole, 2 => broken, 1 => Just(None)]
 }
 
-fn any_call(id: ClientId) -> impl Strategy<Value = Call> {
+pub(super) fn any_call(id: ClientId) -> impl Strategy<Value = Call> {
     let groups = proptest::collection::vec("[gh]?", 0..3);
     let start = (keys(), numbers(), groups).prop_map(move |(keys, lengths, groups)| {
         let columns = Some(v1::PutColumns { keys, lengths, groups });
@@ -154,33 +143,25 @@ fn any_call(id: ClientId) -> impl Strategy<Value = Call> {
     let close = (refs, any::<bool>()).prop_map(move |(columns, is_end)| {
         let (caller, columns) = (caller(id), Some(columns));
         match is_end {
-            true => Call::PutEnd(v1::PutEndRequest { caller, columns, puts: Vec::new() }),
-            false => Call::PutRevoke(v1::PutRevokeRequest { caller, columns, puts: Vec::new() }),
+            true => Call::PutEnd(v1::PutEndRequest { caller, columns }),
+            false => Call::PutRevoke(v1::PutRevokeRequest { caller, columns }),
         }
     });
-    let locate = (keys(), any::<bool>()).prop_map(move |(columns, fence)| {
-        let caller = caller(id);
-        Call::Locate(v1::LocateRequest {
-            caller,
-            columns,
-            fence,
-            lease: fence,
-            ..Default::default()
-        })
+    let locate = (keys(), any::<bool>()).prop_map(move |(keys, fence)| {
+        Call::Locate(v1::LocateRequest { caller: caller(id), keys, fence, lease: fence })
     });
     prop_oneof![start, close, locate]
 }
 
-/// Returns the expected number of items in the reply, and whether the columns match; `None` for a
-/// call without columns.
-fn fits(answer: &response::Call, items: usize) -> Option<bool> {
-    Some(match answer {
-        response::Call::PutStart(r) => r.columns.as_ref()?.read(items).is_ok(),
-        response::Call::PutEnd(r) => r.columns.as_ref()?.read(items).is_ok(),
-        response::Call::PutRevoke(r) => r.columns.as_ref()?.read(items).is_ok(),
-        response::Call::Locate(r) => r.columns.as_ref()?.read(items).is_ok(),
-        _ => return None,
-    })
+/// Returns whether the reply has columns for this number of items.
+fn fits(answer: &response::Call, items: usize) -> bool {
+    match answer {
+        response::Call::PutStart(r) => r.columns.as_ref().is_some_and(|c| c.read(items).is_ok()),
+        response::Call::PutEnd(r) => r.columns.as_ref().is_some_and(|c| c.read(items).is_ok()),
+        response::Call::PutRevoke(r) => r.columns.as_ref().is_some_and(|c| c.read(items).is_ok()),
+        response::Call::Locate(r) => r.columns.as_ref().is_some_and(|c| c.read(items).is_ok()),
+        _ => false,
+    }
 }
 
 proptest! {
@@ -199,9 +180,7 @@ proptest! {
                     prop_assert_eq!(failure.code, ErrorCode::INVALID_PARAMS.number());
                 }
                 answer => {
-                    // A call without any keys is answered item by item, with no items.
-                    let fits = fits(answer, items);
-                    prop_assert!(fits.unwrap_or(items == 0), "{:?} to {:?}", answer, is_answerable);
+                    prop_assert!(fits(answer, items), "{:?} to {:?}", answer, is_answerable);
                 }
             }
             service.advance();

@@ -38,31 +38,18 @@ async fn next(tasks: &mut JoinSet<response::Call>) -> response::Call {
 const BYTES: u64 = 1 << 19;
 
 fn put(id: ClientId, key: &str, length: u64) -> Call {
-    Call::PutStart(v1::PutStartRequest {
-        caller: caller(id),
-        items: vec![v1::PutItem {
-            key: Bytes::copy_from_slice(key.as_bytes()),
-            length,
-            ..Default::default()
-        }],
-        ..Default::default()
-    })
+    Call::PutStart(put_start(id, &[(key, length)]))
 }
 
 fn locate(id: ClientId, keys: usize) -> Call {
-    let keys = vec![Bytes::from_static(b"a"); keys];
+    let keys = Some(v1::KeyColumn::pack(vec!["a"; keys]));
     Call::Locate(v1::LocateRequest { caller: caller(id), keys, fence: true, ..Default::default() })
 }
 
 /// Puts the object "a", so that it can be read.
 fn put_whole(service: &Service, id: ClientId) {
-    let response::Call::PutStart(started) = ask(service, put(id, "a", BYTES)) else {
-        panic!("a start")
-    };
-    let puts = vec![v1::PutRef { version: started.results[0].version, ..Default::default() }];
-    let end = Call::PutEnd(v1::PutEndRequest { caller: caller(id), puts, ..Default::default() });
-    let response::Call::PutEnd(ended) = ask(service, end) else { panic!("an end") };
-    assert_eq!(ended.results[0].failure, None);
+    let (_, started) = started(service, put_start(id, &[("a", BYTES)]));
+    assert_eq!(failures(&ask(service, put_end(id, &started.versions))), 0);
 }
 
 /// Starts a service with a log on the disk.

@@ -13,16 +13,9 @@ fn start(path: &Path) -> Service {
 
 /// Puts an object. Returns the mark that the client hears.
 fn put(service: &Service, id: ClientId, key: &'static str) -> v1::LogMark {
-    let items = vec![v1::PutItem { key: Bytes::from(key), length: 64, ..Default::default() }];
-    let start = v1::PutStartRequest { caller: caller(id), items, ..Default::default() };
-    let response::Call::PutStart(started) = ask(service, Call::PutStart(start)) else {
-        panic!("a start")
-    };
-    let version = started.results[0].version;
-    let puts = vec![v1::PutRef { version, ..Default::default() }];
-    let end = v1::PutEndRequest { caller: caller(id), puts, ..Default::default() };
-    assert!(matches!(ask(service, Call::PutEnd(end)), response::Call::PutEnd(_)));
-    started.log_mark.expect("the start of the log is on disk")
+    let (answer, started) = started(service, put_start(id, &[(key, 64)]));
+    assert_eq!(failures(&ask(service, put_end(id, &started.versions))), 0);
+    answer.log_mark.expect("the start of the log is on disk")
 }
 
 /// Registers with the mark that was heard, and announces the segment of `lend` again. Returns
@@ -55,13 +48,13 @@ fn recovered_objects_are_dropped_if_synced_frames_are_lost() {
         fs::copy(file.path(), copy.join(file.file_name())).unwrap();
     }
     put(&service, id, "b");
-    service.journal.as_ref().unwrap().sync_now();
+    service.shared.journal().unwrap().sync_now();
     let heard = put(&service, id, "c");
     drop(service);
 
     let service = start(&path);
     assert!(comes_back(&service, Some(heard)), "nothing is missing");
-    service.journal.as_ref().unwrap().sync_now();
+    service.shared.journal().unwrap().sync_now();
     let heard = put(&service, id, "d");
     assert!(comes_back(&service, Some(heard)), "the mark of this very master");
     drop(service);

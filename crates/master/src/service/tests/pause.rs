@@ -24,14 +24,12 @@ async fn call_waits_for_client_that_hung_up_during_pause() {
     service.advance();
     clock.advance(Duration::from_secs(8));
     service.close_session(&connection, ConnectionEnd::ByPeer);
-    let items = vec![v1::PutItem { key: Bytes::from("a"), length: 64, ..Default::default() }];
-    let start = v1::PutStartRequest { caller: caller(id), items, ..Default::default() };
-    let call = Call::PutStart(start);
+    let start = put_start(id, &[("a", 64)]);
+    let call = Call::PutStart(start.clone());
     let mut waits = pin!(service.wait_for_owners(Some(&call)));
     timeout(Duration::ZERO, &mut waits).await.expect_err("the call waits");
     let connection = service.open_session(false);
     service.dispatch(heartbeat(), &connection);
     timeout(Duration::from_secs(10), waits).await.expect("the client is back");
-    assert!(matches!(ask(&service, call.clone()), response::Call::PutStart(started)
-        if started.results[0].failure.is_none()));
+    assert!(started(&service, start).1.failures.is_empty());
 }

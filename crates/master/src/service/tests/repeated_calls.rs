@@ -16,40 +16,26 @@ fn ask_numbered(service: &Service, number: u64, answered_below: u64, call: Call)
     service.dispatch(request, &Origin::in_process()).call.expect("every call has an answer")
 }
 
-fn start(service: &Service, id: ClientId, request_id: u64) -> v1::PutStartResult {
-    let item = v1::PutItem { key: Bytes::from_static(KEY), length: 100, ..v1::PutItem::default() };
-    let call = Call::PutStart(v1::PutStartRequest {
-        caller: caller(id),
-        items: vec![item],
-        request_id,
-        ..Default::default()
-    });
-    match ask(service, call) {
-        response::Call::PutStart(mut started) => started.results.remove(0),
-        other => panic!("{other:?}"),
-    }
+fn start(service: &Service, id: ClientId, request_id: u64) -> v1::StartedColumns {
+    let call = put_start(id, &[(KEY, 100)]);
+    started(service, v1::PutStartRequest { request_id, ..call }).1
+}
+
+/// Returns the failure of a start that was refused.
+fn refusal(mut started: v1::StartedColumns) -> v1::Failure {
+    started.failures.remove(0).failure.unwrap()
 }
 
 fn end(id: ClientId, version: u64, keys: &[&'static [u8]]) -> Call {
-    let keys: Vec<_> = keys.iter().map(|&key| mooncake_base::KeyRef::new(key).unwrap()).collect();
-    let keys = (!keys.is_empty()).then(|| v1::KeyColumn::pack(keys.into_iter()));
+    let keys = (!keys.is_empty()).then(|| v1::KeyColumn::pack(keys));
     let columns = Some(v1::PutRefColumns { versions: vec![version], keys, ..Default::default() });
-    Call::PutEnd(v1::PutEndRequest { caller: caller(id), columns, puts: Vec::new() })
+    Call::PutEnd(v1::PutEndRequest { caller: caller(id), columns })
 }
 
 fn put(service: &Service, id: ClientId) -> u64 {
-    let version = start(service, id, 0).version;
+    let version = start(service, id, 0).versions[0];
     assert_eq!(failures(&ask(service, end(id, version, &[]))), 0);
     version
-}
-
-/// Returns how many items of a PutEnd or Remove failed.
-fn failures(answer: &response::Call) -> usize {
-    match answer {
-        response::Call::PutEnd(r) => r.columns.as_ref().unwrap().failures.len(),
-        response::Call::Remove(r) => r.results.iter().filter(|r| r.failure.is_some()).count(),
-        other => panic!("{other:?}"),
-    }
 }
 
 fn remove(id: ClientId) -> Call {
@@ -129,7 +115,7 @@ fn repetition_waits_for_first_execution() {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
         let response = v1::Response { call: Some(response::Call::Remove(Default::default())) };
         runtime.block_on(async {
-            let mut waiting = pin!(service.wait_for_first_execution(&request));
+            let mut waiting = pin!(service.repeated_calls.wait_for_first(&request));
             let mut context = Context::from_waker(Waker::noop());
             assert!(matches!(waiting.as_mut().poll(&mut context), Poll::Pending));
             let busy = service.dispatch(request.clone(), &Origin::in_process());
@@ -144,44 +130,33 @@ fn repetition_waits_for_first_execution() {
 }
 
 #[test]
-fn own_unfinished_put_is_named_in_both_encodings() {
+fn own_unfinished_put_is_named() {
     let (service, id) = lent();
     let started = start(&service, id, 9);
     assert_eq!(start(&service, id, 9), started, "a repetition");
-    let expected = Some(v1::UnfinishedPut { version: started.version, request_id: 9, item: 0 });
-    let refused = start(&service, id, 10).failure.unwrap();
+    let version = started.versions[0];
+    let expected = Some(v1::UnfinishedPut { version, request_id: 9, item: 0 });
+    let refused = refusal(start(&service, id, 10));
     assert_eq!(refused.code, ErrorCode::OBJECT_ALREADY_EXISTS.number());
     assert_eq!(refused.unfinished_put, expected);
-    let keys = [KEY].map(|key| mooncake_base::KeyRef::new(key).unwrap());
-    let keys = Some(v1::KeyColumn::pack(keys.into_iter()));
-    let columns = Some(v1::PutColumns { keys, lengths: vec![5], groups: Vec::new() });
-    let in_columns = v1::PutStartRequest { caller: caller(id), columns, ..Default::default() };
-    let response::Call::PutStart(refused) = ask(&service, Call::PutStart(in_columns)) else {
-        panic!("not started")
-    };
-    let failure = refused.columns.unwrap().failures.remove(0).failure.unwrap();
-    assert_eq!(failure.unfinished_put, expected);
 
     let other = ClientId::from_bits(2);
     let register =
         v1::RegisterRequest { caller: caller(other), name: "i:1".to_owned(), ..Default::default() };
     ask(&service, Call::Register(register));
-    let refused = start(&service, other, 1).failure.unwrap();
+    let refused = refusal(start(&service, other, 1));
     assert_eq!(refused.code, ErrorCode::OBJECT_ALREADY_EXISTS.number());
     assert_eq!(refused.unfinished_put, None, "it belongs to another client");
-    assert_eq!(failures(&ask(&service, end(id, started.version, &[]))), 0);
-    assert_eq!(start(&service, id, 11).failure.unwrap().unfinished_put, None, "it is readable");
+    assert_eq!(failures(&ask(&service, end(id, version, &[]))), 0);
+    assert_eq!(refusal(start(&service, id, 11)).unfinished_put, None, "it is readable");
 }
 
 #[test]
 fn numbers_that_do_not_fit_into_item_ids_are_refused() {
     let (service, id) = lent();
     let start = |request_id| {
-        let item = v1::PutItem { key: Bytes::from_static(KEY), length: 1, ..Default::default() };
-        let items = vec![item];
-        let call =
-            v1::PutStartRequest { caller: caller(id), items, request_id, ..Default::default() };
-        ask(&service, Call::PutStart(call))
+        let call = put_start(id, &[(KEY, 1)]);
+        ask(&service, Call::PutStart(v1::PutStartRequest { request_id, ..call }))
     };
     assert_eq!(code(&start(1 << 47)), Some(ErrorCode::INVALID_PARAMS));
     assert_eq!(code(&start(u64::MAX)), Some(ErrorCode::INVALID_PARAMS));

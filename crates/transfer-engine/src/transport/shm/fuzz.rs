@@ -11,6 +11,7 @@ pub(crate) fn fuzz_targets() -> Vec<Target> {
     let id = EngineId::from_bits(7);
     let seeds = [
         Message::Hello { version: 2, from: id, to: id },
+        Message::OtherVersion { version: 4 },
         Message::Challenge { nonce: [1; 32] },
         Message::Answer { nonce: [1; 32], proof: [2; 32] },
         Message::Granted { proof: [3; 32] },

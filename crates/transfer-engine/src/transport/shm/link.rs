@@ -12,8 +12,8 @@ use std::{
     time::Duration,
 };
 
-use mooncake_base::{Clock, Moment, SystemClock};
-use mooncake_os::fork;
+use mooncake_base::Moment;
+use mooncake_os::{call_limit, fork};
 use socket2::{Domain, MaybeUninitSlice, MsgHdr, MsgHdrMut, SockAddr, Socket, Type};
 
 use super::message::{MESSAGE_BYTES_MAX, Message};
@@ -141,7 +141,7 @@ impl Link {
                 Received::Closed => return Err(io::ErrorKind::UnexpectedEof.into()),
                 Received::Empty => {}
             }
-            let left = deadline.left(SystemClock.now());
+            let left = call_limit::next_wait(deadline);
             if left.is_zero() {
                 return Err(io::ErrorKind::TimedOut.into());
             }
@@ -252,6 +252,8 @@ pub(super) fn effective_user() -> u32 {
 #[cfg(test)]
 mod tests {
     use std::{io::Read, os::fd::AsFd};
+
+    use mooncake_base::{Clock, SystemClock};
 
     use super::*;
 

@@ -18,6 +18,9 @@ pub(super) type Secret = [u8; 16];
 pub(super) enum Message {
     /// Sent first by the attaching side: its own id and the id of the engine that it wants.
     Hello { version: u32, from: EngineId, to: EngineId },
+    /// The owner speaks this other version, and closes the connection. It is the same message in
+    /// every version, like `Hello`.
+    OtherVersion { version: u32 },
     /// The owner asks for a proof that the attaching side knows the shared token.
     Challenge { nonce: Nonce },
     /// The attaching side's proof.
@@ -80,6 +83,7 @@ impl Message {
             Self::Answer { nonce, proof } => put(11, &[&nonce, &proof]),
             Self::Granted { proof } => put(12, &[&proof]),
             Self::Denied => put(13, &[]),
+            Self::OtherVersion { version } => put(14, &[&version.to_le_bytes()]),
             Self::Proof { shared, process } => put(3, &[&shared, &process]),
             Self::Verdict { is_shared, is_process } => {
                 put(4, &[&[u8::from(is_shared), u8::from(is_process)]]);
@@ -134,6 +138,7 @@ impl Message {
             11 => Self::Answer { nonce: fields.take()?, proof: fields.take()? },
             12 => Self::Granted { proof: fields.take()? },
             13 => Self::Denied,
+            14 => Self::OtherVersion { version: fields.u32()? },
             _ => return None,
         };
         fields.0.is_empty().then_some(message)
@@ -181,6 +186,7 @@ mod tests {
         let id = EngineId::from_bits(7);
         for message in [
             Message::Hello { version: 3, from: id, to: EngineId::from_bits(u128::MAX) },
+            Message::OtherVersion { version: 4 },
             Message::Challenge { nonce: [5; 32] },
             Message::Answer { nonce: [5; 32], proof: [6; 32] },
             Message::Granted { proof: [7; 32] },
@@ -203,6 +209,16 @@ mod tests {
             bytes.push(0);
             assert_eq!(Message::decode(&bytes), None);
         }
+    }
+
+    #[test]
+    fn greeting_of_version_3_stays_as_it_is() {
+        let hello =
+            Message::Hello { version: 3, from: EngineId::from_bits(7), to: EngineId::from_bits(8) };
+        let ids = [7_u128, 8].map(u128::to_le_bytes).concat();
+        assert_eq!(hello.encode(), [&[1, 3, 0, 0, 0][..], &ids].concat());
+        assert_eq!(Message::OtherVersion { version: 3 }.encode(), [14, 3, 0, 0, 0]);
+        assert_eq!(VERSION, 3, "a new version needs bytes of its own here");
     }
 
     proptest! {

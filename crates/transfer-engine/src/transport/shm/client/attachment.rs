@@ -13,6 +13,7 @@ use std::{
 
 use mooncake_base::sync::{Condvar, Mutex, RwLock};
 use mooncake_base::{Clock, Error, ErrorCode, Moment, Result, SystemClock};
+use mooncake_os::call_limit;
 
 use crate::{
     memory::mapping::Mapping,
@@ -189,7 +190,7 @@ impl Attachment {
             if queries.open.get(&id).is_some_and(Option::is_some) {
                 return Ok(queries.open.remove(&id).flatten().flatten());
             }
-            let left = deadline.left(SystemClock.now());
+            let left = call_limit::next_wait(deadline);
             if !self.is_alive() || left.is_zero() {
                 queries.open.remove(&id);
                 return Err(if left.is_zero() { deadline_passed() } else { peer_gone() });

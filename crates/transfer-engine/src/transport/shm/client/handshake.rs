@@ -76,7 +76,14 @@ fn handshake(
     let receive = || link.receive_until(deadline).map_err(failed);
     let send = |message| link.send(message, None).map_err(failed);
     send(Message::Hello { version: VERSION, from: server.id(), to })?;
-    let welcome = exchange_tokens(server, to, receive()?, &send, &receive)?;
+    let first = receive()?;
+    if let Message::OtherVersion { version } = first.0 {
+        let text = "the peer speaks another version of the shared-memory protocol; install one \
+                    version on the host";
+        let error = Error::new(ErrorCode::INVALID_VERSION, text);
+        return Err(error.with("peer_version", version).with("our_version", VERSION));
+    }
+    let welcome = exchange_tokens(server, to, first, &send, &receive)?;
     let (Message::Welcome { address, sample, sample_length }, file) = welcome else {
         return Err(unexpected_message());
     };
@@ -135,4 +142,37 @@ fn unexpected_message() -> Error {
 
 fn no_path(why: &str) -> Error {
     Error::new(ErrorCode::TRANSFER_FAIL, why)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::{memory::exported_memory::ExportedMemory, transport::shm::server::AuthPolicy};
+
+    #[test]
+    fn each_end_names_both_versions() {
+        let patience = Duration::from_secs(20);
+        let deadline = SystemClock.now() + patience;
+        let lent = ExportedMemory::register(EngineId::random());
+        let server = ShmServer::start(lent, AuthPolicy::default()).unwrap();
+        let older = Link::connect(server.name(), patience).unwrap();
+        let hello = Message::Hello { version: 2, from: EngineId::random(), to: server.id() };
+        older.send(hello, None).unwrap();
+        let (answer, _) = older.receive_until(deadline).unwrap();
+        assert_eq!(answer, Message::OtherVersion { version: VERSION });
+        assert!(older.receive_until(deadline).is_err(), "closed");
+
+        let name = format!("mooncake-other-version-{}", EngineId::random());
+        let listener = Link::listen(&name).unwrap();
+        let newer = Link::connect(&name, patience).unwrap();
+        let owner = listener.accept().unwrap();
+        owner.send(Message::OtherVersion { version: 4 }, None).unwrap();
+        let target = HandshakeTarget { to: EngineId::random(), process: 0, deadline };
+        let error = handshake(&newer, &server, target).unwrap_err();
+        assert_eq!(error.code(), ErrorCode::INVALID_VERSION);
+        let text = error.to_string();
+        assert!(text.contains("peer_version=4") && text.contains("our_version=3"), "{text}");
+    }
 }

@@ -179,11 +179,21 @@ impl ServerConnection {
         // The socket named by a stale segment descriptor may belong to another engine now. Memory
         // is shared only with processes of the same user, which could read it anyway.
         let peer = self.link.credentials().ok()?;
-        if version != VERSION || to != lent.id || peer.user != effective_user() {
+        if version != VERSION {
+            tracing::warn!(
+                peer_version = version,
+                our_version = VERSION,
+                process = peer.process,
+                "a process of this host speaks another version of the shared-memory protocol, and \
+                 will use TCP; install one version on the host"
+            );
+            let _ = self.link.send(Message::OtherVersion { version: VERSION }, None);
+            return None;
+        }
+        if to != lent.id || peer.user != effective_user() {
             tracing::debug!(
-                version,
                 user = peer.user,
-                "a peer of this host was refused: other version, engine, or user"
+                "a peer of this host was refused: other engine or user"
             );
             return None;
         }

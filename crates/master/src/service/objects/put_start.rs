@@ -4,21 +4,20 @@
 use std::{sync::Arc, time::Duration};
 
 use mooncake_base::{Clock, Error, ErrorCode, KeyRef, Moment, Result, SystemClock, TenantId};
-use mooncake_proto::{
-    convert::Caller,
-    v1::{self, request::Call, response},
-};
+use mooncake_proto::{convert::Caller, v1};
 
-use super::{
-    SLICE_ITEMS, Service, check_batch, durability,
-    encoding::{PutItem, PutStartReply, put_items},
-    millis,
-    objects::{check_call_number, check_group, item_id, unfinished_put},
-    op_metrics::Op,
-    state_guard::StateGuard,
-    wire::{SegmentTable, put_options},
+use super::{ObjectService, check_call_number, check_group, item_id, unfinished_put};
+use crate::{
+    service::{
+        SLICE_ITEMS, check_batch, durability,
+        encoding::{PutItem, PutStartReply, put_items},
+        millis,
+        op_metrics::Op,
+        state_guard::StateGuard,
+        wire::{SegmentTable, put_options},
+    },
+    state::{Pending, Put, PutOptions, PutProgress, PutStep},
 };
-use crate::state::{Pending, Put, PutOptions, PutProgress, PutStep};
 
 /// How long one call waits for memory in all.
 const WAIT_MAX: Duration = Duration::from_secs(3);
@@ -51,35 +50,20 @@ struct PutStartCall {
     deadline: Moment,
 }
 
-impl Service {
+impl ObjectService {
     /// Starts puts; waits for memory on the calling thread.
-    pub(super) fn put_start(&self, r: v1::PutStartRequest) -> Result<v1::PutStartResponse> {
+    pub(in crate::service) fn put_start(
+        &self,
+        r: v1::PutStartRequest,
+    ) -> Result<v1::PutStartResponse> {
         let mut call = self.begin_put_start(r)?;
         self.run_put_start(&mut call, true)?;
         Ok(self.end_put_start(call))
     }
 
-    /// Answers a call that starts puts like [`answer`](Self::answer). Waits for memory on a thread
-    /// of its own. Returns the log position behind the effects, too.
-    pub(super) async fn answer_put_start(
-        self: &Arc<Self>,
-        request: v1::Request,
-    ) -> (v1::Response, u64) {
-        if !request.released_fences.is_empty() {
-            self.release_fences(&request.released_fences);
-        }
-        let pending = self.slow_log.begin(request.call.as_ref());
-        let (answer, position) = match request.call {
-            Some(Call::PutStart(r)) => self.put_start_in_parts(r).await,
-            _ => (Err(Error::internal("not a call that starts puts")), 0),
-        };
-        let answer = answer.map(response::Call::PutStart);
-        let call = answer.unwrap_or_else(|error| response::Call::Failure((&error).into()));
-        self.slow_log.end(pending, &call);
-        (v1::Response { call: Some(call) }, position)
-    }
-
-    async fn put_start_in_parts(
+    /// Starts puts; waits for memory on a thread of its own. Returns the log position behind the
+    /// effects, too.
+    pub(in crate::service) async fn put_start_in_parts(
         self: &Arc<Self>,
         r: v1::PutStartRequest,
     ) -> (Result<v1::PutStartResponse>, u64) {
@@ -93,11 +77,11 @@ impl Service {
             Ok((call, false)) => call,
             Err(error) => return (Err(error), position),
         };
-        let service = Arc::clone(self);
+        let objects = Arc::clone(self);
         let rest = tokio::task::spawn_blocking(move || {
             durability::with_log_position(|| {
-                service.run_put_start(&mut call, true)?;
-                Ok(service.end_put_start(call))
+                objects.run_put_start(&mut call, true)?;
+                Ok(objects.end_put_start(call))
             })
         });
         match rest.await {
@@ -112,7 +96,7 @@ impl Service {
         check_call_number("request_id", r.request_id)?;
         let items = put_items(r)?.len();
         let caller = Caller::try_from(r.caller.as_ref())?;
-        let tenant = self.tenant(r.caller.as_ref())?.into_owned();
+        let tenant = self.shared.tenant(r.caller.as_ref())?.into_owned();
         let options = put_options(r.config.as_ref())?;
         Ok(PutStartCall {
             request_id: r.request_id,
@@ -124,7 +108,7 @@ impl Service {
             next: 0,
             progress: PutProgress::default(),
             segments: SegmentTable::default(),
-            reply: PutStartReply::matching(r, items),
+            reply: PutStartReply::with_capacity(items),
             write_window_ms: 0,
             failed: 0,
             deadline: SystemClock.now() + WAIT_MAX,
@@ -139,7 +123,7 @@ impl Service {
         let items = put_items(&request)?;
         let mut is_done = true;
         while call.next < items.len() {
-            let mut state = self.lock();
+            let mut state = self.shared.lock();
             let pending = self.start_slice(&mut state, call, &items);
             if items.len() > SLICE_ITEMS || pending.is_some() {
                 state.unlock_fair();
@@ -161,8 +145,8 @@ impl Service {
     }
 
     fn end_put_start(&self, call: PutStartCall) -> v1::PutStartResponse {
-        self.op_metrics.count_batch(Op::PutStart, call.next, call.failed);
-        let log_mark = self.log_mark();
+        self.shared.op_metrics().count_batch(Op::PutStart, call.next, call.failed);
+        let log_mark = self.shared.log_mark();
         call.reply.into_response(call.segments, call.write_window_ms, log_mark)
     }
 
@@ -175,7 +159,7 @@ impl Service {
     ) -> Option<Pending> {
         let state = &mut **state;
         call.write_window_ms = millis(state.rules().write_window);
-        let now = self.clock.now();
+        let now = self.shared.now();
         let end = items.len().min(call.next + SLICE_ITEMS);
         let slice = &items[call.next..end];
         let put_owner = state.puts().put_owner(now, call.caller.client, &call.tenant);
@@ -221,7 +205,7 @@ impl Service {
     }
 
     fn wait_for_memory(&self, pending: Pending, deadline: Moment) {
-        match (pending, &self.journal) {
+        match (pending, self.shared.journal()) {
             (Pending::Yield, _) => {}
             (Pending::Sync(position), Some(journal)) => {
                 journal.wait_synced(position, deadline);

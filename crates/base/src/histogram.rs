@@ -20,7 +20,7 @@ const CLASSES: usize = SPLIT * (OCTAVES + 1);
 
 /// A concurrent latency histogram.
 #[derive(Debug)]
-pub(crate) struct Histogram {
+pub struct Histogram {
     counts: [AtomicU64; CLASSES],
     nanos: AtomicU64,
 }
@@ -40,13 +40,15 @@ impl Default for Histogram {
 }
 
 impl Histogram {
-    pub(crate) fn record(&self, took: Duration) {
+    /// Counts a duration.
+    pub fn record(&self, took: Duration) {
         let nanos = u64::try_from(took.as_nanos()).unwrap_or(u64::MAX);
         self.counts[class_of(nanos)].fetch_add(1, Ordering::Relaxed);
         self.nanos.fetch_add(nanos, Ordering::Relaxed);
     }
 
-    pub(crate) fn snapshot(&self) -> Latency {
+    /// Returns what was recorded so far.
+    pub fn snapshot(&self) -> Latency {
         Latency {
             counts: self.counts.iter().map(|count| count.load(Ordering::Relaxed)).collect(),
             nanos: self.nanos.load(Ordering::Relaxed),
@@ -83,9 +85,23 @@ impl Latency {
         Some(Duration::from_nanos(end_of(class) * UNIT_NANOS))
     }
 
+    /// Returns the samples since an earlier snapshot of the same histogram.
+    pub fn since(&self, before: &Self) -> Self {
+        let earlier = before.counts.iter().copied().chain(std::iter::repeat(0));
+        let counts = self.counts.iter().zip(earlier).map(|(now, before)| now - before);
+        Self { counts: counts.collect(), nanos: self.nanos - before.nanos }
+    }
+
+    /// Adds the samples of another snapshot.
+    pub fn add(&mut self, other: &Self) {
+        self.counts.resize(self.counts.len().max(other.counts.len()), 0);
+        self.counts.iter_mut().zip(&other.counts).for_each(|(sum, count)| *sum += count);
+        self.nanos += other.nanos;
+    }
+
     /// Returns non-cumulative counts by upper bound in microseconds, one per power of two; the last
     /// bucket is unbounded.
-    pub(super) fn octaves(&self) -> Vec<(Option<u64>, u64)> {
+    pub fn octaves(&self) -> Vec<(Option<u64>, u64)> {
         let mut octaves = Vec::new();
         let mut sum = 0;
         for (class, count) in self.counts.iter().enumerate() {
@@ -148,6 +164,23 @@ mod tests {
         let worst = latency.quantile(1.0).unwrap();
         assert!((90..=113).contains(&worst.as_millis()), "{worst:?}");
         assert_eq!(latency.mean(), Some(Duration::from_nanos(902_970)));
+    }
+
+    #[test]
+    fn differences_and_sums_of_snapshots() {
+        let histogram = Histogram::default();
+        let (first, second) = (Duration::from_micros(3), Duration::from_millis(90));
+        histogram.record(first);
+        let before = histogram.snapshot();
+        histogram.record(second);
+        let mut since = histogram.snapshot().since(&before);
+        assert_eq!((since.count(), since.sum()), (1, second));
+        assert_eq!(before.since(&Latency::default()), before);
+        since.add(&before);
+        assert_eq!(since, histogram.snapshot());
+        let mut sum = Latency::default();
+        sum.add(&before);
+        assert_eq!(sum, before);
     }
 
     #[test]

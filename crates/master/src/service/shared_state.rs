@@ -1,0 +1,196 @@
+//! The state behind its lock, and what goes with it: the log, object events, the clock, the tenants
+//! and the counters of calls.
+//!
+//! All kinds of calls share it. A call locks the state for one slice of its items at a time.
+
+use std::{
+    borrow::Cow,
+    sync::{Arc, OnceLock},
+};
+
+use bytes::Bytes;
+use mooncake_base::sync::{Mutex, MutexGuard};
+use mooncake_base::{Clock, Moment, Result, SegmentId, TenantId};
+use mooncake_proto::v1;
+
+use super::{
+    SLICE_ITEMS, check_name,
+    op_metrics::OpMetrics,
+    state_guard::{self, StateGuard},
+};
+use crate::{events::Events, journal::Journal, state::State};
+
+#[derive(Debug)]
+pub(super) struct SharedState {
+    /// The id of the master. It need not be secret, but must differ between starts.
+    identity: [u8; 16],
+    clock: Arc<dyn Clock>,
+    /// The default tenant. It is the only one unless `is_multi_tenant`.
+    tenant: TenantId,
+    is_multi_tenant: bool,
+    /// Never locked while the sessions of clients are locked.
+    state: Mutex<State>,
+    /// Never waited for while the state is locked.
+    journal: Option<Journal>,
+    events: OnceLock<Arc<Events>>,
+    op_metrics: OpMetrics,
+}
+
+impl SharedState {
+    pub(super) fn new(state: State, clock: Arc<dyn Clock>, journal: Option<Journal>) -> Self {
+        Self {
+            identity: SegmentId::random().to_bytes(),
+            clock,
+            tenant: TenantId::default(),
+            is_multi_tenant: state.rules().is_multi_tenant,
+            state: Mutex::new(state),
+            journal,
+            events: OnceLock::new(),
+            op_metrics: OpMetrics::default(),
+        }
+    }
+
+    /// Publishes object events through `events` from now on. Called once.
+    pub(super) fn set_events(&self, events: Arc<Events>) {
+        let _ = self.events.set(events);
+        self.lock().log_mut().enable_events();
+    }
+
+    /// Locks the state. Unlocking publishes events and appends effects to the log.
+    pub(super) fn lock(&self) -> StateGuard<'_> {
+        let (events, journal) = (self.events.get(), self.journal.as_ref());
+        let mut state = self.state.lock();
+        if let Some(journal) = journal {
+            state.confirm_synced(journal.synced_position());
+            state.confirm_durable(journal.durable_position());
+        }
+        StateGuard { state: Some(state), events, journal }
+    }
+
+    /// Locks the state for a thread of the log, without events and effects.
+    pub(super) fn lock_for_journal(&self) -> MutexGuard<'_, State> {
+        // All earlier changes are appended already: each guard appends before it unlocks the state.
+        self.state.lock()
+    }
+
+    /// Handles the items in order, one slice at a time, and unlocks the state between slices.
+    pub(super) fn map_in_slices<T, R>(
+        &self,
+        items: &[T],
+        mut handle: impl FnMut(&mut State, &T) -> R,
+    ) -> Vec<R> {
+        let mut results = Vec::with_capacity(items.len());
+        self.for_each_slice(items, |state, slice| {
+            results.extend(slice.iter().map(|item| handle(state, item)));
+        });
+        results
+    }
+
+    /// Like [`map_in_slices`](Self::map_in_slices), but passes whole slices to `handle`.
+    pub(super) fn for_each_slice<T>(&self, items: &[T], mut handle: impl FnMut(&mut State, &[T])) {
+        for slice in items.chunks(SLICE_ITEMS) {
+            let mut state = self.lock();
+            handle(&mut state, slice);
+            if items.len() > SLICE_ITEMS {
+                state.unlock_fair();
+            }
+        }
+    }
+
+    /// Runs a sweep slice by slice. Unlocks the state between slices, and matches the keys of a slice
+    /// then.
+    pub(super) fn run_to_completion<S>(
+        &self,
+        sweep: &mut S,
+        mut slice: impl FnMut(&mut State, &mut S) -> bool,
+        match_keys: fn(&mut S),
+    ) {
+        loop {
+            let mut state = self.lock();
+            let is_done = slice(&mut state, sweep);
+            state.unlock_fair();
+            if is_done {
+                return;
+            }
+            match_keys(sweep);
+            self.wait_if_behind();
+        }
+    }
+
+    /// Waits for the log if much is queued, so that a sweep over many objects cannot fill memory
+    /// while the disk is slow.
+    fn wait_if_behind(&self) {
+        if let Some(journal) = self.journal.as_ref().filter(|journal| journal.is_behind()) {
+            journal.wait_durable(state_guard::log_position());
+        }
+    }
+
+    pub(super) fn identity(&self) -> &[u8; 16] {
+        &self.identity
+    }
+
+    pub(super) fn now(&self) -> Moment {
+        self.clock.now()
+    }
+
+    pub(super) fn journal(&self) -> Option<&Journal> {
+        self.journal.as_ref()
+    }
+
+    pub(super) fn events(&self) -> Option<&Arc<Events>> {
+        self.events.get()
+    }
+
+    pub(super) fn op_metrics(&self) -> &OpMetrics {
+        &self.op_metrics
+    }
+
+    /// Returns whether each tenant has its own keys and quota.
+    pub(super) fn is_multi_tenant(&self) -> bool {
+        self.is_multi_tenant
+    }
+
+    /// Returns the default tenant.
+    pub(super) fn default_tenant(&self) -> &TenantId {
+        &self.tenant
+    }
+
+    /// Returns the tenant whose keys the call is about: the default tenant if the call names none,
+    /// and always without multi-tenancy.
+    pub(super) fn tenant(&self, caller: Option<&v1::Caller>) -> Result<Cow<'_, TenantId>> {
+        match caller.map_or("", |caller| &caller.tenant) {
+            "" | TenantId::DEFAULT => Ok(Cow::Borrowed(&self.tenant)),
+            _ if !self.is_multi_tenant => Ok(Cow::Borrowed(&self.tenant)),
+            name => {
+                check_name("tenant", name)?;
+                Ok(Cow::Owned(TenantId::new(name)))
+            }
+        }
+    }
+
+    /// Returns the timeline id under which a restart would resume; empty without a healthy log.
+    pub(super) fn timeline_id(&self) -> Bytes {
+        let timeline_id = self.journal.as_ref().and_then(Journal::timeline_id);
+        timeline_id.map(|timeline_id| Bytes::copy_from_slice(&timeline_id)).unwrap_or_default()
+    }
+
+    /// Returns how much of the log is on disk, for clients to report to a later master.
+    pub(super) fn log_mark(&self) -> Option<v1::LogMark> {
+        let (timeline_id, synced_frame) = self.journal.as_ref()?.synced()?;
+        let (master, timeline) = (first_bytes(self.identity), first_bytes(timeline_id));
+        Some(v1::LogMark { master, timeline, synced_frame })
+    }
+
+    /// Returns whether an earlier master of this timeline had more of the log on disk than was
+    /// recovered: the disk lost it, or an older copy of the files was put in place.
+    pub(super) fn has_lost_log(&self, heard: &v1::LogMark) -> bool {
+        let Some(journal) = &self.journal else { return false };
+        heard.master != first_bytes(self.identity)
+            && heard.synced_frame > journal.recovered_end()
+            && journal.timeline_id().is_some_and(|id| first_bytes(id) == heard.timeline)
+    }
+}
+
+fn first_bytes(id: [u8; 16]) -> u64 {
+    u128::from_le_bytes(id) as u64
+}
