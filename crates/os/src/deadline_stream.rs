@@ -7,10 +7,12 @@ use std::{
     time::Duration,
 };
 
-use mooncake_base::{Clock, Moment, SystemClock};
+use mooncake_base::Moment;
 
-/// A socket whose reads and writes end at the deadline, with [`io::ErrorKind::TimedOut`] or
-/// [`io::ErrorKind::WouldBlock`]. It owns or borrows the socket.
+use crate::call_limit;
+
+/// A socket whose reads and writes end at the deadline, with [`io::ErrorKind::TimedOut`],
+/// or with the [`call_limit`]. It owns or borrows the socket.
 #[derive(Debug)]
 pub struct DeadlineStream<S> {
     stream: S,
@@ -23,25 +25,39 @@ impl<S: Borrow<TcpStream>> DeadlineStream<S> {
         Self { stream, deadline }
     }
 
-    fn left(&self) -> io::Result<Option<Duration>> {
-        let left = self.deadline.left(SystemClock.now());
-        if left.is_zero() { Err(io::ErrorKind::TimedOut.into()) } else { Ok(Some(left)) }
+    /// Makes attempts, each for as long as a wait may last, until one is done or the time is over.
+    fn attempt(
+        &self,
+        mut attempt: impl FnMut(&TcpStream, Duration) -> io::Result<usize>,
+    ) -> io::Result<usize> {
+        loop {
+            let wait = call_limit::next_wait(self.deadline);
+            if wait.is_zero() {
+                return Err(io::ErrorKind::TimedOut.into());
+            }
+            match attempt(self.stream.borrow(), wait) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                outcome => return outcome,
+            }
+        }
     }
 }
 
 impl<S: Borrow<TcpStream>> Read for DeadlineStream<S> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        let mut stream = self.stream.borrow();
-        stream.set_read_timeout(self.left()?)?;
-        stream.read(buffer)
+        self.attempt(|mut stream, wait| {
+            stream.set_read_timeout(Some(wait))?;
+            stream.read(buffer)
+        })
     }
 }
 
 impl<S: Borrow<TcpStream>> Write for DeadlineStream<S> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        let mut stream = self.stream.borrow();
-        stream.set_write_timeout(self.left()?)?;
-        stream.write(bytes)
+        self.attempt(|mut stream, wait| {
+            stream.set_write_timeout(Some(wait))?;
+            stream.write(bytes)
+        })
     }
 
     fn flush(&mut self) -> io::Result<()> {
@@ -52,6 +68,8 @@ impl<S: Borrow<TcpStream>> Write for DeadlineStream<S> {
 #[cfg(test)]
 mod tests {
     use std::net::TcpListener;
+
+    use mooncake_base::{Clock, SystemClock};
 
     use super::*;
 

@@ -13,6 +13,8 @@ use std::{
 
 use mooncake_base::{Clock, Endpoint, Error, ErrorCode, Moment, Result, SystemClock};
 
+use crate::call_limit;
+
 /// Maximum number of addresses that are tried per name.
 const ADDRESSES_MAX: usize = 16;
 
@@ -30,16 +32,19 @@ pub fn dial(endpoint: &Endpoint, deadline: Moment) -> Result<TcpStream> {
     let addresses = resolve(endpoint, deadline)?;
     let mut last = io::Error::from(io::ErrorKind::AddrNotAvailable);
     for (index, address) in addresses.iter().enumerate() {
-        let left = deadline.left(SystemClock.now());
+        let left = call_limit::capped(deadline).left(SystemClock.now());
         if left.is_zero() {
             last = io::ErrorKind::TimedOut.into();
             break;
         }
         // A silent address must leave time for the addresses after it.
         let share = left / u32::try_from(addresses.len() - index).unwrap_or(1);
-        match TcpStream::connect_timeout(address, share.max(Duration::from_millis(1))) {
-            Ok(stream) => return Ok(stream),
-            Err(failure) => last = failure,
+        let (address, share) = (*address, share.max(Duration::from_millis(1)));
+        let connect = move || TcpStream::connect_timeout(&address, share);
+        match call_limit::run_blocking(deadline, connect) {
+            Some(Ok(stream)) => return Ok(stream),
+            Some(Err(failure)) => last = failure,
+            None => last = io::ErrorKind::TimedOut.into(),
         }
     }
     Err(unreachable(endpoint, last))
@@ -101,8 +106,7 @@ fn look_up(host: String, port: u16, deadline: Moment) -> io::Result<Vec<SocketAd
         LOOKUPS.fetch_sub(1, Ordering::Relaxed);
         return Err(failure);
     }
-    let left = deadline.left(SystemClock.now());
-    answered.recv_timeout(left).unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
+    call_limit::receive(&answered, deadline).unwrap_or_else(|| Err(io::ErrorKind::TimedOut.into()))
 }
 
 #[cfg(test)]

@@ -6,9 +6,11 @@
 //! In reading order: [`fork`] (resources that a forked child must not touch), [`cpu`] (the number of
 //! CPUs), [`spin_wait`] (busy-polling before a thread sleeps), [`thread`] (niceness and preemptions),
 //! [`memory`] (pages and the memory that is available), [`rlimit`] (the limit of open files),
-//! [`dial`](mod@dial) and [`deadline_stream`] (connections with a deadline).
+//! [`dial`](mod@dial) and [`deadline_stream`] (connections with a deadline), [`call_limit`] (the deadline
+//! of the call that a thread carries out, and interruptions of it).
 #![warn(missing_docs)]
 
+pub mod call_limit;
 pub mod cpu;
 pub mod deadline_stream;
 pub mod dial;

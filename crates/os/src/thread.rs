@@ -8,6 +8,11 @@ pub fn set_niceness(niceness: i32) {
     let _ = setpriority_process(Some(gettid()), niceness);
 }
 
+/// Returns whether the calling thread is the main thread of the process.
+pub fn is_main() -> bool {
+    gettid() == rustix::process::getpid()
+}
+
 /// Returns the number of involuntary context switches of the calling thread.
 pub fn preemption_count() -> i64 {
     // SAFETY: plain numbers, for which zero is valid.
@@ -20,6 +25,12 @@ pub fn preemption_count() -> i64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn other_threads_are_not_the_main_thread() {
+        // The harness runs tests on threads of their own.
+        assert!(!is_main());
+    }
 
     #[test]
     fn niceness_changes_one_thread_only() {

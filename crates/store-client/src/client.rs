@@ -108,7 +108,8 @@ impl Client {
             ReplicaSelector::new(engine.segment_name(), lifetime.name(), id.bits() as usize);
         let transfers = Transfers::new(engine.clone(), replicas, &lifetime, &metrics);
         let tenant = config.tenant.clone();
-        let rpc = MasterRpc::new(link, (id, tenant), config.rpc_timeout, &lifetime, &metrics);
+        let times = (config.rpc_timeout, config.retry_patience);
+        let rpc = MasterRpc::new(link, (id, tenant), times, &lifetime, &metrics);
         let (config, rpc) = (Arc::new(config), Arc::new(rpc));
         let session = ClientSession::new(&config, engine.clone(), &rpc, &lifetime);
         let inner = Arc::new(ClientInner {

@@ -24,6 +24,10 @@ pub struct ClientConfig {
     pub segment_bytes_max: u64,
     /// Time limit of one call to the master. Default: 30 s.
     pub rpc_timeout: Duration,
+    /// Time during which a call that failed is repeated: callers can repeat it themselves, and want
+    /// to know soon that the master is gone. The end of a put is repeated until its time limit in
+    /// any case. Default: 2 s.
+    pub retry_patience: Duration,
     /// Time limit of the transfers of one call. Default: 30 s.
     pub transfer_timeout: Duration,
     /// Time that a put waits for memory that only read fences hold. Default: 3 s.
@@ -60,6 +64,7 @@ impl Default for ClientConfig {
             segment_bytes: 0,
             segment_bytes_max: ByteSize::gib(1024).bytes(),
             rpc_timeout: Duration::from_secs(30),
+            retry_patience: Duration::from_secs(2),
             transfer_timeout: Duration::from_secs(30),
             fenced_wait: Duration::from_secs(3),
             has_checksums: false,

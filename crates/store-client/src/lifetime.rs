@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use mooncake_base::sync::{Condvar, Mutex};
 use mooncake_base::{Clock, Error, Moment, Result, SystemClock};
-use mooncake_os::fork;
+use mooncake_os::{call_limit, fork};
 
 /// The lifetime of one client: from its creation until it is closed, in the process that made it.
 #[derive(Debug)]
@@ -70,12 +70,12 @@ impl Lifetime {
         !was_closed
     }
 
-    /// Sleeps for `time` or until the client is closed. Returns whether the client is still open.
+    /// Sleeps for `time`, until the client is closed or until the limit of the call. Returns whether the client is still open.
     pub(crate) fn sleep_or_closed(&self, time: Duration) -> bool {
         let until = SystemClock.now() + time;
         let mut state = self.state.lock();
         while !state.is_closed {
-            let left = until.left(SystemClock.now());
+            let left = call_limit::next_wait(until);
             if left.is_zero() {
                 return true;
             }

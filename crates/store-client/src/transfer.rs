@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use mooncake_base::sync::Mutex;
 use mooncake_base::{Clock, Error, ErrorCode, ErrorKind, Result, SystemClock};
+use mooncake_os::call_limit::{self, Helpers};
 use mooncake_transfer_engine::{Engine, Opcode, TimeLimits, TransferEntry};
 use rustc_hash::FxHashMap;
 
@@ -214,14 +215,17 @@ impl Transfers {
                 self.run_group(options, segments, group);
             }
         };
+        let helpers = Helpers::new();
         std::thread::scope(|scope| {
             for _ in 1..threads {
                 let begin = SystemClock.now();
                 let thread = std::thread::Builder::new().name("mc-transfer".to_owned());
+                let (limit, helper) = (call_limit::current(), helpers.add());
                 let spawned = thread.spawn_scoped(scope, move || {
+                    let _helper = helper;
                     let now = SystemClock.now();
                     self.replicas.latency().record_thread_start(now.since(begin), now);
-                    run();
+                    call_limit::run_under(limit, run);
                 });
                 if let Err(error) = spawned {
                     // The other threads take the groups.
@@ -229,6 +233,7 @@ impl Transfers {
                 }
             }
             run();
+            helpers.wait();
         });
     }
 
@@ -308,8 +313,9 @@ impl Transfers {
         limits: TimeLimits,
     ) -> Error {
         // Invalid local memory is no fault of the peer. Neither is a failure while the client is
-        // closing.
-        if error.code() != ErrorCode::INVALID_PARAMS && !self.lifetime.is_closed() {
+        // closing, or after the caller has stopped waiting.
+        let is_own_limit = self.lifetime.is_closed() || call_limit::is_over();
+        if error.code() != ErrorCode::INVALID_PARAMS && !is_own_limit {
             let now = SystemClock.now();
             self.metrics.count_peer_error(&segment.endpoint);
             if error.kind() == ErrorKind::Timeout && !limits.deadline.has_passed(now) {

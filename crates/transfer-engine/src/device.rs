@@ -28,7 +28,7 @@ use self::{
 };
 use crate::{
     metrics::PoolSnapshot,
-    transfer_entry::{Opcode, Ownership, TransferEntry},
+    transfer_entry::{LocalRange, Opcode, Ownership, TransferEntry},
 };
 
 /// Alignment of parts in a buffer.
@@ -138,12 +138,19 @@ impl Cuda {
         self.driver.owner(address)
     }
 
+    /// Returns this driver and the device that owns local memory, if a device does. Held ranges are
+    /// known to be host memory and are not looked up.
+    pub(crate) fn owner_of(&self, range: &LocalRange) -> Option<(&Self, Ordinal)> {
+        let is_asked = range.ownership() == Ownership::Foreign;
+        is_asked.then(|| self.owner(range.address() as u64)).flatten().map(|device| (self, device))
+    }
+
     /// Returns, for each open entry, the device that owns its local memory; `None` if no entry has
     /// device memory. Held ranges are known to be host memory and are not looked up.
     pub(crate) fn owners(&self, entries: &[TransferEntry]) -> Option<Vec<Option<Ordinal>>> {
         let owner = |entry: &TransferEntry| {
-            let is_asked = entry.outcome.is_none() && entry.local.ownership() == Ownership::Foreign;
-            is_asked.then(|| self.owner(entry.local.address() as u64)).flatten()
+            let local = entry.outcome.is_none().then_some(&entry.local)?;
+            self.owner_of(local).map(|(_, device)| device)
         };
         let first = entries.iter().position(|entry| owner(entry).is_some())?;
         let rest = entries[first..].iter().map(owner);
@@ -165,6 +172,33 @@ impl Cuda {
     /// All buffers are in use until the deadline, or the driver cannot allocate one.
     pub(crate) fn buffer(&self, device: Ordinal, deadline: Moment) -> Result<PinnedBuffer> {
         self.pool.take(device, deadline)
+    }
+
+    /// Shows the bytes of device memory to `look`, one bufferful at a time and in order. The copies
+    /// run after earlier work of the default stream.
+    ///
+    /// # Errors
+    /// All buffers are in use until the deadline, or the driver refuses a copy.
+    pub(crate) fn read(
+        &self,
+        device: Ordinal,
+        range: LocalRange,
+        deadline: Moment,
+        mut look: impl FnMut(&[u8]),
+    ) -> Result<()> {
+        let buffer = self.buffer(device, deadline)?;
+        let mut done = 0;
+        while done < range.length() {
+            let length = BUFFER_BYTES.min(range.length() - done);
+            let current = self.driver.push_context(Stream::DEFAULT, Some(device))?;
+            let (from, to) = (range.part(done, length), buffer.range(0, length));
+            let copied = current.copy(Direction::ToHost, from, to, Stream::DEFAULT);
+            let synchronized = current.synchronize(Stream::DEFAULT);
+            copied.and(synchronized)?;
+            buffer.with_bytes(length, &mut look);
+            done += length;
+        }
+        Ok(())
     }
 
     /// Usage of the pool of pinned buffers.

@@ -44,8 +44,7 @@ pub use engine::{
 };
 pub use memory::{FileMemory, HugePages, MemoryHold, Region, Regions, SharedMemory};
 pub use metrics::{
-    EngineSnapshot, LatencySnapshot, PeerSnapshot, PoolSnapshot, QueueSnapshot, RefusalSnapshot,
-    TransportSnapshot,
+    EngineSnapshot, PeerSnapshot, PoolSnapshot, QueueSnapshot, RefusalSnapshot, TransportSnapshot,
 };
 pub use path::{peer::Peer, selection::PathMeasurement};
 pub use token::Token;

@@ -2,39 +2,37 @@
 
 use std::hash::Hasher as _;
 
-use mooncake_base::Result;
-use mooncake_transfer_engine::{LocalRange, copy};
+use mooncake_base::{Moment, Result};
+use mooncake_transfer_engine::{Engine, LocalRange};
 use twox_hash::XxHash3_64;
 
-/// Bytes hashed per step. A block of this size stays in the CPU cache.
-const BLOCK: usize = 64 << 10;
-
-/// Computes checksums block by block through a private buffer: the address may be a raw number from
-/// a caller that points to unmapped memory, and the memory may change during the read.
-#[derive(Debug, Default)]
-pub(super) struct Checksummer {
+/// Computes checksums block by block through private memory: the address may be a raw number from
+/// a caller that points to unmapped memory or to that of a device, and the memory may change during
+/// the read.
+#[derive(Debug)]
+pub(super) struct Checksummer<'a> {
+    engine: &'a Engine,
+    /// Waiting for memory in which the bytes of a device are seen ends then.
+    deadline: Moment,
     block: Vec<u8>,
 }
 
-impl Checksummer {
+impl<'a> Checksummer<'a> {
+    /// Creates a checksummer of memory that an engine can read.
+    pub(super) const fn new(engine: &'a Engine, deadline: Moment) -> Self {
+        Self { engine, deadline, block: Vec::new() }
+    }
+
     /// Returns the checksum of the concatenated ranges.
     ///
     /// # Errors
     /// A range is not mapped or not readable.
-    pub(super) fn checksum<'a>(
-        &mut self,
-        ranges: impl Iterator<Item = &'a LocalRange>,
-    ) -> Result<u64> {
-        self.block.resize(BLOCK, 0);
+    pub(super) fn checksum(&mut self, ranges: impl Iterator<Item = LocalRange>) -> Result<u64> {
         let mut hasher = XxHash3_64::default();
         for range in ranges {
-            let mut done = 0;
-            while done < range.length() {
-                let block = &mut self.block[..BLOCK.min(range.length() - done)];
-                copy::read(range.part(done, block.len()), block)?;
-                hasher.write(block);
-                done += block.len();
-            }
+            self.engine.read_local(range, &mut self.block, self.deadline, |bytes| {
+                hasher.write(bytes);
+            })?;
         }
         Ok(hasher.finish())
     }

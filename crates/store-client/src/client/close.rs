@@ -1,7 +1,7 @@
 //! Closes puts: ends those that were written, revokes the others, and settles those that the master
 //! may still hold.
 
-use mooncake_base::{Clock, Error, Moment, Result, SystemClock};
+use mooncake_base::{Clock, Error, Moment, ReplicaId, Result, SystemClock};
 use mooncake_proto::{
     columns::Outcome,
     v1::{self, request::Call, response::Call as Reply},
@@ -82,24 +82,15 @@ impl ClientInner {
         let sizes = puts.iter().map(|put| put.key.as_bytes().len());
         for range in batch::split(sizes, batch::KEY_BYTES_MAX) {
             let part = &puts[range];
-            let refs = part.iter().map(|put| v1::PutRef {
-                key: put.key.as_bytes().to_vec().into(),
-                version: put.version.0,
-                failed_replicas: put.failed_replicas.iter().map(|replica| replica.0).collect(),
-                checksum: None,
-            });
-            let caller = self.rpc.caller();
-            let call = Call::PutRevoke(v1::PutRevokeRequest {
-                caller,
-                puts: refs.collect(),
-                columns: None,
-            });
+            let (caller, columns) = (self.rpc.caller(), Some(unconfirmed_refs(part)));
+            let call = Call::PutRevoke(v1::PutRevokeRequest { caller, columns });
             // A refusal of one put says that the master does not hold it.
             let answer = self.rpc.call_until(call, deadline, |answer| match answer {
-                Reply::PutRevoke(response) => Some(response.results.len()),
+                Reply::PutRevoke(response) => Some(response.columns),
                 _ => None,
             });
-            match answer.and_then(|count| response::check_count(count, part.len())) {
+            let answer = answer.and_then(response::require_columns);
+            match answer.and_then(|done| response::check_count(done.items as usize, part.len())) {
                 Ok(()) => {
                     self.open_puts.confirm(part.iter());
                     results.extend(part.iter().map(|_| Ok(())));
@@ -155,10 +146,8 @@ impl ClientInner {
     ) -> Result<()> {
         let (caller, columns) = (self.rpc.caller(), Some(put_refs(puts)));
         let call = match kind {
-            CloseCall::End => Call::PutEnd(v1::PutEndRequest { caller, puts: Vec::new(), columns }),
-            CloseCall::Revoke => {
-                Call::PutRevoke(v1::PutRevokeRequest { caller, puts: Vec::new(), columns })
-            }
+            CloseCall::End => Call::PutEnd(v1::PutEndRequest { caller, columns }),
+            CloseCall::Revoke => Call::PutRevoke(v1::PutRevokeRequest { caller, columns }),
         };
         // By its key, the master recognizes a put that the lost call has ended.
         let name_keys = |call: &mut Call| {
@@ -193,12 +182,29 @@ fn put_refs(puts: &[KeyedUpload<'_>]) -> v1::PutRefColumns {
         if let Some(checksum) = upload.checksum() {
             columns.checksums.get_or_insert_default().push(item as usize, checksum);
         }
-        for replica in upload.failed_replicas() {
-            columns.failed_items.push(item);
-            columns.failed_replicas.push(replica.0);
-        }
+        push_failed(&mut columns, item, upload.failed_replicas());
     }
     columns
+}
+
+/// Converts unconfirmed puts to columns, with their keys.
+fn unconfirmed_refs(puts: &[UnconfirmedPut]) -> v1::PutRefColumns {
+    let mut columns = v1::PutRefColumns {
+        versions: puts.iter().map(|put| put.version.0).collect(),
+        keys: Some(v1::KeyColumn::pack(puts.iter().map(|put| put.key.as_bytes()))),
+        ..Default::default()
+    };
+    for (put, item) in puts.iter().zip(0_u32..) {
+        push_failed(&mut columns, item, &put.failed_replicas);
+    }
+    columns
+}
+
+fn push_failed(columns: &mut v1::PutRefColumns, item: u32, replicas: &[ReplicaId]) {
+    for replica in replicas {
+        columns.failed_items.push(item);
+        columns.failed_replicas.push(replica.0);
+    }
 }
 
 fn failed<T>((item, outcome): (T, Result<()>)) -> Option<(T, Error)> {

@@ -7,19 +7,38 @@ use smallvec::SmallVec;
 use super::put::total;
 use crate::object::{Located, Span};
 
+/// The ranges of a read: offsets within the object and their destinations.
+pub(super) enum Layout<'a> {
+    Listed(SmallVec<[(u64, LocalRange); 1]>),
+    /// As the caller lists them: reads of 10^5 ranges make no copy of the list.
+    Scattered(&'a [u64], &'a [LocalRange]),
+}
+
+impl Layout<'_> {
+    /// The ranges that are not empty.
+    pub(super) fn ranges(&self) -> impl Iterator<Item = (u64, LocalRange)> {
+        let (listed, offsets, into): (&[(u64, LocalRange)], &[u64], &[LocalRange]) = match self {
+            Self::Listed(ranges) => (ranges, &[], &[]),
+            Self::Scattered(offsets, into) => (&[], offsets, into),
+        };
+        let scattered = offsets.iter().copied().zip(into.iter().copied());
+        listed.iter().copied().chain(scattered.filter(|(_, range)| range.length() > 0))
+    }
+}
+
 /// Maps the span to offsets within the object and destination ranges.
-pub(super) fn layout(
+pub(super) fn layout<'a>(
     located: &Located,
-    span: Span<'_>,
-    into: &[LocalRange],
-) -> Result<SmallVec<[(u64, LocalRange); 1]>> {
+    span: Span<'a>,
+    into: &'a [LocalRange],
+) -> Result<Layout<'a>> {
     let (offset, length) = match span {
         Span::Whole => (0, located.length),
         Span::Range { offset, length } => (offset, length),
         Span::Scattered(offsets) => return scatter(located, offsets, into),
     };
     check_part(located, offset, length)?;
-    fill(offset, length, into).ok_or_else(|| {
+    fill(offset, length, into).map(Layout::Listed).ok_or_else(|| {
         let room = total(into);
         Error::invalid("the destination is smaller than the read")
             .with("key", &located.key)
@@ -28,25 +47,21 @@ pub(super) fn layout(
     })
 }
 
-fn scatter(
+fn scatter<'a>(
     located: &Located,
-    offsets: &[u64],
-    into: &[LocalRange],
-) -> Result<SmallVec<[(u64, LocalRange); 1]>> {
+    offsets: &'a [u64],
+    into: &'a [LocalRange],
+) -> Result<Layout<'a>> {
     if offsets.len() != into.len() {
         return Err(Error::invalid("there must be one destination for each part")
             .with("key", &located.key)
             .with("parts", offsets.len())
             .with("destinations", into.len()));
     }
-    let mut ranges = Vec::with_capacity(into.len());
     for (&offset, range) in offsets.iter().zip(into) {
         check_part(located, offset, range.length() as u64)?;
-        if range.length() > 0 {
-            ranges.push((offset, *range));
-        }
     }
-    Ok(SmallVec::from_vec(ranges))
+    Ok(Layout::Scattered(offsets, into))
 }
 
 /// Checks that the range is within the object.

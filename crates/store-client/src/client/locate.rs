@@ -99,10 +99,9 @@ impl ClientInner {
     ) -> Result<LocateReply> {
         let call = Call::Locate(v1::LocateRequest {
             caller: self.rpc.caller(),
-            keys: Vec::new(),
             lease: true,
             fence: has_fence,
-            columns: Some(keys),
+            keys: Some(keys),
         });
         let requested_at = SystemClock.now();
         let response = self.rpc.call_at((requested_at, deadline), call, |answer| match answer {

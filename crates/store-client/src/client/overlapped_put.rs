@@ -11,6 +11,7 @@ use std::{
 };
 
 use mooncake_base::sync::Mutex;
+use mooncake_os::call_limit::{self, Helpers};
 
 /// Maximum items per part. The master answers calls of up to this many items at once, on the
 /// connection's own thread.
@@ -47,13 +48,20 @@ pub(super) fn run_overlapped<P: Sync, R: Send>(
     };
     // The second thread is not joined explicitly: that would also wait for its stack to be
     // unmapped.
+    let helpers = Helpers::new();
     thread::scope(|scope| {
         let builder = thread::Builder::new().name("mc-put".to_owned());
-        if let Err(error) = builder.spawn_scoped(scope, run_parts) {
+        let (limit, helper) = (call_limit::current(), helpers.add());
+        let help = || {
+            let _helper = helper;
+            call_limit::run_under(limit, run_parts);
+        };
+        if let Err(error) = builder.spawn_scoped(scope, help) {
             // This thread processes all parts alone.
             tracing::debug!(%error, "cannot start a second thread for a batch, using one");
         }
         run_parts();
+        helpers.wait();
     });
     done.into_inner()
 }

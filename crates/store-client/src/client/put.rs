@@ -9,6 +9,7 @@ use std::{
 };
 
 use mooncake_base::{Clock, Error, Moment, ObjectKey, Result, SystemClock};
+use mooncake_os::call_limit;
 use mooncake_transfer_engine::LocalRange;
 use rustc_hash::{FxBuildHasher, FxHashSet};
 
@@ -171,7 +172,7 @@ impl ClientInner {
         if let Err(error) = check_groups(items.len(), options) {
             return items.iter().map(|_| Err(error.clone())).collect();
         }
-        let calls_until = begin + self.config.rpc_timeout;
+        let calls_until = call_limit::capped(begin + self.config.rpc_timeout);
         let put = PutBatch { items, options, calls_until, written_us: AtomicU64::new(0) };
         let mut outcomes = vec![None; items.len()];
         let mut open: Vec<usize> = (0..items.len()).collect();
@@ -264,7 +265,8 @@ impl ClientInner {
         }
         let begin = SystemClock.now();
         if self.config.has_checksums {
-            let mut checksummer = Checksummer::default();
+            let deadline = begin + self.config.transfer_timeout;
+            let mut checksummer = Checksummer::new(&self.engine, deadline);
             for (upload, &at) in uploads.iter_mut().zip(&owners) {
                 upload.set_checksum(&mut checksummer, &put.items[at]);
             }

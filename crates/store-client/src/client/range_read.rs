@@ -24,9 +24,39 @@ impl Client {
     /// `scope` does not allow its memory (`INVALID_PARAMS`); the other parts of the object are
     /// still read.
     pub fn read_parts(&self, wanted: &[Parts<'_>], scope: BufferScope<'_>) -> Vec<PartOutcomes> {
+        let (found, objects) = self.locate_parts(wanted);
+        let located: Vec<_> =
+            objects.iter().map(|&at| found[at].as_ref().map_err(Clone::clone)).collect();
+        let begin = located.iter().flatten().next().map(|located| located.requested_at);
+        self.read_parts_of(&located, wanted, scope, begin)
+    }
+
+    /// Like [`read_parts`](Self::read_parts), but an object fails as a whole if one of its parts
+    /// cannot be read. Returns the number of bytes read of each object.
+    ///
+    /// # Errors
+    /// By object: as [`read_parts`](Self::read_parts), for the object or its first part that fails.
+    pub fn read_all_parts(&self, wanted: &[Parts<'_>], scope: BufferScope<'_>) -> Vec<Result<u64>> {
+        let (found, objects) = self.locate_parts(wanted);
+        let allowed = AllowedMemory::new(self.engine(), scope);
+        let checked = objects.iter().zip(wanted).enumerate().map(|(at, (&object, parts))| {
+            let located = found[object].as_ref().map_err(Clone::clone)?;
+            parts.memory.iter().try_for_each(|range| allowed.check(at, range))?;
+            Ok(Read::scattered(located, parts.offsets, parts.memory))
+        });
+        let checked: Vec<Result<Read<'_>>> = checked.collect();
+        let reads: Vec<_> = checked.iter().flatten().copied().collect();
+        let begin = reads.first().map(|read| read.located.requested_at);
+        let mut read = self.read_since(begin, &reads).into_iter();
+        checked.into_iter().map(|checked| checked.and_then(|_| next_of(&mut read))).collect()
+    }
+
+    /// Locates each object once, however often it is named. Returns what was found, and for each
+    /// item the index of its object in that.
+    fn locate_parts(&self, wanted: &[Parts<'_>]) -> (Vec<Result<Located>>, Vec<usize>) {
         let mut numbers: FxHashMap<&ObjectKey, usize> = FxHashMap::default();
         let mut keys = Vec::new();
-        let objects: Vec<usize> = wanted
+        let objects = wanted
             .iter()
             .map(|parts| {
                 *numbers.entry(parts.key).or_insert_with(|| {
@@ -35,11 +65,7 @@ impl Client {
                 })
             })
             .collect();
-        let located: Vec<_> = self.locate(&keys);
-        let located: Vec<_> =
-            objects.iter().map(|&at| located[at].as_ref().map_err(Clone::clone)).collect();
-        let begin = located.iter().flatten().next().map(|located| located.requested_at);
-        self.read_parts_of(&located, wanted, scope, begin)
+        (self.locate(&keys), objects)
     }
 
     /// Reads parts of objects that are already located. The operation's duration counts from
@@ -62,17 +88,22 @@ impl Client {
             .collect();
         let reads: Vec<_> = checked.iter().flatten().map(CheckedParts::read).collect();
         let mut read = self.read_since(begin, &reads).into_iter();
-        let missing = || Err(Error::internal("parts of an object were left out of their batch"));
         checked
             .into_iter()
             .zip(wanted)
             .map(|(checked, parts)| {
                 let checked = checked?;
-                read.next().unwrap_or_else(missing)?;
+                next_of(&mut read)?;
                 Ok(checked.outcomes(parts))
             })
             .collect()
     }
+}
+
+/// Returns the outcome of the next object of a batch.
+fn next_of(outcomes: &mut impl Iterator<Item = Result<u64>>) -> Result<u64> {
+    let missing = || Err(Error::internal("parts of an object were left out of their batch"));
+    outcomes.next().unwrap_or_else(missing)
 }
 
 /// The parts of one object, split into readable and refused ones.

@@ -4,11 +4,15 @@
 use std::borrow::Cow;
 
 use mooncake_base::{Clock, Error, ErrorCode, Moment, ReplicaId, Result, SystemClock};
+use mooncake_os::call_limit;
 use mooncake_proto::v1::{self, request::Call, response::Call as Reply};
 use mooncake_transfer_engine::{LocalRange, Opcode, TimeLimits, TransferEntry};
-use smallvec::SmallVec;
 
-use super::{Client, ClientInner, checksum::Checksummer, destination::layout, put::total};
+use super::{
+    Client, ClientInner,
+    checksum::Checksummer,
+    destination::{Layout, layout},
+};
 use crate::{
     metrics::{Operation, OutcomeTotals},
     object::{Located, Read, Span},
@@ -20,8 +24,7 @@ use crate::{
 /// An object that is read, and the memory that its bytes go to.
 struct Target<'a> {
     located: Cow<'a, Located>,
-    /// Offsets within the object and their destinations.
-    ranges: SmallVec<[(u64, LocalRange); 1]>,
+    layout: Layout<'a>,
     length: u64,
 }
 
@@ -64,7 +67,7 @@ impl ClientInner {
         if let Err(error) = self.lifetime.check_open() {
             return reads.iter().map(|_| Err(error.clone())).collect();
         }
-        let mut objects = ReadObjects::new(now + self.config.transfer_timeout);
+        let mut objects = ReadObjects::new(call_limit::capped(now + self.config.transfer_timeout));
         let mut targets: Vec<_> =
             reads.iter().map(|read| self.add_read(read, &mut objects, now)).collect();
         let mut now = now;
@@ -85,6 +88,9 @@ impl ClientInner {
                 ReadStep::Done => break,
             }
             now = SystemClock.now();
+            if call_limit::is_over() {
+                now = now.max(objects.deadline());
+            }
         }
         let outcomes = objects.into_outcomes().zip(&targets);
         outcomes
@@ -99,18 +105,18 @@ impl ClientInner {
     fn add_read<'a>(&self, read: &Read<'a>, objects: &mut ReadObjects, now: Moment) -> Target<'a> {
         let located = Cow::Borrowed(read.located);
         match layout(&located, read.span, read.into) {
-            Ok(ranges) => {
-                let length = total(ranges.iter().map(|(_, range)| range));
+            Ok(layout) => {
+                let length = layout.ranges().map(|(_, range)| range.length() as u64).sum();
                 let extent = match read.span {
                     Span::Whole => ReadExtent::Whole,
                     Span::Range { .. } | Span::Scattered(_) => ReadExtent::Part(length),
                 };
                 objects.push(self.read_source(&located, extent, now), extent);
-                Target { located, ranges, length }
+                Target { located, layout, length }
             }
             Err(error) => {
                 objects.push_refused(error);
-                Target { located, ranges: SmallVec::new(), length: 0 }
+                Target { located, layout: Layout::Scattered(&[], &[]), length: 0 }
             }
         }
     }
@@ -204,10 +210,10 @@ impl ClientInner {
         targets: &[Target<'_>],
         read: &[(usize, ReplicaId)],
     ) {
-        let mut checksummer = Checksummer::default();
+        let mut checksummer = Checksummer::new(&self.engine, objects.deadline());
         for &(at, replica) in read {
-            let Target { located, ranges, .. } = &targets[at];
-            let found = checksummer.checksum(ranges.iter().map(|(_, range)| range));
+            let Target { located, layout, .. } = &targets[at];
+            let found = checksummer.checksum(layout.ranges().map(|(_, range)| range));
             objects.compared(
                 at,
                 found.and_then(|found| {
@@ -268,10 +274,10 @@ impl Target<'_> {
     /// Adds a transfer from one of the places.
     fn push_job(&self, place: usize, jobs: &mut Jobs) {
         let place = &self.located.places[place];
-        let entry = |(offset, range): &(u64, LocalRange)| {
-            TransferEntry::new(*range, place.address() + offset)
+        let entry = |(offset, range): (u64, LocalRange)| {
+            TransferEntry::new(range, place.address() + offset)
         };
         let is_chosen = self.located.places.len() > 1;
-        jobs.push(&place.segment, self.ranges.iter().map(entry), is_chosen);
+        jobs.push(&place.segment, self.layout.ranges().map(entry), is_chosen);
     }
 }

@@ -6,6 +6,7 @@ use mooncake_base::{
     Clock, Error, ErrorCode, ErrorKind, KeyRef, Moment, ObjectKey, ReplicaId, Result, SystemClock,
     Version,
 };
+use mooncake_os::call_limit;
 use mooncake_transfer_engine::{LocalRange, Opcode, TimeLimits, TransferEntry};
 use smallvec::SmallVec;
 
@@ -196,8 +197,8 @@ impl Upload {
     }
 
     /// Computes and stores the checksum of a value that is written whole.
-    pub(super) fn set_checksum(&mut self, checksummer: &mut Checksummer, item: &PutItem<'_>) {
-        match checksummer.checksum(item.parts.iter()) {
+    pub(super) fn set_checksum(&mut self, checksummer: &mut Checksummer<'_>, item: &PutItem<'_>) {
+        match checksummer.checksum(item.parts.iter().copied()) {
             Ok(sum) => self.checksum = Some(sum),
             Err(error) => {
                 for at in 0..self.places.len() {
@@ -291,7 +292,7 @@ impl ClientInner {
         stall: Option<Duration>,
         now: Moment,
     ) -> Vec<Result<()>> {
-        let mut until = now + self.config.transfer_timeout;
+        let mut until = call_limit::capped(now + self.config.transfer_timeout);
         let mut jobs = Jobs::with_capacity(puts.len());
         let mut owners = Vec::with_capacity(puts.len());
         let mut outcomes: Vec<Result<()>> = Vec::with_capacity(puts.len());

@@ -6,7 +6,7 @@ use mooncake_base::{
     Clock, Error, ErrorCode, KeyRef, Moment, ObjectKey, Result, SystemClock, Version,
 };
 use mooncake_proto::{
-    columns::{ItemPlaces, Outcome, collapse_if_uniform},
+    columns::{ItemPlaces, Outcome},
     v1::{self, request::Call, response::Call as Reply},
 };
 
@@ -166,22 +166,19 @@ impl ClientInner {
     }
 
     fn start_call(&self, items: &[ReserveItem<'_>], options: &PutOptions, request: u64) -> Call {
-        let mut lengths: Vec<u64> = items.iter().map(|item| item.length).collect();
-        collapse_if_uniform(&mut lengths);
         let group =
             |item: &ReserveItem<'_>| options.groups.get(item.at).cloned().unwrap_or_default();
         let groups = match options.groups.is_empty() {
             true => Vec::new(),
             false => items.iter().map(group).collect(),
         };
-        let keys = Some(v1::KeyColumn::pack(items.iter().map(|item| item.key)));
+        let columns = v1::PutColumns::pack(items.iter().map(|item| (item.key, item.length)));
         Call::PutStart(v1::PutStartRequest {
             caller: self.rpc.caller(),
-            items: Vec::new(),
             config: Some(wire_options(options)),
             replace: options.is_upsert,
             request_id: request,
-            columns: Some(v1::PutColumns { keys, lengths, groups }),
+            columns: Some(v1::PutColumns { groups, ..columns }),
             avoided_endpoints: self.transfers.replicas().suspected().endpoints(),
         })
     }

@@ -44,6 +44,13 @@ impl Circuit {
         self.failure = None;
     }
 
+    /// Records an attempt whose caller stopped waiting: it says nothing about the master.
+    pub(super) fn record_abandoned(&mut self, now: Moment) {
+        if let Some(failure) = &mut self.failure {
+            failure.until = now;
+        }
+    }
+
     /// Records an attempt that failed after `took`.
     pub(super) fn record_failure(&mut self, error: Error, now: Moment, took: Duration) {
         let until = now + took.clamp(PAUSE_MIN, PAUSE_MAX);
@@ -56,6 +63,19 @@ mod tests {
     use super::*;
 
     const SECOND: Duration = Duration::from_secs(1);
+
+    #[test]
+    fn abandoned_attempt_lets_the_next_one_through() {
+        let mut circuit = Circuit::default();
+        let now = Moment::default();
+        circuit.record_abandoned(now);
+        circuit.check_attempt(now, SECOND).unwrap();
+        circuit.record_failure(error(), now, SECOND);
+        circuit.check_attempt(now + SECOND, SECOND).unwrap();
+        circuit.check_attempt(now + SECOND, SECOND).unwrap_err();
+        circuit.record_abandoned(now + SECOND);
+        circuit.check_attempt(now + SECOND, SECOND).unwrap();
+    }
 
     fn error() -> Error {
         Error::internal("dead")

@@ -9,7 +9,10 @@ use std::{
 
 use bytes::BytesMut;
 use mooncake_base::{Clock, Error, ErrorCode, Moment, Result, SystemClock};
-use mooncake_os::spin_wait::{ANSWER_SPIN_TIME, ActiveThread, SpinWait};
+use mooncake_os::{
+    call_limit,
+    spin_wait::{ANSWER_SPIN_TIME, ActiveThread, SpinWait},
+};
 use mooncake_proto::{native_frame, native_token::ClientProof};
 use prost::Message;
 use socket2::Socket;
@@ -183,7 +186,7 @@ impl Connection {
     /// The time-out is rounded down to a power of two, so that consecutive calls seldom change it.
     /// A wait that ends early is repeated.
     fn set_timeout(&mut self, deadline: Moment) -> Result<(), ExchangeError> {
-        let left = deadline.left(SystemClock.now());
+        let left = call_limit::next_wait(deadline);
         if left.is_zero() {
             return Err(ExchangeError::TimedOut);
         }

@@ -9,6 +9,7 @@ use std::{
 };
 
 use mooncake_base::{Clock, Endpoint, Error, ErrorCode, Moment, Result, SystemClock, Token};
+use mooncake_os::call_limit;
 use mooncake_proto::{
     native_frame::{self, ServerGreeting},
     native_token::{self, Exchange},
@@ -67,11 +68,13 @@ fn dial_tcp(
 ) -> Result<Greeted> {
     let mut last = unreachable("the host name of the master has no address");
     for address in resolve(to, deadline)? {
-        let left = deadline.left(SystemClock.now());
+        let left = call_limit::capped(deadline).left(SystemClock.now());
         if left.is_zero() {
             return Err(unreachable("no connection to the master before the deadline"));
         }
-        match connect_tcp(address, left) {
+        let connect = move || connect_tcp(address, left);
+        let timed_out = || Err(io::ErrorKind::TimedOut.into());
+        match call_limit::run_blocking(deadline, connect).unwrap_or_else(timed_out) {
             Ok(socket) => match greet(socket, deadline).and_then(&authenticate) {
                 Ok(greeted) => return Ok(greeted),
                 Err(error) => last = error.with("resolved", address),
@@ -175,11 +178,11 @@ fn resolve(to: &Endpoint, deadline: Moment) -> Result<Vec<SocketAddr>> {
     std::thread::Builder::new().name("mc-resolve".to_owned()).spawn(resolve_host).map_err(
         |source| unreachable("cannot start a thread for the resolver").caused_by(source),
     )?;
-    match receiver.recv_timeout(deadline.left(SystemClock.now())) {
-        Ok(found) => found.map_err(|source: io::Error| {
+    match call_limit::receive(&receiver, deadline) {
+        Some(found) => found.map_err(|source: io::Error| {
             unreachable("the host name of the master cannot be resolved").caused_by(source)
         }),
-        Err(_) => Err(unreachable("the host name of the master was not resolved in time")),
+        None => Err(unreachable("the host name of the master was not resolved in time")),
     }
 }
 

@@ -3,7 +3,8 @@
 use std::sync::{Arc, Weak};
 
 use mooncake_base::sync::{Condvar, Mutex};
-use mooncake_base::{Clock, Error, ErrorCode, Moment, Result, SystemClock};
+use mooncake_base::{Error, ErrorCode, Moment, Result};
+use mooncake_os::call_limit;
 use socket2::Socket;
 
 use super::connection::Connection;
@@ -58,7 +59,7 @@ impl Pool {
                 let connection = state.idle.pop();
                 return Ok(Slot { pool: self, connection });
             }
-            let left = deadline.left(SystemClock.now());
+            let left = call_limit::next_wait(deadline);
             if left.is_zero() {
                 let text = "all connections to the master were busy until the deadline";
                 return Err(Error::new(ErrorCode::RPC_TIMEOUT, text).with("limit", self.limit));

@@ -4,7 +4,7 @@ use std::{io, time::Duration};
 
 use mooncake_base::sync::Mutex;
 use mooncake_base::{Clock, Endpoint, Error, ErrorCode, ErrorKind, Moment, Result, SystemClock};
-use mooncake_os::fork;
+use mooncake_os::{call_limit, fork};
 use mooncake_proto::{
     native_frame::ServerGreeting,
     v1::{self, request::Call, response::Call as Reply},
@@ -74,6 +74,10 @@ impl SocketLink {
                 self.circuit.lock().record_success();
                 self.pool.track(&connection)?;
                 Ok(connection)
+            }
+            Err(error) if call_limit::is_over() => {
+                self.circuit.lock().record_abandoned(now);
+                Err(error)
             }
             Err(error) => {
                 self.circuit.lock().record_failure(error.clone(), now, now.since(start));

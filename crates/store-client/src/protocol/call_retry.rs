@@ -11,10 +11,6 @@ const PAUSE_MIN: Duration = Duration::from_millis(5);
 const OVERLOAD_PAUSE_MIN: Duration = Duration::from_millis(20);
 const PAUSE_MAX: Duration = Duration::from_millis(500);
 
-/// Time during which an ordinary call is repeated, counted from its first failure. Callers can
-/// repeat such an operation themselves, and want to know soon that the master is gone.
-const ORDINARY_PATIENCE: Duration = Duration::from_secs(2);
-
 /// Minimum time limit of one attempt of a call that closes a put.
 const ATTEMPT_MIN: Duration = Duration::from_millis(500);
 
@@ -56,6 +52,8 @@ pub enum AttemptFailure {
 pub struct CallRetry {
     kind: CallKind,
     deadline: Moment,
+    /// Time during which an ordinary call is repeated, counted from its first failure.
+    patience: Duration,
     /// The end of repetitions; set by the first failure.
     give_up_at: Option<Moment>,
     repetitions: u32,
@@ -63,9 +61,10 @@ pub struct CallRetry {
 }
 
 impl CallRetry {
-    /// A call that has until `deadline`. `seed` decides the random part of its delays.
-    pub fn new(kind: CallKind, deadline: Moment, seed: u64) -> Self {
-        Self { kind, deadline, give_up_at: None, repetitions: 0, jitter: seed }
+    /// A call that has until `deadline`, and is repeated for `patience` after its first failure
+    /// unless it closes a put. `seed` decides the random part of its delays.
+    pub fn new(kind: CallKind, deadline: Moment, patience: Duration, seed: u64) -> Self {
+        Self { kind, deadline, patience, give_up_at: None, repetitions: 0, jitter: seed }
     }
 
     /// Returns the time limit of the next attempt. A call that closes a put leaves time for a
@@ -98,7 +97,7 @@ impl CallRetry {
         let give_up_at = *self.give_up_at.get_or_insert_with(|| match (self.kind, failure) {
             // TCP would have sent the request again until the deadline, only at longer intervals.
             (CallKind::ClosesPut, _) | (_, AttemptFailure::CutOff) => self.deadline,
-            _ => self.deadline.min(now + ORDINARY_PATIENCE),
+            _ => self.deadline.min(now + self.patience),
         });
         let pause = self.pause(failure);
         if !is_allowed || give_up_at.has_passed(now + pause) {
@@ -138,7 +137,7 @@ mod tests {
 
     /// Returns the time until the call gives up, if each attempt fails like this at once.
     fn patience(kind: CallKind, failure: AttemptFailure) -> Duration {
-        let mut retry = CallRetry::new(kind, START + SECOND * 30, 7);
+        let mut retry = CallRetry::new(kind, START + SECOND * 30, SECOND * 2, 7);
         let mut now = START;
         while let Some(pause) = retry.after_failure(failure, now) {
             assert!(pause <= PAUSE_MAX);
@@ -179,7 +178,7 @@ mod tests {
 
     #[test]
     fn restarting_master_is_awaited_after_a_broken_connection() {
-        let mut retry = CallRetry::new(CallKind::Repeatable, START + SECOND * 30, 1);
+        let mut retry = CallRetry::new(CallKind::Repeatable, START + SECOND * 30, SECOND * 2, 1);
         let first = retry.after_failure(AttemptFailure::Broken, START);
         assert_eq!(first, Some(Duration::ZERO));
         assert!(retry.after_failure(AttemptFailure::Unreachable, START + SECOND).is_some());
@@ -188,7 +187,7 @@ mod tests {
 
     #[test]
     fn master_behind_a_cut_network_is_awaited_until_the_deadline() {
-        let mut retry = CallRetry::new(CallKind::Repeatable, START + SECOND * 30, 1);
+        let mut retry = CallRetry::new(CallKind::Repeatable, START + SECOND * 30, SECOND * 2, 1);
         assert_eq!(retry.after_failure(AttemptFailure::CutOff, START), Some(Duration::ZERO));
         for seconds in [5, 15, 28] {
             let now = START + SECOND * seconds;
@@ -200,10 +199,10 @@ mod tests {
 
     #[test]
     fn attempts_to_close_a_put_leave_time_for_another() {
-        let retry = CallRetry::new(CallKind::ClosesPut, START + SECOND * 30, 1);
+        let retry = CallRetry::new(CallKind::ClosesPut, START + SECOND * 30, SECOND * 2, 1);
         assert_eq!(retry.attempt_deadline(START), START + SECOND * 15);
         assert_eq!(retry.attempt_deadline(START + SECOND * 30), START + SECOND * 30);
-        let other = CallRetry::new(CallKind::Repeatable, START + SECOND * 30, 1);
+        let other = CallRetry::new(CallKind::Repeatable, START + SECOND * 30, SECOND * 2, 1);
         assert_eq!(other.attempt_deadline(START), START + SECOND * 30);
     }
 }

@@ -24,22 +24,44 @@ const LINE: usize = 64;
 /// Shorter copies gain nothing.
 pub(super) const LENGTH_MIN: usize = BLOCK;
 
-/// True on processors of vendors whose processors are faster with a sequential copy.
-#[cfg(target_arch = "x86_64")]
-static IS_SEQUENTIAL_FASTER: LazyLock<bool> = LazyLock::new(|| {
-    let words = __cpuid(0);
-    let name = [words.ebx, words.edx, words.ecx].map(u32::to_le_bytes);
-    matches!(name.as_flattened(), b"AuthenticAMD" | b"HygonGenuine")
-});
+/// Copies of at least this length gain if there are many: the stores of one continue while the next
+/// one loads, until [`fence`].
+pub(super) const SHORT_LENGTH_MIN: usize = 512;
+
+/// Makes the bytes of earlier copies of this thread visible to a thread that learns of their end.
+pub(super) fn fence() {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: every processor of this architecture has this instruction.
+    unsafe {
+        std::arch::x86_64::_mm_sfence();
+    }
+}
+
+/// Returns whether the processor is of a vendor whose processors are faster with a sequential copy.
+fn is_sequential_faster() -> bool {
+    #[cfg(target_arch = "x86_64")]
+    {
+        static ANSWER: LazyLock<bool> = LazyLock::new(|| {
+            let words = __cpuid(0);
+            let name = [words.ebx, words.edx, words.ecx].map(u32::to_le_bytes);
+            matches!(name.as_flattened(), b"AuthenticAMD" | b"HygonGenuine")
+        });
+        *ANSWER
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    false
+}
 
 /// Copies, with non-temporal stores where the ranges do not overlap. Overlapping ranges are
-/// allowed.
+/// allowed. Other threads see the bytes after a [`fence`].
 ///
 /// # Safety
 /// Both ranges are mapped, the first is readable and the second writable, until this returns.
 pub(super) unsafe fn copy(source: usize, target: usize, length: usize) {
     let head = (target.next_multiple_of(LINE) - target).min(length);
-    let body = (length - head) / BLOCK * BLOCK;
+    let is_sequential = is_sequential_faster() || length - head < BLOCK;
+    let unit = if is_sequential { LINE } else { BLOCK };
+    let body = (length - head) / unit * unit;
     if source.abs_diff(target) < length || body == 0 || cfg!(not(target_arch = "x86_64")) {
         // SAFETY: promised by the caller.
         unsafe { copy_cached(source, target, length) };
@@ -49,13 +71,10 @@ pub(super) unsafe fn copy(source: usize, target: usize, length: usize) {
     unsafe { copy_cached(source, target, head) };
     #[cfg(target_arch = "x86_64")]
     {
-        let copy_body = if *IS_SEQUENTIAL_FASTER { copy_sequential } else { copy_interleaved };
+        let copy_body = if is_sequential { copy_sequential } else { copy_interleaved };
         // SAFETY: as above; the target is aligned to a line, and the length is a multiple of the
-        // block.
+        // unit.
         unsafe { copy_body(source + head, target + head, body) };
-        // A thread that learns of the end of the copy must see its bytes.
-        // SAFETY: every processor of this architecture has this instruction.
-        unsafe { std::arch::x86_64::_mm_sfence() };
     }
     let done = head + body;
     // SAFETY: as above.
@@ -152,7 +171,20 @@ mod tests {
     #[test]
     fn copies_exactly_the_range_for_every_alignment_and_length() {
         let from: Vec<u8> = (0..3 * BLOCK).map(|i| (i % 251) as u8).collect();
-        for length in [0, 1, BLOCK - 1, BLOCK, BLOCK + 63, BLOCK + 64, 2 * BLOCK + 4097] {
+        for length in [
+            0,
+            1,
+            63,
+            64,
+            127,
+            512,
+            1025,
+            BLOCK - 1,
+            BLOCK,
+            BLOCK + 63,
+            BLOCK + 64,
+            2 * BLOCK + 4097,
+        ] {
             for (source, target) in [(0, 0), (1, 0), (0, 1), (17, 63), (64, 8), (4095, 16)] {
                 let mut to = vec![0xEE_u8; 3 * BLOCK];
                 let (start, end) = (from.as_ptr() as usize, target + length);

@@ -148,6 +148,17 @@ impl PinnedBuffer {
     }
 }
 
+impl PinnedBuffer {
+    /// Shows the first `length` bytes of the buffer, while no copy is in flight.
+    pub(super) fn with_bytes(&self, length: usize, look: impl FnOnce(&[u8])) {
+        let pinned = self.pinned.as_ref().expect("only drop takes it");
+        let length = length.min(BUFFER_BYTES);
+        // SAFETY: the buffer has this length, stays mapped while it is in use, and is written only
+        // by copies that its holder starts, none of which is in flight.
+        look(unsafe { std::slice::from_raw_parts(pinned.address.as_ptr(), length) });
+    }
+}
+
 impl Drop for PinnedBuffer {
     fn drop(&mut self) {
         self.pool.state.lock().free.extend(self.pinned.take());

@@ -1,16 +1,20 @@
 //! Transfers whose local side is device memory: staged through pinned memory, one bufferful at a
 //! time, over any transport.
 
-use mooncake_base::{Error, Result};
+use mooncake_base::{Error, Moment, Result};
 
 use super::{Engine, Inner, transfer::TransferParams};
 use crate::{
+    copy,
     device::{self, Cuda, Ordinal, StagedPart, Stream},
     metrics::Progress,
     path::peer::Peer,
-    transfer_entry::{Opcode, TransferEntry},
+    transfer_entry::{LocalRange, Opcode, TransferEntry},
     transport::TransportKind,
 };
+
+/// Bytes of host memory that are read at once. A block of this size stays in the CPU cache.
+const READ_BLOCK: usize = 64 << 10;
 
 /// Transfers ordered by a stream.
 #[derive(Debug)]
@@ -33,6 +37,43 @@ impl Engine {
     }
 }
 
+impl Engine {
+    /// Shows the bytes of local memory to `look`, block by block and in order. The memory may be that
+    /// of a device, and may change meanwhile. `block` is private memory for the bytes of the host; a
+    /// caller with many ranges keeps it.
+    ///
+    /// # Errors
+    /// The range is not mapped or not readable, or the driver refuses a copy. `look` may have seen
+    /// bytes before.
+    pub fn read_local(
+        &self,
+        range: LocalRange,
+        block: &mut Vec<u8>,
+        deadline: Moment,
+        mut look: impl FnMut(&[u8]),
+    ) -> Result<()> {
+        let devices = &self.inner.devices;
+        if let Some((cuda, device)) = devices.known().and_then(|cuda| cuda.owner_of(&range)) {
+            return cuda.read(device, range, deadline, look);
+        }
+        block.resize(READ_BLOCK, 0);
+        let mut done = 0;
+        while done < range.length() {
+            let block = &mut block[..READ_BLOCK.min(range.length() - done)];
+            if let Err(error) = copy::read(range.part(done, block.len()), block) {
+                // The process may have loaded the driver since this engine looked for it.
+                return match devices.find_loaded().and_then(|cuda| cuda.owner_of(&range)) {
+                    Some((cuda, device)) if done == 0 => cuda.read(device, range, deadline, look),
+                    _ => Err(error),
+                };
+            }
+            look(block);
+            done += block.len();
+        }
+        Ok(())
+    }
+}
+
 impl OnStream<'_> {
     /// Like [`Engine::transfer_hinted`], between a peer and memory of devices or of this process.
     ///
@@ -46,7 +87,7 @@ impl OnStream<'_> {
         peer: &Peer,
         opcode: Opcode,
         entries: &mut [TransferEntry],
-        deadline: mooncake_base::Moment,
+        deadline: Moment,
         hint: Option<TransportKind>,
     ) -> Result<Option<TransportKind>> {
         self.cuda.synchronize(self.stream)?;

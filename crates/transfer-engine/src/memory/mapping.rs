@@ -54,6 +54,12 @@ impl HugePages {
     }
 }
 
+/// The gate is asked after this many bytes of short copies.
+const GATE_BYTES: usize = 64 << 10;
+
+/// A shorter copy counts as this many bytes.
+const GATE_BYTES_OF_COPY: usize = 1 << 10;
+
 /// The counter of a mapped chunk; counting never reaches this value.
 const IS_MAPPED: u32 = 1 << 31;
 
@@ -194,7 +200,7 @@ impl Mapping {
         base: u64,
         gate: Gate<'_>,
     ) {
-        let mut copier = Copier::of(entries);
+        let (mut copier, mut ungated) = (Copier::of(entries), GATE_BYTES);
         let access = match opcode {
             Opcode::Write => Access::Read,
             Opcode::Read => Access::Write,
@@ -207,7 +213,11 @@ impl Mapping {
             }
             let (count, whole) = TransferEntry::contiguous_run(rest);
             let (run, behind) = rest.split_at_mut(count);
-            let mut copy = |remote: u64, local| {
+            let mut copy = |remote: u64, local: LocalRange| {
+                ungated += local.length().max(GATE_BYTES_OF_COPY);
+                let is_due = ungated >= GATE_BYTES;
+                ungated = if is_due { 0 } else { ungated };
+                let gate = if is_due { gate } else { &open_gate };
                 self.each_part((remote - base) as usize, local, access, (gate, &mut copier))
             };
             let moved = copy(run[0].remote, whole);

@@ -12,7 +12,8 @@ use std::{
     time::Duration,
 };
 
-use mooncake_base::{Clock, Moment, SystemClock};
+use mooncake_base::Moment;
+use mooncake_os::call_limit;
 
 /// The maximum number of spans per system call. The kernel accepts 1024; the array is on the stack.
 const IOVECS_MAX: usize = 256;
@@ -228,7 +229,7 @@ pub(super) fn wait(
 /// The deadline has passed (`TimedOut`), or `poll` failed.
 pub(super) fn wait_for_any(sockets: &mut [libc::pollfd], deadline: Moment) -> io::Result<()> {
     loop {
-        let left = deadline.left(SystemClock.now());
+        let left = call_limit::next_wait(deadline);
         if left.is_zero() {
             return Err(io::ErrorKind::TimedOut.into());
         }

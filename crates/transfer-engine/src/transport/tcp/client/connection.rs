@@ -7,9 +7,9 @@ use std::{
     time::Duration,
 };
 
-use mooncake_base::{Clock, Moment, SystemClock};
+use mooncake_base::Moment;
 use mooncake_os::{
-    fork,
+    call_limit, fork,
     spin_wait::{ANSWER_SPIN_TIME, SpinWait},
 };
 use socket2::SockRef;
@@ -233,7 +233,7 @@ impl PeerWait {
 
 /// Returns whether a receiving call may block before the next check of the deadline.
 fn block_mode(deadline: Moment) -> BlockMode {
-    let has_time = deadline.left(SystemClock.now()) > RECEIVE_TIMEOUT;
+    let has_time = call_limit::left(deadline) > RECEIVE_TIMEOUT;
     if has_time { BlockMode::SocketTimeout } else { BlockMode::NonBlocking }
 }
 

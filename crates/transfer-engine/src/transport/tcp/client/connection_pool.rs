@@ -2,13 +2,13 @@
 
 use std::{
     sync::atomic::{AtomicBool, AtomicUsize, Ordering},
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use mooncake_base::sync::{Condvar, Mutex, MutexGuard};
 use mooncake_base::{Clock, Endpoint, EngineId, Error, ErrorCode, Moment, Result, SystemClock};
 use mooncake_os::{
-    cpu_count,
+    call_limit, cpu_count,
     dial::{dial, is_refused, peer_error},
     fork,
     spin_wait::ActiveThread,
@@ -129,11 +129,13 @@ impl ConnectionPool {
                 break;
             }
             let before = state.releases;
-            let until = Instant::now() + limits.give_up_at().left(SystemClock.now());
+            let wait = call_limit::next_wait(limits.give_up_at());
             self.waiters.fetch_add(1, Ordering::Relaxed);
-            let is_late = self.released.wait_until(&mut state, until).timed_out();
+            self.released.wait_for(&mut state, wait);
             self.waiters.fetch_sub(1, Ordering::Relaxed);
-            if is_late && !limits.deadline.has_passed(SystemClock.now()) {
+            let is_late = wait.is_zero() || limits.give_up_at().has_passed(SystemClock.now());
+            let has_time = !call_limit::capped(limits.deadline).has_passed(SystemClock.now());
+            if is_late && has_time {
                 // Other callers' exchanges show that the peer is only busy.
                 if state.releases == before {
                     let stall = limits.stall.unwrap_or_default();
