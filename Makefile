@@ -26,7 +26,7 @@ export PYTHONDONTWRITEBYTECODE := 1
 # dependencies by the selection, and would build most of them once more for another one.
 RUST_TESTED := --workspace --exclude mooncake-python --features mooncake-transfer-engine/rdma,mooncake-verbs/test-util --locked
 NATIVE_SOURCES := Cargo.toml Cargo.lock pyproject.toml $(shell find crates -name '*.rs' -o -name Cargo.toml -o -name '*.proto')
-PYTHON_SOURCES := $(wildcard python tests/python scripts benches)
+PYTHON_SOURCES := $(wildcard python tests/python scripts benches examples)
 
 ##@ Start here
 
@@ -81,6 +81,7 @@ check-shape: setup ## Check dependencies, file sizes and the rules of docs/archi
 .PHONY: check-fresh
 check-fresh: setup ## Check that generated files are up to date
 	cargo test $(RUST_TESTED) --quiet --test fresh
+	@$(BIN)/python scripts/generate_blocking_api.py --check
 
 .PHONY: check-rust
 check-rust: setup ## Lint Rust, with and without RDMA
@@ -96,7 +97,7 @@ check-docs: setup ## Build the documentation of the crates without warnings
 .PHONY: check-python
 check-python: dev ## Lint Python, check its types, compare the stubs with the module
 	$(BIN)/ruff check $(PYTHON_SOURCES)
-	$(BIN)/mypy --strict $(filter-out tests/%,$(PYTHON_SOURCES))
+	$(BIN)/mypy --strict $(filter-out tests/% examples,$(PYTHON_SOURCES))
 	$(BIN)/python -m mypy.stubtest mooncake._native $(addprefix --allowlist ,$(wildcard tests/python/stubtest-allowlist.txt))
 
 .PHONY: format
@@ -106,17 +107,22 @@ format: setup ## Format Rust and Python
 	$(BIN)/ruff format $(PYTHON_SOURCES)
 
 .PHONY: generate
-generate: setup ## Write the wire code and the reference pages
+generate: setup ## Write the wire code, the reference pages and the blocking Python API
 	cargo run --locked --quiet -p mooncake-codegen
+	@$(BIN)/python scripts/generate_blocking_api.py
 
 .PHONY: hooks
 hooks: ## Run the fast half of `make check` before each commit
 	git config core.hooksPath .githooks
 
+.PHONY: check-deploy
+check-deploy: ## Check deploy/ with systemd-analyze, promtool, kubectl and kubernetes-validate, where installed
+	@scripts/check-deploy.sh
+
 ##@ Tests
 
 .PHONY: test
-test: test-rust test-python ## Rust tests, doc tests, Python tests
+test: test-rust test-counts test-python ## Rust tests, doc tests, instruction counts, Python tests
 
 .PHONY: test-rust
 test-rust: setup ## Rust tests and doc tests
@@ -126,6 +132,16 @@ test-rust: setup ## Rust tests and doc tests
 	else \
 	  cargo test $(RUST_TESTED) --no-fail-fast; \
 	fi
+
+# Our crates are built once more, optimised; the dependencies are those of the other tests.
+COUNTED := CARGO_INCREMENTAL=0 CARGO_PROFILE_DEV_OPT_LEVEL=1 CARGO_PROFILE_DEV_DEBUG=0 cargo test $(RUST_TESTED) --test instructions
+.PHONY: test-counts
+test-counts: setup ## Compare the instructions of hot calls with benches/instructions.txt
+	$(COUNTED)
+
+.PHONY: counts
+counts: setup ## Write benches/instructions.txt, after a change that is meant or with another compiler
+	MOONCAKE_WRITE_COUNTS=1 $(COUNTED)
 
 .PHONY: test-python
 test-python: dev $(VENV)/.test-tools ## Python tests against the extension that `make dev` built
