@@ -1,0 +1,81 @@
+"""The files of `deploy/`: their flags exist, and so do the metrics that they ask for."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+import mooncake
+
+DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
+PROGRAMS = {"mooncake_master": "mooncake.cli", "mooncake_client": "mooncake.cli_client"}
+# Functions, keywords and labels of PromQL in our queries, and a series of Prometheus itself.
+PROMQL = {"rate", "increase", "sum", "up", "job", "mooncake-master"}
+
+
+def queries() -> list[str]:
+    dashboard = json.loads((DEPLOY / "grafana/mooncake.json").read_text(encoding="utf-8"))
+    alerts = (DEPLOY / "prometheus/alerts.yml").read_text(encoding="utf-8")
+    blocks = re.findall(r"expr: (\|\n(?: {12}.*\n)+| *\S.*\n)", alerts)
+    assert len(blocks) == alerts.count("- alert:")
+    return [
+        *(target["expr"] for panel in dashboard["panels"] for target in panel["targets"]),
+        *blocks,
+    ]
+
+
+def metrics_of(query: str) -> set[str]:
+    plain = re.sub(r'"[^"]*"|\[[^]]*\]', "", query)
+    return set(re.findall(r"[a-z][a-z_]+", plain)) - PROMQL
+
+
+def test_queries_ask_for_metrics_of_a_master(master):
+    with mooncake.Store(master.address, mooncake.StoreConfig(segment_bytes="64MB")) as store:
+        store.put("k", b"v")
+        assert store.get("k") == b"v"
+        with urllib.request.urlopen(f"{master.admin}/metrics", timeout=20) as answer:
+            text = answer.read().decode()
+    exported = set(re.findall(r"^([a-z_]+)(?:\{| )", text, re.MULTILINE))
+    wanted = {name for query in queries() for name in metrics_of(query)}
+    assert len(wanted) > 10
+    assert wanted <= exported, wanted - exported
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_flags_exist(program):
+    done = subprocess.run(
+        [sys.executable, "-m", PROGRAMS[program], "--help"],
+        capture_output=True,
+        text=True,
+        timeout=50,
+        check=False,
+    )
+    known = set(re.findall(r"--([a-z_]+)", done.stdout + done.stderr))
+    used: set[str] = set()
+    for path in DEPLOY.rglob("*"):
+        if not path.is_file() or path.suffix == ".json":
+            continue
+        text = path.read_text(encoding="utf-8")
+        commands = re.findall(
+            rf"{program}\b(?![.-])(.*?)(?=mooncake_|\n\n|env|\Z)", text, re.DOTALL
+        )
+        used |= {flag for each in commands for flag in re.findall(r"--([a-z_]+)=", each)}
+    assert len(used) >= 3
+    assert used <= known, used - known
+
+
+def test_containers_do_not_run_as_root():
+    image = (DEPLOY / "docker/Dockerfile").read_text(encoding="utf-8")
+    user = re.findall(r"^USER (\d+):", image, re.MULTILINE)
+    assert user == ["10001"]
+    for path in (DEPLOY / "kubernetes/base").glob("*.yaml"):
+        text = path.read_text(encoding="utf-8")
+        assert text.count("runAsNonRoot: true") == text.count("containers:"), path
+        assert text.count("allowPrivilegeEscalation: false") == text.count("containers:"), path
+        assert set(re.findall(r"runAsUser: (\d+)", text)) <= set(user), path
