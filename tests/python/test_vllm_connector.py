@@ -1,0 +1,495 @@
+"""The connector between two processes, called as vLLM calls it: a prefill and a decode side."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+msgspec = pytest.importorskip("msgspec")
+zmq = pytest.importorskip("zmq")
+pytest.importorskip("torch")
+
+import vllm_interface as vllm  # noqa: E402
+
+from mooncake import mooncake_connector_v1 as connector_v1  # noqa: E402
+
+HERE = Path(__file__).parent
+PORT = "VLLM_MOONCAKE_SIDE_CHANNEL_PORT"
+EXPIRY = "VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT"
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+class PrefillProcess:
+    """An engine with the role of a producer, in another process."""
+
+    def __init__(self, variables: dict[str, str] | None = None, **options: Any) -> None:
+        self.port = free_port()
+        environment = {**os.environ, PORT: str(self.port), **(variables or {})}
+        options = {"role": "kv_producer", **options}
+        self.process = subprocess.Popen(
+            [sys.executable, str(HERE / "vllm_interface.py"), json.dumps(options)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=environment,
+            text=True,
+        )
+        self.pid = self.read()
+
+    def read(self) -> Any:
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        assert line, "the prefill process ended"
+        return json.loads(line)
+
+    def tell(self, *call: Any) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps(call) + "\n")
+        self.process.stdin.flush()
+
+    def __call__(self, *call: Any) -> Any:
+        self.tell(*call)
+        return self.read()
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.communicate(timeout=30)
+
+    def check_free(self) -> None:
+        """Checks that no block is in use."""
+        assert self("until_free")["waiting"] == []
+
+    def end(self) -> None:
+        """Checks that nothing is left, and ends the process."""
+        self.check_free()
+        assert self("shutdown") == 0
+        self.kill()
+
+
+@pytest.fixture(scope="module")
+def shared_prefill() -> Iterator[PrefillProcess]:
+    started = PrefillProcess()
+    yield started
+    started.end()
+
+
+@pytest.fixture
+def prefill(shared_prefill: PrefillProcess) -> Iterator[PrefillProcess]:
+    yield shared_prefill
+    shared_prefill.check_free()
+
+
+@pytest.fixture
+def hasty_prefill() -> Iterator[PrefillProcess]:
+    """Frees blocks that nobody asked for within a second."""
+    started = PrefillProcess({EXPIRY: "1"})
+    yield started
+    started.end()
+
+
+@pytest.fixture
+def decode(monkeypatch: pytest.MonkeyPatch) -> Iterator[vllm.Engine]:
+    # A decode side waits for at most the expiry and MC_TRANSFER_TIMEOUT.
+    monkeypatch.setenv("VLLM_MOONCAKE_PROTOCOL", "tcp")
+    engine = vllm.Engine("kv_consumer")
+    yield engine
+    assert engine.shutdown() == 0
+
+
+def call_raw(port: int, payload: bytes) -> bytes:
+    """Sends a message to a side channel and returns the answer."""
+    with connector_v1.zmq_ctx(zmq.REQ, f"tcp://127.0.0.1:{port}") as channel:
+        channel.send(payload)
+        assert channel.poll(30_000), "no answer"
+        return channel.recv()
+
+
+def finish(decode: vllm.Engine, request_id: str) -> None:
+    decode.until(lambda engine: request_id in engine.received)
+
+
+# Hand-over
+
+
+@pytest.mark.parametrize("is_split", [True, False], ids=["keys-values-apart", "blocks-first"])
+def test_blocks_of_many_layers_arrive(monkeypatch, is_split):
+    prefill = PrefillProcess(layers=40, is_split=is_split)
+    monkeypatch.setenv("VLLM_MOONCAKE_PROTOCOL", "tcp")
+    decode = vllm.Engine("kv_consumer", layers=40, is_split=is_split)
+    try:
+        # The decode side's blocks are others.
+        decode.allocate("other", 5 * vllm.BLOCK_SIZE)
+        params = prefill("prefill", "p-1", 30, 7)
+        assert decode.start_decode("d-1", 30, params) == (30, True)
+        finish(decode, "d-1")
+        assert decode.mismatches("d-1", 30, 7) == []
+        assert decode.failed == set()
+        untouched = set(range(decode.blocks)) - set(decode.owned["d-1"][: vllm.blocks_of(30)])
+        assert not any(decode.block(0, block).any() for block in untouched)
+        prefill.end()
+    finally:
+        prefill.kill()
+        assert decode.shutdown() == 0
+
+
+def test_ten_requests_at_once_arrive(prefill, decode):
+    asked = {}
+    for number in range(10):
+        tokens = 5 + 2 * number
+        params = prefill("prefill", f"p-{number}", tokens, number)
+        asked[f"d-{number}"] = (tokens, number)
+        decode.start_decode(f"d-{number}", tokens, params)
+        if number % 2:
+            decode.step()
+    decode.until(lambda engine: engine.received == set(asked))
+    for request_id, (tokens, seed) in asked.items():
+        assert decode.mismatches(request_id, tokens, seed) == [], request_id
+    assert decode.failed == set()
+
+
+def test_only_missing_blocks_are_sent_where_a_prefix_is_cached(prefill, decode):
+    params = prefill("prefill", "p", 18, 3)
+    assert decode.start_decode("d", 18, params, cached=3) == (6, True)
+    finish(decode, "d")
+    assert decode.mismatches("d", 18, 3, cached=3) == []
+    assert not any(decode.block(0, block).any() for block in decode.owned["d"][:3])
+
+
+def test_a_cached_prompt_frees_the_blocks_of_the_prefill(prefill, decode):
+    params = prefill("prefill", "p", 16, 3)
+    assert decode.start_decode("d", 16, params, cached=4) == (0, False)
+    decode.step()
+    prefill.check_free()
+    assert decode.received == set()
+
+
+def test_a_call_waits_for_the_end_of_the_prefill(prefill, decode):
+    prefill("start_prefill", "p", 12, 4)
+    early = {"do_remote_prefill": True, "remote_host": "127.0.0.1", "remote_port": prefill.port}
+    decode.start_decode("p", 12, early)
+    decode.step()
+    prefill("step")
+    assert decode.received == set()
+    prefill("finish_prefill", "p")
+    finish(decode, "p")
+    assert decode.mismatches("p", 12, 4) == []
+
+
+# Aborted and late requests
+
+
+def test_an_aborted_prefill_fails_the_waiting_call(prefill, decode):
+    prefill("start_prefill", "p", 12, 4)
+    early = {"do_remote_prefill": True, "remote_host": "127.0.0.1", "remote_port": prefill.port}
+    decode.start_decode("p", 12, early)
+    decode.step()
+    assert prefill("finish_prefill", "p", "FINISHED_ABORTED") is None
+    finish(decode, "p")
+    assert decode.failed == set(decode.owned["p"][: vllm.blocks_of(12)])
+
+
+def test_an_aborted_decode_frees_the_blocks_of_the_prefill(prefill, decode):
+    params = prefill("prefill", "p", 12, 4)
+    decode.abort_unscheduled("d", 12, params)
+    decode.step()
+    prefill.check_free()
+    assert decode.received == set()
+
+
+def test_a_late_call_fails_and_the_blocks_were_freed(hasty_prefill, decode):
+    params = hasty_prefill("prefill", "p", 12, 4)
+    assert hasty_prefill("until_free")["sent"] == ["p"]
+    decode.start_decode("d", 12, params)
+    finish(decode, "d")
+    assert decode.failed == set(decode.owned["d"][: vllm.blocks_of(12)])
+
+
+def test_one_late_request_does_not_fail_the_others_of_its_call(prefill, decode):
+    params = prefill("prefill", "p", 12, 4)
+    decode.start_decode("good", 12, params)
+    decode.start_decode("late", 8, {**params, "remote_request_id": "unknown"})
+    decode.until(lambda engine: engine.received == {"good", "late"})
+    assert decode.mismatches("good", 12, 4) == []
+    assert decode.failed == set(decode.owned["late"][: vllm.blocks_of(8)])
+
+
+# Peers that die
+
+
+def test_a_prefill_that_dies_in_mid_transfer_fails_the_request(decode):
+    prefill = PrefillProcess()
+    params = prefill("prefill", "p", 40, 4)
+    prefill("hang_in_write")
+    decode.start_decode("d", 40, params)
+    decode.step()
+    assert prefill.read() == "half written"
+    prefill.kill()
+    finish(decode, "d")
+    assert decode.failed == set(decode.owned["d"][: vllm.blocks_of(40)])
+
+
+def test_a_prefill_that_is_not_there_fails_the_request(decode):
+    params = {
+        "do_remote_prefill": True,
+        "remote_host": "127.0.0.1",
+        "remote_port": free_port(),
+    }
+    decode.start_decode("d", 40, params)
+    finish(decode, "d")
+    assert decode.failed == set(decode.owned["d"][: vllm.blocks_of(40)])
+
+
+def test_blocks_for_a_decode_that_died_expire(hasty_prefill):
+    hasty_prefill("prefill", "p", 12, 4)
+    call = connector_v1.MooncakeAgentMetadata(
+        remote_hostname="127.0.0.1",
+        remote_port=free_port(),
+        request_ids=["p"],
+        kv_caches_base_addr=[4096] * 6,
+        block_ids=[[0, 1, 2]],
+    )
+    assert call_raw(hasty_prefill.port, msgspec.msgpack.encode(call)) == connector_v1.TRANS_ERROR
+    assert hasty_prefill("until_free")["sent"] == ["p"]
+
+
+def test_a_worker_that_shuts_down_leaves_no_call_behind(prefill, monkeypatch):
+    decode = vllm.Engine("kv_consumer")
+    prefill("start_prefill", "p", 12, 4)
+    early = {"do_remote_prefill": True, "remote_host": "127.0.0.1", "remote_port": prefill.port}
+    decode.start_decode("p", 12, early)
+    decode.step()
+    assert decode.shutdown() == 0
+    prefill("finish_prefill", "p", "FINISHED_ABORTED")
+
+
+# What does not fit
+
+
+def test_a_call_for_more_blocks_than_there_are_fails(hasty_prefill, decode):
+    params = hasty_prefill("prefill", "p", 8, 4)
+    decode.start_decode("d", 40, params)
+    finish(decode, "d")
+    assert decode.failed == set(decode.owned["d"][: vllm.blocks_of(40)])
+
+
+@pytest.mark.parametrize("options", [{"layers": 2}, {"heads": 4}], ids=["layers", "heads"])
+def test_a_decode_side_with_another_model_is_refused(hasty_prefill, options):
+    decode = vllm.Engine("kv_consumer", **options)
+    params = hasty_prefill("prefill", "p", 8, 4)
+    decode.start_decode("d", 8, params)
+    finish(decode, "d")
+    assert decode.failed == set(decode.owned["d"][: vllm.blocks_of(8)])
+    assert decode.shutdown() == 0
+
+
+def test_wrong_parameters_let_the_decode_side_compute_the_prompt(decode):
+    good = {"do_remote_prefill": True, "remote_host": "h", "remote_port": 1}
+    for wrong in (
+        {"remote_host": None},
+        {"remote_port": "80"},
+        {"remote_port": 0},
+        {"remote_tp_size": 2},
+        {"remote_request_id": 3},
+    ):
+        assert decode.start_decode(str(wrong), 8, {**good, **wrong}) == (0, False)
+    decode.step()
+    assert decode.received == set()
+
+
+def test_a_producer_computes_prompts_itself(monkeypatch):
+    monkeypatch.setenv(PORT, str(free_port()))
+    engine = vllm.Engine("kv_producer")
+    params = {"do_remote_prefill": True, "remote_host": "h", "remote_port": 1}
+    assert engine.start_decode("r", 8, params) == (0, False)
+    engine.step()
+    assert engine.shutdown() == 0
+
+
+def test_both_roles_in_one_engine(monkeypatch):
+    monkeypatch.setenv(PORT, str(free_port()))
+    engine = vllm.Engine("kv_both")
+    params = engine.prefill("p", 12, 5)
+    engine.start_decode("d", 12, params)
+    engine.until(lambda each: each.received == {"d"} and each.sent == {"p"})
+    assert engine.mismatches("d", 12, 5) == []
+    assert engine.shutdown() == 0
+
+
+def test_a_port_in_use_is_named(monkeypatch):
+    monkeypatch.setenv(PORT, str(free_port()))
+    first = vllm.Engine("kv_producer")
+    with pytest.raises(OSError, match=PORT):
+        vllm.Engine("kv_producer")
+    assert first.shutdown() == 0
+
+
+def test_several_groups_of_kv_caches_are_refused():
+    vllm.install()
+    groups = SimpleNamespace(kv_cache_groups=[1, 2])
+    with pytest.raises(ValueError, match="disable-hybrid-kv-cache-manager"):
+        connector_v1.MooncakeConnector(
+            vllm.config("kv_both", 8), vllm.KVConnectorRole.SCHEDULER, groups
+        )
+
+
+# Wire protocol
+
+
+def test_a_call_of_upstream_is_served(prefill, decode):
+    prefill("prefill", "p", 12, 6)
+    ids = decode.allocate("d", 12)
+    call = {
+        "remote_hostname": "127.0.0.1",
+        "remote_port": decode.worker.rpc_port,
+        "request_ids": ["p"],
+        "kv_caches_base_addr": decode.worker.kv_caches_base_addr,
+        "block_ids": [ids],
+    }
+    assert call_raw(prefill.port, msgspec.msgpack.encode(call)) == b"trans_done"
+    assert decode.mismatches("d", 12, 6) == []
+
+
+def test_our_calls_have_the_fields_of_upstream(decode):
+    port = free_port()
+    with connector_v1.zmq_ctx(zmq.ROUTER, f"tcp://127.0.0.1:{port}") as channel:
+        decode.start_decode(
+            "d", 8, {"do_remote_prefill": True, "remote_host": "127.0.0.1", "remote_port": port}
+        )
+        decode.step()
+        assert channel.poll(30_000)
+        caller, empty, payload = channel.recv_multipart()
+        call = msgspec.msgpack.decode(payload)
+        assert empty == b""
+        assert call["remote_hostname"] == "127.0.0.1"
+        assert call["remote_port"] == decode.worker.rpc_port
+        assert call["request_ids"] == ["d"]
+        assert call["kv_caches_base_addr"] == decode.worker.kv_caches_base_addr
+        assert call["block_ids"] == [decode.owned["d"][:2]]
+        channel.send_multipart([caller, b"", b"trans_done"])
+        finish(decode, "d")
+    assert decode.failed == set()
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [b"", b"\xff", msgspec.msgpack.encode({"request_ids": 3}), b"\x81" * 1000],
+    ids=["empty", "garbage", "wrong-type", "nested"],
+)
+def test_malformed_calls_are_answered_with_an_error(prefill, decode, payload):
+    assert call_raw(prefill.port, payload) == connector_v1.TRANS_ERROR
+    params = prefill("prefill", "p", 8, 6)
+    decode.start_decode("d", 8, params)
+    finish(decode, "d")
+    assert decode.mismatches("d", 8, 6) == []
+
+
+def test_wrong_calls_are_answered_with_an_error(hasty_prefill):
+    hasty_prefill("prefill", "p", 8, 6)
+    for ids, blocks in (
+        (["p"], []),
+        (["p", "p"], [[1], [2]]),
+        (["p"], [[-1]]),
+        (["unknown"], [[1]]),
+        (["p"], [[1, 2, 3]]),
+    ):
+        call = connector_v1.MooncakeAgentMetadata("127.0.0.1", 1, ids, [4096] * 6, blocks)
+        answer = call_raw(hasty_prefill.port, msgspec.msgpack.encode(call))
+        assert answer == connector_v1.TRANS_ERROR, (ids, blocks)
+
+
+# Names
+
+
+def test_names_without_vllm():
+    program = """
+import sys
+sys.modules["vllm"] = None
+from mooncake import mooncake_connector_v1 as module
+assert module.TRANS_DONE == b"trans_done" and module.TRANS_ERROR == b"trans_error"
+assert module.VLLM_MOONCAKE_SIDE_CHANNEL_PORT == 6557
+assert module.VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT == 120
+assert module.VLLM_MOONCAKE_SENDER_WORKERS == 10
+assert module.VLLM_MOONCAKE_PROTOCOL == "rdma"
+assert module.RecvReqMeta([1], "host", 2).remote_request_id is None
+assert module.SendBlockMeta([], None).expire_time == float("inf")
+assert module.group_concurrent_contiguous([], []) == ([], [])
+for name in ("MooncakeConnector", "MooncakeConnectorWorker", "MooncakeConnectorScheduler"):
+    try:
+        getattr(module, name)
+    except ImportError as error:
+        assert "mooncake-transfer-engine[vllm]" in str(error), error
+    else:
+        raise AssertionError(name)
+assert not hasattr(module, "no_such_name")
+"""
+    environment = {name: value for name, value in os.environ.items() if "VLLM" not in name}
+    subprocess.run([sys.executable, "-c", program], check=True, env=environment, timeout=50)
+
+
+def test_every_public_name_exists_with_vllm():
+    vllm.install()
+    assert all(getattr(connector_v1, name) is not None for name in connector_v1.__all__)
+
+
+@pytest.mark.parametrize("name", [PORT, EXPIRY, "VLLM_MOONCAKE_SENDER_WORKERS"])
+def test_a_wrong_variable_is_named(monkeypatch, name):
+    monkeypatch.setenv(name, "many")
+    vllm.install()
+    with pytest.raises(ValueError, match=name):
+        connector_v1.get_mooncake_side_channel_port(vllm.config("kv_both", 8))
+
+
+def test_runs_of_blocks():
+    runs = connector_v1.group_concurrent_contiguous([1, 2, 3, 7, 8], [4, 5, 9, 10, 11])
+    assert runs == ([[1, 2], [3], [7, 8]], [[4, 5], [9], [10, 11]])
+    with pytest.raises(ValueError, match="shorter"):
+        connector_v1.group_concurrent_contiguous([1, 2], [1])
+
+
+def test_caches_that_are_not_stored_by_block_are_refused():
+    import torch
+
+    from mooncake._connector.blocks import regions_of
+
+    cache = torch.zeros(8, 4, 2, dtype=torch.int32)
+    assert [each.block_bytes for each in regions_of({"a": cache, "b": cache}, 8)] == [32]
+    assert len(regions_of({"a": cache.transpose(1, 2)}, 8)) == 1
+    for wrong in (cache.transpose(0, 1), cache[:, :2], torch.zeros(8), cache[:4]):
+        with pytest.raises(ValueError, match="layer a"):
+            regions_of({"a": wrong}, 8)
+    with pytest.raises(TypeError, match="layer a"):
+        regions_of({"a": [cache]}, 8)
+    with pytest.raises(ValueError, match="no KV caches"):
+        regions_of({}, 8)
+
+
+def test_a_step_returns_before_its_transfers(decode):
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        params = {
+            "do_remote_prefill": True,
+            "remote_host": "127.0.0.1",
+            "remote_port": silent.getsockname()[1],
+        }
+        decode.start_decode("d", 8, params)
+        decode.step()
+        assert decode.received == set()
+        started = time.monotonic()
+        finish(decode, "d")
+        assert time.monotonic() - started < 35
+    assert decode.failed == set(decode.owned["d"][:2])
