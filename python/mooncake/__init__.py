@@ -9,12 +9,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from mooncake._async_leases import AsyncLease
-    from mooncake._async_tasks import AsyncDrain, AsyncTask
-    from mooncake._leases import Lease
+    from mooncake._asynchronous.jobs import AsyncDrain, AsyncTask
+    from mooncake._asynchronous.leases import AsyncLease
+    from mooncake._blocking.jobs import Drain, Task
+    from mooncake._blocking.leases import Lease
     from mooncake._logs import log_to_python
     from mooncake._native import Buffer, PutOptions, last_error
-    from mooncake._tasks import CopyInfo, Drain, DrainInfo, Task, TaskInfo
+    from mooncake._tasks import CopyInfo, DrainInfo, TaskInfo
     from mooncake.async_object_store import AsyncStore
     from mooncake.buffer_pool import BufferPool, RegisteredBufferPool
     from mooncake.errors import (
@@ -82,23 +83,23 @@ __all__ = [
 ]
 
 _HOMES = {
-    "AsyncDrain": "mooncake._async_tasks",
-    "AsyncLease": "mooncake._async_leases",
+    "AsyncDrain": "mooncake._asynchronous.jobs",
+    "AsyncLease": "mooncake._asynchronous.leases",
     "AsyncStore": "mooncake.async_object_store",
-    "AsyncTask": "mooncake._async_tasks",
+    "AsyncTask": "mooncake._asynchronous.jobs",
     "Buffer": "mooncake._runtime",
     "BufferPool": "mooncake.buffer_pool",
     "CopyInfo": "mooncake._tasks",
-    "Drain": "mooncake._tasks",
+    "Drain": "mooncake._blocking.jobs",
     "DrainInfo": "mooncake._tasks",
-    "Lease": "mooncake._leases",
+    "Lease": "mooncake._blocking.leases",
     "ObjectInfo": "mooncake.object_store",
     "PutOptions": "mooncake._runtime",
     "RegisteredBufferPool": "mooncake.buffer_pool",
     "SegmentInfo": "mooncake.object_store",
     "Store": "mooncake.object_store",
     "StoreConfig": "mooncake.object_store",
-    "Task": "mooncake._tasks",
+    "Task": "mooncake._blocking.jobs",
     "TaskInfo": "mooncake._tasks",
     "__version__": "mooncake._runtime",
     "last_error": "mooncake._runtime",

@@ -5,7 +5,7 @@ A failed item is an exception instance at its place in the result; a failed call
 """
 
 from collections.abc import Sequence
-from typing import Any, TypeAlias, final
+from typing import Any, Generic, Literal, TypeAlias, TypeVar, final, overload, type_check_only
 
 from typing_extensions import Buffer as _Readable
 
@@ -14,8 +14,10 @@ from mooncake.errors import MooncakeError
 # One file: stubtest compares the names defined here with the module, not imported names.
 __all__ = [
     "VERSION",
+    "AddressRange",
     "Buffer",
     "Engine",
+    "Located",
     "ObjectItemsError",
     "Pending",
     "PutOptions",
@@ -59,10 +61,12 @@ __all__ = [
 VERSION: str
 """Version of the package."""
 
+_T = TypeVar("_T")
 _Key: TypeAlias = str | bytes
+_List: TypeAlias = list
 _Ranges: TypeAlias = Sequence[tuple[int, int] | list[tuple[int, int]]]
 _Keys: TypeAlias = Sequence[_Key]
-_Values: TypeAlias = Sequence[_Readable | Sequence[_Readable]]
+_Values: TypeAlias = Sequence[_Readable | Sequence[_Readable | AddressRange]]
 _Options: TypeAlias = PutOptions | None
 _Ints: TypeAlias = Sequence[int]
 _Numbers: TypeAlias = tuple[list[int], MooncakeError | None]
@@ -254,6 +258,36 @@ class Engine:
         """True if the engine was started before this process was forked."""
 
 @final
+class Located:
+    """One version of an object and where its copies are, to read ranges of it.
+
+    Reads find the copies again if they were moved; they fail once the object was replaced.
+    """
+
+    @property
+    def key(self) -> bytes:
+        """Key of the object."""
+
+    @property
+    def size(self) -> int:
+        """Length of the object in bytes."""
+
+    @property
+    def version(self) -> int:
+        """Number that changes when the object is replaced."""
+
+@type_check_only
+class Begun(int, Generic[_T]):
+    """The number of a call of `Pending`, with the type of its outcome."""
+
+@final
+class AddressRange:
+    """Memory of a device, or at a bare address, as a part of a value that `Store.put` stores."""
+
+    def __new__(cls, address: int, length: int, owner: object) -> AddressRange:
+        """Name memory that an object keeps."""
+
+@final
 class Pending:
     """The calls in flight of one event loop: begun here, made by native threads, taken later.
 
@@ -263,6 +297,9 @@ class Pending:
     def __new__(cls, store: Store) -> Pending:
         """Make an empty set of calls. Outcomes that are never taken are kept."""
 
+    def within(self, timeout_s: float) -> Pending:
+        """Return the same calls with a limit for the duration of each call."""
+
     def fileno(self) -> int:
         """Return the descriptor that becomes readable when outcomes can be taken."""
 
@@ -271,65 +308,87 @@ class Pending:
 
     def put(
         self, keys: _Keys, values: _Values, *, options: _Options = None, is_upsert: bool = False
-    ) -> int:
+    ) -> Begun[_List[bool | MooncakeError]]:
         """Begin what `Store.put` does. The memory is held until the outcome is taken."""
 
-    def get(self, keys: _Keys, *, as_bytes: bool = False) -> int:
+    @overload
+    def get(
+        self, keys: _Keys, *, as_bytes: Literal[True]
+    ) -> Begun[_List[bytes | MooncakeError]]: ...
+    @overload
+    def get(
+        self, keys: _Keys, *, as_bytes: Literal[False] = False
+    ) -> Begun[_List[Buffer | MooncakeError]]:
         """Begin to get objects as buffers, or as bytes, which `take` copies."""
 
-    def get_into(self, keys: _Keys, buffers: Sequence[_Readable]) -> int:
-        """Begin to get objects into writable memory, held until the outcome is taken."""
+    def read_into(
+        self, keys: _Keys, buffers: Sequence[_Readable]
+    ) -> Begun[_List[int | MooncakeError]]:
+        """Begin what `Store.read_into` does. The memory is held until the outcome is taken."""
 
-    def read_ranges(self, keys: _Keys, columns: _RangeColumns, owner: object) -> int:
+    def locate(self, keys: _Keys) -> Begun[_List[Located | MooncakeError]]:
+        """Begin what `Store.locate` does."""
+
+    def read_located(self, located: Located, offset: int, length: int) -> Begun[bytes]:
+        """Begin what `Store.read_located` does."""
+
+    def read_located_into(self, located: Located, offset: int, buffer: _Readable) -> Begun[int]:
+        """Begin what `Store.read_located_into` does. The memory is held until it is taken."""
+
+    def read_ranges(
+        self, keys: _Keys, columns: _RangeColumns, owner: object
+    ) -> Begun[_List[int | MooncakeError]]:
         """Begin what `read_ranges` does; hold `owner`, whose memory it is, until it is taken."""
 
-    def exists(self, keys: _Keys, *, lease: bool = True) -> int:
+    def exists(self, keys: _Keys, *, lease: bool = True) -> Begun[_List[bool | MooncakeError]]:
         """Begin what `Store.exists` does."""
 
-    def sizes(self, keys: _Keys, *, lease: bool = True) -> int:
+    def sizes(self, keys: _Keys, *, lease: bool = True) -> Begun[_List[int | MooncakeError]]:
         """Begin what `Store.sizes` does."""
 
-    def remove(self, keys: _Keys, *, force: bool = False) -> int:
+    def remove(self, keys: _Keys, *, force: bool = False) -> Begun[_List[bool | MooncakeError]]:
         """Begin what `Store.remove` does."""
 
     def remove_matching(
         self, *, regex: str | None = None, prefix: bytes | None = None, force: bool = False
-    ) -> int:
+    ) -> Begun[int]:
         """Begin what `Store.remove_matching` does."""
 
-    def list(self, *, prefix: bytes = ..., after: bytes | None = None, limit: int = 0) -> int:
+    def list(
+        self, *, prefix: bytes = ..., after: bytes | None = None, limit: int = 0
+    ) -> Begun[tuple[Sequence[tuple[bytes, int, bool, int]], bool]]:
         """Begin what `Store.list` does."""
 
-    def segments(self) -> int:
+    def segments(self) -> Begun[Sequence[dict[str, Any]]]:
         """Begin what `Store.segments` does."""
 
-    def status(self) -> int:
+    def status(self) -> Begun[dict[str, Any]]:
         """Begin what `Store.status` does."""
 
-    def health(self) -> int:
+    def health(self) -> Begun[None]:
         """Begin what `Store.health` does."""
 
-    def replicas(self, keys: _Keys) -> int:
+    def replicas(self, keys: _Keys) -> Begun[Sequence[_List[dict[str, Any]] | MooncakeError]]:
         """Begin what `Store.replicas` does."""
 
-    def copy_object(self, key: _Key, targets: Sequence[str]) -> int:
+    def copy_object(self, key: _Key, targets: Sequence[str]) -> Begun[tuple[int, int]]:
         """Begin what `Store.copy_object` does."""
 
-    def move_object(self, key: _Key, source: str, target: str) -> int:
+    def move_object(self, key: _Key, source: str, target: str) -> Begun[tuple[int, int]]:
         """Begin what `Store.move_object` does."""
 
-    def task(self, task_id: tuple[int, int]) -> int:
+    def task(self, task_id: tuple[int, int]) -> Begun[dict[str, Any]]:
         """Begin what `Store.task` does."""
 
     def drain(
         self, segments: Sequence[str], *, targets: Sequence[str] = ..., concurrency: int = 0
-    ) -> int:
+    ) -> Begun[dict[str, Any]]:
         """Begin what `Store.drain` does."""
 
-    def drain_info(self, job_id: tuple[int, int]) -> int:
+    def drain_info(self, job_id: tuple[int, int]) -> Begun[dict[str, Any]]:
         """Begin what `Store.drain_info` does."""
 
-    def cancel_drain(self, job_id: tuple[int, int]) -> int:
+    def cancel_drain(self, job_id: tuple[int, int]) -> Begun[dict[str, Any]]:
         """Begin what `Store.cancel_drain` does."""
 
 @final
@@ -419,6 +478,8 @@ class Store:
         rdma_devices: str | None = None,
         rpc_timeout_s: float | None = None,
         connect_timeout_s: float | None = None,
+        transfer_timeout_s: float | None = None,
+        retry_s: float | None = None,
         listen: str = ...,
         has_checksums: bool | None = None,
         http_port: int | None = None,
@@ -440,6 +501,9 @@ class Store:
             rdma_devices: RDMA devices as for `Engine.start`.
             rpc_timeout_s: Timeout of a call to the master; None uses the environment.
             connect_timeout_s: Timeout for connecting to the master; None uses the environment.
+            transfer_timeout_s: Timeout of the transfers of a call; None uses the environment.
+            retry_s: Time during which a call to the master is repeated after its first failure;
+                None is 2 s.
             listen: ``host[:port]`` for an embedded master; "" is loopback and a free port.
             has_checksums: Store a checksum with objects and verify it when they are read whole;
                 None uses ``MOONCAKE_STORE_CHECKSUM``.
@@ -461,6 +525,8 @@ class Store:
         is_tcp_forced: bool | None = None,
         rpc_timeout_s: float | None = None,
         connect_timeout_s: float | None = None,
+        transfer_timeout_s: float | None = None,
+        retry_s: float | None = None,
         has_checksums: bool | None = None,
         http_port: int | None = None,
     ) -> Store:
@@ -473,6 +539,9 @@ class Store:
             MooncakeError: No daemon answers at that address, it cannot reach its master, or there
                 is no memory.
         """
+
+    def within(self, timeout_s: float) -> Store:
+        """Return the same store with a limit for the duration of each call."""
 
     def allocate_from_pool(self, length: int) -> int:
         """Allocate pages of a dummy client, valid while the store is open; return their address.
@@ -511,6 +580,18 @@ class Store:
 
         With `is_exact` the memory must be exactly as large as the object.
         """
+
+    def read_into(self, keys: _Keys, buffers: Sequence[_Readable]) -> list[int | MooncakeError]:
+        """Get objects into writable buffers, one for each key; return their lengths."""
+
+    def locate(self, keys: _Keys) -> list[Located | MooncakeError]:
+        """Locate objects, to read ranges of them."""
+
+    def read_located(self, located: Located, offset: int, length: int) -> bytes:
+        """Read a range of a located object."""
+
+    def read_located_into(self, located: Located, offset: int, buffer: _Readable) -> int:
+        """Read a range of a located object into a writable buffer; return the buffer's length."""
 
     def get_parts(
         self,

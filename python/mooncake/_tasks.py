@@ -1,4 +1,4 @@
-"""Copies of objects: information about copies, tasks that copy or move one object, and drains."""
+"""Copies of objects, tasks and drains: what they return, and when a running one is polled."""
 
 from __future__ import annotations
 
@@ -6,27 +6,21 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypeAlias, TypeVar
+from typing import Any, Generic, Literal, TypeAlias, TypeVar
 
 from mooncake._runtime import _native
 
-if TYPE_CHECKING:
-    from typing import Self
-
 __all__ = [
     "CopyInfo",
-    "Drain",
     "DrainInfo",
     "Handle",
     "JobId",
     "PollSchedule",
-    "Task",
     "TaskInfo",
     "copies_of",
     "drain_info",
     "final_drain",
     "final_task",
-    "poll_until_over",
     "task_info",
 ]
 
@@ -152,105 +146,6 @@ class Handle:
         return f"<mooncake.{type(self).__name__} {self.id[0]}-{self.id[1]}>"
 
 
-class _NativeHandle(Handle):
-    """A handle that queries through a native store, with blocking calls."""
-
-    __slots__ = ("_native",)
-
-    def __init__(self, native: _native.Store, job_id: JobId) -> None:
-        """Make a handle on a task or a drain; stores call this.
-
-        Args:
-            native: Native store.
-            job_id: Id of the task or drain.
-
-        Raises:
-            TypeError: The id is not a tuple of two integers.
-        """
-        super().__init__(job_id)
-        self._native = native
-
-
-class Task(_NativeHandle):
-    """A copy or a move of an object that a client carries out in the background."""
-
-    __slots__ = ()
-
-    def info(self) -> TaskInfo:
-        """Return the current state.
-
-        Raises:
-            NotFoundError: The master does not know the id, or no longer.
-        """
-        return task_info(self._native.task(self.id))
-
-    def wait(self, timeout_s: float | None = None) -> TaskInfo:
-        """Wait until the task has ended.
-
-        Args:
-            timeout_s: Longest wait in seconds; None waits without limit.
-
-        Raises:
-            TransferFailedError: The task failed; the message says why.
-            DeadlineError: The task has not ended within `timeout_s`. It continues.
-            NotFoundError: The master does not know the id, or no longer.
-        """
-        return final_task(poll_until_over(self.info, timeout_s, None))
-
-
-class Drain(_NativeHandle):
-    """Segments that are being emptied: their objects are moved to other segments."""
-
-    __slots__ = ()
-
-    def info(self) -> DrainInfo:
-        """Return the current state.
-
-        Raises:
-            NotFoundError: The master does not know the id, or no longer.
-        """
-        return drain_info(self._native.drain_info(self.id))
-
-    def wait(
-        self,
-        timeout_s: float | None = None,
-        *,
-        progress: Callable[[DrainInfo], object] | None = None,
-    ) -> DrainInfo:
-        """Wait until the segments are empty, or the drain was cancelled.
-
-        Args:
-            timeout_s: Longest wait in seconds; None waits without limit.
-            progress: Called with the state of the drain, now and after each change.
-
-        Raises:
-            TransferFailedError: A copy could not be moved; the message has the counts.
-            DeadlineError: The drain has not ended within `timeout_s`. It continues.
-            NotFoundError: The master does not know the id, or no longer.
-        """
-        return final_drain(poll_until_over(self.info, timeout_s, progress))
-
-    def cancel(self) -> DrainInfo:
-        """Cancel the drain: no more copies leave the segments, and they accept objects again.
-
-        Raises:
-            NotFoundError: The master does not know the id, or no longer.
-            InvalidArgumentError: The drain has ended.
-        """
-        return drain_info(self._native.cancel_drain(self.id))
-
-    def __enter__(self) -> Self:
-        """Return the drain."""
-        return self
-
-    def __exit__(self, kind: object, error: object, trace: object) -> None:
-        """Wait for the end of the drain, or cancel it if the block failed."""
-        if error is None:
-            self.wait()
-        elif not self.info().is_over:
-            self.cancel()
-
-
 def task_info(reply: dict[str, Any]) -> TaskInfo:
     """Convert the native description of a task."""
     return TaskInfo(
@@ -354,22 +249,3 @@ class PollSchedule(Generic[I]):
             raise _native.failure(_TIMEOUT, text)
         self._pause_s = min(pause_s * 2, _PAUSE_MAX_S)
         return min(pause_s, left_s)
-
-
-def poll_until_over(
-    query: Callable[[], I], timeout_s: float | None, progress: Callable[[I], object] | None
-) -> I:
-    """Query until the operation has ended.
-
-    Args:
-        query: Returns the current state.
-        timeout_s: Longest wait in seconds; None waits without limit.
-        progress: Called with each state that differs from the one before.
-
-    Raises:
-        DeadlineError: The operation has not ended within `timeout_s`.
-    """
-    schedule = PollSchedule(timeout_s, progress)
-    while (pause_s := schedule.next_pause_s(info := query())) is not None:
-        time.sleep(pause_s)
-    return info

@@ -1,4 +1,4 @@
-"""Validation of arguments that Python would misread: text as a list, a list as a value."""
+"""Keys, names and options of calls: text is not taken for a list."""
 
 from __future__ import annotations
 
@@ -6,18 +6,9 @@ from collections.abc import Iterable, Sequence
 
 from mooncake._runtime import PutOptions
 
-__all__ = ["check_value", "decoded", "encoded", "key_list", "name_list", "with_groups"]
+__all__ = ["decoded", "encoded", "key_list", "name_list", "with_groups"]
 
 _TEXTS = (str, bytes)
-_LISTS = (list, tuple)
-
-
-def check_value(value: object) -> None:
-    """Refuse a list of values for a single value; the native put would concatenate the list."""
-    if isinstance(value, _LISTS):
-        raise TypeError(f"a value is a bytes-like object, not {type(value).__name__}")
-    if hasattr(value, "data_ptr"):
-        raise TypeError("a value is a bytes-like object, not a tensor; use put_tensor")
 
 
 def key_list(keys: Iterable[str | bytes]) -> list[str | bytes]:
@@ -36,15 +27,12 @@ def encoded(key: str | bytes) -> bytes:
     """Return a key or a prefix as bytes."""
     if not isinstance(key, _TEXTS):
         raise TypeError(f"a key is str or bytes, not {type(key).__name__}")
-    return key.encode() if isinstance(key, str) else key
+    return key.encode("utf-8", "surrogateescape") if isinstance(key, str) else key
 
 
-def decoded(key: bytes) -> str | bytes:
-    """Return a key as text, or unchanged if it is not valid UTF-8."""
-    try:
-        return key.decode()
-    except UnicodeDecodeError:
-        return key
+def decoded(key: bytes) -> str:
+    """Return a key as text. Bytes that are not valid UTF-8 become surrogates, as in file names."""
+    return key.decode("utf-8", "surrogateescape")
 
 
 def with_groups(options: PutOptions, groups: Sequence[str]) -> PutOptions:

@@ -208,7 +208,7 @@ def _ls(options: argparse.Namespace) -> int:
         for found in store.objects(options.prefix):
             state = "" if found.is_complete else "  (being written)"
             # Keys are written as raw bytes, as the shell would pass them.
-            key = found.key if isinstance(found.key, bytes) else found.key.encode()
+            key = found.key_bytes
             line = f"{found.size:>14}  {found.replicas:>2}  ".encode() + key + state.encode()
             sys.stdout.buffer.write(line + b"\n")
         sys.stdout.buffer.flush()

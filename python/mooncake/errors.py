@@ -58,6 +58,7 @@ class MooncakeError(Exception):
         key: Key that the failure is about, as its caller wrote it; None if there is none.
         context: Details by name.
         remedy: One sentence that says what usually helps.
+        outcomes: For a batch the result of each item in order, or its failure; else None.
     """
 
     code: int = -1
@@ -65,6 +66,7 @@ class MooncakeError(Exception):
     key: str | bytes | None = None
     context: dict[str, str]
     remedy: str = ""
+    outcomes: list[Any] | None = None
 
     # Overrides KeyError's, which shows the representation of its argument.
     __str__ = Exception.__str__

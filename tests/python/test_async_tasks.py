@@ -23,6 +23,13 @@ ONLY_OF_STORE = {
     "__getitem__": "an index cannot be awaited; there is `get`",
     "__setitem__": "an assignment cannot be awaited; there is `put`",
     "__delitem__": "`del` cannot be awaited; there is `delete`",
+    "__iter__": "iteration over calls is `async for`; there is `keys`",
+    "__len__": "refuses; AsyncStore has none",
+    "__bool__": "goes with `__len__`",
+    "__reduce__": "a store for event loops is made where it is used",
+    "__copy__": "as `__reduce__`",
+    "__deepcopy__": "as `__reduce__`",
+    "file": "files of Python block; there is `reader`",
     "__enter__": "`async with` asks for `__aenter__`",
     "__exit__": "`async with` asks for `__aexit__`",
 }
@@ -44,7 +51,18 @@ PAIRS = [
     ],
 ]
 # Calls that send no request, or that return an object which sends requests.
-NOT_AWAITED = {"lease", "task", "drain_of", "metrics_text", "objects", "keys", "__init__"}
+NOT_AWAITED = {
+    "lease",
+    "chunks",
+    "from_url",
+    "from_env",
+    "task",
+    "drain_of",
+    "metrics_text",
+    "objects",
+    "keys",
+    "__init__",
+}
 
 
 def names_of(api: type) -> set[str]:

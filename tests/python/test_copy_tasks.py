@@ -10,7 +10,8 @@ from conftest import MIB, MasterProcess
 
 import mooncake
 from mooncake import DrainInfo, Store, StoreConfig, TaskInfo
-from mooncake._tasks import poll_until_over
+from mooncake._blocking.jobs import poll_until_over
+from mooncake._tasks import PollSchedule
 
 LIMIT_S = 60.0
 NOW = datetime.now(UTC)
@@ -87,7 +88,7 @@ def test_short_wait_reports_the_task_state() -> None:
 
     seen: list[TaskInfo] = []
     with pytest.raises(mooncake.DeadlineError, match=r"still processing after timeout_s=0\.02"):
-        poll_until_over(poll, 0.02, seen.append)
+        poll_until_over(poll, PollSchedule(0.02, seen.append))
     assert seen == [info], "reported once, because it does not change"
     assert len(polls) >= 2
 

@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+import vllm_interface
 from conftest import assert_quiet, run_script
 
 import mooncake
@@ -53,7 +54,7 @@ class Blocker:
 sys.meta_path.insert(0, Blocker())
 import mooncake.store, mooncake.async_store, mooncake.cli, mooncake.command
 import mooncake.reshard.weight, mooncake.dataproto_catalog, mooncake.vllm_v1_proxy_server
-import mooncake.mooncake_config
+import mooncake.mooncake_config, mooncake.mooncake_connector_v1
 with mooncake.Store() as store:
     store.put("k", b"v")
     assert store.get("k") == b"v"
@@ -67,6 +68,8 @@ assert sys.modules.keys().isdisjoint({"numpy", "torch"})
 
 @pytest.mark.parametrize("name", ["mooncake", *MODULES])
 def test_public_names_are_sorted_and_exist(name):
+    if "connector" in name:
+        vllm_interface.install()
     module = importlib.import_module(name)
     assert module.__doc__
     public = module.__all__
@@ -141,7 +144,10 @@ def test_adapter_codes_match_the_table():
 
 def test_environment_variables_are_documented():
     for name, _, _, help_text, _ in _native.environment():
-        assert name.startswith(("MC_", "MOONCAKE_")) or name in {"HOME", "XDG_STATE_HOME"}
+        assert name.startswith(("MC_", "MOONCAKE_", "VLLM_MOONCAKE_")) or name in {
+            "HOME",
+            "XDG_STATE_HOME",
+        }
         assert help_text
 
 

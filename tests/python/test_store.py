@@ -124,14 +124,14 @@ def test_rejects_strided_value_with_advice(store: Store):
 
 def test_lists_keys_in_order_and_by_prefix(store: Store):
     store.put_many({"b/2": b"22", "a": b"1", "b/1": b"1", b"\xff": b"r"})
-    assert list(store.keys()) == ["a", "b/1", "b/2", b"\xff"]
+    assert list(store.keys()) == ["a", "b/1", "b/2", "\udcff"]
     found = list(store.objects("b/"))
     assert [(each.key, each.size, each.is_complete) for each in found] == [
         ("b/1", 1, True),
         ("b/2", 2, True),
     ]
     assert store.clear("b/") == 2
-    assert list(store.keys()) == ["a", b"\xff"]
+    assert list(store.keys()) == ["a", "\udcff"]
     assert store.clear() == 2
 
 
@@ -391,3 +391,47 @@ def test_range_errors_name_the_argument():
     for name, wrong in {"http_port": 70_000, "segment_bytes": 1 << 64}.items():
         with pytest.raises(TypeError, match=name):
             mooncake.Store(config=mooncake.StoreConfig(**{name: wrong}))
+
+
+def test_keys_that_are_not_utf8_survive_a_listing(store: Store):
+    store.put(b"odd/\xff\x01", b"1")
+    assert list(store.keys("odd/")) == ["odd/\udcff\x01"]
+    assert list(store.keys("odd/", as_bytes=True)) == [b"odd/\xff\x01"]
+    (found,) = store.objects(b"odd/\xff")
+    assert found.key_bytes == b"odd/\xff\x01"
+    assert store.get(found.key) == b"1"
+    store.delete(found.key, force=True)
+    assert not store.exists(b"odd/\xff\x01")
+
+
+def test_put_takes_arrays_without_buffer_protocol(store: Store):
+    dates = np.array(["2024-01-01", "2024-01-02"], dtype="datetime64[D]")
+    assert store.put("dates", dates)
+    assert store.get("dates") == dates.tobytes()
+    target = np.zeros(2, dtype="datetime64[D]")
+    assert store.get_into("dates", target) == target.nbytes
+    assert (target == dates).all()
+    with pytest.raises(BufferError, match="ascontiguousarray"):
+        store.put("x", dates[::-1])
+
+
+class DLPackArray:
+    """An array that only offers DLPack."""
+
+    def __init__(self, array: np.ndarray, device: int = 1) -> None:
+        self._array = array
+        self._device = device
+
+    def __dlpack__(self, **options):
+        return self._array.__dlpack__(**options)
+
+    def __dlpack_device__(self):
+        return (self._device, 0)
+
+
+def test_put_takes_dlpack_in_host_memory_only(store: Store):
+    array = np.arange(5, dtype=np.int32)
+    assert store.put("dlpack", DLPackArray(array))
+    assert store.get("dlpack") == array.tobytes()
+    with pytest.raises(TypeError, match=r"device .type 2"):
+        store.put("x", DLPackArray(array, device=2))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import ctypes
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 from conftest import MIB
 from test_device import Driver, driver
 
+from mooncake import AsyncStore, Store, StoreConfig
 from mooncake.store import MooncakeDistributedStore, ReplicateConfig
 
 torch = pytest.importorskip("torch", reason="needs torch: pip install torch")
@@ -77,6 +79,24 @@ def store(driver: Driver, monkeypatch, request) -> Any:
     made.close()
 
 
+@pytest.mark.parametrize("checksums", ["0", "1"])
+def test_own_api_puts_tensors_of_a_device(driver, monkeypatch, checksums):
+    monkeypatch.setenv("MOONCAKE_STORE_CHECKSUM", checksums)
+    idle = Stream(driver, driver.memory(b"x"), b"y")
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: idle)
+    tensor = DeviceTensor.of(driver, matrix())
+
+    async def put_and_get() -> torch.Tensor:
+        async with AsyncStore(config=StoreConfig(segment_bytes=64 * MIB)) as store:
+            await store.put_tensor("k", tensor)
+            return await store.get_tensor("k")
+
+    with Store(config=StoreConfig(segment_bytes=64 * MIB)) as store:
+        store.put_tensor("k", tensor)
+        assert torch.equal(store.get_tensor("k"), matrix())
+    assert torch.equal(asyncio.run(put_and_get()), matrix())
+
+
 def matrix() -> torch.Tensor:
     return torch.arange(24, dtype=torch.float32).reshape(4, 6)
 
@@ -127,19 +147,3 @@ def test_serialized_tensors_are_not_read_from_a_device(store, driver):
     address = driver.memory(store.get("k"))
     assert store.put_tensor_from("new", address, 304 + 96) == -600
     assert store.is_exist("new") == 0
-
-
-@pytest.mark.gpu
-def test_tensors_of_a_gpu_come_back():
-    if not torch.cuda.is_available():
-        pytest.skip("needs a GPU")
-    store = MooncakeDistributedStore()
-    assert store.setup("localhost", "P2PHANDSHAKE", 64 * MIB, master_server_addr="embedded") == 0
-    on_device = matrix().cuda()
-    for tensor in (on_device, on_device.t(), on_device.to(torch.bfloat16)):
-        assert store.upsert_tensor("k", tensor) == 0
-        assert torch.equal(store.get_tensor("k"), tensor.cpu())
-        target = torch.empty(tensor.shape, dtype=tensor.dtype, device="cuda")
-        assert store.get_tensor_into_cuda("k", target) == tensor.nbytes
-        assert torch.equal(target, tensor)
-    store.close()

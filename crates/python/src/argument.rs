@@ -136,7 +136,12 @@ pub(crate) fn object_key(key: &Bound<'_, PyAny>) -> PyResult<Result<ObjectKey>> 
 
 fn with_bytes<R>(key: &Bound<'_, PyAny>, take: impl FnOnce(&[u8]) -> R) -> PyResult<R> {
     if let Ok(text) = key.cast::<PyString>() {
-        return Ok(take(text.to_cow()?.as_bytes()));
+        let Ok(utf8) = text.to_cow() else {
+            // Keys of listings that are not valid UTF-8 have surrogates, as names of files do.
+            let bytes = text.call_method1("encode", ("utf-8", "surrogateescape"))?;
+            return Ok(take(bytes.cast::<PyBytes>()?.as_bytes()));
+        };
+        return Ok(take(utf8.as_bytes()));
     }
     if let Ok(bytes) = key.cast::<PyBytes>() {
         return Ok(take(bytes.as_bytes()));

@@ -29,34 +29,75 @@ pyo3::create_exception!(
     "The items of a buffer are Python objects."
 );
 
+/// A part of a value that has no buffer: memory of a device, or other memory at a bare address.
+#[pyclass(frozen, module = "mooncake._native")]
+#[derive(Debug)]
+pub(crate) struct AddressRange {
+    address: usize,
+    length: usize,
+    /// The object that keeps the memory.
+    _owner: Py<PyAny>,
+}
+
+#[pymethods]
+impl AddressRange {
+    #[new]
+    fn new(address: Unsigned, length: Unsigned, owner: Py<PyAny>) -> Self {
+        Self { address: address.0, length: length.0, _owner: owner }
+    }
+}
+
 /// The buffers of one value, held while a call reads them.
 #[derive(Debug)]
 pub(crate) struct Views {
     // Held for their destructors, which release the memory to its owners.
     views: Vec<PyUntypedBuffer>,
+    addresses: Vec<Py<AddressRange>>,
     ranges: Vec<LocalRange>,
 }
 
 impl Views {
     /// Takes a view of one buffer, or of each buffer in a list or tuple.
     pub(crate) fn of(value: &Bound<'_, PyAny>) -> PyResult<Self> {
-        let parts = if value.is_instance_of::<PyList>() || value.is_instance_of::<PyTuple>() {
-            value.try_iter()?.map(|part| view(&part?)).collect::<PyResult<Vec<_>>>()?
+        let mut views = Self { views: Vec::new(), addresses: Vec::new(), ranges: Vec::new() };
+        if value.is_instance_of::<PyList>() || value.is_instance_of::<PyTuple>() {
+            for part in value.try_iter()? {
+                views.push(&part?)?;
+            }
         } else {
-            vec![view(value)?]
-        };
-        let ranges = parts
-            .iter()
-            .filter(|part| part.len_bytes() > 0)
-            // SAFETY: the view keeps the memory mapped until it is dropped, which is after the
-            // call. A put only reads the bytes, so no reference to them is written through.
-            .map(|part| unsafe { LocalRange::held(part.buf_ptr().cast(), part.len_bytes()) })
-            .collect();
-        Ok(Self { views: parts, ranges })
+            views.push(value)?;
+        }
+        Ok(views)
     }
 
-    /// True if one of the buffers is read-only.
-    pub(crate) fn is_readonly(&self) -> bool {
+    /// Takes a view of a buffer that is written.
+    pub(crate) fn writable(buffer: &Bound<'_, PyAny>) -> PyResult<Self> {
+        let views = Self::of(buffer)?;
+        match views.is_readonly() {
+            true => Err(PyBufferError::new_err("the memory is read-only")),
+            false => Ok(views),
+        }
+    }
+
+    fn push(&mut self, part: &Bound<'_, PyAny>) -> PyResult<()> {
+        let range = if let Ok(part) = part.cast::<AddressRange>() {
+            self.addresses.push(part.clone().unbind());
+            caller_range(part.get().address, part.get().length)
+        } else {
+            let view = view(part)?;
+            // SAFETY: the view keeps the memory mapped until it is dropped, which is after the
+            // call. A put only reads the bytes, so no reference to them is written through.
+            let range = unsafe { LocalRange::held(view.buf_ptr().cast(), view.len_bytes()) };
+            self.views.push(view);
+            range
+        };
+        if range.length() > 0 {
+            self.ranges.push(range);
+        }
+        Ok(())
+    }
+
+    fn is_readonly(&self) -> bool {
         self.views.iter().any(PyUntypedBuffer::readonly)
     }
 

@@ -9,14 +9,19 @@
 //! and then the interpreter is still intact.
 
 use std::{
+    cell::RefCell,
+    rc::Rc,
     sync::atomic::{AtomicBool, Ordering},
     thread::{self, ThreadId},
     time::{Duration, Instant},
 };
 
 use mooncake_base::sync::Mutex;
-use mooncake_base::{Error, Result};
-use pyo3::Python;
+use mooncake_base::{Clock, Error, Result, SystemClock};
+use mooncake_os::{call_limit::CallLimit, thread::is_main};
+use pyo3::{PyResult, Python};
+
+use crate::error::or_raise;
 
 /// Longest time that a returning thread waits for the process to end: longer than most exit hooks.
 const EXIT_WAIT: Duration = Duration::from_secs(2);
@@ -44,6 +49,43 @@ where
         }
         value
     }))
+}
+
+/// Runs `call` without holding the interpreter, for at most `timeout`. On the main thread of the
+/// process, a signal whose handler raises (Ctrl-C) ends the waits of the call at once.
+///
+/// # Errors
+/// What the signal handler raised; a closed error as [`detached`].
+pub(crate) fn limited<T, F>(py: Python<'_>, timeout: Option<Duration>, call: F) -> PyResult<T>
+where
+    F: FnOnce() -> Result<T> + Send,
+    T: Send,
+{
+    let deadline = timeout.map(|timeout| SystemClock.now() + timeout);
+    let is_main = is_main();
+    let run = || match (is_main, deadline) {
+        (false, None) => (call(), None),
+        (false, Some(_)) => (CallLimit::new(deadline, false).run(None, call), None),
+        (true, _) => {
+            let raised = Rc::new(RefCell::new(None));
+            let found = Rc::clone(&raised);
+            let interruption = move || {
+                let is_first = found.borrow().is_none();
+                if is_first && let Err(error) = Python::attach(|py| py.check_signals()) {
+                    found.replace(Some(error));
+                }
+                found.borrow().is_some()
+            };
+            let limit = CallLimit::new(deadline, true);
+            let value = limit.run(Some(Rc::new(interruption)), call);
+            (value, raised.take())
+        }
+    };
+    let (value, raised) = or_raise(py, detached(py, run))?;
+    match raised {
+        Some(error) => Err(error),
+        None => or_raise(py, value),
+    }
 }
 
 /// Begins the exit: new calls of other threads are refused, and those in flight return late or

@@ -31,7 +31,7 @@ mod workers;
 mod _native {
     #[pymodule_export]
     use crate::{
-        buffer::{Buffer, ObjectItemsError, holds_objects, writable_range},
+        buffer::{AddressRange, Buffer, ObjectItemsError, holds_objects, writable_range},
         engine::{Engine, read_memory, write_memory},
         error::{codes, failure, last_error, use_exceptions},
         fast_copy::concat_arrays_into,
@@ -47,6 +47,7 @@ mod _native {
         rpc::{RpcClient, RpcDelivery, RpcServer},
         store::{
             Store,
+            located::Located,
             ranges::read_ranges,
             status_codes::{
                 get_columns, get_one, get_values, is_present, put_columns, put_one, put_values,

@@ -13,25 +13,30 @@ use std::{
         Arc,
         atomic::{AtomicU64, Ordering},
     },
+    time::Duration,
 };
 
 use mooncake_base::sync::Mutex;
-use mooncake_base::{Error, ObjectKey, Result};
+use mooncake_base::{Clock, Error, ObjectKey, Result, SystemClock};
+use mooncake_os::call_limit::{CallLimit, run_under};
 use mooncake_store_client::{Client, DrainInfo, NewTask, Selector};
 use mooncake_transfer_engine::LocalRange;
-use pyo3::{IntoPyObjectExt, exceptions::PyBufferError, prelude::*};
+use pyo3::{IntoPyObjectExt, prelude::*};
 
 use crate::{
     argument::{
-        PackedKeys, call_with_valid, check_same_length, invalid_as_missing, object_keys, selector,
+        PackedKeys, Unsigned, call_with_valid, check_same_length, invalid_as_missing, object_keys,
+        selector,
     },
     buffer::{Buffer, Views},
     error::{or_raise, py_error},
     options::PutOptions,
     store::{
-        Keys, Open, Store, describe, is_there, length_of, listing, outcome_list, probe,
+        Keys, Open, Store, describe,
+        located::{Located, RangeRead},
+        outcome::{is_there, length_of, listing, outcome_list, probe, single_key, writable_views},
         ranges::{Columns, RangeTable},
-        single_key,
+        settings::seconds,
         tasks::{self, IdParts},
         transfer,
     },
@@ -46,6 +51,14 @@ type Outcome = Box<dyn FnOnce(Python<'_>) -> PyResult<Py<PyAny>> + Send>;
 #[pyclass(frozen, module = "mooncake._native", name = "Pending")]
 #[derive(Debug)]
 pub(crate) struct Pending {
+    calls: Arc<LoopCalls>,
+    /// Longest duration of a call; `None`: the limits of the client.
+    timeout: Option<Duration>,
+}
+
+/// The calls in flight, shared by handles with different limits.
+#[derive(Debug)]
+struct LoopCalls {
     store: Arc<Open>,
     completions: Option<Arc<CompletionQueue>>,
     waker: UnixStream,
@@ -73,26 +86,33 @@ impl Pending {
     fn new(py: Python<'_>, store: &Bound<'_, Store>) -> PyResult<Self> {
         let (near, far) = or_raise(py, waker_pair())?;
         let completions = CompletionQueue { state: Mutex::default(), waker: far };
-        Ok(Self {
+        let calls = LoopCalls {
             store: Arc::clone(store.get().open()),
             completions: Some(Arc::new(completions)),
             waker: near,
             begun: AtomicU64::new(0),
-        })
+        };
+        Ok(Self { calls: Arc::new(calls), timeout: None })
+    }
+
+    /// Returns the same calls with a limit for the duration of each call.
+    fn within(&self, py: Python<'_>, timeout_s: f64) -> PyResult<Self> {
+        let timeout = or_raise(py, seconds("timeout_s", Some(timeout_s)))?;
+        Ok(Self { calls: Arc::clone(&self.calls), timeout })
     }
 
     /// Returns the descriptor that becomes readable when outcomes can be taken.
     fn fileno(&self) -> i32 {
-        self.waker.as_raw_fd()
+        self.calls.waker.as_raw_fd()
     }
 
     /// Takes the delivered outcomes: the number of each call, and its value or its exception.
     fn take(&self, py: Python<'_>) -> PyResult<Vec<(u64, Py<PyAny>)>> {
-        or_raise(py, self.check())?;
+        or_raise(py, self.calls.check())?;
         // Drain the waker before the queue: an outcome pushed in between then wakes the loop again.
         let mut drained = [0; 64];
-        while (&self.waker).read(&mut drained).is_ok_and(|count| count == drained.len()) {}
-        let done = std::mem::take(&mut self.completions().state.lock().done);
+        while (&self.calls.waker).read(&mut drained).is_ok_and(|count| count == drained.len()) {}
+        let done = std::mem::take(&mut self.calls.completions().state.lock().done);
         let to_object_pair = |(number, outcome): (u64, Outcome)| match outcome(py) {
             Ok(value) => (number, value),
             Err(error) => (number, error.into_value(py).into_any()),
@@ -153,17 +173,13 @@ impl Pending {
 
     /// Begins to get objects into writable buffers. The outcome of each item is the object's
     /// length.
-    fn get_into<'py>(
+    fn read_into<'py>(
         &self,
         py: Python<'py>,
         keys: Keys<'py>,
         buffers: Vec<Bound<'py, PyAny>>,
     ) -> PyResult<u64> {
-        or_raise(py, check_same_length("buffers", buffers.len(), keys.len()))?;
-        let views = buffers.iter().map(Views::of).collect::<PyResult<Vec<_>>>()?;
-        if views.iter().any(Views::is_readonly) {
-            return Err(PyBufferError::new_err("the memory is read-only"));
-        }
+        let views = writable_views(&keys, &buffers)?;
         let names = invalid_as_missing(object_keys(&keys)?);
         let keys = unbound(keys);
         self.begin(py, move |client| {
@@ -174,6 +190,48 @@ impl Pending {
             Box::new(move |py| {
                 drop(views);
                 outcome_objects(py, &keys, lengths)
+            })
+        })
+    }
+
+    /// Begins to locate objects, to read ranges of them.
+    fn locate<'py>(&self, py: Python<'py>, keys: Keys<'py>) -> PyResult<u64> {
+        self.begin_for_keys(py, keys, Located::find)
+    }
+
+    /// Begins to read a range of a located object as `bytes`.
+    fn read_located(
+        &self,
+        py: Python<'_>,
+        located: &Bound<'_, Located>,
+        offset: Unsigned,
+        length: Unsigned,
+    ) -> PyResult<u64> {
+        let (buffer, range) = Buffer::uninit(length.0 as u64, false)?;
+        let located = located.get().clone();
+        self.begin(py, move |client| {
+            let read = client.and_then(|client| located.read(client, offset.0 as u64, &[range]));
+            Box::new(move |py| {
+                or_raise(py, read)?;
+                to_object(py, buffer.to_bytes(py))
+            })
+        })
+    }
+
+    /// Begins to read a range of a located object into a writable buffer, which is filled.
+    fn read_located_into(
+        &self,
+        py: Python<'_>,
+        located: &Bound<'_, Located>,
+        offset: Unsigned,
+        buffer: &Bound<'_, PyAny>,
+    ) -> PyResult<u64> {
+        let range = RangeRead::new(located, offset, buffer)?;
+        self.begin(py, move |client| {
+            let read = client.and_then(|client| range.read(client));
+            Box::new(move |py| {
+                drop(range);
+                to_object(py, or_raise(py, read)?)
             })
         })
     }
@@ -390,13 +448,16 @@ impl Pending {
         py: Python<'_>,
         call: impl FnOnce(Result<&Client>) -> Outcome + Send + 'static,
     ) -> PyResult<u64> {
-        or_raise(py, self.check())?;
+        or_raise(py, self.calls.check())?;
         workers::drain_drop_queue();
-        let number = self.begun.fetch_add(1, Ordering::Relaxed) + 1;
-        let store = Arc::clone(&self.store);
-        let completions = Arc::clone(self.completions());
+        let number = self.calls.begun.fetch_add(1, Ordering::Relaxed) + 1;
+        let store = Arc::clone(&self.calls.store);
+        let completions = Arc::clone(self.calls.completions());
+        let deadline = self.timeout.map(|timeout| SystemClock.now() + timeout);
         let job = move |drop_queue: &DropQueue| {
-            let made = catch_unwind(AssertUnwindSafe(|| call(store.client())));
+            let limit = deadline.map(|_| CallLimit::new(deadline, false));
+            let make = || run_under(limit, || call(store.client()));
+            let made = catch_unwind(AssertUnwindSafe(make));
             completions.push(number, made.unwrap_or_else(|_| panicked()), drop_queue);
         };
         or_raise(py, workers::submit(Box::new(job)))?;
@@ -420,7 +481,9 @@ impl Pending {
             Box::new(move |py| outcome_objects(py, &keys, results))
         })
     }
+}
 
+impl LoopCalls {
     /// Returns an error in a forked child. Must be called before any lock is taken: the child may
     /// have inherited a lock in locked state.
     fn check(&self) -> Result<()> {
@@ -436,7 +499,7 @@ impl Pending {
     }
 }
 
-impl Drop for Pending {
+impl Drop for LoopCalls {
     fn drop(&mut self) {
         let Some(completions) = self.completions.take() else { return };
         if self.store.is_forked() {

@@ -2,21 +2,21 @@
 //! its place in the result, a failed call raises.
 
 pub(crate) mod describe;
+pub(crate) mod located;
 mod open;
+pub(crate) mod outcome;
 mod parts;
 mod pool;
 pub(crate) mod ranges;
-mod settings;
+pub(crate) mod settings;
 pub(crate) mod status_codes;
 pub(crate) mod tasks;
 pub(crate) mod transfer;
 
-use std::{path::PathBuf, sync::Arc, time::Duration};
+use std::{path::PathBuf, slice, sync::Arc, time::Duration};
 
 use mooncake_base::{Error, ErrorCode, ObjectKey, Result, SegmentId};
-use mooncake_store_client::{
-    Client, Located, NewTask, ObjectPage, ObjectStatus, ObjectSummary, Presence, Selector,
-};
+use mooncake_store_client::{Client, Located as Places, NewTask, Presence, Selector};
 use mooncake_transfer_engine::LocalRange;
 use pyo3::{
     prelude::*,
@@ -25,6 +25,11 @@ use pyo3::{
 
 pub(crate) use self::open::{Open, all_open};
 use self::{
+    located::{Located, RangeRead},
+    outcome::{
+        Entry, batch_options, is_there, length_of, listing, outcome_list, probe, single_key,
+        writable_views,
+    },
     parts::{Columns, Table},
     settings::{Arguments, DummyArguments, Settings},
     tasks::IdParts,
@@ -35,8 +40,8 @@ use crate::{
         self, PackedKeys, Unsigned, call_with_valid, check_same_length, invalid_as_missing,
         key_batch, object_keys,
     },
-    buffer::{Ranges, Views},
-    detach::detached,
+    buffer::{Ranges, Views, uninit_bytes},
+    detach::{detached, limited},
     engine::Engine,
     error::{exception, or_raise},
     log,
@@ -49,7 +54,11 @@ pub(crate) type Keys<'py> = Vec<Bound<'py, PyAny>>;
 /// A handle on a pool of memory.
 #[pyclass(frozen, module = "mooncake._native", name = "Store")]
 #[derive(Debug)]
-pub(crate) struct Store(Option<Arc<Open>>);
+pub(crate) struct Store {
+    open: Option<Arc<Open>>,
+    /// Longest duration of a call; `None`: the limits of the client.
+    timeout: Option<Duration>,
+}
 
 #[pymethods]
 impl Store {
@@ -68,6 +77,8 @@ impl Store {
         rdma_devices = None,
         rpc_timeout_s = None,
         connect_timeout_s = None,
+        transfer_timeout_s = None,
+        retry_s = None,
         listen = String::new(),
         has_checksums = None,
         http_port = None, token = None, engine = None,
@@ -86,6 +97,8 @@ impl Store {
         rdma_devices: Option<String>,
         rpc_timeout_s: Option<f64>,
         connect_timeout_s: Option<f64>,
+        transfer_timeout_s: Option<f64>,
+        retry_s: Option<f64>,
         listen: String,
         has_checksums: Option<bool>,
         #[pyo3(from_py_with = argument::optional_unsigned)] http_port: Option<u16>,
@@ -106,6 +119,8 @@ impl Store {
             rdma_devices,
             rpc_timeout_s,
             connect_timeout_s,
+            transfer_timeout_s,
+            retry_s,
             listen,
             has_checksums,
             http_port,
@@ -114,18 +129,18 @@ impl Store {
         let settings = or_raise(py, Settings::read(arguments))?;
         let runtime = or_raise(py, runtime())?;
         let shared = engine.map(|engine| Arc::clone(engine.get().running()));
-        let opened = detached(py, || Open::start(settings, shared, runtime));
-        let opened = opened.and_then(|opened| opened);
-        let store = Arc::new(or_raise(py, opened)?);
+        let opened = limited(py, None, || Open::start(settings, shared, runtime))?;
+        let store = Arc::new(opened);
         open::track(&store);
-        Ok(Self(Some(store)))
+        Ok(Self { open: Some(store), timeout: None })
     }
 
     /// Joins a pool as a dummy client of the daemon of this host.
     #[staticmethod]
     #[pyo3(signature = (
         daemon, *, pool_bytes = 0, is_tcp_forced = None, rpc_timeout_s = None,
-        connect_timeout_s = None, has_checksums = None, http_port = None
+        connect_timeout_s = None, transfer_timeout_s = None, retry_s = None,
+        has_checksums = None, http_port = None
     ))]
     #[allow(clippy::too_many_arguments, reason = "a call of Python with many options")]
     fn connect_daemon(
@@ -135,6 +150,8 @@ impl Store {
         is_tcp_forced: Option<bool>,
         rpc_timeout_s: Option<f64>,
         connect_timeout_s: Option<f64>,
+        transfer_timeout_s: Option<f64>,
+        retry_s: Option<f64>,
         has_checksums: Option<bool>,
         #[pyo3(from_py_with = argument::optional_unsigned)] http_port: Option<u16>,
     ) -> PyResult<Self> {
@@ -145,13 +162,21 @@ impl Store {
             is_tcp_forced,
             rpc_timeout_s,
             connect_timeout_s,
+            transfer_timeout_s,
+            retry_s,
             has_checksums,
             http_port,
         };
-        let opened = detached(py, || Open::start_dummy(&daemon, pool_bytes, &arguments, runtime));
-        let store = Arc::new(or_raise(py, opened.and_then(|opened| opened))?);
+        let open = || Open::start_dummy(&daemon, pool_bytes, &arguments, runtime);
+        let store = Arc::new(limited(py, None, open)?);
         open::track(&store);
-        Ok(Self(Some(store)))
+        Ok(Self { open: Some(store), timeout: None })
+    }
+
+    /// Returns the same store with a limit for the duration of each call.
+    fn within(&self, py: Python<'_>, timeout_s: f64) -> PyResult<Self> {
+        let timeout = or_raise(py, settings::seconds("timeout_s", Some(timeout_s)))?;
+        Ok(Self { open: self.open.clone(), timeout })
     }
 
     /// Allocates from the memory pool of a dummy client; returns the address.
@@ -234,6 +259,55 @@ impl Store {
         let lengths =
             self.call(py, |client| transfer::get_into(client, names, &ranges, is_exact))?;
         outcome_list(py, &keys, lengths)
+    }
+
+    /// Gets objects into writable buffers; returns their lengths.
+    fn read_into<'py>(
+        &self,
+        py: Python<'py>,
+        keys: Keys<'py>,
+        buffers: Vec<Bound<'py, PyAny>>,
+    ) -> PyResult<Bound<'py, PyList>> {
+        let views = writable_views(&keys, &buffers)?;
+        let names = invalid_as_missing(object_keys(&keys)?);
+        let ranges: Vec<&[LocalRange]> = views.iter().map(Views::ranges).collect();
+        let lengths = self.call(py, |client| transfer::get_into(client, names, &ranges, false))?;
+        outcome_list(py, &keys, lengths)
+    }
+
+    /// Locates objects, to read ranges of them.
+    fn locate<'py>(&self, py: Python<'py>, keys: Keys<'py>) -> PyResult<Bound<'py, PyList>> {
+        let names = invalid_as_missing(object_keys(&keys)?);
+        let located = self.call(py, |client| Located::find(client, names))?;
+        outcome_list(py, &keys, located)
+    }
+
+    /// Reads a range of a located object as `bytes`.
+    fn read_located<'py>(
+        &self,
+        py: Python<'py>,
+        located: &Bound<'py, Located>,
+        offset: Unsigned,
+        length: Unsigned,
+    ) -> PyResult<Py<PyBytes>> {
+        let (bytes, range) = uninit_bytes(py, length.0 as u64)?;
+        let located = located.get();
+        let read =
+            self.call(py, |client| located.read(client, offset.0 as u64, slice::from_ref(&range)))?;
+        or_raise(py, read).map(|_| bytes)
+    }
+
+    /// Reads a range of a located object into a writable buffer, which is filled.
+    fn read_located_into<'py>(
+        &self,
+        py: Python<'py>,
+        located: &Bound<'py, Located>,
+        offset: Unsigned,
+        buffer: &Bound<'py, PyAny>,
+    ) -> PyResult<u64> {
+        let range = RangeRead::new(located, offset, buffer)?;
+        let read = self.call(py, |client| range.read(client))?;
+        or_raise(py, read)
     }
 
     /// Gets parts of objects into memory; returns for each key a list with the length of each part.
@@ -636,14 +710,13 @@ impl Store {
 
 impl Store {
     pub(crate) fn open(&self) -> &Arc<Open> {
-        self.0.as_ref().expect("only drop takes what is inside")
+        self.open.as_ref().expect("only drop takes what is inside")
     }
 
     /// Makes a call of the client without holding the interpreter.
     fn call<T: Send>(&self, py: Python<'_>, call: impl FnOnce(&Client) -> T + Send) -> PyResult<T> {
         let open = self.open();
-        let answered = detached(py, || open.client().map(call));
-        or_raise(py, answered.and_then(|answered| answered))
+        limited(py, self.timeout, || open.client().map(call))
     }
 
     fn put_ranges<'py>(
@@ -675,7 +748,7 @@ impl Store {
             targets.push(target);
             ranges.push(range);
         }
-        let wanted: Vec<Result<&Located>> =
+        let wanted: Vec<Result<&Places>> =
             located.iter().map(|located| located.as_ref().map_err(Clone::clone)).collect();
         let read = self.call(py, |client| transfer::read(client, wanted, &ranges))?;
         let mut targets = targets.into_iter();
@@ -698,7 +771,7 @@ impl Store {
 
 impl Drop for Store {
     fn drop(&mut self) {
-        let Some(open) = self.0.take() else { return };
+        let Some(open) = self.open.take() else { return };
         if open.is_forked() {
             // Locks may be held by threads that do not exist in this process, so the store is
             // leaked.
@@ -712,88 +785,8 @@ impl Drop for Store {
     }
 }
 
-fn batch_options(
-    py: Python<'_>,
-    options: Option<&Bound<'_, PutOptions>>,
-    is_upsert: bool,
-    items: usize,
-) -> PyResult<mooncake_store_client::PutOptions> {
-    match options {
-        Some(options) => or_raise(py, options.get().for_batch(is_upsert, items)),
-        None => Ok(mooncake_store_client::PutOptions { is_upsert, ..Default::default() }),
-    }
-}
-
-/// An object in a listing: key, length, whether it is complete, number of copies.
-pub(crate) type Entry<'py> = (Bound<'py, PyBytes>, u64, bool, u32);
-
 fn close_if_last(open: Arc<Open>) {
     if Arc::strong_count(&open) == 1 {
         open.close();
     }
-}
-
-pub(crate) fn probe(
-    client: &Client,
-    keys: Vec<Result<ObjectKey>>,
-    takes_lease: bool,
-) -> Vec<Result<ObjectStatus>> {
-    call_with_valid(keys, |keys| {
-        let found = client.exists(&keys, takes_lease);
-        let absent = |key: &ObjectKey| {
-            Error::new(ErrorCode::OBJECT_NOT_FOUND, "no object has that key").with("key", key)
-        };
-        found.into_iter().zip(&keys).map(|(found, key)| found?.ok_or_else(|| absent(key))).collect()
-    })
-}
-
-/// Returns whether a probed object exists and is complete.
-pub(crate) fn is_there(found: Result<ObjectStatus>) -> Result<bool> {
-    match found {
-        Ok(status) => Ok(matches!(status, ObjectStatus::Complete { .. })),
-        Err(error) if error.code() == ErrorCode::OBJECT_NOT_FOUND => Ok(false),
-        Err(error) => Err(error),
-    }
-}
-
-/// Returns the length of a probed object.
-pub(crate) fn length_of(found: Result<ObjectStatus>) -> Result<u64> {
-    match found? {
-        ObjectStatus::Complete { length } => Ok(length),
-        ObjectStatus::Writing => {
-            Err(Error::new(ErrorCode::REPLICA_IS_NOT_READY, "the object is still being written"))
-        }
-    }
-}
-
-/// Converts a page of a listing; the boolean is true for the last page.
-pub(crate) fn listing(py: Python<'_>, page: ObjectPage) -> (Vec<Entry<'_>>, bool) {
-    let entry = |object: ObjectSummary| {
-        let key = PyBytes::new(py, object.key.as_bytes());
-        (key, object.length, object.is_complete, object.replicas)
-    };
-    (page.objects.into_iter().map(entry).collect(), page.is_last)
-}
-
-/// Parses the key of a call that needs an existing object.
-pub(crate) fn single_key(key: Bound<'_, PyAny>) -> PyResult<Result<ObjectKey>> {
-    let keys = invalid_as_missing(object_keys(&[key])?);
-    let missing = || Err(Error::internal("a batch of one key gave no key"));
-    Ok(keys.into_iter().next().unwrap_or_else(missing))
-}
-
-/// Returns a list with each value, or the exception in its place.
-pub(crate) fn outcome_list<'a, 'py: 'a, T: IntoPyObject<'py>>(
-    py: Python<'py>,
-    keys: impl IntoIterator<Item = &'a Bound<'py, PyAny>>,
-    results: Vec<Result<T>>,
-) -> PyResult<Bound<'py, PyList>> {
-    let list = PyList::empty(py);
-    for (key, result) in keys.into_iter().zip(results) {
-        match result {
-            Ok(value) => list.append(value)?,
-            Err(error) => list.append(exception(py, &error, Some(key))?)?,
-        }
-    }
-    Ok(list)
 }

@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -14,6 +13,7 @@ from mooncake._names import rebrand
 from mooncake._runtime import _native
 from mooncake.engine import codes
 from mooncake.engine.device import DeviceTransfers
+from mooncake.engine.timeout import transfer_timeout_s
 from mooncake.engine.types import (
     InnerTransferEngine,
     TransferNotify,
@@ -31,8 +31,6 @@ __all__ = ["TransferEngine"]
 
 T = TypeVar("T")
 
-_TIMEOUT_S_MIN = 5.0
-_TIMEOUT_S_DEFAULT = 30.0
 _PROBE_S = 5.0
 _LOCATION = "*"
 
@@ -61,7 +59,7 @@ class TransferEngine(DeviceTransfers):
     def __init__(self) -> None:
         """Make an engine that is not initialized yet. Reads ``MC_TRANSFER_TIMEOUT``."""
         self._native: _native.Engine | None = None
-        self._timeout_s = _transfer_timeout()
+        self._timeout_s = transfer_timeout_s()
 
     # Lifecycle
 
@@ -785,16 +783,3 @@ def _is_write(opcode: _Opcode) -> bool:
 
 def _not_initialized() -> MooncakeError:
     return _native.failure(codes.FAILED, "the engine is not initialized", is_closed=True)
-
-
-def _transfer_timeout() -> float:
-    for name, _, _, _, value in _native.environment():
-        if name == "MC_TRANSFER_TIMEOUT" and value is not None and value.strip():
-            try:
-                timeout_s = float(value)
-            except ValueError:
-                timeout_s = math.nan
-            if math.isfinite(timeout_s):
-                return max(_TIMEOUT_S_MIN, timeout_s)
-            _log.warning("%s=%r is not a number of seconds and is ignored", name, value)
-    return _TIMEOUT_S_DEFAULT

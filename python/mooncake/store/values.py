@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from mooncake._buffers import check_value
 from mooncake._runtime import Buffer as BufferHandle, _native
-from mooncake._values import check_value
 from mooncake.errors import MooncakeError
 from mooncake.store.base import StoreBase
 from mooncake.store.batch import Key, as_bytes, as_codes, check_lists, contiguous, invalid_argument

@@ -6,7 +6,7 @@ the calls in the calling thread, `run_async` awaits them.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 
@@ -14,6 +14,8 @@ from mooncake._runtime import PutOptions, _native
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer as Readable
+
+    from mooncake._native_calls import AsyncNative
 
 __all__ = ["Call", "List", "Operation", "Put", "ReadRanges", "Remove", "Sizes", "run", "run_async"]
 
@@ -27,7 +29,7 @@ class Call(Protocol):
     def make(self, store: _native.Store) -> Any:
         """Make the call and return its outcome."""
 
-    def begin(self, calls: _native.Pending) -> int:
+    def begin(self, calls: _native.Pending) -> _native.Begun[Any]:
         """Begin the call for an event loop and return its number."""
 
 
@@ -56,7 +58,7 @@ class ReadRanges:
         """Make the call."""
         return _native.read_ranges(store, self.keys, self.columns, is_registered=self.is_registered)
 
-    def begin(self, calls: _native.Pending) -> int:
+    def begin(self, calls: _native.Pending) -> _native.Begun[Any]:
         """Begin the call."""
         return calls.read_ranges(self.keys, self.columns, self.owner)
 
@@ -81,7 +83,7 @@ class Put:
         """Make the call."""
         return store.put(self.keys, self.values, options=self.options, is_upsert=self.is_upsert)
 
-    def begin(self, calls: _native.Pending) -> int:
+    def begin(self, calls: _native.Pending) -> _native.Begun[Any]:
         """Begin the call."""
         return calls.put(self.keys, self.values, options=self.options, is_upsert=self.is_upsert)
 
@@ -102,7 +104,7 @@ class Remove:
         """Make the call."""
         return store.remove(self.keys, force=self.force)
 
-    def begin(self, calls: _native.Pending) -> int:
+    def begin(self, calls: _native.Pending) -> _native.Begun[Any]:
         """Begin the call."""
         return calls.remove(self.keys, force=self.force)
 
@@ -123,7 +125,7 @@ class List:
         """Make the call."""
         return store.list(prefix=self.prefix, after=self.after)
 
-    def begin(self, calls: _native.Pending) -> int:
+    def begin(self, calls: _native.Pending) -> _native.Begun[Any]:
         """Begin the call."""
         return calls.list(prefix=self.prefix, after=self.after)
 
@@ -142,7 +144,7 @@ class Sizes:
         """Make the call."""
         return store.sizes(self.keys, lease=False)
 
-    def begin(self, calls: _native.Pending) -> int:
+    def begin(self, calls: _native.Pending) -> _native.Begun[Any]:
         """Begin the call."""
         return calls.sizes(self.keys, lease=False)
 
@@ -163,15 +165,13 @@ def run(store: _native.Store, operation: Operation[T]) -> T:
         return result
 
 
-async def run_async(
-    begin: Callable[[Callable[[_native.Pending], int]], Awaitable[Any]], operation: Operation[T]
-) -> T:
-    """Carry out an operation for an event loop, with a function that begins a call of the loop."""
+async def run_async(calls: AsyncNative, operation: Operation[T]) -> T:
+    """Carry out an operation for the running event loop."""
     try:
         call = next(operation)
         while True:
             try:
-                outcome = await begin(call.begin)
+                outcome = await calls.outcome_of(call.begin)
             except Exception as error:  # noqa: BLE001 - the operation handles it or raises it
                 call = operation.throw(error)
             else:

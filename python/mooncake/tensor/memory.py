@@ -65,14 +65,6 @@ class TensorMemory(NamedTuple):
         pieces = (self,) if self.offsets is None else (self.offsets, self)
         return [(piece.address, piece.nbytes) for piece in pieces if piece.nbytes > 0]
 
-    def to_host(self) -> TensorMemory:
-        """Return a copy of memory of a device on the host, and other memory as it is."""
-        if not self.is_on_device:
-            return self
-        values = (self.owner if self.offsets is None else self.owner[0]).cpu()
-        owner = (values, self.owner)
-        return self._replace(address=values.data_ptr(), owner=owner, is_on_device=False)
-
 
 def of(value: object) -> TensorMemory:
     """Return the memory of a torch tensor or a numpy array.

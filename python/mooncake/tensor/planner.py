@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -112,13 +113,19 @@ def plan(sources: Sequence[Source], wanted: Box, itemsize: int) -> Plan:
     return Plan(starts, columns[0], columns[1], columns[2])
 
 
-def grids(sources: Sequence[Source], wanted: Box, itemsize: int) -> list[Grid]:
+def grids(sources: Sequence[Source], wanted: Box, itemsize: int) -> tuple[Grid, ...]:
     """Return the ranges to read of each source, as a grid.
 
     Raises:
         IncompleteError: The sources do not cover the box exactly once.
     """
-    parts = [_grid_of(source, wanted, itemsize) for source in sources]
+    return _grids(tuple(sources), wanted, itemsize)
+
+
+# A read of the same part again, as of the same layer's weights, costs no plan.
+@functools.lru_cache(maxsize=256)
+def _grids(sources: tuple[Source, ...], wanted: Box, itemsize: int) -> tuple[Grid, ...]:
+    parts = tuple(_grid_of(source, wanted, itemsize) for source in sources)
     found, expected = sum(part.nbytes for part in parts), math.prod(wanted.shape) * itemsize
     if found != expected:
         raise IncompleteError(

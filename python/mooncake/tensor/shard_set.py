@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
@@ -57,12 +58,32 @@ def find_members(
         of_first: Head of the first member, if it is known.
         manifest: Manifest of the set, if it has one.
     """
-    heads: list[bytes | None] | None = None
     if query.predicts and of_first is not None:
-        heads = _predicted(members, of_first)
-    if heads is None:
-        heads = yield Heads([member.key for member in members])
-        assert heads is not None
+        found = _found_by_prediction(query, tuple(members), of_first, manifest)
+        if found is not None:
+            return found
+    heads = yield Heads([member.key for member in members])
+    assert heads is not None
+    return _found(query, members, heads, manifest)
+
+
+# A read of the same part again, as of the same layer's weights, costs no search of its members.
+@functools.lru_cache(maxsize=256)
+def _found_by_prediction(
+    query: Query, members: tuple[Member, ...], of_first: bytes, manifest: Manifest | None
+) -> Found | None:
+    """Return the members that overlap the wanted part, if the first one tells of the others."""
+    heads = _predicted(members, of_first)
+    return None if heads is None else _found(query, members, heads, manifest)
+
+
+def _found(
+    query: Query,
+    members: Sequence[Member],
+    heads: Sequence[bytes | None],
+    manifest: Manifest | None,
+) -> Found:
+    """Return the members that overlap the wanted part, from the heads of all members."""
     key, target = query.key, query.target
     present = {
         member.rank: (member, head, decoded_head(member.key, head))
@@ -108,7 +129,7 @@ def find_members(
     return Found(key, wanted, tuple(parts))
 
 
-def _predicted(members: list[Member], of_first: bytes) -> list[bytes | None] | None:
+def _predicted(members: Sequence[Member], of_first: bytes) -> list[bytes | None] | None:
     """Return the heads of all members of a set, computed from that of the first one.
 
     None if the first one does not tell where the others begin: a head has the extent of its shard,

@@ -117,7 +117,7 @@ class _Staged:
         bounds: Where the objects begin in that memory, and where the last one ends.
     """
 
-    grids: list[Grid]
+    grids: tuple[Grid, ...]
     memory: Any
     bounds: list[int]
 
@@ -193,6 +193,8 @@ def _columns(jobs: Sequence[tuple[Job, Plan | _Staged]]) -> Columns:
 
     none = np.zeros(0, dtype=np.int64)
     tables = [_columns_of(job, ranges) for job, ranges in jobs]
+    if len(tables) == 1:
+        return tables[0]
     counts = np.concatenate([none, *(np.diff(table[0]) for table in tables)])
     starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
     addresses, offsets, lengths = (

@@ -214,7 +214,9 @@ def _cut(value: Any, box: Box) -> Any:
 
 
 def _buffers(place: TensorMemory) -> list[Any]:
-    """Return the pieces of a tensor as buffers that keep its memory."""
+    """Return the pieces of a tensor as parts of a value that keep its memory."""
+    if place.is_on_device:
+        return [_native.AddressRange(*piece, place) for piece in place.ranges()]
     return [_Held(address, length, place).as_buffer() for address, length in place.ranges()]
 
 

@@ -69,11 +69,11 @@ fn transports<'py>(
         one.set_item("errors", transport.errors)?;
         one.set_item("unserved", transport.unserved)?;
         one.set_item("refusals", transport.refusals)?;
-        let seconds =
-            |percent| transport.latency.percentile(percent).map(|latency| latency.as_secs_f64());
-        one.set_item("latency_p50_s", seconds(50))?;
-        one.set_item("latency_p99_s", seconds(99))?;
-        one.set_item("latency_counts", transport.latency.counts.clone())?;
+        let seconds = |part| transport.latency.quantile(part).map(|latency| latency.as_secs_f64());
+        one.set_item("latency_p50_s", seconds(0.5))?;
+        one.set_item("latency_p99_s", seconds(0.99))?;
+        let counts = transport.latency.octaves().into_iter().map(|(_, count)| count);
+        one.set_item("latency_counts", counts.collect::<Vec<_>>())?;
         all.set_item(transport.kind.name(), one)?;
     }
     Ok(all)

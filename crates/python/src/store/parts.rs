@@ -114,7 +114,9 @@ pub(crate) fn lists<'py>(
     let lists = PyList::empty(py);
     for (key, result) in keys.iter().zip(results) {
         match result {
-            Ok(parts) => lists.append(super::outcome_list(py, std::iter::repeat(key), parts)?)?,
+            Ok(parts) => {
+                lists.append(super::outcome::outcome_list(py, std::iter::repeat(key), parts)?)?
+            }
             Err(error) => lists.append(exception(py, &error, Some(key))?)?,
         }
     }

@@ -8,10 +8,10 @@ use mooncake_store_client::{BufferScope, Client, Parts};
 use mooncake_transfer_engine::LocalRange;
 use pyo3::{buffer::PyBuffer, prelude::*, types::PyList};
 
-use super::{Store, outcome_list};
+use super::{Store, outcome::outcome_list};
 use crate::{
     argument::{call_with_valid, check_same_length, invalid_as_missing, object_keys},
-    buffer::caller_ranges,
+    buffer::caller_range,
     error::or_raise,
 };
 
@@ -60,9 +60,9 @@ impl RangeTable {
         Ok(Self {
             rows: rows.collect(),
             offsets,
-            memory: caller_ranges(
-                ranges.map(|(address, length)| (address as usize, length as usize)).collect(),
-            ),
+            memory: ranges
+                .map(|(address, length)| caller_range(address as usize, length as usize))
+                .collect(),
         })
     }
 
@@ -77,8 +77,7 @@ impl RangeTable {
                 offsets: &offsets[ranges.clone()],
                 memory: &memory[ranges.clone()],
             });
-            let read = client.read_parts(&parts.collect::<Vec<_>>(), scope).into_iter();
-            read.map(|parts| parts?.into_iter().sum()).collect()
+            client.read_all_parts(&parts.collect::<Vec<_>>(), scope)
         })
     }
 }

@@ -29,6 +29,8 @@ pub(crate) struct Arguments {
     pub(crate) rdma_devices: Option<String>,
     pub(crate) rpc_timeout_s: Option<f64>,
     pub(crate) connect_timeout_s: Option<f64>,
+    pub(crate) transfer_timeout_s: Option<f64>,
+    pub(crate) retry_s: Option<f64>,
     pub(crate) listen: String,
     pub(crate) has_checksums: Option<bool>,
     /// Port of the client's HTTP server; `None` disables it.
@@ -43,6 +45,8 @@ pub(crate) struct DummyArguments {
     pub(crate) is_tcp_forced: Option<bool>,
     pub(crate) rpc_timeout_s: Option<f64>,
     pub(crate) connect_timeout_s: Option<f64>,
+    pub(crate) transfer_timeout_s: Option<f64>,
+    pub(crate) retry_s: Option<f64>,
     pub(crate) has_checksums: Option<bool>,
     pub(crate) http_port: Option<u16>,
 }
@@ -82,6 +86,15 @@ impl Settings {
         if let Some(timeout) = seconds("rpc_timeout_s", arguments.rpc_timeout_s)? {
             client.rpc_timeout = timeout;
         }
+        if let Some(timeout) = seconds("transfer_timeout_s", arguments.transfer_timeout_s)? {
+            client.transfer_timeout = timeout;
+        }
+        if let Some(patience) = arguments.retry_s {
+            client.retry_patience = Duration::try_from_secs_f64(patience).map_err(|_| {
+                let text = "the time for repetitions must be 0 seconds or more";
+                Error::invalid(text).with("retry_s", patience)
+            })?;
+        }
         let mut link = link(arguments.connect_timeout_s)?;
         if let Some(token) = &arguments.token {
             link.token = Some(Token::new(token)?);
@@ -113,6 +126,8 @@ impl Settings {
             rdma_devices: None,
             rpc_timeout_s: arguments.rpc_timeout_s,
             connect_timeout_s: arguments.connect_timeout_s,
+            transfer_timeout_s: arguments.transfer_timeout_s,
+            retry_s: arguments.retry_s,
             listen: String::new(),
             has_checksums: arguments.has_checksums,
             http_port: arguments.http_port,
@@ -161,7 +176,11 @@ fn embedded(listen: &str) -> Result<MasterConfig> {
     Ok(config)
 }
 
-fn seconds(name: &'static str, seconds: Option<f64>) -> Result<Option<Duration>> {
+/// Reads a timeout.
+///
+/// # Errors
+/// It is no positive number.
+pub(crate) fn seconds(name: &'static str, seconds: Option<f64>) -> Result<Option<Duration>> {
     let Some(seconds) = seconds else { return Ok(None) };
     match Duration::try_from_secs_f64(seconds) {
         Ok(duration) if !duration.is_zero() => Ok(Some(duration)),

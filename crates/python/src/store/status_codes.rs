@@ -10,7 +10,7 @@ use pyo3::{
     types::{PyBytes, PyList},
 };
 
-use super::{Store, batch_options, transfer, transfer::GetTarget};
+use super::{Store, outcome::batch_options, transfer, transfer::GetTarget};
 use crate::{
     argument::{
         PackedKeys, Unsigned, check_same_length, column, invalid_as_missing, object_key,

@@ -1,6 +1,9 @@
 //! Puts and gets between caller memory and the pool, one batch per call.
 
-use mooncake_base::{Error, ErrorCode, ObjectKey, Result};
+use std::time::Duration;
+
+use mooncake_base::sync::Mutex;
+use mooncake_base::{Clock, Error, ErrorCode, Moment, ObjectKey, Result, SystemClock};
 use mooncake_store_client::{Client, Located, PutItem, PutOptions, PutOutcome, Read};
 use mooncake_transfer_engine::LocalRange;
 use pyo3::{prelude::*, types::PyBytes};
@@ -9,6 +12,9 @@ use crate::{
     argument::{PackedKeys, call_with_valid, partition_valid},
     buffer::{Buffer, uninit_bytes},
 };
+
+/// Shortest time between two warnings about copies that were not made.
+const WARNING_INTERVAL: Duration = Duration::from_secs(10);
 
 /// Puts the valid items. True: stored; false: an existing object was kept.
 pub(crate) fn put(
@@ -28,8 +34,32 @@ pub(crate) fn put(
     });
     let (items, invalid) = partition_valid(checked);
     let outcomes = invalid.merge_into(client.put(&items, &options));
+    warn_of_fewer_copies(&outcomes, options.replicas);
     let is_stored = |outcome| matches!(outcome, PutOutcome::Stored { .. });
     outcomes.into_iter().map(|outcome| outcome.map(is_stored)).collect()
+}
+
+/// Logs that objects have fewer copies than asked, at most once in [`WARNING_INTERVAL`].
+fn warn_of_fewer_copies(outcomes: &[Result<PutOutcome>], asked: u32) {
+    static WARNED_AT: Mutex<Option<Moment>> = Mutex::new(None);
+    let copies = |outcome: &Result<PutOutcome>| match outcome {
+        Ok(PutOutcome::Stored { replicas }) if *replicas < asked => Some(*replicas),
+        _ => None,
+    };
+    let Some(made) = outcomes.iter().filter_map(copies).min() else { return };
+    let now = SystemClock.now();
+    let mut warned_at = WARNED_AT.lock();
+    if warned_at.is_some_and(|at| now.since(at) < WARNING_INTERVAL) {
+        return;
+    }
+    *warned_at = Some(now);
+    let objects = outcomes.iter().filter_map(copies).count();
+    tracing::warn!(
+        objects,
+        asked,
+        made,
+        "objects have fewer copies than asked: each copy needs a segment of its own with free space"
+    );
 }
 
 /// Locates objects, to be read next.

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import copy
 import ctypes
 import functools
 import logging
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from mooncake._runtime import _native
@@ -137,27 +136,7 @@ class TensorBase(StoreBase):
         """Put items; text in the place of an item is the reason why that item fails."""
         ranges = [[] if isinstance(item, str) else item.ranges() for item in items]
         reasons = {at: item for at, item in enumerate(items) if isinstance(item, str)}
-        codes = self._put_ranges(keys, ranges, reasons, config, is_upsert=is_upsert)
-        on_device = {
-            at: item
-            for at, item in enumerate(items)
-            if codes[at] == INVALID_PARAMS and isinstance(item, Item) and item.memory.is_on_device
-        }
-        if not on_device or self._native is None:
-            return codes
-        # A store with checksums computes them from the caller's memory, which it cannot do on a
-        # device.
-        copies = [Item(item.head, item.memory.to_host()) for item in on_device.values()]
-        retried = self._put_ranges(
-            [keys[at] for at in on_device],
-            [item.ranges() for item in copies],
-            {},
-            _config_of_items(config, len(keys), on_device),
-            is_upsert=is_upsert,
-        )
-        for at, code in zip(on_device, retried, strict=True):
-            codes[at] = code
-        return codes
+        return self._put_ranges(keys, ranges, reasons, config, is_upsert=is_upsert)
 
     def _put_ranges(
         self,
@@ -251,18 +230,6 @@ class TensorBase(StoreBase):
         """Log and record why a tensor was refused; return the code."""
         _log.warning("%s key=%r", reason, key)
         return _native.failure(INVALID_PARAMS, reason, key=key).code
-
-
-def _config_of_items(
-    config: ReplicateConfig | None, count: int, chosen: Iterable[int]
-) -> ReplicateConfig | None:
-    """Return the config of a batch of `count` items for some of its items."""
-    groups = None if config is None else config.group_ids
-    if config is None or groups is None or len(groups) != count:
-        return config
-    partial = copy.copy(config)
-    partial.group_ids = [groups[at] for at in chosen]
-    return partial
 
 
 def read_metadata(address: int, length: int) -> TensorMetadata:

@@ -7,17 +7,16 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from mooncake._aliases import accept_aliases
-from mooncake.errors import MooncakeError
 from mooncake.store.batch import Key, as_numbers, check_lists, have_same_length, invalid_argument
 from mooncake.store.codes import INVALID_PARAMS
 from mooncake.store.tensors.base import TensorBase, tensor_memory
-from mooncake.tensor import memory
 from mooncake.tensor.format import METADATA_BYTES, FormatError, TensorMetadata
 
 if TYPE_CHECKING:
     import torch
 
     from mooncake._runtime import _native
+    from mooncake.errors import MooncakeError
     from mooncake.tensor.memory import TensorMemory
 
 __all__ = ["TensorBufferCalls"]
@@ -182,8 +181,6 @@ class TensorBufferCalls(TensorBase):
         for at, target in enumerate(targets):
             if isinstance(target, str):
                 numbers[at] = self._refuse(keys[at], target)
-            elif numbers[at] == INVALID_PARAMS and target.is_on_device:
-                numbers[at] = self._fill_through_host(keys[at], target)
             elif numbers[at] >= 0:
                 metadata = read[at * METADATA_BYTES :][:METADATA_BYTES]
                 numbers[at] = self._check_target(keys[at], target, metadata, numbers[at])
@@ -198,24 +195,6 @@ class TensorBufferCalls(TensorBase):
         if (metadata.dtype, metadata.local_shape) == (target.dtype, target.shape):
             return target.nbytes
         return self._refuse_target(key, metadata, target)
-
-    def _fill_through_host(self, key: Key, target: TensorMemory) -> int:
-        """Fill a tensor of a device from a copy on the host.
-
-        A store with checksums verifies the memory that was read, which it cannot do on a device.
-        """
-        value = self._call_batch(1, lambda native: native.get_buffers([key]))[0]
-        if isinstance(value, MooncakeError):
-            return as_numbers([value])[0]
-        try:
-            metadata = TensorMetadata.decode(value, total=len(value))
-        except FormatError as error:
-            return self._refuse(key, str(error))
-        is_same = (metadata.dtype, metadata.local_shape) == (target.dtype, target.shape)
-        if not is_same or metadata.ragged_dim is not None:
-            return self._refuse_target(key, metadata, target)
-        target.owner.copy_(memory.restore(value, metadata))
-        return target.nbytes
 
     def _refuse_target(self, key: Key, metadata: TensorMetadata, target: TensorMemory) -> int:
         return self._refuse(

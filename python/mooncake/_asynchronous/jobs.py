@@ -1,11 +1,11 @@
-"""Handles on copy tasks and drains for event loops."""
+"""Handles on tasks and drains, whose calls are coroutines."""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Literal, Self, TypeVar
 
+from mooncake._native_calls import AsyncNative, async_pause
 from mooncake._tasks import (
     DrainInfo,
     Handle,
@@ -21,39 +21,34 @@ from mooncake._tasks import (
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from mooncake._runtime import _native
-
-__all__ = ["AsyncDrain", "AsyncTask", "Call"]
-
-Call: TypeAlias = Callable[[Callable[["_native.Pending"], int]], Awaitable[Any]]
-"""Begins a native call and waits for its outcome."""
+__all__ = ["AsyncDrain", "AsyncTask"]
 
 I = TypeVar("I", TaskInfo, DrainInfo)  # noqa: E741
 
 
-class _AsyncHandle(Handle):
-    """A handle that queries through the event loop that awaits it."""
+class AsyncJob(Handle):
+    """A handle that asks the master through a native store."""
 
-    __slots__ = ("_call",)
+    __slots__ = ("_native",)
 
-    def __init__(self, call: Call, job_id: JobId) -> None:
+    def __init__(self, native: AsyncNative, job_id: JobId) -> None:
         """Make a handle on a task or a drain; stores call this.
 
         Args:
-            call: Makes the native calls.
+            native: The native store.
             job_id: Id of the task or drain.
 
         Raises:
             TypeError: The id is not a tuple of two integers.
         """
         super().__init__(job_id)
-        self._call = call
+        self._native = native
 
 
-class AsyncTask(_AsyncHandle):
+class AsyncTask(AsyncJob):
     """A copy or a move of an object that a client carries out in the background.
 
-    A caller that stops waiting, by a timeout or a cancellation, does not stop the task.
+    A caller that stops waiting does not stop the task.
     """
 
     __slots__ = ()
@@ -64,7 +59,7 @@ class AsyncTask(_AsyncHandle):
         Raises:
             NotFoundError: The master does not know the id, or no longer.
         """
-        return task_info(await self._call(lambda calls: calls.task(self.id)))
+        return task_info(await self._native.task(self.id))
 
     async def wait(self, timeout_s: float | None = None) -> TaskInfo:
         """Wait until the task has ended.
@@ -77,14 +72,13 @@ class AsyncTask(_AsyncHandle):
             DeadlineError: The task has not ended within `timeout_s`. It continues.
             NotFoundError: The master does not know the id, or no longer.
         """
-        return final_task(await _poll_until_over(self.info, PollSchedule(timeout_s, None)))
+        return final_task(await poll_until_over(self.info, PollSchedule(timeout_s, None)))
 
 
-class AsyncDrain(_AsyncHandle):
+class AsyncDrain(AsyncJob):
     """Segments that are being emptied: their objects are moved to other segments.
 
-    ``async with`` waits for the end of the drain, and cancels it if the block failed or was
-    cancelled.
+    ``async with`` waits for the end of the drain, and cancels it if the block failed.
     """
 
     __slots__ = ()
@@ -95,7 +89,7 @@ class AsyncDrain(_AsyncHandle):
         Raises:
             NotFoundError: The master does not know the id, or no longer.
         """
-        return drain_info(await self._call(lambda calls: calls.drain_info(self.id)))
+        return drain_info(await self._native.drain_info(self.id))
 
     async def wait(
         self,
@@ -114,7 +108,7 @@ class AsyncDrain(_AsyncHandle):
             DeadlineError: The drain has not ended within `timeout_s`. It continues.
             NotFoundError: The master does not know the id, or no longer.
         """
-        return final_drain(await _poll_until_over(self.info, PollSchedule(timeout_s, progress)))
+        return final_drain(await poll_until_over(self.info, PollSchedule(timeout_s, progress)))
 
     async def cancel(self) -> DrainInfo:
         """Cancel the drain: no more copies leave the segments, and they accept objects again.
@@ -123,7 +117,7 @@ class AsyncDrain(_AsyncHandle):
             NotFoundError: The master does not know the id, or no longer.
             InvalidArgumentError: The drain has ended.
         """
-        return drain_info(await self._call(lambda calls: calls.cancel_drain(self.id)))
+        return drain_info(await self._native.cancel_drain(self.id))
 
     async def __aenter__(self) -> Self:
         """Return the drain."""
@@ -144,8 +138,8 @@ class AsyncDrain(_AsyncHandle):
         return False
 
 
-async def _poll_until_over(query: Callable[[], Awaitable[I]], schedule: PollSchedule[I]) -> I:
+async def poll_until_over(query: Callable[[], Awaitable[I]], schedule: PollSchedule[I]) -> I:
     """Query until the operation has ended."""
     while (pause_s := schedule.next_pause_s(info := await query())) is not None:
-        await asyncio.sleep(pause_s)
+        await async_pause(pause_s)
     return info

@@ -1,29 +1,30 @@
-"""Tensors and arrays in `Store` and `AsyncStore`: the methods, over operations shared by both."""
+"""Tensors and arrays: the methods of stores, over operations on tensors."""
+
+# Generated from _asynchronous/tensors.py by scripts/generate_blocking_api.py; do not edit.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
 
-from mooncake._values import encoded, key_list
-from mooncake.tensor.calls import Operation, run, run_async
+from mooncake._outcomes import all_of, only
+from mooncake._values import encoded
+from mooncake.tensor.calls import run
 from mooncake.tensor.info import Info, describe
 from mooncake.tensor.read import Arrays, Request, Tensors, read
-from mooncake.tensor.write import Item, remove, write
+from mooncake.tensor.requests import Items, Targets, item, item_list, request_list
+from mooncake.tensor.write import remove, write
 
 if TYPE_CHECKING:
     import numpy as np
     import torch
 
-    from mooncake._runtime import PutOptions, _native
+    from mooncake._native_calls import Native
+    from mooncake._runtime import PutOptions
+    from mooncake._store_types import Key
     from mooncake.tensor.layout import Layout, Shard
 
-__all__ = ["AsyncTensorCalls", "TensorCalls"]
-
-T = TypeVar("T")
-Key: TypeAlias = str | bytes
-Items: TypeAlias = Mapping[Key, Any] | Iterable[tuple[Key, Any]]
-Targets: TypeAlias = "Shard | Sequence[Shard | None] | None"
+__all__ = ["TensorCalls"]
 
 
 class TensorCalls:
@@ -31,7 +32,7 @@ class TensorCalls:
 
     __slots__ = ()
 
-    _native: _native.Store
+    _native: Native
 
     def put_tensor(
         self,
@@ -73,8 +74,8 @@ class TensorCalls:
             >>> store.get_tensor("w", target=Shard.tp(1, 4, dim=1)).shape
             torch.Size([4, 1])
         """
-        item = _item(key, tensor, layout, shape)
-        return _only(run(self._native, write([item], options, overwrite=overwrite)))
+        given = item(key, tensor, layout, shape)
+        return only(run(self._native, write([given], options, overwrite=overwrite)))
 
     def put_tensors(
         self,
@@ -98,8 +99,8 @@ class TensorCalls:
         Raises:
             MooncakeError: The first failure, after every tensor was tried.
         """
-        batch = _items(items, layout)
-        return _all(run(self._native, write(batch, options, overwrite=overwrite)))
+        batch = item_list(items, layout)
+        return all_of(run(self._native, write(batch, options, overwrite=overwrite)))
 
     def get_tensor(
         self, key: Key, *, target: Shard | None = None, out: torch.Tensor | None = None
@@ -120,7 +121,7 @@ class TensorCalls:
             InvalidArgumentError: The object is not a tensor, or `target` or `out` does not fit.
         """
         requests = [Request(encoded(key), target, out)]
-        return _only(run(self._native, read(requests, Tensors())))
+        return only(run(self._native, read(requests, Tensors())))
 
     def get_tensors(
         self,
@@ -139,7 +140,7 @@ class TensorCalls:
         Raises:
             MooncakeError: The first failure.
         """
-        return _all(run(self._native, read(_requests(keys, target, out), Tensors())))
+        return all_of(run(self._native, read(request_list(keys, target, out), Tensors())))
 
     def put_array(
         self,
@@ -156,8 +157,8 @@ class TensorCalls:
         Tensors and arrays of the same dtype are stored alike: one can be got as the other. Arrays
         of dtypes that torch lacks (structures, text of fixed length, dates) are stored whole.
         """
-        item = _item(key, array, layout, shape)
-        return _only(run(self._native, write([item], options, overwrite=overwrite)))
+        given = item(key, array, layout, shape)
+        return only(run(self._native, write([given], options, overwrite=overwrite)))
 
     def get_array(
         self, key: Key, *, target: Shard | None = None, out: np.ndarray[Any, Any] | None = None
@@ -167,7 +168,7 @@ class TensorCalls:
         Dtypes that numpy lacks, for instance bfloat16, need the package ml_dtypes.
         """
         requests = [Request(encoded(key), target, out)]
-        array: np.ndarray[Any, Any] = _only(run(self._native, read(requests, Arrays())))
+        array: np.ndarray[Any, Any] = only(run(self._native, read(requests, Arrays())))
         return array
 
     def delete_tensor(self, key: Key, *, force: bool = False) -> None:
@@ -200,126 +201,3 @@ class TensorCalls:
             '4 shards along dimension 0'
         """
         return run(self._native, describe(encoded(key)))
-
-
-class AsyncTensorCalls:
-    """The methods of `AsyncStore` for tensors and arrays, as coroutines."""
-
-    __slots__ = ()
-
-    _call: Callable[[Callable[[_native.Pending], int]], Awaitable[Any]]
-
-    async def put_tensor(
-        self,
-        key: Key,
-        tensor: torch.Tensor,
-        *,
-        layout: Layout | Shard | None = None,
-        shape: Sequence[int] | None = None,
-        overwrite: bool = False,
-        options: PutOptions | None = None,
-    ) -> bool:
-        """Put a tensor of torch; see `Store.put_tensor`. It must not change during the call."""
-        item = _item(key, tensor, layout, shape)
-        return _only(await self._run(write([item], options, overwrite=overwrite)))
-
-    async def put_tensors(
-        self,
-        items: Items,
-        *,
-        layout: Layout | Shard | None = None,
-        overwrite: bool = False,
-        options: PutOptions | None = None,
-    ) -> list[bool]:
-        """Put many tensors in one batch; see `Store.put_tensors`."""
-        batch = _items(items, layout)
-        return _all(await self._run(write(batch, options, overwrite=overwrite)))
-
-    async def get_tensor(
-        self, key: Key, *, target: Shard | None = None, out: torch.Tensor | None = None
-    ) -> torch.Tensor:
-        """Get a tensor or a shard of it; see `Store.get_tensor`.
-
-        After a cancellation `out` may still be written until the transfer has ended.
-        """
-        return _only(await self._run(read([Request(encoded(key), target, out)], Tensors())))
-
-    async def get_tensors(
-        self,
-        keys: Iterable[Key],
-        *,
-        target: Targets = None,
-        out: Sequence[torch.Tensor | None] | None = None,
-    ) -> list[torch.Tensor]:
-        """Get many tensors in one batch; see `Store.get_tensors`."""
-        return _all(await self._run(read(_requests(keys, target, out), Tensors())))
-
-    async def put_array(
-        self,
-        key: Key,
-        array: np.ndarray[Any, Any],
-        *,
-        layout: Layout | Shard | None = None,
-        shape: Sequence[int] | None = None,
-        overwrite: bool = False,
-        options: PutOptions | None = None,
-    ) -> bool:
-        """Put a numpy array; see `Store.put_array`. It must not change during the call."""
-        item = _item(key, array, layout, shape)
-        return _only(await self._run(write([item], options, overwrite=overwrite)))
-
-    async def get_array(
-        self, key: Key, *, target: Shard | None = None, out: np.ndarray[Any, Any] | None = None
-    ) -> np.ndarray[Any, Any]:
-        """Get a numpy array or a shard of it; see `Store.get_array`."""
-        requests = [Request(encoded(key), target, out)]
-        array: np.ndarray[Any, Any] = _only(await self._run(read(requests, Arrays())))
-        return array
-
-    async def delete_tensor(self, key: Key, *, force: bool = False) -> None:
-        """Remove a tensor with all of its shards; see `Store.delete_tensor`."""
-        await self._run(remove(encoded(key), force=force))
-
-    async def info(self, key: Key) -> Info:
-        """Return what is stored under a key; see `Store.info`."""
-        return await self._run(describe(encoded(key)))
-
-    def _run(self, operation: Operation[T]) -> Awaitable[T]:
-        return run_async(self._call, operation)
-
-
-def _item(key: Key, value: Any, layout: Layout | Shard | None, shape: Sequence[int] | None) -> Item:
-    return Item(encoded(key), value, layout, None if shape is None else tuple(shape))
-
-
-def _items(items: Items, layout: Layout | Shard | None) -> list[Item]:
-    pairs = items.items() if isinstance(items, Mapping) else items
-    return [Item(encoded(key), value, layout) for key, value in pairs]
-
-
-def _requests(keys: Iterable[Key], target: Targets, out: Sequence[Any] | None) -> list[Request]:
-    wanted = key_list(keys)
-    targets = list(target) if isinstance(target, Sequence) else [target] * len(wanted)
-    outs = [None] * len(wanted) if out is None else list(out)
-    for name, given in (("target", targets), ("out", outs)):
-        if len(given) != len(wanted):
-            raise ValueError(f"the lists differ in length keys={len(wanted)} {name}={len(given)}")
-    return [
-        Request(encoded(key), shard, into)
-        for key, shard, into in zip(wanted, targets, outs, strict=True)
-    ]
-
-
-def _only(outcomes: Sequence[T | Exception]) -> T:
-    outcome = outcomes[0]
-    if isinstance(outcome, Exception):
-        raise outcome
-    return outcome
-
-
-def _all(outcomes: Sequence[T | Exception]) -> list[T]:
-    failures = [outcome for outcome in outcomes if isinstance(outcome, Exception)]
-    if failures:
-        failures[0].add_note(f"{len(failures)} of {len(outcomes)} items failed")
-        raise failures[0]
-    return [outcome for outcome in outcomes if not isinstance(outcome, Exception)]

@@ -1,0 +1,107 @@
+//! Arguments and outcomes that blocking calls and calls of event loops share.
+
+use mooncake_base::{Error, ErrorCode, ObjectKey, Result};
+use mooncake_store_client::{Client, ObjectPage, ObjectStatus, ObjectSummary};
+use pyo3::{
+    prelude::*,
+    types::{PyBytes, PyList},
+};
+
+use crate::{
+    argument::{call_with_valid, check_same_length, invalid_as_missing, object_keys},
+    buffer::Views,
+    error::{exception, or_raise},
+    options::PutOptions,
+};
+
+/// Returns the options of a batch of puts.
+pub(crate) fn batch_options(
+    py: Python<'_>,
+    options: Option<&Bound<'_, PutOptions>>,
+    is_upsert: bool,
+    items: usize,
+) -> PyResult<mooncake_store_client::PutOptions> {
+    match options {
+        Some(options) => or_raise(py, options.get().for_batch(is_upsert, items)),
+        None => Ok(mooncake_store_client::PutOptions { is_upsert, ..Default::default() }),
+    }
+}
+
+/// An object in a listing: key, length, whether it is complete, number of copies.
+pub(crate) type Entry<'py> = (Bound<'py, PyBytes>, u64, bool, u32);
+
+pub(crate) fn probe(
+    client: &Client,
+    keys: Vec<Result<ObjectKey>>,
+    takes_lease: bool,
+) -> Vec<Result<ObjectStatus>> {
+    call_with_valid(keys, |keys| {
+        let found = client.exists(&keys, takes_lease);
+        let absent = |key: &ObjectKey| {
+            Error::new(ErrorCode::OBJECT_NOT_FOUND, "no object has that key").with("key", key)
+        };
+        found.into_iter().zip(&keys).map(|(found, key)| found?.ok_or_else(|| absent(key))).collect()
+    })
+}
+
+/// Returns whether a probed object exists and is complete.
+pub(crate) fn is_there(found: Result<ObjectStatus>) -> Result<bool> {
+    match found {
+        Ok(status) => Ok(matches!(status, ObjectStatus::Complete { .. })),
+        Err(error) if error.code() == ErrorCode::OBJECT_NOT_FOUND => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+/// Returns the length of a probed object.
+pub(crate) fn length_of(found: Result<ObjectStatus>) -> Result<u64> {
+    match found? {
+        ObjectStatus::Complete { length } => Ok(length),
+        ObjectStatus::Writing => {
+            Err(Error::new(ErrorCode::REPLICA_IS_NOT_READY, "the object is still being written"))
+        }
+    }
+}
+
+/// Converts a page of a listing; the boolean is true for the last page.
+pub(crate) fn listing(py: Python<'_>, page: ObjectPage) -> (Vec<Entry<'_>>, bool) {
+    let entry = |object: ObjectSummary| {
+        let key = PyBytes::new(py, object.key.as_bytes());
+        (key, object.length, object.is_complete, object.replicas)
+    };
+    (page.objects.into_iter().map(entry).collect(), page.is_last)
+}
+
+/// Exports one writable buffer for each key.
+pub(crate) fn writable_views(
+    keys: &[Bound<'_, PyAny>],
+    buffers: &[Bound<'_, PyAny>],
+) -> PyResult<Vec<Views>> {
+    if let Some(first) = keys.first() {
+        or_raise(first.py(), check_same_length("buffers", buffers.len(), keys.len()))?;
+    }
+    buffers.iter().map(Views::writable).collect()
+}
+
+/// Parses the key of a call that needs an existing object.
+pub(crate) fn single_key(key: Bound<'_, PyAny>) -> PyResult<Result<ObjectKey>> {
+    let keys = invalid_as_missing(object_keys(&[key])?);
+    let missing = || Err(Error::internal("a batch of one key gave no key"));
+    Ok(keys.into_iter().next().unwrap_or_else(missing))
+}
+
+/// Returns a list with each value, or the exception in its place.
+pub(crate) fn outcome_list<'a, 'py: 'a, T: IntoPyObject<'py>>(
+    py: Python<'py>,
+    keys: impl IntoIterator<Item = &'a Bound<'py, PyAny>>,
+    results: Vec<Result<T>>,
+) -> PyResult<Bound<'py, PyList>> {
+    let list = PyList::empty(py);
+    for (key, result) in keys.into_iter().zip(results) {
+        match result {
+            Ok(value) => list.append(value)?,
+            Err(error) => list.append(exception(py, &error, Some(key))?)?,
+        }
+    }
+    Ok(list)
+}

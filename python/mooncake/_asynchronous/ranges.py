@@ -1,0 +1,171 @@
+"""Ranges of objects: parts, chunks, and readers like files, as coroutines."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING
+
+from mooncake._buffers import writable
+from mooncake._outcomes import only
+
+if TYPE_CHECKING:
+    from mooncake._buffers import Readable
+    from mooncake._native_calls import AsyncNative, Located
+    from mooncake._store_types import Key
+
+__all__ = ["AsyncObjectReader", "AsyncRangeCalls"]
+
+_CHUNK_BYTES = 8 << 20
+
+
+class AsyncObjectReader:
+    """Reads one version of an object in pieces, like a file that is open for reading.
+
+    All pieces come from the version that was found when the reader was made. Once the object was
+    replaced or removed, and its memory reused, reads fail; they never mix two versions.
+    """
+
+    __slots__ = ("_located", "_native", "_position")
+
+    def __init__(self, native: AsyncNative, located: Located) -> None:
+        """Called by `AsyncStore.reader`."""
+        self._native = native
+        self._located = located
+        self._position = 0
+
+    @property
+    def size(self) -> int:
+        """Length of the object in bytes."""
+        return self._located.size
+
+    @property
+    def version(self) -> int:
+        """Number of the version; it changes when the object is replaced."""
+        return self._located.version
+
+    def tell(self) -> int:
+        """Return the position of the next read."""
+        return self._position
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        """Set the position of the next read and return it.
+
+        Args:
+            offset: Distance in bytes.
+            whence: From where: the beginning (0), the position (1) or the end (2).
+        """
+        if whence not in (io.SEEK_SET, io.SEEK_CUR, io.SEEK_END):
+            raise ValueError(f"whence is 0, 1 or 2, not {whence}")
+        base = (0, self._position, self.size)[whence]
+        if base + offset < 0:
+            raise ValueError(f"the position would be negative: {base + offset}")
+        self._position = base + offset
+        return self._position
+
+    async def read(self, size: int = -1) -> bytes:
+        """Read at most `size` bytes, or all that are left; empty at the end.
+
+        Raises:
+            NotFoundError: The object was removed.
+            DeadlineError: The object was replaced meanwhile, or its holder does not answer.
+        """
+        left = max(self.size - self._position, 0)
+        length = left if size < 0 else min(size, left)
+        if length == 0:
+            return b""
+        read = await self._native.read_located(self._located, self._position, length)
+        self._position += length
+        return read
+
+    async def readinto(self, buffer: Readable) -> int:
+        """Fill writable, contiguous memory as far as there are bytes; return their number."""
+        with memoryview(writable(buffer)) as view, view.cast("B") as whole:
+            length = min(max(self.size - self._position, 0), len(whole))
+            if length > 0:
+                with whole[:length] as part:
+                    await self._native.read_located_into(self._located, self._position, part)
+        self._position += length
+        return length
+
+
+class AsyncRangeCalls:
+    """The methods of `AsyncStore` for ranges of objects."""
+
+    __slots__ = ()
+
+    _native: AsyncNative
+
+    async def reader(self, key: Key) -> AsyncObjectReader:
+        """Return a reader of the object as it is now, with the methods of a file.
+
+        Raises:
+            NotFoundError: The object does not exist.
+        """
+        return AsyncObjectReader(self._native, only(await self._native.locate([key])))
+
+    async def get_range(
+        self,
+        key: Key,
+        offset: int,
+        length: int | None = None,
+        *,
+        timeout_s: float | None = None,
+    ) -> bytes:
+        """Get a part of an object as bytes; checksums are not verified.
+
+        Args:
+            key: Key of the object.
+            offset: First byte.
+            length: Number of bytes; None is all up to the end. A range that reaches beyond the end
+                is cut there, as slices are.
+            timeout_s: Longest duration of the call.
+
+        Raises:
+            NotFoundError: The object does not exist.
+        """
+        if offset < 0 or (length is not None and length < 0):
+            raise ValueError(f"a range is not negative: offset={offset} length={length}")
+        native = self._native if timeout_s is None else self._native.within(timeout_s)
+        located = only(await native.locate([key]))
+        left = max(located.size - offset, 0)
+        wanted = left if length is None else min(length, left)
+        return await native.read_located(located, offset, wanted) if wanted else b""
+
+    async def get_range_into(
+        self, key: Key, offset: int, buffer: Readable, *, timeout_s: float | None = None
+    ) -> int:
+        """Fill writable, contiguous memory with a part of an object.
+
+        Args:
+            key: Key of the object.
+            offset: First byte.
+            buffer: Memory to fill, as far as the object has bytes.
+            timeout_s: Longest duration of the call.
+
+        Returns:
+            Number of bytes.
+
+        Raises:
+            NotFoundError: The object does not exist.
+        """
+        native = self._native if timeout_s is None else self._native.within(timeout_s)
+        reader = AsyncObjectReader(native, only(await native.locate([key])))
+        reader.seek(offset)
+        return await reader.readinto(buffer)
+
+    async def chunks(self, key: Key, chunk_bytes: int = _CHUNK_BYTES) -> AsyncIterator[bytes]:
+        """Iterate over the bytes of an object in chunks, all from the same version of it.
+
+        Args:
+            key: Key of the object.
+            chunk_bytes: Length of each chunk but the last one.
+
+        Raises:
+            NotFoundError: The object does not exist, or was removed meanwhile.
+        """
+        if chunk_bytes < 1:
+            raise ValueError(f"a chunk has at least one byte, not {chunk_bytes}")
+        reader = await self.reader(key)
+        while chunk := await reader.read(chunk_bytes):
+            yield chunk

@@ -1,0 +1,203 @@
+"""Tensors and arrays: the methods of stores, as coroutines, over operations on tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from mooncake._outcomes import all_of, only
+from mooncake._values import encoded
+from mooncake.tensor.calls import run_async
+from mooncake.tensor.info import Info, describe
+from mooncake.tensor.read import Arrays, Request, Tensors, read
+from mooncake.tensor.requests import Items, Targets, item, item_list, request_list
+from mooncake.tensor.write import remove, write
+
+if TYPE_CHECKING:
+    import numpy as np
+    import torch
+
+    from mooncake._native_calls import AsyncNative
+    from mooncake._runtime import PutOptions
+    from mooncake._store_types import Key
+    from mooncake.tensor.layout import Layout, Shard
+
+__all__ = ["AsyncTensorCalls"]
+
+
+class AsyncTensorCalls:
+    """The methods of `AsyncStore` for tensors and arrays."""
+
+    __slots__ = ()
+
+    _native: AsyncNative
+
+    async def put_tensor(
+        self,
+        key: Key,
+        tensor: torch.Tensor,
+        *,
+        layout: Layout | Shard | None = None,
+        shape: Sequence[int] | None = None,
+        overwrite: bool = False,
+        options: PutOptions | None = None,
+    ) -> bool:
+        """Put a tensor of torch, with its dtype and shape.
+
+        Args:
+            key: Key of the tensor.
+            tensor: Any dense or jagged tensor. Its memory is read in place if it is contiguous.
+            layout: None stores the tensor as one object. A `Layout` splits it and stores every
+                shard. With a `Shard` the tensor is that shard, and only it is stored: each rank
+                puts its own.
+            shape: Shape of the whole tensor, for a `Shard`; needed only if the ranks have shards of
+                different shapes.
+            overwrite: Replace existing objects; otherwise they are kept. A tensor that is put whole
+                or with a `Layout` also replaces what is stored under the key in another layout.
+            options: Number of copies, pins, placement.
+
+        Returns:
+            True if the tensor, or at least one shard that was missing, was stored; false if all of
+            it existed and was kept.
+
+        Raises:
+            TypeError: The value is not a tensor, or of a kind that cannot be stored.
+            InvalidArgumentError: The tensor does not have the dimension of the layout, or is not
+                that shard of a tensor of `shape`.
+            NoSpaceError: No segment has enough free space, and nothing may be evicted.
+
+        Example:
+            >>> await store.put_tensor("w", torch.eye(4), layout=Layout(2, dim=0))
+            True
+            >>> (await store.get_tensor("w", target=Shard.tp(1, 4, dim=1))).shape
+            torch.Size([4, 1])
+        """
+        given = item(key, tensor, layout, shape)
+        return only(await run_async(self._native, write([given], options, overwrite=overwrite)))
+
+    async def put_tensors(
+        self,
+        items: Items,
+        *,
+        layout: Layout | Shard | None = None,
+        overwrite: bool = False,
+        options: PutOptions | None = None,
+    ) -> list[bool]:
+        """Put many tensors in one batch.
+
+        Args:
+            items: Keys and tensors.
+            layout: Layout or shard of all tensors, as for `put_tensor`.
+            overwrite: Replace existing objects; otherwise they are kept.
+            options: Number of copies, pins, placement; its groups are one for each tensor.
+
+        Returns:
+            For each tensor in order the result of `put_tensor`.
+
+        Raises:
+            MooncakeError: The first failure, after every tensor was tried.
+        """
+        batch = item_list(items, layout)
+        return all_of(await run_async(self._native, write(batch, options, overwrite=overwrite)))
+
+    async def get_tensor(
+        self, key: Key, *, target: Shard | None = None, out: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Get a tensor or a shard of it, in whichever layout it is stored.
+
+        Only the bytes of the wanted part are transferred, straight into the memory of the result.
+
+        Args:
+            key: Key of the tensor.
+            target: The shard to get, which need not be one that was put; None gets the whole
+                tensor.
+            out: Contiguous tensor of the right dtype and shape to fill; None makes a new one.
+
+        Raises:
+            NotFoundError: The tensor, or a shard that is needed, does not exist; the message names
+                the missing objects. Also a `KeyError`.
+            InvalidArgumentError: The object is not a tensor, or `target` or `out` does not fit.
+        """
+        requests = [Request(encoded(key), target, out)]
+        return only(await run_async(self._native, read(requests, Tensors())))
+
+    async def get_tensors(
+        self,
+        keys: Iterable[Key],
+        *,
+        target: Targets = None,
+        out: Sequence[torch.Tensor | None] | None = None,
+    ) -> list[torch.Tensor]:
+        """Get many tensors in one batch.
+
+        Args:
+            keys: Keys of the tensors.
+            target: The shard to get of every tensor, or one for each.
+            out: Tensors to fill, one for each key.
+
+        Raises:
+            MooncakeError: The first failure.
+        """
+        return all_of(
+            await run_async(self._native, read(request_list(keys, target, out), Tensors()))
+        )
+
+    async def put_array(
+        self,
+        key: Key,
+        array: np.ndarray[Any, Any],
+        *,
+        layout: Layout | Shard | None = None,
+        shape: Sequence[int] | None = None,
+        overwrite: bool = False,
+        options: PutOptions | None = None,
+    ) -> bool:
+        """Put a numpy array; the arguments and results are those of `put_tensor`.
+
+        Tensors and arrays of the same dtype are stored alike: one can be got as the other. Arrays
+        of dtypes that torch lacks (structures, text of fixed length, dates) are stored whole.
+        """
+        given = item(key, array, layout, shape)
+        return only(await run_async(self._native, write([given], options, overwrite=overwrite)))
+
+    async def get_array(
+        self, key: Key, *, target: Shard | None = None, out: np.ndarray[Any, Any] | None = None
+    ) -> np.ndarray[Any, Any]:
+        """Get a numpy array or a shard of it; the arguments are those of `get_tensor`.
+
+        Dtypes that numpy lacks, for instance bfloat16, need the package ml_dtypes.
+        """
+        requests = [Request(encoded(key), target, out)]
+        array: np.ndarray[Any, Any] = only(await run_async(self._native, read(requests, Arrays())))
+        return array
+
+    async def delete_tensor(self, key: Key, *, force: bool = False) -> None:
+        """Remove a tensor with all of its shards.
+
+        Args:
+            key: Key of the tensor.
+            force: Remove it even if it was read recently and is still leased.
+
+        Raises:
+            NotFoundError: Neither the tensor nor shards of it exist.
+            BusyError: An object is leased by a recent read.
+        """
+        await run_async(self._native, remove(encoded(key), force=force))
+
+    async def info(self, key: Key) -> Info:
+        """Return the length of an object and, if it is a tensor, its dtype, shape and layout.
+
+        For a tensor that is stored in shards the key is the one that it was put under; each shard
+        also has a key of its own.
+
+        Raises:
+            NotFoundError: Neither the object nor shards of a tensor exist.
+            InvalidArgumentError: Shards are stored that do not make up one tensor.
+
+        Example:
+            >>> await store.put_tensor("w", torch.zeros(8, 3), layout=Layout(4))
+            True
+            >>> (await store.info("w")).tensor.layout
+            '4 shards along dimension 0'
+        """
+        return await run_async(self._native, describe(encoded(key)))

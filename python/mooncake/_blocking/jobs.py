@@ -1,0 +1,147 @@
+"""Handles on tasks and drains, whose calls block."""
+
+# Generated from _asynchronous/jobs.py by scripts/generate_blocking_api.py; do not edit.
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Literal, Self, TypeVar
+
+from mooncake._native_calls import Native, pause
+from mooncake._tasks import (
+    DrainInfo,
+    Handle,
+    JobId,
+    PollSchedule,
+    TaskInfo,
+    drain_info,
+    final_drain,
+    final_task,
+    task_info,
+)
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+__all__ = ["Drain", "Task"]
+
+I = TypeVar("I", TaskInfo, DrainInfo)  # noqa: E741
+
+
+class Job(Handle):
+    """A handle that asks the master through a native store."""
+
+    __slots__ = ("_native",)
+
+    def __init__(self, native: Native, job_id: JobId) -> None:
+        """Make a handle on a task or a drain; stores call this.
+
+        Args:
+            native: The native store.
+            job_id: Id of the task or drain.
+
+        Raises:
+            TypeError: The id is not a tuple of two integers.
+        """
+        super().__init__(job_id)
+        self._native = native
+
+
+class Task(Job):
+    """A copy or a move of an object that a client carries out in the background.
+
+    A caller that stops waiting does not stop the task.
+    """
+
+    __slots__ = ()
+
+    def info(self) -> TaskInfo:
+        """Return the current state.
+
+        Raises:
+            NotFoundError: The master does not know the id, or no longer.
+        """
+        return task_info(self._native.task(self.id))
+
+    def wait(self, timeout_s: float | None = None) -> TaskInfo:
+        """Wait until the task has ended.
+
+        Args:
+            timeout_s: Longest wait in seconds; None waits without limit.
+
+        Raises:
+            TransferFailedError: The task failed; the message says why.
+            DeadlineError: The task has not ended within `timeout_s`. It continues.
+            NotFoundError: The master does not know the id, or no longer.
+        """
+        return final_task(poll_until_over(self.info, PollSchedule(timeout_s, None)))
+
+
+class Drain(Job):
+    """Segments that are being emptied: their objects are moved to other segments.
+
+    ``with`` waits for the end of the drain, and cancels it if the block failed.
+    """
+
+    __slots__ = ()
+
+    def info(self) -> DrainInfo:
+        """Return the current state.
+
+        Raises:
+            NotFoundError: The master does not know the id, or no longer.
+        """
+        return drain_info(self._native.drain_info(self.id))
+
+    def wait(
+        self,
+        timeout_s: float | None = None,
+        *,
+        progress: Callable[[DrainInfo], object] | None = None,
+    ) -> DrainInfo:
+        """Wait until the segments are empty, or the drain was cancelled.
+
+        Args:
+            timeout_s: Longest wait in seconds; None waits without limit.
+            progress: Called with the state of the drain, now and after each change.
+
+        Raises:
+            TransferFailedError: A copy could not be moved; the message has the counts.
+            DeadlineError: The drain has not ended within `timeout_s`. It continues.
+            NotFoundError: The master does not know the id, or no longer.
+        """
+        return final_drain(poll_until_over(self.info, PollSchedule(timeout_s, progress)))
+
+    def cancel(self) -> DrainInfo:
+        """Cancel the drain: no more copies leave the segments, and they accept objects again.
+
+        Raises:
+            NotFoundError: The master does not know the id, or no longer.
+            InvalidArgumentError: The drain has ended.
+        """
+        return drain_info(self._native.cancel_drain(self.id))
+
+    def __enter__(self) -> Self:
+        """Return the drain."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+        /,
+    ) -> Literal[False]:
+        """Wait for the end of the drain, or cancel it if the block failed."""
+        if error is None:
+            self.wait()
+        elif not (self.info()).is_over:
+            self.cancel()
+        return False
+
+
+def poll_until_over(query: Callable[[], I], schedule: PollSchedule[I]) -> I:
+    """Query until the operation has ended."""
+    while (pause_s := schedule.next_pause_s(info := query())) is not None:
+        pause(pause_s)
+    return info

@@ -1,0 +1,470 @@
+"""Objects: puts, gets, listings, copies, and queries of the pool."""
+
+# Generated from _asynchronous/objects.py by scripts/generate_blocking_api.py; do not edit.
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
+
+from mooncake._blocking.jobs import Drain, Task
+from mooncake._blocking.leases import Lease
+from mooncake._buffers import readable, writable
+from mooncake._outcomes import MISSING, all_of, batches, only, options_of, or_default
+from mooncake._store_types import Key, ObjectInfo, Progress, SegmentInfo
+from mooncake._tasks import CopyInfo, JobId, copies_of
+from mooncake._values import decoded, encoded, key_list, name_list
+from mooncake.errors import MooncakeError, NotFoundError
+
+if TYPE_CHECKING:
+    from mooncake._buffers import Readable
+    from mooncake._native_calls import Native
+    from mooncake._runtime import Buffer, PutOptions
+    from mooncake._store_config import StoreConfig
+
+__all__ = ["ObjectCalls"]
+
+T = TypeVar("T")
+
+
+class ObjectCalls:
+    """The methods of `Store` for objects, and for the pool that they are in."""
+
+    __slots__ = ()
+
+    _native: Native
+    _config: StoreConfig
+
+    def _within(self, timeout_s: float | None) -> Native:
+        return self._native if timeout_s is None else self._native.within(timeout_s)
+
+    # Writing
+
+    def put(
+        self,
+        key: Key,
+        value: Readable,
+        *,
+        overwrite: bool = False,
+        options: PutOptions | None = None,
+        timeout_s: float | None = None,
+    ) -> bool:
+        """Put bytes under a key.
+
+        The memory of `value` is read in place; it must be contiguous and must not change until the
+        call has ended. Only the bytes are stored; `put_array` and `put_tensor` keep dtype and
+        shape.
+
+        Args:
+            key: Key of the object.
+            value: Any object with the buffer protocol, array of numpy or DLPack array in host
+                memory; at least one byte.
+            overwrite: Replace an existing object; otherwise it is kept.
+            options: Number of copies, pins, placement.
+            timeout_s: Longest duration of the call; None uses the limits of the configuration.
+
+        Returns:
+            True if the value was stored; false if an existing object was kept.
+
+        Raises:
+            NoSpaceError: No segment has enough free space, and nothing may be evicted.
+            DeadlineError: The call took longer than `timeout_s`. The value is not stored, or is
+                stored whole.
+        """
+        source = readable(value)
+        native = self._within(timeout_s)
+        return only(native.put([key], [source], options=options, is_upsert=overwrite))
+
+    def put_many(
+        self,
+        items: Mapping[str, Readable] | Mapping[bytes, Readable] | Iterable[tuple[Key, Readable]],
+        *,
+        overwrite: bool = False,
+        options: PutOptions | None = None,
+        progress: Progress | None = None,
+        timeout_s: float | None = None,
+    ) -> list[bool]:
+        """Put many objects in one batch.
+
+        Args:
+            items: Keys and values.
+            overwrite: Replace existing objects; otherwise they are kept.
+            options: Number of copies, pins, placement; its groups are one for each item.
+            progress: Called with the number of finished items and of all items; the items are then
+                split into several batches.
+            timeout_s: Longest duration of each batch.
+
+        Returns:
+            For each item in order the result of `put`.
+
+        Raises:
+            MooncakeError: The first failure, after every item was tried. Its attribute `outcomes`
+                has for each item the result of `put`, or its failure.
+        """
+        native = self._within(timeout_s)
+        pairs = list(items.items() if isinstance(items, Mapping) else items)
+        keys, values = [key for key, _ in pairs], [readable(value) for _, value in pairs]
+        outcomes: list[bool | MooncakeError] = []
+        for part in batches(len(keys), progress):
+            outcomes += native.put(
+                keys[part],
+                values[part],
+                options=options_of(options, part) if progress else options,
+                is_upsert=overwrite,
+            )
+            if progress is not None:
+                progress(len(outcomes), len(keys))
+        return all_of(outcomes)
+
+    # Reading
+
+    @overload
+    def get(self, key: Key, *, timeout_s: float | None = None) -> bytes: ...
+    @overload
+    def get(self, key: Key, default: T, *, timeout_s: float | None = None) -> bytes | T: ...
+    def get(self, key: Key, default: Any = MISSING, *, timeout_s: float | None = None) -> Any:
+        """Get an object as bytes. The loop's thread copies them; `get_buffer` avoids the copy.
+
+        Args:
+            key: Key of the object.
+            default: Value to return if the object does not exist.
+            timeout_s: Longest duration of the call; None uses the limits of the configuration.
+
+        Raises:
+            NotFoundError: The object does not exist, and no default was given. Also a `KeyError`.
+            DeadlineError: The call took longer than `timeout_s`.
+        """
+        return or_default((self._within(timeout_s).get([key]))[0], default)
+
+    def get_many(
+        self,
+        keys: Iterable[Key],
+        *,
+        default: T | None = None,
+        progress: Progress | None = None,
+        timeout_s: float | None = None,
+    ) -> list[bytes | T | None]:
+        """Get many objects in one batch.
+
+        Args:
+            keys: Keys of the objects.
+            default: Value to return for an object that does not exist.
+            progress: Called with the number of finished items and of all items; the items are then
+                split into several batches.
+            timeout_s: Longest duration of each batch.
+
+        Raises:
+            MooncakeError: The first failure other than a missing object.
+        """
+        wanted, native = key_list(keys), self._within(timeout_s)
+        values: list[bytes | MooncakeError] = []
+        for part in batches(len(wanted), progress):
+            values += native.get(wanted[part])
+            if progress is not None:
+                progress(len(values), len(wanted))
+        return all_of([default if isinstance(value, NotFoundError) else value for value in values])
+
+    def get_buffer(self, key: Key, *, timeout_s: float | None = None) -> Buffer:
+        """Get an object as a buffer that owns its memory and is writable.
+
+        ``memoryview`` and ``numpy.asarray`` use that memory without a copy.
+
+        Raises:
+            NotFoundError: The object does not exist.
+        """
+        return only(self._within(timeout_s).get_buffers([key]))
+
+    def get_buffers(
+        self, keys: Iterable[Key], *, timeout_s: float | None = None
+    ) -> list[Buffer | None]:
+        """Get many objects as buffers in one batch; None for an object that does not exist.
+
+        Raises:
+            MooncakeError: The first failure other than a missing object.
+        """
+        values = self._within(timeout_s).get_buffers(key_list(keys))
+        return all_of([None if isinstance(value, NotFoundError) else value for value in values])
+
+    def get_into(self, key: Key, buffer: Readable, *, timeout_s: float | None = None) -> int:
+        """Get an object into writable, contiguous memory; return its length.
+
+        Raises:
+            NotFoundError: The object does not exist.
+            InvalidArgumentError: The memory is smaller than the object.
+        """
+        return only(self._within(timeout_s).read_into([key], [writable(buffer)]))
+
+    def get_into_many(
+        self,
+        keys: Iterable[Key],
+        buffers: Iterable[Readable],
+        *,
+        timeout_s: float | None = None,
+    ) -> list[int | None]:
+        """Get many objects into memory of the caller in one batch.
+
+        Args:
+            keys: Keys of the objects.
+            buffers: Writable, contiguous memory for each key: buffers, arrays, or parts of them.
+            timeout_s: Longest duration of the call.
+
+        Returns:
+            For each key in order the length of the object; None if it does not exist.
+
+        Raises:
+            MooncakeError: The first failure other than a missing object, after every object was
+                tried. Its attribute `outcomes` has the length or the failure of each.
+
+        Example:
+            >>> cache = numpy.empty((64, 4096), numpy.float16)
+            >>> store.get_into_many([f"block/{at}" for at in range(64)], cache)
+        """
+        targets = [writable(buffer) for buffer in buffers]
+        lengths = self._within(timeout_s).read_into(key_list(keys), targets)
+        return all_of([None if isinstance(length, NotFoundError) else length for length in lengths])
+
+    def lease(self, *keys: Key, every_s: float = 1.0) -> Lease:
+        """Lease objects while a block runs: ``with store.lease("a", "b"): ...``.
+
+        The objects are not evicted and not removed without force, even if the block outlasts the
+        master's lease.
+
+        Args:
+            keys: Keys of the objects.
+            every_s: Interval of renewals; must be shorter than the master's lease.
+
+        Raises:
+            NotFoundError: On entry, an object does not exist.
+        """
+        return Lease(self._native, key_list(keys), every_s)
+
+    def exists(self, key: Key, *, timeout_s: float | None = None) -> bool:
+        """Return whether an object exists and is complete, without leasing it."""
+        return only(self._within(timeout_s).exists([key], lease=False))
+
+    def exists_many(self, keys: Iterable[Key], *, timeout_s: float | None = None) -> list[bool]:
+        """Return for each key whether the object exists and is complete, without leasing it."""
+        return all_of(self._within(timeout_s).exists(key_list(keys), lease=False))
+
+    def size(self, key: Key, *, timeout_s: float | None = None) -> int:
+        """Return the length of an object in bytes.
+
+        Raises:
+            NotFoundError: The object does not exist.
+        """
+        return only(self._within(timeout_s).sizes([key], lease=False))
+
+    def objects(self, prefix: Key = b"") -> Iterator[ObjectInfo]:
+        """Iterate over the objects whose key has a prefix, in byte order of the keys.
+
+        Objects that are added or removed meanwhile may or may not be listed.
+        """
+        start, after = encoded(prefix), None
+        while True:
+            page, is_last = self._native.list(prefix=start, after=after)
+            for key, size, is_complete, replicas in page:
+                yield ObjectInfo(decoded(key), size, is_complete, replicas)
+            if is_last or not page:
+                return
+            after = page[-1][0]
+
+    @overload
+    def keys(self, prefix: Key = b"", *, as_bytes: Literal[False] = False) -> Iterator[str]: ...
+    @overload
+    def keys(self, prefix: Key = b"", *, as_bytes: Literal[True]) -> Iterator[bytes]: ...
+    def keys(self, prefix: Key = b"", *, as_bytes: bool = False) -> Iterator[Any]:
+        """Iterate over the keys of the complete objects, in byte order.
+
+        Args:
+            prefix: Beginning of the keys.
+            as_bytes: Return the keys as bytes. As text, bytes that are not valid UTF-8 are
+                surrogates, as Python has them in names of files; every call takes such keys.
+        """
+        for found in self.objects(prefix):
+            if found.is_complete:
+                yield found.key_bytes if as_bytes else found.key
+
+    # Removing
+
+    def delete(
+        self,
+        key: Key,
+        *,
+        force: bool = False,
+        missing_ok: bool = False,
+        timeout_s: float | None = None,
+    ) -> None:
+        """Remove an object.
+
+        Args:
+            key: Key of the object.
+            force: Remove the object even if it was read recently and is still leased.
+            missing_ok: Do not raise if the object does not exist.
+            timeout_s: Longest duration of the call.
+
+        Raises:
+            NotFoundError: The object does not exist.
+            BusyError: The object is leased by a recent read.
+        """
+        outcomes = self._within(timeout_s).remove([key], force=force)
+        if not (missing_ok and isinstance(outcomes[0], NotFoundError)):
+            only(outcomes)
+
+    def delete_many(
+        self, keys: Iterable[Key], *, force: bool = False, timeout_s: float | None = None
+    ) -> list[bool]:
+        """Remove many objects in one batch.
+
+        Args:
+            keys: Keys of the objects.
+            force: Remove objects even if they were read recently and are still leased.
+            timeout_s: Longest duration of the call.
+
+        Returns:
+            For each key in order true if the object was removed; false if it does not exist.
+
+        Raises:
+            MooncakeError: The first failure other than a missing object, after every object was
+                tried. Its attribute `outcomes` has the result or the failure of each.
+        """
+        outcomes = self._within(timeout_s).remove(key_list(keys), force=force)
+        return all_of([False if isinstance(found, NotFoundError) else found for found in outcomes])
+
+    def clear(self, prefix: Key = b"", *, force: bool = False) -> int:
+        """Remove the objects whose key has a prefix; leased objects only with `force`.
+
+        Returns:
+            Number of removed objects.
+        """
+        return self._native.remove_matching(prefix=encoded(prefix) or None, force=force)
+
+    # Copies
+
+    def copies(self, key: Key) -> list[CopyInfo]:
+        """Return where the copies of an object are, and lease the object.
+
+        Args:
+            key: Key of the object.
+
+        Raises:
+            NotFoundError: The object does not exist.
+            NotReadyError: The object is still being written.
+        """
+        return copies_of(only(self._native.replicas([key])))
+
+    def copy(self, key: Key, to: str | Sequence[str]) -> Task:
+        """Create a task that copies an object to more segments; it runs in the background.
+
+        Args:
+            key: Key of the object.
+            to: Names of the segments, or one name. Segments that have a copy are skipped.
+
+        Raises:
+            NotFoundError: The object does not exist.
+            InvalidArgumentError: A segment does not exist, or no segment is named.
+        """
+        return Task(self._native, self._native.copy_object(key, name_list(to)))
+
+    def move(self, key: Key, source: str, target: str) -> Task:
+        """Create a task that moves a copy of an object to another segment, in the background.
+
+        Args:
+            key: Key of the object.
+            source: Name of the segment that loses the copy.
+            target: Name of the segment that gets the copy.
+
+        Raises:
+            NotFoundError: The object does not exist.
+            InvalidArgumentError: A segment does not exist, the source has no copy, or both are the
+                same.
+        """
+        return Task(self._native, self._native.move_object(key, source, target))
+
+    def task(self, task_id: JobId) -> Task:
+        """Return a handle on the task with an id, which any process may have created.
+
+        Args:
+            task_id: Id of the task.
+        """
+        return Task(self._native, task_id)
+
+    def drain(
+        self, segments: str | Sequence[str], *, to: str | Sequence[str] = (), concurrency: int = 0
+    ) -> Drain:
+        """Start a drain: the segments accept no new objects, and their copies are moved elsewhere.
+
+        Args:
+            segments: Names of the segments, or one name.
+            to: Names of the segments that receive the copies, or one name; by default any segment
+                with free space.
+            concurrency: Number of copies that are moved at a time; 0 uses the master's default.
+
+        Raises:
+            NotFoundError: A segment does not exist.
+            InvalidArgumentError: No segment is named, or one is both source and target.
+
+        Example:
+            >>> with store.drain("10.0.0.2:15000") as drain:
+            ...     print((drain.info()).state)
+            running
+        """
+        begun = self._native.drain(
+            name_list(segments), targets=name_list(to), concurrency=concurrency
+        )
+        return Drain(self._native, begun["id"])
+
+    def drain_of(self, job_id: JobId) -> Drain:
+        """Return a handle on the drain with an id, which any process may have started.
+
+        Args:
+            job_id: Id of the drain.
+        """
+        return Drain(self._native, job_id)
+
+    # Queries
+
+    def segments(self) -> list[SegmentInfo]:
+        """Return the segments of the pool."""
+        return [SegmentInfo(**segment) for segment in self._native.segments()]
+
+    def stats(self) -> dict[str, Any]:
+        """Return the status of the pool (``pool``) and the counters of this store (``store``).
+
+        ``store["operations"]`` has counts, bytes and latencies by operation, ``store["rpcs"]`` by
+        call to the master. ``store["by_transport"]`` has the bytes by transport, and
+        ``store["peer_errors"]`` the failures by peer.
+        """
+        return {"pool": self._native.status(), "store": self._native.metrics()}
+
+    def metrics_text(self) -> str:
+        """Return the counters of this store as Prometheus text."""
+        return self._native.metrics_text()
+
+    def check(self) -> None:
+        """Raise unless the master answers and knows this store."""
+        self._native.health()
+
+    @property
+    def http_address(self) -> str | None:
+        """Address of the HTTP server of this store as ``host:port``; None without one."""
+        return self._native.http_address
+
+    @property
+    def master_address(self) -> str:
+        """Address of the master, or of the daemon for a dummy client; others join with it."""
+        return self._native.master_address
+
+    @property
+    def name(self) -> str:
+        """Name by which the pool knows this process."""
+        return self._native.hostname
+
+    @property
+    def config(self) -> StoreConfig:
+        """Settings with which the store joins its pool."""
+        return self._config
+
+    @property
+    def is_closed(self) -> bool:
+        """True if the store is not open yet, was closed, or was opened before a fork."""
+        return self._native.is_closed

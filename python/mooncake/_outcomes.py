@@ -1,0 +1,67 @@
+"""Outcomes of batches: values, and failures in their places."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from mooncake._values import with_groups
+from mooncake.errors import MooncakeError, NotFoundError
+
+if TYPE_CHECKING:
+    from mooncake._runtime import PutOptions
+    from mooncake._store_types import Progress
+
+__all__ = ["MISSING", "all_of", "batches", "only", "options_of", "or_default"]
+
+T = TypeVar("T")
+
+_PROGRESS_ITEMS = 64
+MISSING: Any = object()
+
+
+def only(outcomes: Sequence[T | Exception]) -> T:
+    """Return the value of a batch of one, or raise its failure."""
+    outcome = outcomes[0]
+    if isinstance(outcome, Exception):
+        raise outcome
+    return outcome
+
+
+def all_of(outcomes: Sequence[T | Exception]) -> list[T]:
+    """Return the values of a batch, or raise its first failure."""
+    values: list[T] = []
+    failures: list[Exception] = []
+    for outcome in outcomes:
+        if isinstance(outcome, Exception):
+            failures.append(outcome)
+        else:
+            values.append(outcome)
+    if failures:
+        first = failures[0]
+        first.add_note(f"{len(failures)} of {len(outcomes)} items failed")
+        if isinstance(first, MooncakeError):
+            first.outcomes = list(outcomes)
+        raise first
+    return values
+
+
+def or_default(outcome: bytes | MooncakeError, default: Any) -> Any:
+    """Return a value, the default if the object does not exist, or raise the failure."""
+    if isinstance(outcome, NotFoundError) and default is not MISSING:
+        return default
+    return only([outcome])
+
+
+def batches(count: int, progress: Progress | None) -> Iterator[slice]:
+    """Split `count` items into batches: one batch if no progress is reported."""
+    step = count if progress is None else _PROGRESS_ITEMS
+    for first in range(0, count, max(step, 1)):
+        yield slice(first, min(first + step, count))
+
+
+def options_of(options: PutOptions | None, part: slice) -> PutOptions | None:
+    """Return the options for a part of the items, with the groups of those items."""
+    if options is None or options.groups is None:
+        return options
+    return with_groups(options, options.groups[part])

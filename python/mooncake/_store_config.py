@@ -1,0 +1,202 @@
+"""`StoreConfig`: the settings with which a store joins its pool, and the native store for them."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field, replace
+from typing import Self
+from urllib.parse import parse_qs, urlsplit
+
+from mooncake._runtime import _native
+from mooncake._units import parse_size
+
+__all__ = [
+    "StoreConfig",
+    "at_url",
+    "check_address",
+    "checked_config",
+    "connect",
+    "connect_dummy",
+    "master_of_environment",
+]
+
+_EMBEDDED_BYTES = 1 << 30
+_INVALID_PARAMS = -600
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreConfig:
+    """Settings with which a store joins its pool.
+
+    Attributes:
+        segment_bytes: Memory to lend to the pool, as a number or as text like ``"512MB"``. None
+            lends 1 GiB to a pool that this store starts, and nothing to a pool that it joins: the
+            memory that a process lends is lost when the process ends. Pages take physical memory
+            only when objects are written to them.
+        name: ``host[:port]`` by which peers reach this process; "" chooses it.
+        metadata: ``"P2PHANDSHAKE"``, or the URL of a metadata server.
+        tenant: Tenant in whose namespace the keys are. A master without ``--enable_multi_tenants``
+            has one namespace for all, and is refused unless this is the default.
+        is_tcp_forced: Transfer bytes over TCP only; None uses ``MC_FORCE_TCP``. Data in this
+            store's own memory is still copied directly, unless ``MC_STORE_MEMCPY=0``.
+        rpc_timeout_s: Timeout of a call to the master; None uses ``MC_RPC_TIMEOUT_MS``.
+        connect_timeout_s: Timeout for connecting to the master; None uses
+            ``MC_RPC_CONNECT_TIMEOUT_MS``.
+        transfer_timeout_s: Timeout of the transfers of one call; None uses
+            ``MC_TRANSFER_TIMEOUT``.
+        retry_s: Time during which a call to the master is repeated after its first failure; 0
+            never repeats a call. None is 2 s. A copy that cannot be read or written is replaced
+            by another one in any case.
+        listen: Listen address of an embedded master as ``host[:port]``; "" is loopback and a free
+            port.
+        has_checksums: Store a checksum with every object that is put whole, and verify it when an
+            object is read whole; None uses ``MOONCAKE_STORE_CHECKSUM``. Reads and writes of parts
+            are not checked.
+        http_port: Port that serves ``/health``, ``/metrics`` and ``/metrics/summary`` of this store
+            over HTTP; 0 takes a free port, None disables the server.
+        token: Secret that the master and its clients share, at least 8 bytes; None uses
+            ``MOONCAKE_MASTER_TOKEN``. A pool that this store starts accepts only others that know
+            it.
+    """
+
+    segment_bytes: int | str | None = None
+    name: str = ""
+    metadata: str = "P2PHANDSHAKE"
+    tenant: str = "default"
+    is_tcp_forced: bool | None = None
+    rpc_timeout_s: float | None = None
+    connect_timeout_s: float | None = None
+    transfer_timeout_s: float | None = None
+    retry_s: float | None = None
+    listen: str = ""
+    has_checksums: bool | None = None
+    http_port: int | None = None
+    token: str | None = field(default=None, repr=False)
+
+    @classmethod
+    def from_env(cls) -> Self:
+        """Return the settings that environment variables have.
+
+        ``MOONCAKE_GLOBAL_SEGMENT_SIZE`` (memory to lend; none if it is not set),
+        ``MOONCAKE_LOCAL_HOSTNAME``, ``MOONCAKE_TE_META_DATA_SERVER`` and ``MOONCAKE_TENANT_ID`` are
+        read here. The variables of the other settings have an effect on every store.
+
+        Raises:
+            ValueError: The size of the memory is no size; the text names the variable.
+        """
+        lent = os.environ.get("MOONCAKE_GLOBAL_SEGMENT_SIZE") or None
+        try:
+            segment_bytes = None if lent is None else parse_size(lent)
+        except ValueError as error:
+            raise ValueError(f"MOONCAKE_GLOBAL_SEGMENT_SIZE: {error}") from error
+        return cls(
+            segment_bytes=segment_bytes,
+            name=os.environ.get("MOONCAKE_LOCAL_HOSTNAME", ""),
+            metadata=os.environ.get("MOONCAKE_TE_META_DATA_SERVER") or "P2PHANDSHAKE",
+            tenant=os.environ.get("MOONCAKE_TENANT_ID") or "default",
+        )
+
+    def for_another_process(self) -> Self:
+        """Return the settings with which another process may join beside this one.
+
+        It lends no memory, has a name of its own and no HTTP server, and reads the token from its
+        environment.
+        """
+        return replace(self, segment_bytes=None, name="", http_port=None, token=None, listen="")
+
+
+def checked_config(config: object) -> StoreConfig:
+    """Return the settings, or the default ones for None; refuse other types."""
+    if config is None:
+        return StoreConfig()
+    if not isinstance(config, StoreConfig):
+        kind = type(config).__name__
+        raise TypeError(f"config is a StoreConfig, not {kind}; use StoreConfig(segment_bytes=...)")
+    return config
+
+
+def check_address(master: object) -> None:
+    """Refuse what is no address, above all the value of a variable that is not set."""
+    if not isinstance(master, str):
+        kind = type(master).__name__
+        raise TypeError(f"the address of the master is 'host:port' or 'embedded', not {kind}")
+    if not master:
+        text = "the address of the master is empty; write host:port, or 'embedded' for a new pool"
+        raise _native.failure(_INVALID_PARAMS, text)
+    if "://" in master:
+        text = f"the address of the master is host:port, not a URL master={master}"
+        raise _native.failure(_INVALID_PARAMS, f"{text}; use Store.from_url for mooncake://")
+
+
+def at_url(url: str, config: StoreConfig | None) -> tuple[str, StoreConfig]:
+    """Return the address and the settings that a URL names."""
+    config = checked_config(config)
+    parts = urlsplit(url)
+    wanted = "mooncake://HOST:PORT, optionally with ?tenant=NAME"
+    if parts.scheme != "mooncake" or not parts.netloc or "@" in parts.netloc:
+        raise _native.failure(_INVALID_PARAMS, f"the URL of a pool is {wanted} url={url}")
+    options = parse_qs(parts.query, strict_parsing=bool(parts.query))
+    unknown = sorted(options.keys() - {"tenant"})
+    if unknown or parts.path not in ("", "/") or parts.fragment:
+        named = ", ".join(unknown) or parts.path or parts.fragment
+        text = f"the URL of a pool is {wanted}, and nothing else: {named} url={url}"
+        raise _native.failure(_INVALID_PARAMS, text)
+    if "tenant" in options:
+        config = replace(config, tenant=options["tenant"][-1])
+    return parts.netloc, config
+
+
+def master_of_environment() -> str:
+    """Return the address of the master that the environment names."""
+    master = os.environ.get("MOONCAKE_MASTER", "")
+    if not master:
+        text = "MOONCAKE_MASTER is not set; set it to the host:port of the master"
+        raise _native.failure(_INVALID_PARAMS, text)
+    return master
+
+
+def connect(master: str, config: StoreConfig) -> _native.Store:
+    """Join the pool of a master, or start a pool."""
+    lent = config.segment_bytes
+    if lent is None:
+        lent = _EMBEDDED_BYTES if master == "embedded" else 0
+    return _native.Store.connect(
+        master=master,
+        name=config.name,
+        metadata=config.metadata,
+        segment_bytes=parse_size(lent),
+        tenant=config.tenant,
+        is_tcp_forced=config.is_tcp_forced,
+        rpc_timeout_s=config.rpc_timeout_s,
+        connect_timeout_s=config.connect_timeout_s,
+        transfer_timeout_s=config.transfer_timeout_s,
+        retry_s=config.retry_s,
+        listen=config.listen,
+        has_checksums=config.has_checksums,
+        http_port=config.http_port,
+        token=config.token,
+    )
+
+
+def connect_dummy(daemon: str, master: str, config: StoreConfig) -> _native.Store:
+    """Join the pool of a daemon as its dummy client."""
+    defaults = StoreConfig()
+    wrong = [
+        name
+        for name in ("segment_bytes", "name", "metadata", "tenant", "listen", "token")
+        if getattr(config, name) != getattr(defaults, name)
+    ]
+    wrong += ["master"] if master != "embedded" else []
+    if wrong:
+        text = f"a dummy client takes these settings from its daemon: {', '.join(wrong)}"
+        raise _native.failure(_INVALID_PARAMS, text)
+    return _native.Store.connect_daemon(
+        daemon,
+        is_tcp_forced=config.is_tcp_forced,
+        rpc_timeout_s=config.rpc_timeout_s,
+        connect_timeout_s=config.connect_timeout_s,
+        transfer_timeout_s=config.transfer_timeout_s,
+        retry_s=config.retry_s,
+        has_checksums=config.has_checksums,
+        http_port=config.http_port,
+    )

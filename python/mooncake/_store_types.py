@@ -1,0 +1,62 @@
+"""What listings of objects and segments return, and the names of common types."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+__all__ = ["Key", "ObjectInfo", "Progress", "SegmentInfo"]
+
+Key: TypeAlias = str | bytes
+
+Progress: TypeAlias = Callable[[int, int], object]
+"""Called with the number of finished items and the number of all items."""
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectInfo:
+    """An object in a listing.
+
+    Attributes:
+        key: Key of the object as text; `key_bytes` has it as bytes. Bytes that are not valid UTF-8
+            are surrogates, as Python has them in names of files; every call takes such keys.
+        size: Length in bytes.
+        is_complete: True if the object can be read; false while it is being written.
+        replicas: Number of copies.
+    """
+
+    key: str
+    size: int
+    is_complete: bool
+    replicas: int
+
+    @property
+    def key_bytes(self) -> bytes:
+        """Key of the object as bytes."""
+        return self.key.encode("utf-8", "surrogateescape")
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentInfo:
+    """A range of memory that a process lends to the pool.
+
+    Attributes:
+        id: Id of the segment.
+        name: Name of the process that lends it.
+        endpoint: Address of the transfer engine that owns it.
+        protocol: Transport by which every peer can reach it.
+        base: First address in the owner's process.
+        capacity_bytes: Length.
+        used_bytes: Bytes that objects occupy.
+        takes_objects: True if new objects may be placed there.
+    """
+
+    id: str
+    name: str
+    endpoint: str
+    protocol: str
+    base: int
+    capacity_bytes: int
+    used_bytes: int
+    takes_objects: bool

@@ -1,0 +1,116 @@
+"""What users of dicts, URLs, environments and pickle expect of a store."""
+
+from __future__ import annotations
+
+import copy
+import multiprocessing
+import pickle
+
+import pytest
+
+import mooncake
+from mooncake import AsyncStore, Store, StoreConfig
+
+
+def test_iteration_yields_keys_and_len_says_why_not(store: Store):
+    store.put_many({"a": b"1", "b": b"2"})
+    assert list(store) == ["a", "b"]
+    assert dict.fromkeys(store) == {"a": None, "b": None}
+    assert bool(store)
+    with pytest.raises(TypeError, match=r"no length.*stats"):
+        len(store)
+
+
+def test_store_is_not_copied(store: Store):
+    for make in (copy.copy, copy.deepcopy):
+        with pytest.raises(TypeError, match="cannot be copied"):
+            make(store)
+
+
+def test_embedded_store_says_how_to_share_it(store: Store):
+    with pytest.raises(TypeError, match="master_address"):
+        pickle.dumps(store)
+
+
+def read(store: Store) -> tuple[bytes, str]:
+    with store:
+        return store.get("k"), store.name
+
+
+def test_joined_store_is_pickled_as_address_and_settings(master):
+    config = StoreConfig(segment_bytes="16MB", retry_s=1.0, http_port=0)
+    with Store(master.address, config) as store:
+        store.put("k", b"value")
+        pool = multiprocessing.get_context("spawn").Pool(1)
+        with pool:
+            value, name = pool.apply(read, (store,))
+        assert value == b"value"
+        assert name != store.name
+        other = pickle.loads(pickle.dumps(store))
+        with other:
+            assert other.config == StoreConfig(retry_s=1.0)
+
+
+def test_token_is_never_pickled(master):
+    config = StoreConfig(token="a secret of the pool")
+    assert b"secret" not in pickle.dumps(config.for_another_process())
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "localhost:50051",
+        "http://localhost:50051",
+        "mooncake://",
+        "mooncake://a/b",
+        "mooncake://a?x=1",
+    ],
+)
+def test_url_of_another_form_is_refused(url: str):
+    with pytest.raises(mooncake.InvalidArgumentError, match="mooncake://HOST:PORT"):
+        Store.from_url(url)
+
+
+def test_url_names_the_master(master):
+    with Store.from_url(f"mooncake://{master.address}") as store:
+        assert store.master_address == master.address
+    with pytest.raises(mooncake.NotSupportedError, match="tenant=other"):
+        Store.from_url(f"mooncake://{master.address}?tenant=other")
+
+
+def test_environment_names_master_and_settings(master, monkeypatch):
+    monkeypatch.delenv("MOONCAKE_MASTER", raising=False)
+    with pytest.raises(mooncake.InvalidArgumentError, match="MOONCAKE_MASTER is not set"):
+        Store.from_env()
+    monkeypatch.setenv("MOONCAKE_MASTER", master.address)
+    monkeypatch.setenv("MOONCAKE_GLOBAL_SEGMENT_SIZE", "16mb")
+    with Store.from_env() as store:
+        assert store.config.segment_bytes == 16 << 20
+        assert store.put("k", b"v")
+    monkeypatch.setenv("MOONCAKE_GLOBAL_SEGMENT_SIZE", "much")
+    with pytest.raises(ValueError, match="MOONCAKE_GLOBAL_SEGMENT_SIZE: not a size"):
+        StoreConfig.from_env()
+
+
+@pytest.mark.parametrize("open_store", [Store, lambda *given: AsyncStore(*given)])
+def test_wrong_arguments_are_named(open_store):
+    with pytest.raises(TypeError, match="not NoneType"):
+        open_store(None)
+    with pytest.raises(TypeError, match="StoreConfig, not dict"):
+        open_store("embedded", {"segment_bytes": 1})
+    with pytest.raises(mooncake.InvalidArgumentError, match="empty"):
+        open_store("")
+    with pytest.raises(mooncake.InvalidArgumentError, match="from_url"):
+        open_store("http://localhost:50051")
+
+
+def test_negative_times_are_refused():
+    with pytest.raises(mooncake.InvalidArgumentError, match="retry_s=-1"):
+        Store(config=StoreConfig(retry_s=-1))
+    with pytest.raises(mooncake.InvalidArgumentError, match="transfer_timeout_s=0"):
+        Store(config=StoreConfig(transfer_timeout_s=0))
+
+
+def test_async_store_shows_where_it_is(master):
+    store = AsyncStore(master.address)
+    assert repr(store) == f"<mooncake.AsyncStore master={master.address} not open yet>"
