@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import math
 import os
 import subprocess
 import sys
@@ -13,7 +12,8 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 
-from mooncake._units import format_bytes, parse_size
+from mooncake._command.parser import seconds, sizes
+from mooncake._units import format_bytes
 from mooncake.object_store import Store, StoreConfig
 
 __all__ = ["Measurement", "add_options", "run"]
@@ -60,9 +60,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="host:port of the master to measure; by default a second process lends memory, and "
         "'embedded' uses the memory of this process",
     )
-    parser.add_argument("--sizes", default="4KB,64KB,1MB,16MB", help="sizes of values")
     parser.add_argument(
-        "--seconds", type=float, default=0.5, help="seconds to measure each operation"
+        "--sizes", type=sizes, default="4KB,64KB,1MB,16MB", help="sizes of values, with commas"
+    )
+    parser.add_argument(
+        "--seconds", type=seconds, default=0.5, metavar="S", help="time for each operation"
     )
     parser.add_argument("--json", action="store_true", dest="is_json", help="print JSON")
 
@@ -76,11 +78,8 @@ def run(options: argparse.Namespace) -> int:
     Returns:
         0.
     """
-    sizes = [parse_size(text) for text in options.sizes.split(",")]
-    if not sizes or min(sizes) == 0 or not 0 < options.seconds < math.inf:
-        raise ValueError("--sizes and --seconds must be numbers above 0")
     with _connected(options.master) as store:
-        rows = [row for size in sizes for row in _measure(store, size, options.seconds)]
+        rows = [row for size in options.sizes for row in _measure(store, size, options.seconds)]
         moved = store.stats()["store"]["by_transport"]
         served = [name for name in moved if moved[name]["bytes"]]
     if options.is_json:

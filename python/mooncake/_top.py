@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import http.client
 import json
-import math
 import select
 import shutil
 import sys
@@ -17,14 +15,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from mooncake._units import format_bytes, format_count
-from mooncake.object_store import Store
+from mooncake._command.admin import address_of, fetch
+from mooncake._command.output import CommandError
+from mooncake._command.parser import seconds
+from mooncake._units import format_bytes, format_count, format_duration
 
 __all__ = ["Sample", "add_options", "render", "run"]
 
 _ENTER, _LEAVE = "\033[?1049h\033[?25l", "\033[?25h\033[?1049l"
 _HOME, _CLEAR_LINE, _CLEAR_REST = "\033[H", "\033[K", "\033[J"
-_TIMEOUT_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +46,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         default="",
         help="host:port of the admin port; by default the address that the master reports",
     )
-    parser.add_argument("--interval", type=float, default=1.0, help="seconds between two samples")
+    parser.add_argument(
+        "--interval", type=seconds, default=1.0, metavar="S", help="seconds between two samples"
+    )
     parser.add_argument("--once", action="store_true", help="print one view and exit")
     parser.add_argument(
         "--json", action="store_true", dest="is_json", help="print one sample as JSON and exit"
@@ -65,9 +66,7 @@ def run(options: argparse.Namespace) -> int:
     Returns:
         0.
     """
-    if not 0 < options.interval < math.inf:
-        raise ValueError("--interval must be a number of seconds above 0")
-    admin = options.admin or _admin_of(options.master)
+    admin = options.admin or address_of(options.master)
     if options.once or options.is_json or not sys.stdout.isatty():
         before = _sample(admin)
         time.sleep(options.interval)
@@ -99,7 +98,7 @@ def render(now: Sample, before: Sample | None, admin: str, width: int) -> list[s
     lines = [
         (
             f"mooncake {seen['version']}  master {seen['addresses'].get('rpc') or '?'}  "
-            f"admin {admin}  up {_age(seen['uptime_ms'] / 1000)}"
+            f"admin {admin}  up {format_duration(seen['uptime_ms'] / 1000)}"
         ),
         (
             f"memory   {_bar(share, 24)} {share:6.1%}  {format_bytes(pool['used'])} of "
@@ -140,7 +139,9 @@ def render(now: Sample, before: Sample | None, admin: str, width: int) -> list[s
         )
     lines += ["", f"{'CLIENT':<28}{'HEARD':>12}"]
     for client in seen["clients"]:
-        lines.append(f"{client['name'][:27]:<28}{_age(client['heard_ms_ago'] / 1000):>8} ago")
+        lines.append(
+            f"{client['name'][:27]:<28}{format_duration(client['heard_ms_ago'] / 1000):>8} ago"
+        )
     return [line[:width] for line in lines]
 
 
@@ -151,7 +152,7 @@ def _watch(admin: str, interval_s: float) -> None:
             note = ""
             try:
                 now = _sample(admin)
-            except (OSError, ValueError) as error:
+            except CommandError as error:
                 if before is None:
                     raise
                 # The master may come back, so the last sample stays in view.
@@ -194,34 +195,11 @@ def _is_quit_within(seconds: float) -> bool:
     return bool(ready) and sys.stdin.read(1) in ("q", "Q", "\x04", "")
 
 
-def _admin_of(master: str) -> str:
-    """Return the address of the admin port, which runs on the master's host if it is enabled."""
-    with Store(master) as store:
-        address: str = store.stats()["pool"]["admin_address"]
-    if not address:
-        raise ValueError(f"the master at {master} has no admin port; start it with --metrics_port")
-    host, _, port = address.rpartition(":")
-    if host in ("0.0.0.0", "[::]", "::"):
-        host = master.rpartition(":")[0] or host
-    return f"{host}:{port}"
-
-
 def _sample(admin: str) -> Sample:
-    host, _, port = admin.rpartition(":")
-    connection = http.client.HTTPConnection(host.strip("[]"), int(port), timeout=_TIMEOUT_S)
-    try:
-        connection.request("GET", f"/api/v1/overview?since={1 << 62}")
-        response = connection.getresponse()
-        body = response.read()
-        if response.status != 200:
-            raise ValueError(f"{admin} returns status {response.status} instead of an overview")
-        return Sample(time.monotonic(), json.loads(body))
-    except OSError as error:
-        raise ValueError(f"the admin port at {admin} cannot be reached: {error}") from error
-    except http.client.HTTPException as error:
-        raise ValueError(f"{admin} is not the admin port of a master: {error!r}") from error
-    finally:
-        connection.close()
+    overview = fetch(admin, f"/api/v1/overview?since={1 << 62}")
+    if overview is None:
+        raise CommandError(f"{admin} has no overview: it is not the admin port of a master")
+    return Sample(time.monotonic(), overview)
 
 
 def _rates(now: Sample, before: Sample | None) -> dict[str, Any]:
@@ -250,12 +228,3 @@ def _rates(now: Sample, before: Sample | None) -> dict[str, Any]:
 def _bar(share: float, width: int) -> str:
     full = min(max(round(share * width), 0), width)
     return "[" + "#" * full + "." * (width - full) + "]"
-
-
-def _age(seconds: float) -> str:
-    if seconds < 60:
-        return f"{seconds:.0f} s"
-    minutes, hours = int(seconds) // 60, int(seconds) // 3600
-    if hours == 0:
-        return f"{minutes} min"
-    return f"{hours} h {minutes % 60:02} min" if hours < 48 else f"{hours // 24} d {hours % 24} h"

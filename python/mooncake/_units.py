@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 
-__all__ = ["format_bytes", "format_count", "format_rate", "parse_size"]
+__all__ = ["format_bytes", "format_count", "format_duration", "format_rate", "parse_size"]
 
 _SHIFTS = {"": 0, "b": 0, "k": 10, "m": 20, "g": 30, "t": 40}
 _SIZE = re.compile(r"(\d+(?:\.\d*)?|\.\d+)\s*(?:([kmgt])(?:i?b)?|b)?", re.IGNORECASE)
@@ -51,6 +51,16 @@ def format_count(number: float) -> str:
             return f"{number:.0f}" if is_whole else f"{number:.1f}{unit}"
         number /= 1000
     return f"{number:.1f}G"
+
+
+def format_duration(seconds: float) -> str:
+    """Return a duration in at most two units."""
+    if seconds < 60:
+        return f"{seconds:.0f} s"
+    minutes, hours = int(seconds) // 60, int(seconds) // 3600
+    if hours == 0:
+        return f"{minutes} min"
+    return f"{hours} h {minutes % 60:02} min" if hours < 48 else f"{hours // 24} d {hours % 24} h"
 
 
 def format_rate(size: int, seconds: float) -> str:

@@ -3,37 +3,29 @@
 from __future__ import annotations
 
 import argparse
+import difflib
+import json
 import os
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
 from mooncake import _bench, _doctor, _top, env
-from mooncake._runtime import __version__
+from mooncake._command import completion, files, objects, pool
+from mooncake._command.output import FAILURES, UsageError, report
+from mooncake._command.parser import Parser, add_json, add_master
+from mooncake._runtime import __version__, _native
 from mooncake._units import format_bytes, format_rate
-from mooncake.errors import BusyError, MooncakeError, NotFoundError, explain, meanings
+from mooncake.errors import explain, meanings
 from mooncake.object_store import Store, StoreConfig
-
-if TYPE_CHECKING:
-    from mooncake.tensor.info import Info
 
 __all__ = ["main"]
 
 _CHILD_S = 60
 _INTERRUPTED = 130
+_WRONG_USAGE = 2
 
-# Failures that are reported as one line. Any other exception is a bug and shows its traceback.
-_FAILURES = (
-    MemoryError,
-    MooncakeError,
-    OSError,
-    OverflowError,
-    RuntimeError,
-    ValueError,
-    subprocess.SubprocessError,
-)
 _DEMO_BYTES = 64 << 20
 _PROBE_BYTES = 4 << 20
 
@@ -74,18 +66,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     except KeyboardInterrupt:
         return _INTERRUPTED
-    except _FAILURES as error:
-        print(f"mooncake: {error or type(error).__name__}", file=sys.stderr)
-        remedy = getattr(error, "remedy", "")
-        if remedy:
-            print(f"mooncake: {remedy}", file=sys.stderr)
-        return 1
+    except FAILURES as error:
+        report(error)
+        return _WRONG_USAGE if isinstance(error, UsageError) else 1
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="mooncake", description=__doc__)
+    parser = Parser(
+        prog="mooncake",
+        description=__doc__,
+        epilog="Exit codes: 0 success, 1 failure, 2 wrong usage, 130 interrupted.",
+    )
     parser.add_argument("--version", action="version", version=f"mooncake {__version__}")
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND", parser_class=Parser)
 
     def add(
         name: str, run: Callable[[argparse.Namespace], int], text: str, *, joins: bool = True
@@ -93,48 +86,55 @@ def _parser() -> argparse.ArgumentParser:
         command = commands.add_parser(name, help=text, description=text)
         command.set_defaults(run=run)
         if joins:
-            command.add_argument(
-                "--master",
-                default=os.environ.get("MOONCAKE_MASTER") or "127.0.0.1:50051",
-                help="host:port of the master (MOONCAKE_MASTER, or 127.0.0.1:50051)",
-            )
+            add_master(command)
         return command
 
-    add("demo", _demo, "start a pool, and put and get from a second process", joins=False)
+    files.add_put_options(add("put", files.put, "store a file (or standard input) under a key"))
+    files.add_get_options(add("get", files.get, "write an object to a file (or standard output)"))
+    files.add_cp_options(add("cp", files.cp, "copy an object to another key"))
+    objects.add_ls_options(add("ls", objects.ls, "list objects"))
+    objects.add_rm_options(add("rm", objects.rm, "remove objects"))
+    objects.add_exists_options(add("exists", objects.exists, "tell which objects exist"))
+    about = "show the status of the pool, or the object of a key"
+    pool.add_stat_options(add("stat", pool.stat, about))
+    about = "list the memory that processes lend to the pool"
+    pool.add_segments_options(add("segments", pool.segments, about))
+    about = "list the processes that have joined the pool"
+    pool.add_clients_options(add("clients", pool.clients, about))
+    about = "move the objects of a process elsewhere, to stop it"
+    pool.add_drain_options(add("drain", pool.drain, about))
+    about = "show a live view of memory, reads, calls, segments and clients"
+    _top.add_options(add("top", _top.run, about))
+    about = "measure puts, gets and plain copies"
+    _bench.add_options(add("bench", _bench.run, about, joins=False))
+    about = "start a pool, and put and get from a second process"
+    add("demo", _demo, about, joins=False)
+    about = "try the transports and show what this machine has"
+    add_json(add("doctor", _diagnose, about, joins=False))
+    about = "show the environment variables and where their values come from"
+    env.add_options(add("env", env.run, about, joins=False))
     codes = add("explain", _explain, "explain error codes", joins=False)
-    codes.add_argument("codes", nargs="+", type=_code, metavar="code")
-    doctor = add(
-        "doctor", _diagnose, "try the transports and show what this machine has", joins=False
+    codes.add_argument(
+        "codes", nargs="+", type=_code, metavar="code", help="number, as -704, or name of a code"
     )
-    doctor.add_argument("--json", action="store_true", dest="is_json", help="print JSON")
-    env.add_options(
-        add(
-            "env",
-            env.run,
-            "show the environment variables and where their values come from",
-            joins=False,
-        )
-    )
-    put = add("put", _put, "store a file (or standard input) under a key")
-    put.add_argument("key", type=os.fsencode)
-    put.add_argument("file", nargs="?", default="-")
-    put.add_argument("--overwrite", action="store_true", help="replace an existing object")
-    get = add("get", _get, "write an object to a file (or standard output)")
-    get.add_argument("key", type=os.fsencode)
-    get.add_argument("file", nargs="?", default="-")
-    ls = add("ls", _ls, "list objects")
-    ls.add_argument("prefix", nargs="?", default=b"", type=os.fsencode)
-    rm = add("rm", _rm, "remove objects")
-    rm.add_argument("keys", nargs="+", metavar="key", type=os.fsencode)
-    rm.add_argument("--force", action="store_true", help="also objects that were read recently")
-    stat = add("stat", _stat, "show the status of the pool, or the object of a key")
-    stat.add_argument("key", nargs="?", type=os.fsencode, help="an object or a tensor")
-    _top.add_options(
-        add("top", _top.run, "show a live view of memory, reads, calls, segments and clients")
-    )
-    bench = add("bench", _bench.run, "measure puts, gets and plain copies", joins=False)
-    _bench.add_options(bench)
+    add_json(codes)
+    about = "print a script that completes commands in a shell"
+    shell = add("completion", _completion, about, joins=False)
+    shell.add_argument("shell", choices=completion.SHELLS, help="the shell")
+    words = add("help", _help, "show the help of a command", joins=False)
+    words.add_argument("command", nargs="?", help="name of a command; the list without it")
     return parser
+
+
+def _help(options: argparse.Namespace) -> int:
+    parser = _parser()
+    parser.parse_args([*([options.command] if options.command else []), "--help"])
+    return 0
+
+
+def _completion(options: argparse.Namespace) -> int:
+    print(completion.script(_parser(), options.shell), end="")
+    return 0
 
 
 def _demo(_: argparse.Namespace) -> int:
@@ -169,97 +169,31 @@ def _code(text: str) -> int | str:
 
 
 def _explain(options: argparse.Namespace) -> int:
-    for code in options.codes:
-        print(explain(code))
-    return 0 if all(map(meanings, options.codes)) else 1
+    found = {code: _meanings(code) for code in options.codes}
+    if options.is_json:
+        print(json.dumps({str(code): lines for code, lines in found.items()}, indent=2))
+    else:
+        for code, lines in found.items():
+            print("\n".join(lines) or f"{explain(code)}{_nearest(code)}")
+    return 0 if all(found.values()) else 1
+
+
+def _meanings(code: int | str) -> list[str]:
+    lines = meanings(code)
+    if isinstance(code, int) and code > 0:
+        # A shell takes -704 for an option here and there, so that the sign gets lost.
+        lines += meanings(-code)
+    return lines
+
+
+def _nearest(code: int | str) -> str:
+    names = [name for _, name, *_ in [*_native.codes(), *_native.codes(is_engine=True)]]
+    near = difflib.get_close_matches(str(code).upper(), names, 1)
+    return f"; did you mean {near[0]}?" if near else ""
 
 
 def _diagnose(options: argparse.Namespace) -> int:
     return _doctor.run(options, _probe)
-
-
-def _put(options: argparse.Namespace) -> int:
-    if options.file == "-":
-        value = sys.stdin.buffer.read()
-    else:
-        with open(options.file, "rb") as file:
-            value = file.read()
-    with Store(options.master) as store:
-        if not store.put(options.key, value, overwrite=options.overwrite):
-            print(f"mooncake: {os.fsdecode(options.key)!r} exists and was kept", file=sys.stderr)
-            return 1
-    return 0
-
-
-def _get(options: argparse.Namespace) -> int:
-    with Store(options.master) as store:
-        value = store.get_buffer(options.key)
-    if options.file == "-":
-        sys.stdout.buffer.write(memoryview(value))
-        sys.stdout.buffer.flush()
-    else:
-        with open(options.file, "wb") as file:
-            file.write(memoryview(value))
-    return 0
-
-
-def _ls(options: argparse.Namespace) -> int:
-    with Store(options.master) as store:
-        for found in store.objects(options.prefix):
-            state = "" if found.is_complete else "  (being written)"
-            # Keys are written as raw bytes, as the shell would pass them.
-            key = found.key_bytes
-            line = f"{found.size:>14}  {found.replicas:>2}  ".encode() + key + state.encode()
-            sys.stdout.buffer.write(line + b"\n")
-        sys.stdout.buffer.flush()
-    return 0
-
-
-def _rm(options: argparse.Namespace) -> int:
-    code = 0
-    with Store(options.master) as store:
-        for key in options.keys:
-            try:
-                store.delete(key, force=options.force)
-            except (BusyError, NotFoundError) as error:
-                print(f"mooncake: {error} ({error.remedy})", file=sys.stderr)
-                code = 1
-    return code
-
-
-def _print_info(info: Info) -> None:
-    print(f"key       {_printable(info.key)}")
-    print(f"size      {format_bytes(info.size)}")
-    if (tensor := info.tensor) is None:
-        return
-    print(f"dtype     {tensor.dtype}")
-    print(f"shape     {tensor.shape}")
-    print(f"layout    {tensor.layout}")
-    for part in tensor.parts:
-        axes = "".join(f" {axis}" for axis in part.axes)
-        print(f"object    {_printable(part.key)} {part.shape}{axes}")
-
-
-def _printable(key: str | bytes) -> str:
-    return key if isinstance(key, str) else repr(key)
-
-
-def _stat(options: argparse.Namespace) -> int:
-    with Store(options.master) as store:
-        if options.key is not None:
-            _print_info(store.info(options.key))
-            return 0
-        pool = store.stats()["pool"]
-        print(f"master    {store.master_address}, version {pool['version']}")
-        print(f"up        {pool['uptime_s']:.0f} s, {pool['clients']} clients")
-        print(f"objects   {pool['keys']}")
-        used, capacity = format_bytes(pool["used_bytes"]), format_bytes(pool["capacity_bytes"])
-        print(f"memory    {used} of {capacity} used")
-        for segment in store.segments():
-            used, capacity = format_bytes(segment.used_bytes), format_bytes(segment.capacity_bytes)
-            state = "" if segment.takes_objects else "  takes no new objects"
-            print(f"segment   {segment.name}  {used} of {capacity}  at {segment.endpoint}{state}")
-    return 0
 
 
 def _probe(name: str) -> str:

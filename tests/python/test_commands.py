@@ -15,10 +15,15 @@ import pytest
 from conftest import MIB, MasterProcess, start_master
 
 import mooncake
+import mooncake.command
 import mooncake.errors
 from mooncake import _native, _top
+from mooncake._command.parser import commands_of
 from mooncake._units import format_bytes, format_count
 from mooncake.engine import codes
+
+COMMANDS = ["put", "get", "cp", "ls", "rm", "exists", "stat", "segments", "clients", "drain"]
+COMMANDS += ["top", "bench", "doctor", "demo", "env", "explain"]
 
 
 def command(
@@ -131,7 +136,7 @@ def test_top_fails_without_a_master(busy: MasterProcess):
     assert command("top", "--master=127.0.0.1:1").returncode == 1
     wrong = command("top", f"--admin={busy.metadata}")
     assert (wrong.returncode, "404" in wrong.stderr) == (1, True)
-    assert command("top", f"--master={busy.address}", "--interval=0").returncode == 1
+    assert command("top", f"--master={busy.address}", "--interval=0").returncode == 2
 
 
 @pytest.mark.parametrize("where", [[], ["--master=embedded"]])
@@ -153,7 +158,7 @@ def test_bench_prints_json_and_leaves_no_objects(busy: MasterProcess):
         assert 0 < row["p50_us"] <= row["p99_us"]
     with mooncake.Store(busy.address) as store:
         assert list(store.keys()) == ["k"]
-    assert command("bench", to, "--sizes=0").returncode == 1
+    assert command("bench", to, "--sizes=0").returncode == 2
 
 
 def test_amounts_are_formatted_for_people():
@@ -183,7 +188,8 @@ def test_commands_accept_any_key(master: MasterProcess, tmp_path):
         # Also with a terminal encoding that has no such characters.
         listed = command("ls", at, b"shell/", errors="surrogateescape", PYTHONIOENCODING="ascii")
         lines = [line.split() for line in os.fsencode(listed.stdout).splitlines()]
-        assert lines == [[b"5", b"1", "shell/grüße".encode()], [b"5", b"1", b"shell/\xff"]]
+        keys_listed = ["shell/grüße".encode(), b"shell/\xff"]
+        assert lines == [[b"5", b"B", b"x1", key] for key in keys_listed]
         assert command("ls", at, "shell/none").stdout == ""
 
         assert command("rm", at, "--force", *keys).returncode == 0
@@ -199,8 +205,9 @@ def test_rm_continues_past_a_leased_object():
             assert store.get("used") == b"1"
             removed = command("rm", at, "used", "none", "unused")
             assert (removed.returncode, removed.stdout) == (1, "")
-            used, none = removed.stderr.splitlines()
+            used, none, hint = removed.stderr.splitlines()
             assert ("used" in used, "none" in none) == (True, True)
+            assert re.match("  hint: .*lease", hint)
             assert store.exists_many(["used", "unused"]) == [True, False]
             assert command("rm", at, "--force", "used").returncode == 0
             assert not store.exists("used")
@@ -224,20 +231,89 @@ def test_empty_master_variable_is_ignored():
         ["stat"],
         ["top", "--once"],
         ["top", "--admin=127.0.0.1:1", "--once"],
-        ["top", "--interval=nan"],
         ["bench"],
-        ["bench", "--seconds=nan"],
-        ["bench", "--sizes=0"],
-        ["bench", "--sizes=many"],
+        ["stat", "k"],
+        ["exists", "k"],
+        ["cp", "k", "to"],
+        ["segments"],
+        ["clients"],
+        ["drain", "localhost"],
     ],
 )
-def test_failures_print_one_line(words):
+def test_failures_print_message_and_hint(words):
     name, *rest = words
     done = command(name, "--master=127.0.0.1:1", *rest)
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.startswith("mooncake: ")
     assert "Traceback" not in done.stderr
-    assert len(done.stderr.splitlines()) <= 2
+    _, *hint = done.stderr.splitlines()
+    assert len(hint) <= 1
+    assert all(line.startswith("  hint: ") for line in hint)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["top", "--interval=nan"],
+        ["bench", "--seconds=nan"],
+        ["bench", "--sizes=0"],
+        ["bench", "--sizes=many"],
+        ["ls", "--limit=0"],
+        ["exists", "k", "--quiet", "--json"],
+        ["drain"],
+        ["drain", "--status=x"],
+        ["completion", "tcsh"],
+    ],
+)
+def test_wrong_usage_exits_with_two(words):
+    done = command(*words)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "mooncake: " in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "meant"),
+    [
+        (["gett", "k"], "get"),
+        (["put", "--overwrit", "k", "f"], "--overwrite"),
+        (["ls", "--delimit=/"], "--delimiter"),
+    ],
+)
+def test_misspelled_words_get_a_suggestion(words, meant):
+    done = command(*words)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.endswith(f"; did you mean {meant}?\n")
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_names_commands_and_options(shell):
+    done = command("completion", shell)
+    assert (done.returncode, done.stderr) == (0, "")
+    for word in (*COMMANDS, "recursive"):
+        assert word in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "offered"),
+    [
+        (["mooncake", "seg"], "segments"),
+        (["mooncake", "rm", "--dry"], "--dry-run"),
+        (["mooncake", "rm", "--delim"], ""),
+        (["mooncake", "ls", "--delim"], "--delimiter"),
+    ],
+)
+def test_bash_completes_commands_and_options(words, offered):
+    script = command("completion", "bash").stdout
+    line = f"COMP_WORDS=({' '.join(words)}); COMP_CWORD={len(words) - 1}"
+    text = f'{script}\n{line}; _mooncake; echo "${{COMPREPLY[@]}}"'
+    done = subprocess.run(["bash", "-c", text], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == offered
+
+
+def test_module_is_the_command():
+    words = [sys.executable, "-m", "mooncake", "help", "ls"]
+    done = subprocess.run(words, capture_output=True, text=True, check=True)
+    assert done.stdout == command("ls", "--help").stdout
 
 
 @pytest.mark.parametrize("name", ["put", "get", "rm", "explain"])
@@ -248,9 +324,6 @@ def test_invalid_command_line_prints_usage(name):
         assert done.stderr.startswith("usage: mooncake")
 
 
-COMMANDS = ["put", "get", "ls", "rm", "stat", "top", "bench", "doctor", "demo", "env", "explain"]
-
-
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_command_has_a_help_text(name):
     done = command(name, "--help")
@@ -259,12 +332,21 @@ def test_every_command_has_a_help_text(name):
     assert name in command("--help").stdout
 
 
+def test_every_argument_has_a_help_text():
+    for parser in commands_of(mooncake.command._parser()).values():
+        for action in parser._actions:
+            assert action.help, (parser.prog, action.dest)
+
+
 def test_explain_describes_every_code():
     done = command("explain", "-704", "0", "-12345")
     missing, success, unknown = done.stdout.splitlines()
     assert missing.startswith("-704 OBJECT_NOT_FOUND (NotFoundError): No object has that key")
     assert (success, unknown) == ("0: success", "-12345: unknown code")
     assert done.returncode == 1, "one code is unknown"
+    positive = command("explain", "704").stdout
+    assert positive.splitlines() == ["704: success", missing], "the sign may have been lost"
+    assert "did you mean OBJECT_NOT_FOUND" in command("explain", "OBJECT_NOT_FOND").stdout
     done = command("explain", "object_not_found")
     assert (done.returncode, done.stdout) == (0, missing + "\n")
     store, engine = _native.codes(), _native.codes(is_engine=True)

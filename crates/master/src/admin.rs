@@ -10,6 +10,7 @@ mod history;
 mod jobs;
 pub mod metadata;
 mod metrics;
+mod object;
 mod objects;
 mod overview;
 mod page;
@@ -152,6 +153,8 @@ fn read_routes() -> Router<Arc<Admin>> {
         .route("/query_segment", get(segments::query))
         .route("/api/v1/segments/status", get(segments::status))
         .route("/api/v1/overview", get(overview::show))
+        .route("/api/v1/object", get(object::show))
+        .route("/api/v1/memory", get(object::memory))
         .route("/api/v1/keys", get(browse::keys))
         .route("/api/v1/key_groups", get(browse::groups))
         .merge(jobs::read_routes())

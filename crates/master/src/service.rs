@@ -59,7 +59,7 @@ use crate::{
     addresses::Addresses,
     events::Events,
     journal::Journal,
-    state::{Rules, State, TenantQuota, Totals},
+    state::{MemoryUse, ObjectView, Rules, State, TenantQuota, Totals},
 };
 
 /// The maximum number of items in one call. The reply for that many items fits one frame.
@@ -385,6 +385,21 @@ impl Service {
     /// exists during the whole walk is visited once.
     pub(crate) fn walk(&self, from: u32, visit: &mut dyn FnMut(&[u8], u64)) -> Option<u32> {
         self.shared.lock().walk(self.shared.default_tenant(), from, visit)
+    }
+
+    /// Returns an object with its copies, leases and pins. Grants no lease.
+    ///
+    /// # Errors
+    /// `OBJECT_NOT_FOUND`; `INVALID_PARAMS`: the name of the tenant is invalid.
+    pub(crate) fn view_object(&self, tenant: &str, key: &[u8]) -> Result<ObjectView> {
+        let caller = v1::Caller { tenant: tenant.to_owned(), ..Default::default() };
+        let tenant = self.shared.tenant(Some(&caller))?;
+        self.shared.lock().view_object(self.now(), &tenant, key)
+    }
+
+    /// Returns the bytes of the pool by the reason that holds them.
+    pub(crate) fn memory_use(&self) -> MemoryUse {
+        self.shared.lock().memory_use(self.now())
     }
 
     /// Returns the call counters per operation.

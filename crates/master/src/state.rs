@@ -45,6 +45,7 @@ pub use self::{
         object::ObjectState,
         query::{Listing, ObjectSummary, PAGE_MAX, Page, Removal, Selector},
         tenant::TenantQuota,
+        view::{CopyView, ObjectView},
     },
     client::{
         answers::{Answers, Begun, CallItem},
@@ -65,7 +66,7 @@ pub use self::{
         options::{PutOptions, SoftPin},
     },
     read::{FenceTicket, LocateOptions, Located, LocatedObject, Probed},
-    reclaim::Pending,
+    reclaim::{Pending, out_of_space::MemoryUse},
     rules::{AllocationStrategy, EvictionKind, Rules, TaskRules, Watermark},
     task::{
         NewTask, TaskCalls, TaskEnd, TaskKind, TaskStatus, TaskView, Work,

@@ -7,8 +7,9 @@ use mooncake_base::{
 };
 
 use super::{
-    FenceTicket, JobView, Listing, LocateOptions, Located, LocatedObject, Probed, RecoveryScope,
-    Removal, SegmentSlot, SegmentSpec, SegmentView, State, TaskView, TenantQuota, UnfinishedPut,
+    FenceTicket, JobView, Listing, LocateOptions, Located, LocatedObject, MemoryUse, ObjectView,
+    Probed, RecoveryScope, Removal, SegmentSlot, SegmentSpec, SegmentView, State, TaskView,
+    TenantQuota, UnfinishedPut, reclaim::SegmentFilter,
 };
 
 impl State {
@@ -66,6 +67,20 @@ impl State {
         visit: &mut dyn FnMut(&[u8], u64),
     ) -> Option<u32> {
         self.inventory.walk(tenant, from, visit)
+    }
+
+    /// Returns the object of a key with its copies, leases, pins and unfinished puts. Grants no
+    /// lease.
+    ///
+    /// # Errors
+    /// `OBJECT_NOT_FOUND`
+    pub fn view_object(&self, now: Moment, tenant: &TenantId, key: &[u8]) -> Result<ObjectView> {
+        ObjectView::find(&self.inventory, now, tenant, key, &self.writes)
+    }
+
+    /// Returns the bytes of the segments that accept objects, by the reason that holds them.
+    pub fn memory_use(&self, now: Moment) -> MemoryUse {
+        self.inventory.memory_use(now, SegmentFilter::All, None)
     }
 
     /// Sets the quota of a tenant in bytes.

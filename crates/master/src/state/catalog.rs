@@ -8,6 +8,7 @@ pub(super) mod lifecycle;
 pub(super) mod object;
 pub(super) mod query;
 pub(super) mod tenant;
+pub(super) mod view;
 
 use mooncake_base::Moment;
 use rustc_hash::FxHashMap;

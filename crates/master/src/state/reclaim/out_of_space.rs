@@ -3,10 +3,11 @@
 use mooncake_base::{ByteSize, Error, ErrorCode, Moment};
 use rustc_hash::FxHashMap;
 
-use super::AllocRequest;
+use super::{AllocRequest, SegmentFilter};
 use crate::state::{
     catalog::{group::GroupIndex, object::Flags},
-    ids::{ObjectSlot, Slot},
+    ids::{ObjectSlot, SegmentSlot, Slot},
+    inventory::Inventory,
     reclaim::Reclaimer,
 };
 
@@ -35,6 +36,30 @@ enum Blocker {
     SoftPinned,
     Replaced,
     None,
+}
+
+/// Bytes of the pool by the reason that holds them. The parts add up to all memory that accepts
+/// objects.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct MemoryUse {
+    /// Not in use.
+    pub free: u64,
+    /// Of objects that are leased, fenced or being copied, or in a group with such an object.
+    pub leased: u64,
+    /// Of objects that are never evicted.
+    pub hard_pinned: u64,
+    /// Of soft-pinned objects, where the rules forbid evicting these.
+    pub soft_pinned: u64,
+    /// Of the object to be replaced.
+    pub replaced: u64,
+    /// Of objects that may be evicted.
+    pub evictable: u64,
+    /// Of unfinished puts and tasks.
+    pub writing: u64,
+    /// Freed, and in quarantine until a fence or a late write ends.
+    pub fenced: u64,
+    /// Freed, and waiting for the log.
+    pub awaiting_sync: u64,
 }
 
 impl HeldBytes {
@@ -94,79 +119,104 @@ impl Reclaimer<'_> {
         need: u64,
         request: &AllocRequest<'_>,
     ) -> Error {
-        let (mut free, mut fenced, mut writing, mut pinned, mut rest) = (0, 0, 0, 0, 0);
-        let mut withheld = 0;
-        let mut waits_for_fence = false;
-        let open =
-            self.inventory.pool.segments.open().iter().filter(|&&slot| request.filter.admits(slot));
-        for &slot in open {
-            let segment = self.inventory.pool.segments.at(slot);
-            free += segment.free();
-            let reserved = segment.reserved();
-            fenced += reserved.fenced;
-            writing += reserved.writing;
-            pinned += reserved.hard_pinned;
-            withheld += reserved.withheld;
-            rest += segment.reclaimable() - segment.free().min(segment.reclaimable());
-            waits_for_fence |= reserved.fenced > 0 && segment.free() + reserved.fenced >= need;
-        }
-        let held = self.held_bytes(now, request).scaled(rest);
+        let inventory = &*self.inventory;
+        let found = inventory.memory_use(now, request.filter, request.spared);
+        let waits_for_fence = admitted(inventory, request.filter).any(|slot| {
+            let segment = inventory.pool.segments.at(slot);
+            let fenced = segment.reserved().fenced;
+            fenced > 0 && segment.free() + fenced >= need
+        });
         let why = match waits_for_fence {
             true => "freed memory is quarantined until readers and late writers are done; retry",
-            false if held.evictable > 0 => {
+            false if found.evictable > 0 => {
                 "no segment has enough free memory, and eviction would not free enough in one run"
             }
             false => "no segment has enough free memory, and nothing more may be evicted",
         };
         let mut error = Error::new(ErrorCode::NO_AVAILABLE_HANDLE, why)
             .with("bytes", request.length)
-            .with("free", free)
-            .with("leased", held.leased)
-            .with("hard_pinned", pinned)
-            .with("writing", writing)
-            .with("fenced", fenced);
+            .with("free", found.free)
+            .with("leased", found.leased)
+            .with("hard_pinned", found.hard_pinned)
+            .with("writing", found.writing)
+            .with("fenced", found.fenced);
         let others = [
-            ("soft_pinned", held.soft_pinned),
-            ("replaced", held.replaced),
-            ("evictable", held.evictable),
-            ("awaiting_sync", withheld),
+            ("soft_pinned", found.soft_pinned),
+            ("replaced", found.replaced),
+            ("evictable", found.evictable),
+            ("awaiting_sync", found.awaiting_sync),
         ];
         for (name, bytes) in others.into_iter().filter(|(_, bytes)| *bytes > 0) {
             error = error.with(name, bytes);
         }
-        match self.inventory.pool.quarantine.next().filter(|_| waits_for_fence) {
+        match inventory.pool.quarantine.next().filter(|_| waits_for_fence) {
             Some(end) => error.with("retry_after_ms", end.left(now).as_millis().max(1)),
             None => error,
         }
     }
+}
+
+impl Inventory {
+    /// Returns the bytes of the segments that accept objects, by the reason that holds them. The
+    /// bytes of objects are extrapolated from the first ones.
+    pub(in crate::state) fn memory_use(
+        &self,
+        now: Moment,
+        filter: SegmentFilter<'_>,
+        spared: Option<ObjectSlot>,
+    ) -> MemoryUse {
+        let (mut found, mut rest) = (MemoryUse::default(), 0);
+        for slot in admitted(self, filter) {
+            let segment = self.pool.segments.at(slot);
+            let reserved = segment.reserved();
+            found.free += segment.free();
+            found.fenced += reserved.fenced;
+            found.writing += reserved.writing;
+            found.hard_pinned += reserved.hard_pinned;
+            found.awaiting_sync += reserved.withheld;
+            rest += segment.reclaimable() - segment.free().min(segment.reclaimable());
+        }
+        let held = self.held_bytes(now, filter, spared).scaled(rest);
+        MemoryUse {
+            leased: held.leased,
+            soft_pinned: held.soft_pinned,
+            replaced: held.replaced,
+            evictable: held.evictable,
+            ..found
+        }
+    }
 
     /// Sums up the scanned objects by the reason that keeps them.
-    fn held_bytes(&self, now: Moment, request: &AllocRequest<'_>) -> HeldBytes {
+    fn held_bytes(
+        &self,
+        now: Moment,
+        filter: SegmentFilter<'_>,
+        spared: Option<ObjectSlot>,
+    ) -> HeldBytes {
         let mut held = HeldBytes::default();
         let mut groups: FxHashMap<GroupIndex, Blocker> = FxHashMap::default();
         let mut members_left = SCAN_MAX as usize;
-        for slot in ObjectSlot::range(0, self.inventory.catalog.objects.slot_count().min(SCAN_MAX))
-        {
-            let Some(object) = self.inventory.catalog.objects.get(slot) else { continue };
+        for slot in ObjectSlot::range(0, self.catalog.objects.slot_count().min(SCAN_MAX)) {
+            let Some(object) = self.catalog.objects.get(slot) else { continue };
             if !object.is_complete() || object.flags.has(Flags::HARD_PINNED) {
                 continue;
             }
             let copies = object.replicas.iter().map(|copy| {
-                let segment = self.inventory.pool.segments.at(copy.segment);
-                let counts = segment.accepts_new() && request.filter.admits(copy.segment);
+                let segment = self.pool.segments.at(copy.segment);
+                let counts = segment.accepts_new() && filter.admits(copy.segment);
                 if counts { segment.allocator.size(copy.block) } else { 0 }
             });
             let bytes: u64 = copies.sum();
             if bytes == 0 {
                 continue;
             }
-            let blocker = match self.inventory.catalog.groups.index(slot) {
-                None => self.blocker(now, &[slot], request.spared),
+            let blocker = match self.catalog.groups.index(slot) {
+                None => self.blocker(now, &[slot], spared),
                 Some(group) => *groups.entry(group).or_insert_with(|| {
-                    let members = self.inventory.catalog.groups.members(slot);
+                    let members = self.catalog.groups.members(slot);
                     let examined = &members[..members.len().min(members_left)];
                     members_left -= examined.len();
-                    self.blocker(now, examined, request.spared)
+                    self.blocker(now, examined, spared)
                 }),
             };
             held.add(blocker, bytes);
@@ -177,26 +227,26 @@ impl Reclaimer<'_> {
     /// Returns the reason that keeps these objects from eviction, one of them at least.
     fn blocker(&self, now: Moment, group: &[ObjectSlot], spared: Option<ObjectSlot>) -> Blocker {
         let is_leased = |&member: &ObjectSlot| {
-            let object = self.inventory.catalog.objects.at(member);
-            let end = object
-                .protection
-                .protected_until()
-                .max(self.inventory.catalog.copying_until(member));
-            end > now.into()
-                || object.flags.has(Flags::HARD_PINNED)
-                || self.inventory.is_unclaimed(member)
+            let object = self.catalog.objects.at(member);
+            let end = object.protection.protected_until().max(self.catalog.copying_until(member));
+            end > now.into() || object.flags.has(Flags::HARD_PINNED) || self.is_unclaimed(member)
         };
-        let is_soft = |&member: &ObjectSlot| {
-            self.inventory.catalog.objects.at(member).flags.has(Flags::SOFT_PINNED)
-        };
+        let is_soft =
+            |&member: &ObjectSlot| self.catalog.objects.at(member).flags.has(Flags::SOFT_PINNED);
         if group.iter().any(is_leased) {
             Blocker::Leased
         } else if spared.is_some_and(|spared| group.contains(&spared)) {
             Blocker::Replaced
-        } else if !self.inventory.rules.is_soft_pin_evictable && group.iter().any(is_soft) {
+        } else if !self.rules.is_soft_pin_evictable && group.iter().any(is_soft) {
             Blocker::SoftPinned
         } else {
             Blocker::None
         }
     }
+}
+
+/// Returns the segments that accept objects and pass the filter.
+fn admitted(inventory: &Inventory, filter: SegmentFilter<'_>) -> impl Iterator<Item = SegmentSlot> {
+    let open = inventory.pool.segments.open().iter().copied();
+    open.filter(move |&slot| filter.admits(slot))
 }

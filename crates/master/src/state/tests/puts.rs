@@ -235,6 +235,46 @@ fn out_of_space_error_counts_held_bytes() {
 }
 
 #[test]
+fn memory_use_adds_up_to_the_pool() {
+    let mut pool = Pool::new(8);
+    let options = PutOptions { is_hard_pinned: true, ..PutOptions::default() };
+    pool.put_with("pinned", 2 * MIB, false, &options).unwrap();
+    pool.put("read", MIB).unwrap();
+    pool.put("idle", MIB).unwrap();
+    pool.start(A, "written", 3 * MIB).unwrap();
+    pool.locate("read", true, false).unwrap();
+    let parts = MemoryUse {
+        free: MIB,
+        leased: MIB,
+        hard_pinned: 2 * MIB,
+        evictable: MIB,
+        writing: 3 * MIB,
+        ..MemoryUse::default()
+    };
+    assert_eq!(pool.state.memory_use(pool.now), parts);
+}
+
+#[test]
+fn view_shows_copies_leases_and_pins() {
+    let mut pool = Pool::new(8);
+    let options = PutOptions { is_hard_pinned: true, ..PutOptions::default() };
+    pool.put_with("pinned", MIB, false, &options).unwrap();
+    let view =
+        |pool: &Pool, key: &str| pool.state.view_object(pool.now, &pool.tenant, key.as_bytes());
+    let pinned = view(&pool, "pinned").unwrap();
+    assert!(pinned.is_hard_pinned && pinned.version.is_some());
+    assert_eq!((pinned.length, pinned.copies.len(), pinned.unfinished_puts), (MIB, 1, 0));
+    assert_eq!(pinned.copies[0].occupied, MIB);
+    assert_eq!(pinned.lease_left, Duration::ZERO, "a view grants no lease");
+    pool.locate("pinned", true, false).unwrap();
+    assert!(view(&pool, "pinned").unwrap().lease_left > Duration::ZERO);
+    pool.start(A, "written", MIB).unwrap();
+    let written = view(&pool, "written").unwrap();
+    assert_eq!((written.version, written.unfinished_puts), (None, 1));
+    fails(view(&pool, "absent"), ErrorCode::OBJECT_NOT_FOUND);
+}
+
+#[test]
 fn out_of_space_error_counts_leases_beside_pins() {
     let mut pool = Pool::new(8);
     let options = PutOptions { is_hard_pinned: true, ..PutOptions::default() };

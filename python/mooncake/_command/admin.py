@@ -1,0 +1,74 @@
+"""JSON from the admin port of a master."""
+
+from __future__ import annotations
+
+import http.client
+import json
+from typing import Any
+
+from mooncake._command.output import CommandError
+from mooncake.object_store import Store
+
+__all__ = ["address_of", "address_of_pool", "fetch"]
+
+_TIMEOUT_S = 5.0
+
+
+def address_of(master: str) -> str:
+    """Return the address of the admin port of a master, which runs on the same host."""
+    with Store(master) as store:
+        return address_of_pool(store)
+
+
+def address_of_pool(store: Store) -> str:
+    """Return the address of the admin port of the master of a store.
+
+    Raises:
+        CommandError: The port is off.
+    """
+    master = store.master_address
+    address: str = store.stats()["pool"]["admin_address"]
+    if not address:
+        text = f"the master at {master} has no admin port"
+        raise CommandError(text, "Start the master with --metrics_port.")
+    host, _, port = address.rpartition(":")
+    if host in ("0.0.0.0", "[::]", "::"):
+        host = master.rpartition(":")[0] or host
+    return f"{host}:{port}"
+
+
+def fetch(admin: str, path: str) -> Any:
+    """Return the JSON of a page.
+
+    Args:
+        admin: host:port of the admin port.
+        path: Path and query.
+
+    Returns:
+        The value; None if the page says that there is no such thing (404 with JSON).
+
+    Raises:
+        CommandError: The port cannot be reached, or is no admin port of a master.
+    """
+    host, _, port = admin.rpartition(":")
+    if not port.isdecimal():
+        raise CommandError(f"not an address: {admin!r}", "Write it as HOST:PORT.")
+    connection = http.client.HTTPConnection(host.strip("[]"), int(port), timeout=_TIMEOUT_S)
+    try:
+        connection.request("GET", path)
+        response = connection.getresponse()
+        body = response.read()
+        is_json = response.getheader("content-type", "").startswith("application/json")
+        if response.status == 404 and is_json:
+            return None
+        if response.status != 200:
+            text = f"the admin port at {admin} answers {path} with status {response.status}"
+            raise CommandError(text)
+        return json.loads(body)
+    except OSError as error:
+        text = f"the admin port at {admin} cannot be reached: {error}"
+        raise CommandError(text) from error
+    except (http.client.HTTPException, ValueError) as error:
+        raise CommandError(f"{admin} is not the admin port of a master: {error!r}") from error
+    finally:
+        connection.close()

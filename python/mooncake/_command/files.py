@@ -1,0 +1,239 @@
+"""`mooncake put`, `get` and `cp`: objects from and to files."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import mmap
+import os
+import stat
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from typing import IO, TYPE_CHECKING
+
+from mooncake._command.output import CommandError, Progress, quoted
+from mooncake._command.parser import add_json
+from mooncake._units import format_bytes
+from mooncake.object_store import Store, StoreConfig
+
+if TYPE_CHECKING:
+    from mooncake._buffers import Readable
+
+__all__ = ["add_cp_options", "add_get_options", "add_put_options", "cp", "get", "joined", "put"]
+
+_CHUNK_BYTES = 8 << 20
+# Objects up to this size are read whole, which verifies their checksum.
+_WHOLE_BYTES = 64 << 20
+_TEXT_BYTES = 8192
+_TICK_S = 0.2
+
+
+def joined(options: argparse.Namespace) -> Store:
+    """Join the pool that the options name."""
+    return Store(options.master, StoreConfig(tenant=options.tenant))
+
+
+def add_put_options(parser: argparse.ArgumentParser) -> None:
+    """Declare the options of `put`."""
+    parser.add_argument("key", type=os.fsencode, help="key of the object")
+    parser.add_argument(
+        "file",
+        nargs="?",
+        default="-",
+        help="file to store, which must not shrink meanwhile; - or none is standard input",
+    )
+    parser.add_argument("--overwrite", action="store_true", help="replace an existing object")
+    add_json(parser)
+
+
+def put(options: argparse.Namespace) -> int:
+    """Store a file under a key.
+
+    Returns:
+        0; 1 if an existing object was kept.
+    """
+    with _content(options.file) as value, joined(options) as store:
+        return _stored(store, options, options.key, value)
+
+
+def add_get_options(parser: argparse.ArgumentParser) -> None:
+    """Declare the options of `get`."""
+    parser.add_argument("key", type=os.fsencode, help="key of the object")
+    parser.add_argument(
+        "file",
+        nargs="?",
+        default="-",
+        help="file to write, replaced when the object is complete; - or none is standard output",
+    )
+    parser.add_argument("--force", action="store_true", help="write binary data to a terminal, too")
+
+
+def get(options: argparse.Namespace) -> int:
+    """Write an object to a file.
+
+    Returns:
+        0.
+    """
+    with joined(options) as store, _pieces(store, options.key) as (size, pieces):
+        if options.file != "-":
+            _write_file(options.file, size, pieces)
+            return 0
+        is_guarded = sys.stdout.isatty() and not options.force
+        for at, piece in enumerate(pieces):
+            if is_guarded and at == 0 and not _is_text(piece[:_TEXT_BYTES]):
+                text = f"{quoted(options.key)} is binary ({format_bytes(size)})"
+                remedy = "Name a file to write it to, or add --force to write it to the terminal."
+                raise CommandError(text, remedy)
+            sys.stdout.buffer.write(piece)
+        sys.stdout.buffer.flush()
+    return 0
+
+
+def add_cp_options(parser: argparse.ArgumentParser) -> None:
+    """Declare the options of `cp`."""
+    parser.add_argument("source", type=os.fsencode, help="key of the object to copy")
+    parser.add_argument("target", type=os.fsencode, help="key of the copy")
+    parser.add_argument("--overwrite", action="store_true", help="replace an existing object")
+    add_json(parser)
+
+
+def cp(options: argparse.Namespace) -> int:
+    """Copy an object to another key.
+
+    Returns:
+        0; 1 if an existing object was kept.
+    """
+    with joined(options) as store:
+        value = store.get_buffer(options.source)
+        return _stored(store, options, options.target, memoryview(value))
+
+
+def _stored(store: Store, options: argparse.Namespace, key: bytes, value: Readable) -> int:
+    size = memoryview(value).nbytes  # type: ignore[arg-type]
+    with _ticking("put", size, store):
+        is_stored = store.put(key, value, overwrite=options.overwrite)
+    if options.is_json:
+        text = os.fsdecode(key)
+        print(json.dumps({"key": text, "bytes": size, "is_stored": is_stored}))
+    if not is_stored:
+        text = f"{quoted(key)} exists and was kept"
+        print(f"mooncake: {text}\n  hint: Add --overwrite to replace it.", file=sys.stderr)
+    return 0 if is_stored else 1
+
+
+@contextlib.contextmanager
+def _content(name: str) -> Iterator[Readable]:
+    """Open a file as memory: mapped if it is a regular file, otherwise read whole."""
+    if name == "-":
+        if sys.stdin.isatty():
+            print("mooncake: reading standard input; Ctrl-D ends it", file=sys.stderr)
+        yield sys.stdin.buffer.read()
+        return
+    with open(name, "rb") as file:
+        state = os.fstat(file.fileno())
+        if not stat.S_ISREG(state.st_mode) or state.st_size == 0:
+            yield file.read()
+            return
+        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
+            yield mapped
+
+
+@contextlib.contextmanager
+def _pieces(store: Store, key: bytes) -> Iterator[tuple[int, Iterator[memoryview]]]:
+    """Yield the size of an object and its bytes in pieces, all from one version."""
+    size = store.size(key)
+    if size <= _WHOLE_BYTES:
+        value = memoryview(store.get_buffer(key))
+        yield value.nbytes, iter([value])
+        return
+    with store.lease(key):
+        reader = store.reader(key)
+
+        def pieces() -> Iterator[memoryview]:
+            buffer, progress, done = bytearray(_CHUNK_BYTES), Progress("get", reader.size), 0
+            try:
+                while length := reader.readinto(buffer):
+                    yield memoryview(buffer)[:length]
+                    done += length
+                    progress.advance(done)
+            finally:
+                progress.end()
+
+        yield reader.size, pieces()
+
+
+def _write_file(name: str, size: int, pieces: Iterator[memoryview]) -> None:
+    """Write a file beside the target, which replaces the target when it is complete."""
+    path = os.path.realpath(name)
+    try:
+        before = os.stat(path)
+    except FileNotFoundError:
+        before = None
+    if before is not None and not stat.S_ISREG(before.st_mode):
+        # A device or a pipe cannot be replaced; a directory fails here.
+        with open(path, "wb") as file:
+            _write_all(file, pieces)
+        return
+    mode = stat.S_IMODE(before.st_mode) if before is not None else 0o666 & ~_umask()
+    directory, base = os.path.split(path)
+    descriptor, partial = tempfile.mkstemp(prefix=f".{base[:200]}.", suffix=".part", dir=directory)
+    try:
+        with open(descriptor, "wb") as file:
+            # A full disk is noticed before bytes are moved.
+            if size:
+                os.posix_fallocate(file.fileno(), 0, size)
+            os.fchmod(file.fileno(), mode)
+            _write_all(file, pieces)
+        os.replace(partial, path)
+    except BaseException:
+        os.unlink(partial)
+        raise
+
+
+def _write_all(file: IO[bytes], pieces: Iterator[memoryview]) -> None:
+    for piece in pieces:
+        file.write(piece)
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def _is_text(piece: memoryview) -> bool:
+    """Return whether bytes act on a terminal as text alone."""
+    try:
+        text = bytes(piece).decode()
+    except UnicodeDecodeError as error:
+        # The piece may end within a character.
+        if error.start < len(piece) - 3 or error.reason != "unexpected end of data":
+            return False
+        text = bytes(piece[: error.start]).decode()
+    return all(character.isprintable() or character in "\n\r\t" for character in text)
+
+
+@contextlib.contextmanager
+def _ticking(verb: str, size: int, store: Store) -> Iterator[None]:
+    """Show the progress of one call that moves many bytes, from the counters of the store."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    progress, is_over = Progress(verb, size), threading.Event()
+
+    def tick() -> None:
+        while not is_over.wait(_TICK_S):
+            counts = store.stats()["store"]["by_transport"].values()
+            progress.advance(min(sum(count["bytes"] for count in counts), size))
+
+    thread = threading.Thread(target=tick, name="mooncake-progress", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        thread.join()
+        progress.end()

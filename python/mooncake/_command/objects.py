@@ -1,0 +1,309 @@
+"""`mooncake ls`, `rm` and `exists`: objects by key and by prefix."""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import os
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from mooncake._command.files import joined
+from mooncake._command.output import (
+    UsageError,
+    is_confirmed,
+    print_json,
+    print_json_list,
+    quoted,
+    report,
+    write_line,
+)
+from mooncake._command.parser import add_json, count
+from mooncake._units import format_bytes
+from mooncake.errors import MooncakeError, NotFoundError
+
+if TYPE_CHECKING:
+    from mooncake.object_store import Store
+
+__all__ = [
+    "add_exists_options",
+    "add_ls_options",
+    "add_rm_options",
+    "exists",
+    "ls",
+    "missing",
+    "rm",
+]
+
+_BATCH = 1000
+
+
+@dataclass(slots=True)
+class Row:
+    """A line of a listing: an object, or the objects of a group.
+
+    Attributes:
+        key: Key of the object, or the prefix that a group shares.
+        objects: Number of objects; None for a single object.
+        size: Bytes of the objects.
+        memory: Bytes of their copies.
+        copies: Number of copies of a single object.
+        is_complete: False while the object is being written.
+    """
+
+    key: str
+    objects: int | None
+    size: int
+    memory: int
+    copies: int
+    is_complete: bool
+
+    def json(self) -> dict[str, Any]:
+        """Return the row for JSON."""
+        sizes = {"bytes": self.size, "memory_bytes": self.memory}
+        if self.objects is not None:
+            return {"prefix": self.key, "objects": self.objects, **sizes}
+        state = {"copies": self.copies, "is_complete": self.is_complete}
+        return {"key": self.key, **sizes, **state}
+
+
+def add_ls_options(parser: argparse.ArgumentParser) -> None:
+    """Declare the options of `ls`."""
+    parser.add_argument(
+        "prefix",
+        nargs="?",
+        default=b"",
+        type=os.fsencode,
+        help="beginning of the keys; all keys without it",
+    )
+    parser.add_argument("--limit", type=count, metavar="N", help="list at most N rows")
+    parser.add_argument(
+        "--count", action="store_true", dest="is_counted", help="print number and sizes only"
+    )
+    parser.add_argument(
+        "--delimiter",
+        metavar="TEXT",
+        help="add up the objects whose keys agree up to the next TEXT after the prefix",
+    )
+    parser.add_argument(
+        "--sort",
+        choices=["key", "size", "memory"],
+        default="key",
+        help="order: by key, or largest first by size, or by size of all copies",
+    )
+    parser.add_argument("--bytes", action="store_true", dest="is_exact", help="sizes in bytes")
+    parser.add_argument(
+        "--keys", action="store_true", dest="is_bare", help="print the keys only, for scripts"
+    )
+    add_json(parser)
+
+
+def ls(options: argparse.Namespace) -> int:
+    """List objects.
+
+    Returns:
+        0.
+    """
+    with joined(options) as store:
+        rows: Iterator[Row] = _rows(store, options.prefix)
+        if options.is_counted:
+            _print_count(options, list(rows))
+            return 0
+        if options.delimiter:
+            rows = iter(_grouped(rows, options.prefix, options.delimiter))
+        if options.sort != "key":
+            by_size = options.sort == "size"
+            rows = iter(sorted(rows, key=lambda row: -(row.size if by_size else row.memory)))
+        shown = rows if options.limit is None else itertools.islice(rows, options.limit)
+        if options.is_json:
+            print_json_list(row.json() for row in shown)
+            return 0
+        for row in shown:
+            _print_row(row, options)
+        sys.stdout.flush()
+        if options.limit is not None and next(rows, None) is not None:
+            print("mooncake: more follow; raise --limit to see them", file=sys.stderr)
+    return 0
+
+
+def _rows(store: Store, prefix: bytes) -> Iterator[Row]:
+    for found in store.objects(prefix):
+        memory = found.size * found.replicas
+        yield Row(found.key, None, found.size, memory, found.replicas, found.is_complete)
+
+
+def _grouped(rows: Iterator[Row], prefix: bytes, delimiter: str) -> list[Row]:
+    """Add up the rows whose keys agree up to the next delimiter."""
+    begin, groups = len(os.fsdecode(prefix)), dict[str, Row]()
+    for row in rows:
+        end = row.key.find(delimiter, begin)
+        if end < 0:
+            groups[row.key] = row
+            continue
+        name = row.key[: end + len(delimiter)]
+        group = groups.get(name)
+        if group is None or group.objects is None:
+            # A key may end with the delimiter; it is then one of the group.
+            groups[name] = group = Row(name, 0, 0, 0, 0, True)
+        group.objects = (group.objects or 0) + 1
+        group.size += row.size
+        group.memory += row.memory
+    return list(groups.values())
+
+
+def _print_row(row: Row, options: argparse.Namespace) -> None:
+    if options.is_bare:
+        write_line("", row.key)
+        return
+    size = str(row.size) if options.is_exact else format_bytes(row.size)
+    if row.objects is None:
+        number = f"x{row.copies}"
+    else:
+        number = "1 object" if row.objects == 1 else f"{row.objects} objects"
+    state = "" if row.is_complete else "  (being written)"
+    write_line(f"{size:>14}  {number:>{12 if options.delimiter else 3}}  ", row.key, state)
+
+
+def _print_count(options: argparse.Namespace, rows: list[Row]) -> None:
+    size, memory = sum(row.size for row in rows), sum(row.memory for row in rows)
+    if options.is_json:
+        print_json({"objects": len(rows), "bytes": size, "memory_bytes": memory})
+        return
+    sizes = [str(each) if options.is_exact else format_bytes(each) for each in (size, memory)]
+    print(f"{len(rows)} objects, {sizes[0]}; with all copies {sizes[1]}")
+
+
+def add_rm_options(parser: argparse.ArgumentParser) -> None:
+    """Declare the options of `rm`."""
+    parser.add_argument(
+        "keys",
+        nargs="+",
+        metavar="key",
+        type=os.fsencode,
+        help="key of an object; with --recursive the beginning of keys",
+    )
+    parser.add_argument(
+        "-r",
+        "--recursive",
+        action="store_true",
+        help="remove all objects whose keys begin with a given text",
+    )
+    parser.add_argument("--force", action="store_true", help="also objects that are leased")
+    parser.add_argument(
+        "--dry-run", action="store_true", help="print what would be removed, and remove nothing"
+    )
+    parser.add_argument(
+        "-y", "--yes", action="store_true", help="do not ask on a terminal before --recursive"
+    )
+    add_json(parser)
+
+
+def rm(options: argparse.Namespace) -> int:
+    """Remove objects.
+
+    Returns:
+        0; 1 if one was not removed.
+    """
+    with joined(options) as store:
+        if not options.recursive:
+            keys = list(options.keys)
+            return _removed(store, options, keys)
+        found = {row.key: row for prefix in options.keys for row in _rows(store, prefix)}
+        total = format_bytes(sum(row.size for row in found.values()))
+        prefixes = ", ".join(quoted(prefix) if prefix else "all keys" for prefix in options.keys)
+        text = f"{len(found)} objects ({total}) under {prefixes} in the pool of {options.master}"
+        if not options.dry_run and not options.yes and not is_confirmed(f"remove {text}?"):
+            print("mooncake: nothing was removed", file=sys.stderr)
+            return 1
+        keys = [key.encode("utf-8", "surrogateescape") for key in found]
+        return _removed(store, options, keys)
+
+
+def _removed(store: Store, options: argparse.Namespace, keys: list[bytes]) -> int:
+    """Remove objects in batches and print what became of them."""
+    if options.dry_run:
+        present = [key for part in _parts(keys) for key in _present(store, part)]
+        if options.is_json:
+            print_json({"would_remove": [os.fsdecode(key) for key in present]})
+        else:
+            for key in present:
+                write_line("would remove ", os.fsdecode(key))
+        return 0
+    removed, failures = 0, list[MooncakeError]()
+    for part in _parts(keys):
+        for key, outcome in zip(part, _outcomes(store, part, options.force), strict=True):
+            if isinstance(outcome, MooncakeError):
+                failures.append(outcome)
+            elif outcome:
+                removed += 1
+            elif not options.recursive:
+                failures.append(missing(key))
+    if options.is_json:
+        kept = [{"key": _text(each.key), "code": each.code_name} for each in failures]
+        print_json({"removed": removed, "kept": kept})
+    elif options.recursive:
+        print(f"removed {removed} objects")
+    report(*failures)
+    return 1 if failures else 0
+
+
+def _outcomes(store: Store, keys: list[bytes], force: bool) -> list[bool | MooncakeError]:
+    try:
+        return list(store.delete_many(keys, force=force))
+    except MooncakeError as error:
+        if error.outcomes is None:
+            raise
+        outcomes: list[bool | MooncakeError] = error.outcomes
+        return outcomes
+
+
+def missing(key: bytes) -> NotFoundError:
+    """Return the error for a key that no object has."""
+    hint = "; * has no meaning in keys: use --recursive with a prefix" if b"*" in key else ""
+    error = NotFoundError(f"no object has the key {quoted(key)}{hint}")
+    error.key, error.code, error.code_name = key, -704, "OBJECT_NOT_FOUND"
+    return error
+
+
+def _text(key: str | bytes | None) -> str | None:
+    return os.fsdecode(key) if isinstance(key, bytes) else key
+
+
+def _present(store: Store, keys: list[bytes]) -> Iterable[bytes]:
+    return itertools.compress(keys, store.exists_many(keys))
+
+
+def _parts(keys: list[bytes]) -> Iterator[list[bytes]]:
+    return (keys[at : at + _BATCH] for at in range(0, len(keys), _BATCH))
+
+
+def add_exists_options(parser: argparse.ArgumentParser) -> None:
+    """Declare the options of `exists`."""
+    parser.add_argument("keys", nargs="+", metavar="key", type=os.fsencode, help="key of an object")
+    parser.add_argument(
+        "-q", "--quiet", action="store_true", help="print nothing; the exit code is the answer"
+    )
+    add_json(parser)
+
+
+def exists(options: argparse.Namespace) -> int:
+    """Print which objects exist.
+
+    Returns:
+        0 if all of them exist, otherwise 1.
+    """
+    if options.quiet and options.is_json:
+        raise UsageError("--quiet and --json exclude each other")
+    with joined(options) as store:
+        found = store.exists_many(options.keys)
+    if options.is_json:
+        print_json(
+            {os.fsdecode(key): is_there for key, is_there in zip(options.keys, found, strict=True)}
+        )
+    elif not options.quiet:
+        for key, is_there in zip(options.keys, found, strict=True):
+            write_line("yes  " if is_there else "no   ", os.fsdecode(key))
+        sys.stdout.flush()
+    return 0 if all(found) else 1

@@ -1,0 +1,185 @@
+"""What the commands print: keys, tables, JSON, failures, questions and progress."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from mooncake._units import format_bytes, format_rate
+from mooncake.errors import MooncakeError, NotFoundError
+
+__all__ = [
+    "FAILURES",
+    "CommandError",
+    "Progress",
+    "UsageError",
+    "is_confirmed",
+    "print_json",
+    "print_json_list",
+    "print_table",
+    "quoted",
+    "report",
+    "write_line",
+]
+
+# Failures that are reported in words. Any other exception is a bug and shows its traceback.
+FAILURES = (
+    MemoryError,
+    MooncakeError,
+    OSError,
+    OverflowError,
+    RuntimeError,
+    ValueError,
+    subprocess.SubprocessError,
+)
+
+_STEP_S = 0.2
+_SLOW_S = 1.0
+_ESCAPES = {"\n": "\\n", "\t": "\\t", "\r": "\\r", "'": "\\'", "\\": "\\\\"}
+
+
+class CommandError(RuntimeError):
+    """A failure of a command itself.
+
+    Attributes:
+        remedy: What to do.
+    """
+
+    def __init__(self, message: str, remedy: str = "") -> None:
+        """Make an error.
+
+        Args:
+            message: What failed.
+            remedy: What to do.
+        """
+        super().__init__(message)
+        self.remedy = remedy
+
+
+def quoted(key: str | bytes) -> str:
+    """Return a key as a shell takes it; control characters cannot act on the terminal.
+
+    Args:
+        key: Key; bytes that are no text are surrogates.
+    """
+    text = os.fsdecode(key) if isinstance(key, bytes) else key
+    if text.isprintable():
+        is_plain = text and not set(text) & set(" '\"\\$`!*?[]{}()<>|&;#~")
+        return text if is_plain else "'" + text.replace("'", "'\\''") + "'"
+    return "$'" + "".join(map(_escaped, text)) + "'"
+
+
+def _escaped(character: str) -> str:
+    if character in _ESCAPES:
+        return _ESCAPES[character]
+    if character.isprintable():
+        return character
+    raw = character.encode("utf-8", "surrogateescape")
+    return "".join(f"\\x{byte:02x}" for byte in raw)
+
+
+def write_line(before: str, key: str, after: str = "") -> None:
+    """Print a line with a key: quoted on a terminal, the bytes themselves elsewhere."""
+    if sys.stdout.isatty():
+        print(f"{before}{quoted(key)}{after}")
+        return
+    raw = key.encode("utf-8", "surrogateescape")
+    sys.stdout.buffer.write(before.encode() + raw + after.encode() + b"\n")
+
+
+def print_json(value: Any) -> None:
+    """Print a value as indented JSON. Bytes of keys that are no text are lone surrogates."""
+    print(json.dumps(value, indent=2))
+
+
+def print_json_list(values: Iterable[Any]) -> None:
+    """Print a list as JSON while it is made, a line for each value."""
+    separator = "[\n"
+    for value in values:
+        sys.stdout.write(f"{separator}  {json.dumps(value)}")
+        separator = ",\n"
+    print("[]" if separator == "[\n" else "\n]")
+
+
+def print_table(head: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[int]) -> None:
+    """Print a table.
+
+    Args:
+        head: Titles of the columns.
+        rows: Texts of each row.
+        right: Columns that are aligned at the right.
+    """
+    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
+    for row in (head, *rows):
+        cells = [
+            cell.rjust(width) if at in right else cell.ljust(width)
+            for at, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        print("  ".join(cells).rstrip())
+
+
+def report(*failures: BaseException) -> None:
+    """Print failures to standard error, a line for each, and then each remedy once."""
+    remedies = []
+    for failure in failures:
+        print(f"mooncake: {failure or type(failure).__name__}", file=sys.stderr)
+        remedy = getattr(failure, "remedy", "")
+        # A missing key is explained by its message.
+        if remedy and remedy not in remedies and not isinstance(failure, NotFoundError):
+            remedies.append(remedy)
+    for remedy in remedies:
+        print(f"  hint: {remedy}", file=sys.stderr)
+
+
+def is_confirmed(question: str) -> bool:
+    """Ask on the terminal; without one nobody is asked and the answer is yes."""
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        return True
+    print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)
+    return sys.stdin.readline().strip().lower() in ("y", "yes")
+
+
+class UsageError(CommandError):
+    """Options that do not fit together."""
+
+
+class Progress:
+    """A line about a long transfer on the terminal; without a terminal nothing is printed."""
+
+    __slots__ = ("_begin", "_is_shown", "_next", "_size", "_verb")
+
+    def __init__(self, verb: str, size: int) -> None:
+        """Start the clock.
+
+        Args:
+            verb: What is done, for instance "get".
+            size: Bytes in total.
+        """
+        self._verb, self._size = verb, size
+        self._begin = time.monotonic()
+        self._next = self._begin + _SLOW_S
+        self._is_shown = False
+
+    def advance(self, done: int) -> None:
+        """Show how many bytes are done, once the transfer takes a second."""
+        now = time.monotonic()
+        if now < self._next or not sys.stderr.isatty():
+            return
+        self._next = now + _STEP_S
+        self._is_shown = True
+        speed = format_rate(done, now - self._begin)
+        share = done / self._size if self._size else 1.0
+        text = f"{self._verb} {format_bytes(done)} of {format_bytes(self._size)} ({share:.0%})"
+        sys.stderr.write(f"\r{text} {speed}\033[K")
+        sys.stderr.flush()
+
+    def end(self) -> None:
+        """Clear the line."""
+        if self._is_shown:
+            sys.stderr.write("\r\033[K")
+            sys.stderr.flush()

@@ -1,0 +1,111 @@
+"""The command line: arguments that several commands share, and errors that name what was meant."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import re
+import sys
+from difflib import get_close_matches
+from typing import Any, NoReturn
+
+from mooncake._units import parse_size
+
+__all__ = ["Parser", "add_json", "add_master", "count", "seconds", "sizes"]
+
+_INVALID_CHOICE = re.compile(r"invalid choice: '([^']*)'")
+_UNRECOGNIZED = "unrecognized arguments: "
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser whose errors name the nearest command or option."""
+
+    def __init__(self, **options: Any) -> None:
+        """Make a parser that takes no abbreviated options, as scripts outlive them.
+
+        Args:
+            options: Options of `argparse.ArgumentParser`.
+        """
+        super().__init__(**{**options, "allow_abbrev": False})
+        self._words: list[str] = []
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Parse, and remember the words for errors."""
+        self._words = list(sys.argv[1:] if args is None else args)
+        return super().parse_known_args(self._words, namespace)
+
+    def error(self, message: str) -> NoReturn:
+        """Print the usage and the error, and exit with code 2."""
+        self.print_usage(sys.stderr)
+        words, known = self._unknown_words(message)
+        near = [match for word in words for match in get_close_matches(word, known, 1)]
+        hint = f"; did you mean {' '.join(near)}?" if near else ""
+        self.exit(2, f"mooncake: {message}{hint}\n")
+
+    def _unknown_words(self, message: str) -> tuple[list[str], list[str]]:
+        """Return the words that an error calls unknown, and the words that are known."""
+        if found := _INVALID_CHOICE.search(message):
+            return [found[1]], list(commands_of(self))
+        if message.startswith(_UNRECOGNIZED):
+            words = [word for word in message.split() if word.startswith("-")]
+            given = (word for word in self._words if word in commands_of(self))
+            parser = commands_of(self).get(next(given, ""), self)
+            known = [text for action in parser._actions for text in action.option_strings]
+            return [word.partition("=")[0] for word in words], known
+        return [], []
+
+
+def commands_of(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
+    """Return the parsers of the commands by name."""
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            return dict(action.choices)
+    return {}
+
+
+def add_master(parser: argparse.ArgumentParser) -> None:
+    """Declare the options that name the pool."""
+    parser.add_argument(
+        "--master",
+        metavar="HOST:PORT",
+        default=os.environ.get("MOONCAKE_MASTER") or "127.0.0.1:50051",
+        help="address of the master (MOONCAKE_MASTER, or 127.0.0.1:50051)",
+    )
+    parser.add_argument(
+        "--tenant", metavar="NAME", default="default", help="tenant whose keys are meant"
+    )
+
+
+def add_json(parser: argparse.ArgumentParser) -> None:
+    """Declare `--json`."""
+    parser.add_argument("--json", action="store_true", dest="is_json", help="print JSON")
+
+
+def seconds(text: str) -> float:
+    """Parse a number of seconds above 0."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"not a number of seconds above 0: {text!r}")
+    return value
+
+
+def count(text: str) -> int:
+    """Parse a number from 1 on."""
+    if not text.isdecimal() or int(text) == 0:
+        raise argparse.ArgumentTypeError(f"not a number from 1 on: {text!r}")
+    return int(text)
+
+
+def sizes(text: str) -> list[int]:
+    """Parse sizes above 0 that are separated by commas."""
+    try:
+        found = [parse_size(part) for part in text.split(",")]
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+    if min(found) == 0:
+        raise argparse.ArgumentTypeError(f"sizes must be above 0: {text!r}")
+    return found

@@ -1,0 +1,382 @@
+"""`mooncake stat`, `segments`, `clients` and `drain`: the pool and its memory."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import sys
+from dataclasses import asdict
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+from mooncake._command import admin
+from mooncake._command.files import joined
+from mooncake._command.objects import missing
+from mooncake._command.output import CommandError, UsageError, print_json, print_table, quoted
+from mooncake._command.parser import add_json
+from mooncake._units import format_bytes, format_duration
+from mooncake.errors import NotFoundError, TransferFailedError
+
+if TYPE_CHECKING:
+    from mooncake.object_store import SegmentInfo, Store
+    from mooncake.tensor.info import Info
+
+__all__ = [
+    "add_clients_options",
+    "add_drain_options",
+    "add_segments_options",
+    "add_stat_options",
+    "clients",
+    "drain",
+    "segments",
+    "stat",
+]
+
+_JOB = re.compile(r"(\d+)-(\d+)")
+_HELD = {
+    "free_bytes": "free",
+    "evictable_bytes": "objects that may be evicted",
+    "leased_bytes": "leased: read lately, or kept by a lease",
+    "hard_pinned_bytes": "hard-pinned: never evicted",
+    "soft_pinned_bytes": "soft-pinned: not evicted by the rules",
+    "writing_bytes": "being written",
+    "fenced_bytes": "freed, quarantined until reads of it have ended",
+    "awaiting_sync_bytes": "freed, waiting for the log on disk",
+}
+
+
+def add_stat_options(parser: argparse.ArgumentParser) -> None:
+    """Declare the options of `stat`."""
+    parser.add_argument(
+        "key", nargs="?", type=os.fsencode, help="an object or a tensor; the pool without it"
+    )
+    add_json(parser)
+
+
+def stat(options: argparse.Namespace) -> int:
+    """Print the status of the pool, or what is stored under a key.
+
+    Returns:
+        0.
+    """
+    with joined(options) as store:
+        if options.key is None:
+            _stat_pool(store, options)
+        else:
+            _stat_object(store, options)
+    return 0
+
+
+def _stat_pool(store: Store, options: argparse.Namespace) -> None:
+    pool = store.stats()["pool"]
+    # This command is a client itself.
+    others = max(pool["clients"] - 1, 0)
+    found = store.segments()
+    try:
+        at: str | None = admin.address_of_pool(store)
+        held: dict[str, int] = admin.fetch(at or "", "/api/v1/memory") or {}
+        note = ""
+    except CommandError as error:
+        at, held, note = None, {}, str(error)
+    if options.is_json:
+        shown = {name: held[name] for name in _HELD if name in held}
+        names = {**pool, "clients": others, "page": at and f"http://{at}/", "memory": shown}
+        print_json({**names, "segments": [asdict(segment) for segment in found]})
+        return
+    print(f"master    {store.master_address}, version {pool['version']}")
+    print(f"page      http://{at}/" if at else f"page      none: {note}")
+    print(f"up        {format_duration(pool['uptime_s'])}, {others} clients beside this command")
+    print(f"objects   {pool['keys']}")
+    used, capacity = format_bytes(pool["used_bytes"]), format_bytes(pool["capacity_bytes"])
+    print(f"memory    {used} of {capacity} used")
+    for name, text in _HELD.items():
+        if held.get(name):
+            print(f"          {format_bytes(held[name]):>10}  {text}")
+    if pool["capacity_bytes"] == 0:
+        print("          no process lends memory; start mooncake_client --global_segment_size=1GB")
+    elif held and held["free_bytes"] + held["evictable_bytes"] == 0:
+        print("          puts find no memory now: nothing is free, and nothing may be evicted")
+    if found:
+        print()
+        _print_segments(found)
+
+
+def _stat_object(store: Store, options: argparse.Namespace) -> None:
+    """Print an object with its copies, leases and pins; of a tensor also dtype and layout."""
+    key: bytes = options.key
+    path = f"/api/v1/object?key={quote(key)}&tenant_id={quote(options.tenant)}"
+    note, found = "", None
+    try:
+        found = admin.fetch(admin.address_of_pool(store), path)
+    except CommandError as error:
+        note = str(error)
+    info: Info | None = None
+    try:
+        if found is None or found["is_complete"]:
+            info = store.info(key)
+    except NotFoundError:
+        if found is None:
+            raise missing(key) from None
+    if options.is_json:
+        print_json({**(found or {"bytes": info.size if info else 0}), **_tensor_json(key, info)})
+        return
+    print(f"key       {quoted(key)}")
+    if info is not None:
+        print(f"size      {format_bytes(info.size)}" + _exact(info.size))
+    if found is not None:
+        _print_protection(found)
+    elif note:
+        print(f"copies    unknown, as are leases and pins: {note}")
+    _print_tensor(info)
+
+
+def _exact(size: int) -> str:
+    return f" ({size} bytes)" if size >= 1024 else ""
+
+
+def _print_protection(found: dict[str, Any]) -> None:
+    if found["is_complete"]:
+        print(f"version   {found['version']}")
+    if found["checksum"]:
+        print(f"checksum  {found['checksum']}")
+    if found["unfinished_puts"]:
+        print(f"puts      {found['unfinished_puts']} unfinished")
+    left_s = found["lease_left_ms"] / 1000
+    if left_s > 0:
+        print(f"lease     {left_s:.1f} s left; not evicted, and removed with --force only")
+    else:
+        print("lease     none")
+    pins = ["hard, never evicted"] if found["is_hard_pinned"] else []
+    if found["soft_pin_ttl_ms"] is not None:
+        pins.append(f"soft, for {found['soft_pin_ttl_ms'] / 1000:g} s after each use")
+    print(f"pins      {'; '.join(pins) or 'none'}")
+    if found["group"] is not None:
+        print(f"group     {quoted(found['group'])}, evicted together")
+    if found["is_being_copied"]:
+        print("task      a client copies or moves it")
+    for copy in found["copies"]:
+        state = "" if copy["is_readable"] else "  not readable: its process does not answer"
+        at = copy["endpoint"]
+        print(f"copy      {copy['segment']}  at {at}{state}")
+
+
+def _tensor_json(key: bytes, info: Info | None) -> dict[str, Any]:
+    text = {"key": os.fsdecode(key)}
+    if info is None or info.tensor is None:
+        return text
+    tensor = info.tensor
+    parts = [{"key": _text(part.key), "shape": part.shape} for part in tensor.parts]
+    names = {"dtype": tensor.dtype, "shape": tensor.shape, "layout": tensor.layout}
+    return {**text, "bytes": info.size, "tensor": {**names, "parts": parts}}
+
+
+def _print_tensor(info: Info | None) -> None:
+    if info is None or (tensor := info.tensor) is None:
+        return
+    print(f"dtype     {tensor.dtype}")
+    print(f"shape     {tensor.shape}")
+    print(f"layout    {tensor.layout}")
+    for part in tensor.parts:
+        axes = "".join(f" {axis}" for axis in part.axes)
+        print(f"object    {quoted(part.key)} {part.shape}{axes}")
+
+
+def _text(key: str | bytes) -> str:
+    return os.fsdecode(key) if isinstance(key, bytes) else key
+
+
+def add_segments_options(parser: argparse.ArgumentParser) -> None:
+    """Declare the options of `segments`."""
+    add_json(parser)
+
+
+def segments(options: argparse.Namespace) -> int:
+    """List the memory that processes lend.
+
+    Returns:
+        0.
+    """
+    with joined(options) as store:
+        found = store.segments()
+    if options.is_json:
+        print_json([asdict(segment) for segment in found])
+    elif found:
+        _print_segments(found)
+    else:
+        print("mooncake: no process lends memory to the pool", file=sys.stderr)
+    return 0
+
+
+def _print_segments(found: list[SegmentInfo]) -> None:
+    rows = [
+        (
+            segment.name,
+            format_bytes(segment.used_bytes),
+            format_bytes(segment.capacity_bytes),
+            f"{segment.used_bytes / max(segment.capacity_bytes, 1):.0%}",
+            "yes" if segment.takes_objects else "no",
+            segment.endpoint,
+        )
+        for segment in found
+    ]
+    print_table(("SEGMENT", "USED", "OF", "", "TAKES PUTS", "AT"), rows, right=(1, 2, 3))
+
+
+def add_clients_options(parser: argparse.ArgumentParser) -> None:
+    """Declare the options of `clients`."""
+    add_json(parser)
+
+
+def clients(options: argparse.Namespace) -> int:
+    """List the processes that have joined the pool.
+
+    Returns:
+        0.
+    """
+    with joined(options) as store:
+        at, own = admin.address_of_pool(store), store.name
+        seen = admin.fetch(at, f"/api/v1/overview?since={1 << 62}")
+    lent: dict[str, int] = {}
+    for segment in seen["segments"]:
+        lent[segment["client"]] = lent.get(segment["client"], 0) + segment["size"]
+    rows = [
+        {**client, "lent_bytes": lent.get(client["id"], 0)}
+        for client in seen["clients"]
+        if client["name"] != own
+    ]
+    if options.is_json:
+        print_json(rows)
+        return 0
+    if not rows:
+        print("mooncake: no other process has joined the pool", file=sys.stderr)
+        return 0
+    table = [
+        (
+            row["name"],
+            format_bytes(row["lent_bytes"]) if row["lent_bytes"] else "-",
+            f"{format_duration(row['heard_ms_ago'] / 1000)} ago",
+            row["id"],
+        )
+        for row in rows
+    ]
+    print_table(("CLIENT", "LENDS", "HEARD", "ID"), table, right=(1, 2))
+    return 0
+
+
+def add_drain_options(parser: argparse.ArgumentParser) -> None:
+    """Declare the options of `drain`."""
+    parser.add_argument(
+        "segments",
+        nargs="*",
+        metavar="segment",
+        help="name of a segment as `mooncake segments` lists it, or a host: all of its segments",
+    )
+    parser.add_argument(
+        "--to",
+        action="append",
+        default=[],
+        metavar="SEGMENT",
+        help="segment that receives the copies; by default any with free memory",
+    )
+    parser.add_argument(
+        "--no-wait", action="store_true", help="print the id of the job and do not wait for its end"
+    )
+    parser.add_argument("--status", metavar="ID", type=_job, help="print the state of a job")
+    parser.add_argument(
+        "--cancel", metavar="ID", type=_job, help="cancel a job: its segments take objects again"
+    )
+    add_json(parser)
+
+
+def _job(text: str) -> tuple[int, int]:
+    found = _JOB.fullmatch(text)
+    if found is None:
+        raise argparse.ArgumentTypeError(f"not the id of a job: {text!r}")
+    return int(found[1]), int(found[2])
+
+
+def drain(options: argparse.Namespace) -> int:
+    """Move the objects of segments elsewhere, so that their process can be stopped.
+
+    Returns:
+        0; 1 if the segments are not empty at the end.
+    """
+    asked = [bool(options.segments), options.status is not None, options.cancel is not None]
+    if asked.count(True) != 1:
+        text = "name segments, or give --status ID or --cancel ID"
+        raise UsageError(text, "`mooncake segments` lists the names.")
+    with joined(options) as store:
+        if options.status is not None:
+            return _print_job(options, store.drain_of(options.status).info())
+        if options.cancel is not None:
+            return _print_job(options, store.drain_of(options.cancel).cancel())
+        names = _named(store, options.segments)
+        job = store.drain(names, to=options.to)
+        text = f"{job.id[0]}-{job.id[1]}"
+        if options.no_wait:
+            return _print_job(options, job.info())
+        print(f"mooncake: job {text} empties {', '.join(names)}", file=sys.stderr)
+        try:
+            job.wait(progress=_show)
+        except KeyboardInterrupt:
+            hint = f"`mooncake drain --cancel {text}` cancels it."
+            print(f"mooncake: job {text} continues\n  hint: {hint}", file=sys.stderr)
+            raise
+        except TransferFailedError:
+            # The state below says why.
+            pass
+        code = _print_job(options, job.info())
+        return _prove_empty(store, options, names) or code
+
+
+def _named(store: Store, wanted: list[str]) -> list[str]:
+    """Return the names of segments: those that are named, and those of hosts that are."""
+    known = list(dict.fromkeys(segment.name for segment in store.segments()))
+    names = []
+    for word in wanted:
+        found = [name for name in known if name == word or name.rpartition(":")[0] == word]
+        if not found:
+            near = get_close_matches(word, known, 1)
+            hint = f"Did you mean {near[0]}?" if near else "`mooncake segments` lists the names."
+            raise CommandError(f"no segment or host has the name {quoted(word)}", hint)
+        names += found
+    return list(dict.fromkeys(names))
+
+
+def _show(info: Any) -> None:
+    if sys.stderr.isatty():
+        moved = f"{info.succeeded} copies moved ({format_bytes(info.moved_bytes)})"
+        print(f"mooncake: {info.state}: {moved}, {info.blocked} blocked", file=sys.stderr)
+
+
+def _print_job(options: argparse.Namespace, info: Any) -> int:
+    text = f"{info.id[0]}-{info.id[1]}"
+    if options.is_json:
+        moments = {"created": info.created.isoformat(), "updated": info.updated.isoformat()}
+        print_json({**asdict(info), **moments, "id": text})
+    else:
+        print(f"job       {text}")
+        print(f"state     {info.state}")
+        print(f"segments  {', '.join(info.segments)}")
+        print(f"moved     {info.succeeded} copies, {format_bytes(info.moved_bytes)}")
+        rest = [f"{info.active} in progress", f"{info.blocked} blocked", f"{info.failed} failed"]
+        print(f"left      {', '.join(rest)}")
+        if info.message:
+            print(f"message   {info.message}")
+    return 1 if info.state == "failed" else 0
+
+
+def _prove_empty(store: Store, options: argparse.Namespace, names: list[str]) -> int:
+    """Print what the drained segments hold at the end."""
+    left = dict.fromkeys(names, 0)
+    for segment in store.segments():
+        if segment.name in left:
+            left[segment.name] += segment.used_bytes
+    for name, used in left.items():
+        text = (
+            f"holds {format_bytes(used)}" if used else "holds no object; its process may be stopped"
+        )
+        print(f"{name} {text}", file=sys.stderr if options.is_json else sys.stdout)
+    return 1 if any(left.values()) else 0
