@@ -31,11 +31,14 @@ def scrape(admin: str) -> dict[str, float]:
 def report(admin: str) -> str:
     """Returns a line about the master."""
     metrics = scrape(admin)
-    gets, hits = metrics["total_get_nums_"], metrics["valid_get_nums_"]
+    gets, hits = (
+        metrics["mooncake_master_lookups_total"],
+        metrics["mooncake_master_lookup_hits_total"],
+    )
     capacity = metrics["master_total_capacity_bytes"]
-    used = metrics["master_allocated_bytes"]
+    used = metrics["mooncake_master_used_bytes"]
     return (
-        f"{int(metrics['master_key_count'])} objects, "
+        f"{int(metrics['mooncake_master_objects'])} objects, "
         f"{used / capacity if capacity else 0:.1%} of {int(capacity) >> 20} MiB, "
         f"hit rate {hits / gets if gets else 0:.0%}"
     )

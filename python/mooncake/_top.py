@@ -119,14 +119,18 @@ def render(now: Sample, before: Sample | None, admin: str, width: int) -> list[s
             f"puts without room {seen['puts']['without_room']}; slow calls {seen['slow']['total']}"
         ),
         "",
-        f"{'CALL':<26}{'CALLS/S':>10}{'ITEMS/S':>10}{'FAILED/S':>10}{'CALLS':>12}{'FAILED':>10}",
+        (
+            f"{'CALL':<20}{'CALLS/S':>9}{'ITEMS/S':>9}{'MISSED/S':>9}{'FAILED/S':>9}"
+            f"{'CALLS':>12}{'FAILED':>10}"
+        ),
     ]
     for call in sorted(seen["calls"], key=lambda call: -call["calls"]):
         per_second = rates["calls"].get(call["name"], {})
         lines.append(
-            f"{call['name'][:25]:<26}{format_count(per_second.get('calls', 0)):>10}"
-            f"{format_count(per_second.get('items', 0)):>10}"
-            f"{format_count(per_second.get('failed', 0)):>10}"
+            f"{call['name'][:19]:<20}{format_count(per_second.get('calls', 0)):>9}"
+            f"{format_count(per_second.get('items', 0)):>9}"
+            f"{format_count(per_second.get('missed', 0)):>9}"
+            f"{format_count(per_second.get('failed', 0)):>9}"
             f"{call['calls']:>12}{call['failed']:>10}"
         )
     lines += ["", f"{'SEGMENT':<28}{'USED':>26}  {'OF':>10}  {'STATE':<14}AT"]
@@ -217,7 +221,7 @@ def _rates(now: Sample, before: Sample | None) -> dict[str, Any]:
     calls = {
         call["name"]: {
             name: per_second(call, old.get(call["name"], {}), name)
-            for name in ("calls", "items", "failed")
+            for name in ("calls", "items", "missed", "failed")
         }
         for call in now.overview["calls"]
     }

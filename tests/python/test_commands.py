@@ -116,7 +116,15 @@ def test_top_shows_rates_per_second():
                 "evictions": {"keys": 0, "bytes": 0},
                 "puts": {"without_room": 0},
                 "slow": {"total": 0},
-                "calls": [{"name": "get", "calls": calls, "items": calls * 10, "failed": 0}],
+                "calls": [
+                    {
+                        "name": "get",
+                        "calls": calls,
+                        "items": calls * 10,
+                        "missed": gets // 2,
+                        "failed": 0,
+                    }
+                ],
                 "segments": [],
                 "clients": [],
             },
@@ -125,7 +133,7 @@ def test_top_shows_rates_per_second():
     lines = _top.render(look(12.0, 300, 25), look(10.0, 100, 5), "a:2", 200)
     text = "\n".join(lines)
     assert "reads    100/s, hit rate 50.0% now and 50.0% ever, 100 MiB/s found" in text
-    assert re.search(r"get +10 +100 +0 +25 +0", text)
+    assert re.search(r"get +10 +100 +50 +0 +25 +0", text)
     assert "up 3 d 0 h" in text
     # A restarted master counts from zero, which must not show as a negative rate.
     assert "reads    0/s" in "\n".join(_top.render(look(12.0, 0, 0), look(10.0, 9, 9), "a:2", 200))

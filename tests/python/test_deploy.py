@@ -16,7 +16,8 @@ import mooncake
 DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
 PROGRAMS = {"mooncake_master": "mooncake.cli", "mooncake_client": "mooncake.cli_client"}
 # Functions, keywords and labels of PromQL in our queries, and a series of Prometheus itself.
-PROMQL = {"rate", "increase", "sum", "up", "job", "mooncake-master"}
+PROMQL = {"rate", "increase", "sum", "by", "histogram_quantile", "up"}
+PROMQL |= {"job", "call", "le", "mooncake-master"}
 
 
 def queries() -> list[str]:

@@ -50,14 +50,22 @@ use crate::{
 #[derive(Debug)]
 struct Admin {
     service: Arc<Service>,
-    /// The token that allows changes from other hosts.
-    token: Secret,
+    settings: Settings,
     /// Earlier snapshots of the counters, to compute rates.
     history: Mutex<summary::History>,
     /// Samples of the last minutes, for the charts of the page.
     samples: Mutex<Samples>,
     /// One permit per request that may sweep all objects.
     sweeps: Arc<Semaphore>,
+}
+
+/// The settings of the admin port.
+#[derive(Debug)]
+pub(crate) struct Settings {
+    /// The token that allows changes from other hosts.
+    pub(crate) token: Secret,
+    /// Serves upstream's metric names, too.
+    pub(crate) has_upstream_metrics: bool,
 }
 
 impl Admin {
@@ -85,13 +93,13 @@ type AdminContext = State<Arc<Admin>>;
 pub(crate) async fn serve(
     listener: TcpListener,
     service: Arc<Service>,
-    token: Secret,
+    settings: Settings,
     stop: CancellationToken,
 ) {
     let history = Mutex::new(summary::History::new(Snapshot::take(&service)));
     let samples = Mutex::default();
     let sweeps = Arc::new(Semaphore::new(browse::SWEEPS_MAX));
-    let admin = Arc::new(Admin { service, token, history, samples, sweeps });
+    let admin = Arc::new(Admin { service, settings, history, samples, sweeps });
     let sampling = stop.clone().run_until_cancelled_owned(sample(admin.clone()));
     let router = router(admin);
     let app = router.into_make_service_with_connect_info::<Peer>();

@@ -176,8 +176,11 @@ pub async fn start_with(config: MasterConfig, clock: Arc<dyn Clock>) -> Result<M
         master.spawn(listen::serve_unix(unix, context.clone()));
     }
     if let Some(listener) = admin {
-        let token = config.admin_token.clone();
-        master.spawn(admin::serve(listener, service, token, master.stop.clone()));
+        let settings = admin::Settings {
+            token: config.admin_token.clone(),
+            has_upstream_metrics: config.has_upstream_metrics,
+        };
+        master.spawn(admin::serve(listener, service, settings, master.stop.clone()));
     }
     if let Some(listener) = metadata {
         master.spawn(admin::metadata::serve(listener, store, master.stop.clone()));

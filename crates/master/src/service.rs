@@ -6,6 +6,7 @@
 //! front ends ([`listen`]: sniffing, `native`, `grpc`) only move bytes.
 
 mod admission;
+pub mod call_times;
 mod clients;
 pub mod connection;
 pub mod dedicated_thread;
@@ -44,6 +45,7 @@ pub use self::{
     traffic::{SIZE_BOUNDS, TrafficCount},
 };
 use self::{
+    call_times::CallTimes,
     clients::ClientService,
     connection::ConnectionEnd,
     objects::ObjectService,
@@ -82,6 +84,7 @@ pub struct Service {
     quotas: QuotaService,
     repeated_calls: RepeatedCalls,
     slow_log: SlowLog,
+    call_times: CallTimes,
     addresses: OnceLock<Addresses>,
     admission: OnceLock<Admission>,
 }
@@ -110,6 +113,7 @@ impl Service {
             shared,
             repeated_calls: RepeatedCalls::default(),
             slow_log: SlowLog::default(),
+            call_times: CallTimes::default(),
             addresses: OnceLock::new(),
             admission: OnceLock::new(),
         }
@@ -203,7 +207,11 @@ impl Service {
         answer: Result<response::Call>,
     ) -> v1::Response {
         let call = answer.unwrap_or_else(|error| response::Call::Failure((&error).into()));
-        self.slow_log.end(pending, &call);
+        if let Some(pending) = pending {
+            let took = pending.began.elapsed();
+            self.call_times.record(pending.kind, took);
+            self.slow_log.end(pending, took, &call);
+        }
         v1::Response { call: Some(call) }
     }
 
@@ -410,6 +418,11 @@ impl Service {
     /// Returns the counters of reads and of value sizes.
     pub fn traffic(&self) -> TrafficCount {
         self.objects.traffic()
+    }
+
+    /// Returns the durations of calls.
+    pub fn call_times(&self) -> &CallTimes {
+        &self.call_times
     }
 
     /// Returns the log of slow calls.

@@ -5,7 +5,8 @@
 //!
 //! In reading order: [`fork`] (resources that a forked child must not touch), [`cpu`] (the number of
 //! CPUs), [`spin_wait`] (busy-polling before a thread sleeps), [`thread`] (niceness and preemptions),
-//! [`memory`] (pages and the memory that is available), [`rlimit`] (the limit of open files),
+//! [`memory`] (pages and the memory that is available), [`process`](mod@process) (what the process uses),
+//! [`rlimit`] (the limit of open files),
 //! [`dial`](mod@dial) and [`deadline_stream`] (connections with a deadline), [`call_limit`] (the deadline
 //! of the call that a thread carries out, and interruptions of it).
 #![warn(missing_docs)]
@@ -16,6 +17,7 @@ pub mod deadline_stream;
 pub mod dial;
 pub mod fork;
 pub mod memory;
+pub mod process;
 pub mod rlimit;
 pub mod spin_wait;
 pub mod thread;

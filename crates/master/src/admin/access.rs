@@ -24,7 +24,7 @@ pub(super) async fn guard(
     request: Request,
     next: Next,
 ) -> Response {
-    match check(&admin.token, peer.ip(), request.headers()) {
+    match check(&admin.settings.token, peer.ip(), request.headers()) {
         Ok(()) => next.run(request).await,
         Err(error) => failure(StatusCode::FORBIDDEN, &error),
     }

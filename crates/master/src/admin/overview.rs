@@ -209,9 +209,10 @@ fn calls(service: &Service) -> Value {
         (count != OpCount::default()).then(|| {
             json!({
                 "name": name,
-                "calls": count.single + count.batches,
-                "items": count.single + count.items,
-                "failed": count.single_failed + count.items_failed,
+                "calls": count.calls(),
+                "items": count.all_items(),
+                "missed": count.missed,
+                "failed": count.failures(),
             })
         })
     };

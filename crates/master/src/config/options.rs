@@ -105,6 +105,8 @@ pub const OPTIONS: &[Spec] = &[
     value("metrics_port", "The admin port; 0 takes a free one. Not given: 9003, or a free one if that is taken.",
         |c, t| read_number(t).map(|n| c.admin_port = Some(n)),
         |c| c.admin_port.unwrap_or(super::ADMIN_PORT).to_string()),
+    switch("upstream_metrics", "Serves upstream's metric names at /metrics, too, beside those that begin with mooncake_master_.",
+        |c, t| read_bool(t).map(|on| c.has_upstream_metrics = on), |c| c.has_upstream_metrics.to_string()),
     switch("enable_metric_reporting", "Logs a summary line every ten seconds (level info).",
         |c, t| read_bool(t).map(|on| c.is_reporting = on), |c| c.is_reporting.to_string()),
     with_env(value("admin_token", "The token that allows changes through the admin port from other hosts, sent as \

@@ -65,14 +65,15 @@ impl ObjectService {
         let grant = LocateOptions { has_lease: r.lease, has_fence: r.fence };
         let mut segments = SegmentTable::default();
         let mut reply = LocateReply::with_capacity(keys.len());
-        let (mut hits, mut bytes) = (0, 0);
+        let (mut hits, mut misses, mut bytes) = (0, 0, 0);
         // The state grants no longer fence than the log has on disk.
         let (_, fence) = state_guard::without_waiting(|| {
             let mut state = self.shared.lock();
             let now = self.shared.now();
             state.locate_with(now, &tenant, &keys, grant, |state, object| {
-                if let Ok(object) = &object {
-                    (hits, bytes) = (hits + 1, bytes + object.length);
+                match &object {
+                    Ok(object) => (hits, bytes) = (hits + 1, bytes + object.length),
+                    Err(error) => misses += usize::from(is_miss(error.code())),
                 }
                 reply.push(state, &mut segments, object);
             })
@@ -81,6 +82,7 @@ impl ObjectService {
             self.traffic.looked_up(keys.len(), hits, bytes);
         }
         self.shared.op_metrics().count_batch(Op::Locate, keys.len(), keys.len() - hits);
+        self.shared.op_metrics().count_missed(Op::Locate, misses);
         Ok(reply.into_response(segments, millis(fence)))
     }
 
@@ -132,6 +134,9 @@ impl ObjectService {
             ItemResult::from(state.remove(now, &tenant, key, r.force))
         });
         self.shared.op_metrics().count_batch(Op::Remove, results.len(), failed(&results));
+        let failures = results.iter().filter_map(|result| result.failure.as_ref());
+        let missed = failures.filter(|failure| is_miss(Error::from(*failure).code())).count();
+        self.shared.op_metrics().count_missed(Op::Remove, missed);
         Ok(v1::RemoveResponse { results })
     }
 
@@ -208,6 +213,11 @@ impl ObjectService {
         self.shared.op_metrics().count_batch(op, puts.len(), reply.failures.len());
         Ok(reply)
     }
+}
+
+/// Returns whether a failure is that of a key that no object has: an expected outcome.
+fn is_miss(code: ErrorCode) -> bool {
+    code == ErrorCode::OBJECT_NOT_FOUND
 }
 
 /// Checks the name of a group.

@@ -84,6 +84,7 @@ struct OpCounters {
     batches_partial: AtomicU64,
     items: AtomicU64,
     items_failed: AtomicU64,
+    missed: AtomicU64,
 }
 
 /// A snapshot of the counters of one operation.
@@ -103,6 +104,26 @@ pub struct OpCount {
     pub items: u64,
     /// Failed items of batches.
     pub items_failed: u64,
+    /// Items of all calls that named an object that does not exist. They are among the failed ones,
+    /// as upstream counts them.
+    pub missed: u64,
+}
+
+impl OpCount {
+    /// Returns the calls, single ones and batches.
+    pub fn calls(&self) -> u64 {
+        self.single + self.batches
+    }
+
+    /// Returns the items of all calls.
+    pub fn all_items(&self) -> u64 {
+        self.single + self.items
+    }
+
+    /// Returns the items that failed, without misses.
+    pub fn failures(&self) -> u64 {
+        (self.single_failed + self.items_failed).saturating_sub(self.missed)
+    }
 }
 
 /// The counters of every operation.
@@ -122,6 +143,7 @@ impl OpMetrics {
             batches_partial: read(&counter.batches_partial),
             items: read(&counter.items),
             items_failed: read(&counter.items_failed),
+            missed: read(&counter.missed),
         }
     }
 
@@ -144,6 +166,13 @@ impl OpMetrics {
                 ItemResult::from(result)
             })
             .collect()
+    }
+
+    /// Counts items that named an object that does not exist; the call counts them as failed, too.
+    pub(super) fn count_missed(&self, op: Op, missed: usize) {
+        if missed > 0 {
+            self.0[op as usize].missed.fetch_add(missed as u64, Ordering::Relaxed);
+        }
     }
 
     /// Counts one call with `items` items, of which `failed` failed.
@@ -189,6 +218,9 @@ mod tests {
         assert_eq!((count.single, count.single_failed), (2, 1));
         assert_eq!((count.batches, count.batches_partial, count.batches_failed), (2, 1, 1));
         assert_eq!((count.items, count.items_failed), (5, 3));
+        metrics.count_missed(Op::Probe, 3);
+        let count = metrics.count(Op::Probe);
+        assert_eq!((count.calls(), count.all_items(), count.failures()), (4, 7, 1));
         assert_eq!(metrics.count(Op::Remove), OpCount::default());
     }
 }

@@ -11,6 +11,8 @@ use mooncake_base::ClientId;
 use mooncake_base::sync::Mutex;
 use mooncake_proto::v1::{request::Call, response};
 
+use super::call_times::CallKind;
+
 /// The number of slow calls kept.
 pub const KEPT_MAX: usize = 128;
 
@@ -83,16 +85,14 @@ impl SlowLog {
 
     /// Starts timing a call.
     pub(super) fn begin(&self, call: Option<&Call>) -> Option<PendingCall> {
-        if self.threshold_us.load(Ordering::Relaxed) == 0 {
-            return None;
-        }
-        Some(PendingCall { summary: call.map(CallSummary::of)?, began: Instant::now() })
+        let is_off = self.threshold_us.load(Ordering::Relaxed) == 0;
+        let summary = call.filter(|_| !is_off).map(CallSummary::of);
+        Some(PendingCall { kind: CallKind::of(call?), summary, began: Instant::now() })
     }
 
     /// Ends timing a call and records it if it was slow.
-    pub(super) fn end(&self, pending: Option<PendingCall>, answer: &response::Call) {
-        let Some(PendingCall { summary, began }) = pending else { return };
-        let took = began.elapsed();
+    pub(super) fn end(&self, pending: PendingCall, took: Duration, answer: &response::Call) {
+        let Some(summary) = pending.summary else { return };
         if took < self.threshold() {
             return;
         }
@@ -123,8 +123,10 @@ impl SlowLog {
 /// A call in progress.
 #[derive(Debug)]
 pub(super) struct PendingCall {
-    summary: CallSummary,
-    began: Instant,
+    pub(super) kind: CallKind,
+    pub(super) began: Instant,
+    /// None while the slow log is off.
+    summary: Option<CallSummary>,
 }
 
 /// The part of a call that the slow log keeps.
@@ -178,7 +180,9 @@ mod tests {
 
     fn time_probe(slow: &SlowLog, key: &str) {
         let pending = slow.begin(Some(&probe(key)));
-        slow.end(pending, &response::Call::Probe(v1::ProbeResponse::default()));
+        let pending = pending.expect("there is a call");
+        let took = pending.began.elapsed();
+        slow.end(pending, took, &response::Call::Probe(v1::ProbeResponse::default()));
     }
 
     #[test]

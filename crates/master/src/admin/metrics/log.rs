@@ -4,24 +4,20 @@ use mooncake_http::Exposition;
 
 use crate::service::Service;
 
-/// Adds the metrics. Without a log, adds only its health and the metrics of snapshots.
+/// Adds the metrics. Without a log, adds only its health.
 pub(super) fn add(out: &mut Exposition, service: &Service) {
     let status = service.journal_status();
     let state = |is_it: bool| u8::from(is_it);
     let help = "1: changes are being logged. 0: a restart would forget everything.";
     let is_healthy = status.as_ref().is_some_and(|status| status.is_healthy);
     out.gauge("mooncake_master_log_healthy", help, state(is_healthy));
-    let (taken, failed) = status.as_ref().map_or((0, 0), |s| (s.snapshots, s.failures));
-    out.counter("master_snapshot_success", "Snapshots taken.", taken);
-    out.counter("master_snapshot_fail", "Failures of the log or of its snapshots.", failed);
-    let took = status.as_ref().map_or(0, |s| s.snapshot_time.as_millis());
-    out.gauge("master_snapshot_duration_ms", "Duration of the last snapshot.", took);
     let Some(s) = status else { return };
     for (name, help, value) in [
         ("failures", "Failures to write the log.", s.failures),
         ("written_bytes", "Bytes written to the log.", s.bytes_written),
         ("records", "Effects written to the log.", s.records),
         ("writes", "Writes to the log, each of one or more effects.", s.writes),
+        ("snapshots", "Snapshots taken.", s.snapshots),
         ("syncs", "Syncs of the log to disk.", s.syncs),
     ] {
         out.counter(&format!("mooncake_master_log_{name}_total"), help, value);
@@ -37,6 +33,11 @@ pub(super) fn add(out: &mut Exposition, service: &Service) {
             "sync_seconds_max",
             "Duration of the longest sync of the log.",
             s.sync_time_max.as_secs_f64(),
+        ),
+        (
+            "snapshot_duration_seconds",
+            "Duration of the last snapshot.",
+            s.snapshot_time.as_secs_f64(),
         ),
         ("bytes", "Bytes of the log since the last snapshot.", s.log_bytes as f64),
         ("snapshot_bytes", "Bytes of the last snapshot.", s.snapshot_bytes as f64),

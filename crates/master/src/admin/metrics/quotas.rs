@@ -27,6 +27,33 @@ pub(super) fn add(out: &mut Exposition, service: &Service) {
         return;
     }
     let quotas = service.quotas();
+    let rows: [(&str, &str, &str, Part); 5] = [
+        ("requested_bytes", "gauge", "Bytes granted by the quota file.", |quota| quota.requested),
+        ("quota_bytes", "gauge", "Bytes that may be used now.", |quota| quota.effective),
+        ("used_bytes", "gauge", "Bytes in use, including unfinished puts.", |quota| quota.charged),
+        ("refused_puts_total", "counter", "Puts refused for lack of quota.", |quota| quota.refused),
+        (
+            "evicted_bytes_total",
+            "counter",
+            "Bytes of a tenant evicted for its own puts.",
+            |quota| quota.evicted_bytes,
+        ),
+    ];
+    for (ending, kind, help, part) in rows {
+        let name = format!("mooncake_master_tenant_{ending}");
+        out.head(&name, kind, help);
+        for quota in &quotas {
+            out.sample(&name, &[("tenant", quota.tenant.as_str())], part(quota));
+        }
+    }
+}
+
+/// Adds the metrics under upstream's names.
+pub(super) fn add_upstream(out: &mut Exposition, service: &Service) {
+    if !service.is_multi_tenant() {
+        return;
+    }
+    let quotas = service.quotas();
     for (ending, help, part) in GAUGES {
         let name = format!("mooncake_tenant_quota_{ending}");
         out.head(&name, "gauge", help);

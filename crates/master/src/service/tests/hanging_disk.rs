@@ -145,9 +145,11 @@ async fn admin_call_holds_no_runtime_thread() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let stop = CancellationToken::new();
-    let (token, stopped) = (crate::config::Secret::default(), stop.clone());
+    let token = crate::config::Secret::default();
+    let settings = crate::admin::Settings { token, has_upstream_metrics: true };
+    let stopped = stop.clone();
     let mut server = JoinSet::new();
-    server.spawn(crate::admin::serve(listener, service.clone(), token, stopped));
+    server.spawn(crate::admin::serve(listener, service.clone(), settings, stopped));
     disk.hang(true);
     let mut drain = JoinSet::new();
     drain.spawn(http(address, "POST /api/v1/drain_jobs", r#"{"segments":["h:1"]}"#));
