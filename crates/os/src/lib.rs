@@ -7,13 +7,15 @@
 //! CPUs), [`spin_wait`] (busy-polling before a thread sleeps), [`thread`] (niceness and preemptions),
 //! [`memory`] (pages and the memory that is available), [`process`](mod@process) (what the process uses),
 //! [`rlimit`] (the limit of open files),
-//! [`dial`](mod@dial) and [`deadline_stream`] (connections with a deadline), [`call_limit`] (the deadline
-//! of the call that a thread carries out, and interruptions of it).
+//! [`dial`](mod@dial) and [`deadline_stream`] (connections with a deadline), [`dedicated_thread`]
+//! (connections served by a thread of their own), [`call_limit`] (the deadline of the call that a
+//! thread carries out, and interruptions of it).
 #![warn(missing_docs)]
 
 pub mod call_limit;
 pub mod cpu;
 pub mod deadline_stream;
+pub mod dedicated_thread;
 pub mod dial;
 pub mod fork;
 pub mod memory;

@@ -13,13 +13,16 @@ use std::{
     net::Shutdown,
     os::unix::net,
     pin::Pin,
-    sync::{Arc, Weak},
+    sync::Arc,
     task::{Context, Poll},
     time::{Duration, Instant},
 };
 
 use mooncake_base::{Error, Result};
-use mooncake_os::spin_wait::{ActiveThread, NEXT_CALL_SPIN_TIME, SpinWait};
+use mooncake_os::{
+    dedicated_thread::{BurstDetector, ShutdownOnDrop},
+    spin_wait::{ActiveThread, NEXT_CALL_SPIN_TIME, SpinWait},
+};
 use socket2::SockRef;
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
@@ -35,13 +38,6 @@ use super::{
 
 /// The maximum number of dedicated threads of one master.
 pub const DEDICATED_THREADS_MAX: usize = 16;
-
-/// A connection requests a dedicated thread after this many calls in a row, each at most
-/// [`BURST_GAP`] after the previous call.
-const BURST_CALLS: u32 = 16;
-
-/// The maximum gap between two calls of one burst.
-const BURST_GAP: Duration = Duration::from_millis(5);
 
 /// How long a dedicated thread waits for the next call before the connection goes back to the
 /// runtime.
@@ -73,15 +69,11 @@ pub(super) async fn run(mut driver: ConnectionDriver<LocalStream>) -> Result<()>
     if !driver.begin().await? {
         return Ok(());
     }
-    let (mut last, mut burst) = (Instant::now(), 0);
+    let mut bursts = BurstDetector::new(Instant::now());
     while driver.step().await? != Step::Closed {
-        let now = Instant::now();
-        burst = if now - last < BURST_GAP { burst + 1 } else { 0 };
-        last = now;
-        if burst < BURST_CALLS {
+        if !bursts.record(Instant::now()) {
             continue;
         }
-        burst = 0;
         if let Ok(permit) = Arc::clone(&driver.context.dedicated_threads).try_acquire_owned() {
             match serve_blocking(driver, permit).await? {
                 Some(back) => driver = back,
@@ -98,8 +90,7 @@ async fn serve_blocking(
     driver: ConnectionDriver<LocalStream>,
     permit: OwnedSemaphorePermit,
 ) -> Result<Option<ConnectionDriver<LocalStream>>> {
-    let (driver, socket) = to_blocking(driver)?;
-    let mut shutdown = ShutdownOnDrop(socket);
+    let (driver, shutdown) = to_blocking(driver)?;
     let runtime = Handle::current();
     let served = tokio::task::spawn_blocking(move || {
         let served = runtime.block_on(serve_until_idle(driver));
@@ -109,7 +100,7 @@ async fn serve_blocking(
     let served = served.await.map_err(|source| {
         Error::internal("the dedicated thread of a connection panicked").caused_by(source)
     })?;
-    shutdown.0 = Weak::new();
+    shutdown.disarm();
     served?.map(to_async).transpose()
 }
 
@@ -127,7 +118,7 @@ async fn serve_until_idle(
 
 fn to_blocking(
     mut driver: ConnectionDriver<LocalStream>,
-) -> Result<(ConnectionDriver<LocalStream>, Weak<net::UnixStream>)> {
+) -> Result<(ConnectionDriver<LocalStream>, ShutdownOnDrop<net::UnixStream>)> {
     let blocking = match driver.stream {
         LocalStream::Blocking(blocking) => blocking,
         LocalStream::Async(stream) => {
@@ -142,10 +133,10 @@ fn to_blocking(
             }
         }
     };
-    let socket = Arc::downgrade(&blocking.stream);
+    let shutdown = ShutdownOnDrop::new(&blocking.stream);
     driver.stream = LocalStream::Blocking(blocking);
     driver.thread = AnsweringThread::Dedicated;
-    Ok((driver, socket))
+    Ok((driver, shutdown))
 }
 
 fn to_async(mut driver: ConnectionDriver<LocalStream>) -> Result<ConnectionDriver<LocalStream>> {
@@ -165,19 +156,6 @@ fn to_async(mut driver: ConnectionDriver<LocalStream>) -> Result<ConnectionDrive
 fn switch_error(source: io::Error) -> Error {
     Error::internal("cannot move a connection between the runtime and a dedicated thread")
         .caused_by(source)
-}
-
-/// Shuts the socket down when dropped. The dedicated thread may be blocked in a read of the socket,
-/// and only a shutdown wakes it.
-struct ShutdownOnDrop(Weak<net::UnixStream>);
-
-impl Drop for ShutdownOnDrop {
-    fn drop(&mut self) {
-        if let Some(socket) = self.0.upgrade() {
-            // An error means that the peer has just closed the connection, with the same effect.
-            let _ = socket.shutdown(Shutdown::Both);
-        }
-    }
 }
 
 impl AsyncRead for LocalStream {

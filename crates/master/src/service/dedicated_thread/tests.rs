@@ -16,6 +16,8 @@ use tokio::{
 };
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
+use mooncake_os::dedicated_thread::BURST_CALLS;
+
 use super::*;
 use crate::{
     service::{Admission, Service, connection::ServerContext, native::serve_local},

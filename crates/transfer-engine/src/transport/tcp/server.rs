@@ -11,11 +11,10 @@ use std::{io, net::SocketAddr, sync::Arc, time::Duration};
 use mooncake_base::{EngineId, Result};
 use mooncake_os::cpu_count;
 use socket2::SockRef;
-use tokio::{runtime::Handle, time::Instant};
+use tokio::{runtime::Handle, sync::Semaphore, time::Instant};
 
 use self::{
     connection::{Connection, RequestTimeout},
-    dedicated_thread::DedicatedThreads,
     pins::PinTable,
 };
 use super::{
@@ -73,7 +72,8 @@ pub struct TcpServer {
 struct TcpServerShared {
     regions: Arc<Regions>,
     settings: TcpServerSettings,
-    dedicated_threads: DedicatedThreads,
+    /// One permit for each dedicated thread that is free.
+    dedicated_threads: Arc<Semaphore>,
     pins: Arc<PinTable>,
 }
 
@@ -92,7 +92,7 @@ impl TcpServer {
         let shared = Arc::new(TcpServerShared {
             regions,
             settings,
-            dedicated_threads: DedicatedThreads::new(cpu_count()),
+            dedicated_threads: dedicated_thread::permits(cpu_count()),
             pins: Arc::default(),
         });
         let served = Arc::clone(&shared);
@@ -103,7 +103,8 @@ impl TcpServer {
     /// Returns the number of connections that have a dedicated thread at the moment.
     #[cfg(test)]
     pub(super) fn dedicated_threads_in_use(&self) -> usize {
-        self.shared.dedicated_threads.in_use()
+        let all = dedicated_thread::permits(cpu_count()).available_permits();
+        all - self.shared.dedicated_threads.available_permits()
     }
 
     /// Returns the address of the listener.

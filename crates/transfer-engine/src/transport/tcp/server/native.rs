@@ -1,16 +1,14 @@
 //! The server's side of the native frames.
 
-use std::{
-    io,
-    sync::Arc,
-    time::{Duration, Instant},
-};
+use std::{io, sync::Arc, time::Instant};
 
 use mooncake_base::ErrorCode;
+use mooncake_os::dedicated_thread::BurstDetector;
 
 use super::{
     TcpServerShared,
     connection::{Connection, RequestTimeout},
+    dedicated_thread,
 };
 use crate::{
     transfer_entry::{Opcode, RemoteRange},
@@ -21,14 +19,6 @@ use crate::{
 
 /// The minimum length of a request, which has at least one range. It is read in one call.
 const FIRST_BYTES: usize = REQUEST_BYTES + ENTRY_BYTES;
-
-/// The number of consecutive requests, each within [`BURST_GAP`] of the previous one, after which a
-/// connection asks for a dedicated thread.
-const BURST_REQUESTS: u32 = 16;
-
-/// The maximum time between two requests of a burst. A frame of a large transfer takes about a
-/// millisecond.
-const BURST_GAP: Duration = Duration::from_millis(5);
 
 /// The buffers that a connection reuses for each request.
 #[derive(Debug, Default)]
@@ -54,20 +44,16 @@ pub(super) async fn serve(
     shared: &Arc<TcpServerShared>,
 ) -> io::Result<()> {
     let mut scratch = Scratch::default();
-    let (mut last, mut burst) = (Instant::now(), 0);
+    let mut bursts = BurstDetector::new(Instant::now());
     loop {
         if step(&mut connection, shared, &mut scratch).await? == Step::Closed {
             return Ok(());
         }
-        let now = Instant::now();
-        burst = if now - last < BURST_GAP { burst + 1 } else { 0 };
-        last = now;
-        if burst < BURST_REQUESTS {
+        if !bursts.record(Instant::now()) {
             continue;
         }
-        burst = 0;
-        if let Some(slot) = shared.dedicated_threads.try_acquire() {
-            match slot.serve(connection, Arc::clone(shared), scratch).await? {
+        if let Ok(permit) = Arc::clone(&shared.dedicated_threads).try_acquire_owned() {
+            match dedicated_thread::serve(connection, Arc::clone(shared), scratch, permit).await? {
                 Some(back) => (connection, scratch) = back,
                 None => return Ok(()),
             }
