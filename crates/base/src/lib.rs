@@ -8,7 +8,8 @@
 //! [`size`], [`endpoint`], [`clock`], [`options`]
 //! (flags, files and environment from one declaration), [`env`](mod@env) (the register of
 //! environment variables), [`parse`] (values as people write them),
-//! [`random`] (numbers that repeat with a seed), [`sync`] (locks that stay usable
+//! [`random`] (numbers that repeat with a seed), [`histogram`] and [`running_mean`]
+//! (measurements), [`exposition`] (metrics as Prometheus text), [`sync`] (locks that stay usable
 //! in a forked child), [`token`] (a shared secret and the proof of it), and for tests only `fuzz`
 //! (mutated bytes for decoders).
 #![warn(missing_docs)]
@@ -18,6 +19,7 @@ pub mod endpoint;
 pub mod engine_code;
 pub mod env;
 pub mod error;
+pub mod exposition;
 #[cfg(any(test, feature = "test-util"))]
 pub mod fuzz;
 pub mod histogram;
@@ -28,6 +30,7 @@ pub mod parse;
 pub mod random;
 #[cfg(any(test, feature = "test-util"))]
 pub mod requirement;
+pub mod running_mean;
 pub mod size;
 pub mod sync;
 pub mod token;

@@ -5,7 +5,7 @@ use std::{
     time::Duration,
 };
 
-use mooncake_http::Exposition;
+use mooncake_base::exposition::Exposition;
 
 /// Totals since the daemon started.
 #[derive(Debug, Default)]

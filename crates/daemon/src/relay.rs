@@ -11,8 +11,9 @@ use std::{
 };
 
 use mooncake_base::sync::{Condvar, Mutex};
-use mooncake_base::{ClientId, Clock, Error, Moment, Result, SystemClock, TenantId};
-use mooncake_http::Exposition;
+use mooncake_base::{
+    ClientId, Clock, Error, Moment, Result, SystemClock, TenantId, exposition::Exposition,
+};
 use mooncake_proto::native_frame::{self, DaemonGreeting, ServerGreeting};
 use mooncake_store_client::MasterLink;
 use rustc_hash::FxHashMap;

@@ -10,9 +10,10 @@ use std::{
     time::Duration,
 };
 
-use mooncake_base::{ClientId, Clock as _, Endpoint, ErrorCode, SystemClock, TenantId};
+use mooncake_base::{
+    ClientId, Clock as _, Endpoint, ErrorCode, SystemClock, TenantId, exposition::Exposition,
+};
 use mooncake_daemon::{Listeners, Relay, RelayLimits, RelaySettings};
-use mooncake_http::Exposition;
 use mooncake_proto::{
     native_frame::DaemonGreeting,
     v1::{self, request::Call, response},

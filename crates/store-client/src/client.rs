@@ -26,8 +26,8 @@ use std::{
     time::Duration,
 };
 
+use mooncake_base::exposition::Exposition;
 use mooncake_base::{ClientId, Clock, Moment, Result, SystemClock};
-use mooncake_http::Exposition;
 use mooncake_transfer_engine::Engine;
 use tokio::runtime::Handle;
 

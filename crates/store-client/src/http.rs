@@ -12,9 +12,9 @@ use axum::{
     response::{IntoResponse, Response},
     routing::get,
 };
-use mooncake_base::{Error, Result};
+use mooncake_base::{Error, Result, exposition::Exposition};
 use mooncake_http::{
-    Exposition, LimitedListener,
+    LimitedListener,
     reply::{self, not_found},
 };
 use tokio::{

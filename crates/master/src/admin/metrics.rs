@@ -9,7 +9,8 @@ mod upstream;
 mod work;
 
 use axum::{extract::State, response::Response};
-use mooncake_http::{Exposition, reply};
+use mooncake_base::exposition::Exposition;
+use mooncake_http::reply;
 
 use super::AdminContext;
 use crate::service::{Admission, Service, VERSION};

@@ -4,7 +4,7 @@
 use std::{fmt::Write as _, time::Duration};
 
 use mooncake_base::ByteSize;
-use mooncake_http::Exposition;
+use mooncake_base::exposition::Exposition;
 
 use super::{Latency, MetricsSnapshot};
 

@@ -6,8 +6,11 @@
 
 use std::time::Duration;
 
-use mooncake_base::Moment;
-use mooncake_base::sync::Mutex;
+use mooncake_base::{
+    Moment,
+    running_mean::{size_class, updated_mean},
+    sync::Mutex,
+};
 use mooncake_transfer_engine::Opcode;
 use rustc_hash::FxHashMap;
 
@@ -87,7 +90,7 @@ impl LatencyTable {
             peers.insert(endpoint.to_owned(), Default::default());
         }
         if let Some(table) = peers.get_mut(endpoint) {
-            table[size_class(opcode, bytes)].record(took, bytes, now);
+            table[table_index(opcode, bytes)].record(took, bytes, now);
         }
     }
 
@@ -105,7 +108,7 @@ impl LatencyTable {
         now: Moment,
     ) -> Duration {
         let samples = self.0.lock();
-        let estimate = samples.peers.get(endpoint).map(|table| table[size_class(opcode, bytes)]);
+        let estimate = samples.peers.get(endpoint).map(|table| table[table_index(opcode, bytes)]);
         estimate
             .and_then(|estimate| estimate.expected(bytes, now))
             .unwrap_or_else(|| default_latency(locality, bytes))
@@ -122,7 +125,6 @@ impl LatencyEstimate {
         let nanos = u64::try_from(took.as_nanos()).unwrap_or(u64::MAX / 8);
         // An expired estimate is discarded.
         let old = if self.is_fresh(now) { *self } else { Self::default() };
-        let mean = |old: u64, new: u64| old - old / 8 + new / 8;
         let count = old.count + 1;
         *self = match old.count {
             0 => Self { count, nanos, bytes, at: Some(now) },
@@ -130,8 +132,8 @@ impl LatencyEstimate {
             1..SAMPLES_MIN => Self { count, at: Some(now), ..old },
             _ => Self {
                 count,
-                nanos: mean(old.nanos, nanos.min(old.nanos.saturating_mul(OUTLIER_FACTOR))),
-                bytes: mean(old.bytes, bytes),
+                nanos: updated_mean(old.nanos, nanos.min(old.nanos.saturating_mul(OUTLIER_FACTOR))),
+                bytes: updated_mean(old.bytes, bytes),
                 at: Some(now),
             },
         };
@@ -154,8 +156,8 @@ impl LatencyEstimate {
     }
 }
 
-fn size_class(opcode: Opcode, bytes: u64) -> usize {
-    let class = SIZE_CLASS_ENDS.iter().filter(|end| bytes > **end).count();
+fn table_index(opcode: Opcode, bytes: u64) -> usize {
+    let class = size_class(&SIZE_CLASS_ENDS, bytes);
     match opcode {
         Opcode::Read => class,
         Opcode::Write => SIZE_CLASSES + class,

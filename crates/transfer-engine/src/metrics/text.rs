@@ -1,8 +1,11 @@
 //! Metrics as text: a Prometheus page, and one log line.
 
-use std::{fmt::Write as _, time::Duration};
+use std::{
+    fmt::{Display, Write as _},
+    time::Duration,
+};
 
-use mooncake_base::histogram::Latency;
+use mooncake_base::{exposition::Exposition, histogram::Latency};
 
 use super::{EngineSnapshot, TransportSnapshot};
 
@@ -12,7 +15,7 @@ const PREFIX: &str = "mooncake_transfer";
 impl EngineSnapshot {
     /// Renders the Prometheus text format.
     pub fn prometheus(&self) -> String {
-        let mut page = Page(String::new());
+        let mut page = Page::default();
         page.transports("", &[("", &self.transports)]);
         let peers: Vec<_> =
             self.peers.iter().map(|peer| (peer.name.as_str(), &peer.transports[..])).collect();
@@ -45,10 +48,10 @@ impl EngineSnapshot {
         page.gauge("movers", "worker threads for submitted batches", self.workers as u64);
         page.head("connections", "gauge", "data connections to a peer");
         for peer in &self.peers {
-            let name = escaped(&peer.name);
             let pool = peer.connections;
-            page.line("connections", &format!("peer=\"{name}\",state=\"open\""), pool.open);
-            page.line("connections", &format!("peer=\"{name}\",state=\"idle\""), pool.idle);
+            for (state, count) in [("open", pool.open), ("idle", pool.idle)] {
+                page.sample("connections", &[("peer", &peer.name), ("state", state)], count);
+            }
         }
         page.head("refused_total", "counter", "refusals, by reason");
         let refused = self.refused;
@@ -58,21 +61,21 @@ impl EngineSnapshot {
             ("established", refused.compat),
             ("range", refused.ranges),
         ] {
-            page.line("refused_total", &format!("reason=\"{reason}\""), count);
+            page.sample("refused_total", &[("reason", reason)], count);
         }
         page.head("measured_bytes_per_second", "gauge", "measured speed of a path");
         for peer in &self.peers {
-            let name = escaped(&peer.name);
             for (kind, measured) in &peer.measured {
-                let labels = format!(
-                    "peer=\"{name}\",transport=\"{kind}\",memory=\"{}\",size=\"{}\"",
-                    measured.memory(),
-                    measured.size,
-                );
-                page.line("measured_bytes_per_second", &labels, measured.bytes_per_second);
+                let labels = [
+                    ("peer", peer.name.as_str()),
+                    ("transport", kind.name()),
+                    ("memory", measured.memory()),
+                    ("size", measured.size),
+                ];
+                page.sample("measured_bytes_per_second", &labels, measured.bytes_per_second);
             }
         }
-        page.0
+        page.0.finish()
     }
 
     /// Describes the difference to an earlier snapshot in one line; `None` if nothing happened.
@@ -151,29 +154,27 @@ fn rate(bytes: u64, passed: Duration) -> f64 {
     bytes as f64 / passed.as_secs_f64().max(1e-3) / f64::from(1 << 20)
 }
 
-/// The page under construction.
-struct Page(String);
+/// The page under construction, whose metrics have a common prefix.
+#[derive(Default)]
+struct Page(Exposition);
+
+type Labels<'a> = [(&'a str, &'a str)];
 
 impl Page {
     fn head(&mut self, name: &str, kind: &str, help: &str) {
-        let _ = writeln!(self.0, "# HELP {PREFIX}_{name} {help}\n# TYPE {PREFIX}_{name} {kind}");
+        self.0.head(&format!("{PREFIX}_{name}"), kind, help);
     }
 
-    fn line(&mut self, name: &str, labels: &str, value: impl std::fmt::Display) {
-        let _ = match labels {
-            "" => writeln!(self.0, "{PREFIX}_{name} {value}"),
-            _ => writeln!(self.0, "{PREFIX}_{name}{{{labels}}} {value}"),
-        };
+    fn sample(&mut self, name: &str, labels: &Labels<'_>, value: impl Display) {
+        self.0.sample(&format!("{PREFIX}_{name}"), labels, value);
     }
 
     fn gauge(&mut self, name: &str, help: &str, value: u64) {
-        self.head(name, "gauge", help);
-        self.line(name, "", value);
+        self.0.gauge(&format!("{PREFIX}_{name}"), help, value);
     }
 
     fn counter(&mut self, name: &str, help: &str, value: u64) {
-        self.head(name, "counter", help);
-        self.line(name, "", value);
+        self.0.counter(&format!("{PREFIX}_{name}"), help, value);
     }
 
     /// Renders the counters of each transport, in total or per peer.
@@ -193,52 +194,38 @@ impl Page {
             if operation != "write" {
                 self.head(&name, "counter", help);
             }
-            for (labels, one) in used(owners) {
-                let operation = match operation {
-                    "" => String::new(),
-                    word => format!(",operation=\"{word}\""),
-                };
-                self.line(&name, &format!("{labels}{operation}"), value(one));
+            for (mut labels, one) in used(owners) {
+                if !operation.is_empty() {
+                    labels.push(("operation", operation));
+                }
+                self.sample(&name, &labels, value(one));
             }
         }
         let name = format!("{part}latency_seconds");
         self.head(&name, "histogram", "duration of a batch");
         for (labels, one) in used(owners) {
-            self.histogram(&name, &labels, &one.latency);
+            let classes =
+                one.latency.octaves().into_iter().map(|(end, count)| (end.map(seconds), count));
+            let sum = one.latency.sum().as_secs_f64();
+            self.0.histogram(&format!("{PREFIX}_{name}"), &labels, classes, sum);
         }
     }
+}
 
-    fn histogram(&mut self, name: &str, labels: &str, latency: &Latency) {
-        let bucket = format!("{name}_bucket");
-        let mut sum = 0;
-        for (end, count) in latency.octaves() {
-            sum += count;
-            let end =
-                end.map_or_else(|| "+Inf".to_owned(), |micros| (micros as f64 / 1e6).to_string());
-            self.line(&bucket, &format!("{labels},le=\"{end}\""), sum);
-        }
-        self.line(&format!("{name}_sum"), labels, latency.sum().as_secs_f64());
-        self.line(&format!("{name}_count"), labels, sum);
-    }
+fn seconds(micros: u64) -> f64 {
+    micros as f64 / 1e6
 }
 
 /// Labels and counters of every used transport.
 fn used<'a>(
     owners: &'a [(&'a str, &'a [TransportSnapshot])],
-) -> impl Iterator<Item = (String, &'a TransportSnapshot)> {
+) -> impl Iterator<Item = (Vec<(&'static str, &'a str)>, &'a TransportSnapshot)> {
     owners.iter().flat_map(|(owner, transports)| {
         transports.iter().filter(|one| one.is_used()).map(move |one| {
-            let labels = match *owner {
-                "" => format!("transport=\"{}\"", one.kind),
-                peer => format!("peer=\"{}\",transport=\"{}\"", escaped(peer), one.kind),
-            };
-            (labels, one)
+            let peer = (!owner.is_empty()).then_some(("peer", *owner));
+            (peer.into_iter().chain([("transport", one.kind.name())]).collect(), one)
         })
     })
-}
-
-fn escaped(label: &str) -> String {
-    label.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
 }
 
 #[cfg(test)]

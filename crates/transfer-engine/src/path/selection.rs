@@ -10,6 +10,8 @@ use std::{
     time::Duration,
 };
 
+use mooncake_base::running_mean::{size_class, updated_mean};
+
 use crate::{transfer_entry::TransferEntry, transport::RemoteMemory};
 
 /// Number of [`RemoteMemory`] kinds.
@@ -130,8 +132,7 @@ impl TransferSizeClass {
         let (count, bytes) = open.fold((0_u64, 0_u64), |(count, bytes), entry| {
             (count + 1, bytes.saturating_add(entry.local.length() as u64))
         });
-        let ends = [TINY_BYTES, MEDIUM_BYTES, LARGE_BYTES];
-        let class = ends.iter().filter(|end| bytes > **end).count();
+        let class = size_class(&[TINY_BYTES, MEDIUM_BYTES, LARGE_BYTES], bytes);
         let is_scattered = class > 0 && bytes / count.max(1) <= SCATTERED_BYTES_MAX;
         let class = if is_scattered { class + 3 } else { class };
         let class = match remote_memory {
@@ -269,7 +270,7 @@ impl MeanCost {
         // Load once: a concurrent store may change the value by orders of magnitude.
         let mean = match self.nanos() {
             0 => nanos,
-            mean => mean - mean / 8 + nanos / 8,
+            mean => updated_mean(mean, nanos),
         };
         self.nanos_per_mib.store(mean.max(1), Ordering::Relaxed);
         self.count.fetch_add(1, Ordering::Relaxed);

@@ -1,6 +1,6 @@
 //! Metrics of the log: writes, durations of syncs, and the age of the last snapshot.
 
-use mooncake_http::Exposition;
+use mooncake_base::exposition::Exposition;
 
 use crate::service::Service;
 

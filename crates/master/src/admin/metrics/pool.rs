@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use mooncake_http::Exposition;
+use mooncake_base::exposition::Exposition;
 
 use crate::{
     admin::segments::SegmentRow,

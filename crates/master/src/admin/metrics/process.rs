@@ -1,6 +1,6 @@
 //! The metrics of the process, under the names that Prometheus clients share.
 
-use mooncake_http::Exposition;
+use mooncake_base::exposition::Exposition;
 use mooncake_os::{process, rlimit};
 
 /// Adds the metrics, as far as the kernel tells them.

@@ -1,6 +1,6 @@
 //! Metrics of tenants and quotas under upstream's names; none without multi-tenancy.
 
-use mooncake_http::Exposition;
+use mooncake_base::exposition::Exposition;
 
 use crate::{service::Service, state::TenantQuota};
 

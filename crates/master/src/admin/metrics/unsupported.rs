@@ -3,7 +3,7 @@
 //! A name that another module exports is skipped, so that a row need not be removed when its
 //! feature comes.
 
-use mooncake_http::Exposition;
+use mooncake_base::exposition::Exposition;
 
 /// Operations of unsupported features.
 const OPERATIONS: &[&str] = &[

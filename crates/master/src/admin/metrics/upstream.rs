@@ -1,6 +1,6 @@
 //! Upstream's metric names, for dashboards that know them. An option switches them off.
 
-use mooncake_http::Exposition;
+use mooncake_base::exposition::Exposition;
 use mooncake_proto::v1;
 
 use super::{quotas, unsupported};

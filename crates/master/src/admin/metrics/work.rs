@@ -1,6 +1,6 @@
 //! Metrics of copies, moves and drains: their number by state, and the progress of drains.
 
-use mooncake_http::Exposition;
+use mooncake_base::exposition::Exposition;
 
 use crate::service::Service;
 
