@@ -2,21 +2,11 @@
 
 mod bytes;
 mod checksum;
-mod close;
-mod destination;
 mod heartbeat;
-mod io_session;
-mod locate;
 mod mount;
-mod open_puts;
-mod overlapped_put;
 mod put;
-mod put_restart;
 mod query;
-mod range_read;
 mod read;
-mod reservation;
-mod start;
 mod tasks;
 
 use std::{
@@ -26,17 +16,19 @@ use std::{
     time::Duration,
 };
 
-use mooncake_base::exposition::Exposition;
-use mooncake_base::{ClientId, Clock, Moment, Result, SystemClock};
+use mooncake_base::{ClientId, Clock, Moment, Result, SystemClock, exposition::Exposition};
 use mooncake_transfer_engine::Engine;
 use tokio::runtime::Handle;
 
 #[cfg(test)]
 pub(crate) use self::bytes::dangling_range;
-use self::{io_session::IoSessions, open_puts::OpenPuts, tasks::worker::TaskWorker};
 pub use self::{
-    range_read::PartOutcomes,
-    reservation::{Reservation, Write},
+    put::reservation::{Reservation, Write},
+    read::ranges::PartOutcomes,
+};
+use self::{
+    put::{io_session::IoSessions, open_puts::OpenPuts},
+    tasks::worker::TaskWorker,
 };
 use crate::{
     config::ClientConfig,

@@ -1,6 +1,14 @@
 //! Puts: reserve space for every replica, write them, then publish the objects that are complete.
 //! Puts that only have to wait are retried.
 
+mod close;
+pub(super) mod io_session;
+pub(super) mod open_puts;
+mod overlapped;
+pub(super) mod reservation;
+mod restart;
+mod start;
+
 use std::{
     hash::BuildHasher,
     ops::Range,
@@ -13,14 +21,12 @@ use mooncake_os::call_limit;
 use mooncake_transfer_engine::LocalRange;
 use rustc_hash::{FxBuildHasher, FxHashSet};
 
-use super::{
-    Client, ClientInner,
-    checksum::Checksummer,
-    overlapped_put,
-    put_restart::RESTARTS_MAX,
+use self::{
     reservation::{Layout, Reservation, Upload, UploadWrite, Write},
+    restart::RESTARTS_MAX,
     start::ReserveItem,
 };
+use super::{Client, ClientInner, checksum::Checksummer};
 use crate::{
     metrics::{Operation, OutcomeTotals},
     object::{PutItem, PutOptions, PutOutcome},
@@ -230,8 +236,8 @@ impl ClientInner {
         let size = |&at: &usize| usize::try_from(total(put.items[at].parts)).unwrap_or(usize::MAX);
         let sizes: Vec<_> = open.iter().map(size).collect();
         let put_part = |part: &Range<usize>| self.put_part(&open[part.clone()], put, RESTARTS_MAX);
-        let done = match overlapped_put::split(&sizes) {
-            Some(parts) => overlapped_put::run_overlapped(&parts, put_part),
+        let done = match overlapped::split(&sizes) {
+            Some(parts) => overlapped::run_overlapped(&parts, put_part),
             None => batch::split(sizes.into_iter(), PART_BYTES_MAX).iter().map(put_part).collect(),
         };
         done.into_iter().flatten().collect()

@@ -1,6 +1,10 @@
 //! Reads located objects: carries out the steps that [`ReadObjects`] decides, with one transfer per
 //! peer and one call to the master for all objects of a step.
 
+pub(super) mod destination;
+pub(super) mod locate;
+pub(super) mod ranges;
+
 use std::borrow::Cow;
 
 use mooncake_base::{Clock, Error, ErrorCode, Moment, ReplicaId, Result, SystemClock};
@@ -8,11 +12,8 @@ use mooncake_os::call_limit;
 use mooncake_proto::v1::{self, request::Call, response::Call as Reply};
 use mooncake_transfer_engine::{LocalRange, Opcode, TimeLimits, TransferEntry};
 
-use super::{
-    Client, ClientInner,
-    checksum::Checksummer,
-    destination::{Layout, layout},
-};
+use self::destination::{Layout, layout};
+use super::{Client, ClientInner, checksum::Checksummer};
 use crate::{
     metrics::{Operation, OutcomeTotals},
     object::{Located, Read, Span},

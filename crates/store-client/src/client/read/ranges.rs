@@ -6,8 +6,11 @@ use mooncake_base::{Error, Moment, ObjectKey, Result};
 use mooncake_transfer_engine::{Engine, LocalRange, Region, RemoteRange};
 use rustc_hash::FxHashMap;
 
-use super::{Client, destination::check_part};
-use crate::object::{BufferScope, Located, Parts, Read};
+use super::destination::check_part;
+use crate::{
+    client::Client,
+    object::{BufferScope, Located, Parts, Read},
+};
 
 /// Outcome of the parts of one object: an error for the whole object, or a result per part.
 pub type PartOutcomes = Result<Vec<Result<u64>>>;
@@ -70,7 +73,7 @@ impl Client {
 
     /// Reads parts of objects that are already located. The operation's duration counts from
     /// `begin`, or from now if `None`.
-    pub(super) fn read_parts_of(
+    pub(in crate::client) fn read_parts_of(
         &self,
         located: &[Result<&Located>],
         wanted: &[Parts<'_>],

@@ -4,11 +4,13 @@ use mooncake_base::{Error, Result};
 use mooncake_transfer_engine::LocalRange;
 use smallvec::SmallVec;
 
-use super::put::total;
-use crate::object::{Located, Span};
+use crate::{
+    client::put::total,
+    object::{Located, Span},
+};
 
 /// The ranges of a read: offsets within the object and their destinations.
-pub(super) enum Layout<'a> {
+pub(in crate::client) enum Layout<'a> {
     Listed(SmallVec<[(u64, LocalRange); 1]>),
     /// As the caller lists them: reads of 10^5 ranges make no copy of the list.
     Scattered(&'a [u64], &'a [LocalRange]),
@@ -16,7 +18,7 @@ pub(super) enum Layout<'a> {
 
 impl Layout<'_> {
     /// The ranges that are not empty.
-    pub(super) fn ranges(&self) -> impl Iterator<Item = (u64, LocalRange)> {
+    pub(in crate::client) fn ranges(&self) -> impl Iterator<Item = (u64, LocalRange)> {
         let (listed, offsets, into): (&[(u64, LocalRange)], &[u64], &[LocalRange]) = match self {
             Self::Listed(ranges) => (ranges, &[], &[]),
             Self::Scattered(offsets, into) => (&[], offsets, into),
@@ -27,7 +29,7 @@ impl Layout<'_> {
 }
 
 /// Maps the span to offsets within the object and destination ranges.
-pub(super) fn layout<'a>(
+pub(in crate::client) fn layout<'a>(
     located: &Located,
     span: Span<'a>,
     into: &'a [LocalRange],
@@ -65,7 +67,7 @@ fn scatter<'a>(
 }
 
 /// Checks that the range is within the object.
-pub(super) fn check_part(located: &Located, offset: u64, length: u64) -> Result<()> {
+pub(in crate::client) fn check_part(located: &Located, offset: u64, length: u64) -> Result<()> {
     if offset.checked_add(length).is_some_and(|end| end <= located.length) {
         return Ok(());
     }

@@ -23,7 +23,7 @@ const MEAN_BYTES_MAX: usize = 16 << 10;
 
 /// Splits a batch of many small objects into an even number of parts of about equal size. Returns
 /// `None` if the batch does not qualify.
-pub(super) fn split(sizes: &[usize]) -> Option<Vec<Range<usize>>> {
+pub(in crate::client) fn split(sizes: &[usize]) -> Option<Vec<Range<usize>>> {
     let count = sizes.len();
     let bytes = sizes.iter().fold(0_usize, |sum, &size| sum.saturating_add(size));
     if count <= ITEMS_MAX || bytes / count > MEAN_BYTES_MAX {
@@ -34,7 +34,7 @@ pub(super) fn split(sizes: &[usize]) -> Option<Vec<Range<usize>>> {
 }
 
 /// Processes the parts with two threads and returns their results in no particular order.
-pub(super) fn run_overlapped<P: Sync, R: Send>(
+pub(in crate::client) fn run_overlapped<P: Sync, R: Send>(
     parts: &[P],
     work: impl Fn(&P) -> R + Sync,
 ) -> Vec<R> {

@@ -14,7 +14,7 @@ use crate::protocol::{OwnPuts, UnconfirmedPut};
 
 /// The open puts of one client.
 #[derive(Debug, Default)]
-pub(super) struct OpenPuts {
+pub(in crate::client) struct OpenPuts {
     state: Mutex<OwnPuts>,
     /// The number of unconfirmed puts, so that a put without trouble need not look for them.
     unconfirmed: AtomicUsize,
@@ -23,7 +23,7 @@ pub(super) struct OpenPuts {
 
 /// A put that lives as long as its reservation. If it was not closed by then, it is revoked later.
 #[derive(Debug)]
-pub(super) struct ReservedPut {
+pub(in crate::client) struct ReservedPut {
     puts: Arc<OpenPuts>,
     request: u64,
     /// All replicas count as failed, since a write may still be in flight on each.
@@ -32,19 +32,19 @@ pub(super) struct ReservedPut {
 
 impl OpenPuts {
     /// Returns the number of a start that is about to be sent.
-    pub(super) fn begin_start(&self) -> u64 {
+    pub(in crate::client) fn begin_start(&self) -> u64 {
         let request = self.last_request.fetch_add(1, Ordering::Relaxed) + 1;
         self.state.lock().begin_start(request);
         request
     }
 
     /// Records the versions that a start has started.
-    pub(super) fn end_start(&self, request: u64, versions: SmallVec<[u64; 1]>) {
+    pub(in crate::client) fn end_start(&self, request: u64, versions: SmallVec<[u64; 1]>) {
         self.state.lock().end_start(request, versions);
     }
 
     /// Records that none of the puts of these starts is being written any more.
-    pub(super) fn release(&self, mut requests: impl Iterator<Item = u64>) {
+    pub(in crate::client) fn release(&self, mut requests: impl Iterator<Item = u64>) {
         let mut last = requests.next();
         let Some(first) = last else { return };
         let mut state = self.state.lock();
@@ -58,31 +58,36 @@ impl OpenPuts {
     }
 
     /// Returns whether an unfinished put of this client is still being written.
-    pub(super) fn is_live(&self, key: KeyRef<'_>, request: u64, version: Version) -> bool {
+    pub(in crate::client) fn is_live(
+        &self,
+        key: KeyRef<'_>,
+        request: u64,
+        version: Version,
+    ) -> bool {
         self.state.lock().is_live(key.as_bytes(), request, version)
     }
 
     /// Adds puts of which it is unknown whether the master has closed them.
-    pub(super) fn add_unconfirmed(&self, puts: impl Iterator<Item = UnconfirmedPut>) {
+    pub(in crate::client) fn add_unconfirmed(&self, puts: impl Iterator<Item = UnconfirmedPut>) {
         let mut state = self.state.lock();
         puts.for_each(|put| state.add_unconfirmed(put));
         self.update_count(&state);
     }
 
     /// Removes puts that the master does not hold any more.
-    pub(super) fn confirm<'a>(&self, puts: impl Iterator<Item = &'a UnconfirmedPut>) {
+    pub(in crate::client) fn confirm<'a>(&self, puts: impl Iterator<Item = &'a UnconfirmedPut>) {
         let mut state = self.state.lock();
         puts.for_each(|put| state.confirm(put));
         self.update_count(&state);
     }
 
     /// Returns the number of unconfirmed puts.
-    pub(super) fn unconfirmed_count(&self) -> usize {
+    pub(in crate::client) fn unconfirmed_count(&self) -> usize {
         self.unconfirmed.load(Ordering::Acquire)
     }
 
     /// Returns the unconfirmed puts of the keys, with the numbers of the keys.
-    pub(super) fn unconfirmed_of<'a>(
+    pub(in crate::client) fn unconfirmed_of<'a>(
         &self,
         keys: impl Iterator<Item = KeyRef<'a>>,
     ) -> Vec<(usize, UnconfirmedPut)> {
@@ -98,7 +103,7 @@ impl OpenPuts {
     }
 
     /// Returns at most `limit` unconfirmed puts.
-    pub(super) fn some_unconfirmed(&self, limit: usize) -> Vec<UnconfirmedPut> {
+    pub(in crate::client) fn some_unconfirmed(&self, limit: usize) -> Vec<UnconfirmedPut> {
         self.state.lock().some_unconfirmed(limit)
     }
 
@@ -108,7 +113,7 @@ impl OpenPuts {
 }
 
 impl ReservedPut {
-    pub(super) fn new(
+    pub(in crate::client) fn new(
         puts: &Arc<OpenPuts>,
         request: u64,
         key: &ObjectKey,
@@ -121,7 +126,7 @@ impl ReservedPut {
     }
 
     /// Records that the put was closed, or is unconfirmed.
-    pub(super) fn close(&self) {
+    pub(in crate::client) fn close(&self) {
         self.puts.state.lock().release(self.request, self.put.version);
     }
 }

@@ -10,11 +10,8 @@ use mooncake_os::call_limit;
 use mooncake_transfer_engine::{LocalRange, Opcode, TimeLimits, TransferEntry};
 use smallvec::SmallVec;
 
-use super::{
-    ClientInner,
-    checksum::Checksummer,
-    open_puts::{OpenPuts, ReservedPut},
-};
+use super::open_puts::{OpenPuts, ReservedPut};
+use crate::client::{ClientInner, checksum::Checksummer};
 use crate::{
     object::{Place, PutItem},
     protocol::UnconfirmedPut,
@@ -26,8 +23,8 @@ use crate::{
 /// If the last clone is dropped without either, the client revokes it with a later call.
 #[derive(Debug, Clone)]
 pub struct Reservation {
-    pub(super) key: ObjectKey,
-    pub(super) upload: Upload,
+    pub(in crate::client) key: ObjectKey,
+    pub(in crate::client) upload: Upload,
     put: Arc<ReservedPut>,
 }
 
@@ -42,7 +39,7 @@ pub struct Write<'a> {
 
 /// The replicas reserved for one object. The key is kept elsewhere.
 #[derive(Debug, Clone)]
-pub(super) struct Upload {
+pub(in crate::client) struct Upload {
     version: Version,
     /// The number of the start.
     request: u64,
@@ -62,15 +59,15 @@ pub(super) struct Upload {
 
 /// A write into an upload.
 #[derive(Debug)]
-pub(super) struct UploadWrite<'a> {
-    pub(super) key: KeyRef<'a>,
-    pub(super) upload: &'a mut Upload,
-    pub(super) layout: Layout<'a>,
+pub(in crate::client) struct UploadWrite<'a> {
+    pub(in crate::client) key: KeyRef<'a>,
+    pub(in crate::client) upload: &'a mut Upload,
+    pub(in crate::client) layout: Layout<'a>,
 }
 
 /// Source ranges of a write and their position in the object.
 #[derive(Debug, Clone, Copy)]
-pub(super) enum Layout<'a> {
+pub(in crate::client) enum Layout<'a> {
     /// Consecutive ranges.
     InOrder(&'a [LocalRange]),
     /// Ranges at explicit offsets.
@@ -78,7 +75,7 @@ pub(super) enum Layout<'a> {
 }
 
 /// An upload with its key.
-pub(super) type KeyedUpload<'a> = (KeyRef<'a>, &'a Upload);
+pub(in crate::client) type KeyedUpload<'a> = (KeyRef<'a>, &'a Upload);
 
 impl Layout<'_> {
     /// Iterates over offsets within the object and their source ranges.
@@ -101,14 +98,18 @@ impl Layout<'_> {
 }
 
 impl Reservation {
-    pub(super) fn new(key: &ObjectKey, upload: Upload, open_puts: &Arc<OpenPuts>) -> Self {
+    pub(in crate::client) fn new(
+        key: &ObjectKey,
+        upload: Upload,
+        open_puts: &Arc<OpenPuts>,
+    ) -> Self {
         let replicas = upload.places.iter().map(|place| place.replica);
         let put = ReservedPut::new(open_puts, upload.request, key, upload.version, replicas);
         Self { key: key.clone(), upload, put: Arc::new(put) }
     }
 
     /// Records that the put was closed, or is unconfirmed.
-    pub(super) fn close(&self) {
+    pub(in crate::client) fn close(&self) {
         self.put.close();
     }
 
@@ -118,7 +119,7 @@ impl Reservation {
     }
 
     /// Returns the upload with its key.
-    pub(super) fn keyed(&self) -> KeyedUpload<'_> {
+    pub(in crate::client) fn keyed(&self) -> KeyedUpload<'_> {
         ((&self.key).into(), &self.upload)
     }
 
@@ -128,7 +129,7 @@ impl Reservation {
     }
 
     /// Merges the failed replicas from a clone that was written through.
-    pub(super) fn merge(&mut self, other: Self) {
+    pub(in crate::client) fn merge(&mut self, other: Self) {
         let (own, other) = (&mut self.upload, other.upload);
         for replica in other.failed {
             if !own.failed.contains(&replica) {
@@ -141,7 +142,7 @@ impl Reservation {
 }
 
 impl Upload {
-    pub(super) fn new(
+    pub(in crate::client) fn new(
         version: Version,
         request: u64,
         length: u64,
@@ -162,42 +163,46 @@ impl Upload {
         }
     }
 
-    pub(super) fn version(&self) -> Version {
+    pub(in crate::client) fn version(&self) -> Version {
         self.version
     }
 
     /// Returns the number of the start.
-    pub(super) fn request(&self) -> u64 {
+    pub(in crate::client) fn request(&self) -> u64 {
         self.request
     }
 
-    pub(super) fn checksum(&self) -> Option<u64> {
+    pub(in crate::client) fn checksum(&self) -> Option<u64> {
         self.checksum
     }
 
-    pub(super) fn failed_replicas(&self) -> &[ReplicaId] {
+    pub(in crate::client) fn failed_replicas(&self) -> &[ReplicaId] {
         &self.failed
     }
 
     /// Returns the end of the write window.
-    pub(super) fn write_until(&self) -> Moment {
+    pub(in crate::client) fn write_until(&self) -> Moment {
         self.until
     }
 
     /// Returns the number of replicas that were written.
-    pub(super) fn healthy_count(&self) -> u32 {
+    pub(in crate::client) fn healthy_count(&self) -> u32 {
         u32::try_from(self.healthy().count()).unwrap_or(u32::MAX)
     }
 
     /// Returns the put as one that the master may still hold.
-    pub(super) fn to_unconfirmed(&self, key: KeyRef<'_>) -> Option<UnconfirmedPut> {
+    pub(in crate::client) fn to_unconfirmed(&self, key: KeyRef<'_>) -> Option<UnconfirmedPut> {
         let key = ObjectKey::new(key.as_bytes()).ok()?;
         let failed_replicas = self.failed.iter().copied().collect();
         Some(UnconfirmedPut { key, version: self.version, failed_replicas })
     }
 
     /// Computes and stores the checksum of a value that is written whole.
-    pub(super) fn set_checksum(&mut self, checksummer: &mut Checksummer<'_>, item: &PutItem<'_>) {
+    pub(in crate::client) fn set_checksum(
+        &mut self,
+        checksummer: &mut Checksummer<'_>,
+        item: &PutItem<'_>,
+    ) {
         match checksummer.checksum(item.parts.iter().copied()) {
             Ok(sum) => self.checksum = Some(sum),
             Err(error) => {
@@ -218,13 +223,13 @@ impl Upload {
     }
 
     /// Returns whether the put failed because no holder could be reached.
-    pub(super) fn is_lost_to_peers(&self) -> bool {
+    pub(in crate::client) fn is_lost_to_peers(&self) -> bool {
         self.has_no_replica() && self.has_only_peer_failures && self.error.is_some()
     }
 
     /// Takes the replicas of silent holders back if no other replica is left. Returns whether there
     /// are any.
-    pub(super) fn readmit_silent_replicas(&mut self) -> bool {
+    pub(in crate::client) fn readmit_silent_replicas(&mut self) -> bool {
         if self.silent.is_empty() || !self.has_no_replica() {
             return false;
         }
@@ -240,13 +245,13 @@ impl Upload {
     }
 
     /// Returns the error for an upload without healthy replicas.
-    pub(super) fn no_replica_error(&self, key: KeyRef<'_>) -> Error {
+    pub(in crate::client) fn no_replica_error(&self, key: KeyRef<'_>) -> Error {
         self.error.clone().unwrap_or_else(|| {
             Error::new(ErrorCode::WRITE_FAIL, "the put has no replica").with("key", key)
         })
     }
 
-    pub(super) fn window_error(&self, key: KeyRef<'_>) -> Error {
+    pub(in crate::client) fn window_error(&self, key: KeyRef<'_>) -> Error {
         Error::new(ErrorCode::WRITE_FAIL, "the put took longer than its write window")
             .with("key", key)
             .with("bytes", self.length)
@@ -286,7 +291,7 @@ impl UploadWrite<'_> {
 impl ClientInner {
     /// Writes into every healthy replica, side by side. Leaves a holder that stays silent for longer
     /// than `stall`. Failures are also recorded in the upload.
-    pub(super) fn write_once(
+    pub(in crate::client) fn write_once(
         &self,
         puts: &mut [UploadWrite<'_>],
         stall: Option<Duration>,
@@ -334,7 +339,8 @@ impl ClientInner {
 
 #[cfg(test)]
 mod tests {
-    use super::{super::bytes::dangling_range, *};
+    use super::*;
+    use crate::client::bytes::dangling_range;
 
     #[test]
     fn layout_yields_offsets_of_parts_and_ranges() {

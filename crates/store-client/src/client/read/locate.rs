@@ -8,8 +8,8 @@ use mooncake_proto::{
     v1::{self, request::Call, response::Call as Reply},
 };
 
-use super::{Client, ClientInner};
 use crate::{
+    client::{Client, ClientInner},
     fences::ReadFences,
     object::{Located, SegmentInfo},
     protocol::fence_end,
@@ -61,7 +61,7 @@ impl Client {
 
 impl ClientInner {
     /// Locates objects. All messages share the deadline.
-    pub(super) fn locate(
+    pub(in crate::client) fn locate(
         &self,
         keys: Vec<ObjectKey>,
         has_fence: bool,

@@ -3,16 +3,20 @@
 
 use mooncake_base::{Moment, Result};
 
-use super::{ClientInner, reservation::UploadWrite};
-use crate::protocol::STALL_LIMIT;
+use super::reservation::UploadWrite;
+use crate::{client::ClientInner, protocol::STALL_LIMIT};
 
 /// Maximum number of times that a put is started again on other segments.
-pub(super) const RESTARTS_MAX: usize = 2;
+pub(in crate::client) const RESTARTS_MAX: usize = 2;
 
 impl ClientInner {
     /// Writes into every healthy replica. A silent holder is left for the other replicas; only a put
     /// that has no other replica waits for it. Failures are also recorded in the upload.
-    pub(super) fn write(&self, puts: &mut [UploadWrite<'_>], now: Moment) -> Vec<Result<()>> {
+    pub(in crate::client) fn write(
+        &self,
+        puts: &mut [UploadWrite<'_>],
+        now: Moment,
+    ) -> Vec<Result<()>> {
         let mut outcomes = self.write_once(puts, Some(STALL_LIMIT), now);
         self.write_to_silent(puts, &mut outcomes, now);
         outcomes
@@ -20,7 +24,7 @@ impl ClientInner {
 
     /// Writes like [`write`](Self::write), but leaves puts that no holder has taken if others may
     /// take them. Returns their indexes: they are to be revoked and started again.
-    pub(super) fn write_or_leave(
+    pub(in crate::client) fn write_or_leave(
         &self,
         puts: &mut [UploadWrite<'_>],
         restarts_left: usize,

@@ -10,8 +10,9 @@ use mooncake_proto::{
     v1::{self, request::Call, response::Call as Reply},
 };
 
-use super::{ClientInner, reservation::Upload};
+use super::reservation::Upload;
 use crate::{
+    client::ClientInner,
     object::{PutOptions, SoftPin},
     protocol::{
         Refusal, StartPuts, StartStep, StartVerdict, UnconfirmedPut, own_puts::UNCONFIRMED_MAX,
@@ -25,10 +26,10 @@ const WINDOW_MARGIN: Duration = Duration::from_millis(50);
 
 /// An object to reserve space for, with its index in the batch.
 #[derive(Debug, Clone)]
-pub(super) struct ReserveItem<'a> {
-    pub(super) at: usize,
-    pub(super) key: KeyRef<'a>,
-    pub(super) length: u64,
+pub(in crate::client) struct ReserveItem<'a> {
+    pub(in crate::client) at: usize,
+    pub(in crate::client) key: KeyRef<'a>,
+    pub(in crate::client) length: u64,
 }
 
 /// The result of a start: `None` if an object with the key exists and is kept.
@@ -36,7 +37,7 @@ type Reserved = Result<Option<Upload>>;
 
 impl ClientInner {
     /// Reserves space, split into messages. `None`: an object with the key exists and is kept.
-    pub(super) fn reserve(
+    pub(in crate::client) fn reserve(
         &self,
         items: &[ReserveItem<'_>],
         options: &PutOptions,

@@ -7,8 +7,9 @@ use mooncake_proto::{
     v1::{self, request::Call, response::Call as Reply},
 };
 
-use super::{ClientInner, reservation::KeyedUpload};
+use super::reservation::KeyedUpload;
 use crate::{
+    client::ClientInner,
     object::PutOutcome,
     protocol::{ClosePuts, CloseStep, Closing, UnconfirmedPut},
     rpc::{batch, response},
@@ -24,7 +25,7 @@ enum CloseCall {
 impl ClientInner {
     /// Makes objects readable. Objects without a complete replica, or past their write window, are
     /// revoked instead.
-    pub(super) fn publish(
+    pub(in crate::client) fn publish(
         &self,
         puts: &[KeyedUpload<'_>],
         deadline: Moment,
@@ -67,7 +68,7 @@ impl ClientInner {
     }
 
     /// Revokes puts and releases their space.
-    pub(super) fn revoke_puts(
+    pub(in crate::client) fn revoke_puts(
         &self,
         puts: &[KeyedUpload<'_>],
         deadline: Moment,
@@ -77,7 +78,11 @@ impl ClientInner {
 
     /// Revokes puts that stand in the way of others, and returns for each whether the master is
     /// known not to hold it any more.
-    pub(super) fn settle(&self, puts: &[UnconfirmedPut], deadline: Moment) -> Vec<Result<()>> {
+    pub(in crate::client) fn settle(
+        &self,
+        puts: &[UnconfirmedPut],
+        deadline: Moment,
+    ) -> Vec<Result<()>> {
         let mut results = Vec::with_capacity(puts.len());
         let sizes = puts.iter().map(|put| put.key.as_bytes().len());
         for range in batch::split(sizes, batch::KEY_BYTES_MAX) {
@@ -106,7 +111,7 @@ impl ClientInner {
     }
 
     /// Settles some unconfirmed puts, if there are any.
-    pub(super) fn settle_some(&self, deadline: Moment) {
+    pub(in crate::client) fn settle_some(&self, deadline: Moment) {
         if self.open_puts.unconfirmed_count() == 0 {
             return;
         }

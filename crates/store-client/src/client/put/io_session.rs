@@ -9,15 +9,18 @@ use mooncake_base::sync::Mutex;
 use mooncake_base::{Error, ErrorCode, ObjectKey, Result};
 use rustc_hash::FxHashMap;
 
-use super::{Client, Reservation, Write, put::total};
-use crate::object::{BufferScope, Located, Parts, PutOptions, PutOutcome};
+use super::{Reservation, Write, total};
+use crate::{
+    client::Client,
+    object::{BufferScope, Located, Parts, PutOptions, PutOutcome},
+};
 
 /// Maximum open read sessions and maximum open write sessions.
 const SESSIONS_MAX: usize = 1 << 20;
 
 /// The open sessions of a client.
 #[derive(Debug, Default)]
-pub(super) struct IoSessions {
+pub(in crate::client) struct IoSessions {
     reads: Mutex<FxHashMap<ObjectKey, Arc<Located>>>,
     writes: Mutex<FxHashMap<ObjectKey, OpenWrite>>,
 }
