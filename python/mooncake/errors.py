@@ -7,6 +7,7 @@ MooncakeError
 ├── AlreadyExistsError                     the named thing exists already
 ├── NotReadyError                          the object is still being written: wait
 ├── BusyError                              a lease, a task or a reader holds it: wait, or force
+├── LeaseLostError                         a lease could not be renewed: read the objects again
 ├── NoSpaceError                           no free space, and nothing may be evicted
 ├── QuotaExceededError                     the tenant's quota does not allow it
 ├── UnavailableError (ConnectionError)     the master or a metadata server cannot be reached
@@ -24,7 +25,7 @@ caller wrote it, or None), details as ``context``, and a hint for the caller as 
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Self
 
 __all__ = [
     "CLASSES",
@@ -36,6 +37,7 @@ __all__ = [
     "DeniedError",
     "InternalError",
     "InvalidArgumentError",
+    "LeaseLostError",
     "MooncakeError",
     "NoSpaceError",
     "NotFoundError",
@@ -98,6 +100,24 @@ class NotReadyError(MooncakeError):
 
 class BusyError(MooncakeError):
     """A lease, a task or a reader holds the object: wait, or use force."""
+
+
+class LeaseLostError(MooncakeError):
+    """A lease could not be renewed: its objects may be gone or replaced.
+
+    The failure of the renewal is the cause; code, key and context are those of the failure.
+    """
+
+    @classmethod
+    def of(cls, failure: MooncakeError) -> Self:
+        """Return the loss of a lease whose renewal failed."""
+        lost = cls(f"the lease was lost: {failure}")
+        lost.code, lost.code_name = failure.code, failure.code_name
+        lost.key, lost.context = failure.key, failure.context
+        lost.remedy = "The objects may be gone or replaced since then; read them again."
+        lost.__notes__ = [lost.remedy]
+        lost.__cause__ = failure
+        return lost
 
 
 class NoSpaceError(MooncakeError):

@@ -424,4 +424,6 @@ def test_lease_ends_when_its_object_is_deleted():
                 with pytest.raises(mooncake.NotFoundError):
                     await lease.renew()
 
-    asyncio.run(work())
+    with pytest.raises(mooncake.LeaseLostError, match="no object") as lost:
+        asyncio.run(work())
+    assert lost.value.key == "gone"

@@ -6,6 +6,7 @@ import array
 import asyncio
 import ctypes
 import pickle
+import threading
 import time
 
 import numpy as np
@@ -339,6 +340,39 @@ def test_lease_is_renewed_beyond_master_ttl():
 
 
 def test_lease_ends_when_its_object_is_deleted(store: mooncake.Store):
+    with pytest.raises(mooncake.LeaseLostError, match="the lease was lost: no object") as lost:
+        lose_lease(store)
+    assert (lost.value.key, lost.value.code_name) == ("k", "OBJECT_NOT_FOUND")
+    assert isinstance(lost.value.__cause__, mooncake.NotFoundError)
+    assert "read them again" in lost.value.remedy
+    with pytest.raises(ValueError, match="every_s"):
+        store.lease("k", every_s=0)
+
+
+def test_lost_lease_is_a_note_of_another_exception(store: mooncake.Store):
+    with pytest.raises(RuntimeError, match="of the block") as raised:
+        lose_lease(store, RuntimeError("of the block"))
+    assert any("the lease was lost" in note for note in raised.value.__notes__)
+
+
+def test_lost_lease_calls_back_once_instead_of_raising(store: mooncake.Store):
+    store.put_many({"k": b"v", "stays": b"v"})
+    losses: list[mooncake.LeaseLostError] = []
+    told = threading.Event()
+
+    def on_lost(loss: mooncake.LeaseLostError) -> None:
+        losses.append(loss)
+        told.set()
+        raise RuntimeError("is logged")
+
+    with store.lease("stays", "k", every_s=0.01, on_lost=on_lost) as lease:
+        store.delete("k", force=True)
+        assert told.wait(20)
+        assert not lease.is_held
+    assert [loss.key for loss in losses] == ["k"]
+
+
+def lose_lease(store: mooncake.Store, error: Exception | None = None) -> None:
     store.put("k", b"v")
     with store.lease("k", every_s=0.01) as lease:
         store.delete("k", force=True)
@@ -348,8 +382,8 @@ def test_lease_ends_when_its_object_is_deleted(store: mooncake.Store):
             time.sleep(0.01)
         with pytest.raises(mooncake.NotFoundError):
             lease.renew()
-    with pytest.raises(ValueError, match="every_s"):
-        store.lease("k", every_s=0)
+        if error is not None:
+            raise error
 
 
 def test_get_buffers_returns_several_objects(store: mooncake.Store):

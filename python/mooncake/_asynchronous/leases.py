@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Literal, Self
 
 from mooncake._background import AsyncRepeater
-from mooncake.errors import MooncakeError
+from mooncake._outcomes import all_of
+from mooncake.errors import LeaseLostError, MooncakeError
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -15,23 +18,36 @@ if TYPE_CHECKING:
 
 __all__ = ["AsyncLease"]
 
+_log = logging.getLogger("mooncake.lease")
+
 
 class AsyncLease:
     """Protect objects from eviction and unforced removal; use it with ``async with``.
 
     The lease is renewed in the background at an interval. Leaving the block lets the lease expire,
     which takes as long as the master is configured to hold it (``--default_kv_lease_ttl``).
+
+    A lease is lost if a renewal fails: an object is gone, or the master could not be asked. The
+    program is told once, by the callback that it gave, or else by `LeaseLostError` at the end of
+    the block.
     """
 
-    __slots__ = ("_is_lost", "_keys", "_native", "_renewals")
+    __slots__ = ("_keys", "_loss", "_native", "_on_lost", "_renewals")
 
-    def __init__(self, native: AsyncNative, keys: list[Key], every_s: float) -> None:
+    def __init__(
+        self,
+        native: AsyncNative,
+        keys: list[Key],
+        every_s: float,
+        on_lost: Callable[[LeaseLostError], object] | None = None,
+    ) -> None:
         """Called by `AsyncStore.lease`."""
         if not every_s > 0:
             raise ValueError("every_s must be more than 0 seconds")
         self._native = native
         self._keys = keys
-        self._is_lost = False
+        self._on_lost = on_lost
+        self._loss: LeaseLostError | None = None
         self._renewals = AsyncRepeater(self._renew_again, every_s, "mooncake-lease")
 
     @property
@@ -42,7 +58,7 @@ class AsyncLease:
     @property
     def is_held(self) -> bool:
         """True while every renewal has found every object."""
-        return self._renewals.is_started and not self._is_lost
+        return self._renewals.is_started and self._loss is None
 
     async def renew(self) -> None:
         """Renew the lease.
@@ -51,12 +67,15 @@ class AsyncLease:
             NotFoundError: An object no longer exists.
             MooncakeError: The master could not be asked.
         """
-        for outcome in await self._native.sizes(self._keys, lease=True):
-            if isinstance(outcome, MooncakeError):
-                self._is_lost = True
-                raise outcome
+        try:
+            all_of(await self._native.sizes(self._keys, lease=True))
+        except MooncakeError as failure:
+            if self._loss is None:
+                self._loss = LeaseLostError.of(failure)
+            raise
 
     async def __aenter__(self) -> Self:
+        self._loss = None
         await self.renew()
         self._renewals.start()
         return self
@@ -69,11 +88,23 @@ class AsyncLease:
         /,
     ) -> Literal[False]:
         await self._renewals.stop()
+        if self._loss is not None and self._on_lost is None:
+            if error is None:
+                raise self._loss
+            error.add_note(f"before that, a lease was lost: {self._loss}")
         return False
 
     async def _renew_again(self) -> bool:
         try:
             await self.renew()
         except MooncakeError:
+            self._report_loss()
             return False
         return True
+
+    def _report_loss(self) -> None:
+        if self._loss is not None and self._on_lost is not None:
+            try:
+                self._on_lost(self._loss)
+            except Exception:  # noqa: BLE001 - code of the caller may raise anything
+                _log.exception("the callback for a lost lease failed")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 from mooncake._asynchronous.jobs import AsyncDrain, AsyncTask
@@ -12,7 +12,7 @@ from mooncake._outcomes import MISSING, all_of, batches, only, options_of, or_de
 from mooncake._store_types import Key, ObjectInfo, Progress, SegmentInfo
 from mooncake._tasks import CopyInfo, JobId, copies_of
 from mooncake._values import decoded, encoded, key_list, name_list
-from mooncake.errors import MooncakeError, NotFoundError
+from mooncake.errors import LeaseLostError, MooncakeError, NotFoundError
 
 if TYPE_CHECKING:
     from mooncake._buffers import Readable
@@ -221,7 +221,12 @@ class AsyncObjectCalls:
         lengths = await self._within(timeout_s).read_into(key_list(keys), targets)
         return all_of([None if isinstance(length, NotFoundError) else length for length in lengths])
 
-    def lease(self, *keys: Key, every_s: float = 1.0) -> AsyncLease:
+    def lease(
+        self,
+        *keys: Key,
+        every_s: float = 1.0,
+        on_lost: Callable[[LeaseLostError], object] | None = None,
+    ) -> AsyncLease:
         """Lease objects while a block runs: ``async with store.lease("a", "b"): ...``.
 
         The objects are not evicted and not removed without force, even if the block outlasts the
@@ -230,11 +235,14 @@ class AsyncObjectCalls:
         Args:
             keys: Keys of the objects.
             every_s: Interval of renewals; must be shorter than the master's lease.
+            on_lost: Called once with the loss, in the background, as soon as a renewal fails; the
+                end of the block then raises nothing. It must not block.
 
         Raises:
             NotFoundError: On entry, an object does not exist.
+            LeaseLostError: At the end of the block, a renewal had failed, and there is no callback.
         """
-        return AsyncLease(self._native, key_list(keys), every_s)
+        return AsyncLease(self._native, key_list(keys), every_s, on_lost)
 
     async def exists(self, key: Key, *, timeout_s: float | None = None) -> bool:
         """Return whether an object exists and is complete, without leasing it."""

@@ -4,10 +4,13 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Literal, Self
 
 from mooncake._background import Repeater
-from mooncake.errors import MooncakeError
+from mooncake._outcomes import all_of
+from mooncake.errors import LeaseLostError, MooncakeError
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -17,23 +20,36 @@ if TYPE_CHECKING:
 
 __all__ = ["Lease"]
 
+_log = logging.getLogger("mooncake.lease")
+
 
 class Lease:
     """Protect objects from eviction and unforced removal; use it with ``with``.
 
     The lease is renewed in the background at an interval. Leaving the block lets the lease expire,
     which takes as long as the master is configured to hold it (``--default_kv_lease_ttl``).
+
+    A lease is lost if a renewal fails: an object is gone, or the master could not be asked. The
+    program is told once, by the callback that it gave, or else by `LeaseLostError` at the end of
+    the block.
     """
 
-    __slots__ = ("_is_lost", "_keys", "_native", "_renewals")
+    __slots__ = ("_keys", "_loss", "_native", "_on_lost", "_renewals")
 
-    def __init__(self, native: Native, keys: list[Key], every_s: float) -> None:
+    def __init__(
+        self,
+        native: Native,
+        keys: list[Key],
+        every_s: float,
+        on_lost: Callable[[LeaseLostError], object] | None = None,
+    ) -> None:
         """Called by `Store.lease`."""
         if not every_s > 0:
             raise ValueError("every_s must be more than 0 seconds")
         self._native = native
         self._keys = keys
-        self._is_lost = False
+        self._on_lost = on_lost
+        self._loss: LeaseLostError | None = None
         self._renewals = Repeater(self._renew_again, every_s, "mooncake-lease")
 
     @property
@@ -44,7 +60,7 @@ class Lease:
     @property
     def is_held(self) -> bool:
         """True while every renewal has found every object."""
-        return self._renewals.is_started and not self._is_lost
+        return self._renewals.is_started and self._loss is None
 
     def renew(self) -> None:
         """Renew the lease.
@@ -53,12 +69,15 @@ class Lease:
             NotFoundError: An object no longer exists.
             MooncakeError: The master could not be asked.
         """
-        for outcome in self._native.sizes(self._keys, lease=True):
-            if isinstance(outcome, MooncakeError):
-                self._is_lost = True
-                raise outcome
+        try:
+            all_of(self._native.sizes(self._keys, lease=True))
+        except MooncakeError as failure:
+            if self._loss is None:
+                self._loss = LeaseLostError.of(failure)
+            raise
 
     def __enter__(self) -> Self:
+        self._loss = None
         self.renew()
         self._renewals.start()
         return self
@@ -71,11 +90,23 @@ class Lease:
         /,
     ) -> Literal[False]:
         self._renewals.stop()
+        if self._loss is not None and self._on_lost is None:
+            if error is None:
+                raise self._loss
+            error.add_note(f"before that, a lease was lost: {self._loss}")
         return False
 
     def _renew_again(self) -> bool:
         try:
             self.renew()
         except MooncakeError:
+            self._report_loss()
             return False
         return True
+
+    def _report_loss(self) -> None:
+        if self._loss is not None and self._on_lost is not None:
+            try:
+                self._on_lost(self._loss)
+            except Exception:  # noqa: BLE001 - code of the caller may raise anything
+                _log.exception("the callback for a lost lease failed")
