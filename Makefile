@@ -11,6 +11,7 @@ MAKEFLAGS += --no-print-directory
 
 VENV := $(abspath .venv)
 BIN := $(VENV)/bin
+DOCS_VENV := $(abspath .venv-docs)
 ARCHITECTURE := $(shell uname -m)
 WHEEL_TARGET := $(ARCHITECTURE)-unknown-linux-gnu
 GLIBC := 2.28
@@ -26,7 +27,7 @@ export PYTHONDONTWRITEBYTECODE := 1
 # dependencies by the selection, and would build most of them once more for another one.
 RUST_TESTED := --workspace --exclude mooncake-python --features mooncake-transfer-engine/rdma,mooncake-verbs/test-util --locked
 NATIVE_SOURCES := Cargo.toml Cargo.lock pyproject.toml $(shell find crates -name '*.rs' -o -name Cargo.toml -o -name '*.proto')
-PYTHON_SOURCES := $(wildcard python tests/python scripts benches examples)
+PYTHON_SOURCES := $(wildcard python tests/python scripts benches examples docs/_extensions)
 
 ##@ Start here
 
@@ -97,7 +98,7 @@ check-docs: setup ## Build the documentation of the crates without warnings
 .PHONY: check-python
 check-python: dev ## Lint Python, check its types, compare the stubs with the module
 	$(BIN)/ruff check $(PYTHON_SOURCES)
-	$(BIN)/mypy --strict $(filter-out tests/% examples,$(PYTHON_SOURCES))
+	$(BIN)/mypy --strict $(filter-out tests/% examples docs/%,$(PYTHON_SOURCES))
 	$(BIN)/python -m mypy.stubtest mooncake._native $(addprefix --allowlist ,$(wildcard tests/python/stubtest-allowlist.txt))
 
 .PHONY: format
@@ -110,6 +111,16 @@ format: setup ## Format Rust and Python
 generate: setup ## Write the wire code, the reference pages and the blocking Python API
 	cargo run --locked --quiet -p mooncake-codegen
 	@$(BIN)/python scripts/generate_blocking_api.py
+
+$(DOCS_VENV)/.tools: scripts/docs-tools.txt
+	@python3 -m venv $(DOCS_VENV)
+	@$(DOCS_VENV)/bin/python -m pip install --quiet --disable-pip-version-check -r scripts/docs-tools.txt
+	@touch $@
+
+.PHONY: docs
+docs: dev $(DOCS_VENV)/.tools ## Build the documentation site into docs/_build/html
+	@$(DOCS_VENV)/bin/python -m sphinx -q -W --keep-going -b html docs docs/_build/html
+	@echo "docs: open docs/_build/html/index.html"
 
 .PHONY: hooks
 hooks: ## Run the fast half of `make check` before each commit
@@ -189,4 +200,4 @@ ci: ## Everything that CI runs, as on a fresh machine
 
 .PHONY: clean
 clean: ## Remove everything that was built
-	rm -rf target dist .venv .mypy_cache .pytest_cache .ruff_cache python/mooncake/_native*.so
+	rm -rf target dist .venv .venv-docs docs/_build .mypy_cache .pytest_cache .ruff_cache python/mooncake/_native*.so

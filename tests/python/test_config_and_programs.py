@@ -165,7 +165,7 @@ def test_shell_commands_manage_objects(master: MasterProcess, tmp_path):
         assert command("get", to, "a/2", str(path)).returncode == 0
         assert path.read_bytes() == b"from a pipe"
         listed = command("ls", to, "a/").stdout.decode().split()
-        assert listed == ["5", "1", "a/1", "11", "1", "a/2"]
+        assert listed == ["5", "B", "x1", "a/1", "11", "B", "x1", "a/2"]
         assert b"objects   2" in command("stat", to).stdout
         assert command("rm", to, "--force", "a/1", "a/2").returncode == 0
         gone = command("rm", to, "a/1")

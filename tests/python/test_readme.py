@@ -14,7 +14,11 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 READY = re.compile(r"mooncake_master ready rpc=(\S+).* metadata=(\S+)")
 
 
-GUIDES = sorted((ROOT / "docs/guide").glob("*.md"))
+GUIDES = sorted(
+    page
+    for folder in ("guide", "tutorials", "how-to")
+    for page in (ROOT / "docs" / folder).glob("*.md")
+)
 
 
 def snippets(language: str, text: str = README) -> list[str]:

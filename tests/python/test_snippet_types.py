@@ -11,7 +11,11 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs/guide").glob("*.md"))]
+PAGES = [
+    ROOT / "README.md",
+    *sorted((ROOT / "docs/guide").glob("*.md")),
+    *sorted((ROOT / "docs/tutorials").glob("*.md")),
+]
 
 # What the guides do not show: lines that a checker must accept.
 USES = """

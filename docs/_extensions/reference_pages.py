@@ -1,0 +1,106 @@
+"""Reference pages written from the code while the site is built: metrics, HTTP paths, messages."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from urllib.request import urlopen
+
+from sphinx.application import Sphinx
+
+ROOT = Path(__file__).resolve().parents[2]
+HEAD = "<!-- Written while the site is built, from the code. -->\n\n"
+TYPE = re.compile(r"^# TYPE (\S+) (\S+)$", re.MULTILINE)
+HELP = re.compile(r"^# HELP (\S+) (.*)$", re.MULTILINE)
+ROUTE = re.compile(r'\.route\(\s*"([^"]+)",\s*([^\n]*(?:\n[^\n.]*)?)')
+METHODS = re.compile(r"\b(get|post|put|delete|any)\(")
+
+SERVERS = {
+    "The master's admin port": ("master/src/admin.rs", "master/src/admin/jobs.rs"),
+    "The metadata server of the master": ("master/src/admin/metadata.rs",),
+    "The HTTP server of a client or daemon": ("store-client/src/http.rs",),
+}
+
+
+def metrics_table(text: str) -> str:
+    """Returns the metrics of one page of Prometheus text, those without effect last."""
+    kinds, helps = dict(TYPE.findall(text)), dict(HELP.findall(text))
+    head = ["| Metric | Kind | Meaning |", "|---|---|---|"]
+    used, unused = [], []
+    for name, kind in sorted(kinds.items()):
+        meaning = helps.get(name, "").replace("|", "\\|")
+        if meaning.startswith("Always zero"):
+            unused.append(f"`{name}`")
+        else:
+            used.append(f"| `{name}` | {kind} | {meaning} |")
+    lines = [*head, *used, ""]
+    if unused:
+        lines += ["Upstream's metrics of features that are not here are always zero:", ""]
+        lines += [", ".join(unused) + ".", ""]
+    return "\n".join(lines)
+
+
+def metrics_page() -> str:
+    """Asks a running pool for its metrics."""
+    import mooncake
+
+    flags = ["--rpc_port=0", "--metrics_port=0", "--rpc_address=127.0.0.1", "--state_dir=none"]
+    command = [sys.executable, "-m", "mooncake.cli", *flags]
+    paths = {**os.environ, "PYTHONPATH": str(ROOT / "python")}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=paths) as process:
+        assert process.stdout is not None
+        ready = dict(
+            word.split("=", 1) for word in process.stdout.readline().split() if "=" in word
+        )
+        config = mooncake.StoreConfig(segment_bytes="64MB")
+        with mooncake.Store(ready["rpc"], config=config) as store:
+            store.put("k", b"value")
+            store.get("k")
+            client = store.metrics_text()
+            with urlopen(f"http://{ready['admin']}/metrics") as page:
+                master = page.read().decode()
+        process.terminate()
+    return (
+        f"# Metrics\n\n{HEAD}## Of the master\n\n`/metrics` of the admin port.\n\n"
+        f"{metrics_table(master)}\n## Of a client\n\n"
+        "`Store.metrics_text()`, and `/metrics` of the client's HTTP server. The counters of a\n"
+        f"call appear with the first call.\n\n{metrics_table(client)}"
+    )
+
+
+def routes_page() -> str:
+    """Lists the HTTP paths of the servers, from their sources."""
+    out = ["# HTTP paths", "", HEAD]
+    for title, files in SERVERS.items():
+        methods: dict[str, set[str]] = {}
+        for file in files:
+            source = (ROOT / "crates" / file).read_text(encoding="utf-8")
+            for path, handler in ROUTE.findall(source):
+                found = {word.upper() for word in METHODS.findall(handler)}
+                methods.setdefault(path, set()).update(found or {"GET"})
+        out += [f"## {title}", "", "| Path | Methods |", "|---|---|"]
+        out += [
+            f"| `{path}` | {', '.join(sorted(words))} |" for path, words in sorted(methods.items())
+        ]
+        out += [""]
+    return "\n".join(out)
+
+
+def write(path: Path, text: str) -> None:
+    """Writes a page, if it changed."""
+    if not path.exists() or path.read_text(encoding="utf-8") != text:
+        path.write_text(text, encoding="utf-8")
+
+
+def write_pages(_app: Sphinx) -> None:
+    """Writes all pages."""
+    folder = ROOT / "docs/reference"
+    write(folder / "metrics.md", metrics_page())
+    write(folder / "http-paths.md", routes_page())
+
+
+def setup(app: Sphinx) -> dict[str, bool]:
+    """Connects the extension."""
+    app.connect("config-inited", lambda app, _config: write_pages(app))
+    return {"parallel_read_safe": True}

@@ -1,0 +1,109 @@
+"""Settings in the tutorials open a store; the tutorial of two processes runs as it is printed."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mooncake.mooncake_config import MooncakeConfig
+from mooncake.store import MooncakeDistributedStore
+
+ROOT = Path(__file__).resolve().parents[2]
+TUTORIALS = ROOT / "docs/tutorials"
+READY = re.compile(r"mooncake_master ready rpc=(\S+)")
+# The tests must not lend gigabytes.
+SMALL = {"global_segment_size": "64MB", "local_buffer_size": "16MB"}
+
+
+def blocks(page: str, language: str) -> list[str]:
+    """Returns the code blocks of a tutorial in one language, in order."""
+    text = (TUTORIALS / page).read_text(encoding="utf-8")
+    return re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)
+
+
+@pytest.fixture(scope="module")
+def master() -> Iterator[str]:
+    """A master as the tutorials start it, on a free port."""
+    flags = ["--rpc_port=0", "--metrics_port=0", "--state_dir=none", "--rpc_address=127.0.0.1"]
+    command = [sys.executable, "-m", "mooncake.cli", *flags]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        ready = READY.search(process.stdout.readline())
+        assert ready is not None
+        yield ready.group(1)
+        process.terminate()
+
+
+def yaml_mapping(text: str, name: str) -> dict[str, str]:
+    """Returns the scalars below one key of a tutorial's YAML, without a YAML reader."""
+    below = text[text.index(f"{name}:") :].splitlines()[1:]
+    indented = [line.split(":", 1) for line in below if line.startswith("  ")]
+    return {key.strip(): value.strip().strip('"') for key, value in indented}
+
+
+def settings_of(page: str) -> dict[str, Any]:
+    """Returns the settings that a tutorial gives to the program."""
+    if page in {"vllm.md", "sglang.md"}:
+        settings: dict[str, Any] = json.loads(blocks(page, "json")[0])
+        return settings
+    name = "extra_config" if page == "lmcache.md" else "  MooncakeStore"
+    return yaml_mapping(blocks(page, "yaml")[0], name)
+
+
+@pytest.mark.parametrize("page", ["vllm.md", "sglang.md", "lmcache.md", "transfer-queue.md"])
+def test_settings_of_a_tutorial_open_a_store(page: str, master: str) -> None:
+    settings = settings_of(page)
+    assert settings["master_server_address"] == "127.0.0.1:50051"
+    settings |= {"master_server_address": master} | SMALL
+    # Programs fill in the name of their host where it is absent or empty.
+    settings["local_hostname"] = settings.get("local_hostname") or "localhost"
+    config = MooncakeConfig.from_settings(settings)
+    store = MooncakeDistributedStore()
+    code = store.setup(
+        config.local_hostname,
+        config.metadata_server,
+        config.global_segment_size,
+        config.local_buffer_size,
+        config.protocol,
+        config.device_name or "",
+        config.master_server_address,
+    )
+    try:
+        assert code == 0
+        assert store.put("k", b"value") == 0
+        assert store.get("k") == b"value"
+    finally:
+        assert store.close() == 0
+
+
+def test_two_processes_run_as_printed(master: str, tmp_path: Path) -> None:
+    sources = [
+        block.replace("localhost:50051", master) for block in blocks("two-processes.md", "text")
+    ]
+    lender, reader = (tmp_path / name for name in ("lender.py", "reader.py"))
+    lender.write_text(sources[0].replace('"1GB"', '"64MB"'), encoding="utf-8")
+    reader.write_text(sources[1], encoding="utf-8")
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen([sys.executable, str(lender)], **pipes) as process:  # type: ignore[call-overload]
+        # The prompt comes when the object is stored.
+        prompt = "press Enter to leave the pool"
+        assert os.read(process.stdout.fileno(), len(prompt)).decode() == prompt
+        read = subprocess.run(
+            [sys.executable, str(reader)], capture_output=True, text=True, timeout=60, check=False
+        )
+        assert (read.stdout, read.stderr, read.returncode) == ("hello from the lender\n", "", 0)
+        process.communicate("\n", timeout=60)
+        assert process.returncode == 0
+    gone = subprocess.run(
+        [sys.executable, str(reader)], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert gone.returncode == 1
+    assert "greeting" in gone.stderr
