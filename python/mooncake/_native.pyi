@@ -40,6 +40,7 @@ __all__ = [
     "last_error",
     "local_topology",
     "log_to_queue",
+    "port_holder",
     "put_columns",
     "put_one",
     "put_values",
@@ -818,6 +819,9 @@ def local_topology(wanted: str, *, is_custom: bool = True) -> str:
 
 def cgroup_memory() -> tuple[int, int] | None:
     """Return limit and available memory of the control groups in bytes; None without a limit."""
+
+def port_holder(port: int) -> str | None:
+    """Return the process that listens at a TCP port of this host; None if it cannot be told."""
 
 def rdma_devices() -> tuple[list[str], str | None]:
     """Return the RDMA devices of this machine, or the reason why none can be used."""

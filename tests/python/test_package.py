@@ -121,7 +121,9 @@ def test_reference_page_lists_every_code():
         r"^\| (-\d+) \| `(\w+)` \| `(\w+)` \| `(\w+)` \| (.+) \|$", page.read_text(), re.M
     )
     listed = [(int(number), name, kind) for number, name, kind, _, _ in rows]
-    assert listed == [(number, name, kind) for number, name, kind, _ in _native.codes()]
+    known = [(number, name, kind) for number, name, kind, _ in _native.codes()]
+    # Codes that nothing returns are a group at the end.
+    assert sorted(listed) == sorted(known)
     for _, _, kind, exception, _ in rows:
         assert errors.CLASSES[kind].__name__ == exception
 

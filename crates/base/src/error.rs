@@ -61,6 +61,13 @@ pub struct CodeRow {
     pub remedy: &'static str,
 }
 
+impl CodeRow {
+    /// Returns whether any call can return the code today.
+    pub fn is_returned(&self) -> bool {
+        !self.remedy.starts_with("(never returned today)")
+    }
+}
+
 macro_rules! codes {
     ($($name:ident = $number:literal, $kind:ident, $remedy:literal;)*) => {
         impl ErrorCode {
@@ -82,7 +89,7 @@ macro_rules! codes {
 codes! {
     INTERNAL_ERROR = -1, Internal, "An unexpected failure inside, which the message describes; please report it.";
     BUFFER_OVERFLOW = -10, InvalidArgument, "The destination is smaller than the data; give a larger buffer.";
-    SHARD_INDEX_OUT_OF_RANGE = -100, Internal, "A metadata shard does not exist; please report it.";
+    SHARD_INDEX_OUT_OF_RANGE = -100, Internal, "(never returned today) A metadata shard does not exist; please report it.";
     SEGMENT_NOT_FOUND = -101, NotFound, "No segment of that name or id is mounted; check the name.";
     SEGMENT_ALREADY_EXISTS = -102, AlreadyExists, "A segment with that id is mounted already; use it or unmount it first.";
     CLIENT_NOT_FOUND = -103, NotFound, "The master does not know this client; it registers again by itself, then retry.";
@@ -92,33 +99,33 @@ codes! {
     WRITE_FAIL = -500, TransferFailed, "Writing failed; retry.";
     INVALID_PARAMS = -600, InvalidArgument, "An argument is wrong; the message names it.";
     ILLEGAL_CLIENT = -601, PermissionDenied, "This client may not do that: another client began the operation, or the token is not the owner's; use the client that began it, or its token.";
-    INVALID_WRITE = -700, InvalidArgument, "The write is outside the object; check offset and size.";
-    INVALID_READ = -701, InvalidArgument, "The read is outside the object; check offset and size.";
-    INVALID_REPLICA = -702, NotReady, "No replica is in a state that allows this; retry.";
+    INVALID_WRITE = -700, InvalidArgument, "(never returned today) The write is outside the object; check offset and size.";
+    INVALID_READ = -701, InvalidArgument, "(never returned today) The read is outside the object; check offset and size.";
+    INVALID_REPLICA = -702, NotReady, "(never returned today) No replica is in a state that allows this; retry.";
     REPLICA_IS_NOT_READY = -703, NotReady, "The object is still being written; wait for its writer.";
     OBJECT_NOT_FOUND = -704, NotFound, "No object has that key; it was never put, or was removed, evicted or lost.";
     OBJECT_ALREADY_EXISTS = -705, AlreadyExists, "An object has that key; use upsert to replace it.";
     OBJECT_HAS_LEASE = -706, Busy, "A client read or probed the object a moment ago; wait for the lease to expire, or use force.";
     LEASE_EXPIRED = -707, Timeout, "The read took longer than its lease and its bytes were discarded; retry.";
     OBJECT_HAS_REPLICATION_TASK = -708, Busy, "A copy or move of this object is running; wait for it.";
-    OBJECT_NO_REPLICATION_TASK = -709, NotFound, "No copy or move of this object is running; create one first.";
-    REPLICA_NOT_FOUND = -710, NotFound, "The object has no replica on that segment; query the segments of its replicas.";
-    REPLICA_ALREADY_EXISTS = -711, AlreadyExists, "The object has a replica on that segment already; no action is needed.";
+    OBJECT_NO_REPLICATION_TASK = -709, NotFound, "(never returned today) No copy or move of this object is running; create one first.";
+    REPLICA_NOT_FOUND = -710, NotFound, "(never returned today) The object has no replica on that segment; query the segments of its replicas.";
+    REPLICA_ALREADY_EXISTS = -711, AlreadyExists, "(never returned today) The object has a replica on that segment already; no action is needed.";
     REPLICA_IS_GONE = -712, NotFound, "The replica was removed meanwhile; retry.";
-    REPLICA_NOT_IN_LOCAL_MEMORY = -713, NotFound, "The replica is not in this client's memory; ask the client that holds it.";
+    REPLICA_NOT_IN_LOCAL_MEMORY = -713, NotFound, "(never returned today) The replica is not in this client's memory; ask the client that holds it.";
     OBJECT_REPLICA_BUSY = -714, Busy, "Replicas of the object are in use; retry.";
     TRANSFER_FAIL = -800, TransferFailed, "The bytes could not be moved; the process that holds them may be gone.";
     CHECKSUM_MISMATCH = -801, Corrupt, "The bytes do not match their checksum; remove the object and put it again.";
     RPC_FAIL = -900, Unavailable, "The master could not be reached; check that it runs at the address in the message.";
     RPC_TIMEOUT = -901, Timeout, "No reply within the deadline; the other side may be overloaded, stopped or far away. Retry or allow more time.";
     ETCD_OPERATION_ERROR = -1000, Unavailable, "etcd refused or could not be reached; check its address.";
-    ETCD_KEY_NOT_EXIST = -1001, NotFound, "etcd has no such key; check the cluster's name and that its masters ran.";
-    ETCD_TRANSACTION_FAIL = -1002, Busy, "Another client changed the key in etcd; retry.";
-    ETCD_CTX_CANCELLED = -1003, Timeout, "The call to etcd was cancelled; retry.";
-    OPLOG_ENTRY_NOT_FOUND = -1004, NotFound, "The log has no such entry; it was truncated after a snapshot, so begin with the snapshot.";
-    K8S_LEASE_OPERATION_ERROR = -1005, Unavailable, "The Kubernetes lease could not be changed; check the permissions of the service account.";
-    K8S_LEASE_NOT_FOUND = -1006, NotFound, "The Kubernetes lease does not exist; check its name and namespace.";
-    INCOMPLETE_OPLOG_CATCH_UP = -1007, Unavailable, "The standby could not prove that it has the whole log; keep the other master, or accept the loss.";
+    ETCD_KEY_NOT_EXIST = -1001, NotFound, "(never returned today) etcd has no such key; check the cluster's name and that its masters ran.";
+    ETCD_TRANSACTION_FAIL = -1002, Busy, "(never returned today) Another client changed the key in etcd; retry.";
+    ETCD_CTX_CANCELLED = -1003, Timeout, "(never returned today) The call to etcd was cancelled; retry.";
+    OPLOG_ENTRY_NOT_FOUND = -1004, NotFound, "(never returned today) The log has no such entry; it was truncated after a snapshot, so begin with the snapshot.";
+    K8S_LEASE_OPERATION_ERROR = -1005, Unavailable, "(never returned today) The Kubernetes lease could not be changed; check the permissions of the service account.";
+    K8S_LEASE_NOT_FOUND = -1006, NotFound, "(never returned today) The Kubernetes lease does not exist; check its name and namespace.";
+    INCOMPLETE_OPLOG_CATCH_UP = -1007, Unavailable, "(never returned today) The standby could not prove that it has the whole log; keep the other master, or accept the loss.";
     UNAVAILABLE_IN_CURRENT_STATUS = -1010, Unavailable, "Not possible in the current state; ask the leader, or wait.";
     UNAVAILABLE_IN_CURRENT_MODE = -1011, NotSupported, "The master runs without the feature this needs; start it with the option that the message names.";
     NOT_SUPPORTED = -1012, NotSupported, "This build or configuration does not support that; do not use the option or call.";
@@ -126,28 +133,28 @@ codes! {
     FILE_OPEN_FAIL = -1101, Storage, "The file could not be opened; check the path and its permissions.";
     FILE_READ_FAIL = -1102, Storage, "The file could not be read; check the disk and its permissions.";
     FILE_WRITE_FAIL = -1103, Storage, "The file could not be written; check the free space of the disk and its permissions.";
-    FILE_INVALID_BUFFER = -1104, Storage, "The buffer for the file is not valid; check its address and size.";
-    FILE_LOCK_FAIL = -1105, Storage, "Another process has locked the file; end that process, or use another file.";
-    FILE_INVALID_HANDLE = -1106, Storage, "The file handle is not valid; open the file again.";
-    BUCKET_NOT_FOUND = -1200, Storage, "The bucket does not exist; the object is no longer on the disk, so put it again.";
-    BUCKET_ALREADY_EXISTS = -1201, Storage, "The bucket exists already; use another directory for each client.";
-    KEYS_EXCEED_BUCKET_LIMIT = -1202, Storage, "The bucket has reached its limit of keys; raise the limit, or use larger objects.";
-    KEYS_ULTRA_LIMIT = -1203, Storage, "The storage has reached its limit of keys; remove some, or raise the limit.";
-    UNABLE_OFFLOAD = -1300, NotSupported, "The master runs without offload; start it with --enable_offload.";
-    UNABLE_OFFLOADING = -1301, Busy, "Offload cannot run now; retry.";
+    FILE_INVALID_BUFFER = -1104, Storage, "(never returned today) The buffer for the file is not valid; check its address and size.";
+    FILE_LOCK_FAIL = -1105, Storage, "(never returned today) Another process has locked the file; end that process, or use another file.";
+    FILE_INVALID_HANDLE = -1106, Storage, "(never returned today) The file handle is not valid; open the file again.";
+    BUCKET_NOT_FOUND = -1200, Storage, "(never returned today) The bucket does not exist; the object is no longer on the disk, so put it again.";
+    BUCKET_ALREADY_EXISTS = -1201, Storage, "(never returned today) The bucket exists already; use another directory for each client.";
+    KEYS_EXCEED_BUCKET_LIMIT = -1202, Storage, "(never returned today) The bucket has reached its limit of keys; raise the limit, or use larger objects.";
+    KEYS_ULTRA_LIMIT = -1203, Storage, "(never returned today) The storage has reached its limit of keys; remove some, or raise the limit.";
+    UNABLE_OFFLOAD = -1300, NotSupported, "There is no offload to disks in this version; do not ask for it.";
+    UNABLE_OFFLOADING = -1301, Busy, "(never returned today) Offload cannot run now; retry.";
     TASK_NOT_FOUND = -1400, NotFound, "No task has that id, or its record has expired; query a task soon after it ends.";
     TASK_PENDING_LIMIT_EXCEEDED = -1401, Busy, "Too many tasks are pending; retry later.";
     JOB_NOT_FOUND = -1402, NotFound, "No drain job has that id, or its record has expired; list the jobs to see their ids.";
-    SERIALIZE_UNSUPPORTED = -1500, NotSupported, "The snapshot format cannot hold this value; please report it.";
-    SERIALIZE_FAIL = -1501, Storage, "The snapshot could not be encoded; please report it.";
-    DESERIALIZE_FAIL = -1502, Corrupt, "The snapshot could not be decoded; move it aside, and start from an older one or without one.";
+    SERIALIZE_UNSUPPORTED = -1500, NotSupported, "(never returned today) The snapshot format cannot hold this value; please report it.";
+    SERIALIZE_FAIL = -1501, Storage, "(never returned today) The snapshot could not be encoded; please report it.";
+    DESERIALIZE_FAIL = -1502, Corrupt, "(never returned today) The snapshot could not be decoded; move it aside, and start from an older one or without one.";
     PERSISTENT_FAIL = -1503, Storage, "The snapshot could not be stored; check the free space of the disk and its permissions.";
-    DFS_NETWORK_TIMEOUT = -1600, Timeout, "The distributed file system did not answer; check its network, then retry.";
+    DFS_NETWORK_TIMEOUT = -1600, Timeout, "(never returned today) The distributed file system did not answer; check its network, then retry.";
     DFS_SERVICE_UNAVAILABLE = -1601, Unavailable, "No distributed file system is configured; leave dfs_replica_num at 0.";
-    DFS_QUOTA_EXCEEDED = -1602, QuotaExceeded, "The distributed file system's quota is used up; remove files or raise the quota.";
-    DFS_PERMISSION_DENIED = -1603, PermissionDenied, "The distributed file system denies access; check the permissions of this user.";
-    DFS_STALE_HANDLE = -1604, Storage, "The file handle is stale; retry.";
-    DFS_PARTIAL_WRITE = -1605, Storage, "Only a part of the data was written; retry.";
+    DFS_QUOTA_EXCEEDED = -1602, QuotaExceeded, "(never returned today) The distributed file system's quota is used up; remove files or raise the quota.";
+    DFS_PERMISSION_DENIED = -1603, PermissionDenied, "(never returned today) The distributed file system denies access; check the permissions of this user.";
+    DFS_STALE_HANDLE = -1604, Storage, "(never returned today) The file handle is stale; retry.";
+    DFS_PARTIAL_WRITE = -1605, Storage, "(never returned today) Only a part of the data was written; retry.";
     TENANT_QUOTA_EXCEEDED = -1700, QuotaExceeded, "The tenant's quota is used up and none of its objects may be evicted; remove objects or raise the quota.";
     TENANT_NOT_REGISTERED = -1701, PermissionDenied, "The tenant has no quota policy; add one.";
     TENANT_NOT_EMPTY = -1702, Busy, "The tenant still owns objects; remove them first.";

@@ -164,7 +164,8 @@ impl fmt::Debug for ObjectKey {
     }
 }
 
-/// Displays key bytes for people: quoted, escaped, and truncated when long.
+/// Displays key bytes for people: quoted, truncated when long, and escaped where they are control
+/// characters or no text.
 #[derive(Debug, Clone, Copy)]
 pub struct Printed<'a>(pub &'a [u8]);
 
@@ -172,7 +173,11 @@ impl fmt::Display for Printed<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         const SHOWN: usize = 128;
         let shown = &self.0[..self.0.len().min(SHOWN)];
-        write!(f, "\"{}\"", shown.escape_ascii())?;
+        f.write_str("\"")?;
+        for chunk in shown.utf8_chunks() {
+            write!(f, "{}{}", chunk.valid().escape_debug(), chunk.invalid().escape_ascii())?;
+        }
+        f.write_str("\"")?;
         if shown.len() < self.0.len() {
             write!(f, "… ({} bytes)", self.0.len())?;
         }
@@ -206,6 +211,11 @@ mod tests {
     #[test]
     fn printed_key_is_escaped_and_truncated() {
         assert_eq!(Printed(b"a\nb").to_string(), "\"a\\nb\"");
+        assert_eq!(
+            Printed("na\u{ef}ve \u{1b}\"".as_bytes()).to_string(),
+            "\"na\u{ef}ve \\u{1b}\\\"\""
+        );
+        assert_eq!(Printed(b"\xff\xc3").to_string(), "\"\\xff\\xc3\"");
         assert!(Printed(&[b'x'; 1000]).to_string().len() < 200);
     }
 }

@@ -2,7 +2,13 @@
 
 use std::{fmt::Write as _, path::Path};
 
-use mooncake_base::{ErrorKind, engine_code::ENGINE_CODES, env, error::CODES, options::OptionSpec};
+use mooncake_base::{
+    ErrorKind,
+    engine_code::ENGINE_CODES,
+    env,
+    error::{CODES, CodeRow},
+    options::OptionSpec,
+};
 use mooncake_daemon::DaemonConfig;
 use mooncake_master::{MasterConfig, OPTIONS};
 
@@ -61,11 +67,19 @@ fn error_codes() -> String {
         | Number | Name | Kind | Exception | Meaning and remedy |\n\
         |---|---|---|---|---|\n"
         .to_owned();
-    for row in CODES {
+    let line = |text: &mut String, row: &CodeRow| {
         let (number, remedy) = (row.code.number(), cell(row.remedy));
         let (name, kind, exception) = (row.name, row.kind, exception(row.kind));
         let _ = writeln!(text, "| {number} | `{name}` | `{kind:?}` | `{exception}` | {remedy} |");
-    }
+    };
+    CODES.iter().filter(|row| row.is_returned()).for_each(|row| line(&mut text, row));
+    text.push_str(
+        "\n### Never returned today\n\n\
+        Codes of features that upstream has and this package does not have, or that fail in another way here.\n\n\
+        | Number | Name | Kind | Exception | Meaning and remedy |\n\
+        |---|---|---|---|---|\n",
+    );
+    CODES.iter().filter(|row| !row.is_returned()).for_each(|row| line(&mut text, row));
     text.push_str(
         "\n## Of the transfer engine\n\n\
         The negative results of the calls of `mooncake.engine`. Some of these numbers mean \

@@ -36,7 +36,14 @@ impl Listeners {
             .or_else(|_| listen_on(SocketAddr::from((Ipv4Addr::UNSPECIFIED, port))))
             .and_then(|tcp| Ok((tcp.local_addr()?.as_socket(), tcp)));
         let (address, tcp) = bound.map_err(|source| {
-            let error = Error::invalid("the daemon cannot listen on the port").with("port", port);
+            let is_taken = source.kind() == io::ErrorKind::AddrInUse;
+            let mut error =
+                Error::invalid("the daemon cannot listen on the port; choose another one")
+                    .with("port", port)
+                    .with("option", "--port");
+            if let Some(holder) = mooncake_os::port_holder(port).filter(|_| is_taken) {
+                error = error.with("held_by", holder);
+            }
             error.caused_by(source)
         })?;
         let address = address.ok_or_else(|| Error::internal("a listener has no address"))?;

@@ -66,6 +66,8 @@ pub(crate) struct Settings {
     pub(crate) token: Secret,
     /// Serves upstream's metric names, too.
     pub(crate) has_upstream_metrics: bool,
+    /// Names under which browsers may read.
+    pub(crate) hosts: Vec<String>,
 }
 
 impl Admin {
@@ -122,6 +124,7 @@ async fn sample(admin: Arc<Admin>) {
 fn router(admin: Arc<Admin>) -> Router {
     write_routes(&admin)
         .merge(read_routes())
+        .layer(middleware::from_fn_with_state(admin.clone(), access::check_host))
         .fallback(|| async { not_found() })
         .method_not_allowed_fallback(|| async { not_found() })
         .with_state(admin)

@@ -89,6 +89,8 @@ pub struct MasterConfig {
     pub admin_host: String,
     /// The admin port; 0 takes a free one. Not given: 9003, or a free one if that is taken.
     pub admin_port: Option<u16>,
+    /// Names under which browsers may read the admin port.
+    pub admin_hosts: Vec<String>,
     /// Serves upstream's metric names, too.
     pub has_upstream_metrics: bool,
     /// Logs a summary line every ten seconds.
@@ -173,6 +175,7 @@ impl Default for MasterConfig {
             has_admin: true,
             admin_host: "0.0.0.0".to_owned(),
             admin_port: None,
+            admin_hosts: Vec::new(),
             has_upstream_metrics: true,
             is_reporting: true,
             admin_token: Secret::default(),

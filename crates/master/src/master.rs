@@ -179,6 +179,7 @@ pub async fn start_with(config: MasterConfig, clock: Arc<dyn Clock>) -> Result<M
         let settings = admin::Settings {
             token: config.admin_token.clone(),
             has_upstream_metrics: config.has_upstream_metrics,
+            hosts: config.admin_hosts.clone(),
         };
         master.spawn(admin::serve(listener, service, settings, master.stop.clone()));
     }
@@ -333,10 +334,14 @@ async fn bind(host: &str, port: u16, by: ListenOptions) -> Result<TcpListener> {
             io::ErrorKind::PermissionDenied => ("no permission to bind the port", by.port),
             _ => ("the address cannot be bound", by.host),
         };
-        Error::new(ErrorCode::RPC_FAIL, message)
+        let is_taken = source.kind() == io::ErrorKind::AddrInUse;
+        let mut error = Error::new(ErrorCode::RPC_FAIL, message)
             .with("address", Endpoint::new(endpoint.host.clone(), port))
-            .with("option", format_args!("--{option}"))
-            .caused_by(source)
+            .with("option", format_args!("--{option}"));
+        if let Some(holder) = mooncake_os::port_holder(port).filter(|_| is_taken) {
+            error = error.with("held_by", holder);
+        }
+        error.caused_by(source)
     };
     let addresses = tokio::net::lookup_host((&endpoint.host[..], port)).await.map_err(failed)?;
     let mut last = io::Error::other("the host name has no address");

@@ -1,7 +1,11 @@
 //! The whole program: arguments, logging, runtime, signals, exit code. The binary and the Python
 //! package both call [`run`].
 
-use std::{path::PathBuf, process::id};
+use std::{
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+    path::PathBuf,
+    process::id,
+};
 
 use mooncake_base::{Error, Result, env};
 use mooncake_cli::{PortsFile, Program, Signals, log, print_flush};
@@ -81,8 +85,21 @@ fn ready_line(addresses: &Addresses) -> String {
             line.push_str(&format!(" {name}={address}"));
         }
     }
+    if let Some(admin) = addresses.admin {
+        line.push_str(&format!(" page=http://{}/", reachable(admin)));
+    }
     line.push_str(&format!(" pid={}", id()));
     line
+}
+
+/// Returns an address that a browser on this host can open.
+fn reachable(address: SocketAddr) -> SocketAddr {
+    let ip = match address.ip() {
+        IpAddr::V4(ip) if ip.is_unspecified() => Ipv4Addr::LOCALHOST.into(),
+        IpAddr::V6(ip) if ip.is_unspecified() => Ipv6Addr::LOCALHOST.into(),
+        ip => ip,
+    };
+    SocketAddr::new(ip, address.port())
 }
 
 #[cfg(test)]
@@ -96,5 +113,8 @@ mod tests {
         assert!(
             line.starts_with("mooncake_master ready rpc=127.0.0.1:1 metadata=127.0.0.1:1 pid=")
         );
+        let admin = Some("0.0.0.0:9003".parse().unwrap());
+        let line = ready_line(&Addresses { rpc, admin, metadata: None, events: None });
+        assert!(line.contains(" admin=0.0.0.0:9003 page=http://127.0.0.1:9003/ pid="), "{line}");
     }
 }

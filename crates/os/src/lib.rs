@@ -5,7 +5,7 @@
 //!
 //! In reading order: [`fork`] (resources that a forked child must not touch), [`cpu`] (the number of
 //! CPUs), [`spin_wait`] (busy-polling before a thread sleeps), [`thread`] (niceness and preemptions),
-//! [`memory`] (pages and the memory that is available), [`process`](mod@process) (what the process uses),
+//! [`memory`] (pages and the memory that is available), [`process`](mod@process) (what the process uses), [`port_holder`](mod@port_holder) (who listens at a port),
 //! [`rlimit`] (the limit of open files),
 //! [`dial`](mod@dial) and [`deadline_stream`] (connections with a deadline), [`dedicated_thread`]
 //! (connections served by a thread of their own), [`call_limit`] (the deadline of the call that a
@@ -19,6 +19,7 @@ pub mod dedicated_thread;
 pub mod dial;
 pub mod fork;
 pub mod memory;
+pub mod port_holder;
 pub mod process;
 pub mod rlimit;
 pub mod spin_wait;
@@ -27,3 +28,4 @@ pub mod thread;
 pub use cpu::cpu_count;
 pub use deadline_stream::DeadlineStream;
 pub use dial::dial;
+pub use port_holder::port_holder;

@@ -19,6 +19,11 @@ pub struct ProcessUsage {
     pub started_at: Duration,
 }
 
+/// Returns the name of this host.
+pub fn host_name() -> String {
+    rustix::system::uname().nodename().to_string_lossy().into_owned()
+}
+
 /// Returns what this process uses now; `None` where the kernel does not tell.
 pub fn usage() -> Option<ProcessUsage> {
     let stat = fs::read_to_string("/proc/self/stat").ok()?;

@@ -93,6 +93,12 @@ pub(crate) fn cgroup_memory(py: Python<'_>) -> Option<(u64, u64)> {
     py.detach(mooncake_os::memory::cgroup_memory).map(|memory| (memory.limit, memory.available))
 }
 
+/// Returns the process that listens at a TCP port of this host, if it can be told.
+#[pyfunction]
+pub(crate) fn port_holder(py: Python<'_>, port: u16) -> Option<String> {
+    py.detach(|| mooncake_os::port_holder(port))
+}
+
 /// Returns the RDMA devices of this machine, or why none can be used.
 #[pyfunction]
 pub(crate) fn rdma_devices(py: Python<'_>) -> (Vec<String>, Option<String>) {

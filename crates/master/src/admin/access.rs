@@ -30,6 +30,37 @@ pub(super) async fn guard(
     }
 }
 
+/// The middleware that refuses browsers that were led here under a foreign name: a page of that name
+/// could read the keys (DNS rebinding).
+pub(super) async fn check_host(
+    State(admin): AdminContext,
+    request: Request,
+    next: Next,
+) -> Response {
+    if is_known_host(&admin.settings.hosts, &mooncake_os::process::host_name(), request.headers()) {
+        return next.run(request).await;
+    }
+    let why = "browsers reach this port by address, as localhost or under a name of --admin_hosts";
+    failure(StatusCode::FORBIDDEN, &Error::new(ErrorCode::ILLEGAL_CLIENT, why))
+}
+
+/// Returns whether the `Host` of a browser is an address, this host or a known name. Other programs
+/// do not run pages of strangers.
+fn is_known_host(known: &[String], own: &str, headers: &HeaderMap) -> bool {
+    let agent = headers.get(header::USER_AGENT).map_or(&b""[..], |value| value.as_bytes());
+    let Some(host) = headers.get(header::HOST).filter(|_| agent.starts_with(b"Mozilla/")) else {
+        return true;
+    };
+    let host = host_of(host.as_bytes());
+    let short = own.split('.').next().unwrap_or_default();
+    let is_own =
+        [own, short].iter().any(|name| !name.is_empty() && host.eq_ignore_ascii_case(name));
+    host.eq_ignore_ascii_case("localhost")
+        || host.parse::<IpAddr>().is_ok()
+        || is_own
+        || known.iter().any(|name| host.eq_ignore_ascii_case(name))
+}
+
 /// # Errors
 /// `ILLEGAL_CLIENT`: the peer is not on this host and has no valid token.
 fn check(token: &Secret, peer: IpAddr, headers: &HeaderMap) -> Result<(), Error> {
@@ -58,14 +89,18 @@ fn check(token: &Secret, peer: IpAddr, headers: &HeaderMap) -> Result<(), Error>
 
 /// Returns whether the value of an `Origin` or `Host` header names the loopback.
 fn is_this_host(value: &[u8]) -> bool {
-    let value = value.strip_prefix(b"http://").unwrap_or(value);
+    let host = host_of(value.strip_prefix(b"http://").unwrap_or(value));
+    host.eq_ignore_ascii_case("localhost")
+        || host.parse().is_ok_and(|address: IpAddr| address.to_canonical().is_loopback())
+}
+
+/// Returns the host of a `Host` header, without its port and brackets.
+fn host_of(value: &[u8]) -> &str {
     let host = match value.strip_prefix(b"[") {
         Some(rest) => rest.split(|byte| *byte == b']').next(),
         None => value.split(|byte| *byte == b':').next(),
     };
-    let host = str::from_utf8(host.unwrap_or_default()).unwrap_or_default();
-    host.eq_ignore_ascii_case("localhost")
-        || host.parse().is_ok_and(|address: IpAddr| address.to_canonical().is_loopback())
+    str::from_utf8(host.unwrap_or_default()).unwrap_or_default()
 }
 
 #[cfg(test)]
@@ -81,6 +116,27 @@ mod tests {
             map.insert(*name, value.parse().unwrap());
         }
         check(&Secret::new(token), peer.parse().unwrap(), &map).is_ok()
+    }
+
+    #[test]
+    fn browsers_are_refused_under_foreign_names() {
+        let known = ["pool.example".to_owned()];
+        let is_known = |host: &str, agent: &'static str| {
+            let mut headers = HeaderMap::new();
+            headers.insert("host", host.parse().unwrap());
+            headers.insert("user-agent", agent.parse().unwrap());
+            is_known_host(&known, "node7.rack.example", &headers)
+        };
+        let hosts = "127.0.0.1:9003 [::1]:9003 10.0.0.7 localhost:9003 pool.example:80 node7:9003 \
+            NODE7.rack.example";
+        for host in hosts.split_whitespace() {
+            assert!(is_known(host, "Mozilla/5.0"), "{host}");
+        }
+        for host in ["evil.example", "evil.example:9003", "node7.evil.example", ""] {
+            assert!(!is_known(host, "Mozilla/5.0"), "{host}");
+            assert!(is_known(host, "Prometheus/2"), "{host}");
+        }
+        assert!(is_known_host(&[], "", &HeaderMap::new()), "an old client names no host");
     }
 
     #[test]

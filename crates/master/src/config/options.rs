@@ -105,6 +105,10 @@ pub const OPTIONS: &[Spec] = &[
     value("metrics_port", "The admin port; 0 takes a free one. Not given: 9003, or a free one if that is taken.",
         |c, t| read_number(t).map(|n| c.admin_port = Some(n)),
         |c| c.admin_port.unwrap_or(super::ADMIN_PORT).to_string()),
+    value("admin_hosts", "Names under which browsers may read the admin port, separated by commas, besides IP \
+         addresses, localhost and the name of this host. Other programs may use any name.",
+        |c, t| { c.admin_hosts = t.split(',').map(str::trim).filter(|name| !name.is_empty()).map(str::to_owned).collect(); Ok(()) },
+        |c| c.admin_hosts.join(",")),
     switch("upstream_metrics", "Serves upstream's metric names at /metrics, too, beside those that begin with mooncake_master_.",
         |c, t| read_bool(t).map(|on| c.has_upstream_metrics = on), |c| c.has_upstream_metrics.to_string()),
     switch("enable_metric_reporting", "Logs a summary line every ten seconds (level info).",
@@ -242,7 +246,7 @@ pub const OPTIONS: &[Spec] = &[
     unsupported!("dynamic_replication_admission_qps_threshold", "0.8", "Reads per second that make an object hot.", f64),
     unsupported!("dynamic_replication_max_memory_replicas", "2", "Maximum number of memory replicas of a hot object.", u64),
     unsupported!("tenant_quota_connector_type", "file", "file; etcd is not supported yet.", one_of &["file", "etcd"]),
-    unsupported!("enable_ha", "false", "Several masters with an elected leader.", switch),
+    unsupported!("enable_ha", "false", "Several masters with an elected leader. Refused at the start.", switch),
     unsupported!("ha_backend_type", "etcd", "etcd, redis or k8s.", one_of &["etcd", "redis", "k8s"]),
     unsupported!("ha_backend_connstring", "", "Connection string of the HA backend."),
     unsupported!("etcd_endpoints", "", "The older form of --ha_backend_connstring: etcd endpoints, separated by ';'."),
@@ -262,7 +266,7 @@ pub const OPTIONS: &[Spec] = &[
     with_aliases(unsupported!("snapshot_catalog_store_connstring", "", "Connection string of the snapshot catalog."),
         &["snapshot_catalog_backend_connstring"]),
     unsupported!("snapshot_backup_dir", "", "An extra local copy of each snapshot."),
-    unsupported!("enable_snapshot_restore", "false", "Restore of the latest snapshot at the start.", switch),
+    unsupported!("enable_snapshot_restore", "false", "Restore of the latest snapshot at the start. Refused at the start.", switch),
     unsupported!("mmap_arena_pool_size", "8589934592", "Arena size of the older allocator in bytes.", u64),
     unsupported!("use_mmap_arena_allocator", "false", "Uses the arena of --mmap_arena_pool_size.", switch),
 

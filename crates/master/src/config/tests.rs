@@ -114,6 +114,8 @@ fn invalid_value_error_names_option() {
         ("--cluster_id=a/b", "cluster_id"),
         ("--client_ttl=0", "client_ttl"),
         ("--enable_ha", "enable_ha"),
+        ("--enable_ha --ha_backend_connstring=etcd:2379", "--state_dir"),
+        ("--enable_snapshot_restore", "enable_snapshot_restore"),
         ("--enable_oplog", "enable_oplog"),
         ("--offload_cap_ratio=2", "offload_cap_ratio"),
         ("--offloading_queue_limit=0", "offloading_queue_limit"),

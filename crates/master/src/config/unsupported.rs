@@ -38,14 +38,24 @@ const TUNING: &[(&str, &str)] = &[
 /// Refuses values with which upstream's master does not start.
 pub(super) fn check(given: &BTreeMap<&'static str, String>) -> Result<()> {
     let is_on = |name| given.get(name).is_some_and(|text| text == "true");
-    let is_empty = |name| given.get(name).is_none_or(String::is_empty);
     let refuse = |option: &'static str, why: &str| Err(Error::invalid(why).with("option", option));
     let number = |name: &'static str| given.get(name).and_then(|text| text.parse::<f64>().ok());
-    if is_on("enable_ha") && is_empty("ha_backend_connstring") && is_empty("etcd_endpoints") {
-        return refuse("enable_ha", "high availability needs --ha_backend_connstring");
+    // A warning could be missed: two masters would both lead, or a pool would start empty.
+    if is_on("enable_ha") {
+        let why = "there is no election of masters in this version, so that a second master would lead, too; \
+            leave the option out, and restart the one master on its --state_dir";
+        return refuse("enable_ha", why);
     }
-    if is_on("enable_oplog") && !is_on("enable_ha") {
-        return refuse("enable_oplog", "the operation log needs --enable_ha");
+    if is_on("enable_snapshot_restore") {
+        let why = "there are no snapshots of upstream's kind in this version, so that nothing would be restored; \
+            leave the option out, and start the master on its --state_dir";
+        return refuse("enable_snapshot_restore", why);
+    }
+    if is_on("enable_oplog") {
+        return refuse(
+            "enable_oplog",
+            "the operation log needs --enable_ha, which is not supported",
+        );
     }
     for name in ["nof_eviction_ratio", "nof_eviction_high_watermark_ratio", "offload_cap_ratio"] {
         if number(name).is_some_and(|ratio| !(0.0..=1.0).contains(&ratio)) {

@@ -146,7 +146,7 @@ async fn admin_call_holds_no_runtime_thread() {
     let address = listener.local_addr().unwrap();
     let stop = CancellationToken::new();
     let token = crate::config::Secret::default();
-    let settings = crate::admin::Settings { token, has_upstream_metrics: true };
+    let settings = crate::admin::Settings { token, has_upstream_metrics: true, hosts: Vec::new() };
     let stopped = stop.clone();
     let mut server = JoinSet::new();
     server.spawn(crate::admin::serve(listener, service.clone(), settings, stopped));

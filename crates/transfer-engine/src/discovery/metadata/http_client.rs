@@ -101,7 +101,9 @@ fn unreachable(failure: ureq::Error, url: &str) -> Error {
     let (code, text) = if is_late {
         (ErrorCode::RPC_TIMEOUT, "the metadata server did not answer in time")
     } else {
-        (ErrorCode::RPC_FAIL, "the metadata server cannot be reached")
+        let text = "the metadata server cannot be reached; start one, as mooncake_master does with \
+            --enable_http_metadata_server, or use P2PHANDSHAKE as the metadata server, which needs none";
+        (ErrorCode::RPC_FAIL, text)
     };
     // The key in the query would not help the reader of the error.
     let url = url.split_once('?').map_or(url, |(url, _)| url);
