@@ -17,10 +17,19 @@ from dataclasses import dataclass, field, replace
 from email.message import Message
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
+from typing import Any, TypeAlias
 from urllib.parse import urlsplit
 
-__all__ = ["Admission", "ErrorHandler", "Handler", "Limits", "Reply", "Request", "Server"]
+__all__ = [
+    "Admission",
+    "ErrorHandler",
+    "Handler",
+    "Headers",
+    "Limits",
+    "Reply",
+    "Request",
+    "Server",
+]
 
 _log = logging.getLogger("mooncake.http")
 
@@ -29,6 +38,9 @@ _SMALL_BODY_BYTES = 64 << 10
 _READ_BYTES = 1 << 20
 _LENGTH_DIGITS_MAX = 18
 _LINGER_S = 5.0
+
+
+Headers: TypeAlias = tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,11 +100,15 @@ class Reply:
         status: Status code.
         body: Body of the response.
         kind: Content type.
+        headers: Further headers.
+        length: Content length where it is not that of the body: of the reply to a HEAD.
     """
 
     status: int
-    body: bytes
+    body: bytes | memoryview
     kind: str = "application/json"
+    headers: Headers = ()
+    length: int | None = None
 
 
 Handler = Callable[[Request], Reply]
@@ -313,6 +329,16 @@ class _Handler(BaseHTTPRequestHandler):
     # The library looks up handlers by the name of the HTTP method.
     do_PUT = do_POST = do_DELETE = do_PATCH = do_HEAD = do_OPTIONS = do_GET  # noqa: N815
 
+    def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
+        """Answer a request that cannot be read in the form of all other errors."""
+        del explain
+        self.close_connection = True
+        # A line that is no request has no command yet.
+        self.command = getattr(self, "command", None) or "GET"
+        # A reply to the version that is assumed until a request is read would have no headers.
+        self.request_version = self.protocol_version
+        self._reply(self._failed(code, message or HTTPStatus(code).phrase))
+
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002
         _log.debug(format, *args)
 
@@ -400,8 +426,13 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _reply(self, reply: Reply) -> None:
         self.send_response(reply.status)
-        self.send_header("Content-Type", reply.kind)
-        self.send_header("Content-Length", str(len(reply.body)))
+        # A reply without content has neither type nor length.
+        if reply.status not in (HTTPStatus.NO_CONTENT, HTTPStatus.NOT_MODIFIED):
+            length = len(reply.body) if reply.length is None else reply.length
+            self.send_header("Content-Type", reply.kind)
+            self.send_header("Content-Length", str(length))
+        for name, value in reply.headers:
+            self.send_header(name, value)
         if self.close_connection:
             self.send_header("Connection", "close")
         self.end_headers()

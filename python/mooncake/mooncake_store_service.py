@@ -17,6 +17,7 @@ from urllib.parse import unquote_to_bytes
 from mooncake._access import refusal
 from mooncake._http import Reply, Request, Server
 from mooncake._mountable import MountRefusedError, open_mountable, roots
+from mooncake._rest_objects import ObjectRoutes, is_route
 from mooncake._runtime import _native
 from mooncake.mooncake_config import MooncakeConfig
 from mooncake.store import MooncakeDistributedStore
@@ -135,7 +136,9 @@ class MooncakeStoreService:
         try:
             self._server = Server((host, port), self._answer, self._admit, _failed)
         except (OSError, OverflowError) as error:
-            _log.error("cannot listen at %s:%s: %s", host, port, error)
+            holder = _native.port_holder(port) if 0 < port < 1 << 16 else None
+            held = f"; the port is held by {holder}: choose another --port" if holder else ""
+            _log.error("cannot listen at %s:%s: %s%s", host, port, error, held)
             return False
         self._thread = self._server.start("mooncake-rest")
         return True
@@ -183,20 +186,27 @@ class MooncakeStoreService:
     def _admit(self, request: Request) -> int | Reply:
         """Return the maximum length of the body; or the refusal of a stranger's change."""
         route = _route_of(request.path)
-        if route is not None and route[0] == request.method != "GET":
+        is_ours = is_route(request.path) and request.method in ("PUT", "DELETE")
+        if is_ours or (route is not None and route[0] == request.method != "GET"):
             reason = refusal(request, self._token, _TOKEN)
             if reason is not None:
                 return _failed(403, reason)
-        is_put = route == ("PUT", "/api/put")
+        is_put = route == ("PUT", "/api/put") or (is_ours and request.method == "PUT")
         return _VALUE_BODY_BYTES_MAX if is_put else _OTHER_BODY_BYTES_MAX
 
     def _answer(self, request: Request) -> Reply:
+        if is_route(request.path):
+            native = None if self.store is None else self.store._native
+            if native is None:
+                return _failed(503, "the store is not set up")
+            return ObjectRoutes(native).answer(request)
         route = _route_of(request.path)
         if route is None:
             return Reply(404, b"404: Not Found", "text/plain")
         method, prefix = route
         if request.method != method:
-            return Reply(405, b"405: Method Not Allowed", "text/plain")
+            allow = (("Allow", method),)
+            return Reply(405, b"405: Method Not Allowed", "text/plain", allow)
         store = self.store
         if store is None:
             return _failed(500, "the store is not set up")
@@ -401,14 +411,16 @@ async def main(arguments: list[str] | None = None) -> int:
     try:
         service = MooncakeStoreService(options.config, dict(options.define), options.mount_root)
     except (OSError, ValueError) as error:
-        _log.error("the configuration cannot be read: %s", error)
+        hint = "give --config FILE, -D master_server_address=HOST:PORT, or set MOONCAKE_MASTER"
+        _log.error("the configuration cannot be read: %s; %s", error, hint)
         return 1
     try:
         if not await service.start_store_service(options.max_wait_time, stop):
             return 0 if stop.is_set() else 1
         if not await service.start_http_service(options.port, options.host):
             return 1
-        _log.info("serving http://%s:%s/api", options.host, service.port)
+        at = f"http://{options.host}:{service.port}"
+        _log.info("serving %s/api and %s/objects", at, at)
         await stop.wait()
     finally:
         await service.stop()

@@ -160,7 +160,7 @@ def test_keys_in_paths_may_be_escaped(service: MooncakeStoreService, call: HttpC
 
 
 def test_unknown_endpoints_return_404_or_405(call: HttpClient) -> None:
-    for path in ("/", "/health", "/metrics", "/api", "/api/get", "/api/get/", "/api/put/x"):
+    for path in ("/none", "/healthy", "/api", "/api/get", "/api/get/", "/api/put/x"):
         assert call.raw("GET", path)[0] == 404, path
     assert call.raw("POST", "/api/put")[0] == 405
     assert call.raw("GET", "/api/remove_all")[0] == 405
@@ -483,4 +483,8 @@ def test_guide_curl_commands_work(master: MasterProcess) -> None:
             ]
         finally:
             server.terminate()
-    assert answers == ['{"status": "success"}', "Hello!", '{"exists": true}']
+    assert answers[:3] == ['{"status": "success"}', "Hello!", '{"exists": true}']
+    put, part, head, removed = answers[3:]
+    assert (put, part, removed) == ("", "", "")
+    assert head.startswith("HTTP/1.1 200 OK")
+    assert "ETag: " in head

@@ -1,0 +1,209 @@
+"""Objects over HTTP: `/objects/{key}`, `/health`, `/metrics`, `/` and `/openapi.json`."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import parse_qsl, unquote_to_bytes
+
+from mooncake._blocking.objects import ObjectCalls
+from mooncake._blocking.ranges import RangeCalls
+from mooncake._http import Headers, Reply, Request
+from mooncake._rest_openapi import description
+from mooncake._runtime import __version__
+from mooncake.errors import (
+    AlreadyExistsError,
+    BusyError,
+    DeadlineError,
+    InvalidArgumentError,
+    MooncakeError,
+    NoSpaceError,
+    NotFoundError,
+    NotReadyError,
+    QuotaExceededError,
+    UnavailableError,
+)
+
+if TYPE_CHECKING:
+    from mooncake._runtime import _native
+
+__all__ = ["ObjectRoutes", "is_route"]
+
+_OBJECTS: Final = "/objects/"
+_METHODS: Final = {_OBJECTS: "GET, HEAD, PUT, DELETE"}
+_PAGES: Final = ("/", "/health", "/metrics", "/openapi.json")
+_RANGE: Final = re.compile(r"bytes=(\d{0,18})-(\d{0,18})", re.ASCII)
+_KEY_BYTES_MAX: Final = 64 << 10
+_LINKS: Final = {"objects": "/objects/{key}", "description": "/openapi.json", "health": "/health"}
+_OTHER_LINKS: Final = {"metrics": "/metrics", "upstream": "/api/"}
+
+# Subclasses precede their bases; the first match counts.
+_STATUS: Final[list[tuple[type[MooncakeError], int]]] = [
+    (NotFoundError, 404),
+    (BusyError, 409),
+    (NotReadyError, 409),
+    (AlreadyExistsError, 409),
+    (InvalidArgumentError, 400),
+    (NoSpaceError, 507),
+    (QuotaExceededError, 507),
+    (UnavailableError, 503),
+    (DeadlineError, 504),
+]
+
+
+def is_route(path: str) -> bool:
+    """Return whether the path is one of these routes."""
+    return path in _PAGES or path.startswith(_OBJECTS)
+
+
+class ObjectRoutes(ObjectCalls, RangeCalls):
+    """The routes over a native store, which their caller keeps open."""
+
+    __slots__ = ("_native",)
+
+    def __init__(self, native: _native.Store) -> None:
+        """Serve a store.
+
+        Args:
+            native: The native store.
+        """
+        self._native = native
+
+    def answer(self, request: Request) -> Reply:
+        """Return the reply to a request of one of these routes."""
+        try:
+            if request.path in _PAGES:
+                return self._page(request)
+            return self._object(request)
+        except _RefusedError as refused:
+            return refused.reply
+        except MooncakeError as error:
+            status = next((code for kind, code in _STATUS if isinstance(error, kind)), 500)
+            return _failed(status, str(error), code=error.code_name)
+
+    def _page(self, request: Request) -> Reply:
+        if request.method not in ("GET", "HEAD"):
+            return _not_allowed("GET, HEAD")
+        if request.path == "/health":
+            return self._health()
+        if request.path == "/metrics":
+            text = self._native.metrics_text().encode()
+            return Reply(200, text, "text/plain; version=0.0.4; charset=utf-8")
+        if request.path == "/openapi.json":
+            return _json(200, description())
+        links = {**_LINKS, **_OTHER_LINKS}
+        return _json(200, {"service": "mooncake store", "version": __version__, "links": links})
+
+    def _health(self) -> Reply:
+        try:
+            self._native.health()
+        except MooncakeError as error:
+            return _failed(503, str(error), code=error.code_name)
+        return _json(200, {"status": "ok", "master": self._native.master_address})
+
+    def _object(self, request: Request) -> Reply:
+        handlers: dict[str, Callable[[bytes, Request], Reply]] = {
+            "GET": self._read,
+            "HEAD": self._read,
+            "PUT": self._write,
+            "DELETE": self._remove,
+        }
+        handler = handlers.get(request.method)
+        if handler is None:
+            return _not_allowed(_METHODS[_OBJECTS])
+        key = unquote_to_bytes(request.path[len(_OBJECTS) :].encode("latin-1"))
+        if not 0 < len(key) <= _KEY_BYTES_MAX:
+            return _failed(400, f"a key has 1 to {_KEY_BYTES_MAX} bytes, not {len(key)}")
+        return handler(key, request)
+
+    def _read(self, key: bytes, request: Request) -> Reply:
+        reader = self.reader(key)
+        tag = f'"{reader.version}"'
+        headers: Headers = (("Accept-Ranges", "bytes"), ("ETag", tag))
+        known = request.headers.get("If-None-Match", "")
+        if known == "*" or tag in [word.strip() for word in known.split(",")]:
+            return Reply(304, b"", _BINARY, headers, length=0)
+        part = _range(request.headers.get("Range"), reader.size)
+        if part is None:
+            body = b"" if request.method == "HEAD" else memoryview(self.get_buffer(key))
+            if len(body) != reader.size and request.method != "HEAD":
+                # It was replaced meanwhile; the tag is that of another version.
+                headers = headers[:1]
+            size = reader.size if request.method == "HEAD" else len(body)
+            return Reply(200, body, _BINARY, headers, length=size)
+        begin, end = part
+        shown = ("Content-Range", f"bytes {begin}-{end - 1}/{reader.size}")
+        if request.method == "HEAD":
+            return Reply(206, b"", _BINARY, (*headers, shown), length=end - begin)
+        reader.seek(begin)
+        return Reply(206, reader.read(end - begin), _BINARY, (*headers, shown))
+
+    def _write(self, key: bytes, request: Request) -> Reply:
+        if not request.body:
+            return _failed(400, "an object has at least one byte; the body is empty")
+        known = request.headers.get("If-None-Match")
+        if known not in (None, "*"):
+            return _failed(400, "If-None-Match of a PUT must be *")
+        is_kept = known == "*" or not _switch(request, "overwrite", default=True)
+        if self.put(key, request.body, overwrite=not is_kept):
+            return Reply(204, b"", _BINARY, length=None)
+        status = 412 if known == "*" else 409
+        return _failed(status, "an object has that key and was kept", code="OBJECT_ALREADY_EXISTS")
+
+    def _remove(self, key: bytes, request: Request) -> Reply:
+        self.delete(key, force=_switch(request, "force", default=False))
+        return Reply(204, b"", _BINARY, length=None)
+
+
+_BINARY: Final = "application/octet-stream"
+
+
+class _RefusedError(Exception):
+    """A refused request, with its reply."""
+
+    def __init__(self, reply: Reply) -> None:
+        super().__init__(reply.status)
+        self.reply = reply
+
+
+def _range(text: str | None, size: int) -> tuple[int, int] | None:
+    """Return the range that is asked for; None for all bytes, also for ranges not understood."""
+    found = _RANGE.fullmatch(text.replace(" ", "")) if text else None
+    if found is None or found.groups() == ("", ""):
+        return None
+    first, last = found.groups()
+    if not first:
+        begin, end = max(size - int(last), 0), size
+    else:
+        begin, end = int(first), min(int(last) + 1, size) if last else size
+        if last and int(last) < begin:
+            return None
+    if begin >= end:
+        failed = _failed(416, f"the range is outside of the object, which has {size} bytes")
+        headers = (("Content-Range", f"bytes */{size}"),)
+        raise _RefusedError(Reply(416, failed.body, failed.kind, headers))
+    return begin, end
+
+
+def _switch(request: Request, name: str, *, default: bool) -> bool:
+    given = dict(parse_qsl(request.query, keep_blank_values=True)).get(name)
+    if given is None:
+        return default
+    if given not in ("true", "false"):
+        raise _RefusedError(_failed(400, f"{name} must be true or false"))
+    return given == "true"
+
+
+def _not_allowed(methods: str) -> Reply:
+    failed = _failed(405, f"the method is not one of {methods}")
+    return Reply(405, failed.body, failed.kind, (("Allow", methods),))
+
+
+def _failed(status: int, text: str, *, code: str | None = None) -> Reply:
+    return _json(status, {"error": text} if code is None else {"error": text, "code": code})
+
+
+def _json(status: int, values: dict[str, Any]) -> Reply:
+    return Reply(status, json.dumps(values).encode())

@@ -1,0 +1,118 @@
+"""The description of the REST server's own routes, in the form of OpenAPI 3.1."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mooncake._runtime import __version__
+
+__all__ = ["description"]
+
+_KEY = {
+    "name": "key",
+    "in": "path",
+    "required": True,
+    "description": "Key of the object; any byte may be percent-encoded, also the slash.",
+    "schema": {"type": "string", "minLength": 1, "maxLength": 4096},
+}
+_FAILURE = {
+    "type": "object",
+    "required": ["error"],
+    "properties": {"error": {"type": "string"}, "code": {"type": "string"}},
+}
+_BYTES = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
+_TEXTS = {
+    "400": "The request is not valid.",
+    "403": "A change from another host without the token of MOONCAKE_REST_TOKEN.",
+    "404": "No object has that key.",
+    "409": "The object is leased, or is being written, or exists and was to be kept.",
+    "411": "The body has no Content-Length.",
+    "412": "An object has that key, and the condition asked for none.",
+    "413": "The body is too large.",
+    "416": "The range is outside of the object.",
+    "500": "The call failed.",
+    "503": "The master cannot be reached, or too many large bodies are in flight.",
+    "504": "The call took too long.",
+    "507": "The pool has no memory for the object.",
+}
+_TAG = {"ETag": {"description": "Version of the object.", "schema": {"type": "string"}}}
+_PART = {"Content-Range": {"description": "The bytes sent.", "schema": {"type": "string"}}}
+
+
+def description() -> dict[str, Any]:
+    """Return the description."""
+    paths = {
+        "/": {"get": _page("Links to the routes.", "application/json")},
+        "/health": {"get": _page("Whether the store has a master.", "application/json", "503")},
+        "/metrics": {"get": _page("Metrics of the store.", "text/plain")},
+        "/openapi.json": {"get": _page("This description.", "application/json")},
+        "/objects/{key}": {
+            "parameters": [_KEY],
+            "get": {**_read("Read an object or a range of it."), "operationId": "getObject"},
+            "head": {
+                **_read("Ask for size and version.", is_head=True),
+                "operationId": "headObject",
+            },
+            "put": _put(),
+            "delete": _delete(),
+        },
+    }
+    info = {"title": "Mooncake store", "version": __version__}
+    return {"openapi": "3.1.0", "info": info, "paths": paths}
+
+
+def _page(text: str, kind: str, *failures: str) -> dict[str, Any]:
+    content = {kind: {"schema": {"type": "string" if kind == "text/plain" else "object"}}}
+    responses = {"200": {"description": text, "content": content}}
+    return {"summary": text, "responses": {**responses, **_failures(*failures)}}
+
+
+def _failures(*statuses: str, has_body: bool = True) -> dict[str, Any]:
+    content = {"content": {"application/json": {"schema": _FAILURE}}} if has_body else {}
+    return {status: {"description": _TEXTS[status], **content} for status in statuses}
+
+
+def _read(text: str, *, is_head: bool = False) -> dict[str, Any]:
+    content = {} if is_head else {"content": _BYTES}
+    responses = {
+        "200": {"description": "All bytes.", "headers": _TAG, **content},
+        "206": {"description": "A range.", "headers": {**_TAG, **_PART}, **content},
+        "304": {"description": "The object has the version of If-None-Match."},
+    }
+    statuses = ("400", "404", "409", "416", "500", "503", "504")
+    failures = _failures(*statuses, has_body=not is_head)
+    headers = [_header("Range", "Bytes to read, as bytes=0-99."), _header("If-None-Match", "Tags.")]
+    return {"summary": text, "parameters": headers, "responses": {**responses, **failures}}
+
+
+def _put() -> dict[str, Any]:
+    body = {"required": True, "content": {"*/*": {"schema": {"type": "string", "minLength": 1}}}}
+    statuses = ("400", "403", "409", "411", "412", "413", "500", "503", "504", "507")
+    return {
+        "summary": "Store an object; the body is its value.",
+        "operationId": "putObject",
+        "parameters": [
+            _query("overwrite", "Replace an existing object; true by default."),
+            _header("If-None-Match", "* stores the object only if there is none."),
+        ],
+        "requestBody": body,
+        "responses": {"204": {"description": "The object is stored."}, **_failures(*statuses)},
+    }
+
+
+def _delete() -> dict[str, Any]:
+    statuses = ("400", "403", "404", "409", "500", "503", "504")
+    return {
+        "summary": "Remove an object.",
+        "operationId": "deleteObject",
+        "parameters": [_query("force", "Remove the object even if it is leased.")],
+        "responses": {"204": {"description": "The object is removed."}, **_failures(*statuses)},
+    }
+
+
+def _query(name: str, text: str) -> dict[str, Any]:
+    return {"name": name, "in": "query", "description": text, "schema": {"type": "boolean"}}
+
+
+def _header(name: str, text: str) -> dict[str, Any]:
+    return {"name": name, "in": "header", "description": text, "schema": {"type": "string"}}

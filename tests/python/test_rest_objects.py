@@ -1,0 +1,210 @@
+"""The REST server's routes for objects: binary bodies, ranges, codes, and its description."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import json
+import os
+import shutil
+import socket
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from conftest import MIB, MasterProcess, start_master
+
+from mooncake.mooncake_store_service import MooncakeStoreService
+
+SCHEMATHESIS = shutil.which("schemathesis")
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[MasterProcess]:
+    """A master with leases that outlast the tests."""
+    master = start_master("--default_kv_lease_ttl=600s")
+    yield master
+    master.stop()
+
+
+@pytest.fixture(scope="module")
+def service(pool: MasterProcess) -> Iterator[MooncakeStoreService]:
+    settings = {
+        "local_hostname": "localhost",
+        "metadata_server": "P2PHANDSHAKE",
+        "master_server_address": pool.address,
+        "global_segment_size": "64mb",
+        "local_buffer_size": "1mb",
+    }
+    service = MooncakeStoreService(cli_config=settings)
+    assert asyncio.run(service.start_store_service(30))
+    assert asyncio.run(service.start_http_service(0))
+    yield service
+    asyncio.run(service.stop())
+
+
+class Answer:
+    """A response and its body."""
+
+    def __init__(self, answer: http.client.HTTPResponse) -> None:
+        self.status, self.headers, self.body = answer.status, answer.headers, answer.read()
+
+    @property
+    def error(self) -> str:
+        text: str = json.loads(self.body)["error"]
+        return text
+
+
+def call(
+    service: MooncakeStoreService,
+    method: str,
+    path: str,
+    body: bytes | None = None,
+    **headers: str,
+) -> Answer:
+    assert service.port is not None
+    connection = http.client.HTTPConnection("127.0.0.1", service.port, timeout=60)
+    try:
+        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        connection.request(method, path, body, named)
+        return Answer(connection.getresponse())
+    finally:
+        connection.close()
+
+
+def test_binary_objects_are_stored_read_and_removed(service: MooncakeStoreService):
+    value = bytes(range(256)) * 5000
+    path = "/objects/blob%2F%FF%00"
+    assert call(service, "PUT", path, value).status == 204
+    answer = call(service, "GET", path)
+    assert (answer.status, answer.body) == (200, value)
+    assert answer.headers["Content-Type"] == "application/octet-stream"
+    head = call(service, "HEAD", path)
+    assert (head.status, head.body) == (200, b"")
+    assert head.headers["Content-Length"] == str(len(value))
+    assert head.headers["ETag"] == answer.headers["ETag"]
+    assert call(service, "DELETE", f"{path}?force=true").status == 204
+    assert call(service, "GET", path).status == 404
+
+
+@pytest.mark.parametrize(
+    ("asked", "status", "begin", "end"),
+    [
+        ("bytes=2-5", 206, 2, 6),
+        ("bytes=7-", 206, 7, 10),
+        ("bytes=-3", 206, 7, 10),
+        ("bytes=0-99", 206, 0, 10),
+        ("bytes=-99", 206, 0, 10),
+        ("bytes=5-2", 200, 0, 10),
+        ("bytes=0-1,3-4", 200, 0, 10),
+        ("lines=1-2", 200, 0, 10),
+        ("bytes=-", 200, 0, 10),
+    ],
+)
+def test_ranges_are_those_of_http(service: MooncakeStoreService, asked, status, begin, end):
+    call(service, "PUT", "/objects/ten", b"0123456789")
+    for method in ("GET", "HEAD"):
+        answer = call(service, method, "/objects/ten", Range=asked)
+        assert answer.status == status
+        assert answer.headers["Content-Length"] == str(end - begin)
+        if status == 206:
+            assert answer.headers["Content-Range"] == f"bytes {begin}-{end - 1}/10"
+        if method == "GET":
+            assert answer.body == b"0123456789"[begin:end]
+
+
+@pytest.mark.parametrize("asked", ["bytes=10-", "bytes=99-100", "bytes=-0"])
+def test_range_outside_of_the_object_is_refused(service: MooncakeStoreService, asked):
+    call(service, "PUT", "/objects/ten", b"0123456789")
+    answer = call(service, "GET", "/objects/ten", Range=asked)
+    assert (answer.status, answer.headers["Content-Range"]) == (416, "bytes */10")
+    assert "10 bytes" in answer.error
+
+
+def test_versions_are_compared(service: MooncakeStoreService):
+    call(service, "PUT", "/objects/v", b"1")
+    tag = call(service, "HEAD", "/objects/v").headers["ETag"]
+    assert call(service, "GET", "/objects/v", If_None_Match=tag).status == 304
+    call(service, "PUT", "/objects/v", b"2")
+    assert call(service, "GET", "/objects/v", If_None_Match=tag).body == b"2"
+    assert call(service, "PUT", "/objects/v", b"3", If_None_Match="*").status == 412
+    assert call(service, "PUT", "/objects/v?overwrite=false", b"3").status == 409
+    assert call(service, "GET", "/objects/v").body == b"2"
+
+
+def test_failures_have_their_status(service: MooncakeStoreService):
+    call(service, "PUT", "/objects/leased", b"1")
+    call(service, "GET", "/objects/leased")
+    leased = call(service, "DELETE", "/objects/leased")
+    assert (leased.status, "lease" in leased.error) == (409, True)
+    assert call(service, "DELETE", "/objects/none").status == 404
+    assert call(service, "HEAD", "/objects/none").status == 404
+    assert call(service, "PUT", "/objects/empty", b"").status == 400
+    assert call(service, "GET", "/objects/").status == 400
+    assert call(service, "DELETE", "/objects/leased?force=perhaps").status == 400
+    large = call(service, "PUT", "/objects/large", bytes(100 * MIB + 1))
+    assert large.status == 413
+    full = call(service, "PUT", "/objects/full", bytes(65 * MIB))
+    assert (full.status, json.loads(full.body)["code"]) == (507, "NO_AVAILABLE_HANDLE")
+    wrong = call(service, "POST", "/objects/k", b"1")
+    assert (wrong.status, wrong.headers["Allow"]) == (405, "GET, HEAD, PUT, DELETE")
+
+
+def test_pages_say_where_to_go(service: MooncakeStoreService, pool: MasterProcess):
+    links = json.loads(call(service, "GET", "/").body)["links"]
+    assert links["objects"] == "/objects/{key}"
+    health = call(service, "GET", "/health")
+    assert (health.status, json.loads(health.body)["master"]) == (200, pool.address)
+    metrics = call(service, "GET", "/metrics")
+    assert b"mooncake_client_served_bytes_total" in metrics.body
+    assert metrics.headers["Content-Type"].startswith("text/plain; version=0.0.4")
+    described = json.loads(call(service, "GET", "/openapi.json").body)
+    assert set(described["paths"]["/objects/{key}"]) == {
+        "parameters",
+        *("get", "head", "put", "delete"),
+    }
+    assert call(service, "POST", "/health", b"").headers["Allow"] == "GET, HEAD"
+
+
+def test_upstream_routes_keep_their_codes(service: MooncakeStoreService):
+    assert call(service, "GET", "/api/get/none").status == 404
+    wrong = call(service, "POST", "/api/get/none", b"")
+    assert (wrong.status, wrong.headers["Allow"]) == (405, "GET")
+
+
+def test_unreadable_requests_get_json(service: MooncakeStoreService):
+    assert service.port is not None
+    for line in ("GET / HTTP/9.9", "nonsense", f"GET /{'x' * 70_000} HTTP/1.1"):
+        with socket.create_connection(("127.0.0.1", service.port), 60) as raw:
+            raw.sendall(f"{line}\r\n\r\n".encode())
+            with raw.makefile("rb") as file:
+                answer = file.read()
+        head, _, body = answer.partition(b"\r\n\r\n")
+        assert b"application/json" in head, answer
+        assert json.loads(body)["error"]
+
+
+def test_objects_of_strangers_are_refused(service: MooncakeStoreService):
+    headers = {"Origin": "http://evil.example"}
+    assert call(service, "PUT", "/objects/k", b"1", **headers).status == 403
+    assert call(service, "DELETE", "/objects/k", **headers).status == 403
+    assert call(service, "GET", "/objects/k", **headers).status == 404
+
+
+@pytest.mark.skipif(
+    os.environ.get("MOONCAKE_LONG_TESTS") != "1", reason="needs MOONCAKE_LONG_TESTS=1"
+)
+@pytest.mark.skipif(
+    SCHEMATHESIS is None,
+    reason="needs schemathesis: install it in an environment of its own and add its bin to PATH",
+)
+@pytest.mark.timeout(600)
+def test_description_is_true(service: MooncakeStoreService, tmp_path: Path):
+    """Generated requests get the answers that the description promises."""
+    assert SCHEMATHESIS is not None
+    url = f"http://127.0.0.1:{service.port}/openapi.json"
+    words = [SCHEMATHESIS, "run", url, "--checks=all", "--max-examples=100", "--seed=1"]
+    words += ["--exclude-checks=unsupported_method,positive_data_acceptance"]
+    done = subprocess.run(words, capture_output=True, text=True, cwd=tmp_path, check=False)
+    assert done.returncode == 0, done.stdout
