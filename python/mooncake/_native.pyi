@@ -4,7 +4,7 @@ A failed item is an exception instance at its place in the result; a failed call
 ``str`` or ``bytes``; text is encoded as UTF-8.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Generic, Literal, TypeAlias, TypeVar, final, overload, type_check_only
 
 from typing_extensions import Buffer as _Readable
@@ -16,6 +16,9 @@ __all__ = [
     "VERSION",
     "AddressRange",
     "Buffer",
+    "CollectiveCompletion",
+    "CollectiveContext",
+    "CollectiveGroup",
     "Engine",
     "Located",
     "ObjectItemsError",
@@ -759,6 +762,152 @@ class Store:
 
 def at_exit() -> None:
     """Refuse new calls of other threads and close every store and engine. To be called at exit."""
+
+@final
+class CollectiveContext:
+    """The process's part in collective operations."""
+
+    def __new__(
+        cls,
+        *,
+        global_rank: int,
+        host: str,
+        coordinator: str | None = None,
+        heartbeat_timeout_us: int = 10_000_000,
+        bootstrap_timeout_us: int = 300_000_000,
+    ) -> CollectiveContext: ...
+    @property
+    def address(self) -> str:
+        """Address of the coordinator."""
+
+    def group(
+        self,
+        name: str,
+        slot: int,
+        *,
+        declared_size: int,
+        max_group_size: int,
+        is_extension: bool,
+        auto_deactivate: bool,
+    ) -> CollectiveGroup:
+        """Make a group, and wait until all founders have made it."""
+
+    def close(self) -> None:
+        """End connections and threads. Groups must be closed before."""
+
+@final
+class CollectiveGroup:
+    """A group of processes, as this one sees it. Addresses are those of host memory."""
+
+    def size(self) -> int:
+        """Return the highest active slot + 1."""
+
+    def epoch(self) -> int:
+        """Return the number of the view."""
+
+    def active_ranks(self) -> list[bool]:
+        """Return for each slot whether it is active."""
+
+    def set_mirror(self, address: int) -> None:
+        """Show the active slots in memory, one 32-bit integer each, until `close`."""
+
+    def allreduce(
+        self, source: int, target: int, count: int, dtype: int, operation: int
+    ) -> CollectiveCompletion:
+        """Reduce elements over all members."""
+
+    def reduce(
+        self, source: int, target: int, count: int, dtype: int, operation: int, root: int
+    ) -> CollectiveCompletion:
+        """Reduce elements over all members; the root gets the result."""
+
+    def broadcast(self, address: int, length: int, root: int) -> CollectiveCompletion:
+        """Send the bytes of the root to all members."""
+
+    def allgather(self, source: int, targets: Sequence[int], length: int) -> CollectiveCompletion:
+        """Gather the bytes of each member at all members."""
+
+    def gather(
+        self, source: int, targets: Sequence[int], length: int, root: int
+    ) -> CollectiveCompletion:
+        """Gather the bytes of each member at the root."""
+
+    def scatter(
+        self, sources: Sequence[int], target: int, length: int, root: int
+    ) -> CollectiveCompletion:
+        """Send each slot its part of the bytes of the root."""
+
+    def reduce_scatter(
+        self,
+        sources: Sequence[int],
+        counts: Sequence[int],
+        target: int,
+        count: int,
+        dtype: int,
+        operation: int,
+    ) -> CollectiveCompletion:
+        """Reduce a part per slot; this member gets that of its slot."""
+
+    def all_to_all(
+        self,
+        sources: Sequence[int],
+        source_lengths: Sequence[int],
+        targets: Sequence[int],
+        target_lengths: Sequence[int],
+    ) -> CollectiveCompletion:
+        """Send bytes to each slot, and take bytes from each."""
+
+    def barrier(self) -> CollectiveCompletion:
+        """Wait for all members."""
+
+    def send(self, address: int, length: int, to: int, tag: int) -> CollectiveCompletion:
+        """Send a message; done when the receiver has taken it."""
+
+    def recv(self, address: int, length: int, source: int | None, tag: int) -> CollectiveCompletion:
+        """Receive a message of a slot; of any if none is given."""
+
+    def peer_state(self) -> list[bool]:
+        """Return for each slot whether its rank is reachable and active, or waits."""
+
+    def activate(self, slots: Sequence[int]) -> tuple[int, int, list[int], str]:
+        """Make waiting ranks members; return status, epoch, dropped ranks and reason."""
+
+    def deactivate(self, slots: Sequence[int]) -> tuple[int, int, list[int], str]:
+        """Take ranks out of the view; return as `activate`."""
+
+    def sync_after_failure(self) -> bool:
+        """Return whether the members have agreed on a loss since the last call."""
+
+    def join(self, timeout_us: int) -> bool:
+        """Wait until a member activates this rank; return whether one did."""
+
+    def metrics(self) -> dict[str, int]:
+        """Return what the group did, by name."""
+
+    def close(self) -> None:
+        """End the group: operations that are not done fail."""
+
+@final
+class CollectiveCompletion:
+    """The end of an operation."""
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait at most so long and return whether the operation is done."""
+
+    def done(self) -> bool:
+        """Return whether the operation is done."""
+
+    def error(self) -> BaseException | None:
+        """Return why the operation failed as a whole."""
+
+    def failed_ranks(self) -> list[int]:
+        """Return the slots that were lost while the operation ran."""
+
+    def source(self) -> int | None:
+        """Return the slot that a receive got its message from."""
+
+    def add_done_callback(self, callback: Callable[[], object]) -> None:
+        """Call back once the operation is done, from a native thread; at once if it is."""
 
 @final
 class RpcClient:

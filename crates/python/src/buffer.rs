@@ -1,7 +1,7 @@
 //! Memory that Python and transfers share: views of callers' buffers, bytes that are filled before
 //! Python sees them, and [`Buffer`], which owns the result of a get.
 //!
-//! One of two files of this crate with unsafe code; the other is `hostmem`.
+//! One of three files of this crate with unsafe code; the others are `collective` and `hostmem`.
 #![allow(unsafe_code, reason = "shares memory with Python")]
 
 use std::{

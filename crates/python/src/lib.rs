@@ -3,7 +3,8 @@
 //!
 //! In reading order: [`store`] (a handle on a pool), [`pending`] and [`workers`] (its calls for
 //! event loops), [`engine`] (a transfer engine without a pool), [`rpc`] (messages between
-//! processes), [`options`], [`argument`] and [`buffer`] (values from Python), [`error`] (exceptions
+//! processes), [`collective`]
+//! (operations of process groups), [`options`], [`argument`] and [`buffer`] (values from Python), [`error`] (exceptions
 //! for Python), [`detach`] (releasing and reacquiring the interpreter), [`runtime`], [`log`],
 //! [`hostmem`] (an allocator for other libraries), [`fast_copy`] (many arrays into one memory),
 //! [`process`] (exit, environment, and the programs of the wheel).
@@ -11,6 +12,7 @@
 
 mod argument;
 mod buffer;
+mod collective;
 mod detach;
 mod engine;
 mod error;
@@ -32,6 +34,7 @@ mod _native {
     #[pymodule_export]
     use crate::{
         buffer::{AddressRange, Buffer, ObjectItemsError, holds_objects, writable_range},
+        collective::{CollectiveCompletion, CollectiveContext, CollectiveGroup},
         engine::{Engine, read_memory, write_memory},
         error::{codes, failure, last_error, use_exceptions},
         fast_copy::concat_arrays_into,

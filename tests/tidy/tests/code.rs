@@ -72,6 +72,9 @@ const UNSAFE: &[(&str, &str)] = &[
     ("crates/transfer-tools/src/bench/worker.rs", "lends its own memory to transfers"),
     ("crates/store-client/src/client/bytes.rs", "lends the caller's slices to transfers"),
     ("crates/testkit/src/cluster.rs", "lends buffers of the tests"),
+    ("crates/collective/src/memory.rs", "reads and writes memory of callers"),
+    ("crates/collective/tests/groups.rs", "lends memory of the test to operations"),
+    ("crates/python/src/collective.rs", "lends memory of tensors to operations"),
     ("crates/python/src/buffer.rs", "the buffer protocol"),
     ("crates/python/src/hostmem.rs", "maps memory for allocators in C"),
 ];

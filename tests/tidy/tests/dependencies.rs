@@ -36,6 +36,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
         ],
     ),
     ("rpc", &["base", "os"]),
+    ("collective", &["base", "os"]),
     (
         "python",
         &[
@@ -48,6 +49,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
             "settings",
             "transfer-tools",
             "rpc",
+            "collective",
             "daemon",
             "master",
             "store-client",

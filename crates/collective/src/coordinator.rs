@@ -1,0 +1,208 @@
+//! The coordinator: it lives in global rank 0, listens to the agents of all ranks, and carries out
+//! what `membership` decides.
+
+use std::{
+    collections::HashMap,
+    net::{Shutdown, SocketAddr, TcpListener, TcpStream},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread::{self, JoinHandle},
+    time::{Duration, Instant},
+};
+
+use mooncake_base::{Token, sync::Condvar, sync::Mutex};
+
+use crate::{
+    auth,
+    membership::{Membership, Notices},
+    message::{self, Notice, Request},
+};
+
+/// How often silence is looked for.
+const TICK: Duration = Duration::from_millis(250);
+/// Longest time that a message to an agent may wait for its socket.
+const SEND_LIMIT: Duration = Duration::from_secs(5);
+
+/// A coordinator that runs until it is dropped.
+#[derive(Debug)]
+pub(crate) struct Coordinator {
+    shared: Arc<Shared>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    state: Mutex<State>,
+    stopping: AtomicBool,
+    stop: Condvar,
+    address: SocketAddr,
+    token: Option<Token>,
+    heartbeat_timeout: Duration,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    membership: Membership,
+    agents: HashMap<u32, Agent>,
+}
+
+#[derive(Debug)]
+struct Agent {
+    stream: TcpStream,
+    connection: u64,
+    heard: Instant,
+}
+
+impl Coordinator {
+    /// Starts a coordinator on a listener.
+    pub(crate) fn start(
+        listener: TcpListener,
+        token: Option<Token>,
+        heartbeat_timeout: Duration,
+    ) -> std::io::Result<Self> {
+        let address = listener.local_addr()?;
+        let shared = Arc::new(Shared {
+            state: Mutex::new(State::default()),
+            stopping: AtomicBool::new(false),
+            stop: Condvar::default(),
+            address,
+            token,
+            heartbeat_timeout,
+        });
+        let accepting = Arc::clone(&shared);
+        let ticking = Arc::clone(&shared);
+        let threads = vec![
+            spawn("mc-pg-accept", move || accepting.accept(&listener))?,
+            spawn("mc-pg-tick", move || ticking.watch())?,
+        ];
+        Ok(Self { shared, threads })
+    }
+}
+
+impl Drop for Coordinator {
+    fn drop(&mut self) {
+        self.shared.stopping.store(true, Ordering::SeqCst);
+        {
+            let state = self.shared.state.lock();
+            self.shared.stop.notify_all();
+            for agent in state.agents.values() {
+                let _ = agent.stream.shutdown(Shutdown::Both);
+            }
+        }
+        // The connection wakes the thread that accepts.
+        let _ = TcpStream::connect_timeout(&self.shared.address, Duration::from_secs(1));
+        for thread in self.threads.drain(..) {
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Shared {
+    fn accept(self: &Arc<Self>, listener: &TcpListener) {
+        let mut servers: Vec<JoinHandle<()>> = Vec::new();
+        for (connection, stream) in (0..).zip(listener.incoming()) {
+            if self.stopping.load(Ordering::SeqCst) {
+                break;
+            }
+            servers.retain(|server| !server.is_finished());
+            let Ok(stream) = stream else { continue };
+            let shared = Arc::clone(self);
+            if let Ok(server) = spawn("mc-pg-agent", move || shared.serve(stream, connection)) {
+                servers.push(server);
+            }
+        }
+        for agent in self.state.lock().agents.values() {
+            let _ = agent.stream.shutdown(Shutdown::Both);
+        }
+        for server in servers {
+            let _ = server.join();
+        }
+    }
+
+    /// Serves one agent until its connection ends.
+    fn serve(&self, mut stream: TcpStream, connection: u64) {
+        let _ = stream.set_nodelay(true);
+        let _ = stream.set_write_timeout(Some(SEND_LIMIT));
+        if let Err(error) = auth::accept(&mut stream, self.token.as_ref()) {
+            tracing::warn!(%error, "a rank was refused");
+            return;
+        }
+        let Ok(request @ Request::Register { rank, .. }) = message::receive(&mut stream) else {
+            return;
+        };
+        let Ok(writer) = stream.try_clone() else { return };
+        {
+            let mut state = self.state.lock();
+            let agent = Agent { stream: writer, connection, heard: Instant::now() };
+            if let Some(old) = state.agents.insert(rank, agent) {
+                let _ = old.stream.shutdown(Shutdown::Both);
+            }
+            let notices = state.membership.handle(rank, request);
+            state.send(notices);
+        }
+        while !self.stopping.load(Ordering::SeqCst)
+            && let Ok(request) = message::receive::<Request>(&mut stream)
+        {
+            let mut state = self.state.lock();
+            let Some(agent) =
+                state.agents.get_mut(&rank).filter(|agent| agent.connection == connection)
+            else {
+                return;
+            };
+            agent.heard = Instant::now();
+            let notices = state.membership.handle(rank, request);
+            state.send(notices);
+        }
+        let mut state = self.state.lock();
+        if state.agents.get(&rank).is_some_and(|agent| agent.connection == connection) {
+            state.agents.remove(&rank);
+            if !self.stopping.load(Ordering::SeqCst) {
+                let notices = state.membership.lose(rank, true);
+                state.send(notices);
+            }
+        }
+    }
+
+    /// Takes ranks out that are silent for too long. Their connections stay: a process that was
+    /// stopped learns what happened as soon as it runs again.
+    fn watch(&self) {
+        let mut state = self.state.lock();
+        while !self.stopping.load(Ordering::SeqCst) {
+            let before = Instant::now();
+            self.stop.wait_for(&mut state, TICK);
+            // If this process itself did not run, the ranks had no chance to be heard.
+            let pause = before.elapsed().saturating_sub(TICK);
+            let mut silent = Vec::new();
+            for (rank, agent) in &mut state.agents {
+                if pause > TICK {
+                    agent.heard += pause;
+                }
+                if agent.heard.elapsed() > self.heartbeat_timeout {
+                    silent.push(*rank);
+                }
+            }
+            for rank in silent {
+                let notices = state.membership.silence(rank);
+                state.send(notices);
+            }
+        }
+    }
+}
+
+impl State {
+    fn send(&mut self, notices: Notices) {
+        for (rank, notice) in notices {
+            let Some(agent) = self.agents.get_mut(&rank) else { continue };
+            if message::send::<Notice>(&mut agent.stream, &notice).is_err() {
+                // Its reader notices the end of the connection.
+                let _ = agent.stream.shutdown(Shutdown::Both);
+            }
+        }
+    }
+}
+
+fn spawn(name: &str, run: impl FnOnce() + Send + 'static) -> std::io::Result<JoinHandle<()>> {
+    thread::Builder::new().name(name.to_owned()).spawn(run)
+}

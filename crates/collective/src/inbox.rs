@@ -1,0 +1,314 @@
+//! The state of one group in one process: its view, how far it is, and what has arrived for it.
+
+use std::collections::VecDeque;
+
+use mooncake_base::{
+    Error,
+    sync::{Condvar, Mutex},
+};
+use rustc_hash::FxHashMap;
+
+use crate::{
+    completion::{Completion, Outcome},
+    memory::{HostRange, Mirror},
+    mesh::{Header, Kind},
+    message::{Commit, Member},
+};
+
+/// A part of a collective: attempt, sequence, step, source.
+pub(crate) type PartKey = (u32, u64, u32, u32);
+
+/// The state of a group, and the condition that it has changed.
+#[derive(Debug, Default)]
+pub(crate) struct Inbox {
+    pub(crate) state: Mutex<State>,
+    pub(crate) changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct State {
+    pub(crate) is_made: bool,
+    /// Whether the coordinator knows this extension rank.
+    pub(crate) is_known: bool,
+    pub(crate) slot: usize,
+    pub(crate) capacity: usize,
+    pub(crate) declared: usize,
+    pub(crate) view: View,
+    pub(crate) peers: Vec<bool>,
+    pub(crate) mirror: Option<Mirror>,
+    /// The attempt of a change of the view in progress: no operation makes progress.
+    pub(crate) stopped: Option<u32>,
+    /// Number of the next operation.
+    pub(crate) next: u64,
+    pub(crate) running: Option<Running>,
+    /// Slots that failed, and that no operation has reported yet.
+    pub(crate) unreported: Vec<usize>,
+    pub(crate) refusal: Option<String>,
+    pub(crate) closed: Option<Error>,
+    pub(crate) parts: FxHashMap<PartKey, VecDeque<Vec<u8>>>,
+    pub(crate) messages: Messages,
+    pub(crate) counters: Counters,
+}
+
+/// The view of a group.
+#[derive(Debug, Default, Clone)]
+pub(crate) struct View {
+    pub(crate) attempt: u32,
+    pub(crate) generation: u32,
+    pub(crate) epoch: u64,
+    pub(crate) active: Vec<bool>,
+    pub(crate) members: Vec<Member>,
+    pub(crate) finished: i64,
+    /// Whether this process is outside of the group and has never been inside.
+    pub(crate) is_isolated: bool,
+}
+
+/// The operation that is carried out.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Running {
+    pub(crate) sequence: u64,
+    pub(crate) has_data: bool,
+}
+
+/// What a group did.
+#[derive(Debug, Default, Clone, Copy)]
+pub struct Counters {
+    /// Collective operations that were finished.
+    pub operations: u64,
+    /// Bytes that were sent for them.
+    pub bytes_sent: u64,
+    /// Operations in which a rank was lost.
+    pub failures: u64,
+}
+
+/// Messages of `send` and `recv`.
+#[derive(Debug, Default)]
+pub(crate) struct Messages {
+    pub(crate) receives: Vec<Receive>,
+    pub(crate) arrived: VecDeque<Arrived>,
+    pub(crate) sent: FxHashMap<u64, (usize, Completion)>,
+    pub(crate) next_id: u64,
+    /// What the group's thread for messages has to write.
+    pub(crate) outgoing: VecDeque<Outgoing>,
+}
+
+#[derive(Debug)]
+pub(crate) struct Receive {
+    pub(crate) source: Option<usize>,
+    pub(crate) tag: u32,
+    pub(crate) range: HostRange,
+    pub(crate) completion: Completion,
+}
+
+#[derive(Debug)]
+pub(crate) struct Arrived {
+    source: usize,
+    tag: u32,
+    id: u64,
+    payload: Vec<u8>,
+}
+
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Outgoing {
+    Message { to: usize, tag: u32, id: u64, range: HostRange },
+    Taken { to: usize, id: u64 },
+}
+
+/// Operations that ended, to be announced after the lock is released.
+pub(crate) type Ended = Vec<(Completion, Outcome)>;
+
+impl View {
+    pub(crate) fn is_member(&self, slot: usize) -> bool {
+        self.members.iter().any(|member| member.slot == slot)
+    }
+
+    pub(crate) fn member(&self, slot: usize) -> Option<&Member> {
+        self.members.iter().find(|member| member.slot == slot)
+    }
+
+    pub(crate) fn size(&self) -> usize {
+        self.active.iter().rposition(|&active| active).map_or(0, |highest| highest + 1)
+    }
+}
+
+impl Inbox {
+    /// Takes in a frame.
+    pub(crate) fn deliver(&self, header: &Header, payload: Vec<u8>) {
+        let source = header.source as usize;
+        let mut ended = Ended::new();
+        let mut state = self.state.lock();
+        match header.kind {
+            Kind::Collective if header.attempt >= state.view.attempt => {
+                let key = (header.attempt, header.sequence, header.step, header.source);
+                state.parts.entry(key).or_default().push_back(payload);
+            }
+            // A part of an operation that is done again.
+            Kind::Collective => return,
+            Kind::Message => {
+                let (tag, id) = (header.step, header.sequence);
+                state.messages.arrived.push_back(Arrived { source, tag, id, payload });
+                state.match_messages(&mut ended);
+            }
+            Kind::Taken => {
+                if let Some((_, completion)) = state.messages.sent.remove(&header.sequence) {
+                    ended.push((completion, Outcome::default()));
+                }
+            }
+        }
+        drop(state);
+        self.changed.notify_all();
+        announce(ended);
+    }
+
+    /// Stops the group for a change of the view, and returns the last operation whose data it has.
+    pub(crate) fn prepare(&self, attempt: u32) -> i64 {
+        let mut state = self.state.lock();
+        state.stopped = Some(attempt);
+        let finished = match state.running {
+            Some(Running { sequence, has_data: true }) => sequence.cast_signed(),
+            Some(Running { sequence, has_data: false }) => sequence.cast_signed() - 1,
+            None => state.next.cast_signed() - 1,
+        };
+        drop(state);
+        self.changed.notify_all();
+        finished
+    }
+
+    /// Takes in a new view, and returns the ranks that are not in it any more.
+    pub(crate) fn commit(&self, commit: Commit) -> Vec<u32> {
+        let mut ended = Ended::new();
+        let mut state = self.state.lock();
+        let slot = state.slot;
+        let was_member = state.view.is_member(slot) && !state.view.is_isolated;
+        let is_member = commit.members.iter().any(|member| member.slot == slot);
+        if !is_member && state.view.is_isolated {
+            // An extension rank that has not joined sees only itself.
+            return Vec::new();
+        }
+        let left = state.view.members.iter().filter(|old| {
+            !commit
+                .members
+                .iter()
+                .any(|new| new.rank == old.rank && new.incarnation == old.incarnation)
+        });
+        let left: Vec<u32> = left.map(|member| member.rank).collect();
+        let restarts = commit.generation != state.view.generation || !was_member;
+        // An operation that is finished as it is keeps its number.
+        let finished = commit.finished;
+        if restarts {
+            state.next = 0;
+            if let Some(running) = &mut state.running
+                && running.sequence.cast_signed() > finished
+            {
+                // The open operation is the first one of the new generation.
+                *running = Running { sequence: 0, has_data: false };
+                state.next = 1;
+            }
+        }
+        state.view = View {
+            attempt: commit.attempt,
+            generation: commit.generation,
+            epoch: commit.epoch,
+            active: commit.active,
+            members: commit.members,
+            finished,
+            is_isolated: false,
+        };
+        let attempt = state.view.attempt;
+        state.parts.retain(|key, _| key.0 >= attempt);
+        state.unreported.extend(commit.failed.iter().filter(|failed| **failed != slot));
+        state.stopped = None;
+        if let Some(mirror) = &state.mirror {
+            mirror.show(&state.view.active);
+        }
+        state.fail_messages(&mut ended);
+        drop(state);
+        self.changed.notify_all();
+        announce(ended);
+        left
+    }
+
+    /// Ends the group: operations that are not done fail.
+    pub(crate) fn close(&self, error: &Error) {
+        let mut ended = Ended::new();
+        let mut state = self.state.lock();
+        if state.closed.is_none() {
+            state.closed = Some(error.clone());
+        }
+        let failed = || Outcome { error: Some(error.clone()), ..Outcome::default() };
+        let messages = std::mem::take(&mut state.messages);
+        ended.extend(messages.receives.into_iter().map(|it| (it.completion, failed())));
+        ended.extend(messages.sent.into_values().map(|(_, completion)| (completion, failed())));
+        state.mirror = None;
+        state.parts.clear();
+        drop(state);
+        self.changed.notify_all();
+        announce(ended);
+    }
+}
+
+impl State {
+    /// Hands messages to the receives that wait for them, first come, first served.
+    pub(crate) fn match_messages(&mut self, ended: &mut Ended) {
+        let mut index = 0;
+        while index < self.messages.receives.len() {
+            let receive = &self.messages.receives[index];
+            let fits = |arrived: &Arrived| {
+                arrived.tag == receive.tag && receive.source.is_none_or(|it| it == arrived.source)
+            };
+            let Some(found) = self.messages.arrived.iter().position(fits) else {
+                index += 1;
+                continue;
+            };
+            let receive = self.messages.receives.remove(index);
+            let Some(arrived) = self.messages.arrived.remove(found) else { continue };
+            let mut outcome = Outcome { source: Some(arrived.source), ..Outcome::default() };
+            if arrived.payload.len() == receive.range.length() {
+                receive.range.write(&arrived.payload);
+            } else {
+                outcome.error = Some(
+                    Error::invalid("the message has another length than the tensor")
+                        .with("message_bytes", arrived.payload.len())
+                        .with("tensor_bytes", receive.range.length()),
+                );
+            }
+            ended.push((receive.completion, outcome));
+            let taken = Outgoing::Taken { to: arrived.source, id: arrived.id };
+            self.messages.outgoing.push_back(taken);
+        }
+    }
+
+    /// Ends sends to, and receives from, slots that are not in the view.
+    fn fail_messages(&mut self, ended: &mut Ended) {
+        let view = &self.view;
+        let slot = self.slot;
+        let messages = &mut self.messages;
+        messages.arrived.retain(|arrived| view.is_member(arrived.source));
+        messages.outgoing.retain(|outgoing| match outgoing {
+            Outgoing::Message { to, .. } | Outgoing::Taken { to, .. } => view.is_member(*to),
+        });
+        let lost = |slot: usize| Outcome { failed_slots: vec![slot], ..Outcome::default() };
+        let others = view.members.iter().any(|member| member.slot != slot);
+        messages.receives.retain(|receive| {
+            let is_lost = receive.source.map_or(!others, |source| !view.is_member(source));
+            if is_lost {
+                ended.push((receive.completion.clone(), lost(receive.source.unwrap_or(slot))));
+            }
+            !is_lost
+        });
+        messages.sent.retain(|_, (to, completion)| {
+            if !view.is_member(*to) {
+                ended.push((completion.clone(), lost(*to)));
+                return false;
+            }
+            true
+        });
+    }
+}
+
+/// Announces the end of operations. No lock is held: callbacks run in here.
+pub(crate) fn announce(ended: Ended) {
+    for (completion, outcome) in ended {
+        completion.complete(outcome);
+    }
+}

@@ -1,0 +1,35 @@
+//! Collective operations between processes that continue after a member dies.
+//!
+//! A [`Context`] is the process's part: listeners that bind one address, one connection to each
+//! other rank, and a link to the coordinator, which lives in global rank 0. A [`Group`] carries out
+//! [`Operation`]s in the order of calls. Every operation ends when all members have their data, so
+//! that either all of them have it or none has written anything; if a member is lost, the members
+//! of the new view do an operation again that not all of them have the data of.
+//!
+//! In reading order: [`membership`] (the rules, without I/O), [`message`], [`coordinator`],
+//! [`context`] (the process), [`mesh`] (connections), [`inbox`] (the state of a group), [`group`],
+//! [`collectives`] (who sends what), [`reduce`], [`memory`], [`completion`], [`auth`].
+#![warn(missing_docs)]
+
+mod auth;
+mod collectives;
+mod completion;
+mod context;
+mod coordinator;
+mod group;
+mod inbox;
+mod membership;
+mod memory;
+mod mesh;
+mod message;
+mod reduce;
+
+pub use collectives::Operation;
+pub use completion::{Completion, Outcome};
+pub use context::{Context, ContextConfig, GroupConfig};
+pub use group::Group;
+pub use inbox::Counters;
+pub use membership::CAPACITY_MAX;
+pub use memory::{HostRange, Mirror};
+pub use message::{Answer, Status};
+pub use reduce::{Dtype, Reduction};

@@ -1,0 +1,71 @@
+//! Memory of the caller that operations read and write.
+
+use std::{ptr, slice};
+
+/// A range of memory that its owner lends until the operation is done.
+#[derive(Debug, Clone, Copy)]
+pub struct HostRange {
+    address: usize,
+    length: usize,
+}
+
+impl HostRange {
+    /// An empty range.
+    pub const EMPTY: Self = Self { address: 0, length: 0 };
+
+    /// Names a range of memory.
+    ///
+    /// # Safety
+    /// The memory is readable, and writable if an operation writes it, until the completion of
+    /// every operation that was given the range is done. Nothing else accesses it meanwhile.
+    pub unsafe fn new(address: usize, length: usize) -> Self {
+        Self { address: if length == 0 { 0 } else { address }, length }
+    }
+
+    /// Returns the length in bytes.
+    pub fn length(self) -> usize {
+        self.length
+    }
+
+    /// Returns the bytes.
+    pub(crate) fn bytes(&self) -> &[u8] {
+        if self.length == 0 {
+            return &[];
+        }
+        // SAFETY: the maker of the range keeps it readable until the operation is done, and only
+        // operations that are not done hold one.
+        unsafe { slice::from_raw_parts(self.address as *const u8, self.length) }
+    }
+
+    /// Overwrites the start of the range.
+    pub(crate) fn write(self, bytes: &[u8]) {
+        let length = bytes.len().min(self.length);
+        if length > 0 {
+            // SAFETY: the maker of the range keeps it writable until the operation is done; the
+            // bytes are memory of this crate, or the range itself, which `copy` allows.
+            unsafe { ptr::copy(bytes.as_ptr(), self.address as *mut u8, length) };
+        }
+    }
+}
+
+/// Where a group shows which slots are active: one 32-bit integer per slot.
+#[derive(Debug)]
+pub struct Mirror(HostRange);
+
+impl Mirror {
+    /// Names the memory of a mirror.
+    ///
+    /// # Safety
+    /// As for [`HostRange::new`], until the mirror is dropped; readers may see old values.
+    pub unsafe fn new(address: usize, slots: usize) -> Self {
+        // SAFETY: the caller keeps the promise of `HostRange::new`.
+        Self(unsafe { HostRange::new(address, slots * size_of::<i32>()) })
+    }
+
+    /// Shows which slots are active.
+    pub(crate) fn show(&self, active: &[bool]) {
+        let bytes: Vec<u8> =
+            active.iter().flat_map(|&active| i32::from(active).to_ne_bytes()).collect();
+        self.0.write(&bytes);
+    }
+}

@@ -1,0 +1,393 @@
+//! Connections between the ranks: one per pair, opened by the higher rank, read by a thread each.
+
+use std::{
+    collections::HashMap,
+    hash::{Hash, Hasher},
+    io::{self, IoSlice, Read, Write},
+    net::{Shutdown, TcpListener, TcpStream},
+    sync::{
+        Arc, Weak,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread::{self, JoinHandle},
+    time::Duration,
+};
+
+use mooncake_base::{
+    Clock, Endpoint, SystemClock, Token,
+    sync::{Condvar, Mutex},
+};
+use mooncake_os::dial::dial;
+use rustc_hash::FxHasher;
+
+use crate::{auth, inbox::Inbox, message::Member};
+
+/// Most groups of which frames are held before the group is made here.
+const GROUPS_MAX: usize = 4096;
+/// Memory that is reserved for a payload before its bytes arrive.
+const RESERVED_BYTES_MAX: u64 = 64 << 20;
+const DIAL_LIMIT: Duration = Duration::from_secs(10);
+
+const HEADER_BYTES: usize = 40;
+
+/// The kind of a frame.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// A part of a collective operation.
+    Collective,
+    /// A message of `send`; its step is the tag.
+    Message,
+    /// The receiver has taken a message.
+    Taken,
+}
+
+/// The head of a frame.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Header {
+    pub(crate) kind: Kind,
+    pub(crate) group: u64,
+    pub(crate) attempt: u32,
+    pub(crate) sequence: u64,
+    pub(crate) step: u32,
+    pub(crate) source: u32,
+    pub(crate) length: u64,
+}
+
+impl Header {
+    fn encode(&self) -> [u8; HEADER_BYTES] {
+        let mut bytes = [0; HEADER_BYTES];
+        bytes[0] = self.kind as u8;
+        bytes[4..8].copy_from_slice(&self.attempt.to_le_bytes());
+        bytes[8..16].copy_from_slice(&self.group.to_le_bytes());
+        bytes[16..24].copy_from_slice(&self.sequence.to_le_bytes());
+        bytes[24..28].copy_from_slice(&self.step.to_le_bytes());
+        bytes[28..32].copy_from_slice(&self.source.to_le_bytes());
+        bytes[32..40].copy_from_slice(&self.length.to_le_bytes());
+        bytes
+    }
+
+    fn decode(bytes: &[u8; HEADER_BYTES]) -> Option<Self> {
+        let word = |at: usize| bytes[at..at + 4].try_into().map(u32::from_le_bytes).ok();
+        let long = |at: usize| bytes[at..at + 8].try_into().map(u64::from_le_bytes).ok();
+        let kind = match bytes[0] {
+            0 => Kind::Collective,
+            1 => Kind::Message,
+            2 => Kind::Taken,
+            _ => return None,
+        };
+        Some(Self {
+            kind,
+            attempt: word(4)?,
+            group: long(8)?,
+            sequence: long(16)?,
+            step: word(24)?,
+            source: word(28)?,
+            length: long(32)?,
+        })
+    }
+}
+
+/// Returns the number of a group on the wire.
+pub(crate) fn group_id(name: &str) -> u64 {
+    let mut hasher = FxHasher::default();
+    name.hash(&mut hasher);
+    hasher.finish()
+}
+
+/// A connection to another rank.
+#[derive(Debug)]
+pub(crate) struct Link {
+    rank: u32,
+    incarnation: u64,
+    stream: TcpStream,
+    writing: Mutex<()>,
+    is_alive: AtomicBool,
+}
+
+impl Link {
+    /// Sends a frame. Blocks until the peer's thread has room for it.
+    pub(crate) fn send(&self, header: &Header, payload: &[u8]) -> io::Result<()> {
+        let head = header.encode();
+        let _writing = self.writing.lock();
+        let mut stream = &self.stream;
+        let sent = match stream.write_vectored(&[IoSlice::new(&head), IoSlice::new(payload)]) {
+            Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+            Ok(sent) => sent,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => 0,
+            Err(error) => return Err(error),
+        };
+        if sent < head.len() {
+            stream.write_all(&head[sent..])?;
+            stream.write_all(payload)
+        } else {
+            stream.write_all(&payload[sent - head.len()..])
+        }
+    }
+
+    fn close(&self) {
+        self.is_alive.store(false, Ordering::SeqCst);
+        let _ = self.stream.shutdown(Shutdown::Both);
+    }
+}
+
+/// All connections of this process, and the inboxes of its groups.
+#[derive(Debug)]
+pub(crate) struct Mesh {
+    rank: u32,
+    incarnation: u64,
+    token: Option<Token>,
+    state: Mutex<State>,
+    changed: Condvar,
+    lost: Mutex<Vec<(u32, u64)>>,
+    lost_changed: Condvar,
+    is_closing: AtomicBool,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    links: HashMap<u32, Arc<Link>>,
+    dialing: Vec<(u32, u64)>,
+    inboxes: HashMap<u64, Arc<Inbox>>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl Mesh {
+    pub(crate) fn new(rank: u32, incarnation: u64, token: Option<Token>) -> Arc<Self> {
+        Arc::new(Self {
+            rank,
+            incarnation,
+            token,
+            state: Mutex::new(State::default()),
+            changed: Condvar::default(),
+            lost: Mutex::new(Vec::new()),
+            lost_changed: Condvar::default(),
+            is_closing: AtomicBool::new(false),
+        })
+    }
+
+    /// Returns the inbox of a group, which may not be made here yet.
+    pub(crate) fn inbox(&self, group: u64) -> Option<Arc<Inbox>> {
+        let mut state = self.state.lock();
+        if state.inboxes.len() >= GROUPS_MAX && !state.inboxes.contains_key(&group) {
+            return None;
+        }
+        let inbox = state.inboxes.entry(group).or_insert_with(|| Arc::new(Inbox::default()));
+        Some(Arc::clone(inbox))
+    }
+
+    /// Returns all inboxes.
+    pub(crate) fn inboxes(&self) -> Vec<Arc<Inbox>> {
+        self.state.lock().inboxes.values().map(Arc::clone).collect()
+    }
+
+    /// Forgets a group that was destroyed.
+    pub(crate) fn forget(&self, group: u64) {
+        self.state.lock().inboxes.remove(&group);
+    }
+
+    /// Accepts connections of higher ranks until the mesh is closed.
+    pub(crate) fn accept(self: &Arc<Self>, listener: &TcpListener) {
+        for stream in listener.incoming() {
+            if self.is_closing() {
+                return;
+            }
+            let Ok(stream) = stream else { continue };
+            let mesh = Arc::clone(self);
+            self.spawn("mc-pg-link", move || {
+                if let Err(error) = mesh.greet_caller(stream) {
+                    tracing::debug!(%error, "a connection was refused");
+                }
+            });
+        }
+    }
+
+    /// Opens connections to the members of lower rank that have none.
+    pub(crate) fn connect(self: &Arc<Self>, members: &[Member]) {
+        for member in members.iter().filter(|member| member.rank < self.rank) {
+            let key = (member.rank, member.incarnation);
+            let mut state = self.state.lock();
+            let is_linked = state.links.get(&member.rank).is_some_and(|link| {
+                link.incarnation == member.incarnation && link.is_alive.load(Ordering::SeqCst)
+            });
+            if is_linked || state.dialing.contains(&key) {
+                continue;
+            }
+            state.dialing.push(key);
+            drop(state);
+            let mesh = Arc::clone(self);
+            let member = member.clone();
+            self.spawn("mc-pg-link", move || {
+                let opened = mesh.greet_member(&member);
+                mesh.state.lock().dialing.retain(|dialed| *dialed != key);
+                match opened {
+                    Ok(link) => mesh.read(&link),
+                    Err(error) => {
+                        tracing::warn!(rank = member.rank, %error, "a rank cannot be reached");
+                        mesh.report_lost(key);
+                    }
+                }
+            });
+        }
+    }
+
+    /// Returns the connection to a member, once it is there, unless `is_over` says to give up.
+    pub(crate) fn link(&self, member: &Member, is_over: impl Fn() -> bool) -> Option<Arc<Link>> {
+        let mut state = self.state.lock();
+        loop {
+            if let Some(link) = state.links.get(&member.rank)
+                && link.incarnation == member.incarnation
+                && link.is_alive.load(Ordering::SeqCst)
+            {
+                return Some(Arc::clone(link));
+            }
+            if self.is_closing() || is_over() {
+                return None;
+            }
+            // The end of the wait is not announced here: it is looked for.
+            self.changed.wait_for(&mut state, Duration::from_millis(20));
+        }
+    }
+
+    /// Closes the connection to a rank that is in no view any more.
+    pub(crate) fn drop_link(&self, rank: u32) {
+        let link = self.state.lock().links.remove(&rank);
+        if let Some(link) = link {
+            link.close();
+        }
+    }
+
+    /// Waits for ranks whose connections ended, at most `time`.
+    pub(crate) fn wait_lost(&self, time: Duration) -> Vec<(u32, u64)> {
+        let mut lost = self.lost.lock();
+        if lost.is_empty() && !self.is_closing() {
+            self.lost_changed.wait_for(&mut lost, time);
+        }
+        std::mem::take(&mut *lost)
+    }
+
+    /// Begins the end: connections close, waits end.
+    pub(crate) fn begin_close(&self) {
+        self.is_closing.store(true, Ordering::SeqCst);
+        let state = self.state.lock();
+        for link in state.links.values() {
+            link.close();
+        }
+        self.changed.notify_all();
+        drop(state);
+        let _lost = self.lost.lock();
+        self.lost_changed.notify_all();
+    }
+
+    /// Waits for the threads of connections; they end once their sockets are closed.
+    pub(crate) fn join(&self) {
+        loop {
+            let threads = std::mem::take(&mut self.state.lock().threads);
+            if threads.is_empty() {
+                return;
+            }
+            for thread in threads {
+                if thread.thread().id() != thread::current().id() {
+                    let _ = thread.join();
+                }
+            }
+        }
+    }
+
+    pub(crate) fn is_closing(&self) -> bool {
+        self.is_closing.load(Ordering::SeqCst)
+    }
+
+    fn greet_member(&self, member: &Member) -> io::Result<Arc<Link>> {
+        let endpoint: Endpoint = member.address.parse().map_err(io::Error::other)?;
+        let deadline = SystemClock.now() + DIAL_LIMIT;
+        let mut stream = dial(&endpoint, deadline).map_err(io::Error::other)?;
+        auth::dial(&mut stream, self.token.as_ref())?;
+        stream.write_all(&self.rank.to_le_bytes())?;
+        stream.write_all(&self.incarnation.to_le_bytes())?;
+        self.add(stream, member.rank, member.incarnation)
+    }
+
+    fn greet_caller(self: &Arc<Self>, mut stream: TcpStream) -> io::Result<()> {
+        auth::accept(&mut stream, self.token.as_ref())?;
+        let mut rank = [0; 4];
+        stream.read_exact(&mut rank)?;
+        let mut incarnation = [0; 8];
+        stream.read_exact(&mut incarnation)?;
+        let (rank, incarnation) = (u32::from_le_bytes(rank), u64::from_le_bytes(incarnation));
+        let link = self.add(stream, rank, incarnation)?;
+        self.read(&link);
+        Ok(())
+    }
+
+    fn add(&self, stream: TcpStream, rank: u32, incarnation: u64) -> io::Result<Arc<Link>> {
+        stream.set_nodelay(true)?;
+        let link = Arc::new(Link {
+            rank,
+            incarnation,
+            stream,
+            writing: Mutex::new(()),
+            is_alive: AtomicBool::new(true),
+        });
+        let mut state = self.state.lock();
+        if self.is_closing() {
+            return Err(io::ErrorKind::ConnectionAborted.into());
+        }
+        if let Some(old) = state.links.insert(rank, Arc::clone(&link)) {
+            old.close();
+        }
+        self.changed.notify_all();
+        Ok(link)
+    }
+
+    /// Delivers frames until the connection ends.
+    fn read(&self, link: &Arc<Link>) {
+        let mut stream = io::BufReader::with_capacity(64 << 10, &link.stream);
+        while let Ok((header, payload)) = read_frame(&mut stream) {
+            if let Some(inbox) = self.inbox(header.group) {
+                inbox.deliver(&header, payload);
+            }
+        }
+        let was_alive = link.is_alive.swap(false, Ordering::SeqCst);
+        {
+            let mut state = self.state.lock();
+            if state.links.get(&link.rank).is_some_and(|it| Arc::ptr_eq(it, link)) {
+                state.links.remove(&link.rank);
+            }
+        }
+        let _ = link.stream.shutdown(Shutdown::Both);
+        if was_alive && !self.is_closing() {
+            self.report_lost((link.rank, link.incarnation));
+        }
+    }
+
+    fn report_lost(&self, key: (u32, u64)) {
+        self.lost.lock().push(key);
+        self.lost_changed.notify_all();
+    }
+
+    fn spawn(self: &Arc<Self>, name: &str, run: impl FnOnce() + Send + 'static) {
+        let weak: Weak<Self> = Arc::downgrade(self);
+        if let Ok(thread) = thread::Builder::new().name(name.to_owned()).spawn(run)
+            && let Some(mesh) = weak.upgrade()
+        {
+            let mut state = mesh.state.lock();
+            state.threads.retain(|thread| !thread.is_finished());
+            state.threads.push(thread);
+        }
+    }
+}
+
+fn read_frame(stream: &mut impl Read) -> io::Result<(Header, Vec<u8>)> {
+    let mut head = [0; HEADER_BYTES];
+    stream.read_exact(&mut head)?;
+    let header = Header::decode(&head).ok_or_else(|| io::Error::other("no frame"))?;
+    let mut payload = Vec::new();
+    // Memory grows with the bytes that arrive, not with what the header says.
+    let reserved = header.length.min(RESERVED_BYTES_MAX);
+    payload.reserve_exact(usize::try_from(reserved).unwrap_or(0));
+    let read = stream.by_ref().take(header.length).read_to_end(&mut payload)?;
+    if read as u64 != header.length {
+        return Err(io::ErrorKind::UnexpectedEof.into());
+    }
+    Ok((header, payload))
+}

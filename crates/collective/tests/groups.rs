@@ -1,0 +1,267 @@
+//! Groups of several contexts in one process, over real sockets on the loopback device.
+#![allow(clippy::unwrap_used, reason = "a test panics where a step fails")]
+
+use std::{
+    net::{IpAddr, Ipv4Addr},
+    sync::Arc,
+    thread,
+    time::Duration,
+};
+
+use mooncake_base::Token;
+use mooncake_collective::{
+    Completion, Context, ContextConfig, Dtype, Group, GroupConfig, HostRange, Operation, Outcome,
+    Reduction, Status,
+};
+
+/// Far above what any step takes, also on a loaded machine.
+const LIMIT: Duration = Duration::from_secs(60);
+
+fn context(rank: u32, coordinator: Option<&str>, token: Option<&str>) -> Context {
+    let config = ContextConfig {
+        rank,
+        host: IpAddr::V4(Ipv4Addr::LOCALHOST),
+        coordinator: coordinator.map(ToOwned::to_owned),
+        token: token.map(|secret| Token::new(secret).unwrap()),
+        heartbeat_timeout: LIMIT,
+        bootstrap_timeout: LIMIT,
+    };
+    Context::start(&config).unwrap()
+}
+
+fn contexts(count: u32) -> Vec<Arc<Context>> {
+    let first = Arc::new(context(0, None, None));
+    let address = first.coordinator_address().to_owned();
+    let others = (1..count).map(|rank| Arc::new(context(rank, Some(&address), None)));
+    std::iter::once(Arc::clone(&first)).chain(others).collect()
+}
+
+fn config(slot: usize, declared: usize, capacity: usize) -> GroupConfig {
+    GroupConfig {
+        name: "test".to_owned(),
+        slot,
+        declared,
+        capacity,
+        is_extension: false,
+        removes_lost: true,
+    }
+}
+
+/// Makes a group of all contexts.
+fn groups(contexts: &[Arc<Context>], capacity: usize) -> Vec<Arc<Group>> {
+    let count = contexts.len();
+    let makers: Vec<_> = contexts
+        .iter()
+        .map(Arc::clone)
+        .enumerate()
+        .map(|(slot, context)| {
+            thread::spawn(move || Arc::new(context.group(&config(slot, count, capacity)).unwrap()))
+        })
+        .collect();
+    makers.into_iter().map(|maker| maker.join().unwrap()).collect()
+}
+
+fn done(completion: &Completion) -> Outcome {
+    assert!(completion.wait(LIMIT), "the operation is not done in time");
+    completion.outcome().unwrap()
+}
+
+fn range(values: &mut [i64]) -> HostRange {
+    // SAFETY: each test waits for its operations before the memory is gone.
+    unsafe { HostRange::new(values.as_mut_ptr() as usize, size_of_val(values)) }
+}
+
+fn sum(values: &mut [i64]) -> Operation {
+    let range = range(values);
+    Operation::Reduce {
+        source: range,
+        target: range,
+        dtype: Dtype::I64,
+        how: Reduction::Sum,
+        root: None,
+    }
+}
+
+/// Adds 2^slot over the members, and returns what each got, and its outcome.
+fn add_up(groups: &[Arc<Group>], slots: &[usize], count: usize) -> Vec<(i64, Outcome)> {
+    let mut values: Vec<Vec<i64>> = slots.iter().map(|slot| vec![1 << slot; count]).collect();
+    let begun: Vec<_> = groups
+        .iter()
+        .zip(&mut values)
+        .map(|(group, values)| group.begin(sum(values)).unwrap())
+        .collect();
+    let outcomes: Vec<_> = begun.iter().map(done).collect();
+    values
+        .iter()
+        .zip(outcomes)
+        .map(|(values, outcome)| {
+            assert!(values.iter().all(|value| *value == values[0]), "a torn sum");
+            (values[0], outcome)
+        })
+        .collect()
+}
+
+#[test]
+fn sums_of_any_length_agree() {
+    let contexts = contexts(3);
+    let groups = groups(&contexts, 3);
+    for count in [1, 7, 2048, 2049, 100_003] {
+        for (value, outcome) in add_up(&groups, &[0, 1, 2], count) {
+            assert_eq!(value, 7);
+            assert!(outcome.error.is_none() && outcome.failed_slots.is_empty());
+        }
+    }
+}
+
+#[test]
+fn rank_that_leaves_makes_the_group_smaller() {
+    let contexts = contexts(3);
+    let mut groups = groups(&contexts, 3);
+    drop(groups.pop());
+    for count in [4, 500_000] {
+        for (value, outcome) in add_up(&groups, &[0, 1], count) {
+            assert_eq!(value, 3);
+            assert!(outcome.error.is_none(), "{outcome:?}");
+        }
+    }
+    assert_eq!(groups[0].active(), [true, true, false]);
+    assert_eq!(groups[0].size(), 2);
+}
+
+#[test]
+fn operation_in_progress_ends_when_a_rank_leaves() {
+    let contexts = contexts(3);
+    let mut groups = groups(&contexts, 3);
+    let leaver = groups.pop().unwrap();
+    let mut values = [[1i64; 50_000], [2; 50_000]];
+    let begun: Vec<_> = groups
+        .iter()
+        .zip(&mut values)
+        .map(|(group, values)| group.begin(sum(values)).unwrap())
+        .collect();
+    assert!(begun.iter().all(|completion| !completion.wait(Duration::ZERO)));
+    leaver.close();
+    for completion in &begun {
+        assert!(done(completion).error.is_none());
+    }
+    assert!(values.iter().flatten().all(|value| *value == 3));
+}
+
+#[test]
+fn extension_rank_is_alone_until_it_is_activated() {
+    let contexts = contexts(3);
+    let founders = groups(&contexts[..2], 3);
+    let wish = GroupConfig { is_extension: true, ..config(2, 3, 3) };
+    let newcomer = contexts[2].group(&wish).unwrap();
+    let mut alone = [4i64];
+    assert!(done(&newcomer.begin(sum(&mut alone)).unwrap()).error.is_none());
+    assert_eq!(alone, [4]);
+
+    let early = founders[0].activate(vec![2], LIMIT).unwrap();
+    assert_eq!(early.status, Status::Rejected);
+    assert!(early.reason.contains("rank=2"), "{}", early.reason);
+
+    newcomer.begin_join().unwrap();
+    while !founders[1].peers()[2] {
+        thread::yield_now();
+    }
+    assert_eq!(founders[1].activate(vec![2], LIMIT).unwrap().status, Status::Applied);
+    assert!(newcomer.wait_joined(LIMIT).unwrap());
+    let all = [&founders[0], &founders[1], &Arc::new(newcomer)].map(Arc::clone);
+    for (value, _) in add_up(&all, &[0, 1, 2], 30_000) {
+        assert_eq!(value, 7);
+    }
+    // Another activation is harmless.
+    assert_eq!(founders[0].activate(vec![2], LIMIT).unwrap().status, Status::Applied);
+}
+
+#[test]
+fn messages_match_by_source_and_tag() {
+    let contexts = contexts(2);
+    let groups = groups(&contexts, 2);
+    let mut values = [[1i64], [2], [0], [0]];
+    let [first, second, third, fourth] = &mut values;
+    let sent =
+        [groups[0].send(range(first), 1, 8).unwrap(), groups[0].send(range(second), 1, 9).unwrap()];
+    assert!(!sent[0].wait(Duration::ZERO), "nobody has received the message");
+    let nine = groups[1].receive(range(third), None, 9).unwrap();
+    assert_eq!(done(&nine).source, Some(0));
+    done(&groups[1].receive(range(fourth), Some(0), 8).unwrap());
+    sent.iter().for_each(|sent| assert!(done(sent).error.is_none()));
+    assert_eq!(values, [[1], [2], [2], [1]]);
+}
+
+#[test]
+fn waiting_receive_ends_when_its_source_leaves() {
+    let contexts = contexts(2);
+    let groups = groups(&contexts, 2);
+    let mut value = [0i64];
+    let waiting = groups[0].receive(range(&mut value), Some(1), 0).unwrap();
+    groups[1].close();
+    assert_eq!(done(&waiting).failed_slots, [1]);
+}
+
+#[test]
+fn tensors_of_different_sizes_are_an_error_at_each_rank() {
+    let contexts = contexts(2);
+    let groups = groups(&contexts, 2);
+    let (mut long, mut short) = ([1i64; 4], [1i64; 3]);
+    let begun =
+        [groups[0].begin(sum(&mut long)).unwrap(), groups[1].begin(sum(&mut short)).unwrap()];
+    for completion in &begun {
+        let error = done(completion).error.unwrap().to_string();
+        assert!(error.contains("differ in size"), "{error}");
+    }
+    // The group goes on.
+    assert_eq!(add_up(&groups, &[0, 1], 5)[0].0, 3);
+}
+
+#[test]
+fn wrong_capacity_and_taken_slot_are_refused() {
+    let contexts = contexts(3);
+    let _groups = groups(&contexts[..2], 3);
+    let refusal = |config: GroupConfig| contexts[2].group(&config).unwrap_err().to_string();
+    let extension =
+        |slot, capacity| GroupConfig { is_extension: true, ..config(slot, 3, capacity) };
+    assert!(refusal(extension(2, 4)).contains("max_group_size"));
+    assert!(refusal(extension(1, 3)).contains("taken"));
+    assert!(refusal(extension(3, 3)).contains("no such slot"));
+    assert!(refusal(config(2, 3, 3)).contains("is_extension"));
+}
+
+#[test]
+fn ranks_with_another_token_are_refused() {
+    let first = context(0, None, Some("a long secret"));
+    let address = first.coordinator_address().to_owned();
+    drop(context(1, Some(&address), Some("a long secret")));
+    for token in [None, Some("another secret")] {
+        let config = ContextConfig {
+            rank: 1,
+            host: IpAddr::V4(Ipv4Addr::LOCALHOST),
+            coordinator: Some(address.clone()),
+            token: token.map(|secret| Token::new(secret).unwrap()),
+            heartbeat_timeout: LIMIT,
+            bootstrap_timeout: LIMIT,
+        };
+        let error = Context::start(&config).unwrap_err().to_string();
+        assert!(error.contains("cannot start"), "{error}");
+    }
+}
+
+#[test]
+fn end_of_the_coordinator_is_an_error_at_the_others() {
+    let mut contexts = contexts(2);
+    let mut groups = groups(&contexts, 2);
+    let survivor = groups.pop().unwrap();
+    let mut value = [1i64];
+    drop(groups);
+    drop(contexts.remove(0));
+    let mut ended = survivor.begin(sum(&mut value));
+    // The group of one may still end operations until it knows.
+    while let Ok(completion) = &ended {
+        if done(completion).error.is_some() {
+            return;
+        }
+        ended = survivor.begin(sum(&mut value));
+    }
+}

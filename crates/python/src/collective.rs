@@ -1,0 +1,443 @@
+//! `CollectiveContext`, `CollectiveGroup` and `Completion`: collective operations on memory that
+//! the caller names by address and keeps until the operation is done.
+#![allow(unsafe_code, reason = "operations read and write memory that the caller lends")]
+
+use std::{
+    net::IpAddr,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use mooncake_base::{Error, Result, Token, env};
+use mooncake_collective::{
+    Answer, Completion, Context, ContextConfig, Dtype, Group, GroupConfig, HostRange, Mirror,
+    Operation, Reduction, Status,
+};
+use pyo3::{prelude::*, types::PyDict};
+
+use crate::{
+    detach::detached,
+    error::{or_raise, py_error},
+};
+
+/// How often a wait looks for Ctrl-C.
+const SIGNAL_INTERVAL: Duration = Duration::from_millis(100);
+/// Longest time that the coordinator takes to change a view.
+const CHANGE_LIMIT: Duration = Duration::from_secs(40);
+
+/// The process's part in collective operations.
+#[pyclass(frozen, module = "mooncake._native", name = "CollectiveContext")]
+#[derive(Debug)]
+pub(crate) struct CollectiveContext(Arc<Context>);
+
+#[pymethods]
+impl CollectiveContext {
+    /// Starts the listeners and registers with the coordinator; without the address of one, this
+    /// process runs it.
+    #[new]
+    #[pyo3(signature = (
+        *, global_rank, host, coordinator = None, heartbeat_timeout_us = 10_000_000,
+        bootstrap_timeout_us = 300_000_000
+    ))]
+    fn new(
+        py: Python<'_>,
+        global_rank: u32,
+        host: &str,
+        coordinator: Option<String>,
+        heartbeat_timeout_us: u64,
+        bootstrap_timeout_us: u64,
+    ) -> PyResult<Self> {
+        let start = || -> Result<Context> {
+            let host: IpAddr = host
+                .parse()
+                .map_err(|_| Error::invalid("the host must be an IP address").with("host", host))?;
+            let token = env::MC_TRANSFER_TOKEN.read().filter(|text| !text.trim().is_empty());
+            Context::start(&ContextConfig {
+                rank: global_rank,
+                host,
+                coordinator,
+                token: token.map(|text| Token::new(&text)).transpose()?,
+                heartbeat_timeout: Duration::from_micros(heartbeat_timeout_us),
+                bootstrap_timeout: Duration::from_micros(bootstrap_timeout_us),
+            })
+        };
+        let context = or_raise(py, detached(py, start).and_then(|context| context))?;
+        Ok(Self(Arc::new(context)))
+    }
+
+    /// The address of the coordinator.
+    #[getter]
+    fn address(&self) -> String {
+        self.0.coordinator_address().to_owned()
+    }
+
+    /// Makes a group, and waits until all founders have made it.
+    #[pyo3(signature = (
+        name, slot, *, declared_size, max_group_size, is_extension, auto_deactivate
+    ))]
+    #[allow(clippy::too_many_arguments, reason = "the binding names each argument")]
+    fn group(
+        &self,
+        py: Python<'_>,
+        name: String,
+        slot: usize,
+        declared_size: usize,
+        max_group_size: usize,
+        is_extension: bool,
+        auto_deactivate: bool,
+    ) -> PyResult<CollectiveGroup> {
+        let config = GroupConfig {
+            name,
+            slot,
+            declared: declared_size,
+            capacity: max_group_size,
+            is_extension,
+            removes_lost: auto_deactivate,
+        };
+        let made = detached(py, || self.0.group(&config)).and_then(|made| made);
+        Ok(CollectiveGroup { group: or_raise(py, made)?, capacity: max_group_size })
+    }
+
+    /// Ends connections and threads. Groups must be closed before.
+    fn close(&self, py: Python<'_>) -> PyResult<()> {
+        or_raise(py, detached(py, || self.0.close()))
+    }
+}
+
+/// A group of processes, as this one sees it.
+#[pyclass(frozen, module = "mooncake._native", name = "CollectiveGroup")]
+#[derive(Debug)]
+pub(crate) struct CollectiveGroup {
+    group: Group,
+    capacity: usize,
+}
+
+#[pymethods]
+impl CollectiveGroup {
+    /// Returns the highest active slot + 1.
+    fn size(&self) -> usize {
+        self.group.size()
+    }
+
+    /// Returns the number of the view.
+    fn epoch(&self) -> u64 {
+        self.group.epoch()
+    }
+
+    /// Returns for each slot whether it is active.
+    fn active_ranks(&self) -> Vec<bool> {
+        self.group.active()
+    }
+
+    /// Shows the active slots in memory of the caller, one 32-bit integer each, until `close`.
+    fn set_mirror(&self, address: usize) {
+        // SAFETY: the Python group keeps the tensor until it has closed this group.
+        let mirror = unsafe { Mirror::new(address, self.capacity) };
+        self.group.set_mirror(mirror);
+    }
+
+    /// Reduces `count` elements over all members.
+    #[allow(clippy::too_many_arguments, reason = "the binding names each argument")]
+    fn allreduce(
+        &self,
+        py: Python<'_>,
+        source: usize,
+        target: usize,
+        count: usize,
+        dtype: u32,
+        operation: u32,
+    ) -> PyResult<CollectiveCompletion> {
+        self.reduction(py, (source, target, count), (dtype, operation), None)
+    }
+
+    /// Reduces `count` elements over all members; the root gets the result.
+    #[allow(clippy::too_many_arguments, reason = "the binding names each argument")]
+    fn reduce(
+        &self,
+        py: Python<'_>,
+        source: usize,
+        target: usize,
+        count: usize,
+        dtype: u32,
+        operation: u32,
+        root: usize,
+    ) -> PyResult<CollectiveCompletion> {
+        self.reduction(py, (source, target, count), (dtype, operation), Some(root))
+    }
+
+    /// Sends the bytes of the root to all members.
+    fn broadcast(
+        &self,
+        py: Python<'_>,
+        address: usize,
+        length: usize,
+        root: usize,
+    ) -> PyResult<CollectiveCompletion> {
+        self.begin(py, Operation::Broadcast { range: range(address, length), root })
+    }
+
+    /// Gathers the bytes of each member at all members.
+    fn allgather(
+        &self,
+        py: Python<'_>,
+        source: usize,
+        targets: Vec<usize>,
+        length: usize,
+    ) -> PyResult<CollectiveCompletion> {
+        let targets = equal_ranges(targets, length);
+        let source = range(source, length);
+        self.begin(py, Operation::Gather { source, targets, root: None })
+    }
+
+    /// Gathers the bytes of each member at the root.
+    fn gather(
+        &self,
+        py: Python<'_>,
+        source: usize,
+        targets: Vec<usize>,
+        length: usize,
+        root: usize,
+    ) -> PyResult<CollectiveCompletion> {
+        let targets = equal_ranges(targets, length);
+        let source = range(source, length);
+        self.begin(py, Operation::Gather { source, targets, root: Some(root) })
+    }
+
+    /// Sends each slot its part of the bytes of the root.
+    fn scatter(
+        &self,
+        py: Python<'_>,
+        sources: Vec<usize>,
+        target: usize,
+        length: usize,
+        root: usize,
+    ) -> PyResult<CollectiveCompletion> {
+        let sources = equal_ranges(sources, length);
+        self.begin(py, Operation::Scatter { sources, target: range(target, length), root })
+    }
+
+    /// Reduces a part per slot; this member gets that of its slot, of `length` elements.
+    #[allow(clippy::too_many_arguments, reason = "the binding names each argument")]
+    fn reduce_scatter(
+        &self,
+        py: Python<'_>,
+        sources: Vec<usize>,
+        counts: Vec<usize>,
+        target: usize,
+        count: usize,
+        dtype: u32,
+        operation: u32,
+    ) -> PyResult<CollectiveCompletion> {
+        let (dtype, how) = or_raise(py, codes(dtype, operation))?;
+        let lengths = counts.into_iter().map(|count| count.saturating_mul(dtype.size()));
+        let sources = sources.into_iter().zip(lengths).map(|(at, length)| range(at, length));
+        let sources = sources.collect();
+        let target = range(target, count.saturating_mul(dtype.size()));
+        self.begin(py, Operation::ReduceScatter { sources, target, dtype, how })
+    }
+
+    /// Sends bytes to each slot, and takes bytes from each.
+    fn all_to_all(
+        &self,
+        py: Python<'_>,
+        sources: Vec<usize>,
+        source_lengths: Vec<usize>,
+        targets: Vec<usize>,
+        target_lengths: Vec<usize>,
+    ) -> PyResult<CollectiveCompletion> {
+        let ranges = |addresses: Vec<usize>, lengths: Vec<usize>| {
+            addresses.into_iter().zip(lengths).map(|(at, length)| range(at, length)).collect()
+        };
+        let sources = ranges(sources, source_lengths);
+        let targets = ranges(targets, target_lengths);
+        self.begin(py, Operation::AllToAll { sources, targets })
+    }
+
+    /// Waits for all members.
+    fn barrier(&self, py: Python<'_>) -> PyResult<CollectiveCompletion> {
+        self.begin(py, Operation::Barrier)
+    }
+
+    /// Sends a message; done when the receiver has taken it.
+    fn send(
+        &self,
+        py: Python<'_>,
+        address: usize,
+        length: usize,
+        to: usize,
+        tag: u32,
+    ) -> PyResult<CollectiveCompletion> {
+        or_raise(py, self.group.send(range(address, length), to, tag)).map(CollectiveCompletion)
+    }
+
+    /// Receives a message of a slot; of any if none is given.
+    fn recv(
+        &self,
+        py: Python<'_>,
+        address: usize,
+        length: usize,
+        source: Option<usize>,
+        tag: u32,
+    ) -> PyResult<CollectiveCompletion> {
+        let received = self.group.receive(range(address, length), source, tag);
+        or_raise(py, received).map(CollectiveCompletion)
+    }
+
+    /// Returns for each slot whether its rank is reachable and active, or waits for activation.
+    fn peer_state(&self) -> Vec<bool> {
+        self.group.peers()
+    }
+
+    /// Makes ranks that wait in `join` members; returns status, epoch, dropped ranks and reason.
+    fn activate(&self, py: Python<'_>, slots: Vec<usize>) -> PyResult<AnswerParts> {
+        answer(py, || self.group.activate(slots, CHANGE_LIMIT))
+    }
+
+    /// Takes ranks out of the view; returns as `activate`.
+    fn deactivate(&self, py: Python<'_>, slots: Vec<usize>) -> PyResult<AnswerParts> {
+        answer(py, || self.group.deactivate(slots, CHANGE_LIMIT))
+    }
+
+    /// Returns whether the members have agreed on a loss since the last call.
+    fn sync_after_failure(&self, py: Python<'_>) -> PyResult<bool> {
+        let (status, ..) = answer(py, || self.group.synchronize(CHANGE_LIMIT))?;
+        Ok(status == 1)
+    }
+
+    /// Waits until a member activates this rank; returns whether one did.
+    fn join(&self, py: Python<'_>, timeout_us: u64) -> PyResult<bool> {
+        or_raise(py, detached(py, || self.group.begin_join()).and_then(|begun| begun))?;
+        let end = Instant::now() + Duration::from_micros(timeout_us);
+        loop {
+            let left = end.saturating_duration_since(Instant::now()).min(SIGNAL_INTERVAL);
+            let joined = detached(py, || self.group.wait_joined(left)).and_then(|it| it);
+            if or_raise(py, joined)? {
+                return Ok(true);
+            }
+            if left.is_zero() {
+                return Ok(false);
+            }
+            py.check_signals()?;
+        }
+    }
+
+    /// Returns what the group did, by name.
+    fn metrics<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let counters = self.group.counters();
+        let values = PyDict::new(py);
+        values.set_item("operations", counters.operations)?;
+        values.set_item("bytes_sent", counters.bytes_sent)?;
+        values.set_item("failures", counters.failures)?;
+        Ok(values)
+    }
+
+    /// Ends the group: operations that are not done fail.
+    fn close(&self, py: Python<'_>) -> PyResult<()> {
+        or_raise(py, detached(py, || self.group.close()))
+    }
+}
+
+impl CollectiveGroup {
+    fn begin(&self, py: Python<'_>, operation: Operation) -> PyResult<CollectiveCompletion> {
+        or_raise(py, self.group.begin(operation)).map(CollectiveCompletion)
+    }
+
+    fn reduction(
+        &self,
+        py: Python<'_>,
+        (source, target, count): (usize, usize, usize),
+        (dtype, operation): (u32, u32),
+        root: Option<usize>,
+    ) -> PyResult<CollectiveCompletion> {
+        let (dtype, how) = or_raise(py, codes(dtype, operation))?;
+        let length = count.saturating_mul(dtype.size());
+        let (source, target) = (range(source, length), range(target, length));
+        self.begin(py, Operation::Reduce { source, target, dtype, how, root })
+    }
+}
+
+/// The end of an operation.
+#[pyclass(frozen, module = "mooncake._native", name = "CollectiveCompletion")]
+#[derive(Debug)]
+pub(crate) struct CollectiveCompletion(Completion);
+
+#[pymethods]
+impl CollectiveCompletion {
+    /// Waits at most `timeout_s` and returns whether the operation is done.
+    fn wait(&self, py: Python<'_>, timeout_s: f64) -> PyResult<bool> {
+        if self.0.wait(Duration::ZERO) {
+            return Ok(true);
+        }
+        let limit = Duration::try_from_secs_f64(timeout_s).unwrap_or(Duration::MAX);
+        let begun = Instant::now();
+        loop {
+            let left = limit.saturating_sub(begun.elapsed()).min(SIGNAL_INTERVAL);
+            if or_raise(py, detached(py, || self.0.wait(left)))? {
+                return Ok(true);
+            }
+            if left.is_zero() {
+                return Ok(false);
+            }
+            py.check_signals()?;
+        }
+    }
+
+    /// Returns whether the operation is done.
+    fn done(&self) -> bool {
+        self.0.wait(Duration::ZERO)
+    }
+
+    /// Returns why the operation failed as a whole.
+    fn error<'py>(&self, py: Python<'py>) -> Option<Bound<'py, PyAny>> {
+        let error = self.0.outcome()?.error?;
+        Some(py_error(py, &error).into_value(py).into_bound(py).into_any())
+    }
+
+    /// Returns the slots that were lost while the operation ran.
+    fn failed_ranks(&self) -> Vec<usize> {
+        self.0.outcome().map(|outcome| outcome.failed_slots).unwrap_or_default()
+    }
+
+    /// Returns the slot that a receive got its message from.
+    fn source(&self) -> Option<usize> {
+        self.0.outcome()?.source
+    }
+
+    /// Calls `callback` once the operation is done, from a native thread; at once if it is.
+    fn add_done_callback(&self, py: Python<'_>, callback: Py<PyAny>) -> PyResult<()> {
+        let completion = self.0.clone();
+        let call = Box::new(move || {
+            Python::attach(|py| {
+                if let Err(error) = callback.call0(py) {
+                    error.write_unraisable(py, None);
+                }
+            });
+        });
+        or_raise(py, detached(py, || completion.on_done(call)))
+    }
+}
+
+type AnswerParts = (u32, u64, Vec<usize>, String);
+
+fn answer(py: Python<'_>, ask: impl FnOnce() -> Result<Answer> + Send) -> PyResult<AnswerParts> {
+    let answer = or_raise(py, detached(py, ask).and_then(|answer| answer))?;
+    let status = match answer.status {
+        Status::Rejected | Status::NothingPending => 0,
+        Status::Applied => 1,
+        Status::AppliedWithDropped => 2,
+    };
+    Ok((status, answer.epoch, answer.dropped, answer.reason))
+}
+
+fn codes(dtype: u32, operation: u32) -> Result<(Dtype, Reduction)> {
+    Ok((Dtype::from_code(dtype)?, Reduction::from_code(operation)?))
+}
+
+fn equal_ranges(addresses: Vec<usize>, length: usize) -> Vec<HostRange> {
+    addresses.into_iter().map(|address| range(address, length)).collect()
+}
+
+fn range(address: usize, length: usize) -> HostRange {
+    // SAFETY: the Python work keeps the tensors until the operation is done.
+    unsafe { HostRange::new(address, length) }
+}

@@ -1,0 +1,154 @@
+"""The process's part in collectives: one native context for all of its groups."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import socket
+import threading
+import weakref
+from datetime import timedelta
+from typing import Any
+
+from mooncake._runtime import _native
+
+from .settings import process_settings
+
+__all__ = ["ProcessContext", "context_for"]
+
+_BOOTSTRAP_S = 30.0
+_LATEST = "mooncake_pg/latest"
+
+
+class ProcessContext:
+    """The native context, and the groups that use it; closed with the last of them."""
+
+    def __init__(self, native: Any, global_rank: int) -> None:
+        self.native = native
+        self.global_rank = global_rank
+        self._groups: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._process = os.getpid()
+
+    def add(self, group: Any) -> None:
+        """Counts a group as a user."""
+        self._groups.add(group)
+
+    def remove(self, group: Any) -> None:
+        """Forgets a group, and closes the context with the last one."""
+        global _current
+        self._groups.discard(group)
+        with _lock:
+            if self._groups or _current is not self:
+                return
+            _current = None
+        self.native.close()
+
+    def close(self) -> None:
+        """Closes all groups. Their operations fail, their threads end."""
+        for group in list(self._groups):
+            group.shutdown()
+
+    def is_of_this_process(self) -> bool:
+        """Returns whether the context was not made by a parent of this process."""
+        return self._process == os.getpid()
+
+
+_lock = threading.Lock()
+_current: ProcessContext | None = None
+_made = 0
+
+
+def context_for(store: Any, global_rank: int, *, joins: bool) -> ProcessContext:
+    """Returns the context of the process; the first group makes it.
+
+    Global rank 0 puts the address of its coordinator into torch's store, once. The key has a
+    number, because a process may begin again on the same store, where the old key still is; a
+    rank that joins later takes the latest address.
+
+    Raises:
+        TimeoutError: Global rank 0 has not published its address in time.
+    """
+    global _current, _made
+    with _lock:
+        if _current is not None and _current.is_of_this_process():
+            return _current
+        host = _host(store)
+        number = _made
+        if global_rank == 0:
+            native = _open(global_rank, host, None)
+            address = native.address
+            store.set(f"mooncake_pg/{number}", address)
+            store.set(_LATEST, address)
+        else:
+            address = _published(store, _LATEST if joins else f"mooncake_pg/{number}")
+            native = _open(global_rank, host, address)
+        _made += 1
+        process_settings.is_fixed = True
+        _current = ProcessContext(native, global_rank)
+        return _current
+
+
+def _open(global_rank: int, host: str, coordinator: str | None) -> Any:
+    return _native.CollectiveContext(global_rank=global_rank, host=host, coordinator=coordinator)
+
+
+def _published(store: Any, key: str) -> str:
+    try:
+        store.wait([key], timedelta(seconds=_BOOTSTRAP_S))
+    except RuntimeError as error:
+        raise TimeoutError(
+            f"global rank 0 has not started its process group within {_BOOTSTRAP_S:g} s: all "
+            "ranks must call init_process_group with the backend mooncake"
+        ) from error
+    return str(store.get(key).decode())
+
+
+def _host(store: Any) -> str:
+    """Returns the address that other ranks reach this process at."""
+    if process_settings.host_ip:
+        return process_settings.host_ip
+    if process_settings.engine is not None:
+        name = str(process_settings.engine.get_local_hostname())
+        return name.rpartition(":")[0] if name.count(":") == 1 else name
+    return _interface_towards(*_server_of(store))
+
+
+def _server_of(store: Any) -> tuple[str, int]:
+    """Returns host and port of the server behind torch's store; the loopback if it has none."""
+    while True:
+        inner = getattr(store, "underlying_store", None)
+        if inner is None:
+            break
+        store = inner
+    return getattr(store, "host", None) or "127.0.0.1", int(getattr(store, "port", 0) or 9)
+
+
+def _interface_towards(host: str, port: int) -> str:
+    """Returns the own address on the route to a host; no packet is sent."""
+    for family, kind, protocol, _, target in socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM):
+        with socket.socket(family, kind, protocol) as probe:
+            try:
+                probe.connect(target)
+            except OSError:
+                continue
+            return str(probe.getsockname()[0])
+    raise OSError(f"no route to the host of torch's store: host={host}; call set_host_ip")
+
+
+def _after_fork() -> None:
+    """Makes a forked child begin anew: the threads of the parent are not there."""
+    global _current, _lock, _made
+    _lock = threading.Lock()
+    _current = None
+    _made = 0
+
+
+def _close_at_exit() -> None:
+    """Ends the native threads before the interpreter is gone."""
+    context = _current
+    if context is not None and context.is_of_this_process():
+        context.close()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+atexit.register(_close_at_exit)

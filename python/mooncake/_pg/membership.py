@@ -1,0 +1,199 @@
+"""Membership of groups and outcomes of works: the functions of `mooncake.pg`."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from .group import MooncakeProcessGroup
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = [
+    "ProposalStatus",
+    "SyncAfterFailureResponse",
+    "SyncAfterFailureStatus",
+    "ViewUpdateResponse",
+    "activate_ranks",
+    "deactivate_ranks",
+    "extend_group_size_to",
+    "get_active_ranks",
+    "get_current_epoch",
+    "get_failed_ranks_hint",
+    "get_local_success",
+    "get_num_synced_ranks",
+    "get_peer_state",
+    "get_preferred_hca",
+    "join_group",
+    "recover_ranks",
+    "sync_after_failure",
+]
+
+_JOIN_TIMEOUT_US = 300_000_000
+
+
+class ProposalStatus(IntEnum):
+    """What became of a change of the view."""
+
+    Rejected = 0
+    Applied = 1
+    AppliedWithDroppedRanks = 2
+
+
+class SyncAfterFailureStatus(IntEnum):
+    """What became of a synchronization after a failure."""
+
+    Reconciled = 0
+    NoPending = 1
+    Rejected = 2
+
+
+@dataclass(frozen=True, slots=True)
+class ViewUpdateResponse:
+    """Result of `activate_ranks` and `deactivate_ranks`."""
+
+    status: ProposalStatus
+    new_epoch: int
+    dropped_ranks: list[int] = field(default_factory=list)
+    reject_reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class SyncAfterFailureResponse:
+    """Result of `sync_after_failure`."""
+
+    status: SyncAfterFailureStatus
+    reject_reason: str = ""
+
+
+def get_active_ranks(pg: Any) -> torch.Tensor:
+    """Returns the tensor that shows which slots are active; it changes with the view.
+
+    It is the tensor of the options if there was one.
+    """
+    return _group(pg).active_ranks_tensor
+
+
+def get_num_synced_ranks(pg: Any) -> int:
+    """Returns the number of slots whose rank is reachable and active, or waits for activation."""
+    group = _group(pg)
+    return sum(get_peer_state(group, list(range(group.max_group_size))))
+
+
+def get_peer_state(pg: Any, ranks: Sequence[int]) -> list[bool]:
+    """Returns for each slot whether its rank is reachable and active, or waits for activation.
+
+    No message is sent.
+    """
+    group = _group(pg)
+    states = group._native_group().peer_state()
+    return [states[slot] for slot in _slots(group, ranks)]
+
+
+def activate_ranks(pg: Any, ranks: Sequence[int]) -> ViewUpdateResponse:
+    """Makes ranks that wait in `join_group` members, at a point that all members agree on.
+
+    One call of any member is enough; equal calls of others are harmless.
+    """
+    group = _group(pg)
+    return _response(group._native_group().activate(_slots(group, ranks)))
+
+
+recover_ranks = activate_ranks
+
+
+def deactivate_ranks(backend: Any, ranks: Sequence[int]) -> ViewUpdateResponse:
+    """Removes ranks from the view."""
+    group = _group(backend)
+    return _response(group._native_group().deactivate(_slots(group, ranks)))
+
+
+def join_group(pg: Any) -> None:
+    """Waits until a member activates this rank, at most 300 s.
+
+    Raises:
+        RuntimeError: This rank is a member already, or nobody has activated it.
+    """
+    if not _group(pg)._native_group().join(_JOIN_TIMEOUT_US):
+        raise TimeoutError(
+            "no member has activated this rank: a member must call recover_ranks, "
+            f"limit={_JOIN_TIMEOUT_US // 1_000_000} s"
+        )
+
+
+def extend_group_size_to(pg: Any, size: int) -> None:
+    """Does nothing: the capacity of a group is its option `max_group_size`."""
+    _group(pg)
+    warnings.warn(
+        "extend_group_size_to does nothing: set max_group_size when the group is made, "
+        f"size={size}",
+        stacklevel=2,
+    )
+
+
+def get_failed_ranks_hint(work: Any) -> torch.Tensor:
+    """Returns an int32 tensor with 1 at each slot that this rank saw fail in the operation."""
+    hint = torch.zeros(_capacity(work), dtype=torch.int32, device="cpu")
+    for rank in work.failed_ranks():
+        hint[rank] = 1
+    return hint
+
+
+def get_local_success(work: Any) -> bool:
+    """Returns whether this rank saw no other fail in the operation."""
+    return not work.failed_ranks()
+
+
+def get_current_epoch(backend: Any) -> int:
+    """Returns the number of the view; it grows with each change."""
+    return int(_group(backend)._native_group().epoch())
+
+
+def sync_after_failure(backend: Any) -> SyncAfterFailureResponse:
+    """Agrees with the other members on who was lost; for groups that do not do so themselves."""
+    if _group(backend)._native_group().sync_after_failure():
+        return SyncAfterFailureResponse(SyncAfterFailureStatus.Reconciled)
+    return SyncAfterFailureResponse(SyncAfterFailureStatus.NoPending)
+
+
+def get_preferred_hca(pg: Any, location: str) -> str:  # noqa: ARG001 - upstream's
+    """Returns an empty name: process groups use no RDMA device of their own."""
+    _group(pg)
+    return ""
+
+
+def _group(pg: Any) -> MooncakeProcessGroup:
+    if not isinstance(pg, MooncakeProcessGroup):
+        from .backend import MooncakeBackend
+
+        if isinstance(pg, MooncakeBackend):
+            return _group(pg._target())
+        raise TypeError(f"not a process group of mooncake: {type(pg).__name__}")
+    return pg
+
+
+def _slots(group: MooncakeProcessGroup, ranks: Sequence[int]) -> list[int]:
+    slots = [int(rank) for rank in ranks]
+    for slot in slots:
+        if not 0 <= slot < group.max_group_size:
+            raise ValueError(
+                f"the group has no such rank: rank={slot}, max_group_size={group.max_group_size}"
+            )
+    return slots
+
+
+def _response(answer: tuple[int, int, list[int], str]) -> ViewUpdateResponse:
+    status, epoch, dropped, reason = answer
+    return ViewUpdateResponse(ProposalStatus(status), epoch, list(dropped), reason)
+
+
+def _capacity(work: Any) -> int:
+    capacity = getattr(work, "max_group_size", None)
+    if capacity is None:
+        raise TypeError(f"not a work of a process group of mooncake: {type(work).__name__}")
+    return int(capacity)

@@ -1,0 +1,219 @@
+"""Settings of process groups: those of the process, and `MooncakeBackendOptions` of one group."""
+
+from __future__ import annotations
+
+import os
+import threading
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["MAX_GROUP_SIZE", "MooncakeBackendOptions", "ProcessSettings", "process_settings"]
+
+MAX_GROUP_SIZE = 64
+"""Most slots that a group may have."""
+
+_OPTION_NAMES = (
+    "active_ranks",
+    "is_extension",
+    "max_group_size",
+    "auto_deactivate_on_failure",
+    "auto_sync_on_failure",
+)
+
+
+@dataclass(frozen=True, slots=True, init=False)
+class MooncakeBackendOptions:
+    """Options of one process group, passed to torch as `pg_options`.
+
+    The forms of upstream are accepted, by position or by keyword: `(active_ranks)`,
+    `(active_ranks, is_extension)`, `(active_ranks, is_extension, max_group_size)`,
+    `(max_group_size)`, `(max_group_size, is_extension)` and `(max_group_size, is_extension,
+    auto_deactivate_on_failure, auto_sync_on_failure)`.
+    """
+
+    _active_ranks: torch.Tensor | None
+    _is_extension: bool
+    _max_group_size: int | None
+    _auto_deactivate: bool | None
+    _auto_sync: bool | None
+
+    def __init__(self, *arguments: Any, **keywords: Any) -> None:
+        values = _option_values(arguments, keywords)
+        active_ranks = values.get("active_ranks")
+        if active_ranks is not None:
+            _check_active_ranks(active_ranks)
+        max_group_size = values.get("max_group_size")
+        if max_group_size is not None:
+            max_group_size = _checked_size(max_group_size)
+            if active_ranks is not None and active_ranks.numel() < max_group_size:
+                raise ValueError(
+                    f"active_ranks is shorter than max_group_size: entries={active_ranks.numel()}, "
+                    f"max_group_size={max_group_size}"
+                )
+        deactivate = values.get("auto_deactivate_on_failure")
+        sync = values.get("auto_sync_on_failure")
+        if sync and deactivate is False:
+            raise ValueError("auto_sync_on_failure needs auto_deactivate_on_failure")
+        object.__setattr__(self, "_active_ranks", active_ranks)
+        object.__setattr__(self, "_is_extension", bool(values.get("is_extension", False)))
+        object.__setattr__(self, "_max_group_size", max_group_size)
+        object.__setattr__(self, "_auto_deactivate", deactivate)
+        object.__setattr__(self, "_auto_sync", sync)
+
+
+def _option_values(arguments: Sequence[Any], keywords: dict[str, Any]) -> dict[str, Any]:
+    """Gives each argument its name: the first one may be a tensor or a size."""
+    unknown = sorted(set(keywords) - set(_OPTION_NAMES))
+    if unknown:
+        raise TypeError(f"MooncakeBackendOptions has no option {unknown[0]!r}")
+    # A tensor of one element must not become a size.
+    if arguments and isinstance(arguments[0], torch.Tensor):
+        names: tuple[str, ...] = ("active_ranks", "is_extension", "max_group_size")
+    elif arguments and isinstance(arguments[0], bool):
+        raise TypeError("the first argument is active_ranks, a tensor, or max_group_size, an int")
+    else:
+        names = ("max_group_size", "is_extension", *_OPTION_NAMES[3:])
+    if len(arguments) > len(names):
+        raise TypeError(f"MooncakeBackendOptions takes at most {len(names)} arguments here")
+    values = dict(zip(names, arguments, strict=False))
+    repeated = sorted(set(values) & set(keywords))
+    if repeated:
+        raise TypeError(f"MooncakeBackendOptions got {repeated[0]!r} twice")
+    values.update(keywords)
+    if not values:
+        raise TypeError("MooncakeBackendOptions needs active_ranks or max_group_size")
+    return values
+
+
+def _check_active_ranks(tensor: Any) -> None:
+    if not isinstance(tensor, torch.Tensor):
+        raise TypeError(f"active_ranks must be a tensor, not {type(tensor).__name__}")
+    if tensor.dtype != torch.int32 or not tensor.is_contiguous():
+        raise ValueError(f"active_ranks must be contiguous and int32: dtype={tensor.dtype}")
+
+
+def _checked_size(size: Any) -> int:
+    if isinstance(size, bool) or not isinstance(size, int):
+        raise TypeError(f"max_group_size must be an int, not {type(size).__name__}")
+    if not 1 <= size <= MAX_GROUP_SIZE:
+        raise ValueError(f"max_group_size must be 1 to {MAX_GROUP_SIZE}: max_group_size={size}")
+    return size
+
+
+@dataclass(frozen=True, slots=True)
+class GroupSettings:
+    """Options of one group after defaults and checks."""
+
+    active_ranks: torch.Tensor | None
+    is_extension: bool
+    max_group_size: int
+    auto_deactivate: bool
+    auto_sync: bool
+
+
+def group_settings(options: Any, declared_size: int) -> GroupSettings:
+    """Returns the settings of a group of `declared_size` ranks.
+
+    Raises:
+        TypeError: `options` is of another class.
+        ValueError: The capacity is smaller than the group, or two options exclude each other.
+    """
+    if options is None:
+        deactivate = _flag("MOONCAKE_PG_AUTO_DEACTIVATE_ON_FAILURE")
+        sync = _flag("MOONCAKE_PG_AUTO_SYNC_ON_FAILURE")
+        if sync and not deactivate:
+            raise ValueError(
+                "MOONCAKE_PG_AUTO_SYNC_ON_FAILURE needs MOONCAKE_PG_AUTO_DEACTIVATE_ON_FAILURE"
+            )
+        return GroupSettings(None, False, _capacity(None, None, declared_size), deactivate, sync)
+    if not isinstance(options, MooncakeBackendOptions):
+        raise TypeError(f"pg_options must be MooncakeBackendOptions, not {type(options).__name__}")
+    deactivate = options._auto_deactivate is not False
+    sync = deactivate if options._auto_sync is None else bool(options._auto_sync)
+    capacity = _capacity(options._max_group_size, options._active_ranks, declared_size)
+    return GroupSettings(options._active_ranks, options._is_extension, capacity, deactivate, sync)
+
+
+def _capacity(wanted: int | None, mirror: torch.Tensor | None, declared_size: int) -> int:
+    capacity = declared_size if wanted is None else wanted
+    if capacity > MAX_GROUP_SIZE:
+        raise ValueError(f"a group has at most {MAX_GROUP_SIZE} ranks: size={capacity}")
+    if capacity < declared_size:
+        raise ValueError(
+            f"max_group_size is smaller than the group: max_group_size={capacity}, "
+            f"size={declared_size}"
+        )
+    if mirror is not None and mirror.numel() < capacity:
+        raise ValueError(
+            f"active_ranks is shorter than the group: entries={mirror.numel()}, size={capacity}"
+        )
+    return capacity
+
+
+def _flag(name: str) -> bool:
+    value = os.environ.get(name, "1").strip().lower()
+    if value in {"1", "true", "on", "yes", ""}:
+        return True
+    if value in {"0", "false", "off", "no"}:
+        return False
+    raise ValueError(f"{name} must be 0 or 1: value={value}")
+
+
+@dataclass(slots=True)
+class ProcessSettings:
+    """Settings of all groups of the process; some are fixed once the first group exists."""
+
+    host_ip: str | None = None
+    device_filter: tuple[str, ...] | None = None
+    engine: Any = None
+    collective_timeout_us: int = 10_000_000
+    p2p_timeout_us: int = 10_000_000
+    reconciliation_window_us: int = 30_000_000
+    is_fixed: bool = False
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def set_host_ip(self, host: str) -> None:
+        """Sets the address that other ranks reach this process at."""
+        if not isinstance(host, str) or not host:
+            raise ValueError("set_host_ip needs a host name or an address")
+        with self.lock:
+            self._check_change("set_host_ip", self.host_ip, host)
+            self.host_ip = host
+
+    def set_device_filter(self, filters: Sequence[str]) -> None:
+        """Sets which RDMA devices may be used; order and duplicates do not matter."""
+        if isinstance(filters, str) or not all(isinstance(name, str) for name in filters):
+            raise TypeError("set_device_filter needs a list of device names")
+        wanted = tuple(sorted(set(filters)))
+        with self.lock:
+            self._check_change("set_device_filter", self.device_filter, wanted)
+            self.device_filter = wanted
+
+    def set_engine(self, engine: Any) -> None:
+        """Sets an engine whose host the groups use; None goes back to the default."""
+        if engine is not None and not callable(getattr(engine, "get_engine_ptr", None)):
+            raise TypeError(f"not a TransferEngine: {type(engine).__name__}")
+        if engine is not None and not engine.get_engine_ptr():
+            raise RuntimeError("the TransferEngine is not initialized: call initialize first")
+        with self.lock:
+            self._check_change("set_transfer_engine", self.engine, engine)
+            self.engine = engine
+
+    def set_duration(self, name: str, duration_us: int) -> None:
+        """Sets one of the durations, for groups that are made afterwards."""
+        if isinstance(duration_us, bool) or not isinstance(duration_us, int) or duration_us <= 0:
+            raise ValueError(f"{name} must be a positive number of microseconds: {duration_us!r}")
+        with self.lock:
+            setattr(self, name, duration_us)
+
+    def _check_change(self, call: str, old: Any, new: Any) -> None:
+        if self.is_fixed and old != new:
+            raise RuntimeError(f"{call} must be called before the first process group is made")
+
+
+process_settings = ProcessSettings()

@@ -1,0 +1,129 @@
+"""`mooncake.pg`: process groups for torch that continue after a member dies.
+
+Importing it registers the backends "mooncake" (CPU and CUDA tensors) and "mooncake-cpu".
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch.distributed as dist
+
+from ._pg.group import MooncakeProcessGroup, create_process_group
+from ._pg.membership import (
+    ProposalStatus,
+    SyncAfterFailureResponse,
+    SyncAfterFailureStatus,
+    ViewUpdateResponse,
+    activate_ranks,
+    deactivate_ranks,
+    extend_group_size_to,
+    get_active_ranks,
+    get_current_epoch,
+    get_failed_ranks_hint,
+    get_local_success,
+    get_num_synced_ranks,
+    get_peer_state,
+    get_preferred_hca,
+    join_group,
+    recover_ranks,
+    sync_after_failure,
+)
+from ._pg.settings import MooncakeBackendOptions, process_settings
+from ._pg.work import MooncakeWork
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = [
+    "MooncakeBackendOptions",
+    "MooncakeProcessGroup",
+    "MooncakeWork",
+    "ProposalStatus",
+    "SyncAfterFailureResponse",
+    "SyncAfterFailureStatus",
+    "ViewUpdateResponse",
+    "ViewUpdateStatus",
+    "activate_ranks",
+    "createMooncakeBackend",
+    "createMooncakeCpuBackend",
+    "deactivate_ranks",
+    "extend_group_size_to",
+    "get_active_ranks",
+    "get_current_epoch",
+    "get_failed_ranks_hint",
+    "get_local_success",
+    "get_num_synced_ranks",
+    "get_peer_state",
+    "get_preferred_hca",
+    "join_group",
+    "recover_ranks",
+    "set_collective_timeout_us",
+    "set_device_filter",
+    "set_fault_reconciliation_window_us",
+    "set_host_ip",
+    "set_p2p_timeout_us",
+    "set_transfer_engine",
+    "sync_after_failure",
+]
+
+ViewUpdateStatus = ProposalStatus
+
+
+def set_host_ip(host: str) -> None:
+    """Sets the address that other ranks reach this process at, before the first group."""
+    process_settings.set_host_ip(host)
+
+
+def set_device_filter(filters: Sequence[str]) -> None:
+    """Sets which RDMA devices may be used, before the first group."""
+    process_settings.set_device_filter(filters)
+
+
+def set_transfer_engine(engine: Any) -> None:
+    """Sets an initialized `TransferEngine` whose host the groups use, before the first group."""
+    process_settings.set_engine(engine)
+
+
+def set_collective_timeout_us(us: int) -> None:
+    """Sets after which silence a collective asks whether its peers are alive (10 s)."""
+    process_settings.set_duration("collective_timeout_us", us)
+
+
+def set_p2p_timeout_us(us: int) -> None:
+    """Sets after which silence a send or a receive asks whether its peer is alive (10 s)."""
+    process_settings.set_duration("p2p_timeout_us", us)
+
+
+def set_fault_reconciliation_window_us(us: int) -> None:
+    """Sets the longest time in which the members agree on a failure (30 s)."""
+    process_settings.set_duration("reconciliation_window_us", us)
+
+
+def createMooncakeBackend(options: Any, pg_options: Any = None) -> Any:  # noqa: N802 - upstream's
+    """Makes a group for tensors of CPU and CUDA; torch calls it."""
+    return create_process_group(options, pg_options, _devices())
+
+
+def createMooncakeCpuBackend(options: Any, pg_options: Any = None) -> Any:  # noqa: N802
+    """Makes a group for tensors of the CPU; torch calls it."""
+    return create_process_group(options, pg_options, ("cpu",))
+
+
+def _devices() -> tuple[str, ...]:
+    import torch
+
+    return ("cuda", "cpu") if torch.cuda.is_available() else ("cpu",)
+
+
+def _register() -> None:
+    for name, creator, devices in (
+        ("mooncake", createMooncakeBackend, ["cpu", "cuda"]),
+        ("mooncake-cpu", createMooncakeCpuBackend, ["cpu"]),
+    ):
+        # Old versions of torch refuse a second registration.
+        if name.upper() not in dist.Backend._plugins:
+            dist.Backend.register_backend(name, creator, extended_api=True, devices=devices)
+
+
+_register()

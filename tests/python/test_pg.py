@@ -1,0 +1,162 @@
+"""Process groups of `mooncake.pg`: real processes over the loopback device."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from mooncake import pg
+
+RANKS = Path(__file__).parent / "pg_ranks.py"
+LIMIT_S = 100
+
+
+@pytest.fixture
+def store():
+    server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    yield server
+    del server
+
+
+class Ranks:
+    """Processes of one scenario, ended with the block."""
+
+    def __init__(self, scenario, size, port):
+        self.arguments = (scenario, size, port)
+        self.processes = {}
+
+    def start(self, rank, *extra):
+        scenario, size, port = self.arguments
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        command = [sys.executable, RANKS, scenario, str(rank), str(size), str(port), *extra]
+        self.processes[rank] = subprocess.Popen(
+            [str(part) for part in command],
+            env=environment,
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        return self
+
+    def check(self, rank, code=0):
+        output, errors = self.processes[rank].communicate(timeout=LIMIT_S)
+        assert self.processes[rank].returncode == code, f"rank {rank}: {output}\n{errors}"
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        for process in self.processes.values():
+            process.kill()
+            process.communicate()
+
+
+@pytest.mark.timeout(LIMIT_S + 20)
+@pytest.mark.parametrize(
+    ("scenario", "size"),
+    [
+        ("reductions", 3),
+        ("gathers", 3),
+        ("exchanges", 3),
+        ("tensors_of_all_kinds", 2),
+        ("frameworks", 2),
+        ("end_without_destroy", 2),
+        ("again_on_the_same_store", 2),
+    ],
+)
+def test_ranks_pass(scenario, size, store):
+    with Ranks(scenario, size, store.port) as ranks:
+        for rank in range(size):
+            ranks.start(rank)
+        for rank in range(size):
+            ranks.check(rank)
+
+
+@pytest.mark.timeout(LIMIT_S + 20)
+def test_killed_rank_is_lost_once_and_replaced(store):
+    size, victim = 3, 1
+    with Ranks("lose_and_replace", size, store.port) as ranks:
+        for rank in range(size):
+            ranks.start(rank)
+        ranks.check(victim, -signal.SIGKILL)
+        assert ranks.processes[0].stdout.readline() == "lost\n"
+        ranks.start(victim, "extension")
+        for rank in range(size):
+            ranks.check(rank)
+
+
+@pytest.mark.timeout(LIMIT_S + 20)
+def test_group_grows_and_takes_a_removed_rank_back(store):
+    with Ranks("grow", 3, store.port) as ranks:
+        ranks.start(0).start(1)
+        assert ranks.processes[0].stdout.readline() == "lost\n"
+        ranks.start(2, "extension")
+        for rank in range(3):
+            ranks.check(rank)
+
+
+@pytest.mark.timeout(LIMIT_S + 20)
+def test_death_of_rank_0_is_an_error_at_the_others(store):
+    with Ranks("coordinator_dies", 3, store.port) as ranks:
+        for rank in range(3):
+            ranks.start(rank)
+        ranks.check(0, -signal.SIGKILL)
+        ranks.check(1)
+        ranks.check(2)
+
+
+def test_options_take_upstreams_forms():
+    mirror = torch.zeros(4, dtype=torch.int32)
+    forms = [
+        pg.MooncakeBackendOptions(mirror),
+        pg.MooncakeBackendOptions(mirror, True),
+        pg.MooncakeBackendOptions(mirror, True, 4),
+        pg.MooncakeBackendOptions(4),
+        pg.MooncakeBackendOptions(4, True),
+        pg.MooncakeBackendOptions(4, False, True, False),
+        pg.MooncakeBackendOptions(active_ranks=mirror, is_extension=False),
+        pg.MooncakeBackendOptions(max_group_size=4, is_extension=True),
+    ]
+    assert all(isinstance(form, pg.MooncakeBackendOptions) for form in forms)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "keywords", "text"),
+    [
+        ((), {}, "needs active_ranks or max_group_size"),
+        ((65,), {}, "1 to 64"),
+        ((True,), {}, "first argument"),
+        ((torch.zeros(2),), {}, "int32"),
+        ((torch.zeros(2, dtype=torch.int32), False, 3), {}, "shorter"),
+        ((4, False, False, True), {}, "needs auto_deactivate"),
+        ((4,), {"size": 3}, "no option 'size'"),
+        ((4,), {"max_group_size": 3}, "twice"),
+    ],
+)
+def test_wrong_options_are_refused(arguments, keywords, text):
+    with pytest.raises((TypeError, ValueError), match=text):
+        pg.MooncakeBackendOptions(*arguments, **keywords)
+
+
+def test_backends_are_registered_beside_those_of_torch():
+    assert dist.Backend.backend_capability["mooncake"] == ["cpu", "cuda"]
+    assert dist.Backend.backend_capability["mooncake-cpu"] == ["cpu"]
+    assert dist.Backend.default_device_backend_map["cpu"] == "gloo"
+
+
+def test_other_groups_and_works_are_refused():
+    for call in (pg.get_active_ranks, pg.join_group, pg.get_current_epoch):
+        with pytest.raises(TypeError, match="not a process group of mooncake"):
+            call(object())
+
+
+def test_package_does_not_import_torch():
+    code = "import sys, mooncake; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
