@@ -1,0 +1,138 @@
+"""The site lists every page, its links have targets, and the names in it exist."""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import inspect
+import re
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+import mooncake
+from mooncake.command import _parser
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCS = ROOT / "docs"
+PAGES = sorted(
+    path for path in DOCS.rglob("*.md") if not {"_build", "_extensions"} & set(path.parts)
+)
+# `make docs` writes them from a running pool.
+WRITTEN_BY_BUILD = {"reference/metrics.md", "reference/http-paths.md"}
+# Pages that instruct; decisions and the change log also name what was refused or is gone.
+INSTRUCTIONS = [
+    ROOT / "README.md",
+    *(page for page in PAGES if page.parent.name in {"tutorials", "how-to", "guide"}),
+]
+# Settings of the programs that a pool serves, of containers and of the tools of the system.
+FOREIGN_FLAGS = {
+    *("--disable-hybrid-kv-cache-manager", "--kv-transfer-config", "--tensor-parallel-size"),
+    *("--enable-hierarchical-cache", "--hicache-io-backend", "--hicache-mem-layout"),
+    *("--hicache-ratio", "--hicache-storage-backend", "--hicache-storage-backend-extra-config"),
+    *("--hicache-storage-prefetch-policy", "--model-path", "--page-size"),
+    *("--device", "--ipc", "--ulimit", "--system"),
+}
+FOREIGN_VARIABLES = {"MOONCAKE_CLIENT", "MOONCAKE_STANDALONE_STORAGE"}
+PROGRAMS = (
+    "mooncake.mooncake_store_service",
+    "mooncake.http_metadata_server",
+    "mooncake.vllm_v1_proxy_server",
+    "mooncake.env",
+)
+
+
+def without_code(text: str) -> str:
+    """Returns a page without its code blocks, whose brackets are no links."""
+    return re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)
+
+
+def code_of(text: str) -> list[str]:
+    """Returns the code blocks and the code within lines of a page."""
+    return re.findall(r"^```\w*\n(.*?)^```", text, re.DOTALL | re.MULTILINE) + re.findall(
+        r"`([^`\n]+)`", without_code(text)
+    )
+
+
+def anchors(page: Path) -> set[str]:
+    """Returns the names of a page's headings as links spell them."""
+    titles = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+def test_every_page_is_in_a_table_of_contents() -> None:
+    listed = {DOCS / "index.md"}
+    for page in PAGES:
+        for tree in re.findall(r":::\{toctree\}\n(.*?):::", page.read_text("utf-8"), re.DOTALL):
+            for entry in re.findall(r"^(?!:)(\S+)$", tree, re.MULTILINE):
+                pages = set(page.parent.glob(f"{entry}.md"))
+                name = f"{entry}.md"
+                assert pages or name in WRITTEN_BY_BUILD, f"{page.name} lists {entry}"
+                listed |= pages
+    assert [str(page.relative_to(DOCS)) for page in PAGES if page not in listed] == []
+
+
+def test_links_between_pages_have_targets() -> None:
+    broken = []
+    built = {DOCS / name for name in WRITTEN_BY_BUILD}
+    for page in [ROOT / "README.md", *PAGES]:
+        links = re.findall(r"\]\(([^)\s]+)\)", without_code(page.read_text(encoding="utf-8")))
+        for link in links:
+            path, _, anchor = link.partition("#")
+            target = (page.parent / path).resolve() if path else page
+            if "://" in link or target in built:
+                continue
+            if not target.exists() or (anchor and anchor not in anchors(target)):
+                broken.append(f"{page.relative_to(ROOT)}: {link}")
+    assert broken == []
+
+
+@cache
+def known_flags() -> frozenset[str]:
+    """Returns the options of all programs of the package, with `_` for `-`."""
+    flags = set(re.findall(r"--[a-z][\w-]*", "".join(map(help_of, PROGRAMS))))
+    parsers: list[argparse.ArgumentParser] = [_parser()]
+    while parsers:
+        for action in parsers.pop()._actions:
+            flags |= set(action.option_strings)
+            if isinstance(action, argparse._SubParsersAction):
+                parsers += action.choices.values()
+    for page in ("options-master.md", "options-client.md"):
+        text = (DOCS / "reference" / page).read_text(encoding="utf-8")
+        flags |= {f"--{name}" for name in re.findall(r"`-*(\w+)`", text)}
+    return frozenset(flag.replace("-", "_") for flag in flags)
+
+
+def help_of(module: str) -> str:
+    """Returns what a program prints about its options."""
+    command = [sys.executable, "-m", module, "--help"]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    return ended.stdout
+
+
+@pytest.mark.parametrize("page", INSTRUCTIONS, ids=lambda page: page.stem)
+def test_options_and_variables_in_a_page_exist(page: Path) -> None:
+    code = "\n".join(code_of(page.read_text(encoding="utf-8")))
+    flags = set(re.findall(r"(?<![\w-])--[a-z][\w-]*", code)) - FOREIGN_FLAGS
+    assert {flag for flag in flags if flag.replace("-", "_") not in known_flags()} == set()
+    listed = (DOCS / "reference/environment.md").read_text(encoding="utf-8")
+    variables = set(re.findall(r"\b(?:MC|MOONCAKE|VLLM_MOONCAKE)_[A-Z0-9_]*[A-Z0-9]\b", code))
+    known = set(re.findall(r"\w+", listed)) | FOREIGN_VARIABLES
+    assert variables - known == set()
+
+
+@pytest.mark.parametrize("page", INSTRUCTIONS, ids=lambda page: page.stem)
+def test_keywords_of_settings_in_a_page_exist(page: Path) -> None:
+    classes = {name: getattr(mooncake, name) for name in ("StoreConfig", "PutOptions", "Store")}
+    wrong = []
+    for code in code_of(page.read_text(encoding="utf-8")):
+        for call in re.findall(r"mooncake\.(?:StoreConfig|PutOptions|Store)\([^()]*\)", code):
+            node = ast.parse(call, mode="eval").body
+            assert isinstance(node, ast.Call)
+            assert isinstance(node.func, ast.Attribute)
+            known = inspect.signature(classes[node.func.attr]).parameters
+            wrong += [call for keyword in node.keywords if keyword.arg not in known]
+    assert wrong == []
