@@ -48,6 +48,7 @@ def test_page_shows_the_pool_and_escapes_names(tmp_path: Path) -> None:
         assert set_up(store, master.address) == 0
         assert store.put("model@rank/<img src=x onerror=alert(1)>", b"x" * MIB) == 0
         assert store.put("other/key", b"x") == 0
+        assert store.put("model\x1b[31m", b"x") == 0
         assert store.get("other/key") == b"x"
         url = master.admin
         with urllib.request.urlopen(f"{url}/api/v1/overview", timeout=DEADLINE) as answer:
@@ -61,8 +62,15 @@ def test_page_shows_the_pool_and_escapes_names(tmp_path: Path) -> None:
         # Lines may break between the parts of a key.
         assert "model@<wbr>rank/<wbr>&lt;img" in dom
         assert "<img" not in dom
+        assert "model\\x1b[31m" in dom
         assert "other/key" not in dom, "the key does not have the prefix"
         assert "all keys" in dom
+        # The axes of the plots, and misses and rates beside the totals.
+        assert re.search(r'class="axis"><span>\d+ s ago</span><span>0 B to \S+ \w+</span>', dom)
+        assert ">Missed</th>" in dom
+        assert ">A second</th>" in dom
+        assert "0.0.0.0" not in dom
+        assert "What the numbers mean" in dom
 
         for name, size in [("desk.png", "1280,1500"), ("phone.png", "390,1700")]:
             picture = tmp_path / name
