@@ -356,6 +356,82 @@ def again_on_the_same_store():
         dist.destroy_process_group()
 
 
+def _routing(rank, tokens, experts):
+    """Tokens of a rank, their experts (some masked) and weights, from the rank alone."""
+    draw = torch.Generator().manual_seed(rank)
+    x = torch.randn(tokens, 256, generator=draw).to(torch.bfloat16)
+    choice = torch.rand(tokens, experts, generator=draw).argsort(dim=1)[:, :3].contiguous()
+    choice[torch.rand(choice.shape, generator=draw) < 0.2] = -1
+    return x, choice, torch.rand(choice.shape, generator=draw)
+
+
+def experts():
+    from mooncake.ep import Buffer
+
+    start()
+    per_rank, most = 2, 16
+    count = per_rank * SIZE
+    buffer = Buffer(dist.group.WORLD)
+    assert Buffer.get_ep_buffer_size_hint(128, 7168, 8, 288) == 2_118_652_416
+    x, choice, weights = _routing(RANK, 5 + 3 * RANK, count)
+    for use_fp8, with_hook in ((False, False), (True, True), (None, False)):
+        mask = torch.ones(SIZE, dtype=torch.int32)
+        rows, counts, handle, event, hook = buffer.dispatch(
+            x, choice, mask, most, count, -1, use_fp8=use_fp8, return_recv_hook=with_hook
+        )
+        if hook is not None:
+            hook()
+        event.current_stream_wait()
+        if use_fp8 is not False:
+            values, scales = rows
+            assert scales.stride(1) == 1, "scales are column-major"
+            blocks = values.float().reshape(*values.shape[:2], -1, 128) * scales.unsqueeze(3)
+            rows = blocks.flatten(2).to(torch.bfloat16)
+        for expert in range(per_rank):
+            number = RANK * per_rank + expert
+            for rank in range(SIZE):
+                sent, routed, _ = _routing(rank, 5 + 3 * rank, count)
+                tokens = (routed == number).any(dim=1).nonzero().flatten()
+                place = int(handle[1][expert, rank])
+                found = slice(place >> 32, (place >> 32) + (place & 0xFFFFFFFF))
+                assert handle[0][expert, found].tolist() == tokens.tolist()
+                near = 0.0 if use_fp8 is False else 0.07
+                assert torch.allclose(rows[expert, found], sent[tokens], rtol=near, atol=near / 50)
+            assert int(counts[expert]) == sum(int(p) & 0xFFFFFFFF for p in handle[1][expert])
+        for expert in range(per_rank):
+            rows[expert] *= 1 + RANK * per_rank + expert
+        combined, _, hook = buffer.combine(
+            rows, choice, weights, mask, -1, handle, return_recv_hook=with_hook
+        )
+        if hook is not None:
+            hook()
+        factors = torch.where(choice >= 0, weights * (choice + 1), 0.0).sum(dim=1, keepdim=True)
+        wanted = x.float() * factors
+        assert torch.allclose(combined.float(), wanted, rtol=0.15, atol=0.05), use_fp8
+        assert mask.tolist() == [1] * SIZE
+
+
+def experts_lose_a_rank():
+    from mooncake.ep import Buffer
+
+    start()
+    count, most = 2 * SIZE, 16
+    buffer = Buffer(dist.group.WORLD)
+    x, choice, weights = _routing(RANK, 8, count)
+    mask = torch.ones(SIZE, dtype=torch.int32)
+    rows, _, handle, _, _ = buffer.dispatch(x, choice, mask, most, count, -1, use_fp8=False)
+    victim = SIZE - 1
+    dist.barrier()
+    if victim == RANK:
+        os.kill(os.getpid(), signal.SIGKILL)
+    combined, _, _ = buffer.combine(rows, choice, weights, mask, 30_000_000, handle)
+    assert mask.tolist() == [1] * victim + [0]
+    present = (choice >= 0) & (choice < 2 * victim)
+    factors = torch.where(present, weights, 0.0).sum(dim=1, keepdim=True)
+    assert torch.allclose(combined.float(), x.float() * factors, rtol=5e-2, atol=1e-2)
+    dist.barrier()
+
+
 globals()[SCENARIO]()
 if SCENARIO != "end_without_destroy" and dist.is_initialized():
     dist.destroy_process_group()

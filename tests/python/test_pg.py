@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 
 from mooncake import pg
+from mooncake.errors import NotSupportedError
 
 RANKS = Path(__file__).parent / "pg_ranks.py"
 LIMIT_S = 100
@@ -67,6 +68,7 @@ class Ranks:
         ("exchanges", 3),
         ("tensors_of_all_kinds", 2),
         ("frameworks", 2),
+        ("experts", 3),
         ("end_without_destroy", 2),
         ("again_on_the_same_store", 2),
     ],
@@ -110,6 +112,23 @@ def test_death_of_rank_0_is_an_error_at_the_others(store):
         ranks.check(0, -signal.SIGKILL)
         ranks.check(1)
         ranks.check(2)
+
+
+@pytest.mark.timeout(LIMIT_S + 20)
+def test_experts_of_a_dead_rank_contribute_nothing(store):
+    with Ranks("experts_lose_a_rank", 3, store.port) as ranks:
+        for rank in range(3):
+            ranks.start(rank)
+        ranks.check(2, -signal.SIGKILL)
+        ranks.check(0)
+        ranks.check(1)
+
+
+def test_elastic_buffer_refuses_with_the_reason():
+    from mooncake.mooncake_elastic_buffer import ElasticBuffer
+
+    with pytest.raises(NotSupportedError, match="mooncake_ep_buffer"):
+        ElasticBuffer(None)
 
 
 def test_options_take_upstreams_forms():
