@@ -9,6 +9,7 @@ import stat
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from conftest import MIB, MasterProcess, start_master
@@ -253,3 +254,23 @@ def test_drain_empties_a_host_and_proves_it(mortal_master: MasterProcess):
             wrong = on(pool, "drain", "127.0.0.1:7013")
             assert (wrong.returncode, wrong.stdout) == (1, "")
             assert "Did you mean 127.0.0.1:7012?" in wrong.stderr
+
+
+def test_drain_waits_until_moved_memory_is_free(tmp_path: Path):
+    # With a log, memory stays in use until the record of its removal is on disk.
+    pool = start_master(f"--state_dir={tmp_path}")
+    lenders = [
+        mooncake.StoreConfig(segment_bytes=16 * MIB, name=f"{host}:7014")
+        for host in ("localhost", "127.0.0.1")
+    ]
+    try:
+        with mooncake.Store(pool.address, lenders[0]) as store:
+            store.put_many({f"k{at}": bytes(100_000) for at in range(20)})
+            with mooncake.Store(pool.address, lenders[1]):
+                done = on(pool, "drain", "localhost")
+        assert (done.returncode, done.stdout.splitlines()[-1]) == (
+            0,
+            "localhost:7014 holds no object; its process may be stopped",
+        )
+    finally:
+        pool.stop()

@@ -8,6 +8,7 @@ import re
 import sys
 from dataclasses import asdict
 from difflib import get_close_matches
+from time import monotonic, sleep
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
@@ -34,6 +35,9 @@ __all__ = [
     "stat",
 ]
 
+# The master quarantines freed memory for at most a minute, and then writes that it is free.
+_FREEING_S_MAX = 65.0
+_FREEING_POLL_S = 0.1
 _JOB = re.compile(r"(\d+)-(\d+)")
 _HELD = {
     "free_bytes": "free",
@@ -327,8 +331,10 @@ def drain(options: argparse.Namespace) -> int:
         except TransferFailedError:
             # The state below says why.
             pass
-        code = _print_job(options, job.info())
-        return _prove_empty(store, options, names) or code
+        info = job.info()
+        code = _print_job(options, info)
+        wait_s = _FREEING_S_MAX if info.state == "succeeded" else 0.0
+        return _prove_empty(store, options, names, wait_s) or code
 
 
 def _named(store: Store, wanted: list[str]) -> list[str]:
@@ -368,15 +374,29 @@ def _print_job(options: argparse.Namespace, info: Any) -> int:
     return 1 if info.state == "failed" else 0
 
 
-def _prove_empty(store: Store, options: argparse.Namespace, names: list[str]) -> int:
-    """Print what the drained segments hold at the end."""
-    left = dict.fromkeys(names, 0)
-    for segment in store.segments():
-        if segment.name in left:
-            left[segment.name] += segment.used_bytes
+def _prove_empty(store: Store, options: argparse.Namespace, names: list[str], wait_s: float) -> int:
+    """Print what the drained segments hold at the end.
+
+    Memory of moved objects is in use until the removal is on disk and no read of it can be in
+    flight: `wait_s` is the time that this may take.
+    """
+    deadline = monotonic() + wait_s
+    left = _used_bytes(store, names)
+    while any(left.values()) and monotonic() < deadline:
+        sleep(_FREEING_POLL_S)
+        left = _used_bytes(store, names)
     for name, used in left.items():
         text = (
             f"holds {format_bytes(used)}" if used else "holds no object; its process may be stopped"
         )
         print(f"{name} {text}", file=sys.stderr if options.is_json else sys.stdout)
     return 1 if any(left.values()) else 0
+
+
+def _used_bytes(store: Store, names: list[str]) -> dict[str, int]:
+    """Return the bytes that are in use in each named segment."""
+    used = dict.fromkeys(names, 0)
+    for segment in store.segments():
+        if segment.name in used:
+            used[segment.name] += segment.used_bytes
+    return used
