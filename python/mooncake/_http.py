@@ -326,8 +326,11 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         self._answer()
 
-    # The library looks up handlers by the name of the HTTP method.
-    do_PUT = do_POST = do_DELETE = do_PATCH = do_HEAD = do_OPTIONS = do_GET  # noqa: N815
+    def __getattr__(self, name: str) -> Callable[[], None]:
+        """Return the handler of any HTTP method; the library looks it up by name."""
+        if name.startswith("do_"):
+            return self.do_GET
+        raise AttributeError(name)
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
         """Answer a request that cannot be read in the form of all other errors."""

@@ -13,7 +13,7 @@ _KEY = {
     "in": "path",
     "required": True,
     "description": "Key of the object; any byte may be percent-encoded, also the slash.",
-    "schema": {"type": "string", "minLength": 1, "maxLength": 4096},
+    "schema": {"type": "string", "minLength": 1},
 }
 _FAILURE = {
     "type": "object",
@@ -86,7 +86,7 @@ def _read(text: str, *, is_head: bool = False) -> dict[str, Any]:
 
 
 def _put() -> dict[str, Any]:
-    body = {"required": True, "content": {"*/*": {"schema": {"type": "string", "minLength": 1}}}}
+    body = {"required": True, "content": _BYTES}
     statuses = ("400", "403", "409", "411", "412", "413", "500", "503", "504", "507")
     return {
         "summary": "Store an object; the body is its value.",
