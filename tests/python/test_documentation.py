@@ -32,7 +32,7 @@ INSTRUCTIONS = [
 FOREIGN_PROGRAM = re.compile(r"\b(?:curl|docker|kubectl|pip|sysctl|torchrun|vllm|sglang\.\w+)\s")
 # Options of others that stand alone.
 FOREIGN_FLAGS = {
-    *("--device", "--ipc", "--ulimit"),
+    *("--device", "--ipc", "--kv-transfer-config", "--tensor-parallel-size", "--ulimit"),
     *("--disable-hybrid-kv-cache-manager", "--hicache-storage-backend-extra-config"),
 }
 FOREIGN_VARIABLES = {"MOONCAKE_CLIENT", "MOONCAKE_STANDALONE_STORAGE"}
