@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -10,9 +11,9 @@ from mooncake.errors import MooncakeError, NotFoundError
 
 if TYPE_CHECKING:
     from mooncake._runtime import PutOptions
-    from mooncake._store_types import Progress
+    from mooncake._store_types import Key, Progress
 
-__all__ = ["MISSING", "all_of", "batches", "only", "options_of", "or_default"]
+__all__ = ["MISSING", "about", "all_of", "batches", "only", "options_of", "or_default"]
 
 T = TypeVar("T")
 
@@ -44,6 +45,16 @@ def all_of(outcomes: Sequence[T | Exception]) -> list[T]:
             first.outcomes = list(outcomes)
         raise first
     return values
+
+
+@contextlib.contextmanager
+def about(key: Key) -> Iterator[None]:
+    """Set the key of the failures of a block."""
+    try:
+        yield
+    except MooncakeError as failure:
+        failure.key = key
+        raise
 
 
 def or_default(outcome: bytes | MooncakeError, default: Any) -> Any:

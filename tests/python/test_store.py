@@ -386,6 +386,36 @@ def lose_lease(store: mooncake.Store, error: Exception | None = None) -> None:
             raise error
 
 
+def test_more_memory_than_the_machine_has_cannot_be_lent():
+    with pytest.raises(mooncake.InvalidArgumentError, match="less memory than is to be lent") as no:
+        Store(config=StoreConfig(segment_bytes="99TB"))
+    assert int(no.value.context["bytes"]) == 99 * 1024**4
+    assert 0 < int(no.value.context["limit"]) < 99 * 1024**4
+    assert "mooncake doctor" in no.value.remedy
+
+
+def test_context_has_the_values_that_the_master_names(store: mooncake.Store):
+    with pytest.raises(mooncake.NotFoundError) as missing:
+        store.delete("missing")
+    with pytest.raises(mooncake.NoSpaceError) as full:
+        store.put("big", bytes(2 * 64 * MIB))
+    with pytest.raises(mooncake.NotFoundError) as uncopied:
+        store.copy("missing", "nowhere")
+    for failure in (missing.value, full.value, uncopied.value):
+        assert failure.context
+        for name, value in failure.context.items():
+            assert str(failure).count(f"{name}={value}") == 1
+    assert full.value.context["bytes"] == str(2 * 64 * MIB)
+    assert (missing.value.key, uncopied.value.key) == ("missing", "missing")
+
+
+def test_remedy_for_a_metadata_server_names_metadata_servers():
+    config = StoreConfig(metadata="http://127.0.0.1:1/metadata")
+    with pytest.raises(mooncake.UnavailableError) as unreachable:
+        Store(config=config)
+    assert "P2PHANDSHAKE" in unreachable.value.remedy
+
+
 def test_get_buffers_returns_several_objects(store: mooncake.Store):
     store.put_many({"a": b"1", "b": b"22"})
     first, missing, second = store.get_buffers(["a", "nope", "b"])

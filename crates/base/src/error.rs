@@ -1,7 +1,7 @@
 //! One error type for every crate, and the one table that maps upstream's numeric codes to our
 //! coarse kinds and the Python exceptions.
 
-use std::{fmt, sync::Arc};
+use std::{borrow::Cow, fmt, sync::Arc};
 
 /// The result type of every fallible call.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -211,7 +211,11 @@ struct Parts {
     kind: ErrorKind,
     code: ErrorCode,
     message: String,
-    context: Vec<(&'static str, String)>,
+    context: Vec<(Cow<'static, str>, String)>,
+    /// Number of values at the start of the context that the message has, too.
+    told: usize,
+    /// The remedy of this case, instead of the remedy of the code.
+    remedy: Option<&'static str>,
     source: Option<Arc<dyn std::error::Error + Send + Sync>>,
 }
 
@@ -238,10 +242,30 @@ impl Error {
         Self::new(ErrorCode::INTERNAL_ERROR, message)
     }
 
+    /// Restores an error of another process from its text, which has the values of the context.
+    pub fn restored(
+        code: ErrorCode,
+        text: impl Into<String>,
+        context: impl IntoIterator<Item = (String, String)>,
+    ) -> Self {
+        let mut error = Self::new(code, text);
+        let parts = Arc::make_mut(&mut error.0);
+        parts.context = context.into_iter().map(|(name, value)| (name.into(), value)).collect();
+        parts.told = parts.context.len();
+        error
+    }
+
+    /// Sets the remedy of this case, where that of the code is too general.
+    #[must_use]
+    pub fn with_remedy(mut self, remedy: &'static str) -> Self {
+        Arc::make_mut(&mut self.0).remedy = Some(remedy);
+        self
+    }
+
     /// Adds a name and a value to the context.
     #[must_use]
     pub fn with(mut self, name: &'static str, value: impl fmt::Display) -> Self {
-        Arc::make_mut(&mut self.0).context.push((name, value.to_string()));
+        Arc::make_mut(&mut self.0).context.push((name.into(), value.to_string()));
         self
     }
 
@@ -267,14 +291,25 @@ impl Error {
         &self.0.message
     }
 
-    /// Returns the names and values involved.
-    pub fn context(&self) -> &[(&'static str, String)] {
-        &self.0.context
+    /// Returns the names and values involved: those of this error, then those of its causes.
+    pub fn context(&self) -> impl Iterator<Item = (&str, &str)> {
+        std::iter::successors(Some(self), |error| {
+            let mut cause = std::error::Error::source(*error);
+            while let Some(inner) = cause {
+                if let Some(error) = inner.downcast_ref::<Self>() {
+                    return Some(error);
+                }
+                cause = inner.source();
+            }
+            None
+        })
+        .flat_map(|error| error.0.context.iter().map(|(name, value)| (&**name, &**value)))
     }
 
     /// Returns the remedy that usually helps.
     pub fn remedy(&self) -> &'static str {
         match self.kind() {
+            _ if self.0.remedy.is_some() => self.0.remedy.unwrap_or_default(),
             ErrorKind::Closed => {
                 "The handle is not set up, was closed, or was made before a fork; set it up here."
             }
@@ -283,14 +318,15 @@ impl Error {
     }
 
     fn with_kind(kind: ErrorKind, code: ErrorCode, message: String) -> Self {
-        Self(Arc::new(Parts { kind, code, message, context: Vec::new(), source: None }))
+        let context = Vec::new();
+        Self(Arc::new(Parts { kind, code, message, context, told: 0, remedy: None, source: None }))
     }
 }
 
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0.message)?;
-        for (name, value) in &self.0.context {
+        for (name, value) in &self.0.context[self.0.told..] {
             write!(f, " {name}={value}")?;
         }
         let mut cause = std::error::Error::source(self);
@@ -337,6 +373,29 @@ mod tests {
             .caused_by(std::io::Error::other("gone"));
         assert_eq!(error.to_string(), "object not found key=a: gone");
         assert_eq!(error.kind(), ErrorKind::NotFound);
+    }
+
+    #[test]
+    fn context_includes_that_of_the_causes() {
+        let inner = Error::invalid("a size is wrong").with("bytes", 7);
+        let error = Error::internal("no mount").with("segment", "s").caused_by(inner);
+        assert_eq!(error.context().collect::<Vec<_>>(), [("segment", "s"), ("bytes", "7")]);
+    }
+
+    #[test]
+    fn restored_error_shows_each_value_once() {
+        let values = [("key".to_owned(), "k".to_owned())];
+        let error = Error::restored(ErrorCode::OBJECT_NOT_FOUND, "no object key=k", values);
+        let error = error.with("peer", "host:1");
+        assert_eq!(error.to_string(), "no object key=k peer=host:1");
+        assert_eq!(error.context().collect::<Vec<_>>(), [("key", "k"), ("peer", "host:1")]);
+    }
+
+    #[test]
+    fn remedy_of_a_case_replaces_that_of_its_code() {
+        let error = Error::new(ErrorCode::RPC_FAIL, "no metadata server");
+        assert_eq!(error.remedy(), ErrorCode::RPC_FAIL.row().remedy);
+        assert_eq!(error.with_remedy("Start it.").remedy(), "Start it.");
     }
 
     #[test]

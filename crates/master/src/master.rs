@@ -337,7 +337,8 @@ async fn bind(host: &str, port: u16, by: ListenOptions) -> Result<TcpListener> {
         let is_taken = source.kind() == io::ErrorKind::AddrInUse;
         let mut error = Error::new(ErrorCode::RPC_FAIL, message)
             .with("address", Endpoint::new(endpoint.host.clone(), port))
-            .with("option", format_args!("--{option}"));
+            .with("option", format_args!("--{option}"))
+            .with_remedy("Name an address of this machine, and a port that is free.");
         if let Some(holder) = mooncake_os::port_holder(port).filter(|_| is_taken) {
             error = error.with("held_by", holder);
         }

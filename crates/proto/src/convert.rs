@@ -7,7 +7,16 @@ use crate::v1;
 
 impl From<&Error> for v1::Failure {
     fn from(error: &Error) -> Self {
-        Self { code: error.code().number(), message: error.to_string(), unfinished_put: None }
+        let detail = |(name, value): (&str, &str)| v1::FailureDetail {
+            name: name.to_owned(),
+            value: value.to_owned(),
+        };
+        Self {
+            code: error.code().number(),
+            message: error.to_string(),
+            unfinished_put: None,
+            context: error.context().map(detail).collect(),
+        }
     }
 }
 
@@ -15,7 +24,9 @@ impl From<&v1::Failure> for Error {
     /// Keeps a known code; an unknown number, from a newer master, becomes an internal error.
     fn from(failure: &v1::Failure) -> Self {
         let code = ErrorCode::from_number(failure.code).unwrap_or(ErrorCode::INTERNAL_ERROR);
-        Self::new(code, failure.message.clone())
+        let values = failure.context.iter();
+        let values = values.map(|detail| (detail.name.clone(), detail.value.clone()));
+        Self::restored(code, failure.message.clone(), values)
     }
 }
 
@@ -70,11 +81,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn failure_keeps_code_and_message_over_the_wire() {
+    fn failure_keeps_code_message_and_context_over_the_wire() {
         let error = Error::new(ErrorCode::OBJECT_NOT_FOUND, "object not found").with("key", "k");
         let back = Error::from(&v1::Failure::from(&error));
         assert_eq!((back.code(), back.message()), (error.code(), "object not found key=k"));
-        let newer = v1::Failure { code: -99999, message: "?".to_owned(), unfinished_put: None };
+        assert_eq!(back.to_string(), "object not found key=k");
+        assert_eq!(back.context().collect::<Vec<_>>(), [("key", "k")]);
+        let newer = v1::Failure { code: -99999, ..v1::Failure::default() };
         assert_eq!(Error::from(&newer).code(), ErrorCode::INTERNAL_ERROR);
     }
 

@@ -115,7 +115,10 @@ fn build<'py>(
     instance.setattr("key", key)?;
     let context = PyDict::new(py);
     for (name, value) in error.context() {
-        context.set_item(name, value)?;
+        // What the error itself names goes before what its causes name.
+        if !context.contains(name)? {
+            context.set_item(name, value)?;
+        }
     }
     instance.setattr("context", context)?;
     instance.setattr("__notes__", [error.remedy()])?;

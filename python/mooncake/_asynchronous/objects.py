@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 from mooncake._asynchronous.jobs import AsyncDrain, AsyncTask
 from mooncake._asynchronous.leases import AsyncLease
 from mooncake._buffers import readable, writable
-from mooncake._outcomes import MISSING, all_of, batches, only, options_of, or_default
+from mooncake._outcomes import MISSING, about, all_of, batches, only, options_of, or_default
 from mooncake._store_types import Key, ObjectInfo, Progress, SegmentInfo
 from mooncake._tasks import CopyInfo, JobId, copies_of
 from mooncake._values import decoded, encoded, key_list, name_list
@@ -373,7 +373,8 @@ class AsyncObjectCalls:
             NotFoundError: The object does not exist.
             InvalidArgumentError: A segment does not exist, or no segment is named.
         """
-        return AsyncTask(self._native, await self._native.copy_object(key, name_list(to)))
+        with about(key):
+            return AsyncTask(self._native, await self._native.copy_object(key, name_list(to)))
 
     async def move(self, key: Key, source: str, target: str) -> AsyncTask:
         """Create a task that moves a copy of an object to another segment, in the background.
@@ -388,7 +389,8 @@ class AsyncObjectCalls:
             InvalidArgumentError: A segment does not exist, the source has no copy, or both are the
                 same.
         """
-        return AsyncTask(self._native, await self._native.move_object(key, source, target))
+        with about(key):
+            return AsyncTask(self._native, await self._native.move_object(key, source, target))
 
     def task(self, task_id: JobId) -> AsyncTask:
         """Return a handle on the task with an id, which any process may have created.

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 from mooncake._blocking.jobs import Drain, Task
 from mooncake._blocking.leases import Lease
 from mooncake._buffers import readable, writable
-from mooncake._outcomes import MISSING, all_of, batches, only, options_of, or_default
+from mooncake._outcomes import MISSING, about, all_of, batches, only, options_of, or_default
 from mooncake._store_types import Key, ObjectInfo, Progress, SegmentInfo
 from mooncake._tasks import CopyInfo, JobId, copies_of
 from mooncake._values import decoded, encoded, key_list, name_list
@@ -371,7 +371,8 @@ class ObjectCalls:
             NotFoundError: The object does not exist.
             InvalidArgumentError: A segment does not exist, or no segment is named.
         """
-        return Task(self._native, self._native.copy_object(key, name_list(to)))
+        with about(key):
+            return Task(self._native, self._native.copy_object(key, name_list(to)))
 
     def move(self, key: Key, source: str, target: str) -> Task:
         """Create a task that moves a copy of an object to another segment, in the background.
@@ -386,7 +387,8 @@ class ObjectCalls:
             InvalidArgumentError: A segment does not exist, the source has no copy, or both are the
                 same.
         """
-        return Task(self._native, self._native.move_object(key, source, target))
+        with about(key):
+            return Task(self._native, self._native.move_object(key, source, target))
 
     def task(self, task_id: JobId) -> Task:
         """Return a handle on the task with an id, which any process may have created.

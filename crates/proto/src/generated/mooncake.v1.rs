@@ -158,7 +158,7 @@ pub mod response {
     }
 }
 /// A failure of an item or of a call. `code` is a number of the table in mooncake-base.
-#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+#[derive(Clone, PartialEq, ::prost::Message)]
 pub struct Failure {
     #[prost(sint32, tag = "1")]
     pub code: i32,
@@ -167,6 +167,17 @@ pub struct Failure {
     /// For a put that did not start: the unfinished put of the same client and key that prevents it.
     #[prost(message, optional, tag = "3")]
     pub unfinished_put: ::core::option::Option<UnfinishedPut>,
+    /// The values that the message names, for programs.
+    #[prost(message, repeated, tag = "4")]
+    pub context: ::prost::alloc::vec::Vec<FailureDetail>,
+}
+/// A value that the message of a failure names.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct FailureDetail {
+    #[prost(string, tag = "1")]
+    pub name: ::prost::alloc::string::String,
+    #[prost(string, tag = "2")]
+    pub value: ::prost::alloc::string::String,
 }
 /// A put that started and did not end.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
@@ -221,7 +232,7 @@ pub struct ChecksumColumn {
     pub checksums: ::prost::alloc::vec::Vec<u64>,
 }
 /// An item that failed; the item numbers of one response ascend.
-#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+#[derive(Clone, PartialEq, ::prost::Message)]
 pub struct ItemFailure {
     #[prost(uint32, tag = "1")]
     pub item: u32,
@@ -381,7 +392,7 @@ pub struct UnmountResponse {
     pub results: ::prost::alloc::vec::Vec<ItemResult>,
 }
 /// The outcome of an item without further data.
-#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+#[derive(Clone, PartialEq, ::prost::Message)]
 pub struct ItemResult {
     /// absent: success
     #[prost(message, optional, tag = "1")]
@@ -766,7 +777,7 @@ pub struct CreateTasksResponse {
     #[prost(message, repeated, tag = "1")]
     pub results: ::prost::alloc::vec::Vec<CreateTaskResult>,
 }
-#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+#[derive(Clone, PartialEq, ::prost::Message)]
 pub struct CreateTaskResult {
     #[prost(message, optional, tag = "1")]
     pub failure: ::core::option::Option<Failure>,
@@ -789,7 +800,7 @@ pub struct QueryTasksResponse {
     #[prost(message, repeated, tag = "1")]
     pub results: ::prost::alloc::vec::Vec<QueryTaskResult>,
 }
-#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+#[derive(Clone, PartialEq, ::prost::Message)]
 pub struct QueryTaskResult {
     #[prost(message, optional, tag = "1")]
     pub failure: ::core::option::Option<Failure>,
@@ -937,7 +948,7 @@ pub struct CancelDrainJobsResponse {
     #[prost(message, repeated, tag = "1")]
     pub results: ::prost::alloc::vec::Vec<DrainJobResult>,
 }
-#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+#[derive(Clone, PartialEq, ::prost::Message)]
 pub struct DrainJobResult {
     #[prost(message, optional, tag = "1")]
     pub failure: ::core::option::Option<Failure>,
@@ -983,7 +994,7 @@ pub struct QueryQuotasResponse {
     #[prost(message, repeated, tag = "1")]
     pub results: ::prost::alloc::vec::Vec<QuotaResult>,
 }
-#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+#[derive(Clone, PartialEq, ::prost::Message)]
 pub struct QuotaResult {
     #[prost(message, optional, tag = "1")]
     pub failure: ::core::option::Option<Failure>,

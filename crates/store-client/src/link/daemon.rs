@@ -102,7 +102,8 @@ fn daemon_error(error: &Error) -> Error {
     while let Some(before) = first.and_then(|error| error.source()) {
         first = Some(before);
     }
-    let daemon_error = Error::new(error.code(), text);
+    let remedy = "Start mooncake_client on this host, or correct the address of the daemon.";
+    let daemon_error = Error::new(error.code(), text).with_remedy(remedy);
     match first {
         Some(first) => daemon_error.with("because", format_args!("{:?}", first.to_string())),
         None => daemon_error,

@@ -19,6 +19,10 @@ use mooncake_base::{Endpoint, Error, ErrorCode, Moment, Result};
 
 use crate::{discovery::descriptor::SegmentDescriptor, token::Token};
 
+/// The remedy for a metadata server that cannot be reached.
+const REMEDY: &str = "Check that the metadata server runs at that address, or use P2PHANDSHAKE, \
+                      which needs none; mooncake_master --enable_http_metadata_server=true starts one.";
+
 /// Publishes our segment and finds those of peers. Calls block, up to their deadline.
 pub trait MetadataStore: fmt::Debug + Send + Sync {
     /// Publishes our segment under its name, or updates it. `rpc` is the address of our handshake

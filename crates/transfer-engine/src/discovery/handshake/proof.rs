@@ -138,6 +138,7 @@ pub(super) fn unseal_answer(
 /// The error for a peer with which no token is shared.
 pub(super) fn denied(text: &str) -> Error {
     Error::new(ErrorCode::ILLEGAL_CLIENT, text)
+        .with_remedy("Set MC_TRANSFER_TOKEN to the same secret in both processes, or in neither.")
 }
 
 /// The exchange of one connection. The owner's engine id is not known yet.

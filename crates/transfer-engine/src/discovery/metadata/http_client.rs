@@ -107,5 +107,5 @@ fn unreachable(failure: ureq::Error, url: &str) -> Error {
     };
     // The key in the query would not help the reader of the error.
     let url = url.split_once('?').map_or(url, |(url, _)| url);
-    Error::new(code, text).with("url", url).caused_by(failure)
+    Error::new(code, text).with("url", url).with_remedy(super::REMEDY).caused_by(failure)
 }

@@ -77,6 +77,7 @@ impl RedisServer {
             };
             Error::new(code, "the metadata server cannot be reached")
                 .with("url", &self.address)
+                .with_remedy(super::REMEDY)
                 .caused_by(error)
         })?;
         // Otherwise a request may wait for an acknowledgement. A failure only costs speed.
