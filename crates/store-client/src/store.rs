@@ -4,7 +4,7 @@
 
 use std::{net::IpAddr, sync::Arc, time::Duration};
 
-use mooncake_base::{ByteSize, Clock, Error, ErrorKind, ObjectKey, Result, SystemClock};
+use mooncake_base::{Clock, Error, ErrorKind, ObjectKey, Result, SystemClock};
 use mooncake_transfer_engine::{Engine, EngineConfig};
 use tokio::runtime::{Builder, Runtime};
 
@@ -35,17 +35,13 @@ pub struct Store {
 }
 
 impl Store {
-    /// Joins the pool of the master and lends 256 MiB, which occupy memory only once used.
+    /// Joins the pool of the master and lends no memory: objects lie in the memory of other
+    /// processes, and outlast this one. [`join`](Self::join) lends memory.
     ///
     /// # Errors
     /// The address is invalid, or no master answers there within 5 seconds.
     pub fn connect(master: &str) -> Result<Self> {
-        let lent = ByteSize::mib(256).bytes();
-        Self::join(
-            master,
-            EngineConfig::default(),
-            ClientConfig { segment_bytes: lent, ..ClientConfig::default() },
-        )
+        Self::join(master, EngineConfig::default(), ClientConfig::default())
     }
 
     /// Joins with explicit settings. An engine without a name gets this host's address on the

@@ -102,6 +102,7 @@ fn close_is_quick_when_master_is_dead() {
 #[test]
 fn readme_example_runs() {
     let master = MasterProcess::start(ANY_PORT, &[]);
+    let _lender = NodeProcess::start(&master.address, &[]);
     let ended = Command::new(hello_example()).arg(&master.address).status().unwrap();
     assert!(ended.success(), "{ended}");
 }
