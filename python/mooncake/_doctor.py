@@ -133,6 +133,14 @@ def _memory() -> dict[str, str]:
             f"{limit}, of which {available} are available; counts the pages of peers' segments "
             "that this process writes first through shared memory"
         )
+    free_now = int(table.get("MemAvailable", "0 kB").split()[0]) * 1024
+    lent_max = total
+    if group is not None:
+        lent_max, free_now = min(total, group[0]), min(free_now, group[1])
+    rows["memory to lend"] = (
+        f"up to {format_bytes(free_now * 3 // 4)} is sensible, three quarters of what is "
+        f"available; more than {format_bytes(lent_max)} is refused"
+    )
     shared = os.statvfs("/dev/shm") if os.path.isdir("/dev/shm") else None
     if shared is not None:
         free, size = shared.f_bavail * shared.f_frsize, shared.f_blocks * shared.f_frsize

@@ -145,7 +145,7 @@ def test_doctor_tests_the_transports():
         works = re.search(rb"\n  " + transport + rb" +works", done.stdout)
         assert works, done.stdout + done.stderr
     assert b"\n  rdma  " in done.stdout, "the line lists the devices, or why they are unknown"
-    for subject in (b"choice", b"networks", b"huge pages", b"open files", b"python"):
+    for subject in (b"choice", b"networks", b"huge pages", b"to lend", b"open files", b"python"):
         assert subject in done.stdout
     assert done.returncode == 0
 

@@ -16,12 +16,22 @@ pub fn page_size() -> usize {
 /// Returns the memory that this process may still take, in bytes, as limited by the machine and by
 /// its control groups; 0 if the machine does not tell.
 pub fn available_memory() -> u64 {
-    let available = fs::read_to_string("/proc/meminfo").ok().and_then(|text| {
-        let line = text.lines().find(|line| line.starts_with("MemAvailable:"))?;
-        line.split_whitespace().nth(1)?.parse::<u64>().ok()
-    });
-    let of_machine = available.map_or(0, |kib| kib.saturating_mul(1024));
+    let of_machine = of_machine("MemAvailable:").unwrap_or(0);
     cgroup_memory().map_or(of_machine, |group| group.available.min(of_machine))
+}
+
+/// Returns the memory that this process could take at most, in bytes: all of the machine's, or the
+/// limit of its control groups; `None` if the machine does not tell.
+pub fn memory_limit() -> Option<u64> {
+    let of_machine = of_machine("MemTotal:")?;
+    Some(cgroup_memory().map_or(of_machine, |group| group.limit.min(of_machine)))
+}
+
+/// Returns a field of the machine's memory statistics, in bytes.
+fn of_machine(field: &str) -> Option<u64> {
+    let text = fs::read_to_string("/proc/meminfo").ok()?;
+    let line = text.lines().find(|line| line.starts_with(field))?;
+    Some(line.split_whitespace().nth(1)?.parse::<u64>().ok()?.saturating_mul(1024))
 }
 
 /// Returns the memory that the control groups of this process leave to it; `None` without a limit.
@@ -36,6 +46,7 @@ mod tests {
     #[test]
     fn some_memory_is_available() {
         assert!(available_memory() > 1 << 20);
+        assert!(memory_limit().is_some_and(|limit| limit >= available_memory()));
         assert!(page_size().is_power_of_two());
     }
 }

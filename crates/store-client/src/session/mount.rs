@@ -8,6 +8,7 @@ use std::{
 
 use mooncake_base::sync::Mutex;
 use mooncake_base::{Clock, Error, ErrorCode, Moment, Result, SegmentId, SystemClock};
+use mooncake_os::memory::memory_limit;
 use mooncake_proto::v1::{self, request::Call, response::Call as Reply};
 use mooncake_transfer_engine::{FileMemory, LocalRange, MemoryHold, SharedMemory};
 
@@ -118,6 +119,12 @@ impl Segments {
             .collect()
     }
 
+    /// Returns the memory of this process that is lent; parts of files do not count.
+    fn own_bytes(&self) -> u64 {
+        let own = |(bytes, part): (u64, Option<FilePart>)| part.map_or(bytes, |_| 0);
+        self.backings(&|_| true).into_iter().map(own).fold(0, u64::saturating_add)
+    }
+
     /// Returns the number of segments.
     pub(crate) fn count(&self) -> usize {
         self.0.lock().len()
@@ -223,6 +230,7 @@ impl ClientSession {
         if bytes == 0 {
             return Err(Error::invalid("a segment of no bytes cannot be mounted"));
         }
+        check_lent(self.segments.own_bytes(), bytes, memory_limit())?;
         let mut mounted = Vec::new();
         let mut left = bytes;
         while left > 0 {
@@ -356,6 +364,37 @@ pub(crate) fn free_in_background(segments: Vec<MountedSegment>) {
     }
 }
 
+/// Refuses to lend more memory than there is: the pool would place objects in it until the system
+/// ends processes.
+fn check_lent(lent: u64, bytes: u64, limit: Option<u64>) -> Result<()> {
+    match limit {
+        Some(limit) if lent.saturating_add(bytes) > limit => Err(Error::invalid(
+            "this machine or its control group has less memory than is to be lent",
+        )
+        .with("bytes", bytes)
+        .with("lent", lent)
+        .with("limit", limit)
+        .with_remedy("Lend less; `mooncake doctor` says how much is sensible.")),
+        _ => Ok(()),
+    }
+}
+
 fn is_already_gone(error: &Error) -> bool {
     [ErrorCode::SEGMENT_NOT_FOUND, ErrorCode::CLIENT_NOT_FOUND].contains(&error.code())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_that_is_not_there_cannot_be_lent() {
+        assert!(check_lent(0, 100, Some(100)).is_ok());
+        assert!(check_lent(u64::MAX, u64::MAX, None).is_ok());
+        for (lent, bytes) in [(0, 101), (1, 100), (u64::MAX, 1)] {
+            let error = check_lent(lent, bytes, Some(100)).unwrap_err();
+            let context: Vec<_> = error.context().map(|(_, value)| value.to_owned()).collect();
+            assert_eq!(context[..3], [bytes.to_string(), lent.to_string(), "100".to_owned()]);
+        }
+    }
 }
