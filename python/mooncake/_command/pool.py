@@ -91,7 +91,8 @@ def _stat_pool(store: Store, options: argparse.Namespace) -> None:
         return
     print(f"master    {store.master_address}, version {pool['version']}")
     print(f"page      http://{at}/" if at else f"page      none: {note}")
-    print(f"up        {format_duration(pool['uptime_s'])}, {others} clients beside this command")
+    clients = _count(others, "client")
+    print(f"up        {format_duration(pool['uptime_s'])}, {clients} beside this command")
     print(f"objects   {pool['keys']}")
     used, capacity = format_bytes(pool["used_bytes"]), format_bytes(pool["capacity_bytes"])
     print(f"memory    {used} of {capacity} used")
@@ -134,6 +135,10 @@ def _stat_object(store: Store, options: argparse.Namespace) -> None:
     elif note:
         print(f"copies    unknown, as are leases and pins: {note}")
     _print_tensor(info)
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def _exact(size: int) -> str:
