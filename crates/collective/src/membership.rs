@@ -6,6 +6,9 @@
 //! are, a later one is done again by the members of the new view. A member that is lost meanwhile
 //! starts the change again without it.
 
+#[cfg(test)]
+mod tests;
+
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::message::{Answer, Attach, Commit, Member, Notice, Request, Status};
