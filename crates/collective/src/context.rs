@@ -392,11 +392,8 @@ impl Agent {
             }),
             Notice::Commit(commit) => self.with(&commit.group.clone(), |inbox| {
                 for rank in inbox.commit(commit) {
-                    let is_member = |inbox: &Arc<Inbox>| {
-                        let state = inbox.state.lock();
-                        state.view.members.iter().any(|member| member.rank == rank)
-                    };
-                    if !self.mesh.inboxes().iter().any(is_member) {
+                    let shares_view = |inbox: &Arc<Inbox>| inbox.shares_view_with(rank);
+                    if !self.mesh.inboxes().iter().any(shares_view) {
                         self.mesh.drop_link(rank);
                     }
                 }
@@ -448,6 +445,10 @@ impl Agent {
     fn report_lost(&self) {
         while !self.mesh.is_closing() {
             for (rank, incarnation) in self.mesh.wait_lost(PING_INTERVAL) {
+                // A rank that was removed does not accuse those that closed their connections.
+                if !self.mesh.inboxes().iter().any(|inbox| inbox.shares_view_with(rank)) {
+                    continue;
+                }
                 let _ = self.tell(&Request::Suspect { rank, incarnation });
             }
         }

@@ -185,11 +185,13 @@ impl Inbox {
             // An extension rank that has not joined sees only itself.
             return Vec::new();
         }
+        // A rank that was removed has no connection to the members any more: they have closed theirs.
         let left = state.view.members.iter().filter(|old| {
-            !commit
+            let stays = commit
                 .members
                 .iter()
-                .any(|new| new.rank == old.rank && new.incarnation == old.incarnation)
+                .any(|new| new.rank == old.rank && new.incarnation == old.incarnation);
+            old.slot != slot && !(is_member && stays)
         });
         let left: Vec<u32> = left.map(|member| member.rank).collect();
         let restarts = commit.generation != state.view.generation || !was_member;
@@ -226,6 +228,13 @@ impl Inbox {
         self.changed.notify_all();
         announce(ended);
         left
+    }
+
+    /// Returns whether this process and another rank are members of the view.
+    pub(crate) fn shares_view_with(&self, rank: u32) -> bool {
+        let state = self.state.lock();
+        let is_member = |member: &Member| member.rank == rank;
+        state.view.is_member(state.slot) && state.view.members.iter().any(is_member)
     }
 
     /// Ends the group: operations that are not done fail.
