@@ -75,7 +75,7 @@ check-words: setup ## Check the spelling
 
 .PHONY: check-shape
 check-shape: setup ## Check dependencies, file sizes and the rules of docs/architecture.md
-	cargo test $(RUST_TESTED) --quiet --test code --test dependencies --test docs --test files --test vocabulary
+	cargo test $(RUST_TESTED) --quiet --test code --test dependencies --test docs --test files --test vocabulary --test types
 	@if cargo deny --version >/dev/null 2>&1; then cargo deny check bans licenses sources; \
 	  else echo "cargo-deny is not installed: only licences were checked"; fi
 
