@@ -1,8 +1,9 @@
 """Write the calls of `Store` from those of `AsyncStore`, or check that they are up to date.
 
-The modules in ``python/mooncake/_asynchronous`` are the source. Each becomes a module of the same
-name in ``python/mooncake/_blocking``: the words ``async`` and ``await`` go, and so does the prefix
-``Async`` of names, in code, annotations and docstrings. ``ruff`` formats the result.
+The modules in ``python/mooncake/_api/asynchronous`` are the source. Each becomes a module of
+the same name in ``python/mooncake/_api/blocking``: the words ``async`` and ``await`` go, and so
+does the prefix ``Async`` of names, in code, annotations and docstrings. ``ruff`` formats the
+result.
 """
 
 from __future__ import annotations
@@ -17,10 +18,10 @@ import tokenize
 from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parents[1] / "python/mooncake"
-SOURCE = PACKAGE / "_asynchronous"
-TARGET = PACKAGE / "_blocking"
+SOURCE = PACKAGE / "_api/asynchronous"
+TARGET = PACKAGE / "_api/blocking"
 
-HEADER = "# Generated from _asynchronous/{name} by scripts/generate_blocking_api.py; do not edit.\n"
+HEADER = "# Generated from asynchronous/{name} by scripts/generate_blocking_api.py; do not edit.\n"
 # Words of the source that differ by more than a prefix.
 WORDS = {
     "__aenter__": "__enter__",
@@ -28,7 +29,6 @@ WORDS = {
     "__aiter__": "__iter__",
     "__anext__": "__next__",
     "StopAsyncIteration": "StopIteration",
-    "_asynchronous": "_blocking",
     "aclosing": "closing",
     "async_pause": "pause",
     "run_async": "run",
@@ -49,6 +49,7 @@ def blocking_text(text: str) -> str:
 def blocking_source(source: str) -> str:
     """Return the blocking form of a module, not formatted."""
     source = AWAITABLE.sub(r"\1", source)
+    source = source.replace("mooncake._api.asynchronous", "mooncake._api.blocking")
     changed: list[tuple[int, int, int, str]] = []
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         (line, start), (last_line, end) = token.start, token.end

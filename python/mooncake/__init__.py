@@ -9,14 +9,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from mooncake._asynchronous.jobs import AsyncDrain, AsyncTask
-    from mooncake._asynchronous.leases import AsyncLease
-    from mooncake._blocking.jobs import Drain, Task
-    from mooncake._blocking.leases import Lease
+    from mooncake._api.async_store import AsyncStore
+    from mooncake._api.asynchronous.jobs import AsyncDrain, AsyncTask
+    from mooncake._api.asynchronous.leases import AsyncLease
+    from mooncake._api.blocking.jobs import Drain, Task
+    from mooncake._api.blocking.leases import Lease
+    from mooncake._api.store import ObjectInfo, SegmentInfo, Store, StoreConfig
+    from mooncake._api.tasks import CopyInfo, DrainInfo, TaskInfo
     from mooncake._logs import log_to_python
     from mooncake._native import Buffer, PutOptions, last_error
-    from mooncake._tasks import CopyInfo, DrainInfo, TaskInfo
-    from mooncake.async_object_store import AsyncStore
     from mooncake.buffer_pool import BufferPool, RegisteredBufferPool
     from mooncake.errors import (
         AlreadyExistsError,
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
         TransferFailedError,
         UnavailableError,
     )
-    from mooncake.object_store import ObjectInfo, SegmentInfo, Store, StoreConfig
 
     __version__: str
 
@@ -85,24 +85,24 @@ __all__ = [
 ]
 
 _HOMES = {
-    "AsyncDrain": "mooncake._asynchronous.jobs",
-    "AsyncLease": "mooncake._asynchronous.leases",
-    "AsyncStore": "mooncake.async_object_store",
-    "AsyncTask": "mooncake._asynchronous.jobs",
+    "AsyncDrain": "mooncake._api.asynchronous.jobs",
+    "AsyncLease": "mooncake._api.asynchronous.leases",
+    "AsyncStore": "mooncake._api.async_store",
+    "AsyncTask": "mooncake._api.asynchronous.jobs",
     "Buffer": "mooncake._runtime",
     "BufferPool": "mooncake.buffer_pool",
-    "CopyInfo": "mooncake._tasks",
-    "Drain": "mooncake._blocking.jobs",
-    "DrainInfo": "mooncake._tasks",
-    "Lease": "mooncake._blocking.leases",
-    "ObjectInfo": "mooncake.object_store",
+    "CopyInfo": "mooncake._api.tasks",
+    "Drain": "mooncake._api.blocking.jobs",
+    "DrainInfo": "mooncake._api.tasks",
+    "Lease": "mooncake._api.blocking.leases",
+    "ObjectInfo": "mooncake._api.store",
     "PutOptions": "mooncake._runtime",
     "RegisteredBufferPool": "mooncake.buffer_pool",
-    "SegmentInfo": "mooncake.object_store",
-    "Store": "mooncake.object_store",
-    "StoreConfig": "mooncake.object_store",
-    "Task": "mooncake._blocking.jobs",
-    "TaskInfo": "mooncake._tasks",
+    "SegmentInfo": "mooncake._api.store",
+    "Store": "mooncake._api.store",
+    "StoreConfig": "mooncake._api.store",
+    "Task": "mooncake._api.blocking.jobs",
+    "TaskInfo": "mooncake._api.tasks",
     "__version__": "mooncake._runtime",
     "last_error": "mooncake._runtime",
     "log_to_python": "mooncake._logs",

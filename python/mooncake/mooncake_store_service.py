@@ -14,10 +14,10 @@ from dataclasses import asdict, fields
 from typing import Any, Final
 from urllib.parse import unquote_to_bytes
 
-from mooncake._access import refusal
 from mooncake._http import Reply, Request, Server
-from mooncake._mountable import MountRefusedError, open_mountable, roots
-from mooncake._rest_objects import ObjectRoutes, is_route
+from mooncake._rest.access import refusal
+from mooncake._rest.mountable import MountRefusedError, open_mountable, roots
+from mooncake._rest.objects import ObjectRoutes, is_route
 from mooncake._runtime import _native
 from mooncake.mooncake_config import MooncakeConfig
 from mooncake.store import MooncakeDistributedStore

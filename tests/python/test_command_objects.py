@@ -194,7 +194,7 @@ def test_large_objects_are_read_in_pieces(pool: MasterProcess, tmp_path):
     assert on(pool, "put", "large", str(given)).returncode == 0
     script = (
         "import sys; from mooncake._command import files; files._WHOLE_BYTES = 1 << 20;"
-        "files._CHUNK_BYTES = 3 << 20; from mooncake.command import main;"
+        "files._CHUNK_BYTES = 3 << 20; from mooncake._command.main import main;"
         f"sys.exit(main(['get', '--master={pool.address}', 'large', {str(got)!r}]))"
     )
     subprocess.run([sys.executable, "-c", script], check=True, timeout=50)

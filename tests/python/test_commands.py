@@ -15,9 +15,10 @@ import pytest
 from conftest import MIB, MasterProcess, start_master
 
 import mooncake
-import mooncake.command
+import mooncake._command.main
 import mooncake.errors
-from mooncake import _native, _top
+from mooncake import _native
+from mooncake._command import top as _top
 from mooncake._command.parser import commands_of
 from mooncake._units import format_bytes, format_count
 from mooncake.engine import codes
@@ -30,7 +31,7 @@ def command(
     *arguments: str | bytes, errors: str = "strict", **environment: str
 ) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "mooncake.command", *arguments],
+        [sys.executable, "-m", "mooncake", *arguments],
         capture_output=True,
         text=True,
         encoding="utf-8",
@@ -74,7 +75,7 @@ def test_top_prints_json(busy: MasterProcess):
 def test_top_restores_the_terminal(busy: MasterProcess):
     leader, follower = pty.openpty()
     process = subprocess.Popen(
-        [sys.executable, "-m", "mooncake.command", "top", f"--master={busy.address}"],
+        [sys.executable, "-m", "mooncake", "top", f"--master={busy.address}"],
         stdin=follower,
         stdout=follower,
         stderr=follower,
@@ -341,7 +342,7 @@ def test_every_command_has_a_help_text(name):
 
 
 def test_every_argument_has_a_help_text():
-    for parser in commands_of(mooncake.command._parser()).values():
+    for parser in commands_of(mooncake._command.main._parser()).values():
         for action in parser._actions:
             assert action.help, (parser.prog, action.dest)
 

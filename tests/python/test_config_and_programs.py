@@ -124,7 +124,7 @@ def test_unknown_coroutine_raises_attribute_error():
 
 def command(*arguments: str, data: bytes = b"") -> subprocess.CompletedProcess[bytes]:
     return subprocess.run(
-        [sys.executable, "-m", "mooncake.command", *arguments],
+        [sys.executable, "-m", "mooncake", *arguments],
         input=data,
         capture_output=True,
         timeout=50,

@@ -10,8 +10,8 @@ from conftest import MIB, MasterProcess
 
 import mooncake
 from mooncake import DrainInfo, Store, StoreConfig, TaskInfo
-from mooncake._blocking.jobs import poll_until_over
-from mooncake._tasks import PollSchedule
+from mooncake._api.blocking.jobs import poll_until_over
+from mooncake._api.tasks import PollSchedule
 
 LIMIT_S = 60.0
 NOW = datetime.now(UTC)

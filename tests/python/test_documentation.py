@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import mooncake
-from mooncake.command import _parser
+from mooncake._command.main import _parser
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"

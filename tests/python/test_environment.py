@@ -9,7 +9,8 @@ import sys
 
 import pytest
 
-from mooncake import _doctor, env
+from mooncake import env
+from mooncake._command import doctor as _doctor
 from mooncake.mooncake_config import MooncakeConfig
 
 
@@ -44,7 +45,7 @@ def test_alias_output_names_the_preferred_variable(monkeypatch):
     monkeypatch.setenv("MC_STAY_AWAKE", "off")
     line = "MC_BUSY_POLL = off  [from MC_STAY_AWAKE; prefer the name MC_BUSY_POLL]"
     assert line in run("mooncake.env", "--set").stdout.splitlines()
-    doctor = json.loads(run("mooncake.command", "doctor", "--json").stdout)
+    doctor = json.loads(run("mooncake", "doctor", "--json").stdout)
     shown = "off (from MC_STAY_AWAKE; prefer the name MC_BUSY_POLL)"
     assert doctor["environment"]["MC_BUSY_POLL"] == shown
     monkeypatch.setenv("MC_BUSY_POLL", "on")
@@ -57,7 +58,7 @@ def test_alias_output_names_the_preferred_variable(monkeypatch):
 )
 def test_secrets_are_not_shown(monkeypatch, name):
     monkeypatch.setenv(name, "open sesame")
-    for command in (["mooncake.env"], ["mooncake.env", "--json"], ["mooncake.command", "doctor"]):
+    for command in (["mooncake.env"], ["mooncake.env", "--json"], ["mooncake", "doctor"]):
         done = run(*command)
         assert name in done.stdout
         assert "sesame" not in done.stdout + done.stderr
@@ -81,7 +82,7 @@ def test_settings_are_printed_all_or_only_set(monkeypatch):
     brief = run("mooncake.env", "--set").stdout
     assert brief.startswith("MC_FORCE_TCP = 1  [from MC_FORCE_TCP]\n")
     assert "MC_LOG_DIR" in brief
-    whole = run("mooncake.command", "env", "--json").stdout
+    whole = run("mooncake", "env", "--json").stdout
     shown_json = json.loads(whole)
     assert {row["name"] for row in shown_json["settings"]} == {each.name for each in env.settings()}
     assert [row["name"] for row in shown_json["without_effect"]] == ["MC_LOG_DIR"]

@@ -138,7 +138,7 @@ def test_handler_that_does_not_raise_interrupts_nothing(master):
 
 def test_interrupted_command_prints_no_traceback(master):
     with frozen(master.process.pid):
-        program = "import sys; from mooncake.command import main; sys.exit(main())"
+        program = "import sys; from mooncake._command.main import main; sys.exit(main())"
         process = subprocess.Popen(
             [sys.executable, "-c", program, "ls", "--master", master.address],
             stdout=subprocess.PIPE,

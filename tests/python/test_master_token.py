@@ -64,7 +64,7 @@ def test_setup_takes_the_token_from_the_environment(guarded, monkeypatch, caplog
 def test_commands_use_the_environment(guarded):
     def stat(token: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [sys.executable, "-m", "mooncake.command", "stat", "--master", guarded.address],
+            [sys.executable, "-m", "mooncake", "stat", "--master", guarded.address],
             capture_output=True,
             text=True,
             timeout=50,

@@ -52,7 +52,7 @@ class Blocker:
         if name.partition(".")[0] not in {*sys.stdlib_module_names, "mooncake"}:
             raise ImportError(f"{name} is not installed here")
 sys.meta_path.insert(0, Blocker())
-import mooncake.store, mooncake.async_store, mooncake.cli, mooncake.command
+import mooncake.store, mooncake.async_store, mooncake.cli, mooncake._command.main
 import mooncake.reshard.weight, mooncake.dataproto_catalog, mooncake.vllm_v1_proxy_server
 import mooncake.mooncake_config, mooncake.mooncake_connector_v1
 with mooncake.Store() as store:

@@ -22,8 +22,8 @@ from typing import Any
 import pytest
 from conftest import MIB, MasterProcess
 
-from mooncake._access import refusal
 from mooncake._http import Request
+from mooncake._rest.access import refusal
 from mooncake.mooncake_store_service import MooncakeStoreService, parse_arguments
 
 

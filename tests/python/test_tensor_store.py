@@ -11,7 +11,8 @@ import threading
 import pytest
 
 import mooncake
-from mooncake import AsyncStore, Store, StoreConfig, command
+from mooncake import AsyncStore, Store, StoreConfig
+from mooncake._command import main as command
 from mooncake.tensor import Axis, Info, Layout, Shard
 from mooncake.tensor.format import TensorMetadata
 

@@ -6,8 +6,8 @@ import http.client
 import json
 from typing import Any
 
+from mooncake._api.store import Store
 from mooncake._command.output import CommandError
-from mooncake.object_store import Store
 
 __all__ = ["address_of", "address_of_pool", "fetch"]
 

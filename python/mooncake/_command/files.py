@@ -14,13 +14,13 @@ import threading
 from collections.abc import Iterator
 from typing import IO, TYPE_CHECKING
 
+from mooncake._api.store import Store, StoreConfig
 from mooncake._command.output import CommandError, Progress, quoted
 from mooncake._command.parser import add_json
 from mooncake._units import format_bytes
-from mooncake.object_store import Store, StoreConfig
 
 if TYPE_CHECKING:
-    from mooncake._buffers import Readable
+    from mooncake._api.buffers import Readable
 
 __all__ = ["add_cp_options", "add_get_options", "add_put_options", "cp", "get", "joined", "put"]
 

@@ -25,7 +25,7 @@ from mooncake._units import format_bytes
 from mooncake.errors import MooncakeError, NotFoundError
 
 if TYPE_CHECKING:
-    from mooncake.object_store import Store
+    from mooncake._api.store import Store
 
 __all__ = [
     "add_exists_options",

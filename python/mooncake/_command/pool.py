@@ -21,7 +21,7 @@ from mooncake._units import format_bytes, format_duration
 from mooncake.errors import NotFoundError, TransferFailedError
 
 if TYPE_CHECKING:
-    from mooncake.object_store import SegmentInfo, Store
+    from mooncake._api.store import SegmentInfo, Store
     from mooncake.tensor.info import Info
 
 __all__ = [

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from mooncake._buffers import check_value
+from mooncake._api.buffers import check_value
 from mooncake._runtime import Buffer as BufferHandle, _native
 from mooncake.errors import MooncakeError
 from mooncake.store.base import StoreBase

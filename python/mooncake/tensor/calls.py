@@ -15,7 +15,7 @@ from mooncake._runtime import PutOptions, _native
 if TYPE_CHECKING:
     from typing_extensions import Buffer as Readable
 
-    from mooncake._native_calls import AsyncNative
+    from mooncake._api.native_calls import AsyncNative
 
 __all__ = ["Call", "List", "Operation", "Put", "ReadRanges", "Remove", "Sizes", "run", "run_async"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
-from mooncake._values import decoded
+from mooncake._api.values import decoded
 from mooncake.errors import InvalidArgumentError, MooncakeError, NotFoundError
 from mooncake.tensor.calls import Sizes
 from mooncake.tensor.inventory import find, find_stored

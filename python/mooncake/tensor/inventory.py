@@ -18,8 +18,8 @@ from collections import Counter
 from collections.abc import Generator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from mooncake._api.values import decoded
 from mooncake._runtime import _native
-from mooncake._values import decoded
 from mooncake.errors import MooncakeError
 from mooncake.tensor.format import (
     AXIS_KINDS,

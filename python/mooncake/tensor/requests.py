@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from mooncake._store_types import Key
-from mooncake._values import encoded, key_list
+from mooncake._api.types import Key
+from mooncake._api.values import encoded, key_list
 from mooncake.tensor.read import Request
 from mooncake.tensor.write import Item
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from mooncake._api.values import decoded
 from mooncake._runtime import _native
-from mooncake._values import decoded
 from mooncake.errors import InvalidArgumentError, MooncakeError, NotFoundError
 from mooncake.tensor.calls import List, ReadRanges
 from mooncake.tensor.format import (

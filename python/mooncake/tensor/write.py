@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from mooncake._api.values import decoded, with_groups
 from mooncake._runtime import PutOptions, _native
-from mooncake._values import decoded, with_groups
 from mooncake.errors import MooncakeError, NotFoundError
 from mooncake.tensor import described, memory
 from mooncake.tensor.calls import Operation, Put, Remove

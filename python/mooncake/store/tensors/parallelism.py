@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from mooncake._aliases import accept_aliases
+from mooncake._api.values import encoded
 from mooncake._runtime import _native
-from mooncake._values import encoded
 from mooncake.errors import MooncakeError
 from mooncake.store.batch import Key, as_codes, check_lists, have_same_length, invalid_argument
 from mooncake.store.codes import INVALID_PARAMS

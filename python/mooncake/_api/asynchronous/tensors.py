@@ -1,15 +1,13 @@
-"""Tensors and arrays: the methods of stores, over operations on tensors."""
-
-# Generated from _asynchronous/tensors.py by scripts/generate_blocking_api.py; do not edit.
+"""Tensors and arrays: the methods of stores, as coroutines, over operations on tensors."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from mooncake._outcomes import all_of, only
-from mooncake._values import encoded
-from mooncake.tensor.calls import run
+from mooncake._api.outcomes import all_of, only
+from mooncake._api.values import encoded
+from mooncake.tensor.calls import run_async
 from mooncake.tensor.info import Info, describe
 from mooncake.tensor.read import Arrays, Request, Tensors, read
 from mooncake.tensor.requests import Items, Targets, item, item_list, request_list
@@ -19,22 +17,22 @@ if TYPE_CHECKING:
     import numpy as np
     import torch
 
-    from mooncake._native_calls import Native
+    from mooncake._api.native_calls import AsyncNative
+    from mooncake._api.types import Key
     from mooncake._runtime import PutOptions
-    from mooncake._store_types import Key
     from mooncake.tensor.layout import Layout, Shard
 
-__all__ = ["TensorCalls"]
+__all__ = ["AsyncTensorCalls"]
 
 
-class TensorCalls:
-    """The methods of `Store` for tensors and arrays."""
+class AsyncTensorCalls:
+    """The methods of `AsyncStore` for tensors and arrays."""
 
     __slots__ = ()
 
-    _native: Native
+    _native: AsyncNative
 
-    def put_tensor(
+    async def put_tensor(
         self,
         key: Key,
         tensor: torch.Tensor,
@@ -69,15 +67,15 @@ class TensorCalls:
             NoSpaceError: No segment has enough free space, and nothing may be evicted.
 
         Example:
-            >>> store.put_tensor("w", torch.eye(4), layout=Layout(2, dim=0))
+            >>> await store.put_tensor("w", torch.eye(4), layout=Layout(2, dim=0))
             True
-            >>> store.get_tensor("w", target=Shard.tp(1, 4, dim=1)).shape
+            >>> (await store.get_tensor("w", target=Shard.tp(1, 4, dim=1))).shape
             torch.Size([4, 1])
         """
         given = item(key, tensor, layout, shape)
-        return only(run(self._native, write([given], options, overwrite=overwrite)))
+        return only(await run_async(self._native, write([given], options, overwrite=overwrite)))
 
-    def put_tensors(
+    async def put_tensors(
         self,
         items: Items,
         *,
@@ -100,9 +98,9 @@ class TensorCalls:
             MooncakeError: The first failure, after every tensor was tried.
         """
         batch = item_list(items, layout)
-        return all_of(run(self._native, write(batch, options, overwrite=overwrite)))
+        return all_of(await run_async(self._native, write(batch, options, overwrite=overwrite)))
 
-    def get_tensor(
+    async def get_tensor(
         self, key: Key, *, target: Shard | None = None, out: torch.Tensor | None = None
     ) -> torch.Tensor:
         """Get a tensor or a shard of it, in whichever layout it is stored.
@@ -121,9 +119,9 @@ class TensorCalls:
             InvalidArgumentError: The object is not a tensor, or `target` or `out` does not fit.
         """
         requests = [Request(encoded(key), target, out)]
-        return only(run(self._native, read(requests, Tensors())))
+        return only(await run_async(self._native, read(requests, Tensors())))
 
-    def get_tensors(
+    async def get_tensors(
         self,
         keys: Iterable[Key],
         *,
@@ -140,9 +138,11 @@ class TensorCalls:
         Raises:
             MooncakeError: The first failure.
         """
-        return all_of(run(self._native, read(request_list(keys, target, out), Tensors())))
+        return all_of(
+            await run_async(self._native, read(request_list(keys, target, out), Tensors()))
+        )
 
-    def put_array(
+    async def put_array(
         self,
         key: Key,
         array: np.ndarray[Any, Any],
@@ -158,9 +158,9 @@ class TensorCalls:
         of dtypes that torch lacks (structures, text of fixed length, dates) are stored whole.
         """
         given = item(key, array, layout, shape)
-        return only(run(self._native, write([given], options, overwrite=overwrite)))
+        return only(await run_async(self._native, write([given], options, overwrite=overwrite)))
 
-    def get_array(
+    async def get_array(
         self, key: Key, *, target: Shard | None = None, out: np.ndarray[Any, Any] | None = None
     ) -> np.ndarray[Any, Any]:
         """Get a numpy array or a shard of it; the arguments are those of `get_tensor`.
@@ -168,10 +168,10 @@ class TensorCalls:
         Dtypes that numpy lacks, for instance bfloat16, need the package ml_dtypes.
         """
         requests = [Request(encoded(key), target, out)]
-        array: np.ndarray[Any, Any] = only(run(self._native, read(requests, Arrays())))
+        array: np.ndarray[Any, Any] = only(await run_async(self._native, read(requests, Arrays())))
         return array
 
-    def delete_tensor(self, key: Key, *, force: bool = False) -> None:
+    async def delete_tensor(self, key: Key, *, force: bool = False) -> None:
         """Remove a tensor with all of its shards.
 
         Args:
@@ -182,9 +182,9 @@ class TensorCalls:
             NotFoundError: Neither the tensor nor shards of it exist.
             BusyError: An object is leased by a recent read.
         """
-        run(self._native, remove(encoded(key), force=force))
+        await run_async(self._native, remove(encoded(key), force=force))
 
-    def info(self, key: Key) -> Info:
+    async def info(self, key: Key) -> Info:
         """Return the length of an object and, if it is a tensor, its dtype, shape and layout.
 
         For a tensor that is stored in shards the key is the one that it was put under; each shard
@@ -195,9 +195,9 @@ class TensorCalls:
             InvalidArgumentError: Shards are stored that do not make up one tensor.
 
         Example:
-            >>> store.put_tensor("w", torch.zeros(8, 3), layout=Layout(4))
+            >>> await store.put_tensor("w", torch.zeros(8, 3), layout=Layout(4))
             True
-            >>> store.info("w").tensor.layout
+            >>> (await store.info("w")).tensor.layout
             '4 shards along dimension 0'
         """
-        return run(self._native, describe(encoded(key)))
+        return await run_async(self._native, describe(encoded(key)))

@@ -1,13 +1,15 @@
-"""Tensors and arrays: the methods of stores, as coroutines, over operations on tensors."""
+"""Tensors and arrays: the methods of stores, over operations on tensors."""
+
+# Generated from asynchronous/tensors.py by scripts/generate_blocking_api.py; do not edit.
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from mooncake._outcomes import all_of, only
-from mooncake._values import encoded
-from mooncake.tensor.calls import run_async
+from mooncake._api.outcomes import all_of, only
+from mooncake._api.values import encoded
+from mooncake.tensor.calls import run
 from mooncake.tensor.info import Info, describe
 from mooncake.tensor.read import Arrays, Request, Tensors, read
 from mooncake.tensor.requests import Items, Targets, item, item_list, request_list
@@ -17,22 +19,22 @@ if TYPE_CHECKING:
     import numpy as np
     import torch
 
-    from mooncake._native_calls import AsyncNative
+    from mooncake._api.native_calls import Native
+    from mooncake._api.types import Key
     from mooncake._runtime import PutOptions
-    from mooncake._store_types import Key
     from mooncake.tensor.layout import Layout, Shard
 
-__all__ = ["AsyncTensorCalls"]
+__all__ = ["TensorCalls"]
 
 
-class AsyncTensorCalls:
-    """The methods of `AsyncStore` for tensors and arrays."""
+class TensorCalls:
+    """The methods of `Store` for tensors and arrays."""
 
     __slots__ = ()
 
-    _native: AsyncNative
+    _native: Native
 
-    async def put_tensor(
+    def put_tensor(
         self,
         key: Key,
         tensor: torch.Tensor,
@@ -67,15 +69,15 @@ class AsyncTensorCalls:
             NoSpaceError: No segment has enough free space, and nothing may be evicted.
 
         Example:
-            >>> await store.put_tensor("w", torch.eye(4), layout=Layout(2, dim=0))
+            >>> store.put_tensor("w", torch.eye(4), layout=Layout(2, dim=0))
             True
-            >>> (await store.get_tensor("w", target=Shard.tp(1, 4, dim=1))).shape
+            >>> store.get_tensor("w", target=Shard.tp(1, 4, dim=1)).shape
             torch.Size([4, 1])
         """
         given = item(key, tensor, layout, shape)
-        return only(await run_async(self._native, write([given], options, overwrite=overwrite)))
+        return only(run(self._native, write([given], options, overwrite=overwrite)))
 
-    async def put_tensors(
+    def put_tensors(
         self,
         items: Items,
         *,
@@ -98,9 +100,9 @@ class AsyncTensorCalls:
             MooncakeError: The first failure, after every tensor was tried.
         """
         batch = item_list(items, layout)
-        return all_of(await run_async(self._native, write(batch, options, overwrite=overwrite)))
+        return all_of(run(self._native, write(batch, options, overwrite=overwrite)))
 
-    async def get_tensor(
+    def get_tensor(
         self, key: Key, *, target: Shard | None = None, out: torch.Tensor | None = None
     ) -> torch.Tensor:
         """Get a tensor or a shard of it, in whichever layout it is stored.
@@ -119,9 +121,9 @@ class AsyncTensorCalls:
             InvalidArgumentError: The object is not a tensor, or `target` or `out` does not fit.
         """
         requests = [Request(encoded(key), target, out)]
-        return only(await run_async(self._native, read(requests, Tensors())))
+        return only(run(self._native, read(requests, Tensors())))
 
-    async def get_tensors(
+    def get_tensors(
         self,
         keys: Iterable[Key],
         *,
@@ -138,11 +140,9 @@ class AsyncTensorCalls:
         Raises:
             MooncakeError: The first failure.
         """
-        return all_of(
-            await run_async(self._native, read(request_list(keys, target, out), Tensors()))
-        )
+        return all_of(run(self._native, read(request_list(keys, target, out), Tensors())))
 
-    async def put_array(
+    def put_array(
         self,
         key: Key,
         array: np.ndarray[Any, Any],
@@ -158,9 +158,9 @@ class AsyncTensorCalls:
         of dtypes that torch lacks (structures, text of fixed length, dates) are stored whole.
         """
         given = item(key, array, layout, shape)
-        return only(await run_async(self._native, write([given], options, overwrite=overwrite)))
+        return only(run(self._native, write([given], options, overwrite=overwrite)))
 
-    async def get_array(
+    def get_array(
         self, key: Key, *, target: Shard | None = None, out: np.ndarray[Any, Any] | None = None
     ) -> np.ndarray[Any, Any]:
         """Get a numpy array or a shard of it; the arguments are those of `get_tensor`.
@@ -168,10 +168,10 @@ class AsyncTensorCalls:
         Dtypes that numpy lacks, for instance bfloat16, need the package ml_dtypes.
         """
         requests = [Request(encoded(key), target, out)]
-        array: np.ndarray[Any, Any] = only(await run_async(self._native, read(requests, Arrays())))
+        array: np.ndarray[Any, Any] = only(run(self._native, read(requests, Arrays())))
         return array
 
-    async def delete_tensor(self, key: Key, *, force: bool = False) -> None:
+    def delete_tensor(self, key: Key, *, force: bool = False) -> None:
         """Remove a tensor with all of its shards.
 
         Args:
@@ -182,9 +182,9 @@ class AsyncTensorCalls:
             NotFoundError: Neither the tensor nor shards of it exist.
             BusyError: An object is leased by a recent read.
         """
-        await run_async(self._native, remove(encoded(key), force=force))
+        run(self._native, remove(encoded(key), force=force))
 
-    async def info(self, key: Key) -> Info:
+    def info(self, key: Key) -> Info:
         """Return the length of an object and, if it is a tensor, its dtype, shape and layout.
 
         For a tensor that is stored in shards the key is the one that it was put under; each shard
@@ -195,9 +195,9 @@ class AsyncTensorCalls:
             InvalidArgumentError: Shards are stored that do not make up one tensor.
 
         Example:
-            >>> await store.put_tensor("w", torch.zeros(8, 3), layout=Layout(4))
+            >>> store.put_tensor("w", torch.zeros(8, 3), layout=Layout(4))
             True
-            >>> (await store.info("w")).tensor.layout
+            >>> store.info("w").tensor.layout
             '4 shards along dimension 0'
         """
-        return await run_async(self._native, describe(encoded(key)))
+        return run(self._native, describe(encoded(key)))

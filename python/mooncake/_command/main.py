@@ -11,14 +11,22 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 
-from mooncake import _bench, _doctor, _top, env
-from mooncake._command import completion, files, objects, pool
+from mooncake import env
+from mooncake._api.store import Store, StoreConfig
+from mooncake._command import (
+    bench as _bench,
+    completion,
+    doctor as _doctor,
+    files,
+    objects,
+    pool,
+    top as _top,
+)
 from mooncake._command.output import FAILURES, UsageError, report
 from mooncake._command.parser import Parser, add_json, add_master
 from mooncake._runtime import __version__, _native
 from mooncake._units import format_bytes, format_rate
 from mooncake.errors import explain, meanings
-from mooncake.object_store import Store, StoreConfig
 
 __all__ = ["main"]
 

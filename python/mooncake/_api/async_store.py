@@ -6,18 +6,18 @@ import asyncio
 import warnings
 from typing import TYPE_CHECKING, Literal, Self
 
-from mooncake._asynchronous.objects import AsyncObjectCalls
-from mooncake._asynchronous.ranges import AsyncRangeCalls
-from mooncake._asynchronous.tensors import AsyncTensorCalls
-from mooncake._native_calls import AsyncNative
-from mooncake._store_config import (
+from mooncake._api.asynchronous.objects import AsyncObjectCalls
+from mooncake._api.asynchronous.ranges import AsyncRangeCalls
+from mooncake._api.asynchronous.tensors import AsyncTensorCalls
+from mooncake._api.config import (
     StoreConfig,
     at_url,
     check_address,
     checked_config,
     master_of_environment,
 )
-from mooncake.object_store import Store
+from mooncake._api.native_calls import AsyncNative
+from mooncake._api.store import Store
 
 if TYPE_CHECKING:
     from types import TracebackType

@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
+from mooncake._api.types import Key
 from mooncake._runtime import _native
-from mooncake._store_types import Key
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer as Readable

@@ -6,12 +6,12 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from mooncake._values import with_groups
+from mooncake._api.values import with_groups
 from mooncake.errors import MooncakeError, NotFoundError
 
 if TYPE_CHECKING:
+    from mooncake._api.types import Key, Progress
     from mooncake._runtime import PutOptions
-    from mooncake._store_types import Key, Progress
 
 __all__ = ["MISSING", "about", "all_of", "batches", "only", "options_of", "or_default"]
 

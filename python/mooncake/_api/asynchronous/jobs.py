@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Literal, Self, TypeVar
 
-from mooncake._native_calls import AsyncNative, async_pause
-from mooncake._tasks import (
+from mooncake._api.native_calls import AsyncNative, async_pause
+from mooncake._api.tasks import (
     DrainInfo,
     Handle,
     JobId,

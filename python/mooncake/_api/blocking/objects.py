@@ -1,44 +1,46 @@
-"""Objects: puts, gets, listings, copies, and queries of the pool, as coroutines."""
+"""Objects: puts, gets, listings, copies, and queries of the pool."""
+
+# Generated from asynchronous/objects.py by scripts/generate_blocking_api.py; do not edit.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
-from mooncake._asynchronous.jobs import AsyncDrain, AsyncTask
-from mooncake._asynchronous.leases import AsyncLease
-from mooncake._buffers import readable, writable
-from mooncake._outcomes import MISSING, about, all_of, batches, only, options_of, or_default
-from mooncake._store_types import Key, ObjectInfo, Progress, SegmentInfo
-from mooncake._tasks import CopyInfo, JobId, copies_of
-from mooncake._values import decoded, encoded, key_list, name_list
+from mooncake._api.blocking.jobs import Drain, Task
+from mooncake._api.blocking.leases import Lease
+from mooncake._api.buffers import readable, writable
+from mooncake._api.outcomes import MISSING, about, all_of, batches, only, options_of, or_default
+from mooncake._api.tasks import CopyInfo, JobId, copies_of
+from mooncake._api.types import Key, ObjectInfo, Progress, SegmentInfo
+from mooncake._api.values import decoded, encoded, key_list, name_list
 from mooncake.errors import LeaseLostError, MooncakeError, NotFoundError
 
 if TYPE_CHECKING:
-    from mooncake._buffers import Readable
-    from mooncake._native_calls import AsyncNative
+    from mooncake._api.buffers import Readable
+    from mooncake._api.config import StoreConfig
+    from mooncake._api.native_calls import Native
     from mooncake._runtime import Buffer, PutOptions
-    from mooncake._store_config import StoreConfig
 
-__all__ = ["AsyncObjectCalls"]
+__all__ = ["ObjectCalls"]
 
 T = TypeVar("T")
 
 
-class AsyncObjectCalls:
-    """The methods of `AsyncStore` for objects, and for the pool that they are in."""
+class ObjectCalls:
+    """The methods of `Store` for objects, and for the pool that they are in."""
 
     __slots__ = ()
 
-    _native: AsyncNative
+    _native: Native
     _config: StoreConfig
 
-    def _within(self, timeout_s: float | None) -> AsyncNative:
+    def _within(self, timeout_s: float | None) -> Native:
         return self._native if timeout_s is None else self._native.within(timeout_s)
 
     # Writing
 
-    async def put(
+    def put(
         self,
         key: Key,
         value: Readable,
@@ -71,9 +73,9 @@ class AsyncObjectCalls:
         """
         source = readable(value)
         native = self._within(timeout_s)
-        return only(await native.put([key], [source], options=options, is_upsert=overwrite))
+        return only(native.put([key], [source], options=options, is_upsert=overwrite))
 
-    async def put_many(
+    def put_many(
         self,
         items: Mapping[str, Readable] | Mapping[bytes, Readable] | Iterable[tuple[Key, Readable]],
         *,
@@ -104,7 +106,7 @@ class AsyncObjectCalls:
         keys, values = [key for key, _ in pairs], [readable(value) for _, value in pairs]
         outcomes: list[bool | MooncakeError] = []
         for part in batches(len(keys), progress):
-            outcomes += await native.put(
+            outcomes += native.put(
                 keys[part],
                 values[part],
                 options=options_of(options, part) if progress else options,
@@ -117,10 +119,10 @@ class AsyncObjectCalls:
     # Reading
 
     @overload
-    async def get(self, key: Key, *, timeout_s: float | None = None) -> bytes: ...
+    def get(self, key: Key, *, timeout_s: float | None = None) -> bytes: ...
     @overload
-    async def get(self, key: Key, default: T, *, timeout_s: float | None = None) -> bytes | T: ...
-    async def get(self, key: Key, default: Any = MISSING, *, timeout_s: float | None = None) -> Any:
+    def get(self, key: Key, default: T, *, timeout_s: float | None = None) -> bytes | T: ...
+    def get(self, key: Key, default: Any = MISSING, *, timeout_s: float | None = None) -> Any:
         """Get an object as bytes. The loop's thread copies them; `get_buffer` avoids the copy.
 
         Args:
@@ -132,9 +134,9 @@ class AsyncObjectCalls:
             NotFoundError: The object does not exist, and no default was given. Also a `KeyError`.
             DeadlineError: The call took longer than `timeout_s`.
         """
-        return or_default((await self._within(timeout_s).get([key]))[0], default)
+        return or_default((self._within(timeout_s).get([key]))[0], default)
 
-    async def get_many(
+    def get_many(
         self,
         keys: Iterable[Key],
         *,
@@ -157,12 +159,12 @@ class AsyncObjectCalls:
         wanted, native = key_list(keys), self._within(timeout_s)
         values: list[bytes | MooncakeError] = []
         for part in batches(len(wanted), progress):
-            values += await native.get(wanted[part])
+            values += native.get(wanted[part])
             if progress is not None:
                 progress(len(values), len(wanted))
         return all_of([default if isinstance(value, NotFoundError) else value for value in values])
 
-    async def get_buffer(self, key: Key, *, timeout_s: float | None = None) -> Buffer:
+    def get_buffer(self, key: Key, *, timeout_s: float | None = None) -> Buffer:
         """Get an object as a buffer that owns its memory and is writable.
 
         ``memoryview`` and ``numpy.asarray`` use that memory without a copy.
@@ -170,9 +172,9 @@ class AsyncObjectCalls:
         Raises:
             NotFoundError: The object does not exist.
         """
-        return only(await self._within(timeout_s).get_buffers([key]))
+        return only(self._within(timeout_s).get_buffers([key]))
 
-    async def get_buffers(
+    def get_buffers(
         self, keys: Iterable[Key], *, timeout_s: float | None = None
     ) -> list[Buffer | None]:
         """Get many objects as buffers in one batch; None for an object that does not exist.
@@ -180,19 +182,19 @@ class AsyncObjectCalls:
         Raises:
             MooncakeError: The first failure other than a missing object.
         """
-        values = await self._within(timeout_s).get_buffers(key_list(keys))
+        values = self._within(timeout_s).get_buffers(key_list(keys))
         return all_of([None if isinstance(value, NotFoundError) else value for value in values])
 
-    async def get_into(self, key: Key, buffer: Readable, *, timeout_s: float | None = None) -> int:
+    def get_into(self, key: Key, buffer: Readable, *, timeout_s: float | None = None) -> int:
         """Get an object into writable, contiguous memory; return its length.
 
         Raises:
             NotFoundError: The object does not exist.
             InvalidArgumentError: The memory is smaller than the object.
         """
-        return only(await self._within(timeout_s).read_into([key], [writable(buffer)]))
+        return only(self._within(timeout_s).read_into([key], [writable(buffer)]))
 
-    async def get_into_many(
+    def get_into_many(
         self,
         keys: Iterable[Key],
         buffers: Iterable[Readable],
@@ -215,10 +217,10 @@ class AsyncObjectCalls:
 
         Example:
             >>> cache = numpy.empty((64, 4096), numpy.float16)
-            >>> await store.get_into_many([f"block/{at}" for at in range(64)], cache)
+            >>> store.get_into_many([f"block/{at}" for at in range(64)], cache)
         """
         targets = [writable(buffer) for buffer in buffers]
-        lengths = await self._within(timeout_s).read_into(key_list(keys), targets)
+        lengths = self._within(timeout_s).read_into(key_list(keys), targets)
         return all_of([None if isinstance(length, NotFoundError) else length for length in lengths])
 
     def lease(
@@ -226,8 +228,8 @@ class AsyncObjectCalls:
         *keys: Key,
         every_s: float = 1.0,
         on_lost: Callable[[LeaseLostError], object] | None = None,
-    ) -> AsyncLease:
-        """Lease objects while a block runs: ``async with store.lease("a", "b"): ...``.
+    ) -> Lease:
+        """Lease objects while a block runs: ``with store.lease("a", "b"): ...``.
 
         The objects are not evicted and not removed without force, even if the block outlasts the
         master's lease.
@@ -242,34 +244,32 @@ class AsyncObjectCalls:
             NotFoundError: On entry, an object does not exist.
             LeaseLostError: At the end of the block, a renewal had failed, and there is no callback.
         """
-        return AsyncLease(self._native, key_list(keys), every_s, on_lost)
+        return Lease(self._native, key_list(keys), every_s, on_lost)
 
-    async def exists(self, key: Key, *, timeout_s: float | None = None) -> bool:
+    def exists(self, key: Key, *, timeout_s: float | None = None) -> bool:
         """Return whether an object exists and is complete, without leasing it."""
-        return only(await self._within(timeout_s).exists([key], lease=False))
+        return only(self._within(timeout_s).exists([key], lease=False))
 
-    async def exists_many(
-        self, keys: Iterable[Key], *, timeout_s: float | None = None
-    ) -> list[bool]:
+    def exists_many(self, keys: Iterable[Key], *, timeout_s: float | None = None) -> list[bool]:
         """Return for each key whether the object exists and is complete, without leasing it."""
-        return all_of(await self._within(timeout_s).exists(key_list(keys), lease=False))
+        return all_of(self._within(timeout_s).exists(key_list(keys), lease=False))
 
-    async def size(self, key: Key, *, timeout_s: float | None = None) -> int:
+    def size(self, key: Key, *, timeout_s: float | None = None) -> int:
         """Return the length of an object in bytes.
 
         Raises:
             NotFoundError: The object does not exist.
         """
-        return only(await self._within(timeout_s).sizes([key], lease=False))
+        return only(self._within(timeout_s).sizes([key], lease=False))
 
-    async def objects(self, prefix: Key = b"") -> AsyncIterator[ObjectInfo]:
+    def objects(self, prefix: Key = b"") -> Iterator[ObjectInfo]:
         """Iterate over the objects whose key has a prefix, in byte order of the keys.
 
         Objects that are added or removed meanwhile may or may not be listed.
         """
         start, after = encoded(prefix), None
         while True:
-            page, is_last = await self._native.list(prefix=start, after=after)
+            page, is_last = self._native.list(prefix=start, after=after)
             for key, size, is_complete, replicas in page:
                 yield ObjectInfo(decoded(key), size, is_complete, replicas)
             if is_last or not page:
@@ -277,12 +277,10 @@ class AsyncObjectCalls:
             after = page[-1][0]
 
     @overload
-    def keys(
-        self, prefix: Key = b"", *, as_bytes: Literal[False] = False
-    ) -> AsyncIterator[str]: ...
+    def keys(self, prefix: Key = b"", *, as_bytes: Literal[False] = False) -> Iterator[str]: ...
     @overload
-    def keys(self, prefix: Key = b"", *, as_bytes: Literal[True]) -> AsyncIterator[bytes]: ...
-    async def keys(self, prefix: Key = b"", *, as_bytes: bool = False) -> AsyncIterator[Any]:
+    def keys(self, prefix: Key = b"", *, as_bytes: Literal[True]) -> Iterator[bytes]: ...
+    def keys(self, prefix: Key = b"", *, as_bytes: bool = False) -> Iterator[Any]:
         """Iterate over the keys of the complete objects, in byte order.
 
         Args:
@@ -290,13 +288,13 @@ class AsyncObjectCalls:
             as_bytes: Return the keys as bytes. As text, bytes that are not valid UTF-8 are
                 surrogates, as Python has them in names of files; every call takes such keys.
         """
-        async for found in self.objects(prefix):
+        for found in self.objects(prefix):
             if found.is_complete:
                 yield found.key_bytes if as_bytes else found.key
 
     # Removing
 
-    async def delete(
+    def delete(
         self,
         key: Key,
         *,
@@ -316,11 +314,11 @@ class AsyncObjectCalls:
             NotFoundError: The object does not exist.
             BusyError: The object is leased by a recent read.
         """
-        outcomes = await self._within(timeout_s).remove([key], force=force)
+        outcomes = self._within(timeout_s).remove([key], force=force)
         if not (missing_ok and isinstance(outcomes[0], NotFoundError)):
             only(outcomes)
 
-    async def delete_many(
+    def delete_many(
         self, keys: Iterable[Key], *, force: bool = False, timeout_s: float | None = None
     ) -> list[bool]:
         """Remove many objects in one batch.
@@ -337,20 +335,20 @@ class AsyncObjectCalls:
             MooncakeError: The first failure other than a missing object, after every object was
                 tried. Its attribute `outcomes` has the result or the failure of each.
         """
-        outcomes = await self._within(timeout_s).remove(key_list(keys), force=force)
+        outcomes = self._within(timeout_s).remove(key_list(keys), force=force)
         return all_of([False if isinstance(found, NotFoundError) else found for found in outcomes])
 
-    async def clear(self, prefix: Key = b"", *, force: bool = False) -> int:
+    def clear(self, prefix: Key = b"", *, force: bool = False) -> int:
         """Remove the objects whose key has a prefix; leased objects only with `force`.
 
         Returns:
             Number of removed objects.
         """
-        return await self._native.remove_matching(prefix=encoded(prefix) or None, force=force)
+        return self._native.remove_matching(prefix=encoded(prefix) or None, force=force)
 
     # Copies
 
-    async def copies(self, key: Key) -> list[CopyInfo]:
+    def copies(self, key: Key) -> list[CopyInfo]:
         """Return where the copies of an object are, and lease the object.
 
         Args:
@@ -360,9 +358,9 @@ class AsyncObjectCalls:
             NotFoundError: The object does not exist.
             NotReadyError: The object is still being written.
         """
-        return copies_of(only(await self._native.replicas([key])))
+        return copies_of(only(self._native.replicas([key])))
 
-    async def copy(self, key: Key, to: str | Sequence[str]) -> AsyncTask:
+    def copy(self, key: Key, to: str | Sequence[str]) -> Task:
         """Create a task that copies an object to more segments; it runs in the background.
 
         Args:
@@ -374,9 +372,9 @@ class AsyncObjectCalls:
             InvalidArgumentError: A segment does not exist, or no segment is named.
         """
         with about(key):
-            return AsyncTask(self._native, await self._native.copy_object(key, name_list(to)))
+            return Task(self._native, self._native.copy_object(key, name_list(to)))
 
-    async def move(self, key: Key, source: str, target: str) -> AsyncTask:
+    def move(self, key: Key, source: str, target: str) -> Task:
         """Create a task that moves a copy of an object to another segment, in the background.
 
         Args:
@@ -390,19 +388,19 @@ class AsyncObjectCalls:
                 same.
         """
         with about(key):
-            return AsyncTask(self._native, await self._native.move_object(key, source, target))
+            return Task(self._native, self._native.move_object(key, source, target))
 
-    def task(self, task_id: JobId) -> AsyncTask:
+    def task(self, task_id: JobId) -> Task:
         """Return a handle on the task with an id, which any process may have created.
 
         Args:
             task_id: Id of the task.
         """
-        return AsyncTask(self._native, task_id)
+        return Task(self._native, task_id)
 
-    async def drain(
+    def drain(
         self, segments: str | Sequence[str], *, to: str | Sequence[str] = (), concurrency: int = 0
-    ) -> AsyncDrain:
+    ) -> Drain:
         """Start a drain: the segments accept no new objects, and their copies are moved elsewhere.
 
         Args:
@@ -416,45 +414,45 @@ class AsyncObjectCalls:
             InvalidArgumentError: No segment is named, or one is both source and target.
 
         Example:
-            >>> async with await store.drain("10.0.0.2:15000") as drain:
-            ...     print((await drain.info()).state)
+            >>> with store.drain("10.0.0.2:15000") as drain:
+            ...     print((drain.info()).state)
             running
         """
-        begun = await self._native.drain(
+        begun = self._native.drain(
             name_list(segments), targets=name_list(to), concurrency=concurrency
         )
-        return AsyncDrain(self._native, begun["id"])
+        return Drain(self._native, begun["id"])
 
-    def drain_of(self, job_id: JobId) -> AsyncDrain:
+    def drain_of(self, job_id: JobId) -> Drain:
         """Return a handle on the drain with an id, which any process may have started.
 
         Args:
             job_id: Id of the drain.
         """
-        return AsyncDrain(self._native, job_id)
+        return Drain(self._native, job_id)
 
     # Queries
 
-    async def segments(self) -> list[SegmentInfo]:
+    def segments(self) -> list[SegmentInfo]:
         """Return the segments of the pool."""
-        return [SegmentInfo(**segment) for segment in await self._native.segments()]
+        return [SegmentInfo(**segment) for segment in self._native.segments()]
 
-    async def stats(self) -> dict[str, Any]:
+    def stats(self) -> dict[str, Any]:
         """Return the status of the pool (``pool``) and the counters of this store (``store``).
 
         ``store["operations"]`` has counts, bytes and latencies by operation, ``store["rpcs"]`` by
         call to the master. ``store["by_transport"]`` has the bytes by transport, and
         ``store["peer_errors"]`` the failures by peer.
         """
-        return {"pool": await self._native.status(), "store": self._native.metrics()}
+        return {"pool": self._native.status(), "store": self._native.metrics()}
 
     def metrics_text(self) -> str:
         """Return the counters of this store as Prometheus text."""
         return self._native.metrics_text()
 
-    async def check(self) -> None:
+    def check(self) -> None:
         """Raise unless the master answers and knows this store."""
-        await self._native.health()
+        self._native.health()
 
     @property
     def http_address(self) -> str | None:

@@ -1,14 +1,14 @@
 """Handles on tasks and drains, whose calls block."""
 
-# Generated from _asynchronous/jobs.py by scripts/generate_blocking_api.py; do not edit.
+# Generated from asynchronous/jobs.py by scripts/generate_blocking_api.py; do not edit.
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Literal, Self, TypeVar
 
-from mooncake._native_calls import Native, pause
-from mooncake._tasks import (
+from mooncake._api.native_calls import Native, pause
+from mooncake._api.tasks import (
     DrainInfo,
     Handle,
     JobId,

@@ -8,10 +8,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import parse_qsl, unquote_to_bytes
 
-from mooncake._blocking.objects import ObjectCalls
-from mooncake._blocking.ranges import RangeCalls
+from mooncake._api.blocking.objects import ObjectCalls
+from mooncake._api.blocking.ranges import RangeCalls
 from mooncake._http import Headers, Reply, Request
-from mooncake._rest_openapi import description
+from mooncake._rest.openapi import description
 from mooncake._runtime import __version__
 from mooncake.errors import (
     AlreadyExistsError,

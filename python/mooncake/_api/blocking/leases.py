@@ -1,6 +1,6 @@
 """Leases on objects that a block works with."""
 
-# Generated from _asynchronous/leases.py by scripts/generate_blocking_api.py; do not edit.
+# Generated from asynchronous/leases.py by scripts/generate_blocking_api.py; do not edit.
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Literal, Self
 
-from mooncake._background import Repeater
-from mooncake._outcomes import all_of
+from mooncake._api.background import Repeater
+from mooncake._api.outcomes import all_of
 from mooncake.errors import LeaseLostError, MooncakeError
 
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from mooncake._native_calls import Native
-    from mooncake._store_types import Key
+    from mooncake._api.native_calls import Native
+    from mooncake._api.types import Key
 
 __all__ = ["Lease"]
 

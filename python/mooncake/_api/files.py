@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-    from mooncake._blocking.ranges import ObjectReader
+    from mooncake._api.blocking.ranges import ObjectReader
 
 __all__ = ["ObjectFile"]
 

@@ -6,15 +6,15 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Literal, Self
 
-from mooncake._background import AsyncRepeater
-from mooncake._outcomes import all_of
+from mooncake._api.background import AsyncRepeater
+from mooncake._api.outcomes import all_of
 from mooncake.errors import LeaseLostError, MooncakeError
 
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from mooncake._native_calls import AsyncNative
-    from mooncake._store_types import Key
+    from mooncake._api.native_calls import AsyncNative
+    from mooncake._api.types import Key
 
 __all__ = ["AsyncLease"]
 

@@ -1,25 +1,27 @@
-"""Ranges of objects: parts, chunks, and readers like files, as coroutines."""
+"""Ranges of objects: parts, chunks, and readers like files."""
+
+# Generated from asynchronous/ranges.py by scripts/generate_blocking_api.py; do not edit.
 
 from __future__ import annotations
 
 import io
-from collections.abc import AsyncIterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from mooncake._buffers import writable
-from mooncake._outcomes import only
+from mooncake._api.buffers import writable
+from mooncake._api.outcomes import only
 
 if TYPE_CHECKING:
-    from mooncake._buffers import Readable
-    from mooncake._native_calls import AsyncNative, Located
-    from mooncake._store_types import Key
+    from mooncake._api.buffers import Readable
+    from mooncake._api.native_calls import Located, Native
+    from mooncake._api.types import Key
 
-__all__ = ["AsyncObjectReader", "AsyncRangeCalls"]
+__all__ = ["ObjectReader", "RangeCalls"]
 
 _CHUNK_BYTES = 8 << 20
 
 
-class AsyncObjectReader:
+class ObjectReader:
     """Reads one version of an object in pieces, like a file that is open for reading.
 
     All pieces come from the version that was found when the reader was made. Once the object was
@@ -28,8 +30,8 @@ class AsyncObjectReader:
 
     __slots__ = ("_located", "_native", "_position")
 
-    def __init__(self, native: AsyncNative, located: Located) -> None:
-        """Called by `AsyncStore.reader`."""
+    def __init__(self, native: Native, located: Located) -> None:
+        """Called by `Store.reader`."""
         self._native = native
         self._located = located
         self._position = 0
@@ -63,7 +65,7 @@ class AsyncObjectReader:
         self._position = base + offset
         return self._position
 
-    async def read(self, size: int = -1) -> bytes:
+    def read(self, size: int = -1) -> bytes:
         """Read at most `size` bytes, or all that are left; empty at the end.
 
         Raises:
@@ -74,37 +76,37 @@ class AsyncObjectReader:
         length = left if size < 0 else min(size, left)
         if length == 0:
             return b""
-        read = await self._native.read_located(self._located, self._position, length)
+        read = self._native.read_located(self._located, self._position, length)
         self._position += length
         return read
 
-    async def readinto(self, buffer: Readable) -> int:
+    def readinto(self, buffer: Readable) -> int:
         """Fill writable, contiguous memory as far as there are bytes; return their number."""
         with memoryview(writable(buffer)) as view, view.cast("B") as whole:
             length = min(max(self.size - self._position, 0), len(whole))
             if length > 0:
                 with whole[:length] as part:
-                    await self._native.read_located_into(self._located, self._position, part)
+                    self._native.read_located_into(self._located, self._position, part)
         self._position += length
         return length
 
 
-class AsyncRangeCalls:
-    """The methods of `AsyncStore` for ranges of objects."""
+class RangeCalls:
+    """The methods of `Store` for ranges of objects."""
 
     __slots__ = ()
 
-    _native: AsyncNative
+    _native: Native
 
-    async def reader(self, key: Key) -> AsyncObjectReader:
+    def reader(self, key: Key) -> ObjectReader:
         """Return a reader of the object as it is now, with the methods of a file.
 
         Raises:
             NotFoundError: The object does not exist.
         """
-        return AsyncObjectReader(self._native, only(await self._native.locate([key])))
+        return ObjectReader(self._native, only(self._native.locate([key])))
 
-    async def get_range(
+    def get_range(
         self,
         key: Key,
         offset: int,
@@ -127,12 +129,12 @@ class AsyncRangeCalls:
         if offset < 0 or (length is not None and length < 0):
             raise ValueError(f"a range is not negative: offset={offset} length={length}")
         native = self._native if timeout_s is None else self._native.within(timeout_s)
-        located = only(await native.locate([key]))
+        located = only(native.locate([key]))
         left = max(located.size - offset, 0)
         wanted = left if length is None else min(length, left)
-        return await native.read_located(located, offset, wanted) if wanted else b""
+        return native.read_located(located, offset, wanted) if wanted else b""
 
-    async def get_range_into(
+    def get_range_into(
         self, key: Key, offset: int, buffer: Readable, *, timeout_s: float | None = None
     ) -> int:
         """Fill writable, contiguous memory with a part of an object.
@@ -150,11 +152,11 @@ class AsyncRangeCalls:
             NotFoundError: The object does not exist.
         """
         native = self._native if timeout_s is None else self._native.within(timeout_s)
-        reader = AsyncObjectReader(native, only(await native.locate([key])))
+        reader = ObjectReader(native, only(native.locate([key])))
         reader.seek(offset)
-        return await reader.readinto(buffer)
+        return reader.readinto(buffer)
 
-    async def chunks(self, key: Key, chunk_bytes: int = _CHUNK_BYTES) -> AsyncIterator[bytes]:
+    def chunks(self, key: Key, chunk_bytes: int = _CHUNK_BYTES) -> Iterator[bytes]:
         """Iterate over the bytes of an object in chunks, all from the same version of it.
 
         Args:
@@ -166,6 +168,6 @@ class AsyncRangeCalls:
         """
         if chunk_bytes < 1:
             raise ValueError(f"a chunk has at least one byte, not {chunk_bytes}")
-        reader = await self.reader(key)
-        while chunk := await reader.read(chunk_bytes):
+        reader = self.reader(key)
+        while chunk := reader.read(chunk_bytes):
             yield chunk

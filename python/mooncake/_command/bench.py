@@ -12,9 +12,9 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 
+from mooncake._api.store import Store, StoreConfig
 from mooncake._command.parser import seconds, sizes
 from mooncake._units import format_bytes
-from mooncake.object_store import Store, StoreConfig
 
 __all__ = ["Measurement", "add_options", "run"]
 

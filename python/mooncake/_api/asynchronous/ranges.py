@@ -1,27 +1,25 @@
-"""Ranges of objects: parts, chunks, and readers like files."""
-
-# Generated from _asynchronous/ranges.py by scripts/generate_blocking_api.py; do not edit.
+"""Ranges of objects: parts, chunks, and readers like files, as coroutines."""
 
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator
+from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING
 
-from mooncake._buffers import writable
-from mooncake._outcomes import only
+from mooncake._api.buffers import writable
+from mooncake._api.outcomes import only
 
 if TYPE_CHECKING:
-    from mooncake._buffers import Readable
-    from mooncake._native_calls import Located, Native
-    from mooncake._store_types import Key
+    from mooncake._api.buffers import Readable
+    from mooncake._api.native_calls import AsyncNative, Located
+    from mooncake._api.types import Key
 
-__all__ = ["ObjectReader", "RangeCalls"]
+__all__ = ["AsyncObjectReader", "AsyncRangeCalls"]
 
 _CHUNK_BYTES = 8 << 20
 
 
-class ObjectReader:
+class AsyncObjectReader:
     """Reads one version of an object in pieces, like a file that is open for reading.
 
     All pieces come from the version that was found when the reader was made. Once the object was
@@ -30,8 +28,8 @@ class ObjectReader:
 
     __slots__ = ("_located", "_native", "_position")
 
-    def __init__(self, native: Native, located: Located) -> None:
-        """Called by `Store.reader`."""
+    def __init__(self, native: AsyncNative, located: Located) -> None:
+        """Called by `AsyncStore.reader`."""
         self._native = native
         self._located = located
         self._position = 0
@@ -65,7 +63,7 @@ class ObjectReader:
         self._position = base + offset
         return self._position
 
-    def read(self, size: int = -1) -> bytes:
+    async def read(self, size: int = -1) -> bytes:
         """Read at most `size` bytes, or all that are left; empty at the end.
 
         Raises:
@@ -76,37 +74,37 @@ class ObjectReader:
         length = left if size < 0 else min(size, left)
         if length == 0:
             return b""
-        read = self._native.read_located(self._located, self._position, length)
+        read = await self._native.read_located(self._located, self._position, length)
         self._position += length
         return read
 
-    def readinto(self, buffer: Readable) -> int:
+    async def readinto(self, buffer: Readable) -> int:
         """Fill writable, contiguous memory as far as there are bytes; return their number."""
         with memoryview(writable(buffer)) as view, view.cast("B") as whole:
             length = min(max(self.size - self._position, 0), len(whole))
             if length > 0:
                 with whole[:length] as part:
-                    self._native.read_located_into(self._located, self._position, part)
+                    await self._native.read_located_into(self._located, self._position, part)
         self._position += length
         return length
 
 
-class RangeCalls:
-    """The methods of `Store` for ranges of objects."""
+class AsyncRangeCalls:
+    """The methods of `AsyncStore` for ranges of objects."""
 
     __slots__ = ()
 
-    _native: Native
+    _native: AsyncNative
 
-    def reader(self, key: Key) -> ObjectReader:
+    async def reader(self, key: Key) -> AsyncObjectReader:
         """Return a reader of the object as it is now, with the methods of a file.
 
         Raises:
             NotFoundError: The object does not exist.
         """
-        return ObjectReader(self._native, only(self._native.locate([key])))
+        return AsyncObjectReader(self._native, only(await self._native.locate([key])))
 
-    def get_range(
+    async def get_range(
         self,
         key: Key,
         offset: int,
@@ -129,12 +127,12 @@ class RangeCalls:
         if offset < 0 or (length is not None and length < 0):
             raise ValueError(f"a range is not negative: offset={offset} length={length}")
         native = self._native if timeout_s is None else self._native.within(timeout_s)
-        located = only(native.locate([key]))
+        located = only(await native.locate([key]))
         left = max(located.size - offset, 0)
         wanted = left if length is None else min(length, left)
-        return native.read_located(located, offset, wanted) if wanted else b""
+        return await native.read_located(located, offset, wanted) if wanted else b""
 
-    def get_range_into(
+    async def get_range_into(
         self, key: Key, offset: int, buffer: Readable, *, timeout_s: float | None = None
     ) -> int:
         """Fill writable, contiguous memory with a part of an object.
@@ -152,11 +150,11 @@ class RangeCalls:
             NotFoundError: The object does not exist.
         """
         native = self._native if timeout_s is None else self._native.within(timeout_s)
-        reader = ObjectReader(native, only(native.locate([key])))
+        reader = AsyncObjectReader(native, only(await native.locate([key])))
         reader.seek(offset)
-        return reader.readinto(buffer)
+        return await reader.readinto(buffer)
 
-    def chunks(self, key: Key, chunk_bytes: int = _CHUNK_BYTES) -> Iterator[bytes]:
+    async def chunks(self, key: Key, chunk_bytes: int = _CHUNK_BYTES) -> AsyncIterator[bytes]:
         """Iterate over the bytes of an object in chunks, all from the same version of it.
 
         Args:
@@ -168,6 +166,6 @@ class RangeCalls:
         """
         if chunk_bytes < 1:
             raise ValueError(f"a chunk has at least one byte, not {chunk_bytes}")
-        reader = self.reader(key)
-        while chunk := reader.read(chunk_bytes):
+        reader = await self.reader(key)
+        while chunk := await reader.read(chunk_bytes):
             yield chunk

@@ -6,11 +6,10 @@ import io
 import warnings
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self
 
-from mooncake._blocking.objects import ObjectCalls
-from mooncake._blocking.ranges import RangeCalls
-from mooncake._blocking.tensors import TensorCalls
-from mooncake._files import ObjectFile
-from mooncake._store_config import (
+from mooncake._api.blocking.objects import ObjectCalls
+from mooncake._api.blocking.ranges import RangeCalls
+from mooncake._api.blocking.tensors import TensorCalls
+from mooncake._api.config import (
     StoreConfig,
     at_url,
     check_address,
@@ -19,13 +18,14 @@ from mooncake._store_config import (
     connect_dummy,
     master_of_environment,
 )
-from mooncake._store_types import Key, ObjectInfo, SegmentInfo
+from mooncake._api.files import ObjectFile
+from mooncake._api.types import Key, ObjectInfo, SegmentInfo
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from types import TracebackType
 
-    from mooncake._buffers import Readable
+    from mooncake._api.buffers import Readable
 
 __all__ = ["ObjectInfo", "SegmentInfo", "Store", "StoreConfig"]
 
