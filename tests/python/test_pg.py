@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -17,6 +19,23 @@ from mooncake.errors import NotSupportedError
 
 RANKS = Path(__file__).parent / "pg_ranks.py"
 LIMIT_S = 100
+GUIDE = Path(__file__).parents[2] / "docs/guide/process-groups.md"
+START, LOSE, REPLACE, TAKE_IN = re.findall(r"```python\n(.*?)```", GUIDE.read_text(), re.DOTALL)
+# What stands around the guide's snippets when rank 2 of 4 dies and another process takes its place.
+DIES = "import os\ndist.all_reduce(gradient)\nos._exit(9)\n"
+GOES_ON = f"""
+dist.all_reduce(gradient)
+while 2 in active.nonzero():
+    dist.all_reduce(gradient)
+while 2 not in active.nonzero():
+{textwrap.indent(TAKE_IN, "    ")}
+"""
+ADD_UP = """
+total = torch.ones(1)
+dist.all_reduce(total)
+assert total == 4
+dist.destroy_process_group()
+"""
 
 
 @pytest.fixture
@@ -37,14 +56,13 @@ class Ranks:
         scenario, size, port = self.arguments
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         command = [sys.executable, RANKS, scenario, str(rank), str(size), str(port), *extra]
-        self.processes[rank] = subprocess.Popen(
-            [str(part) for part in command],
-            env=environment,
-            text=True,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-        )
+        self.launch(rank, [str(part) for part in command], environment)
         return self
+
+    def launch(self, rank, command, environment):
+        self.processes[rank] = subprocess.Popen(
+            command, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        )
 
     def check(self, rank, code=0):
         output, errors = self.processes[rank].communicate(timeout=LIMIT_S)
@@ -57,6 +75,48 @@ class Ranks:
         for process in self.processes.values():
             process.kill()
             process.communicate()
+
+
+class Snippets(Ranks):
+    """Processes that run source text, with the environment that `torchrun` makes."""
+
+    def __init__(self, port):
+        super().__init__(None, 4, port)
+
+    def start(self, rank, source):
+        environment = {
+            **os.environ,
+            "RANK": str(rank),
+            "WORLD_SIZE": "4",
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(self.arguments[2]),
+            "TORCHELASTIC_USE_AGENT_STORE": "True",
+        }
+        self.launch(rank, [sys.executable, "-c", source], environment)
+        return self
+
+
+@pytest.mark.timeout(LIMIT_S + 20)
+@pytest.mark.parametrize("source", [START, LOSE], ids=["start", "lose"])
+def test_guide_snippets_run_on_four_ranks(source, store):
+    with Snippets(store.port) as ranks:
+        for rank in range(4):
+            ranks.start(rank, source)
+        for rank in range(4):
+            ranks.check(rank)
+
+
+@pytest.mark.timeout(LIMIT_S + 20)
+def test_guide_replaces_a_dead_rank(store):
+    init = LOSE[: LOSE.index("for step")]
+    with Snippets(store.port) as ranks:
+        for rank in (0, 1, 3):
+            ranks.start(rank, init + GOES_ON + ADD_UP)
+        ranks.start(2, init + DIES)
+        ranks.check(2, 9)
+        ranks.start(2, "import torch\n" + REPLACE + ADD_UP)
+        for rank in range(4):
+            ranks.check(rank)
 
 
 @pytest.mark.timeout(LIMIT_S + 20)
