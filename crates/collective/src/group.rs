@@ -189,7 +189,7 @@ impl Group {
         self.core.inbox.state.lock().counters
     }
 
-    /// Makes ranks that wait in [`Self::join`] members.
+    /// Makes ranks that wait in [`Self::wait_joined`] members.
     ///
     /// # Errors
     /// The coordinator has not answered in time.
