@@ -14,7 +14,7 @@ use mooncake_base::{
     token::{NONCE_BYTES, PROOF_BYTES, Proof, nonce},
 };
 
-const MAGIC: &[u8; 8] = b"MOONPG01";
+const MAGIC: &[u8; 8] = b"MOONPG02";
 const LIMIT: Duration = Duration::from_secs(10);
 
 /// Proves the token to the side that accepted the connection, and checks that side's proof.

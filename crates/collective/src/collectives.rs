@@ -8,10 +8,13 @@ use std::ops::Range;
 use mooncake_base::{Error, Result as BaseResult};
 
 use crate::{
+    buffers::Buffer,
     memory::HostRange,
     reduce::{Dtype, Reduction, divide, reduce_into},
 };
 
+/// The step by which a member says that it has its data, or why it has not.
+pub(crate) const DONE: u32 = u32::MAX;
 /// Reductions up to this size are sent whole to each member.
 const DIRECT_BYTES_MAX: usize = 16 << 10;
 
@@ -87,8 +90,34 @@ pub(crate) enum Stop {
     Failed(Error),
 }
 
-/// What was received, and where it goes once the operation counts.
-pub(crate) type Writes = Vec<(HostRange, Vec<u8>)>;
+/// What is written once the operation counts, in memory of the caller.
+#[derive(Debug, Default)]
+pub(crate) struct Writes {
+    /// Bytes of the caller that go from the first range to the second.
+    own: Option<(HostRange, HostRange)>,
+    received: Vec<(HostRange, Buffer)>,
+    /// Memory that other members read until the operation has ended.
+    lent: Option<Buffer>,
+}
+
+impl Writes {
+    fn of(target: HostRange, bytes: Buffer) -> Self {
+        Self { received: vec![(target, bytes)], ..Self::default() }
+    }
+
+    pub(crate) fn carry_out(self) {
+        if let Some((source, target)) = self.own {
+            target.write(source.bytes());
+        }
+        for (target, bytes) in self.received {
+            target.write(&bytes);
+        }
+        drop(self.lent);
+    }
+}
+
+/// Takes the bytes at an offset.
+pub(crate) type Take<'a> = &'a mut dyn FnMut(usize, &[u8]) -> Result<(), Stop>;
 
 /// The messages of one attempt of one operation.
 pub(crate) trait Exchange {
@@ -96,10 +125,20 @@ pub(crate) trait Exchange {
     fn slots(&self) -> &[usize];
     /// The slot of this process.
     fn own(&self) -> usize;
-    /// Sends bytes to a member.
+    /// Returns memory for results.
+    fn buffer(&self, length: usize) -> Buffer;
+    /// Sends bytes to a member, or lends them until the attempt has ended.
     fn send(&self, slot: usize, step: u32, bytes: &[u8]) -> Result<(), Stop>;
     /// Receives the bytes that a member sent.
-    fn receive(&self, slot: usize, step: u32) -> Result<Vec<u8>, Stop>;
+    fn receive_into(&self, slot: usize, step: u32, target: &mut [u8]) -> Result<(), Stop>;
+    /// Receives the bytes that a member sent, piece by piece, each with its offset.
+    fn receive_with(
+        &self,
+        slot: usize,
+        step: u32,
+        length: usize,
+        take: Take<'_>,
+    ) -> Result<(), Stop>;
 }
 
 impl Operation {
@@ -107,40 +146,40 @@ impl Operation {
     pub(crate) fn run(&self, exchange: &impl Exchange) -> Result<Writes, Stop> {
         match self {
             Self::Reduce { source, target, dtype, how, root } => {
-                let reduced = reduce(exchange, source.bytes(), *dtype, *how, *root)?;
-                Ok(reduced.map(|bytes| (*target, bytes)).into_iter().collect())
+                reduce(exchange, (*source, *target), *dtype, *how, *root)
             }
             Self::Broadcast { range, root } => broadcast(exchange, *range, *root),
             Self::Gather { source, targets, root } => gather(exchange, *source, targets, *root),
             Self::Scatter { sources, target, root } => scatter(exchange, sources, *target, *root),
             Self::ReduceScatter { sources, target, dtype, how } => {
-                let own = reduce_scatter(exchange, sources, *target, *dtype, *how)?;
-                Ok(vec![(*target, own)])
+                reduce_scatter(exchange, sources, *target, *dtype, *how)
             }
             Self::AllToAll { sources, targets } => all_to_all(exchange, sources, targets),
-            Self::Barrier => Ok(Vec::new()),
+            Self::Barrier => Ok(Writes::default()),
         }
     }
 }
 
-/// Returns the reduced elements at the members that want them.
 fn reduce(
     exchange: &impl Exchange,
-    source: &[u8],
+    (source, target): (HostRange, HostRange),
     dtype: Dtype,
     how: Reduction,
     root: Option<usize>,
-) -> Result<Option<Vec<u8>>, Stop> {
+) -> Result<Writes, Stop> {
     let (slots, own) = (exchange.slots(), exchange.own());
+    let source = source.bytes();
     let wants = |slot: usize| root.is_none_or(|root| root == slot);
     if source.len() <= DIRECT_BYTES_MAX {
         for &slot in slots.iter().filter(|slot| **slot != own && wants(**slot)) {
             exchange.send(slot, 0, source)?;
         }
         if !wants(own) {
-            return Ok(None);
+            return Ok(Writes::default());
         }
-        return reduce_parts(exchange, source, dtype, how).map(Some);
+        let mut sum = exchange.buffer(source.len());
+        reduce_parts(exchange, source, &mut sum, dtype, how)?;
+        return Ok(Writes::of(target, sum));
     }
     let parts = parts(source.len(), slots.len(), dtype);
     let position = position(slots, own);
@@ -148,53 +187,45 @@ fn reduce(
     for (slot, part) in rotated(slots, &parts, position) {
         exchange.send(slot, 0, &source[part])?;
     }
-    let reduced = reduce_parts(exchange, &source[parts[position].clone()], dtype, how)?;
+    let mut whole = exchange.buffer(source.len());
+    let own_part = parts[position].clone();
+    reduce_parts(exchange, &source[own_part.clone()], &mut whole[own_part.clone()], dtype, how)?;
     for (slot, _) in rotated(slots, &parts, position) {
         if wants(slot) {
-            exchange.send(slot, 1, &reduced)?;
+            exchange.send(slot, 1, &whole[own_part.clone()])?;
         }
     }
     if !wants(own) {
-        return Ok(None);
+        return Ok(Writes { lent: Some(whole), ..Writes::default() });
     }
-    let mut whole = vec![0; source.len()];
-    for (&slot, part) in slots.iter().zip(&parts) {
-        if slot == own {
-            whole[part.clone()].copy_from_slice(&reduced);
-        } else {
-            let bytes = expect(exchange.receive(slot, 1)?, part.len())?;
-            whole[part.clone()].copy_from_slice(&bytes);
-        }
+    for (slot, part) in rotated(slots, &parts, position) {
+        exchange.receive_into(slot, 1, &mut whole[part])?;
     }
-    Ok(Some(whole))
+    Ok(Writes::of(target, whole))
 }
 
-/// Reduces this member's elements and those that the others sent for step 0.
+/// Reduces this member's elements and those that the others sent for step 0, in the order of slots.
 fn reduce_parts(
     exchange: &impl Exchange,
     own: &[u8],
+    sum: &mut [u8],
     dtype: Dtype,
     how: Reduction,
-) -> Result<Vec<u8>, Stop> {
-    let mut sum: Option<Vec<u8>> = None;
-    for &slot in exchange.slots() {
-        let received;
-        let bytes = if slot == exchange.own() {
-            own
-        } else {
-            received = expect(exchange.receive(slot, 0)?, own.len())?;
-            &received
-        };
-        match &mut sum {
-            None => sum = Some(bytes.to_vec()),
-            Some(sum) => failing(reduce_into(sum, bytes, dtype, how))?,
+) -> Result<(), Stop> {
+    for (index, &slot) in exchange.slots().iter().enumerate() {
+        match (index, slot == exchange.own()) {
+            (0, true) => sum.copy_from_slice(own),
+            (0, false) => exchange.receive_into(slot, 0, sum)?,
+            (_, true) => failing(reduce_into(sum, own, dtype, how))?,
+            (_, false) => exchange.receive_with(slot, 0, own.len(), &mut |at, bytes| {
+                failing(reduce_into(&mut sum[at..at + bytes.len()], bytes, dtype, how))
+            })?,
         }
     }
-    let mut sum = sum.unwrap_or_default();
     if how == Reduction::Average {
-        failing(divide(&mut sum, dtype, exchange.slots().len()))?;
+        failing(divide(sum, dtype, exchange.slots().len()))?;
     }
-    Ok(sum)
+    Ok(())
 }
 
 fn broadcast(exchange: &impl Exchange, range: HostRange, root: usize) -> Result<Writes, Stop> {
@@ -202,12 +233,22 @@ fn broadcast(exchange: &impl Exchange, range: HostRange, root: usize) -> Result<
         for &slot in exchange.slots().iter().filter(|slot| **slot != root) {
             exchange.send(slot, 0, range.bytes())?;
         }
-        return Ok(Vec::new());
+        return Ok(Writes::default());
     }
+    receive_from_root(exchange, range, root)
+}
+
+fn receive_from_root(
+    exchange: &impl Exchange,
+    target: HostRange,
+    root: usize,
+) -> Result<Writes, Stop> {
     if !exchange.slots().contains(&root) {
-        return Ok(Vec::new());
+        return Ok(Writes::default());
     }
-    Ok(vec![(range, expect(exchange.receive(root, 0)?, range.length())?)])
+    let mut bytes = exchange.buffer(target.length());
+    exchange.receive_into(root, 0, &mut bytes)?;
+    Ok(Writes::of(target, bytes))
 }
 
 fn gather(
@@ -218,21 +259,19 @@ fn gather(
 ) -> Result<Writes, Stop> {
     let (slots, own) = (exchange.slots(), exchange.own());
     let wants = |slot: usize| root.is_none_or(|root| root == slot);
-    let position = position(slots, own);
-    for (slot, ()) in rotated(slots, &vec![(); slots.len()], position) {
-        if wants(slot) {
-            exchange.send(slot, 0, source.bytes())?;
-        }
+    let others = || rotated(slots, slots, position(slots, own)).map(|(slot, _)| slot);
+    for slot in others().filter(|slot| wants(*slot)) {
+        exchange.send(slot, 0, source.bytes())?;
     }
-    let mut writes = Writes::new();
-    for &slot in slots.iter().filter(|_| wants(own)) {
-        let bytes = if slot == own {
-            source.bytes().to_vec()
-        } else {
-            expect(exchange.receive(slot, 0)?, source.length())?
-        };
+    if !wants(own) {
+        return Ok(Writes::default());
+    }
+    let mut writes = Writes { own: targets.get(own).map(|to| (source, *to)), ..Writes::default() };
+    for slot in others() {
+        let mut bytes = exchange.buffer(source.length());
+        exchange.receive_into(slot, 0, &mut bytes)?;
         if let Some(target) = targets.get(slot) {
-            writes.push((*target, bytes));
+            writes.received.push((*target, bytes));
         }
     }
     Ok(writes)
@@ -245,17 +284,12 @@ fn scatter(
     root: usize,
 ) -> Result<Writes, Stop> {
     if exchange.own() != root {
-        if !exchange.slots().contains(&root) {
-            return Ok(Vec::new());
-        }
-        return Ok(vec![(target, expect(exchange.receive(root, 0)?, target.length())?)]);
+        return receive_from_root(exchange, target, root);
     }
     for &slot in exchange.slots().iter().filter(|slot| **slot != root) {
-        let source = sources.get(slot).copied().unwrap_or(HostRange::EMPTY);
-        exchange.send(slot, 0, source.bytes())?;
+        exchange.send(slot, 0, of(sources, slot).bytes())?;
     }
-    let own = sources.get(root).copied().unwrap_or(HostRange::EMPTY);
-    Ok(vec![(target, own.bytes().to_vec())])
+    Ok(Writes { own: Some((of(sources, root), target)), ..Writes::default() })
 }
 
 fn reduce_scatter(
@@ -264,18 +298,18 @@ fn reduce_scatter(
     target: HostRange,
     dtype: Dtype,
     how: Reduction,
-) -> Result<Vec<u8>, Stop> {
+) -> Result<Writes, Stop> {
     let (slots, own) = (exchange.slots(), exchange.own());
-    let part = |slot: usize| sources.get(slot).copied().unwrap_or(HostRange::EMPTY);
-    let position = position(slots, own);
-    for (slot, ()) in rotated(slots, &vec![(); slots.len()], position) {
-        exchange.send(slot, 0, part(slot).bytes())?;
+    for (slot, _) in rotated(slots, slots, position(slots, own)) {
+        exchange.send(slot, 0, of(sources, slot).bytes())?;
     }
-    let own = part(own);
+    let own = of(sources, own);
     if own.length() != target.length() {
-        return Err(Stop::Failed(wrong_length(own.length(), target.length())));
+        return Err(wrong_length(own.length() as u64, target.length()));
     }
-    reduce_parts(exchange, own.bytes(), dtype, how)
+    let mut sum = exchange.buffer(target.length());
+    reduce_parts(exchange, own.bytes(), &mut sum, dtype, how)?;
+    Ok(Writes::of(target, sum))
 }
 
 fn all_to_all(
@@ -284,22 +318,27 @@ fn all_to_all(
     targets: &[HostRange],
 ) -> Result<Writes, Stop> {
     let (slots, own) = (exchange.slots(), exchange.own());
-    let of = |list: &[HostRange], slot: usize| list.get(slot).copied().unwrap_or(HostRange::EMPTY);
-    let position = position(slots, own);
-    for (slot, ()) in rotated(slots, &vec![(); slots.len()], position) {
+    let others = || rotated(slots, slots, position(slots, own)).map(|(slot, _)| slot);
+    for slot in others() {
         exchange.send(slot, 0, of(sources, slot).bytes())?;
     }
-    let mut writes = Writes::new();
-    for &slot in slots {
-        let bytes = if slot == own {
-            of(sources, own).bytes().to_vec()
-        } else {
-            exchange.receive(slot, 0)?
-        };
+    let (source, target) = (of(sources, own), of(targets, own));
+    if source.length() != target.length() {
+        return Err(wrong_length(source.length() as u64, target.length()));
+    }
+    let mut writes = Writes { own: Some((source, target)), ..Writes::default() };
+    for slot in others() {
         let target = of(targets, slot);
-        writes.push((target, expect(bytes, target.length())?));
+        let mut bytes = exchange.buffer(target.length());
+        exchange.receive_into(slot, 0, &mut bytes)?;
+        writes.received.push((target, bytes));
     }
     Ok(writes)
+}
+
+/// Returns what belongs to a slot, nothing if the list is too short.
+fn of(list: &[HostRange], slot: usize) -> HostRange {
+    list.get(slot).copied().unwrap_or(HostRange::EMPTY)
 }
 
 /// Cuts elements into one part per member.
@@ -322,18 +361,9 @@ fn position(slots: &[usize], own: usize) -> usize {
     slots.iter().position(|slot| *slot == own).unwrap_or(0)
 }
 
-fn expect(bytes: Vec<u8>, length: usize) -> Result<Vec<u8>, Stop> {
-    if bytes.len() == length {
-        Ok(bytes)
-    } else {
-        Err(Stop::Failed(wrong_length(bytes.len(), length)))
-    }
-}
-
-fn wrong_length(found: usize, wanted: usize) -> Error {
-    Error::invalid("the tensors of the ranks differ in size")
-        .with("received_bytes", found)
-        .with("expected_bytes", wanted)
+pub(crate) fn wrong_length(found: u64, wanted: usize) -> Stop {
+    let error = Error::invalid("the tensors of the ranks differ in size");
+    Stop::Failed(error.with("received_bytes", found).with("expected_bytes", wanted))
 }
 
 fn failing<T>(result: BaseResult<T>) -> Result<T, Stop> {

@@ -13,21 +13,21 @@ use mooncake_base::{
 };
 
 use crate::{
-    collectives::{Exchange, Operation, Stop, Writes},
+    attempt::Attempt,
+    collectives::{Operation, Stop, Writes},
     completion::{Completion, Outcome},
     context::Agent,
-    inbox::{Counters, Inbox, Outgoing, Receive, Running, State, View, announce},
+    inbox::{Counters, Inbox, Outgoing, Receive, Running, Sent, State, View, announce},
     memory::{HostRange, Mirror},
-    mesh::{Header, Kind, Mesh},
+    mesh::Mesh,
     message::{Answer, Request},
+    peer_memory::Cell,
 };
 
-/// The step by which a member says that it has its data, or why it has not.
-const DONE: u32 = u32::MAX;
 /// Most operations that wait for their turn.
 const QUEUE_MAX: usize = 1 << 16;
 /// How often a wait looks for its end, where it is not announced.
-const RECHECK: Duration = Duration::from_millis(100);
+pub(crate) const RECHECK: Duration = Duration::from_millis(100);
 
 /// A group of processes, as one of them sees it.
 #[derive(Debug)]
@@ -37,12 +37,14 @@ pub struct Group {
 }
 
 #[derive(Debug)]
-struct Core {
+pub(crate) struct Core {
     name: String,
-    id: u64,
-    slot: usize,
-    inbox: Arc<Inbox>,
-    mesh: Arc<Mesh>,
+    pub(crate) id: u64,
+    pub(crate) slot: usize,
+    pub(crate) inbox: Arc<Inbox>,
+    pub(crate) mesh: Arc<Mesh>,
+    /// Ends the loans of an attempt.
+    pub(crate) lent: Cell,
     agent: Arc<Agent>,
     queue: Mutex<Queue>,
     queued: Condvar,
@@ -68,6 +70,7 @@ impl Group {
             slot,
             inbox,
             mesh: Arc::clone(agent.mesh()),
+            lent: Cell::default(),
             agent,
             queue: Mutex::new(Queue::default()),
             queued: Condvar::default(),
@@ -123,7 +126,8 @@ impl Group {
         }
         state.messages.next_id += 1;
         let id = state.messages.next_id;
-        state.messages.sent.insert(id, (to, completion.clone()));
+        let sent = Sent { to, completion: completion.clone(), cell: Box::default() };
+        state.messages.sent.insert(id, sent);
         state.messages.outgoing.push_back(Outgoing::Message { to, tag, id, range });
         drop(state);
         self.core.inbox.changed.notify_all();
@@ -314,6 +318,7 @@ impl Core {
                 Ok(view) => view,
                 Err(error) => return self.end_failed(error),
             };
+            self.lent.end();
             let exchange = Attempt::new(self, view);
             let mut has_data = None;
             match exchange.run(operation, &mut has_data) {
@@ -376,9 +381,8 @@ impl Core {
     }
 
     fn end(&self, writes: Writes) -> Outcome {
-        for (target, bytes) in writes {
-            target.write(&bytes);
-        }
+        self.lent.end();
+        writes.carry_out();
         let mut state = self.inbox.state.lock();
         state.running = None;
         state.counters.operations += 1;
@@ -392,167 +396,17 @@ impl Core {
     }
 
     fn end_failed(&self, error: Error) -> Outcome {
-        self.inbox.state.lock().running = None;
+        self.lent.end();
+        let mut state = self.inbox.state.lock();
+        state.running = None;
+        let (attempt, next) = (state.view.attempt, state.next);
+        state.parts.retain(|key, _| key.0 > attempt || key.1 >= next);
+        drop(state);
         Outcome { error: Some(error), ..Outcome::default() }
     }
-
-    /// Writes messages and their acknowledgements, one after the other.
-    fn write_messages(&self) {
-        loop {
-            let mut state = self.inbox.state.lock();
-            let outgoing = loop {
-                if state.closed.is_some() {
-                    return;
-                }
-                if let Some(outgoing) = state.messages.outgoing.pop_front() {
-                    break outgoing;
-                }
-                self.inbox.changed.wait_for(&mut state, RECHECK);
-            };
-            let (to, kind, sequence, step, range) = match outgoing {
-                Outgoing::Message { to, tag, id, range } => (to, Kind::Message, id, tag, range),
-                Outgoing::Taken { to, id } => (to, Kind::Taken, id, 0, HostRange::EMPTY),
-            };
-            let Some(member) = state.view.member(to).cloned() else { continue };
-            drop(state);
-            let is_over = || {
-                let state = self.inbox.state.lock();
-                state.closed.is_some() || !state.view.is_member(to)
-            };
-            let Some(link) = self.mesh.link(&member, is_over) else { continue };
-            let header = Header {
-                kind,
-                group: self.id,
-                attempt: 0,
-                sequence,
-                step,
-                source: slot_number(self.slot),
-                length: range.length() as u64,
-            };
-            if let Err(error) = link.send(&header, range.bytes()) {
-                // The end of the connection is reported by its reader.
-                tracing::debug!(rank = member.rank, %error, "a message was not sent");
-            }
-        }
-    }
 }
 
-/// One attempt of an operation, in one view.
-struct Attempt<'a> {
-    core: &'a Core,
-    view: View,
-    slots: Vec<usize>,
-    sequence: u64,
-}
-
-impl<'a> Attempt<'a> {
-    fn new(core: &'a Core, view: View) -> Self {
-        let slots = view.members.iter().map(|member| member.slot).collect();
-        let running = core.inbox.state.lock().running;
-        Self { core, view, slots, sequence: running.map_or(0, |running| running.sequence) }
-    }
-
-    /// Carries out the operation, and waits until all members have their data.
-    fn run(&self, operation: &Operation, has_data: &mut Option<Writes>) -> Result<(), Stop> {
-        let others = || self.slots.iter().copied().filter(|slot| *slot != self.core.slot);
-        let failure = match operation.run(self) {
-            Ok(writes) => {
-                self.mark_data()?;
-                *has_data = Some(writes);
-                None
-            }
-            Err(Stop::Failed(error)) => Some(error),
-            Err(Stop::Interrupted) => return Err(Stop::Interrupted),
-        };
-        let text = failure.as_ref().map(ToString::to_string).unwrap_or_default();
-        for slot in others() {
-            self.send(slot, DONE, text.as_bytes())?;
-        }
-        if let Some(error) = failure {
-            return Err(Stop::Failed(error));
-        }
-        for slot in others() {
-            let text = self.receive(slot, DONE)?;
-            if !text.is_empty() {
-                let text = String::from_utf8_lossy(&text).into_owned();
-                let error = Error::invalid("the operation failed at another rank");
-                return Err(Stop::Failed(error.with("rank", slot).with("error", text)));
-            }
-        }
-        // A change of the view that has begun decides whether the operation is finished.
-        let mut state = self.core.inbox.state.lock();
-        if self.is_interrupted(&state) {
-            return Err(Stop::Interrupted);
-        }
-        state.running = None;
-        Ok(())
-    }
-
-    fn mark_data(&self) -> Result<(), Stop> {
-        let mut state = self.core.inbox.state.lock();
-        if self.is_interrupted(&state) {
-            return Err(Stop::Interrupted);
-        }
-        if let Some(running) = &mut state.running {
-            running.has_data = true;
-        }
-        Ok(())
-    }
-
-    fn is_interrupted(&self, state: &State) -> bool {
-        state.closed.is_some() || state.stopped.is_some() || state.view.attempt != self.view.attempt
-    }
-}
-
-impl Exchange for Attempt<'_> {
-    fn slots(&self) -> &[usize] {
-        &self.slots
-    }
-
-    fn own(&self) -> usize {
-        self.core.slot
-    }
-
-    fn send(&self, slot: usize, step: u32, bytes: &[u8]) -> Result<(), Stop> {
-        let member = self.view.member(slot).ok_or(Stop::Interrupted)?;
-        let is_over = || self.is_interrupted(&self.core.inbox.state.lock());
-        let link = self.core.mesh.link(member, is_over).ok_or(Stop::Interrupted)?;
-        let header = Header {
-            kind: Kind::Collective,
-            group: self.core.id,
-            attempt: self.view.attempt,
-            sequence: self.sequence,
-            step,
-            source: slot_number(self.core.slot),
-            length: bytes.len() as u64,
-        };
-        // If the connection has ended, the view will change: its reader has reported it.
-        link.send(&header, bytes).map_err(|_| Stop::Interrupted)?;
-        self.core.inbox.state.lock().counters.bytes_sent += bytes.len() as u64;
-        Ok(())
-    }
-
-    fn receive(&self, slot: usize, step: u32) -> Result<Vec<u8>, Stop> {
-        let key = (self.view.attempt, self.sequence, step, slot_number(slot));
-        let mut state = self.core.inbox.state.lock();
-        loop {
-            if self.is_interrupted(&state) {
-                return Err(Stop::Interrupted);
-            }
-            if let Some(queue) = state.parts.get_mut(&key)
-                && let Some(bytes) = queue.pop_front()
-            {
-                if queue.is_empty() {
-                    state.parts.remove(&key);
-                }
-                return Ok(bytes);
-            }
-            self.core.inbox.changed.wait_for(&mut state, RECHECK);
-        }
-    }
-}
-
-fn slot_number(slot: usize) -> u32 {
+pub(crate) fn slot_number(slot: usize) -> u32 {
     u32::try_from(slot).unwrap_or(u32::MAX)
 }
 

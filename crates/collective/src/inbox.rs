@@ -13,10 +13,31 @@ use crate::{
     memory::{HostRange, Mirror},
     mesh::{Header, Kind},
     message::{Commit, Member},
+    peer_memory::{Cell, Loan},
 };
 
 /// A part of a collective: attempt, sequence, step, source.
 pub(crate) type PartKey = (u32, u64, u32, u32);
+
+/// What a member sent.
+#[derive(Debug)]
+pub(crate) enum Part {
+    Bytes(Vec<u8>),
+    /// Memory of another process of this host.
+    Lent {
+        process: u32,
+        loan: Loan,
+    },
+}
+
+impl Part {
+    pub(crate) fn length(&self) -> u64 {
+        match self {
+            Self::Bytes(bytes) => bytes.len() as u64,
+            Self::Lent { loan, .. } => loan.length,
+        }
+    }
+}
 
 /// The state of a group, and the condition that it has changed.
 #[derive(Debug, Default)]
@@ -45,7 +66,7 @@ pub(crate) struct State {
     pub(crate) unreported: Vec<usize>,
     pub(crate) refusal: Option<String>,
     pub(crate) closed: Option<Error>,
-    pub(crate) parts: FxHashMap<PartKey, VecDeque<Vec<u8>>>,
+    pub(crate) parts: FxHashMap<PartKey, Part>,
     pub(crate) messages: Messages,
     pub(crate) counters: Counters,
 }
@@ -86,10 +107,19 @@ pub struct Counters {
 pub(crate) struct Messages {
     pub(crate) receives: Vec<Receive>,
     pub(crate) arrived: VecDeque<Arrived>,
-    pub(crate) sent: FxHashMap<u64, (usize, Completion)>,
+    pub(crate) sent: FxHashMap<u64, Sent>,
     pub(crate) next_id: u64,
     /// What the group's thread for messages has to write.
     pub(crate) outgoing: VecDeque<Outgoing>,
+}
+
+/// A message that its receiver has not taken yet.
+#[derive(Debug)]
+pub(crate) struct Sent {
+    pub(crate) to: usize,
+    pub(crate) completion: Completion,
+    /// Ends the loan of its memory.
+    pub(crate) cell: Box<Cell>,
 }
 
 #[derive(Debug)]
@@ -102,16 +132,29 @@ pub(crate) struct Receive {
 
 #[derive(Debug)]
 pub(crate) struct Arrived {
-    source: usize,
+    pub(crate) source: usize,
     tag: u32,
-    id: u64,
-    payload: Vec<u8>,
+    pub(crate) id: u64,
+    pub(crate) payload: Part,
 }
 
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug)]
 pub(crate) enum Outgoing {
-    Message { to: usize, tag: u32, id: u64, range: HostRange },
-    Taken { to: usize, id: u64 },
+    Message {
+        to: usize,
+        tag: u32,
+        id: u64,
+        range: HostRange,
+    },
+    Taken {
+        to: usize,
+        id: u64,
+    },
+    /// Read a message from the memory of its sender.
+    Fetch {
+        receive: Receive,
+        arrived: Arrived,
+    },
 }
 
 /// Operations that ended, to be announced after the lock is released.
@@ -132,26 +175,33 @@ impl View {
 }
 
 impl Inbox {
-    /// Takes in a frame.
-    pub(crate) fn deliver(&self, header: &Header, payload: Vec<u8>) {
+    /// Takes in a frame of a link to `process`.
+    pub(crate) fn deliver(&self, header: &Header, payload: Vec<u8>, process: Option<u32>) {
         let source = header.source as usize;
+        let is_loan = matches!(header.kind, Kind::CollectiveLoan | Kind::MessageLoan);
+        let payload = match (is_loan, process, Loan::decode(&payload)) {
+            (false, ..) => Part::Bytes(payload),
+            (true, Some(process), Some(loan)) => Part::Lent { process, loan },
+            _ => return,
+        };
         let mut ended = Ended::new();
         let mut state = self.state.lock();
         match header.kind {
-            Kind::Collective if header.attempt >= state.view.attempt => {
+            Kind::Collective | Kind::CollectiveLoan => {
+                if state.is_over(header.attempt, header.sequence) {
+                    return;
+                }
                 let key = (header.attempt, header.sequence, header.step, header.source);
-                state.parts.entry(key).or_default().push_back(payload);
+                state.parts.insert(key, payload);
             }
-            // A part of an operation that is done again.
-            Kind::Collective => return,
-            Kind::Message => {
+            Kind::Message | Kind::MessageLoan => {
                 let (tag, id) = (header.step, header.sequence);
                 state.messages.arrived.push_back(Arrived { source, tag, id, payload });
                 state.match_messages(&mut ended);
             }
             Kind::Taken => {
-                if let Some((_, completion)) = state.messages.sent.remove(&header.sequence) {
-                    ended.push((completion, Outcome::default()));
+                if let Some(sent) = state.messages.sent.remove(&header.sequence) {
+                    ended.push((sent.completion, Outcome::default()));
                 }
             }
         }
@@ -247,7 +297,15 @@ impl Inbox {
         let failed = || Outcome { error: Some(error.clone()), ..Outcome::default() };
         let messages = std::mem::take(&mut state.messages);
         ended.extend(messages.receives.into_iter().map(|it| (it.completion, failed())));
-        ended.extend(messages.sent.into_values().map(|(_, completion)| (completion, failed())));
+        for sent in messages.sent.into_values() {
+            sent.cell.end();
+            ended.push((sent.completion, failed()));
+        }
+        for outgoing in messages.outgoing {
+            if let Outgoing::Fetch { receive, .. } = outgoing {
+                ended.push((receive.completion, failed()));
+            }
+        }
         state.mirror = None;
         state.parts.clear();
         drop(state);
@@ -257,6 +315,12 @@ impl Inbox {
 }
 
 impl State {
+    /// Returns whether a part belongs to an operation that has ended, or that is done again.
+    fn is_over(&self, attempt: u32, sequence: u64) -> bool {
+        let open = self.running.map_or(self.next, |running| running.sequence);
+        attempt < self.view.attempt || (attempt == self.view.attempt && sequence < open)
+    }
+
     /// Hands messages to the receives that wait for them, first come, first served.
     pub(crate) fn match_messages(&mut self, ended: &mut Ended) {
         let mut index = 0;
@@ -272,14 +336,20 @@ impl State {
             let receive = self.messages.receives.remove(index);
             let Some(arrived) = self.messages.arrived.remove(found) else { continue };
             let mut outcome = Outcome { source: Some(arrived.source), ..Outcome::default() };
-            if arrived.payload.len() == receive.range.length() {
-                receive.range.write(&arrived.payload);
-            } else {
-                outcome.error = Some(
-                    Error::invalid("the message has another length than the tensor")
-                        .with("message_bytes", arrived.payload.len())
-                        .with("tensor_bytes", receive.range.length()),
-                );
+            let length = arrived.payload.length();
+            match &arrived.payload {
+                _ if length != receive.range.length() as u64 => {
+                    outcome.error = Some(
+                        Error::invalid("the message has another length than the tensor")
+                            .with("message_bytes", length)
+                            .with("tensor_bytes", receive.range.length()),
+                    );
+                }
+                Part::Bytes(bytes) => receive.range.write(bytes),
+                Part::Lent { .. } => {
+                    self.messages.outgoing.push_back(Outgoing::Fetch { receive, arrived });
+                    continue;
+                }
             }
             ended.push((receive.completion, outcome));
             let taken = Outgoing::Taken { to: arrived.source, id: arrived.id };
@@ -293,10 +363,17 @@ impl State {
         let slot = self.slot;
         let messages = &mut self.messages;
         messages.arrived.retain(|arrived| view.is_member(arrived.source));
+        let lost = |slot: usize| Outcome { failed_slots: vec![slot], ..Outcome::default() };
         messages.outgoing.retain(|outgoing| match outgoing {
             Outgoing::Message { to, .. } | Outgoing::Taken { to, .. } => view.is_member(*to),
+            Outgoing::Fetch { receive, arrived } => {
+                let is_member = view.is_member(arrived.source);
+                if !is_member {
+                    ended.push((receive.completion.clone(), lost(arrived.source)));
+                }
+                is_member
+            }
         });
-        let lost = |slot: usize| Outcome { failed_slots: vec![slot], ..Outcome::default() };
         let others = view.members.iter().any(|member| member.slot != slot);
         messages.receives.retain(|receive| {
             let is_lost = receive.source.map_or(!others, |source| !view.is_member(source));
@@ -305,12 +382,13 @@ impl State {
             }
             !is_lost
         });
-        messages.sent.retain(|_, (to, completion)| {
-            if !view.is_member(*to) {
-                ended.push((completion.clone(), lost(*to)));
-                return false;
+        messages.sent.retain(|_, sent| {
+            let is_member = view.is_member(sent.to);
+            if !is_member {
+                sent.cell.end();
+                ended.push((sent.completion.clone(), lost(sent.to)));
             }
-            true
+            is_member
         });
     }
 }

@@ -8,10 +8,14 @@
 //!
 //! In reading order: [`membership`] (the rules, without I/O), [`message`], [`coordinator`],
 //! [`context`] (the process), [`mesh`] (connections), [`inbox`] (the state of a group), [`group`],
-//! [`collectives`] (who sends what), [`reduce`], [`memory`], [`completion`], [`auth`].
+//! [`attempt`] (one attempt of an operation), [`collectives`] (who sends what), [`messages`],
+//! [`reduce`], [`memory`], [`peer_memory`] (memory of other ranks), [`buffers`], [`completion`],
+//! [`auth`].
 #![warn(missing_docs)]
 
+mod attempt;
 mod auth;
+mod buffers;
 mod collectives;
 mod completion;
 mod context;
@@ -22,6 +26,8 @@ mod membership;
 mod memory;
 mod mesh;
 mod message;
+mod messages;
+mod peer_memory;
 mod reduce;
 
 pub use collectives::Operation;

@@ -37,6 +37,16 @@ impl HostRange {
         unsafe { slice::from_raw_parts(self.address as *const u8, self.length) }
     }
 
+    /// Lets `write` overwrite the bytes.
+    pub(crate) fn fill<T>(self, write: impl FnOnce(&mut [u8]) -> T) -> T {
+        if self.length == 0 {
+            return write(&mut []);
+        }
+        // SAFETY: the maker of the range keeps it writable until the operation is done, and nothing
+        // else accesses it meanwhile.
+        write(unsafe { slice::from_raw_parts_mut(self.address as *mut u8, self.length) })
+    }
+
     /// Overwrites the start of the range.
     pub(crate) fn write(self, bytes: &[u8]) {
         let length = bytes.len().min(self.length);

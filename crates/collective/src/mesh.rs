@@ -16,11 +16,18 @@ use std::{
 use mooncake_base::{
     Clock, Endpoint, SystemClock, Token,
     sync::{Condvar, Mutex},
+    token::{Nonce, PROOF_BYTES, Proof},
 };
 use mooncake_os::dial::dial;
 use rustc_hash::FxHasher;
 
-use crate::{auth, inbox::Inbox, message::Member};
+use crate::{
+    auth,
+    buffers::Buffers,
+    inbox::Inbox,
+    message::Member,
+    peer_memory::{self, LENT_BYTES_MIN, Secret},
+};
 
 /// Most groups of which frames are held before the group is made here.
 const GROUPS_MAX: usize = 4096;
@@ -39,6 +46,10 @@ pub(crate) enum Kind {
     Message,
     /// The receiver has taken a message.
     Taken,
+    /// As `Collective`: the payload says where the bytes are in the sender's memory.
+    CollectiveLoan,
+    /// As `Message`: the payload says where the bytes are in the sender's memory.
+    MessageLoan,
 }
 
 /// The head of a frame.
@@ -73,6 +84,8 @@ impl Header {
             0 => Kind::Collective,
             1 => Kind::Message,
             2 => Kind::Taken,
+            3 => Kind::CollectiveLoan,
+            4 => Kind::MessageLoan,
             _ => return None,
         };
         Some(Self {
@@ -100,8 +113,18 @@ pub(crate) struct Link {
     rank: u32,
     incarnation: u64,
     stream: TcpStream,
+    access: Access,
     writing: Mutex<()>,
     is_alive: AtomicBool,
+}
+
+/// Who of two ranks can read the other's memory.
+#[derive(Debug, Clone, Copy, Default)]
+struct Access {
+    /// The process at the other end, if it is on this host.
+    process: Option<u32>,
+    /// Whether the peer has proven that it reads this process.
+    is_reader: bool,
 }
 
 impl Link {
@@ -136,6 +159,8 @@ pub(crate) struct Mesh {
     rank: u32,
     incarnation: u64,
     token: Option<Token>,
+    secret: Secret,
+    buffers: Arc<Buffers>,
     state: Mutex<State>,
     changed: Condvar,
     lost: Mutex<Vec<(u32, u64)>>,
@@ -157,6 +182,8 @@ impl Mesh {
             rank,
             incarnation,
             token,
+            secret: Secret::default(),
+            buffers: Arc::default(),
             state: Mutex::new(State::default()),
             changed: Condvar::default(),
             lost: Mutex::new(Vec::new()),
@@ -173,6 +200,22 @@ impl Mesh {
         }
         let inbox = state.inboxes.entry(group).or_insert_with(|| Arc::new(Inbox::default()));
         Some(Arc::clone(inbox))
+    }
+
+    /// Returns the buffers of this process.
+    pub(crate) fn buffers(&self) -> &Arc<Buffers> {
+        &self.buffers
+    }
+
+    /// Returns whether bytes for a member should be lent, not sent.
+    pub(crate) fn may_lend(&self, member: &Member, bytes: usize) -> bool {
+        bytes >= LENT_BYTES_MIN
+            && self
+                .state
+                .lock()
+                .links
+                .get(&member.rank)
+                .is_some_and(|link| link.incarnation == member.incarnation && link.access.is_reader)
     }
 
     /// Returns all inboxes.
@@ -304,7 +347,8 @@ impl Mesh {
         auth::dial(&mut stream, self.token.as_ref())?;
         stream.write_all(&self.rank.to_le_bytes())?;
         stream.write_all(&self.incarnation.to_le_bytes())?;
-        self.add(stream, member.rank, member.incarnation)
+        let access = self.prove_access(&mut stream)?;
+        self.add(stream, member.rank, member.incarnation, access)
     }
 
     fn greet_caller(self: &Arc<Self>, mut stream: TcpStream) -> io::Result<()> {
@@ -314,17 +358,51 @@ impl Mesh {
         let mut incarnation = [0; 8];
         stream.read_exact(&mut incarnation)?;
         let (rank, incarnation) = (u32::from_le_bytes(rank), u64::from_le_bytes(incarnation));
-        let link = self.add(stream, rank, incarnation)?;
+        let access = self.prove_access(&mut stream)?;
+        let link = self.add(stream, rank, incarnation, access)?;
         self.read(&link);
         Ok(())
     }
 
-    fn add(&self, stream: TcpStream, rank: u32, incarnation: u64) -> io::Result<Arc<Link>> {
+    /// Finds out who of the two sides can read the other's memory. Each side shows a keyed hash of
+    /// a secret that it reads there, and nothing if it cannot.
+    fn prove_access(&self, stream: &mut TcpStream) -> io::Result<Access> {
+        let keyed = |secret: &[u8]| -> Proof {
+            let text: String = secret.iter().map(|byte| format!("{byte:02x}")).collect();
+            Token::new(&text).map_or([0; PROOF_BYTES], |key| key.proof(&[b"memory"]))
+        };
+        stream.set_read_timeout(Some(DIAL_LIMIT))?;
+        let is_same_host = stream.peer_addr()?.ip() == stream.local_addr()?.ip();
+        stream.write_all(&std::process::id().to_le_bytes())?;
+        stream.write_all(&self.secret.address().to_le_bytes())?;
+        let (mut process, mut address) = ([0; 4], [0; 8]);
+        stream.read_exact(&mut process)?;
+        stream.read_exact(&mut address)?;
+        let process = u32::from_le_bytes(process);
+        let mut seen = Nonce::default();
+        let is_read = is_same_host
+            && peer_memory::read(process, u64::from_le_bytes(address), &mut seen).is_ok();
+        stream.write_all(&if is_read { keyed(&seen) } else { [0; PROOF_BYTES] })?;
+        let mut shown = [0; PROOF_BYTES];
+        stream.read_exact(&mut shown)?;
+        stream.set_read_timeout(None)?;
+        let is_reader = is_same_host && shown == keyed(self.secret.bytes());
+        Ok(Access { process: is_read.then_some(process), is_reader })
+    }
+
+    fn add(
+        &self,
+        stream: TcpStream,
+        rank: u32,
+        incarnation: u64,
+        access: Access,
+    ) -> io::Result<Arc<Link>> {
         stream.set_nodelay(true)?;
         let link = Arc::new(Link {
             rank,
             incarnation,
             stream,
+            access,
             writing: Mutex::new(()),
             is_alive: AtomicBool::new(true),
         });
@@ -344,7 +422,7 @@ impl Mesh {
         let mut stream = io::BufReader::with_capacity(64 << 10, &link.stream);
         while let Ok((header, payload)) = read_frame(&mut stream) {
             if let Some(inbox) = self.inbox(header.group) {
-                inbox.deliver(&header, payload);
+                inbox.deliver(&header, payload, link.access.process);
             }
         }
         let was_alive = link.is_alive.swap(false, Ordering::SeqCst);

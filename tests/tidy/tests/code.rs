@@ -73,6 +73,7 @@ const UNSAFE: &[(&str, &str)] = &[
     ("crates/store-client/src/client/bytes.rs", "lends the caller's slices to transfers"),
     ("crates/testkit/src/cluster.rs", "lends buffers of the tests"),
     ("crates/collective/src/memory.rs", "reads and writes memory of callers"),
+    ("crates/collective/src/peer_memory.rs", "process_vm_readv, and prctl"),
     ("crates/collective/tests/groups.rs", "lends memory of the test to operations"),
     ("crates/python/src/collective.rs", "lends memory of tensors to operations"),
     ("crates/python/src/buffer.rs", "the buffer protocol"),

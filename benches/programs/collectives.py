@@ -1,0 +1,276 @@
+"""Measures the collectives of `mooncake.pg` beside gloo, in one run.
+
+    python benches/programs/collectives.py [--ranks 2] [--sizes 4 65536] [--operations all_reduce]
+
+Each rank is a process with two groups, one of gloo and one of mooncake. The groups alternate round
+by round, so that other load on the machine affects both. A round is several calls; its time is that
+of rank 0, divided by the number of calls. Printed are medians over the rounds, and the ratio of the
+medians. The column "copies" is the time in which all ranks together copy the bytes that such an
+operation moves (once in, once out) between shared memory and their own, without any agreement.
+
+`--experts` adds a round of dispatch and combine of `mooncake.ep` beside the same exchange by gloo's
+`all_to_all_single`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+import socket
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from multiprocessing import shared_memory
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+KIB, MIB = 1 << 10, 1 << 20
+SIZES = (4, KIB, 64 * KIB, MIB, 16 * MIB, 64 * MIB)
+OPERATIONS = (
+    "all_reduce",
+    "all_gather",
+    "reduce_scatter",
+    "broadcast",
+    "all_to_all",
+    "send_recv",
+    "barrier",
+)
+ROUNDS = 7
+ROUND_SECONDS = 0.1
+LIMIT_SECONDS = 1200.0
+TOKENS, HIDDEN, EXPERTS, TOP = 128, 7168, 288, 8
+
+Call = Callable[[], Any]
+
+
+def call_of(operation: str, size: int, group: Any) -> Call:
+    """Returns a call of the operation; `size` is the larger of a rank's input and output."""
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    count = max(size // 4, 1)
+    part = max(count // ranks, 1)
+    whole, own = torch.ones(part * ranks), torch.ones(part)
+    tensor = torch.ones(count)
+    other = torch.ones(part * ranks)
+
+    def send_recv() -> None:
+        if rank > 1:
+            return
+        if rank == 0:
+            dist.send(tensor, 1, group=group)
+            dist.recv(tensor, 1, group=group)
+        else:
+            dist.recv(tensor, 0, group=group)
+            dist.send(tensor, 0, group=group)
+
+    calls: dict[str, Call] = {
+        "all_reduce": lambda: dist.all_reduce(tensor, dist.ReduceOp.MAX, group=group),
+        "all_gather": lambda: dist.all_gather_into_tensor(whole, own, group=group),
+        "reduce_scatter": lambda: dist.reduce_scatter_tensor(own, whole, group=group),
+        "broadcast": lambda: dist.broadcast(tensor, 0, group=group),
+        "all_to_all": lambda: dist.all_to_all_single(other, whole, group=group),
+        "send_recv": send_recv,
+        "barrier": lambda: dist.barrier(group=group),
+    }
+    return calls[operation]
+
+
+def moved_bytes(operation: str, size: int, ranks: int) -> int:
+    """Returns how many bytes a rank sends to others."""
+    if operation == "all_reduce":
+        return 2 * size * (ranks - 1) // ranks
+    if operation == "broadcast":
+        return size * (ranks - 1) // ranks
+    if operation in ("barrier", "send_recv"):
+        return size
+    return size * (ranks - 1) // ranks
+
+
+def timed(call: Call, count: int, group: Any) -> float:
+    """Returns the seconds of one call, of `count` in a row."""
+    dist.barrier(group=group)
+    begin = time.perf_counter()
+    for _ in range(count):
+        call()
+    return (time.perf_counter() - begin) / count
+
+
+def calls_per_round(call: Call, group: Any) -> int:
+    """Returns how many calls fill a round; rank 0 decides."""
+    call()
+    once = timed(call, 3, group)
+    count = torch.tensor([max(1, min(2000, round(ROUND_SECONDS / once)))])
+    dist.broadcast(count, 0, group=group)
+    return int(count)
+
+
+def copies(size: int, group: Any) -> float:
+    """Returns the seconds in which each rank copies `size` bytes in and out of shared memory."""
+    memory = shared_memory.SharedMemory(create=True, size=MIB)
+    shared = torch.frombuffer(memory.buf, dtype=torch.uint8)
+    own = torch.ones(min(size, 64 * MIB), dtype=torch.uint8)
+
+    def copy(shared: torch.Tensor) -> None:
+        for at in range(0, size, MIB):
+            chunk = own[at : at + MIB]
+            shared[: len(chunk)].copy_(chunk)
+            chunk.copy_(shared[: len(chunk)])
+
+    seconds = statistics.median(
+        timed(functools.partial(copy, shared), 3, group) for _ in range(ROUNDS)
+    )
+    del shared
+    memory.close()
+    memory.unlink()
+    return seconds
+
+
+def measure(name: str, calls: dict[str, Call], groups: dict[str, Any]) -> dict[str, Any]:
+    """Alternates the calls and returns the medians."""
+    counts = {side: calls_per_round(call, groups[side]) for side, call in calls.items()}
+    seconds: dict[str, list[float]] = {side: [] for side in calls}
+    for _ in range(ROUNDS):
+        for side, call in calls.items():
+            seconds[side].append(timed(call, counts[side], groups[side]))
+    medians = {side: statistics.median(values) for side, values in seconds.items()}
+    return {"operation": name, **medians}
+
+
+def gloo_experts(group: Any) -> Call:
+    """Returns dispatch and combine of bf16 rows by `all_to_all_single`."""
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    x, chosen, weights = routing(rank)
+    local = EXPERTS // ranks
+
+    def exchange() -> torch.Tensor:
+        tokens = torch.arange(TOKENS).repeat_interleave(TOP)
+        flat = chosen.flatten()
+        order = flat.argsort(stable=True)
+        owners = flat[order] // local
+        sent = torch.bincount(owners, minlength=ranks)
+        got = torch.zeros_like(sent)
+        dist.all_to_all_single(got, sent, group=group)
+        rows = x[tokens[order]].view(torch.int32)
+        incoming = torch.empty(int(got.sum()), HIDDEN // 2, dtype=torch.int32)
+        ids = torch.empty(int(got.sum()), dtype=torch.int64)
+        splits = (got.tolist(), sent.tolist())
+        # Gloo has no bf16 exchange: the bits travel as integers.
+        dist.all_to_all_single(incoming, rows, *splits, group=group)
+        dist.all_to_all_single(ids, flat[order], *splits, group=group)
+        # Rows are grouped by expert for its computation, and sent back in the order of arrival.
+        place = ids.argsort(stable=True)
+        grouped = incoming[place]
+        incoming[place] = grouped
+        returned = torch.empty_like(rows)
+        dist.all_to_all_single(returned, incoming, splits[1], splits[0], group=group)
+        result = torch.zeros(TOKENS, HIDDEN)
+        values = returned.view(torch.bfloat16).float()
+        result.index_add_(0, tokens[order], values * weights.flatten()[order].unsqueeze(1))
+        return result.to(torch.bfloat16)
+
+    return exchange
+
+
+def routing(rank: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Returns tokens, experts and weights of a rank."""
+    draw = torch.Generator().manual_seed(rank)
+    x = torch.randn(TOKENS, HIDDEN, generator=draw).to(torch.bfloat16)
+    chosen = torch.rand(TOKENS, EXPERTS, generator=draw).argsort(dim=1)[:, :TOP].contiguous()
+    return x, chosen, torch.rand(TOKENS, TOP, generator=draw)
+
+
+def our_experts(group: Any) -> Call:
+    """Returns dispatch and combine of bf16 rows by `mooncake.ep`."""
+    from mooncake.ep import Buffer
+
+    buffer = Buffer(group)
+    x, chosen, weights = routing(dist.get_rank())
+    mask = torch.ones(dist.get_world_size(), dtype=torch.int32)
+
+    def exchange() -> torch.Tensor:
+        rows, _, handle, _, _ = buffer.dispatch(x, chosen, mask, TOKENS, EXPERTS, -1, use_fp8=False)
+        combined, _, _ = buffer.combine(rows, chosen, weights, mask, -1, handle)
+        return combined
+
+    return exchange
+
+
+def run_rank(rank: int, ranks: int, port: int, arguments: argparse.Namespace) -> None:
+    """Runs the measurements as one of the ranks; rank 0 prints them."""
+    import mooncake.pg  # noqa: F401 - registers the backend
+
+    torch.set_num_threads(1)
+    address = f"tcp://127.0.0.1:{port}"
+    dist.init_process_group("gloo", init_method=address, rank=rank, world_size=ranks)
+    groups = {"gloo": dist.group.WORLD, "mooncake": dist.new_group(backend="mooncake-cpu")}
+    for operation in arguments.operations:
+        sizes = [4] if operation == "barrier" else arguments.sizes
+        for size in sizes:
+            calls = {side: call_of(operation, size, group) for side, group in groups.items()}
+            row = measure(operation, calls, groups)
+            row["bytes"] = size
+            row["copies"] = copies(moved_bytes(operation, size, ranks), groups["gloo"])
+            if rank == 0:
+                print(json.dumps(row), flush=True)
+    if arguments.experts:
+        calls = {
+            "gloo": gloo_experts(groups["gloo"]),
+            "mooncake": our_experts(groups["mooncake"]),
+        }
+        assert torch.allclose(calls["gloo"]().float(), calls["mooncake"]().float(), 0.05, 0.05)
+        row = measure("experts", calls, groups)
+        if rank == 0:
+            print(json.dumps(row), flush=True)
+    dist.destroy_process_group()
+
+
+def table_line(row: dict[str, Any]) -> str:
+    """Returns one measurement as a line."""
+    ours, theirs = row["mooncake"] * 1e6, row["gloo"] * 1e6
+    copied = f"{row['copies'] * 1e6:10.0f}" if "copies" in row else " " * 10
+    return (
+        f"{row['operation']:15} {row.get('bytes', 0):>9} {theirs:10.0f} {ours:10.0f} "
+        f"{theirs / ours:6.2f} {copied}"
+    )
+
+
+def main() -> None:
+    """Starts the ranks and prints a table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--ranks", type=int, default=2, help="number of processes")
+    parser.add_argument("--sizes", type=int, nargs="+", default=SIZES, help="bytes")
+    parser.add_argument("--operations", nargs="+", default=OPERATIONS, choices=OPERATIONS)
+    parser.add_argument("--experts", action="store_true", help="measure mooncake.ep too")
+    parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--port", type=int, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.rank is not None:
+        run_rank(arguments.rank, arguments.ranks, arguments.port, arguments)
+        return
+    port = free_port()
+    command = [sys.executable, *sys.argv, "--port", str(port), "--rank"]
+    processes = [
+        subprocess.Popen([*command, str(rank)], stdout=subprocess.PIPE, text=True)
+        for rank in range(arguments.ranks)
+    ]
+    print(f"{'operation':15} {'bytes':>9} {'gloo us':>10} {'ours us':>10}  ratio  copies us")
+    output = processes[0].stdout
+    for line in output or ():
+        print(table_line(json.loads(line)), flush=True)
+    codes = [process.wait(LIMIT_SECONDS) for process in processes]
+    if any(codes):
+        sys.exit("a rank has failed")
+
+
+def free_port() -> int:
+    """Returns a port that is free at present, for the store of rank 0."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,223 @@
+//! One attempt of an operation in one view: its messages, and the wait for all members.
+
+use mooncake_base::Error;
+
+use crate::{
+    buffers::Buffer,
+    collectives::{DONE, Exchange, Operation, Stop, Take, Writes, wrong_length},
+    group::{Core, RECHECK, slot_number},
+    inbox::{Part, State, View},
+    mesh::{Header, Kind},
+    peer_memory::Loan,
+};
+
+/// Bytes of lent memory that are read at once for a reduction; they fit a cache.
+const CHUNK_BYTES: usize = 128 << 10;
+
+/// One attempt of an operation.
+pub(crate) struct Attempt<'a> {
+    core: &'a Core,
+    pub(crate) view: View,
+    slots: Vec<usize>,
+    sequence: u64,
+}
+
+impl<'a> Attempt<'a> {
+    pub(crate) fn new(core: &'a Core, view: View) -> Self {
+        let slots = view.members.iter().map(|member| member.slot).collect();
+        let running = core.inbox.state.lock().running;
+        Self { core, view, slots, sequence: running.map_or(0, |running| running.sequence) }
+    }
+
+    /// Carries out the operation, and waits until all members have their data.
+    pub(crate) fn run(
+        &self,
+        operation: &Operation,
+        has_data: &mut Option<Writes>,
+    ) -> Result<(), Stop> {
+        let others = || self.slots.iter().copied().filter(|slot| *slot != self.core.slot);
+        let failure = match operation.run(self) {
+            Ok(writes) => {
+                // Peers may read from these buffers until the attempt has ended.
+                *has_data = Some(writes);
+                self.mark_data()?;
+                None
+            }
+            Err(Stop::Failed(error)) => Some(error),
+            Err(Stop::Interrupted) => return Err(Stop::Interrupted),
+        };
+        let text = failure.as_ref().map(ToString::to_string).unwrap_or_default();
+        for slot in others() {
+            self.send_bytes(slot, DONE, text.as_bytes())?;
+        }
+        if let Some(error) = failure {
+            return Err(Stop::Failed(error));
+        }
+        for slot in others() {
+            self.await_done(slot)?;
+        }
+        // A change of the view that has begun decides whether the operation is finished.
+        let mut state = self.core.inbox.state.lock();
+        if self.is_interrupted(&state) {
+            return Err(Stop::Interrupted);
+        }
+        state.running = None;
+        Ok(())
+    }
+
+    fn await_done(&self, slot: usize) -> Result<(), Stop> {
+        let text = match self.part(slot, DONE)? {
+            Part::Bytes(text) if text.is_empty() => return Ok(()),
+            Part::Bytes(text) => String::from_utf8_lossy(&text).into_owned(),
+            Part::Lent { .. } => String::new(),
+        };
+        let error = Error::invalid("the operation failed at another rank");
+        Err(Stop::Failed(error.with("rank", slot).with("error", text)))
+    }
+
+    fn mark_data(&self) -> Result<(), Stop> {
+        let mut state = self.core.inbox.state.lock();
+        if self.is_interrupted(&state) {
+            return Err(Stop::Interrupted);
+        }
+        if let Some(running) = &mut state.running {
+            running.has_data = true;
+        }
+        Ok(())
+    }
+
+    fn is_interrupted(&self, state: &State) -> bool {
+        state.closed.is_some() || state.stopped.is_some() || state.view.attempt != self.view.attempt
+    }
+
+    fn send_bytes(&self, slot: usize, step: u32, bytes: &[u8]) -> Result<(), Stop> {
+        self.send_as(Kind::Collective, slot, step, bytes)
+    }
+
+    fn send_as(&self, kind: Kind, slot: usize, step: u32, bytes: &[u8]) -> Result<(), Stop> {
+        let member = self.view.member(slot).ok_or(Stop::Interrupted)?;
+        let is_over = || self.is_interrupted(&self.core.inbox.state.lock());
+        let link = self.core.mesh.link(member, is_over).ok_or(Stop::Interrupted)?;
+        let header = Header {
+            kind,
+            group: self.core.id,
+            attempt: self.view.attempt,
+            sequence: self.sequence,
+            step,
+            source: slot_number(self.core.slot),
+            length: bytes.len() as u64,
+        };
+        // If the connection has ended, the view will change: its reader has reported it.
+        link.send(&header, bytes).map_err(|_| Stop::Interrupted)
+    }
+
+    /// Waits for what a member sent.
+    fn part(&self, slot: usize, step: u32) -> Result<Part, Stop> {
+        let key = (self.view.attempt, self.sequence, step, slot_number(slot));
+        let mut state = self.core.inbox.state.lock();
+        loop {
+            if self.is_interrupted(&state) {
+                return Err(Stop::Interrupted);
+            }
+            if let Some(part) = state.parts.remove(&key) {
+                return Ok(part);
+            }
+            self.core.inbox.changed.wait_for(&mut state, RECHECK);
+        }
+    }
+
+    /// Waits for what a member sent, which has `length` bytes.
+    fn part_of(&self, slot: usize, step: u32, length: usize) -> Result<Part, Stop> {
+        let part = self.part(slot, step)?;
+        let found = part.length();
+        if found == length as u64 { Ok(part) } else { Err(wrong_length(found, length)) }
+    }
+
+    /// Checks that the memory was lent until now.
+    fn check_loan(&self, slot: usize, process: u32, loan: &Loan) -> Result<(), Stop> {
+        match loan.is_current(process) {
+            Ok(true) => Ok(()),
+            // Its process has ended, or has left the operation: the view changes, or it says why.
+            Ok(false) | Err(_) => Err(self.explain_end(slot)),
+        }
+    }
+
+    /// Explains why lent memory cannot be read.
+    fn explain(&self, slot: usize, process: u32, loan: &Loan, error: &std::io::Error) -> Stop {
+        if loan.is_current(process).unwrap_or(false) {
+            let text = error.to_string();
+            let error = Error::invalid("the memory of another rank cannot be read");
+            return Stop::Failed(error.with("rank", slot).with("reason", text));
+        }
+        self.explain_end(slot)
+    }
+
+    fn explain_end(&self, slot: usize) -> Stop {
+        match self.await_done(slot) {
+            Err(stop) => stop,
+            Ok(()) => Stop::Failed(
+                Error::invalid("another rank has taken its memory back").with("rank", slot),
+            ),
+        }
+    }
+}
+
+impl Exchange for Attempt<'_> {
+    fn slots(&self) -> &[usize] {
+        &self.slots
+    }
+
+    fn own(&self) -> usize {
+        self.core.slot
+    }
+
+    fn buffer(&self, length: usize) -> Buffer {
+        self.core.mesh.buffers().take(length)
+    }
+
+    fn send(&self, slot: usize, step: u32, bytes: &[u8]) -> Result<(), Stop> {
+        let member = self.view.member(slot).ok_or(Stop::Interrupted)?;
+        if self.core.mesh.may_lend(member, bytes.len()) {
+            let loan = self.core.lent.lend(bytes);
+            self.send_as(Kind::CollectiveLoan, slot, step, &loan.encode())?;
+        } else {
+            self.send_bytes(slot, step, bytes)?;
+        }
+        self.core.inbox.state.lock().counters.bytes_sent += bytes.len() as u64;
+        Ok(())
+    }
+
+    fn receive_into(&self, slot: usize, step: u32, target: &mut [u8]) -> Result<(), Stop> {
+        match self.part_of(slot, step, target.len())? {
+            Part::Bytes(bytes) => target.copy_from_slice(&bytes),
+            Part::Lent { process, loan } => {
+                loan.read(process, 0, target)
+                    .map_err(|error| self.explain(slot, process, &loan, &error))?;
+                self.check_loan(slot, process, &loan)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn receive_with(
+        &self,
+        slot: usize,
+        step: u32,
+        length: usize,
+        take: Take<'_>,
+    ) -> Result<(), Stop> {
+        match self.part_of(slot, step, length)? {
+            Part::Bytes(bytes) => take(0, &bytes),
+            Part::Lent { process, loan } => {
+                let mut chunk = self.buffer(CHUNK_BYTES);
+                for at in (0..length).step_by(CHUNK_BYTES) {
+                    let bytes = &mut chunk[..CHUNK_BYTES.min(length - at)];
+                    loan.read(process, at, bytes)
+                        .map_err(|error| self.explain(slot, process, &loan, &error))?;
+                    take(at, bytes)?;
+                }
+                self.check_loan(slot, process, &loan)
+            }
+        }
+    }
+}

@@ -1,0 +1,184 @@
+//! Reading memory of another process of this host, which lends it for the time of an operation.
+//!
+//! The lender names the memory and a *cell*: a number in its memory that changes when the loan ends.
+//! The reader looks at the cell after the bytes. If it is unchanged, the bytes were lent all the
+//! time, and the process is still the one that lent them.
+#![allow(unsafe_code, reason = "process_vm_readv, which no crate of ours offers")]
+
+use std::{
+    io,
+    sync::{
+        Once,
+        atomic::{AtomicU64, Ordering, fence},
+    },
+};
+
+use mooncake_base::token::{Nonce, nonce};
+
+/// From this size on, memory is lent, not sent.
+pub(crate) const LENT_BYTES_MIN: usize = 32 << 10;
+const PTRACE_SCOPE: &str = "/proc/sys/kernel/yama/ptrace_scope";
+
+/// A number in memory that changes when a loan ends.
+#[derive(Debug)]
+pub(crate) struct Cell(AtomicU64);
+
+impl Default for Cell {
+    fn default() -> Self {
+        // No other process has the same number at the same place by accident.
+        let [a, b, c, d, e, f, g, h, ..] = nonce();
+        Self(AtomicU64::new(u64::from_le_bytes([a, b, c, d, e, f, g, h])))
+    }
+}
+
+impl Cell {
+    /// Lends bytes until the next call of `end`. The cell must stay where it is.
+    pub(crate) fn lend(&self, bytes: &[u8]) -> Loan {
+        Loan {
+            address: bytes.as_ptr() as u64,
+            length: bytes.len() as u64,
+            cell: (&raw const self.0) as u64,
+            value: self.0.load(Ordering::SeqCst),
+        }
+    }
+
+    /// Ends the loans, before their memory changes.
+    pub(crate) fn end(&self) {
+        self.0.fetch_add(1, Ordering::SeqCst);
+        fence(Ordering::SeqCst);
+    }
+}
+
+/// Memory that another process lends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Loan {
+    pub(crate) address: u64,
+    pub(crate) length: u64,
+    pub(crate) cell: u64,
+    pub(crate) value: u64,
+}
+
+impl Loan {
+    pub(crate) const BYTES: usize = 32;
+
+    pub(crate) fn encode(&self) -> [u8; Self::BYTES] {
+        let mut bytes = [0; Self::BYTES];
+        let words = [self.address, self.length, self.cell, self.value];
+        for (place, word) in bytes.as_chunks_mut::<8>().0.iter_mut().zip(words) {
+            *place = word.to_le_bytes();
+        }
+        bytes
+    }
+
+    pub(crate) fn decode(bytes: &[u8]) -> Option<Self> {
+        if bytes.len() != Self::BYTES {
+            return None;
+        }
+        let (words, _) = bytes.as_chunks::<8>();
+        let word = |index: usize| u64::from_le_bytes(words[index]);
+        Some(Self { address: word(0), length: word(1), cell: word(2), value: word(3) })
+    }
+
+    /// Reads part of the memory, from `offset` on.
+    pub(crate) fn read(&self, process: u32, offset: usize, target: &mut [u8]) -> io::Result<()> {
+        let address = self.address.checked_add(offset as u64);
+        read(process, address.ok_or(io::ErrorKind::InvalidInput)?, target)
+    }
+
+    /// Returns whether the memory is still lent.
+    ///
+    /// # Errors
+    /// The process cannot be read any more.
+    pub(crate) fn is_current(&self, process: u32) -> io::Result<bool> {
+        fence(Ordering::SeqCst);
+        let mut value = [0; 8];
+        read(process, self.cell, &mut value)?;
+        Ok(u64::from_ne_bytes(value) == self.value)
+    }
+}
+
+/// Reads memory of a process.
+pub(crate) fn read(process: u32, address: u64, target: &mut [u8]) -> io::Result<()> {
+    let mut done = 0;
+    while done < target.len() {
+        let rest = &mut target[done..];
+        let own = libc::iovec { iov_base: rest.as_mut_ptr().cast(), iov_len: rest.len() };
+        let address = usize::try_from(address).ok().and_then(|it| it.checked_add(done));
+        let address = address.ok_or(io::ErrorKind::InvalidInput)?;
+        let remote = libc::iovec { iov_base: address as *mut _, iov_len: rest.len() };
+        let process = i32::try_from(process).map_err(io::Error::other)?;
+        // SAFETY: `own` is a slice that this function borrows; the kernel checks the address in
+        // the other process.
+        let read =
+            unsafe { libc::process_vm_readv(process, &raw const own, 1, &raw const remote, 1, 0) };
+        match usize::try_from(read) {
+            Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+            Ok(read) => done += read,
+            Err(_) => return Err(io::Error::last_os_error()),
+        }
+    }
+    Ok(())
+}
+
+/// A random number in memory: a peer that can tell it can read this process.
+#[derive(Debug)]
+pub(crate) struct Secret(Box<Nonce>);
+
+impl Default for Secret {
+    fn default() -> Self {
+        allow_reading();
+        Self(Box::new(nonce()))
+    }
+}
+
+impl Secret {
+    pub(crate) fn address(&self) -> u64 {
+        self.0.as_ptr() as u64
+    }
+
+    pub(crate) fn bytes(&self) -> &Nonce {
+        &self.0
+    }
+}
+
+/// Lets processes of this user read this one where the kernel allows it only to parents.
+fn allow_reading() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        let is_restricted =
+            std::fs::read_to_string(PTRACE_SCOPE).is_ok_and(|scope| scope.trim() == "1");
+        if is_restricted {
+            // SAFETY: the call changes a property of this process and takes no pointer.
+            let failed = unsafe { libc::prctl(libc::PR_SET_PTRACER, libc::PR_SET_PTRACER_ANY) };
+            tracing::debug!(failed, "peers of this host were allowed to read this process");
+        }
+    });
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test panics where a step fails")]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn loan_is_current_until_it_ends() {
+        let bytes: Vec<u8> = (0..100).collect();
+        let cell = Cell::default();
+        let loan = cell.lend(&bytes);
+        assert_eq!(Loan::decode(&loan.encode()), Some(loan));
+        assert_eq!(Loan::decode(&loan.encode()[1..]), None);
+        let mut part = [0; 10];
+        loan.read(std::process::id(), 20, &mut part).unwrap();
+        assert_eq!(part, bytes[20..30]);
+        assert!(loan.is_current(std::process::id()).unwrap());
+        cell.end();
+        assert!(!loan.is_current(std::process::id()).unwrap());
+    }
+
+    #[test]
+    fn memory_that_does_not_exist_is_an_error() {
+        assert!(read(std::process::id(), 8, &mut [0; 8]).is_err());
+        assert!(read(std::process::id(), u64::MAX - 3, &mut [0; 8]).is_err());
+        assert!(read(u32::MAX, 8, &mut [0; 8]).is_err());
+    }
+}
