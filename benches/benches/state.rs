@@ -44,7 +44,15 @@ fn put(state: &mut State, index: u64, length: u64) {
     let options = PutOptions::default();
     let named = key(index);
     let key = (&named).into();
-    let put = Put { key, length, group: b"", options: &options, is_replacing: false, request: 0 };
+    let put = Put {
+        key,
+        length,
+        group: b"",
+        options: &options,
+        is_replacing: false,
+        if_version: None,
+        request: 0,
+    };
     let started = state.puts().put_start(NOW, CLIENT, &tenant, put).unwrap();
     let put = PutRef {
         key: named.as_bytes(),

@@ -84,6 +84,7 @@ fn put(state: &mut State, index: u64) -> Result<()> {
         group: b"",
         options: &options,
         is_replacing: false,
+        if_version: None,
         request: 0,
     };
     let started = state.puts().put_start(NOW, CLIENT, &tenant, put)?;

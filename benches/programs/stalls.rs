@@ -204,7 +204,12 @@ impl Client {
     fn put_and_remove(&self, key: Bytes) -> Result<()> {
         self.put(vec![key.clone()])?;
         let (caller, keys) = (self.caller(), vec![key]);
-        self.call(Call::Remove(v1::RemoveRequest { caller, keys, force: true }))?;
+        self.call(Call::Remove(v1::RemoveRequest {
+            caller,
+            keys,
+            force: true,
+            if_versions: vec![],
+        }))?;
         Ok(())
     }
 

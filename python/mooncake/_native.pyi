@@ -4,7 +4,7 @@ A failed item is an exception instance at its place in the result; a failed call
 ``str`` or ``bytes``; text is encoded as UTF-8.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic, Literal, TypeAlias, TypeVar, final, overload, type_check_only
 
 from typing_extensions import Buffer as _Readable
@@ -350,7 +350,15 @@ class Pending:
     def sizes(self, keys: _Keys, *, lease: bool = True) -> Begun[_List[int | MooncakeError]]:
         """Begin what `Store.sizes` does."""
 
-    def remove(self, keys: _Keys, *, force: bool = False) -> Begun[_List[bool | MooncakeError]]:
+    def describe(self, keys: _Keys) -> Begun[_List[dict[str, Any] | MooncakeError]]:
+        """Begin what `Store.describe` does."""
+
+    def set_expiry(self, keys: _Keys, ttl_ms: int | None) -> Begun[_List[bool | MooncakeError]]:
+        """Begin what `Store.set_expiry` does."""
+
+    def remove(
+        self, keys: _Keys, *, force: bool = False, if_version: int | None = None
+    ) -> Begun[_List[bool | MooncakeError]]:
         """Begin what `Store.remove` does."""
 
     def remove_matching(
@@ -410,6 +418,9 @@ class PutOptions:
         prefers_own_segments: bool = False,
         data_type: int = 0,
         groups: Sequence[str] | None = None,
+        ttl_ms: int | None = None,
+        tags: Mapping[str, str] = ...,
+        if_versions: Sequence[int] | None = None,
     ) -> PutOptions:
         """Validate the options.
 
@@ -424,6 +435,10 @@ class PutOptions:
             prefers_own_segments: True to use the segments of this process first.
             data_type: Kind of data, as a number that only callers interpret.
             groups: Group of each item of the batch, kept or evicted as a whole; "" for none.
+            ttl_ms: Time after which the objects are removed; None: never.
+            tags: Text stored beside each object: at most 32 names and values, 1 KiB in all.
+            if_versions: Version that each item of the batch replaces; 0 for any. Existing objects
+                of other versions are kept.
 
         Raises:
             InvalidArgumentError: An option is out of range.
@@ -460,6 +475,18 @@ class PutOptions:
     @property
     def groups(self) -> list[str] | None:
         """Group of each item."""
+
+    @property
+    def ttl_ms(self) -> int | None:
+        """Time after which the objects are removed."""
+
+    @property
+    def tags(self) -> dict[str, str]:
+        """Text stored beside each object."""
+
+    @property
+    def if_versions(self) -> Sequence[int] | None:
+        """Version that each item of the batch replaces."""
 
     def __eq__(self, other: object, /) -> bool: ...
     def __ne__(self, other: object, /) -> bool: ...
@@ -690,8 +717,16 @@ class Store:
     def sizes(self, keys: _Keys, *, lease: bool = True) -> list[int | MooncakeError]:
         """Return the lengths of objects; lease them unless `lease` is false."""
 
-    def remove(self, keys: _Keys, *, force: bool = False) -> list[bool | MooncakeError]:
-        """Remove objects; with `force` also leased ones."""
+    def describe(self, keys: _Keys) -> list[dict[str, Any] | MooncakeError]:
+        """Return what the master knows of objects: version, size, expiry, tags and pins."""
+
+    def set_expiry(self, keys: _Keys, ttl_ms: int | None) -> list[bool | MooncakeError]:
+        """Let objects expire after a time from now; None: never."""
+
+    def remove(
+        self, keys: _Keys, *, force: bool = False, if_version: int | None = None
+    ) -> list[bool | MooncakeError]:
+        """Remove objects, or those that have a version; with `force` also leased ones."""
 
     def remove_matching(
         self, *, regex: str | None = None, prefix: bytes | None = None, force: bool = False

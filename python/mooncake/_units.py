@@ -5,9 +5,17 @@ from __future__ import annotations
 import math
 import re
 
-__all__ = ["format_bytes", "format_count", "format_duration", "format_rate", "parse_size"]
+__all__ = [
+    "format_bytes",
+    "format_count",
+    "format_duration",
+    "format_rate",
+    "parse_duration",
+    "parse_size",
+]
 
 _SHIFTS = {"": 0, "b": 0, "k": 10, "m": 20, "g": 30, "t": 40}
+_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _SIZE = re.compile(r"(\d+(?:\.\d*)?|\.\d+)\s*(?:([kmgt])(?:i?b)?|b)?", re.IGNORECASE)
 
 
@@ -32,6 +40,21 @@ def parse_size(size: int | str) -> int:
     if not 0 <= size < math.inf:
         raise ValueError(f"not a size: {size}; it is negative, or no number")
     return int(size)
+
+
+def parse_duration(text: str) -> float:
+    """Return seconds: a positive number with ms, s, m, h or d behind it; alone it is seconds.
+
+    Raises:
+        ValueError: The text is no such number.
+    """
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)?", text.strip())
+    seconds = float(found[1]) * _SECONDS[found[2] or "s"] if found else 0.0
+    if not seconds:
+        raise ValueError(
+            f"a duration is a positive number with a unit, as 500ms, 30s or 2h: {text!r}"
+        )
+    return seconds
 
 
 def format_bytes(size: float) -> str:

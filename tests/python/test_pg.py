@@ -22,12 +22,17 @@ LIMIT_S = 100
 GUIDE = Path(__file__).parents[2] / "docs/guide/process-groups.md"
 START, LOSE, REPLACE, TAKE_IN = re.findall(r"```python\n(.*?)```", GUIDE.read_text(), re.DOTALL)
 # What stands around the guide's snippets when rank 2 of 4 dies and another process takes its place.
-DIES = "import os\ndist.all_reduce(gradient)\nos._exit(9)\n"
-GOES_ON = f"""
-dist.all_reduce(gradient)
-while 2 in active.nonzero():
+DIES = """
+import os
+for _ in range(10):
     dist.all_reduce(gradient)
-while 2 not in active.nonzero():
+os._exit(9)
+"""
+GOES_ON = f"""
+for _ in range(20):
+    dist.all_reduce(gradient)
+assert active.tolist() == [1, 1, 0, 1]
+while not active[2]:
 {textwrap.indent(TAKE_IN, "    ")}
 """
 ADD_UP = """

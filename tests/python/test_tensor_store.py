@@ -398,7 +398,9 @@ def test_groups_are_one_for_each_tensor(store, key):
 
 def test_info_describes_bytes_and_tensors(store, key):
     store.put(key, b"twelve bytes")
-    assert store.info(key) == Info(key, 12, None)
+    info = store.info(key)
+    assert info == Info(key, 12, None, version=info.version)
+    assert info.version is not None
     store.put_tensor(f"{key}.whole", numbers(4, 3))
     whole = store.info(f"{key}.whole")
     assert (whole.size, whole.tensor.dtype, whole.tensor.shape) == (352, "float32", (4, 3))

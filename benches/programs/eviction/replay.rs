@@ -146,6 +146,7 @@ impl Pool {
             group: b"",
             options: &self.options,
             is_replacing: false,
+            if_version: None,
             request: 0,
         };
         let started = match self.state.puts().put_start(self.now, CLIENT, &self.tenant, put) {

@@ -183,6 +183,7 @@ fn start(state: &mut State, keys: &[ObjectKey]) -> Vec<Started> {
             group: b"",
             options: &options,
             is_replacing: false,
+            if_version: None,
             request: 0,
         };
         state.puts().put_start(NOW, CLIENT, &tenant, put).unwrap()

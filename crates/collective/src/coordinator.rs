@@ -25,6 +25,10 @@ const TICK: Duration = Duration::from_millis(250);
 /// Longest time that a message to an agent may wait for its socket.
 const SEND_LIMIT: Duration = Duration::from_secs(5);
 
+/// How long the end of the coordinator waits for changes in progress. Members stop for a change, and
+/// would fail if it never ended.
+const SETTLE_LIMIT: Duration = Duration::from_secs(10);
+
 /// A coordinator that runs until it is dropped.
 #[derive(Debug)]
 pub(crate) struct Coordinator {
@@ -37,6 +41,8 @@ struct Shared {
     state: Mutex<State>,
     stopping: AtomicBool,
     stop: Condvar,
+    /// A message was handled.
+    changed: Condvar,
     address: SocketAddr,
     token: Option<Token>,
     heartbeat_timeout: Duration,
@@ -67,6 +73,7 @@ impl Coordinator {
             state: Mutex::new(State::default()),
             stopping: AtomicBool::new(false),
             stop: Condvar::default(),
+            changed: Condvar::default(),
             address,
             token,
             heartbeat_timeout,
@@ -83,6 +90,7 @@ impl Coordinator {
 
 impl Drop for Coordinator {
     fn drop(&mut self) {
+        self.shared.await_settled();
         self.shared.stopping.store(true, Ordering::SeqCst);
         {
             let state = self.shared.state.lock();
@@ -154,6 +162,7 @@ impl Shared {
             agent.heard = Instant::now();
             let notices = state.membership.handle(rank, request);
             state.send(notices);
+            self.changed.notify_all();
         }
         let mut state = self.state.lock();
         if state.agents.get(&rank).is_some_and(|agent| agent.connection == connection) {
@@ -162,6 +171,21 @@ impl Shared {
                 let notices = state.membership.lose(rank, true);
                 state.send(notices);
             }
+            self.changed.notify_all();
+        }
+    }
+
+    /// Waits until no change of a view is in progress.
+    fn await_settled(&self) {
+        let end = Instant::now() + SETTLE_LIMIT;
+        let mut state = self.state.lock();
+        while !state.membership.is_settled() {
+            let left = end.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                tracing::warn!("the coordinator ends while ranks change a view");
+                return;
+            }
+            self.changed.wait_for(&mut state, left);
         }
     }
 

@@ -138,6 +138,11 @@ impl Membership {
         }
     }
 
+    /// Returns whether no change of a view is in progress.
+    pub(crate) fn is_settled(&self) -> bool {
+        self.groups.values().all(|group| group.change.is_none())
+    }
+
     /// Takes a rank out of the views: its process has ended (`is_gone`), or is silent.
     pub(crate) fn lose(&mut self, rank: u32, is_gone: bool) -> Notices {
         match self.processes.get_mut(&rank) {

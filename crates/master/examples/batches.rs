@@ -173,7 +173,15 @@ fn put(stream: &mut UnixStream, start: &[u8], items: usize, number: usize) {
     };
     ask(stream, put_end(caller(number), started));
     let keys = (0..items).map(|index| new_key(number, index)).collect();
-    ask(stream, Call::Remove(v1::RemoveRequest { caller: caller(number), keys, force: true }));
+    ask(
+        stream,
+        Call::Remove(v1::RemoveRequest {
+            caller: caller(number),
+            keys,
+            force: true,
+            if_versions: vec![],
+        }),
+    );
 }
 
 /// Returns a key that no other client puts.

@@ -156,6 +156,8 @@ impl Service {
             Some(Call::Locate(r)) => objects.locate(&r).map(Answer::Locate),
             Some(Call::Verify(r)) => objects.verify(&r).map(Answer::Verify),
             Some(Call::Probe(r)) => objects.probe(&r).map(Answer::Probe),
+            Some(Call::Describe(r)) => objects.describe(&r).map(Answer::Describe),
+            Some(Call::SetExpiry(r)) => objects.set_expiry(&r).map(Answer::SetExpiry),
             Some(Call::Remove(r)) => objects.remove(&r).map(Answer::Remove),
             Some(Call::RemoveMatching(r)) => {
                 objects.remove_matching(&r).map(Answer::RemoveMatching)

@@ -27,7 +27,7 @@ use mooncake_base::Moment;
 use rustc_hash::FxHashMap;
 
 use self::{
-    catalog::{Catalog, group::Groups, object::Objects, tenant::Tenants},
+    catalog::{Catalog, annotations::Annotations, group::Groups, object::Objects, tenant::Tenants},
     client::{ClientCalls, Clients, recovery::Recovery},
     inventory::Inventory,
     pool::Pool,
@@ -42,6 +42,7 @@ use self::{
 };
 pub use self::{
     catalog::{
+        annotations::Tags,
         object::ObjectState,
         query::{Listing, ObjectSummary, PAGE_MAX, Page, Removal, Selector},
         tenant::TenantQuota,
@@ -63,7 +64,7 @@ pub use self::{
     pool::segment::{SegmentNumber, SegmentSpec, SegmentStatus, SegmentView, Segments},
     put::{
         Place, Put, PutCalls, PutProgress, PutRef, PutStep, Started, UnfinishedPut,
-        options::{PutOptions, SoftPin},
+        options::{PutOptions, SoftPin, Terms},
     },
     read::{FenceTicket, LocateOptions, Located, LocatedObject, Probed},
     reclaim::{Pending, out_of_space::MemoryUse},
@@ -133,6 +134,8 @@ pub struct Counters {
     pub evicted_keys: u64,
     /// Evicted bytes, all replicas counted.
     pub evicted_bytes: u64,
+    /// Objects removed because their time to live was over.
+    pub objects_expired: u64,
     /// Evicted objects of which a client that asked for the SSD tier had a replica.
     pub offloads_missed: u64,
     /// Puts refused because no memory could be freed.
@@ -178,6 +181,7 @@ impl State {
                     tenants: Tenants::new(rules.is_multi_tenant),
                     pins: Pins::default(),
                     queue: EvictionQueue::new(eviction::policy(rules.eviction)),
+                    annotations: Annotations::default(),
                     copied: FxHashMap::default(),
                 },
                 sweeps: Sweeps::default(),
@@ -228,7 +232,7 @@ impl State {
         }
     }
 
-    /// Handles what is due: expired clients, soft pins, unmount graces, fences and unfinished puts,
+    /// Handles what is due: expired clients and objects, soft pins, unmount graces, fences and unfinished puts,
     /// the rest of groups whose eviction began, and eviction ahead of need. Each call does a bounded
     /// amount of work and is cheap when nothing is due. Returns when the next call is needed, which
     /// is `now` if work is left.
@@ -248,7 +252,8 @@ impl State {
             let did_one = self.fire_timer(now)
                 | self.inventory.pool.free_due_quarantine(now)
                 | self.puts().release_oldest_write(now)
-                | self.inventory.evict_condemned(now);
+                | self.inventory.evict_condemned(now)
+                | self.inventory.remove_expired(now);
             if !did_one || self.inventory.log.counters.clients_expired - expired >= EXPIRED_SLICE {
                 break;
             }
@@ -265,6 +270,7 @@ impl State {
             release,
             self.inventory.timers.next(),
             self.inventory.pool.quarantine.next(),
+            self.inventory.catalog.annotations.next_expiry(),
         ];
         due.into_iter().flatten().min()
     }

@@ -3,14 +3,13 @@
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests, which may panic")]
 
-use std::time::Duration;
+use std::{sync::LazyLock, time::Duration};
 
 use mooncake_base::{
     ClientId, ErrorCode, Incarnation, KeyRef, Moment, SegmentId, TenantId, requirement,
 };
 use mooncake_master::state::{
-    LocateOptions, Put, PutOptions, PutProgress, PutRef, PutStep, Rules, SegmentSpec, SoftPin,
-    State,
+    LocateOptions, Put, PutOptions, PutProgress, PutRef, PutStep, Rules, SegmentSpec, State,
 };
 use rustix::time::{ClockId, clock_gettime};
 
@@ -60,16 +59,9 @@ fn step(
 }
 
 fn put<'a>(key: &'a str, length: u64, group: &'a [u8]) -> Put<'a> {
-    static OPTIONS: PutOptions = PutOptions {
-        replicas: 1,
-        soft_pin: SoftPin::Preserve,
-        is_hard_pinned: false,
-        preferred_segments: Vec::new(),
-        is_same_node_preferred: false,
-        data_type: 0,
-    };
+    static OPTIONS: LazyLock<PutOptions> = LazyLock::new(PutOptions::default);
     let key = KeyRef::new(key.as_bytes()).unwrap();
-    Put { key, length, group, options: &OPTIONS, is_replacing: false, request: 0 }
+    Put { key, length, group, options: &OPTIONS, is_replacing: false, if_version: None, request: 0 }
 }
 
 /// Returns a pool filled with this number of objects of 64 KiB.

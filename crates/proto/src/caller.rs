@@ -32,6 +32,8 @@ macro_rules! caller_field {
             Call::CancelDrainJobs(r) => $($reference)+ r.caller,
             Call::QueryQuotas(r) => $($reference)+ r.caller,
             Call::SetQuotas(r) => $($reference)+ r.caller,
+            Call::Describe(r) => $($reference)+ r.caller,
+            Call::SetExpiry(r) => $($reference)+ r.caller,
         }
     };
 }

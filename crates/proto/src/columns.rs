@@ -168,7 +168,7 @@ impl v1::PutColumns {
         let mut lengths: Vec<u64> = items.clone().map(|(_, length)| length).collect();
         collapse_if_uniform(&mut lengths);
         let keys = Some(v1::KeyColumn::pack(items.map(|(key, _)| key)));
-        Self { keys, lengths, groups: Vec::new() }
+        Self { keys, lengths, groups: Vec::new(), if_versions: Vec::new() }
     }
 }
 

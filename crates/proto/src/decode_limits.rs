@@ -230,6 +230,7 @@ mod tests {
             keys: Some(v1::KeyColumn { bytes: "keykey".into(), lengths: vec![3; 2] }),
             lengths: vec![300; 2],
             groups: vec!["g".into(); 2],
+            if_versions: Vec::new(),
         };
         let start = v1::PutStartRequest {
             columns: Some(columns),

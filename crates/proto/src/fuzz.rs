@@ -22,7 +22,7 @@ use crate::{
 const LIMIT: usize = 1 << 10;
 
 /// The field numbers of all calls, and one number that is not a call.
-const CALLS: [std::ops::RangeInclusive<u32>; 3] = [1..=16, 30..=39, 100..=101];
+const CALLS: [std::ops::RangeInclusive<u32>; 3] = [1..=16, 30..=41, 100..=101];
 
 /// The outcome of a byte stream: the messages before the first malformed frame, and how it ended.
 struct Decoded<M> {
@@ -105,6 +105,7 @@ fn requests() -> Target {
                 keys: Some(keys),
                 lengths: vec![1 << 40],
                 groups: vec!["g".to_owned(), String::new()],
+                if_versions: Vec::new(),
             }),
             ..Default::default()
         }),

@@ -21,6 +21,8 @@ impl Call {
             Self::Verify(r) => r.reads.len(),
             Self::Probe(r) => r.keys.len(),
             Self::Remove(r) => r.keys.len(),
+            Self::Describe(r) => r.keys.len(),
+            Self::SetExpiry(r) => r.keys.len(),
             _ => 0,
         }
     }
@@ -34,6 +36,8 @@ impl Call {
             Self::Verify(r) => r.reads.first().map(|read| &read.key),
             Self::Probe(r) => r.keys.first(),
             Self::Remove(r) => r.keys.first(),
+            Self::Describe(r) => r.keys.first(),
+            Self::SetExpiry(r) => r.keys.first(),
             _ => None,
         };
         first.cloned().unwrap_or_default()

@@ -1,8 +1,8 @@
 //! `PutOptions`: options of puts, validated once at construction.
 
-use std::time::Duration;
+use std::{collections::BTreeMap, time::Duration};
 
-use mooncake_base::{Error, Result};
+use mooncake_base::{Error, Result, Version};
 use mooncake_store_client as client;
 use mooncake_store_client::SoftPin;
 use pyo3::prelude::*;
@@ -21,6 +21,9 @@ pub(crate) struct PutOptions {
     prefers_own_segments: bool,
     data_type: u32,
     groups: Option<Vec<String>>,
+    ttl_ms: Option<u64>,
+    tags: BTreeMap<String, String>,
+    if_versions: Option<Vec<u64>>,
 }
 
 #[pymethods]
@@ -36,6 +39,9 @@ impl PutOptions {
         prefers_own_segments = false,
         data_type = 0,
         groups = None,
+        ttl_ms = None,
+        tags = BTreeMap::new(),
+        if_versions = None,
     ))]
     #[allow(clippy::too_many_arguments, reason = "each option is a keyword of the constructor")]
     fn new(
@@ -48,6 +54,9 @@ impl PutOptions {
         prefers_own_segments: bool,
         #[pyo3(from_py_with = argument::unsigned)] data_type: u32,
         groups: Option<Vec<String>>,
+        #[pyo3(from_py_with = argument::optional_unsigned)] ttl_ms: Option<u64>,
+        tags: BTreeMap<String, String>,
+        if_versions: Option<Vec<u64>>,
     ) -> PyResult<Self> {
         let options = Self {
             replicas,
@@ -58,6 +67,9 @@ impl PutOptions {
             prefers_own_segments,
             data_type,
             groups,
+            ttl_ms,
+            tags,
+            if_versions,
         };
         or_raise(py, options.check())?;
         Ok(options)
@@ -84,6 +96,15 @@ impl PutOptions {
         if let Some(groups) = &self.groups {
             text += &format!(", groups={groups:?}");
         }
+        if let Some(ttl) = self.ttl_ms {
+            text += &format!(", ttl_ms={ttl}");
+        }
+        if !self.tags.is_empty() {
+            text += &format!(", tags={:?}", self.tags);
+        }
+        if let Some(versions) = &self.if_versions {
+            text += &format!(", if_versions={versions:?}");
+        }
         text + ")"
     }
 }
@@ -94,9 +115,13 @@ impl PutOptions {
         if let Some(groups) = &self.groups {
             argument::check_same_length("groups", groups.len(), items)?;
         }
+        if let Some(versions) = &self.if_versions {
+            argument::check_same_length("if_versions", versions.len(), items)?;
+        }
         Ok(client::PutOptions {
             replicas: self.replicas,
-            is_upsert,
+            // A put that names the version that it replaces does not keep it.
+            is_upsert: is_upsert || self.if_versions.is_some(),
             soft_pin: self.pin()?,
             soft_pin_ttl: self.soft_pin_ttl_ms.map(Duration::from_millis),
             is_hard_pinned: self.is_hard_pinned,
@@ -104,12 +129,18 @@ impl PutOptions {
             prefers_own_segments: self.prefers_own_segments,
             data_type: self.data_type,
             groups: self.groups.clone().unwrap_or_default(),
+            ttl: self.ttl_ms.map(Duration::from_millis),
+            tags: self.tags.clone(),
+            if_versions: self.if_versions.iter().flatten().copied().map(Version).collect(),
         })
     }
 
     fn check(&self) -> Result<()> {
         if self.replicas == 0 {
             return Err(Error::invalid("an object has at least one replica").with("replicas", 0));
+        }
+        if self.ttl_ms == Some(0) {
+            return Err(Error::invalid("the time to live is longer than zero").with("ttl_ms", 0));
         }
         if self.pin()? != SoftPin::Enable && self.soft_pin_ttl_ms.is_some() {
             return Err(Error::invalid("only a soft pin that is enabled has a time to live")

@@ -17,7 +17,7 @@ use std::{
 };
 
 use mooncake_base::sync::Mutex;
-use mooncake_base::{Clock, Error, ObjectKey, Result, SystemClock};
+use mooncake_base::{Clock, Error, ObjectKey, Result, SystemClock, Version};
 use mooncake_os::call_limit::{CallLimit, run_under};
 use mooncake_store_client::{Client, DrainInfo, NewTask, Selector};
 use mooncake_transfer_engine::LocalRange;
@@ -33,6 +33,7 @@ use crate::{
     options::PutOptions,
     store::{
         Keys, Open, Store, describe,
+        details::Details,
         located::{Located, RangeRead},
         outcome::{is_there, length_of, listing, outcome_list, probe, single_key, writable_views},
         ranges::{Columns, RangeTable},
@@ -272,11 +273,40 @@ impl Pending {
         })
     }
 
-    /// Begins to remove objects.
-    #[pyo3(signature = (keys, *, force = false))]
-    fn remove<'py>(&self, py: Python<'py>, keys: Keys<'py>, force: bool) -> PyResult<u64> {
+    /// Begins to ask what the master knows of objects.
+    fn describe<'py>(&self, py: Python<'py>, keys: Keys<'py>) -> PyResult<u64> {
         self.begin_for_keys(py, keys, move |client, names| {
-            let removed = call_with_valid(names, |names| client.remove(&names, force));
+            let found = call_with_valid(names, |names| client.details(&names));
+            found.into_iter().map(|found| found.map(Details::from)).collect()
+        })
+    }
+
+    /// Begins to let objects expire after that time from now; `None`: never.
+    fn set_expiry<'py>(
+        &self,
+        py: Python<'py>,
+        keys: Keys<'py>,
+        ttl_ms: Option<u64>,
+    ) -> PyResult<u64> {
+        let ttl = ttl_ms.map(Duration::from_millis);
+        self.begin_for_keys(py, keys, move |client, names| {
+            let set = call_with_valid(names, |names| client.set_expiry(&names, ttl));
+            set.into_iter().map(|set| set.map(|()| true)).collect()
+        })
+    }
+
+    /// Begins to remove objects, or those that have a version.
+    #[pyo3(signature = (keys, *, force = false, if_version = None))]
+    fn remove<'py>(
+        &self,
+        py: Python<'py>,
+        keys: Keys<'py>,
+        force: bool,
+        if_version: Option<u64>,
+    ) -> PyResult<u64> {
+        let version = if_version.map(Version);
+        self.begin_for_keys(py, keys, move |client, names| {
+            let removed = call_with_valid(names, |names| client.remove_if(&names, force, version));
             removed.into_iter().map(|removed| removed.map(|()| true)).collect()
         })
     }

@@ -2,6 +2,7 @@
 //! its place in the result, a failed call raises.
 
 pub(crate) mod describe;
+pub(crate) mod details;
 pub(crate) mod located;
 mod open;
 pub(crate) mod outcome;
@@ -15,7 +16,7 @@ pub(crate) mod transfer;
 
 use std::{path::PathBuf, slice, sync::Arc, time::Duration};
 
-use mooncake_base::{Error, ErrorCode, ObjectKey, Result, SegmentId};
+use mooncake_base::{Error, ErrorCode, ObjectKey, Result, SegmentId, Version};
 use mooncake_store_client::{Client, Located as Places, NewTask, Presence, Selector};
 use mooncake_transfer_engine::LocalRange;
 use pyo3::{
@@ -25,6 +26,7 @@ use pyo3::{
 
 pub(crate) use self::open::{Open, all_open};
 use self::{
+    details::Details,
     located::{Located, RangeRead},
     outcome::{
         Entry, batch_options, is_there, length_of, listing, outcome_list, probe, single_key,
@@ -546,17 +548,45 @@ impl Store {
         outcome_list(py, &keys, found.into_iter().map(length_of).collect())
     }
 
-    /// Removes objects; with `force` also leased ones.
-    #[pyo3(signature = (keys, *, force = false))]
+    /// Returns what the master knows of objects: a dictionary for each.
+    fn describe<'py>(&self, py: Python<'py>, keys: Keys<'py>) -> PyResult<Bound<'py, PyList>> {
+        let names = invalid_as_missing(object_keys(&keys)?);
+        let found =
+            self.call(py, |client| call_with_valid(names, |names| client.details(&names)))?;
+        outcome_list(py, &keys, found.into_iter().map(|found| found.map(Details::from)).collect())
+    }
+
+    /// Lets objects expire after that time from now; `None`: never.
+    fn set_expiry<'py>(
+        &self,
+        py: Python<'py>,
+        keys: Keys<'py>,
+        ttl_ms: Option<u64>,
+    ) -> PyResult<Bound<'py, PyList>> {
+        let names = invalid_as_missing(object_keys(&keys)?);
+        let ttl = ttl_ms.map(Duration::from_millis);
+        let set = self.call(py, |client| {
+            call_with_valid(names, |names| client.set_expiry(&names, ttl))
+                .into_iter()
+                .map(|set| set.map(|()| true))
+                .collect()
+        })?;
+        outcome_list(py, &keys, set)
+    }
+
+    /// Removes objects, or those that have a version; with `force` also leased ones.
+    #[pyo3(signature = (keys, *, force = false, if_version = None))]
     fn remove<'py>(
         &self,
         py: Python<'py>,
         keys: Keys<'py>,
         force: bool,
+        if_version: Option<u64>,
     ) -> PyResult<Bound<'py, PyList>> {
         let names = invalid_as_missing(object_keys(&keys)?);
+        let version = if_version.map(Version);
         let removed = self.call(py, |client| {
-            call_with_valid(names, |names| client.remove(&names, force))
+            call_with_valid(names, |names| client.remove_if(&names, force, version))
                 .into_iter()
                 .map(|removed| removed.map(|()| true))
                 .collect()

@@ -29,9 +29,9 @@ pub use http::HttpServer;
 pub use link::{CallFailure, DaemonGreeting, DaemonLink, InProcessLink, MasterLink, SocketLink};
 pub use metrics::MetricsSnapshot;
 pub use object::{
-    BufferScope, Located, MasterStatus, ObjectPage, ObjectStatus, ObjectSummary, Parts, Place,
-    Presence, PutItem, PutOptions, PutOutcome, Read, SegmentInfo, SegmentUse, Selector, SoftPin,
-    Span,
+    BufferScope, Located, MasterStatus, ObjectDetails, ObjectPage, ObjectStatus, ObjectSummary,
+    Parts, Place, Presence, PutItem, PutOptions, PutOutcome, Read, SegmentInfo, SegmentUse,
+    Selector, SoftPin, Span,
 };
 pub use store::Store;
 pub use task::{DrainInfo, DrainStatus, NewTask, TaskInfo, TaskKind, TaskStatus};

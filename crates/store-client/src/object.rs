@@ -1,8 +1,10 @@
 //! Arguments and results of object calls.
 
-use std::{sync::Arc, time::Duration};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
-use mooncake_base::{Error, KeyRef, Moment, ObjectKey, ReplicaId, SegmentId, Version};
+use mooncake_base::{
+    Error, ErrorCode, KeyRef, Moment, ObjectKey, ReplicaId, Result, SegmentId, Version,
+};
 use mooncake_transfer_engine::{LocalRange, RemoteRange};
 use smallvec::SmallVec;
 
@@ -39,6 +41,28 @@ pub struct PutOptions {
     pub data_type: u32,
     /// Group of each item, kept or evicted as a whole; empty (the default): no groups.
     pub groups: Vec<String>,
+    /// Time after which the objects are removed; `None` (the default): never.
+    pub ttl: Option<Duration>,
+    /// Text stored beside each object: at most 32 names and values, 1 KiB in all. Default: none.
+    pub tags: BTreeMap<String, String>,
+    /// Version that each item replaces; empty (the default): no condition. Such a put has the
+    /// outcome `Existed` if the object has another version, or is gone. Needs `is_upsert`.
+    pub if_versions: Vec<Version>,
+}
+
+impl PutOptions {
+    /// Returns the outcome of a put whose condition did not hold: the present object was kept.
+    pub(crate) fn kept_if_refused(&self, outcome: Result<PutOutcome>) -> Result<PutOutcome> {
+        match outcome {
+            Err(error) if self.is_refusal(error.code()) => Ok(PutOutcome::Existed),
+            outcome => outcome,
+        }
+    }
+
+    /// Returns whether an error says that the condition of a put did not hold.
+    pub(crate) fn is_refusal(&self, code: ErrorCode) -> bool {
+        !self.if_versions.is_empty() && code == ErrorCode::OBJECT_ALREADY_EXISTS
+    }
 }
 
 impl Default for PutOptions {
@@ -53,8 +77,36 @@ impl Default for PutOptions {
             prefers_own_segments: false,
             data_type: 0,
             groups: Vec::new(),
+            ttl: None,
+            tags: BTreeMap::new(),
+            if_versions: Vec::new(),
         }
     }
+}
+
+/// What the master knows of an object.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ObjectDetails {
+    /// Version, which every put changes; `None` while the first put is unfinished.
+    pub version: Option<Version>,
+    /// Length in bytes.
+    pub length: u64,
+    /// Number of copies.
+    pub replicas: u32,
+    /// Application-defined type of the bytes.
+    pub data_type: u32,
+    /// Checksum that the writer gave.
+    pub checksum: Option<u64>,
+    /// Time until the object is removed; `None`: it does not expire.
+    pub expires_in: Option<Duration>,
+    /// Text stored beside the object.
+    pub tags: BTreeMap<String, String>,
+    /// Whether the object is exempt from eviction.
+    pub is_hard_pinned: bool,
+    /// Time that the soft pin lasts after each access, if there is one.
+    pub soft_pin_ttl: Option<Duration>,
+    /// Group with which it is kept or evicted; empty: none.
+    pub group: Vec<u8>,
 }
 
 /// Effect of a put on an object's soft pin.

@@ -227,6 +227,7 @@ fn is_numbered(call: &Call) -> bool {
             | Call::CreateDrainJobs(_)
             | Call::CancelDrainJobs(_)
             | Call::SetQuotas(_)
+            | Call::SetExpiry(_)
     )
 }
 

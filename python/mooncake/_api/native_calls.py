@@ -139,9 +139,21 @@ class AsyncNative:
         """Return the lengths of objects."""
         return await self.outcome_of(lambda calls: calls.sizes(keys, lease=lease))
 
-    async def remove(self, keys: Keys, *, force: bool = False) -> list[bool | MooncakeError]:
-        """Remove objects."""
-        return await self.outcome_of(lambda calls: calls.remove(keys, force=force))
+    async def describe(self, keys: Keys) -> _List[dict[str, Any] | MooncakeError]:
+        """Return what the master knows of objects."""
+        return await self.outcome_of(lambda calls: calls.describe(keys))
+
+    async def set_expiry(self, keys: Keys, ttl_ms: int | None) -> _List[bool | MooncakeError]:
+        """Let objects expire after a time from now, or never."""
+        return await self.outcome_of(lambda calls: calls.set_expiry(keys, ttl_ms))
+
+    async def remove(
+        self, keys: Keys, *, force: bool = False, if_version: int | None = None
+    ) -> _List[bool | MooncakeError]:
+        """Remove objects, or those that have a version."""
+        return await self.outcome_of(
+            lambda calls: calls.remove(keys, force=force, if_version=if_version)
+        )
 
     async def remove_matching(self, *, prefix: bytes | None = None, force: bool = False) -> int:
         """Remove all objects, or those that a prefix selects; return their number."""

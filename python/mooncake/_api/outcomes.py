@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from mooncake._api.values import with_groups
+from mooncake._api.values import changed
 from mooncake.errors import MooncakeError, NotFoundError
 
 if TYPE_CHECKING:
@@ -72,7 +72,9 @@ def batches(count: int, progress: Progress | None) -> Iterator[slice]:
 
 
 def options_of(options: PutOptions | None, part: slice) -> PutOptions | None:
-    """Return the options for a part of the items, with the groups of those items."""
-    if options is None or options.groups is None:
-        return options
-    return with_groups(options, options.groups[part])
+    """Return the options for a part of the items: those that have a value for each item."""
+    if options is None:
+        return None
+    each = {"groups": options.groups, "if_versions": options.if_versions}
+    changes = {name: values[part] for name, values in each.items() if values is not None}
+    return changed(options, **changes) if changes else options

@@ -2,13 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from mooncake._runtime import PutOptions
+from mooncake.errors import InvalidArgumentError
 
-__all__ = ["decoded", "encoded", "key_list", "name_list", "with_groups"]
+__all__ = [
+    "changed",
+    "decoded",
+    "encoded",
+    "key_list",
+    "milliseconds",
+    "name_list",
+    "with_terms",
+]
 
 _TEXTS = (str, bytes)
+_SECONDS_MAX = 1e12
+_OPTIONS = (
+    "replicas",
+    "soft_pin",
+    "soft_pin_ttl_ms",
+    "is_hard_pinned",
+    "preferred_segments",
+    "prefers_own_segments",
+    "data_type",
+    "groups",
+    "ttl_ms",
+    "tags",
+    "if_versions",
+)
 
 
 def key_list(keys: Iterable[str | bytes]) -> list[str | bytes]:
@@ -35,15 +60,36 @@ def decoded(key: bytes) -> str:
     return key.decode("utf-8", "surrogateescape")
 
 
-def with_groups(options: PutOptions, groups: Sequence[str]) -> PutOptions:
-    """Return the same options with other groups."""
-    return PutOptions(
-        replicas=options.replicas,
-        soft_pin=options.soft_pin,
-        soft_pin_ttl_ms=options.soft_pin_ttl_ms,
-        is_hard_pinned=options.is_hard_pinned,
-        preferred_segments=options.preferred_segments,
-        prefers_own_segments=options.prefers_own_segments,
-        data_type=options.data_type,
-        groups=groups,
-    )
+def changed(options: PutOptions | None, **changes: Any) -> PutOptions:
+    """Return the options with some of them changed."""
+    values = {name: getattr(options, name) for name in _OPTIONS} if options else {}
+    return PutOptions(**{**values, **changes})
+
+
+def with_terms(
+    options: PutOptions | None,
+    *,
+    ttl_s: float | None,
+    tags: Mapping[str, str] | None,
+    if_version: int | None = None,
+) -> PutOptions | None:
+    """Return the options with what a call asks for besides; usually that is nothing."""
+    changes: dict[str, Any] = {}
+    if ttl_s is not None:
+        changes["ttl_ms"] = milliseconds(ttl_s)
+    if tags is not None:
+        changes["tags"] = tags
+    if if_version is not None:
+        changes["if_versions"] = [if_version]
+    return changed(options, **changes) if changes else options
+
+
+def milliseconds(seconds: float) -> int:
+    """Return a duration in milliseconds, rounded up.
+
+    Raises:
+        InvalidArgumentError: It is not a positive number.
+    """
+    if not 0 < seconds < _SECONDS_MAX:
+        raise InvalidArgumentError(f"a time to live is a positive number of seconds: {seconds}")
+    return math.ceil(seconds * 1000)

@@ -16,7 +16,7 @@ from typing import IO, TYPE_CHECKING
 
 from mooncake._api.store import Store, StoreConfig
 from mooncake._command.output import CommandError, Progress, quoted
-from mooncake._command.parser import add_json
+from mooncake._command.parser import add_json, duration
 from mooncake._units import format_bytes
 
 if TYPE_CHECKING:
@@ -46,6 +46,20 @@ def add_put_options(parser: argparse.ArgumentParser) -> None:
         help="file to store, which must not shrink meanwhile; - or none is standard input",
     )
     parser.add_argument("--overwrite", action="store_true", help="replace an existing object")
+    parser.add_argument(
+        "--ttl",
+        type=duration,
+        metavar="TIME",
+        help="remove the object after that time: 30s, 2h, 1d",
+    )
+    parser.add_argument(
+        "--tag",
+        type=_tag,
+        action="append",
+        dest="tags",
+        metavar="NAME=VALUE",
+        help="store text beside the object; may be repeated",
+    )
     add_json(parser)
 
 
@@ -56,7 +70,8 @@ def put(options: argparse.Namespace) -> int:
         0; 1 if an existing object was kept.
     """
     with _content(options.file) as value, joined(options) as store:
-        return _stored(store, options, options.key, value)
+        tags = dict(options.tags) if options.tags else None
+        return _stored(store, options, options.key, value, ttl_s=options.ttl, tags=tags)
 
 
 def add_get_options(parser: argparse.ArgumentParser) -> None:
@@ -111,10 +126,25 @@ def cp(options: argparse.Namespace) -> int:
         return _stored(store, options, options.target, memoryview(value))
 
 
-def _stored(store: Store, options: argparse.Namespace, key: bytes, value: Readable) -> int:
+def _tag(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not name or not equals:
+        raise argparse.ArgumentTypeError(f"a tag is NAME=VALUE: {text!r}")
+    return name, value
+
+
+def _stored(
+    store: Store,
+    options: argparse.Namespace,
+    key: bytes,
+    value: Readable,
+    *,
+    ttl_s: float | None = None,
+    tags: dict[str, str] | None = None,
+) -> int:
     size = memoryview(value).nbytes  # type: ignore[arg-type]
     with _ticking("put", size, store):
-        is_stored = store.put(key, value, overwrite=options.overwrite)
+        is_stored = store.put(key, value, overwrite=options.overwrite, ttl_s=ttl_s, tags=tags)
     if options.is_json:
         text = os.fsdecode(key)
         print(json.dumps({"key": text, "bytes": size, "is_stored": is_stored}))

@@ -103,6 +103,9 @@ def _parser() -> argparse.ArgumentParser:
     objects.add_ls_options(add("ls", objects.ls, "list objects"))
     objects.add_rm_options(add("rm", objects.rm, "remove objects"))
     objects.add_exists_options(add("exists", objects.exists, "tell which objects exist"))
+    objects.add_expire_options(
+        add("expire", objects.expire, "remove objects after a time, or keep them")
+    )
     about = "show the status of the pool, or the object of a key"
     pool.add_stat_options(add("stat", pool.stat, about))
     about = "list the memory that processes lend to the pool"

@@ -20,7 +20,7 @@ from mooncake._command.output import (
     report,
     write_line,
 )
-from mooncake._command.parser import add_json, count
+from mooncake._command.parser import add_json, count, duration
 from mooncake._units import format_bytes
 from mooncake.errors import MooncakeError, NotFoundError
 
@@ -29,9 +29,11 @@ if TYPE_CHECKING:
 
 __all__ = [
     "add_exists_options",
+    "add_expire_options",
     "add_ls_options",
     "add_rm_options",
     "exists",
+    "expire",
     "ls",
     "missing",
     "rm",
@@ -277,6 +279,35 @@ def _present(store: Store, keys: list[bytes]) -> Iterable[bytes]:
 
 def _parts(keys: list[bytes]) -> Iterator[list[bytes]]:
     return (keys[at : at + _BATCH] for at in range(0, len(keys), _BATCH))
+
+
+def add_expire_options(parser: argparse.ArgumentParser) -> None:
+    """Declare the options of `expire`."""
+    parser.add_argument("keys", nargs="+", metavar="key", type=os.fsencode, help="key of an object")
+    parser.add_argument(
+        "time",
+        type=_duration_or_never,
+        help="time from now, as 30s, 2h or 1d; never keeps the objects",
+    )
+
+
+def _duration_or_never(text: str) -> float | None:
+    return None if text == "never" else duration(text)
+
+
+def expire(options: argparse.Namespace) -> int:
+    """Let objects expire, even if they are leased then; or keep objects that would.
+
+    Returns:
+        0.
+    """
+    with joined(options) as store:
+        for key in options.keys:
+            if options.time is None:
+                store.persist(key)
+            else:
+                store.expire(key, options.time)
+    return 0
 
 
 def add_exists_options(parser: argparse.ArgumentParser) -> None:

@@ -10,9 +10,9 @@ import sys
 from difflib import get_close_matches
 from typing import Any, NoReturn
 
-from mooncake._units import parse_size
+from mooncake._units import parse_duration, parse_size
 
-__all__ = ["Parser", "add_json", "add_master", "count", "seconds", "sizes"]
+__all__ = ["Parser", "add_json", "add_master", "count", "duration", "seconds", "sizes"]
 
 _INVALID_CHOICE = re.compile(r"invalid choice: '([^']*)'")
 _UNRECOGNIZED = "unrecognized arguments: "
@@ -98,6 +98,14 @@ def count(text: str) -> int:
     if not text.isdecimal() or int(text) == 0:
         raise argparse.ArgumentTypeError(f"not a number from 1 on: {text!r}")
     return int(text)
+
+
+def duration(text: str) -> float:
+    """Return the seconds of a positive duration, as ``30s`` or ``2h``."""
+    try:
+        return parse_duration(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def sizes(text: str) -> list[int]:

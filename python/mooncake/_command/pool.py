@@ -161,6 +161,10 @@ def _print_protection(found: dict[str, Any]) -> None:
     if found["soft_pin_ttl_ms"] is not None:
         pins.append(f"soft, for {found['soft_pin_ttl_ms'] / 1000:g} s after each use")
     print(f"pins      {'; '.join(pins) or 'none'}")
+    if found["expires_in_ms"] is not None:
+        print(f"expires   in {found['expires_in_ms'] / 1000:.1f} s")
+    for name, value in found["tags"].items():
+        print(f"tag       {name}={value}")
     if found["group"] is not None:
         print(f"group     {quoted(found['group'])}, evicted together")
     if found["is_being_copied"]:

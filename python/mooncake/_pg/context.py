@@ -16,7 +16,6 @@ from .settings import process_settings
 
 __all__ = ["ProcessContext", "context_for"]
 
-_BOOTSTRAP_S = 30.0
 _LATEST = "mooncake_pg/latest"
 
 
@@ -58,12 +57,13 @@ _current: ProcessContext | None = None
 _made = 0
 
 
-def context_for(store: Any, global_rank: int, *, joins: bool) -> ProcessContext:
+def context_for(store: Any, global_rank: int, *, joins: bool, timeout: timedelta) -> ProcessContext:
     """Returns the context of the process; the first group makes it.
 
     Global rank 0 puts the address of its coordinator into torch's store, once. The key has a
     number, because a process may begin again on the same store, where the old key still is; a
-    rank that joins later takes the latest address.
+    rank that joins later takes the latest address. A rank that starts before global rank 0 waits
+    for it as long as the group's time-out.
 
     Raises:
         TimeoutError: Global rank 0 has not published its address in time.
@@ -80,7 +80,8 @@ def context_for(store: Any, global_rank: int, *, joins: bool) -> ProcessContext:
             store.set(f"mooncake_pg/{number}", address)
             store.set(_LATEST, address)
         else:
-            address = _published(store, _LATEST if joins else f"mooncake_pg/{number}")
+            key = _LATEST if joins else f"mooncake_pg/{number}"
+            address = _published(store, key, timeout)
             native = _open(global_rank, host, address)
         _made += 1
         process_settings.is_fixed = True
@@ -92,12 +93,12 @@ def _open(global_rank: int, host: str, coordinator: str | None) -> Any:
     return _native.CollectiveContext(global_rank=global_rank, host=host, coordinator=coordinator)
 
 
-def _published(store: Any, key: str) -> str:
+def _published(store: Any, key: str, timeout: timedelta) -> str:
     try:
-        store.wait([key], timedelta(seconds=_BOOTSTRAP_S))
+        store.wait([key], timeout)
     except RuntimeError as error:
         raise TimeoutError(
-            f"global rank 0 has not started its process group within {_BOOTSTRAP_S:g} s: all "
+            f"global rank 0 has not started its process group within {timeout}: all "
             "ranks must call init_process_group with the backend mooncake"
         ) from error
     return str(store.get(key).decode())

@@ -239,6 +239,7 @@ def create_process_group(options: Any, pg_options: Any, devices: tuple[str, ...]
         options.store,
         ranks[options.group_rank],
         joins=settings.is_extension,
+        timeout=options.timeout,
     )
     native = context.native.group(
         str(options.group_id),

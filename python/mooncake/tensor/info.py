@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from mooncake._api.values import decoded
 from mooncake.errors import InvalidArgumentError, MooncakeError, NotFoundError
-from mooncake.tensor.calls import Sizes
 from mooncake.tensor.inventory import find, find_stored
 from mooncake.tensor.layout import Axis
 from mooncake.tensor.search import Found, find_all
@@ -71,31 +71,67 @@ class Info:
         key: The key.
         size: Length of the object, or of all objects of a tensor, in bytes.
         tensor: The tensor; None if the object is not one.
+        version: Number that every put changes; None for a tensor that is stored in shards, and
+            while the first put is unfinished.
+        replicas: Number of copies.
+        expires_in_s: Time until the object is removed; None: it does not expire.
+        tags: Text stored beside the object.
+        is_hard_pinned: True if the object is never evicted.
+        soft_pin_ttl_s: Time that the soft pin lasts after each access; None: no pin.
+        group: Group with which the object is kept or evicted; "" for none.
+        data_type: Kind of data, as a number that only callers interpret.
     """
 
     key: Key
     size: int
     tensor: TensorInfo | None
+    version: int | None = None
+    replicas: int = 1
+    expires_in_s: float | None = None
+    tags: Mapping[str, str] = field(default_factory=dict)
+    is_hard_pinned: bool = False
+    soft_pin_ttl_s: float | None = None
+    group: str = ""
+    data_type: int = 0
 
 
-def describe(key: bytes) -> Operation[Info]:
-    """Describe the object of a key, or the tensor whose shards have keys made of it.
+def describe(
+    keys: Sequence[bytes], details: Sequence[dict[str, Any] | MooncakeError]
+) -> Operation[list[Info | MooncakeError]]:
+    """Describe the objects of keys, or the tensors whose shards have keys made of them.
 
-    Raises:
-        NotFoundError: There is neither.
-        InvalidArgumentError: Shards are stored that do not make up one tensor.
+    Args:
+        keys: The keys.
+        details: What the master knows of the object of each key.
     """
-    (size,) = yield Sizes([decoded(key)])
-    is_object = not isinstance(size, NotFoundError)
-    if is_object and isinstance(size, MooncakeError):
-        raise size
-    (found,) = yield from find_all([find_stored(key) if is_object else find(key, None)])
-    if is_object and isinstance(found, InvalidArgumentError):
-        return Info(decoded(key), size, None)
-    if isinstance(found, MooncakeError):
-        raise found
-    total = sum(part.metadata.total_bytes for part in found.parts)
-    return Info(decoded(key), total, _tensor_info(found))
+    readable = [isinstance(each, dict) and each["version"] is not None for each in details]
+    found = yield from find_all(
+        [
+            find_stored(key) if is_object else find(key, None)
+            for key, is_object in zip(keys, readable, strict=True)
+        ]
+    )
+    return [_info(*each) for each in zip(keys, details, found, strict=True)]
+
+
+def _info(
+    key: bytes, details: dict[str, Any] | MooncakeError, found: Found | MooncakeError
+) -> Info | MooncakeError:
+    if isinstance(details, NotFoundError):
+        if isinstance(found, MooncakeError):
+            return found
+        return Info(decoded(key), _total_bytes(found), _tensor_info(found))
+    if isinstance(details, MooncakeError):
+        return details
+    info = Info(decoded(key), tensor=None, **details)
+    if isinstance(found, Found):
+        return replace(info, size=_total_bytes(found), tensor=_tensor_info(found))
+    is_no_tensor = isinstance(found, InvalidArgumentError) or info.version is None
+    return info if is_no_tensor else found
+
+
+def _total_bytes(found: Found) -> int:
+    return sum(part.metadata.total_bytes for part in found.parts)
 
 
 def _tensor_info(found: Found) -> TensorInfo:

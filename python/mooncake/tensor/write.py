@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from mooncake._api.values import decoded, with_groups
+from mooncake._api.values import changed, decoded
 from mooncake._runtime import PutOptions, _native
 from mooncake.errors import MooncakeError, NotFoundError
 from mooncake.tensor import described, memory
@@ -252,4 +252,4 @@ def _with_groups(options: PutOptions | None, rows: Sequence[int]) -> PutOptions 
     if options is None or options.groups is None:
         return options
     groups = options.groups
-    return with_groups(options, [groups[at] for at in rows])
+    return changed(options, groups=[groups[at] for at in rows])

@@ -370,7 +370,15 @@ fn serve_puts(
             let name = key_name(key);
             let (key, group) = (KeyRef::new(&name)?, &b""[..]);
             let length = length * WORD_BYTES;
-            let put = Put { key, length, group, options: &options, is_replacing, request };
+            let put = Put {
+                key,
+                length,
+                group,
+                options: &options,
+                is_replacing,
+                if_version: None,
+                request,
+            };
             match state.puts().put_start(now, client, tenant, put) {
                 Ok(started) => {
                     let places = places(state, &started.places);

@@ -1,5 +1,7 @@
 //! GET /api/v1/object and /api/v1/memory: an object in full, and the reasons that hold memory.
 
+use std::collections::BTreeMap;
+
 use axum::{
     extract::{RawQuery, State},
     http::StatusCode,
@@ -65,6 +67,9 @@ fn object(key: &[u8], view: &ObjectView) -> Value {
         "checksum": view.checksum.map(|checksum| format!("{checksum:016x}")),
         "lease_left_ms": millis(view.lease_left),
         "fence_left_ms": millis(view.fence_left),
+        "data_type": view.data_type,
+        "expires_in_ms": view.expires_in.map(millis),
+        "tags": view.tags.iter().collect::<BTreeMap<_, _>>(),
         "is_hard_pinned": view.is_hard_pinned,
         "soft_pin_ttl_ms": view.soft_pin_ttl.map(millis),
         "is_being_copied": view.is_being_copied,

@@ -89,6 +89,7 @@ impl Pool {
                 group: b"",
                 options: &options,
                 is_replacing: true,
+                if_version: None,
                 request: 0,
             };
             state.puts().put_start(now, CLIENT, &tenant, put).unwrap()

@@ -18,7 +18,7 @@ pub const BOUNDS_US: [u64; 16] = [
 pub(super) struct CallKind(usize);
 
 /// The names of the kinds.
-const NAMES: [&str; 27] = [
+const NAMES: [&str; 29] = [
     "register",
     "heartbeat",
     "unregister",
@@ -45,6 +45,8 @@ const NAMES: [&str; 27] = [
     "cancel_drain_jobs",
     "query_quotas",
     "set_quotas",
+    "describe",
+    "set_expiry",
     "other",
 ];
 
@@ -77,6 +79,8 @@ impl CallKind {
             Call::CancelDrainJobs(_) => 23,
             Call::QueryQuotas(_) => 24,
             Call::SetQuotas(_) => 25,
+            Call::Describe(_) => 26,
+            Call::SetExpiry(_) => 27,
             #[allow(unreachable_patterns, reason = "calls that are new here have no name yet")]
             _ => NAMES.len() - 1,
         })

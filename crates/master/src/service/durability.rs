@@ -1,6 +1,9 @@
 //! The service and its log: recovery from the log, and calls that wait until their effects are in it.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::Arc,
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
 
 use mooncake_base::sync::MutexGuard;
 use mooncake_base::{Clock, Error, Moment, SegmentId};
@@ -29,6 +32,9 @@ impl Service {
         clock: Arc<dyn Clock>,
         recovered: RecoveredJournal,
     ) -> (Self, Restored) {
+        let unix_time = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let booted = unix_time.saturating_sub(clock.now().since_boot());
+        let rules = Rules { booted, ..rules };
         let (seed, _) = SegmentId::random().halves();
         // Writers that got memory through changes missing from the log may continue writing for
         // this long.

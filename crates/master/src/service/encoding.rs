@@ -1,7 +1,7 @@
 //! The columns of the calls about objects: requests are read as items, replies are built item by
 //! item.
 
-use mooncake_base::{Error, Result};
+use mooncake_base::{Error, Result, Version};
 use mooncake_proto::{
     columns::{self, Column, PutRef, PutRefs, collapse_if_uniform, push_failure},
     v1,
@@ -17,6 +17,8 @@ pub(super) struct PutItem<'a> {
     pub(super) length: u64,
     /// The group name; empty for none.
     pub(super) group: &'a [u8],
+    /// The version to replace, if the put names one.
+    pub(super) if_version: Option<Version>,
 }
 
 /// Returns the items of a put-start request.
@@ -31,12 +33,27 @@ pub(super) fn put_items(r: &v1::PutStartRequest) -> Result<Vec<PutItem<'_>>> {
         [] => None,
         groups => Some(Column::each(groups, keys.len())?),
     };
+    let versions = versions(&columns.if_versions, keys.len())?;
     let item = |(at, key)| PutItem {
         key,
         length: *lengths.at(at),
         group: groups.map_or(&[], |groups| groups.at(at).as_bytes()),
+        if_version: version_at(versions, at),
     };
     Ok(keys.into_iter().enumerate().map(item).collect())
+}
+
+/// Checks a column of expected versions; `None`: no item has a condition.
+pub(super) fn versions(versions: &[u64], items: usize) -> Result<Option<Column<'_, u64>>> {
+    match versions {
+        [] => Ok(None),
+        versions => Ok(Some(Column::each_or_uniform(versions, items)?)),
+    }
+}
+
+/// Returns the version that an item is expected to have.
+pub(super) fn version_at(versions: Option<Column<'_, u64>>, item: usize) -> Option<Version> {
+    versions.map(|versions| Version(*versions.at(item))).filter(|version| version.0 != 0)
 }
 
 /// Returns the puts of a put-end or put-revoke request.
@@ -184,7 +201,8 @@ mod tests {
 
     fn start(lengths: &[u64], groups: &[&str]) -> v1::PutStartRequest {
         let groups = groups.iter().map(ToString::to_string).collect();
-        let columns = v1::PutColumns { keys: keys(), lengths: lengths.to_vec(), groups };
+        let lengths = lengths.to_vec();
+        let columns = v1::PutColumns { keys: keys(), lengths, groups, if_versions: vec![] };
         v1::PutStartRequest { columns: Some(columns), ..Default::default() }
     }
 

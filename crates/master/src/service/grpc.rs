@@ -180,6 +180,8 @@ grpc_service! {
     locate(LocateRequest) -> LocateResponse as Locate;
     verify(VerifyRequest) -> VerifyResponse as Verify;
     probe(ProbeRequest) -> ProbeResponse as Probe;
+    describe(DescribeRequest) -> DescribeResponse as Describe;
+    set_expiry(SetExpiryRequest) -> SetExpiryResponse as SetExpiry;
     remove(RemoveRequest) -> RemoveResponse as Remove;
     remove_matching(RemoveMatchingRequest) -> RemoveMatchingResponse as RemoveMatching;
     list_objects(ListObjectsRequest) -> ListObjectsResponse as ListObjects;

@@ -2,7 +2,7 @@
 
 mod put_start;
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use mooncake_base::{Error, ErrorCode, ReplicaId, Result, TenantId, Version};
@@ -14,16 +14,17 @@ use mooncake_proto::{
 
 use super::{
     BATCH_ITEMS_MAX, check_batch,
-    encoding::{LocateReply, push_done, put_refs},
+    encoding::{LocateReply, push_done, put_refs, version_at, versions},
     millis,
     op_metrics::Op,
     shared_state::SharedState,
     state_guard,
     traffic::{Traffic, TrafficCount},
-    wire::{SegmentTable, object_state, replicas, selector},
+    wire::{SegmentTable, object_state, replicas, selector, tags_to_wire},
 };
 use crate::state::{
-    FenceTicket, Listing, LocateOptions, ObjectSlot, ObjectSummary, PutRef, Removal, State,
+    FenceTicket, Listing, LocateOptions, ObjectSlot, ObjectState, ObjectSummary, ObjectView,
+    PutRef, Removal, State,
 };
 
 /// The maximum length of a group name.
@@ -126,12 +127,41 @@ impl ObjectService {
         Ok(v1::ProbeResponse { states, lengths })
     }
 
+    pub(super) fn describe(&self, r: &v1::DescribeRequest) -> Result<v1::DescribeResponse> {
+        check_batch(r.keys.len())?;
+        let tenant = self.shared.tenant(r.caller.as_ref())?;
+        let now = self.shared.now();
+        let views =
+            self.shared.map_in_slices(&r.keys, |state, key| state.view_object(now, &tenant, key));
+        let failed = views.iter().filter(|view| view.is_err()).count();
+        self.shared.op_metrics().count_batch(Op::Describe, views.len(), failed);
+        self.shared.op_metrics().count_missed(Op::Describe, failed);
+        Ok(v1::DescribeResponse { results: views.into_iter().map(description).collect() })
+    }
+
+    pub(super) fn set_expiry(&self, r: &v1::SetExpiryRequest) -> Result<v1::SetExpiryResponse> {
+        check_batch(r.keys.len())?;
+        let tenant = self.shared.tenant(r.caller.as_ref())?;
+        let now = self.shared.now();
+        let ttl = r.ttl_ms.map(Duration::from_millis);
+        let results = self.shared.map_in_slices(&r.keys, |state, key| {
+            ItemResult::from(state.set_expiry(now, &tenant, key, ttl).map(|_| ()))
+        });
+        self.shared.op_metrics().count_batch(Op::SetExpiry, results.len(), failed(&results));
+        Ok(v1::SetExpiryResponse { results })
+    }
+
     pub(super) fn remove(&self, r: &v1::RemoveRequest) -> Result<v1::RemoveResponse> {
         check_batch(r.keys.len())?;
         let tenant = self.shared.tenant(r.caller.as_ref())?;
         let now = self.shared.now();
-        let results = self.shared.map_in_slices(&r.keys, |state, key| {
-            ItemResult::from(state.remove(now, &tenant, key, r.force))
+        let versions = versions(&r.if_versions, r.keys.len())?;
+        let numbered: Vec<_> = r.keys.iter().enumerate().collect();
+        let results = self.shared.map_in_slices(&numbered, |state, &(item, key)| {
+            ItemResult::from(match version_at(versions, item) {
+                None => state.remove(now, &tenant, key, r.force),
+                Some(version) => state.remove_version(now, &tenant, key, r.force, version),
+            })
         });
         self.shared.op_metrics().count_batch(Op::Remove, results.len(), failed(&results));
         let failures = results.iter().filter_map(|result| result.failure.as_ref());
@@ -281,6 +311,33 @@ fn summary_to_wire(object: &ObjectSummary) -> v1::ObjectSummary {
         length: object.length,
         state: object_state(object.state).into(),
         replicas: object.replicas,
+    }
+}
+
+fn description(view: Result<ObjectView>) -> v1::DescribeResult {
+    let view = match view {
+        Ok(view) => view,
+        Err(error) => {
+            return v1::DescribeResult { failure: Some((&error).into()), ..Default::default() };
+        }
+    };
+    let state = match view.version {
+        Some(_) => ObjectState::Complete,
+        None => ObjectState::Writing,
+    };
+    v1::DescribeResult {
+        failure: None,
+        state: object_state(state).into(),
+        version: view.version.map_or(0, |version| version.0),
+        length: view.length,
+        replicas: u32::try_from(view.copies.len()).unwrap_or(u32::MAX),
+        data_type: view.data_type.into(),
+        checksum: view.checksum,
+        expires_in_ms: view.expires_in.map(millis),
+        tags: tags_to_wire(&view.tags),
+        hard_pin: view.is_hard_pinned,
+        soft_pin_ttl_ms: view.soft_pin_ttl.map(millis),
+        group: view.group.unwrap_or_default().into(),
     }
 }
 

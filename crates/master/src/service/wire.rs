@@ -9,7 +9,7 @@ use smallvec::SmallVec;
 use super::check_name;
 use crate::state::{
     JobStatus, ObjectState, Place, PutOptions, SegmentSpec, SegmentStatus, Selector, SoftPin,
-    State, TaskKind, TaskStatus,
+    State, Tags, TaskKind, TaskStatus,
 };
 
 /// The maximum number of replicas of one object.
@@ -172,7 +172,14 @@ pub(super) fn put_options(config: Option<&v1::ReplicateConfig>) -> Result<PutOpt
         preferred_segments: config.preferred_segments.clone(),
         is_same_node_preferred: config.prefer_same_node,
         data_type,
+        ttl: config.ttl_ms.map(std::time::Duration::from_millis),
+        tags: Tags::new(config.tags.iter().map(|tag| (&*tag.name, &*tag.value)))?,
     })
+}
+
+pub(super) fn tags_to_wire(tags: &Tags) -> Vec<v1::Tag> {
+    let tag = |(name, value): (&str, &str)| v1::Tag { name: name.into(), value: value.into() };
+    tags.iter().map(tag).collect()
 }
 
 pub(super) fn replicas(numbers: &[u64]) -> SmallVec<[ReplicaId; 1]> {

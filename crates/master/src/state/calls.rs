@@ -45,7 +45,37 @@ impl State {
         key: &[u8],
         is_forced: bool,
     ) -> Result<()> {
-        self.inventory.remove(now, tenant, key, is_forced)
+        self.inventory.remove(now, tenant, key, (is_forced, None))
+    }
+
+    /// Removes the object if it has this version, like [`remove`](Self::remove).
+    ///
+    /// # Errors
+    /// The errors of [`remove`](Self::remove); `OBJECT_ALREADY_EXISTS`: it has another version.
+    pub fn remove_version(
+        &mut self,
+        now: Moment,
+        tenant: &TenantId,
+        key: &[u8],
+        is_forced: bool,
+        version: Version,
+    ) -> Result<()> {
+        self.inventory.remove(now, tenant, key, (is_forced, Some(version)))
+    }
+
+    /// Lets an object expire after `ttl`, or never. Returns its version.
+    ///
+    /// # Errors
+    /// `OBJECT_NOT_FOUND`; `REPLICA_IS_NOT_READY`: the first put is unfinished; `INVALID_PARAMS`: no
+    /// time at all.
+    pub fn set_expiry(
+        &mut self,
+        now: Moment,
+        tenant: &TenantId,
+        key: &[u8],
+        ttl: Option<Duration>,
+    ) -> Result<Version> {
+        self.inventory.set_expiry(now, tenant, key, ttl)
     }
 
     /// Runs one slice of a removal. Returns whether it is done.

@@ -1,6 +1,7 @@
 //! The catalog: objects by tenant and key, their groups, the tenants' quotas, and calls that list or
 //! remove objects.
 
+pub(super) mod annotations;
 pub(super) mod clear;
 pub(super) mod group;
 pub(super) mod key_arena;
@@ -13,7 +14,7 @@ pub(super) mod view;
 use mooncake_base::Moment;
 use rustc_hash::FxHashMap;
 
-use self::{group::Groups, object::Objects, tenant::Tenants};
+use self::{annotations::Annotations, group::Groups, object::Objects, tenant::Tenants};
 use super::{
     ids::ObjectSlot,
     reclaim::{eviction_queue::EvictionQueue, pins::Pins},
@@ -30,6 +31,7 @@ pub(super) struct Catalog {
     pub(super) tenants: Tenants,
     pub(super) pins: Pins,
     pub(super) queue: EvictionQueue,
+    pub(super) annotations: Annotations,
     /// Objects that clients copy, and until when.
     pub(super) copied: FxHashMap<ObjectSlot, Moment>,
 }

@@ -13,11 +13,14 @@ use mooncake_base::{
 use smallvec::SmallVec;
 
 use crate::state::{
-    catalog::object::{NO_WRITE, REPLICAS_MAX},
+    catalog::{
+        annotations::check_ttl,
+        object::{NO_WRITE, REPLICAS_MAX},
+    },
     ids::{KeyHash, ObjectSlot, SegmentSlot, TenantIndex},
     inventory::Inventory,
     put::{
-        options::{PutOptions, RequestedPin, SoftPin},
+        options::{PutOptions, RequestedPin, SoftPin, Terms},
         write::{Write, Writes},
     },
     read::lease::Timestamp,
@@ -42,6 +45,8 @@ pub struct Put<'a> {
     pub options: &'a PutOptions,
     /// Replace an existing object (upsert) instead of refusing.
     pub is_replacing: bool,
+    /// Replace only this version of the object, at the start and at the end of the put.
+    pub if_version: Option<Version>,
     /// Request id that the client uses only once; 0: none. A repeated call gets the same result.
     pub request: u64,
 }
@@ -191,7 +196,8 @@ impl PutCalls<'_> {
     /// `write_window`. Evicts as needed.
     ///
     /// # Errors
-    /// `OBJECT_ALREADY_EXISTS` (unless replacing): the object exists or is being written.
+    /// `OBJECT_ALREADY_EXISTS` (unless replacing): the object exists or is being written; or it does
+    /// not have the version to replace.
     /// `NO_AVAILABLE_HANDLE`: out of memory; the context lists what holds it, and has
     /// `retry_after_ms` if the end of a fence is enough. `CLIENT_NOT_FOUND`: register first.
     /// `INVALID_PARAMS`: no bytes, no replicas, or too long a pin. `OBJECT_REPLICA_BUSY`: too many
@@ -275,7 +281,10 @@ impl PutCalls<'_> {
             if let Some(started) = self.repeated_start(slot, client, put) {
                 return Ok(PutStep::Started(started));
             }
+            self.check_version(slot, put.if_version)?;
             self.check_existing(slot, put.is_replacing)?;
+        } else if let Some(version) = put.if_version {
+            return Err(other_version(put.key.as_bytes(), version, None));
         }
         // The value of an unreachable object stays until the new one is published: if the put fails
         // and a holder comes back, it is readable again.
@@ -330,6 +339,7 @@ impl PutCalls<'_> {
             is_replacing,
             data_type: put.options.data_type,
             group: put.group.into(),
+            terms: terms(put),
         });
         self.inventory.catalog.objects.at_mut(slot).newest_write = number;
         self.log_put_started(number);
@@ -381,6 +391,7 @@ impl PutCalls<'_> {
     /// # Errors
     /// `OBJECT_NOT_FOUND`: no such put (any more): it was displaced, released or revoked.
     /// `ILLEGAL_CLIENT`: another client's put. `REPLICA_IS_GONE`: no replica is left.
+    /// `OBJECT_ALREADY_EXISTS`: the object no longer has the version that the put replaces.
     pub fn put_end(
         &mut self,
         now: Moment,
@@ -409,6 +420,13 @@ impl PutCalls<'_> {
             return Err(error);
         }
         let is_late = !write.is_replacing && self.inventory.drop_lost_replicas(slot);
+        let if_version = write.terms.as_ref().and_then(|terms| terms.if_version);
+        if let Err(error) = self.check_version(slot, if_version.map(Version)) {
+            self.log_put_dropped(write.version);
+            self.release_put_memory(now, &write, Timestamp::default());
+            self.inventory.catalog.remove_if_empty(slot);
+            return Err(error);
+        }
         if is_late {
             self.log_put_dropped(write.version);
             self.release_put_memory(now, &write, Timestamp::default());
@@ -451,6 +469,7 @@ impl PutCalls<'_> {
         if put.group.len() > GROUP_BYTES_MAX {
             return refuse("the name of the group is too long");
         }
+        check_ttl(put.options.ttl).map_err(|error| error.with("key", put.key))?;
         match put.options.soft_pin {
             SoftPin::Preserve => Ok(RequestedPin::Preserve),
             SoftPin::Disable => Ok(RequestedPin::None),
@@ -494,6 +513,17 @@ impl PutCalls<'_> {
         })
     }
 
+    /// Checks that the object has the version that a put replaces.
+    fn check_version(&self, slot: ObjectSlot, expected: Option<Version>) -> Result<()> {
+        let Some(expected) = expected else { return Ok(()) };
+        let object = self.inventory.catalog.objects.at(slot);
+        let present = object.is_complete().then(|| object.version());
+        if present == Some(expected) {
+            return Ok(());
+        }
+        Err(other_version(self.inventory.catalog.objects.key(object), expected, present))
+    }
+
     /// Checks whether a put of an existing key may start.
     fn check_existing(&self, slot: ObjectSlot, is_replacing: bool) -> Result<()> {
         let object = self.inventory.catalog.objects.at(slot);
@@ -515,6 +545,29 @@ impl PutCalls<'_> {
         }
         Ok(())
     }
+}
+
+/// Returns the error of a call that asks for another version than the present one.
+pub(super) fn other_version(key: &[u8], expected: Version, present: Option<Version>) -> Error {
+    let why = match present {
+        Some(_) => "the object has another version",
+        None => "the object does not exist any more",
+    };
+    let error = Error::new(ErrorCode::OBJECT_ALREADY_EXISTS, why)
+        .with("key", Printed(key))
+        .with("expected", expected);
+    match present {
+        Some(present) => error.with("version", present),
+        None => error,
+    }
+}
+
+/// Returns what few puts ask for.
+fn terms(put: &Put<'_>) -> Option<Box<Terms>> {
+    let (if_version, ttl) = (put.if_version.map(|version| version.0), put.options.ttl);
+    let tags = &put.options.tags;
+    let is_plain = if_version.is_none() && ttl.is_none() && tags.is_empty();
+    (!is_plain).then(|| Box::new(Terms { if_version, ttl, tags: tags.clone() }))
 }
 
 impl Inventory {

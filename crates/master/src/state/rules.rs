@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use mooncake_base::Moment;
+
 /// Lowest read rate assumed when a fence is sized.
 const FENCE_BYTES_PER_SECOND: u64 = 256 << 20;
 /// Minimum length of a fence: a round trip and a pause of the reader. A reader that needs longer
@@ -50,6 +52,9 @@ pub struct Rules {
     pub is_multi_tenant: bool,
     /// Maximum number of mounted segments of a client.
     pub segments_per_client_max: usize,
+    /// When the machine was booted, since 1970. The log has the expiry of objects in this time, so
+    /// that they also expire after a restart on another machine.
+    pub booted: Duration,
 }
 
 /// Limits of the copy and move tasks that clients carry out.
@@ -103,11 +108,22 @@ impl Default for Rules {
             // A client lends a few large segments. The limit bounds the work of one mount message,
             // and of the expiry of one client, to some milliseconds.
             segments_per_client_max: 1024,
+            booted: Duration::ZERO,
         }
     }
 }
 
 impl Rules {
+    /// Returns the time since 1970 at a moment.
+    pub(super) fn unix_time(&self, at: Moment) -> Duration {
+        self.booted.saturating_add(at.since_boot())
+    }
+
+    /// Returns the moment of a time since 1970; of one before boot, the moment of boot.
+    pub(super) fn moment_of(&self, unix_time: Duration) -> Moment {
+        Moment::from_boot(unix_time.saturating_sub(self.booted))
+    }
+
     /// Returns the length of a fence for a read of that many bytes: 250 ms and the time of the
     /// bytes at 256 MiB/s, at most 60 s.
     pub fn fence(&self, bytes: u64) -> Duration {

@@ -1,5 +1,6 @@
 //! Tests of the state, called as the service calls it, with a manual clock.
 
+mod annotations;
 mod events;
 mod groups;
 mod model;
@@ -86,6 +87,7 @@ impl Pool {
             group: key.split_once('/').map_or("", |(group, _)| group).as_bytes(),
             options,
             is_replacing,
+            if_version: None,
             request: 0,
         };
         self.state.puts().put_start(self.now, client, &self.tenant, put)
@@ -135,6 +137,7 @@ impl Pool {
             group: b"",
             options: &PutOptions::default(),
             is_replacing: false,
+            if_version: None,
             request: 0,
         };
         self.state.puts().put_step(self.now, A, &self.tenant, &put, progress)

@@ -216,7 +216,8 @@ fn call_repeated_over_another_connection_gets_first_response() {
     let mut second = running.native();
     second.id = first.id;
     let keys = vec![Bytes::from_static(b"a")];
-    let remove = v1::RemoveRequest { caller: first.caller(), keys, force: true };
+    let remove =
+        v1::RemoveRequest { caller: first.caller(), keys, force: true, if_versions: vec![] };
     let remove = request::Call::Remove(remove);
     // The connection breaks after the call was delivered.
     first.send_numbered(1, remove.clone());

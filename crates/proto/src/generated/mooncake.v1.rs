@@ -14,7 +14,7 @@ pub struct Request {
     pub answered_below: u64,
     #[prost(
         oneof = "request::Call",
-        tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 30, 31, 32, 33, 34, 35, 36, 37, 38, 39"
+        tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 30, 31, 32, 33, 34, 35, 36, 37, 38, 39, 40, 41"
     )]
     pub call: ::core::option::Option<request::Call>,
 }
@@ -74,6 +74,10 @@ pub mod request {
         QueryQuotas(super::QueryQuotasRequest),
         #[prost(message, tag = "39")]
         SetQuotas(super::SetQuotasRequest),
+        #[prost(message, tag = "40")]
+        Describe(super::DescribeRequest),
+        #[prost(message, tag = "41")]
+        SetExpiry(super::SetExpiryRequest),
     }
 }
 /// The release of a fence that one locate granted. A master ignores a fence that it does not know or
@@ -93,7 +97,7 @@ pub struct FenceRelease {
 pub struct Response {
     #[prost(
         oneof = "response::Call",
-        tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 30, 31, 32, 33, 34, 35, 36, 37, 38, 39, 100"
+        tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 30, 31, 32, 33, 34, 35, 36, 37, 38, 39, 40, 41, 100"
     )]
     pub call: ::core::option::Option<response::Call>,
 }
@@ -153,6 +157,10 @@ pub mod response {
         QueryQuotas(super::QueryQuotasResponse),
         #[prost(message, tag = "39")]
         SetQuotas(super::SetQuotasResponse),
+        #[prost(message, tag = "40")]
+        Describe(super::DescribeResponse),
+        #[prost(message, tag = "41")]
+        SetExpiry(super::SetExpiryResponse),
         #[prost(message, tag = "100")]
         Failure(super::Failure),
     }
@@ -398,7 +406,7 @@ pub struct ItemResult {
     #[prost(message, optional, tag = "1")]
     pub failure: ::core::option::Option<Failure>,
 }
-#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+#[derive(Clone, PartialEq, ::prost::Message)]
 pub struct ReplicateConfig {
     #[prost(uint32, tag = "1")]
     pub replica_num: u32,
@@ -414,8 +422,21 @@ pub struct ReplicateConfig {
     pub prefer_same_node: bool,
     #[prost(uint32, tag = "7")]
     pub data_type: u32,
+    /// The object is removed this long after its put has ended. Absent: never.
+    #[prost(uint64, optional, tag = "8")]
+    pub ttl_ms: ::core::option::Option<u64>,
+    #[prost(message, repeated, tag = "9")]
+    pub tags: ::prost::alloc::vec::Vec<Tag>,
 }
+/// Text stored beside an object. Names are unique.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Tag {
+    #[prost(string, tag = "1")]
+    pub name: ::prost::alloc::string::String,
+    #[prost(string, tag = "2")]
+    pub value: ::prost::alloc::string::String,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
 pub struct PutStartRequest {
     #[prost(message, optional, tag = "1")]
     pub caller: ::core::option::Option<Caller>,
@@ -445,6 +466,10 @@ pub struct PutColumns {
     /// empty: no item has a group; an empty name: that item has none
     #[prost(string, repeated, tag = "3")]
     pub groups: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    /// The version that each item replaces, at the start and at the end of the put. Empty: no item has
+    /// a condition; 0: that item has none.
+    #[prost(fixed64, repeated, tag = "4")]
+    pub if_versions: ::prost::alloc::vec::Vec<u64>,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct PutStartResponse {
@@ -623,6 +648,63 @@ pub struct ProbeResponse {
     #[prost(uint64, repeated, tag = "2")]
     pub lengths: ::prost::alloc::vec::Vec<u64>,
 }
+/// Grants no lease.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct DescribeRequest {
+    #[prost(message, optional, tag = "1")]
+    pub caller: ::core::option::Option<Caller>,
+    #[prost(bytes = "bytes", repeated, tag = "2")]
+    pub keys: ::prost::alloc::vec::Vec<::prost::bytes::Bytes>,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct DescribeResponse {
+    #[prost(message, repeated, tag = "1")]
+    pub results: ::prost::alloc::vec::Vec<DescribeResult>,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct DescribeResult {
+    #[prost(message, optional, tag = "1")]
+    pub failure: ::core::option::Option<Failure>,
+    #[prost(enumeration = "ObjectState", tag = "2")]
+    pub state: i32,
+    /// 0 while the first put is unfinished
+    #[prost(uint64, tag = "3")]
+    pub version: u64,
+    #[prost(uint64, tag = "4")]
+    pub length: u64,
+    #[prost(uint32, tag = "5")]
+    pub replicas: u32,
+    #[prost(uint32, tag = "6")]
+    pub data_type: u32,
+    #[prost(fixed64, optional, tag = "7")]
+    pub checksum: ::core::option::Option<u64>,
+    /// absent: never
+    #[prost(uint64, optional, tag = "8")]
+    pub expires_in_ms: ::core::option::Option<u64>,
+    #[prost(message, repeated, tag = "9")]
+    pub tags: ::prost::alloc::vec::Vec<Tag>,
+    #[prost(bool, tag = "10")]
+    pub hard_pin: bool,
+    #[prost(uint64, optional, tag = "11")]
+    pub soft_pin_ttl_ms: ::core::option::Option<u64>,
+    #[prost(bytes = "bytes", tag = "12")]
+    pub group: ::prost::bytes::Bytes,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct SetExpiryRequest {
+    #[prost(message, optional, tag = "1")]
+    pub caller: ::core::option::Option<Caller>,
+    #[prost(bytes = "bytes", repeated, tag = "2")]
+    pub keys: ::prost::alloc::vec::Vec<::prost::bytes::Bytes>,
+    /// from now; absent: the objects never expire
+    #[prost(uint64, optional, tag = "3")]
+    pub ttl_ms: ::core::option::Option<u64>,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct SetExpiryResponse {
+    #[prost(message, repeated, tag = "1")]
+    pub results: ::prost::alloc::vec::Vec<ItemResult>,
+}
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct RemoveRequest {
     #[prost(message, optional, tag = "1")]
@@ -631,6 +713,9 @@ pub struct RemoveRequest {
     pub keys: ::prost::alloc::vec::Vec<::prost::bytes::Bytes>,
     #[prost(bool, tag = "3")]
     pub force: bool,
+    /// Each key is removed only in this version. Empty: no condition; 0: none for that key.
+    #[prost(fixed64, repeated, tag = "4")]
+    pub if_versions: ::prost::alloc::vec::Vec<u64>,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct RemoveResponse {

@@ -334,6 +334,54 @@ pub mod master_client {
             self.inner.unary(req, path, codec).await
         }
         /// Removing.
+        pub async fn describe(
+            &mut self,
+            request: impl tonic::IntoRequest<super::DescribeRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::DescribeResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = crate::grpc::LimitedCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/mooncake.v1.Master/Describe",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("mooncake.v1.Master", "Describe"));
+            self.inner.unary(req, path, codec).await
+        }
+        pub async fn set_expiry(
+            &mut self,
+            request: impl tonic::IntoRequest<super::SetExpiryRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::SetExpiryResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = crate::grpc::LimitedCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/mooncake.v1.Master/SetExpiry",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("mooncake.v1.Master", "SetExpiry"));
+            self.inner.unary(req, path, codec).await
+        }
         pub async fn remove(
             &mut self,
             request: impl tonic::IntoRequest<super::RemoveRequest>,
@@ -768,6 +816,20 @@ pub mod master_server {
             request: tonic::Request<super::ProbeRequest>,
         ) -> std::result::Result<tonic::Response<super::ProbeResponse>, tonic::Status>;
         /// Removing.
+        async fn describe(
+            &self,
+            request: tonic::Request<super::DescribeRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::DescribeResponse>,
+            tonic::Status,
+        >;
+        async fn set_expiry(
+            &self,
+            request: tonic::Request<super::SetExpiryRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::SetExpiryResponse>,
+            tonic::Status,
+        >;
         async fn remove(
             &self,
             request: tonic::Request<super::RemoveRequest>,
@@ -1406,6 +1468,92 @@ pub mod master_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = ProbeSvc(inner);
+                        let codec = crate::grpc::LimitedCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/mooncake.v1.Master/Describe" => {
+                    #[allow(non_camel_case_types)]
+                    struct DescribeSvc<T: Master>(pub Arc<T>);
+                    impl<T: Master> tonic::server::UnaryService<super::DescribeRequest>
+                    for DescribeSvc<T> {
+                        type Response = super::DescribeResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::DescribeRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Master>::describe(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = DescribeSvc(inner);
+                        let codec = crate::grpc::LimitedCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/mooncake.v1.Master/SetExpiry" => {
+                    #[allow(non_camel_case_types)]
+                    struct SetExpirySvc<T: Master>(pub Arc<T>);
+                    impl<T: Master> tonic::server::UnaryService<super::SetExpiryRequest>
+                    for SetExpirySvc<T> {
+                        type Response = super::SetExpiryResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::SetExpiryRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Master>::set_expiry(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = SetExpirySvc(inner);
                         let codec = crate::grpc::LimitedCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(

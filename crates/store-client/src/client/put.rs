@@ -9,6 +9,8 @@ pub(super) mod reservation;
 mod restart;
 mod start;
 
+pub(in crate::client) use start::wire_millis;
+
 use std::{
     hash::BuildHasher,
     ops::Range,
@@ -82,7 +84,7 @@ impl Client {
         items: &[(ObjectKey, u64)],
         options: &PutOptions,
     ) -> Vec<Result<Option<Reservation>>> {
-        if let Err(error) = check_groups(items.len(), options) {
+        if let Err(error) = check_options(items.len(), options) {
             return items.iter().map(|_| Err(error.clone())).collect();
         }
         let wanted = items.iter().enumerate();
@@ -175,7 +177,7 @@ impl ClientInner {
         options: &PutOptions,
         mut begin: Moment,
     ) -> Vec<Result<PutOutcome>> {
-        if let Err(error) = check_groups(items.len(), options) {
+        if let Err(error) = check_options(items.len(), options) {
             return items.iter().map(|_| Err(error.clone())).collect();
         }
         let calls_until = call_limit::capped(begin + self.config.rpc_timeout);
@@ -288,7 +290,9 @@ impl ClientInner {
         let again: Vec<usize> = lost.into_iter().map(|index| owners[index]).collect();
         let puts: Vec<_> = writes.into_iter().map(|put| (put.key, &*put.upload)).collect();
         put.add_written(SystemClock.now().since(begin));
-        done.extend(owners.into_iter().zip(self.publish(&puts, put.call_deadline())));
+        let published = self.publish(&puts, put.call_deadline()).into_iter();
+        let published = published.map(|published| put.options.kept_if_refused(published));
+        done.extend(owners.into_iter().zip(published));
         self.open_puts.release(puts.iter().map(|(_, upload)| upload.request()));
         if !again.is_empty() {
             tracing::debug!(puts = again.len(), "no holder could be written, using other segments");
@@ -325,7 +329,17 @@ fn may_repeat(items: &[PutItem<'_>], open: &[usize]) -> bool {
     !open.iter().all(|&at| seen.insert(hasher.hash_one(items[at].key)))
 }
 
-fn check_groups(items: usize, options: &PutOptions) -> Result<()> {
+fn check_options(items: usize, options: &PutOptions) -> Result<()> {
+    if !options.if_versions.is_empty() {
+        if !options.is_upsert {
+            return Err(Error::invalid("a put that replaces a version is an upsert"));
+        }
+        if options.if_versions.len() != items {
+            return Err(Error::invalid("there must be one version for each item, or none")
+                .with("if_versions", options.if_versions.len())
+                .with("items", items));
+        }
+    }
     match options.groups.len() {
         0 => Ok(()),
         groups if groups == items => Ok(()),

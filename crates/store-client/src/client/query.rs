@@ -3,13 +3,14 @@
 use std::time::Duration;
 
 use bytes::Bytes;
-use mooncake_base::{Error, ErrorCode, KeyBatch, Moment, ObjectKey, Result};
+use mooncake_base::{Error, ErrorCode, KeyBatch, Moment, ObjectKey, Result, Version};
 use mooncake_proto::v1::{self, key_selector::By, request::Call, response::Call as Reply};
 
-use super::{Client, ClientInner};
+use super::{Client, ClientInner, put::wire_millis};
 use crate::{
     object::{
-        MasterStatus, ObjectPage, ObjectStatus, ObjectSummary, Presence, SegmentUse, Selector,
+        MasterStatus, ObjectDetails, ObjectPage, ObjectStatus, ObjectSummary, Presence, SegmentUse,
+        Selector,
     },
     rpc::{batch, response},
 };
@@ -73,23 +74,76 @@ impl Client {
     /// By key: `OBJECT_NOT_FOUND`, `OBJECT_HAS_LEASE`, `REPLICA_IS_NOT_READY` while it is being
     /// written for the first time, or the master cannot be reached.
     pub fn remove(&self, keys: &[ObjectKey], is_forced: bool) -> Vec<Result<()>> {
+        self.remove_if(keys, is_forced, None)
+    }
+
+    /// Removes objects like [`remove`](Self::remove); with a version, only those that have it.
+    ///
+    /// # Errors
+    /// By key: `OBJECT_ALREADY_EXISTS`: it has another version; or the errors of
+    /// [`remove`](Self::remove).
+    pub fn remove_if(
+        &self,
+        keys: &[ObjectKey],
+        is_forced: bool,
+        version: Option<Version>,
+    ) -> Vec<Result<()>> {
         let deadline = self.inner.rpc.deadline();
         batch::for_keys(keys, |keys, packed| {
             let call = Call::Remove(v1::RemoveRequest {
                 caller: self.inner.rpc.caller(),
                 keys: packed,
                 force: is_forced,
+                if_versions: version.iter().map(|version| version.0).collect(),
             });
             let response = self.inner.rpc.call_until(call, deadline, |answer| match answer {
                 Reply::Remove(response) => Some(response),
                 _ => None,
             })?;
-            response::check_count(response.results.len(), keys.len())?;
-            let read = |(result, key): (&v1::ItemResult, &ObjectKey)| match &result.failure {
+            read_results(&response.results, keys)
+        })
+    }
+
+    /// Returns what the master knows of each object. Takes no lease.
+    ///
+    /// # Errors
+    /// By key: `OBJECT_NOT_FOUND`, or the master cannot be reached.
+    pub fn details(&self, keys: &[ObjectKey]) -> Vec<Result<ObjectDetails>> {
+        let deadline = self.inner.rpc.deadline();
+        batch::for_keys(keys, |keys, packed| {
+            let caller = self.inner.rpc.caller();
+            let call = Call::Describe(v1::DescribeRequest { caller, keys: packed });
+            let results = self.inner.rpc.call_until(call, deadline, |answer| match answer {
+                Reply::Describe(response) => Some(response.results),
+                _ => None,
+            })?;
+            response::check_count(results.len(), keys.len())?;
+            let read = |(result, key): (v1::DescribeResult, &ObjectKey)| match &result.failure {
                 Some(failure) => Err(response::item_error(failure, key)),
-                None => Ok(()),
+                None => Ok(read_details(result)),
             };
-            Ok(response.results.iter().zip(keys).map(read).collect())
+            Ok(results.into_iter().zip(keys).map(read).collect())
+        })
+    }
+
+    /// Lets objects expire after `ttl` from now, or never.
+    ///
+    /// # Errors
+    /// By key: `OBJECT_NOT_FOUND`, `REPLICA_IS_NOT_READY` while it is being written for the first
+    /// time, `INVALID_PARAMS` for no time at all, or the master cannot be reached.
+    pub fn set_expiry(&self, keys: &[ObjectKey], ttl: Option<Duration>) -> Vec<Result<()>> {
+        let deadline = self.inner.rpc.deadline();
+        batch::for_keys(keys, |keys, packed| {
+            let call = Call::SetExpiry(v1::SetExpiryRequest {
+                caller: self.inner.rpc.caller(),
+                keys: packed,
+                ttl_ms: ttl.map(wire_millis),
+            });
+            let results = self.inner.rpc.call_until(call, deadline, |answer| match answer {
+                Reply::SetExpiry(response) => Some(response.results),
+                _ => None,
+            })?;
+            read_results(&results, keys)
         })
     }
 
@@ -225,6 +279,30 @@ impl ClientInner {
             admin_address: status.admin_address,
             metadata_address: status.metadata_address,
         })
+    }
+}
+
+fn read_results(results: &[v1::ItemResult], keys: &[ObjectKey]) -> Result<Vec<Result<()>>> {
+    response::check_count(results.len(), keys.len())?;
+    let read = |(result, key): (&v1::ItemResult, &ObjectKey)| match &result.failure {
+        Some(failure) => Err(response::item_error(failure, key)),
+        None => Ok(()),
+    };
+    Ok(results.iter().zip(keys).map(read).collect())
+}
+
+fn read_details(found: v1::DescribeResult) -> ObjectDetails {
+    ObjectDetails {
+        version: (found.version != 0).then_some(Version(found.version)),
+        length: found.length,
+        replicas: found.replicas,
+        data_type: found.data_type,
+        checksum: found.checksum,
+        expires_in: found.expires_in_ms.map(Duration::from_millis),
+        tags: found.tags.into_iter().map(|tag| (tag.name, tag.value)).collect(),
+        is_hard_pinned: found.hard_pin,
+        soft_pin_ttl: found.soft_pin_ttl_ms.map(Duration::from_millis),
+        group: found.group.into(),
     }
 }
 

@@ -3,7 +3,7 @@
 use mooncake_proto::v1::request::Call;
 
 /// Metric name by call index.
-pub(super) const CALLS: [&str; 27] = [
+pub(super) const CALLS: [&str; 29] = [
     "RegisterClient",
     "Ping",
     "UnregisterClient",
@@ -30,6 +30,8 @@ pub(super) const CALLS: [&str; 27] = [
     "CancelDrainJobs",
     "QueryQuotas",
     "SetQuotas",
+    "Describe",
+    "SetExpiry",
     "Other",
 ];
 
@@ -63,7 +65,9 @@ pub(crate) const fn call_index(call: &Call) -> usize {
         Call::CancelDrainJobs(_) => 23,
         Call::QueryQuotas(_) => 24,
         Call::SetQuotas(_) => 25,
-        _ => 26,
+        Call::Describe(_) => 26,
+        Call::SetExpiry(_) => 27,
+        _ => 28,
     }
 }
 

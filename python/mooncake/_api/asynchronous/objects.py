@@ -11,7 +11,14 @@ from mooncake._api.buffers import readable, writable
 from mooncake._api.outcomes import MISSING, about, all_of, batches, only, options_of, or_default
 from mooncake._api.tasks import CopyInfo, JobId, copies_of
 from mooncake._api.types import Key, ObjectInfo, Progress, SegmentInfo
-from mooncake._api.values import decoded, encoded, key_list, name_list
+from mooncake._api.values import (
+    decoded,
+    encoded,
+    key_list,
+    milliseconds,
+    name_list,
+    with_terms,
+)
 from mooncake.errors import LeaseLostError, MooncakeError, NotFoundError
 
 if TYPE_CHECKING:
@@ -45,6 +52,9 @@ class AsyncObjectCalls:
         *,
         overwrite: bool = False,
         options: PutOptions | None = None,
+        ttl_s: float | None = None,
+        tags: Mapping[str, str] | None = None,
+        if_version: int | None = None,
         timeout_s: float | None = None,
     ) -> bool:
         """Put bytes under a key.
@@ -59,10 +69,14 @@ class AsyncObjectCalls:
                 memory; at least one byte.
             overwrite: Replace an existing object; otherwise it is kept.
             options: Number of copies, pins, placement.
+            ttl_s: Time after which the object is removed, even if it is leased; None: never.
+            tags: Text stored beside the object: at most 32 names and values, 1 KiB in all.
+            if_version: Replace the object only if it has this version, which `info` returns.
             timeout_s: Longest duration of the call; None uses the limits of the configuration.
 
         Returns:
-            True if the value was stored; false if an existing object was kept.
+            True if the value was stored; false if an existing object was kept, or did not have the
+            version `if_version`.
 
         Raises:
             NoSpaceError: No segment has enough free space, and nothing may be evicted.
@@ -71,6 +85,7 @@ class AsyncObjectCalls:
         """
         source = readable(value)
         native = self._within(timeout_s)
+        options = with_terms(options, ttl_s=ttl_s, tags=tags, if_version=if_version)
         return only(await native.put([key], [source], options=options, is_upsert=overwrite))
 
     async def put_many(
@@ -79,6 +94,8 @@ class AsyncObjectCalls:
         *,
         overwrite: bool = False,
         options: PutOptions | None = None,
+        ttl_s: float | None = None,
+        tags: Mapping[str, str] | None = None,
         progress: Progress | None = None,
         timeout_s: float | None = None,
     ) -> list[bool]:
@@ -87,7 +104,10 @@ class AsyncObjectCalls:
         Args:
             items: Keys and values.
             overwrite: Replace existing objects; otherwise they are kept.
-            options: Number of copies, pins, placement; its groups are one for each item.
+            options: Number of copies, pins, placement; its groups and versions are one for each
+                item.
+            ttl_s: Time after which the objects are removed; None: never.
+            tags: Text stored beside each object.
             progress: Called with the number of finished items and of all items; the items are then
                 split into several batches.
             timeout_s: Longest duration of each batch.
@@ -102,6 +122,7 @@ class AsyncObjectCalls:
         native = self._within(timeout_s)
         pairs = list(items.items() if isinstance(items, Mapping) else items)
         keys, values = [key for key, _ in pairs], [readable(value) for _, value in pairs]
+        options = with_terms(options, ttl_s=ttl_s, tags=tags)
         outcomes: list[bool | MooncakeError] = []
         for part in batches(len(keys), progress):
             outcomes += await native.put(
@@ -302,6 +323,7 @@ class AsyncObjectCalls:
         *,
         force: bool = False,
         missing_ok: bool = False,
+        if_version: int | None = None,
         timeout_s: float | None = None,
     ) -> None:
         """Remove an object.
@@ -310,13 +332,16 @@ class AsyncObjectCalls:
             key: Key of the object.
             force: Remove the object even if it was read recently and is still leased.
             missing_ok: Do not raise if the object does not exist.
+            if_version: Remove the object only if it has this version, which `info` returns.
             timeout_s: Longest duration of the call.
 
         Raises:
             NotFoundError: The object does not exist.
             BusyError: The object is leased by a recent read.
+            AlreadyExistsError: The object has another version than `if_version`.
         """
-        outcomes = await self._within(timeout_s).remove([key], force=force)
+        native = self._within(timeout_s)
+        outcomes = await native.remove([key], force=force, if_version=if_version)
         if not (missing_ok and isinstance(outcomes[0], NotFoundError)):
             only(outcomes)
 
@@ -339,6 +364,27 @@ class AsyncObjectCalls:
         """
         outcomes = await self._within(timeout_s).remove(key_list(keys), force=force)
         return all_of([False if isinstance(found, NotFoundError) else found for found in outcomes])
+
+    async def expire(self, key: Key, ttl_s: float, *, timeout_s: float | None = None) -> None:
+        """Remove an object a while from now, even if it is leased then.
+
+        Args:
+            key: Key of the object.
+            ttl_s: Time from now; replaces the one that the object had.
+            timeout_s: Longest duration of the call.
+
+        Raises:
+            NotFoundError: The object does not exist.
+        """
+        only(await self._within(timeout_s).set_expiry([key], milliseconds(ttl_s)))
+
+    async def persist(self, key: Key, *, timeout_s: float | None = None) -> None:
+        """Keep an object that would expire. It may still be evicted.
+
+        Raises:
+            NotFoundError: The object does not exist.
+        """
+        only(await self._within(timeout_s).set_expiry([key], None))
 
     async def clear(self, prefix: Key = b"", *, force: bool = False) -> int:
         """Remove the objects whose key has a prefix; leased objects only with `force`.

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from mooncake._api.outcomes import all_of, only
-from mooncake._api.values import encoded
+from mooncake._api.values import encoded, key_list
+from mooncake.errors import MooncakeError, NotFoundError
 from mooncake.tensor.calls import run_async
 from mooncake.tensor.info import Info, describe
 from mooncake.tensor.read import Arrays, Request, Tensors, read
@@ -185,10 +186,10 @@ class AsyncTensorCalls:
         await run_async(self._native, remove(encoded(key), force=force))
 
     async def info(self, key: Key) -> Info:
-        """Return the length of an object and, if it is a tensor, its dtype, shape and layout.
+        """Return length, version, expiry and tags of an object, and what tensor it is.
 
         For a tensor that is stored in shards the key is the one that it was put under; each shard
-        also has a key of its own.
+        also has a key of its own, with a version and tags of its own.
 
         Raises:
             NotFoundError: Neither the object nor shards of a tensor exist.
@@ -200,4 +201,17 @@ class AsyncTensorCalls:
             >>> (await store.info("w")).tensor.layout
             '4 shards along dimension 0'
         """
-        return await run_async(self._native, describe(encoded(key)))
+        return only(await self._infos([key]))
+
+    async def info_many(self, keys: Iterable[Key]) -> list[Info | None]:
+        """Do what `info` does for many keys in one batch; None for a key that does not exist.
+
+        Raises:
+            MooncakeError: The first failure other than a missing object.
+        """
+        found = await self._infos(key_list(keys))
+        return all_of([None if isinstance(each, NotFoundError) else each for each in found])
+
+    async def _infos(self, keys: Sequence[Key]) -> list[Info | MooncakeError]:
+        details = await self._native.describe(keys)
+        return await run_async(self._native, describe([encoded(key) for key in keys], details))

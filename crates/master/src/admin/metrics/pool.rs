@@ -115,6 +115,11 @@ fn objects(out: &mut Exposition, service: &Service, totals: &Totals) {
         ("eviction_runs_total", "Runs of eviction.", c.evictions_attempted),
         ("successful_eviction_runs_total", "Runs that freed enough.", c.evictions_succeeded),
         ("evicted_objects_total", "Objects evicted.", c.evicted_keys),
+        (
+            "expired_objects_total",
+            "Objects removed because their time to live was over.",
+            c.objects_expired,
+        ),
         ("evicted_bytes_total", "Bytes evicted.", c.evicted_bytes),
         ("puts_without_memory_total", "Puts refused for lack of memory.", c.puts_without_room),
         (

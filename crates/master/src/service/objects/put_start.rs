@@ -169,14 +169,14 @@ impl ObjectService {
         let hashes = state.puts().prefetch_hashes(put_owner.as_ref().ok(), keys);
         let steps = state.search_steps();
         for (&item, hash) in slice.iter().zip(hashes) {
-            let PutItem { length, group, .. } = item;
+            let PutItem { length, group, if_version, .. } = item;
             let request = item_id(call.request_id, call.next as u64);
             let (options, is_replacing) = (&call.options, call.is_replacing);
             let progress = &mut call.progress;
             let step = put_owner.as_ref().map_err(Clone::clone).and_then(|put_owner| {
                 let key = KeyRef::new(item.key)?;
                 check_group(group)?;
-                let put = Put { key, length, group, options, is_replacing, request };
+                let put = Put { key, length, group, options, is_replacing, if_version, request };
                 state.puts().put_step_hashed(now, put_owner, hash, &put, progress)
             });
             let started = match step {

@@ -128,7 +128,7 @@ fn keys() -> impl Strategy<Value = Option<v1::KeyColumn>> {
 pub(super) fn any_call(id: ClientId) -> impl Strategy<Value = Call> {
     let groups = proptest::collection::vec("[gh]?", 0..3);
     let start = (keys(), numbers(), groups).prop_map(move |(keys, lengths, groups)| {
-        let columns = Some(v1::PutColumns { keys, lengths, groups });
+        let columns = Some(v1::PutColumns { keys, lengths, groups, if_versions: vec![] });
         Call::PutStart(v1::PutStartRequest { caller: caller(id), columns, ..Default::default() })
     });
     let refs = (numbers(), small_numbers(), small_numbers(), numbers()).prop_map(

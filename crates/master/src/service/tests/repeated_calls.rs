@@ -40,7 +40,7 @@ fn put(service: &Service, id: ClientId) -> u64 {
 
 fn remove(id: ClientId) -> Call {
     let keys = vec![Bytes::from_static(KEY)];
-    Call::Remove(v1::RemoveRequest { caller: caller(id), keys, force: true })
+    Call::Remove(v1::RemoveRequest { caller: caller(id), keys, force: true, if_versions: vec![] })
 }
 
 fn code(answer: &response::Call) -> Option<ErrorCode> {

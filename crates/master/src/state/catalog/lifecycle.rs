@@ -14,7 +14,8 @@ use crate::state::{
 };
 
 impl Inventory {
-    /// Finds an object and drops its lost replicas. A member of a condemned group is evicted.
+    /// Finds an object and drops its lost replicas. A member of a condemned group is evicted, and an
+    /// object whose time is over is dropped.
     pub(in crate::state) fn find(
         &mut self,
         now: Moment,
@@ -36,6 +37,7 @@ impl Inventory {
         if self.catalog.groups.is_condemned(slot) {
             self.evict_value(now, slot);
         }
+        self.drop_if_expired(now, slot);
         if !self.drop_lost_replicas(slot) && self.catalog.objects.at(slot).newest_write == NO_WRITE
         {
             self.catalog.objects.remove(slot);
@@ -86,6 +88,7 @@ impl Inventory {
         if flags.has(Flags::SOFT_PINNED) {
             self.catalog.pins.remove(slot);
         }
+        self.catalog.annotations.remove(slot);
         if flags.has(Flags::GROUPED) {
             self.catalog.leave_group(slot, flags.has(Flags::HARD_PINNED));
         }

@@ -1,13 +1,13 @@
 //! Selection, listing and removal of many objects: in byte order, in pages, in slices.
 
-use mooncake_base::{Error, ErrorCode, Moment, ObjectKey, Result, TenantId, key::Printed};
+use mooncake_base::{Error, ErrorCode, Moment, ObjectKey, Result, TenantId, Version, key::Printed};
 use regex::bytes::{Regex, RegexBuilder};
 
 use crate::state::{
     catalog::object::{Flags, Object, ObjectState, Objects},
     ids::{ObjectSlot, Slot, TenantIndex},
     inventory::Inventory,
-    put::write::Writes,
+    put::{other_version, write::Writes},
     read::{lease::LeaseAndFence, not_found, not_ready},
 };
 
@@ -204,13 +204,14 @@ impl Inventory {
     ///
     /// # Errors
     /// `OBJECT_NOT_FOUND`; `REPLICA_IS_NOT_READY`: the first put is unfinished, forced or not;
-    /// `OBJECT_HAS_LEASE` and `OBJECT_HAS_REPLICATION_TASK` unless forced.
+    /// `OBJECT_HAS_LEASE` and `OBJECT_HAS_REPLICATION_TASK` unless forced;
+    /// `OBJECT_ALREADY_EXISTS`: it has another version than `if_version`.
     pub(in crate::state) fn remove(
         &mut self,
         now: Moment,
         tenant: &TenantId,
         key: &[u8],
-        is_forced: bool,
+        (is_forced, if_version): (bool, Option<Version>),
     ) -> Result<()> {
         let tenant = self.catalog.objects.tenant_index(tenant);
         let slot = tenant.and_then(|tenant| self.find(now, tenant, key));
@@ -223,6 +224,9 @@ impl Inventory {
         let object = self.catalog.objects.at(slot);
         if !object.is_complete() {
             return Err(not_ready(key));
+        }
+        if let Some(expected) = if_version.filter(|&expected| expected != object.version()) {
+            return Err(other_version(key, expected, Some(object.version())));
         }
         if object.protection.is_leased(now) && !is_forced {
             return Err(Error::new(ErrorCode::OBJECT_HAS_LEASE, "the object has a lease")

@@ -5,7 +5,7 @@ use std::time::Duration;
 use mooncake_base::{Moment, TenantId, Version};
 
 use crate::state::{
-    catalog::object::Flags, inventory::Inventory, put::write::Writes, read::not_found,
+    Tags, catalog::object::Flags, inventory::Inventory, put::write::Writes, read::not_found,
 };
 
 /// An object with its copies, its protection and its unfinished puts.
@@ -21,6 +21,12 @@ pub struct ObjectView {
     pub lease_left: Duration,
     /// Time until its memory may be reused at once.
     pub fence_left: Duration,
+    /// Data type that the writer gave.
+    pub data_type: u8,
+    /// Time until the object is removed, if it expires.
+    pub expires_in: Option<Duration>,
+    /// Text stored beside it.
+    pub tags: Tags,
     /// True if the object is never evicted.
     pub is_hard_pinned: bool,
     /// Time that the soft pin lasts after each access, if it has one.
@@ -85,6 +91,9 @@ impl ObjectView {
             checksum: catalog.objects.checksum(slot).filter(|_| is_complete),
             lease_left: object.protection.lease_left(now),
             fence_left: object.protection.fence().left(now),
+            data_type: object.data_type,
+            expires_in: catalog.annotations.expires(slot).map(|at| at.left(now)),
+            tags: catalog.annotations.of(slot).map(|found| found.tags.clone()).unwrap_or_default(),
             is_hard_pinned: object.flags.has(Flags::HARD_PINNED),
             soft_pin_ttl: catalog.pins.ttl(now, slot),
             is_being_copied: copying > now.into(),

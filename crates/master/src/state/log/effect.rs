@@ -13,6 +13,7 @@ use mooncake_base::{ClientId, ErrorCode, TenantId};
 use smallvec::SmallVec;
 
 use crate::state::{
+    Tags, Terms,
     catalog::object::{Object, Replica},
     ids::TenantIndex,
     inventory::Inventory,
@@ -61,6 +62,8 @@ pub enum Effect<'a> {
         is_replacing: bool,
         /// Request id of the client; 0: none.
         request: u64,
+        /// What few puts ask for.
+        terms: Option<Box<Terms>>,
     },
     /// A put ended: its value replaces the earlier one of the key.
     Published {
@@ -119,6 +122,15 @@ pub enum Effect<'a> {
         object: ObjectName<'a>,
         /// Time that it lasts after an access; `None`: no pin.
         pin: Option<Duration>,
+    },
+    /// Expiry and tags of a version of an object, published or about to be.
+    Annotated {
+        /// Name of the object.
+        object: ObjectName<'a>,
+        /// When it expires, since 1970; `None`: never.
+        expires: Option<Duration>,
+        /// Text stored beside it.
+        tags: Tags,
     },
     /// Freed memory was quarantined because a late write may reach it.
     Quarantined {

@@ -12,6 +12,7 @@ use mooncake_base::{ClientId, ObjectKey, TenantId};
 use rustc_hash::FxHashMap;
 
 use crate::state::{
+    Tags, Terms,
     log::{
         effect::{DecodeError, Effect, LoggedCopy, LoggedPin, ObjectName, Value},
         task_record::next_ordinal,
@@ -60,6 +61,14 @@ pub(in crate::state) struct LiveObject {
     pub(in crate::state) group: Box<[u8]>,
     pub(in crate::state) checksum: Option<u64>,
     pub(in crate::state) pin: Option<Duration>,
+    pub(in crate::state) annotation: Option<Box<LoggedAnnotation>>,
+}
+
+/// Expiry, since 1970, and tags of an object.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(in crate::state) struct LoggedAnnotation {
+    pub(in crate::state) expires: Option<Duration>,
+    pub(in crate::state) tags: Tags,
 }
 
 /// An unfinished put.
@@ -72,6 +81,7 @@ pub(in crate::state) struct LoggedWrite {
     pub(in crate::state) request: u64,
     pub(in crate::state) is_displaced: bool,
     pub(in crate::state) pin: LoggedPin,
+    pub(in crate::state) terms: Option<Box<Terms>>,
     pub(in crate::state) value: LiveObject,
 }
 
@@ -129,8 +139,8 @@ impl Image {
                 self.segments.remove(&number);
                 self.quarantined.retain(|range| range.number != number);
             }
-            Effect::Started { version, client, mut value, is_replacing, request } => {
-                self.apply_started(version, client, &mut value, (is_replacing, request));
+            Effect::Started { version, client, mut value, is_replacing, request, terms } => {
+                self.apply_started(version, client, &mut value, (is_replacing, request, terms));
             }
             Effect::Published { version, failed, checksum, pin } => {
                 self.apply_published(version, failed, checksum, pin);
@@ -153,15 +163,12 @@ impl Image {
                     self.objects[tenant].remove(object.key);
                 }
             }
-            Effect::ReplicaAdded { object, copy } => {
-                self.next_ordinal = ordinal_after(self.next_ordinal, copy.ordinal);
-                self.update(&object, |found| {
-                    found.copies.retain(|other| other.ordinal != copy.ordinal);
-                    found.copies.push(copy);
-                });
-            }
+            Effect::ReplicaAdded { object, copy } => self.apply_replica(&object, copy),
             Effect::ReplicaDropped { object, ordinal } => {
                 self.update(&object, |found| found.copies.retain(|copy| copy.ordinal != ordinal));
+            }
+            Effect::Annotated { object, expires, tags } => {
+                self.apply_annotation(&object, LoggedAnnotation { expires, tags });
             }
             Effect::Pinned { object, pin } => self.update(&object, |found| found.pin = pin),
             Effect::Quarantined { number, offset, length, time } => {
@@ -181,6 +188,23 @@ impl Image {
             Effect::Quota { tenant, bytes: None } => {
                 self.quotas.remove(tenant);
             }
+        }
+    }
+
+    fn apply_replica(&mut self, object: &ObjectName<'_>, copy: LoggedCopy) {
+        self.next_ordinal = ordinal_after(self.next_ordinal, copy.ordinal);
+        self.update(object, |found| {
+            found.copies.retain(|other| other.ordinal != copy.ordinal);
+            found.copies.push(copy);
+        });
+    }
+
+    fn apply_annotation(&mut self, object: &ObjectName<'_>, annotation: LoggedAnnotation) {
+        let is_none = annotation.expires.is_none() && annotation.tags.is_empty();
+        let annotation = (!is_none).then(|| Box::new(annotation));
+        match self.writes.get_mut(&object.version) {
+            Some(write) => write.value.annotation = annotation,
+            None => self.update(object, |found| found.annotation = annotation),
         }
     }
 
@@ -208,7 +232,7 @@ impl Image {
         version: u64,
         client: ClientId,
         value: &mut Value<'_>,
-        (is_replacing, request): (bool, u64),
+        (is_replacing, request, terms): (bool, u64, Option<Box<Terms>>),
     ) {
         self.next_version = self.next_version.max(version.saturating_add(1));
         let tenant = self.tenant(value.tenant);
@@ -221,6 +245,7 @@ impl Image {
             request,
             is_displaced: false,
             pin: value.pin.clone(),
+            terms,
             value: LiveObject::new(version, value),
         };
         self.writes.insert(version, write);
@@ -279,6 +304,7 @@ impl LiveObject {
             group: value.group.into(),
             checksum: None,
             pin: None,
+            annotation: None,
         }
     }
 }

@@ -7,7 +7,10 @@ use rustc_hash::FxHashMap;
 
 use crate::state::{
     Effect, LoggedCopy, LoggedPin, ObjectName, Rules, SegmentNumber, State,
-    catalog::object::{Flags, NO_WRITE, Replica, Replicas},
+    catalog::{
+        annotations::Annotation,
+        object::{Flags, NO_WRITE, Replica, Replicas},
+    },
     client::recovery::Recovery,
     ids::{KeyHash, ObjectSlot, SegmentSlot, TenantIndex},
     log::replay::{Image, LiveObject, LoggedSegment, LoggedWrite, QuarantinedRange, TenantObjects},
@@ -279,6 +282,11 @@ impl Restoration {
         if let Some(ttl) = live.pin {
             state.inventory.pin(self.now, slot, ttl);
         }
+        if let Some(logged) = &live.annotation {
+            let expires = logged.expires.map(|at| state.inventory.rules.moment_of(at));
+            let tags = logged.tags.clone();
+            state.inventory.catalog.annotations.insert(slot, Annotation { expires, tags });
+        }
         state.inventory.catalog.enqueue(slot);
         self.report.objects += 1;
     }
@@ -331,6 +339,7 @@ impl Restoration {
             is_replacing: logged.is_replacing,
             data_type: logged.value.data_type,
             group: logged.value.group,
+            terms: logged.terms,
         });
         if let Some(slot) = object {
             state.inventory.catalog.objects.at_mut(slot).newest_write = number;

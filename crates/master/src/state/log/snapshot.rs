@@ -99,6 +99,11 @@ fn append_object(inventory: &Inventory, slot: ObjectSlot, object: &Object, into:
     let pin = inventory.catalog.pins.requested_ttl(slot);
     let (version, checksum) = (object.version, inventory.catalog.objects.checksum(slot));
     Effect::ObjectSnapshot { version, value, checksum, pin }.encode(into);
+    if let Some(annotation) = inventory.catalog.annotations.of(slot) {
+        let object = inventory.catalog.objects.logged_name(object);
+        let expires = annotation.expires.map(|at| inventory.rules.unix_time(at));
+        Effect::Annotated { object, expires, tags: annotation.tags.clone() }.encode(into);
+    }
 }
 
 /// Appends memory that is quarantined for longer than all memory is after a restart, since late

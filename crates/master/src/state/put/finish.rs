@@ -9,6 +9,7 @@ use crate::state::{
     Effect,
     catalog::{
         Catalog,
+        annotations::Annotation,
         object::{Flags, NO_WRITE},
     },
     ids::{ObjectSlot, WriteSlot},
@@ -183,6 +184,13 @@ impl PutCalls<'_> {
             RequestedPin::For(ttl) => Some(ttl),
         };
         self.inventory.drop_value(now, slot);
+        let annotation = write
+            .terms
+            .map(|terms| Annotation { expires: terms.ttl.map(|ttl| now + ttl), tags: terms.tags });
+        // Before the value, so that no cut of the log leaves a value that never expires.
+        if let Some(annotation) = &annotation {
+            self.inventory.log_annotation(slot, write.version, annotation);
+        }
         self.log_put_published(write.version, put, pin);
         if write.is_hard_pinned {
             for replica in write.replicas.iter() {
@@ -206,6 +214,9 @@ impl PutCalls<'_> {
         self.inventory.catalog.tenants.add_object(tenant, slot);
         if let Some(ttl) = pin {
             self.inventory.pin(now, slot, ttl);
+        }
+        if let Some(annotation) = annotation {
+            self.inventory.catalog.annotations.insert(slot, annotation);
         }
         self.inventory.catalog.enqueue_hashed(slot, write.hash);
         self.inventory.log.emit_stored(&self.inventory.catalog, slot);

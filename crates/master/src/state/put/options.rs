@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use crate::state::Tags;
+
 /// Soft pin of a put object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum SoftPin {
@@ -29,6 +31,10 @@ pub struct PutOptions {
     pub is_same_node_preferred: bool,
     /// Stored for readers.
     pub data_type: u8,
+    /// Remove the object this long after the put has ended; `None`: never.
+    pub ttl: Option<Duration>,
+    /// Text stored beside the object.
+    pub tags: Tags,
 }
 
 impl Default for PutOptions {
@@ -40,8 +46,21 @@ impl Default for PutOptions {
             preferred_segments: Vec::new(),
             is_same_node_preferred: false,
             data_type: 0,
+            ttl: None,
+            tags: Tags::default(),
         }
     }
+}
+
+/// What few puts ask for, kept until they end.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Terms {
+    /// Publish only in place of this version of the object.
+    pub if_version: Option<u64>,
+    /// Remove the object this long after the put has ended.
+    pub ttl: Option<Duration>,
+    /// Text stored beside the object.
+    pub tags: Tags,
 }
 
 /// A checked soft pin of a put.

@@ -70,6 +70,7 @@ impl Inventory {
             },
         };
         let &Write { version, client, is_replacing, request, .. } = write;
-        Some(Effect::Started { version, client, value, is_replacing, request })
+        let terms = write.terms.clone();
+        Some(Effect::Started { version, client, value, is_replacing, request, terms })
     }
 }

@@ -6,7 +6,7 @@ use rustc_hash::FxHashMap;
 use crate::state::{
     catalog::object::{NO_WRITE, Replicas},
     ids::{KeyHash, ObjectSlot, SegmentSlot, Slot, TenantIndex, WriteSlot},
-    put::options::RequestedPin,
+    put::options::{RequestedPin, Terms},
     reclaim::eviction::{IndexLinks, IndexList},
 };
 
@@ -33,6 +33,8 @@ pub(in crate::state) struct Write {
     pub(in crate::state) is_replacing: bool,
     pub(in crate::state) data_type: u8,
     pub(in crate::state) group: Box<[u8]>,
+    /// `None` for most puts.
+    pub(in crate::state) terms: Option<Box<Terms>>,
 }
 
 /// All unfinished puts, including displaced ones until their memory is freed.

@@ -25,6 +25,7 @@ enum Call {
     Revoke { nth: prop::sample::Index, fails: bool },
     Locate { key: usize, has_lease: bool, has_fence: bool },
     Remove { key: usize, is_forced: bool },
+    Expire { key: usize, ttl_ms: Option<u64> },
     RemoveAll { is_forced: bool },
     Wait { ms: u64 },
     Suspect { client: usize },
@@ -58,7 +59,10 @@ fn call() -> impl Strategy<Value = Call> {
             .prop_map(|(nth, fails)| Call::Revoke { nth, fails }),
         5 => (key.clone(), any::<bool>(), any::<bool>())
             .prop_map(|(key, has_lease, has_fence)| Call::Locate { key, has_lease, has_fence }),
-        3 => (key, any::<bool>()).prop_map(|(key, is_forced)| Call::Remove { key, is_forced }),
+        3 => (key.clone(), any::<bool>())
+            .prop_map(|(key, is_forced)| Call::Remove { key, is_forced }),
+        2 => (key, prop::option::of(1_u64..4000))
+            .prop_map(|(key, ttl_ms)| Call::Expire { key, ttl_ms }),
         1 => any::<bool>().prop_map(|is_forced| Call::RemoveAll { is_forced }),
         4 => prop_oneof![1_u64..3000, Just(31_000), Just(601_000)].prop_map(|ms| Call::Wait { ms }),
         1 => client.clone().prop_map(|client| Call::Suspect { client }),
@@ -101,6 +105,8 @@ struct Model {
     fences: HashMap<(u64, u64, u64), Moment>,
     /// The end of the lease of each key, and the leased version.
     leases: BTreeMap<usize, (Moment, Version)>,
+    /// When keys expire, and in which version.
+    expiries: BTreeMap<usize, (Moment, Version)>,
     /// Tasks handed to clients, and drain jobs created.
     work: Vec<(ClientId, Work)>,
     jobs: Vec<JobId>,
@@ -120,6 +126,7 @@ impl Model {
             started: Vec::new(),
             fences: HashMap::new(),
             leases: BTreeMap::new(),
+            expiries: BTreeMap::new(),
             work: Vec::new(),
             jobs: Vec::new(),
             incarnation: 1,
@@ -145,6 +152,16 @@ impl Model {
                 if self.pool.remove(KEYS[key], is_forced).is_ok() {
                     assert!(is_forced || !is_leased, "leased objects are not removed");
                     self.leases.remove(&key);
+                }
+            }
+            Call::Expire { key, ttl_ms } => {
+                let ttl = ttl_ms.map(Duration::from_millis);
+                let (now, tenant) = (self.pool.now, &self.pool.tenant);
+                let set = self.pool.state.set_expiry(now, tenant, KEYS[key].as_bytes(), ttl);
+                if let (Ok(version), Some(ttl)) = (&set, ttl) {
+                    self.expiries.insert(key, (now + ttl, *version));
+                } else if set.is_ok() {
+                    self.expiries.remove(&key);
                 }
             }
             Call::RemoveAll { is_forced } => {
@@ -436,6 +453,8 @@ impl Model {
 
     fn lease_of(&self, key: usize) -> Option<Version> {
         let &(until, version) = self.leases.get(&key)?;
+        let expiry = self.expiries.get(&key).filter(|(_, expiring)| *expiring == version);
+        let until = expiry.map_or(until, |&(expires, _)| until.min(expires));
         (until > self.pool.now).then_some(version)
     }
 

@@ -335,7 +335,15 @@ fn avoided_endpoints_are_used_only_if_nothing_else_has_room() {
         let keys = std::iter::once(key.as_bytes());
         let hash = pool.state.puts().prefetch_hashes(Some(&put_owner), keys)[0];
         let (length, group) = (MIB, &b""[..]);
-        let put = Put { key, length, group, options: &options, is_replacing: false, request: 0 };
+        let put = Put {
+            key,
+            length,
+            group,
+            options: &options,
+            is_replacing: false,
+            if_version: None,
+            request: 0,
+        };
         let mut progress = PutProgress::default();
         let started = loop {
             let state = &mut pool.state;

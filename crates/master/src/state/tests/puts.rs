@@ -389,7 +389,15 @@ fn retried_put_start_is_idempotent() {
     let options = PutOptions::default();
     let mut start = |client, length, request| {
         let key = KeyRef::new(b"k").unwrap();
-        let put = Put { key, length, group: b"", options: &options, is_replacing: false, request };
+        let put = Put {
+            key,
+            length,
+            group: b"",
+            options: &options,
+            is_replacing: false,
+            if_version: None,
+            request,
+        };
         pool.state.puts().put_start(pool.now, client, &pool.tenant, put)
     };
     let first = start(A, MIB, 7).unwrap();
@@ -399,8 +407,15 @@ fn retried_put_start_is_idempotent() {
     }
     pool.end(A, "k", &first).unwrap();
     let key = KeyRef::new(b"k").unwrap();
-    let put =
-        Put { key, length: MIB, group: b"", options: &options, is_replacing: false, request: 7 };
+    let put = Put {
+        key,
+        length: MIB,
+        group: b"",
+        options: &options,
+        is_replacing: false,
+        if_version: None,
+        request: 7,
+    };
     let again = pool.state.puts().put_start(pool.now, A, &pool.tenant, put);
     fails(again, ErrorCode::OBJECT_ALREADY_EXISTS);
 }

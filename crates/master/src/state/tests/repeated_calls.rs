@@ -16,6 +16,7 @@ impl Pool {
             group: b"",
             options: &PutOptions::default(),
             is_replacing: false,
+            if_version: None,
             request,
         };
         self.state.puts().put_start(self.now, client, &self.tenant, put)

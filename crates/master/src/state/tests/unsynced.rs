@@ -319,6 +319,7 @@ proptest! {
                     group: b"",
                     options: &PutOptions::default(),
                     is_replacing,
+                    if_version: None,
                     request: 0,
                 };
                 match pool.state.puts().put_step(pool.now, A, &pool.tenant, &put, &mut progress) {

@@ -1,6 +1,6 @@
 //! Starts puts: reserves space for them, after what stands in their way is settled.
 
-use std::time::Duration;
+use std::{collections::BTreeMap, time::Duration};
 
 use mooncake_base::{
     Clock, Error, ErrorCode, KeyRef, Moment, ObjectKey, Result, SystemClock, Version,
@@ -156,7 +156,7 @@ impl ClientInner {
         let read = answer.and_then(|response| {
             self.read_started(response, items, (sent, request), |item, failure| {
                 let number = numbers.map_or(item, |numbers| numbers[item]);
-                self.refused(start, number, items[item].key, options.is_upsert, failure)
+                self.refused(start, number, items[item].key, options, failure)
             })
         });
         let versions = read.iter().flatten().filter_map(|reserved| {
@@ -173,13 +173,15 @@ impl ClientInner {
             true => Vec::new(),
             false => items.iter().map(group).collect(),
         };
+        let if_version = |item: &ReserveItem<'_>| Some(options.if_versions.get(item.at)?.0);
+        let if_versions = items.iter().filter_map(if_version).collect();
         let columns = v1::PutColumns::pack(items.iter().map(|item| (item.key, item.length)));
         Call::PutStart(v1::PutStartRequest {
             caller: self.rpc.caller(),
             config: Some(wire_options(options)),
             replace: options.is_upsert,
             request_id: request,
-            columns: Some(v1::PutColumns { groups, ..columns }),
+            columns: Some(v1::PutColumns { groups, if_versions, ..columns }),
             avoided_endpoints: self.transfers.replicas().suspected().endpoints(),
         })
     }
@@ -215,10 +217,13 @@ impl ClientInner {
         start: &mut StartPuts,
         number: usize,
         key: KeyRef<'_>,
-        is_upsert: bool,
+        options: &PutOptions,
         failure: &v1::Failure,
     ) -> Reserved {
         let error = response::item_error(failure, key);
+        if options.is_refusal(error.code()) {
+            return Ok(None);
+        }
         let own = failure.unfinished_put.as_ref().filter(|own| own.request_id != 0);
         let orphan = own
             .map(|own| (own.request_id, Version(own.version)))
@@ -228,13 +233,24 @@ impl ClientInner {
         let owned = || ObjectKey::new(key.as_bytes());
         match start.refused(number, owned, &refusal)? {
             StartVerdict::Existed => Ok(None),
-            StartVerdict::Fail if !is_upsert && orphan.is_some() => {
+            StartVerdict::Fail if !options.is_upsert && orphan.is_some() => {
                 let text = "earlier puts of the key by this client keep reappearing; retry";
                 Err(Error::new(ErrorCode::OBJECT_REPLICA_BUSY, text).with("key", key))
             }
             StartVerdict::Fail | StartVerdict::Again => Err(error),
         }
     }
+}
+
+/// Returns whole milliseconds, rounded up, so that a short time is not none.
+pub(in crate::client) fn wire_millis(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX)
+}
+
+fn wire_tags(tags: &BTreeMap<String, String>) -> Vec<v1::Tag> {
+    let tag =
+        |(name, value): (&String, &String)| v1::Tag { name: name.clone(), value: value.clone() };
+    tags.iter().map(tag).collect()
 }
 
 fn wire_options(options: &PutOptions) -> v1::ReplicateConfig {
@@ -246,12 +262,12 @@ fn wire_options(options: &PutOptions) -> v1::ReplicateConfig {
     v1::ReplicateConfig {
         replica_num: options.replicas,
         soft_pin: soft_pin.into(),
-        soft_pin_ttl_ms: options
-            .soft_pin_ttl
-            .map(|ttl| u64::try_from(ttl.as_millis()).unwrap_or(u64::MAX)),
+        soft_pin_ttl_ms: options.soft_pin_ttl.map(wire_millis),
         with_hard_pin: options.is_hard_pinned,
         preferred_segments: options.preferred_segments.clone(),
         prefer_same_node: options.prefers_own_segments,
         data_type: options.data_type,
+        ttl_ms: options.ttl.map(wire_millis),
+        tags: wire_tags(&options.tags),
     }
 }

@@ -7,7 +7,10 @@ use mooncake_base::{ClientId, Incarnation, SegmentId};
 use smallvec::SmallVec;
 
 use super::{DecodeError, Effect, LoggedCopy, LoggedPin, ObjectName, Value};
-use crate::state::pool::segment::{SegmentNumber, SegmentSpec};
+use crate::state::{
+    Tags, Terms,
+    pool::segment::{SegmentNumber, SegmentSpec},
+};
 
 impl<'a> Effect<'a> {
     /// Appends the encoded effect.
@@ -25,13 +28,21 @@ impl<'a> Effect<'a> {
             Self::SegmentDropped { number } => {
                 out.tag(3).number(number.0);
             }
-            Self::Started { version, client, value, is_replacing, request } => {
-                // Tag 4 has no request id; earlier masters wrote no other.
-                out.tag(if *request == 0 { 4 } else { 18 });
-                out.int(*version).id(client.bits()).value(value).bool(*is_replacing);
-                if *request != 0 {
+            Self::Started { version, client, value, is_replacing, request, terms } => {
+                // Tags 4 and 18 are those of earlier masters, and shorter: without a request id, and
+                // without terms.
+                let tag = if terms.is_some() { 19 } else { [18, 4][usize::from(*request == 0)] };
+                out.tag(tag).int(*version).id(client.bits()).value(value).bool(*is_replacing);
+                if tag != 4 {
                     out.int(*request);
                 }
+                if let Some(terms) = terms {
+                    out.int(terms.if_version.unwrap_or_default()).maybe_time(terms.ttl);
+                    out.tags(&terms.tags);
+                }
+            }
+            Self::Annotated { object, expires, tags } => {
+                out.tag(20).object(object).maybe_time(*expires).tags(tags);
             }
             Self::Published { version, failed, checksum, pin } => {
                 out.tag(5).int(*version).bytes(failed).checksum(*checksum).maybe_time(*pin);
@@ -177,6 +188,11 @@ impl Writer<'_> {
         self.text(object.tenant).bytes(object.key).int(object.version)
     }
 
+    fn tags(&mut self, tags: &Tags) -> &mut Self {
+        self.int(tags.iter().len() as u64);
+        tags.iter().fold(self, |out, (name, value)| out.text(name).text(value))
+    }
+
     fn copy(&mut self, copy: &LoggedCopy) -> &mut Self {
         self.number(copy.segment.0).int(copy.offset).int(u64::from(copy.ordinal))
     }
@@ -220,12 +236,13 @@ impl<'a> Reader<'a> {
                 grace: self.time()?,
             },
             3 => Effect::SegmentDropped { number: self.number()? },
-            tag @ (4 | 18) => Effect::Started {
+            tag @ (4 | 18 | 19) => Effect::Started {
                 version: self.int()?,
                 client: ClientId::from_bits(self.id()?),
                 value: self.value()?,
                 is_replacing: self.bool()?,
-                request: if tag == 18 { self.int()? } else { 0 },
+                request: if tag == 4 { 0 } else { self.int()? },
+                terms: if tag == 19 { Some(Box::new(self.terms()?)) } else { None },
             },
             5 => Effect::Published {
                 version: self.int()?,
@@ -261,6 +278,11 @@ impl<'a> Reader<'a> {
                 let (tenant, is_some, bytes) = (self.text()?, self.bool()?, self.int()?);
                 Effect::Quota { tenant, bytes: is_some.then_some(bytes) }
             }
+            20 => Effect::Annotated {
+                object: self.object()?,
+                expires: self.maybe_time()?,
+                tags: self.tags()?,
+            },
             _ => return None,
         })
     }
@@ -344,6 +366,17 @@ impl<'a> Reader<'a> {
         Some(ObjectName { tenant: self.text()?, key: self.sized()?, version: self.int()? })
     }
 
+    fn terms(&mut self) -> Option<Terms> {
+        let if_version = Some(self.int()?).filter(|&version| version != 0);
+        Some(Terms { if_version, ttl: self.maybe_time()?, tags: self.tags()? })
+    }
+
+    fn tags(&mut self) -> Option<Tags> {
+        let count = self.int()?;
+        let tags = (0..count).map(|_| Some((self.text()?, self.text()?)));
+        Tags::new(tags.collect::<Option<Vec<_>>>()?).ok()
+    }
+
     fn copy(&mut self) -> Option<LoggedCopy> {
         Some(LoggedCopy { segment: self.number()?, offset: self.int()?, ordinal: self.ordinal()? })
     }
@@ -419,16 +452,22 @@ mod tests {
         let client = ClientId::from_bits(5);
         let second = Duration::from_secs(1);
         let object = ObjectName { tenant: "", key: b"k", version: 1 << 50 };
-        let started = |request| {
-            let value = value.clone();
-            Effect::Started { version: 9, client, value, is_replacing: true, request }
+        let tags = Tags::new([("b", "2"), ("a", "")]).unwrap();
+        let terms = Terms { if_version: Some(8), ttl: Some(second), tags: tags.clone() };
+        let started = |request, terms: Option<Terms>| {
+            let (value, terms) = (value.clone(), terms.map(Box::new));
+            Effect::Started { version: 9, client, value, is_replacing: true, request, terms }
         };
         vec![
             Effect::Mounted { number, client, spec },
             Effect::SegmentStatus { number, status: 2, grace: second },
             Effect::SegmentDropped { number },
-            started(0),
-            started(u64::MAX),
+            started(0, None),
+            started(u64::MAX, None),
+            started(0, Some(terms)),
+            started(7, Some(Terms::default())),
+            Effect::Annotated { object: object.clone(), expires: Some(second), tags },
+            Effect::Annotated { object: object.clone(), expires: None, tags: Tags::default() },
             Effect::Published { version: 9, failed: &[1], checksum: Some(u64::MAX), pin: None },
             Effect::Published { version: 9, failed: &[], checksum: None, pin: Some(second) },
             Effect::Displaced { version: 9 },
@@ -485,8 +524,9 @@ mod tests {
             pin: LoggedPin::Preserve,
         };
         let client = ClientId::from_bits(5);
+        let (request, terms) = (0, None);
         let expected =
-            Effect::Started { version: 9, client, value, is_replacing: true, request: 0 };
+            Effect::Started { version: 9, client, value, is_replacing: true, request, terms };
         assert_eq!(read, [expected]);
         let mut written = Vec::new();
         read[0].encode(&mut written);
