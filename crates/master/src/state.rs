@@ -253,7 +253,7 @@ impl State {
                 | self.inventory.pool.free_due_quarantine(now)
                 | self.puts().release_oldest_write(now)
                 | self.inventory.evict_condemned(now)
-                | self.inventory.remove_expired(now);
+                | self.remove_expired(now);
             if !did_one || self.inventory.log.counters.clients_expired - expired >= EXPIRED_SLICE {
                 break;
             }

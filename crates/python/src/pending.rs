@@ -35,7 +35,9 @@ use crate::{
         Keys, Open, Store, describe,
         details::Details,
         located::{Located, RangeRead},
-        outcome::{is_there, length_of, listing, outcome_list, probe, single_key, writable_views},
+        outcome::{
+            done, is_there, length_of, listing, outcome_list, probe, single_key, writable_views,
+        },
         ranges::{Columns, RangeTable},
         settings::seconds,
         tasks::{self, IdParts},
@@ -290,8 +292,7 @@ impl Pending {
     ) -> PyResult<u64> {
         let ttl = ttl_ms.map(Duration::from_millis);
         self.begin_for_keys(py, keys, move |client, names| {
-            let set = call_with_valid(names, |names| client.set_expiry(&names, ttl));
-            set.into_iter().map(|set| set.map(|()| true)).collect()
+            done(call_with_valid(names, |names| client.set_expiry(&names, ttl)))
         })
     }
 
@@ -306,8 +307,7 @@ impl Pending {
     ) -> PyResult<u64> {
         let version = if_version.map(Version);
         self.begin_for_keys(py, keys, move |client, names| {
-            let removed = call_with_valid(names, |names| client.remove_if(&names, force, version));
-            removed.into_iter().map(|removed| removed.map(|()| true)).collect()
+            done(call_with_valid(names, |names| client.remove_if(&names, force, version)))
         })
     }
 

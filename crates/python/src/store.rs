@@ -29,7 +29,7 @@ use self::{
     details::Details,
     located::{Located, RangeRead},
     outcome::{
-        Entry, batch_options, is_there, length_of, listing, outcome_list, probe, single_key,
+        Entry, batch_options, done, is_there, length_of, listing, outcome_list, probe, single_key,
         writable_views,
     },
     parts::{Columns, Table},
@@ -338,10 +338,7 @@ impl Store {
 
     /// Locates objects, for `read_begun`.
     fn begin_reads<'py>(&self, py: Python<'py>, keys: Keys<'py>) -> PyResult<Bound<'py, PyList>> {
-        let names = invalid_as_missing(object_keys(&keys)?);
-        let begin = |client: &Client| call_with_valid(names, |keys| client.begin_reads(&keys));
-        let begun = self.call(py, begin)?;
-        outcome_list(py, &keys, begun.into_iter().map(|begun| begun.map(|()| true)).collect())
+        self.call_for_keys(py, &keys, |client, names| done(client.sessions().begin_reads(names)))
     }
 
     /// Gets parts of objects that `begin_reads` located; returns the bytes read of each object.
@@ -362,7 +359,7 @@ impl Store {
     /// Forgets the locations of objects that `begin_reads` located.
     fn end_reads(&self, py: Python<'_>, keys: Keys<'_>) -> PyResult<()> {
         let names: Vec<ObjectKey> = object_keys(&keys)?.into_iter().flatten().collect();
-        self.call(py, |client| client.end_reads(&names))
+        self.call(py, |client| client.sessions().end_reads(&names))
     }
 
     /// Reserves space for objects of these lengths, for `write_begun`.
@@ -410,8 +407,8 @@ impl Store {
         let names = object_keys(&keys)?;
         let ended = self.call(py, |client| {
             call_with_valid(names, |keys| match is_revoked {
-                true => client.revoke_writes(&keys),
-                false => client.end_writes(&keys),
+                true => client.sessions().revoke_writes(&keys),
+                false => client.sessions().end_writes(&keys),
             })
         })?;
         outcome_list(py, &keys, ended.into_iter().map(|ended| ended.map(|()| true)).collect())
@@ -473,11 +470,7 @@ impl Store {
         keys: Keys<'py>,
         segment: String,
     ) -> PyResult<Bound<'py, PyList>> {
-        let names = invalid_as_missing(object_keys(&keys)?);
-        let cleared = self.call(py, |client| {
-            call_with_valid(names, |keys| client.clear_replicas(&keys, &segment))
-        })?;
-        outcome_list(py, &keys, cleared)
+        self.call_for_keys(py, &keys, |client, names| client.clear_replicas(names, &segment))
     }
 
     /// Starts a drain of segments.
@@ -550,10 +543,9 @@ impl Store {
 
     /// Returns what the master knows of objects: a dictionary for each.
     fn describe<'py>(&self, py: Python<'py>, keys: Keys<'py>) -> PyResult<Bound<'py, PyList>> {
-        let names = invalid_as_missing(object_keys(&keys)?);
-        let found =
-            self.call(py, |client| call_with_valid(names, |names| client.details(&names)))?;
-        outcome_list(py, &keys, found.into_iter().map(|found| found.map(Details::from)).collect())
+        self.call_for_keys(py, &keys, |client, names| {
+            client.details(names).into_iter().map(|found| found.map(Details::from)).collect()
+        })
     }
 
     /// Lets objects expire after that time from now; `None`: never.
@@ -563,15 +555,8 @@ impl Store {
         keys: Keys<'py>,
         ttl_ms: Option<u64>,
     ) -> PyResult<Bound<'py, PyList>> {
-        let names = invalid_as_missing(object_keys(&keys)?);
         let ttl = ttl_ms.map(Duration::from_millis);
-        let set = self.call(py, |client| {
-            call_with_valid(names, |names| client.set_expiry(&names, ttl))
-                .into_iter()
-                .map(|set| set.map(|()| true))
-                .collect()
-        })?;
-        outcome_list(py, &keys, set)
+        self.call_for_keys(py, &keys, |client, names| done(client.set_expiry(names, ttl)))
     }
 
     /// Removes objects, or those that have a version; with `force` also leased ones.
@@ -583,15 +568,8 @@ impl Store {
         force: bool,
         if_version: Option<u64>,
     ) -> PyResult<Bound<'py, PyList>> {
-        let names = invalid_as_missing(object_keys(&keys)?);
         let version = if_version.map(Version);
-        let removed = self.call(py, |client| {
-            call_with_valid(names, |names| client.remove_if(&names, force, version))
-                .into_iter()
-                .map(|removed| removed.map(|()| true))
-                .collect()
-        })?;
-        outcome_list(py, &keys, removed)
+        self.call_for_keys(py, &keys, |client, names| done(client.remove_if(names, force, version)))
     }
 
     /// Removes all objects, or those that a regex or a prefix selects; returns their number.
@@ -749,6 +727,19 @@ impl Store {
         limited(py, self.timeout, || open.client().map(call))
     }
 
+    /// Makes a call about the objects of keys; an invalid key is that of a missing object.
+    fn call_for_keys<'py, T: IntoPyObject<'py> + Send>(
+        &self,
+        py: Python<'py>,
+        keys: &[Bound<'py, PyAny>],
+        call: impl FnOnce(&Client, &[ObjectKey]) -> Vec<Result<T>> + Send,
+    ) -> PyResult<Bound<'py, PyList>> {
+        let names = invalid_as_missing(object_keys(keys)?);
+        let results =
+            self.call(py, |client| call_with_valid(names, |names| call(client, &names)))?;
+        outcome_list(py, keys, results)
+    }
+
     fn put_ranges<'py>(
         &self,
         py: Python<'py>,
@@ -801,22 +792,8 @@ impl Store {
 
 impl Drop for Store {
     fn drop(&mut self) {
-        let Some(open) = self.open.take() else { return };
-        if open.is_forked() {
-            // Locks may be held by threads that do not exist in this process, so the store is
-            // leaked.
-            std::mem::forget(open);
-            return;
+        if let Some(open) = self.open.take() {
+            open::release(open);
         }
-        Python::attach(|py| {
-            // During exit the call is refused, and the process ends anyway.
-            let _ = detached(py, || close_if_last(open));
-        });
-    }
-}
-
-fn close_if_last(open: Arc<Open>) {
-    if Arc::strong_count(&open) == 1 {
-        open.close();
     }
 }

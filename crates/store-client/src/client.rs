@@ -23,6 +23,7 @@ use tokio::runtime::Handle;
 #[cfg(test)]
 pub(crate) use self::bytes::dangling_range;
 pub use self::{
+    put::io_session::Sessions,
     put::reservation::{Reservation, Write},
     read::ranges::PartOutcomes,
 };

@@ -23,7 +23,7 @@ pub mod store;
 pub mod task;
 mod transfer;
 
-pub use client::{Client, PartOutcomes, Reservation, Write};
+pub use client::{Client, PartOutcomes, Reservation, Sessions, Write};
 pub use config::{ClientConfig, LinkConfig, MetricsConfig};
 pub use http::HttpServer;
 pub use link::{CallFailure, DaemonGreeting, DaemonLink, InProcessLink, MasterLink, SocketLink};

@@ -84,7 +84,7 @@ fn put_once(node: &Node, way: Way, values: &[(String, Vec<u8>)]) -> Vec<Result<P
                 .zip(values)
                 .map(|(key, (_, v))| (key.clone(), v.len() as u64))
                 .collect();
-            let begun = client.begin_writes(&items, &PutOptions::default());
+            let begun = client.sessions().begin_writes(&items, &PutOptions::default());
             let end = |at: usize, begun: Result<()>| match begun {
                 Err(error) if error.code() == ErrorCode::OBJECT_ALREADY_EXISTS => {
                     Ok(PutOutcome::Existed)
@@ -92,8 +92,8 @@ fn put_once(node: &Node, way: Way, values: &[(String, Vec<u8>)]) -> Vec<Result<P
                 Err(error) => Err(error),
                 Ok(()) => {
                     let parts = [Parts { key: &keys[at], offsets: &[0], memory: &ranges[at] }];
-                    let written = client.write_in_session(&parts).remove(0);
-                    client.end_writes(std::slice::from_ref(&keys[at])).remove(0)?;
+                    let written = client.sessions().write(&parts).remove(0);
+                    client.sessions().end_writes(std::slice::from_ref(&keys[at])).remove(0)?;
                     written.map(|_| PutOutcome::Stored { replicas: 1 })
                 }
             };

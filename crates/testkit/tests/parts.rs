@@ -101,41 +101,44 @@ fn object_is_written_and_read_in_sessions() {
     let part = |at: usize, length: usize| range(&memory, at, length);
     let write = |offset: u64, at, length| {
         let parts = [Parts { key: &k, offsets: &[offset], memory: &[part(at, length)] }];
-        a.client.write_in_session(&parts).remove(0)
+        a.client.sessions().write(&parts).remove(0)
     };
     assert_eq!(code(&write(0, 0, 1)), ErrorCode::INVALID_PARAMS, "it has not begun");
-    a.client.begin_writes(&[(k.clone(), 3000)], &options).remove(0).unwrap();
-    let again = a.client.begin_writes(&[(k.clone(), 3000)], &options).remove(0);
+    a.client.sessions().begin_writes(&[(k.clone(), 3000)], &options).remove(0).unwrap();
+    let again = a.client.sessions().begin_writes(&[(k.clone(), 3000)], &options).remove(0);
     assert_eq!(code(&again), ErrorCode::INVALID_PARAMS);
     assert_eq!(write(1000, 1000, 2000).unwrap(), 2000);
     assert_eq!(code(&write(2999, 0, 2)), ErrorCode::INVALID_PARAMS, "it ends outside");
     assert_eq!(
-        code(&b.client.begin_reads(from_ref(&k)).remove(0)),
+        code(&b.client.sessions().begin_reads(from_ref(&k)).remove(0)),
         ErrorCode::REPLICA_IS_NOT_READY
     );
     assert_eq!(write(0, 0, 1000).unwrap(), 1000);
-    a.client.end_writes(from_ref(&k)).remove(0).unwrap();
-    assert_eq!(code(&a.client.end_writes(from_ref(&k)).remove(0)), ErrorCode::INVALID_PARAMS);
+    a.client.sessions().end_writes(from_ref(&k)).remove(0).unwrap();
+    assert_eq!(
+        code(&a.client.sessions().end_writes(from_ref(&k)).remove(0)),
+        ErrorCode::INVALID_PARAMS
+    );
     assert_eq!(b.get("k").unwrap().unwrap(), value);
-    let exists = a.client.begin_writes(&[(k.clone(), 1)], &options).remove(0);
+    let exists = a.client.sessions().begin_writes(&[(k.clone(), 1)], &options).remove(0);
     assert_eq!(code(&exists), ErrorCode::OBJECT_ALREADY_EXISTS);
 
     let read = |offset, at, length| {
         let parts = [Parts { key: &k, offsets: &[offset], memory: &[part(at, length)] }];
-        a.client.read_in_session(&parts).remove(0)
+        a.client.sessions().read(&parts).remove(0)
     };
     assert_eq!(code(&read(0, 8000, 1)), ErrorCode::INVALID_PARAMS, "it has not begun");
-    a.client.begin_reads(from_ref(&k)).remove(0).unwrap();
+    a.client.sessions().begin_reads(from_ref(&k)).remove(0).unwrap();
     assert_eq!(read(2000, 8000, 1000).unwrap(), 1000);
     assert_eq!(code(&read(2000, 8000, 1001)), ErrorCode::INVALID_PARAMS);
     let mut bytes = vec![0; 1000];
     memory.read(8000, &mut bytes).unwrap();
     assert_eq!(bytes, value[2000..]);
-    a.client.end_reads(from_ref(&k));
+    a.client.sessions().end_reads(from_ref(&k));
     assert_eq!(code(&read(0, 8000, 1)), ErrorCode::INVALID_PARAMS);
 
     let gone = key("gone");
-    a.client.begin_writes(&[(gone.clone(), 10)], &options).remove(0).unwrap();
-    a.client.revoke_writes(from_ref(&gone)).remove(0).unwrap();
+    a.client.sessions().begin_writes(&[(gone.clone(), 10)], &options).remove(0).unwrap();
+    a.client.sessions().revoke_writes(from_ref(&gone)).remove(0).unwrap();
     assert!(a.client.exists(&[gone], false).remove(0).unwrap().is_none());
 }

@@ -167,7 +167,9 @@ fn put_batch(client: &Client, memory: &SharedMemory, keys: Vec<String>) -> Vec<S
 fn put_in_session(client: &Client, memory: &SharedMemory, name: &str) -> bool {
     let key = key(name);
     memory.write(0, &pattern::value(name, 1, VALUE_BYTES)).unwrap();
-    let begun = client.begin_writes(&[(key.clone(), VALUE_BYTES as u64)], &PutOptions::default());
+    let begun = client
+        .sessions()
+        .begin_writes(&[(key.clone(), VALUE_BYTES as u64)], &PutOptions::default());
     if begun.into_iter().any(|begun| begun.is_err()) {
         pause();
         return false;
@@ -176,10 +178,14 @@ fn put_in_session(client: &Client, memory: &SharedMemory, name: &str) -> bool {
     let is_written = [0, half].into_iter().all(|offset| {
         let memory = [range(memory, offset, half)];
         let parts = [Parts { key: &key, offsets: &[offset as u64], memory: &memory }];
-        client.write_in_session(&parts).remove(0).is_ok()
+        client.sessions().write(&parts).remove(0).is_ok()
     });
     let keys = from_ref(&key);
-    let finished = if is_written { client.end_writes(keys) } else { client.revoke_writes(keys) };
+    let finished = if is_written {
+        client.sessions().end_writes(keys)
+    } else {
+        client.sessions().revoke_writes(keys)
+    };
     is_written && finished.into_iter().all(|outcome| outcome.is_ok())
 }
 

@@ -145,7 +145,7 @@ impl ObjectService {
         let now = self.shared.now();
         let ttl = r.ttl_ms.map(Duration::from_millis);
         let results = self.shared.map_in_slices(&r.keys, |state, key| {
-            ItemResult::from(state.set_expiry(now, &tenant, key, ttl).map(|_| ()))
+            ItemResult::from(state.puts().set_expiry(now, &tenant, key, ttl).map(|_| ()))
         });
         self.shared.op_metrics().count_batch(Op::SetExpiry, results.len(), failed(&results));
         Ok(v1::SetExpiryResponse { results })

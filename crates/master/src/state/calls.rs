@@ -63,21 +63,6 @@ impl State {
         self.inventory.remove(now, tenant, key, (is_forced, Some(version)))
     }
 
-    /// Lets an object expire after `ttl`, or never. Returns its version.
-    ///
-    /// # Errors
-    /// `OBJECT_NOT_FOUND`; `REPLICA_IS_NOT_READY`: the first put is unfinished; `INVALID_PARAMS`: no
-    /// time at all.
-    pub fn set_expiry(
-        &mut self,
-        now: Moment,
-        tenant: &TenantId,
-        key: &[u8],
-        ttl: Option<Duration>,
-    ) -> Result<Version> {
-        self.inventory.set_expiry(now, tenant, key, ttl)
-    }
-
     /// Runs one slice of a removal. Returns whether it is done.
     pub fn remove_matching(&mut self, now: Moment, removal: &mut Removal) -> bool {
         removal.step(now, &mut self.inventory)

@@ -18,13 +18,14 @@ use mooncake_store_client::{
     Client, DaemonLink, HttpServer, InProcessLink, MasterLink, SocketLink,
 };
 use mooncake_transfer_engine::Engine;
+use pyo3::Python;
 use tokio::runtime::Runtime;
 
 use super::{
     pool::Pool,
     settings::{self, DummyArguments, EMBEDDED, Settings},
 };
-use crate::engine::Running;
+use crate::{detach::detached, engine::Running};
 
 /// Longest time that the close of an engine waits for a metadata server.
 const ENGINE_CLOSE_MAX: Duration = Duration::from_secs(1);
@@ -310,4 +311,20 @@ fn stop_master(runtime: &'static Runtime, master: Option<Master>) {
     if stopped.is_err() {
         tracing::warn!(limit = ?MASTER_STOP_MAX, "the embedded master did not stop in time");
     }
+}
+
+/// Gives up a handle on a store, and closes the store with the last one.
+pub(super) fn release(open: Arc<Open>) {
+    if open.is_forked() {
+        // Locks may be held by threads that do not exist in this process, so the store is leaked.
+        std::mem::forget(open);
+        return;
+    }
+    let close_if_last = || {
+        if Arc::strong_count(&open) == 1 {
+            open.close();
+        }
+    };
+    // During exit the call is refused, and the process ends anyway.
+    let _ = Python::attach(|py| detached(py, close_if_last));
 }

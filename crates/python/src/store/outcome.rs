@@ -90,6 +90,11 @@ pub(crate) fn single_key(key: Bound<'_, PyAny>) -> PyResult<Result<ObjectKey>> {
     Ok(keys.into_iter().next().unwrap_or_else(missing))
 }
 
+/// Returns true for each success, as calls without a value have it in Python.
+pub(crate) fn done(results: Vec<Result<()>>) -> Vec<Result<bool>> {
+    results.into_iter().map(|result| result.map(|()| true)).collect()
+}
+
 /// Returns a list with each value, or the exception in its place.
 pub(crate) fn outcome_list<'a, 'py: 'a, T: IntoPyObject<'py>>(
     py: Python<'py>,

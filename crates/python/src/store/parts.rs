@@ -73,12 +73,12 @@ impl Table {
 
     /// Reads the parts of objects that `begin_reads` located.
     pub(crate) fn read_begun(self, client: &Client) -> Vec<Result<u64>> {
-        call_with_valid(self.rows, |rows| client.read_in_session(&parts(&rows)))
+        call_with_valid(self.rows, |rows| client.sessions().read(&parts(&rows)))
     }
 
     /// Writes the parts of objects that `begin_writes` reserved.
     pub(crate) fn write_begun(self, client: &Client) -> Vec<Result<u64>> {
-        call_with_valid(self.rows, |rows| client.write_in_session(&parts(&rows)))
+        call_with_valid(self.rows, |rows| client.sessions().write(&parts(&rows)))
     }
 }
 
@@ -99,7 +99,7 @@ pub(crate) fn begin_writes(
             options.groups = items.iter().map(|(at, _)| options.groups[*at].clone()).collect();
         }
         let items: Vec<_> = items.into_iter().map(|(_, item)| item).collect();
-        let begun = client.begin_writes(&items, &options);
+        let begun = client.sessions().begin_writes(&items, &options);
         begun.into_iter().map(|begun| begun.map(|()| true)).collect()
     })
 }

@@ -6,9 +6,11 @@ use mooncake_base::{Error, Moment, Result, TenantId, Version};
 use rustc_hash::FxHashMap;
 
 use crate::state::{
-    Effect, ObjectName,
+    Effect, Log, ObjectName, Rules, State,
+    catalog::object::Objects,
     ids::ObjectSlot,
     inventory::Inventory,
+    put::PutCalls,
     read::{not_found, not_ready},
 };
 
@@ -123,26 +125,15 @@ impl Inventory {
             self.drop_value(now, slot);
         }
     }
+}
 
-    /// Removes the object that expired first. Returns whether there was one.
-    pub(in crate::state) fn remove_expired(&mut self, now: Moment) -> bool {
-        let Some(&(expires, slot)) = self.catalog.annotations.by_expiry.first() else {
-            return false;
-        };
-        if !expires.has_passed(now) {
-            return false;
-        }
-        self.drop_if_expired(now, slot);
-        self.catalog.remove_if_empty(slot);
-        true
-    }
-
-    /// Lets an object expire after `ttl`, or never.
+impl PutCalls<'_> {
+    /// Lets an object expire after `ttl`, or never. Returns its version.
     ///
     /// # Errors
     /// `OBJECT_NOT_FOUND`; `REPLICA_IS_NOT_READY`: the first put is unfinished; `INVALID_PARAMS`: no
     /// time at all.
-    pub(in crate::state) fn set_expiry(
+    pub fn set_expiry(
         &mut self,
         now: Moment,
         tenant: &TenantId,
@@ -150,34 +141,52 @@ impl Inventory {
         ttl: Option<Duration>,
     ) -> Result<Version> {
         check_ttl(ttl)?;
-        let tenant = self.catalog.objects.tenant_index(tenant);
-        let found = tenant.and_then(|tenant| self.find(now, tenant, key));
-        let found = found.filter(|&slot| !self.is_unclaimed(slot));
+        let tenant = self.inventory.catalog.objects.tenant_index(tenant);
+        let found = tenant.and_then(|tenant| self.inventory.find(now, tenant, key));
+        let found = found.filter(|&slot| !self.inventory.is_unclaimed(slot));
         let slot = found.ok_or_else(|| not_found(key))?;
-        if !self.catalog.objects.at(slot).is_complete() {
+        if !self.inventory.catalog.objects.at(slot).is_complete() {
             return Err(not_ready(key));
         }
-        let tags = self.catalog.annotations.of(slot).map(|found| found.tags.clone());
+        let tags = self.inventory.catalog.annotations.of(slot).map(|found| found.tags.clone());
         let expires = ttl.map(|ttl| now + ttl);
         let annotation = Annotation { expires, tags: tags.unwrap_or_default() };
-        let version = self.catalog.objects.at(slot).version();
-        self.log_annotation(slot, version.0, &annotation);
-        self.catalog.annotations.insert(slot, annotation);
+        let version = self.inventory.catalog.objects.at(slot).version();
+        let Inventory { log, catalog, rules, .. } = &mut *self.inventory;
+        log.annotate(&catalog.objects, rules, (slot, version.0), &annotation);
+        catalog.annotations.insert(slot, annotation);
         Ok(version)
     }
+}
 
-    /// Logs the annotation of a version of an object, published or about to be.
-    pub(in crate::state) fn log_annotation(
+impl State {
+    /// Removes the object that expired first. Returns whether there was one.
+    pub(in crate::state) fn remove_expired(&mut self, now: Moment) -> bool {
+        let Self { inventory, .. } = self;
+        let Some(&(expires, slot)) = inventory.catalog.annotations.by_expiry.first() else {
+            return false;
+        };
+        if !expires.has_passed(now) {
+            return false;
+        }
+        inventory.drop_if_expired(now, slot);
+        inventory.catalog.remove_if_empty(slot);
+        true
+    }
+}
+
+impl Log {
+    /// Records the annotation of a version of an object, published or about to be.
+    pub(in crate::state) fn annotate(
         &mut self,
-        slot: ObjectSlot,
-        version: u64,
+        objects: &Objects,
+        rules: &Rules,
+        (slot, version): (ObjectSlot, u64),
         annotation: &Annotation,
     ) {
-        let object = self.catalog.objects.at(slot);
-        let name = self.catalog.objects.logged_name(object);
-        self.log.effects.record(|| Effect::Annotated {
-            object: ObjectName { version, ..name },
-            expires: annotation.expires.map(|at| self.rules.unix_time(at)),
+        self.effects.record(|| Effect::Annotated {
+            object: ObjectName { version, ..objects.logged_name(objects.at(slot)) },
+            expires: annotation.expires.map(|at| rules.unix_time(at)),
             tags: annotation.tags.clone(),
         });
     }

@@ -13,6 +13,7 @@ use crate::state::{
         object::{Flags, NO_WRITE},
     },
     ids::{ObjectSlot, WriteSlot},
+    inventory::Inventory,
     put::{PutCalls, options::RequestedPin, write::Write},
     read::lease::Timestamp,
 };
@@ -189,7 +190,8 @@ impl PutCalls<'_> {
             .map(|terms| Annotation { expires: terms.ttl.map(|ttl| now + ttl), tags: terms.tags });
         // Before the value, so that no cut of the log leaves a value that never expires.
         if let Some(annotation) = &annotation {
-            self.inventory.log_annotation(slot, write.version, annotation);
+            let Inventory { log, catalog, rules, .. } = &mut *self.inventory;
+            log.annotate(&catalog.objects, rules, (slot, write.version), annotation);
         }
         self.log_put_published(write.version, put, pin);
         if write.is_hard_pinned {

@@ -16,7 +16,7 @@ fn view(pool: &Pool, key: &str) -> Result<ObjectView> {
 }
 
 fn expire(pool: &mut Pool, key: &str, ttl: Option<Duration>) -> Result<Version> {
-    pool.state.set_expiry(pool.now, &pool.tenant, key.as_bytes(), ttl)
+    pool.state.puts().set_expiry(pool.now, &pool.tenant, key.as_bytes(), ttl)
 }
 
 /// Starts a put that replaces one version.

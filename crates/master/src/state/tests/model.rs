@@ -157,7 +157,7 @@ impl Model {
             Call::Expire { key, ttl_ms } => {
                 let ttl = ttl_ms.map(Duration::from_millis);
                 let (now, tenant) = (self.pool.now, &self.pool.tenant);
-                let set = self.pool.state.set_expiry(now, tenant, KEYS[key].as_bytes(), ttl);
+                let set = self.pool.state.puts().set_expiry(now, tenant, KEYS[key].as_bytes(), ttl);
                 if let (Ok(version), Some(ttl)) = (&set, ttl) {
                     self.expiries.insert(key, (now + ttl, *version));
                 } else if set.is_ok() {

@@ -33,15 +33,27 @@ struct OpenWrite {
     writers: usize,
 }
 
+/// The sessions of a client; see [`Client::sessions`].
+#[derive(Debug, Clone, Copy)]
+pub struct Sessions<'a>(&'a Client);
+
 impl Client {
+    /// Returns the calls about objects that are located or reserved once and read or written by many
+    /// calls.
+    pub fn sessions(&self) -> Sessions<'_> {
+        Sessions(self)
+    }
+}
+
+impl Sessions<'_> {
     /// Opens read sessions: locates objects and keeps their places for
-    /// [`read_in_session`](Self::read_in_session). An object with an open session is located again.
+    /// [`read`](Self::read). An object with an open session is located again.
     ///
     /// # Errors
-    /// By key: as [`locate`](Self::locate), or too many sessions are open.
+    /// By key: as [`Client::locate`], or too many sessions are open.
     pub fn begin_reads(&self, keys: &[ObjectKey]) -> Vec<Result<()>> {
-        let located = self.locate(keys);
-        let mut reads = self.inner.io_sessions.reads.lock();
+        let located = self.0.locate(keys);
+        let mut reads = self.0.inner.io_sessions.reads.lock();
         let mut insert = |(located, key): (Result<Located>, &ObjectKey)| {
             check_open_sessions(reads.len())?;
             reads.insert(key.clone(), Arc::new(located?));
@@ -56,10 +68,10 @@ impl Client {
     ///
     /// # Errors
     /// By object: no read session is open, a part is outside the object (`INVALID_PARAMS`), or as
-    /// [`read`](Self::read).
-    pub fn read_in_session(&self, wanted: &[Parts<'_>]) -> Vec<Result<u64>> {
+    /// [`Client::read`].
+    pub fn read(&self, wanted: &[Parts<'_>]) -> Vec<Result<u64>> {
         let located: Vec<Result<Arc<Located>>> = {
-            let reads = self.inner.io_sessions.reads.lock();
+            let reads = self.0.inner.io_sessions.reads.lock();
             let find = |parts: &Parts<'_>| {
                 reads.get(parts.key).cloned().ok_or_else(|| not_begun("read", parts.key))
             };
@@ -67,23 +79,23 @@ impl Client {
         };
         let located: Vec<Result<&Located>> =
             located.iter().map(|l| l.as_ref().map(|l| &**l).map_err(Clone::clone)).collect();
-        let read = self.read_parts_of(&located, wanted, BufferScope::Anywhere, None);
+        let read = self.0.read_parts_of(&located, wanted, BufferScope::Anywhere, None);
         read.into_iter().map(|parts| parts?.into_iter().sum()).collect()
     }
 
     /// Closes read sessions. Keys without a session are ignored.
     pub fn end_reads(&self, keys: &[ObjectKey]) {
-        let mut reads = self.inner.io_sessions.reads.lock();
+        let mut reads = self.0.inner.io_sessions.reads.lock();
         for key in keys {
             reads.remove(key);
         }
     }
 
     /// Opens write sessions: reserves space for objects of the given lengths, for
-    /// [`write_in_session`](Self::write_in_session).
+    /// [`write`](Self::write).
     ///
     /// # Errors
-    /// By object: as [`reserve`](Self::reserve); `OBJECT_ALREADY_EXISTS`; a write session is open
+    /// By object: as [`Client::reserve`]; `OBJECT_ALREADY_EXISTS`; a write session is open
     /// already (`INVALID_PARAMS`), or too many are open.
     pub fn begin_writes(
         &self,
@@ -91,7 +103,7 @@ impl Client {
         options: &PutOptions,
     ) -> Vec<Result<()>> {
         let mut outcomes: Vec<Option<Result<()>>> = {
-            let writes = self.inner.io_sessions.writes.lock();
+            let writes = self.0.inner.io_sessions.writes.lock();
             let refuse = |(key, _): &(ObjectKey, u64)| match writes.contains_key(key) {
                 true => Some(Err(already_begun(key))),
                 false => check_open_sessions(writes.len()).err().map(Err),
@@ -104,9 +116,12 @@ impl Client {
         if options.groups.len() == items.len() {
             options.groups = fresh.iter().map(|&at| options.groups[at].clone()).collect();
         }
-        let reserved = self.reserve(&wanted, &options);
+        if options.if_versions.len() == items.len() {
+            options.if_versions = fresh.iter().map(|&at| options.if_versions[at]).collect();
+        }
+        let reserved = self.0.reserve(&wanted, &options);
         let mut duplicates = Vec::new();
-        let mut writes = self.inner.io_sessions.writes.lock();
+        let mut writes = self.0.inner.io_sessions.writes.lock();
         for (&at, reserved) in fresh.iter().zip(reserved) {
             outcomes[at] = Some(reserved.and_then(|reserved| {
                 let reservation = reserved.ok_or_else(|| already_exists(&items[at].0))?;
@@ -123,7 +138,7 @@ impl Client {
             }));
         }
         drop(writes);
-        for error in self.revoke(duplicates).into_iter().filter_map(Result::err) {
+        for error in self.0.revoke(duplicates).into_iter().filter_map(Result::err) {
             tracing::debug!(%error, "cannot revoke a duplicate reservation");
         }
         let missing = || Err(Error::internal("a write was left out of its batch"));
@@ -135,10 +150,10 @@ impl Client {
     ///
     /// # Errors
     /// By object: no write session is open, a part is outside the object, the lists differ in
-    /// length (`INVALID_PARAMS`), or as [`write`](Self::write).
-    pub fn write_in_session(&self, parts: &[Parts<'_>]) -> Vec<Result<u64>> {
+    /// length (`INVALID_PARAMS`), or as [`Client::write`].
+    pub fn write(&self, parts: &[Parts<'_>]) -> Vec<Result<u64>> {
         let mut taken: Vec<Result<Reservation>> = {
-            let mut writes = self.inner.io_sessions.writes.lock();
+            let mut writes = self.0.inner.io_sessions.writes.lock();
             let mut take = |parts: &Parts<'_>| {
                 check_lists(parts)?;
                 let open =
@@ -155,9 +170,9 @@ impl Client {
                 writes.push(Write { reservation, ranges: ranges.collect() });
             }
         }
-        let mut written = self.write(&mut writes).into_iter();
+        let mut written = self.0.write(&mut writes).into_iter();
         let missing = || Err(Error::internal("a write was left out of its batch"));
-        let mut open = self.inner.io_sessions.writes.lock();
+        let mut open = self.0.inner.io_sessions.writes.lock();
         let mut finish = |(taken, parts): (Result<Reservation>, &Parts<'_>)| {
             let reservation = taken?;
             if let Some(open) = open.get_mut(parts.key) {
@@ -174,10 +189,10 @@ impl Client {
     ///
     /// # Errors
     /// By key: no write session is open, another thread is writing the object now, or as
-    /// [`publish`](Self::publish).
+    /// [`Client::publish`].
     pub fn end_writes(&self, keys: &[ObjectKey]) -> Vec<Result<()>> {
         self.finish_writes(keys, |reservations| {
-            let published = self.publish(reservations);
+            let published = self.0.publish(reservations);
             published.into_iter().map(|outcome| outcome.map(|_: PutOutcome| ())).collect()
         })
     }
@@ -186,9 +201,9 @@ impl Client {
     ///
     /// # Errors
     /// By key: no write session is open, another thread is writing the object now, or as
-    /// [`revoke`](Self::revoke).
+    /// [`Client::revoke`].
     pub fn revoke_writes(&self, keys: &[ObjectKey]) -> Vec<Result<()>> {
-        self.finish_writes(keys, |reservations| self.revoke(reservations))
+        self.finish_writes(keys, |reservations| self.0.revoke(reservations))
     }
 
     fn finish_writes(
@@ -198,7 +213,7 @@ impl Client {
     ) -> Vec<Result<()>> {
         let mut reservations = Vec::with_capacity(keys.len());
         let taken: Vec<Result<()>> = {
-            let mut writes = self.inner.io_sessions.writes.lock();
+            let mut writes = self.0.inner.io_sessions.writes.lock();
             let mut take = |key: &ObjectKey| {
                 let open = writes.get(key).ok_or_else(|| not_begun("write", key))?;
                 if open.writers > 0 {
