@@ -11,8 +11,9 @@ from typing import Any
 
 import torch
 
-from ._pg.expert_rows import BLOCK, combine_rows, quantize, route
+from ._pg.expert_rows import BLOCK, Routing, combine_rows, quantize, rows_of_experts
 from ._pg.membership import get_current_epoch
+from ._pg.row_memory import RowMemory
 from .pg import MooncakeProcessGroup
 
 __all__ = ["Buffer", "EventOverlap"]
@@ -60,6 +61,7 @@ class Buffer:
         self._disable_p2p = disable_p2p
         self._tag = 0
         self._round = 0
+        self._memory = RowMemory()
         self.connect()
 
     @staticmethod
@@ -119,62 +121,59 @@ class Buffer:
         local = num_experts // self.group_size
         is_fp8 = use_fp8 is not False
         tag = self._next_round()
-        rows = _as_bytes(x.detach().cpu(), is_fp8)
-        experts = topk_idx.detach().cpu()
-        own = None
-        for rank in self._others_last():
-            routed = route(experts, range(rank * local, (rank + 1) * local))
-            counts = torch.tensor([len(one) for one in routed], dtype=torch.int64)
-            chosen = torch.cat(routed)
-            message = _message(chosen, rows)
-            if rank == self.rank:
-                own = (counts, message)
-                continue
-            self.group.send([counts], rank, tag | _COUNTS)
-            self.group.send([message], rank, tag | _ROWS)
+        routing = Routing.of(topk_idx.detach().cpu(), num_experts)
+        bounds = routing.bounds(self.group_size)
+        rows = self._selected(_as_bytes(x.detach().cpu(), is_fp8), routing.tokens)
+        heads = self._send_rows(routing, bounds, rows, local + most * topk_idx.shape[1], tag)
         size = self.group_size * most
         kind = torch.float8_e4m3fn if is_fp8 else torch.bfloat16
-        received = torch.zeros(local, size, hidden, dtype=kind, device=device)
-        scales = torch.zeros(local, hidden // BLOCK, size, dtype=torch.float32, device=device)
+        # Rows past the count are undefined.
+        received = self._empty_rows((local, size, hidden), kind, device)
+        scales = torch.empty(local, hidden // BLOCK, size, dtype=torch.float32, device=device)
         counts_out = torch.zeros(local, dtype=torch.int32, device=device)
         source_info = torch.zeros(local, size, dtype=torch.int32, device=device)
         layout = torch.zeros(local, self.group_size, dtype=torch.int64, device=device)
         arrivals = {
-            rank: self._receive(torch.zeros(local, dtype=torch.int64), rank, tag | _COUNTS)
+            rank: self._receive(torch.empty_like(heads[rank]), rank, tag | _COUNTS)
             for rank in range(self.group_size)
             if rank != self.rank
         }
         mask = self._mask(active_ranks)
-        width = rows.shape[1] + 8
+        own = (heads[self.rank], rows[bounds[self.rank] : bounds[self.rank + 1]])
+        row_words = received.flatten(0, 1).view(torch.int64)
 
         def receive() -> None:
             deadline = _deadline(timeout_us)
-            places = [0] * local
-            for rank in range(self.group_size):
-                part = own if rank == self.rank else None
-                if rank != self.rank:
-                    part = self._rows_of(rank, arrivals[rank], width, tag, mask, deadline)
+            # Rows are on their way from all ranks before the first ones are stored.
+            parts = {
+                rank: own
+                if rank == self.rank
+                else self._begin_rows(
+                    rank, arrivals[rank], local, rows.shape[1], tag, mask, deadline
+                )
+                for rank in range(self.group_size)
+            }
+            begins = torch.zeros(local, dtype=torch.int64, device="cpu")
+            for rank, part in parts.items():
                 if part is None:
                     continue
-                counts, message = part
-                begin = 0
-                for expert, count in enumerate(counts.tolist()):
-                    chunk = message[begin : begin + count]
-                    begin += count
-                    place = places[expert]
-                    places[expert] += count
-                    target = slice(place, place + count)
-                    layout[expert, rank] = place << 32 | count
-                    indexes = chunk[:, :8].contiguous().view(torch.int64).flatten()
-                    source_info[expert, target] = indexes.to(torch.int32).to(device)
-                    data = chunk[:, 8:].contiguous()
-                    length = hidden if is_fp8 else 2 * hidden
-                    values = data[:, :length].contiguous().view(kind)
-                    received[expert, target] = values.to(device)
-                    if is_fp8:
-                        scale = data[:, length:].contiguous().view(torch.float32)
-                        scales[expert, :, target] = scale.t().to(device)
-            counts_out.copy_(torch.tensor(places, dtype=torch.int32))
+                if rank != self.rank and not self._has_arrived(rank, part, mask, deadline):
+                    continue
+                head = heads[rank] if rank == self.rank else arrivals[rank][1]
+                counts = head[:local].to(torch.int64)
+                places = rows_of_experts(begins, counts, size)
+                layout[:, rank] = (begins << 32 | counts).to(device)
+                begins += counts
+                target = places.to(device)
+                tokens = head[local : local + len(places)]
+                source_info.view(-1).index_copy_(0, target, tokens.to(device))
+                data = part[1].to(device)
+                length = hidden if is_fp8 else 2 * hidden
+                row_words.index_copy_(0, target, data[:, :length].contiguous().view(torch.int64))
+                if is_fp8:
+                    scale = data[:, length:].contiguous().view(torch.float32)
+                    scales[target // size, :, target % size] = scale
+            counts_out.copy_(begins)
 
         handle = (source_info, layout, most, hidden, num_experts)
         result: Any = (received, scales.transpose(1, 2)) if is_fp8 else received
@@ -215,47 +214,47 @@ class Buffer:
         """
         if async_finish and return_recv_hook:
             raise ValueError("async_finish and return_recv_hook exclude each other")
-        _, layout, _, hidden, num_experts = handle
-        local = num_experts // self.group_size
+        _, layout, most, hidden, num_experts = handle
         tag = self._next_round() | _RETURNED
-        rows, places = x.detach().to(torch.bfloat16).cpu(), layout.cpu().tolist()
-        experts, weights = topk_idx.detach().cpu(), topk_weights.detach().cpu()
-        own = None
-        for rank in self._others_last():
-            parts = []
-            for expert in range(local):
-                begin, count = places[expert][rank] >> 32, places[expert][rank] & 0xFFFF_FFFF
-                parts.append(rows[expert, begin : begin + count])
-            message = torch.cat(parts)
-            if rank == self.rank:
-                own = message
-            elif len(message):
-                self.group.send([message], rank, tag)
+        rows = x.detach().to(torch.bfloat16).cpu().reshape(-1, hidden)
+        parts = layout.cpu()
+        routing = Routing.of(topk_idx.detach().cpu(), num_experts)
+        bounds = routing.bounds(self.group_size)
+        # The last row is zero; it stands for what no rank returns.
+        returned = self._memory.take((bounds[-1] + 1, hidden), torch.bfloat16)
+        returned[-1] = 0
         arrivals: dict[int, Any] = {}
-        counts: dict[int, list[int]] = {}
-        for rank in range(self.group_size):
-            routed = route(experts, range(rank * local, (rank + 1) * local))
-            counts[rank] = [len(one) for one in routed]
-            if rank != self.rank and sum(counts[rank]) > 0:
-                target = torch.zeros(sum(counts[rank]), hidden, dtype=torch.bfloat16)
+        sends: dict[int, Any] = {}
+        for rank in self._others_last():
+            places = rows_of_experts(
+                parts[:, rank] >> 32, parts[:, rank] & 0xFFFF_FFFF, self.group_size * most
+            )
+            target = returned[bounds[rank] : bounds[rank + 1]]
+            if rank == self.rank:
+                torch.index_select(rows, 0, places, out=target)
+                continue
+            if len(places):
+                sends[rank] = self._send(self._selected(rows, places), rank, tag)
+            if len(target):
                 arrivals[rank] = self._receive(target, rank, tag)
         result = out
         if result is None:
             shape = (topk_idx.shape[0], hidden)
-            result = torch.zeros(shape, dtype=torch.bfloat16, device=x.device)
-        mask = self._mask(active_ranks)
+            result = torch.empty(shape, dtype=torch.bfloat16, device=x.device)
+        mask, weights = self._mask(active_ranks), topk_weights.detach().cpu()
 
         def receive() -> None:
             deadline = _deadline(timeout_us)
-            returned = {}
-            for rank in range(self.group_size):
-                message = own if rank == self.rank else None
-                if rank in arrivals and self._has_arrived(rank, arrivals[rank], mask, deadline):
-                    message = arrivals[rank][1]
-                if message is not None:
-                    for expert, part in enumerate(message.split(counts[rank])):
-                        returned[rank * local + expert] = part
-            result.copy_(combine_rows(returned, experts, weights, hidden))
+            places = routing.places.clone()
+            for rank, arrival in arrivals.items():
+                if not self._has_arrived(rank, arrival, mask, deadline):
+                    is_lost = (places >= bounds[rank]) & (places < bounds[rank + 1])
+                    places[is_lost] = bounds[-1]
+            result.copy_(combine_rows(returned, places, weights))
+            # A caller that leaves the group now does not take the rows of others with it.
+            for rank, sent in sends.items():
+                if int(mask[rank]):
+                    sent[0]._completion.wait(_seconds_left(deadline))
 
         if return_recv_hook:
             return result, EventOverlap(), receive
@@ -282,6 +281,20 @@ class Buffer:
             return torch.ones(self.group_size, dtype=torch.int32, device="cpu")
         return active_ranks
 
+    def _empty_rows(
+        self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
+    ) -> torch.Tensor:
+        if device.type != "cpu":
+            return torch.empty(shape, dtype=dtype, device=device)
+        return self._memory.take(shape, dtype)
+
+    def _selected(self, rows: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+        memory = self._memory.take((len(places), rows.shape[1]), rows.dtype)
+        return torch.index_select(rows, 0, places, out=memory)
+
+    def _send(self, tensor: torch.Tensor, rank: int, tag: int) -> tuple[Any, torch.Tensor]:
+        return self.group.send([tensor], rank, tag), tensor
+
     def _receive(self, tensor: torch.Tensor, rank: int, tag: int) -> tuple[Any, torch.Tensor]:
         return self.group.recv([tensor], rank, tag), tensor
 
@@ -294,29 +307,56 @@ class Buffer:
     ) -> bool:
         """Waits for a message; a rank that is late or lost is cleared in the mask."""
         work = arrival[0]
+        if work is None:
+            return True
         limit_s = 0.0
         if int(mask[rank]):
-            limit_s = 1e9 if deadline is None else max(deadline - time.monotonic(), 0.0)
+            limit_s = _seconds_left(deadline)
         if not work._completion.wait(limit_s) or work.failed_ranks():
             mask[rank] = 0
             return False
         return bool(work.wait())
 
-    def _rows_of(
+    def _send_rows(
+        self, routing: Routing, bounds: list[int], rows: torch.Tensor, length: int, tag: int
+    ) -> list[torch.Tensor]:
+        """Sends each rank its rows, and before them their number for each expert and their tokens.
+
+        Returns:
+            These heads, for each rank.
+        """
+        heads = []
+        for rank, counts in enumerate(routing.counts.reshape(self.group_size, -1)):
+            tokens = routing.tokens[bounds[rank] : bounds[rank + 1]]
+            head = torch.zeros(length, dtype=torch.int32, device="cpu")
+            head[: len(counts)] = counts
+            head[len(counts) : len(counts) + len(tokens)] = tokens
+            heads.append(head)
+        for rank in self._others_last():
+            if rank == self.rank:
+                continue
+            self.group.send([heads[rank]], rank, tag | _COUNTS)
+            part = rows[bounds[rank] : bounds[rank + 1]]
+            if len(part):
+                self.group.send([part], rank, tag | _ROWS)
+        return heads
+
+    def _begin_rows(
         self,
         rank: int,
         arrival: tuple[Any, torch.Tensor],
+        local: int,
         width: int,
         tag: int,
         mask: torch.Tensor,
         deadline: float | None,
-    ) -> tuple[torch.Tensor, torch.Tensor] | None:
+    ) -> tuple[Any, torch.Tensor] | None:
+        """Begins to receive the rows that a head announces; returns None if the rank is late."""
         if not self._has_arrived(rank, arrival, mask, deadline):
             return None
-        counts = arrival[1]
-        message = torch.zeros(int(counts.sum()), width, dtype=torch.uint8)
-        rows = self._receive(message, rank, tag | _ROWS)
-        return (counts, message) if self._has_arrived(rank, rows, mask, deadline) else None
+        count = int(arrival[1][:local].sum())
+        rows = torch.empty(count, width, dtype=torch.uint8, device="cpu")
+        return self._receive(rows, rank, tag | _ROWS) if count else (None, rows)
 
 
 def _check_dispatch(
@@ -345,10 +385,8 @@ def _as_bytes(rows: torch.Tensor, is_fp8: bool) -> torch.Tensor:
     return torch.cat(parts, dim=1)
 
 
-def _message(tokens: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-    """Returns the rows of tokens, each behind the 8 bytes of its index."""
-    indexes = tokens.to(torch.int64).reshape(-1, 1).contiguous().view(torch.uint8)
-    return torch.cat([indexes, rows[tokens]], dim=1)
+def _seconds_left(deadline: float | None) -> float:
+    return 1e9 if deadline is None else max(deadline - time.monotonic(), 0.0)
 
 
 def _deadline(timeout_us: int) -> float | None:

@@ -153,12 +153,16 @@ impl<'a> Attempt<'a> {
     }
 
     fn explain_end(&self, slot: usize) -> Stop {
-        match self.await_done(slot) {
-            Err(stop) => stop,
-            Ok(()) => Stop::Failed(
-                Error::invalid("another rank has taken its memory back").with("rank", slot),
-            ),
+        if let Err(stop) = self.await_done(slot) {
+            return stop;
         }
+        // The member had its data. Without ours it leaves the operation only by a change of the
+        // view, or because it is dead, which changes the view too.
+        let mut state = self.core.inbox.state.lock();
+        while !self.is_interrupted(&state) {
+            self.core.inbox.changed.wait_for(&mut state, RECHECK);
+        }
+        Stop::Interrupted
     }
 }
 

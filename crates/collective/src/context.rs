@@ -391,10 +391,10 @@ impl Agent {
                 let _ = self.tell(&Request::Report { group, attempt, finished });
             }),
             Notice::Commit(commit) => self.with(&commit.group.clone(), |inbox| {
-                for rank in inbox.commit(commit) {
+                for (rank, incarnation) in inbox.commit(commit) {
                     let shares_view = |inbox: &Arc<Inbox>| inbox.shares_view_with(rank);
                     if !self.mesh.inboxes().iter().any(shares_view) {
-                        self.mesh.drop_link(rank);
+                        self.mesh.drop_link(rank, incarnation);
                     }
                 }
             }),

@@ -225,7 +225,7 @@ impl Inbox {
     }
 
     /// Takes in a new view, and returns the ranks that are not in it any more.
-    pub(crate) fn commit(&self, commit: Commit) -> Vec<u32> {
+    pub(crate) fn commit(&self, commit: Commit) -> Vec<(u32, u64)> {
         let mut ended = Ended::new();
         let mut state = self.state.lock();
         let slot = state.slot;
@@ -243,7 +243,7 @@ impl Inbox {
                 .any(|new| new.rank == old.rank && new.incarnation == old.incarnation);
             old.slot != slot && !(is_member && stays)
         });
-        let left: Vec<u32> = left.map(|member| member.rank).collect();
+        let left = left.map(|member| (member.rank, member.incarnation)).collect();
         let restarts = commit.generation != state.view.generation || !was_member;
         // An operation that is finished as it is keeps its number.
         let finished = commit.finished;
@@ -255,6 +255,14 @@ impl Inbox {
                 // The open operation is the first one of the new generation.
                 *running = Running { sequence: 0, has_data: false };
                 state.next = 1;
+            }
+        }
+        // Who takes part no more is not ready any more, until the coordinator says so again.
+        let State { peers, view, .. } = &mut *state;
+        for old in &view.members {
+            let stays = commit.members.iter().any(|new| new.slot == old.slot);
+            if let Some(is_ready) = peers.get_mut(old.slot).filter(|_| !stays) {
+                *is_ready = false;
             }
         }
         state.view = View {
@@ -317,7 +325,9 @@ impl Inbox {
 impl State {
     /// Returns whether a part belongs to an operation that has ended, or that is done again.
     fn is_over(&self, attempt: u32, sequence: u64) -> bool {
-        let open = self.running.map_or(self.next, |running| running.sequence);
+        // One that is finished as it is may still run when a generation has begun.
+        let running = self.running.map(|running| running.sequence).filter(|it| *it < self.next);
+        let open = running.unwrap_or(self.next);
         attempt < self.view.attempt || (attempt == self.view.attempt && sequence < open)
     }
 

@@ -62,6 +62,8 @@ struct Group {
     attempt: u32,
     generation: u32,
     epoch: u64,
+    /// The active slots of the last view.
+    shown: Vec<bool>,
     change: Option<Change>,
     /// Losses that `synchronize` has not reported yet.
     has_unreported_loss: bool,
@@ -246,6 +248,7 @@ impl Group {
             attempt: 0,
             generation: 0,
             epoch: 0,
+            shown: Vec::new(),
             change: None,
             has_unreported_loss: false,
             waiting: Vec::new(),
@@ -349,7 +352,6 @@ impl Group {
         let Some(change) = self.change.take() else { return Notices::new() };
         let old = change.reports.iter().filter(|(slot, _)| !change.activated.contains(slot));
         let finished = old.map(|(_, finished)| *finished).min().unwrap_or(-1);
-        let before = self.active();
         for slot in &change.activated {
             if let Some(slot) = self.slots.get_mut(slot) {
                 slot.state = SlotState::Active;
@@ -364,8 +366,9 @@ impl Group {
             }
         }
         let active = self.active();
-        if active != before || self.epoch == 0 {
+        if active != self.shown {
             self.epoch += 1;
+            self.shown.clone_from(&active);
         }
         let commit = Commit {
             group: self.name.clone(),

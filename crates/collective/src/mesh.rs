@@ -5,6 +5,7 @@ use std::{
     hash::{Hash, Hasher},
     io::{self, IoSlice, Read, Write},
     net::{Shutdown, TcpListener, TcpStream},
+    slice,
     sync::{
         Arc, Weak,
         atomic::{AtomicBool, Ordering},
@@ -274,9 +275,13 @@ impl Mesh {
     }
 
     /// Returns the connection to a member, once it is there, unless `is_over` says to give up.
-    pub(crate) fn link(&self, member: &Member, is_over: impl Fn() -> bool) -> Option<Arc<Link>> {
-        let mut state = self.state.lock();
+    pub(crate) fn link(
+        self: &Arc<Self>,
+        member: &Member,
+        is_over: impl Fn() -> bool,
+    ) -> Option<Arc<Link>> {
         loop {
+            let mut state = self.state.lock();
             if let Some(link) = state.links.get(&member.rank)
                 && link.incarnation == member.incarnation
                 && link.is_alive.load(Ordering::SeqCst)
@@ -288,13 +293,19 @@ impl Mesh {
             }
             // The end of the wait is not announced here: it is looked for.
             self.changed.wait_for(&mut state, Duration::from_millis(20));
+            drop(state);
+            // The connection may have ended before this rank was in a view with the member.
+            self.connect(slice::from_ref(member));
         }
     }
 
     /// Closes the connection to a rank that is in no view any more.
-    pub(crate) fn drop_link(&self, rank: u32) {
-        let link = self.state.lock().links.remove(&rank);
-        if let Some(link) = link {
+    pub(crate) fn drop_link(&self, rank: u32, incarnation: u64) {
+        let mut state = self.state.lock();
+        // Its successor may have connected already.
+        if state.links.get(&rank).is_some_and(|link| link.incarnation == incarnation)
+            && let Some(link) = state.links.remove(&rank)
+        {
             link.close();
         }
     }

@@ -188,8 +188,9 @@ class Collectives:
         source = read_from(tensor)
         memory = write_to(output, keeps_content=True)
         size = int(self._native_group().size())
-        outgoing = _split(tensor, source, input_split_sizes, size, "input")
-        incoming = _split(output, memory, output_split_sizes, size, "output")
+        counts = (size, self._pending.max_group_size)
+        outgoing = _split(tensor, source, input_split_sizes, counts, "input")
+        incoming = _split(output, memory, output_split_sizes, counts, "output")
         completion = self._native_group().all_to_all(*outgoing, *incoming)
         return self._begun(completion, [memory], [output], opts, [source])
 
@@ -263,8 +264,10 @@ class Collectives:
         return CombinedWork(works)
 
     def _check_count(self, count: int, call: str, what: str) -> None:
+        # A rank at the end may be lost between the caller's look at the size and this call: the
+        # entries of slots without a rank are left alone.
         size = int(self._native_group().size())
-        if count != size:
+        if not size <= count <= self._pending.max_group_size:
             raise ValueError(
                 f"{call}: {what} must be as many as ranks: given={count}, ranks={size}"
             )
@@ -362,9 +365,14 @@ def _part_count(whole_bytes: int, part_bytes: int, call: str) -> int:
 
 
 def _split(
-    tensor: torch.Tensor, memory: HostMemory, sizes: Sequence[int], ranks: int, side: str
+    tensor: torch.Tensor,
+    memory: HostMemory,
+    sizes: Sequence[int],
+    counts: tuple[int, int],
+    side: str,
 ) -> tuple[list[int], list[int]]:
     """Returns address and length of each rank's rows."""
+    ranks, most = counts
     rows = tensor.shape[0] if tensor.dim() else 1
     if not sizes:
         if rows % ranks:
@@ -373,7 +381,7 @@ def _split(
                 f"ranks={ranks}; pass {side}_split_sizes"
             )
         sizes = [rows // ranks] * ranks
-    if len(sizes) != ranks or sum(sizes) != rows or min(sizes) < 0:
+    if not ranks <= len(sizes) <= most or sum(sizes) != rows or min(sizes) < 0:
         raise ValueError(
             f"all_to_all_single: {side}_split_sizes must name the rows of each rank: "
             f"sizes={list(sizes)}, rows={rows}, ranks={ranks}"

@@ -92,6 +92,8 @@ impl World {
             Some(Notice::Commit(commit)) => {
                 if let Some(before) = &agent.view {
                     assert!(commit.attempt > before.attempt && commit.epoch >= before.epoch);
+                    let is_same = commit.active == before.active;
+                    assert!(is_same || commit.epoch > before.epoch, "the epoch stands still");
                 }
                 agent.view = Some(commit);
             }

@@ -1,0 +1,249 @@
+"""Scenarios in which ranks die, stop or leave; `test_pg_faults.py` runs them in forked processes.
+
+A scenario gets its rank, the size of the group, the port of the store, and a pipe to the parent.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from datetime import timedelta
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from mooncake import pg
+
+LIMIT = timedelta(seconds=60)
+LARGE = 1 << 20
+
+
+def start(rank, size, port, options=None):
+    """Makes the default group."""
+    torch.set_num_threads(1)
+    store = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=LIMIT)
+    dist.init_process_group(
+        "mooncake-cpu", store=store, rank=rank, world_size=size, timeout=LIMIT, pg_options=options
+    )
+    return dist.group.WORLD
+
+
+def await_true(condition):
+    """Waits until the condition is true."""
+    end = time.monotonic() + LIMIT.total_seconds()
+    while not condition():
+        assert time.monotonic() < end, "the condition did not come true"
+        time.sleep(0.005)
+
+
+def add_up(rank, count=3):
+    """Returns the sum of 2^rank over the members, and the ranks that were lost."""
+    tensor = torch.full((count,), 2.0**rank)
+    work = dist.all_reduce(tensor, async_op=True)
+    work.wait()
+    assert (tensor == tensor[0]).all(), "a torn sum"
+    return float(tensor[0]), pg.get_failed_ranks_hint(work).nonzero().flatten().tolist()
+
+
+def die():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def two_die_at_once(rank, size, port, parent):
+    world = start(rank, size, port)
+    assert add_up(rank)[0] == 2.0**size - 1
+    if rank in (1, 2):
+        die()
+    lost = set()
+    while len(lost) < 2:
+        result, failed = add_up(rank, LARGE)
+        lost |= set(failed)
+        assert result == 2.0**size - 1 - sum(2.0**one for one in lost)
+    assert pg.get_active_ranks(world).tolist()[1:3] == [0, 0]
+
+
+def all_but_one_die(rank, size, port, parent):
+    world = start(rank, size, port)
+    add_up(rank)
+    if rank:
+        die()
+    while add_up(rank, LARGE)[0] != 1:
+        pass
+    await_true(lambda: dist.get_world_size() == 1)
+    assert pg.get_num_synced_ranks(world) == 1
+    dist.barrier()
+
+
+def messages_to_the_dead_end(rank, size, port, parent):
+    start(rank, size, port)
+    dist.barrier()
+    victim = size - 1
+    if rank == victim:
+        parent.send("ready")
+        parent.recv()
+        die()
+    tensors = [torch.ones(5), torch.ones(LARGE)]
+    works = [dist.isend(tensor, victim, tag=i) for i, tensor in enumerate(tensors)]
+    works += [dist.irecv(torch.ones(7), victim, tag=9), dist.irecv(torch.ones(LARGE), victim)]
+    assert not any(work.is_completed() for work in works)
+    parent.send("ready")
+    for work in works:
+        work.wait()
+        assert not pg.get_local_success(work)
+        assert pg.get_failed_ranks_hint(work).tolist() == [0] * victim + [1]
+
+
+def dies_while_the_group_is_made(rank, size, port, parent):
+    # A rank that has registered and dies before the others have made the group.
+    if rank == size - 1:
+        store = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=LIMIT)
+        from mooncake._pg.context import context_for
+
+        context = context_for(dist.PrefixStore("x", store), rank, joins=False, timeout=LIMIT)
+        parent.send("ready")
+        context.native.group(
+            "0",
+            rank,
+            declared_size=size + 1,
+            max_group_size=size + 1,
+            is_extension=False,
+            auto_deactivate=True,
+        )
+    else:
+        store = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=LIMIT)
+        from mooncake._pg.context import context_for
+
+        context = context_for(dist.PrefixStore("x", store), rank, joins=False, timeout=LIMIT)
+        parent.send("ready")
+        with pytest.raises(Exception, match=r"rank=2|left while"):
+            context.native.group(
+                "0",
+                rank,
+                declared_size=size + 1,
+                max_group_size=size + 1,
+                is_extension=False,
+                auto_deactivate=True,
+            )
+
+
+def manual_mode(rank, size, port, parent):
+    active = torch.zeros(size, dtype=torch.int32)
+    world = start(rank, size, port, pg.MooncakeBackendOptions(size, False, False, False))
+    active = pg.get_active_ranks(world)
+    epoch = pg.get_current_epoch(world)
+    assert pg.sync_after_failure(world).status == pg.SyncAfterFailureStatus.NoPending
+    dist.barrier()
+    victim = 1
+    if rank == victim:
+        die()
+    failed = []
+    while not failed:
+        result, failed = add_up(rank, LARGE)
+    assert failed == [victim]
+    assert result == 2.0**size - 1 - 2.0**victim, "bytes of the dead were added"
+    # The hint does not change who is a member.
+    assert active.tolist() == [1] * size
+    assert pg.get_current_epoch(world) == epoch
+    assert pg.get_peer_state(world, [victim]) == [False]
+    dist.barrier()
+    if rank == 0:
+        answer = pg.sync_after_failure(world)
+        assert answer.status == pg.SyncAfterFailureStatus.Reconciled
+        answer = pg.deactivate_ranks(world, [victim])
+        assert answer.status == pg.ProposalStatus.Applied
+        assert answer.new_epoch == epoch + 1, (answer, epoch)
+    await_true(lambda: active.tolist() == [1, 0, 1])
+    assert add_up(rank)[0] == 2.0**size - 1 - 2.0**victim
+
+
+def stopped_rank(rank, size, port, parent):
+    # The parent stops rank 1, and lets it run again.
+    world = start(rank, size, port)
+    add_up(rank)
+    parent.send("ready")
+    expelled = parent.recv()
+    if not expelled:
+        result, failed = add_up(rank, LARGE)
+        assert (result, failed) == (2.0**size - 1, [])
+        assert pg.get_active_ranks(world).tolist() == [1] * size
+        dist.barrier()
+        return
+    if rank == 1:
+        await_true(lambda: pg.get_active_ranks(world).tolist()[1] == 0)
+        with pytest.raises(ValueError, match="not active in this group"):
+            add_up(rank)
+        pg.join_group(world)
+    else:
+        result, failed = add_up(rank, LARGE)
+        assert (result, failed) == (2.0**size - 1 - 2, [1])
+        parent.send("lost")
+        await_true(lambda: pg.get_peer_state(world, [1]) == [True])
+        assert pg.recover_ranks(world, [1]).status == pg.ProposalStatus.Applied
+    assert add_up(rank, LARGE) == (2.0**size - 1, [])
+
+
+def dies_between_join_and_activation(rank, size, port, parent):
+    is_new = rank == size - 1
+    options = pg.MooncakeBackendOptions(size, is_new)
+    world = start(rank, size if is_new else size - 1, port, options)
+    if is_new:
+        parent.send("ready")
+        pg.join_group(world)
+        return
+    parent.send("ready")
+    await_true(lambda: pg.get_peer_state(world, [size - 1]) == [True])
+    parent.send("waits")
+    parent.recv()
+    await_true(lambda: pg.get_peer_state(world, [size - 1]) == [False])
+    answer = pg.recover_ranks(world, [size - 1])
+    assert answer.status == pg.ProposalStatus.Rejected
+    assert "join_group" in answer.reject_reason
+    assert add_up(rank, LARGE) == (2.0 ** (size - 1) - 1, [])
+
+
+def ddp_step_continues(rank, size, port, parent):
+    from torch.nn.parallel import DistributedDataParallel
+
+    start(rank, size, port)
+    torch.manual_seed(0)
+    model = DistributedDataParallel(torch.nn.Sequential(torch.nn.Linear(512, 512)))
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    for step in range(12):
+        if (rank, step) == (1, 5):
+            die()
+        loss = model(torch.ones(2, 512) * (rank + 1)).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        assert torch.isfinite(loss)
+    weights = model.module[0].weight.detach()
+    parts = [torch.zeros_like(weights) for _ in range(size)]
+    dist.all_gather(parts, weights)
+    assert torch.equal(parts[0], parts[2]), "the survivors have different weights"
+
+
+def made_and_destroyed_often(rank, size, port, parent):
+    def usage():
+        return len(os.listdir("/proc/self/task")), len(os.listdir("/proc/self/fd"))
+
+    start(rank, size, port)
+    used = []
+    for number in range(60):
+        group = dist.new_group(list(range(size)))
+        dist.all_reduce(torch.ones(1), group=group)
+        dist.destroy_process_group(group)
+        if number >= 5:
+            dist.barrier()
+            used.append(usage())
+    # Torch keeps a reference to some groups for a moment; nothing may grow.
+    assert used[-1][0] <= used[0][0] + 2, used
+    assert used[-1][1] <= used[0][1] + 2, used
+
+
+def run(scenario, rank, size, port, parent):
+    """Runs a scenario and ends the group."""
+    globals()[scenario](rank, size, port, parent)
+    if dist.is_initialized():
+        dist.destroy_process_group()

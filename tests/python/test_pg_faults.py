@@ -1,0 +1,182 @@
+"""Process groups whose ranks die, stop, or leave, with real processes and signals."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pg_faults
+import pytest
+import torch.distributed as dist
+
+LIMIT_S = 90
+IS_LONG = os.environ.get("MOONCAKE_LONG_TESTS") == "1"
+KILLS = Path(__file__).parent / "pg_kills.py"
+# The product's: silence after which a rank is removed.
+HEARTBEAT_S = 10.0
+
+pytestmark = pytest.mark.timeout(LIMIT_S + 30)
+
+
+class Forked:
+    """Ranks of one scenario, forked from a process that has imported torch."""
+
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["torch.distributed", "mooncake.pg", "pg_faults"])
+
+    def __init__(self, scenario, size):
+        self.scenario, self.size = scenario, size
+        self.store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        self.ranks = {}
+
+    def start(self, *ranks):
+        for rank in ranks or range(self.size):
+            ours, theirs = self.context.Pipe()
+            arguments = (self.scenario, rank, self.size, self.store.port, theirs)
+            process = self.context.Process(target=pg_faults.run, args=arguments)
+            process.start()
+            theirs.close()
+            self.ranks[rank] = (process, ours)
+        return self
+
+    def signal(self, rank, number):
+        os.kill(self.ranks[rank][0].pid, number)
+
+    def send(self, message, *ranks):
+        for rank in ranks or self.ranks:
+            self.ranks[rank][1].send(message)
+
+    def expect(self, message, *ranks):
+        for rank in ranks or self.ranks:
+            pipe = self.ranks[rank][1]
+            assert pipe.poll(LIMIT_S), f"rank {rank} sends nothing"
+            assert pipe.recv() == message
+
+    def check(self, *dead):
+        end = time.monotonic() + LIMIT_S
+        for rank, (process, _) in self.ranks.items():
+            process.join(max(end - time.monotonic(), 0))
+            wanted = -signal.SIGKILL if rank in dead else 0
+            assert process.exitcode == wanted, f"rank {rank} ended with {process.exitcode}"
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        for process, pipe in self.ranks.values():
+            process.kill()
+            process.join()
+            pipe.close()
+
+
+@pytest.mark.parametrize(
+    ("scenario", "size", "dead"),
+    [
+        ("two_die_at_once", 4, (1, 2)),
+        ("all_but_one_die", 3, (1, 2)),
+        ("manual_mode", 3, (1,)),
+        ("ddp_step_continues", 3, (1,)),
+        ("made_and_destroyed_often", 2, ()),
+    ],
+)
+def test_survivors_go_on(scenario, size, dead):
+    with Forked(scenario, size) as ranks:
+        ranks.start().check(*dead)
+
+
+def test_messages_to_and_from_the_dead_end():
+    with Forked("messages_to_the_dead_end", 3) as ranks:
+        ranks.start().expect("ready")
+        ranks.send("die", 2)
+        ranks.check(2)
+
+
+def test_death_while_the_group_is_made_is_an_error():
+    with Forked("dies_while_the_group_is_made", 3) as ranks:
+        ranks.start().expect("ready")
+        ranks.signal(2, signal.SIGKILL)
+        ranks.check(2)
+
+
+def test_death_between_join_and_activation_leaves_the_group():
+    with Forked("dies_between_join_and_activation", 3) as ranks:
+        ranks.start().expect("ready")
+        ranks.expect("waits", 0, 1)
+        ranks.signal(2, signal.SIGKILL)
+        ranks.send("dead", 0, 1)
+        ranks.check(2)
+
+
+def test_short_stop_under_load_expels_nobody():
+    load = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(4)]
+    try:
+        with Forked("stopped_rank", 3) as ranks:
+            ranks.start().expect("ready")
+            ranks.signal(1, signal.SIGSTOP)
+            ranks.send(False)
+            # The time of silence is what is tested.
+            time.sleep(0.8 * HEARTBEAT_S)
+            ranks.signal(1, signal.SIGCONT)
+            ranks.check()
+    finally:
+        for process in load:
+            process.kill()
+            process.wait()
+
+
+def test_long_silence_removes_a_rank_which_comes_back():
+    with Forked("stopped_rank", 3) as ranks:
+        ranks.start().expect("ready")
+        ranks.signal(1, signal.SIGSTOP)
+        begin = time.monotonic()
+        ranks.send(True)
+        ranks.expect("lost", 0, 2)
+        assert time.monotonic() - begin > 0.8 * HEARTBEAT_S
+        ranks.signal(1, signal.SIGCONT)
+        ranks.check()
+
+
+@pytest.mark.parametrize(
+    "kills",
+    [
+        3,
+        pytest.param(
+            200, marks=pytest.mark.skipif(not IS_LONG, reason="needs MOONCAKE_LONG_TESTS=1")
+        ),
+    ],
+)
+@pytest.mark.timeout(1500)
+def test_random_kills_leave_whole_results(kills):
+    command = [sys.executable, KILLS, "--ranks", "4", "--kills", str(kills)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=1400, check=False)
+    assert done.returncode == 0, done.stderr
+    print(done.stdout)
+
+
+TRAIN = """
+import torch, torch.distributed as dist
+import mooncake.pg
+dist.init_process_group("mooncake-cpu")
+tensor = torch.ones(3)
+dist.all_reduce(tensor)
+assert tensor[0] == dist.get_world_size() == 2
+dist.destroy_process_group()
+"""
+
+
+def test_torchrun_starts_the_ranks(tmp_path):
+    program = tmp_path / "train.py"
+    program.write_text(TRAIN)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    subprocess.run(
+        [*command, "--nproc-per-node", "2", str(program)],
+        check=True,
+        timeout=LIMIT_S,
+        env=environment,
+    )
