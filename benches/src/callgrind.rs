@@ -26,17 +26,33 @@ pub fn missing() -> Option<String> {
     (!found.is_ok_and(|status| status.success())).then(|| "needs valgrind".to_owned())
 }
 
-/// Runs this program with these arguments under callgrind. Returns the instructions of all its
-/// [`counted`] calls.
+/// What is counted.
+#[derive(Debug, Clone, Copy)]
+pub enum Scope {
+    /// All [`counted`] calls.
+    Calls,
+    /// All [`counted`] calls without what they spend in functions with this in their names, but with
+    /// the system libraries.
+    CallsWithout(&'static str),
+    /// The calls of functions whose name fits this pattern, on any thread.
+    Functions(&'static str),
+}
+
+/// Runs this program with these arguments under callgrind. Returns the instructions of all that is in
+/// the scope.
 ///
 /// # Errors
 /// If valgrind cannot be run, the program fails, or it counts nothing.
-pub fn count(arguments: &[&str]) -> Result<u64> {
+pub fn count(scope: Scope, arguments: &[&str]) -> Result<u64> {
+    let pattern = match scope {
+        Scope::Calls | Scope::CallsWithout(_) => "*callgrind::counted*",
+        Scope::Functions(pattern) => pattern,
+    };
     let folder = tempfile::tempdir()?;
     let out = folder.path().join("counts");
     let program = std::env::current_exe()?;
     let run = Command::new("valgrind")
-        .args(["--tool=callgrind", "--quiet", "--toggle-collect=*callgrind::counted*"])
+        .args(["--tool=callgrind", "--quiet", &format!("--toggle-collect={pattern}")])
         .arg(format!("--callgrind-out-file={}", out.display()))
         .arg(&program)
         .args(arguments)
@@ -45,7 +61,11 @@ pub fn count(arguments: &[&str]) -> Result<u64> {
     if !run.status.success() {
         bail!("the counted program failed: {}", String::from_utf8_lossy(&run.stderr));
     }
-    let instructions = instructions_of(&fs::read_to_string(out)?, &program.to_string_lossy())?;
+    let dump = fs::read_to_string(out)?;
+    let instructions = match scope {
+        Scope::CallsWithout(name) => instructions_without(&dump, name)?,
+        Scope::Calls | Scope::Functions(_) => instructions_of(&dump, &program.to_string_lossy())?,
+    };
     ensure!(instructions > 0, "nothing was counted");
     Ok(instructions)
 }
@@ -75,6 +95,31 @@ fn instructions_of(dump: &str, object: &str) -> Result<u64> {
     Ok(total)
 }
 
+/// Adds up the instructions of a dump of callgrind, without those of functions with this in their
+/// names, and of what these call.
+fn instructions_without(dump: &str, excluded: &str) -> Result<u64> {
+    let mut functions: HashMap<&str, bool> = HashMap::new();
+    let (mut is_callee_excluded, mut is_call) = (false, false);
+    let (mut total, mut left_out) = (0, 0);
+    for line in dump.lines() {
+        if let Some((key @ ("fn" | "cfn"), value)) = line.split_once('=') {
+            let (number, name) = value.split_once(' ').unwrap_or((value, ""));
+            let is_excluded = *functions.entry(number).or_insert_with(|| name.contains(excluded));
+            is_callee_excluded = key == "cfn" && is_excluded;
+        } else if line.starts_with("calls=") {
+            is_call = true;
+        } else if line.starts_with(|first: char| first.is_ascii_digit() || "+-*".contains(first)) {
+            let cost = line.split(' ').nth(1).context("a line without costs")?.parse::<u64>()?;
+            match std::mem::take(&mut is_call) {
+                false => total += cost,
+                true if is_callee_excluded => left_out += cost,
+                true => {}
+            }
+        }
+    }
+    total.checked_sub(left_out).context("a function calls itself")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -86,5 +131,6 @@ mod tests {
                     fn=(2)\n0 100\n\nob=(1)\nfn=(3) b\n* 7\n\ntotals: 114\n";
         assert_eq!(instructions_of(dump, "/program").unwrap(), 14);
         assert_eq!(instructions_of(dump, "/lib/libc.so.6").unwrap(), 100);
+        assert_eq!(instructions_without(dump, "memcpy").unwrap(), 14);
     }
 }

@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 
 use bytes::BytesMut;
 use mooncake_base::{ClientId, Incarnation, Moment, ObjectKey, SegmentId, TenantId};
-use mooncake_benches::callgrind::counted;
+use mooncake_benches::callgrind::{Scope, counted};
 use mooncake_master::{
     MasterConfig, Origin, Service,
     state::{Put, PutOptions as StatePutOptions, PutRef, Rules, SegmentSpec, Started, State},
@@ -18,6 +18,8 @@ use mooncake_transfer_engine::{Engine, EngineConfig, LocalRange};
 use prost::Message;
 use tokio::runtime::Builder;
 
+use crate::rdma;
+
 /// How many items the counted calls of one kind have in all. Many, since some of what happens to an
 /// item is decided by chance: the eviction policy learns from a sample of the keys.
 const COUNTED_ITEMS: usize = 4000;
@@ -25,16 +27,42 @@ const COUNTED_ITEMS: usize = 4000;
 /// How often a call with one item is counted.
 const SINGLE_ROUNDS: usize = 400;
 
-/// The counted calls: the name, the number of items, and what runs it.
-pub(crate) const ALL: [(&str, usize, fn()); 8] = [
-    ("put of 4 KiB", 1, || with_client(|client| puts(client, 1, 4 << 10))),
-    ("get of 4 KiB", 1, || with_client(|client| gets(client, 1, 4 << 10))),
-    ("exists", 1, || with_client(|client| probes(client, 1))),
-    ("put of 1,000 objects of 64 bytes", 1000, || with_client(|client| puts(client, 1000, 64))),
-    ("get of 1,000 objects of 64 bytes", 1000, || with_client(|client| gets(client, 1000, 64))),
-    ("exists of 1,000 keys", 1000, || with_client(|client| probes(client, 1000))),
-    ("state: start of 100 puts", STATE_PUTS, start_puts),
-    ("state: end of 100 puts", STATE_PUTS, end_puts),
+/// A call that is counted.
+pub(crate) struct Call {
+    pub(crate) name: &'static str,
+    /// How often the program makes it.
+    pub(crate) count: usize,
+    pub(crate) scope: Scope,
+    pub(crate) run: fn(),
+}
+
+/// Makes a call with this number of items.
+const fn call(name: &'static str, items: usize, run: fn()) -> Call {
+    Call { name, count: rounds_of(items), scope: Scope::Calls, run }
+}
+
+pub(crate) const ALL: [Call; 10] = [
+    call("put of 4 KiB", 1, || with_client(|client| puts(client, 1, 4 << 10))),
+    call("get of 4 KiB", 1, || with_client(|client| gets(client, 1, 4 << 10))),
+    call("exists", 1, || with_client(|client| probes(client, 1))),
+    call("put of 1,000 objects of 64 bytes", 1000, || with_client(|client| puts(client, 1000, 64))),
+    call("get of 1,000 objects of 64 bytes", 1000, || with_client(|client| gets(client, 1000, 64))),
+    call("exists of 1,000 keys", 1000, || with_client(|client| probes(client, 1000))),
+    call("state: start of 100 puts", STATE_PUTS, start_puts),
+    call("state: end of 100 puts", STATE_PUTS, end_puts),
+    Call {
+        name: "rdma: a slice, by the caller",
+        count: rdma::SLICES,
+        scope: Scope::CallsWithout("mooncake_verbs::fake::functions::post_send"),
+        run: rdma::transfers,
+    },
+    Call {
+        name: "rdma: a slice, by the device's thread",
+        // The first transfer counts, too.
+        count: 2 * rdma::SLICES,
+        scope: Scope::Functions("*mooncake_rdma::nic::Nic::complete*"),
+        run: rdma::transfers,
+    },
 ];
 
 /// Runs calls of a client whose master is in this process.
@@ -64,8 +92,9 @@ fn link(service: Arc<Service>) -> InProcessLink {
 }
 
 /// Returns how often a call with this number of items is counted.
-pub(crate) fn rounds_of(items: usize) -> usize {
-    (COUNTED_ITEMS / items).min(SINGLE_ROUNDS)
+const fn rounds_of(items: usize) -> usize {
+    let rounds = COUNTED_ITEMS / items;
+    if rounds < SINGLE_ROUNDS { rounds } else { SINGLE_ROUNDS }
 }
 
 /// Returns the keys of the rounds: the first one is not counted, since it opens what later calls

@@ -5,6 +5,7 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by a panic")]
 
 mod calls;
+mod rdma;
 
 use std::{
     collections::BTreeMap,
@@ -37,8 +38,8 @@ fn main() -> ExitCode {
     if let [mode, wanted] = &arguments[..]
         && mode == COUNTED
     {
-        let (_, _, run) = calls::ALL.iter().find(|(name, ..)| name == wanted).unwrap();
-        run();
+        let call = calls::ALL.iter().find(|call| call.name == wanted).unwrap();
+        (call.run)();
         return ExitCode::SUCCESS;
     }
     let compare = || {
@@ -59,8 +60,9 @@ fn main() -> ExitCode {
 }
 
 fn counts() -> BTreeMap<&'static str, u64> {
-    let count = |&(name, items, _): &(&'static str, usize, fn())| {
-        (name, callgrind::count(&[COUNTED, name]).unwrap() / calls::rounds_of(items) as u64)
+    let count = |call: &calls::Call| {
+        let instructions = callgrind::count(call.scope, &[COUNTED, call.name]).unwrap();
+        (call.name, instructions / call.count as u64)
     };
     calls::ALL.iter().map(count).collect()
 }

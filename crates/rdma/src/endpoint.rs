@@ -10,7 +10,7 @@ use std::{
     fmt,
     sync::{
         Arc,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
     time::Duration,
 };
@@ -57,18 +57,18 @@ enum State {
     Unconnected,
     /// A request is under way, which offers these queue pairs.
     Opening(Vec<QueuePair>),
-    Connected(Connection),
+    Connected(Arc<Connection>),
 }
 
 /// Connected queue pairs.
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 pub(crate) struct Connection {
     pub(crate) queues: Vec<Arc<SendQueue>>,
     own_numbers: Vec<u32>,
     peer_numbers: Vec<u32>,
     peer: Option<Attempt>,
     /// The peer is known to receive.
-    is_confirmed: bool,
+    is_confirmed: AtomicBool,
     since: Moment,
 }
 
@@ -104,9 +104,9 @@ impl Endpoint {
     }
 
     /// Returns the connection, if there is one that has not failed.
-    pub(crate) fn connection(&self) -> Option<Connection> {
+    pub(crate) fn connection(&self) -> Option<Arc<Connection>> {
         match &*self.state.lock() {
-            State::Connected(connection) if !connection.is_failed() => Some(connection.clone()),
+            State::Connected(connection) if !connection.is_failed() => Some(Arc::clone(connection)),
             _ => None,
         }
     }
@@ -115,7 +115,11 @@ impl Endpoint {
     ///
     /// # Errors
     /// The peer cannot be reached or refuses, or the devices do not reach each other.
-    pub(crate) fn connect(&self, exchange: Exchange<'_>, deadline: Moment) -> Result<Connection> {
+    pub(crate) fn connect(
+        &self,
+        exchange: Exchange<'_>,
+        deadline: Moment,
+    ) -> Result<Arc<Connection>> {
         let mut state = self.state.lock();
         loop {
             match &*state {
@@ -127,8 +131,8 @@ impl Endpoint {
                 State::Connected(connection) => {
                     let confirm_until = connection.since + CONFIRMATION_TIMEOUT;
                     let left = confirm_until.min(deadline).left(SystemClock.now());
-                    if connection.is_confirmed || left.is_zero() {
-                        return Ok(connection.clone());
+                    if connection.is_confirmed.load(Ordering::Acquire) || left.is_zero() {
+                        return Ok(Arc::clone(connection));
                     }
                     self.changed.wait_for(&mut state, left);
                 }
@@ -147,7 +151,7 @@ impl Endpoint {
             let numbers: Vec<_> = queue_pairs.iter().map(QueuePair::number).collect();
             let peer = (self.nic.gid(), self.nic.lid(), numbers, None);
             let connection = self.join(queue_pairs, peer, true)?;
-            *state = State::Connected(connection.clone());
+            *state = State::Connected(Arc::clone(&connection));
             return Ok(connection);
         }
         let numbers: Vec<_> = queue_pairs.iter().map(QueuePair::number).collect();
@@ -169,7 +173,7 @@ impl Endpoint {
         numbers: &[u32],
         exchange: Exchange<'_>,
         deadline: Moment,
-    ) -> Result<Connection> {
+    ) -> Result<Arc<Connection>> {
         let request = self.hello(numbers, Some(false));
         let answer =
             exchange(&request.to_json(), deadline).and_then(|text| Hello::from_json(&text));
@@ -178,7 +182,8 @@ impl Endpoint {
             // The peer has begun as well.
             let is_same =
                 answer.as_ref().is_ok_and(|answer| answer.qp_num == connection.peer_numbers);
-            let (connection, was_offered) = (connection.clone(), connection.own_numbers == numbers);
+            let was_offered = connection.own_numbers == numbers;
+            let connection = Arc::clone(connection);
             drop(state);
             if was_offered && is_same {
                 self.confirm(&connection, exchange, deadline)?;
@@ -193,7 +198,7 @@ impl Endpoint {
             .ok_or_else(|| self.error("the peer's answer has no address"))?;
         let peer = (gid, answer.local_lid, answer.qp_num.clone(), answer.mooncake.clone());
         let connection = self.join(queue_pairs, peer, true)?;
-        *state = State::Connected(connection.clone());
+        *state = State::Connected(Arc::clone(&connection));
         drop(state);
         if answer.confirms() {
             self.confirm(&connection, exchange, deadline)?;
@@ -268,10 +273,10 @@ impl Endpoint {
     }
 
     fn record_confirmation(&self, request: &Hello) -> Hello {
-        let mut state = self.state.lock();
-        let answer = match &mut *state {
+        let state = self.state.lock();
+        let answer = match &*state {
             State::Connected(connection) if connection.peer_numbers == request.qp_num => {
-                connection.is_confirmed = true;
+                connection.is_confirmed.store(true, Ordering::Release);
                 Hello::default()
             }
             State::Connected(_) => {
@@ -324,7 +329,7 @@ impl Endpoint {
         queue_pairs: Vec<QueuePair>,
         (gid, lid, numbers, peer): (Gid, u16, Vec<u32>, Option<Attempt>),
         is_confirmed: bool,
-    ) -> Result<Connection> {
+    ) -> Result<Arc<Connection>> {
         let own_numbers = queue_pairs.iter().map(QueuePair::number).collect();
         let settings: &ConnectionSettings = self.nic.connection();
         let mut queues = Vec::new();
@@ -342,7 +347,9 @@ impl Endpoint {
             }
         }
         let since = SystemClock.now();
-        Ok(Connection { queues, own_numbers, peer_numbers: numbers, peer, is_confirmed, since })
+        let is_confirmed = AtomicBool::new(is_confirmed);
+        let peer_numbers = numbers;
+        Ok(Arc::new(Connection { queues, own_numbers, peer_numbers, peer, is_confirmed, since }))
     }
 
     /// Destroys the queue pairs of a connection that has failed. Returns whether there was one.

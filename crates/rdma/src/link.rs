@@ -12,6 +12,7 @@ use std::{
 use mooncake_base::sync::Mutex;
 use mooncake_base::{Clock, Error, ErrorCode, Moment, Result, SystemClock};
 use mooncake_verbs::Operation;
+use smallvec::SmallVec;
 
 use crate::{
     devices::Devices,
@@ -33,6 +34,9 @@ const FLUSH_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// How long a connection may take while others work.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Pairs of devices that are looked at without an allocation.
+const RAILS_INLINE: usize = 16;
 
 /// Sends messages to the peer's handshake socket.
 pub type PeerExchange = Arc<dyn Fn(&[u8], Moment) -> Result<Vec<u8>> + Send + Sync>;
@@ -303,7 +307,8 @@ impl PeerLink {
     fn post(self: &Arc<Self>, round: &Arc<Round>, from: u32, limits: Limits) -> Result<Next> {
         let now = SystemClock.now();
         let bytes = u64::from(round.slices[from as usize].length);
-        let mut open: Vec<(&Rail, Connection)> = Vec::with_capacity(self.rails.len());
+        let mut open: SmallVec<[(Duration, &Rail, Arc<Connection>); RAILS_INLINE]> =
+            SmallVec::new();
         let mut paused: Option<Moment> = None;
         let mut unconnected = None;
         for (index, rail) in self.rails.iter().enumerate() {
@@ -311,7 +316,7 @@ impl PeerLink {
                 continue;
             }
             if let Some(connection) = rail.endpoint.connection() {
-                open.push((rail, connection));
+                open.push((rail.endpoint.load().estimate(bytes), rail, connection));
                 continue;
             }
             if rail.endpoint.drop_failed() {
@@ -329,9 +334,10 @@ impl PeerLink {
         {
             self.reconnect(index);
         }
-        open.sort_by_key(|(rail, _)| rail.endpoint.load().estimate(bytes));
+        // Few, and each was estimated once, so that they do not change while they are sorted.
+        open.sort_unstable_by_key(|(estimate, ..)| *estimate);
         let mut is_full = false;
-        for (rail, connection) in &open {
+        for (_, rail, connection) in &open {
             match connection.post(rail.endpoint.nic(), rail.remote, round, from) {
                 Posted::Slices(count) => return Ok(Next::Posted(count)),
                 Posted::Busy => is_full = true,
@@ -375,7 +381,7 @@ impl PeerLink {
         connected.for_each(|rail| rail.health.lock().record_success());
     }
 
-    fn connect_rail(&self, rail: &Rail, deadline: Moment) -> Result<Connection> {
+    fn connect_rail(&self, rail: &Rail, deadline: Moment) -> Result<Arc<Connection>> {
         let connected = rail.endpoint.connect(&*self.exchange, deadline);
         if let Err(error) = &connected {
             tracing::debug!(endpoint = ?rail.endpoint, %error, "devices are not connected");

@@ -1,0 +1,96 @@
+//! The counted transfers over RDMA, on simulated devices: what the calling thread does for a slice,
+//! and what the thread of a device does when it completes.
+
+use std::{collections::HashMap, sync::Arc, time::Duration};
+
+use mooncake_base::{Clock, Error, SystemClock};
+use mooncake_benches::callgrind::counted;
+use mooncake_rdma::{
+    BufferDescription, Devices, Entry, Limits, Operation, PeerDescription, PeerExchange, PeerLink,
+    RdmaSettings,
+};
+use mooncake_verbs::{Library, fake::Fabric};
+
+/// Slices of a transfer.
+pub(crate) const SLICES: usize = 4000;
+const SLICE_BYTES: usize = 1024;
+
+/// Makes transfers to one peer.
+pub(crate) fn transfers() {
+    // Deeper than a transfer, so that no poster waits: how often it would look is decided by chance.
+    let settings = RdmaSettings {
+        slice_bytes: SLICE_BYTES as u32,
+        slice_tail_bytes: 0,
+        queue_depth: SLICES as u32,
+        device_depth: 4 * SLICES as u32,
+        ..RdmaSettings::default()
+    };
+    let library = Fabric::of(2).library();
+    let left = Side::new(&library, "left:1", &settings);
+    let right = Side::new(&library, "right:2", &settings);
+    let link = left.link_to(&right);
+    link.connect(SystemClock.now() + Duration::from_secs(600)).unwrap();
+    move_bytes(&link, &left, &right);
+    counted(&mut || move_bytes(&link, &left, &right));
+}
+
+fn move_bytes(link: &Arc<PeerLink>, left: &Side, right: &Side) {
+    let length = (SLICES * SLICE_BYTES) as u64;
+    let entries = [Entry { local: left.base(), remote: right.base(), length }];
+    let limits = Limits { deadline: SystemClock.now() + Duration::from_secs(600), stall: None };
+    // SAFETY: the memory of both sides outlives the call, and is not touched meanwhile.
+    unsafe {
+        link.transfer(Operation::Write, &entries, limits, |_, outcome| outcome.unwrap());
+    }
+}
+
+/// The devices of an engine, and memory that is registered with them.
+struct Side {
+    devices: Arc<Devices>,
+    server: &'static str,
+    memory: Box<[u8]>,
+}
+
+impl Side {
+    fn new(library: &Arc<Library>, server: &'static str, settings: &RdmaSettings) -> Self {
+        let devices = Devices::open(library, settings.clone(), server, server).unwrap();
+        let mut memory = vec![0; SLICES * SLICE_BYTES].into_boxed_slice();
+        let base = memory.as_mut_ptr().expose_provenance() as u64;
+        // SAFETY: deregistered before the memory is dropped; touched only between transfers.
+        unsafe { devices.register(base, memory.len() as u64) }.unwrap();
+        Self { devices, server, memory }
+    }
+
+    fn base(&self) -> u64 {
+        self.memory.as_ptr() as u64
+    }
+
+    fn link_to(&self, peer: &Self) -> Arc<PeerLink> {
+        let buffer = |(address, length, keys)| BufferDescription {
+            location: "cpu:0".to_owned(),
+            address,
+            length,
+            keys,
+        };
+        let published = PeerDescription {
+            server: peer.server.to_owned(),
+            devices: peer.devices.describe(),
+            buffers: peer.devices.keys(peer.base()).into_iter().map(buffer).collect(),
+            priority: HashMap::new(),
+        };
+        let devices = Arc::downgrade(&peer.devices);
+        let exchange: PeerExchange = Arc::new(move |body, _| {
+            let gone = || Error::closed("the peer is gone");
+            Ok(devices.upgrade().ok_or_else(gone)?.answer(body))
+        });
+        Arc::new(self.devices.link(&published, exchange).unwrap())
+    }
+}
+
+impl Drop for Side {
+    fn drop(&mut self) {
+        self.devices
+            .deregister(self.base(), Duration::from_secs(60))
+            .expect("no transfer is running");
+    }
+}
