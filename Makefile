@@ -164,8 +164,13 @@ test-rdma: dev ## Tests of RDMA in a virtual machine with Soft-RoCE
 
 ROUNDS ?= 3
 CASES ?= 5000
+.PHONY: check-packages
+check-packages: setup ## The long tier: package the crates, and build and run a program with the packages alone
+	$(BIN)/python scripts/check_packages.py
+
 .PHONY: soak
 soak: dev $(VENV)/.test-tools ## The long tier: every test ROUNDS times, CASES cases per property; with MOONCAKE_LONG_TESTS=1 also the tests that take minutes
+	$(BIN)/python scripts/check_packages.py
 	for round in $$(seq $(ROUNDS)); do \
 	  echo "round $$round of $(ROUNDS), $(CASES) cases a property"; \
 	  PROPTEST_CASES=$(CASES) cargo test $(RUST_TESTED) --no-fail-fast; \

@@ -42,3 +42,8 @@ pub use id::{ClientId, EngineId, Incarnation, JobId, ReplicaId, SegmentId, TaskI
 pub use key::{KeyBatch, KeyRef, ObjectKey, TenantId};
 pub use size::ByteSize;
 pub use token::Token;
+
+/// The examples of `README.md` are tested with the documentation.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

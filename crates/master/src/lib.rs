@@ -32,3 +32,8 @@ pub use journal::{JournalStatus, LogSync};
 pub use master::{Master, start};
 pub use run::run;
 pub use service::{Origin, Service};
+
+/// The examples of `README.md` are tested with the documentation.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -1,6 +1,6 @@
 //! The process that listens at a TCP port of this host, for errors about occupied ports.
 
-use std::fs;
+use std::{fs, path::Path};
 
 /// Returns the process that listens at a port, as `name (pid 7)`; `None` if there is none, or if it
 /// belongs to another user.
@@ -18,7 +18,7 @@ pub fn port_holder(port: u16) -> Option<String> {
     processes.map(|entry| entry.path()).find_map(|process| {
         let pid: u32 = process.file_name()?.to_str()?.parse().ok()?;
         let mut files = fs::read_dir(process.join("fd")).ok()?.flatten();
-        let is_holder = |link: &std::path::Path| targets.iter().any(|target| link == target);
+        let is_holder = |link: &Path| targets.iter().any(|target| link == Path::new(target));
         files.find(|file| fs::read_link(file.path()).is_ok_and(|link| is_holder(&link)))?;
         let line = fs::read(process.join("cmdline")).ok()?;
         Some(format!("{} (pid {pid})", program_of(&line)))

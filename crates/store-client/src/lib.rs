@@ -35,3 +35,8 @@ pub use object::{
 };
 pub use store::Store;
 pub use task::{DrainInfo, DrainStatus, NewTask, TaskInfo, TaskKind, TaskStatus};
+
+/// The examples of `README.md` are tested with the documentation.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

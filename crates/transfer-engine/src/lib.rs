@@ -52,3 +52,8 @@ pub use topology::Topology;
 pub use transfer_entry::{LocalRange, Opcode, RemoteRange, TransferEntry};
 pub use transport::{Capability, Path, RemoteMemory, TimeLimits, Transport};
 pub use transport_kind::TransportKind;
+
+/// The examples of `README.md` are tested with the documentation.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

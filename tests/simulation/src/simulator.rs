@@ -489,13 +489,13 @@ impl Simulator {
         } else {
             None
         };
-        let op = match self.random.below(1000) {
-            0.. if let Some(call) = request => Op::Request(Request::new(call)),
-            0..450 => Op::Put(Put::random(self)),
-            450..900 => Op::Get(Box::new(Get::random(self))),
-            900..990 => Op::Request(Request::new(Call::Remove { key, is_forced })),
-            990..995 => Op::Request(Request::new(Call::RemoveAll { is_forced })),
-            _ => Op::Get(Box::new(Get::random(self))),
+        let op = match (request, self.random.below(1000)) {
+            (Some(call), _) => Op::Request(Request::new(call)),
+            (None, 0..450) => Op::Put(Put::random(self)),
+            (None, 450..900) => Op::Get(Box::new(Get::random(self))),
+            (None, 900..990) => Op::Request(Request::new(Call::Remove { key, is_forced })),
+            (None, 990..995) => Op::Request(Request::new(Call::RemoveAll { is_forced })),
+            (None, _) => Op::Get(Box::new(Get::random(self))),
         };
         let number = self.next_number();
         self.start_op((process, number), op, true)

@@ -8,6 +8,7 @@ const UNSAFE: &[(&str, &str)] = &[
     ("benches/benches/transfer.rs", "lends its own buffers to transfers"),
     ("benches/programs/batches.rs", "lends its own buffer to transfers"),
     ("benches/tests/instructions/calls.rs", "lends its own buffer to transfers"),
+    ("benches/tests/instructions/rdma.rs", "lends its own buffer to transfers"),
     ("crates/base/src/clock.rs", "reads the clock that runs on through suspend"),
     ("crates/os/src/fork.rs", "handles a fork"),
     ("crates/os/src/memory.rs", "reads the size of a page"),

@@ -269,7 +269,8 @@ impl TaskCalls<'_> {
             return Err(Error::new(ErrorCode::ILLEGAL_CLIENT, why).with("task", end.id));
         }
         let failed = |replica: ReplicaId| end.failed_replicas.contains(&replica);
-        let why = &end.why[..end.why.floor_char_boundary(WHY_BYTES_MAX)];
+        let bytes = (0..=WHY_BYTES_MAX).rev().find(|&at| end.why.is_char_boundary(at));
+        let why = &end.why[..bytes.unwrap_or_default()];
         self.end_attempt(now, end.id, why, &failed, until.into());
         self.advance_jobs(now);
         Ok(())

@@ -42,7 +42,9 @@ fn is_sequential_faster() -> bool {
     #[cfg(target_arch = "x86_64")]
     {
         static ANSWER: LazyLock<bool> = LazyLock::new(|| {
-            let words = __cpuid(0);
+            #[allow(unused_unsafe, reason = "a safe function from Rust 1.94 on")]
+            // SAFETY: every processor of this kind has the instruction.
+            let words = unsafe { __cpuid(0) };
             let name = [words.ebx, words.edx, words.ecx].map(u32::to_le_bytes);
             matches!(name.as_flattened(), b"AuthenticAMD" | b"HygonGenuine")
         });
