@@ -916,7 +916,7 @@ class CollectiveGroup:
     def join(self, timeout_us: int) -> bool:
         """Wait until a member activates this rank; return whether one did."""
 
-    def metrics(self) -> dict[str, int]:
+    def metrics(self) -> dict[str, Any]:
         """Return what the group did, by name."""
 
     def close(self) -> None:

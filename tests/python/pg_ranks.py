@@ -80,7 +80,12 @@ def reductions():
     dist.reduce(tensor, 1)
     if RANK == 1:
         assert torch.equal(tensor, sum(values(rank, 9, torch.int64) for rank in range(SIZE)))
-    assert dist.group.WORLD._native_group().metrics()["operations"] > 50
+    metrics = pg.get_metrics(dist.group.WORLD)
+    assert metrics["active_ranks"] == [True] * SIZE
+    assert metrics["operations"]["allreduce"]["count"] > 50
+    one = metrics["operations"]["reduce"]
+    assert (one["count"], one["bytes"], one["losses"], one["errors"]) == (1, 72, 0, 0)
+    assert 0 < one["seconds_total"] == one["seconds_max"]
 
 
 def gathers():

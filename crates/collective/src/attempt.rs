@@ -8,7 +8,7 @@ use crate::{
     group::{Core, RECHECK, slot_number},
     inbox::{Part, State, View},
     mesh::{Header, Kind},
-    peer_memory::Loan,
+    peer_memory::{LENT_BYTES_MIN, Loan},
 };
 
 /// Bytes of lent memory that are read at once for a reduction; they fit a cache.
@@ -181,7 +181,7 @@ impl Exchange for Attempt<'_> {
 
     fn send(&self, slot: usize, step: u32, bytes: &[u8]) -> Result<(), Stop> {
         let member = self.view.member(slot).ok_or(Stop::Interrupted)?;
-        if self.core.mesh.may_lend(member, bytes.len()) {
+        if bytes.len() >= LENT_BYTES_MIN && self.core.mesh.may_lend(member) {
             let loan = self.core.lent.lend(bytes);
             self.send_as(Kind::CollectiveLoan, slot, step, &loan.encode())?;
         } else {

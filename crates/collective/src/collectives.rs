@@ -142,6 +142,33 @@ pub(crate) trait Exchange {
 }
 
 impl Operation {
+    /// Returns the name by which operations of this kind are counted.
+    pub(crate) fn name(&self) -> &'static str {
+        match self {
+            Self::Reduce { root: None, .. } => "allreduce",
+            Self::Reduce { .. } => "reduce",
+            Self::Broadcast { .. } => "broadcast",
+            Self::Gather { root: None, .. } => "allgather",
+            Self::Gather { .. } => "gather",
+            Self::Scatter { .. } => "scatter",
+            Self::ReduceScatter { .. } => "reduce_scatter",
+            Self::AllToAll { .. } => "all_to_all",
+            Self::Barrier => "barrier",
+        }
+    }
+
+    /// Returns how many bytes of this rank the operation reads.
+    pub(crate) fn source_bytes(&self) -> usize {
+        match self {
+            Self::Reduce { source, .. } | Self::Gather { source, .. } => source.length(),
+            Self::Broadcast { range, .. } => range.length(),
+            Self::Scatter { sources, .. }
+            | Self::ReduceScatter { sources, .. }
+            | Self::AllToAll { sources, .. } => sources.iter().map(|it| it.length()).sum(),
+            Self::Barrier => 0,
+        }
+    }
+
     /// Carries out one attempt. Memory of the caller is not written yet.
     pub(crate) fn run(&self, exchange: &impl Exchange) -> Result<Writes, Stop> {
         match self {

@@ -4,7 +4,7 @@ use std::{
     collections::VecDeque,
     sync::Arc,
     thread::{self, JoinHandle},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use mooncake_base::{
@@ -190,7 +190,7 @@ impl Group {
 
     /// Returns what the group did.
     pub fn counters(&self) -> Counters {
-        self.core.inbox.state.lock().counters
+        self.core.inbox.state.lock().counters.clone()
     }
 
     /// Makes ranks that wait in [`Self::wait_joined`] members.
@@ -306,7 +306,13 @@ impl Core {
             }
             let Some((operation, completion)) = queue.operations.pop_front() else { return };
             drop(queue);
-            completion.complete(self.carry_out(&operation));
+            let begin = Instant::now();
+            let outcome = self.carry_out(&operation);
+            let mut state = self.inbox.state.lock();
+            let counters = state.counters.operations.entry(operation.name()).or_default();
+            counters.record(&outcome, operation.source_bytes(), begin.elapsed());
+            drop(state);
+            completion.complete(outcome);
         }
     }
 
@@ -385,13 +391,9 @@ impl Core {
         writes.carry_out();
         let mut state = self.inbox.state.lock();
         state.running = None;
-        state.counters.operations += 1;
         let mut failed_slots = std::mem::take(&mut state.unreported);
         failed_slots.sort_unstable();
         failed_slots.dedup();
-        if !failed_slots.is_empty() {
-            state.counters.failures += 1;
-        }
         Outcome { failed_slots, ..Outcome::default() }
     }
 

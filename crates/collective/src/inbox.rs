@@ -1,6 +1,9 @@
 //! The state of one group in one process: its view, how far it is, and what has arrived for it.
 
-use std::collections::VecDeque;
+use std::{
+    collections::{BTreeMap, VecDeque},
+    time::Duration,
+};
 
 use mooncake_base::{
     Error,
@@ -92,14 +95,40 @@ pub(crate) struct Running {
 }
 
 /// What a group did.
-#[derive(Debug, Default, Clone, Copy)]
+#[derive(Debug, Default, Clone)]
 pub struct Counters {
-    /// Collective operations that were finished.
-    pub operations: u64,
-    /// Bytes that were sent for them.
+    /// Bytes that were sent or lent.
     pub bytes_sent: u64,
+    /// Collective operations that have ended, by their name.
+    pub operations: BTreeMap<&'static str, OperationCounters>,
+}
+
+/// What became of the operations of one kind.
+#[derive(Debug, Default, Clone, Copy)]
+pub struct OperationCounters {
+    /// Operations that have ended.
+    pub count: u64,
+    /// Bytes of this rank that they read.
+    pub bytes: u64,
     /// Operations in which a rank was lost.
-    pub failures: u64,
+    pub losses: u64,
+    /// Operations that failed as a whole.
+    pub errors: u64,
+    /// Time from their begin to their end, without the wait for earlier ones.
+    pub time: Duration,
+    /// The longest of these times.
+    pub time_max: Duration,
+}
+
+impl OperationCounters {
+    pub(crate) fn record(&mut self, outcome: &Outcome, bytes: usize, time: Duration) {
+        self.count += 1;
+        self.bytes += bytes as u64;
+        self.losses += u64::from(!outcome.failed_slots.is_empty());
+        self.errors += u64::from(outcome.error.is_some());
+        self.time += time;
+        self.time_max = self.time_max.max(time);
+    }
 }
 
 /// Messages of `send` and `recv`.

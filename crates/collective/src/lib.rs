@@ -34,7 +34,7 @@ pub use collectives::Operation;
 pub use completion::{Completion, Outcome};
 pub use context::{Context, ContextConfig, GroupConfig};
 pub use group::Group;
-pub use inbox::Counters;
+pub use inbox::{Counters, OperationCounters};
 pub use membership::CAPACITY_MAX;
 pub use memory::{HostRange, Mirror};
 pub use message::{Answer, Status};

@@ -27,7 +27,7 @@ use crate::{
     buffers::Buffers,
     inbox::Inbox,
     message::Member,
-    peer_memory::{self, LENT_BYTES_MIN, Secret},
+    peer_memory::{self, Secret},
 };
 
 /// Most groups of which frames are held before the group is made here.
@@ -208,15 +208,13 @@ impl Mesh {
         &self.buffers
     }
 
-    /// Returns whether bytes for a member should be lent, not sent.
-    pub(crate) fn may_lend(&self, member: &Member, bytes: usize) -> bool {
-        bytes >= LENT_BYTES_MIN
-            && self
-                .state
-                .lock()
-                .links
-                .get(&member.rank)
-                .is_some_and(|link| link.incarnation == member.incarnation && link.access.is_reader)
+    /// Returns whether a member can read memory of this process.
+    pub(crate) fn may_lend(&self, member: &Member) -> bool {
+        self.state
+            .lock()
+            .links
+            .get(&member.rank)
+            .is_some_and(|link| link.incarnation == member.incarnation && link.access.is_reader)
     }
 
     /// Returns all inboxes.

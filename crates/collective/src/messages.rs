@@ -10,6 +10,9 @@ use crate::{
     mesh::{Header, Kind},
 };
 
+/// From this size on, a message is lent, not sent: the receiver's thread must wake up to read it.
+const LENT_MESSAGE_BYTES_MIN: usize = 256 << 10;
+
 impl Core {
     /// Writes messages and their acknowledgements, one after the other, until the group is closed.
     pub(crate) fn write_messages(&self) {
@@ -38,7 +41,7 @@ impl Core {
     fn write_message(&self, to: usize, tag: u32, id: u64, range: HostRange) {
         let state = self.inbox.state.lock();
         let Some(member) = state.view.member(to) else { return };
-        let may_lend = self.mesh.may_lend(member, range.length());
+        let may_lend = range.length() >= LENT_MESSAGE_BYTES_MIN && self.mesh.may_lend(member);
         let sent = state.messages.sent.get(&id).filter(|_| may_lend);
         let loan = sent.map(|sent| sent.cell.lend(range.bytes()));
         drop(state);

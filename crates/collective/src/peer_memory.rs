@@ -15,7 +15,7 @@ use std::{
 
 use mooncake_base::token::{Nonce, nonce};
 
-/// From this size on, memory is lent, not sent.
+/// From this size on, a part of a collective is lent, not sent.
 pub(crate) const LENT_BYTES_MIN: usize = 32 << 10;
 const PTRACE_SCOPE: &str = "/proc/sys/kernel/yama/ptrace_scope";
 

@@ -324,10 +324,22 @@ impl CollectiveGroup {
     /// Returns what the group did, by name.
     fn metrics<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let counters = self.group.counters();
+        let operations = PyDict::new(py);
+        for (name, one) in counters.operations {
+            let values = PyDict::new(py);
+            values.set_item("count", one.count)?;
+            values.set_item("bytes", one.bytes)?;
+            values.set_item("losses", one.losses)?;
+            values.set_item("errors", one.errors)?;
+            values.set_item("seconds_total", one.time.as_secs_f64())?;
+            values.set_item("seconds_max", one.time_max.as_secs_f64())?;
+            operations.set_item(name, values)?;
+        }
         let values = PyDict::new(py);
-        values.set_item("operations", counters.operations)?;
+        values.set_item("epoch", self.group.epoch())?;
+        values.set_item("active_ranks", self.group.active())?;
         values.set_item("bytes_sent", counters.bytes_sent)?;
-        values.set_item("failures", counters.failures)?;
+        values.set_item("operations", operations)?;
         Ok(values)
     }
 

@@ -26,6 +26,7 @@ __all__ = [
     "get_current_epoch",
     "get_failed_ranks_hint",
     "get_local_success",
+    "get_metrics",
     "get_num_synced_ranks",
     "get_peer_state",
     "get_preferred_hca",
@@ -152,6 +153,16 @@ def get_local_success(work: Any) -> bool:
 def get_current_epoch(backend: Any) -> int:
     """Returns the number of the view; it grows with each change."""
     return int(_group(backend)._native_group().epoch())
+
+
+def get_metrics(pg: Any) -> dict[str, Any]:
+    """Returns what this rank did in the group: the view, bytes sent, and operations by name.
+
+    An operation has `count`, `bytes`, `losses` (a rank was lost), `errors`, `seconds_total` and
+    `seconds_max`.
+    """
+    metrics: dict[str, Any] = _group(pg)._native_group().metrics()
+    return metrics
 
 
 def sync_after_failure(backend: Any) -> SyncAfterFailureResponse:
