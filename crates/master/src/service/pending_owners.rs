@@ -50,14 +50,7 @@ impl PendingOwners {
     }
 
     async fn wait_for_key_owners(&self, shared: &SharedState, call: Option<&Call>) {
-        let caller = match call {
-            Some(Call::Locate(r)) => r.caller.as_ref(),
-            Some(Call::Probe(r)) => r.caller.as_ref(),
-            Some(Call::Remove(r)) => r.caller.as_ref(),
-            Some(Call::Verify(r)) => r.caller.as_ref(),
-            Some(Call::PutStart(r)) => r.caller.as_ref(),
-            _ => None,
-        };
+        let caller = call.and_then(Call::caller);
         // A call with an invalid tenant will be refused, which needs no waiting.
         let Ok(tenant) = shared.tenant(caller) else { return };
         // The same holds for a call whose columns do not match.
@@ -66,6 +59,8 @@ impl PendingOwners {
             Some(Call::PutStart(r)) => r.keys(),
             Some(Call::Probe(r)) => Ok(r.keys.iter().map(|key| &key[..]).collect()),
             Some(Call::Remove(r)) => Ok(r.keys.iter().map(|key| &key[..]).collect()),
+            Some(Call::Describe(r)) => Ok(r.keys.iter().map(|key| &key[..]).collect()),
+            Some(Call::SetExpiry(r)) => Ok(r.keys.iter().map(|key| &key[..]).collect()),
             Some(Call::Verify(r)) => Ok(r.reads.iter().map(|read| &read.key[..]).collect()),
             Some(Call::ListObjects(_) | Call::RemoveMatching(_)) => Ok(Vec::new()),
             _ => return,

@@ -153,6 +153,8 @@ impl CallSummary {
             Call::Verify(r) => ("verify", &r.caller),
             Call::Probe(r) => ("probe", &r.caller),
             Call::Remove(r) => ("remove", &r.caller),
+            Call::Describe(r) => ("describe", &r.caller),
+            Call::SetExpiry(r) => ("set_expiry", &r.caller),
             Call::RemoveMatching(r) => ("remove_matching", &r.caller),
             Call::ListObjects(r) => ("list_objects", &r.caller),
             Call::ListSegments(r) => ("list_segments", &r.caller),
