@@ -19,7 +19,10 @@ use mooncake_base::{env::EnvVar, requirement::trial};
 use mooncake_benches::callgrind;
 
 /// The share of the reference by which a count may be higher or lower, in percent.
-const MARGIN_PERCENT: f64 = 3.0;
+///
+/// A change elsewhere in a crate moves functions between code generation units, which decides what
+/// the compiler inlines: counts moved by up to 4 % with such a change.
+const MARGIN_PERCENT: f64 = 5.0;
 
 /// The argument that makes this program the counted one; it looks like a filter of tests.
 const COUNTED: &str = "counted-calls";
@@ -108,15 +111,22 @@ fn compare(counts: &BTreeMap<&'static str, u64>) {
         "other calls are listed; `make counts` lists these"
     );
     let mut found = String::new();
-    for (name, &count) in counts {
-        let percent = (count as f64 / reference[name] as f64 - 1.0) * 100.0;
-        if percent.abs() > MARGIN_PERCENT {
-            writeln!(found, "{name}: {count}, {percent:+.1} % of {}", reference[name]).unwrap();
+    for call in &calls::ALL {
+        let (count, reference) = (counts[call.name], reference[call.name]);
+        let percent = (count as f64 / reference as f64 - 1.0) * 100.0;
+        match call.limit {
+            Some(limit) if count > limit => {
+                writeln!(found, "{}: {count}, its limit is {limit}", call.name).unwrap();
+            }
+            None if percent.abs() > MARGIN_PERCENT => {
+                writeln!(found, "{}: {count}, {percent:+.1} % of {reference}", call.name).unwrap();
+            }
+            _ => {}
         }
     }
     assert!(
         found.is_empty(),
-        "more than {MARGIN_PERCENT} % from the reference:\n{found}If that is meant, or fewer are \
-         better, run `make counts` and commit benches/instructions.txt"
+        "outside a limit, or more than {MARGIN_PERCENT} % from the reference:\n{found}If that is \
+         meant, or fewer are better, run `make counts` and commit benches/instructions.txt"
     );
 }
