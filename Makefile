@@ -171,11 +171,19 @@ check-packages: setup ## The long tier: package the crates, and build and run a 
 .PHONY: soak
 soak: dev $(VENV)/.test-tools ## The long tier: every test ROUNDS times, CASES cases per property; with MOONCAKE_LONG_TESTS=1 also the tests that take minutes
 	$(BIN)/python scripts/check_packages.py
+	$(MAKE) check-oldest-rust
 	for round in $$(seq $(ROUNDS)); do \
 	  echo "round $$round of $(ROUNDS), $(CASES) cases a property"; \
 	  PROPTEST_CASES=$(CASES) cargo test $(RUST_TESTED) --no-fail-fast; \
 	  $(BIN)/pytest tests/python; \
 	done
+
+OLDEST_RUST := $(shell sed -n 's/^rust-version = "\(.*\)"/\1/p' Cargo.toml)
+.PHONY: check-oldest-rust
+check-oldest-rust: ## The long tier: check the crates with the oldest Rust that Cargo.toml promises
+	@cargo +$(OLDEST_RUST).0 --version >/dev/null 2>&1 || \
+	  { echo "needs Rust $(OLDEST_RUST): rustup toolchain install --profile minimal $(OLDEST_RUST).0"; exit 1; }
+	CARGO_TARGET_DIR=target/oldest-rust cargo +$(OLDEST_RUST).0 check --workspace --locked
 
 MEMCHECKED ?= tests/python/test_native_parts.py tests/python/test_compat_pointers.py
 .PHONY: memcheck

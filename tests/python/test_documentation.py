@@ -137,3 +137,13 @@ def test_keywords_of_settings_in_a_page_exist(page: Path) -> None:
             known = inspect.signature(classes[node.func.attr]).parameters
             wrong += [call for keyword in node.keywords if keyword.arg not in known]
     assert wrong == []
+
+
+def test_lines_of_rust_guide_are_from_a_program() -> None:
+    program = (ROOT / "tests/outside/src/main.rs").read_text(encoding="utf-8")
+    guide = (DOCS / "guide/rust.md").read_text(encoding="utf-8")
+    snippets = re.findall(r"```rust\n(.*?)```", guide, re.DOTALL)
+    assert len(snippets) == 2
+    for snippet in snippets:
+        wanted = "".join(line.strip() for line in snippet.splitlines())
+        assert wanted in "".join(line.strip() for line in program.splitlines())

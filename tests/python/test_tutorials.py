@@ -84,6 +84,50 @@ def test_settings_of_a_tutorial_open_a_store(page: str, master: str) -> None:
         assert store.close() == 0
 
 
+def test_check_of_settings_runs_as_printed(master: str, tmp_path: Path) -> None:
+    program = tmp_path / "check_settings.py"
+    program.write_text(blocks("../how-to/check-settings.md", "text")[0], encoding="utf-8")
+    settings = json.loads(blocks("vllm.md", "json")[0])
+    given = settings | {"master_server_address": master} | SMALL
+    file = tmp_path / "mooncake_config.json"
+    file.write_text(json.dumps(given), encoding="utf-8")
+    variables = {
+        "MOONCAKE_MASTER": master,
+        "MOONCAKE_GLOBAL_SEGMENT_SIZE": "64mb",
+        "MOONCAKE_LOCAL_BUFFER_SIZE": "16mb",
+    }
+    for arguments, environment in (([str(file)], {}), ([], variables)):
+        ended = subprocess.run(
+            [sys.executable, str(program), *arguments],
+            env=os.environ | environment,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert ended.returncode == 0, ended.stderr
+        assert ended.stdout.startswith("the settings work: MooncakeConfig(")
+
+
+def test_program_of_embedded_tutorial_prints_a_command(tmp_path: Path) -> None:
+    program = tmp_path / "pool.py"
+    program.write_text(blocks("embedded.md", "text")[0], encoding="utf-8")
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen([sys.executable, str(program)], **pipes) as process:  # type: ignore[call-overload]
+        command = process.stdout.readline().split()
+        assert command[:3] == ["mooncake", "ls", "--master"]
+        listing = subprocess.run(
+            [sys.executable, "-m", "mooncake", *command[1:]],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=True,
+        )
+        assert "prompt/1" in listing.stdout
+        process.communicate("\n", timeout=60)
+        assert process.returncode == 0
+
+
 def test_two_processes_run_as_printed(master: str, tmp_path: Path) -> None:
     sources = [
         block.replace("localhost:50051", master) for block in blocks("two-processes.md", "text")

@@ -20,14 +20,18 @@ fn main() -> Result<()> {
     let key = ObjectKey::new(*b"greeting")?;
     assert_eq!(store.put(&key, b"Hello, Mooncake!")?, PutOutcome::Stored { replicas: 1 });
 
-    // The calls block, so that async code hands them to a thread that may.
-    let reader = Arc::clone(&store);
-    let value = runtime.block_on(runtime.spawn_blocking(move || reader.get(&key)));
-    let value = value.expect("the call does not panic")?.expect("the object exists");
+    let value = runtime.block_on(get(&store, key))?.expect("the object exists");
     println!("{}", String::from_utf8_lossy(&value));
 
     store.close();
     lender.close();
     runtime.block_on(master.stop());
     Ok(())
+}
+
+/// Gets an object from async code, on a thread that may block.
+async fn get(store: &Arc<Store>, key: ObjectKey) -> Result<Option<Vec<u8>>> {
+    let store = Arc::clone(store);
+    let reading = tokio::task::spawn_blocking(move || store.get(&key));
+    reading.await.expect("the call does not panic")
 }
