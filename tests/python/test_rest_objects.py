@@ -9,6 +9,7 @@ import os
 import shutil
 import socket
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -131,6 +132,36 @@ def test_versions_are_compared(service: MooncakeStoreService):
     assert call(service, "PUT", "/objects/v", b"3", If_None_Match="*").status == 412
     assert call(service, "PUT", "/objects/v?overwrite=false", b"3").status == 409
     assert call(service, "GET", "/objects/v").body == b"2"
+
+
+def test_changes_are_made_for_one_version(service: MooncakeStoreService):
+    path = "/objects/counter"
+    call(service, "PUT", path, b"1")
+    old = call(service, "HEAD", path).headers["ETag"]
+    assert call(service, "PUT", path, b"2", If_Match=old).status == 204
+    assert call(service, "PUT", path, b"x", If_Match=old).status == 412
+    assert call(service, "GET", path, If_Match=old).status == 412
+    assert call(service, "DELETE", f"{path}?force=true", If_Match=old).status == 412
+    new = call(service, "HEAD", path).headers["ETag"]
+    assert call(service, "GET", path, If_Match=new).body == b"2"
+    assert call(service, "DELETE", f"{path}?force=true", If_Match=new).status == 204
+    assert call(service, "PUT", path, b"x", If_Match=new).status == 412
+    for tag in ("*", 'W/"1"', "1", '"1", "2"', '"99999999999999999999"'):
+        answer = call(service, "PUT", path, b"x", If_Match=tag)
+        assert (answer.status, "ETag" in answer.error) == (400, True)
+    assert call(service, "PUT", path, b"x", If_Match=new, If_None_Match="*").status == 400
+    assert call(service, "HEAD", path).status == 404
+
+
+def test_object_expires(service: MooncakeStoreService):
+    assert call(service, "PUT", "/objects/short?ttl_s=0.05", b"1").status == 204
+    deadline = time.monotonic() + 60
+    while call(service, "HEAD", "/objects/short").status != 404:
+        assert time.monotonic() < deadline
+    for wrong in ("soon", "-1", "nan", "inf", "", "1e99"):
+        answer = call(service, "PUT", f"/objects/short?ttl_s={wrong}", b"1")
+        assert answer.status == 400
+    assert call(service, "HEAD", "/objects/short").status == 404
 
 
 def test_failures_have_their_status(service: MooncakeStoreService):

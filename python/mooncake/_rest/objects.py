@@ -35,6 +35,7 @@ _OBJECTS: Final = "/objects/"
 _METHODS: Final = {_OBJECTS: "GET, HEAD, PUT, DELETE"}
 _PAGES: Final = ("/", "/health", "/metrics", "/openapi.json")
 _RANGE: Final = re.compile(r"bytes=(\d{0,18})-(\d{0,18})", re.ASCII)
+_TAG: Final = re.compile(r'"(\d{1,20})"', re.ASCII)
 _KEY_BYTES_MAX: Final = 64 << 10
 _LINKS: Final = {"objects": "/objects/{key}", "description": "/openapi.json", "health": "/health"}
 _OTHER_LINKS: Final = {"metrics": "/metrics", "upstream": "/api/"}
@@ -122,8 +123,10 @@ class ObjectRoutes(ObjectCalls, RangeCalls):
         reader = self.reader(key)
         tag = f'"{reader.version}"'
         headers: Headers = (("Accept-Ranges", "bytes"), ("ETag", tag))
-        known = request.headers.get("If-None-Match", "")
-        if known == "*" or tag in [word.strip() for word in known.split(",")]:
+        wanted = request.headers.get("If-Match")
+        if wanted is not None and not _names(wanted, tag):
+            return _failed(412, f"the object has the version {tag}")
+        if _names(request.headers.get("If-None-Match", ""), tag):
             return Reply(304, b"", _BINARY, headers, length=0)
         part = _range(request.headers.get("Range"), reader.size)
         if part is None:
@@ -146,14 +149,30 @@ class ObjectRoutes(ObjectCalls, RangeCalls):
         known = request.headers.get("If-None-Match")
         if known not in (None, "*"):
             return _failed(400, "If-None-Match of a PUT must be *")
+        version = _version(request)
+        if known and version is not None:
+            return _failed(400, "If-Match and If-None-Match exclude each other")
         is_kept = known == "*" or not _switch(request, "overwrite", default=True)
-        if self.put(key, request.body, overwrite=not is_kept):
+        is_stored = self.put(
+            key,
+            request.body,
+            overwrite=not is_kept and version is None,
+            ttl_s=_seconds(request, "ttl_s"),
+            if_version=version,
+        )
+        if is_stored:
             return Reply(204, b"", _BINARY, length=None)
+        if version is not None:
+            return _failed(412, "the object has another version, or is gone")
         status = 412 if known == "*" else 409
         return _failed(status, "an object has that key and was kept", code="OBJECT_ALREADY_EXISTS")
 
     def _remove(self, key: bytes, request: Request) -> Reply:
-        self.delete(key, force=_switch(request, "force", default=False))
+        force = _switch(request, "force", default=False)
+        try:
+            self.delete(key, force=force, if_version=_version(request))
+        except AlreadyExistsError as error:
+            return _failed(412, str(error), code=error.code_name)
         return Reply(204, b"", _BINARY, length=None)
 
 
@@ -194,6 +213,34 @@ def _switch(request: Request, name: str, *, default: bool) -> bool:
     if given not in ("true", "false"):
         raise _RefusedError(_failed(400, f"{name} must be true or false"))
     return given == "true"
+
+
+def _seconds(request: Request, name: str) -> float | None:
+    given = dict(parse_qsl(request.query, keep_blank_values=True)).get(name)
+    if given is None:
+        return None
+    try:
+        seconds = float(given)
+    except ValueError:
+        raise _RefusedError(_failed(400, f"{name} must be a number of seconds")) from None
+    return seconds
+
+
+def _names(tags: str, tag: str) -> bool:
+    """Return whether a list of entity tags, or `*`, names this one."""
+    return tags.strip() == "*" or tag in [word.strip() for word in tags.split(",")]
+
+
+def _version(request: Request) -> int | None:
+    """Return the version that a change is made for; None if for any."""
+    given = request.headers.get("If-Match")
+    if given is None:
+        return None
+    found = _TAG.fullmatch(given.strip())
+    if found is None or int(found[1]) >= 1 << 64:
+        text = 'If-Match of a change must be one ETag of the object, as in If-Match: "7"'
+        raise _RefusedError(_failed(400, text))
+    return int(found[1])
 
 
 def _not_allowed(methods: str) -> Reply:

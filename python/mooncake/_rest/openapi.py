@@ -27,7 +27,7 @@ _TEXTS = {
     "404": "No object has that key.",
     "409": "The object is leased, or is being written, or exists and was to be kept.",
     "411": "The body has no Content-Length.",
-    "412": "An object has that key, and the condition asked for none.",
+    "412": "The object has another version than If-Match, or exists and If-None-Match was *.",
     "413": "The body is too large.",
     "416": "The range is outside of the object.",
     "500": "The call failed.",
@@ -79,9 +79,13 @@ def _read(text: str, *, is_head: bool = False) -> dict[str, Any]:
         "206": {"description": "A range.", "headers": {**_TAG, **_PART}, **content},
         "304": {"description": "The object has the version of If-None-Match."},
     }
-    statuses = ("400", "404", "409", "416", "500", "503", "504")
+    statuses = ("400", "404", "409", "412", "416", "500", "503", "504")
     failures = _failures(*statuses, has_body=not is_head)
-    headers = [_header("Range", "Bytes to read, as bytes=0-99."), _header("If-None-Match", "Tags.")]
+    headers = [
+        _header("Range", "Bytes to read, as bytes=0-99."),
+        _header("If-Match", "ETags, of which the object must have one."),
+        _header("If-None-Match", "ETags that the caller knows."),
+    ]
     return {"summary": text, "parameters": headers, "responses": {**responses, **failures}}
 
 
@@ -93,6 +97,8 @@ def _put() -> dict[str, Any]:
         "operationId": "putObject",
         "parameters": [
             _query("overwrite", "Replace an existing object; true by default."),
+            _query("ttl_s", "Seconds after which the object is removed.", "number"),
+            _MATCH,
             _header("If-None-Match", "* stores the object only if there is none."),
         ],
         "requestBody": body,
@@ -101,18 +107,21 @@ def _put() -> dict[str, Any]:
 
 
 def _delete() -> dict[str, Any]:
-    statuses = ("400", "403", "404", "409", "500", "503", "504")
+    statuses = ("400", "403", "404", "409", "412", "500", "503", "504")
     return {
         "summary": "Remove an object.",
         "operationId": "deleteObject",
-        "parameters": [_query("force", "Remove the object even if it is leased.")],
+        "parameters": [_query("force", "Remove the object even if it is leased."), _MATCH],
         "responses": {"204": {"description": "The object is removed."}, **_failures(*statuses)},
     }
 
 
-def _query(name: str, text: str) -> dict[str, Any]:
-    return {"name": name, "in": "query", "description": text, "schema": {"type": "boolean"}}
+def _query(name: str, text: str, kind: str = "boolean") -> dict[str, Any]:
+    return {"name": name, "in": "query", "description": text, "schema": {"type": kind}}
 
 
 def _header(name: str, text: str) -> dict[str, Any]:
     return {"name": name, "in": "header", "description": text, "schema": {"type": "string"}}
+
+
+_MATCH = _header("If-Match", "The ETag that the object must have.")
