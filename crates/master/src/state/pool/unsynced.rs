@@ -30,6 +30,8 @@ pub(in crate::state) struct Unsynced {
     blocks: VecDeque<UnsyncedBlock>,
     /// Bytes of these blocks.
     pub(in crate::state) bytes: u64,
+    /// Bytes that were freed since the log was last asked to sync.
+    pub(in crate::state) unrequested: u64,
     /// Segments whose memory was in the pool before: they accept objects once the record of their
     /// removal is on disk.
     mounts: Vec<(u64, SegmentSlot, SegmentNumber)>,
@@ -83,7 +85,11 @@ impl Pool {
     /// Returns whether the log should be synced soon, since puts will need memory that waits for
     /// it. Returns it once.
     pub(in crate::state) fn take_sync_request(&mut self) -> bool {
-        std::mem::take(&mut self.unsynced.is_sync_wanted)
+        let is_wanted = std::mem::take(&mut self.unsynced.is_sync_wanted);
+        if is_wanted {
+            self.unsynced.unrequested = 0;
+        }
+        is_wanted
     }
 
     /// Frees a block whose release is recorded below the position, or lets it wait for the log.
@@ -103,10 +109,10 @@ impl Pool {
         let found = self.segments.at_mut(segment);
         let bytes = found.allocator.size(block);
         found.reserved.withheld += bytes;
-        let before = self.unsynced.bytes;
         self.unsynced.bytes += bytes;
+        self.unsynced.unrequested += bytes;
         let limit = self.segments.mounted_bytes / EARLY_SYNC_SHARE;
-        self.unsynced.is_sync_wanted |= before < limit && self.unsynced.bytes >= limit;
+        self.unsynced.is_sync_wanted |= self.unsynced.unrequested >= limit;
         self.unsynced.blocks.push_back(UnsyncedBlock { position, segment, block, bytes });
     }
 

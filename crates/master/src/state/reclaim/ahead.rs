@@ -16,6 +16,14 @@ const DEMAND_PERIOD: Duration = Duration::from_secs(1);
 /// Memory evicted ahead so that puts need not wait for the log: at most this share of the pool, one
 /// in this many.
 const PREPARED_SHARE: u64 = 32;
+/// A small pool may have this many bytes evicted ahead, since each sync costs the same, ...
+const PREPARED_MIN: u64 = 64 << 20;
+/// ... but at most this share of it, one in this many.
+const PREPARED_SHARE_MAX: u64 = 8;
+
+/// Syncs that are asked for within this time of each other make more memory be evicted ahead: a
+/// sync takes some hundred microseconds of processor and disk.
+const SYNC_PERIOD: Duration = Duration::from_millis(5);
 
 /// Memory to evict ahead of need, so that one sync of the log serves many puts. Zero unless puts
 /// have waited for the log.
@@ -25,6 +33,8 @@ pub(in crate::state) struct Ahead {
     target: u64,
     /// When a put last waited for the log.
     waited: Option<Moment>,
+    /// When a sync was last asked for.
+    requested: Option<Moment>,
 }
 
 impl Inventory {
@@ -56,7 +66,7 @@ impl Inventory {
     /// Raises the target because a put of `need` bytes has to wait for the log, and evicts towards
     /// it.
     pub(super) fn raise_ahead(&mut self, now: Moment, need: u64) {
-        let limit = self.pool.segments.mounted_bytes / PREPARED_SHARE;
+        let limit = self.ahead_limit();
         let is_repeated = self.ahead.waited.is_some_and(|last| now.since(last) < DEMAND_PERIOD);
         let target = if is_repeated { (2 * self.ahead.target).max(2 * need) } else { 0 };
         self.ahead.target = if limit < need { 0 } else { target.min(limit) };
@@ -76,9 +86,26 @@ impl Inventory {
             self.ahead.target = 0;
         } else if free < target / 2 {
             self.evict_towards(now, target);
-            self.pool.unsynced.is_sync_wanted |=
-                free < target / 4 || self.pool.unsynced.bytes >= target / 2;
+            // What was freed before the last request will be free without another one.
+            let unrequested = self.pool.unsynced.unrequested;
+            if unrequested >= target / 2 || (free < target / 4 && unrequested >= target / 4) {
+                self.request_sync(now);
+            }
         }
+    }
+
+    fn request_sync(&mut self, now: Moment) {
+        self.pool.unsynced.is_sync_wanted = true;
+        let last = self.ahead.requested.replace(now);
+        if last.is_some_and(|last| now.since(last) < SYNC_PERIOD) {
+            self.ahead.target = (2 * self.ahead.target).min(self.ahead_limit());
+        }
+    }
+
+    /// Returns the largest number of bytes to evict ahead.
+    fn ahead_limit(&self) -> u64 {
+        let pool_bytes = self.pool.segments.mounted_bytes;
+        PREPARED_MIN.min(pool_bytes / PREPARED_SHARE_MAX).max(pool_bytes / PREPARED_SHARE)
     }
 
     /// Evicts some objects, up to `target` bytes that wait for the log.

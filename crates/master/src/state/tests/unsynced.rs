@@ -154,10 +154,10 @@ fn one_sync_serves_many_puts() {
             }
         }
     }
-    // At most a 32nd of the pool is evicted ahead: 32 objects.
-    assert!((1..=40 * 64 * 16 / 8).contains(&syncs), "syncs={syncs}");
+    assert!((1..=40 * 64 * 16 / 32).contains(&syncs), "syncs={syncs}");
+    // At most an eighth of a small pool is evicted ahead, and as much is free.
     let totals = pool.state.totals();
-    assert!(totals.keys >= 64 * 16 * 15 / 16, "{totals:?}");
+    assert!(totals.keys >= 64 * 16 * 3 / 4, "{totals:?}");
 }
 
 #[test]
