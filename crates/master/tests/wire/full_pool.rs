@@ -44,7 +44,8 @@ fn put_into_full_pool_waits_for_one_sync() {
     }
     let totals = service.totals();
     assert_eq!(totals.counters.puts_without_room, 0);
-    assert!(totals.keys >= 60, "{totals:?}");
+    // An eighth of a small pool may be evicted ahead, and as much be free.
+    assert!(totals.keys >= 48, "{totals:?}");
 }
 
 #[test]
