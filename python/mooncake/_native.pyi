@@ -811,6 +811,10 @@ class CollectiveContext:
         heartbeat_timeout_us: int = 10_000_000,
         bootstrap_timeout_us: int = 300_000_000,
     ) -> CollectiveContext: ...
+    @staticmethod
+    def metrics_text() -> str:
+        """Return the metrics of all groups of this process as Prometheus text."""
+
     @property
     def address(self) -> str:
         """Address of the coordinator."""

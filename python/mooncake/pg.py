@@ -27,6 +27,7 @@ from ._pg.membership import (
     get_peer_state,
     get_preferred_hca,
     join_group,
+    metrics_text,
     recover_ranks,
     sync_after_failure,
 )
@@ -59,6 +60,7 @@ __all__ = [
     "get_peer_state",
     "get_preferred_hca",
     "join_group",
+    "metrics_text",
     "recover_ranks",
     "set_collective_timeout_us",
     "set_device_filter",

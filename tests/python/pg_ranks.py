@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 import time
+import urllib.request
 from datetime import timedelta
 
 import pytest
@@ -85,7 +86,7 @@ def reductions():
     assert metrics["operations"]["allreduce"]["count"] > 50
     one = metrics["operations"]["reduce"]
     assert (one["count"], one["bytes"], one["losses"], one["errors"]) == (1, 72, 0, 0)
-    assert 0 < one["seconds_total"] == one["seconds_max"]
+    assert 0 < one["seconds_total"] == one["seconds_max"] == one["seconds_p99"]
 
 
 def gathers():
@@ -169,6 +170,20 @@ def exchanges():
         work.wait()
         assert work.is_completed()
     dist.monitored_barrier(timeout=LIMIT)
+    metrics = pg.get_metrics(dist.group.WORLD)["operations"]
+    for name in ("send", "recv"):
+        assert metrics[name]["count"] > 0 == metrics[name]["errors"]
+    # A store of this process serves the metrics of its groups.
+    from mooncake import Store, StoreConfig
+
+    line = f'mooncake_group_operations_total{{group="0",rank="{RANK}",operation="all_to_all"}} 2'
+    assert line in pg.metrics_text().splitlines(), pg.metrics_text()
+    with Store(config=StoreConfig(segment_bytes=0, http_port=0)) as served:
+        port = served.http_address.rpartition(":")[2]
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=50) as page:
+            assert line in page.read().decode().splitlines()
+        assert line in served.metrics_text().splitlines()
+    dist.barrier()
 
 
 def tensors_of_all_kinds():

@@ -187,7 +187,7 @@ impl Exchange for Attempt<'_> {
         } else {
             self.send_bytes(slot, step, bytes)?;
         }
-        self.core.inbox.state.lock().counters.bytes_sent += bytes.len() as u64;
+        self.core.metrics.add_sent(bytes.len());
         Ok(())
     }
 

@@ -10,6 +10,7 @@ use mooncake_base::{Error, Result as BaseResult};
 use crate::{
     buffers::Buffer,
     memory::HostRange,
+    metrics::OperationKind,
     reduce::{Dtype, Reduction, divide, reduce_into},
 };
 
@@ -142,18 +143,18 @@ pub(crate) trait Exchange {
 }
 
 impl Operation {
-    /// Returns the name by which operations of this kind are counted.
-    pub(crate) fn name(&self) -> &'static str {
+    /// Returns the kind under which the operation is counted.
+    pub(crate) fn kind(&self) -> OperationKind {
         match self {
-            Self::Reduce { root: None, .. } => "allreduce",
-            Self::Reduce { .. } => "reduce",
-            Self::Broadcast { .. } => "broadcast",
-            Self::Gather { root: None, .. } => "allgather",
-            Self::Gather { .. } => "gather",
-            Self::Scatter { .. } => "scatter",
-            Self::ReduceScatter { .. } => "reduce_scatter",
-            Self::AllToAll { .. } => "all_to_all",
-            Self::Barrier => "barrier",
+            Self::Reduce { root: None, .. } => OperationKind::AllReduce,
+            Self::Reduce { .. } => OperationKind::Reduce,
+            Self::Broadcast { .. } => OperationKind::Broadcast,
+            Self::Gather { root: None, .. } => OperationKind::AllGather,
+            Self::Gather { .. } => OperationKind::Gather,
+            Self::Scatter { .. } => OperationKind::Scatter,
+            Self::ReduceScatter { .. } => OperationKind::ReduceScatter,
+            Self::AllToAll { .. } => OperationKind::AllToAll,
+            Self::Barrier => OperationKind::Barrier,
         }
     }
 

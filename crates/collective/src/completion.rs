@@ -7,6 +7,8 @@ use mooncake_base::{
     sync::{Condvar, Mutex},
 };
 
+use crate::metrics::Recording;
+
 type Callback = Box<dyn FnOnce() + Send>;
 
 /// What became of an operation.
@@ -28,6 +30,7 @@ pub struct Completion(Arc<Shared>);
 struct Shared {
     state: Mutex<State>,
     done: Condvar,
+    recording: Option<Recording>,
 }
 
 #[derive(Default)]
@@ -37,6 +40,11 @@ struct State {
 }
 
 impl Completion {
+    /// Returns a completion that counts the operation when it ends.
+    pub(crate) fn counted(recording: Recording) -> Self {
+        Self(Arc::new(Shared { recording: Some(recording), ..Shared::default() }))
+    }
+
     /// Returns a completion that is done.
     pub fn of(outcome: Outcome) -> Self {
         let completion = Self::default();
@@ -49,6 +57,10 @@ impl Completion {
         let mut state = self.0.state.lock();
         if state.outcome.is_some() {
             return;
+        }
+        // Who sees the end of the operation sees it counted.
+        if let Some(recording) = &self.0.recording {
+            recording.end(&outcome);
         }
         state.outcome = Some(outcome);
         let callbacks = std::mem::take(&mut state.callbacks);

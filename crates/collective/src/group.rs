@@ -4,7 +4,7 @@ use std::{
     collections::VecDeque,
     sync::Arc,
     thread::{self, JoinHandle},
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use mooncake_base::{
@@ -17,10 +17,11 @@ use crate::{
     collectives::{Operation, Stop, Writes},
     completion::{Completion, Outcome},
     context::Agent,
-    inbox::{Counters, Inbox, Outgoing, Receive, Running, Sent, State, View, announce},
+    inbox::{Inbox, Outgoing, Receive, Running, Sent, State, View, announce},
     memory::{HostRange, Mirror},
     mesh::Mesh,
     message::{Answer, Request},
+    metrics::{self, Counters, GroupMetrics, GroupReport, OperationKind, Recording},
     peer_memory::Cell,
 };
 
@@ -45,6 +46,7 @@ pub(crate) struct Core {
     pub(crate) mesh: Arc<Mesh>,
     /// Ends the loans of an attempt.
     pub(crate) lent: Cell,
+    pub(crate) metrics: Arc<GroupMetrics>,
     agent: Arc<Agent>,
     queue: Mutex<Queue>,
     queued: Condvar,
@@ -71,6 +73,7 @@ impl Group {
             inbox,
             mesh: Arc::clone(agent.mesh()),
             lent: Cell::default(),
+            metrics: Arc::default(),
             agent,
             queue: Mutex::new(Queue::default()),
             queued: Condvar::default(),
@@ -84,6 +87,7 @@ impl Group {
             spawn("mc-pg-work", Box::new(move || working.work()))?,
             spawn("mc-pg-send", Box::new(move || writing.write_messages()))?,
         ];
+        metrics::add_group(&core);
         Ok(Self { core, threads: Mutex::new(threads) })
     }
 
@@ -114,7 +118,7 @@ impl Group {
     /// This rank is not in the group any more, or the group is closed.
     pub fn send(&self, range: HostRange, to: usize, tag: u32) -> Result<Completion> {
         self.core.check_member()?;
-        let completion = Completion::default();
+        let completion = self.core.counted(OperationKind::Send, range);
         let mut state = self.core.inbox.state.lock();
         if to == self.core.slot || state.view.is_isolated {
             return Err(
@@ -122,7 +126,8 @@ impl Group {
             );
         }
         if !state.view.is_member(to) {
-            return Ok(Completion::of(Outcome { failed_slots: vec![to], ..Outcome::default() }));
+            completion.complete(Outcome { failed_slots: vec![to], ..Outcome::default() });
+            return Ok(completion);
         }
         state.messages.next_id += 1;
         let id = state.messages.next_id;
@@ -140,7 +145,7 @@ impl Group {
     /// This rank is not in the group any more, or the group is closed.
     pub fn receive(&self, range: HostRange, from: Option<usize>, tag: u32) -> Result<Completion> {
         self.core.check_member()?;
-        let completion = Completion::default();
+        let completion = self.core.counted(OperationKind::Receive, range);
         let mut ended = Vec::new();
         let mut state = self.core.inbox.state.lock();
         if from == Some(self.core.slot) || state.view.is_isolated {
@@ -149,7 +154,8 @@ impl Group {
         if let Some(from) = from
             && !state.view.is_member(from)
         {
-            return Ok(Completion::of(Outcome { failed_slots: vec![from], ..Outcome::default() }));
+            completion.complete(Outcome { failed_slots: vec![from], ..Outcome::default() });
+            return Ok(completion);
         }
         let receive = Receive { source: from, tag, range, completion: completion.clone() };
         state.messages.receives.push(receive);
@@ -190,7 +196,7 @@ impl Group {
 
     /// Returns what the group did.
     pub fn counters(&self) -> Counters {
-        self.core.inbox.state.lock().counters.clone()
+        self.core.metrics.snapshot()
     }
 
     /// Makes ranks that wait in [`Self::wait_joined`] members.
@@ -259,6 +265,7 @@ impl Group {
         if threads.is_empty() {
             return;
         }
+        metrics::remove_group(&self.core);
         self.core.agent.leave(&self.core.name);
         self.core.inbox.close(&closed());
         let waiting = {
@@ -286,6 +293,26 @@ impl Drop for Group {
 }
 
 impl Core {
+    /// Returns a completion that counts a message when it ends.
+    fn counted(&self, kind: OperationKind, range: HostRange) -> Completion {
+        Completion::counted(Recording::begin(&self.metrics, kind, range.length()))
+    }
+
+    /// Returns the state of the group as metrics show it.
+    pub(crate) fn report(&self) -> GroupReport {
+        let state = self.inbox.state.lock();
+        let active = state.view.active.iter().filter(|active| **active).count();
+        let epoch = state.view.epoch;
+        drop(state);
+        GroupReport {
+            name: self.name.clone(),
+            slot: self.slot.to_string(),
+            epoch,
+            active,
+            counters: self.metrics.snapshot(),
+        }
+    }
+
     fn check_member(&self) -> Result<()> {
         let state = self.inbox.state.lock();
         if let Some(error) = &state.closed {
@@ -306,12 +333,10 @@ impl Core {
             }
             let Some((operation, completion)) = queue.operations.pop_front() else { return };
             drop(queue);
-            let begin = Instant::now();
+            let (kind, bytes) = (operation.kind(), operation.source_bytes());
+            let recording = Recording::begin(&self.metrics, kind, bytes);
             let outcome = self.carry_out(&operation);
-            let mut state = self.inbox.state.lock();
-            let counters = state.counters.operations.entry(operation.name()).or_default();
-            counters.record(&outcome, operation.source_bytes(), begin.elapsed());
-            drop(state);
+            recording.end(&outcome);
             completion.complete(outcome);
         }
     }

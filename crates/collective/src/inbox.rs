@@ -1,9 +1,6 @@
 //! The state of one group in one process: its view, how far it is, and what has arrived for it.
 
-use std::{
-    collections::{BTreeMap, VecDeque},
-    time::Duration,
-};
+use std::collections::VecDeque;
 
 use mooncake_base::{
     Error,
@@ -71,7 +68,6 @@ pub(crate) struct State {
     pub(crate) closed: Option<Error>,
     pub(crate) parts: FxHashMap<PartKey, Part>,
     pub(crate) messages: Messages,
-    pub(crate) counters: Counters,
 }
 
 /// The view of a group.
@@ -92,43 +88,6 @@ pub(crate) struct View {
 pub(crate) struct Running {
     pub(crate) sequence: u64,
     pub(crate) has_data: bool,
-}
-
-/// What a group did.
-#[derive(Debug, Default, Clone)]
-pub struct Counters {
-    /// Bytes that were sent or lent.
-    pub bytes_sent: u64,
-    /// Collective operations that have ended, by their name.
-    pub operations: BTreeMap<&'static str, OperationCounters>,
-}
-
-/// What became of the operations of one kind.
-#[derive(Debug, Default, Clone, Copy)]
-pub struct OperationCounters {
-    /// Operations that have ended.
-    pub count: u64,
-    /// Bytes of this rank that they read.
-    pub bytes: u64,
-    /// Operations in which a rank was lost.
-    pub losses: u64,
-    /// Operations that failed as a whole.
-    pub errors: u64,
-    /// Time from their begin to their end, without the wait for earlier ones.
-    pub time: Duration,
-    /// The longest of these times.
-    pub time_max: Duration,
-}
-
-impl OperationCounters {
-    pub(crate) fn record(&mut self, outcome: &Outcome, bytes: usize, time: Duration) {
-        self.count += 1;
-        self.bytes += bytes as u64;
-        self.losses += u64::from(!outcome.failed_slots.is_empty());
-        self.errors += u64::from(outcome.error.is_some());
-        self.time += time;
-        self.time_max = self.time_max.max(time);
-    }
 }
 
 /// Messages of `send` and `recv`.

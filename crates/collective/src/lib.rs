@@ -10,7 +10,7 @@
 //! [`context`] (the process), [`mesh`] (connections), [`inbox`] (the state of a group), [`group`],
 //! [`attempt`] (one attempt of an operation), [`collectives`] (who sends what), [`messages`],
 //! [`reduce`], [`memory`], [`peer_memory`] (memory of other ranks), [`buffers`], [`completion`],
-//! [`auth`].
+//! [`auth`], [`metrics`].
 #![warn(missing_docs)]
 
 mod attempt;
@@ -27,6 +27,7 @@ mod memory;
 mod mesh;
 mod message;
 mod messages;
+mod metrics;
 mod peer_memory;
 mod reduce;
 
@@ -34,8 +35,8 @@ pub use collectives::Operation;
 pub use completion::{Completion, Outcome};
 pub use context::{Context, ContextConfig, GroupConfig};
 pub use group::Group;
-pub use inbox::{Counters, OperationCounters};
 pub use membership::CAPACITY_MAX;
 pub use memory::{HostRange, Mirror};
 pub use message::{Answer, Status};
+pub use metrics::{Counters, OperationCounters, add_metrics};
 pub use reduce::{Dtype, Reduction};

@@ -45,6 +45,7 @@ impl Core {
         let sent = state.messages.sent.get(&id).filter(|_| may_lend);
         let loan = sent.map(|sent| sent.cell.lend(range.bytes()));
         drop(state);
+        self.metrics.add_sent(range.length());
         match loan {
             Some(loan) => self.write_frame(Kind::MessageLoan, to, (id, tag), &loan.encode()),
             None => self.write_frame(Kind::Message, to, (id, tag), range.bytes()),

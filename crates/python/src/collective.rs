@@ -8,10 +8,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use mooncake_base::{Error, Result, Token, env};
+use mooncake_base::{Error, Result, Token, env, exposition::Exposition};
 use mooncake_collective::{
     Answer, Completion, Context, ContextConfig, Dtype, Group, GroupConfig, HostRange, Mirror,
-    Operation, Reduction, Status,
+    Operation, Reduction, Status, add_metrics,
 };
 use pyo3::{prelude::*, types::PyDict};
 
@@ -63,6 +63,17 @@ impl CollectiveContext {
         };
         let context = or_raise(py, detached(py, start).and_then(|context| context))?;
         Ok(Self(Arc::new(context)))
+    }
+
+    /// Returns the metrics of all groups of this process as Prometheus text.
+    #[staticmethod]
+    fn metrics_text(py: Python<'_>) -> PyResult<String> {
+        let text = || {
+            let mut out = Exposition::default();
+            add_metrics(&mut out);
+            out.finish()
+        };
+        or_raise(py, detached(py, text))
     }
 
     /// The address of the coordinator.
@@ -327,12 +338,16 @@ impl CollectiveGroup {
         let operations = PyDict::new(py);
         for (name, one) in counters.operations {
             let values = PyDict::new(py);
-            values.set_item("count", one.count)?;
+            values.set_item("count", one.latency.count())?;
             values.set_item("bytes", one.bytes)?;
             values.set_item("losses", one.losses)?;
             values.set_item("errors", one.errors)?;
-            values.set_item("seconds_total", one.time.as_secs_f64())?;
+            values.set_item("seconds_total", one.latency.sum().as_secs_f64())?;
             values.set_item("seconds_max", one.time_max.as_secs_f64())?;
+            for (name, part) in [("seconds_p50", 0.5), ("seconds_p99", 0.99)] {
+                let bound = one.latency.quantile(part).unwrap_or_default();
+                values.set_item(name, bound.min(one.time_max).as_secs_f64())?;
+            }
             operations.set_item(name, values)?;
         }
         let values = PyDict::new(py);

@@ -28,6 +28,7 @@ pub(crate) use self::open::{Open, all_open};
 use self::{
     details::Details,
     located::{Located, RangeRead},
+    open::metrics_text,
     outcome::{
         Entry, batch_options, done, is_there, length_of, listing, outcome_list, probe, single_key,
         writable_views,
@@ -694,7 +695,7 @@ impl Store {
 
     /// Returns the counters as Prometheus text.
     fn metrics_text(&self, py: Python<'_>) -> PyResult<String> {
-        self.call(py, |client| client.metrics().prometheus(&client.config().metrics.cluster))
+        self.call(py, metrics_text)
     }
 
     /// True if the master runs in this process, for this store.

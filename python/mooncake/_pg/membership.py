@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from mooncake._runtime import _native
+
 from .group import MooncakeProcessGroup
 
 if TYPE_CHECKING:
@@ -31,6 +33,7 @@ __all__ = [
     "get_peer_state",
     "get_preferred_hca",
     "join_group",
+    "metrics_text",
     "recover_ranks",
     "sync_after_failure",
 ]
@@ -158,11 +161,20 @@ def get_current_epoch(backend: Any) -> int:
 def get_metrics(pg: Any) -> dict[str, Any]:
     """Returns what this rank did in the group: the view, bytes sent, and operations by name.
 
-    An operation has `count`, `bytes`, `losses` (a rank was lost), `errors`, `seconds_total` and
-    `seconds_max`.
+    An operation has `count`, `bytes`, `losses` (a rank was lost), `errors`, `seconds_total`,
+    `seconds_max`, `seconds_p50` and `seconds_p99`; the last two are exact to 25 %.
     """
     metrics: dict[str, Any] = _group(pg)._native_group().metrics()
     return metrics
+
+
+def metrics_text() -> str:
+    """Returns the metrics of all groups of this process as Prometheus text.
+
+    A process that has a store with an HTTP server serves them there, under `/metrics`.
+    """
+    text: str = _native.CollectiveContext.metrics_text()
+    return text
 
 
 def sync_after_failure(backend: Any) -> SyncAfterFailureResponse:

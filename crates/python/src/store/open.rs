@@ -11,7 +11,8 @@ use std::{
 };
 
 use mooncake_base::sync::Mutex;
-use mooncake_base::{Clock, Error, Result, SystemClock};
+use mooncake_base::{Clock, Error, Result, SystemClock, exposition::Exposition};
+use mooncake_collective::add_metrics;
 use mooncake_master::{Master, Origin};
 use mooncake_os::fork;
 use mooncake_store_client::{
@@ -19,7 +20,7 @@ use mooncake_store_client::{
 };
 use mooncake_transfer_engine::Engine;
 use pyo3::Python;
-use tokio::runtime::Runtime;
+use tokio::runtime::{Handle, Runtime};
 
 use super::{
     pool::Pool,
@@ -81,7 +82,7 @@ impl Open {
             },
         );
         let joined = joined.and_then(|(client, master)| {
-            let serve = |port| client.serve(HTTP_HOST, port, runtime.handle());
+            let serve = |port| serve(&client, port, runtime.handle());
             match settings.http_port.map(serve).transpose() {
                 Ok(http) => Ok((client, master, http)),
                 Err(error) => {
@@ -132,7 +133,7 @@ impl Open {
         let joined = Pool::new(&engine, pool_bytes).and_then(|pool| {
             // The client closes when it is dropped, also if the HTTP server cannot start.
             let client = Client::connect(client, engine.clone(), Arc::new(link))?;
-            let serve = |port| client.serve(HTTP_HOST, port, runtime.handle());
+            let serve = |port| serve(&client, port, runtime.handle());
             let http = http_port.map(serve).transpose()?;
             Ok((client, pool, http))
         });
@@ -327,4 +328,16 @@ pub(super) fn release(open: Arc<Open>) {
     };
     // During exit the call is refused, and the process ends anyway.
     let _ = Python::attach(|py| detached(py, close_if_last));
+}
+
+/// Serves health and metrics of the client, and the metrics of this process's groups.
+fn serve(client: &Client, port: u16, runtime: &Handle) -> Result<HttpServer> {
+    client.serve_with(HTTP_HOST, port, runtime, add_metrics)
+}
+
+/// Returns the metrics of the client and of this process's groups as Prometheus text.
+pub(super) fn metrics_text(client: &Client) -> String {
+    let mut groups = Exposition::default();
+    add_metrics(&mut groups);
+    client.metrics().prometheus(&client.config().metrics.cluster) + groups.text()
 }

@@ -1,0 +1,315 @@
+//! Counters of groups by operation, and the Prometheus text of all groups of this process.
+
+use std::{
+    collections::BTreeMap,
+    sync::{
+        Arc, Weak,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use mooncake_base::{
+    exposition::Exposition,
+    histogram::{Histogram, Latency},
+    sync::Mutex,
+};
+
+use crate::{completion::Outcome, group::Core};
+
+/// The groups that are open in this process.
+static GROUPS: Mutex<Vec<Weak<Core>>> = Mutex::new(Vec::new());
+
+/// A kind of operation that is counted on its own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum OperationKind {
+    AllReduce,
+    Reduce,
+    Broadcast,
+    AllGather,
+    Gather,
+    Scatter,
+    ReduceScatter,
+    AllToAll,
+    Barrier,
+    Send,
+    Receive,
+}
+
+impl OperationKind {
+    const ALL: [Self; 11] = [
+        Self::AllReduce,
+        Self::Reduce,
+        Self::Broadcast,
+        Self::AllGather,
+        Self::Gather,
+        Self::Scatter,
+        Self::ReduceScatter,
+        Self::AllToAll,
+        Self::Barrier,
+        Self::Send,
+        Self::Receive,
+    ];
+
+    const fn name(self) -> &'static str {
+        match self {
+            Self::AllReduce => "allreduce",
+            Self::Reduce => "reduce",
+            Self::Broadcast => "broadcast",
+            Self::AllGather => "allgather",
+            Self::Gather => "gather",
+            Self::Scatter => "scatter",
+            Self::ReduceScatter => "reduce_scatter",
+            Self::AllToAll => "all_to_all",
+            Self::Barrier => "barrier",
+            Self::Send => "send",
+            Self::Receive => "recv",
+        }
+    }
+}
+
+/// The counters of one group. Counting takes no lock.
+#[derive(Debug, Default)]
+pub(crate) struct GroupMetrics {
+    sent_bytes: AtomicU64,
+    operations: [OperationMetrics; OperationKind::ALL.len()],
+}
+
+#[derive(Debug, Default)]
+struct OperationMetrics {
+    bytes: AtomicU64,
+    losses: AtomicU64,
+    errors: AtomicU64,
+    nanos_max: AtomicU64,
+    latency: Histogram,
+}
+
+/// What a group did.
+#[derive(Debug, Default, Clone)]
+pub struct Counters {
+    /// Bytes that were sent or lent.
+    pub bytes_sent: u64,
+    /// Operations that have ended, by their name; only those that were used.
+    pub operations: BTreeMap<&'static str, OperationCounters>,
+}
+
+/// What became of the operations of one kind.
+#[derive(Debug, Default, Clone)]
+pub struct OperationCounters {
+    /// Bytes of this rank that they read; for a receive, bytes that it wrote.
+    pub bytes: u64,
+    /// Operations in which a rank was lost.
+    pub losses: u64,
+    /// Operations that failed as a whole.
+    pub errors: u64,
+    /// Time from their begin to their end. A collective begins when the earlier ones have ended, a
+    /// message when it is called.
+    pub latency: Latency,
+    /// The longest of these times.
+    pub time_max: Duration,
+}
+
+/// An operation that is counted when it ends.
+#[derive(Debug)]
+pub(crate) struct Recording {
+    metrics: Arc<GroupMetrics>,
+    kind: OperationKind,
+    bytes: usize,
+    begin: Instant,
+}
+
+impl Recording {
+    pub(crate) fn begin(metrics: &Arc<GroupMetrics>, kind: OperationKind, bytes: usize) -> Self {
+        Self { metrics: Arc::clone(metrics), kind, bytes, begin: Instant::now() }
+    }
+
+    pub(crate) fn end(&self, outcome: &Outcome) {
+        self.metrics.record(self.kind, outcome, self.bytes, self.begin.elapsed());
+    }
+}
+
+impl GroupMetrics {
+    pub(crate) fn add_sent(&self, bytes: usize) {
+        self.sent_bytes.fetch_add(bytes as u64, Ordering::Relaxed);
+    }
+
+    fn record(&self, kind: OperationKind, outcome: &Outcome, bytes: usize, time: Duration) {
+        let row = &self.operations[kind as usize];
+        row.bytes.fetch_add(bytes as u64, Ordering::Relaxed);
+        if !outcome.failed_slots.is_empty() {
+            row.losses.fetch_add(1, Ordering::Relaxed);
+        }
+        if outcome.error.is_some() {
+            row.errors.fetch_add(1, Ordering::Relaxed);
+        }
+        let nanos = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+        row.nanos_max.fetch_max(nanos, Ordering::Relaxed);
+        row.latency.record(time);
+    }
+
+    pub(crate) fn snapshot(&self) -> Counters {
+        let rows = OperationKind::ALL.iter().zip(&self.operations);
+        let operations = rows.map(|(kind, row)| {
+            let counters = OperationCounters {
+                bytes: row.bytes.load(Ordering::Relaxed),
+                losses: row.losses.load(Ordering::Relaxed),
+                errors: row.errors.load(Ordering::Relaxed),
+                latency: row.latency.snapshot(),
+                time_max: Duration::from_nanos(row.nanos_max.load(Ordering::Relaxed)),
+            };
+            (kind.name(), counters)
+        });
+        Counters {
+            bytes_sent: self.sent_bytes.load(Ordering::Relaxed),
+            operations: operations.filter(|(_, row)| row.latency.count() > 0).collect(),
+        }
+    }
+}
+
+/// Counts a group as open.
+pub(crate) fn add_group(core: &Arc<Core>) {
+    GROUPS.lock().push(Arc::downgrade(core));
+}
+
+/// Forgets a group that was closed.
+pub(crate) fn remove_group(core: &Arc<Core>) {
+    GROUPS.lock().retain(|group| !std::ptr::eq(group.as_ptr(), Arc::as_ptr(core)));
+}
+
+/// Writes the metrics of all groups that are open in this process; nothing if there is none.
+pub fn add_metrics(out: &mut Exposition) {
+    let open: Vec<_> = GROUPS.lock().iter().filter_map(Weak::upgrade).collect();
+    let reports: Vec<_> = open.iter().map(|core| core.report()).collect();
+    write_reports(out, &reports);
+}
+
+/// The state of one group as it is shown.
+#[derive(Debug)]
+pub(crate) struct GroupReport {
+    pub(crate) name: String,
+    pub(crate) slot: String,
+    pub(crate) epoch: u64,
+    pub(crate) active: usize,
+    pub(crate) counters: Counters,
+}
+
+impl GroupReport {
+    fn labels(&self) -> [(&str, &str); 2] {
+        [("group", &self.name), ("rank", &self.slot)]
+    }
+}
+
+fn write_reports(out: &mut Exposition, reports: &[GroupReport]) {
+    if reports.is_empty() {
+        return;
+    }
+    write_views(out, reports);
+    for (ending, help) in [
+        ("operations_total", "Operations that have ended."),
+        ("operation_bytes_total", "Bytes of this rank that operations read or received."),
+        ("operation_losses_total", "Operations in which a rank was lost."),
+        ("operation_failures_total", "Operations that failed as a whole."),
+    ] {
+        let name = format!("mooncake_group_{ending}");
+        out.head(&name, "counter", help);
+        for report in reports {
+            for (operation, row) in &report.counters.operations {
+                let value = match ending {
+                    "operations_total" => row.latency.count(),
+                    "operation_bytes_total" => row.bytes,
+                    "operation_losses_total" => row.losses,
+                    _ => row.errors,
+                };
+                let labels = [&report.labels()[..], &[("operation", operation)]].concat();
+                out.sample(&name, &labels, value);
+            }
+        }
+    }
+    let name = "mooncake_group_operation_duration_seconds";
+    out.head(name, "histogram", "Duration of operations, without the wait for earlier ones.");
+    for report in reports {
+        for (operation, row) in &report.counters.operations {
+            let classes = row.latency.octaves().into_iter();
+            let classes =
+                classes.map(|(micros, count)| (micros.map(|end| end as f64 / 1e6), count));
+            let labels = [&report.labels()[..], &[("operation", operation)]].concat();
+            out.histogram(name, &labels, classes, row.latency.sum().as_secs_f64());
+        }
+    }
+}
+
+fn write_views(out: &mut Exposition, reports: &[GroupReport]) {
+    for (ending, kind, help) in [
+        ("epoch", "gauge", "Number of the view; it grows with each change of the members."),
+        ("active_ranks", "gauge", "Ranks in the view."),
+        ("sent_bytes_total", "counter", "Bytes that this rank sent or lent."),
+    ] {
+        let name = format!("mooncake_group_{ending}");
+        out.head(&name, kind, help);
+        for report in reports {
+            let value = match ending {
+                "epoch" => report.epoch,
+                "active_ranks" => report.active as u64,
+                _ => report.counters.bytes_sent,
+            };
+            out.sample(&name, &report.labels(), value);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use mooncake_base::Error;
+
+    use super::*;
+
+    #[test]
+    fn text_has_counts_and_durations_of_each_operation() {
+        let metrics = GroupMetrics::default();
+        let lost = Outcome { failed_slots: vec![2], ..Outcome::default() };
+        let failed = Outcome { error: Some(Error::invalid("x")), ..Outcome::default() };
+        metrics.record(OperationKind::AllReduce, &lost, 100, Duration::from_micros(3));
+        metrics.record(OperationKind::AllReduce, &Outcome::default(), 1, Duration::from_millis(2));
+        metrics.record(OperationKind::Receive, &failed, 8, Duration::from_secs(1));
+        metrics.add_sent(77);
+        let report = GroupReport {
+            name: "world".to_owned(),
+            slot: "1".to_owned(),
+            epoch: 4,
+            active: 3,
+            counters: metrics.snapshot(),
+        };
+        let mut out = Exposition::default();
+        write_reports(&mut out, &[report]);
+        let text = out.finish();
+        let group = "group=\"world\",rank=\"1\"";
+        for line in [
+            format!("epoch{{{group}}} 4"),
+            format!("active_ranks{{{group}}} 3"),
+            format!("sent_bytes_total{{{group}}} 77"),
+            format!("operations_total{{{group},operation=\"allreduce\"}} 2"),
+            format!("operation_bytes_total{{{group},operation=\"allreduce\"}} 101"),
+            format!("operation_losses_total{{{group},operation=\"allreduce\"}} 1"),
+            format!("operation_failures_total{{{group},operation=\"recv\"}} 1"),
+            format!("operation_failures_total{{{group},operation=\"allreduce\"}} 0"),
+            format!(
+                "operation_duration_seconds_bucket{{{group},operation=\"allreduce\",\
+                 le=\"0.000004\"}} 1"
+            ),
+            format!("operation_duration_seconds_sum{{{group},operation=\"recv\"}} 1"),
+            format!("operation_duration_seconds_count{{{group},operation=\"allreduce\"}} 2"),
+        ] {
+            let line = format!("mooncake_group_{line}");
+            assert!(text.lines().any(|found| found == line), "{line}\n{text}");
+        }
+        assert!(!text.contains("broadcast"), "an operation that was never used");
+        assert_eq!(metrics.snapshot().operations["allreduce"].time_max, Duration::from_millis(2));
+    }
+
+    #[test]
+    fn process_without_groups_shows_nothing() {
+        let mut out = Exposition::default();
+        write_reports(&mut out, &[]);
+        assert_eq!(out.text(), "");
+    }
+}
