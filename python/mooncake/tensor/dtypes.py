@@ -89,9 +89,8 @@ class DType:
         Raises:
             TypeError: Arrays of that dtype cannot be stored as tensors.
         """
-        found = _BY_NAME.get(dtype.name)
-        # Another dtype may have the same name, for instance a structured one.
-        if found is None or found.itemsize != dtype.itemsize:
+        found = _of_numpy(dtype)
+        if found is None:
             raise TypeError(f"arrays of dtype {dtype} are not supported as tensors")
         return found
 
@@ -201,6 +200,13 @@ def _load(name: str, extra: str) -> Any:
         raise ImportError(
             f"{name} is not installed: pip install 'mooncake-transfer-engine[{extra}]'", name=name
         ) from error
+
+
+@functools.lru_cache(maxsize=256)
+def _of_numpy(dtype: np.dtype[Any]) -> DType | None:
+    found = _BY_NAME.get(dtype.name)
+    # Another dtype may have the same name, for instance a structured one.
+    return None if found is None or found.itemsize != dtype.itemsize else found
 
 
 @functools.cache

@@ -206,7 +206,7 @@ def _find_split(
     if of_writers is not None:
         manifest = decoded_manifest(writer_manifest_key(key), of_writers)
         size, dim = manifest.shard_count, manifest.split_dim
-        members = [Member(writer_key(key, rank, size, dim), rank) for rank in range(size)]
+        members = tuple(Member(writer_key(key, rank, size, dim), rank) for rank in range(size))
         return (yield from find_members(query, members, manifest=manifest))
     return None
 

@@ -289,6 +289,6 @@ def _of_array(numpy: Any, array: Any) -> TensorMemory:
         raise TypeError(
             f"{array.ndim} dimensions are not supported, at most {DIMS_MAX}: reshape it"
         )
-    native = array.dtype.newbyteorder("=")
-    array = numpy.asarray(array, dtype=native, order="C")
+    if not (array.dtype.isnative and array.flags.c_contiguous):
+        array = numpy.asarray(array, dtype=array.dtype.newbyteorder("="), order="C")
     return TensorMemory(array.ctypes.data, array.nbytes, dtype, array.shape, array)

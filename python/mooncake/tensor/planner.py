@@ -25,6 +25,7 @@ __all__ = [
     "TooManyRangesError",
     "grids",
     "plan",
+    "plan_of",
 ]
 
 RANGES_MAX = 1 << 24
@@ -92,9 +93,17 @@ def plan(sources: Sequence[Source], wanted: Box, itemsize: int) -> Plan:
         IncompleteError: The sources do not cover the box exactly once.
         TooManyRangesError: The pieces are too small; read whole sources instead.
     """
+    return plan_of(grids(sources, wanted, itemsize))
+
+
+def plan_of(parts: Sequence[Grid]) -> Plan:
+    """Plan the reads of grids.
+
+    Raises:
+        TooManyRangesError: The pieces are too small; read whole sources instead.
+    """
     import numpy as np
 
-    parts = grids(sources, wanted, itemsize)
     counts = [part.count for part in parts]
     if sum(counts) > RANGES_MAX:
         raise TooManyRangesError(

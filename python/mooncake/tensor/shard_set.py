@@ -46,7 +46,7 @@ class Member:
 
 def find_members(
     query: Query,
-    members: list[Member],
+    members: Sequence[Member],
     of_first: bytes | None = None,
     manifest: Manifest | None = None,
 ) -> Search:
@@ -189,10 +189,11 @@ def at_rank(axes: Sequence[AxisRecord], rank: int) -> tuple[AxisRecord, ...]:
     )
 
 
-def members_of(key: bytes, axes: tuple[AxisRecord, ...]) -> list[Member]:
+@functools.lru_cache(maxsize=256)
+def members_of(key: bytes, axes: tuple[AxisRecord, ...]) -> tuple[Member, ...]:
     """Return the shards that differ from a shard in the rank of ``tp`` only."""
     size = next((axis.size for axis in axes if axis.kind == "tp"), 1)
-    return [Member(shard_key(key, at_rank(axes, rank)), rank) for rank in range(size)]
+    return tuple(Member(shard_key(key, at_rank(axes, rank)), rank) for rank in range(size))
 
 
 def wanted_box(key: bytes, target: Shard | None, metadata: TensorMetadata) -> Box:

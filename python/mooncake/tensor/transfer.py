@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ from mooncake.tensor.planner import (
     Source,
     TooManyRangesError,
     grids,
-    plan,
+    plan_of,
 )
 from mooncake.tensor.search import Found, invalid
 
@@ -40,6 +41,10 @@ _STAGED_RANGES_MIN = 1024
 
 _STAGED_EXCESS_MAX = 2
 """Maximum ratio of staged bytes to wanted bytes."""
+
+_KEPT_RANGES_MAX = 512
+"""Number of ranges up to which the table of a read is kept; building a larger one is little of the
+read."""
 
 Columns: TypeAlias = tuple[Any, Any, Any, Any]
 """The first range of each object; the address, offset and length of each range."""
@@ -74,15 +79,12 @@ def fill(
     """
     import numpy as np
 
-    planned: list[tuple[Job, Plan | _Staged | MooncakeError]] = []
-    for job in jobs:
-        staged = None if is_registered else _stage(job)
-        planned.append((job, staged or _plan(job.found)))
-    valid = [(job, each) for job, each in planned if isinstance(each, Plan | _Staged)]
+    planned = [(job, _ranges_of(job, is_registered=is_registered)) for job in jobs]
+    valid = [(job, each) for job, each in planned if isinstance(each, _Direct | _Staged)]
     parts = [part for job, _ in valid for part in job.found.parts]
     names = [decoded(part.key) for part in parts]
     heads = np.zeros((len(parts), METADATA_BYTES), dtype=np.uint8)
-    columns = _columns(valid)
+    columns = _columns([each for _, each in valid], heads)
     # A staged read keeps its own memory, too.
     owners = [heads, valid]
     if is_registered:
@@ -94,7 +96,7 @@ def fill(
             for outcome, check in zip(outcomes, checks, strict=True)
         ]
     else:
-        outcomes = yield ReadRanges(names, _with_heads(columns, heads), owners)
+        outcomes = yield ReadRanges(names, columns, owners)
     results: list[MooncakeError | None] = []
     rows = iter(zip(parts, heads, outcomes, strict=True))
     for job, each in planned:
@@ -105,6 +107,71 @@ def fill(
         if isinstance(each, _Staged) and results[-1] is None:
             each.scatter(job)
     return results
+
+
+@dataclass(frozen=True, slots=True)
+class _Table:
+    """Ranges to read, grouped by object; the last range of an object may be its metadata.
+
+    The metadata is read in the same call, since an object may be replaced between two calls but not
+    within one.
+
+    Attributes:
+        starts: First range of each object, and the number of all ranges at the end.
+        destinations: Offset of each range in the memory to fill.
+        offsets: Offset of each range in its object.
+        lengths: Length of each range in bytes.
+        heads: The ranges that are metadata, if it is read.
+    """
+
+    starts: Any
+    destinations: Any
+    offsets: Any
+    lengths: Any
+    heads: Any
+
+    @staticmethod
+    def of(plan: Plan, *, has_heads: bool) -> _Table:
+        """Return the ranges of a plan."""
+        import numpy as np
+
+        if not has_heads:
+            none = np.zeros(0, dtype=np.int64)
+            return _Table(plan.starts, plan.destinations, plan.offsets, plan.lengths, none)
+        count = len(plan.starts) - 1
+        starts = plan.starts + np.arange(count + 1)
+        heads = starts[1:] - 1
+        columns = np.zeros((3, len(plan) + count), dtype=np.int64)
+        is_data = np.ones(len(plan) + count, dtype=bool)
+        is_data[heads] = False
+        columns[:, is_data] = plan.destinations, plan.offsets, plan.lengths
+        columns[2, heads] = METADATA_BYTES
+        return _Table(starts, columns[0], columns[1], columns[2], heads)
+
+
+# A read of the same part again, as of another layer with the same shape, costs no table.
+@functools.lru_cache(maxsize=256)
+def _kept_table(parts: tuple[Grid, ...], has_heads: bool) -> _Table:
+    return _Table.of(plan_of(parts), has_heads=has_heads)
+
+
+def _table(parts: tuple[Grid, ...], *, has_heads: bool) -> _Table:
+    if sum(part.count for part in parts) <= _KEPT_RANGES_MAX:
+        return _kept_table(parts, has_heads)
+    return _Table.of(plan_of(parts), has_heads=has_heads)
+
+
+@dataclass(frozen=True, slots=True)
+class _Direct:
+    """A read that goes to the memory of the job.
+
+    Attributes:
+        table: The ranges.
+        address: Address of the memory.
+    """
+
+    table: _Table
+    address: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,17 +188,21 @@ class _Staged:
     memory: Any
     bounds: list[int]
 
-    def columns(self) -> Columns:
-        """Return the range of each object."""
+    @property
+    def address(self) -> int:
+        """Address of the memory."""
+        address: int = self.memory.ctypes.data
+        return address
+
+    @property
+    def table(self) -> _Table:
+        """The range of each object, and its metadata."""
         import numpy as np
 
-        firsts = np.array(self.bounds[:-1], dtype=np.int64)
-        return (
-            np.arange(len(self.bounds), dtype=np.int64),
-            self.memory.ctypes.data + firsts,
-            np.array([grid.source[0] for grid in self.grids], dtype=np.int64),
-            np.diff(np.array(self.bounds, dtype=np.int64)),
-        )
+        bounds = np.array(self.bounds, dtype=np.int64)
+        starts = np.arange(len(bounds), dtype=np.int64)
+        offsets = np.array([grid.source[0] for grid in self.grids], dtype=np.int64)
+        return _Table.of(Plan(starts, offsets, bounds[:-1], np.diff(bounds)), has_heads=True)
 
     def scatter(self, job: Job) -> None:
         """Copy the pieces to the memory of the job."""
@@ -149,16 +220,23 @@ class _Staged:
             np.ndarray(shape, np.uint8, into, first, (*of_wanted, 1))[...] = pieces
 
 
-def _stage(job: Job) -> _Staged | None:
+def _ranges_of(job: Job, *, is_registered: bool) -> _Direct | _Staged | MooncakeError:
+    """Return how to read a job; no ranges for a tensor without elements."""
+    found = job.found
+    sources = [Source(part.box, part.metadata.data_offset) for part in found.parts]
+    try:
+        parts = grids(sources, found.wanted, found.metadata.dtype.itemsize)
+        staged = None if is_registered else _stage(job, parts)
+        return staged or _Direct(_table(parts, has_heads=not is_registered), job.address)
+    except (IncompleteError, TooManyRangesError) as error:
+        return invalid(found.key, str(error))
+
+
+def _stage(job: Job, parts: tuple[Grid, ...]) -> _Staged | None:
     """Return how to read a job of tiny pieces; None if its ranges are read one by one."""
     import numpy as np
 
-    found, itemsize = job.found, job.found.metadata.dtype.itemsize
     if getattr(job.owner, "is_cuda", False):
-        return None
-    try:
-        parts = grids(_sources(found), found.wanted, itemsize)
-    except IncompleteError:
         return None
     wanted, ranges = sum(part.nbytes for part in parts), sum(part.count for part in parts)
     if ranges < _STAGED_RANGES_MIN or wanted >= ranges * _STAGED_BYTES_MAX:
@@ -169,36 +247,30 @@ def _stage(job: Job) -> _Staged | None:
     return _Staged(parts, np.empty(bounds[-1], dtype=np.uint8), bounds)
 
 
-def _plan(found: Found) -> Plan | MooncakeError:
-    """Plan a job; the plan has no ranges for a tensor without elements."""
-    try:
-        return plan(_sources(found), found.wanted, found.metadata.dtype.itemsize)
-    except (IncompleteError, TooManyRangesError) as error:
-        return invalid(found.key, str(error))
+def _columns(jobs: Sequence[_Direct | _Staged], heads: Any) -> Columns:
+    """Return the ranges of all jobs as the columns of one call.
 
-
-def _sources(found: Found) -> list[Source]:
-    return [Source(part.box, part.metadata.data_offset) for part in found.parts]
-
-
-def _columns_of(job: Job, ranges: Plan | _Staged) -> Columns:
-    if isinstance(ranges, _Staged):
-        return ranges.columns()
-    return ranges.starts, ranges.destinations + job.address, ranges.offsets, ranges.lengths
-
-
-def _columns(jobs: Sequence[tuple[Job, Plan | _Staged]]) -> Columns:
-    """Return the ranges of all jobs as the columns of one call."""
+    Args:
+        jobs: The ranges of each job.
+        heads: Memory for the metadata of each object, if the tables have it.
+    """
     import numpy as np
 
-    none = np.zeros(0, dtype=np.int64)
-    tables = [_columns_of(job, ranges) for job, ranges in jobs]
+    tables = [job.table for job in jobs]
+    of_heads = heads.ctypes.data + np.arange(len(heads), dtype=np.int64) * METADATA_BYTES
+    columns = []
+    for job, table in zip(jobs, tables, strict=True):
+        addresses = table.destinations + job.address
+        addresses[table.heads] = of_heads[: len(table.heads)]
+        of_heads = of_heads[len(table.heads) :]
+        columns.append((addresses, table.offsets, table.lengths))
     if len(tables) == 1:
-        return tables[0]
-    counts = np.concatenate([none, *(np.diff(table[0]) for table in tables)])
+        return tables[0].starts, *columns[0]
+    none = np.zeros(0, dtype=np.int64)
+    counts = np.concatenate([none, *(np.diff(table.starts) for table in tables)])
     starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
     addresses, offsets, lengths = (
-        np.concatenate([none, *(table[column] for table in tables)]) for column in (1, 2, 3)
+        np.concatenate([none, *(own[at] for own in columns)]) for at in range(3)
     )
     return starts, addresses, offsets, lengths
 
@@ -214,21 +286,6 @@ def _columns_of_heads(heads: Any) -> Columns:
         np.zeros(count, dtype=np.int64),
         np.full(count, METADATA_BYTES, dtype=np.int64),
     )
-
-
-def _with_heads(columns: Columns, heads: Any) -> Columns:
-    """Return columns with one more range for each object, its metadata.
-
-    It is read in the same call, since an object may be replaced between two calls but not within
-    one.
-    """
-    import numpy as np
-
-    starts, *values = columns
-    ends = starts[1:]
-    of_heads = _columns_of_heads(heads)
-    added = [np.insert(own, ends, head) for own, head in zip(values, of_heads[1:], strict=True)]
-    return (starts + of_heads[0], added[0], added[1], added[2])
 
 
 def _result(rows: Sequence[tuple[Part, Any, int | MooncakeError]]) -> MooncakeError | None:
