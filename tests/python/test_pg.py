@@ -96,6 +96,7 @@ class Snippets(Ranks):
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": str(self.arguments[2]),
             "TORCHELASTIC_USE_AGENT_STORE": "True",
+            "TORCHELASTIC_RESTART_COUNT": "0",  # Torch 2.4 reads it.
         }
         self.launch(rank, [sys.executable, "-c", source], environment)
         return self

@@ -69,7 +69,7 @@ impl<'a> Attempt<'a> {
         let text = match self.part(slot, DONE)? {
             Part::Bytes(text) if text.is_empty() => return Ok(()),
             Part::Bytes(text) => String::from_utf8_lossy(&text).into_owned(),
-            Part::Lent { .. } => String::new(),
+            Part::Lent { .. } | Part::Offered(_) => String::new(),
         };
         let error = Error::invalid("the operation failed at another rank");
         Err(Stop::Failed(error.with("rank", slot).with("error", text)))
@@ -193,6 +193,7 @@ impl Exchange for Attempt<'_> {
 
     fn receive_into(&self, slot: usize, step: u32, target: &mut [u8]) -> Result<(), Stop> {
         match self.part_of(slot, step, target.len())? {
+            Part::Offered(_) => return Err(Stop::Interrupted),
             Part::Bytes(bytes) => target.copy_from_slice(&bytes),
             Part::Lent { process, loan } => {
                 loan.read(process, 0, target)
@@ -211,6 +212,7 @@ impl Exchange for Attempt<'_> {
         take: Take<'_>,
     ) -> Result<(), Stop> {
         match self.part_of(slot, step, length)? {
+            Part::Offered(_) => Err(Stop::Interrupted),
             Part::Bytes(bytes) => take(0, &bytes),
             Part::Lent { process, loan } => {
                 let mut chunk = self.buffer(CHUNK_BYTES);

@@ -223,6 +223,10 @@ impl Context {
             let _ = thread.join();
         }
         self.agent.mesh.join();
+        // Groups that are still open get nothing more.
+        for inbox in self.agent.mesh.inboxes() {
+            inbox.close(&Error::closed("the connections of this process are closed"));
+        }
         drop(self.coordinator.lock().take());
     }
 

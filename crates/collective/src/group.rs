@@ -27,6 +27,8 @@ use crate::{
 
 /// Most operations that wait for their turn.
 const QUEUE_MAX: usize = 1 << 16;
+/// Most sends, and most receives, that wait for their counterpart.
+const MESSAGES_MAX: usize = 1 << 16;
 /// How often a wait looks for its end, where it is not announced.
 pub(crate) const RECHECK: Duration = Duration::from_millis(100);
 
@@ -129,9 +131,11 @@ impl Group {
             completion.complete(Outcome { failed_slots: vec![to], ..Outcome::default() });
             return Ok(completion);
         }
+        check_count(state.messages.sent.len())?;
         state.messages.next_id += 1;
         let id = state.messages.next_id;
-        let sent = Sent { to, completion: completion.clone(), cell: Box::default() };
+        let cell = Box::default();
+        let sent = Sent { to, completion: completion.clone(), range, buffered: 0, cell };
         state.messages.sent.insert(id, sent);
         state.messages.outgoing.push_back(Outgoing::Message { to, tag, id, range });
         drop(state);
@@ -157,9 +161,9 @@ impl Group {
             completion.complete(Outcome { failed_slots: vec![from], ..Outcome::default() });
             return Ok(completion);
         }
+        check_count(state.messages.receives.len() + state.messages.requested.len())?;
         let receive = Receive { source: from, tag, range, completion: completion.clone() };
-        state.messages.receives.push(receive);
-        state.match_messages(&mut ended);
+        state.add_receive(receive, &mut ended);
         drop(state);
         self.core.inbox.changed.notify_all();
         announce(ended);
@@ -196,7 +200,7 @@ impl Group {
 
     /// Returns what the group did.
     pub fn counters(&self) -> Counters {
-        self.core.metrics.snapshot()
+        self.core.counters()
     }
 
     /// Makes ranks that wait in [`Self::wait_joined`] members.
@@ -309,8 +313,13 @@ impl Core {
             slot: self.slot.to_string(),
             epoch,
             active,
-            counters: self.metrics.snapshot(),
+            counters: self.counters(),
         }
+    }
+
+    fn counters(&self) -> Counters {
+        let bytes_buffered = self.inbox.state.lock().buffered_bytes();
+        Counters { bytes_buffered, ..self.metrics.snapshot() }
     }
 
     fn check_member(&self) -> Result<()> {
@@ -435,6 +444,14 @@ impl Core {
 
 pub(crate) fn slot_number(slot: usize) -> u32 {
     u32::try_from(slot).unwrap_or(u32::MAX)
+}
+
+fn check_count(messages: usize) -> Result<()> {
+    if messages < MESSAGES_MAX {
+        return Ok(());
+    }
+    let error = Error::invalid("too many messages wait: wait for some of them");
+    Err(error.with("messages_max", MESSAGES_MAX))
 }
 
 fn closed() -> Error {

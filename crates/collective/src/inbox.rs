@@ -28,6 +28,8 @@ pub(crate) enum Part {
         process: u32,
         loan: Loan,
     },
+    /// Bytes that wait at their sender until they are requested.
+    Offered(u64),
 }
 
 impl Part {
@@ -35,6 +37,7 @@ impl Part {
         match self {
             Self::Bytes(bytes) => bytes.len() as u64,
             Self::Lent { loan, .. } => loan.length,
+            Self::Offered(length) => *length,
         }
     }
 }
@@ -96,6 +99,10 @@ pub(crate) struct Messages {
     pub(crate) receives: Vec<Receive>,
     pub(crate) arrived: VecDeque<Arrived>,
     pub(crate) sent: FxHashMap<u64, Sent>,
+    /// Memory that messages take at each receiver.
+    pub(crate) buffered: FxHashMap<usize, usize>,
+    /// Receives whose bytes were requested, by source and number of the message.
+    pub(crate) requested: FxHashMap<(usize, u64), Receive>,
     pub(crate) next_id: u64,
     /// What the group's thread for messages has to write.
     pub(crate) outgoing: VecDeque<Outgoing>,
@@ -106,6 +113,9 @@ pub(crate) struct Messages {
 pub(crate) struct Sent {
     pub(crate) to: usize,
     pub(crate) completion: Completion,
+    pub(crate) range: HostRange,
+    /// Memory of the receiver that the message takes.
+    pub(crate) buffered: usize,
     /// Ends the loan of its memory.
     pub(crate) cell: Box<Cell>,
 }
@@ -133,6 +143,16 @@ pub(crate) enum Outgoing {
         tag: u32,
         id: u64,
         range: HostRange,
+    },
+    /// A message that its receiver has requested.
+    Requested {
+        to: usize,
+        id: u64,
+        range: HostRange,
+    },
+    Request {
+        to: usize,
+        id: u64,
     },
     Taken {
         to: usize,
@@ -168,6 +188,10 @@ impl Inbox {
         let source = header.source as usize;
         let is_loan = matches!(header.kind, Kind::CollectiveLoan | Kind::MessageLoan);
         let payload = match (is_loan, process, Loan::decode(&payload)) {
+            (false, ..) if header.kind == Kind::Offer => match payload.as_slice().try_into() {
+                Ok(length) => Part::Offered(u64::from_le_bytes(length)),
+                Err(_) => return,
+            },
             (false, ..) => Part::Bytes(payload),
             (true, Some(process), Some(loan)) => Part::Lent { process, loan },
             _ => return,
@@ -182,13 +206,23 @@ impl Inbox {
                 let key = (header.attempt, header.sequence, header.step, header.source);
                 state.parts.insert(key, payload);
             }
-            Kind::Message | Kind::MessageLoan => {
+            Kind::Message | Kind::MessageLoan | Kind::Offer => {
                 let (tag, id) = (header.step, header.sequence);
-                state.messages.arrived.push_back(Arrived { source, tag, id, payload });
-                state.match_messages(&mut ended);
+                state.add_arrived(Arrived { source, tag, id, payload }, &mut ended);
             }
+            Kind::Request => {
+                let (to, id) = (source, header.sequence);
+                if let Some(sent) = state.messages.sent.get(&id).filter(|sent| sent.to == to) {
+                    let range = sent.range;
+                    state.messages.outgoing.push_back(Outgoing::Requested { to, id, range });
+                }
+            }
+            Kind::Requested => state.take_requested(source, header.sequence, &payload, &mut ended),
             Kind::Taken => {
                 if let Some(sent) = state.messages.sent.remove(&header.sequence) {
+                    if let Some(buffered) = state.messages.buffered.get_mut(&sent.to) {
+                        *buffered -= sent.buffered;
+                    }
                     ended.push((sent.completion, Outcome::default()));
                 }
             }
@@ -245,12 +279,17 @@ impl Inbox {
                 state.next = 1;
             }
         }
-        // Who takes part no more is not ready any more, until the coordinator says so again.
+        // Members are ready. Who takes part no more is not, until the coordinator says so again.
         let State { peers, view, .. } = &mut *state;
         for old in &view.members {
             let stays = commit.members.iter().any(|new| new.slot == old.slot);
             if let Some(is_ready) = peers.get_mut(old.slot).filter(|_| !stays) {
                 *is_ready = false;
+            }
+        }
+        for new in &commit.members {
+            if let Some(is_ready) = peers.get_mut(new.slot) {
+                *is_ready = true;
             }
         }
         state.view = View {
@@ -293,6 +332,7 @@ impl Inbox {
         let failed = || Outcome { error: Some(error.clone()), ..Outcome::default() };
         let messages = std::mem::take(&mut state.messages);
         ended.extend(messages.receives.into_iter().map(|it| (it.completion, failed())));
+        ended.extend(messages.requested.into_values().map(|it| (it.completion, failed())));
         for sent in messages.sent.into_values() {
             sent.cell.end();
             ended.push((sent.completion, failed()));
@@ -310,6 +350,12 @@ impl Inbox {
     }
 }
 
+impl Receive {
+    fn fits(&self, arrived: &Arrived) -> bool {
+        arrived.tag == self.tag && self.source.is_none_or(|source| source == arrived.source)
+    }
+}
+
 impl State {
     /// Returns whether a part belongs to an operation that has ended, or that is done again.
     fn is_over(&self, attempt: u32, sequence: u64) -> bool {
@@ -319,40 +365,70 @@ impl State {
         attempt < self.view.attempt || (attempt == self.view.attempt && sequence < open)
     }
 
-    /// Hands messages to the receives that wait for them, first come, first served.
-    pub(crate) fn match_messages(&mut self, ended: &mut Ended) {
-        let mut index = 0;
-        while index < self.messages.receives.len() {
-            let receive = &self.messages.receives[index];
-            let fits = |arrived: &Arrived| {
-                arrived.tag == receive.tag && receive.source.is_none_or(|it| it == arrived.source)
-            };
-            let Some(found) = self.messages.arrived.iter().position(fits) else {
-                index += 1;
-                continue;
-            };
-            let receive = self.messages.receives.remove(index);
-            let Some(arrived) = self.messages.arrived.remove(found) else { continue };
-            let mut outcome = Outcome { source: Some(arrived.source), ..Outcome::default() };
-            let length = arrived.payload.length();
-            match &arrived.payload {
-                _ if length != receive.range.length() as u64 => {
-                    outcome.error = Some(
-                        Error::invalid("the message has another length than the tensor")
-                            .with("message_bytes", length)
-                            .with("tensor_bytes", receive.range.length()),
-                    );
-                }
-                Part::Bytes(bytes) => receive.range.write(bytes),
-                Part::Lent { .. } => {
-                    self.messages.outgoing.push_back(Outgoing::Fetch { receive, arrived });
-                    continue;
-                }
-            }
-            ended.push((receive.completion, outcome));
-            let taken = Outgoing::Taken { to: arrived.source, id: arrived.id };
-            self.messages.outgoing.push_back(taken);
+    /// Takes in a receive: it gets the first message that fits, or waits.
+    pub(crate) fn add_receive(&mut self, receive: Receive, ended: &mut Ended) {
+        let found = self.messages.arrived.iter().position(|arrived| receive.fits(arrived));
+        match found.and_then(|index| self.messages.arrived.remove(index)) {
+            Some(arrived) => self.hand_over(receive, arrived, ended),
+            None => self.messages.receives.push(receive),
         }
+    }
+
+    /// Takes in a message: the first receive that fits gets it, or it waits.
+    fn add_arrived(&mut self, arrived: Arrived, ended: &mut Ended) {
+        match self.messages.receives.iter().position(|receive| receive.fits(&arrived)) {
+            Some(index) => {
+                let receive = self.messages.receives.remove(index);
+                self.hand_over(receive, arrived, ended);
+            }
+            None => self.messages.arrived.push_back(arrived),
+        }
+    }
+
+    /// Hands a message to a receive, or begins to bring its bytes here.
+    fn hand_over(&mut self, receive: Receive, arrived: Arrived, ended: &mut Ended) {
+        let (to, id) = (arrived.source, arrived.id);
+        let length = arrived.payload.length();
+        let mut outcome = Outcome { source: Some(to), ..Outcome::default() };
+        match &arrived.payload {
+            _ if length != receive.range.length() as u64 => {
+                outcome.error = Some(
+                    Error::invalid("the message has another length than the tensor")
+                        .with("message_bytes", length)
+                        .with("tensor_bytes", receive.range.length()),
+                );
+            }
+            Part::Bytes(bytes) => receive.range.write(bytes),
+            Part::Lent { .. } => {
+                self.messages.outgoing.push_back(Outgoing::Fetch { receive, arrived });
+                return;
+            }
+            Part::Offered(_) => {
+                self.messages.outgoing.push_back(Outgoing::Request { to, id });
+                self.messages.requested.insert((to, id), receive);
+                return;
+            }
+        }
+        ended.push((receive.completion, outcome));
+        self.messages.outgoing.push_back(Outgoing::Taken { to, id });
+    }
+
+    /// Returns how many bytes of messages wait here for a receive.
+    pub(crate) fn buffered_bytes(&self) -> u64 {
+        let buffered = self.messages.arrived.iter().map(|arrived| match &arrived.payload {
+            Part::Bytes(bytes) => bytes.len() as u64,
+            Part::Lent { .. } | Part::Offered(_) => 0,
+        });
+        buffered.sum()
+    }
+
+    /// Hands the bytes of a message to the receive that requested them.
+    fn take_requested(&mut self, source: usize, id: u64, payload: &Part, ended: &mut Ended) {
+        let Part::Bytes(bytes) = payload else { return };
+        let Some(receive) = self.messages.requested.remove(&(source, id)) else { return };
+        receive.range.write(bytes);
+        ended.push((receive.completion, Outcome { source: Some(source), ..Outcome::default() }));
+        self.messages.outgoing.push_back(Outgoing::Taken { to: source, id });
     }
 
     /// Ends sends to, and receives from, slots that are not in the view.
@@ -363,7 +439,10 @@ impl State {
         messages.arrived.retain(|arrived| view.is_member(arrived.source));
         let lost = |slot: usize| Outcome { failed_slots: vec![slot], ..Outcome::default() };
         messages.outgoing.retain(|outgoing| match outgoing {
-            Outgoing::Message { to, .. } | Outgoing::Taken { to, .. } => view.is_member(*to),
+            Outgoing::Message { to, .. }
+            | Outgoing::Requested { to, .. }
+            | Outgoing::Request { to, .. }
+            | Outgoing::Taken { to, .. } => view.is_member(*to),
             Outgoing::Fetch { receive, arrived } => {
                 let is_member = view.is_member(arrived.source);
                 if !is_member {
@@ -379,6 +458,14 @@ impl State {
                 ended.push((receive.completion.clone(), lost(receive.source.unwrap_or(slot))));
             }
             !is_lost
+        });
+        messages.buffered.retain(|to, _| view.is_member(*to));
+        messages.requested.retain(|(source, _), receive| {
+            let is_member = view.is_member(*source);
+            if !is_member {
+                ended.push((receive.completion.clone(), lost(*source)));
+            }
+            is_member
         });
         messages.sent.retain(|_, sent| {
             let is_member = view.is_member(sent.to);

@@ -51,6 +51,12 @@ pub(crate) enum Kind {
     CollectiveLoan,
     /// As `Message`: the payload says where the bytes are in the sender's memory.
     MessageLoan,
+    /// A message waits at its sender; the payload is its length.
+    Offer,
+    /// The receiver has room for the message of an offer.
+    Request,
+    /// The bytes of a message that was requested.
+    Requested,
 }
 
 /// The head of a frame.
@@ -87,6 +93,9 @@ impl Header {
             2 => Kind::Taken,
             3 => Kind::CollectiveLoan,
             4 => Kind::MessageLoan,
+            5 => Kind::Offer,
+            6 => Kind::Request,
+            7 => Kind::Requested,
             _ => return None,
         };
         Some(Self {

@@ -5,13 +5,18 @@ use mooncake_base::Error;
 use crate::{
     completion::Outcome,
     group::{Core, RECHECK, slot_number},
-    inbox::{Arrived, Outgoing, Part, Receive},
+    inbox::{Arrived, Messages, Outgoing, Part, Receive},
     memory::HostRange,
     mesh::{Header, Kind},
 };
 
 /// From this size on, a message is lent, not sent: the receiver's thread must wake up to read it.
 const LENT_MESSAGE_BYTES_MIN: usize = 256 << 10;
+/// Most memory of a receiver that messages of one sender take in a group before a receive asks for
+/// them. Later ones are lent, or only announced: their bytes stay at the sender.
+pub(crate) const BUFFERED_BYTES_MAX: usize = 8 << 20;
+/// What an entry of a message takes beside its bytes.
+const ENTRY_BYTES: usize = 256;
 
 impl Core {
     /// Writes messages and their acknowledgements, one after the other, until the group is closed.
@@ -30,6 +35,11 @@ impl Core {
             drop(state);
             match outgoing {
                 Outgoing::Message { to, tag, id, range } => self.write_message(to, tag, id, range),
+                Outgoing::Requested { to, id, range } => {
+                    self.metrics.add_sent(range.length());
+                    self.write_frame(Kind::Requested, to, (id, 0), range.bytes());
+                }
+                Outgoing::Request { to, id } => self.write_frame(Kind::Request, to, (id, 0), &[]),
                 Outgoing::Taken { to, id } => {
                     self.write_frame(Kind::Taken, to, (id, 0), HostRange::EMPTY.bytes());
                 }
@@ -38,17 +48,36 @@ impl Core {
         }
     }
 
+    /// Sends a message while its receiver has room for it; else lends it, or announces it.
     fn write_message(&self, to: usize, tag: u32, id: u64, range: HostRange) {
-        let state = self.inbox.state.lock();
+        let mut state = self.inbox.state.lock();
         let Some(member) = state.view.member(to) else { return };
-        let may_lend = range.length() >= LENT_MESSAGE_BYTES_MIN && self.mesh.may_lend(member);
-        let sent = state.messages.sent.get(&id).filter(|_| may_lend);
-        let loan = sent.map(|sent| sent.cell.lend(range.bytes()));
+        let may_lend = self.mesh.may_lend(member);
+        let is_large = range.length() >= LENT_MESSAGE_BYTES_MIN;
+        let Messages { sent, buffered, .. } = &mut state.messages;
+        let Some(sent) = sent.get_mut(&id) else { return };
+        let taken = buffered.entry(to).or_default();
+        let bytes = range.length().saturating_add(ENTRY_BYTES);
+        let has_room = taken.saturating_add(bytes) <= BUFFERED_BYTES_MAX;
+        let loan = (may_lend && (is_large || !has_room)).then(|| sent.cell.lend(range.bytes()));
+        if loan.is_none() && has_room {
+            sent.buffered = bytes;
+            *taken += bytes;
+        }
         drop(state);
-        self.metrics.add_sent(range.length());
         match loan {
-            Some(loan) => self.write_frame(Kind::MessageLoan, to, (id, tag), &loan.encode()),
-            None => self.write_frame(Kind::Message, to, (id, tag), range.bytes()),
+            Some(loan) => {
+                self.metrics.add_sent(range.length());
+                self.write_frame(Kind::MessageLoan, to, (id, tag), &loan.encode());
+            }
+            None if has_room => {
+                self.metrics.add_sent(range.length());
+                self.write_frame(Kind::Message, to, (id, tag), range.bytes());
+            }
+            None => {
+                let length = range.length() as u64;
+                self.write_frame(Kind::Offer, to, (id, tag), &length.to_le_bytes());
+            }
         }
     }
 

@@ -89,6 +89,8 @@ struct OperationMetrics {
 pub struct Counters {
     /// Bytes that were sent or lent.
     pub bytes_sent: u64,
+    /// Bytes of messages that have arrived and wait for a receive.
+    pub bytes_buffered: u64,
     /// Operations that have ended, by their name; only those that were used.
     pub operations: BTreeMap<&'static str, OperationCounters>,
 }
@@ -161,6 +163,7 @@ impl GroupMetrics {
         });
         Counters {
             bytes_sent: self.sent_bytes.load(Ordering::Relaxed),
+            bytes_buffered: 0,
             operations: operations.filter(|(_, row)| row.latency.count() > 0).collect(),
         }
     }
@@ -242,6 +245,7 @@ fn write_views(out: &mut Exposition, reports: &[GroupReport]) {
     for (ending, kind, help) in [
         ("epoch", "gauge", "Number of the view; it grows with each change of the members."),
         ("active_ranks", "gauge", "Ranks in the view."),
+        ("buffered_bytes", "gauge", "Bytes of messages that wait here for a receive."),
         ("sent_bytes_total", "counter", "Bytes that this rank sent or lent."),
     ] {
         let name = format!("mooncake_group_{ending}");
@@ -250,6 +254,7 @@ fn write_views(out: &mut Exposition, reports: &[GroupReport]) {
             let value = match ending {
                 "epoch" => report.epoch,
                 "active_ranks" => report.active as u64,
+                "buffered_bytes" => report.counters.bytes_buffered,
                 _ => report.counters.bytes_sent,
             };
             out.sample(&name, &report.labels(), value);

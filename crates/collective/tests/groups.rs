@@ -18,9 +18,18 @@ use mooncake_collective::{
 const LIMIT: Duration = Duration::from_secs(60);
 
 fn context(rank: u32, coordinator: Option<&str>, token: Option<&str>) -> Context {
+    context_at(Ipv4Addr::LOCALHOST, rank, coordinator, token)
+}
+
+fn context_at(
+    host: Ipv4Addr,
+    rank: u32,
+    coordinator: Option<&str>,
+    token: Option<&str>,
+) -> Context {
     let config = ContextConfig {
         rank,
-        host: IpAddr::V4(Ipv4Addr::LOCALHOST),
+        host: IpAddr::V4(host),
         coordinator: coordinator.map(ToOwned::to_owned),
         token: token.map(|secret| Token::new(secret).unwrap()),
         heartbeat_timeout: LIMIT,
@@ -34,6 +43,13 @@ fn contexts(count: u32) -> Vec<Arc<Context>> {
     let address = first.coordinator_address().to_owned();
     let others = (1..count).map(|rank| Arc::new(context(rank, Some(&address), None)));
     std::iter::once(Arc::clone(&first)).chain(others).collect()
+}
+
+/// Two contexts that take each other for hosts of their own: they lend no memory.
+fn contexts_of_two_hosts() -> Vec<Arc<Context>> {
+    let first = Arc::new(context_at(Ipv4Addr::new(127, 0, 0, 2), 0, None, None));
+    let second = Arc::new(context(1, Some(first.coordinator_address()), None));
+    vec![first, second]
 }
 
 fn config(slot: usize, declared: usize, capacity: usize) -> GroupConfig {
@@ -114,6 +130,26 @@ fn sums_of_any_length_agree() {
 }
 
 #[test]
+fn members_are_ready_as_soon_as_the_group_is_made() {
+    let contexts = contexts(2);
+    for number in 0..50 {
+        let makers = contexts.iter().map(Arc::clone).enumerate();
+        let makers = makers.map(|(slot, context)| {
+            let config = GroupConfig { name: number.to_string(), ..config(slot, 2, 3) };
+            thread::spawn(move || {
+                let group = context.group(&config).unwrap();
+                (group.peers(), group)
+            })
+        });
+        let made: Vec<_> =
+            makers.collect::<Vec<_>>().into_iter().map(|it| it.join().unwrap()).collect();
+        for (peers, _) in &made {
+            assert_eq!(*peers, [true, true, false]);
+        }
+    }
+}
+
+#[test]
 fn rank_that_leaves_makes_the_group_smaller() {
     let contexts = contexts(3);
     let mut groups = groups(&contexts, 3);
@@ -189,6 +225,116 @@ fn messages_match_by_source_and_tag() {
     done(&groups[1].receive(range(fourth), Some(0), 8).unwrap());
     sent.iter().for_each(|sent| assert!(done(sent).error.is_none()));
     assert_eq!(values, [[1], [2], [2], [1]]);
+}
+
+#[test]
+fn ranks_of_two_hosts_add_up() {
+    let contexts = contexts_of_two_hosts();
+    let groups = groups(&contexts, 2);
+    for count in [1, 500_000] {
+        for (value, outcome) in add_up(&groups, &[0, 1], count) {
+            assert!(value == 3 && outcome.error.is_none(), "{outcome:?}");
+        }
+    }
+}
+
+/// Lets both ranks send `count` messages before either receives one.
+fn exchange_early_messages(groups: &[Arc<Group>], count: usize, length: usize) {
+    const BUFFERED_MAX: u64 = 8 << 20;
+    let source: Vec<Vec<i64>> =
+        (0..count).map(|number| vec![i64::try_from(number).unwrap(); length]).collect();
+    let mut last = [7i64];
+    let mut sent = Vec::new();
+    for (slot, group) in groups.iter().enumerate() {
+        let tag = |number| u32::try_from(number).unwrap();
+        let ranges = source.iter().enumerate().map(|(number, values)| {
+            // SAFETY: the test waits for the messages before the memory is gone.
+            let range =
+                unsafe { HostRange::new(values.as_ptr() as usize, size_of_val(values.as_slice())) };
+            group.send(range, 1 - slot, tag(number)).unwrap()
+        });
+        sent.extend(ranges);
+        sent.push(group.send(range(&mut last), 1 - slot, tag(count)).unwrap());
+    }
+    for (slot, group) in groups.iter().enumerate() {
+        let mut value = [0i64];
+        let tag = u32::try_from(count).unwrap();
+        // Messages are written in order: with the last one, all others are there.
+        done(&group.receive(range(&mut value), Some(1 - slot), tag).unwrap());
+        assert_eq!(value, [7]);
+        let buffered = group.counters().bytes_buffered;
+        assert!(0 < buffered && buffered <= BUFFERED_MAX, "{buffered}");
+    }
+    for (slot, group) in groups.iter().enumerate() {
+        for (number, values) in source.iter().enumerate() {
+            let mut got = vec![0; length];
+            let tag = u32::try_from(number).unwrap();
+            let outcome = done(&group.receive(range(&mut got), Some(1 - slot), tag).unwrap());
+            assert!(outcome.error.is_none() && got == *values, "{number}: {outcome:?}");
+        }
+        assert_eq!(group.counters().bytes_buffered, 0);
+    }
+    assert!(sent.iter().all(|sent| done(sent).error.is_none()));
+}
+
+#[test]
+fn early_messages_of_one_host_take_bounded_memory() {
+    let contexts = contexts(2);
+    exchange_early_messages(&groups(&contexts, 2), 200, 16 << 10);
+}
+
+#[test]
+fn early_messages_of_two_hosts_take_bounded_memory() {
+    let contexts = contexts_of_two_hosts();
+    let groups = groups(&contexts, 2);
+    exchange_early_messages(&groups, 200, 16 << 10);
+    // Room is free again, and one message alone may be larger than all of it.
+    exchange_early_messages(&groups, 200, 16 << 10);
+    let mut large = vec![5i64; 2 << 20];
+    let mut got = vec![0i64; 2 << 20];
+    let sent = groups[0].send(range(&mut large), 1, 0).unwrap();
+    done(&groups[1].receive(range(&mut got), Some(0), 0).unwrap());
+    assert!(done(&sent).error.is_none() && got == large);
+}
+
+#[test]
+fn message_that_was_requested_ends_when_its_source_leaves() {
+    let contexts = contexts_of_two_hosts();
+    let groups = groups(&contexts, 2);
+    let (mut large, mut small) = (vec![5i64; 2 << 20], vec![0i64; 3]);
+    let sent = groups[0].send(range(&mut large), 1, 0).unwrap();
+    let wrong = groups[1].receive(range(&mut small), Some(0), 0).unwrap();
+    assert!(done(&wrong).error.unwrap().to_string().contains("another length"));
+    assert!(done(&sent).error.is_none(), "the receiver has refused it");
+    let sent = groups[0].send(range(&mut large), 1, 1).unwrap();
+    groups[1].close();
+    assert_eq!(done(&sent).failed_slots, [1]);
+}
+
+#[test]
+fn end_of_a_context_ends_the_operations_of_its_groups() {
+    let mut contexts = contexts(2);
+    let groups = groups(&contexts, 2);
+    let mut value = [1i64];
+    let begun = groups[1].begin(sum(&mut value)).unwrap();
+    drop(contexts.pop());
+    let error = done(&begun).error.unwrap().to_string();
+    assert!(error.contains("closed"), "{error}");
+    assert!(groups[1].begin(Operation::Barrier).is_err());
+}
+
+#[test]
+fn number_of_messages_in_progress_is_limited() {
+    let contexts = contexts(2);
+    let groups = groups(&contexts, 2);
+    let mut value = [0i64];
+    let range = range(&mut value);
+    let waiting: Vec<_> =
+        (0..1 << 16).map(|tag| groups[0].receive(range, Some(1), tag).unwrap()).collect();
+    let error = groups[0].receive(range, Some(1), 0).unwrap_err().to_string();
+    assert!(error.contains("wait for some of them"), "{error}");
+    groups[0].close();
+    assert!(waiting.iter().all(|waiting| done(waiting).error.is_some()));
 }
 
 #[test]

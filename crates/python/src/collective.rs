@@ -354,6 +354,7 @@ impl CollectiveGroup {
         values.set_item("epoch", self.group.epoch())?;
         values.set_item("active_ranks", self.group.active())?;
         values.set_item("bytes_sent", counters.bytes_sent)?;
+        values.set_item("bytes_buffered", counters.bytes_buffered)?;
         values.set_item("operations", operations)?;
         Ok(values)
     }
