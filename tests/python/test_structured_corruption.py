@@ -186,3 +186,10 @@ def test_damaged_columns_never_crash(name: str):
             # Any other exception, such as a MemoryError, fails the test.
             with contextlib.suppress(*REFUSALS):
                 read(store, changed, rows)
+
+
+def test_bfloat16_columns_do_not_depend_on_ml_dtypes():
+    pytest.importorskip("ml_dtypes", reason="needs ml_dtypes: pip install ml_dtypes")
+    store = PlainStore()
+    values = read(store, put_column(store, "bfloat16"))
+    assert {str(value.dtype) for value in values if value is not None} == {"torch.bfloat16"}

@@ -94,6 +94,11 @@ class DType:
             raise TypeError(f"arrays of dtype {dtype} are not supported as tensors")
         return found
 
+    @property
+    def is_of_numpy(self) -> bool:
+        """Whether numpy has the type without ml_dtypes."""
+        return self.name in _NUMPY_NAMES
+
     def torch(self) -> torch.dtype:
         """Return the torch dtype.
 
@@ -115,7 +120,7 @@ class DType:
             TypeError: Neither numpy nor the installed ml_dtypes has such a type.
         """
         numpy = load_numpy()
-        scalar = self.name if self.name in _NUMPY_NAMES else self._ml_dtype()
+        scalar = self.name if self.is_of_numpy else self._ml_dtype()
         dtype: np.dtype[Any] = numpy.dtype(scalar)
         return dtype
 

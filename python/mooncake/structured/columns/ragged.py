@@ -197,12 +197,10 @@ def _elements(tensor: Any, storage: np.dtype[Any]) -> Array:
 def _storage_dtype(dtype: DType) -> np.dtype[Any]:
     """Return the numpy dtype that a tensor's elements are stored as.
 
-    Elements of types that numpy lacks, such as bfloat16, are stored as integers of the same length.
+    Elements of types that numpy lacks, such as bfloat16, are stored as integers of the same length,
+    also if ml_dtypes has added them to numpy.
     """
-    try:
-        return np.dtype(dtype.name)
-    except TypeError:
-        return np.dtype(f"u{dtype.itemsize}")
+    return np.dtype(dtype.name if dtype.is_of_numpy else f"u{dtype.itemsize}")
 
 
 def _decode_tensors(payloads: Payloads, rows: int, metadata: Mapping[str, Any]) -> list[Any]:
