@@ -137,6 +137,23 @@ mod tests {
     }
 
     #[test]
+    fn operators_page_lists_every_failure() {
+        let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR"));
+        // Absent where the crate was packaged.
+        let Ok(page) = std::fs::read_to_string(folder.join("../../docs/guide/rdma.md")) else {
+            return;
+        };
+        for code in ibv_wc_status::IBV_WC_LOC_LEN_ERR..=ibv_wc_status::IBV_WC_GENERAL_ERR {
+            let text = match Status::from_code(code) {
+                Status::Other(_) => "ibv_wc_status=N".to_owned(),
+                status => status.to_string(),
+            };
+            let beginning = text.split(':').next().unwrap();
+            assert!(page.contains(&format!("| `{beginning}` | ")), "{beginning}");
+        }
+    }
+
+    #[test]
     fn unknown_status_shows_its_number() {
         assert_eq!(Status::from_code(77).to_string(), "ibv_wc_status=77");
     }
