@@ -15,6 +15,7 @@ PAGES = [
     ROOT / "README.md",
     *sorted((ROOT / "docs/guide").glob("*.md")),
     *sorted((ROOT / "docs/tutorials").glob("*.md")),
+    ROOT / "docs/how-to/recipes.md",
 ]
 
 # What the guides do not show: lines that a checker must accept.

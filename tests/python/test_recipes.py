@@ -1,0 +1,49 @@
+"""The everyday tasks of the documentation run as they are printed."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import mooncake
+
+PAGE = (Path(__file__).resolve().parents[2] / "docs/how-to/recipes.md").read_text(encoding="utf-8")
+PYTHON = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+SHELL = re.findall(r"```bash\n(.*?)```", PAGE, re.DOTALL)
+
+
+def run(command: list[str], folder: Path, **variables: str) -> None:
+    ended = subprocess.run(
+        command,
+        cwd=folder,
+        env=os.environ | variables,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert (ended.returncode, ended.stderr) == (0, ""), ended.stdout
+
+
+@pytest.mark.parametrize("number", range(len(PYTHON)))
+def test_python_runs(number: int, tmp_path: Path) -> None:
+    run([sys.executable, "-c", PYTHON[number]], tmp_path)
+
+
+@pytest.fixture
+def pool() -> Iterator[mooncake.Store]:
+    with mooncake.Store(config=mooncake.StoreConfig(segment_bytes="64MB")) as store:
+        store.put_many({"a/large": bytes(1000), "KEY": b"value"})
+        yield store
+
+
+@pytest.mark.parametrize("number", range(len(SHELL)))
+def test_commands_run(number: int, pool: mooncake.Store, tmp_path: Path) -> None:
+    script = f'set -euo pipefail\nmooncake() {{ "{sys.executable}" -m mooncake "$@"; }}\n'
+    run(["bash", "-c", script + SHELL[number]], tmp_path, MOONCAKE_MASTER=pool.master_address)
