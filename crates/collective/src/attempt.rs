@@ -6,9 +6,10 @@ use crate::{
     buffers::Buffer,
     collectives::{DONE, Exchange, Operation, Stop, Take, Writes, wrong_length},
     group::{Core, RECHECK, slot_number},
-    inbox::{Part, State, View},
+    inbox::{Part, State},
     mesh::{Header, Kind},
     peer_memory::{LENT_BYTES_MIN, Loan},
+    progress::View,
 };
 
 /// Bytes of lent memory that are read at once for a reduction; they fit a cache.
@@ -25,7 +26,7 @@ pub(crate) struct Attempt<'a> {
 impl<'a> Attempt<'a> {
     pub(crate) fn new(core: &'a Core, view: View) -> Self {
         let slots = view.members.iter().map(|member| member.slot).collect();
-        let running = core.inbox.state.lock().running;
+        let running = core.inbox.state.lock().progress.running;
         Self { core, view, slots, sequence: running.map_or(0, |running| running.sequence) }
     }
 
@@ -61,7 +62,7 @@ impl<'a> Attempt<'a> {
         if self.is_interrupted(&state) {
             return Err(Stop::Interrupted);
         }
-        state.running = None;
+        state.progress.end();
         Ok(())
     }
 
@@ -80,14 +81,12 @@ impl<'a> Attempt<'a> {
         if self.is_interrupted(&state) {
             return Err(Stop::Interrupted);
         }
-        if let Some(running) = &mut state.running {
-            running.has_data = true;
-        }
+        state.progress.record_data();
         Ok(())
     }
 
     fn is_interrupted(&self, state: &State) -> bool {
-        state.closed.is_some() || state.stopped.is_some() || state.view.attempt != self.view.attempt
+        state.closed.is_some() || state.progress.is_interrupted(self.view.attempt)
     }
 
     fn send_bytes(&self, slot: usize, step: u32, bytes: &[u8]) -> Result<(), Stop> {

@@ -22,9 +22,10 @@ use crate::{
     auth,
     coordinator::Coordinator,
     group::Group,
-    inbox::{Inbox, View},
+    inbox::Inbox,
     mesh::{Mesh, group_id},
     message::{self, Answer, Attach, Member, Notice, Request},
+    progress::View,
 };
 
 const PING_INTERVAL: Duration = Duration::from_secs(1);
@@ -187,11 +188,11 @@ impl Context {
                 );
             }
             state.is_made = true;
-            state.slot = config.slot;
+            state.progress.slot = config.slot;
             state.capacity = config.capacity;
             state.declared = config.declared;
             state.peers = vec![false; config.capacity];
-            state.view = self.isolated_view(config);
+            state.progress.view = self.isolated_view(config);
         }
         self.agent.tell(&Request::Attach(Attach {
             group: config.name.clone(),
@@ -242,13 +243,7 @@ impl Context {
             incarnation: self.incarnation,
             address: String::new(),
         };
-        View {
-            active,
-            members: vec![own],
-            finished: -1,
-            is_isolated: config.is_extension,
-            ..View::default()
-        }
+        View { active, members: vec![own], is_isolated: config.is_extension, ..View::default() }
     }
 
     fn await_made(&self, inbox: &Inbox, config: &GroupConfig) -> Result<()> {
@@ -262,7 +257,7 @@ impl Context {
                 return Err(error.clone());
             }
             // A commit counts the epoch up; an extension rank is told that it is known.
-            if state.view.epoch > 0 || state.is_known {
+            if state.progress.view.epoch > 0 || state.is_known {
                 return Ok(());
             }
             let left = end.saturating_duration_since(Instant::now());

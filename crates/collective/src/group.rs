@@ -17,12 +17,13 @@ use crate::{
     collectives::{Operation, Stop, Writes},
     completion::{Completion, Outcome},
     context::Agent,
-    inbox::{Inbox, Outgoing, Receive, Running, Sent, State, View, announce},
+    inbox::{Inbox, Outgoing, Receive, Sent, State, announce},
     memory::{HostRange, Mirror},
     mesh::Mesh,
     message::{Answer, Request},
     metrics::{self, Counters, GroupMetrics, GroupReport, OperationKind, Recording},
     peer_memory::Cell,
+    progress::{Fate, View},
 };
 
 /// Most operations that wait for their turn.
@@ -122,12 +123,12 @@ impl Group {
         self.core.check_member()?;
         let completion = self.core.counted(OperationKind::Send, range);
         let mut state = self.core.inbox.state.lock();
-        if to == self.core.slot || state.view.is_isolated {
+        if to == self.core.slot || state.progress.view.is_isolated {
             return Err(
                 Error::invalid("a message needs another rank of the group").with("rank", to)
             );
         }
-        if !state.view.is_member(to) {
+        if !state.progress.view.is_member(to) {
             completion.complete(Outcome { failed_slots: vec![to], ..Outcome::default() });
             return Ok(completion);
         }
@@ -152,11 +153,11 @@ impl Group {
         let completion = self.core.counted(OperationKind::Receive, range);
         let mut ended = Vec::new();
         let mut state = self.core.inbox.state.lock();
-        if from == Some(self.core.slot) || state.view.is_isolated {
+        if from == Some(self.core.slot) || state.progress.view.is_isolated {
             return Err(Error::invalid("a message needs another rank of the group"));
         }
         if let Some(from) = from
-            && !state.view.is_member(from)
+            && !state.progress.view.is_member(from)
         {
             completion.complete(Outcome { failed_slots: vec![from], ..Outcome::default() });
             return Ok(completion);
@@ -173,23 +174,23 @@ impl Group {
     /// Returns the highest active slot + 1; before this rank has joined, the declared size.
     pub fn size(&self) -> usize {
         let state = self.core.inbox.state.lock();
-        if state.view.is_isolated { state.declared } else { state.view.size() }
+        if state.progress.view.is_isolated { state.declared } else { state.progress.view.size() }
     }
 
     /// Returns the number of the view.
     pub fn epoch(&self) -> u64 {
-        self.core.inbox.state.lock().view.epoch
+        self.core.inbox.state.lock().progress.view.epoch
     }
 
     /// Returns which slots are active.
     pub fn active(&self) -> Vec<bool> {
-        self.core.inbox.state.lock().view.active.clone()
+        self.core.inbox.state.lock().progress.view.active.clone()
     }
 
     /// Shows the active slots of this and each later view in the mirror.
     pub fn set_mirror(&self, mirror: Mirror) {
         let mut state = self.core.inbox.state.lock();
-        mirror.show(&state.view.active);
+        mirror.show(&state.progress.view.active);
         state.mirror = Some(mirror);
     }
 
@@ -239,7 +240,7 @@ impl Group {
         if let Some(error) = &state.closed {
             return Err(error.clone());
         }
-        if state.view.is_member(self.core.slot) && !state.view.is_isolated {
+        if state.progress.has_joined() {
             return Err(Error::invalid("this rank is a member of the group already"));
         }
         drop(state);
@@ -252,8 +253,7 @@ impl Group {
     /// The group is closed.
     pub fn wait_joined(&self, time: Duration) -> Result<bool> {
         let mut state = self.core.inbox.state.lock();
-        let is_member =
-            |state: &State| state.view.is_member(self.core.slot) && !state.view.is_isolated;
+        let is_member = |state: &State| state.progress.has_joined();
         if state.closed.is_none() && !is_member(&state) {
             self.core.inbox.changed.wait_for(&mut state, time);
         }
@@ -305,8 +305,8 @@ impl Core {
     /// Returns the state of the group as metrics show it.
     pub(crate) fn report(&self) -> GroupReport {
         let state = self.inbox.state.lock();
-        let active = state.view.active.iter().filter(|active| **active).count();
-        let epoch = state.view.epoch;
+        let active = state.progress.view.active.iter().filter(|active| **active).count();
+        let epoch = state.progress.view.epoch;
         drop(state);
         GroupReport {
             name: self.name.clone(),
@@ -327,7 +327,7 @@ impl Core {
         if let Some(error) = &state.closed {
             return Err(error.clone());
         }
-        if !state.view.is_member(self.slot) {
+        if !state.progress.view.is_member(self.slot) {
             return Err(not_active());
         }
         Ok(())
@@ -384,24 +384,17 @@ impl Core {
             if let Some(error) = &state.closed {
                 return Err(error.clone());
             }
-            if state.stopped.is_none() {
+            if state.progress.stopped.is_none() {
                 break;
             }
             self.inbox.changed.wait_for(&mut state, RECHECK);
         }
-        if !state.view.is_member(self.slot) {
+        if !state.progress.view.is_member(self.slot) {
             return Err(not_active());
         }
-        if *begun {
-            if let Some(running) = &mut state.running {
-                running.has_data = false;
-            }
-        } else {
-            *begun = true;
-            state.running = Some(Running { sequence: state.next, has_data: false });
-            state.next += 1;
-        }
-        Ok(state.view.clone())
+        state.progress.begin(*begun);
+        *begun = true;
+        Ok(state.progress.view.clone())
     }
 
     /// Waits for the view after an interruption. Returns whether the operation is finished as it is.
@@ -411,10 +404,10 @@ impl Core {
             if let Some(error) = &state.closed {
                 return Err(error.clone());
             }
-            if state.view.attempt != attempt && state.stopped.is_none() {
-                let sequence = state.running.map_or(0, |running| running.sequence);
-                let has_data = state.running.is_some_and(|running| running.has_data);
-                return Ok(has_data && sequence.cast_signed() <= state.view.finished);
+            match state.progress.fate(attempt) {
+                Some(Fate::Removed) => return Err(not_active()),
+                Some(fate) => return Ok(fate == Fate::Finished),
+                None => {}
             }
             self.inbox.changed.wait_for(&mut state, RECHECK);
         }
@@ -424,7 +417,7 @@ impl Core {
         self.lent.end();
         writes.carry_out();
         let mut state = self.inbox.state.lock();
-        state.running = None;
+        state.progress.end();
         let mut failed_slots = std::mem::take(&mut state.unreported);
         failed_slots.sort_unstable();
         failed_slots.dedup();
@@ -434,8 +427,8 @@ impl Core {
     fn end_failed(&self, error: Error) -> Outcome {
         self.lent.end();
         let mut state = self.inbox.state.lock();
-        state.running = None;
-        let (attempt, next) = (state.view.attempt, state.next);
+        state.progress.end();
+        let (attempt, next) = (state.progress.view.attempt, state.progress.next);
         state.parts.retain(|key, _| key.0 > attempt || key.1 >= next);
         drop(state);
         Outcome { error: Some(error), ..Outcome::default() }

@@ -14,6 +14,7 @@ use crate::{
     mesh::{Header, Kind},
     message::{Commit, Member},
     peer_memory::{Cell, Loan},
+    progress::Progress,
 };
 
 /// A part of a collective: attempt, sequence, step, source.
@@ -54,43 +55,17 @@ pub(crate) struct State {
     pub(crate) is_made: bool,
     /// Whether the coordinator knows this extension rank.
     pub(crate) is_known: bool,
-    pub(crate) slot: usize,
+    pub(crate) progress: Progress,
     pub(crate) capacity: usize,
     pub(crate) declared: usize,
-    pub(crate) view: View,
     pub(crate) peers: Vec<bool>,
     pub(crate) mirror: Option<Mirror>,
-    /// The attempt of a change of the view in progress: no operation makes progress.
-    pub(crate) stopped: Option<u32>,
-    /// Number of the next operation.
-    pub(crate) next: u64,
-    pub(crate) running: Option<Running>,
     /// Slots that failed, and that no operation has reported yet.
     pub(crate) unreported: Vec<usize>,
     pub(crate) refusal: Option<String>,
     pub(crate) closed: Option<Error>,
     pub(crate) parts: FxHashMap<PartKey, Part>,
     pub(crate) messages: Messages,
-}
-
-/// The view of a group.
-#[derive(Debug, Default, Clone)]
-pub(crate) struct View {
-    pub(crate) attempt: u32,
-    pub(crate) generation: u32,
-    pub(crate) epoch: u64,
-    pub(crate) active: Vec<bool>,
-    pub(crate) members: Vec<Member>,
-    pub(crate) finished: i64,
-    /// Whether this process is outside of the group and has never been inside.
-    pub(crate) is_isolated: bool,
-}
-
-/// The operation that is carried out.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Running {
-    pub(crate) sequence: u64,
-    pub(crate) has_data: bool,
 }
 
 /// Messages of `send` and `recv`.
@@ -168,20 +143,6 @@ pub(crate) enum Outgoing {
 /// Operations that ended, to be announced after the lock is released.
 pub(crate) type Ended = Vec<(Completion, Outcome)>;
 
-impl View {
-    pub(crate) fn is_member(&self, slot: usize) -> bool {
-        self.members.iter().any(|member| member.slot == slot)
-    }
-
-    pub(crate) fn member(&self, slot: usize) -> Option<&Member> {
-        self.members.iter().find(|member| member.slot == slot)
-    }
-
-    pub(crate) fn size(&self) -> usize {
-        self.active.iter().rposition(|&active| active).map_or(0, |highest| highest + 1)
-    }
-}
-
 impl Inbox {
     /// Takes in a frame of a link to `process`.
     pub(crate) fn deliver(&self, header: &Header, payload: Vec<u8>, process: Option<u32>) {
@@ -200,7 +161,7 @@ impl Inbox {
         let mut state = self.state.lock();
         match header.kind {
             Kind::Collective | Kind::CollectiveLoan => {
-                if state.is_over(header.attempt, header.sequence) {
+                if state.progress.is_over(header.attempt, header.sequence) {
                     return;
                 }
                 let key = (header.attempt, header.sequence, header.step, header.source);
@@ -235,12 +196,7 @@ impl Inbox {
     /// Stops the group for a change of the view, and returns the last operation whose data it has.
     pub(crate) fn prepare(&self, attempt: u32) -> i64 {
         let mut state = self.state.lock();
-        state.stopped = Some(attempt);
-        let finished = match state.running {
-            Some(Running { sequence, has_data: true }) => sequence.cast_signed(),
-            Some(Running { sequence, has_data: false }) => sequence.cast_signed() - 1,
-            None => state.next.cast_signed() - 1,
-        };
+        let finished = state.progress.prepare(attempt);
         drop(state);
         self.changed.notify_all();
         finished
@@ -250,38 +206,21 @@ impl Inbox {
     pub(crate) fn commit(&self, commit: Commit) -> Vec<(u32, u64)> {
         let mut ended = Ended::new();
         let mut state = self.state.lock();
-        let slot = state.slot;
-        let was_member = state.view.is_member(slot) && !state.view.is_isolated;
-        let is_member = commit.members.iter().any(|member| member.slot == slot);
-        if !is_member && state.view.is_isolated {
-            // An extension rank that has not joined sees only itself.
+        let State { progress, peers, .. } = &mut *state;
+        let slot = progress.slot;
+        let old = progress.view.members.clone();
+        if !progress.commit(&commit) {
             return Vec::new();
         }
+        let is_member = progress.view.is_member(slot);
         // A rank that was removed has no connection to the members any more: they have closed theirs.
-        let left = state.view.members.iter().filter(|old| {
-            let stays = commit
-                .members
-                .iter()
-                .any(|new| new.rank == old.rank && new.incarnation == old.incarnation);
-            old.slot != slot && !(is_member && stays)
+        let left = old.iter().filter(|old| {
+            let is_same = |new: &Member| new.rank == old.rank && new.incarnation == old.incarnation;
+            old.slot != slot && !(is_member && commit.members.iter().any(is_same))
         });
         let left = left.map(|member| (member.rank, member.incarnation)).collect();
-        let restarts = commit.generation != state.view.generation || !was_member;
-        // An operation that is finished as it is keeps its number.
-        let finished = commit.finished;
-        if restarts {
-            state.next = 0;
-            if let Some(running) = &mut state.running
-                && running.sequence.cast_signed() > finished
-            {
-                // The open operation is the first one of the new generation.
-                *running = Running { sequence: 0, has_data: false };
-                state.next = 1;
-            }
-        }
         // Members are ready. Who takes part no more is not, until the coordinator says so again.
-        let State { peers, view, .. } = &mut *state;
-        for old in &view.members {
+        for old in &old {
             let stays = commit.members.iter().any(|new| new.slot == old.slot);
             if let Some(is_ready) = peers.get_mut(old.slot).filter(|_| !stays) {
                 *is_ready = false;
@@ -292,21 +231,11 @@ impl Inbox {
                 *is_ready = true;
             }
         }
-        state.view = View {
-            attempt: commit.attempt,
-            generation: commit.generation,
-            epoch: commit.epoch,
-            active: commit.active,
-            members: commit.members,
-            finished,
-            is_isolated: false,
-        };
-        let attempt = state.view.attempt;
+        let attempt = commit.attempt;
         state.parts.retain(|key, _| key.0 >= attempt);
         state.unreported.extend(commit.failed.iter().filter(|failed| **failed != slot));
-        state.stopped = None;
         if let Some(mirror) = &state.mirror {
-            mirror.show(&state.view.active);
+            mirror.show(&commit.active);
         }
         state.fail_messages(&mut ended);
         drop(state);
@@ -319,7 +248,8 @@ impl Inbox {
     pub(crate) fn shares_view_with(&self, rank: u32) -> bool {
         let state = self.state.lock();
         let is_member = |member: &Member| member.rank == rank;
-        state.view.is_member(state.slot) && state.view.members.iter().any(is_member)
+        let Progress { slot, view, .. } = &state.progress;
+        view.is_member(*slot) && view.members.iter().any(is_member)
     }
 
     /// Ends the group: operations that are not done fail.
@@ -357,14 +287,6 @@ impl Receive {
 }
 
 impl State {
-    /// Returns whether a part belongs to an operation that has ended, or that is done again.
-    fn is_over(&self, attempt: u32, sequence: u64) -> bool {
-        // One that is finished as it is may still run when a generation has begun.
-        let running = self.running.map(|running| running.sequence).filter(|it| *it < self.next);
-        let open = running.unwrap_or(self.next);
-        attempt < self.view.attempt || (attempt == self.view.attempt && sequence < open)
-    }
-
     /// Takes in a receive: it gets the first message that fits, or waits.
     pub(crate) fn add_receive(&mut self, receive: Receive, ended: &mut Ended) {
         let found = self.messages.arrived.iter().position(|arrived| receive.fits(arrived));
@@ -433,8 +355,8 @@ impl State {
 
     /// Ends sends to, and receives from, slots that are not in the view.
     fn fail_messages(&mut self, ended: &mut Ended) {
-        let view = &self.view;
-        let slot = self.slot;
+        let Progress { view, slot, .. } = &self.progress;
+        let slot = *slot;
         let messages = &mut self.messages;
         messages.arrived.retain(|arrived| view.is_member(arrived.source));
         let lost = |slot: usize| Outcome { failed_slots: vec![slot], ..Outcome::default() };

@@ -6,7 +6,7 @@
 //! that either all of them have it or none has written anything; if a member is lost, the members
 //! of the new view do an operation again that not all of them have the data of.
 //!
-//! In reading order: [`membership`] (the rules, without I/O), [`message`], [`coordinator`],
+//! In reading order: [`membership`] and [`progress`] (the rules, without I/O), [`message`], [`coordinator`],
 //! [`context`] (the process), [`mesh`] (connections), [`inbox`] (the state of a group), [`group`],
 //! [`attempt`] (one attempt of an operation), [`collectives`] (who sends what), [`messages`],
 //! [`reduce`], [`memory`], [`peer_memory`] (memory of other ranks), [`buffers`], [`completion`],
@@ -29,6 +29,7 @@ mod message;
 mod messages;
 mod metrics;
 mod peer_memory;
+mod progress;
 mod reduce;
 
 pub use collectives::Operation;

@@ -7,6 +7,8 @@
 //! starts the change again without it.
 
 #[cfg(test)]
+mod model;
+#[cfg(test)]
 mod tests;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -21,12 +23,14 @@ pub(crate) type Notices = Vec<(u32, Notice)>;
 
 /// The rules of all groups.
 #[derive(Debug, Default)]
+#[cfg_attr(test, derive(Clone, Hash))]
 pub(crate) struct Membership {
     processes: BTreeMap<u32, Process>,
     groups: BTreeMap<String, Group>,
 }
 
 #[derive(Debug)]
+#[cfg_attr(test, derive(Clone, Hash))]
 struct Process {
     incarnation: u64,
     address: String,
@@ -35,6 +39,7 @@ struct Process {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[cfg_attr(test, derive(Hash))]
 enum SlotState {
     /// Outside of the view.
     Inactive,
@@ -46,12 +51,14 @@ enum SlotState {
 }
 
 #[derive(Debug)]
+#[cfg_attr(test, derive(Clone, Hash))]
 struct Slot {
     rank: u32,
     state: SlotState,
 }
 
 #[derive(Debug)]
+#[cfg_attr(test, derive(Clone, Hash))]
 struct Group {
     name: String,
     declared: usize,
@@ -73,6 +80,7 @@ struct Group {
 
 /// A change in progress.
 #[derive(Debug, Default)]
+#[cfg_attr(test, derive(Clone, Hash))]
 struct Change {
     activated: BTreeSet<usize>,
     dropped: BTreeSet<usize>,
@@ -83,6 +91,7 @@ struct Change {
 
 /// A change that a rank asked for.
 #[derive(Debug, Clone)]
+#[cfg_attr(test, derive(Hash))]
 struct Wanted {
     rank: u32,
     id: u64,

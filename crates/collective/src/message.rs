@@ -9,6 +9,7 @@ const MESSAGE_BYTES_MAX: u32 = 1 << 20;
 
 /// A member of a view: its slot, its global rank, and where its data listener is.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(Hash))]
 pub(crate) struct Member {
     pub(crate) slot: usize,
     pub(crate) rank: u32,
@@ -18,6 +19,7 @@ pub(crate) struct Member {
 
 /// What a rank asks for when it makes a group.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(Hash))]
 pub(crate) struct Attach {
     pub(crate) group: String,
     pub(crate) slot: usize,
@@ -30,6 +32,7 @@ pub(crate) struct Attach {
 
 /// From an agent to the coordinator.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(Hash))]
 pub(crate) enum Request {
     Register { rank: u32, incarnation: u64, address: String },
     Ping,
@@ -46,6 +49,7 @@ pub(crate) enum Request {
 
 /// From the coordinator to an agent.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(Hash))]
 pub(crate) enum Notice {
     Pong,
     /// The extension rank is known, and outside of the view.
@@ -77,6 +81,7 @@ pub(crate) enum Notice {
 
 /// A new view.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(Hash))]
 pub(crate) struct Commit {
     pub(crate) group: String,
     pub(crate) attempt: u32,
@@ -93,6 +98,7 @@ pub(crate) struct Commit {
 
 /// Answer to a change that a rank asked for.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(Hash))]
 pub struct Answer {
     /// What became of the change.
     pub status: Status,
@@ -106,6 +112,7 @@ pub struct Answer {
 
 /// What became of a change of the view.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(Hash))]
 pub enum Status {
     /// The view is as before.
     Rejected,

@@ -5,7 +5,7 @@ use mooncake_base::Error;
 use crate::{
     completion::Outcome,
     group::{Core, RECHECK, slot_number},
-    inbox::{Arrived, Messages, Outgoing, Part, Receive},
+    inbox::{Arrived, Messages, Outgoing, Part, Receive, State},
     memory::HostRange,
     mesh::{Header, Kind},
 };
@@ -51,10 +51,11 @@ impl Core {
     /// Sends a message while its receiver has room for it; else lends it, or announces it.
     fn write_message(&self, to: usize, tag: u32, id: u64, range: HostRange) {
         let mut state = self.inbox.state.lock();
-        let Some(member) = state.view.member(to) else { return };
+        let State { progress, messages, .. } = &mut *state;
+        let Some(member) = progress.view.member(to) else { return };
         let may_lend = self.mesh.may_lend(member);
         let is_large = range.length() >= LENT_MESSAGE_BYTES_MIN;
-        let Messages { sent, buffered, .. } = &mut state.messages;
+        let Messages { sent, buffered, .. } = messages;
         let Some(sent) = sent.get_mut(&id) else { return };
         let taken = buffered.entry(to).or_default();
         let bytes = range.length().saturating_add(ENTRY_BYTES);
@@ -82,11 +83,11 @@ impl Core {
     }
 
     fn write_frame(&self, kind: Kind, to: usize, (sequence, step): (u64, u32), bytes: &[u8]) {
-        let member = self.inbox.state.lock().view.member(to).cloned();
+        let member = self.inbox.state.lock().progress.view.member(to).cloned();
         let Some(member) = member else { return };
         let is_over = || {
             let state = self.inbox.state.lock();
-            state.closed.is_some() || !state.view.is_member(to)
+            state.closed.is_some() || !state.progress.view.is_member(to)
         };
         let Some(link) = self.mesh.link(&member, is_over) else { return };
         let header = Header {

@@ -1,0 +1,164 @@
+//! How far a member of a group is, without I/O: its view, its open operation, and how a change of the
+//! view ends the operation or begins it again.
+
+use crate::message::{Commit, Member};
+
+/// The view of a group.
+#[derive(Debug, Default, Clone)]
+#[cfg_attr(test, derive(Hash))]
+pub(crate) struct View {
+    pub(crate) attempt: u32,
+    pub(crate) generation: u32,
+    pub(crate) epoch: u64,
+    pub(crate) active: Vec<bool>,
+    pub(crate) members: Vec<Member>,
+    /// Whether this process is outside of the group and has never been inside.
+    pub(crate) is_isolated: bool,
+}
+
+impl View {
+    pub(crate) fn is_member(&self, slot: usize) -> bool {
+        self.members.iter().any(|member| member.slot == slot)
+    }
+
+    pub(crate) fn member(&self, slot: usize) -> Option<&Member> {
+        self.members.iter().find(|member| member.slot == slot)
+    }
+
+    pub(crate) fn size(&self) -> usize {
+        self.active.iter().rposition(|&active| active).map_or(0, |highest| highest + 1)
+    }
+}
+
+/// The operation that is carried out.
+#[derive(Debug, Clone, Copy)]
+#[cfg_attr(test, derive(Hash))]
+pub(crate) struct Running {
+    pub(crate) sequence: u64,
+    has_data: bool,
+    fate: Fate,
+}
+
+/// What changes of the view made of an operation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[cfg_attr(test, derive(Hash))]
+pub(crate) enum Fate {
+    /// It goes on, or is done again in the new view.
+    Open,
+    /// All members have their data: it is finished as it is.
+    Finished,
+    /// This member was removed during the operation, whether it has joined again or not.
+    Removed,
+}
+
+/// How far one member is.
+#[derive(Debug, Default, Clone)]
+#[cfg_attr(test, derive(Hash))]
+pub(crate) struct Progress {
+    pub(crate) slot: usize,
+    pub(crate) view: View,
+    /// The attempt of a change of the view in progress: no operation makes progress.
+    pub(crate) stopped: Option<u32>,
+    /// Number of the next operation.
+    pub(crate) next: u64,
+    pub(crate) running: Option<Running>,
+}
+
+impl Progress {
+    /// Returns whether this process takes part in operations of the others.
+    pub(crate) fn has_joined(&self) -> bool {
+        self.view.is_member(self.slot) && !self.view.is_isolated
+    }
+
+    /// Begins an operation in the view, or begins it again, and returns its number.
+    pub(crate) fn begin(&mut self, is_again: bool) -> u64 {
+        let sequence = match self.running.filter(|_| is_again) {
+            Some(running) => running.sequence,
+            None => {
+                self.next += 1;
+                self.next - 1
+            }
+        };
+        self.running = Some(Running { sequence, has_data: false, fate: Fate::Open });
+        sequence
+    }
+
+    /// Notes that this member has the data of the operation.
+    pub(crate) fn record_data(&mut self) {
+        if let Some(running) = &mut self.running {
+            running.has_data = true;
+        }
+    }
+
+    /// Ends the operation.
+    pub(crate) fn end(&mut self) {
+        self.running = None;
+    }
+
+    /// Returns whether an operation that began in the attempt must wait for a new view.
+    pub(crate) fn is_interrupted(&self, attempt: u32) -> bool {
+        self.stopped.is_some() || self.view.attempt != attempt
+    }
+
+    /// Returns what became of the interrupted operation; `None` before the new view.
+    pub(crate) fn fate(&self, attempt: u32) -> Option<Fate> {
+        let is_over = self.view.attempt != attempt && self.stopped.is_none();
+        self.running.filter(|_| is_over).map(|running| running.fate)
+    }
+
+    /// Returns whether bytes belong to an operation that has ended, or that is done again.
+    pub(crate) fn is_over(&self, attempt: u32, sequence: u64) -> bool {
+        let running = self.running.filter(|running| running.fate == Fate::Open);
+        let open = running.map_or(self.next, |running| running.sequence);
+        attempt < self.view.attempt || (attempt == self.view.attempt && sequence < open)
+    }
+
+    /// Stops for a change of the view, and returns the last operation whose data this member has.
+    pub(crate) fn prepare(&mut self, attempt: u32) -> i64 {
+        self.stopped = Some(attempt);
+        match self.running {
+            Some(Running { sequence, has_data, fate: Fate::Open }) => {
+                sequence.cast_signed() - i64::from(!has_data)
+            }
+            _ => self.next.cast_signed() - 1,
+        }
+    }
+
+    /// Takes in a new view. Returns whether it concerns this process.
+    pub(crate) fn commit(&mut self, commit: &Commit) -> bool {
+        let is_member = commit.members.iter().any(|member| member.slot == self.slot);
+        if !is_member && self.view.is_isolated {
+            // An extension rank that has not joined sees only itself.
+            return false;
+        }
+        let restarts = commit.generation != self.view.generation || !self.has_joined();
+        if let Some(running) = &mut self.running {
+            let is_common = running.sequence.cast_signed() <= commit.finished;
+            running.fate = match running.fate {
+                Fate::Open if !is_member => Fate::Removed,
+                Fate::Open if running.has_data && is_common => Fate::Finished,
+                fate => fate,
+            };
+        }
+        if restarts {
+            self.next = 0;
+            if let Some(running) = &mut self.running
+                && running.fate == Fate::Open
+            {
+                // The open operation is the first one of the new generation.
+                *running = Running { sequence: 0, has_data: false, fate: Fate::Open };
+                self.next = 1;
+            }
+        }
+        self.view = View {
+            attempt: commit.attempt,
+            generation: commit.generation,
+            epoch: commit.epoch,
+            active: commit.active.clone(),
+            members: commit.members.clone(),
+            is_isolated: false,
+        };
+        self.stopped = None;
+        true
+    }
+}
