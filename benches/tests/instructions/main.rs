@@ -21,8 +21,8 @@ use mooncake_benches::callgrind;
 /// The share of the reference by which a count may be higher or lower, in percent.
 ///
 /// A change elsewhere in a crate moves functions between code generation units, which decides what
-/// the compiler inlines: counts moved by up to 4 % with such a change.
-const MARGIN_PERCENT: f64 = 5.0;
+/// the compiler inlines. Counts moved by up to 4 % with such a change, which then needs new ones.
+const MARGIN_PERCENT: f64 = 3.0;
 
 /// The argument that makes this program the counted one; it looks like a filter of tests.
 const COUNTED: &str = "counted-calls";
