@@ -158,6 +158,30 @@ def manual_mode(rank, size, port, parent):
     assert add_up(rank)[0] == 2.0**size - 1 - 2.0**victim
 
 
+def removal_without_sync(rank, size, port, parent):
+    # Lost ranks are removed; the application alone asks for agreement.
+    world = start(rank, size, port, pg.MooncakeBackendOptions(size, False, True, False))
+    active = pg.get_active_ranks(world)
+    epoch = pg.get_current_epoch(world)
+    dist.barrier()
+    if rank == 1:
+        die()
+    failed = []
+    while not failed:
+        result, failed = add_up(rank, LARGE)
+    assert (result, failed) == (2.0**size - 3, [1])
+    assert active.tolist() == [1, 0, 1]
+    assert pg.get_current_epoch(world) == epoch + 1
+    dist.barrier()
+    if rank == 0:
+        for status in ("Reconciled", "NoPending"):
+            answer = pg.sync_after_failure(world)
+            assert answer.status == pg.SyncAfterFailureStatus[status]
+        answer = pg.deactivate_ranks(world, [1])
+        assert (answer.status, answer.new_epoch) == (pg.ProposalStatus.Applied, epoch + 1)
+    dist.barrier()
+
+
 def stopped_rank(rank, size, port, parent):
     # The parent stops rank 1, and lets it run again.
     world = start(rank, size, port)

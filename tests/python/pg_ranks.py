@@ -470,6 +470,98 @@ def experts_lose_a_rank():
     dist.barrier()
 
 
+def _exchange_experts(buffer, mask):
+    """Sends tokens to experts that return them, and checks what comes back."""
+    count = 2 * SIZE
+    x, choice, weights = _routing(RANK, 8, count)
+    rows, _, handle, _, _ = buffer.dispatch(x, choice, mask, 16, count, 30_000_000, use_fp8=False)
+    combined, _, _ = buffer.combine(rows, choice, weights, mask, 30_000_000, handle)
+    factors = torch.where(choice >= 0, weights, 0.0).sum(dim=1, keepdim=True)
+    assert torch.allclose(combined.float(), x.float() * factors, rtol=5e-2, atol=1e-2)
+
+
+def _take_back(group, slot):
+    """Lets the members of a group take a replaced rank back."""
+    await_true(lambda: pg.get_peer_state(group, [slot]) == [True])
+    assert pg.recover_ranks(group, [slot]).status == pg.ProposalStatus.Applied
+
+
+def replace_in_subgroups():
+    """A rank dies; its replacement joins the world and its sub-groups, and experts meet again."""
+    from mooncake.ep import Buffer
+
+    victim = SIZE - 1
+    start(pg.MooncakeBackendOptions(SIZE, IS_EXTENSION))
+    world = dist.group.WORLD
+    options = [pg.MooncakeBackendOptions(size, IS_EXTENSION) for size in (2, 2, SIZE)]
+    members = ([0, 1], [1, victim], list(range(SIZE)))
+    groups = [
+        dist.new_group(ranks, pg_options=option)
+        for ranks, option in zip(members, options, strict=True)
+    ]
+    buffer = Buffer(world)
+    if IS_EXTENSION:
+        for group in (world, groups[1], groups[2]):
+            pg.join_group(group)
+    else:
+        _exchange_experts(buffer, torch.ones(SIZE, dtype=torch.int32))
+        dist.barrier()
+        if victim == RANK:
+            os.kill(os.getpid(), signal.SIGKILL)
+        while pg.get_active_ranks(world)[victim]:
+            dist.all_reduce(torch.ones(1 << 18))
+        if RANK == 0:
+            print("lost", flush=True)
+        for group, slot in ((world, victim), (groups[1], 1), (groups[2], victim)):
+            if RANK in dist.get_process_group_ranks(group):
+                _take_back(group, slot)
+    for number in range(20):
+        for ranks, group in ((list(range(SIZE)), world), *zip(members, groups, strict=True)):
+            if RANK not in ranks:
+                continue
+            tensor = torch.full((1 + 40_000 * (number % 2),), 2.0**RANK)
+            dist.all_reduce(tensor, group=group)
+            assert (tensor == sum(2.0**rank for rank in ranks)).all(), (ranks, tensor)
+        got = torch.zeros(2)
+        works = dist.batch_isend_irecv(
+            [
+                dist.P2POp(dist.isend, torch.full((2,), float(RANK)), (RANK + 1) % SIZE),
+                dist.P2POp(dist.irecv, got, (RANK - 1) % SIZE),
+            ]
+        )
+        for work in works:
+            work.wait()
+        assert (got == (RANK - 1) % SIZE).all()
+    buffer.update_ep_member()
+    mask = torch.ones(SIZE, dtype=torch.int32)
+    _exchange_experts(buffer, mask)
+    assert mask.tolist() == [1] * SIZE
+    dist.barrier()
+
+
+def vanished_host():
+    """The last rank is on a host of its own, which the test cuts off: no connection is closed."""
+    store = dist.TCPStore("10.77.0.1", PORT, is_master=RANK == 0, timeout=LIMIT)
+    dist.init_process_group("mooncake-cpu", store=store, rank=RANK, world_size=SIZE, timeout=LIMIT)
+    dist.all_reduce(torch.ones(1))
+    print("lost", flush=True)
+    victim = SIZE - 1
+    begin = time.monotonic()
+    while True:
+        # More than the buffers of a connection hold.
+        tensor = torch.full((1 << 22,), 2.0**RANK)
+        work = dist.all_reduce(tensor, async_op=True)
+        work.wait()
+        assert (tensor == tensor[0]).all(), "a torn sum"
+        if not pg.get_local_success(work):
+            break
+        assert tensor[0] == 2.0**SIZE - 1
+    assert tensor[0] == 2.0**SIZE - 1 - 2.0**victim
+    assert pg.get_failed_ranks_hint(work).tolist() == [0] * victim + [1]
+    assert 5 < time.monotonic() - begin < 40, "silence is what removes a host"
+    dist.barrier()
+
+
 globals()[SCENARIO]()
 if SCENARIO != "end_without_destroy" and dist.is_initialized():
     dist.destroy_process_group()

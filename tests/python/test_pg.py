@@ -190,6 +190,18 @@ def test_experts_of_a_dead_rank_contribute_nothing(store):
         ranks.check(1)
 
 
+@pytest.mark.timeout(LIMIT_S + 20)
+def test_replacement_joins_subgroups_and_experts(store):
+    with Ranks("replace_in_subgroups", 3, store.port) as ranks:
+        for rank in range(3):
+            ranks.start(rank)
+        ranks.check(2, -signal.SIGKILL)
+        assert ranks.processes[0].stdout.readline() == "lost\n"
+        ranks.start(2, "extension")
+        for rank in range(3):
+            ranks.check(rank)
+
+
 def test_elastic_buffer_refuses_with_the_reason():
     from mooncake.mooncake_elastic_buffer import ElasticBuffer
 

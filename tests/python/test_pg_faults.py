@@ -17,6 +17,7 @@ import torch.distributed as dist
 LIMIT_S = 90
 IS_LONG = os.environ.get("MOONCAKE_LONG_TESTS") == "1"
 KILLS = Path(__file__).parent / "pg_kills.py"
+RANKS = Path(__file__).parent / "pg_ranks.py"
 # The product's: silence after which a rank is removed.
 HEARTBEAT_S = 10.0
 
@@ -80,6 +81,7 @@ class Forked:
         ("two_die_at_once", 4, (1, 2)),
         ("all_but_one_die", 3, (1, 2)),
         ("manual_mode", 3, (1,)),
+        ("removal_without_sync", 3, (1,)),
         ("ddp_step_continues", 3, (1,)),
         ("made_and_destroyed_often", 2, ()),
     ],
@@ -127,6 +129,63 @@ def test_short_stop_under_load_expels_nobody():
         for process in load:
             process.kill()
             process.wait()
+
+
+def _ip(*words):
+    return subprocess.run(["ip", *words], capture_output=True, text=True, check=True, timeout=30)
+
+
+@pytest.fixture
+def two_hosts():
+    """Two network namespaces with a cable between them: 10.77.0.1 and 10.77.0.2."""
+    names = [f"mc-{os.getpid()}-{host}" for host in "ab"]
+    try:
+        for name in names:
+            _ip("netns", "add", name)
+    except (OSError, subprocess.CalledProcessError) as error:
+        pytest.skip(f"needs root and network namespaces: run as root: {error}")
+    try:
+        cable = ["type", "veth", "peer", "name", "cable", "netns", names[1]]
+        _ip("link", "add", "cable", "netns", names[0], *cable)
+        for number, name in enumerate(names, 1):
+            _ip("-n", name, "address", "add", f"10.77.0.{number}/24", "dev", "cable")
+            _ip("-n", name, "link", "set", "cable", "up")
+            _ip("-n", name, "link", "set", "lo", "up")
+        yield names
+    finally:
+        for name in names:
+            _ip("netns", "delete", name)
+
+
+def _cut_off(names):
+    """Sends all packets between the hosts to an address that nobody has."""
+    for number, name in enumerate(names, 1):
+        nobody = ["lladdr", "02:00:00:00:00:99", "dev", "cable", "nud", "permanent"]
+        _ip("-n", name, "neigh", "replace", f"10.77.0.{3 - number}", *nobody)
+
+
+def test_host_that_vanishes_is_removed_by_its_silence(two_hosts):
+    processes = []
+    try:
+        for rank in range(3):
+            words = ["ip", "netns", "exec", two_hosts[rank // 2], sys.executable, str(RANKS)]
+            process = subprocess.Popen(
+                [*words, "vanished_host", str(rank), "3", "29400"],
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            processes.append(process)
+        for process in processes:
+            assert process.stdout.readline() == "lost\n", process.communicate()[1]
+        _cut_off(two_hosts)
+        for process in processes[:2]:
+            _, errors = process.communicate(timeout=LIMIT_S)
+            assert process.returncode == 0, errors
+    finally:
+        for process in processes:
+            process.kill()
+            process.communicate()
 
 
 def test_long_silence_removes_a_rank_which_comes_back():

@@ -25,6 +25,7 @@ struct Agent {
     attempt: u32,
     view: Option<Commit>,
     mail: VecDeque<Notice>,
+    answers: Vec<Answer>,
 }
 
 struct World {
@@ -97,6 +98,7 @@ impl World {
                 }
                 agent.view = Some(commit);
             }
+            Some(Notice::Reply { answer, .. }) => agent.answers.push(answer),
             _ => {}
         }
     }
@@ -182,4 +184,18 @@ fn death_while_the_group_is_made_is_told_to_the_others() {
     world.kill(1);
     let mail = &world.agents[&0].mail;
     assert!(mail.iter().any(|notice| matches!(notice, Notice::Refused { .. })), "{mail:?}");
+}
+
+#[test]
+fn rank_that_dies_while_it_is_activated_is_named() {
+    let mut world = World::new();
+    world.read_all();
+    world.start(3, true);
+    world.ask(3, Request::Join { group: "g".to_owned() });
+    world.ask(0, Request::Activate { group: "g".to_owned(), slots: vec![3], id: 1 });
+    world.kill(3);
+    world.read_all();
+    let answer = &world.agents[&0].answers[0];
+    assert_eq!((answer.status, &answer.dropped[..]), (Status::AppliedWithDropped, &[3][..]));
+    assert_eq!(world.rules.groups["g"].active(), [true, true, true, false, false]);
 }
