@@ -57,7 +57,7 @@ impl Side {
         let mut memory = vec![0; SLICES * SLICE_BYTES].into_boxed_slice();
         let base = memory.as_mut_ptr().expose_provenance() as u64;
         // SAFETY: deregistered before the memory is dropped; touched only between transfers.
-        unsafe { devices.register(base, memory.len() as u64) }.unwrap();
+        unsafe { devices.register(base, memory.len() as u64, "cpu:0") }.unwrap();
         Self { devices, server, memory }
     }
 

@@ -109,6 +109,14 @@ variables! {
     MC_USE_IPV6 = "off", "Prefer this host's IPv6 address where no address is given.";
     MC_HANDSHAKE_CONNECT_TIMEOUT = "5", "Timeout in seconds for a connection to a peer's handshake socket.";
     MC_CUSTOM_TOPO_JSON = "", "Path of a JSON file with the network devices near each memory location; replaces the topology that the kernel reports.";
+    MC_MS_AUTO_DISC = "", "Choice of the RDMA devices of a store: 1 uses all devices (see MC_MS_FILTERS) whatever names the caller gives; 0 requires names. Default: all devices if the caller gives no names.";
+    MC_MS_FILTERS = "", "Names of the RDMA devices, separated by commas, that a store may use when it chooses its devices itself (see MC_MS_AUTO_DISC); empty for all.";
+    MC_TE_FILTERS = "", "Names of the only RDMA devices that engines and stores may use, separated by commas; empty for all.";
+    MC_TE_FILTERS_EXCLUDE = "", "Names of RDMA devices that engines and stores do not use, separated by commas.";
+    MC_FORCE_HCA = "", "Set to anything, an engine or store that asks for RDMA fails if no RDMA device can be used, instead of using TCP. MC_FORCE_TCP takes precedence.";
+    MC_ENABLE_DEST_DEVICE_AFFINITY = "off", "Prefer the RDMA device of a peer that has the same name as the local one.";
+    MC_ENABLE_HCA_PEER_AFFINITY = "off", "Prefer the pairs of RDMA devices in MC_NIC_PEER_AFFINITY. Excludes MC_ENABLE_DEST_DEVICE_AFFINITY.";
+    MC_NIC_PEER_AFFINITY = "", "For a local RDMA device the preferred devices of peers, such as mlx5_0=mlx5_0,mlx5_1;mlx5_2=mlx5_3.";
     MC_IB_PORT = "1", "Port of the RDMA devices, numbered from 1.";
     MC_GID_INDEX ("NCCL_IB_GID_INDEX") = "-1", "Entry of the address table (GID) of the port of the RDMA devices; -1 chooses a routable RoCE v2 or InfiniBand address.";
     MC_MTU = "4096", "Maximum payload in bytes of an RDMA packet: 256, 512, 1024, 2048 or 4096. Peers must agree; the limit of the port counts, too.";

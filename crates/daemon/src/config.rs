@@ -25,6 +25,8 @@ pub struct DaemonConfig {
     pub metadata: String,
     /// Transport protocol.
     pub protocol: String,
+    /// Names of the RDMA devices, separated by commas; empty: chosen automatically.
+    pub devices: String,
     /// Namespace of the dummy clients' keys.
     pub tenant: String,
     /// File for the bound addresses; empty: none.
@@ -46,6 +48,7 @@ impl Default for DaemonConfig {
             master: "127.0.0.1:50051".to_owned(),
             metadata: "http://127.0.0.1:8080/metadata".to_owned(),
             protocol: "tcp".to_owned(),
+            devices: String::new(),
             tenant: "default".to_owned(),
             ports_file: String::new(),
             has_http: false,
@@ -88,6 +91,11 @@ impl DaemonConfig {
         Ok(())
     }
 
+    /// Returns the names of the RDMA devices, if the protocol is `rdma`.
+    pub fn rdma_devices(&self) -> Option<&str> {
+        self.protocol.eq_ignore_ascii_case("rdma").then_some(self.devices.as_str())
+    }
+
     /// Returns the port of the HTTP server, if enabled.
     pub fn http(&self) -> Option<u16> {
         self.has_http.then_some(self.http_port)
@@ -104,8 +112,7 @@ impl DaemonConfig {
 }
 
 /// Ignored options that need no warning: nothing is slower or missing without them.
-const IGNORED_SILENTLY: &[&str] =
-    &["local_buffer_size", "threads", "device_names", "start_offload_rpc_server"];
+const IGNORED_SILENTLY: &[&str] = &["local_buffer_size", "threads", "start_offload_rpc_server"];
 
 const fn value(
     name: &'static str,
@@ -146,10 +153,6 @@ macro_rules! ignored {
     };
 }
 
-fn accept_any(_: &str) -> Result<()> {
-    Ok(())
-}
-
 /// The declaration of all flags with their help texts.
 #[rustfmt::skip]
 pub const OPTIONS: &[OptionSpec<DaemonConfig>] = &[
@@ -173,7 +176,8 @@ pub const OPTIONS: &[OptionSpec<DaemonConfig>] = &[
         |c, t| { t.trim().clone_into(&mut c.metadata); Ok(()) }, |c| c.metadata.clone()),
     value("protocol", "tcp, or rdma (tcp where there is no device).",
         |c, t| { t.trim().clone_into(&mut c.protocol); Ok(()) }, |c| c.protocol.clone()),
-    ignored!("device_names", "", "Device names for rdma; empty: chosen automatically.", accept_any, false),
+    value("device_names", "Names of the RDMA devices, separated by commas; empty: chosen automatically.",
+        |c, t| { t.trim().clone_into(&mut c.devices); Ok(()) }, |c| c.devices.clone()),
     ignored!("threads", "1", "Ignored: each connection has a thread.", read_number::<i32>, false),
     value("tenant_id", "Namespace of the served processes' keys.",
         |c, t| { t.trim().clone_into(&mut c.tenant); Ok(()) }, |c| c.tenant.clone()),
@@ -210,6 +214,12 @@ mod tests {
         let places = (config.master.as_str(), config.metadata.as_str(), config.tenant.as_str());
         assert_eq!(places, ("m:1", "P2PHANDSHAKE", "t"));
         assert_eq!(config.protocol, "rdma");
+        assert_eq!(config.rdma_devices(), Some("mlx5_0"));
+        assert_eq!(
+            read("--device_names=mlx5_0").unwrap().rdma_devices(),
+            None,
+            "the protocol is tcp"
+        );
         assert!(config.warnings().is_empty(), "{:?}", config.warnings());
     }
 

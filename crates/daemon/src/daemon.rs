@@ -8,7 +8,7 @@ use std::{
 
 use mooncake_base::{Clock, Endpoint, Result, SystemClock, TenantId};
 use mooncake_proto::native_frame::DaemonGreeting;
-use mooncake_settings::{client_config, link_config, store_engine_config};
+use mooncake_settings::{client_config, link_config, store_engine_config, use_rdma_for_store};
 use mooncake_store_client::{
     Client, ClientConfig, HttpServer, LinkConfig, SocketLink, address::host_facing,
 };
@@ -49,7 +49,8 @@ impl Daemon {
     pub fn start(config: &DaemonConfig, runtime: Handle) -> Result<Self> {
         let listeners = Listeners::bind(config.port)?;
         let name = advertised_name(config, listeners.address().port())?;
-        let settings = store_engine_config(&name, &config.metadata, None)?;
+        let mut settings = store_engine_config(&name, &config.metadata, None)?;
+        use_rdma_for_store(&mut settings, config.rdma_devices())?;
         let is_p2p = settings.is_p2p();
         let engine = Engine::start(settings, runtime.clone())?;
         let tenant = TenantId::new(&config.tenant);

@@ -7,7 +7,7 @@ mod report;
 use std::{sync::Arc, time::Duration};
 
 use mooncake_base::{Clock, Error, Moment, Result, SystemClock};
-use mooncake_settings::engine_config;
+use mooncake_settings::{engine_config, use_rdma};
 use mooncake_transfer_engine::{
     BatchId, BatchStatus, Opcode, Stream, TransferEntry, TransportKind, copy::copy,
     discovery::handshake::Notification,
@@ -24,7 +24,7 @@ use crate::{
     buffer::{Views, caller_range, caller_ranges, uninit_bytes},
     detach::detached,
     error::or_raise,
-    log, rdma,
+    log,
     runtime::runtime,
 };
 
@@ -51,7 +51,7 @@ impl Engine {
         log::install();
         log::warn_unsupported_variables();
         let mut config = or_raise(py, engine_config(name, metadata, is_tcp_forced))?;
-        or_raise(py, rdma::enable(&mut config, rdma_devices))?;
+        or_raise(py, use_rdma(&mut config, rdma_devices))?;
         let runtime = or_raise(py, runtime())?;
         let started = detached(py, || Running::start(config, runtime)).and_then(|started| started);
         let running = Arc::new(or_raise(py, started)?);

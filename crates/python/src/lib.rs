@@ -22,7 +22,6 @@ mod log;
 mod options;
 mod pending;
 mod process;
-mod rdma;
 mod rpc;
 mod runtime;
 mod store;

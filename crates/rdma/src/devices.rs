@@ -1,7 +1,7 @@
 //! The RDMA devices of an engine, the memory that is registered with them, and their connections.
 
 use std::{
-    collections::HashMap,
+    collections::{BTreeMap, HashMap},
     sync::{
         Arc,
         atomic::{self, AtomicBool},
@@ -10,18 +10,20 @@ use std::{
 };
 
 use mooncake_base::sync::Mutex;
-use mooncake_base::{Error, ErrorCode, Result};
+use mooncake_base::{Clock, Error, ErrorCode, Moment, Result, SystemClock};
 use mooncake_verbs::{Library, Ordering, ProtectionDomain};
 
 use crate::{
     endpoint::{Endpoint, Identity},
     hello::{Hello, format_gid, split_nic_path},
     link::{PeerExchange, PeerLink},
+    near_devices::NearDevices,
     nic::{Nic, Poller},
-    peer_memory::{DeviceDescription, PeerDescription},
+    peer_memory::{DeviceDescription, PeerDescription, PeerMemory},
     registration::{LocalMemory, RegistrationRule, Registrations},
     settings::RdmaSettings,
     slices::{MemoryRange, SliceRule},
+    usage::DeviceUsage,
 };
 
 /// The RDMA devices of an engine.
@@ -38,6 +40,7 @@ pub struct Devices {
     endpoints: Mutex<HashMap<(usize, String), Arc<Endpoint>>>,
     region_bytes_max: u64,
     is_closed: AtomicBool,
+    clock: Arc<dyn Clock>,
 }
 
 impl Devices {
@@ -52,19 +55,34 @@ impl Devices {
         server: &str,
         engine: &str,
     ) -> Result<Arc<Self>> {
+        Self::open_with_clock(library, settings, (server, engine), SystemClock::shared())
+    }
+
+    /// Opens the devices with a clock for deadlines, pauses and measurements; see [`Self::open`], which
+    /// takes the names of server and engine separately.
+    ///
+    /// # Errors
+    /// Those of [`Self::open`].
+    pub fn open_with_clock(
+        library: &Arc<Library>,
+        settings: RdmaSettings,
+        (server, engine): (&str, &str),
+        clock: Arc<dyn Clock>,
+    ) -> Result<Arc<Self>> {
         settings.check()?;
         let listed = library.devices().map_err(|source| {
             Error::new(ErrorCode::INVALID_PARAMS, "the RDMA devices cannot be listed")
                 .caused_by(source)
         })?;
-        let is_wanted = |name: &str| {
-            settings.devices.is_empty() || settings.devices.iter().any(|wanted| wanted == name)
-        };
         let mut nics: Vec<Nic> = Vec::new();
-        let mut left_out = Vec::new();
+        let (mut left_out, mut excluded) = (Vec::new(), Vec::new());
         let mut region_bytes_max = settings.region_bytes_max;
-        for device in listed.iter().filter(|device| is_wanted(device.name())) {
-            match Nic::open(nics.len(), device, &settings) {
+        for device in &listed {
+            if let Some(reason) = settings.exclusion(device.name()) {
+                excluded.push(format!("{} {reason}", device.name()));
+                continue;
+            }
+            match Nic::open(nics.len(), device, &settings, Arc::clone(&clock)) {
                 Ok(nic) => {
                     region_bytes_max = region_bytes_max.min(nic.region_bytes_max());
                     nics.push(nic);
@@ -78,10 +96,10 @@ impl Devices {
             }
         }
         if nics.is_empty() {
-            let reasons = if left_out.is_empty() {
-                "this machine has none".to_owned()
-            } else {
-                left_out.join("; ")
+            left_out.extend(excluded);
+            let reasons = match left_out.is_empty() {
+                true => "this machine has none".to_owned(),
+                false => left_out.join("; "),
             };
             return Err(Error::new(ErrorCode::INVALID_PARAMS, "no RDMA device can be used")
                 .with("reasons", reasons));
@@ -97,10 +115,11 @@ impl Devices {
             endpoints: Mutex::default(),
             region_bytes_max,
             is_closed: AtomicBool::new(false),
+            clock,
         }))
     }
 
-    /// Registers a range with each device.
+    /// Registers a range at a location, such as `cpu:0`, with each device.
     ///
     /// # Errors
     /// A device refused; the message says why. Nothing is registered then.
@@ -108,10 +127,12 @@ impl Devices {
     /// # Safety
     /// Until the range is deregistered it stays mapped, and no Rust reference exists to it: peers read and
     /// write it at any time.
-    pub unsafe fn register(&self, base: u64, length: u64) -> Result<()> {
+    pub unsafe fn register(&self, base: u64, length: u64, location: &str) -> Result<()> {
         let (range, rule) = ((base, length), self.registration_rule());
+        let names = self.settings.near.get(location).map_or(&[][..], Vec::as_slice);
+        let near = NearDevices::named(self.nics().map(|nic| nic.name()), names);
         // SAFETY: by the contract of the function.
-        unsafe { self.registrations.register(&self.domains(), range, rule) }
+        unsafe { self.registrations.register(&self.domains(), range, near, rule) }
     }
 
     /// Ends the registration of the range that begins at `base`, if there is one. When this succeeds no
@@ -132,6 +153,21 @@ impl Devices {
                 lid: nic.lid(),
             })
             .collect()
+    }
+
+    /// Returns the use of each device.
+    pub fn usage(&self) -> Vec<DeviceUsage> {
+        self.nics().map(|nic| nic.usage()).collect()
+    }
+
+    /// Returns the names of the opened devices near each location of memory, where some are nearer than
+    /// others.
+    pub fn near(&self) -> BTreeMap<String, Vec<String>> {
+        let opened = |name: &String| self.nics().any(|nic| nic.name() == name);
+        let rows = self.settings.near.iter().map(|(location, names)| {
+            (location.clone(), names.iter().filter(|name| opened(name)).cloned().collect())
+        });
+        rows.filter(|(_, names): &(_, Vec<_>)| !names.is_empty()).collect()
     }
 
     /// Returns the registrations of the range that begins at `base`, for a segment descriptor: first
@@ -226,25 +262,39 @@ impl Devices {
         Some(oldest.0.clone())
     }
 
-    /// Returns the pairs of own and remote devices over which a peer is reached, each device in turn, the
-    /// peer's near ones first.
-    pub(crate) fn rails(&self, near: &[usize], remote_count: usize) -> Vec<(usize, usize)> {
+    /// Returns the pairs of own and remote devices over which a peer is reached, and how many of the first
+    /// are connected from the start: one for each device, and those that the settings prefer.
+    pub(crate) fn rails(&self, peer: &PeerMemory) -> (Vec<(usize, usize)>, usize) {
         let own = self.pollers.len();
-        let far = (0..remote_count).filter(|remote| !near.contains(remote));
-        let remotes: Vec<_> = near.iter().copied().chain(far).collect();
-        // First one pair for each device, then the other combinations, for when devices fail.
-        let rounds = 0..own.max(remotes.len());
-        let mut rails: Vec<_> =
-            rounds.map(|step| (step % own, remotes[step % remotes.len()])).collect();
-        for shift in 1..remotes.len() {
+        let remote_count = peer.devices.len();
+        let far = (0..remote_count).filter(|remote| !peer.near.contains(remote));
+        let remotes: Vec<_> = peer.near.iter().copied().chain(far).collect();
+        let affinity = &self.settings.affinity;
+        let mut rails = Vec::new();
+        for (local, nic) in self.nics().enumerate() {
+            let prefers =
+                |remote: &&usize| affinity.prefers(nic.name(), &peer.devices[**remote].name);
+            rails.extend(remotes.iter().filter(prefers).map(|remote| (local, *remote)));
+        }
+        // One pair for each device that has no preferred one.
+        let rounds = 0..own.max(remote_count);
+        let preferred = rails.clone();
+        for (local, remote) in rounds.map(|step| (step % own, remotes[step % remote_count])) {
+            if !preferred.iter().any(|pair| pair.0 == local) {
+                rails.push((local, remote));
+            }
+        }
+        let primary = rails.len();
+        // Then the other combinations, for when devices fail.
+        for shift in 0..remote_count {
             for local in 0..own {
-                let pair = (local, remotes[(local + shift) % remotes.len()]);
+                let pair = (local, remotes[(local + shift) % remote_count]);
                 if !rails.contains(&pair) {
                     rails.push(pair);
                 }
             }
         }
-        rails
+        (rails, primary)
     }
 
     pub(crate) fn memory(&self) -> Arc<LocalMemory> {
@@ -275,15 +325,16 @@ impl Devices {
 
     pub(crate) fn slice_rule(&self) -> SliceRule {
         let bytes = self.settings.slice_bytes;
-        SliceRule { bytes, tail: self.settings.slice_tail_bytes.min(bytes) }
+        let tail = self.settings.slice_tail_bytes.min(bytes);
+        SliceRule { bytes, tail, tries: self.settings.tries }
+    }
+
+    pub(crate) fn now(&self) -> Moment {
+        self.clock.now()
     }
 
     pub(crate) fn settings(&self) -> &RdmaSettings {
         &self.settings
-    }
-
-    pub(crate) fn count(&self) -> usize {
-        self.pollers.len()
     }
 
     fn nics(&self) -> impl Iterator<Item = &Arc<Nic>> {

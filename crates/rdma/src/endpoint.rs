@@ -16,7 +16,7 @@ use std::{
 };
 
 use mooncake_base::sync::{Condvar, Mutex};
-use mooncake_base::{Clock, Error, ErrorCode, Moment, Result, SystemClock};
+use mooncake_base::{Error, ErrorCode, Moment, Result};
 use mooncake_verbs::{ConnectionSettings, Gid, PeerAddress, QueuePair};
 
 use crate::{
@@ -99,7 +99,7 @@ impl Endpoint {
             identity: Arc::clone(identity),
             state: Mutex::new(State::Unconnected),
             changed: Condvar::default(),
-            load: Arc::default(),
+            load: Arc::new(Load::new(nic.link_rate())),
         }
     }
 
@@ -130,14 +130,14 @@ impl Endpoint {
                 }
                 State::Connected(connection) => {
                     let confirm_until = connection.since + CONFIRMATION_TIMEOUT;
-                    let left = confirm_until.min(deadline).left(SystemClock.now());
+                    let left = confirm_until.min(deadline).left(self.nic.now());
                     if connection.is_confirmed.load(Ordering::Acquire) || left.is_zero() {
                         return Ok(Arc::clone(connection));
                     }
                     self.changed.wait_for(&mut state, left);
                 }
                 State::Opening(_) => {
-                    let left = deadline.left(SystemClock.now());
+                    let left = deadline.left(self.nic.now());
                     if left.is_zero() {
                         return Err(self.error("the deadline passed while devices were connected"));
                     }
@@ -346,7 +346,7 @@ impl Endpoint {
                 }
             }
         }
-        let since = SystemClock.now();
+        let since = self.nic.now();
         let is_confirmed = AtomicBool::new(is_confirmed);
         let peer_numbers = numbers;
         Ok(Arc::new(Connection { queues, own_numbers, peer_numbers, peer, is_confirmed, since }))

@@ -7,9 +7,10 @@
 //!
 //! The messages by which peers connect are upstream's. Who carries them is up to the caller.
 //!
-//! In reading order: [`settings`], `slices` and `peer_memory` (what is moved), `hello` (messages),
-//! `health`, `round` (one try of slices), `send_queue` (a queue pair and what is in flight on it), `nic` (a
-//! device and its thread), `registration`, `endpoint` (how two devices connect), `link`, `devices`.
+//! In reading order: [`settings`], `slices`, `near_devices` and `peer_memory` (what is
+//! moved), `hello` (messages),
+//! `health`, `round` (one try of slices), `send_queue` (a queue pair and what is in flight on it), `usage`
+//! (counters of a device), `nic` (a device and its thread), `registration`, `endpoint` (how two devices connect), `link`, `devices`.
 #![warn(missing_docs)]
 
 mod devices;
@@ -17,6 +18,7 @@ mod endpoint;
 mod health;
 mod hello;
 mod link;
+mod near_devices;
 mod nic;
 mod peer_memory;
 mod registration;
@@ -24,10 +26,12 @@ mod round;
 mod send_queue;
 pub mod settings;
 mod slices;
+mod usage;
 
 pub use devices::Devices;
 pub use link::{EntryError, Limits, PeerExchange, PeerLink};
 pub use mooncake_verbs::Operation;
 pub use peer_memory::{BufferDescription, DeviceDescription, PeerDescription};
-pub use settings::RdmaSettings;
+pub use settings::{PeerAffinity, RdmaSettings};
 pub use slices::Entry;
+pub use usage::DeviceUsage;

@@ -6,11 +6,11 @@ use std::{
         Arc,
         atomic::{AtomicBool, Ordering},
     },
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use mooncake_base::sync::Mutex;
-use mooncake_base::{Clock, Error, ErrorCode, Moment, Result, SystemClock};
+use mooncake_base::{Error, ErrorCode, Moment, Result};
 use mooncake_verbs::Operation;
 use smallvec::SmallVec;
 
@@ -21,7 +21,7 @@ use crate::{
     hello::nic_path,
     peer_memory::{PeerDescription, PeerMemory},
     registration::LocalMemory,
-    round::{Failure, Reason, Round},
+    round::{Failure, Progress, Reason, Round},
     send_queue::Posted,
     slices::{Entry, MemoryRange, Slice, Unregistered},
 };
@@ -34,6 +34,10 @@ const FLUSH_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// How long a connection may take while others work.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// The longest pause of all pairs of devices that a transfer waits for. After longer ones it fails, so that
+/// another transport can move the bytes.
+const PAUSE_WAIT_MAX: Duration = Duration::from_millis(500);
 
 /// Pairs of devices that are looked at without an allocation.
 const RAILS_INLINE: usize = 16;
@@ -94,6 +98,32 @@ enum Next {
     Paused(Moment),
 }
 
+/// Rails that are not connected and may be tried.
+#[derive(Debug, Default)]
+struct ClosedRails {
+    /// Ends at which the device is not near the memory, and index.
+    nearest: Option<(u32, usize)>,
+    /// Index of the first rail that is to be connected always.
+    primary: Option<usize>,
+}
+
+impl ClosedRails {
+    fn add(&mut self, index: usize, far_ends: u32, is_primary: bool) {
+        if self.nearest.is_none_or(|(least, _)| far_ends < least) {
+            self.nearest = Some((far_ends, index));
+        }
+        if is_primary {
+            self.primary = self.primary.or(Some(index));
+        }
+    }
+
+    /// Returns the rail to connect while others are open, the nearest of which has so many far ends.
+    fn to_reconnect(&self, nearest_open: u32) -> Option<usize> {
+        let nearer = self.nearest.filter(|(far_ends, _)| *far_ends < nearest_open);
+        nearer.map(|(_, index)| index).or(self.primary)
+    }
+}
+
 impl PeerLink {
     pub(crate) fn new(
         devices: Arc<Devices>,
@@ -101,8 +131,7 @@ impl PeerLink {
         exchange: PeerExchange,
     ) -> Result<Self> {
         let memory = Arc::new(PeerMemory::new(published)?);
-        let pairs = devices.rails(&memory.near, memory.devices.len());
-        let primary = devices.count().max(memory.devices.len());
+        let (pairs, primary) = devices.rails(&memory);
         let rails = pairs
             .into_iter()
             .map(|(local, remote)| {
@@ -131,7 +160,7 @@ impl PeerLink {
         let mut outcome = Err(self.error("no RDMA device is active"));
         for (index, rail) in self.rails.iter().enumerate() {
             let is_enough = outcome.is_ok() && index >= self.primary;
-            if is_enough || deadline.has_passed(SystemClock.now()) {
+            if is_enough || deadline.has_passed(self.now()) {
                 break;
             }
             if rail.endpoint.nic().is_active() {
@@ -182,45 +211,66 @@ impl PeerLink {
         }
         let mut outcomes: Vec<Option<EntryError>> = vec![None; entries.len()];
         // SAFETY: by the contract of the function; the memory is given back before the return.
-        let (local, mut slices) = unsafe { self.cut(entries, &mut outcomes) };
-        let mut tries = self.devices.settings().tries;
-        while !slices.is_empty() {
-            let (here, there) = (Arc::clone(&local), Arc::clone(&self.memory));
-            let round = Round::new(operation, slices, here, there);
-            let ended = self.run(&round, limits);
-            tries -= 1;
-            slices = Vec::new();
-            let failures = round.take_failures();
-            if failures.is_empty() {
-                self.record_success();
-            }
-            for Failure { slice, reason } in failures {
-                let slice = round.slices[slice as usize];
-                let outcome = &mut outcomes[slice.entry as usize];
-                if reason == Reason::Status(mooncake_verbs::Status::RemoteAccess) {
-                    self.is_outdated.store(true, Ordering::Release);
-                }
-                let is_lost = reason.is_final() || tries == 0 || ended.is_err();
-                match outcome {
-                    Some(_) => {}
-                    None if is_lost => {
-                        *outcome = Some(EntryError::Failed(self.failure(reason, &ended)))
+        let (local, mut waiting) = unsafe { self.cut(entries, &mut outcomes) };
+        let progress = Arc::<Progress>::default();
+        let mut ended = Ok(());
+        loop {
+            if !waiting.is_empty() {
+                let round = Arc::new(Round {
+                    operation,
+                    slices: std::mem::take(&mut waiting),
+                    local: Arc::clone(&local),
+                    remote: Arc::clone(&self.memory),
+                    progress: Arc::clone(&progress),
+                });
+                if let Err((error, from)) = self.run(&round, limits) {
+                    for slice in &round.slices[from as usize..] {
+                        let outcome = &mut outcomes[slice.entry as usize];
+                        outcome.get_or_insert_with(|| EntryError::Failed(error.clone()));
                     }
-                    None => slices.push(slice),
+                    ended = Err(error);
                 }
             }
-            if let Err((error, from)) = &ended {
-                for slice in &round.slices[*from as usize..] {
-                    let outcome = &mut outcomes[slice.entry as usize];
-                    outcome.get_or_insert_with(|| EntryError::Failed(error.clone()));
-                }
+            self.finish(&progress, limits);
+            let failures = progress.take_failures();
+            if failures.is_empty() {
+                break;
             }
-            // An entry that is lost is not tried further.
-            slices.retain(|slice| outcomes[slice.entry as usize].is_none());
+            waiting = self.slices_to_retry(failures, &ended, &mut outcomes);
+        }
+        if ended.is_ok() {
+            self.record_success();
         }
         for (index, outcome) in outcomes.into_iter().enumerate() {
             each(index, outcome.map_or(Ok(()), Err));
         }
+    }
+
+    /// Returns the slices that are tried again, over whatever pair of devices works. Others fail their
+    /// entries.
+    fn slices_to_retry(
+        &self,
+        failures: Vec<Failure>,
+        ended: &Result<()>,
+        outcomes: &mut [Option<EntryError>],
+    ) -> Vec<Slice> {
+        let mut slices = Vec::new();
+        for Failure { slice, reason } in failures {
+            let outcome = &mut outcomes[slice.entry as usize];
+            if reason == Reason::Status(mooncake_verbs::Status::RemoteAccess) {
+                self.is_outdated.store(true, Ordering::Release);
+            }
+            let tries = slice.tries.saturating_sub(1);
+            let is_lost = reason.is_final() || tries == 0 || ended.is_err();
+            match outcome {
+                Some(_) => {}
+                None if is_lost => *outcome = Some(EntryError::Failed(self.failure(reason, ended))),
+                None => slices.push(Slice { tries, ..slice }),
+            }
+        }
+        // An entry that is lost is not tried further.
+        slices.retain(|slice| outcomes[slice.entry as usize].is_none());
+        slices
     }
 
     /// Cuts entries into slices. Local memory that is not registered is, while the result lives; an entry
@@ -273,50 +323,62 @@ impl PeerLink {
         }
     }
 
-    /// Posts all slices of a round and waits until each has an outcome.
+    /// Posts all slices of a round.
     ///
     /// # Errors
     /// The deadline passed or no device is left; the slices from the index on were not posted.
     fn run(self: &Arc<Self>, round: &Arc<Round>, limits: Limits) -> Result<(), (Error, u32)> {
         let count = u32::try_from(round.slices.len()).expect("a transfer has few slices");
+        let progress = &round.progress;
         let mut next = 0;
-        let mut problem = None;
-        while next < count && problem.is_none() {
+        while next < count {
+            if limits.deadline.has_passed(self.now()) {
+                let text = "the deadline passed before the bytes were moved";
+                return Err((self.error(text), next));
+            }
             match self.post(round, next, limits) {
                 Ok(Next::Posted(posted)) => next += posted,
-                Ok(Next::Full) => self.wait(round, limits),
+                Ok(Next::Full) => self.wait(progress, limits),
                 Ok(Next::Paused(until))
-                    if round.open() > 0 || !until.has_passed(limits.deadline) =>
+                    if progress.open() > 0
+                        || (until.left(self.now()) <= PAUSE_WAIT_MAX
+                            && until.has_passed(limits.deadline)) =>
                 {
-                    let left = until.left(SystemClock.now()).min(TICK);
-                    round.wait_below(round.open(), left);
+                    let left = until.left(self.now()).min(TICK);
+                    progress.wait_below(progress.open(), left);
                     self.fail_stalled(limits);
                 }
-                Ok(Next::Paused(_)) => problem = Some(self.error("no pair of RDMA devices works")),
-                Err(error) => problem = Some(error),
-            }
-            if limits.deadline.has_passed(SystemClock.now()) && next < count && problem.is_none() {
-                problem = Some(self.error("the deadline passed before the bytes were moved"));
+                Ok(Next::Paused(_)) => {
+                    return Err((self.error("no pair of RDMA devices works"), next));
+                }
+                Err(error) => return Err((error, next)),
             }
         }
-        self.finish(round, limits);
-        problem.map_or(Ok(()), |error| Err((error, next)))
+        Ok(())
     }
 
-    /// Posts slices from an index on over the rail that is estimated to be done first.
+    /// Posts slices from an index on over the rail that is estimated to be done first. A device that is
+    /// not near the memory, at either end, is taken to be slower.
     fn post(self: &Arc<Self>, round: &Arc<Round>, from: u32, limits: Limits) -> Result<Next> {
-        let now = SystemClock.now();
-        let bytes = u64::from(round.slices[from as usize].length);
+        let now = self.now();
+        let slice = &round.slices[from as usize];
+        let near = (round.local.near(slice), round.remote.near(slice));
         let mut open: SmallVec<[(Duration, &Rail, Arc<Connection>); RAILS_INLINE]> =
             SmallVec::new();
         let mut paused: Option<Moment> = None;
-        let mut unconnected = None;
+        let mut closed = ClosedRails::default();
+        let mut nearest = u32::MAX;
         for (index, rail) in self.rails.iter().enumerate() {
-            if !rail.endpoint.nic().is_active() {
+            let nic = rail.endpoint.nic();
+            if !nic.is_active() {
                 continue;
             }
+            let far_ends =
+                u32::from(!near.0.contains(nic.index())) + u32::from(!near.1.contains(rail.remote));
             if let Some(connection) = rail.endpoint.connection() {
-                open.push((rail.endpoint.load().estimate(bytes), rail, connection));
+                let estimate = rail.endpoint.load().estimate(u64::from(slice.length));
+                open.push((estimate * (1 + far_ends), rail, connection));
+                nearest = nearest.min(far_ends);
                 continue;
             }
             if rail.endpoint.drop_failed() {
@@ -326,12 +388,10 @@ impl PeerLink {
                 Some(until) => {
                     paused = Some(paused.map_or(until, |paused| paused.min(until)));
                 }
-                None => unconnected = unconnected.or(Some(index)),
+                None => closed.add(index, far_ends, index < self.primary),
             }
         }
-        if let (Some(index), false) = (unconnected, open.is_empty())
-            && index < self.primary
-        {
+        if let (Some(index), false) = (closed.to_reconnect(nearest), open.is_empty()) {
             self.reconnect(index);
         }
         // Few, and each was estimated once, so that they do not change while they are sorted.
@@ -344,10 +404,10 @@ impl PeerLink {
                 Posted::Failed => {}
             }
         }
-        match (unconnected, paused) {
+        match (closed.nearest, paused) {
             _ if is_full => Ok(Next::Full),
             _ if !open.is_empty() => Ok(Next::Posted(0)),
-            (Some(index), _) => {
+            (Some((_, index)), _) => {
                 let until = limits.deadline.min(now + CONNECT_TIMEOUT);
                 // A failure sets the rail aside; the next look goes on with another one.
                 let _ = self.connect_rail(&self.rails[index], until);
@@ -366,7 +426,7 @@ impl PeerLink {
         let link = Arc::clone(self);
         let connect = move || {
             // A failure sets the rail aside.
-            let _ = link.connect_rail(&link.rails[index], SystemClock.now() + CONNECT_TIMEOUT);
+            let _ = link.connect_rail(&link.rails[index], link.now() + CONNECT_TIMEOUT);
             link.is_reconnecting.store(false, Ordering::Release);
         };
         let thread = std::thread::Builder::new().name("rdma-connect".to_owned());
@@ -392,46 +452,50 @@ impl PeerLink {
 
     fn set_aside(&self, rail: &Rail) {
         let pause_max = self.devices.settings().pause_max;
-        rail.health.lock().record_failure(SystemClock.now(), pause_max);
+        rail.health.lock().record_failure(self.now(), pause_max);
     }
 
-    /// Waits until a slice of the round, or of another transfer if it has none in flight, has ended.
-    fn wait(&self, round: &Round, limits: Limits) {
-        let left = limits.deadline.left(SystemClock.now()).min(TICK);
-        match round.open() {
+    /// Waits until a slice, or one of another transfer if none is in flight, has ended.
+    fn wait(&self, progress: &Progress, limits: Limits) {
+        let left = limits.deadline.left(self.now()).min(TICK);
+        match progress.open() {
             0 => self.rails[0].endpoint.nic().wait_for_places(left.min(Duration::from_millis(1))),
-            open => round.wait_below(open, left),
+            open => progress.wait_below(open, left),
         }
         self.fail_stalled(limits);
     }
 
-    /// Waits until nothing of the round is in flight. After the deadline the connections are failed.
-    fn finish(&self, round: &Round, limits: Limits) {
-        while round.open() > 0 {
-            let now = SystemClock.now();
-            let left = limits.deadline.left(now);
+    /// Waits until nothing is in flight, or a slice has failed and can be tried elsewhere. After the
+    /// deadline the connections are failed, and nothing is in flight.
+    fn finish(&self, progress: &Progress, limits: Limits) {
+        while progress.open() > 0 {
+            let left = limits.deadline.left(self.now());
             if left.is_zero() {
                 break;
             }
-            round.wait_below(1, left.min(TICK));
+            if progress.has_failures() {
+                return;
+            }
+            progress.wait_for_end(left.min(TICK));
             self.fail_stalled(limits);
         }
-        if round.open() == 0 {
+        if progress.open() == 0 {
             return;
         }
         self.rails.iter().for_each(|rail| rail.endpoint.fail());
-        let flushed = SystemClock.now() + FLUSH_TIMEOUT;
-        while round.open() > 0 && !flushed.has_passed(SystemClock.now()) {
-            round.wait_below(1, TICK);
+        // In the time of the machine: a clock that stands still ends this, too.
+        let flushed = Instant::now() + FLUSH_TIMEOUT;
+        while progress.open() > 0 && Instant::now() < flushed {
+            progress.wait_below(1, TICK);
         }
-        if round.open() > 0 {
+        if progress.open() > 0 {
             self.rails.iter().for_each(|rail| rail.endpoint.disconnect());
         }
     }
 
     /// Gives up connections without progress, and those whose device does not flush them.
     fn fail_stalled(&self, limits: Limits) {
-        let now = SystemClock.now();
+        let now = self.now();
         let stall = limits.stall.unwrap_or_else(|| self.devices.settings().stall_timeout);
         for rail in &self.rails {
             let stalled = rail.endpoint.load().stalled(now);
@@ -443,12 +507,16 @@ impl PeerLink {
         }
     }
 
-    fn failure(&self, reason: Reason, ended: &Result<(), (Error, u32)>) -> Error {
+    fn failure(&self, reason: Reason, ended: &Result<()>) -> Error {
         let error = self.error("a transfer over RDMA failed").with("reason", reason);
         match ended {
             Ok(()) => error,
-            Err((cause, _)) => error.caused_by(cause.clone()),
+            Err(cause) => error.caused_by(cause.clone()),
         }
+    }
+
+    fn now(&self) -> Moment {
+        self.devices.now()
     }
 
     fn error(&self, text: &str) -> Error {

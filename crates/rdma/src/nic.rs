@@ -10,7 +10,7 @@ use std::{
 };
 
 use mooncake_base::sync::{Condvar, Mutex, RwLock};
-use mooncake_base::{Error, ErrorCode, Result};
+use mooncake_base::{Clock, Error, ErrorCode, Moment, Result};
 use mooncake_verbs::{
     AsyncEvent, Completion, CompletionChannel, CompletionQueue, ConnectionSettings, Context,
     Device, Gid, Mtu, PortState, ProtectionDomain, QueuePair, QueuePairLimits, rank_gids,
@@ -19,6 +19,7 @@ use mooncake_verbs::{
 use crate::{
     send_queue::{Load, SendQueue},
     settings::RdmaSettings,
+    usage::{Counters, DeviceUsage},
 };
 
 /// How long the thread looks for completions without sleeping after it found the last.
@@ -50,6 +51,11 @@ pub(crate) struct Nic {
     waiters: AtomicU32,
     waiting: Mutex<()>,
     has_places: Condvar,
+    clock: Arc<dyn Clock>,
+    counters: Counters,
+    depth: u32,
+    /// Bytes per second; 0: not known.
+    link_rate: u64,
 }
 
 /// The thread of a device. Joined when it is dropped.
@@ -64,7 +70,12 @@ impl Nic {
     ///
     /// # Errors
     /// The port is down, it has no address that peers can use, or the driver refused.
-    pub(crate) fn open(index: usize, device: &Device, settings: &RdmaSettings) -> Result<Self> {
+    pub(crate) fn open(
+        index: usize,
+        device: &Device,
+        settings: &RdmaSettings,
+        clock: Arc<dyn Clock>,
+    ) -> Result<Self> {
         let failed = |source: mooncake_verbs::Error| {
             Error::new(ErrorCode::INVALID_PARAMS, "an RDMA device cannot be used")
                 .with("device", device.name())
@@ -125,6 +136,10 @@ impl Nic {
             waiters: AtomicU32::new(0),
             waiting: Mutex::default(),
             has_places: Condvar::default(),
+            clock,
+            counters: Counters::default(),
+            depth,
+            link_rate: u64::from(port.megabits_per_second) * 125_000,
         })
     }
 
@@ -235,10 +250,35 @@ impl Nic {
 
     /// Uses the device no more until its link is up: what is in flight goes over other devices.
     fn deactivate(&self, reason: &str) {
-        self.is_active.store(false, Ordering::Release);
-        tracing::warn!(device = self.name, "{reason}");
+        if self.is_active.swap(false, Ordering::AcqRel) {
+            self.counters.count_link_failure();
+            tracing::warn!(device = self.name, "{reason}");
+        }
         let queues: Vec<_> = self.queues.read().iter().flatten().cloned().collect();
         queues.iter().for_each(|queue| queue.fail());
+    }
+
+    pub(crate) fn now(&self) -> Moment {
+        self.clock.now()
+    }
+
+    pub(crate) fn link_rate(&self) -> u64 {
+        self.link_rate
+    }
+
+    pub(crate) fn counters(&self) -> &Counters {
+        &self.counters
+    }
+
+    pub(crate) fn usage(&self) -> DeviceUsage {
+        let free = self.places.load(Ordering::Relaxed).min(self.depth);
+        DeviceUsage {
+            is_active: self.is_active(),
+            in_flight: self.depth - free,
+            in_flight_max: self.depth,
+            queue_pairs: self.queues.read().iter().flatten().count(),
+            ..self.counters.usage(&self.name)
+        }
     }
 
     pub(crate) fn index(&self) -> usize {

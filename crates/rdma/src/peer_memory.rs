@@ -7,6 +7,7 @@ use mooncake_verbs::{Gid, RemoteRange};
 
 use crate::{
     hello::parse_gid,
+    near_devices::NearDevices,
     slices::{MemoryRange, MemoryRanges, Slice},
 };
 
@@ -55,6 +56,8 @@ pub(crate) struct PeerMemory {
     pub(crate) ranges: MemoryRanges,
     /// For each range one key per device.
     keys: Vec<Vec<u32>>,
+    /// For each range the devices near it.
+    near_ranges: Vec<NearDevices>,
     /// Indexes of devices that are near most of the memory, or all.
     pub(crate) near: Vec<usize>,
 }
@@ -92,13 +95,24 @@ impl PeerMemory {
             address: buffer.address,
             length: buffer.length,
         };
+        let near_range = |buffer: &BufferDescription| {
+            let near = published.priority.get(&buffer.location).map_or(&[][..], |(near, _)| near);
+            NearDevices::named(devices.iter().map(|device| device.name.as_str()), near)
+        };
         Ok(Self {
             server: published.server.clone(),
             near: near_devices(published),
+            near_ranges: published.buffers.iter().map(near_range).collect(),
             devices,
             ranges: MemoryRanges::new(published.buffers.iter().map(range)),
             keys: published.buffers.iter().map(|buffer| buffer.keys.clone()).collect(),
         })
+    }
+
+    /// Returns the devices of the peer that are near the memory of a slice.
+    pub(crate) fn near(&self, slice: &Slice) -> NearDevices {
+        let near = self.near_ranges.get(slice.remote_range as usize);
+        near.copied().unwrap_or(NearDevices::ALL)
     }
 
     /// Returns the remote range of a slice, for one of the peer's devices.
@@ -153,8 +167,15 @@ mod tests {
     #[test]
     fn keys_are_found_by_piece_and_device() {
         let memory = PeerMemory::new(&published()).unwrap();
-        let slice =
-            Slice { entry: 0, length: 1, local: 0, remote: 4100, local_range: 0, remote_range: 0 };
+        let slice = Slice {
+            entry: 0,
+            length: 1,
+            local: 0,
+            remote: 4100,
+            local_range: 0,
+            remote_range: 0,
+            tries: 1,
+        };
         assert_eq!(memory.range(&slice, 1), Some(RemoteRange { address: 4100, key: 20 }));
         assert_eq!(memory.range(&slice, 2), None);
         assert_eq!(memory.near, [0, 1], "no matrix was published");
@@ -164,7 +185,18 @@ mod tests {
     fn matrix_tells_the_near_devices() {
         let mut near = published();
         near.priority.insert("cpu:0".to_owned(), (vec!["b".to_owned()], vec!["a".to_owned()]));
-        assert_eq!(PeerMemory::new(&near).unwrap().near, [1]);
+        let memory = PeerMemory::new(&near).unwrap();
+        assert_eq!(memory.near, [1]);
+        let slice = Slice {
+            entry: 0,
+            length: 1,
+            local: 0,
+            remote: 4100,
+            local_range: 0,
+            remote_range: 0,
+            tries: 1,
+        };
+        assert!(memory.near(&slice).contains(1) && !memory.near(&slice).contains(0));
     }
 
     #[test]

@@ -13,7 +13,10 @@ use mooncake_base::sync::{Condvar, Mutex, RwLock};
 use mooncake_base::{Error, ErrorCode, Result};
 use mooncake_verbs::{Access, LocalRange, MemoryRegion, Ordering, ProtectionDomain};
 
-use crate::slices::{MemoryRange, MemoryRanges, Slice};
+use crate::{
+    near_devices::NearDevices,
+    slices::{MemoryRange, MemoryRanges, Slice},
+};
 
 /// All registered ranges.
 #[derive(Debug, Default)]
@@ -41,6 +44,8 @@ pub(crate) struct LocalMemory {
 /// A registered range.
 pub(crate) struct Registered {
     length: u64,
+    /// The devices that are near the memory.
+    near: NearDevices,
     /// Neighbouring parts, each as long as a device allows.
     parts: Vec<RegisteredPart>,
     ended: Arc<Ended>,
@@ -81,10 +86,12 @@ impl Registrations {
         &self,
         domains: &[Arc<ProtectionDomain>],
         (base, length): (u64, u64),
+        near: NearDevices,
         rule: RegistrationRule,
     ) -> Result<()> {
         // SAFETY: by the contract of the function.
-        let registered = unsafe { Registered::new(domains, (base, length), rule) }?;
+        let mut registered = unsafe { Registered::new(domains, (base, length), rule) }?;
+        registered.near = near;
         let mut state = self.state.write();
         state.by_base.insert(base, Arc::new(registered));
         state.memory = None;
@@ -200,7 +207,7 @@ impl Registered {
             .zip(columns)
             .map(|(range, regions)| Ok(RegisteredPart { range, regions: regions? }))
             .collect();
-        Ok(Self { length, parts: parts?, ended: Arc::default() })
+        Ok(Self { length, near: NearDevices::ALL, parts: parts?, ended: Arc::default() })
     }
 }
 
@@ -245,6 +252,12 @@ impl LocalMemory {
             let before = u32::try_from(self.owners.len()).ok()?;
             Some((before.checked_add(index)?, left))
         })
+    }
+
+    /// Returns the devices that are near the memory of a slice.
+    pub(crate) fn near(&self, slice: &Slice) -> NearDevices {
+        let owner = self.owners.get(slice.local_range as usize);
+        owner.map_or(NearDevices::ALL, |(registered, _)| registered.near)
     }
 
     /// Returns the local range of a slice, registered with a device.

@@ -13,7 +13,7 @@ use mooncake_verbs::{Operation, Status};
 
 use crate::{peer_memory::PeerMemory, registration::LocalMemory, slices::Slice};
 
-/// One try of the slices of a transfer. Each is posted once.
+/// One try of slices of a transfer. Each is posted once.
 #[derive(Debug)]
 pub(crate) struct Round {
     pub(crate) operation: Operation,
@@ -21,8 +21,15 @@ pub(crate) struct Round {
     /// The local registrations of the slices, which live until the last request has ended.
     pub(crate) local: Arc<LocalMemory>,
     pub(crate) remote: Arc<PeerMemory>,
+    pub(crate) progress: Arc<Progress>,
+}
+
+/// What is in flight of all rounds of a transfer, and what has failed.
+#[derive(Debug, Default)]
+pub(crate) struct Progress {
     /// Slices that are posted and have no outcome.
     open: AtomicU32,
+    has_failures: AtomicBool,
     failures: Mutex<Vec<Failure>>,
     is_waiting: AtomicBool,
     waiting: Mutex<()>,
@@ -32,8 +39,7 @@ pub(crate) struct Round {
 /// A slice that failed.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Failure {
-    /// Index of the slice in the round.
-    pub(crate) slice: u32,
+    pub(crate) slice: Slice,
     pub(crate) reason: Reason,
 }
 
@@ -49,39 +55,26 @@ pub(crate) enum Reason {
 }
 
 impl Round {
-    pub(crate) fn new(
-        operation: Operation,
-        slices: Vec<Slice>,
-        local: Arc<LocalMemory>,
-        remote: Arc<PeerMemory>,
-    ) -> Arc<Self> {
-        Arc::new(Self {
-            operation,
-            slices,
-            local,
-            remote,
-            open: AtomicU32::new(0),
-            failures: Mutex::default(),
-            is_waiting: AtomicBool::new(false),
-            waiting: Mutex::default(),
-            changed: Condvar::default(),
-        })
+    /// Records outcomes of slices that were posted: how many succeeded, and which failed, by index.
+    pub(crate) fn end(&self, succeeded: u32, failed: std::ops::Range<u32>, reason: Reason) {
+        let failed = &self.slices[failed.start as usize..failed.end as usize];
+        self.progress.end(succeeded, failed, reason);
     }
+}
 
+impl Progress {
     /// Records that slices are about to be posted.
     pub(crate) fn begin(&self, count: u32) {
         self.open.fetch_add(count, Ordering::SeqCst);
     }
 
-    /// Records outcomes of slices that were posted.
-    pub(crate) fn end(&self, succeeded: u32, failed: impl IntoIterator<Item = Failure>) {
+    fn end(&self, succeeded: u32, failed: &[Slice], reason: Reason) {
         let mut count = succeeded;
-        let mut failed = failed.into_iter().peekable();
-        if failed.peek().is_some() {
-            let mut failures = self.failures.lock();
-            let before = failures.len();
-            failures.extend(failed);
-            count += u32::try_from(failures.len() - before).expect("at most the slices of a round");
+        if !failed.is_empty() {
+            let failures = failed.iter().map(|slice| Failure { slice: *slice, reason });
+            self.failures.lock().extend(failures);
+            self.has_failures.store(true, Ordering::SeqCst);
+            count += u32::try_from(failed.len()).expect("at most the slices of a round");
         }
         self.open.fetch_sub(count, Ordering::SeqCst);
         if self.is_waiting.load(Ordering::SeqCst) {
@@ -96,11 +89,25 @@ impl Round {
         self.open.load(Ordering::SeqCst)
     }
 
+    pub(crate) fn has_failures(&self) -> bool {
+        self.has_failures.load(Ordering::SeqCst)
+    }
+
     /// Waits until fewer slices than `count` are open, or the time is over.
     pub(crate) fn wait_below(&self, count: u32, timeout: Duration) {
+        self.wait(timeout, || self.open() < count);
+    }
+
+    /// Waits until no slice is open, one has failed, or the time is over.
+    pub(crate) fn wait_for_end(&self, timeout: Duration) {
+        self.wait(timeout, || self.open() == 0 || self.has_failures());
+    }
+
+    fn wait(&self, timeout: Duration, is_over: impl Fn() -> bool) {
         self.is_waiting.store(true, Ordering::SeqCst);
         let mut waiting = self.waiting.lock();
-        if self.open() >= count {
+        // Woken for each outcome; the time is short.
+        if !is_over() {
             self.changed.wait_for(&mut waiting, timeout);
         }
         drop(waiting);
@@ -109,11 +116,47 @@ impl Round {
 
     /// Takes the failures so far.
     pub(crate) fn take_failures(&self) -> Vec<Failure> {
-        std::mem::take(&mut self.failures.lock())
+        let mut failures = self.failures.lock();
+        self.has_failures.store(false, Ordering::SeqCst);
+        std::mem::take(&mut failures)
     }
 }
 
 impl Reason {
+    /// The names of the reasons in metrics.
+    pub(crate) const LABELS: [&'static str; 12] = [
+        "flushed",
+        "no_answer",
+        "receiver_not_ready",
+        "remote_access",
+        "remote_invalid_request",
+        "remote_operation",
+        "local_protection",
+        "local_length",
+        "local_failure",
+        "other",
+        "not_posted",
+        "abandoned",
+    ];
+
+    /// Returns the index of the name of the reason.
+    pub(crate) fn index(self) -> usize {
+        match self {
+            Self::Status(Status::Flushed) => 0,
+            Self::Status(Status::NoAnswer) => 1,
+            Self::Status(Status::ReceiverNotReady) => 2,
+            Self::Status(Status::RemoteAccess) => 3,
+            Self::Status(Status::RemoteInvalidRequest) => 4,
+            Self::Status(Status::RemoteOperation) => 5,
+            Self::Status(Status::LocalProtection) => 6,
+            Self::Status(Status::LocalLength) => 7,
+            Self::Status(Status::LocalFailure) => 8,
+            Self::Status(Status::Success | Status::Other(_)) => 9,
+            Self::NotPosted => 10,
+            Self::Abandoned => 11,
+        }
+    }
+
     /// Returns whether another path would fail, too.
     pub(crate) fn is_final(self) -> bool {
         matches!(self, Self::Status(status) if status.is_invalid_request())

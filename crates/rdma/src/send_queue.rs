@@ -13,13 +13,13 @@ use std::{
     time::Duration,
 };
 
+use mooncake_base::Moment;
 use mooncake_base::sync::Mutex;
-use mooncake_base::{Clock, Moment, SystemClock};
 use mooncake_verbs::{ConnectedQueuePair, Request, Status};
 
 use crate::{
     nic::Nic,
-    round::{Failure, Reason, Round},
+    round::{Reason, Round},
 };
 
 /// A connected queue pair with the requests that are in flight on it.
@@ -39,8 +39,10 @@ pub(crate) struct SendQueue {
 }
 
 /// What the connection of several queues has in flight, and how fast it was.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Load {
+    /// Rate of the link in bytes per second; 0: not known.
+    link_rate: u64,
     bytes: AtomicU64,
     /// Measured rate in bytes per second; 0: not measured yet.
     rate: AtomicU64,
@@ -114,8 +116,8 @@ impl SendQueue {
         let end = first.wrapping_add(count);
         poster.next_sequence = end;
         self.free.fetch_sub(count, Ordering::AcqRel);
-        round.begin(count);
-        let now = SystemClock.now();
+        round.progress.begin(count);
+        let now = nic.now();
         let queued = self.load.add(bytes, now);
         // Before the device can complete a request.
         self.in_flight.lock().push_back(Run {
@@ -167,15 +169,13 @@ impl SendQueue {
             in_flight.pop_back();
         }
         drop(in_flight);
-        let count = end.wrapping_sub(from);
-        self.release(nic, &round, first_slice, count);
-        let failed = (first_slice..first_slice + count)
-            .map(|slice| Failure { slice, reason: Reason::NotPosted });
-        round.end(0, failed);
+        let failed = (end.wrapping_sub(from), Reason::NotPosted);
+        self.end(nic, &round, first_slice, (0, failed), nic.now());
     }
 
     /// Records the completion of a request.
     pub(crate) fn complete(&self, nic: &Nic, sequence: u32, status: Status) {
+        let now = nic.now();
         let mut in_flight = self.in_flight.lock();
         loop {
             let Some(run) = in_flight.front_mut() else { return };
@@ -186,37 +186,55 @@ impl SendQueue {
             if is_later && ahead > u32::MAX / 2 {
                 return; // an old completion
             }
-            let succeeded =
-                if is_later { length } else { ahead + u32::from(status == Status::Success) };
-            let failed = (!is_later && status != Status::Success)
-                .then(|| Failure { slice: run.slice + ahead, reason: Reason::Status(status) });
-            let count = succeeded + u32::from(failed.is_some());
+            let is_failed = !is_later && status != Status::Success;
+            let succeeded = if is_later { length } else { ahead + u32::from(!is_failed) };
+            let count = succeeded + u32::from(is_failed);
             let (round, slice) = (Arc::clone(&run.round), run.slice);
             run.next = run.next.wrapping_add(count);
             run.slice += count;
             if run.next == run.end {
-                if failed.is_none() {
-                    self.load.measure(run.queued, run.posted);
+                if !is_failed {
+                    self.load.measure(run.queued, now.since(run.posted));
                 }
                 in_flight.pop_front();
             }
-            if failed.is_some() {
+            if is_failed {
                 self.is_failed.store(true, Ordering::Release);
             }
-            self.release(nic, &round, slice, count);
-            round.end(succeeded, failed);
+            let failed = (u32::from(is_failed), Reason::Status(status));
+            self.end(nic, &round, slice, (succeeded, failed), now);
             if !is_later {
                 return;
             }
         }
     }
 
-    /// Gives places back and counts the bytes as ended.
-    fn release(&self, nic: &Nic, round: &Round, slice: u32, count: u32) {
-        let slices = &round.slices[slice as usize..][..count as usize];
-        self.load.remove(slices.iter().map(|slice| u64::from(slice.length)).sum());
-        self.free.fetch_add(count, Ordering::AcqRel);
-        nic.return_places(count);
+    /// Gives the places of slices back, counts them, and tells their round: first those that succeeded,
+    /// then those that failed.
+    fn end(
+        &self,
+        nic: &Nic,
+        round: &Round,
+        slice: u32,
+        (succeeded, (failed, reason)): (u32, (u32, Reason)),
+        now: Moment,
+    ) {
+        let bytes = |from: u32, count: u32| -> u64 {
+            let slices = &round.slices[from as usize..][..count as usize];
+            slices.iter().map(|slice| u64::from(slice.length)).sum()
+        };
+        let moved = bytes(slice, succeeded);
+        let end = slice + succeeded + failed;
+        self.load.remove(moved + bytes(slice + succeeded, failed), now);
+        self.free.fetch_add(succeeded + failed, Ordering::AcqRel);
+        nic.return_places(succeeded + failed);
+        if succeeded > 0 {
+            nic.counters().count_moved(round.operation, succeeded, moved);
+        }
+        if failed > 0 {
+            nic.counters().count_failed(reason, failed);
+        }
+        round.end(succeeded, slice + succeeded..end, reason);
     }
 
     /// Fails the queue pair: all that is in flight completes with a failure soon.
@@ -236,11 +254,8 @@ impl SendQueue {
         drop(self.poster.lock().take());
         let runs = std::mem::take(&mut *self.in_flight.lock());
         for run in runs {
-            let count = run.end.wrapping_sub(run.next);
-            self.release(nic, &run.round, run.slice, count);
-            let failed = (run.slice..run.slice + count)
-                .map(|slice| Failure { slice, reason: Reason::Abandoned });
-            run.round.end(0, failed);
+            let failed = (run.end.wrapping_sub(run.next), Reason::Abandoned);
+            self.end(nic, &run.round, run.slice, (0, failed), nic.now());
         }
     }
 
@@ -258,6 +273,16 @@ impl SendQueue {
 }
 
 impl Load {
+    /// Creates the load of a connection whose link has this rate in bytes per second; 0: not known.
+    pub(crate) fn new(link_rate: u64) -> Self {
+        Self {
+            link_rate,
+            bytes: AtomicU64::new(0),
+            rate: AtomicU64::new(0),
+            progress: AtomicU64::new(0),
+        }
+    }
+
     /// Counts bytes as in flight. Returns their sum.
     fn add(&self, bytes: u64, now: Moment) -> u64 {
         let before = self.bytes.fetch_add(bytes, Ordering::Relaxed);
@@ -267,9 +292,9 @@ impl Load {
         before + bytes
     }
 
-    fn remove(&self, bytes: u64) {
+    fn remove(&self, bytes: u64, now: Moment) {
         self.bytes.fetch_sub(bytes, Ordering::Relaxed);
-        self.record_progress(SystemClock.now());
+        self.record_progress(now);
     }
 
     fn record_progress(&self, now: Moment) {
@@ -278,8 +303,8 @@ impl Load {
     }
 
     /// Learns the rate from a posting: all that was queued with it has ended since.
-    fn measure(&self, queued: u64, posted: Moment) {
-        let took = SystemClock.now().since(posted).as_secs_f64().max(1e-7);
+    fn measure(&self, queued: u64, took: Duration) {
+        let took = took.as_secs_f64().max(1e-7);
         let sample = queued as f64 / took;
         let before = self.rate.load(Ordering::Relaxed) as f64;
         let rate = if before == 0.0 { sample } else { before + (sample - before) / 8.0 };
@@ -287,12 +312,12 @@ impl Load {
     }
 
     /// Estimates when bytes that are posted now would be transferred. A connection that was not measured
-    /// is taken to be fast, so that it is.
+    /// is taken to be as fast as its link, so that it is measured.
     pub(crate) fn estimate(&self, bytes: u64) -> Duration {
         let queued = self.bytes.load(Ordering::Relaxed) + bytes;
-        match self.rate.load(Ordering::Relaxed) {
-            0 => Duration::from_nanos(queued / 100),
-            rate => Duration::from_secs_f64(queued as f64 / rate as f64),
+        match (self.rate.load(Ordering::Relaxed), self.link_rate) {
+            (0, 0) => Duration::from_nanos(queued / 100),
+            (0, rate) | (rate, _) => Duration::from_secs_f64(queued as f64 / rate as f64),
         }
     }
 
@@ -302,5 +327,22 @@ impl Load {
             return Duration::ZERO;
         }
         now.since(Moment::from_boot(Duration::from_nanos(self.progress.load(Ordering::Relaxed))))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn estimate_is_of_the_link_until_it_is_measured() {
+        let (slow, fast) = (Load::new(1_000_000), Load::new(4_000_000));
+        assert_eq!(slow.estimate(1_000_000), Duration::from_secs(1));
+        assert!(fast.estimate(2_000_000) < slow.estimate(1_000_000));
+        fast.measure(1_000_000, Duration::from_secs(10));
+        assert_eq!(fast.estimate(1_000_000), Duration::from_secs(10), "slower than its link");
+        slow.add(3_000_000, Moment::default());
+        assert_eq!(slow.estimate(1_000_000), Duration::from_secs(4), "behind what is in flight");
+        assert!(Load::new(0).estimate(1000) < Duration::from_micros(1), "an unknown link is fast");
     }
 }

@@ -1,6 +1,6 @@
 //! Settings of the RDMA devices of an engine.
 
-use std::time::Duration;
+use std::{collections::BTreeMap, time::Duration};
 
 use mooncake_base::{Error, Result};
 use mooncake_verbs::Mtu;
@@ -10,6 +10,17 @@ use mooncake_verbs::Mtu;
 pub struct RdmaSettings {
     /// Names of the devices to use, in any order; empty: all that are active.
     pub devices: Vec<String>,
+    /// Names of the only devices that may be used; empty: any.
+    pub allowed: Vec<String>,
+    /// Names of devices that are not used.
+    pub excluded: Vec<String>,
+    /// An engine without a usable device fails, instead of using other transports.
+    pub is_required: bool,
+    /// Which devices of peers own devices prefer.
+    pub affinity: PeerAffinity,
+    /// Names of the devices near each location of memory, such as `cpu:0`. Where none is listed, all
+    /// devices are near.
+    pub near: BTreeMap<String, Vec<String>>,
     /// Port of each device, numbered from 1.
     pub port: u8,
     /// Entry of the port's address table; None chooses.
@@ -48,10 +59,40 @@ pub struct RdmaSettings {
     pub connections_max: usize,
 }
 
+/// Which devices of peers the own devices prefer.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub enum PeerAffinity {
+    /// None: the devices of both sides are paired in turn.
+    #[default]
+    None,
+    /// Devices of the same name.
+    SameName,
+    /// For an own device the names of the preferred ones.
+    Names(BTreeMap<String, Vec<String>>),
+}
+
+impl PeerAffinity {
+    /// Returns whether an own device prefers one of a peer.
+    pub(crate) fn prefers(&self, own: &str, remote: &str) -> bool {
+        match self {
+            Self::None => false,
+            Self::SameName => own == remote,
+            Self::Names(preferred) => {
+                preferred.get(own).is_some_and(|names| names.iter().any(|name| name == remote))
+            }
+        }
+    }
+}
+
 impl Default for RdmaSettings {
     fn default() -> Self {
         Self {
             devices: Vec::new(),
+            allowed: Vec::new(),
+            excluded: Vec::new(),
+            is_required: false,
+            affinity: PeerAffinity::None,
+            near: BTreeMap::new(),
             port: 1,
             gid_index: None,
             mtu: Mtu::Bytes4096,
@@ -75,6 +116,18 @@ impl Default for RdmaSettings {
 }
 
 impl RdmaSettings {
+    /// Returns why a device is not to be used, if that is so.
+    pub(crate) fn exclusion(&self, device: &str) -> Option<&'static str> {
+        let has = |names: &[String]| names.iter().any(|name| name == device);
+        if !self.devices.is_empty() && !has(&self.devices) {
+            return Some("is not among the named devices");
+        }
+        if !self.allowed.is_empty() && !has(&self.allowed) {
+            return Some("is not in the list of allowed devices");
+        }
+        has(&self.excluded).then_some("is in the list of excluded devices")
+    }
+
     /// Checks the limits.
     ///
     /// # Errors

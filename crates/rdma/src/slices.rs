@@ -24,6 +24,8 @@ pub(crate) struct Slice {
     pub(crate) local_range: u32,
     /// Index of the peer's registration.
     pub(crate) remote_range: u32,
+    /// How often the slice may be tried.
+    pub(crate) tries: u32,
 }
 
 /// A registered range.
@@ -45,6 +47,8 @@ pub(crate) struct SliceRule {
     pub(crate) bytes: u32,
     /// A last slice of at most this length is added to the one before.
     pub(crate) tail: u32,
+    /// How often a slice is tried.
+    pub(crate) tries: u32,
 }
 
 /// The side on which a range is not registered.
@@ -119,6 +123,7 @@ impl SliceRule {
                 remote: at.1,
                 local_range,
                 remote_range,
+                tries: self.tries,
             });
             done += length;
         }
@@ -132,7 +137,7 @@ mod tests {
 
     use super::*;
 
-    const RULE: SliceRule = SliceRule { bytes: 100, tail: 25 };
+    const RULE: SliceRule = SliceRule { bytes: 100, tail: 25, tries: 1 };
 
     fn ranges(ranges: &[(u64, u64)]) -> MemoryRanges {
         MemoryRanges::new(
@@ -200,7 +205,7 @@ mod tests {
             let remote = ranges(&[(5000, length / 2), (5000 + length / 2, length)]);
             let entry = Entry { local: 1000, remote: 5000, length };
             let mut slices = Vec::new();
-            let rule = SliceRule { bytes, tail };
+            let rule = SliceRule { bytes, tail, tries: 1 };
             let here = MemoryRanges::new(local.clone());
             rule.cut((7, entry), (|at| here.at(at), &remote), &mut slices).unwrap();
             let mut done = 0;

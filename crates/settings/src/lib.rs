@@ -4,16 +4,20 @@
 //! environment here, so that a variable has the same effect in each of them.
 //!
 //! In reading order: [`engine`] (transfer engines), [`client`] (clients and their link to the
-//! master), `rdma` (RDMA devices, feature `rdma`), `variable` (one variable as a value).
+//! master), `rdma` (RDMA devices, feature `rdma`; else `rdma_absent`), `variable` (one variable as a value).
 #![warn(missing_docs)]
 
 pub mod client;
 pub mod engine;
 #[cfg(feature = "rdma")]
 pub mod rdma;
+#[cfg(not(feature = "rdma"))]
+mod rdma_absent;
 mod variable;
 
 pub use client::{client_config, link_config};
 pub use engine::{engine_config, store_engine_config};
 #[cfg(feature = "rdma")]
-pub use rdma::rdma_settings;
+pub use rdma::{rdma_settings, use_rdma, use_rdma_for_store};
+#[cfg(not(feature = "rdma"))]
+pub use rdma_absent::{use_rdma, use_rdma_for_store};

@@ -51,8 +51,13 @@ impl Topology {
         let mut nics = devices(&sys.join("class/infiniband"), "device");
         nics.retain(|nic| wanted.is_empty() || wanted.contains(&nic.name.as_str()));
         let mut locations = Vec::new();
-        for node in nodes(&sys.join("devices/system/node")) {
-            locations.push((format!("cpu:{node}"), Affinity::split(&nics, |nic| nic.node == node)));
+        let folder = sys.join("devices/system/node");
+        for node in nodes(&folder) {
+            let distances = node_distances(&folder, node);
+            let distance = |nic: &Device| distances.distance(node, nic.node);
+            let nearest = nics.iter().map(distance).min();
+            let near = Affinity::split(&nics, |nic| Some(distance(nic)) == nearest);
+            locations.push((format!("cpu:{node}"), near));
         }
         for (number, gpu) in gpus(&sys.join("bus/pci/devices")).iter().enumerate() {
             let nearest = nics.iter().map(|nic| gpu.distance(nic)).min();
@@ -171,6 +176,29 @@ fn nodes(folder: &Path) -> Vec<u32> {
     if nodes.is_empty() { vec![0] } else { nodes }
 }
 
+/// Distances from one NUMA node, as the firmware tells them; 10 is the node itself.
+#[derive(Debug)]
+struct NodeDistances(Vec<u32>);
+
+impl NodeDistances {
+    /// Returns the distance to a node. Without the table all other nodes are equally far.
+    fn distance(&self, from: u32, to: u32) -> u32 {
+        let listed = self.0.get(to as usize).copied();
+        listed.unwrap_or(if from == to { 10 } else { 20 })
+    }
+}
+
+/// Reads the distances of a node. The table lists the nodes by number; where numbers are missing it
+/// cannot be used.
+fn node_distances(folder: &Path, node: u32) -> NodeDistances {
+    let text = fs::read_to_string(folder.join(format!("node{node}/distance")));
+    let text = text.unwrap_or_default();
+    let row: Vec<u32> = text.split_whitespace().filter_map(|word| word.parse().ok()).collect();
+    let nodes = nodes(folder);
+    let is_complete = row.len() == nodes.len() && (0..).zip(&nodes).all(|(at, node)| at == *node);
+    NodeDistances(if is_complete { row } else { Vec::new() })
+}
+
 /// The node of a device; -1 in the file means that there is no preference.
 fn node_of(device: &Path) -> u32 {
     let text = fs::read_to_string(device.join("numa_node"));
@@ -279,6 +307,23 @@ mod tests {
         );
         let rows = [row("cpu:0", &["mlx5_2"], &["mlx5_3"]), row("cpu:1", &["mlx5_3"], &["mlx5_2"])];
         assert_eq!(sys.topology("mlx5_3, mlx5_2,,none"), rows);
+    }
+
+    #[test]
+    fn node_without_devices_is_near_those_of_the_nearest_node() {
+        let sys = Sys::new(4);
+        sys.nic("mlx5_0", "pci0000:00/0000:00:01.0/0000:01:00.0", 0);
+        sys.nic("mlx5_3", "pci0000:80/0000:80:01.0/0000:81:00.0", 3);
+        let all = sys.topology("");
+        assert_eq!(all[1], row("cpu:1", &["mlx5_0", "mlx5_3"], &[]), "no distance is known");
+        for (node, distances) in
+            ["10 12 32 32", "12 10 32 32", "32 32 10 12", "32 32 12 10"].into_iter().enumerate()
+        {
+            let file = sys.path(&format!("devices/system/node/node{node}/distance"));
+            fs::write(file, distances).unwrap();
+        }
+        let near: Vec<_> = sys.topology("").into_iter().map(|(_, near, _)| near).collect();
+        assert_eq!(near, [["mlx5_0"], ["mlx5_0"], ["mlx5_3"], ["mlx5_3"]]);
     }
 
     #[test]

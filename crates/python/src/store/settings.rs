@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use mooncake_base::{Endpoint, Error, Result, TenantId, Token};
 use mooncake_master::MasterConfig;
-use mooncake_settings::{client_config, link_config, store_engine_config};
+use mooncake_settings::{client_config, link_config, store_engine_config, use_rdma_for_store};
 use mooncake_store_client::{ClientConfig, DaemonGreeting, LinkConfig, address::set_engine_host};
 use mooncake_transfer_engine::EngineConfig;
 
@@ -25,7 +25,7 @@ pub(crate) struct Arguments {
     pub(crate) refuses_ignored_tenant: bool,
     pub(crate) wants_offload: bool,
     pub(crate) is_tcp_forced: Option<bool>,
-    /// RDMA devices as for [`crate::rdma::enable`].
+    /// RDMA devices as for [`use_rdma_for_store`].
     pub(crate) rdma_devices: Option<String>,
     pub(crate) rpc_timeout_s: Option<f64>,
     pub(crate) connect_timeout_s: Option<f64>,
@@ -70,7 +70,7 @@ impl Settings {
     pub(crate) fn read(arguments: Arguments) -> Result<Self> {
         let mut engine =
             store_engine_config(&arguments.name, &arguments.metadata, arguments.is_tcp_forced)?;
-        crate::rdma::enable(&mut engine, arguments.rdma_devices.as_deref())?;
+        use_rdma_for_store(&mut engine, arguments.rdma_devices.as_deref())?;
         set_engine_host(&mut engine, master_address(&arguments));
         let mut client = ClientConfig {
             name: arguments.name,

@@ -1,24 +1,31 @@
 //! Claims about failures, on a simulated fabric whose clock and links are in the test's hand.
 
 use std::{
+    collections::BTreeMap,
     net::Ipv4Addr,
     sync::Arc,
     thread,
     time::{Duration, Instant},
 };
 
-use mooncake_rdma::{Entry, EntryError, Operation, RdmaSettings};
+use mooncake_base::clock::ManualClock;
+use mooncake_rdma::{DeviceUsage, Entry, EntryError, Operation, RdmaSettings};
 use mooncake_verbs::fake::{DeviceSettings, Fabric};
 
-use crate::side::Sides;
+use crate::side::{Sides, names};
 
 /// The claims with their names.
-pub(crate) const CLAIMS: [(&str, fn()); 5] = [
+pub(crate) const CLAIMS: [(&str, fn()); 10] = [
     ("link_that_goes_down_moves_slices_elsewhere", link_that_goes_down_moves_slices_elsewhere),
     ("link_that_comes_back_is_used_again", link_that_comes_back_is_used_again),
     ("removed_device_is_left", removed_device_is_left),
     ("silent_peer_fails_with_the_reason", silent_peer_fails_with_the_reason),
     ("slices_are_spread_by_speed", slices_are_spread_by_speed),
+    ("transfer_heals_within_50_ms_of_a_lost_link", transfer_heals_within_50_ms_of_a_lost_link),
+    ("failed_slices_do_not_wait_for_others", failed_slices_do_not_wait_for_others),
+    ("pauses_follow_the_clock", pauses_follow_the_clock),
+    ("near_devices_are_preferred_at_both_ends", near_devices_are_preferred_at_both_ends),
+    ("usage_counts_what_each_device_moved", usage_counts_what_each_device_moved),
 ];
 
 /// Two devices with a latency, so that requests are in flight until the clock is moved.
@@ -61,6 +68,165 @@ fn link_that_goes_down_moves_slices_elsewhere() {
         assert!(moving.join().unwrap()[0].is_ok());
     });
     sides.right.check(0, 1 << 20, |index| (index % 251) as u8);
+}
+
+/// The clock of the engines and that of the fabric move together, by hand.
+fn transfer_heals_within_50_ms_of_a_lost_link() {
+    const LENGTH: usize = 16 << 20;
+    let fabric = slow_fabric();
+    let clock = Arc::new(ManualClock::default());
+    clock.advance(Duration::from_secs(100));
+    let settings = RdmaSettings { queue_depth: 32, ..RdmaSettings::default() };
+    let mut sides = Sides::with_clock(&fabric.library(), LENGTH, settings, &clock);
+    sides.left.fill(|index| (index % 251) as u8);
+    let link = sides.link();
+    link.connect(sides.deadline()).unwrap();
+    thread::scope(|scope| {
+        let moving = scope
+            .spawn(|| sides.try_transfer(&link, Operation::Write, &entry(&sides, LENGTH as u64)));
+        wait_until("both devices are busy", || {
+            fabric.bytes_sent(0) > 1 << 20 && fabric.bytes_sent(1) > 1 << 20
+        });
+        let (before, sent) = (fabric.now(), fabric.bytes_sent(1));
+        fabric.set_link(0, false);
+        // Steps of a millisecond, each after the engine did what it can without time.
+        while fabric.bytes_sent(1) == sent {
+            let until = Instant::now() + Duration::from_millis(20);
+            while fabric.bytes_sent(1) == sent && Instant::now() < until {
+                thread::yield_now();
+            }
+            if fabric.bytes_sent(1) == sent {
+                clock.advance(Duration::from_millis(1));
+                fabric.advance(Duration::from_millis(1));
+            }
+        }
+        let healed = fabric.now() - before;
+        assert!(healed <= Duration::from_millis(50), "{healed:?}");
+        while !moving.is_finished() {
+            // Otherwise the engine has something to do first.
+            if fabric.requests_in_flight() > 0 {
+                clock.advance(Duration::from_millis(1));
+                fabric.advance(Duration::from_millis(1));
+            }
+            thread::yield_now();
+        }
+        let outcomes = moving.join().unwrap();
+        assert!(outcomes[0].is_ok(), "{outcomes:?}");
+    });
+    sides.right.check(0, LENGTH, |index| (index % 251) as u8);
+}
+
+fn failed_slices_do_not_wait_for_others() {
+    // Device 1 holds its slices back until the end of the test.
+    let device = |index: u8, latency| DeviceSettings {
+        name: format!("fake{index}"),
+        address: Ipv4Addr::new(10, 77, 0, index + 1),
+        latency,
+        ..DeviceSettings::default()
+    };
+    let (short, long) = (Duration::from_millis(10), Duration::from_secs(3600));
+    let fabric = Fabric::new([device(0, short), device(1, long), device(2, short)]);
+    let settings = RdmaSettings {
+        queue_pairs: 1,
+        stall_timeout: Duration::from_secs(7200),
+        ..RdmaSettings::default()
+    };
+    let clock = Arc::new(ManualClock::default());
+    let sides = Sides::with_clock(&fabric.library(), 8 << 20, settings, &clock);
+    let link = sides.link();
+    link.connect(sides.deadline()).unwrap();
+    thread::scope(|scope| {
+        let moving =
+            scope.spawn(|| sides.try_transfer(&link, Operation::Write, &entry(&sides, 8 << 20)));
+        wait_until("all slices are in flight", || fabric.requests_in_flight() == 128);
+        let sent = fabric.bytes_sent(0);
+        assert!(sent > 0 && fabric.bytes_sent(1) > 0, "the slices are spread");
+        let others = fabric.bytes_sent(1) + fabric.bytes_sent(2);
+        fabric.set_link(0, false);
+        wait_until("the slices are sent again", || {
+            fabric.bytes_sent(1) + fabric.bytes_sent(2) == others + sent
+        });
+        fabric.advance(long);
+        assert!(moving.join().unwrap()[0].is_ok());
+    });
+}
+
+fn pauses_follow_the_clock() {
+    let fabric = Fabric::of(1);
+    let clock = Arc::new(ManualClock::default());
+    let day = Duration::from_secs(86_400);
+    let settings = RdmaSettings { stall_timeout: day, ..RdmaSettings::default() };
+    let sides = Sides::with_clock(&fabric.library(), 4096, settings, &clock);
+    let link = sides.link();
+    link.connect(sides.deadline()).unwrap();
+    let exchanges = || sides.left.exchanges();
+    fabric.set_link(0, false);
+    wait_until("the failure is noticed", || !sides.left.devices.usage()[0].is_active);
+    let bad = sides.try_transfer(&link, Operation::Write, &entry(&sides, 64));
+    assert!(bad[0].is_err(), "{bad:?}");
+    fabric.set_link(0, true);
+    wait_until("the link is up", || {
+        sides.left.devices.usage()[0].is_active && sides.right.devices.usage()[0].is_active
+    });
+    let before = exchanges();
+    thread::scope(|scope| {
+        let moving =
+            scope.spawn(|| sides.try_transfer(&link, Operation::Write, &entry(&sides, 64)));
+        // Only the clock ends the pause.
+        wait_until("the pause is over", || {
+            clock.advance(Duration::from_millis(10));
+            moving.is_finished() || exchanges() > before
+        });
+        let outcomes = moving.join().unwrap();
+        assert!(outcomes[0].is_ok(), "{outcomes:?}");
+    });
+    assert!(exchanges() > before, "the devices were connected again");
+    assert_eq!(sides.left.devices.usage()[0].link_failures, 1);
+}
+
+fn near_devices_are_preferred_at_both_ends() {
+    let fabric = Fabric::of(4);
+    let near = |location: &str, device: &str| (location.to_owned(), names(&[device]));
+    let settings = RdmaSettings {
+        near: BTreeMap::from([near("cpu:0", "fake2"), near("cpu:1", "fake1")]),
+        ..RdmaSettings::default()
+    };
+    let sides = Sides::new(&fabric.library(), 1 << 20, settings);
+    let link = sides.link();
+    link.connect(sides.deadline()).unwrap();
+    // Both ends have registered their memory at cpu:0. The first transfers connect the near pair.
+    wait_until("the near device takes the transfers", || {
+        let before = fabric.bytes_sent(2);
+        let outcomes = sides.try_transfer(&link, Operation::Write, &entry(&sides, 4096));
+        assert!(outcomes[0].is_ok(), "{outcomes:?}");
+        fabric.bytes_sent(2) > before
+    });
+    assert_eq!(sides.right.devices.near()["cpu:0"], ["fake2"], "published for peers");
+    fabric.set_link(2, false);
+    wait_until("the failure is noticed", || !sides.left.devices.usage()[2].is_active);
+    let outcomes = sides.try_transfer(&link, Operation::Write, &entry(&sides, 1 << 20));
+    assert!(outcomes[0].is_ok(), "far devices serve, too: {outcomes:?}");
+}
+
+fn usage_counts_what_each_device_moved() {
+    let fabric = Fabric::of(2);
+    let sides = Sides::new(&fabric.library(), 1 << 20, RdmaSettings::default());
+    let link = sides.link();
+    link.connect(sides.deadline()).unwrap();
+    for operation in [Operation::Write, Operation::Read, Operation::Read] {
+        assert!(sides.try_transfer(&link, operation, &entry(&sides, 1 << 20))[0].is_ok());
+    }
+    let usage = sides.left.devices.usage();
+    let sum = |of: fn(&DeviceUsage) -> u64| usage.iter().map(of).sum::<u64>();
+    assert_eq!(sum(|one| one.bytes_written), 1 << 20);
+    assert_eq!(sum(|one| one.bytes_read), 2 << 20);
+    assert_eq!(sum(|one| one.slices), 48);
+    assert_eq!(sum(|one| one.in_flight.into()), 0);
+    assert!(usage.iter().all(|one| one.is_active && one.queue_pairs == 2), "{usage:?}");
+    assert!(usage.iter().all(|one| one.errors.iter().all(|(_, count)| *count == 0)), "{usage:?}");
+    fabric.remove(0);
+    wait_until("the failure is noticed", || !sides.left.devices.usage()[0].is_active);
+    assert_eq!(sides.left.devices.usage()[0].link_failures, 1);
 }
 
 fn link_that_comes_back_is_used_again() {

@@ -169,7 +169,7 @@ fn withdrawn_memory_fails_only_its_entries(make: MakeLibrary) {
     let mut other = vec![7_u8; 1 << 16].into_boxed_slice();
     let gone = other.as_mut_ptr() as u64;
     // SAFETY: the memory outlives the registration, and is not touched meanwhile.
-    unsafe { sides.right.devices.register(gone, 1 << 16) }.unwrap();
+    unsafe { sides.right.devices.register(gone, 1 << 16, "cpu:0") }.unwrap();
     let link = sides.link_with(&[(sides.right.base(), 1 << 16), (gone, 1 << 16)]);
     sides.right.devices.deregister(gone, Duration::ZERO).unwrap();
     sides.left.fill(|index| index as u8);

@@ -1,8 +1,14 @@
 //! Two engines' devices with memory, whose messages are passed on by calls.
 
-use std::{collections::HashMap, sync::Arc, time::Duration};
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
 
-use mooncake_base::{Clock, Moment, SystemClock};
+use mooncake_base::{Clock, Moment, SystemClock, clock::ManualClock};
 use mooncake_rdma::{
     BufferDescription, Devices, Entry, EntryError, Limits, Operation, PeerDescription,
     PeerExchange, PeerLink, RdmaSettings,
@@ -17,6 +23,8 @@ pub(crate) struct Sides {
     pub(crate) left: Side,
     pub(crate) right: Side,
     settings: RdmaSettings,
+    clock: Arc<dyn Clock>,
+    patience: Duration,
 }
 
 /// The devices of an engine, and memory that is registered with them.
@@ -24,6 +32,7 @@ pub(crate) struct Side {
     pub(crate) devices: Arc<Devices>,
     server: String,
     memory: Box<[u8]>,
+    exchanges: Arc<AtomicUsize>,
 }
 
 pub(crate) fn names(names: &[&str]) -> Vec<String> {
@@ -32,15 +41,37 @@ pub(crate) fn names(names: &[&str]) -> Vec<String> {
 
 impl Sides {
     pub(crate) fn new(library: &Arc<Library>, bytes: usize, settings: RdmaSettings) -> Self {
-        let left = Side::new(library, "left:1", bytes, &settings);
-        let right = Side::new(library, "right:2", bytes, &settings);
-        Self { left, right, settings }
+        Self::start(library, bytes, settings, SystemClock::shared())
+    }
+
+    /// Sides whose clock is moved by hand.
+    pub(crate) fn with_clock(
+        library: &Arc<Library>,
+        bytes: usize,
+        settings: RdmaSettings,
+        clock: &Arc<ManualClock>,
+    ) -> Self {
+        let clock: Arc<dyn Clock> = Arc::<ManualClock>::clone(clock);
+        // A test moves the clock as fast as it can.
+        let patience = Duration::from_secs(86_400);
+        Self { patience, ..Self::start(library, bytes, settings, clock) }
+    }
+
+    fn start(
+        library: &Arc<Library>,
+        bytes: usize,
+        settings: RdmaSettings,
+        clock: Arc<dyn Clock>,
+    ) -> Self {
+        let left = Side::new(library, "left:1", bytes, (&settings, &clock));
+        let right = Side::new(library, "right:2", bytes, (&settings, &clock));
+        Self { left, right, settings, clock, patience: PATIENCE }
     }
 
     /// Starts the right side again under its name, with other queue pairs and keys.
     pub(crate) fn restart_right(&mut self, library: &Arc<Library>) {
         let bytes = self.right.memory.len();
-        self.right = Side::new(library, "right:2", bytes, &self.settings);
+        self.right = Side::new(library, "right:2", bytes, (&self.settings, &self.clock));
     }
 
     pub(crate) fn link(&self) -> Arc<PeerLink> {
@@ -60,7 +91,7 @@ impl Sides {
     }
 
     pub(crate) fn deadline(&self) -> Moment {
-        SystemClock.now() + PATIENCE
+        self.clock.now() + self.patience
     }
 
     /// Moves ranges, given by left offset, right offset and length.
@@ -101,15 +132,17 @@ impl Side {
         library: &Arc<Library>,
         server: &str,
         bytes: usize,
-        settings: &RdmaSettings,
+        (settings, clock): (&RdmaSettings, &Arc<dyn Clock>),
     ) -> Self {
         let engine = SystemClock.now().since_boot().as_nanos().to_string();
-        let devices = Devices::open(library, settings.clone(), server, &engine).unwrap();
+        let (settings, names) = (settings.clone(), (server, engine.as_str()));
+        let devices =
+            Devices::open_with_clock(library, settings, names, Arc::clone(clock)).unwrap();
         let mut memory = vec![0; bytes].into_boxed_slice();
         let base = memory.as_mut_ptr().expose_provenance() as u64;
         // SAFETY: deregistered before the memory is dropped; touched only between transfers.
-        unsafe { devices.register(base, bytes as u64) }.unwrap();
-        Self { devices, server: server.to_owned(), memory }
+        unsafe { devices.register(base, bytes as u64, "cpu:0") }.unwrap();
+        Self { devices, server: server.to_owned(), memory, exchanges: Arc::default() }
     }
 
     fn link_to(&self, peer: &Self, ranges: &[(u64, u64)]) -> Arc<PeerLink> {
@@ -120,18 +153,27 @@ impl Side {
             length,
             keys,
         };
+        let near = peer.devices.near().into_iter();
+        let priority = near.map(|(location, names)| (location, (names, Vec::new())));
         let published = PeerDescription {
             server: peer.server.clone(),
             devices: peer.devices.describe(),
             buffers: buffers.map(buffer).collect(),
-            priority: HashMap::new(),
+            priority: priority.collect(),
         };
         let devices = Arc::downgrade(&peer.devices);
+        let exchanges = Arc::clone(&self.exchanges);
         let exchange: PeerExchange = Arc::new(move |body, _| {
+            exchanges.fetch_add(1, Ordering::Relaxed);
             let gone = || mooncake_base::Error::closed("the peer is gone");
             Ok(devices.upgrade().ok_or_else(gone)?.answer(body))
         });
         Arc::new(self.devices.link(&published, exchange).unwrap())
+    }
+
+    /// Returns how many messages were sent to peers.
+    pub(crate) fn exchanges(&self) -> usize {
+        self.exchanges.load(Ordering::Relaxed)
     }
 
     pub(crate) fn base(&self) -> u64 {

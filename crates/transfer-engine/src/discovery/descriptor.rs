@@ -80,6 +80,9 @@ pub struct NativeDescriptor {
     /// How to reach the engine on its own host; absent if the engine does not offer that.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub local: Option<LocalDescriptor>,
+    /// Names of the RDMA devices near each location of memory; a location that is absent is near all.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub near_devices: BTreeMap<String, Vec<String>>,
 }
 
 /// How a process of the same host reaches the engine.
@@ -94,7 +97,12 @@ pub struct LocalDescriptor {
 impl NativeDescriptor {
     /// Creates the fields for an engine.
     pub fn new(engine: EngineId, local: Option<LocalDescriptor>) -> Self {
-        Self { version: 1, engine: format!("{:032x}", engine.bits()), local }
+        Self {
+            version: 1,
+            engine: format!("{:032x}", engine.bits()),
+            local,
+            near_devices: BTreeMap::new(),
+        }
     }
 
     /// The engine's id.

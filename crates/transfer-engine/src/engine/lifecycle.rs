@@ -71,7 +71,7 @@ impl Engine {
         })?;
         let rpc_endpoint = Endpoint::new(host.clone(), port.port());
         let name = segment_name(&config, &rpc_endpoint);
-        let rdma = Rdma::open(&config, &name, exported.id);
+        let rdma = Rdma::open(&config, &name, exported.id)?;
         let template = Arc::new(DescriptorTemplate {
             name,
             host,

@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use mooncake_base::{EngineId, Result};
-use mooncake_rdma::Devices;
+use mooncake_rdma::{DeviceUsage, Devices};
 use mooncake_verbs::Library;
 
 use crate::{
@@ -14,6 +14,7 @@ use crate::{
         metadata::MetadataStore,
     },
     memory::region::{Backing, Region},
+    metrics::DeviceSnapshot,
     transport::{
         Transport,
         rdma::{RdmaTransport, describe_devices, describe_region},
@@ -29,9 +30,12 @@ pub(super) struct Rdma {
 impl Rdma {
     /// Opens the devices that the configuration asks for. An engine without usable devices works over the
     /// other transports; the log has the reason.
-    pub(super) fn open(config: &EngineConfig, name: &str, engine: EngineId) -> Self {
+    ///
+    /// # Errors
+    /// No device can be used, and the configuration requires one.
+    pub(super) fn open(config: &EngineConfig, name: &str, engine: EngineId) -> Result<Self> {
         let Some(settings) = config.rdma.as_ref().filter(|_| !config.is_tcp_forced) else {
-            return Self::default();
+            return Ok(Self::default());
         };
         #[cfg(feature = "test-util")]
         let library = config.rdma_fabric.clone().map_or_else(Library::load, |fabric| Ok(fabric.0));
@@ -42,10 +46,34 @@ impl Rdma {
                 .caused_by(source)
         });
         let engine = format!("{:032x}", engine.bits());
-        let opened = opened
-            .and_then(|library| Devices::open(&library, settings.clone(), name, &engine))
-            .inspect_err(|error| tracing::warn!(%error, "transfers go over TCP"));
-        Self { devices: opened.ok() }
+        let opened =
+            opened.and_then(|library| Devices::open(&library, settings.clone(), name, &engine));
+        match opened {
+            Ok(devices) => Ok(Self { devices: Some(devices) }),
+            Err(error) if settings.is_required => Err(error.with("required by", "MC_FORCE_HCA")),
+            Err(error) => {
+                tracing::warn!(%error, "transfers go over TCP");
+                Ok(Self::default())
+            }
+        }
+    }
+
+    /// Returns the use of each device.
+    pub(super) fn usage(&self) -> Vec<DeviceSnapshot> {
+        let usage = self.devices.as_ref().map_or_else(Vec::new, |devices| devices.usage());
+        let snapshot = |usage: DeviceUsage| DeviceSnapshot {
+            name: usage.name,
+            is_active: usage.is_active,
+            bytes_read: usage.bytes_read,
+            bytes_written: usage.bytes_written,
+            slices: usage.slices,
+            errors: usage.errors,
+            link_failures: usage.link_failures,
+            in_flight: usage.in_flight,
+            in_flight_max: usage.in_flight_max,
+            queue_pairs: usage.queue_pairs,
+        };
+        usage.into_iter().map(snapshot).collect()
     }
 
     /// Registers memory, so that peers can reach it. Memory that cannot be registered is reached over
@@ -57,7 +85,8 @@ impl Rdma {
         };
         // SAFETY: the caller of `register` promised that no Rust reference into the region exists while it is
         // registered, and the kernel keeps its pages.
-        if let Err(error) = unsafe { devices.register(region.base, region.length) } {
+        let registered = unsafe { devices.register(region.base, region.length, &region.location) };
+        if let Err(error) = registered {
             tracing::warn!(%error, "peers reach the memory over TCP only");
         }
     }
@@ -100,6 +129,9 @@ impl Rdma {
         // One location: upstream numbers the devices in the order in which it walks through a hash table
         // of locations, and takes the keys of buffers by these numbers.
         descriptor.priority_matrix = BTreeMap::from([("cpu:0".to_owned(), (names, Vec::new()))]);
+        if let Some(native) = &mut descriptor.mooncake {
+            native.near_devices = devices.near();
+        }
     }
 
     /// Ends all connections and registrations.

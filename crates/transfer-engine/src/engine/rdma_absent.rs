@@ -12,6 +12,7 @@ use crate::{
         metadata::MetadataStore,
     },
     memory::region::Region,
+    metrics::DeviceSnapshot,
     transport::Transport,
 };
 
@@ -20,8 +21,15 @@ use crate::{
 pub(super) struct Rdma;
 
 impl Rdma {
-    pub(super) const fn open(_: &EngineConfig, _: &str, _: EngineId) -> Self {
-        Self
+    /// # Errors
+    /// None.
+    #[allow(clippy::unnecessary_wraps, reason = "opening devices may fail")]
+    pub(super) const fn open(_: &EngineConfig, _: &str, _: EngineId) -> Result<Self> {
+        Ok(Self)
+    }
+
+    pub(super) const fn usage(&self) -> Vec<DeviceSnapshot> {
+        Vec::new()
     }
 
     pub(super) const fn register(&self, _: &Region) {}

@@ -67,6 +67,7 @@ impl Engine {
             batches,
             notifications: inner.handshake.notifications(),
             workers,
+            devices: inner.rdma.usage(),
         }
     }
 }

@@ -7,7 +7,7 @@ use std::{
 
 use mooncake_base::{exposition::Exposition, histogram::Latency};
 
-use super::{EngineSnapshot, TransportSnapshot};
+use super::{DeviceSnapshot, EngineSnapshot, TransportSnapshot};
 
 /// Prefix of every metric name.
 const PREFIX: &str = "mooncake_transfer";
@@ -75,6 +75,7 @@ impl EngineSnapshot {
                 page.sample("measured_bytes_per_second", &labels, measured.bytes_per_second);
             }
         }
+        page.devices(&self.devices);
         page.0.finish()
     }
 
@@ -175,6 +176,45 @@ impl Page {
 
     fn counter(&mut self, name: &str, help: &str, value: u64) {
         self.0.counter(&format!("{PREFIX}_{name}"), help, value);
+    }
+
+    /// Renders the use of the RDMA devices; without one nothing.
+    fn devices(&mut self, devices: &[DeviceSnapshot]) {
+        if devices.is_empty() {
+            return;
+        }
+        type Column = (&'static str, &'static str, &'static str, fn(&DeviceSnapshot) -> u64);
+        let columns: [Column; 6] = [
+            ("active", "gauge", "1 if the link is up", |one| one.is_active.into()),
+            ("link_failures_total", "counter", "times the device was given up", |one| {
+                one.link_failures
+            }),
+            ("slices_total", "counter", "slices moved over the device", |one| one.slices),
+            ("requests_in_flight", "gauge", "requests in flight", |one| one.in_flight.into()),
+            ("requests_in_flight_max", "gauge", "limit of them", |one| one.in_flight_max.into()),
+            ("queue_pairs", "gauge", "connected queue pairs", |one| one.queue_pairs as u64),
+        ];
+        for (name, kind, help, value) in columns {
+            let name = format!("device_{name}");
+            self.head(&name, kind, help);
+            for one in devices {
+                self.sample(&name, &[("device", &one.name)], value(one));
+            }
+        }
+        self.head("device_bytes_total", "counter", "bytes moved over the device");
+        for one in devices {
+            for (operation, bytes) in [("read", one.bytes_read), ("write", one.bytes_written)] {
+                let labels = [("device", one.name.as_str()), ("operation", operation)];
+                self.sample("device_bytes_total", &labels, bytes);
+            }
+        }
+        self.head("device_errors_total", "counter", "slices that failed on the device, by reason");
+        for one in devices {
+            for (reason, count) in &one.errors {
+                let labels = [("device", one.name.as_str()), ("reason", reason)];
+                self.sample("device_errors_total", &labels, count);
+            }
+        }
     }
 
     /// Renders the counters of each transport, in total or per peer.

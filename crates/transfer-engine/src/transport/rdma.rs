@@ -3,7 +3,7 @@
 //! An engine with devices registers its memory with all of them, publishes their addresses and keys in its
 //! segment descriptor, and answers messages of peers that connect queue pairs on its handshake socket.
 
-use std::sync::Arc;
+use std::{collections::HashMap, sync::Arc};
 
 use mooncake_base::{Error, ErrorCode, Moment, Result};
 use mooncake_rdma::{
@@ -168,7 +168,19 @@ fn description(peer: &SegmentDescriptor) -> PeerDescription {
         server,
         devices: peer.devices.iter().map(device).collect(),
         buffers: peer.buffers.iter().filter(is_registered).map(buffer).collect(),
-        priority: peer.priority_matrix.clone().into_iter().collect(),
+        priority: priority(peer),
+    }
+}
+
+/// Returns the near devices and the others for each location: those of our own field, which upstream's
+/// engines do not have, else those of upstream's matrix.
+fn priority(peer: &SegmentDescriptor) -> HashMap<String, (Vec<String>, Vec<String>)> {
+    match peer.mooncake.as_ref().map(|native| &native.near_devices) {
+        Some(near) => {
+            let rows = near.iter().map(|(name, near)| (name.clone(), (near.clone(), Vec::new())));
+            rows.collect()
+        }
+        None => peer.priority_matrix.clone().into_iter().collect(),
     }
 }
 

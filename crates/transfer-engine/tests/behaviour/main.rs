@@ -9,6 +9,8 @@ mod files;
 mod metrics;
 mod pair;
 mod process;
+#[cfg(feature = "rdma")]
+mod rdma_devices;
 mod submit;
 mod suite;
 mod token;
