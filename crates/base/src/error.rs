@@ -98,7 +98,7 @@ codes! {
     INVALID_KEY = -400, InvalidArgument, "The key is not acceptable; keys are 1 byte to 64 KiB long.";
     WRITE_FAIL = -500, TransferFailed, "Writing failed; retry.";
     INVALID_PARAMS = -600, InvalidArgument, "An argument is wrong; the message names it.";
-    ILLEGAL_CLIENT = -601, PermissionDenied, "This client may not do that: another client began the operation, or the token is not the owner's; use the client that began it, or its token.";
+    ILLEGAL_CLIENT = -601, PermissionDenied, "The other end asks for a token that this process does not have, or another client began the operation; set the token that the message names, or use the client that began it.";
     INVALID_WRITE = -700, InvalidArgument, "(never returned today) The write is outside the object; check offset and size.";
     INVALID_READ = -701, InvalidArgument, "(never returned today) The read is outside the object; check offset and size.";
     INVALID_REPLICA = -702, NotReady, "(never returned today) No replica is in a state that allows this; retry.";
