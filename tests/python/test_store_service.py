@@ -484,7 +484,7 @@ def test_guide_curl_commands_work(master: MasterProcess) -> None:
         finally:
             server.terminate()
     assert answers[:3] == ['{"status": "success"}', "Hello!", '{"exists": true}']
-    put, part, head, removed = answers[3:]
-    assert (put, part, removed) == ("", "", "")
+    put, part, head, short_lived, removed = answers[3:]
+    assert (put, part, short_lived, removed) == ("", "", "", "")
     assert head.startswith("HTTP/1.1 200 OK")
     assert "ETag: " in head
