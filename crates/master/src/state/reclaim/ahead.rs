@@ -37,6 +37,30 @@ pub(in crate::state) struct Ahead {
     requested: Option<Moment>,
 }
 
+impl Ahead {
+    /// Returns the largest target for a pool.
+    fn limit(pool_bytes: u64) -> u64 {
+        PREPARED_MIN.min(pool_bytes / PREPARED_SHARE_MAX).max(pool_bytes / PREPARED_SHARE)
+    }
+
+    /// A put of `need` bytes has to wait for the log: raises the target if that is repeated.
+    fn put_waits(&mut self, now: Moment, need: u64, pool_bytes: u64) {
+        let limit = Self::limit(pool_bytes);
+        let is_repeated = self.waited.is_some_and(|last| now.since(last) < DEMAND_PERIOD);
+        let target = if is_repeated { (2 * self.target).max(2 * need) } else { 0 };
+        self.target = if limit < need { 0 } else { target.min(limit) };
+        self.waited = Some(now);
+    }
+
+    /// A sync is asked for: raises the target if the last one was shortly before.
+    fn sync_requested(&mut self, now: Moment, pool_bytes: u64) {
+        let last = self.requested.replace(now);
+        if last.is_some_and(|last| now.since(last) < SYNC_PERIOD) {
+            self.target = (2 * self.target).min(Self::limit(pool_bytes));
+        }
+    }
+}
+
 impl Inventory {
     /// Evicts ahead of need, a slice at a time. Returns when to continue.
     pub(in crate::state) fn evict_ahead(&mut self, now: Moment) -> Option<Moment> {
@@ -66,11 +90,7 @@ impl Inventory {
     /// Raises the target because a put of `need` bytes has to wait for the log, and evicts towards
     /// it.
     pub(super) fn raise_ahead(&mut self, now: Moment, need: u64) {
-        let limit = self.ahead_limit();
-        let is_repeated = self.ahead.waited.is_some_and(|last| now.since(last) < DEMAND_PERIOD);
-        let target = if is_repeated { (2 * self.ahead.target).max(2 * need) } else { 0 };
-        self.ahead.target = if limit < need { 0 } else { target.min(limit) };
-        self.ahead.waited = Some(now);
+        self.ahead.put_waits(now, need, self.pool.segments.mounted_bytes);
         self.evict_towards(now, self.ahead.target);
     }
 
@@ -89,23 +109,10 @@ impl Inventory {
             // What was freed before the last request will be free without another one.
             let unrequested = self.pool.unsynced.unrequested;
             if unrequested >= target / 2 || (free < target / 4 && unrequested >= target / 4) {
-                self.request_sync(now);
+                self.pool.unsynced.is_sync_wanted = true;
+                self.ahead.sync_requested(now, self.pool.segments.mounted_bytes);
             }
         }
-    }
-
-    fn request_sync(&mut self, now: Moment) {
-        self.pool.unsynced.is_sync_wanted = true;
-        let last = self.ahead.requested.replace(now);
-        if last.is_some_and(|last| now.since(last) < SYNC_PERIOD) {
-            self.ahead.target = (2 * self.ahead.target).min(self.ahead_limit());
-        }
-    }
-
-    /// Returns the largest number of bytes to evict ahead.
-    fn ahead_limit(&self) -> u64 {
-        let pool_bytes = self.pool.segments.mounted_bytes;
-        PREPARED_MIN.min(pool_bytes / PREPARED_SHARE_MAX).max(pool_bytes / PREPARED_SHARE)
     }
 
     /// Evicts some objects, up to `target` bytes that wait for the log.
