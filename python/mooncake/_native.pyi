@@ -24,6 +24,7 @@ __all__ = [
     "ObjectItemsError",
     "Pending",
     "PutOptions",
+    "RdmaDevice",
     "RpcClient",
     "RpcDelivery",
     "RpcServer",
@@ -949,6 +950,33 @@ class CollectiveCompletion:
         """Call back once the operation is done, from a native thread; at once if it is."""
 
 @final
+class RdmaDevice:
+    """An RDMA device of this machine, and what an engine without named devices would choose."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def state(self) -> str | None:
+        """State of the port: active, down or waiting; None if the device cannot be opened."""
+    @property
+    def link_layer(self) -> str | None: ...
+    @property
+    def megabits_per_second(self) -> int | None: ...
+    @property
+    def mtu(self) -> int | None: ...
+    @property
+    def addresses(self) -> list[tuple[int, str, str, str | None]]:
+        """Index, address, protocol and network interface of each address."""
+    @property
+    def limits(self) -> dict[str, int]: ...
+    @property
+    def chosen(self) -> int | None:
+        """Index of the address that would be used."""
+    @property
+    def reason(self) -> str | None:
+        """Why the device would not be used."""
+
+@final
 class RpcClient:
     """A client that sends to any number of servers, from any number of threads."""
 
@@ -1011,7 +1039,7 @@ def cgroup_memory() -> tuple[int, int] | None:
 def port_holder(port: int) -> str | None:
     """Return the process that listens at a TCP port of this host; None if it cannot be told."""
 
-def rdma_devices() -> tuple[list[str], str | None]:
+def rdma_devices() -> tuple[list[RdmaDevice], str | None]:
     """Return the RDMA devices of this machine, or the reason why none can be used."""
 
 def is_present(store: Store, key: _Key) -> int:

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -130,3 +131,45 @@ def test_doctor_shows_a_memory_limit_below_the_memory(
     monkeypatch.setattr(_doctor._native, "cgroup_memory", lambda: group)
     shown = _doctor._memory().get("memory limit of the cgroup")
     assert (shown and shown.partition(";")[0]) == expected
+
+
+def rdma_device(name: str, *, chosen: int | None, reason: str | None) -> SimpleNamespace:
+    return SimpleNamespace(
+        name=name,
+        state="active" if chosen is not None else None,
+        link_layer="Ethernet",
+        megabits_per_second=100_000,
+        mtu=4096,
+        addresses=[(0, "fe80::1", "RoCE v1", "eth0"), (3, "::ffff:10.0.0.1", "RoCE v2", None)],
+        limits={"queue pairs": 64, "bytes per registration": (1 << 64) - 1},
+        chosen=chosen,
+        reason=reason,
+    )
+
+
+def test_doctor_says_which_rdma_devices_are_chosen_and_why(monkeypatch: pytest.MonkeyPatch):
+    devices = [
+        rdma_device("mlx5_0", chosen=3, reason=None),
+        rdma_device("mlx5_1", chosen=None, reason="the port of an RDMA device is down"),
+    ]
+    monkeypatch.setattr(_doctor._native, "rdma_devices", lambda: (devices, None))
+    monkeypatch.delenv("MC_FORCE_TCP", raising=False)
+    found = _doctor.diagnose(lambda _: "works")
+    assert found["transports"]["rdma"] == "used for the protocol rdma: mlx5_0"
+    assert found["choice"]["other hosts"].startswith("rdma")
+    rows = found["rdma devices"]
+    assert rows["mlx5_0"] == "used with address 3: ::ffff:10.0.0.1 (RoCE v2)"
+    assert rows["mlx5_0 port"] == "active, Ethernet, 100 Gbit/s, MTU 4096"
+    assert "0: fe80::1 (RoCE v1, eth0)" in rows["mlx5_0 addresses"]
+    assert rows["mlx5_0 limits"] == "queue pairs: 64, bytes per registration: unlimited"
+    assert rows["mlx5_1"] == "not used: the port of an RDMA device is down"
+    monkeypatch.setenv("MC_FORCE_TCP", "1")
+    assert _doctor.diagnose(lambda _: "works")["choice"]["other hosts"].startswith("tcp")
+
+
+def test_doctor_says_why_rdma_is_not_chosen(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(_doctor._native, "rdma_devices", lambda: ([], "libibverbs is missing"))
+    found = _doctor.diagnose(lambda _: "works")
+    assert found["transports"]["rdma"] == "libibverbs is missing"
+    assert found["rdma devices"] == {"none": "libibverbs is missing"}
+    assert found["choice"]["other hosts"] == "tcp, since no RDMA device can be used"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -84,3 +86,16 @@ def test_unregistered_memory_is_refused(pair: tuple[EnginePeer, EnginePeer]) -> 
     refused = caller.call("transfer_sync_read", owner.segment, caller.address, end + (64 << 20), 64)
     assert refused == -1
     assert caller.call("transfer_sync_read", owner.segment, caller.address, end - 64, 64) == 0
+
+
+def test_doctor_lists_the_devices() -> None:
+    command = [sys.executable, "-m", "mooncake", "doctor", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads(done.stdout)
+    rows = found["rdma devices"]
+    for device, address in zip(DEVICES[:2], ADDRESSES, strict=True):
+        assert f"::ffff:{address} (RoCE v2" in rows[device]
+        assert rows[f"{device} port"].startswith("active, Ethernet")
+        assert "queue pairs: " in rows[f"{device} limits"]
+    assert found["choice"]["other hosts"].startswith("rdma")

@@ -3,10 +3,10 @@
 //!
 //! In reading order: [`store`] (a handle on a pool), [`pending`] and [`workers`] (its calls for
 //! event loops), [`engine`] (a transfer engine without a pool), [`rpc`] (messages between
-//! processes), [`collective`]
-//! (operations of process groups), [`options`], [`argument`] and [`buffer`] (values from Python), [`error`] (exceptions
-//! for Python), [`detach`] (releasing and reacquiring the interpreter), [`runtime`], [`log`],
-//! [`hostmem`] (an allocator for other libraries), [`fast_copy`] (many arrays into one memory),
+//! processes), [`collective`] (operations of process groups), [`options`], [`argument`] and
+//! [`buffer`] (values from Python), [`error`] (exceptions for Python), [`detach`] (releasing and
+//! reacquiring the interpreter), [`runtime`], [`log`], [`hostmem`] (an allocator for other
+//! libraries), [`fast_copy`] (many arrays into one memory), [`rdma`] (the devices of this machine),
 //! [`process`] (exit, environment, and the programs of the wheel).
 #![deny(unsafe_code)]
 
@@ -22,6 +22,7 @@ mod log;
 mod options;
 mod pending;
 mod process;
+mod rdma;
 mod rpc;
 mod runtime;
 mod store;
@@ -42,10 +43,11 @@ mod _native {
         options::PutOptions,
         pending::Pending,
         process::{
-            at_exit, cgroup_memory, environment, local_topology, port_holder, rdma_devices,
-            run_daemon, run_master, run_topology_dump, run_transfer_bench, secret_variables,
+            at_exit, cgroup_memory, environment, local_topology, port_holder, run_daemon,
+            run_master, run_topology_dump, run_transfer_bench, secret_variables,
             unsupported_variables,
         },
+        rdma::{RdmaDevice, rdma_devices},
         rpc::{RpcClient, RpcDelivery, RpcServer},
         store::{
             Store,

@@ -1,5 +1,5 @@
-//! Functions about the process as a whole: its exit, its environment, the devices it sees, and the
-//! programs that the wheel installs.
+//! Functions about the process as a whole: its exit, its environment, its memory, and the programs
+//! that the wheel installs.
 
 use mooncake_base::env;
 use mooncake_transfer_engine::Topology;
@@ -97,13 +97,4 @@ pub(crate) fn cgroup_memory(py: Python<'_>) -> Option<(u64, u64)> {
 #[pyfunction]
 pub(crate) fn port_holder(py: Python<'_>, port: u16) -> Option<String> {
     py.detach(|| mooncake_os::port_holder(port))
-}
-
-/// Returns the RDMA devices of this machine, or why none can be used.
-#[pyfunction]
-pub(crate) fn rdma_devices(py: Python<'_>) -> (Vec<String>, Option<String>) {
-    match py.detach(mooncake_verbs::device_names) {
-        Ok(names) => (names, None),
-        Err(reason) => (Vec::new(), Some(reason.to_string())),
-    }
 }

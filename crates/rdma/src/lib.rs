@@ -7,10 +7,10 @@
 //!
 //! The messages by which peers connect are upstream's. Who carries them is up to the caller.
 //!
-//! In reading order: [`settings`], `slices`, `near_devices` and `peer_memory` (what is
-//! moved), `hello` (messages),
-//! `health`, `round` (one try of slices), `send_queue` (a queue pair and what is in flight on it), `usage`
-//! (counters of a device), `nic` (a device and its thread), `registration`, `endpoint` (how two devices connect), `link`, `devices`.
+//! In reading order: [`settings`], `slices`, `near_devices` and `peer_memory` (what is moved), `hello`
+//! (messages), `health`, `round` (one try of slices), `send_queue` (a queue pair and what is in flight on
+//! it), `usage` (counters of a device), `nic` (a device and its thread), `registration`, `endpoint` (how two
+//! devices connect), `link`, `devices`; `survey` (what would be chosen).
 #![warn(missing_docs)]
 
 mod devices;
@@ -26,6 +26,7 @@ mod round;
 mod send_queue;
 pub mod settings;
 mod slices;
+mod survey;
 mod usage;
 
 pub use devices::Devices;
@@ -34,4 +35,5 @@ pub use mooncake_verbs::Operation;
 pub use peer_memory::{BufferDescription, DeviceDescription, PeerDescription};
 pub use settings::{PeerAffinity, RdmaSettings};
 pub use slices::Entry;
+pub use survey::{DeviceReport, survey};
 pub use usage::DeviceUsage;

@@ -13,7 +13,8 @@ use mooncake_base::sync::{Condvar, Mutex, RwLock};
 use mooncake_base::{Clock, Error, ErrorCode, Moment, Result};
 use mooncake_verbs::{
     AsyncEvent, Completion, CompletionChannel, CompletionQueue, ConnectionSettings, Context,
-    Device, Gid, Mtu, PortState, ProtectionDomain, QueuePair, QueuePairLimits, rank_gids,
+    Device, Gid, GidEntry, Mtu, Port, PortState, ProtectionDomain, QueuePair, QueuePairLimits,
+    rank_gids,
 };
 
 use crate::{
@@ -58,6 +59,38 @@ pub(crate) struct Nic {
     link_rate: u64,
 }
 
+/// Returns the address by which peers reach a device.
+///
+/// # Errors
+/// The port is down, or has no such address.
+pub(crate) fn choose_address(
+    device: &str,
+    port: &Port,
+    entries: Vec<GidEntry>,
+    settings: &RdmaSettings,
+) -> Result<GidEntry> {
+    let unusable = |text: &str| {
+        Error::new(ErrorCode::INVALID_PARAMS, text)
+            .with("device", device)
+            .with("port", settings.port)
+    };
+    if port.state != PortState::Active {
+        return Err(unusable("the port of an RDMA device is down"));
+    }
+    let chosen = match settings.gid_index {
+        Some(index) => entries.into_iter().find(|entry| entry.index == index),
+        None => rank_gids(entries).into_iter().next(),
+    };
+    chosen.ok_or_else(|| unusable("the port of an RDMA device has no such address"))
+}
+
+/// Returns the error of a device that refused a call.
+pub(crate) fn failure(device: &str, source: mooncake_verbs::Error) -> Error {
+    Error::new(ErrorCode::INVALID_PARAMS, "an RDMA device cannot be used")
+        .with("device", device)
+        .caused_by(source)
+}
+
 /// The thread of a device. Joined when it is dropped.
 #[derive(Debug)]
 pub(crate) struct Poller {
@@ -76,29 +109,11 @@ impl Nic {
         settings: &RdmaSettings,
         clock: Arc<dyn Clock>,
     ) -> Result<Self> {
-        let failed = |source: mooncake_verbs::Error| {
-            Error::new(ErrorCode::INVALID_PARAMS, "an RDMA device cannot be used")
-                .with("device", device.name())
-                .caused_by(source)
-        };
-        let unusable = |text: &str| {
-            Err(Error::new(ErrorCode::INVALID_PARAMS, text)
-                .with("device", device.name())
-                .with("port", settings.port))
-        };
+        let failed = |source| failure(device.name(), source);
         let context = device.open().map_err(failed)?;
         let port = context.port(settings.port).map_err(failed)?;
-        if port.state != PortState::Active {
-            return unusable("the port of an RDMA device is down");
-        }
         let entries = context.gids(settings.port).map_err(failed)?;
-        let chosen = match settings.gid_index {
-            Some(index) => entries.into_iter().find(|entry| entry.index == index),
-            None => rank_gids(entries).into_iter().next(),
-        };
-        let Some(entry) = chosen else {
-            return unusable("the port of an RDMA device has no such address");
-        };
+        let entry = choose_address(device.name(), &port, entries, settings)?;
         let limits = context.limits().map_err(failed)?;
         let depth = settings.device_depth.min(limits.completions_max);
         let channel = CompletionChannel::new(&context).map_err(failed)?;

@@ -34,7 +34,7 @@ pub use config::EngineConfig;
 /// Settings of RDMA devices.
 #[cfg(feature = "rdma")]
 pub mod rdma {
-    pub use mooncake_rdma::{PeerAffinity, RdmaSettings};
+    pub use mooncake_rdma::{DeviceReport, PeerAffinity, RdmaSettings, survey};
     pub use mooncake_verbs::Mtu;
 }
 pub use device::Stream;

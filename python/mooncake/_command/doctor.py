@@ -20,6 +20,7 @@ from mooncake.errors import MooncakeError
 
 __all__ = ["diagnose", "run"]
 
+_USED = "used for the protocol rdma:"
 _PACKAGES = ("numpy", "torch", "vllm", "sglang", "lmcache")
 
 
@@ -49,13 +50,16 @@ def run(options: argparse.Namespace, probe: Callable[[str], str]) -> int:
 
 def diagnose(probe: Callable[[str], str]) -> dict[str, dict[str, str]]:
     """Return the findings by section."""
+    devices, reason = _native.rdma_devices()
     transports = _transports(probe)
+    transports["rdma"] = reason or _describe_devices(devices)
     environment = _environment()
     return {
         "versions": _versions(),
         "transports": transports,
         "choice": _choice(transports, environment),
         "networks": _networks(),
+        "rdma devices": _rdma_devices(devices, reason),
         "memory": _memory(),
         "limits": _limits(),
         "environment": environment,
@@ -83,11 +87,15 @@ def _transports(probe: Callable[[str], str]) -> dict[str, str]:
             rows[name] = probe(name)
         except (MooncakeError, OSError, RuntimeError) as error:
             rows[name] = f"does not work: {error}"
-    devices, reason = _native.rdma_devices()
-    names = ", ".join(devices)
-    found = f"used for the protocol rdma: {names}" if names else "this machine has no device"
-    rows["rdma"] = reason or found
     return rows
+
+
+def _describe_devices(devices: list[_native.RdmaDevice]) -> str:
+    usable = ", ".join(device.name for device in devices if device.chosen is not None)
+    if usable:
+        return f"{_USED} {usable}"
+    names = ", ".join(device.name for device in devices)
+    return f"no device can be used: {names}; see below" if names else "this machine has no device"
 
 
 def _choice(transports: dict[str, str], environment: dict[str, str]) -> dict[str, str]:
@@ -97,8 +105,16 @@ def _choice(transports: dict[str, str], environment: dict[str, str]) -> dict[str
     return {
         "same process": "memory: one copy, no system call",
         "same host": "shm: one copy, no socket" if has_shm else f"tcp, since {why}",
-        "other hosts": "rdma for the protocol rdma, where both hosts have devices; else tcp",
+        "other hosts": _choice_between_hosts(transports["rdma"], is_forced),
     }
+
+
+def _choice_between_hosts(rdma: str, is_forced: bool) -> str:
+    if is_forced:
+        return "tcp, since MC_FORCE_TCP is set"
+    if rdma.startswith(_USED):
+        return "rdma for the protocol rdma, where both hosts have devices; else tcp"
+    return "tcp, since no RDMA device can be used"
 
 
 def _networks() -> dict[str, str]:
@@ -117,6 +133,42 @@ def _networks() -> dict[str, str]:
             parts.append(f"NUMA node {node}")
         rows[path.name] = ", ".join(parts)
     return rows or {"none": "no network interface is visible"}
+
+
+def _rdma_devices(devices: list[_native.RdmaDevice], reason: str | None) -> dict[str, str]:
+    """Return the state of each device, and what an engine without named devices would choose."""
+    rows = {}
+    for device in devices:
+        addresses = {
+            index: f"{address} ({', '.join(filter(None, (kind, interface)))})"
+            for index, address, kind, interface in device.addresses
+        }
+        rows[device.name] = (
+            f"not used: {device.reason}"
+            if device.chosen is None
+            else f"used with address {device.chosen}: {addresses[device.chosen]}"
+        )
+        parts = [device.state, device.link_layer]
+        if device.megabits_per_second:
+            parts.append(f"{device.megabits_per_second / 1000:g} Gbit/s")
+        if device.mtu:
+            parts.append(f"MTU {device.mtu}")
+        node = _read(Path("/sys/class/infiniband", device.name, "device/numa_node"))
+        if node.isdigit():
+            parts.append(f"NUMA node {node}")
+        rows[f"{device.name} port"] = ", ".join(filter(None, parts)) or "unknown"
+        rows[f"{device.name} addresses"] = (
+            "; ".join(f"{index}: {text}" for index, text in addresses.items()) or "none"
+        )
+        rows[f"{device.name} limits"] = (
+            ", ".join(f"{name}: {_limit(value)}" for name, value in device.limits.items())
+            or "unknown"
+        )
+    return rows or {"none": reason or "this machine has no device"}
+
+
+def _limit(value: int) -> str:
+    return str(value) if value < 1 << 63 else "unlimited"
 
 
 def _memory() -> dict[str, str]:

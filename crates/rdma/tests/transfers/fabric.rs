@@ -9,13 +9,16 @@ use std::{
 };
 
 use mooncake_base::clock::ManualClock;
-use mooncake_rdma::{DeviceUsage, Entry, EntryError, Operation, RdmaSettings};
-use mooncake_verbs::fake::{DeviceSettings, Fabric};
+use mooncake_rdma::{DeviceUsage, Entry, EntryError, Operation, RdmaSettings, survey};
+use mooncake_verbs::{
+    PortState,
+    fake::{DeviceSettings, Fabric},
+};
 
 use crate::side::{Sides, names};
 
 /// The claims with their names.
-pub(crate) const CLAIMS: [(&str, fn()); 10] = [
+pub(crate) const CLAIMS: [(&str, fn()); 11] = [
     ("link_that_goes_down_moves_slices_elsewhere", link_that_goes_down_moves_slices_elsewhere),
     ("link_that_comes_back_is_used_again", link_that_comes_back_is_used_again),
     ("removed_device_is_left", removed_device_is_left),
@@ -26,6 +29,7 @@ pub(crate) const CLAIMS: [(&str, fn()); 10] = [
     ("pauses_follow_the_clock", pauses_follow_the_clock),
     ("near_devices_are_preferred_at_both_ends", near_devices_are_preferred_at_both_ends),
     ("usage_counts_what_each_device_moved", usage_counts_what_each_device_moved),
+    ("survey_tells_what_would_be_used_and_why", survey_tells_what_would_be_used_and_why),
 ];
 
 /// Two devices with a latency, so that requests are in flight until the clock is moved.
@@ -310,4 +314,20 @@ fn slices_are_spread_by_speed() {
     let [fast, slow] = [fabric.bytes_sent(0), fabric.bytes_sent(1)];
     assert_eq!(fast + slow, 8 * (16 << 20));
     assert!(fast > 2 * slow && slow > 0, "fast={fast} slow={slow}");
+}
+
+fn survey_tells_what_would_be_used_and_why() {
+    let fabric = Fabric::of(3);
+    fabric.set_link(1, false);
+    let settings = RdmaSettings { excluded: vec!["fake2".to_owned()], ..RdmaSettings::default() };
+    let reports = survey(&fabric.library(), &settings).unwrap();
+    let names: Vec<_> = reports.iter().map(|report| report.name.as_str()).collect();
+    assert_eq!(names, ["fake0", "fake1", "fake2"]);
+    let chosen = reports[0].choice.as_ref().unwrap();
+    assert_eq!(*chosen, reports[0].addresses[0]);
+    assert!(reports[0].limits.is_some());
+    let reason = |index: usize| reports[index].choice.as_ref().unwrap_err().to_string();
+    assert!(reason(1).contains("is down"), "{}", reason(1));
+    assert_eq!(reports[1].port.unwrap().state, PortState::Down);
+    assert!(reason(2).contains("excluded"), "{}", reason(2));
 }
