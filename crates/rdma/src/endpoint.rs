@@ -346,6 +346,7 @@ impl Endpoint {
                 }
             }
         }
+        self.load.reset();
         let since = self.nic.now();
         let is_confirmed = AtomicBool::new(is_confirmed);
         let peer_numbers = numbers;

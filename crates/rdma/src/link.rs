@@ -376,7 +376,7 @@ impl PeerLink {
             let far_ends =
                 u32::from(!near.0.contains(nic.index())) + u32::from(!near.1.contains(rail.remote));
             if let Some(connection) = rail.endpoint.connection() {
-                let estimate = rail.endpoint.load().estimate(u64::from(slice.length));
+                let estimate = rail.endpoint.load().estimate(u64::from(slice.length), now);
                 open.push((estimate * (1 + far_ends), rail, connection));
                 nearest = nearest.min(far_ends);
                 continue;

@@ -22,6 +22,9 @@ use crate::{
     round::{Reason, Round},
 };
 
+/// How long a measured rate counts.
+const MEASURED_FOR: Duration = Duration::from_secs(10);
+
 /// A connected queue pair with the requests that are in flight on it.
 #[derive(Debug)]
 pub(crate) struct SendQueue {
@@ -46,6 +49,8 @@ pub(crate) struct Load {
     bytes: AtomicU64,
     /// Measured rate in bytes per second; 0: not measured yet.
     rate: AtomicU64,
+    /// When the rate was last measured, in nanoseconds since boot.
+    measured: AtomicU64,
     /// When a request ended, or the first was posted, in nanoseconds since boot.
     progress: AtomicU64,
 }
@@ -194,7 +199,7 @@ impl SendQueue {
             run.slice += count;
             if run.next == run.end {
                 if !is_failed {
-                    self.load.measure(run.queued, now.since(run.posted));
+                    self.load.measure(run.queued, now.since(run.posted), now);
                 }
                 in_flight.pop_front();
             }
@@ -279,6 +284,7 @@ impl Load {
             link_rate,
             bytes: AtomicU64::new(0),
             rate: AtomicU64::new(0),
+            measured: AtomicU64::new(0),
             progress: AtomicU64::new(0),
         }
     }
@@ -298,24 +304,33 @@ impl Load {
     }
 
     fn record_progress(&self, now: Moment) {
-        let nanoseconds = u64::try_from(now.since_boot().as_nanos()).unwrap_or(u64::MAX);
-        self.progress.store(nanoseconds, Ordering::Relaxed);
+        self.progress.store(nanoseconds(now), Ordering::Relaxed);
+    }
+
+    /// Forgets the rate: the queue pairs were connected anew.
+    pub(crate) fn reset(&self) {
+        self.rate.store(0, Ordering::Relaxed);
     }
 
     /// Learns the rate from a posting: all that was queued with it has ended since.
-    fn measure(&self, queued: u64, took: Duration) {
+    fn measure(&self, queued: u64, took: Duration, now: Moment) {
         let took = took.as_secs_f64().max(1e-7);
         let sample = queued as f64 / took;
         let before = self.rate.load(Ordering::Relaxed) as f64;
         let rate = if before == 0.0 { sample } else { before + (sample - before) / 8.0 };
         self.rate.store(rate.max(1.0) as u64, Ordering::Relaxed);
+        self.measured.store(nanoseconds(now), Ordering::Relaxed);
     }
 
     /// Estimates when bytes that are posted now would be transferred. A connection that was not measured
-    /// is taken to be as fast as its link, so that it is measured.
-    pub(crate) fn estimate(&self, bytes: u64) -> Duration {
+    /// for a while is taken to be as fast as its link, so that it is measured: one that was slow once
+    /// would get nothing while others suffice, and never be found fast again.
+    pub(crate) fn estimate(&self, bytes: u64, now: Moment) -> Duration {
         let queued = self.bytes.load(Ordering::Relaxed) + bytes;
-        match (self.rate.load(Ordering::Relaxed), self.link_rate) {
+        let age = nanoseconds(now).saturating_sub(self.measured.load(Ordering::Relaxed));
+        let is_recent = age < MEASURED_FOR.as_nanos() as u64;
+        let rate = if is_recent { self.rate.load(Ordering::Relaxed) } else { 0 };
+        match (rate, self.link_rate) {
             (0, 0) => Duration::from_nanos(queued / 100),
             (0, rate) | (rate, _) => Duration::from_secs_f64(queued as f64 / rate as f64),
         }
@@ -330,19 +345,42 @@ impl Load {
     }
 }
 
+fn nanoseconds(moment: Moment) -> u64 {
+    u64::try_from(moment.since_boot().as_nanos()).unwrap_or(u64::MAX)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn estimate_is_of_the_link_until_it_is_measured() {
+        let now = Moment::default();
         let (slow, fast) = (Load::new(1_000_000), Load::new(4_000_000));
-        assert_eq!(slow.estimate(1_000_000), Duration::from_secs(1));
-        assert!(fast.estimate(2_000_000) < slow.estimate(1_000_000));
-        fast.measure(1_000_000, Duration::from_secs(10));
-        assert_eq!(fast.estimate(1_000_000), Duration::from_secs(10), "slower than its link");
-        slow.add(3_000_000, Moment::default());
-        assert_eq!(slow.estimate(1_000_000), Duration::from_secs(4), "behind what is in flight");
-        assert!(Load::new(0).estimate(1000) < Duration::from_micros(1), "an unknown link is fast");
+        assert_eq!(slow.estimate(1_000_000, now), Duration::from_secs(1));
+        assert!(fast.estimate(2_000_000, now) < slow.estimate(1_000_000, now));
+        fast.measure(1_000_000, Duration::from_secs(10), now);
+        assert_eq!(fast.estimate(1_000_000, now), Duration::from_secs(10), "slower than its link");
+        slow.add(3_000_000, now);
+        assert_eq!(
+            slow.estimate(1_000_000, now),
+            Duration::from_secs(4),
+            "behind what is in flight"
+        );
+        let unknown = Load::new(0).estimate(1000, now);
+        assert!(unknown < Duration::from_micros(1), "an unknown link is fast");
+    }
+
+    #[test]
+    fn slow_measurement_does_not_count_for_ever() {
+        let (start, load) = (Moment::default(), Load::new(1_000_000));
+        let slow = || load.measure(1_000_000, Duration::from_secs(100), start);
+        slow();
+        let just_before = start + MEASURED_FOR.mul_f64(0.99);
+        assert_eq!(load.estimate(1_000_000, just_before), Duration::from_secs(100));
+        assert_eq!(load.estimate(1_000_000, start + MEASURED_FOR), Duration::from_secs(1));
+        slow();
+        load.reset();
+        assert_eq!(load.estimate(1_000_000, start), Duration::from_secs(1), "connected anew");
     }
 }
