@@ -21,7 +21,7 @@ use mooncake_base::{
     options::{help, resolve},
 };
 use mooncake_cli::{CliCommand, Program, Signals, print_flush};
-use mooncake_settings::engine_config;
+use mooncake_settings::{engine_config, use_rdma};
 use mooncake_transfer_engine::{Engine, SharedMemory};
 use tokio::runtime::{Builder, Runtime};
 
@@ -132,7 +132,9 @@ fn run_initiator(config: &BenchConfig, runtime: &Runtime) -> Result<()> {
 
 /// Starts an engine with allocated and written memory.
 fn start(config: &BenchConfig, runtime: &Runtime) -> Result<(Engine, SharedMemory)> {
-    let settings = engine_config(config.local_server_name.trim(), &config.metadata_server, None)?;
+    let mut settings =
+        engine_config(config.local_server_name.trim(), &config.metadata_server, None)?;
+    use_rdma(&mut settings, config.rdma_devices())?;
     let engine = Engine::start(settings, runtime.handle().clone())?;
     let memory = engine.allocate(config.buffer_bytes)?;
     // Written, so that the benchmark does not measure page faults.

@@ -93,6 +93,12 @@ impl Default for BenchConfig {
 }
 
 impl BenchConfig {
+    /// Returns the names of the RDMA devices, if they are to be used.
+    pub(super) fn rdma_devices(&self) -> Option<&str> {
+        let devices = if self.is_auto_discovering { "" } else { &self.device_name };
+        self.protocol.eq_ignore_ascii_case("rdma").then_some(devices)
+    }
+
     /// Checks the settings against each other.
     ///
     /// # Errors
@@ -140,13 +146,13 @@ pub(super) const OPTIONS: &[Spec] = &[
         |c, t| text(t, &mut c.metadata_server), |c| c.metadata_server.clone()),
     value("segment_id", "Segment of the target: the address that it prints, or its name.",
         |c, t| text(t, &mut c.segment_id), |c| c.segment_id.clone()),
-    value("protocol", "Accepted without effect: the engine picks the transport. MC_FORCE_TCP=1 leaves only TCP.",
+    value("protocol", "rdma uses RDMA devices between hosts. Otherwise the engine picks the transport; MC_FORCE_TCP=1 leaves only TCP.",
         |c, t| text(t, &mut c.protocol), |c| c.protocol.clone()),
-    value("device_name", "Accepted without effect: no transport uses network devices.",
+    value("device_name", "Names of the RDMA devices, separated by commas; empty: all that are active.",
         |c, t| text(t, &mut c.device_name), |c| c.device_name.clone()),
-    value("nic_priority_matrix", "Accepted without effect, like device_name.",
+    value("nic_priority_matrix", "Accepted without effect: MC_CUSTOM_TOPO_JSON names such a file.",
         |c, t| text(t, &mut c.nic_priority_matrix), |c| c.nic_priority_matrix.clone()),
-    switch("auto_discovery", "Accepted without effect, like device_name.",
+    switch("auto_discovery", "Uses all RDMA devices, whatever device_name says.",
         |c, t| read_bool(t).map(|on| c.is_auto_discovering = on),
         |c| c.is_auto_discovering.to_string()),
     value("operation", "Operation: read or write.",
@@ -202,4 +208,18 @@ fn one_of(text: &str, words: &[&'static str]) -> Result<usize> {
     words.iter().position(|word| *word == text).ok_or_else(|| {
         Error::invalid(format!("use one of {}", words.join(", "))).with("text", text)
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn devices_are_used_for_the_protocol_rdma_only() {
+        let config = BenchConfig { device_name: "mlx5_0".to_owned(), ..BenchConfig::default() };
+        assert_eq!(config.rdma_devices(), None);
+        let rdma = BenchConfig { protocol: "rdma".to_owned(), ..config };
+        assert_eq!(rdma.rdma_devices(), Some("mlx5_0"));
+        assert_eq!(BenchConfig { is_auto_discovering: true, ..rdma }.rdma_devices(), Some(""));
+    }
 }
