@@ -43,7 +43,7 @@ const fn call(name: &'static str, items: usize, run: fn()) -> Call {
     Call { name, count: rounds_of(items), scope: Scope::Calls, limit: None, run }
 }
 
-pub(crate) const ALL: [Call; 10] = [
+pub(crate) const ALL: [Call; 13] = [
     call("put of 4 KiB", 1, || with_client(|client| puts(client, 1, 4 << 10))),
     call("get of 4 KiB", 1, || with_client(|client| gets(client, 1, 4 << 10))),
     call("exists", 1, || with_client(|client| probes(client, 1))),
@@ -59,6 +59,9 @@ pub(crate) const ALL: [Call; 10] = [
         limit: None,
         run: rdma::transfers,
     },
+    to_peers("rdma: 100 slices to 1 peer", rdma::transfers_to_one),
+    to_peers("rdma: 100 slices to 10 peers", rdma::transfers_to_ten),
+    to_peers("rdma: 100 slices to 1,000 peers", rdma::transfers_to_thousand),
     Call {
         name: "rdma: 100 slices, by the device's thread",
         // The first transfer counts, too.
@@ -69,6 +72,15 @@ pub(crate) const ALL: [Call; 10] = [
         run: rdma::transfers,
     },
 ];
+
+/// How the names of [`to_peers`] begin.
+pub(crate) const TO_PEERS: &str = "rdma: 100 slices to ";
+
+/// Transfers of few slices each, by the calling thread, in turn to peers.
+const fn to_peers(name: &'static str, run: fn()) -> Call {
+    let scope = Scope::CallsWithout("mooncake_verbs::fake::functions::post_send");
+    Call { name, count: rdma::SLICES_IN_TURN / 100, scope, limit: None, run }
+}
 
 /// Runs calls of a client whose master is in this process.
 fn with_client(run: impl FnOnce(&Client)) {

@@ -34,8 +34,56 @@ pub(crate) fn transfers() {
     counted(&mut || move_bytes(&link, &left, &right));
 }
 
+/// Slices of each transfer of [`transfers_to`], and the number of transfers.
+const SLICES_EACH: usize = 32;
+const TRANSFERS: usize = 1000;
+
+/// Slices of all counted transfers of [`transfers_to`].
+pub(crate) const SLICES_IN_TURN: usize = SLICES_EACH * TRANSFERS;
+
+/// Makes transfers to one peer, to 10 and to 1,000 in turn.
+pub(crate) fn transfers_to_one() {
+    transfers_to(1);
+}
+
+pub(crate) fn transfers_to_ten() {
+    transfers_to(10);
+}
+
+pub(crate) fn transfers_to_thousand() {
+    transfers_to(1000);
+}
+
+/// Makes transfers to peers in turn. All of them are one engine's devices, which are known to the caller
+/// under another name each, so that the caller has connections with all.
+fn transfers_to(peers: usize) {
+    let settings = RdmaSettings {
+        slice_bytes: SLICE_BYTES as u32,
+        slice_tail_bytes: 0,
+        queue_pairs: 1,
+        ..RdmaSettings::default()
+    };
+    let library = Fabric::of(1).library();
+    let left = Side::new(&library, "left:1", &settings);
+    let right = Side::new(&library, "right:2", &settings);
+    let links: Vec<_> = (0..peers).map(|peer| left.link_to_alias(&right, peer)).collect();
+    let length = (SLICES_EACH * SLICE_BYTES) as u64;
+    for link in &links {
+        link.connect(SystemClock.now() + Duration::from_secs(600)).unwrap();
+        move_part(link, &left, &right, length);
+    }
+    counted(&mut || {
+        for turn in 0..TRANSFERS {
+            move_part(&links[turn % peers], &left, &right, length);
+        }
+    });
+}
+
 fn move_bytes(link: &Arc<PeerLink>, left: &Side, right: &Side) {
-    let length = (SLICES * SLICE_BYTES) as u64;
+    move_part(link, left, right, (SLICES * SLICE_BYTES) as u64);
+}
+
+fn move_part(link: &Arc<PeerLink>, left: &Side, right: &Side, length: u64) {
     let entries = [Entry { local: left.base(), remote: right.base(), length }];
     let limits = Limits { deadline: SystemClock.now() + Duration::from_secs(600), stall: None };
     // SAFETY: the memory of both sides outlives the call, and is not touched meanwhile.
@@ -66,6 +114,15 @@ impl Side {
     }
 
     fn link_to(&self, peer: &Self) -> Arc<PeerLink> {
+        self.link_by_names(peer, peer.server.to_owned(), self.server.to_owned())
+    }
+
+    /// Makes a link to a peer under a name of its own; the peer sees another caller for each.
+    fn link_to_alias(&self, peer: &Self, number: usize) -> Arc<PeerLink> {
+        self.link_by_names(peer, format!("right{number}:2"), format!("left{number}:1"))
+    }
+
+    fn link_by_names(&self, peer: &Self, name: String, own_name: String) -> Arc<PeerLink> {
         let buffer = |(address, length, keys)| BufferDescription {
             location: "cpu:0".to_owned(),
             address,
@@ -73,15 +130,25 @@ impl Side {
             keys,
         };
         let published = PeerDescription {
-            server: peer.server.to_owned(),
+            server: name.clone(),
             devices: peer.devices.describe(),
             buffers: peer.devices.keys(peer.base()).into_iter().map(buffer).collect(),
             priority: HashMap::new(),
         };
         let devices = Arc::downgrade(&peer.devices);
+        let (server, own_server) = (peer.server, self.server);
         let exchange: PeerExchange = Arc::new(move |body, _| {
             let gone = || Error::closed("the peer is gone");
-            Ok(devices.upgrade().ok_or_else(gone)?.answer(body))
+            // Each side is told the names that it knows.
+            let renamed = |text: &[u8], names: [(&str, &str); 2]| {
+                let text = String::from_utf8(text.to_vec()).unwrap();
+                names.iter().fold(text, |text, (from, to)| text.replace(from, to))
+            };
+            let there = [(name.as_str(), server), (own_server, own_name.as_str())];
+            let back = [(server, name.as_str()), (own_name.as_str(), own_server)];
+            let answer =
+                devices.upgrade().ok_or_else(gone)?.answer(renamed(body, there).as_bytes());
+            Ok(renamed(&answer, back).into_bytes())
         });
         Arc::new(self.devices.link(&published, exchange).unwrap())
     }
