@@ -11,6 +11,7 @@ targets=(
   mooncake-verbs:devices:real
   mooncake-rdma:transfers:real
   mooncake-transfer-engine:behaviour:rdma
+  mooncake-transfer-engine:rdma_pairs:real
 )
 features=mooncake-verbs/test-util,mooncake-transfer-engine/rdma
 
@@ -31,6 +32,9 @@ for target in "${targets[@]}"; do
   binary=$(sed -n "s#.*\"executable\":\"\([^\"]*/$test-[0-9a-f]*\)\".*#\1#p" <<<"$messages" | tail -n 1)
   commands+=("$binary" "$name")
 done
+# The last one needs devices in a network namespace.
+pairs=${commands[-2]}
+commands=("${commands[@]:0:${#commands[@]}-2}")
 
 # The guest has no network beyond its own: upstream's package is installed here.
 python=.venv/bin/python
@@ -41,3 +45,8 @@ scripts/rdma-vm --timeout 600 -- env MOONCAKE_TEST_UPSTREAM_PYTHON="$upstream" b
   shift
   while [ $# -gt 0 ]; do "$1" "$2::" || exit; shift 2; done
 ' bash "$python" "${commands[@]}"
+
+# Two devices here, and two in a network namespace, as on another host.
+scripts/rdma-vm --timeout 600 --nics 4 --netns 1 -- \
+  "$python" -m pytest -q -p no:cacheprovider tests/python/test_rdma_faults.py
+[ -z "${MOONCAKE_LONG_TESTS:-}" ] || scripts/rdma-vm --timeout 600 --nics 4 --netns 1 -- "$pairs"

@@ -88,10 +88,15 @@ def start_peer(
     python: str = sys.executable,
     protocol: str = "tcp",
     device: str = "",
+    namespace: str = "",
 ) -> EnginePeer:
-    """Starts an engine in another process, with the current environment."""
+    """Starts an engine in another process, with the current environment.
+
+    In another network namespace it cannot share memory with engines of this one.
+    """
+    enter = ["ip", "netns", "exec", namespace] if namespace else []
     process = subprocess.Popen(
-        [python, "-c", PEER, name, metadata, str(length), protocol, device],
+        [*enter, python, "-c", PEER, name, metadata, str(length), protocol, device],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,

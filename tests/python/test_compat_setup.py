@@ -115,6 +115,25 @@ def test_setup_validates_like_upstream(fresh, arguments, code):
     assert fresh.setup(*arguments) == code
 
 
+@pytest.mark.parametrize(
+    ("variables", "devices", "code"),
+    [
+        ({"MC_MS_AUTO_DISC": "0"}, "", INVALID),
+        ({"MC_MS_AUTO_DISC": "0"}, "auto-discovery", 0),
+        ({"MC_MS_AUTO_DISC": "0"}, "none0", 0),
+        ({"MC_MS_AUTO_DISC": "1", "MC_MS_FILTERS": "none1"}, "none0", 0),
+        ({"MC_TE_FILTERS": "none0", "MC_MS_FILTERS": "none1"}, "", INVALID),
+        ({"MC_TE_FILTERS": "none0", "MC_FORCE_HCA": "0"}, "", INVALID),
+        ({"MC_TE_FILTERS": "none0", "MC_FORCE_HCA": "0", "MC_FORCE_TCP": "1"}, "", 0),
+    ],
+)
+def test_variables_choose_rdma_devices(fresh, monkeypatch, variables, devices, code):
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    arguments = "localhost", "P2PHANDSHAKE", 0, 0, "rdma", devices, "embedded"
+    assert fresh.setup(*arguments) == code
+
+
 def test_documented_defaults_are_accepted(fresh):
     assert fresh.setup("localhost", "P2PHANDSHAKE", master_server_addr="embedded") == 0
     assert fresh.put("k", b"v") == 0
