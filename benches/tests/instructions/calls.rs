@@ -76,10 +76,11 @@ pub(crate) const ALL: [Call; 13] = [
 /// How the names of [`to_peers`] begin.
 pub(crate) const TO_PEERS: &str = "rdma: 100 slices to ";
 
-/// Transfers of few slices each, by the calling thread, in turn to peers.
+/// Transfers of few slices each, by the calling thread, in turn to peers. How often the caller has to
+/// wait for the device's thread differs, and with it the count.
 const fn to_peers(name: &'static str, run: fn()) -> Call {
     let scope = Scope::CallsWithout("mooncake_verbs::fake::functions::post_send");
-    Call { name, count: rdma::SLICES_IN_TURN / 100, scope, limit: None, run }
+    Call { name, count: rdma::SLICES_IN_TURN / 100, scope, limit: Some(60_000), run }
 }
 
 /// Runs calls of a client whose master is in this process.
