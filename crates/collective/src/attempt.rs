@@ -36,7 +36,6 @@ impl<'a> Attempt<'a> {
         operation: &Operation,
         has_data: &mut Option<Writes>,
     ) -> Result<(), Stop> {
-        let others = || self.slots.iter().copied().filter(|slot| *slot != self.core.slot);
         let failure = match operation.run(self) {
             Ok(writes) => {
                 // Peers may read from these buffers until the attempt has ended.
@@ -47,16 +46,14 @@ impl<'a> Attempt<'a> {
             Err(Stop::Failed(error)) => Some(error),
             Err(Stop::Interrupted) => return Err(Stop::Interrupted),
         };
-        let text = failure.as_ref().map(ToString::to_string).unwrap_or_default();
-        for slot in others() {
-            self.send_bytes(slot, DONE, text.as_bytes())?;
-        }
         if let Some(error) = failure {
+            let text = error.to_string();
+            for slot in self.others() {
+                self.send_bytes(slot, DONE, text.as_bytes())?;
+            }
             return Err(Stop::Failed(error));
         }
-        for slot in others() {
-            self.await_done(slot)?;
-        }
+        self.agree()?;
         // A change of the view that has begun decides whether the operation is finished.
         let mut state = self.core.inbox.state.lock();
         if self.is_interrupted(&state) {
@@ -66,14 +63,44 @@ impl<'a> Attempt<'a> {
         Ok(())
     }
 
+    fn others(&self) -> impl Iterator<Item = usize> {
+        self.slots.iter().copied().filter(|slot| *slot != self.core.slot)
+    }
+
+    /// Waits until all members have their data. The first member collects this, and tells the others:
+    /// 2 (n - 1) messages, where n (n - 1) would tell each member by each other.
+    fn agree(&self) -> Result<(), Stop> {
+        let first = self.slots.first().copied().unwrap_or(self.core.slot);
+        let is_collected = self.slots.len() > 2;
+        if is_collected && self.core.slot != first {
+            self.send_bytes(first, DONE, &[])?;
+            return self.await_done(first);
+        }
+        if is_collected {
+            self.others().try_for_each(|slot| self.await_done(slot))?;
+        }
+        self.others().try_for_each(|slot| self.send_bytes(slot, DONE, &[]))?;
+        if is_collected { Ok(()) } else { self.others().try_for_each(|slot| self.await_done(slot)) }
+    }
+
     fn await_done(&self, slot: usize) -> Result<(), Stop> {
-        let text = match self.part(slot, DONE)? {
-            Part::Bytes(text) if text.is_empty() => return Ok(()),
-            Part::Bytes(text) => String::from_utf8_lossy(&text).into_owned(),
-            Part::Lent { .. } | Part::Offered(_) => String::new(),
-        };
-        let error = Error::invalid("the operation failed at another rank");
-        Err(Stop::Failed(error.with("rank", slot).with("error", text)))
+        match self.part(slot, DONE)? {
+            Part::Bytes(text) if !text.is_empty() => Err(failed_at(slot, &text)),
+            _ => Ok(()),
+        }
+    }
+
+    /// Checks that no member has said that the operation failed: it sends nothing more for it.
+    fn check_failures(&self, state: &State) -> Result<(), Stop> {
+        for slot in self.others() {
+            let key = (self.view.attempt, self.sequence, DONE, slot_number(slot));
+            if let Some(Part::Bytes(text)) = state.parts.get(&key)
+                && !text.is_empty()
+            {
+                return Err(failed_at(slot, text));
+            }
+        }
+        Ok(())
     }
 
     fn mark_data(&self) -> Result<(), Stop> {
@@ -121,6 +148,8 @@ impl<'a> Attempt<'a> {
             if let Some(part) = state.parts.remove(&key) {
                 return Ok(part);
             }
+            self.check_failures(&state)?;
+            state.awaited = Some(key);
             self.core.inbox.changed.wait_for(&mut state, RECHECK);
         }
     }
@@ -133,11 +162,11 @@ impl<'a> Attempt<'a> {
     }
 
     /// Checks that the memory was lent until now.
-    fn check_loan(&self, slot: usize, process: u32, loan: &Loan) -> Result<(), Stop> {
+    fn check_loan(&self, process: u32, loan: &Loan) -> Result<(), Stop> {
         match loan.is_current(process) {
             Ok(true) => Ok(()),
             // Its process has ended, or has left the operation: the view changes, or it says why.
-            Ok(false) | Err(_) => Err(self.explain_end(slot)),
+            Ok(false) | Err(_) => Err(self.explain_end()),
         }
     }
 
@@ -148,21 +177,28 @@ impl<'a> Attempt<'a> {
             let error = Error::invalid("the memory of another rank cannot be read");
             return Stop::Failed(error.with("rank", slot).with("reason", text));
         }
-        self.explain_end(slot)
+        self.explain_end()
     }
 
-    fn explain_end(&self, slot: usize) -> Stop {
-        if let Err(stop) = self.await_done(slot) {
-            return stop;
-        }
-        // The member had its data. Without ours it leaves the operation only by a change of the
-        // view, or because it is dead, which changes the view too.
+    /// Waits for the reason why a member has left the operation. Without our data it leaves only
+    /// because the operation failed, by a change of the view, or because it is dead, which changes the
+    /// view too.
+    fn explain_end(&self) -> Stop {
         let mut state = self.core.inbox.state.lock();
         while !self.is_interrupted(&state) {
+            if let Err(stop) = self.check_failures(&state) {
+                return stop;
+            }
             self.core.inbox.changed.wait_for(&mut state, RECHECK);
         }
         Stop::Interrupted
     }
+}
+
+fn failed_at(slot: usize, text: &[u8]) -> Stop {
+    let error = Error::invalid("the operation failed at another rank");
+    let text = String::from_utf8_lossy(text).into_owned();
+    Stop::Failed(error.with("rank", slot).with("error", text))
 }
 
 impl Exchange for Attempt<'_> {
@@ -197,7 +233,7 @@ impl Exchange for Attempt<'_> {
             Part::Lent { process, loan } => {
                 loan.read(process, 0, target)
                     .map_err(|error| self.explain(slot, process, &loan, &error))?;
-                self.check_loan(slot, process, &loan)?;
+                self.check_loan(process, &loan)?;
             }
         }
         Ok(())
@@ -221,7 +257,7 @@ impl Exchange for Attempt<'_> {
                         .map_err(|error| self.explain(slot, process, &loan, &error))?;
                     take(at, bytes)?;
                 }
-                self.check_loan(slot, process, &loan)
+                self.check_loan(process, &loan)
             }
         }
     }

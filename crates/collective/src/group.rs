@@ -17,10 +17,11 @@ use crate::{
     collectives::{Operation, Stop, Writes},
     completion::{Completion, Outcome},
     context::Agent,
-    inbox::{Inbox, Outgoing, Receive, Sent, State, announce},
+    inbox::{Inbox, Messages, Outgoing, Receive, Sent, State, announce},
     memory::{HostRange, Mirror},
-    mesh::Mesh,
+    mesh::{Kind, Mesh},
     message::{Answer, Request},
+    messages::DIRECT_BYTES_MAX,
     metrics::{self, Counters, GroupMetrics, GroupReport, OperationKind, Recording},
     peer_memory::Cell,
     progress::{Fate, View},
@@ -138,9 +139,17 @@ impl Group {
         let cell = Box::default();
         let sent = Sent { to, completion: completion.clone(), range, buffered: 0, cell };
         state.messages.sent.insert(id, sent);
-        state.messages.outgoing.push_back(Outgoing::Message { to, tag, id, range });
+        let Messages { outgoing, is_writing, .. } = &mut state.messages;
+        let is_direct = range.length() <= DIRECT_BYTES_MAX && outgoing.is_empty() && !*is_writing;
+        if !is_direct {
+            outgoing.push_back(Outgoing::Message { to, tag, id, range });
+            drop(state);
+            self.core.inbox.outgoing.notify_all();
+            return Ok(completion);
+        }
+        *is_writing = true;
         drop(state);
-        self.core.inbox.changed.notify_all();
+        self.core.send_small(to, tag, id, range);
         Ok(completion)
     }
 
@@ -164,9 +173,20 @@ impl Group {
         }
         check_count(state.messages.receives.len() + state.messages.requested.len())?;
         let receive = Receive { source: from, tag, range, completion: completion.clone() };
-        state.add_receive(receive, &mut ended);
+        let taken = state.add_receive(receive, &mut ended);
+        let taken = taken.map(|(to, id)| {
+            let member = state.progress.view.member(to);
+            (to, id, member.and_then(|member| self.core.mesh.open_link(member)))
+        });
+        let has_outgoing = !state.messages.outgoing.is_empty();
         drop(state);
-        self.core.inbox.changed.notify_all();
+        if let Some((to, id, link)) = taken {
+            let answer = self.core.header_of(Kind::Taken, (id, 0), 0);
+            self.core.inbox.acknowledge(to, &answer, link.as_ref());
+        }
+        if has_outgoing {
+            self.core.inbox.outgoing.notify_all();
+        }
         announce(ended);
         Ok(completion)
     }

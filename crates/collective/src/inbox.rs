@@ -1,6 +1,6 @@
 //! The state of one group in one process: its view, how far it is, and what has arrived for it.
 
-use std::collections::VecDeque;
+use std::{collections::VecDeque, sync::Arc};
 
 use mooncake_base::{
     Error,
@@ -9,9 +9,11 @@ use mooncake_base::{
 use rustc_hash::FxHashMap;
 
 use crate::{
+    collectives::DONE,
     completion::{Completion, Outcome},
+    group::slot_number,
     memory::{HostRange, Mirror},
-    mesh::{Header, Kind},
+    mesh::{Header, Kind, Link, Progress as Sending},
     message::{Commit, Member},
     peer_memory::{Cell, Loan},
     progress::Progress,
@@ -43,11 +45,13 @@ impl Part {
     }
 }
 
-/// The state of a group, and the condition that it has changed.
+/// The state of a group, and the conditions that it has changed.
 #[derive(Debug, Default)]
 pub(crate) struct Inbox {
     pub(crate) state: Mutex<State>,
     pub(crate) changed: Condvar,
+    /// The thread for messages has something to write.
+    pub(crate) outgoing: Condvar,
 }
 
 #[derive(Debug, Default)]
@@ -65,6 +69,8 @@ pub(crate) struct State {
     pub(crate) refusal: Option<String>,
     pub(crate) closed: Option<Error>,
     pub(crate) parts: FxHashMap<PartKey, Part>,
+    /// The part that the group's thread waits for.
+    pub(crate) awaited: Option<PartKey>,
     pub(crate) messages: Messages,
 }
 
@@ -81,6 +87,8 @@ pub(crate) struct Messages {
     pub(crate) next_id: u64,
     /// What the group's thread for messages has to write.
     pub(crate) outgoing: VecDeque<Outgoing>,
+    /// Whether a message is on its way to a socket: a later one must not overtake it.
+    pub(crate) is_writing: bool,
 }
 
 /// A message that its receiver has not taken yet.
@@ -138,38 +146,55 @@ pub(crate) enum Outgoing {
         receive: Receive,
         arrived: Arrived,
     },
+    /// The rest of a frame that was sent in part.
+    Rest(Arc<Link>),
 }
 
 /// Operations that ended, to be announced after the lock is released.
 pub(crate) type Ended = Vec<(Completion, Outcome)>;
 
 impl Inbox {
-    /// Takes in a frame of a link to `process`.
-    pub(crate) fn deliver(&self, header: &Header, payload: Vec<u8>, process: Option<u32>) {
+    /// Takes in a frame of a link to `process`. Returns what has ended, and the answer to a message
+    /// that was taken, for [`Self::acknowledge`].
+    pub(crate) fn deliver(
+        &self,
+        header: &Header,
+        payload: Vec<u8>,
+        process: Option<u32>,
+    ) -> (Ended, Option<Header>) {
+        let mut ended = Ended::new();
+        let mut taken = None;
+        let nothing = (Ended::new(), None);
         let source = header.source as usize;
         let is_loan = matches!(header.kind, Kind::CollectiveLoan | Kind::MessageLoan);
         let payload = match (is_loan, process, Loan::decode(&payload)) {
             (false, ..) if header.kind == Kind::Offer => match payload.as_slice().try_into() {
                 Ok(length) => Part::Offered(u64::from_le_bytes(length)),
-                Err(_) => return,
+                Err(_) => return nothing,
             },
             (false, ..) => Part::Bytes(payload),
             (true, Some(process), Some(loan)) => Part::Lent { process, loan },
-            _ => return,
+            _ => return nothing,
         };
-        let mut ended = Ended::new();
         let mut state = self.state.lock();
         match header.kind {
             Kind::Collective | Kind::CollectiveLoan => {
                 if state.progress.is_over(header.attempt, header.sequence) {
-                    return;
+                    return nothing;
                 }
                 let key = (header.attempt, header.sequence, header.step, header.source);
+                let is_failure = header.step == DONE && payload.length() > 0;
+                let is_awaited = is_failure || state.awaited == Some(key);
                 state.parts.insert(key, payload);
+                drop(state);
+                if is_awaited {
+                    self.changed.notify_all();
+                }
+                return nothing;
             }
             Kind::Message | Kind::MessageLoan | Kind::Offer => {
                 let (tag, id) = (header.step, header.sequence);
-                state.add_arrived(Arrived { source, tag, id, payload }, &mut ended);
+                taken = state.add_arrived(Arrived { source, tag, id, payload }, &mut ended);
             }
             Kind::Request => {
                 let (to, id) = (source, header.sequence);
@@ -178,7 +203,9 @@ impl Inbox {
                     state.messages.outgoing.push_back(Outgoing::Requested { to, id, range });
                 }
             }
-            Kind::Requested => state.take_requested(source, header.sequence, &payload, &mut ended),
+            Kind::Requested => {
+                taken = state.take_requested(source, header.sequence, &payload, &mut ended);
+            }
             Kind::Taken => {
                 if let Some(sent) = state.messages.sent.remove(&header.sequence) {
                     if let Some(buffered) = state.messages.buffered.get_mut(&sent.to) {
@@ -188,9 +215,33 @@ impl Inbox {
                 }
             }
         }
+        let (kind, source) = (Kind::Taken, slot_number(state.progress.slot));
+        let answer = |id| Header { kind, sequence: id, step: 0, source, length: 0, ..*header };
+        let has_outgoing = !state.messages.outgoing.is_empty();
         drop(state);
-        self.changed.notify_all();
-        announce(ended);
+        if has_outgoing {
+            self.outgoing.notify_all();
+        }
+        (ended, taken.map(answer))
+    }
+
+    /// Tells a sender that its message was taken: at once, or by the thread for messages if that
+    /// would block.
+    pub(crate) fn acknowledge(&self, to: usize, answer: &Header, link: Option<&Arc<Link>>) {
+        let later = match link.map(|link| (link, link.try_send(answer, &[]))) {
+            Some((_, Ok(Sending::Whole))) => return,
+            Some((link, Ok(Sending::Begun))) => Outgoing::Rest(Arc::clone(link)),
+            Some((_, Ok(Sending::Nothing) | Err(_))) | None => {
+                Outgoing::Taken { to, id: answer.sequence }
+            }
+        };
+        self.push_outgoing(later);
+    }
+
+    /// Lets the thread for messages write something.
+    pub(crate) fn push_outgoing(&self, outgoing: Outgoing) {
+        self.state.lock().messages.outgoing.push_back(outgoing);
+        self.outgoing.notify_all();
     }
 
     /// Stops the group for a change of the view, and returns the last operation whose data it has.
@@ -276,6 +327,7 @@ impl Inbox {
         state.parts.clear();
         drop(state);
         self.changed.notify_all();
+        self.outgoing.notify_all();
         announce(ended);
     }
 }
@@ -287,28 +339,39 @@ impl Receive {
 }
 
 impl State {
-    /// Takes in a receive: it gets the first message that fits, or waits.
-    pub(crate) fn add_receive(&mut self, receive: Receive, ended: &mut Ended) {
+    /// Takes in a receive: it gets the first message that fits, or waits. Returns the sender and the
+    /// number of a message that was taken.
+    pub(crate) fn add_receive(
+        &mut self,
+        receive: Receive,
+        ended: &mut Ended,
+    ) -> Option<(usize, u64)> {
         let found = self.messages.arrived.iter().position(|arrived| receive.fits(arrived));
-        match found.and_then(|index| self.messages.arrived.remove(index)) {
-            Some(arrived) => self.hand_over(receive, arrived, ended),
-            None => self.messages.receives.push(receive),
-        }
+        let Some(arrived) = found.and_then(|index| self.messages.arrived.remove(index)) else {
+            self.messages.receives.push(receive);
+            return None;
+        };
+        let source = arrived.source;
+        self.hand_over(receive, arrived, ended).map(|id| (source, id))
     }
 
-    /// Takes in a message: the first receive that fits gets it, or it waits.
-    fn add_arrived(&mut self, arrived: Arrived, ended: &mut Ended) {
+    /// Takes in a message: the first receive that fits gets it, or it waits. Returns the number of a
+    /// message that was taken.
+    fn add_arrived(&mut self, arrived: Arrived, ended: &mut Ended) -> Option<u64> {
         match self.messages.receives.iter().position(|receive| receive.fits(&arrived)) {
             Some(index) => {
                 let receive = self.messages.receives.remove(index);
-                self.hand_over(receive, arrived, ended);
+                self.hand_over(receive, arrived, ended)
             }
-            None => self.messages.arrived.push_back(arrived),
+            None => {
+                self.messages.arrived.push_back(arrived);
+                None
+            }
         }
     }
 
-    /// Hands a message to a receive, or begins to bring its bytes here.
-    fn hand_over(&mut self, receive: Receive, arrived: Arrived, ended: &mut Ended) {
+    /// Hands a message to a receive, and returns its number; or begins to bring its bytes here.
+    fn hand_over(&mut self, receive: Receive, arrived: Arrived, ended: &mut Ended) -> Option<u64> {
         let (to, id) = (arrived.source, arrived.id);
         let length = arrived.payload.length();
         let mut outcome = Outcome { source: Some(to), ..Outcome::default() };
@@ -323,16 +386,16 @@ impl State {
             Part::Bytes(bytes) => receive.range.write(bytes),
             Part::Lent { .. } => {
                 self.messages.outgoing.push_back(Outgoing::Fetch { receive, arrived });
-                return;
+                return None;
             }
             Part::Offered(_) => {
                 self.messages.outgoing.push_back(Outgoing::Request { to, id });
                 self.messages.requested.insert((to, id), receive);
-                return;
+                return None;
             }
         }
         ended.push((receive.completion, outcome));
-        self.messages.outgoing.push_back(Outgoing::Taken { to, id });
+        Some(id)
     }
 
     /// Returns how many bytes of messages wait here for a receive.
@@ -344,13 +407,19 @@ impl State {
         buffered.sum()
     }
 
-    /// Hands the bytes of a message to the receive that requested them.
-    fn take_requested(&mut self, source: usize, id: u64, payload: &Part, ended: &mut Ended) {
-        let Part::Bytes(bytes) = payload else { return };
-        let Some(receive) = self.messages.requested.remove(&(source, id)) else { return };
+    /// Hands the bytes of a message to the receive that requested them, and returns its number.
+    fn take_requested(
+        &mut self,
+        source: usize,
+        id: u64,
+        payload: &Part,
+        ended: &mut Ended,
+    ) -> Option<u64> {
+        let Part::Bytes(bytes) = payload else { return None };
+        let receive = self.messages.requested.remove(&(source, id))?;
         receive.range.write(bytes);
         ended.push((receive.completion, Outcome { source: Some(source), ..Outcome::default() }));
-        self.messages.outgoing.push_back(Outgoing::Taken { to: source, id });
+        Some(id)
     }
 
     /// Ends sends to, and receives from, slots that are not in the view.
@@ -365,6 +434,8 @@ impl State {
             | Outgoing::Requested { to, .. }
             | Outgoing::Request { to, .. }
             | Outgoing::Taken { to, .. } => view.is_member(*to),
+            // Other groups may send on the same connection.
+            Outgoing::Rest(_) => true,
             Outgoing::Fetch { receive, arrived } => {
                 let is_member = view.is_member(arrived.source);
                 if !is_member {

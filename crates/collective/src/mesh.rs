@@ -21,11 +21,12 @@ use mooncake_base::{
 };
 use mooncake_os::dial::dial;
 use rustc_hash::FxHasher;
+use socket2::SockRef;
 
 use crate::{
     auth,
     buffers::Buffers,
-    inbox::Inbox,
+    inbox::{Inbox, announce},
     message::Member,
     peer_memory::{self, Secret},
 };
@@ -124,8 +125,20 @@ pub(crate) struct Link {
     incarnation: u64,
     stream: TcpStream,
     access: Access,
-    writing: Mutex<()>,
+    /// The rest of a frame that was sent in part: it goes before any other.
+    rest: Mutex<Vec<u8>>,
     is_alive: AtomicBool,
+}
+
+/// How much of a frame a call that does not block has sent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Progress {
+    /// Nothing: the socket has no room, or another thread writes.
+    Nothing,
+    /// A part: [`Link::flush`] must be called for the rest.
+    Begun,
+    /// The whole frame.
+    Whole,
 }
 
 /// Who of two ranks can read the other's memory.
@@ -141,7 +154,8 @@ impl Link {
     /// Sends a frame. Blocks until the peer's thread has room for it.
     pub(crate) fn send(&self, header: &Header, payload: &[u8]) -> io::Result<()> {
         let head = header.encode();
-        let _writing = self.writing.lock();
+        let mut rest = self.rest.lock();
+        self.send_rest(&mut rest)?;
         let mut stream = &self.stream;
         let sent = match stream.write_vectored(&[IoSlice::new(&head), IoSlice::new(payload)]) {
             Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
@@ -155,6 +169,45 @@ impl Link {
         } else {
             stream.write_all(&payload[sent - head.len()..])
         }
+    }
+
+    /// Sends a frame as far as the socket has room for it. Does not block.
+    pub(crate) fn try_send(&self, header: &Header, payload: &[u8]) -> io::Result<Progress> {
+        let Some(mut rest) = self.rest.try_lock() else { return Ok(Progress::Nothing) };
+        if !rest.is_empty() {
+            return Ok(Progress::Nothing);
+        }
+        let head = header.encode();
+        let parts = [IoSlice::new(&head), IoSlice::new(payload)];
+        let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
+        let sent = match SockRef::from(&self.stream).send_vectored_with_flags(&parts, flags) {
+            Ok(0) => return Ok(Progress::Nothing),
+            Ok(sent) => sent,
+            Err(error) => match error.kind() {
+                io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted => {
+                    return Ok(Progress::Nothing);
+                }
+                _ => return Err(error),
+            },
+        };
+        if sent == head.len() + payload.len() {
+            return Ok(Progress::Whole);
+        }
+        rest.extend_from_slice(head.get(sent..).unwrap_or_default());
+        rest.extend_from_slice(&payload[sent.saturating_sub(head.len())..]);
+        Ok(Progress::Begun)
+    }
+
+    /// Sends the rest of a frame that [`Self::try_send`] has begun. Blocks as [`Self::send`].
+    pub(crate) fn flush(&self) -> io::Result<()> {
+        self.send_rest(&mut self.rest.lock())
+    }
+
+    fn send_rest(&self, rest: &mut Vec<u8>) -> io::Result<()> {
+        let mut stream = &self.stream;
+        stream.write_all(rest)?;
+        rest.clear();
+        Ok(())
     }
 
     fn close(&self) {
@@ -224,6 +277,15 @@ impl Mesh {
             .links
             .get(&member.rank)
             .is_some_and(|link| link.incarnation == member.incarnation && link.access.is_reader)
+    }
+
+    /// Returns the connection to a member if it is there.
+    pub(crate) fn open_link(&self, member: &Member) -> Option<Arc<Link>> {
+        let state = self.state.lock();
+        let link = state.links.get(&member.rank)?;
+        let is_open =
+            link.incarnation == member.incarnation && link.is_alive.load(Ordering::SeqCst);
+        is_open.then(|| Arc::clone(link))
     }
 
     /// Returns all inboxes.
@@ -421,7 +483,7 @@ impl Mesh {
             incarnation,
             stream,
             access,
-            writing: Mutex::new(()),
+            rest: Mutex::default(),
             is_alive: AtomicBool::new(true),
         });
         let mut state = self.state.lock();
@@ -439,9 +501,13 @@ impl Mesh {
     fn read(&self, link: &Arc<Link>) {
         let mut stream = io::BufReader::with_capacity(64 << 10, &link.stream);
         while let Ok((header, payload)) = read_frame(&mut stream) {
-            if let Some(inbox) = self.inbox(header.group) {
-                inbox.deliver(&header, payload, link.access.process);
+            let Some(inbox) = self.inbox(header.group) else { continue };
+            let (ended, answer) = inbox.deliver(&header, payload, link.access.process);
+            if let Some(answer) = answer {
+                // The sender goes on first: it waits longer.
+                inbox.acknowledge(header.source as usize, &answer, Some(link));
             }
+            announce(ended);
         }
         let was_alive = link.is_alive.swap(false, Ordering::SeqCst);
         {
@@ -486,4 +552,86 @@ fn read_frame(stream: &mut impl Read) -> io::Result<(Header, Vec<u8>)> {
         return Err(io::ErrorKind::UnexpectedEof.into());
     }
     Ok((header, payload))
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test panics where a step fails")]
+mod tests {
+    use super::*;
+
+    fn connected() -> (Arc<Link>, TcpStream) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let peer = listener.accept().unwrap().0;
+        let (access, rest, is_alive) = (Access::default(), Mutex::default(), true.into());
+        (Arc::new(Link { rank: 0, incarnation: 0, stream, access, rest, is_alive }), peer)
+    }
+
+    fn header(sequence: u64, length: usize) -> Header {
+        Header {
+            kind: Kind::Message,
+            group: 0,
+            attempt: 0,
+            sequence,
+            step: 0,
+            source: 0,
+            length: length as u64,
+        }
+    }
+
+    /// Sends frames until the socket is full, and returns how many were begun, and how the last ended.
+    fn fill(link: &Link, payload: &[u8]) -> (u64, Progress) {
+        for sequence in 0.. {
+            let progress = link.try_send(&header(sequence, payload.len()), payload).unwrap();
+            match progress {
+                Progress::Whole => {}
+                Progress::Begun => return (sequence + 1, progress),
+                Progress::Nothing => return (sequence, progress),
+            }
+        }
+        unreachable!("no socket has room for all numbers");
+    }
+
+    #[test]
+    fn full_socket_takes_part_of_a_frame() {
+        let (link, mut peer) = connected();
+        let payload: Vec<u8> = (0..=250).cycle().take(1 << 20).collect();
+        let (begun, progress) = fill(&link, &payload);
+        assert_eq!(progress, Progress::Begun);
+        assert_eq!(link.try_send(&header(99, 0), &[]).unwrap(), Progress::Nothing);
+        let writing = Arc::clone(&link);
+        let writer = thread::spawn(move || {
+            writing.flush().unwrap();
+            writing.send(&header(begun, 3), b"end").unwrap();
+        });
+        for sequence in 0..begun {
+            let (found, bytes) = read_frame(&mut peer).unwrap();
+            assert_eq!(found.sequence, sequence);
+            assert!(bytes == payload, "frame {sequence} is torn");
+        }
+        assert_eq!(read_frame(&mut peer).unwrap(), (header(begun, 3), b"end".to_vec()));
+        writer.join().unwrap();
+        assert_eq!(link.try_send(&header(0, 0), &[]).unwrap(), Progress::Whole);
+    }
+
+    #[test]
+    fn thread_that_blocks_in_a_send_blocks_no_other() {
+        let (link, mut peer) = connected();
+        let (begun, _) = fill(&link, &[7; 1 << 20]);
+        let writing = Arc::clone(&link);
+        let writer = thread::spawn(move || writing.send(&header(begun, 0), &[]));
+        assert_eq!(link.try_send(&header(0, 0), &[]).unwrap(), Progress::Nothing);
+        let mut frames = (0..=begun).map(|_| read_frame(&mut peer).unwrap().0.sequence);
+        assert!((0..=begun).all(|sequence| frames.next() == Some(sequence)));
+        writer.join().unwrap().unwrap();
+    }
+
+    #[test]
+    fn frame_for_a_closed_socket_is_an_error() {
+        let (link, peer) = connected();
+        link.close();
+        assert!(link.try_send(&header(0, 0), &[]).is_err());
+        assert!(link.send(&header(0, 0), &[]).is_err());
+        drop(peer);
+    }
 }

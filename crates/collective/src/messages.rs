@@ -7,7 +7,7 @@ use crate::{
     group::{Core, RECHECK, slot_number},
     inbox::{Arrived, Messages, Outgoing, Part, Receive, State},
     memory::HostRange,
-    mesh::{Header, Kind},
+    mesh::{Header, Kind, Progress},
 };
 
 /// From this size on, a message is lent, not sent: the receiver's thread must wake up to read it.
@@ -17,6 +17,8 @@ const LENT_MESSAGE_BYTES_MIN: usize = 256 << 10;
 pub(crate) const BUFFERED_BYTES_MAX: usize = 8 << 20;
 /// What an entry of a message takes beside its bytes.
 const ENTRY_BYTES: usize = 256;
+/// Messages up to this size are written by the thread that sends them, if they need not wait.
+pub(crate) const DIRECT_BYTES_MAX: usize = 4 << 10;
 
 impl Core {
     /// Writes messages and their acknowledgements, one after the other, until the group is closed.
@@ -27,10 +29,13 @@ impl Core {
                 if state.closed.is_some() {
                     return;
                 }
-                if let Some(outgoing) = state.messages.outgoing.pop_front() {
+                if !state.messages.is_writing
+                    && let Some(outgoing) = state.messages.outgoing.pop_front()
+                {
+                    state.messages.is_writing = true;
                     break outgoing;
                 }
-                self.inbox.changed.wait_for(&mut state, RECHECK);
+                self.inbox.outgoing.wait_for(&mut state, RECHECK);
             };
             drop(state);
             match outgoing {
@@ -44,7 +49,73 @@ impl Core {
                     self.write_frame(Kind::Taken, to, (id, 0), HostRange::EMPTY.bytes());
                 }
                 Outgoing::Fetch { receive, arrived } => self.fetch(receive, &arrived),
+                Outgoing::Rest(link) => {
+                    if let Err(error) = link.flush() {
+                        tracing::debug!(%error, "the rest of a frame was not sent");
+                    }
+                }
             }
+            self.inbox.state.lock().messages.is_writing = false;
+        }
+    }
+
+    /// Sends a small message at once, without the thread for messages, if nothing else must be sent
+    /// before it and the socket has room. Otherwise the thread for messages sends it.
+    pub(crate) fn send_small(&self, to: usize, tag: u32, id: u64, range: HostRange) {
+        let is_sent = self.try_send_small(to, tag, id, range);
+        let messages = &mut self.inbox.state.lock().messages;
+        messages.is_writing = false;
+        // If the view has changed meanwhile, the message has ended.
+        if let (false, Some(sent)) = (is_sent, messages.sent.get_mut(&id)) {
+            if let Some(taken) = messages.buffered.get_mut(&to) {
+                *taken -= std::mem::take(&mut sent.buffered);
+            }
+            messages.outgoing.push_front(Outgoing::Message { to, tag, id, range });
+        }
+        if !messages.outgoing.is_empty() {
+            self.inbox.outgoing.notify_all();
+        }
+    }
+
+    /// Returns whether the message was sent, or begun.
+    fn try_send_small(&self, to: usize, tag: u32, id: u64, range: HostRange) -> bool {
+        let bytes = range.length() + ENTRY_BYTES;
+        let mut state = self.inbox.state.lock();
+        let State { progress, messages, .. } = &mut *state;
+        let link = progress.view.member(to).and_then(|member| self.mesh.open_link(member));
+        let (Some(link), Some(sent)) = (link, messages.sent.get_mut(&id)) else { return false };
+        let taken = messages.buffered.entry(to).or_default();
+        if *taken + bytes > BUFFERED_BYTES_MAX {
+            return false;
+        }
+        *taken += bytes;
+        sent.buffered = bytes;
+        drop(state);
+        let header = self.header_of(Kind::Message, (id, tag), range.length());
+        let progress = link.try_send(&header, range.bytes()).unwrap_or(Progress::Nothing);
+        if progress == Progress::Begun {
+            self.inbox.state.lock().messages.outgoing.push_front(Outgoing::Rest(link));
+        }
+        if progress != Progress::Nothing {
+            self.metrics.add_sent(range.length());
+        }
+        progress != Progress::Nothing
+    }
+
+    pub(crate) fn header_of(
+        &self,
+        kind: Kind,
+        (sequence, step): (u64, u32),
+        length: usize,
+    ) -> Header {
+        Header {
+            kind,
+            group: self.id,
+            attempt: 0,
+            sequence,
+            step,
+            source: slot_number(self.slot),
+            length: length as u64,
         }
     }
 
@@ -90,15 +161,7 @@ impl Core {
             state.closed.is_some() || !state.progress.view.is_member(to)
         };
         let Some(link) = self.mesh.link(&member, is_over) else { return };
-        let header = Header {
-            kind,
-            group: self.id,
-            attempt: 0,
-            sequence,
-            step,
-            source: slot_number(self.slot),
-            length: bytes.len() as u64,
-        };
+        let header = self.header_of(kind, (sequence, step), bytes.len());
         if let Err(error) = link.send(&header, bytes) {
             // The end of the connection is reported by its reader.
             tracing::debug!(rank = member.rank, %error, "a message was not sent");

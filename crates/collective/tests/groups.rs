@@ -411,3 +411,87 @@ fn end_of_the_coordinator_is_an_error_at_the_others() {
         ended = survivor.begin(sum(&mut value));
     }
 }
+
+#[test]
+fn sizes_that_differ_in_one_part_end_the_operation_everywhere() {
+    let contexts = contexts(3);
+    let groups = groups(&contexts, 3);
+    // The first two parts have the same length at all ranks: only the last rank sees the difference.
+    let mut values = [vec![1i64; 3000], vec![1; 3001], vec![1; 3001]];
+    let begun: Vec<_> = groups
+        .iter()
+        .zip(&mut values)
+        .map(|(group, values)| group.begin(sum(values)).unwrap())
+        .collect();
+    for completion in &begun {
+        let error = done(completion).error.unwrap().to_string();
+        assert!(error.contains("differ in size"), "{error}");
+    }
+    assert_eq!(add_up(&groups, &[0, 1, 2], 5)[0].0, 7);
+}
+
+/// Sends numbered messages, each of one of the lengths, and returns the memory and the completions.
+fn send_numbered(
+    group: &Group,
+    to: usize,
+    count: i64,
+    lengths: &[usize],
+) -> (Vec<Vec<i64>>, Vec<Completion>) {
+    let lengths = lengths.iter().copied().cycle();
+    let mut sources: Vec<_> = (0..count).zip(lengths).map(|(i, length)| vec![i; length]).collect();
+    let sent = sources.iter_mut().map(|source| group.send(range(source), to, 0).unwrap());
+    let sent = sent.collect();
+    (sources, sent)
+}
+
+fn receive_numbered(group: &Group, from: usize, count: i64, lengths: &[usize]) {
+    for (number, &length) in (0..count).zip(lengths.iter().cycle()) {
+        let mut target = vec![-1; length];
+        let outcome = done(&group.receive(range(&mut target), Some(from), 0).unwrap());
+        assert!(outcome.error.is_none() && outcome.failed_slots.is_empty(), "{outcome:?}");
+        assert!(target.iter().all(|value| *value == number), "message {number}: {}", target[0]);
+    }
+}
+
+#[test]
+fn messages_of_all_sizes_keep_their_order_both_ways() {
+    const COUNT: i64 = 2000;
+    // Some are written by the caller, some by the thread for messages, some are lent.
+    const LENGTHS: [usize; 7] = [1, 1, 512, 513, 1, 40_000, 2];
+    let contexts = contexts(2);
+    let groups = groups(&contexts, 2);
+    thread::scope(|scope| {
+        for (slot, group) in groups.iter().enumerate() {
+            scope.spawn(move || {
+                let (sources, sent) = send_numbered(group, 1 - slot, COUNT, &LENGTHS);
+                receive_numbered(group, 1 - slot, COUNT, &LENGTHS);
+                assert!(sent.iter().all(|sent| done(sent).error.is_none()));
+                drop(sources);
+            });
+        }
+    });
+    assert!(groups.iter().all(|group| group.counters().bytes_buffered == 0));
+}
+
+#[test]
+fn messages_survive_the_loss_of_another_rank() {
+    const COUNT: i64 = 3000;
+    let contexts = contexts(3);
+    let mut groups = groups(&contexts, 3);
+    let leaver = groups.pop().unwrap();
+    thread::scope(|scope| {
+        for (slot, group) in groups.iter().enumerate() {
+            scope.spawn(move || {
+                let (sources, sent) = send_numbered(group, 1 - slot, COUNT, &[1, 2]);
+                receive_numbered(group, 1 - slot, COUNT, &[1, 2]);
+                let is_taken = |sent: &Completion| done(sent).failed_slots.is_empty();
+                assert!(sent.iter().all(is_taken));
+                drop(sources);
+            });
+        }
+        leaver.close();
+    });
+    let mut value = [0i64];
+    let more = groups[1].receive(range(&mut value), Some(0), 0).unwrap();
+    assert!(!more.wait(Duration::ZERO), "a message came twice");
+}
