@@ -14,7 +14,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from mooncake import pg
+from mooncake import _native, pg
 
 LIMIT = timedelta(seconds=60)
 LARGE = 1 << 20
@@ -96,14 +96,21 @@ def messages_to_the_dead_end(rank, size, port, parent):
 
 
 def dies_while_the_group_is_made(rank, size, port, parent):
-    # A rank that has registered and dies before the others have made the group.
-    if rank == size - 1:
-        store = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=LIMIT)
-        from mooncake._pg.context import context_for
-
-        context = context_for(dist.PrefixStore("x", store), rank, joins=False, timeout=LIMIT)
-        parent.send("ready")
-        context.native.group(
+    # A rank dies before the group is made. Others that ask for it after the death wait for their
+    # time limit, and those that are slower than rank 0 find no coordinator any more.
+    store = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=LIMIT)
+    coordinator = None if rank == 0 else store.get("coordinator").decode()
+    context = _native.CollectiveContext(
+        global_rank=rank,
+        host="127.0.0.1",
+        coordinator=coordinator,
+        bootstrap_timeout_us=10_000_000,
+    )
+    if rank == 0:
+        store.set("coordinator", context.address)
+    parent.send("ready")
+    with pytest.raises(Exception, match=r"left while|in time|rank 0 is gone"):
+        context.group(
             "0",
             rank,
             declared_size=size + 1,
@@ -111,21 +118,7 @@ def dies_while_the_group_is_made(rank, size, port, parent):
             is_extension=False,
             auto_deactivate=True,
         )
-    else:
-        store = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=LIMIT)
-        from mooncake._pg.context import context_for
-
-        context = context_for(dist.PrefixStore("x", store), rank, joins=False, timeout=LIMIT)
-        parent.send("ready")
-        with pytest.raises(Exception, match=r"rank=2|left while"):
-            context.native.group(
-                "0",
-                rank,
-                declared_size=size + 1,
-                max_group_size=size + 1,
-                is_extension=False,
-                auto_deactivate=True,
-            )
+    context.close()
 
 
 def manual_mode(rank, size, port, parent):
