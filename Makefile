@@ -172,11 +172,16 @@ check-packages: setup ## The long tier: package the crates, and build and run a 
 soak: dev $(VENV)/.test-tools ## The long tier: every test ROUNDS times, CASES cases per property; with MOONCAKE_LONG_TESTS=1 also the tests that take minutes
 	$(BIN)/python scripts/check_packages.py
 	$(MAKE) check-oldest-rust
+	$(MAKE) check-torch-versions
 	for round in $$(seq $(ROUNDS)); do \
 	  echo "round $$round of $(ROUNDS), $(CASES) cases a property"; \
 	  PROPTEST_CASES=$(CASES) cargo test $(RUST_TESTED) --no-fail-fast; \
 	  $(BIN)/pytest tests/python; \
 	done
+
+.PHONY: check-torch-versions
+check-torch-versions: dev ## The long tier: tests of process groups with old versions of torch, 5 GB of downloads each (TORCH_VERSIONS=...)
+	$(BIN)/python scripts/check_torch_versions.py $(TORCH_VERSIONS)
 
 OLDEST_RUST := $(shell sed -n 's/^rust-version = "\(.*\)"/\1/p' Cargo.toml)
 .PHONY: check-oldest-rust
