@@ -239,6 +239,15 @@ struct State {
     threads: Vec<JoinHandle<()>>,
 }
 
+impl State {
+    fn open_link(&self, member: &Member) -> Option<Arc<Link>> {
+        let link = self.links.get(&member.rank)?;
+        let is_open =
+            link.incarnation == member.incarnation && link.is_alive.load(Ordering::SeqCst);
+        is_open.then(|| Arc::clone(link))
+    }
+}
+
 impl Mesh {
     pub(crate) fn new(rank: u32, incarnation: u64, token: Option<Token>) -> Arc<Self> {
         Arc::new(Self {
@@ -281,11 +290,7 @@ impl Mesh {
 
     /// Returns the connection to a member if it is there.
     pub(crate) fn open_link(&self, member: &Member) -> Option<Arc<Link>> {
-        let state = self.state.lock();
-        let link = state.links.get(&member.rank)?;
-        let is_open =
-            link.incarnation == member.incarnation && link.is_alive.load(Ordering::SeqCst);
-        is_open.then(|| Arc::clone(link))
+        self.state.lock().open_link(member)
     }
 
     /// Returns all inboxes.
@@ -350,18 +355,18 @@ impl Mesh {
         is_over: impl Fn() -> bool,
     ) -> Option<Arc<Link>> {
         loop {
-            let mut state = self.state.lock();
-            if let Some(link) = state.links.get(&member.rank)
-                && link.incarnation == member.incarnation
-                && link.is_alive.load(Ordering::SeqCst)
-            {
-                return Some(Arc::clone(link));
+            if let Some(link) = self.open_link(member) {
+                return Some(link);
             }
+            // No lock is held: it looks at a group, whose threads look for connections.
             if self.is_closing() || is_over() {
                 return None;
             }
-            // The end of the wait is not announced here: it is looked for.
-            self.changed.wait_for(&mut state, Duration::from_millis(20));
+            let mut state = self.state.lock();
+            if state.open_link(member).is_none() {
+                // The end of the wait is not announced here: it is looked for.
+                self.changed.wait_for(&mut state, Duration::from_millis(20));
+            }
             drop(state);
             // The connection may have ended before this rank was in a view with the member.
             self.connect(slice::from_ref(member));
@@ -633,5 +638,20 @@ mod tests {
         assert!(link.try_send(&header(0, 0), &[]).is_err());
         assert!(link.send(&header(0, 0), &[]).is_err());
         drop(peer);
+    }
+    #[test]
+    fn end_of_a_wait_is_looked_for_without_a_lock() {
+        let mesh = Mesh::new(1, 1, None);
+        let member = Member { slot: 0, rank: 2, incarnation: 1, address: String::new() };
+        let is_free = std::cell::Cell::new(false);
+        let link = mesh.link(&member, || {
+            is_free.set(mesh.state.try_lock().is_some());
+            true
+        });
+        assert!(link.is_none());
+        assert!(
+            is_free.get(),
+            "a thread that holds the group's lock and looks for a link would wait"
+        );
     }
 }
