@@ -107,7 +107,8 @@ def test_death_while_the_group_is_made_is_an_error():
 
 def test_death_between_join_and_activation_leaves_the_group():
     with Forked("dies_between_join_and_activation", 3) as ranks:
-        ranks.start().expect("ready")
+        ranks.start(0, 1).expect("ready", 0, 1)
+        ranks.start(2).expect("ready", 2)
         ranks.expect("waits", 0, 1)
         ranks.signal(2, signal.SIGKILL)
         ranks.send("dead", 0, 1)
