@@ -39,6 +39,8 @@ pub(crate) struct RdmaTransport {
 #[derive(Debug)]
 struct RdmaPath {
     link: Arc<PeerLink>,
+    /// Addresses and lengths of the peer's memory that its devices do not reach.
+    keyless: Vec<(u64, u64)>,
 }
 
 impl Transport for RdmaTransport {
@@ -65,7 +67,9 @@ impl Transport for RdmaTransport {
         };
         let link = self.devices.link(&description(peer), Arc::new(exchange))?;
         link.connect(deadline)?;
-        Ok(Arc::new(RdmaPath { link: Arc::new(link) }))
+        let keyless = peer.buffers.iter().filter(|buffer| !has_key(buffer));
+        let keyless = keyless.map(|buffer| (buffer.addr, buffer.length)).collect();
+        Ok(Arc::new(RdmaPath { link: Arc::new(link), keyless }))
     }
 }
 
@@ -81,7 +85,9 @@ impl Path for RdmaPath {
     fn transfer(&self, opcode: Opcode, entries: &mut [TransferEntry], limits: TimeLimits) {
         // The pages of a mapped file may vanish, and cannot be pinned.
         let is_served = |entry: &TransferEntry| {
-            entry.outcome.is_none() && entry.local.ownership() != Ownership::Volatile
+            entry.outcome.is_none()
+                && entry.local.ownership() != Ownership::Volatile
+                && !self.is_keyless(entry.remote)
         };
         let mut open: Vec<_> = entries.iter_mut().filter(|entry| is_served(entry)).collect();
         let wanted = open.iter().map(|entry| Entry {
@@ -118,6 +124,15 @@ impl Path for RdmaPath {
 
     fn close(&self) {
         self.link.close();
+    }
+}
+
+impl RdmaPath {
+    /// Returns whether an address of the peer is in memory that its devices do not reach: another path does.
+    fn is_keyless(&self, address: u64) -> bool {
+        self.keyless
+            .iter()
+            .any(|(base, length)| address.checked_sub(*base).is_some_and(|at| at < *length))
     }
 }
 
@@ -159,7 +174,6 @@ fn description(peer: &SegmentDescriptor) -> PeerDescription {
         length: buffer.length,
         keys: buffer.rkey.clone(),
     };
-    let is_registered = |buffer: &&BufferDescriptor| buffer.rkey.iter().any(|key| *key != NO_KEY);
     let server = match peer.rdma_server_name.as_str() {
         "" => peer.name.clone(),
         server => server.to_owned(),
@@ -167,9 +181,14 @@ fn description(peer: &SegmentDescriptor) -> PeerDescription {
     PeerDescription {
         server,
         devices: peer.devices.iter().map(device).collect(),
-        buffers: peer.buffers.iter().filter(is_registered).map(buffer).collect(),
+        buffers: peer.buffers.iter().filter(|buffer| has_key(buffer)).map(buffer).collect(),
         priority: priority(peer),
     }
+}
+
+/// Returns whether devices reach a buffer.
+fn has_key(buffer: &BufferDescriptor) -> bool {
+    buffer.rkey.iter().any(|key| *key != NO_KEY)
 }
 
 /// Returns the near devices and the others for each location: those of our own field, which upstream's
