@@ -123,6 +123,7 @@ variables! {
     MC_IB_TC = "-1", "Traffic class of RDMA packets (0 to 255); -1 for the default.";
     MC_IB_SL = "-1", "Service level of RDMA packets (0 to 15); -1 for the default.";
     MC_PKEY_INDEX = "0", "Entry of the table of partitions of the port of the RDMA devices.";
+    MC_DISABLE_GPU_DIRECT_RDMA = "off", "Do not register memory of CUDA devices with RDMA devices: its bytes go through host memory.";
     MC_IB_PCI_RELAXED_ORDERING = "on", "Let the bus reorder accesses of the RDMA devices to registered memory.";
     MC_NUM_QP_PER_EP = "2", "Queue pairs to each RDMA device of a peer (1 to 64); peers must agree.";
     MC_MAX_WR = "256", "Maximum number of requests in flight on an RDMA queue pair.";

@@ -20,7 +20,7 @@ use crate::{
     near_devices::NearDevices,
     nic::{Nic, Poller},
     peer_memory::{DeviceDescription, PeerDescription, PeerMemory},
-    registration::{LocalMemory, RegistrationRule, Registrations},
+    registration::{LocalMemory, MemorySource, RegistrationRule, Registrations},
     settings::RdmaSettings,
     slices::{MemoryRange, SliceRule},
     usage::DeviceUsage,
@@ -128,7 +128,24 @@ impl Devices {
     /// Until the range is deregistered it stays mapped, and no Rust reference exists to it: peers read and
     /// write it at any time.
     pub unsafe fn register(&self, base: u64, length: u64, location: &str) -> Result<()> {
-        let (range, rule) = ((base, length), self.registration_rule());
+        // SAFETY: by the contract of the function.
+        unsafe { self.register_from(MemorySource::Pages, (base, length), location) }
+    }
+
+    /// Registers a range whose bytes devices get at as `source` says; see [`Self::register`].
+    ///
+    /// # Errors
+    /// Those of [`Self::register`].
+    ///
+    /// # Safety
+    /// That of [`Self::register`].
+    pub unsafe fn register_from(
+        &self,
+        source: MemorySource<'_>,
+        range: (u64, u64),
+        location: &str,
+    ) -> Result<()> {
+        let rule = RegistrationRule { source, ..self.registration_rule() };
         let names = self.settings.near.get(location).map_or(&[][..], Vec::as_slice);
         let near = NearDevices::named(self.nics().map(|nic| nic.name()), names);
         // SAFETY: by the contract of the function.
@@ -142,6 +159,16 @@ impl Devices {
     /// A transfer of this process still used the range after the time.
     pub fn deregister(&self, base: u64, timeout: Duration) -> Result<()> {
         self.registrations.deregister(base, timeout)
+    }
+
+    /// Returns whether memory of CUDA devices is registered.
+    pub fn uses_device_memory(&self) -> bool {
+        self.settings.uses_device_memory
+    }
+
+    /// Returns whether each byte of a range of this process is registered.
+    pub fn holds(&self, address: u64, length: u64) -> bool {
+        self.memory().covers(address, length)
     }
 
     /// Returns the devices, for a segment descriptor.
@@ -318,9 +345,9 @@ impl Devices {
         self.nics().map(|nic| Arc::clone(nic.domain())).collect()
     }
 
-    fn registration_rule(&self) -> RegistrationRule {
+    fn registration_rule(&self) -> RegistrationRule<'static> {
         let ordering = if self.settings.is_relaxed { Ordering::Relaxed } else { Ordering::Strict };
-        RegistrationRule { bytes_max: self.region_bytes_max, ordering }
+        RegistrationRule { bytes_max: self.region_bytes_max, ordering, source: MemorySource::Pages }
     }
 
     pub(crate) fn slice_rule(&self) -> SliceRule {

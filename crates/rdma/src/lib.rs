@@ -33,6 +33,7 @@ pub use devices::Devices;
 pub use link::{EntryError, Limits, PeerExchange, PeerLink};
 pub use mooncake_verbs::Operation;
 pub use peer_memory::{BufferDescription, DeviceDescription, PeerDescription};
+pub use registration::MemorySource;
 pub use settings::{PeerAffinity, RdmaSettings};
 pub use slices::Entry;
 pub use survey::{DeviceReport, survey};

@@ -3,6 +3,7 @@
 use std::{
     collections::BTreeMap,
     fmt,
+    os::fd::BorrowedFd,
     ptr::NonNull,
     sync::Arc,
     thread,
@@ -69,9 +70,62 @@ const PAGE_BYTES: u64 = 4096;
 
 /// How ranges are registered.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct RegistrationRule {
+pub(crate) struct RegistrationRule<'a> {
     pub(crate) bytes_max: u64,
     pub(crate) ordering: Ordering,
+    pub(crate) source: MemorySource<'a>,
+}
+
+/// How devices get at the bytes of a range.
+#[derive(Debug, Clone, Copy)]
+pub enum MemorySource<'a> {
+    /// By the pages at its addresses: memory of the host, or memory of another device that the kernel pins
+    /// for its driver (peer memory).
+    Pages,
+    /// As a dma-buf of another device's driver, whose bytes begin at an offset.
+    DmaBuf {
+        /// The buffer.
+        file: BorrowedFd<'a>,
+        /// Offset of the first byte of the range in the buffer.
+        offset: u64,
+    },
+}
+
+impl RegistrationRule<'_> {
+    /// Registers a part of a range that begins at `base` with a device.
+    ///
+    /// # Safety
+    /// Those of [`MemoryRegion::register`].
+    unsafe fn register(
+        &self,
+        domain: &Arc<ProtectionDomain>,
+        base: u64,
+        part: MemoryRange,
+    ) -> Result<MemoryRegion> {
+        let (length, access) = (part.length as usize, Access::RemoteReadWrite);
+        let start = std::ptr::with_exposed_provenance_mut::<u8>(part.address as usize);
+        let start = NonNull::new(start)
+            .ok_or_else(|| Error::invalid("the null address cannot be registered"))?;
+        let registered = match self.source {
+            MemorySource::Pages => {
+                // SAFETY: by the contract of the function.
+                unsafe { MemoryRegion::register(domain, start, length, access, self.ordering) }
+            }
+            MemorySource::DmaBuf { file, offset } => {
+                let (offset, address) = (offset + (part.address - base), part.address);
+                // SAFETY: by the contract of the function.
+                unsafe {
+                    MemoryRegion::register_dma_buf(domain, file, offset, length, address, access)
+                }
+            }
+        };
+        registered.map_err(|source| {
+            Error::new(ErrorCode::INVALID_PARAMS, "memory cannot be registered for RDMA")
+                .with("address", format_args!("{:#x}", part.address))
+                .with("length", part.length)
+                .caused_by(source)
+        })
+    }
 }
 
 impl Registrations {
@@ -87,7 +141,7 @@ impl Registrations {
         domains: &[Arc<ProtectionDomain>],
         (base, length): (u64, u64),
         near: NearDevices,
-        rule: RegistrationRule,
+        rule: RegistrationRule<'_>,
     ) -> Result<()> {
         // SAFETY: by the contract of the function.
         let mut registered = unsafe { Registered::new(domains, (base, length), rule) }?;
@@ -165,23 +219,12 @@ impl Registered {
     unsafe fn new(
         domains: &[Arc<ProtectionDomain>],
         (base, length): (u64, u64),
-        rule: RegistrationRule,
+        rule: RegistrationRule<'_>,
     ) -> Result<Self> {
         let parts = split(base, length, rule.bytes_max);
         let register = |part: MemoryRange, domain: &Arc<ProtectionDomain>| {
-            let start = std::ptr::with_exposed_provenance_mut::<u8>(part.address as usize);
-            let start = NonNull::new(start)
-                .ok_or_else(|| Error::invalid("the null address cannot be registered"))?;
-            let (length, access) = (part.length as usize, Access::RemoteReadWrite);
             // SAFETY: by the contract of the function.
-            unsafe { MemoryRegion::register(domain, start, length, access, rule.ordering) }.map_err(
-                |source| {
-                    Error::new(ErrorCode::INVALID_PARAMS, "memory cannot be registered for RDMA")
-                        .with("address", format_args!("{:#x}", part.address))
-                        .with("length", part.length)
-                        .caused_by(source)
-                },
-            )
+            unsafe { rule.register(domain, base, part) }
         };
         // One thread per further device: registering pins pages, which takes long.
         let columns = thread::scope(|scope| {
@@ -231,7 +274,7 @@ impl LocalMemory {
         &self,
         domains: &[Arc<ProtectionDomain>],
         wanted: Vec<MemoryRange>,
-        rule: RegistrationRule,
+        rule: RegistrationRule<'_>,
     ) -> Self {
         let mut registered = Vec::new();
         for range in joined(wanted) {
@@ -252,6 +295,11 @@ impl LocalMemory {
             let before = u32::try_from(self.owners.len()).ok()?;
             Some((before.checked_add(index)?, left))
         })
+    }
+
+    /// Returns whether each byte of a range is registered.
+    pub(crate) fn covers(&self, address: u64, length: u64) -> bool {
+        self.ranges.cover(address, length)
     }
 
     /// Returns the devices that are near the memory of a slice.

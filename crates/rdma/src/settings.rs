@@ -53,6 +53,8 @@ pub struct RdmaSettings {
     pub pause_max: Duration,
     /// Maximum length of one registration; longer ranges have several.
     pub region_bytes_max: u64,
+    /// Registers memory of CUDA devices, so that it is reached without a copy in host memory.
+    pub uses_device_memory: bool,
     /// Lets the bus reorder a device's accesses.
     pub is_relaxed: bool,
     /// Maximum number of connected device pairs.
@@ -109,6 +111,7 @@ impl Default for RdmaSettings {
             stall_timeout: Duration::from_secs(3),
             pause_max: Duration::from_secs(30),
             region_bytes_max: 1 << 40,
+            uses_device_memory: true,
             is_relaxed: true,
             connections_max: 65_536,
         }

@@ -65,6 +65,7 @@ pub fn rdma_settings(devices: &str) -> Result<RdmaSettings> {
         excluded: listed(&env::MC_TE_FILTERS_EXCLUDE),
         is_required: env::MC_FORCE_HCA.read().is_some(),
         affinity: affinity()?,
+        uses_device_memory: !env::MC_DISABLE_GPU_DIRECT_RDMA.is_on(),
         is_relaxed: is_on_by_default(&env::MC_IB_PCI_RELAXED_ORDERING),
         ..RdmaSettings::default()
     };

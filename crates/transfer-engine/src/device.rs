@@ -166,6 +166,15 @@ impl Cuda {
         current.synchronize(stream)
     }
 
+    /// Waits until all work queued so far is done on a stream of a device.
+    ///
+    /// # Errors
+    /// Some of that work has failed, or there is no such stream.
+    pub(crate) fn synchronize_on(&self, stream: Stream, device: Ordinal) -> Result<()> {
+        let current = self.driver.push_context(stream, Some(device))?;
+        current.synchronize(stream)
+    }
+
     /// Takes a pinned buffer for copies from and to a device.
     ///
     /// # Errors

@@ -4,6 +4,7 @@
 //! above the table is the code that runs on real ones. Requests between two queue pairs are copies within
 //! the process. Time is moved by hand: with the default rates a request completes when it is posted.
 
+mod exported;
 mod functions;
 mod objects;
 mod queues;

@@ -18,6 +18,7 @@ const UNSAFE: &[(&str, &str)] = &[
     ("crates/verbs/src/context.rs", "calls ibverbs"),
     ("crates/verbs/src/device.rs", "calls ibverbs"),
     ("crates/verbs/src/event.rs", "calls ibverbs"),
+    ("crates/verbs/src/fake/exported.rs", "simulates ibverbs"),
     ("crates/verbs/src/fake/functions.rs", "simulates ibverbs"),
     ("crates/verbs/src/fake/objects.rs", "simulates ibverbs"),
     ("crates/verbs/src/fake/queues.rs", "simulates ibverbs"),

@@ -2,9 +2,10 @@
 
 use std::{
     collections::HashMap,
-    ffi::{CStr, c_char, c_int, c_uint},
+    ffi::{CStr, c_char, c_int, c_uint, c_void},
     fmt,
     marker::PhantomData,
+    os::fd::{FromRawFd, OwnedFd},
     path::{Path, PathBuf},
     ptr,
 };
@@ -98,9 +99,16 @@ functions! {
     free_pinned "cuMemFreeHost" (*mut u8);
 }
 
+/// `cuMemGetHandleForAddressRange`
+type ExportRange = unsafe extern "C" fn(*mut c_void, DeviceAddress, usize, c_int, u64) -> c_int;
+/// `CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD`
+const DMA_BUF: c_int = 1;
+
 /// The driver library, loaded and initialised.
 pub(super) struct Driver {
     functions: Functions,
+    /// Since CUDA 11.7.
+    export: Option<ExportRange>,
     /// Primary contexts of the process that were retained so far.
     primaries: Mutex<HashMap<Ordinal, Handle>>,
     file: PathBuf,
@@ -136,8 +144,13 @@ impl Driver {
         let functions = Functions::find(&library).map_err(|error| {
             unsupported("the library lacks a function of the CUDA driver", file).caused_by(error)
         })?;
+        // SAFETY: the type is the one in cuda.h. The pointer stays valid because `Driver` keeps the
+        // library.
+        let export = unsafe { library.get::<ExportRange>(b"cuMemGetHandleForAddressRange") };
+        let export = export.ok().map(|symbol| *symbol);
         let primaries = Mutex::default();
-        let driver = Self { functions, primaries, file: file.to_owned(), _library: library };
+        let driver =
+            Self { functions, export, primaries, file: file.to_owned(), _library: library };
         // SAFETY: may be called at any time, any number of times; the flags must be zero.
         let status = unsafe { (driver.functions.init)(0) };
         if status == SUCCESS {
@@ -159,6 +172,29 @@ impl Driver {
             answer => answer.ok()?,
         };
         self.owner_of_kind(kind, address)
+    }
+
+    /// Exports whole pages of device memory as a dma-buf.
+    ///
+    /// # Errors
+    /// The driver is too old, or refuses to export the memory.
+    pub(super) fn export(
+        &self,
+        device: Ordinal,
+        address: DeviceAddress,
+        length: usize,
+    ) -> Result<OwnedFd> {
+        let Some(export) = self.export else {
+            let error = unsupported("the CUDA driver exports no memory", &self.file);
+            return Err(error.with("since", "CUDA 11.7"));
+        };
+        let _current = self.push_context(Stream::DEFAULT, Some(device))?;
+        let mut file: c_int = -1;
+        // SAFETY: for this kind of handle the driver writes an int.
+        let status = unsafe { export((&raw mut file).cast(), address, length, DMA_BUF, 0) };
+        self.check(status, "cuMemGetHandleForAddressRange")?;
+        // SAFETY: a descriptor that the driver made for its caller.
+        Ok(unsafe { OwnedFd::from_raw_fd(file) })
     }
 
     /// Identifies the library among all libraries of this process.

@@ -1,9 +1,10 @@
 //! Exported device memory. Peers cannot access it, so its owner copies the bytes between device
 //! memory and pinned memory, and pinned memory goes over the network.
 
-use std::sync::Arc;
+use std::{os::fd::OwnedFd, sync::Arc};
 
 use mooncake_base::{Error, ErrorCode, Moment, Result};
+use mooncake_os::memory::page_size;
 
 use super::{
     Cuda, StagedPart, Stream,
@@ -54,6 +55,20 @@ impl DeviceMemory {
     /// The default location name of memory on this device.
     pub(crate) fn location(&self) -> String {
         format!("cuda:{}", self.device)
+    }
+
+    /// Exports a range of this memory as a dma-buf. Returns it with the offset of the range in it: a
+    /// dma-buf has whole pages.
+    ///
+    /// # Errors
+    /// The driver is too old, or refuses to export the memory.
+    #[cfg_attr(not(feature = "rdma"), allow(dead_code, reason = "RDMA devices take dma-bufs"))]
+    pub(crate) fn export(&self, address: u64, length: u64) -> Result<(OwnedFd, u64)> {
+        let page = page_size() as u64;
+        let offset = address % page;
+        let whole = (offset + length).next_multiple_of(page);
+        let file = self.cuda.driver.export(self.device, address - offset, whole as usize)?;
+        Ok((file, offset))
     }
 
     /// Takes a pinned buffer for copies.

@@ -1,13 +1,14 @@
 //! The RDMA devices of an engine, if it has any.
 
-use std::{collections::BTreeMap, sync::Arc, time::Duration};
+use std::{collections::BTreeMap, os::fd::AsFd, sync::Arc, time::Duration};
 
 use mooncake_base::{EngineId, Result};
-use mooncake_rdma::{DeviceUsage, Devices};
+use mooncake_rdma::{DeviceUsage, Devices, MemorySource};
 use mooncake_verbs::Library;
 
 use crate::{
     config::EngineConfig,
+    device::DeviceMemory,
     discovery::{
         descriptor::{BufferDescriptor, SegmentDescriptor},
         handshake::server::Connect,
@@ -15,6 +16,7 @@ use crate::{
     },
     memory::region::{Backing, Region},
     metrics::DeviceSnapshot,
+    transfer_entry::LocalRange,
     transport::{
         Transport,
         rdma::{RdmaTransport, describe_devices, describe_region},
@@ -89,6 +91,42 @@ impl Rdma {
         if let Err(error) = registered {
             tracing::warn!(%error, "peers reach the memory over TCP only");
         }
+    }
+
+    /// Registers memory of a CUDA device, so that peers reach it without its owner: as a dma-buf of its
+    /// driver, else as memory that the kernel pins for the driver. Memory for which both fail is copied
+    /// through host memory; the log has the reasons.
+    pub(super) fn register_device(&self, region: &Region, memory: &DeviceMemory) {
+        let Some(devices) = self.devices.as_ref().filter(|devices| devices.uses_device_memory())
+        else {
+            return;
+        };
+        let (range, location) = ((region.base, region.length), region.location.as_str());
+        let as_dma_buf = memory.export(region.base, region.length).and_then(|(file, offset)| {
+            let source = MemorySource::DmaBuf { file: file.as_fd(), offset };
+            // SAFETY: the caller of `register` promised that the memory stays allocated while it is
+            // registered; no Rust reference to memory of a device exists.
+            unsafe { devices.register_from(source, range, location) }
+        });
+        let Err(dma_buf) = as_dma_buf else { return };
+        // SAFETY: as above.
+        let as_pages = unsafe { devices.register_from(MemorySource::Pages, range, location) };
+        if let Err(peer_memory) = as_pages {
+            tracing::warn!(
+                address = format_args!("{:#x}", region.base),
+                length = region.length,
+                location,
+                %dma_buf,
+                %peer_memory,
+                "memory of a device goes through host memory"
+            );
+        }
+    }
+
+    /// Returns whether the devices reach each byte of a range of this process.
+    pub(super) fn holds(&self, range: &LocalRange) -> bool {
+        let (address, length) = (range.address() as u64, range.length() as u64);
+        self.devices.as_ref().is_some_and(|devices| devices.holds(address, length))
     }
 
     /// Ends a registration. When this succeeds no device accesses the range any more.

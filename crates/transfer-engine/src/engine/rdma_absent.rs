@@ -6,6 +6,7 @@ use mooncake_base::{EngineId, Result};
 
 use crate::{
     config::EngineConfig,
+    device::DeviceMemory,
     discovery::{
         descriptor::{BufferDescriptor, SegmentDescriptor},
         handshake::server::Connect,
@@ -13,6 +14,7 @@ use crate::{
     },
     memory::region::Region,
     metrics::DeviceSnapshot,
+    transfer_entry::LocalRange,
     transport::Transport,
 };
 
@@ -33,6 +35,12 @@ impl Rdma {
     }
 
     pub(super) const fn register(&self, _: &Region) {}
+
+    pub(super) const fn register_device(&self, _: &Region, _: &DeviceMemory) {}
+
+    pub(super) const fn holds(&self, _: &LocalRange) -> bool {
+        false
+    }
 
     pub(super) const fn deregister(&self, _: u64, _: Duration) -> Result<()> {
         Ok(())

@@ -18,9 +18,9 @@ pub struct Registry<'a> {
 
 impl Registry<'_> {
     /// Registers a range of this process, or of one of its CUDA devices, so that peers can access
-    /// it. No page is touched. Bytes of a device go through pinned memory, over TCP or within the
-    /// process. Device work on them that was not queued on the default stream must have ended
-    /// before.
+    /// it. No page is touched. RDMA devices access memory of a device themselves, if their drivers can;
+    /// device work on it must have ended before. Otherwise its bytes go through pinned memory, over TCP
+    /// or within the process, after the work of the default stream.
     ///
     /// The range must be mapped when peers access it, or their transfers fail. No Rust reference
     /// into the range may exist while it is registered. Registration checks only two pages: a
@@ -51,8 +51,9 @@ impl Registry<'_> {
             match self.inner.devices.memory(*address, *length)? {
                 Some(device) => {
                     let named = if location == "*" { &device.location() } else { location };
-                    let owner = MemoryOwner::Device(device);
-                    regions.register_owned((*address, *length), named, owner)?;
+                    let owner = MemoryOwner::Device(device.clone());
+                    let region = regions.register_owned((*address, *length), named, owner)?;
+                    self.inner.rdma.register_device(&region, &device);
                 }
                 None => {
                     check_mapped(*address, *length)?;

@@ -135,6 +135,7 @@ impl Inner {
         entries: &mut [TransferEntry],
     ) -> Option<TransportKind> {
         let mut served = self.transfer_host_entries(owners, params, entries);
+        served = self.transfer_registered(cuda, owners, params, entries).or(served);
         let mut place = (0, 0);
         loop {
             let parts = device::fill_buffer(entries, owners, &mut place);
@@ -173,6 +174,52 @@ impl Inner {
             }
         }
         served
+    }
+
+    /// Moves the entries of a batch whose device memory is registered with RDMA devices, if the peer is
+    /// reached over them. Entries for which that fails have no outcome: they are staged.
+    fn transfer_registered(
+        &self,
+        cuda: &Cuda,
+        owners: &[Option<Ordinal>],
+        params: TransferParams<'_>,
+        entries: &mut [TransferEntry],
+    ) -> Option<TransportKind> {
+        let kind = TransportKind::Rdma;
+        if params.peer.transport() != Some(kind) {
+            return None;
+        }
+        let index = self.transports.iter().position(|transport| transport.kind() == kind)?;
+        let path = params.peer.open_path(index)?;
+        let mut devices: Vec<Ordinal> = Vec::new();
+        let (mut indexes, mut registered) = (Vec::new(), Vec::new());
+        for (index, (entry, owner)) in entries.iter().zip(owners).enumerate() {
+            if let Some(device) = owner
+                && entry.outcome.is_none()
+                && self.rdma.holds(&entry.local)
+            {
+                indexes.push(index);
+                registered.push(TransferEntry::new(entry.local, entry.remote));
+                if !devices.contains(device) {
+                    devices.push(*device);
+                }
+            }
+        }
+        // Earlier work of the stream uses the memory before the RDMA devices do.
+        for device in devices {
+            if let Err(error) = cuda.synchronize_on(params.stream, device) {
+                tracing::debug!(%error, "a stream cannot be synchronized");
+                return None;
+            }
+        }
+        if registered.is_empty() {
+            return None;
+        }
+        let work = self.transfer_over(&*path, params, &mut registered);
+        for (index, moved) in indexes.into_iter().zip(registered) {
+            entries[index].outcome = moved.outcome.filter(Result::is_ok);
+        }
+        (work.after.entries() > work.before.entries()).then_some(work.kind)
     }
 
     /// Moves the entries of a batch whose local side is host memory.

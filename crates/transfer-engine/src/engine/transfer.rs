@@ -181,7 +181,7 @@ impl Inner {
     }
 
     /// Sends a batch over one path and counts the result.
-    fn transfer_over(
+    pub(super) fn transfer_over(
         &self,
         path: &dyn Path,
         params: TransferParams<'_>,

@@ -117,6 +117,12 @@ impl Fake {
         unsafe { refuse(i32::from(is_refused)) };
     }
 
+    pub(crate) fn refuse_exports(&self, is_refused: bool) {
+        let refuse: unsafe extern "C" fn(i32) = self.function("fake_refuse_exports");
+        // SAFETY: see `load_from`.
+        unsafe { refuse(i32::from(is_refused)) };
+    }
+
     pub(crate) fn depth(&self) -> i32 {
         let depth: unsafe extern "C" fn() -> i32 = self.function("fake_depth");
         // SAFETY: see `load_from`.

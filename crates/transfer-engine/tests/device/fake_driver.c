@@ -9,18 +9,20 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 enum { OK = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, NO_CONTEXT = 201, INVALID_HANDLE = 400 };
-enum { DEVICES = 2, RANGES = 256, DEPTH = 16 };
+enum { DEVICES = 2, RANGES = 256, DEPTH = 16, PAGE = 4096 };
 
-struct range { uint64_t base; size_t length; char *bytes; int device; };
+/* The bytes of device memory are those of the file. */
+struct range { uint64_t base; size_t length; char *bytes; int device, file; };
 struct work { char *to; const char *from; int fill; size_t length; struct work *next; };
 struct stream { int device; struct work *first, **last; };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct range device_ranges[RANGES], pinned_ranges[RANGES];
 static int retained[DEVICES];
-static int is_started, is_copying_refused;
+static int is_started, is_copying_refused, is_exporting_refused;
 static size_t pinned_bytes, pinned_bytes_max;
 static struct stream default_streams[DEVICES];
 static __thread uintptr_t contexts[DEPTH];
@@ -120,15 +122,33 @@ int cuPointerGetAttribute(unsigned *value, int attribute, uint64_t address) {
 
 int cuMemAlloc_v2(uint64_t *address, size_t length) {
     if (current() < 0) return NO_CONTEXT;
-    void *pages = mmap(NULL, length, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    char *bytes = calloc(1, length);
-    if (pages == MAP_FAILED || !bytes) return OUT_OF_MEMORY;
+    size_t whole = (length + PAGE - 1) / PAGE * PAGE;
+    int file = memfd_create("device", MFD_CLOEXEC);
+    if (file < 0 || ftruncate(file, whole)) return OUT_OF_MEMORY;
+    void *pages = mmap(NULL, whole, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    char *bytes = mmap(NULL, whole, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+    if (pages == MAP_FAILED || bytes == MAP_FAILED) return OUT_OF_MEMORY;
     pthread_mutex_lock(&lock);
     struct range *range = vacant(device_ranges);
-    if (range) *range = (struct range){(uint64_t)(uintptr_t)pages, length, bytes, current()};
+    if (range) *range = (struct range){(uint64_t)(uintptr_t)pages, length, bytes, current(), file};
     pthread_mutex_unlock(&lock);
     *address = (uint64_t)(uintptr_t)pages;
     return range ? OK : OUT_OF_MEMORY;
+}
+
+/* Exports whole pages from the beginning of an allocation, in the context of its device. */
+int cuMemGetHandleForAddressRange(void *handle, uint64_t address, size_t length, int kind,
+                                  unsigned long long flags) {
+    if (current() < 0) return NO_CONTEXT;
+    pthread_mutex_lock(&lock);
+    struct range *range = find(device_ranges, address, 1);
+    int is_right = range && kind == 1 && !flags && !is_exporting_refused &&
+                   range->base == address && length % PAGE == 0 &&
+                   length <= (range->length + PAGE - 1) / PAGE * PAGE && range->device == current();
+    int file = is_right ? dup(range->file) : -1;
+    pthread_mutex_unlock(&lock);
+    if (file >= 0) *(int *)handle = file;
+    return file >= 0 ? OK : INVALID_VALUE;
 }
 
 int cuMemHostAlloc(void **address, size_t length, unsigned flags) {
@@ -136,7 +156,7 @@ int cuMemHostAlloc(void **address, size_t length, unsigned flags) {
     if (flags != 1 || !(*address = malloc(length))) return INVALID_VALUE;
     pthread_mutex_lock(&lock);
     struct range *range = vacant(pinned_ranges);
-    if (range) *range = (struct range){(uint64_t)(uintptr_t)*address, length, NULL, current()};
+    if (range) *range = (struct range){(uint64_t)(uintptr_t)*address, length, NULL, current(), -1};
     pinned_bytes += length;
     if (pinned_bytes > pinned_bytes_max) pinned_bytes_max = pinned_bytes;
     pthread_mutex_unlock(&lock);
@@ -261,6 +281,7 @@ int fake_poke(uint64_t device, const char *from, size_t length) {
 }
 
 void fake_refuse_copies(int is_refused) { is_copying_refused = is_refused; }
+void fake_refuse_exports(int is_refused) { is_exporting_refused = is_refused; }
 int fake_is_started(void) { return is_started; }
 int fake_depth(void) { return depth; }
 int fake_retained(int device) { return retained[device]; }

@@ -1,6 +1,8 @@
 //! Device memory over every transport, through a fake driver without a device.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
+#[cfg(feature = "rdma")]
+mod direct;
 mod fake;
 mod lent;
 

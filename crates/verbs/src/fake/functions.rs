@@ -25,11 +25,12 @@ use rdma_sys::{
 
 use super::{
     Fabric, LISTED, State,
+    exported::ExportedBytes,
     objects::{
         ChannelObject, CompletionsObject, ContextHandle, ContextObject, DeviceObject, DomainObject,
         QueuePairObject, RegionObject, Reporter,
     },
-    queues::{INLINE_BYTES_MAX, Posted, QueuePairState, RegionState, Span},
+    queues::{INLINE_BYTES_MAX, Posted, QueuePairState, RegionBytes, RegionState, Span},
 };
 use crate::{Gid, Operation, library::Functions};
 
@@ -65,7 +66,7 @@ pub(super) fn table() -> Functions {
         ibv_query_qp: query_qp,
         ibv_destroy_qp: destroy_qp,
         ibv_reg_mr_iova2: None,
-        ibv_reg_dmabuf_mr: None,
+        ibv_reg_dmabuf_mr: Some(reg_dmabuf_mr),
         ibv_is_fork_initialized: None,
     }
 }
@@ -293,6 +294,42 @@ unsafe extern "C" fn reg_mr(
     length: usize,
     access: c_int,
 ) -> *mut ibv_mr {
+    if !is_mapped(address, length) || !is_readable(address) {
+        return refuse(libc::EFAULT);
+    }
+    let bytes = RegionBytes::Mapped(address.expose_provenance() as u64);
+    // SAFETY: a living domain.
+    unsafe { register(domain, address, length, bytes, access) }
+}
+
+unsafe extern "C" fn reg_dmabuf_mr(
+    domain: *mut ibv_pd,
+    offset: u64,
+    length: usize,
+    address: u64,
+    file: c_int,
+    access: c_int,
+) -> *mut ibv_mr {
+    let Some(exported) = ExportedBytes::map(file, offset, length) else {
+        return refuse(libc::EINVAL);
+    };
+    let address = ptr::with_exposed_provenance_mut(address as usize);
+    let bytes = RegionBytes::Exported(Arc::new(exported));
+    // SAFETY: a living domain.
+    unsafe { register(domain, address, length, bytes, access) }
+}
+
+/// Registers bytes under an address.
+///
+/// # Safety
+/// The domain lives.
+unsafe fn register(
+    domain: *mut ibv_pd,
+    address: *mut c_void,
+    length: usize,
+    bytes: RegionBytes,
+    access: c_int,
+) -> *mut ibv_mr {
     // SAFETY: a living domain.
     let context = unsafe { (*domain).context };
     // SAFETY: the context outlives its domain.
@@ -305,14 +342,12 @@ unsafe extern "C" fn reg_mr(
     if length == 0 || length as u64 > length_max {
         return refuse(libc::EINVAL);
     }
-    if !is_mapped(address, length) {
-        return refuse(libc::EFAULT);
-    }
     let access = ibv_access_flags(access.cast_unsigned());
     let allows = |flag: ibv_access_flags| access & flag == flag;
     let key = state.queues.add_region(RegionState {
         device: found.device,
         address: address.expose_provenance() as u64,
+        bytes,
         length: length as u64,
         is_writable: allows(ibv_access_flags::IBV_ACCESS_LOCAL_WRITE),
         is_remote_readable: allows(ibv_access_flags::IBV_ACCESS_REMOTE_READ),
@@ -332,6 +367,17 @@ fn is_mapped(address: *mut c_void, length: usize) -> bool {
     let first = address.with_addr(begin);
     // SAFETY: the call reads no memory of the range; it writes one byte a page, for which there is room.
     unsafe { libc::mincore(first, pages * PAGE_BYTES, residency.as_mut_ptr()) == 0 }
+}
+
+/// Returns whether the byte at an address can be read: memory of a device is mapped without access.
+fn is_readable(address: *mut c_void) -> bool {
+    let mut byte = 0_u8;
+    let into = libc::iovec { iov_base: (&raw mut byte).cast(), iov_len: 1 };
+    let from = libc::iovec { iov_base: address, iov_len: 1 };
+    // SAFETY: the kernel checks the range that is read, and there is room for one byte.
+    unsafe {
+        libc::process_vm_readv(libc::getpid(), &raw const into, 1, &raw const from, 1, 0) == 1
+    }
 }
 
 unsafe extern "C" fn dereg_mr(region: *mut ibv_mr) -> c_int {

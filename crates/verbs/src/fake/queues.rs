@@ -3,11 +3,13 @@
 
 use std::{
     collections::{HashMap, VecDeque},
+    sync::Arc,
     time::Duration,
 };
 
 use rdma_sys::{ibv_qp_state as state, ibv_wc_status as status};
 
+use super::exported::ExportedBytes;
 use crate::{Gid, Operation};
 
 /// Queue pairs, completion queues and registrations of all devices.
@@ -83,14 +85,33 @@ pub(super) struct Entry {
 }
 
 /// A registration.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub(super) struct RegionState {
     pub(super) device: usize,
+    /// The first address, as requests name it.
     pub(super) address: u64,
+    pub(super) bytes: RegionBytes,
     pub(super) length: u64,
     pub(super) is_writable: bool,
     pub(super) is_remote_readable: bool,
     pub(super) is_remote_writable: bool,
+}
+
+/// Where the bytes of a registration are.
+#[derive(Debug, Clone)]
+pub(super) enum RegionBytes {
+    /// At this address of the process.
+    Mapped(u64),
+    Exported(Arc<ExportedBytes>),
+}
+
+impl RegionBytes {
+    fn address(&self) -> u64 {
+        match self {
+            Self::Mapped(address) => *address,
+            Self::Exported(bytes) => bytes.address(),
+        }
+    }
 }
 
 /// What becomes of the first request of a queue pair.
@@ -244,19 +265,20 @@ impl Queues {
     fn copy(&self, request: &Posted, device: usize, peer: usize) -> status::Type {
         let is_read = request.operation == Operation::Read;
         let is_local = |region: &RegionState| !is_read || region.is_writable;
-        if request.inline.is_none() && !self.allows(&request.local, device, is_local) {
+        let local = self.find(&request.local, device, is_local);
+        if request.inline.is_none() && local.is_none() {
             return status::IBV_WC_LOC_PROT_ERR;
         }
         let is_remote = |region: &RegionState| match is_read {
             true => region.is_remote_readable,
             false => region.is_remote_writable,
         };
-        if !self.allows(&request.remote, peer, is_remote) {
+        let Some(remote) = self.find(&request.remote, peer, is_remote) else {
             return status::IBV_WC_REM_ACCESS_ERR;
-        }
+        };
         let length = request.local.length as usize;
-        let local = std::ptr::with_exposed_provenance_mut::<u8>(request.local.address as usize);
-        let remote = std::ptr::with_exposed_provenance_mut::<u8>(request.remote.address as usize);
+        let pointer = |address| std::ptr::with_exposed_provenance_mut::<u8>(address as usize);
+        let (local, remote) = (pointer(local.unwrap_or_default()), pointer(remote));
         let (from, to) = match is_read {
             true => (remote.cast_const(), local),
             false => match &request.inline {
@@ -271,12 +293,18 @@ impl Queues {
         status::IBV_WC_SUCCESS
     }
 
-    fn allows(&self, span: &Span, device: usize, is_fit: impl Fn(&RegionState) -> bool) -> bool {
-        self.regions.get(&span.key).is_some_and(|region| {
-            let offset = span.address.checked_sub(region.address);
-            let end = offset.and_then(|offset| offset.checked_add(span.length.into()));
-            region.device == device && is_fit(region) && end.is_some_and(|end| end <= region.length)
-        })
+    /// Returns where the bytes of a span are, if a registration permits the access.
+    fn find(
+        &self,
+        span: &Span,
+        device: usize,
+        is_fit: impl Fn(&RegionState) -> bool,
+    ) -> Option<u64> {
+        let region = self.regions.get(&span.key)?;
+        let offset = span.address.checked_sub(region.address)?;
+        let end = offset.checked_add(span.length.into())?;
+        let is_allowed = region.device == device && is_fit(region) && end <= region.length;
+        is_allowed.then(|| region.bytes.address() + offset)
     }
 
     fn complete_first(&mut self, number: u32, status: status::Type) {
