@@ -117,6 +117,7 @@ impl Fake {
         unsafe { refuse(i32::from(is_refused)) };
     }
 
+    #[cfg(feature = "rdma")]
     pub(crate) fn refuse_exports(&self, is_refused: bool) {
         let refuse: unsafe extern "C" fn(i32) = self.function("fake_refuse_exports");
         // SAFETY: see `load_from`.
