@@ -49,8 +49,8 @@ __all__ = [
     "put_one",
     "put_values",
     "rdma_devices",
+    "read_grids",
     "read_memory",
-    "read_ranges",
     "run_daemon",
     "run_master",
     "run_topology_dump",
@@ -76,7 +76,7 @@ _Options: TypeAlias = PutOptions | None
 _Ints: TypeAlias = Sequence[int]
 _Numbers: TypeAlias = tuple[list[int], MooncakeError | None]
 _Columns: TypeAlias = Sequence[_Ints]
-_RangeColumns: TypeAlias = tuple[Any, Any, Any, Any]
+_Grid: TypeAlias = tuple[int, int, int, Sequence[tuple[int, int, int]]]
 
 class ObjectItemsError(TypeError):
     """The items of a buffer are Python objects."""
@@ -340,10 +340,10 @@ class Pending:
     def read_located_into(self, located: Located, offset: int, buffer: _Readable) -> Begun[int]:
         """Begin what `Store.read_located_into` does. The memory is held until it is taken."""
 
-    def read_ranges(
-        self, keys: _Keys, columns: _RangeColumns, owner: object
+    def read_grids(
+        self, keys: _Keys, grids: Sequence[Sequence[_Grid]], owner: object
     ) -> Begun[_List[int | MooncakeError]]:
-        """Begin what `read_ranges` does; hold `owner`, whose memory it is, until it is taken."""
+        """Begin what `read_grids` does; hold `owner`, whose memory it is, until it is taken."""
 
     def exists(self, keys: _Keys, *, lease: bool = True) -> Begun[_List[bool | MooncakeError]]:
         """Begin what `Store.exists` does."""
@@ -1114,18 +1114,23 @@ def log_to_queue() -> None:
 def read_memory(address: int, length: int) -> bytes:
     """Return the bytes at an address of this process; raise if it is not readable."""
 
-def read_ranges(
-    store: Store, keys: _Keys, columns: _RangeColumns, *, is_registered: bool = False
+def read_grids(
+    store: Store,
+    keys: _Keys,
+    grids: Sequence[Sequence[_Grid]],
+    *,
+    is_registered: bool = False,
 ) -> list[int | MooncakeError]:
     """Read ranges of objects into memory: one call to the master, one transfer per peer.
 
     Args:
         store: The store.
         keys: Keys of the objects.
-        columns: Four columns of 64-bit integers: the first range of each object, with the number
-            of all ranges at the end; the address of the memory of each range; its offset in the
-            object; its length.
-        is_registered: Refuse ranges whose memory is not in one registered range.
+        grids: For each object a list of grids, which are ranges of one length at regular distances.
+            A grid is the address of the memory, the offset in the object, and the length of its
+            first range; and for each dimension, outermost first, the number of ranges and their
+            distances in the object and in memory. Without dimensions it is one range.
+        is_registered: Refuse grids whose memory is not in one registered range.
 
     Returns:
         For each object the number of bytes read, or the first failure among its ranges.

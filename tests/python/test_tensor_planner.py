@@ -2,49 +2,66 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 
 import pytest
 
 np = pytest.importorskip("numpy")
 
+from mooncake.errors import InvalidArgumentError  # noqa: E402
+from mooncake.tensor.dtypes import DType  # noqa: E402
+from mooncake.tensor.format import TensorMetadata  # noqa: E402
 from mooncake.tensor.layout import Axis, Box, Layout, Shard, split_bounds  # noqa: E402
 from mooncake.tensor.planner import (  # noqa: E402
+    Grid,
     IncompleteError,
     Source,
-    TooManyRangesError,
     plan,
 )
+from mooncake.tensor.search import Found, Part  # noqa: E402
+from mooncake.tensor.transfer import RANGES_MAX, Job, fill  # noqa: E402
 
 
 def cut(array, box):
     return array[tuple(slice(*ends) for ends in zip(box.start, box.stop, strict=True))]
 
 
-def read(objects, plan, nbytes):
+def read(objects, grids, nbytes):
     """Carries out a plan on objects in memory."""
     memory = np.full(nbytes, 0xEE, dtype=np.uint8)
-    for at, stored in enumerate(objects):
-        for row in range(plan.starts[at], plan.starts[at + 1]):
-            offset, into, length = plan.offsets[row], plan.destinations[row], plan.lengths[row]
-            memory[into : into + length] = stored[offset : offset + length]
+    for stored, grid in zip(objects, grids, strict=True):
+        if grid.length == 0:
+            continue
+        for point in itertools.product(*(range(count) for count, _, _ in grid.dimensions)):
+            offset, into = grid.offset, grid.destination
+            for at, (_, of_object, of_memory) in zip(point, grid.dimensions, strict=True):
+                offset += at * of_object
+                into += at * of_memory
+            memory[into : into + grid.length] = stored[offset : offset + grid.length]
     return memory
 
 
 def check(array, stored, wanted, data_offset=0):
-    """Checks that reading `wanted` from the stored boxes equals slicing the array."""
+    """Checks that reading `wanted` from the stored boxes equals slicing the array.
+
+    Returns:
+        The number of ranges.
+    """
     pad = np.zeros(data_offset, dtype=np.uint8)
     objects = [
         np.concatenate([pad, np.frombuffer(cut(array, box).tobytes(), dtype=np.uint8)])
         for box in stored
     ]
-    sources = [Source(box, data_offset) for box in stored]
-    planned = plan(sources, wanted, array.itemsize)
+    sources = tuple(Source(box, data_offset) for box in stored)
+    grids = plan(sources, wanted, array.itemsize)
     expected = cut(array, wanted)
-    got = read(objects, planned, expected.nbytes)
+    got = read(objects, grids, expected.nbytes)
     assert got.tobytes() == expected.tobytes()
-    assert planned.nbytes == expected.nbytes
-    return planned
+    assert sum(grid.nbytes for grid in grids) == expected.nbytes
+    for grid, stored_bytes in zip(grids, objects, strict=True):
+        assert grid.offset + grid.span <= len(stored_bytes)
+    return sum(grid.count for grid in grids)
 
 
 def random_layout(rng, shape):
@@ -72,25 +89,42 @@ def test_any_layout_to_any_layout_equals_slicing(seed):
 def test_plan_merges_adjacent_ranges():
     array = np.arange(4 * 6 * 8, dtype=np.float32).reshape(4, 6, 8)
     halves = [shard.box(array.shape) for shard in Layout(2, 0).shards()]
-    assert len(check(array, halves, Box.whole(array.shape))) == 2
+    assert check(array, halves, Box.whole(array.shape)) == 2
     middle = [shard.box(array.shape) for shard in Layout(2, 1).shards()]
-    assert len(check(array, middle, Box.whole(array.shape))) == 8
-    assert len(check(array, middle, Box.whole(array.shape).narrow(0, 1, 2))) == 2
+    assert check(array, middle, Box.whole(array.shape)) == 8
+    assert check(array, middle, Box.whole(array.shape).narrow(0, 1, 2)) == 2
 
 
 def test_plan_refuses_missing_parts():
     first, second = (shard.box((8, 2)) for shard in Layout(2).shards())
     with pytest.raises(IncompleteError, match="stored_bytes=32"):
-        plan([Source(first)], Box.whole((8, 2)), 4)
+        plan((Source(first),), Box.whole((8, 2)), 4)
     with pytest.raises(IncompleteError):
-        plan([Source(first), Source(first), Source(second)], Box.whole((8, 2)), 4)
+        plan((Source(first), Source(first), Source(second)), Box.whole((8, 2)), 4)
 
 
-def test_plan_refuses_too_many_ranges():
-    shape = (1 << 24, 2)
-    columns = [Source(shard.box(shape)) for shard in Layout(2, 1).shards()]
-    with pytest.raises(TooManyRangesError, match="ranges=33554432 limit=16777216"):
-        plan(columns, Box.whole(shape), 1)
+def test_many_ranges_are_planned_as_few_numbers():
+    shape = (100_000, 2)
+    columns = tuple(Source(shard.box(shape), 304) for shard in Layout(2, 1).shards())
+    assert plan(columns, Box.whole(shape), 4) == (
+        Grid(304, 0, 4, ((100_000, 4, 8),)),
+        Grid(304, 4, 4, ((100_000, 4, 8),)),
+    )
+
+
+def test_read_of_too_many_ranges_is_refused():
+    shape = (1 << 24, 2, 512)
+    shards = [shard.box(shape) for shard in Layout(2, 1).shards()]
+    metadata = TensorMetadata(DType.of_name("uint8"), shape, shards[0].shape)
+    parts = tuple(Part(b"shard", b"", metadata, box) for box in shards)
+    job = Job(Found(b"tensor", Box.whole(shape), parts), 0, None)
+    operation = fill([job])
+    assert next(operation).keys == []
+    with pytest.raises(StopIteration) as end:
+        operation.send([])
+    (refusal,) = end.value.value
+    assert isinstance(refusal, InvalidArgumentError)
+    assert f"ranges={1 << 25} limit={RANGES_MAX}" in str(refusal)
 
 
 @pytest.mark.parametrize("extent", [0, 1, 5, 8, 10, 17])

@@ -51,8 +51,8 @@ mod _native {
         rpc::{RpcClient, RpcDelivery, RpcServer},
         store::{
             Store,
+            grids::read_grids,
             located::Located,
-            ranges::read_ranges,
             status_codes::{
                 get_columns, get_one, get_values, is_present, put_columns, put_one, put_values,
             },

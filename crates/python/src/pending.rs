@@ -34,11 +34,11 @@ use crate::{
     store::{
         Keys, Open, Store, describe,
         details::Details,
+        grids::{GridArgument, GridTable},
         located::{Located, RangeRead},
         outcome::{
             done, is_there, length_of, listing, outcome_list, probe, single_key, writable_views,
         },
-        ranges::{Columns, RangeTable},
         settings::seconds,
         tasks::{self, IdParts},
         transfer,
@@ -241,14 +241,14 @@ impl Pending {
 
     /// Begins to read ranges of objects into memory at addresses, which belongs to `owner`. The
     /// outcome of each item is the number of bytes.
-    fn read_ranges<'py>(
+    fn read_grids<'py>(
         &self,
         py: Python<'py>,
         keys: Keys<'py>,
-        columns: Columns<'py>,
+        grids: Vec<Vec<GridArgument>>,
         owner: Py<PyAny>,
     ) -> PyResult<u64> {
-        let table = RangeTable::new(&keys, &columns)?;
+        let table = GridTable::new(&keys, grids, py)?;
         let keys = unbound(keys);
         self.begin(py, move |client| {
             let read = client.map(|client| table.read(client, false));

@@ -3,12 +3,12 @@
 
 pub(crate) mod describe;
 pub(crate) mod details;
+pub(crate) mod grids;
 pub(crate) mod located;
 mod open;
 pub(crate) mod outcome;
 mod parts;
 mod pool;
-pub(crate) mod ranges;
 pub(crate) mod settings;
 pub(crate) mod status_codes;
 pub(crate) mod tasks;

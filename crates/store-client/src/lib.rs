@@ -1,7 +1,7 @@
 //! Puts and gets objects: placement by the master, payload directly between processes.
 //!
 //! In reading order: [`store`] (the simple API), [`client`] (the full API, with batches and
-//! caller-owned memory), [`object`] and [`task`] (arguments and results of calls), [`config`],
+//! caller-owned memory), [`object`], [`Grid`] and [`task`] (arguments and results of calls), [`config`],
 //! [`link`] (connections to the master), [`protocol`] (the client's decisions), [`metrics`], [`http`],
 //! [`address`] (choice of this host's own address).
 #![warn(missing_docs)]
@@ -10,6 +10,7 @@ pub mod address;
 pub mod client;
 pub mod config;
 mod fences;
+mod grid;
 pub mod http;
 mod lifetime;
 pub mod link;
@@ -25,13 +26,14 @@ mod transfer;
 
 pub use client::{Client, PartOutcomes, Reservation, Sessions, Write};
 pub use config::{ClientConfig, LinkConfig, MetricsConfig};
+pub use grid::{Grid, GridDimension};
 pub use http::HttpServer;
 pub use link::{CallFailure, DaemonGreeting, DaemonLink, InProcessLink, MasterLink, SocketLink};
 pub use metrics::MetricsSnapshot;
 pub use object::{
-    BufferScope, Located, MasterStatus, ObjectDetails, ObjectPage, ObjectStatus, ObjectSummary,
-    Parts, Place, Presence, PutItem, PutOptions, PutOutcome, Read, SegmentInfo, SegmentUse,
-    Selector, SoftPin, Span,
+    BufferScope, GridParts, Located, MasterStatus, ObjectDetails, ObjectPage, ObjectStatus,
+    ObjectSummary, Parts, Place, Presence, PutItem, PutOptions, PutOutcome, Read, SegmentInfo,
+    SegmentUse, Selector, SoftPin, Span,
 };
 pub use store::Store;
 pub use task::{DrainInfo, DrainStatus, NewTask, TaskInfo, TaskKind, TaskStatus};

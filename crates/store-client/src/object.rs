@@ -8,7 +8,7 @@ use mooncake_base::{
 use mooncake_transfer_engine::{LocalRange, RemoteRange};
 use smallvec::SmallVec;
 
-use crate::fences::ReadFences;
+use crate::{fences::ReadFences, grid::Grid};
 
 /// An object to put: its key and the memory that holds its bytes, in order.
 #[derive(Debug, Clone, Copy)]
@@ -251,10 +251,15 @@ impl<'a> Read<'a> {
     pub fn scattered(located: &'a Located, offsets: &'a [u64], into: &'a [LocalRange]) -> Self {
         Self { located, span: Span::Scattered(offsets), into }
     }
+
+    /// Reads the ranges of grids, which name their own memory.
+    pub fn grids(located: &'a Located, grids: &'a [Grid]) -> Self {
+        Self { located, span: Span::Grids(grids), into: &[] }
+    }
 }
 
 /// A selection of an object's bytes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy)]
 pub enum Span<'a> {
     /// The whole object.
     Whole,
@@ -267,6 +272,8 @@ pub enum Span<'a> {
     },
     /// Many parts, given by their offsets. One destination per offset; each destination is filled.
     Scattered(&'a [u64]),
+    /// Ranges at regular distances, each with its own memory.
+    Grids(&'a [Grid]),
 }
 
 /// Parts of one object and the memory that each part is copied to or from.
@@ -278,6 +285,15 @@ pub struct Parts<'a> {
     pub offsets: &'a [u64],
     /// Memory of each part; its length is the part's length.
     pub memory: &'a [LocalRange],
+}
+
+/// Ranges of one object at regular distances, and the memory that they are copied to.
+#[derive(Debug, Clone, Copy)]
+pub struct GridParts<'a> {
+    /// The object.
+    pub key: &'a ObjectKey,
+    /// The ranges.
+    pub grids: &'a [Grid],
 }
 
 /// Memory that a call may access on behalf of the caller.

@@ -70,6 +70,11 @@ impl Jobs {
         }
     }
 
+    /// Reserves memory for the entries of the next jobs.
+    pub(crate) fn reserve(&mut self, entries: usize) {
+        self.entries.reserve(entries);
+    }
+
     /// Adds a job. Set `is_chosen` if another peer could have served it as well.
     pub(crate) fn push(
         &mut self,

@@ -17,10 +17,29 @@ if TYPE_CHECKING:
 
     from mooncake._api.native_calls import AsyncNative
 
-__all__ = ["Call", "List", "Operation", "Put", "ReadRanges", "Remove", "Sizes", "run", "run_async"]
+__all__ = [
+    "Call",
+    "Dimension",
+    "List",
+    "MemoryGrid",
+    "Operation",
+    "Put",
+    "ReadGrids",
+    "Remove",
+    "Sizes",
+    "run",
+    "run_async",
+]
 
 T = TypeVar("T")
 Key: TypeAlias = str | bytes
+
+Dimension: TypeAlias = tuple[int, int, int]
+"""Number of ranges along a dimension of a grid; their distances in the object and in memory."""
+
+MemoryGrid: TypeAlias = tuple[int, int, int, Sequence[Dimension]]
+"""Ranges of one length at regular distances: address, offset in the object, and length of the first
+one, and the dimensions, outermost first."""
 
 
 class Call(Protocol):
@@ -38,29 +57,28 @@ Operation: TypeAlias = Generator[Call, Any, T]
 
 
 @dataclass(frozen=True, slots=True)
-class ReadRanges:
+class ReadGrids:
     """Reads ranges of objects into memory. The outcome is a number of bytes for each object.
 
     Attributes:
         keys: Keys of the objects.
-        columns: The first range of each object, and the address, offset and length of each range,
-            as arrays of 64-bit integers.
+        grids: The ranges of each object.
         owner: Object that keeps the memory.
         is_registered: Refuse memory that is not registered.
     """
 
     keys: Sequence[Key]
-    columns: tuple[Any, Any, Any, Any]
+    grids: Sequence[Sequence[MemoryGrid]]
     owner: object
     is_registered: bool = False
 
     def make(self, store: _native.Store) -> Any:
         """Make the call."""
-        return _native.read_ranges(store, self.keys, self.columns, is_registered=self.is_registered)
+        return _native.read_grids(store, self.keys, self.grids, is_registered=self.is_registered)
 
     def begin(self, calls: _native.Pending) -> _native.Begun[Any]:
         """Begin the call."""
-        return calls.read_ranges(self.keys, self.columns, self.owner)
+        return calls.read_grids(self.keys, self.grids, self.owner)
 
 
 @dataclass(frozen=True, slots=True)

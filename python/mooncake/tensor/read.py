@@ -13,7 +13,8 @@ from mooncake.tensor.dtypes import DType, load_numpy, load_torch
 from mooncake.tensor.format import METADATA_BYTES, TensorMetadata
 from mooncake.tensor.inventory import find
 from mooncake.tensor.layout import Box
-from mooncake.tensor.search import Found, Part, find_all, invalid
+from mooncake.tensor.recall import forget, recall, remember
+from mooncake.tensor.search import Evidence, Found, Part, find_all, invalid
 from mooncake.tensor.transfer import Job, fill, replaced
 
 if TYPE_CHECKING:
@@ -96,7 +97,8 @@ class Arrays:
 def read(requests: Sequence[Request], library: Library) -> Operation[list[Any]]:
     """Read tensors: one call to find all of them, and one to read them.
 
-    Shards that are stored unevenly, or replaced during the read, cost further calls.
+    Shards that are stored unevenly, or replaced during the read, cost further calls. Tensors that
+    were read before cost one call.
 
     Returns:
         For each request the filled value or its failure.
@@ -105,33 +107,64 @@ def read(requests: Sequence[Request], library: Library) -> Operation[list[Any]]:
     pending = list(range(len(requests)))
     heads: dict[int, set[tuple[bytes, ...]]] = {at: set() for at in pending}
     for attempt in range(_ATTEMPTS):
-        # The first attempt predicts the metadata of shards, which saves a call.
-        searches = [
-            find(requests[at].key, requests[at].target, predicts=attempt == 0) for at in pending
-        ]
-        found = yield from find_all(searches)
+        places = yield from _find([requests[at] for at in pending], is_first=attempt == 0)
         readings: dict[int, _Reading] = {}
-        for at, each in zip(pending, found, strict=True):
+        failed: list[int] = []
+        for at, (each, is_recalled) in zip(pending, places, strict=True):
             try:
                 if isinstance(each, MooncakeError):
                     raise each
-                readings[at] = _begin(each, requests[at], library)
+                evidence = (each.evidence or ()) if is_recalled else ()
+                readings[at] = _begin(each, requests[at], library, evidence)
                 heads[at].add(tuple(bytes(part.head) for part in each.parts))
             except (MooncakeError, TypeError, ImportError) as error:
                 results[at] = error
+                if is_recalled:
+                    # The tensor may have become another one since.
+                    failed.append(at)
         failures = yield from fill([reading.job for reading in readings.values()])
-        pending = []
         for (at, reading), failure in zip(readings.items(), failures, strict=True):
             results[at] = _end(reading, requests[at], library) if failure is None else failure
             if isinstance(failure, _REPLACED):
-                pending.append(at)
+                failed.append(at)
+        pending = failed
         if not pending:
             break
+        for at in pending:
+            forget(requests[at].key, requests[at].target)
     for at in pending:
         # A range outside of an object means damage only if the object stayed the same.
         if isinstance(results[at], InvalidArgumentError) and len(heads[at]) > 1:
             results[at] = replaced(requests[at].key)
     return results
+
+
+def _find(
+    requests: Sequence[Request], *, is_first: bool
+) -> Operation[list[tuple[Found | MooncakeError, bool]]]:
+    """Find tensors; the first attempt recalls where they were.
+
+    Returns:
+        For each request where the tensor is, and whether that was recalled without a search.
+    """
+    recalled = [recall(each.key, each.target) if is_first else None for each in requests]
+    # The first attempt also predicts the metadata of shards, which saves a call.
+    searches = [
+        find(request.key, request.target, predicts=is_first)
+        for request, known in zip(requests, recalled, strict=True)
+        if known is None
+    ]
+    found = iter((yield from find_all(searches)))
+    places: list[tuple[Found | MooncakeError, bool]] = []
+    for request, known in zip(requests, recalled, strict=True):
+        if known is not None:
+            places.append((known, True))
+            continue
+        each = next(found)
+        places.append((each, False))
+        if isinstance(each, Found):
+            remember(request.key, request.target, each)
+    return places
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,26 +176,28 @@ class _Reading:
     restores: TensorMetadata | None = None
 
 
-def _begin(found: Found, request: Request, library: Library) -> _Reading:
+def _begin(
+    found: Found, request: Request, library: Library, evidence: tuple[Evidence, ...]
+) -> _Reading:
     metadata = found.metadata
     if metadata.data_offset > METADATA_BYTES:
         if request.target is not None:
             raise invalid(request.key, "a jagged tensor or a structured array has no shards")
-        return _begin_object(found)
+        return _begin_object(found, evidence)
     value = request.out
     if value is None:
         value = library.empty(metadata.dtype, found.wanted.shape)
     place = memory.of(value)
     _check_destination(found, place, value)
-    return _Reading(Job(found, place.address, value), value)
+    return _Reading(Job(found, place.address, value, evidence), value)
 
 
-def _begin_object(found: Found) -> _Reading:
+def _begin_object(found: Found, evidence: tuple[Evidence, ...]) -> _Reading:
     """Begin to read an object as it is, behind its metadata."""
     (part,) = found.parts
     stored = load_numpy().empty(part.metadata.total_bytes, dtype="uint8")
     stored[:METADATA_BYTES] = memoryview(part.head)
-    job = Job(without_metadata(found), stored.ctypes.data + METADATA_BYTES, stored)
+    job = Job(without_metadata(found), stored.ctypes.data + METADATA_BYTES, stored, evidence)
     return _Reading(job, stored, part.metadata)
 
 

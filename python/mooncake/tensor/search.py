@@ -6,16 +6,15 @@ makes one call for the requests of a round.
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Generator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from mooncake._api.values import decoded
 from mooncake._runtime import _native
 from mooncake.errors import InvalidArgumentError, MooncakeError, NotFoundError
-from mooncake.tensor.calls import List, ReadRanges
+from mooncake.tensor.calls import List, ReadGrids
 from mooncake.tensor.format import (
     MANIFEST_BYTES,
     METADATA_BYTES,
@@ -29,6 +28,7 @@ if TYPE_CHECKING:
     from mooncake.tensor.layout import Box
 
 __all__ = [
+    "Evidence",
     "Found",
     "Heads",
     "Names",
@@ -69,6 +69,29 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
+class Evidence:
+    """What a search saw of one object.
+
+    Attributes:
+        key: Key of the object.
+        length: Number of bytes that were read.
+        head: These bytes; None without an object, ``b""`` for a shorter one.
+    """
+
+    key: bytes
+    length: int
+    head: bytes | None
+
+    def is_confirmed(self, outcome: int | MooncakeError, head: bytes | bytearray) -> bool:
+        """Return whether a later read of the same bytes saw the same."""
+        if self.head is None:
+            return isinstance(outcome, NotFoundError)
+        if not self.head:
+            return isinstance(outcome, InvalidArgumentError)
+        return not isinstance(outcome, MooncakeError) and head == self.head
+
+
+@dataclass(frozen=True, slots=True)
 class Found:
     """The objects from which a wanted part of a tensor can be read.
 
@@ -76,11 +99,14 @@ class Found:
         key: Key of the tensor.
         wanted: The wanted part.
         parts: The objects that hold it.
+        evidence: What the search saw: as long as it is the same, another search finds the same.
+            None if that cannot be checked by reading objects.
     """
 
     key: bytes
     wanted: Box
     parts: tuple[Part, ...]
+    evidence: tuple[Evidence, ...] | None = None
 
     @property
     def metadata(self) -> TensorMetadata:
@@ -94,6 +120,12 @@ class Heads:
 
     keys: list[bytes]
     manifests: tuple[bytes, ...] = ()
+
+    def evidence(self, heads: Sequence[bytes | None]) -> list[Evidence]:
+        """Return the answers as evidence."""
+        names = [*self.keys, *self.manifests]
+        lengths = [METADATA_BYTES] * len(self.keys) + [MANIFEST_BYTES] * len(self.manifests)
+        return list(map(Evidence, names, lengths, heads))
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,13 +144,14 @@ def find_all(searches: Sequence[Search]) -> Operation[list[Found | MooncakeError
     results: list[Found | MooncakeError | None] = [None] * len(searches)
     running = dict(enumerate(searches))
     answers: dict[int, Any] = dict.fromkeys(running)
+    seen: dict[int, list[Evidence] | None] = {at: [] for at in running}
     while running:
         wanted: dict[int, Heads | Names] = {}
         for at, search in list(running.items()):
             try:
                 wanted[at] = search.send(answers[at])
             except StopIteration as end:
-                results[at] = end.value
+                results[at] = _with_evidence(end.value, seen[at])
             except MooncakeError as error:
                 results[at] = error
             if at not in wanted:
@@ -128,6 +161,12 @@ def find_all(searches: Sequence[Search]) -> Operation[list[Found | MooncakeError
             if isinstance(answer, MooncakeError):
                 results[at] = answer
                 del running[at]
+                continue
+            request, evidence = wanted[at], seen[at]
+            if isinstance(request, Names) or evidence is None:
+                seen[at] = None
+            else:
+                evidence += request.evidence(answer)
     return [result for result in results if result is not None]
 
 
@@ -142,13 +181,8 @@ def read_heads(
     starts = list(accumulate(lengths, initial=0))
     memory = bytearray(starts.pop())
     base, _ = _native.writable_range(memory)
-    columns = (
-        array("q", range(len(names) + 1)),
-        array("q", [base + start for start in starts]),
-        array("q", [0]) * len(names),
-        array("q", lengths),
-    )
-    outcomes = yield ReadRanges([decoded(name) for name in names], columns, memory)
+    grids = [[(base + start, 0, length, ())] for start, length in zip(starts, lengths, strict=True)]
+    outcomes = yield ReadGrids([decoded(name) for name in names], grids, memory)
     heads: list[bytes | MooncakeError | None] = []
     for start, length, outcome in zip(starts, lengths, outcomes, strict=True):
         if isinstance(outcome, NotFoundError):
@@ -210,6 +244,15 @@ def listed(names: Sequence[bytes]) -> str:
 def as_text(key: bytes) -> str:
     """Return a key for the text of an error."""
     return key.decode(errors="replace")
+
+
+def _with_evidence(found: Found, seen: list[Evidence] | None) -> Found:
+    """Add what was seen, but for the parts, whose heads are checked by every read."""
+    if seen is None:
+        return found
+    parts = {part.key for part in found.parts}
+    evidence = tuple(each for each in seen if each.key not in parts)
+    return replace(found, evidence=evidence)
 
 
 def _answer(wanted: dict[int, Heads | Names]) -> Operation[dict[int, Any]]:

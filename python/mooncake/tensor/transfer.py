@@ -2,34 +2,22 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any
 
 from mooncake._api.values import decoded
 from mooncake._runtime import _native
 from mooncake.errors import MooncakeError
-from mooncake.tensor.calls import Operation, ReadRanges
+from mooncake.tensor.calls import MemoryGrid, Operation, ReadGrids
 from mooncake.tensor.format import METADATA_BYTES
 from mooncake.tensor.memory import at_address
-from mooncake.tensor.planner import (
-    Grid,
-    IncompleteError,
-    Plan,
-    Source,
-    TooManyRangesError,
-    grids,
-    plan_of,
-)
-from mooncake.tensor.search import Found, invalid
+from mooncake.tensor.planner import Grid, IncompleteError, Source, plan
+from mooncake.tensor.search import Evidence, Found, invalid
 
-if TYPE_CHECKING:
-    from mooncake.tensor.search import Part
-
-__all__ = ["Job", "fill", "replaced"]
+__all__ = ["RANGES_MAX", "Job", "fill", "replaced"]
 
 _LEASE_EXPIRED = -707
 
@@ -42,12 +30,8 @@ _STAGED_RANGES_MIN = 1024
 _STAGED_EXCESS_MAX = 2
 """Maximum ratio of staged bytes to wanted bytes."""
 
-_KEPT_RANGES_MAX = 512
-"""Number of ranges up to which the table of a read is kept; building a larger one is little of the
-read."""
-
-Columns: TypeAlias = tuple[Any, Any, Any, Any]
-"""The first range of each object; the address, offset and length of each range."""
+RANGES_MAX = 1 << 24
+"""Maximum number of ranges of a read, whose transfer takes 1 GB for them; more are refused."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,11 +42,13 @@ class Job:
         found: The objects to read it from.
         address: Address of the memory.
         owner: Object that keeps the memory.
+        evidence: What must still be so, or the tensor would be found elsewhere.
     """
 
     found: Found
     address: int
     owner: object
+    evidence: tuple[Evidence, ...] = ()
 
 
 def fill(
@@ -77,88 +63,79 @@ def fill(
     Returns:
         For each job None or its failure, after which the content of the memory is undefined.
     """
-    import numpy as np
-
     planned = [(job, _ranges_of(job, is_registered=is_registered)) for job in jobs]
     valid = [(job, each) for job, each in planned if isinstance(each, _Direct | _Staged)]
-    parts = [part for job, _ in valid for part in job.found.parts]
-    names = [decoded(part.key) for part in parts]
-    heads = np.zeros((len(parts), METADATA_BYTES), dtype=np.uint8)
-    columns = _columns([each for _, each in valid], heads)
+    rows = [row for job, each in valid for row in _rows_of(job, each)]
+    names = [decoded(row.evidence.key) for row in rows]
+    data = [row.grids for row in rows]
+    starts = list(accumulate((row.evidence.length for row in rows), initial=0))
+    heads = bytearray(starts[-1])
+    base, _ = _native.writable_range(heads)
+    # The heads are read in the same call, since an object may be replaced between two calls but not
+    # within one.
+    checks: list[list[MemoryGrid]] = [
+        [(base + start, 0, row.evidence.length, ())]
+        for row, start in zip(rows, starts, strict=False)
+    ]
     # A staged read keeps its own memory, too.
     owners = [heads, valid]
     if is_registered:
         # The heads are read into memory of this call, which is not registered.
-        outcomes = yield ReadRanges(names, columns, owners, is_registered=True)
-        checks = yield ReadRanges(names, _columns_of_heads(heads), owners)
+        outcomes = yield ReadGrids(names, data, owners, is_registered=True)
+        checked = yield ReadGrids(names, checks, owners)
         outcomes = [
             outcome if isinstance(outcome, MooncakeError) else check
-            for outcome, check in zip(outcomes, checks, strict=True)
+            for outcome, check in zip(outcomes, checked, strict=True)
         ]
     else:
-        outcomes = yield ReadRanges(names, columns, owners)
+        grids = [[*own, *check] for own, check in zip(data, checks, strict=True)]
+        outcomes = yield ReadGrids(names, grids, owners)
+    read = iter(
+        row.failure(outcome, heads[start : start + row.evidence.length])
+        for row, outcome, start in zip(rows, outcomes, starts, strict=False)
+    )
     results: list[MooncakeError | None] = []
-    rows = iter(zip(parts, heads, outcomes, strict=True))
     for job, each in planned:
         if isinstance(each, MooncakeError):
             results.append(each)
             continue
-        results.append(_result([next(rows) for _ in job.found.parts]))
+        count = len(job.found.parts) + len(job.evidence)
+        failures = [next(read) for _ in range(count)]
+        results.append(next((failure for failure in failures if failure is not None), None))
         if isinstance(each, _Staged) and results[-1] is None:
             each.scatter(job)
     return results
 
 
 @dataclass(frozen=True, slots=True)
-class _Table:
-    """Ranges to read, grouped by object; the last range of an object may be its metadata.
-
-    The metadata is read in the same call, since an object may be replaced between two calls but not
-    within one.
+class _Row:
+    """An object of a read.
 
     Attributes:
-        starts: First range of each object, and the number of all ranges at the end.
-        destinations: Offset of each range in the memory to fill.
-        offsets: Offset of each range in its object.
-        lengths: Length of each range in bytes.
-        heads: The ranges that are metadata, if it is read.
+        evidence: What it must begin with.
+        grids: The ranges to read of it.
+        is_part: Whether it holds a part of the tensor; else it tells where the parts are.
     """
 
-    starts: Any
-    destinations: Any
-    offsets: Any
-    lengths: Any
-    heads: Any
+    evidence: Evidence
+    grids: list[MemoryGrid]
+    is_part: bool
 
-    @staticmethod
-    def of(plan: Plan, *, has_heads: bool) -> _Table:
-        """Return the ranges of a plan."""
-        import numpy as np
-
-        if not has_heads:
-            none = np.zeros(0, dtype=np.int64)
-            return _Table(plan.starts, plan.destinations, plan.offsets, plan.lengths, none)
-        count = len(plan.starts) - 1
-        starts = plan.starts + np.arange(count + 1)
-        heads = starts[1:] - 1
-        columns = np.zeros((3, len(plan) + count), dtype=np.int64)
-        is_data = np.ones(len(plan) + count, dtype=bool)
-        is_data[heads] = False
-        columns[:, is_data] = plan.destinations, plan.offsets, plan.lengths
-        columns[2, heads] = METADATA_BYTES
-        return _Table(starts, columns[0], columns[1], columns[2], heads)
+    def failure(self, outcome: int | MooncakeError, head: bytearray) -> MooncakeError | None:
+        """Return the failure of the read, if it has failed."""
+        if self.is_part and isinstance(outcome, MooncakeError):
+            return outcome
+        return None if self.evidence.is_confirmed(outcome, head) else replaced(self.evidence.key)
 
 
-# A read of the same part again, as of another layer with the same shape, costs no table.
-@functools.lru_cache(maxsize=256)
-def _kept_table(parts: tuple[Grid, ...], has_heads: bool) -> _Table:
-    return _Table.of(plan_of(parts), has_heads=has_heads)
-
-
-def _table(parts: tuple[Grid, ...], *, has_heads: bool) -> _Table:
-    if sum(part.count for part in parts) <= _KEPT_RANGES_MAX:
-        return _kept_table(parts, has_heads)
-    return _Table.of(plan_of(parts), has_heads=has_heads)
+def _rows_of(job: Job, planned: _Direct | _Staged) -> list[_Row]:
+    """Return the parts of a job and its evidence."""
+    parts = zip(job.found.parts, planned.memory_grids(), strict=True)
+    rows = [
+        _Row(Evidence(part.key, METADATA_BYTES, part.head), grids, is_part=True)
+        for part, grids in parts
+    ]
+    return rows + [_Row(evidence, [], is_part=False) for evidence in job.evidence]
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,12 +143,21 @@ class _Direct:
     """A read that goes to the memory of the job.
 
     Attributes:
-        table: The ranges.
+        grids: The ranges of each object.
         address: Address of the memory.
     """
 
-    table: _Table
+    grids: tuple[Grid, ...]
     address: int
+
+    def memory_grids(self) -> list[list[MemoryGrid]]:
+        """The ranges of each object, with their memory."""
+        return [
+            [(self.address + grid.destination, grid.offset, grid.length, grid.dimensions)]
+            if grid.length
+            else []
+            for grid in self.grids
+        ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,21 +174,13 @@ class _Staged:
     memory: Any
     bounds: list[int]
 
-    @property
-    def address(self) -> int:
-        """Address of the memory."""
+    def memory_grids(self) -> list[list[MemoryGrid]]:
+        """The range of each object, with its memory."""
         address: int = self.memory.ctypes.data
-        return address
-
-    @property
-    def table(self) -> _Table:
-        """The range of each object, and its metadata."""
-        import numpy as np
-
-        bounds = np.array(self.bounds, dtype=np.int64)
-        starts = np.arange(len(bounds), dtype=np.int64)
-        offsets = np.array([grid.source[0] for grid in self.grids], dtype=np.int64)
-        return _Table.of(Plan(starts, offsets, bounds[:-1], np.diff(bounds)), has_heads=True)
+        return [
+            [(address + start, grid.offset, grid.span, ())] if grid.length else []
+            for grid, start in zip(self.grids, self.bounds, strict=False)
+        ]
 
     def scatter(self, job: Job) -> None:
         """Copy the pieces to the memory of the job."""
@@ -212,90 +190,46 @@ class _Staged:
         nbytes = math.prod(found.wanted.shape) * found.metadata.dtype.itemsize
         into = at_address(job.address, nbytes)
         for grid, start in zip(self.grids, self.bounds, strict=False):
-            if grid.count == 0:
+            if grid.length == 0:
                 continue
-            shape = (*grid.extents, grid.length)
-            (first, of_wanted), (_, of_source) = grid.wanted, grid.source
+            columns = [*zip(*grid.dimensions, strict=True)] or [(), (), ()]
+            counts, of_source, of_wanted = columns
+            shape = (*counts, grid.length)
             pieces = np.ndarray(shape, np.uint8, self.memory, start, (*of_source, 1))
-            np.ndarray(shape, np.uint8, into, first, (*of_wanted, 1))[...] = pieces
+            np.ndarray(shape, np.uint8, into, grid.destination, (*of_wanted, 1))[...] = pieces
 
 
 def _ranges_of(job: Job, *, is_registered: bool) -> _Direct | _Staged | MooncakeError:
     """Return how to read a job; no ranges for a tensor without elements."""
     found = job.found
-    sources = [Source(part.box, part.metadata.data_offset) for part in found.parts]
+    sources = tuple(Source(part.box, part.metadata.data_offset) for part in found.parts)
     try:
-        parts = grids(sources, found.wanted, found.metadata.dtype.itemsize)
-        staged = None if is_registered else _stage(job, parts)
-        return staged or _Direct(_table(parts, has_heads=not is_registered), job.address)
-    except (IncompleteError, TooManyRangesError) as error:
+        grids = plan(sources, found.wanted, found.metadata.dtype.itemsize)
+    except IncompleteError as error:
         return invalid(found.key, str(error))
+    staged = None if is_registered else _stage(job, grids)
+    if staged is not None:
+        return staged
+    ranges = sum(grid.count for grid in grids)
+    if ranges > RANGES_MAX:
+        text = f"the read has too many ranges ranges={ranges} limit={RANGES_MAX}"
+        return invalid(found.key, text)
+    return _Direct(grids, job.address)
 
 
-def _stage(job: Job, parts: tuple[Grid, ...]) -> _Staged | None:
+def _stage(job: Job, grids: tuple[Grid, ...]) -> _Staged | None:
     """Return how to read a job of tiny pieces; None if its ranges are read one by one."""
-    import numpy as np
-
     if getattr(job.owner, "is_cuda", False):
         return None
-    wanted, ranges = sum(part.nbytes for part in parts), sum(part.count for part in parts)
+    wanted, ranges = sum(grid.nbytes for grid in grids), sum(grid.count for grid in grids)
     if ranges < _STAGED_RANGES_MIN or wanted >= ranges * _STAGED_BYTES_MAX:
         return None
-    bounds = [0, *accumulate(part.span if part.count else 0 for part in parts)]
+    bounds = [0, *accumulate(grid.span if grid.length else 0 for grid in grids)]
     if bounds[-1] > _STAGED_EXCESS_MAX * wanted:
         return None
-    return _Staged(parts, np.empty(bounds[-1], dtype=np.uint8), bounds)
-
-
-def _columns(jobs: Sequence[_Direct | _Staged], heads: Any) -> Columns:
-    """Return the ranges of all jobs as the columns of one call.
-
-    Args:
-        jobs: The ranges of each job.
-        heads: Memory for the metadata of each object, if the tables have it.
-    """
     import numpy as np
 
-    tables = [job.table for job in jobs]
-    of_heads = heads.ctypes.data + np.arange(len(heads), dtype=np.int64) * METADATA_BYTES
-    columns = []
-    for job, table in zip(jobs, tables, strict=True):
-        addresses = table.destinations + job.address
-        addresses[table.heads] = of_heads[: len(table.heads)]
-        of_heads = of_heads[len(table.heads) :]
-        columns.append((addresses, table.offsets, table.lengths))
-    if len(tables) == 1:
-        return tables[0].starts, *columns[0]
-    none = np.zeros(0, dtype=np.int64)
-    counts = np.concatenate([none, *(np.diff(table.starts) for table in tables)])
-    starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
-    addresses, offsets, lengths = (
-        np.concatenate([none, *(own[at] for own in columns)]) for at in range(3)
-    )
-    return starts, addresses, offsets, lengths
-
-
-def _columns_of_heads(heads: Any) -> Columns:
-    """Return the columns that read the metadata of each object."""
-    import numpy as np
-
-    count = len(heads)
-    return (
-        np.arange(count + 1, dtype=np.int64),
-        heads.ctypes.data + np.arange(count, dtype=np.int64) * METADATA_BYTES,
-        np.zeros(count, dtype=np.int64),
-        np.full(count, METADATA_BYTES, dtype=np.int64),
-    )
-
-
-def _result(rows: Sequence[tuple[Part, Any, int | MooncakeError]]) -> MooncakeError | None:
-    """Return the failure of one job from the outcomes of its objects."""
-    for part, head, outcome in rows:
-        if isinstance(outcome, MooncakeError):
-            return outcome
-        if head.tobytes() != part.head:
-            return replaced(part.key)
-    return None
+    return _Staged(grids, np.empty(bounds[-1], dtype=np.uint8), bounds)
 
 
 def replaced(key: bytes) -> MooncakeError:

@@ -55,7 +55,7 @@ impl Client {
         let operation = match (first.span, reads.len()) {
             (Span::Whole, 1) => Operation::Get,
             (Span::Whole, _) => Operation::GetBatch,
-            (Span::Range { .. } | Span::Scattered(_), _) => Operation::GetParts,
+            (Span::Range { .. } | Span::Scattered(_) | Span::Grids(_), _) => Operation::GetParts,
         };
         let took = SystemClock.now().since(begin.unwrap_or(now));
         self.inner.metrics.count_operation(operation, sum, took);
@@ -107,10 +107,12 @@ impl ClientInner {
         let located = Cow::Borrowed(read.located);
         match layout(&located, read.span, read.into) {
             Ok(layout) => {
-                let length = layout.ranges().map(|(_, range)| range.length() as u64).sum();
+                let length = layout.nbytes();
                 let extent = match read.span {
                     Span::Whole => ReadExtent::Whole,
-                    Span::Range { .. } | Span::Scattered(_) => ReadExtent::Part(length),
+                    Span::Range { .. } | Span::Scattered(_) | Span::Grids(_) => {
+                        ReadExtent::Part(length)
+                    }
                 };
                 objects.push(self.read_source(&located, extent, now), extent);
                 Target { located, layout, length }
@@ -258,7 +260,9 @@ impl ClientInner {
         for (&at, located) in failed.iter().zip(located) {
             let extent = match reads[at].span {
                 Span::Whole => ReadExtent::Whole,
-                Span::Range { .. } | Span::Scattered(_) => ReadExtent::Part(targets[at].length),
+                Span::Range { .. } | Span::Scattered(_) | Span::Grids(_) => {
+                    ReadExtent::Part(targets[at].length)
+                }
             };
             let found = located.as_ref().map_err(Clone::clone);
             let found = found.map(|located| self.read_source(located, extent, now));
@@ -279,6 +283,7 @@ impl Target<'_> {
             TransferEntry::new(range, place.address() + offset)
         };
         let is_chosen = self.located.places.len() > 1;
+        jobs.reserve(self.layout.count_max());
         jobs.push(&place.segment, self.layout.ranges().map(entry), is_chosen);
     }
 }

@@ -15,7 +15,7 @@ from mooncake.store.config import ReplicateConfig, put_options
 from mooncake.store.tensors.axes import shard_of, target_of, writer_of
 from mooncake.store.tensors.base import TensorBase, read_metadata, tensor_memory
 from mooncake.tensor import memory
-from mooncake.tensor.calls import Operation, ReadRanges, run
+from mooncake.tensor.calls import Operation, ReadGrids, run
 from mooncake.tensor.dtypes import load_torch
 from mooncake.tensor.format import METADATA_BYTES, FormatError, TensorMetadata, shard_key
 from mooncake.tensor.inventory import find, find_stored, records
@@ -562,17 +562,9 @@ def _read_into(
 
 def _fill_registered(jobs: Sequence[Job]) -> Operation[list[MooncakeError | None]]:
     """Fill registered memory, in front of which there is registered memory for the metadata."""
-    import numpy as np
-
-    count = len(jobs)
-    columns = (
-        np.arange(count + 1, dtype=np.int64),
-        np.array([job.address - METADATA_BYTES for job in jobs], dtype=np.int64),
-        np.zeros(count, dtype=np.int64),
-        np.full(count, METADATA_BYTES, dtype=np.int64),
-    )
+    heads = [[(job.address - METADATA_BYTES, 0, METADATA_BYTES, ())] for job in jobs]
     names = [job.found.parts[0].key for job in jobs]
-    reserved = yield ReadRanges(names, columns, None, is_registered=True)
+    reserved = yield ReadGrids(names, heads, None, is_registered=True)
     failures = yield from fill(jobs, is_registered=True)
     return [
         first if isinstance(first, MooncakeError) else second

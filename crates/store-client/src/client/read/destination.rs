@@ -6,6 +6,7 @@ use smallvec::SmallVec;
 
 use crate::{
     client::put::total,
+    grid::Grid,
     object::{Located, Span},
 };
 
@@ -14,17 +15,43 @@ pub(in crate::client) enum Layout<'a> {
     Listed(SmallVec<[(u64, LocalRange); 1]>),
     /// As the caller lists them: reads of 10^5 ranges make no copy of the list.
     Scattered(&'a [u64], &'a [LocalRange]),
+    Grids(&'a [Grid]),
 }
+
+/// The ranges of a layout, two of the three empty: an iterator has one type for all layouts.
+type RangesByKind<'a> = (&'a [(u64, LocalRange)], (&'a [u64], &'a [LocalRange]), &'a [Grid]);
 
 impl Layout<'_> {
     /// The ranges that are not empty.
     pub(in crate::client) fn ranges(&self) -> impl Iterator<Item = (u64, LocalRange)> {
-        let (listed, offsets, into): (&[(u64, LocalRange)], &[u64], &[LocalRange]) = match self {
-            Self::Listed(ranges) => (ranges, &[], &[]),
-            Self::Scattered(offsets, into) => (&[], offsets, into),
-        };
-        let scattered = offsets.iter().copied().zip(into.iter().copied());
-        listed.iter().copied().chain(scattered.filter(|(_, range)| range.length() > 0))
+        let (listed, scattered, grids) = self.by_kind();
+        let scattered = scattered.0.iter().copied().zip(scattered.1.iter().copied());
+        listed
+            .iter()
+            .copied()
+            .chain(scattered.filter(|(_, range)| range.length() > 0))
+            .chain(grids.iter().flat_map(Grid::ranges))
+    }
+
+    /// Length of all ranges together.
+    pub(in crate::client) fn nbytes(&self) -> u64 {
+        let (listed, (_, into), grids) = self.by_kind();
+        let ranges = listed.iter().map(|(_, range)| range).chain(into);
+        total(ranges) + grids.iter().map(Grid::nbytes).sum::<u64>()
+    }
+
+    /// Number of ranges, including empty ones.
+    pub(in crate::client) fn count_max(&self) -> usize {
+        let (listed, (_, into), grids) = self.by_kind();
+        listed.len() + into.len() + grids.iter().map(Grid::count).sum::<usize>()
+    }
+
+    fn by_kind(&self) -> RangesByKind<'_> {
+        match self {
+            Self::Listed(ranges) => (ranges, (&[], &[]), &[]),
+            Self::Scattered(offsets, into) => (&[], (offsets, into), &[]),
+            Self::Grids(grids) => (&[], (&[], &[]), grids),
+        }
     }
 }
 
@@ -38,6 +65,10 @@ pub(in crate::client) fn layout<'a>(
         Span::Whole => (0, located.length),
         Span::Range { offset, length } => (offset, length),
         Span::Scattered(offsets) => return scatter(located, offsets, into),
+        Span::Grids(grids) => {
+            let check = |grid: &Grid| check_part(located, grid.offset(), grid.object_span());
+            return grids.iter().try_for_each(check).map(|()| Layout::Grids(grids));
+        }
     };
     check_part(located, offset, length)?;
     fill(offset, length, into).map(Layout::Listed).ok_or_else(|| {

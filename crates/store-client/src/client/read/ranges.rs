@@ -9,7 +9,7 @@ use rustc_hash::FxHashMap;
 use super::destination::check_part;
 use crate::{
     client::Client,
-    object::{BufferScope, Located, Parts, Read},
+    object::{BufferScope, GridParts, Located, Parts, Read},
 };
 
 /// Outcome of the parts of one object: an error for the whole object, or a result per part.
@@ -27,25 +27,25 @@ impl Client {
     /// `scope` does not allow its memory (`INVALID_PARAMS`); the other parts of the object are
     /// still read.
     pub fn read_parts(&self, wanted: &[Parts<'_>], scope: BufferScope<'_>) -> Vec<PartOutcomes> {
-        let (found, objects) = self.locate_parts(wanted);
+        let (found, objects) = self.locate_once(wanted.iter().map(|parts| parts.key));
         let located: Vec<_> =
             objects.iter().map(|&at| found[at].as_ref().map_err(Clone::clone)).collect();
         let begin = located.iter().flatten().next().map(|located| located.requested_at);
         self.read_parts_of(&located, wanted, scope, begin)
     }
 
-    /// Like [`read_parts`](Self::read_parts), but an object fails as a whole if one of its parts
-    /// cannot be read. Returns the number of bytes read of each object.
+    /// Like [`read_parts`](Self::read_parts) for ranges at regular distances. An object fails as a
+    /// whole if one of its ranges cannot be read. Returns the number of bytes read of each object.
     ///
     /// # Errors
-    /// By object: as [`read_parts`](Self::read_parts), for the object or its first part that fails.
-    pub fn read_all_parts(&self, wanted: &[Parts<'_>], scope: BufferScope<'_>) -> Vec<Result<u64>> {
-        let (found, objects) = self.locate_parts(wanted);
+    /// By object: as [`read_parts`](Self::read_parts), for the object or its first grid that fails.
+    pub fn read_grids(&self, wanted: &[GridParts<'_>], scope: BufferScope<'_>) -> Vec<Result<u64>> {
+        let (found, objects) = self.locate_once(wanted.iter().map(|parts| parts.key));
         let allowed = AllowedMemory::new(self.engine(), scope);
         let checked = objects.iter().zip(wanted).enumerate().map(|(at, (&object, parts))| {
             let located = found[object].as_ref().map_err(Clone::clone)?;
-            parts.memory.iter().try_for_each(|range| allowed.check(at, range))?;
-            Ok(Read::scattered(located, parts.offsets, parts.memory))
+            parts.grids.iter().try_for_each(|grid| allowed.check(at, grid.memory()))?;
+            Ok(Read::grids(located, parts.grids))
         });
         let checked: Vec<Result<Read<'_>>> = checked.collect();
         let reads: Vec<_> = checked.iter().flatten().copied().collect();
@@ -56,14 +56,16 @@ impl Client {
 
     /// Locates each object once, however often it is named. Returns what was found, and for each
     /// item the index of its object in that.
-    fn locate_parts(&self, wanted: &[Parts<'_>]) -> (Vec<Result<Located>>, Vec<usize>) {
+    fn locate_once<'a>(
+        &self,
+        wanted: impl Iterator<Item = &'a ObjectKey>,
+    ) -> (Vec<Result<Located>>, Vec<usize>) {
         let mut numbers: FxHashMap<&ObjectKey, usize> = FxHashMap::default();
         let mut keys = Vec::new();
         let objects = wanted
-            .iter()
-            .map(|parts| {
-                *numbers.entry(parts.key).or_insert_with(|| {
-                    keys.push(parts.key.clone());
+            .map(|key| {
+                *numbers.entry(key).or_insert_with(|| {
+                    keys.push(key.clone());
                     keys.len() - 1
                 })
             })
