@@ -135,27 +135,23 @@ mod tests {
     use smallvec::smallvec;
 
     use super::*;
-
-    const BASE: usize = 0x1000;
-
-    fn memory(length: usize) -> LocalRange {
-        // SAFETY: nothing accesses the range.
-        unsafe { LocalRange::foreign(BASE, length) }
-    }
+    use crate::client::dangling_range;
 
     fn dimension(count: u64, object_step: u64, memory_step: u64) -> GridDimension {
         GridDimension { count, object_step, memory_step }
     }
 
     fn listed(grid: &Grid) -> Vec<(u64, usize, usize)> {
+        let start = grid.memory().address();
         let place =
-            |(offset, range): (u64, LocalRange)| (offset, range.address() - BASE, range.length());
+            |(offset, range): (u64, LocalRange)| (offset, range.address() - start, range.length());
         grid.ranges().map(place).collect()
     }
 
     #[test]
     fn ranges_follow_the_dimensions_from_the_innermost() {
-        let grid = Grid::new(304, 4, smallvec![dimension(2, 100, 40), dimension(3, 8, 4)], memory);
+        let grid =
+            Grid::new(304, 4, smallvec![dimension(2, 100, 40), dimension(3, 8, 4)], dangling_range);
         let grid = grid.unwrap();
         assert_eq!(
             listed(&grid),
@@ -167,7 +163,7 @@ mod tests {
 
     #[test]
     fn grid_without_dimensions_is_one_range() {
-        let grid = Grid::new(7, 9, smallvec![], memory).unwrap();
+        let grid = Grid::new(7, 9, smallvec![], dangling_range).unwrap();
         assert_eq!(listed(&grid), [(7, 0, 9)]);
         assert_eq!((grid.object_span(), grid.memory().length()), (9, 9));
     }
@@ -175,7 +171,8 @@ mod tests {
     #[test]
     fn empty_grids_have_no_ranges() {
         for (length, count) in [(0, 3), (8, 0), (0, 0)] {
-            let grid = Grid::new(7, length, smallvec![dimension(count, 8, 8)], memory).unwrap();
+            let grid =
+                Grid::new(7, length, smallvec![dimension(count, 8, 8)], dangling_range).unwrap();
             assert_eq!(listed(&grid), []);
             assert_eq!((grid.count(), grid.nbytes(), grid.object_span()), (0, 0, 0));
         }
@@ -190,10 +187,11 @@ mod tests {
             (0, 1, dimension(3, 0, u64::MAX)),
             (1, 1, dimension(u64::MAX, 1, 0)),
         ] {
-            let error = Grid::new(offset, length, smallvec![dimension], memory).unwrap_err();
+            let error =
+                Grid::new(offset, length, smallvec![dimension], dangling_range).unwrap_err();
             assert_eq!(error.code(), ErrorCode::INVALID_PARAMS);
         }
         let many = smallvec![dimension(u64::MAX, 0, 0), dimension(2, 0, 0)];
-        assert!(Grid::new(0, 1, many, memory).is_err());
+        assert!(Grid::new(0, 1, many, dangling_range).is_err());
     }
 }

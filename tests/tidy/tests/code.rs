@@ -73,7 +73,6 @@ const UNSAFE: &[(&str, &str)] = &[
     ("crates/transfer-engine/examples/", "lends buffers of the example"),
     ("crates/transfer-tools/src/bench/worker.rs", "lends its own memory to transfers"),
     ("crates/store-client/src/client/bytes.rs", "lends the caller's slices to transfers"),
-    ("crates/store-client/src/grid.rs", "addresses that its tests never access"),
     ("crates/testkit/src/cluster.rs", "lends buffers of the tests"),
     ("crates/collective/src/memory.rs", "reads and writes memory of callers"),
     ("crates/collective/src/peer_memory.rs", "process_vm_readv, and prctl"),
