@@ -1,7 +1,7 @@
 """Where tensors were found last: a tensor that is read again is read without a search.
 
 A read verifies what it recalls, in the call that reads the tensor, and searches if anything
-differs. A wrong recollection costs a read in vain. It is therefore used only after two searches in
+differs. A wrong recollection costs a wasted read. It is therefore used only after two searches in
 succession have found the same: not for a key that is in several pools, or whose tensor changes its
 layout all the time.
 """
