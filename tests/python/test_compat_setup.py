@@ -295,6 +295,24 @@ def test_name_ports_come_from_the_environment(fresh, monkeypatch):
     assert set_up(fresh, "embedded") == INVALID
 
 
+def test_stores_of_one_host_have_different_names(fresh, monkeypatch, caplog):
+    other, third = MooncakeDistributedStore(), MooncakeDistributedStore()
+    monkeypatch.setenv("MC_STORE_CLIENT_MIN_PORT", "20011")
+    monkeypatch.setenv("MC_STORE_CLIENT_MAX_PORT", "20012")
+    try:
+        assert set_up(fresh, "embedded") == 0
+        assert set_up(other, "embedded") == 0
+        names = {fresh.get_hostname(), other.get_hostname()}
+        assert names == {"localhost:20011", "localhost:20012"}
+        assert set_up(third, "embedded") == INVALID
+        assert "MC_STORE_CLIENT_MAX_PORT=20012 is free" in caplog.text
+        other.close()
+        assert set_up(third, "embedded") == 0
+    finally:
+        other.close()
+        third.close()
+
+
 def test_metadata_server_rejects_duplicate_names(fresh, master: MasterProcess):
     metadata = f"http://{master.metadata}/metadata"
     other = MooncakeDistributedStore()

@@ -12,6 +12,7 @@ from mooncake.store.codes import INVALID_PARAMS, OK, RPC_FAIL, RPC_TIMEOUT
 
 if TYPE_CHECKING:
     from mooncake._runtime import _native
+    from mooncake.store.setup import HeldPort
 
 __all__ = ["StoreBase"]
 
@@ -26,11 +27,20 @@ class StoreBase:
     Subclasses, one for each subject, add the public calls.
     """
 
-    __slots__ = ("__weakref__", "_is_outage_logged", "_local_bytes", "_mounted", "_name", "_native")
+    __slots__ = (
+        "__weakref__",
+        "_held_port",
+        "_is_outage_logged",
+        "_local_bytes",
+        "_mounted",
+        "_name",
+        "_native",
+    )
 
     def __init__(self) -> None:
         """Make a store that is not set up yet."""
         self._native: _native.Store | None = None
+        self._held_port: HeldPort | None = None
         self._name = ""
         self._local_bytes = 0
         self._is_outage_logged = False

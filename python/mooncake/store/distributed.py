@@ -127,7 +127,7 @@ class MooncakeDistributedStore(
                 arguments = SetupArguments(**given)
             self._name = arguments.local_hostname
             arguments.check()
-            self._native = connect(arguments, shared)
+            self._native, self._held_port = connect(arguments, shared)
         except MooncakeError as error:
             _log.error("setup failed: %s (%s)", error, error.remedy)
             # Upstream returns one number for every failed setup, except for unsupported features.
@@ -204,10 +204,13 @@ class MooncakeDistributedStore(
             0, also if the store is closed already.
         """
         native, self._native = self._native, None
+        held_port, self._held_port = self._held_port, None
         self._mounted.clear()
         self._name = ""
         if native is not None:
             native.close()
+        if held_port is not None:
+            held_port.close()
         return OK
 
     def health_check(self) -> int:

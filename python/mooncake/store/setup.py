@@ -5,16 +5,17 @@ from __future__ import annotations
 import logging
 import os
 import random
+import socket
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from typing import Any, Final
 
 from mooncake._runtime import _native
 from mooncake._units import parse_size
-from mooncake.errors import AlreadyExistsError
+from mooncake.errors import AlreadyExistsError, MooncakeError
 from mooncake.store.codes import INVALID_PARAMS
 
-__all__ = ["MASTER_ADDRESS", "SetupArguments", "connect"]
+__all__ = ["MASTER_ADDRESS", "HeldPort", "SetupArguments", "connect"]
 
 MASTER_ADDRESS: Final = "127.0.0.1:50051"
 
@@ -116,24 +117,64 @@ class SetupArguments:
             )
 
 
-def connect(arguments: SetupArguments, engine: _native.Engine | None = None) -> _native.Store:
+class HeldPort:
+    """A port that no other store of this host takes into its name. Nothing listens at it.
+
+    Two stores of one name would be one place for tasks and drains.
+    """
+
+    def __init__(self, port: int) -> None:
+        self._socket = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        try:
+            self._socket.bind(("", port))
+        except OSError:
+            self._socket.close()
+            raise
+
+    def close(self) -> None:
+        """Gives the port back."""
+        self._socket.close()
+
+
+def connect(
+    arguments: SetupArguments, engine: _native.Engine | None = None
+) -> tuple[_native.Store, HeldPort | None]:
     """Join the pool.
 
-    A host name without a port gets a random port. If that name is taken, another port is tried.
+    A host name without a port gets a random port, which the caller holds while the store is open.
+    If that name is taken, another port is tried.
 
     Raises:
         MooncakeError: The master or the metadata server cannot be reached, or refuses.
     """
     host = arguments.local_hostname.strip()
     if _has_port(host):
-        return _join(arguments, host, engine)
+        return _join(arguments, host, engine), None
     first, last = _name_ports()
-    for _ in range(_NAME_TRIES - 1):
+    ports = random.sample(range(first, last + 1), min(_NAME_TRIES, last + 1 - first))
+    failure: MooncakeError | None = None
+    for port in ports:
         try:
-            return _join(arguments, _with_port(host, random.randint(first, last)), engine)
+            held = HeldPort(port)
+        except OSError as error:
+            _log.debug("port %d is in use, trying another: %s", port, error)
+            continue
+        try:
+            return _join(arguments, _with_port(host, port), engine), held
         except AlreadyExistsError as error:
+            held.close()
+            failure = error
             _log.debug("the name is taken, trying another: %s", error)
-    return _join(arguments, _with_port(host, random.randint(first, last)), engine)
+        except BaseException:
+            held.close()
+            raise
+    if failure is not None:
+        raise failure
+    raise _native.failure(
+        INVALID_PARAMS,
+        f"no port of MC_STORE_CLIENT_MIN_PORT={first} to MC_STORE_CLIENT_MAX_PORT={last} is free "
+        f"for the name of the store, of {len(ports)} that were tried; name a port in the host name",
+    )
 
 
 def _join(arguments: SetupArguments, name: str, engine: _native.Engine | None) -> _native.Store:
