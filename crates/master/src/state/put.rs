@@ -295,6 +295,8 @@ impl PutCalls<'_> {
             Allocation::Ready(replicas) => replicas,
             Allocation::Pending(pending) => return Ok(PutStep::Pending(pending)),
         };
+        // The object may have been evicted with a large group, whose members leave one by one.
+        let existing = existing.filter(|&slot| self.inventory.catalog.objects.get(slot).is_some());
         let slot = match existing {
             Some(slot) => {
                 // An unclaimed object does not block writers, and must not come back.

@@ -173,7 +173,7 @@ impl Reclaimer<'_> {
         if replicas.len() < request.replicas as usize {
             self.inventory.log.counters.puts_with_fewer_copies += 1;
         }
-        self.inventory.prepare_ahead(now, need);
+        self.inventory.prepare_ahead(now, need, request.spared);
         Ok(Allocation::Ready(replicas))
     }
 

@@ -5,7 +5,11 @@ use std::time::Duration;
 use mooncake_base::Moment;
 
 use super::{EvictionPass, Verdict};
-use crate::state::{ids::KeyHash, inventory::Inventory, reclaim::eviction::EvictionPolicy};
+use crate::state::{
+    ids::{KeyHash, ObjectSlot},
+    inventory::Inventory,
+    reclaim::eviction::EvictionPolicy,
+};
 
 /// Objects examined or evicted ahead of need at a time.
 const AHEAD_SLICE: usize = 64;
@@ -78,8 +82,8 @@ impl Inventory {
         self.catalog.unpark_due(now);
         let mut steps = AHEAD_SLICE;
         while steps > 0 && self.log.counters.evicted_bytes < goal {
-            let is_any = self.evict_next(now, EvictionPass::Plain, &mut steps)
-                || self.evict_next(now, EvictionPass::Soft, &mut steps);
+            let is_any = self.evict_next(now, EvictionPass::Plain, None, &mut steps)
+                || self.evict_next(now, EvictionPass::Soft, None, &mut steps);
             if !is_any {
                 return Some(now + AHEAD_RETRY);
             }
@@ -88,14 +92,14 @@ impl Inventory {
     }
 
     /// Raises the target because a put of `need` bytes has to wait for the log, and evicts towards
-    /// it.
-    pub(super) fn raise_ahead(&mut self, now: Moment, need: u64) {
+    /// it, but for `spared`.
+    pub(super) fn raise_ahead(&mut self, now: Moment, need: u64, spared: Option<ObjectSlot>) {
         self.ahead.put_waits(now, need, self.pool.segments.mounted_bytes);
-        self.evict_towards(now, self.ahead.target);
+        self.evict_towards(now, self.ahead.target, spared);
     }
 
-    /// Evicts ahead after an allocation, if memory that needs no sync runs out.
-    pub(super) fn prepare_ahead(&mut self, now: Moment, need: u64) {
+    /// Evicts ahead after an allocation, but for `spared`, if memory that needs no sync runs out.
+    pub(super) fn prepare_ahead(&mut self, now: Moment, need: u64, spared: Option<ObjectSlot>) {
         let target = self.ahead.target;
         if target == 0 {
             return;
@@ -105,7 +109,7 @@ impl Inventory {
             // Memory came from elsewhere.
             self.ahead.target = 0;
         } else if free < target / 2 {
-            self.evict_towards(now, target);
+            self.evict_towards(now, target, spared);
             // What was freed before the last request will be free without another one.
             let unrequested = self.pool.unsynced.unrequested;
             if unrequested >= target / 2 || (free < target / 4 && unrequested >= target / 4) {
@@ -116,10 +120,10 @@ impl Inventory {
     }
 
     /// Evicts some objects, up to `target` bytes that wait for the log.
-    fn evict_towards(&mut self, now: Moment, target: u64) {
+    fn evict_towards(&mut self, now: Moment, target: u64, spared: Option<ObjectSlot>) {
         let mut steps = AHEAD_SLICE;
         while steps > 0 && self.pool.unsynced.bytes < target {
-            if !self.evict_next(now, EvictionPass::Plain, &mut steps) {
+            if !self.evict_next(now, EvictionPass::Plain, spared, &mut steps) {
                 return;
             }
         }
@@ -127,13 +131,19 @@ impl Inventory {
 
     /// Takes the next object of an order and evicts it if that is allowed. Returns whether there
     /// was one. Subtracts the objects that it examined from `steps`.
-    fn evict_next(&mut self, now: Moment, pass: EvictionPass, steps: &mut usize) -> bool {
+    fn evict_next(
+        &mut self,
+        now: Moment,
+        pass: EvictionPass,
+        spared: Option<ObjectSlot>,
+        steps: &mut usize,
+    ) -> bool {
         *steps = steps.saturating_sub(1);
         if self.evict_condemned(now) {
             return true;
         }
         let Some(object) = self.catalog.pop(pass) else { return false };
-        match self.classify(now, object, pass, None, steps) {
+        match self.classify(now, object, pass, spared, steps) {
             Verdict::Evict => {
                 self.evict_group(now, object);
             }

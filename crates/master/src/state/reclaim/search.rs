@@ -203,7 +203,7 @@ impl Reclaimer<'_> {
             && self.may_fit_when_synced(need, request, search)
         {
             search.freed_waits += 1;
-            self.count_wait(now, need, search);
+            self.count_wait(now, need, request, search);
             return self.inventory.pool.unsynced_until().map(Pending::Sync);
         }
         while search.replicas.len() < copies {
@@ -214,7 +214,7 @@ impl Reclaimer<'_> {
             }
         }
         if !self.inventory.pool.unsynced.is_synced(search.position) {
-            self.count_wait(now, need, search);
+            self.count_wait(now, need, request, search);
             return Some(Pending::Sync(self.inventory.log.effects.position()));
         }
         if search.replicas.len() >= copies {
@@ -230,9 +230,15 @@ impl Reclaimer<'_> {
     }
 
     /// Counts the first wait of a search for the log: later puts should not have to wait.
-    fn count_wait(&mut self, now: Moment, need: u64, search: &mut Search) {
+    fn count_wait(
+        &mut self,
+        now: Moment,
+        need: u64,
+        request: &AllocRequest<'_>,
+        search: &mut Search,
+    ) {
         if !std::mem::replace(&mut search.has_waited, true) {
-            self.inventory.raise_ahead(now, need);
+            self.inventory.raise_ahead(now, need, request.spared);
         }
     }
 

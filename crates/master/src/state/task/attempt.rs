@@ -233,6 +233,14 @@ impl TaskCalls<'_> {
                 return None;
             }
         };
+        // The object may have been evicted with a large group, whose members leave one by one.
+        if self.subject(self.tasks.get(id)?).is_none() {
+            for replica in placed {
+                self.inventory.release(now, replica, Timestamp::default());
+            }
+            self.fail_task(now, id, CHANGED);
+            return None;
+        }
         let until = now + self.inventory.rules.write_end();
         self.inventory.pool.begin_write(Some(slot), &placed, until);
         for replica in &placed {

@@ -161,6 +161,40 @@ fn one_sync_serves_many_puts() {
 }
 
 #[test]
+fn object_that_a_put_replaces_is_not_evicted_ahead() {
+    let mut pool = Pool::logged(64);
+    let keys: Vec<_> = (0..64 * 16).map(|index| format!("k{index}")).collect();
+    for key in &keys {
+        pool.put(key, MIB / 16).unwrap();
+    }
+    // Each put replaces the object that is evicted next.
+    for key in &keys {
+        let is_present = pool.exists(key);
+        let mut progress = PutProgress::default();
+        let put = Put {
+            key: KeyRef::new(key.as_bytes()).unwrap(),
+            length: MIB / 16,
+            group: b"",
+            options: &PutOptions::default(),
+            is_replacing: true,
+            if_version: None,
+            request: 0,
+        };
+        let started = loop {
+            let step = pool.state.puts().put_step(pool.now, A, &pool.tenant, &put, &mut progress);
+            match step.unwrap() {
+                PutStep::Started(started) => break started,
+                PutStep::Pending(_) => {
+                    pool.sync();
+                }
+            }
+        };
+        assert_eq!(pool.exists(key), is_present, "{key}");
+        pool.end(A, key, &started).unwrap();
+    }
+}
+
+#[test]
 fn cancelled_put_gives_its_memory_back() {
     let mut pool = Pool::logged(4);
     pool.put("a", 4 * MIB).unwrap();
