@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import random
-import socket
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from typing import Any, Final
@@ -124,6 +123,8 @@ class HeldPort:
     """
 
     def __init__(self, port: int) -> None:
+        import socket  # `import mooncake` stays quick: many programs set up no store.
+
         self._socket = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         try:
             self._socket.bind(("", port))
