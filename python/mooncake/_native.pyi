@@ -931,6 +931,9 @@ class CollectiveGroup:
 class CollectiveCompletion:
     """The end of an operation."""
 
+    def start(self) -> None:
+        """Let the group carry out the operation without a thread that waits for it."""
+
     def wait(self, timeout_s: float) -> bool:
         """Wait at most so long and return whether the operation is done."""
 

@@ -1,13 +1,17 @@
 //! One attempt of an operation in one view: its messages, and the wait for all members.
 
+use std::{slice, sync::Arc};
+
 use mooncake_base::Error;
 
 use crate::{
     buffers::Buffer,
     collectives::{DONE, Exchange, Operation, Stop, Take, Writes, wrong_length},
-    group::{Core, RECHECK, slot_number},
+    frame::{Header, Kind},
+    group::{Core, slot_number},
     inbox::{Part, State},
-    mesh::{Header, Kind},
+    link::Link,
+    message::Member,
     peer_memory::{LENT_BYTES_MIN, Loan},
     progress::View,
 };
@@ -31,12 +35,12 @@ impl<'a> Attempt<'a> {
     }
 
     /// Carries out the operation, and waits until all members have their data.
-    pub(crate) fn run(
+    pub(crate) async fn run(
         &self,
         operation: &Operation,
         has_data: &mut Option<Writes>,
     ) -> Result<(), Stop> {
-        let failure = match operation.run(self) {
+        let failure = match operation.run(self).await {
             Ok(writes) => {
                 // Peers may read from these buffers until the attempt has ended.
                 *has_data = Some(writes);
@@ -49,11 +53,11 @@ impl<'a> Attempt<'a> {
         if let Some(error) = failure {
             let text = error.to_string();
             for slot in self.others() {
-                self.send_bytes(slot, DONE, text.as_bytes())?;
+                self.send_bytes(slot, DONE, text.as_bytes()).await?;
             }
             return Err(Stop::Failed(error));
         }
-        self.agree()?;
+        self.agree().await?;
         // A change of the view that has begun decides whether the operation is finished.
         let mut state = self.core.inbox.state.lock();
         if self.is_interrupted(&state) {
@@ -69,22 +73,31 @@ impl<'a> Attempt<'a> {
 
     /// Waits until all members have their data. The first member collects this, and tells the others:
     /// 2 (n - 1) messages, where n (n - 1) would tell each member by each other.
-    fn agree(&self) -> Result<(), Stop> {
+    async fn agree(&self) -> Result<(), Stop> {
         let first = self.slots.first().copied().unwrap_or(self.core.slot);
         let is_collected = self.slots.len() > 2;
         if is_collected && self.core.slot != first {
-            self.send_bytes(first, DONE, &[])?;
-            return self.await_done(first);
+            self.send_bytes(first, DONE, &[]).await?;
+            return self.await_done(first).await;
         }
         if is_collected {
-            self.others().try_for_each(|slot| self.await_done(slot))?;
+            self.await_others().await?;
         }
-        self.others().try_for_each(|slot| self.send_bytes(slot, DONE, &[]))?;
-        if is_collected { Ok(()) } else { self.others().try_for_each(|slot| self.await_done(slot)) }
+        for slot in self.others() {
+            self.send_bytes(slot, DONE, &[]).await?;
+        }
+        if is_collected { Ok(()) } else { self.await_others().await }
     }
 
-    fn await_done(&self, slot: usize) -> Result<(), Stop> {
-        match self.part(slot, DONE)? {
+    async fn await_others(&self) -> Result<(), Stop> {
+        for slot in self.others() {
+            self.await_done(slot).await?;
+        }
+        Ok(())
+    }
+
+    async fn await_done(&self, slot: usize) -> Result<(), Stop> {
+        match self.part(slot, DONE).await? {
             Part::Bytes(text) if !text.is_empty() => Err(failed_at(slot, &text)),
             _ => Ok(()),
         }
@@ -116,14 +129,16 @@ impl<'a> Attempt<'a> {
         state.closed.is_some() || state.progress.is_interrupted(self.view.attempt)
     }
 
-    fn send_bytes(&self, slot: usize, step: u32, bytes: &[u8]) -> Result<(), Stop> {
-        self.send_as(Kind::Collective, slot, step, bytes)
+    async fn send_bytes(&self, slot: usize, step: u32, bytes: &[u8]) -> Result<(), Stop> {
+        self.send_as(Kind::Collective, slot, step, bytes).await
     }
 
-    fn send_as(&self, kind: Kind, slot: usize, step: u32, bytes: &[u8]) -> Result<(), Stop> {
+    async fn send_as(&self, kind: Kind, slot: usize, step: u32, bytes: &[u8]) -> Result<(), Stop> {
         let member = self.view.member(slot).ok_or(Stop::Interrupted)?;
-        let is_over = || self.is_interrupted(&self.core.inbox.state.lock());
-        let link = self.core.mesh.link(member, is_over).ok_or(Stop::Interrupted)?;
+        let link = match self.core.mesh.open_link(member) {
+            Some(link) => link,
+            None => self.await_link(member).await?,
+        };
         let header = Header {
             kind,
             group: self.core.id,
@@ -137,61 +152,77 @@ impl<'a> Attempt<'a> {
         link.send(&header, bytes).map_err(|_| Stop::Interrupted)
     }
 
+    /// Waits for the connection to a member.
+    async fn await_link(&self, member: &Member) -> Result<Arc<Link>, Stop> {
+        let mesh = &self.core.mesh;
+        let find = |state: &mut State| {
+            if self.is_interrupted(state) || mesh.is_closing() {
+                return Some(Err(Stop::Interrupted));
+            }
+            // It may have ended before this rank was in a view with the member.
+            mesh.connect(slice::from_ref(member));
+            mesh.open_link(member).map(Ok)
+        };
+        self.core.inbox.find(find).await
+    }
+
     /// Waits for what a member sent.
-    fn part(&self, slot: usize, step: u32) -> Result<Part, Stop> {
+    async fn part(&self, slot: usize, step: u32) -> Result<Part, Stop> {
         let key = (self.view.attempt, self.sequence, step, slot_number(slot));
-        let mut state = self.core.inbox.state.lock();
-        loop {
-            if self.is_interrupted(&state) {
-                return Err(Stop::Interrupted);
+        let find = |state: &mut State| {
+            if self.is_interrupted(state) {
+                return Some(Err(Stop::Interrupted));
             }
             if let Some(part) = state.parts.remove(&key) {
-                return Ok(part);
+                return Some(Ok(part));
             }
-            self.check_failures(&state)?;
             state.awaited = Some(key);
-            self.core.inbox.changed.wait_for(&mut state, RECHECK);
-        }
+            self.check_failures(state).err().map(Err)
+        };
+        self.core.inbox.find(find).await
     }
 
     /// Waits for what a member sent, which has `length` bytes.
-    fn part_of(&self, slot: usize, step: u32, length: usize) -> Result<Part, Stop> {
-        let part = self.part(slot, step)?;
+    async fn part_of(&self, slot: usize, step: u32, length: usize) -> Result<Part, Stop> {
+        let part = self.part(slot, step).await?;
         let found = part.length();
         if found == length as u64 { Ok(part) } else { Err(wrong_length(found, length)) }
     }
 
     /// Checks that the memory was lent until now.
-    fn check_loan(&self, process: u32, loan: &Loan) -> Result<(), Stop> {
+    async fn check_loan(&self, process: u32, loan: &Loan) -> Result<(), Stop> {
         match loan.is_current(process) {
             Ok(true) => Ok(()),
             // Its process has ended, or has left the operation: the view changes, or it says why.
-            Ok(false) | Err(_) => Err(self.explain_end()),
+            Ok(false) | Err(_) => Err(self.explain_end().await),
         }
     }
 
     /// Explains why lent memory cannot be read.
-    fn explain(&self, slot: usize, process: u32, loan: &Loan, error: &std::io::Error) -> Stop {
+    async fn explain(
+        &self,
+        slot: usize,
+        process: u32,
+        loan: &Loan,
+        error: &std::io::Error,
+    ) -> Stop {
         if loan.is_current(process).unwrap_or(false) {
             let text = error.to_string();
             let error = Error::invalid("the memory of another rank cannot be read");
             return Stop::Failed(error.with("rank", slot).with("reason", text));
         }
-        self.explain_end()
+        self.explain_end().await
     }
 
     /// Waits for the reason why a member has left the operation. Without our data it leaves only
     /// because the operation failed, by a change of the view, or because it is dead, which changes the
     /// view too.
-    fn explain_end(&self) -> Stop {
-        let mut state = self.core.inbox.state.lock();
-        while !self.is_interrupted(&state) {
-            if let Err(stop) = self.check_failures(&state) {
-                return stop;
-            }
-            self.core.inbox.changed.wait_for(&mut state, RECHECK);
-        }
-        Stop::Interrupted
+    async fn explain_end(&self) -> Stop {
+        let find = |state: &mut State| {
+            let is_interrupted = self.is_interrupted(state);
+            is_interrupted.then_some(Stop::Interrupted).or_else(|| self.check_failures(state).err())
+        };
+        self.core.inbox.find(find).await
     }
 }
 
@@ -214,50 +245,52 @@ impl Exchange for Attempt<'_> {
         self.core.mesh.buffers().take(length)
     }
 
-    fn send(&self, slot: usize, step: u32, bytes: &[u8]) -> Result<(), Stop> {
+    async fn send(&self, slot: usize, step: u32, bytes: &[u8]) -> Result<(), Stop> {
         let member = self.view.member(slot).ok_or(Stop::Interrupted)?;
         if bytes.len() >= LENT_BYTES_MIN && self.core.mesh.may_lend(member) {
             let loan = self.core.lent.lend(bytes);
-            self.send_as(Kind::CollectiveLoan, slot, step, &loan.encode())?;
+            self.send_as(Kind::CollectiveLoan, slot, step, &loan.encode()).await?;
         } else {
-            self.send_bytes(slot, step, bytes)?;
+            self.send_bytes(slot, step, bytes).await?;
         }
         self.core.metrics.add_sent(bytes.len());
         Ok(())
     }
 
-    fn receive_into(&self, slot: usize, step: u32, target: &mut [u8]) -> Result<(), Stop> {
-        match self.part_of(slot, step, target.len())? {
+    async fn receive_into(&self, slot: usize, step: u32, target: &mut [u8]) -> Result<(), Stop> {
+        match self.part_of(slot, step, target.len()).await? {
             Part::Offered(_) => return Err(Stop::Interrupted),
             Part::Bytes(bytes) => target.copy_from_slice(&bytes),
             Part::Lent { process, loan } => {
-                loan.read(process, 0, target)
-                    .map_err(|error| self.explain(slot, process, &loan, &error))?;
-                self.check_loan(process, &loan)?;
+                if let Err(error) = loan.read(process, 0, target) {
+                    return Err(self.explain(slot, process, &loan, &error).await);
+                }
+                self.check_loan(process, &loan).await?;
             }
         }
         Ok(())
     }
 
-    fn receive_with(
+    async fn receive_with(
         &self,
         slot: usize,
         step: u32,
         length: usize,
         take: Take<'_>,
     ) -> Result<(), Stop> {
-        match self.part_of(slot, step, length)? {
+        match self.part_of(slot, step, length).await? {
             Part::Offered(_) => Err(Stop::Interrupted),
             Part::Bytes(bytes) => take(0, &bytes),
             Part::Lent { process, loan } => {
                 let mut chunk = self.buffer(CHUNK_BYTES);
                 for at in (0..length).step_by(CHUNK_BYTES) {
                     let bytes = &mut chunk[..CHUNK_BYTES.min(length - at)];
-                    loan.read(process, at, bytes)
-                        .map_err(|error| self.explain(slot, process, &loan, &error))?;
+                    if let Err(error) = loan.read(process, at, bytes) {
+                        return Err(self.explain(slot, process, &loan, &error).await);
+                    }
                     take(at, bytes)?;
                 }
-                self.check_loan(process, &loan)
+                self.check_loan(process, &loan).await
             }
         }
     }

@@ -3,7 +3,7 @@
 //! Each member sends directly to the others. A large reduction is cut: each member reduces one part
 //! in the order of slots, so that all get the same bits, and sends the result to those who want it.
 
-use std::ops::Range;
+use std::{future::Future, ops::Range};
 
 use mooncake_base::{Error, Result as BaseResult};
 
@@ -118,10 +118,10 @@ impl Writes {
 }
 
 /// Takes the bytes at an offset.
-pub(crate) type Take<'a> = &'a mut dyn FnMut(usize, &[u8]) -> Result<(), Stop>;
+pub(crate) type Take<'a> = &'a mut (dyn FnMut(usize, &[u8]) -> Result<(), Stop> + Send);
 
 /// The messages of one attempt of one operation.
-pub(crate) trait Exchange {
+pub(crate) trait Exchange: Sync {
     /// The slots of the members, in order.
     fn slots(&self) -> &[usize];
     /// The slot of this process.
@@ -129,9 +129,19 @@ pub(crate) trait Exchange {
     /// Returns memory for results.
     fn buffer(&self, length: usize) -> Buffer;
     /// Sends bytes to a member, or lends them until the attempt has ended.
-    fn send(&self, slot: usize, step: u32, bytes: &[u8]) -> Result<(), Stop>;
+    fn send(
+        &self,
+        slot: usize,
+        step: u32,
+        bytes: &[u8],
+    ) -> impl Future<Output = Result<(), Stop>> + Send;
     /// Receives the bytes that a member sent.
-    fn receive_into(&self, slot: usize, step: u32, target: &mut [u8]) -> Result<(), Stop>;
+    fn receive_into(
+        &self,
+        slot: usize,
+        step: u32,
+        target: &mut [u8],
+    ) -> impl Future<Output = Result<(), Stop>> + Send;
     /// Receives the bytes that a member sent, piece by piece, each with its offset.
     fn receive_with(
         &self,
@@ -139,7 +149,7 @@ pub(crate) trait Exchange {
         step: u32,
         length: usize,
         take: Take<'_>,
-    ) -> Result<(), Stop>;
+    ) -> impl Future<Output = Result<(), Stop>> + Send;
 }
 
 impl Operation {
@@ -171,24 +181,28 @@ impl Operation {
     }
 
     /// Carries out one attempt. Memory of the caller is not written yet.
-    pub(crate) fn run(&self, exchange: &impl Exchange) -> Result<Writes, Stop> {
+    pub(crate) async fn run(&self, exchange: &impl Exchange) -> Result<Writes, Stop> {
         match self {
             Self::Reduce { source, target, dtype, how, root } => {
-                reduce(exchange, (*source, *target), *dtype, *how, *root)
+                reduce(exchange, (*source, *target), *dtype, *how, *root).await
             }
-            Self::Broadcast { range, root } => broadcast(exchange, *range, *root),
-            Self::Gather { source, targets, root } => gather(exchange, *source, targets, *root),
-            Self::Scatter { sources, target, root } => scatter(exchange, sources, *target, *root),
+            Self::Broadcast { range, root } => broadcast(exchange, *range, *root).await,
+            Self::Gather { source, targets, root } => {
+                gather(exchange, *source, targets, *root).await
+            }
+            Self::Scatter { sources, target, root } => {
+                scatter(exchange, sources, *target, *root).await
+            }
             Self::ReduceScatter { sources, target, dtype, how } => {
-                reduce_scatter(exchange, sources, *target, *dtype, *how)
+                reduce_scatter(exchange, sources, *target, *dtype, *how).await
             }
-            Self::AllToAll { sources, targets } => all_to_all(exchange, sources, targets),
+            Self::AllToAll { sources, targets } => all_to_all(exchange, sources, targets).await,
             Self::Barrier => Ok(Writes::default()),
         }
     }
 }
 
-fn reduce(
+async fn reduce(
     exchange: &impl Exchange,
     (source, target): (HostRange, HostRange),
     dtype: Dtype,
@@ -200,40 +214,41 @@ fn reduce(
     let wants = |slot: usize| root.is_none_or(|root| root == slot);
     if source.len() <= DIRECT_BYTES_MAX {
         for &slot in slots.iter().filter(|slot| **slot != own && wants(**slot)) {
-            exchange.send(slot, 0, source)?;
+            exchange.send(slot, 0, source).await?;
         }
         if !wants(own) {
             return Ok(Writes::default());
         }
         let mut sum = exchange.buffer(source.len());
-        reduce_parts(exchange, source, &mut sum, dtype, how)?;
+        reduce_parts(exchange, source, &mut sum, dtype, how).await?;
         return Ok(Writes::of(target, sum));
     }
     let parts = parts(source.len(), slots.len(), dtype);
     let position = position(slots, own);
     // Each member begins with the next one, so that not all send to the first at once.
     for (slot, part) in rotated(slots, &parts, position) {
-        exchange.send(slot, 0, &source[part])?;
+        exchange.send(slot, 0, &source[part]).await?;
     }
     let mut whole = exchange.buffer(source.len());
     let own_part = parts[position].clone();
-    reduce_parts(exchange, &source[own_part.clone()], &mut whole[own_part.clone()], dtype, how)?;
+    reduce_parts(exchange, &source[own_part.clone()], &mut whole[own_part.clone()], dtype, how)
+        .await?;
     for (slot, _) in rotated(slots, &parts, position) {
         if wants(slot) {
-            exchange.send(slot, 1, &whole[own_part.clone()])?;
+            exchange.send(slot, 1, &whole[own_part.clone()]).await?;
         }
     }
     if !wants(own) {
         return Ok(Writes { lent: Some(whole), ..Writes::default() });
     }
     for (slot, part) in rotated(slots, &parts, position) {
-        exchange.receive_into(slot, 1, &mut whole[part])?;
+        exchange.receive_into(slot, 1, &mut whole[part]).await?;
     }
     Ok(Writes::of(target, whole))
 }
 
 /// Reduces this member's elements and those that the others sent for step 0, in the order of slots.
-fn reduce_parts(
+async fn reduce_parts(
     exchange: &impl Exchange,
     own: &[u8],
     sum: &mut [u8],
@@ -243,11 +258,14 @@ fn reduce_parts(
     for (index, &slot) in exchange.slots().iter().enumerate() {
         match (index, slot == exchange.own()) {
             (0, true) => sum.copy_from_slice(own),
-            (0, false) => exchange.receive_into(slot, 0, sum)?,
+            (0, false) => exchange.receive_into(slot, 0, sum).await?,
             (_, true) => failing(reduce_into(sum, own, dtype, how))?,
-            (_, false) => exchange.receive_with(slot, 0, own.len(), &mut |at, bytes| {
-                failing(reduce_into(&mut sum[at..at + bytes.len()], bytes, dtype, how))
-            })?,
+            (_, false) => {
+                let mut take = |at: usize, bytes: &[u8]| {
+                    failing(reduce_into(&mut sum[at..at + bytes.len()], bytes, dtype, how))
+                };
+                exchange.receive_with(slot, 0, own.len(), &mut take).await?;
+            }
         }
     }
     if how == Reduction::Average {
@@ -256,17 +274,21 @@ fn reduce_parts(
     Ok(())
 }
 
-fn broadcast(exchange: &impl Exchange, range: HostRange, root: usize) -> Result<Writes, Stop> {
+async fn broadcast(
+    exchange: &impl Exchange,
+    range: HostRange,
+    root: usize,
+) -> Result<Writes, Stop> {
     if exchange.own() == root {
         for &slot in exchange.slots().iter().filter(|slot| **slot != root) {
-            exchange.send(slot, 0, range.bytes())?;
+            exchange.send(slot, 0, range.bytes()).await?;
         }
         return Ok(Writes::default());
     }
-    receive_from_root(exchange, range, root)
+    receive_from_root(exchange, range, root).await
 }
 
-fn receive_from_root(
+async fn receive_from_root(
     exchange: &impl Exchange,
     target: HostRange,
     root: usize,
@@ -275,11 +297,11 @@ fn receive_from_root(
         return Ok(Writes::default());
     }
     let mut bytes = exchange.buffer(target.length());
-    exchange.receive_into(root, 0, &mut bytes)?;
+    exchange.receive_into(root, 0, &mut bytes).await?;
     Ok(Writes::of(target, bytes))
 }
 
-fn gather(
+async fn gather(
     exchange: &impl Exchange,
     source: HostRange,
     targets: &[HostRange],
@@ -289,7 +311,7 @@ fn gather(
     let wants = |slot: usize| root.is_none_or(|root| root == slot);
     let others = || rotated(slots, slots, position(slots, own)).map(|(slot, _)| slot);
     for slot in others().filter(|slot| wants(*slot)) {
-        exchange.send(slot, 0, source.bytes())?;
+        exchange.send(slot, 0, source.bytes()).await?;
     }
     if !wants(own) {
         return Ok(Writes::default());
@@ -297,7 +319,7 @@ fn gather(
     let mut writes = Writes { own: targets.get(own).map(|to| (source, *to)), ..Writes::default() };
     for slot in others() {
         let mut bytes = exchange.buffer(source.length());
-        exchange.receive_into(slot, 0, &mut bytes)?;
+        exchange.receive_into(slot, 0, &mut bytes).await?;
         if let Some(target) = targets.get(slot) {
             writes.received.push((*target, bytes));
         }
@@ -305,22 +327,22 @@ fn gather(
     Ok(writes)
 }
 
-fn scatter(
+async fn scatter(
     exchange: &impl Exchange,
     sources: &[HostRange],
     target: HostRange,
     root: usize,
 ) -> Result<Writes, Stop> {
     if exchange.own() != root {
-        return receive_from_root(exchange, target, root);
+        return receive_from_root(exchange, target, root).await;
     }
     for &slot in exchange.slots().iter().filter(|slot| **slot != root) {
-        exchange.send(slot, 0, of(sources, slot).bytes())?;
+        exchange.send(slot, 0, of(sources, slot).bytes()).await?;
     }
     Ok(Writes { own: Some((of(sources, root), target)), ..Writes::default() })
 }
 
-fn reduce_scatter(
+async fn reduce_scatter(
     exchange: &impl Exchange,
     sources: &[HostRange],
     target: HostRange,
@@ -329,18 +351,18 @@ fn reduce_scatter(
 ) -> Result<Writes, Stop> {
     let (slots, own) = (exchange.slots(), exchange.own());
     for (slot, _) in rotated(slots, slots, position(slots, own)) {
-        exchange.send(slot, 0, of(sources, slot).bytes())?;
+        exchange.send(slot, 0, of(sources, slot).bytes()).await?;
     }
     let own = of(sources, own);
     if own.length() != target.length() {
         return Err(wrong_length(own.length() as u64, target.length()));
     }
     let mut sum = exchange.buffer(target.length());
-    reduce_parts(exchange, own.bytes(), &mut sum, dtype, how)?;
+    reduce_parts(exchange, own.bytes(), &mut sum, dtype, how).await?;
     Ok(Writes::of(target, sum))
 }
 
-fn all_to_all(
+async fn all_to_all(
     exchange: &impl Exchange,
     sources: &[HostRange],
     targets: &[HostRange],
@@ -348,7 +370,7 @@ fn all_to_all(
     let (slots, own) = (exchange.slots(), exchange.own());
     let others = || rotated(slots, slots, position(slots, own)).map(|(slot, _)| slot);
     for slot in others() {
-        exchange.send(slot, 0, of(sources, slot).bytes())?;
+        exchange.send(slot, 0, of(sources, slot).bytes()).await?;
     }
     let (source, target) = (of(sources, own), of(targets, own));
     if source.length() != target.length() {
@@ -358,7 +380,7 @@ fn all_to_all(
     for slot in others() {
         let target = of(targets, slot);
         let mut bytes = exchange.buffer(target.length());
-        exchange.receive_into(slot, 0, &mut bytes)?;
+        exchange.receive_into(slot, 0, &mut bytes).await?;
         writes.received.push((target, bytes));
     }
     Ok(writes)

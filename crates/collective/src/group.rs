@@ -1,25 +1,25 @@
 //! A group of one process: carries out its collective operations in order, and sends its messages.
 
 use std::{
-    collections::VecDeque,
+    io,
     sync::Arc,
     thread::{self, JoinHandle},
     time::Duration,
 };
 
-use mooncake_base::{
-    Error, Result,
-    sync::{Condvar, Mutex},
-};
+use mooncake_base::{Error, Result, sync::Mutex};
+use mooncake_os::spin_wait::{ANSWER_SPIN_TIME, SpinWait};
 
 use crate::{
     attempt::Attempt,
     collectives::{Operation, Stop, Writes},
     completion::{Completion, Outcome},
     context::Agent,
+    frame::Kind,
     inbox::{Inbox, Messages, Outgoing, Receive, Sent, State, announce},
+    line::{CarriedOut, CarryOut, Line},
     memory::{HostRange, Mirror},
-    mesh::{Kind, Mesh},
+    mesh::{Mesh, Polling},
     message::{Answer, Request},
     messages::DIRECT_BYTES_MAX,
     metrics::{self, Counters, GroupMetrics, GroupReport, OperationKind, Recording},
@@ -27,8 +27,8 @@ use crate::{
     progress::{Fate, View},
 };
 
-/// Most operations that wait for their turn.
-const QUEUE_MAX: usize = 1 << 16;
+/// Larger operations are left to the group's thread, so that a wait for one can end at any time.
+const CARRIED_OUT_BYTES_MAX: usize = 256 << 10;
 /// Most sends, and most receives, that wait for their counterpart.
 const MESSAGES_MAX: usize = 1 << 16;
 /// How often a wait looks for its end, where it is not announced.
@@ -51,15 +51,9 @@ pub(crate) struct Core {
     /// Ends the loans of an attempt.
     pub(crate) lent: Cell,
     pub(crate) metrics: Arc<GroupMetrics>,
+    pub(crate) line: Line,
+    spin_wait: Mutex<SpinWait>,
     agent: Arc<Agent>,
-    queue: Mutex<Queue>,
-    queued: Condvar,
-}
-
-#[derive(Debug, Default)]
-struct Queue {
-    operations: VecDeque<(Operation, Completion)>,
-    is_closed: bool,
 }
 
 impl Group {
@@ -78,9 +72,9 @@ impl Group {
             mesh: Arc::clone(agent.mesh()),
             lent: Cell::default(),
             metrics: Arc::default(),
+            line: Line::default(),
+            spin_wait: Mutex::new(SpinWait::new(ANSWER_SPIN_TIME)),
             agent,
-            queue: Mutex::new(Queue::default()),
-            queued: Condvar::default(),
         });
         let (working, writing) = (Arc::clone(&core), Arc::clone(&core));
         let spawn = |name: &str, run: Box<dyn FnOnce() + Send>| {
@@ -88,7 +82,7 @@ impl Group {
             thread::Builder::new().name(name.to_owned()).spawn(run).map_err(failed)
         };
         let threads = vec![
-            spawn("mc-pg-work", Box::new(move || working.work()))?,
+            spawn("mc-pg-work", Box::new(move || working.line.work(&working)))?,
             spawn("mc-pg-send", Box::new(move || writing.write_messages()))?,
         ];
         metrics::add_group(&core);
@@ -100,19 +94,29 @@ impl Group {
     /// # Errors
     /// This rank is not in the group any more, or the group is closed.
     pub fn begin(&self, operation: Operation) -> Result<Completion> {
+        let completion = self.begin_for_waiter(operation)?;
+        completion.start();
+        Ok(completion)
+    }
+
+    /// Begins a collective operation for a caller that waits for it at once: a thread that waits
+    /// for a small operation carries it out, without another thread. As long as nobody waits,
+    /// nothing happens until [`Completion::start`], or for a tenth of a second.
+    ///
+    /// # Errors
+    /// As for [`Self::begin`].
+    pub fn begin_for_waiter(&self, operation: Operation) -> Result<Completion> {
         self.core.check_member()?;
-        let completion = Completion::default();
-        let mut queue = self.core.queue.lock();
-        if queue.is_closed {
-            return Err(closed());
+        let is_small = operation.source_bytes() <= CARRIED_OUT_BYTES_MAX;
+        let completion = if is_small {
+            Completion::carried_out_in(Arc::downgrade(&self.core))
+        } else {
+            Completion::default()
+        };
+        self.core.line.push(operation, completion.clone())?;
+        if !is_small {
+            self.core.line.start();
         }
-        if queue.operations.len() >= QUEUE_MAX {
-            return Err(Error::invalid("too many operations wait: wait for some of them")
-                .with("operations_max", QUEUE_MAX));
-        }
-        queue.operations.push_back((operation, completion.clone()));
-        drop(queue);
-        self.core.queued.notify_one();
         Ok(completion)
     }
 
@@ -160,6 +164,8 @@ impl Group {
     pub fn receive(&self, range: HostRange, from: Option<usize>, tag: u32) -> Result<Completion> {
         self.core.check_member()?;
         let completion = self.core.counted(OperationKind::Receive, range);
+        // Its sender waits until the message is taken.
+        completion.attend(&self.core);
         let mut ended = Vec::new();
         let mut state = self.core.inbox.state.lock();
         if from == Some(self.core.slot) || state.progress.view.is_isolated {
@@ -292,15 +298,7 @@ impl Group {
         metrics::remove_group(&self.core);
         self.core.agent.leave(&self.core.name);
         self.core.inbox.close(&closed());
-        let waiting = {
-            let mut queue = self.core.queue.lock();
-            queue.is_closed = true;
-            std::mem::take(&mut queue.operations)
-        };
-        self.core.queued.notify_all();
-        for (_, completion) in waiting {
-            completion.complete(Outcome { error: Some(closed()), ..Outcome::default() });
-        }
+        self.core.line.close();
         for thread in threads {
             if thread.thread().id() != thread::current().id() {
                 let _ = thread.join();
@@ -318,8 +316,9 @@ impl Drop for Group {
 
 impl Core {
     /// Returns a completion that counts a message when it ends.
-    fn counted(&self, kind: OperationKind, range: HostRange) -> Completion {
-        Completion::counted(Recording::begin(&self.metrics, kind, range.length()))
+    fn counted(self: &Arc<Self>, kind: OperationKind, range: HostRange) -> Completion {
+        let recording = Recording::begin(&self.metrics, kind, range.length());
+        Completion::counted(recording, Arc::downgrade(self))
     }
 
     /// Returns the state of the group as metrics show it.
@@ -353,40 +352,32 @@ impl Core {
         Ok(())
     }
 
-    /// Carries out the operations, one after the other.
-    fn work(&self) {
-        loop {
-            let mut queue = self.queue.lock();
-            while queue.operations.is_empty() && !queue.is_closed {
-                self.queued.wait_for(&mut queue, RECHECK);
-            }
-            let Some((operation, completion)) = queue.operations.pop_front() else { return };
-            drop(queue);
-            let (kind, bytes) = (operation.kind(), operation.source_bytes());
-            let recording = Recording::begin(&self.metrics, kind, bytes);
-            let outcome = self.carry_out(&operation);
-            recording.end(&outcome);
-            completion.complete(outcome);
-        }
+    /// Polls the rings for a short time, until there is something to do.
+    pub(crate) fn spin(&self, polling: &Polling<'_>, is_over: impl Fn() -> bool) {
+        let Some(mut spin_wait) = self.spin_wait.try_lock() else { return };
+        spin_wait.poll(|| {
+            polling.poll();
+            if is_over() { Ok(()) } else { Err(io::ErrorKind::WouldBlock.into()) }
+        });
     }
 
     /// Carries out one operation, again if the view changes meanwhile.
-    fn carry_out(&self, operation: &Operation) -> Outcome {
+    async fn attempt(&self, operation: &Operation) -> Outcome {
         let mut begun = false;
         loop {
-            let view = match self.start_attempt(&mut begun) {
+            let view = match self.start_attempt(&mut begun).await {
                 Ok(view) => view,
                 Err(error) => return self.end_failed(error),
             };
             self.lent.end();
             let exchange = Attempt::new(self, view);
             let mut has_data = None;
-            match exchange.run(operation, &mut has_data) {
+            match exchange.run(operation, &mut has_data).await {
                 Ok(()) => return self.end(has_data.unwrap_or_default()),
                 Err(Stop::Failed(error)) => return self.end_failed(error),
                 Err(Stop::Interrupted) => {}
             }
-            match self.await_view(exchange.view.attempt) {
+            match self.await_view(exchange.view.attempt).await {
                 Err(error) => return self.end_failed(error),
                 Ok(is_finished) => {
                     if let (true, Some(writes)) = (is_finished, has_data) {
@@ -398,39 +389,32 @@ impl Core {
     }
 
     /// Waits until the group is not stopped, and returns the view.
-    fn start_attempt(&self, begun: &mut bool) -> Result<View> {
-        let mut state = self.inbox.state.lock();
-        loop {
+    async fn start_attempt(&self, begun: &mut bool) -> Result<View> {
+        let find = |state: &mut State| {
             if let Some(error) = &state.closed {
-                return Err(error.clone());
+                return Some(Err(error.clone()));
             }
-            if state.progress.stopped.is_none() {
-                break;
+            if state.progress.stopped.is_some() {
+                return None;
             }
-            self.inbox.changed.wait_for(&mut state, RECHECK);
-        }
-        if !state.progress.view.is_member(self.slot) {
-            return Err(not_active());
-        }
-        state.progress.begin(*begun);
-        *begun = true;
-        Ok(state.progress.view.clone())
+            if !state.progress.view.is_member(self.slot) {
+                return Some(Err(not_active()));
+            }
+            state.progress.begin(*begun);
+            *begun = true;
+            Some(Ok(state.progress.view.clone()))
+        };
+        self.inbox.find(find).await
     }
 
     /// Waits for the view after an interruption. Returns whether the operation is finished as it is.
-    fn await_view(&self, attempt: u32) -> Result<bool> {
-        let mut state = self.inbox.state.lock();
-        loop {
-            if let Some(error) = &state.closed {
-                return Err(error.clone());
-            }
-            match state.progress.fate(attempt) {
-                Some(Fate::Removed) => return Err(not_active()),
-                Some(fate) => return Ok(fate == Fate::Finished),
-                None => {}
-            }
-            self.inbox.changed.wait_for(&mut state, RECHECK);
-        }
+    async fn await_view(&self, attempt: u32) -> Result<bool> {
+        let find = |state: &mut State| match (&state.closed, state.progress.fate(attempt)) {
+            (Some(error), _) => Some(Err(error.clone())),
+            (None, Some(Fate::Removed)) => Some(Err(not_active())),
+            (None, fate) => fate.map(|fate| Ok(fate == Fate::Finished)),
+        };
+        self.inbox.find(find).await
     }
 
     fn end(&self, writes: Writes) -> Outcome {
@@ -455,6 +439,22 @@ impl Core {
     }
 }
 
+impl CarryOut for Core {
+    fn carry_out(self: Arc<Self>, operation: Operation) -> CarriedOut {
+        Box::pin(async move {
+            let (kind, bytes) = (operation.kind(), operation.source_bytes());
+            let recording = Recording::begin(&self.metrics, kind, bytes);
+            let outcome = self.attempt(&operation).await;
+            recording.end(&outcome);
+            outcome
+        })
+    }
+
+    fn core(&self) -> Option<&Core> {
+        Some(self)
+    }
+}
+
 pub(crate) fn slot_number(slot: usize) -> u32 {
     u32::try_from(slot).unwrap_or(u32::MAX)
 }
@@ -467,7 +467,7 @@ fn check_count(messages: usize) -> Result<()> {
     Err(error.with("messages_max", MESSAGES_MAX))
 }
 
-fn closed() -> Error {
+pub(crate) fn closed() -> Error {
     Error::closed("the process group is closed")
 }
 

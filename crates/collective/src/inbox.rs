@@ -1,19 +1,25 @@
 //! The state of one group in one process: its view, how far it is, and what has arrived for it.
 
-use std::{collections::VecDeque, sync::Arc};
+use std::{
+    collections::VecDeque,
+    future::{Future, poll_fn},
+    sync::Arc,
+    task::{Poll, Waker},
+};
 
 use mooncake_base::{
     Error,
-    sync::{Condvar, Mutex},
+    sync::{Condvar, Mutex, MutexGuard},
 };
 use rustc_hash::FxHashMap;
 
 use crate::{
     collectives::DONE,
     completion::{Completion, Outcome},
+    frame::{Header, Kind},
     group::slot_number,
+    link::{Link, Progress as Sending},
     memory::{HostRange, Mirror},
-    mesh::{Header, Kind, Link, Progress as Sending},
     message::{Commit, Member},
     peer_memory::{Cell, Loan},
     progress::Progress,
@@ -69,8 +75,10 @@ pub(crate) struct State {
     pub(crate) refusal: Option<String>,
     pub(crate) closed: Option<Error>,
     pub(crate) parts: FxHashMap<PartKey, Part>,
-    /// The part that the group's thread waits for.
+    /// The part that the operation waits for.
     pub(crate) awaited: Option<PartKey>,
+    /// The thread that goes on with the operation.
+    pub(crate) waker: Option<Waker>,
     pub(crate) messages: Messages,
 }
 
@@ -154,6 +162,31 @@ pub(crate) enum Outgoing {
 pub(crate) type Ended = Vec<(Completion, Outcome)>;
 
 impl Inbox {
+    /// Waits until `look` finds something in the state, which [`Self::announce_change`] announces.
+    pub(crate) fn find<T>(
+        &self,
+        mut look: impl FnMut(&mut State) -> Option<T> + Send,
+    ) -> impl Future<Output = T> + Send {
+        poll_fn(move |context| {
+            let mut state = self.state.lock();
+            if let Some(found) = look(&mut state) {
+                return Poll::Ready(found);
+            }
+            state.waker = Some(context.waker().clone());
+            Poll::Pending
+        })
+    }
+
+    /// Lets all that waits for a change of the state look again.
+    pub(crate) fn announce_change(&self, mut state: MutexGuard<'_, State>) {
+        let waker = state.waker.take();
+        drop(state);
+        self.changed.notify_all();
+        if let Some(waker) = waker {
+            waker.wake();
+        }
+    }
+
     /// Takes in a frame of a link to `process`. Returns what has ended, and the answer to a message
     /// that was taken, for [`Self::acknowledge`].
     pub(crate) fn deliver(
@@ -186,9 +219,10 @@ impl Inbox {
                 let is_failure = header.step == DONE && payload.length() > 0;
                 let is_awaited = is_failure || state.awaited == Some(key);
                 state.parts.insert(key, payload);
+                let waker = if is_awaited { state.waker.take() } else { None };
                 drop(state);
-                if is_awaited {
-                    self.changed.notify_all();
+                if let Some(waker) = waker {
+                    waker.wake();
                 }
                 return nothing;
             }
@@ -206,6 +240,7 @@ impl Inbox {
             Kind::Requested => {
                 taken = state.take_requested(source, header.sequence, &payload, &mut ended);
             }
+            Kind::Wake => return nothing,
             Kind::Taken => {
                 if let Some(sent) = state.messages.sent.remove(&header.sequence) {
                     if let Some(buffered) = state.messages.buffered.get_mut(&sent.to) {
@@ -248,8 +283,7 @@ impl Inbox {
     pub(crate) fn prepare(&self, attempt: u32) -> i64 {
         let mut state = self.state.lock();
         let finished = state.progress.prepare(attempt);
-        drop(state);
-        self.changed.notify_all();
+        self.announce_change(state);
         finished
     }
 
@@ -289,8 +323,7 @@ impl Inbox {
             mirror.show(&commit.active);
         }
         state.fail_messages(&mut ended);
-        drop(state);
-        self.changed.notify_all();
+        self.announce_change(state);
         announce(ended);
         left
     }
@@ -325,8 +358,7 @@ impl Inbox {
         }
         state.mirror = None;
         state.parts.clear();
-        drop(state);
-        self.changed.notify_all();
+        self.announce_change(state);
         self.outgoing.notify_all();
         announce(ended);
     }

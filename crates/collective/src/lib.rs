@@ -7,7 +7,9 @@
 //! of the new view do an operation again that not all of them have the data of.
 //!
 //! In reading order: [`membership`] and [`progress`] (the rules, without I/O), [`message`], [`coordinator`],
-//! [`context`] (the process), [`mesh`] (connections), [`inbox`] (the state of a group), [`group`],
+//! [`context`] (the process), [`frame`], [`ring`] (shared memory),
+//! [`link`] (a connection), [`mesh`] (all of them), [`inbox`] (the state of a group), [`group`],
+//! [`line`] (who carries out its operations),
 //! [`attempt`] (one attempt of an operation), [`collectives`] (who sends what), [`messages`],
 //! [`reduce`], [`memory`], [`peer_memory`] (memory of other ranks), [`buffers`], [`completion`],
 //! [`auth`], [`metrics`].
@@ -20,8 +22,11 @@ mod collectives;
 mod completion;
 mod context;
 mod coordinator;
+mod frame;
 mod group;
 mod inbox;
+mod line;
+mod link;
 mod membership;
 mod memory;
 mod mesh;
@@ -31,6 +36,7 @@ mod metrics;
 mod peer_memory;
 mod progress;
 mod reduce;
+mod ring;
 
 pub use collectives::Operation;
 pub use completion::{Completion, Outcome};

@@ -3,7 +3,7 @@
 use std::{
     collections::HashMap,
     hash::{Hash, Hasher},
-    io::{self, IoSlice, Read, Write},
+    io::{self, Read, Write},
     net::{Shutdown, TcpListener, TcpStream},
     slice,
     sync::{
@@ -19,201 +19,29 @@ use mooncake_base::{
     sync::{Condvar, Mutex},
     token::{Nonce, PROOF_BYTES, Proof},
 };
-use mooncake_os::dial::dial;
+use mooncake_os::{cpu::cpu_count, dial::dial};
 use rustc_hash::FxHasher;
-use socket2::SockRef;
 
 use crate::{
     auth,
     buffers::Buffers,
+    frame::{Frame, Kind, read_frame},
     inbox::{Inbox, announce},
+    link::{Access, Link},
     message::Member,
     peer_memory::{self, Secret},
+    ring::Rings,
 };
 
 /// Most groups of which frames are held before the group is made here.
 const GROUPS_MAX: usize = 4096;
-/// Memory that is reserved for a payload before its bytes arrive.
-const RESERVED_BYTES_MAX: u64 = 64 << 20;
 const DIAL_LIMIT: Duration = Duration::from_secs(10);
-
-const HEADER_BYTES: usize = 40;
-
-/// The kind of a frame.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Kind {
-    /// A part of a collective operation.
-    Collective,
-    /// A message of `send`; its step is the tag.
-    Message,
-    /// The receiver has taken a message.
-    Taken,
-    /// As `Collective`: the payload says where the bytes are in the sender's memory.
-    CollectiveLoan,
-    /// As `Message`: the payload says where the bytes are in the sender's memory.
-    MessageLoan,
-    /// A message waits at its sender; the payload is its length.
-    Offer,
-    /// The receiver has room for the message of an offer.
-    Request,
-    /// The bytes of a message that was requested.
-    Requested,
-}
-
-/// The head of a frame.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Header {
-    pub(crate) kind: Kind,
-    pub(crate) group: u64,
-    pub(crate) attempt: u32,
-    pub(crate) sequence: u64,
-    pub(crate) step: u32,
-    pub(crate) source: u32,
-    pub(crate) length: u64,
-}
-
-impl Header {
-    fn encode(&self) -> [u8; HEADER_BYTES] {
-        let mut bytes = [0; HEADER_BYTES];
-        bytes[0] = self.kind as u8;
-        bytes[4..8].copy_from_slice(&self.attempt.to_le_bytes());
-        bytes[8..16].copy_from_slice(&self.group.to_le_bytes());
-        bytes[16..24].copy_from_slice(&self.sequence.to_le_bytes());
-        bytes[24..28].copy_from_slice(&self.step.to_le_bytes());
-        bytes[28..32].copy_from_slice(&self.source.to_le_bytes());
-        bytes[32..40].copy_from_slice(&self.length.to_le_bytes());
-        bytes
-    }
-
-    fn decode(bytes: &[u8; HEADER_BYTES]) -> Option<Self> {
-        let word = |at: usize| bytes[at..at + 4].try_into().map(u32::from_le_bytes).ok();
-        let long = |at: usize| bytes[at..at + 8].try_into().map(u64::from_le_bytes).ok();
-        let kind = match bytes[0] {
-            0 => Kind::Collective,
-            1 => Kind::Message,
-            2 => Kind::Taken,
-            3 => Kind::CollectiveLoan,
-            4 => Kind::MessageLoan,
-            5 => Kind::Offer,
-            6 => Kind::Request,
-            7 => Kind::Requested,
-            _ => return None,
-        };
-        Some(Self {
-            kind,
-            attempt: word(4)?,
-            group: long(8)?,
-            sequence: long(16)?,
-            step: word(24)?,
-            source: word(28)?,
-            length: long(32)?,
-        })
-    }
-}
 
 /// Returns the number of a group on the wire.
 pub(crate) fn group_id(name: &str) -> u64 {
     let mut hasher = FxHasher::default();
     name.hash(&mut hasher);
     hasher.finish()
-}
-
-/// A connection to another rank.
-#[derive(Debug)]
-pub(crate) struct Link {
-    rank: u32,
-    incarnation: u64,
-    stream: TcpStream,
-    access: Access,
-    /// The rest of a frame that was sent in part: it goes before any other.
-    rest: Mutex<Vec<u8>>,
-    is_alive: AtomicBool,
-}
-
-/// How much of a frame a call that does not block has sent.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Progress {
-    /// Nothing: the socket has no room, or another thread writes.
-    Nothing,
-    /// A part: [`Link::flush`] must be called for the rest.
-    Begun,
-    /// The whole frame.
-    Whole,
-}
-
-/// Who of two ranks can read the other's memory.
-#[derive(Debug, Clone, Copy, Default)]
-struct Access {
-    /// The process at the other end, if it is on this host.
-    process: Option<u32>,
-    /// Whether the peer has proven that it reads this process.
-    is_reader: bool,
-}
-
-impl Link {
-    /// Sends a frame. Blocks until the peer's thread has room for it.
-    pub(crate) fn send(&self, header: &Header, payload: &[u8]) -> io::Result<()> {
-        let head = header.encode();
-        let mut rest = self.rest.lock();
-        self.send_rest(&mut rest)?;
-        let mut stream = &self.stream;
-        let sent = match stream.write_vectored(&[IoSlice::new(&head), IoSlice::new(payload)]) {
-            Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
-            Ok(sent) => sent,
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => 0,
-            Err(error) => return Err(error),
-        };
-        if sent < head.len() {
-            stream.write_all(&head[sent..])?;
-            stream.write_all(payload)
-        } else {
-            stream.write_all(&payload[sent - head.len()..])
-        }
-    }
-
-    /// Sends a frame as far as the socket has room for it. Does not block.
-    pub(crate) fn try_send(&self, header: &Header, payload: &[u8]) -> io::Result<Progress> {
-        let Some(mut rest) = self.rest.try_lock() else { return Ok(Progress::Nothing) };
-        if !rest.is_empty() {
-            return Ok(Progress::Nothing);
-        }
-        let head = header.encode();
-        let parts = [IoSlice::new(&head), IoSlice::new(payload)];
-        let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
-        let sent = match SockRef::from(&self.stream).send_vectored_with_flags(&parts, flags) {
-            Ok(0) => return Ok(Progress::Nothing),
-            Ok(sent) => sent,
-            Err(error) => match error.kind() {
-                io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted => {
-                    return Ok(Progress::Nothing);
-                }
-                _ => return Err(error),
-            },
-        };
-        if sent == head.len() + payload.len() {
-            return Ok(Progress::Whole);
-        }
-        rest.extend_from_slice(head.get(sent..).unwrap_or_default());
-        rest.extend_from_slice(&payload[sent.saturating_sub(head.len())..]);
-        Ok(Progress::Begun)
-    }
-
-    /// Sends the rest of a frame that [`Self::try_send`] has begun. Blocks as [`Self::send`].
-    pub(crate) fn flush(&self) -> io::Result<()> {
-        self.send_rest(&mut self.rest.lock())
-    }
-
-    fn send_rest(&self, rest: &mut Vec<u8>) -> io::Result<()> {
-        let mut stream = &self.stream;
-        stream.write_all(rest)?;
-        rest.clear();
-        Ok(())
-    }
-
-    fn close(&self) {
-        self.is_alive.store(false, Ordering::SeqCst);
-        let _ = self.stream.shutdown(Shutdown::Both);
-    }
 }
 
 /// All connections of this process, and the inboxes of its groups.
@@ -237,9 +65,25 @@ struct State {
     dialing: Vec<(u32, u64)>,
     inboxes: HashMap<u64, Arc<Inbox>>,
     threads: Vec<JoinHandle<()>>,
+    /// Connections with a ring.
+    polled: Arc<[Arc<Link>]>,
+    /// How many [`Attention`]s there are.
+    attentions: usize,
 }
 
 impl State {
+    fn list_polled(&mut self) {
+        let links = self.links.values().filter(|link| link.rings.is_some());
+        self.polled = links.map(Arc::clone).collect();
+        self.want_wakes();
+    }
+
+    fn want_wakes(&self) {
+        for rings in self.polled.iter().filter_map(|link| link.rings.as_ref()) {
+            rings.want_wake(self.attentions > 0);
+        }
+    }
+
     fn open_link(&self, member: &Member) -> Option<Arc<Link>> {
         let link = self.links.get(&member.rank)?;
         let is_open =
@@ -380,6 +224,7 @@ impl Mesh {
         if state.links.get(&rank).is_some_and(|link| link.incarnation == incarnation)
             && let Some(link) = state.links.remove(&rank)
         {
+            state.list_polled();
             link.close();
         }
     }
@@ -433,7 +278,8 @@ impl Mesh {
         stream.write_all(&self.rank.to_le_bytes())?;
         stream.write_all(&self.incarnation.to_le_bytes())?;
         let access = self.prove_access(&mut stream)?;
-        self.add(stream, member.rank, member.incarnation, access)
+        let rings = access.make_rings(&mut stream)?;
+        self.add(stream, (member.rank, member.incarnation), access, rings)
     }
 
     fn greet_caller(self: &Arc<Self>, mut stream: TcpStream) -> io::Result<()> {
@@ -444,7 +290,8 @@ impl Mesh {
         stream.read_exact(&mut incarnation)?;
         let (rank, incarnation) = (u32::from_le_bytes(rank), u64::from_le_bytes(incarnation));
         let access = self.prove_access(&mut stream)?;
-        let link = self.add(stream, rank, incarnation, access)?;
+        let rings = access.open_rings(&mut stream)?;
+        let link = self.add(stream, (rank, incarnation), access, rings)?;
         self.read(&link);
         Ok(())
     }
@@ -470,7 +317,6 @@ impl Mesh {
         stream.write_all(&if is_read { keyed(&seen) } else { [0; PROOF_BYTES] })?;
         let mut shown = [0; PROOF_BYTES];
         stream.read_exact(&mut shown)?;
-        stream.set_read_timeout(None)?;
         let is_reader = is_same_host && shown == keyed(self.secret.bytes());
         Ok(Access { process: is_read.then_some(process), is_reader })
     }
@@ -478,17 +324,20 @@ impl Mesh {
     fn add(
         &self,
         stream: TcpStream,
-        rank: u32,
-        incarnation: u64,
+        (rank, incarnation): (u32, u64),
         access: Access,
+        rings: Option<Rings>,
     ) -> io::Result<Arc<Link>> {
+        stream.set_read_timeout(None)?;
         stream.set_nodelay(true)?;
         let link = Arc::new(Link {
             rank,
             incarnation,
             stream,
             access,
-            rest: Mutex::default(),
+            rings,
+            outgoing: Mutex::default(),
+            next_delivered: Mutex::default(),
             is_alive: AtomicBool::new(true),
         });
         let mut state = self.state.lock();
@@ -498,33 +347,114 @@ impl Mesh {
         if let Some(old) = state.links.insert(rank, Arc::clone(&link)) {
             old.close();
         }
+        state.list_polled();
         self.changed.notify_all();
+        drop(state);
+        self.poll_all();
+        for inbox in self.inboxes() {
+            inbox.announce_change(inbox.state.lock());
+        }
         Ok(link)
     }
 
     /// Delivers frames until the connection ends.
     fn read(&self, link: &Arc<Link>) {
         let mut stream = io::BufReader::with_capacity(64 << 10, &link.stream);
-        while let Ok((header, payload)) = read_frame(&mut stream) {
-            let Some(inbox) = self.inbox(header.group) else { continue };
-            let (ended, answer) = inbox.deliver(&header, payload, link.access.process);
-            if let Some(answer) = answer {
-                // The sender goes on first: it waits longer.
-                inbox.acknowledge(header.source as usize, &answer, Some(link));
+        while let Ok(frame) = read_frame(&mut stream) {
+            if let Err(error) = self.deliver(link, Some(frame)) {
+                tracing::warn!(rank = link.rank, %error, "the connection to a rank ends");
+                break;
             }
-            announce(ended);
         }
+        // The peer may have ended between a frame in the ring and the one that wakes.
+        let _ = self.deliver(link, None);
         let was_alive = link.is_alive.swap(false, Ordering::SeqCst);
         {
             let mut state = self.state.lock();
             if state.links.get(&link.rank).is_some_and(|it| Arc::ptr_eq(it, link)) {
                 state.links.remove(&link.rank);
+                state.list_polled();
             }
         }
         let _ = link.stream.shutdown(Shutdown::Both);
         if was_alive && !self.is_closing() {
             self.report_lost((link.rank, link.incarnation));
         }
+    }
+
+    /// Delivers the frames in the ring, and one of the socket in its place between them.
+    fn deliver(&self, link: &Arc<Link>, frame: Option<Frame>) -> io::Result<()> {
+        let mut ended = Vec::new();
+        let mut next = link.next_delivered.lock();
+        let mut frame = frame;
+        loop {
+            let (header, payload) = match link.take_record(*next)? {
+                Some((header, _, payload)) => (header, payload),
+                // Its writer has written all frames before it into the ring.
+                None => match frame.take() {
+                    Some((header, number, payload)) if number == *next => (header, payload),
+                    Some(_) => return Err(io::Error::other("the peer has left out a frame")),
+                    None => break,
+                },
+            };
+            *next += 1;
+            if header.kind == Kind::Wake {
+                continue;
+            }
+            let Some(inbox) = self.inbox(header.group) else { continue };
+            let (done, answer) = inbox.deliver(&header, payload, link.access.process);
+            ended.extend(done);
+            if let Some(answer) = answer {
+                // The sender goes on first: it waits longer.
+                inbox.acknowledge(header.source as usize, &answer, Some(link));
+            }
+        }
+        drop(next);
+        announce(ended);
+        Ok(())
+    }
+
+    /// Announces to the peers that this thread polls, if the ranks of this host have a CPU each.
+    pub(crate) fn begin_polling(&self) -> Option<Polling<'_>> {
+        let ranks = 1 + self.state.lock().polled.len();
+        (ranks > 1 && ranks <= cpu_count()).then(|| self.announce_polling())
+    }
+
+    /// Announces to the peers that this process waits for their frames, whether a thread polls or not.
+    pub(crate) fn pay_attention(self: &Arc<Self>) -> Attention {
+        let mut state = self.state.lock();
+        state.attentions += 1;
+        if state.attentions == 1 {
+            state.want_wakes();
+            let links = Arc::clone(&state.polled);
+            drop(state);
+            self.poll(&links);
+        }
+        Attention(Arc::clone(self))
+    }
+
+    /// Delivers the frames in all rings.
+    pub(crate) fn poll_all(&self) {
+        let links = Arc::clone(&self.state.lock().polled);
+        self.poll(&links);
+    }
+
+    fn poll(&self, links: &[Arc<Link>]) {
+        for link in links.iter().filter(|link| link.has_record()) {
+            if let Err(error) = self.deliver(link, None) {
+                tracing::warn!(rank = link.rank, %error, "the connection to a rank ends");
+                // Its reader reports the loss.
+                let _ = link.stream.shutdown(Shutdown::Both);
+            }
+        }
+    }
+
+    fn announce_polling(&self) -> Polling<'_> {
+        let links = Arc::clone(&self.state.lock().polled);
+        for rings in links.iter().filter_map(|link| link.rings.as_ref()) {
+            rings.begin_polling();
+        }
+        Polling { mesh: self, links }
     }
 
     fn report_lost(&self, key: (u32, u64)) {
@@ -544,101 +474,135 @@ impl Mesh {
     }
 }
 
-fn read_frame(stream: &mut impl Read) -> io::Result<(Header, Vec<u8>)> {
-    let mut head = [0; HEADER_BYTES];
-    stream.read_exact(&mut head)?;
-    let header = Header::decode(&head).ok_or_else(|| io::Error::other("no frame"))?;
-    let mut payload = Vec::new();
-    // Memory grows with the bytes that arrive, not with what the header says.
-    let reserved = header.length.min(RESERVED_BYTES_MAX);
-    payload.reserve_exact(usize::try_from(reserved).unwrap_or(0));
-    let read = stream.by_ref().take(header.length).read_to_end(&mut payload)?;
-    if read as u64 != header.length {
-        return Err(io::ErrorKind::UnexpectedEof.into());
+/// A thread that polls the rings.
+pub(crate) struct Polling<'a> {
+    mesh: &'a Mesh,
+    links: Arc<[Arc<Link>]>,
+}
+
+impl Polling<'_> {
+    /// Delivers the frames in the rings.
+    pub(crate) fn poll(&self) {
+        self.mesh.poll(&self.links);
     }
-    Ok((header, payload))
+}
+
+impl Drop for Polling<'_> {
+    fn drop(&mut self) {
+        for rings in self.links.iter().filter_map(|link| link.rings.as_ref()) {
+            rings.end_polling();
+        }
+        self.poll();
+    }
+}
+
+/// A reason why peers wake this process for their frames.
+#[derive(Debug)]
+pub(crate) struct Attention(Arc<Mesh>);
+
+impl Drop for Attention {
+    fn drop(&mut self) {
+        let mut state = self.0.state.lock();
+        state.attentions -= 1;
+        if state.attentions == 0 {
+            state.want_wakes();
+        }
+    }
 }
 
 #[cfg(test)]
 #[allow(clippy::unwrap_used, reason = "a test panics where a step fails")]
 mod tests {
     use super::*;
+    use crate::{
+        inbox::Part,
+        link::{
+            Progress,
+            tests::{connected, header, link_of},
+        },
+        ring::{Rings, Written},
+    };
 
-    fn connected() -> (Arc<Link>, TcpStream) {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-        let peer = listener.accept().unwrap().0;
-        let (access, rest, is_alive) = (Access::default(), Mutex::default(), true.into());
-        (Arc::new(Link { rank: 0, incarnation: 0, stream, access, rest, is_alive }), peer)
-    }
-
-    fn header(sequence: u64, length: usize) -> Header {
-        Header {
-            kind: Kind::Message,
-            group: 0,
-            attempt: 0,
-            sequence,
-            step: 0,
-            source: 0,
-            length: length as u64,
-        }
-    }
-
-    /// Sends frames until the socket is full, and returns how many were begun, and how the last ended.
-    fn fill(link: &Link, payload: &[u8]) -> (u64, Progress) {
-        for sequence in 0.. {
-            let progress = link.try_send(&header(sequence, payload.len()), payload).unwrap();
-            match progress {
-                Progress::Whole => {}
-                Progress::Begun => return (sequence + 1, progress),
-                Progress::Nothing => return (sequence, progress),
+    /// Sends messages of all sizes over the ring and the socket, while the receiver polls now and
+    /// then, and sleeps in between. A message that is left behind would end the test by its limit.
+    #[test]
+    fn frames_of_ring_and_socket_arrive_in_order() {
+        const COUNT: usize = 20_000;
+        let (sender, peer) = connected();
+        let rings = Rings::create().unwrap();
+        let opened = Rings::open(std::process::id(), rings.descriptor()).unwrap();
+        let sender = link_of(sender.stream.try_clone().unwrap(), Some(opened));
+        let receiver = link_of(peer, Some(rings));
+        let mesh = Mesh::new(1, 1, None);
+        mesh.state.lock().polled = Arc::new([Arc::clone(&receiver)]);
+        let inbox = mesh.inbox(0).unwrap();
+        let length = |at: usize| [8, 40, 900, 5_000, 17_000][(at * 7 + at / 11) % 5];
+        thread::scope(|scope| {
+            let (reading, other) = (Arc::clone(&mesh), Arc::clone(&receiver));
+            scope.spawn(move || reading.read(&other));
+            scope.spawn(|| {
+                for at in 0..COUNT {
+                    let payload = vec![at.to_le_bytes()[0]; length(at)];
+                    let header = header(at as u64, payload.len());
+                    if at % 3 == 0 {
+                        sender.send(&header, &payload).unwrap();
+                        continue;
+                    }
+                    while sender.try_send(&header, &payload).unwrap() == Progress::Nothing {
+                        sender.flush().unwrap();
+                        thread::yield_now();
+                    }
+                    sender.flush().unwrap();
+                    if at % 64 == 0 {
+                        thread::yield_now();
+                    }
+                }
+            });
+            let mut found = 0;
+            let begun = std::time::Instant::now();
+            while found < COUNT {
+                assert!(begun.elapsed() < Duration::from_secs(60), "found={found}");
+                let attention = (found % 3 > 0).then(|| mesh.pay_attention());
+                if found % 2 == 0 {
+                    let polling = mesh.announce_polling();
+                    (0..found % 50).for_each(|_| polling.poll());
+                }
+                if found % 5 == 0 {
+                    // A peer that has sent a frame now wakes the reader, or the frame has been seen.
+                    let _attention = mesh.pay_attention();
+                    let mut arrived = inbox.state.lock();
+                    if arrived.messages.arrived.is_empty() && found > 0 {
+                        inbox.outgoing.wait_for(&mut arrived, Duration::from_millis(1));
+                    }
+                }
+                drop(attention);
+                for arrived in inbox.state.lock().messages.arrived.drain(..) {
+                    assert_eq!(arrived.id, found as u64);
+                    let Part::Bytes(bytes) = arrived.payload else { panic!("bytes") };
+                    assert!(bytes == vec![found.to_le_bytes()[0]; length(found)]);
+                    found += 1;
+                }
+                thread::yield_now();
             }
-        }
-        unreachable!("no socket has room for all numbers");
-    }
-
-    #[test]
-    fn full_socket_takes_part_of_a_frame() {
-        let (link, mut peer) = connected();
-        let payload: Vec<u8> = (0..=250).cycle().take(1 << 20).collect();
-        let (begun, progress) = fill(&link, &payload);
-        assert_eq!(progress, Progress::Begun);
-        assert_eq!(link.try_send(&header(99, 0), &[]).unwrap(), Progress::Nothing);
-        let writing = Arc::clone(&link);
-        let writer = thread::spawn(move || {
-            writing.flush().unwrap();
-            writing.send(&header(begun, 3), b"end").unwrap();
+            sender.close();
         });
-        for sequence in 0..begun {
-            let (found, bytes) = read_frame(&mut peer).unwrap();
-            assert_eq!(found.sequence, sequence);
-            assert!(bytes == payload, "frame {sequence} is torn");
-        }
-        assert_eq!(read_frame(&mut peer).unwrap(), (header(begun, 3), b"end".to_vec()));
-        writer.join().unwrap();
-        assert_eq!(link.try_send(&header(0, 0), &[]).unwrap(), Progress::Whole);
     }
 
     #[test]
-    fn thread_that_blocks_in_a_send_blocks_no_other() {
-        let (link, mut peer) = connected();
-        let (begun, _) = fill(&link, &[7; 1 << 20]);
-        let writing = Arc::clone(&link);
-        let writer = thread::spawn(move || writing.send(&header(begun, 0), &[]));
-        assert_eq!(link.try_send(&header(0, 0), &[]).unwrap(), Progress::Nothing);
-        let mut frames = (0..=begun).map(|_| read_frame(&mut peer).unwrap().0.sequence);
-        assert!((0..=begun).all(|sequence| frames.next() == Some(sequence)));
-        writer.join().unwrap().unwrap();
+    fn frame_in_the_ring_is_delivered_when_its_sender_has_died() {
+        let (sender, peer) = connected();
+        let rings = Rings::create().unwrap();
+        let opened = Rings::open(std::process::id(), rings.descriptor()).unwrap();
+        let receiver = link_of(peer, Some(rings));
+        let mesh = Mesh::new(1, 1, None);
+        let head = header(5, 3).encode(0);
+        assert_eq!(opened.write(&[&head, b"end"]), Written::Yes);
+        sender.close();
+        mesh.read(&receiver);
+        let inbox = mesh.inbox(0).unwrap();
+        assert_eq!(inbox.state.lock().messages.arrived[0].id, 5);
     }
 
-    #[test]
-    fn frame_for_a_closed_socket_is_an_error() {
-        let (link, peer) = connected();
-        link.close();
-        assert!(link.try_send(&header(0, 0), &[]).is_err());
-        assert!(link.send(&header(0, 0), &[]).is_err());
-        drop(peer);
-    }
     #[test]
     fn end_of_a_wait_is_looked_for_without_a_lock() {
         let mesh = Mesh::new(1, 1, None);

@@ -4,10 +4,11 @@ use mooncake_base::Error;
 
 use crate::{
     completion::Outcome,
+    frame::{Header, Kind},
     group::{Core, RECHECK, slot_number},
     inbox::{Arrived, Messages, Outgoing, Part, Receive, State},
+    link::Progress,
     memory::HostRange,
-    mesh::{Header, Kind, Progress},
 };
 
 /// From this size on, a message is lent, not sent: the receiver's thread must wake up to read it.
@@ -132,6 +133,7 @@ impl Core {
         let bytes = range.length().saturating_add(ENTRY_BYTES);
         let has_room = taken.saturating_add(bytes) <= BUFFERED_BYTES_MAX;
         let loan = (may_lend && (is_large || !has_room)).then(|| sent.cell.lend(range.bytes()));
+        let completion = sent.completion.clone();
         if loan.is_none() && has_room {
             sent.buffered = bytes;
             *taken += bytes;
@@ -147,6 +149,8 @@ impl Core {
                 self.write_frame(Kind::Message, to, (id, tag), range.bytes());
             }
             None => {
+                // Its receiver waits for the answer to its request.
+                completion.attend(self);
                 let length = range.length() as u64;
                 self.write_frame(Kind::Offer, to, (id, tag), &length.to_le_bytes());
             }

@@ -8,7 +8,7 @@
 use std::{
     io,
     sync::{
-        Once,
+        LazyLock, Once,
         atomic::{AtomicU64, Ordering, fence},
     },
 };
@@ -25,9 +25,16 @@ pub(crate) struct Cell(AtomicU64);
 
 impl Default for Cell {
     fn default() -> Self {
-        // No other process has the same number at the same place by accident.
-        let [a, b, c, d, e, f, g, h, ..] = nonce();
-        Self(AtomicU64::new(u64::from_le_bytes([a, b, c, d, e, f, g, h])))
+        // No other process has the same number at the same place by accident: each begins at a random
+        // one, and takes steps that are far apart.
+        static FIRST: LazyLock<u64> = LazyLock::new(|| {
+            let [a, b, c, d, e, f, g, h, ..] = nonce();
+            u64::from_le_bytes([a, b, c, d, e, f, g, h])
+        });
+        static COUNT: AtomicU64 = AtomicU64::new(0);
+        const STEP: u64 = 0x9E37_79B9_7F4A_7C15;
+        let count = COUNT.fetch_add(1, Ordering::Relaxed);
+        Self(AtomicU64::new(FIRST.wrapping_add(count.wrapping_mul(STEP))))
     }
 }
 

@@ -367,7 +367,7 @@ impl CollectiveGroup {
 
 impl CollectiveGroup {
     fn begin(&self, py: Python<'_>, operation: Operation) -> PyResult<CollectiveCompletion> {
-        or_raise(py, self.group.begin(operation)).map(CollectiveCompletion)
+        or_raise(py, self.group.begin_for_waiter(operation)).map(CollectiveCompletion)
     }
 
     fn reduction(
@@ -391,6 +391,11 @@ pub(crate) struct CollectiveCompletion(Completion);
 
 #[pymethods]
 impl CollectiveCompletion {
+    /// Lets the group carry out the operation without a thread that waits for it.
+    fn start(&self) {
+        self.0.start();
+    }
+
     /// Waits at most `timeout_s` and returns whether the operation is done.
     fn wait(&self, py: Python<'_>, timeout_s: f64) -> PyResult<bool> {
         if self.0.wait(Duration::ZERO) {

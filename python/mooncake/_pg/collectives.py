@@ -281,6 +281,9 @@ class Collectives:
         sources: Sequence[HostMemory] = (),
     ) -> MooncakeWork:
         """Returns the work of an operation that writes `memory` and reads `sources`."""
+        # Before torch 2.8, the options do not say whether the caller waits at once.
+        if getattr(opts, "asyncOp", True):
+            completion.start()
         timeout_s = self._timeout_s if opts is None else _timeout(opts, self._timeout_s)
         work = MooncakeWork(completion, memory, sources, results, timeout_s, self._pending)
         if self._coalesced is not None:

@@ -65,7 +65,17 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("tidy", &[]),
     (
         "benches",
-        &["base", "proto", "verbs", "rdma", "transfer-engine", "master", "store-client", "testkit"],
+        &[
+            "base",
+            "collective",
+            "proto",
+            "verbs",
+            "rdma",
+            "transfer-engine",
+            "master",
+            "store-client",
+            "testkit",
+        ],
     ),
 ];
 

@@ -1,0 +1,288 @@
+//! A connection to another rank: a socket and, on one host, rings in shared memory.
+
+use std::{
+    io::{self, IoSlice, Read, Write},
+    net::{Shutdown, TcpStream},
+    sync::atomic::{AtomicBool, Ordering},
+};
+
+use mooncake_base::sync::Mutex;
+use socket2::SockRef;
+
+use crate::{
+    frame::{Frame, HEADER_BYTES, Header},
+    ring::{Rings, Written},
+};
+
+/// A connection to another rank.
+#[derive(Debug)]
+pub(crate) struct Link {
+    pub(crate) rank: u32,
+    pub(crate) incarnation: u64,
+    pub(crate) stream: TcpStream,
+    pub(crate) access: Access,
+    pub(crate) rings: Option<Rings>,
+    pub(crate) outgoing: Mutex<Sending>,
+    /// Number of the next frame that is delivered, whether it comes over the socket or the ring.
+    pub(crate) next_delivered: Mutex<u64>,
+    pub(crate) is_alive: AtomicBool,
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct Sending {
+    /// Number of the next frame.
+    number: u64,
+    /// The rest of a frame that was sent in part: it goes before any other.
+    rest: Vec<u8>,
+}
+
+/// How much of a frame a call that does not block has sent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Progress {
+    /// Nothing: the socket has no room, or another thread writes.
+    Nothing,
+    /// A part: [`Link::flush`] must be called for the rest.
+    Begun,
+    /// The whole frame.
+    Whole,
+}
+
+/// Who of two ranks can read the other's memory.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Access {
+    /// The process at the other end, if it is on this host.
+    pub(crate) process: Option<u32>,
+    /// Whether the peer has proven that it reads this process.
+    pub(crate) is_reader: bool,
+}
+
+impl Access {
+    /// Makes rings in shared memory, if each side can read the other's memory and the peer opens them.
+    pub(crate) fn make_rings(self, stream: &mut TcpStream) -> io::Result<Option<Rings>> {
+        if self.process.is_none() || !self.is_reader {
+            return Ok(None);
+        }
+        let rings = Rings::create().inspect_err(|error| tracing::debug!(%error, "no rings")).ok();
+        let descriptor = rings.as_ref().map_or(-1, Rings::descriptor);
+        stream.write_all(&descriptor.to_le_bytes())?;
+        let mut is_open = [0];
+        stream.read_exact(&mut is_open)?;
+        Ok(rings.filter(|_| is_open == [1]))
+    }
+
+    /// Opens the rings that the peer has made.
+    pub(crate) fn open_rings(self, stream: &mut TcpStream) -> io::Result<Option<Rings>> {
+        let Some(process) = self.process.filter(|_| self.is_reader) else { return Ok(None) };
+        let mut descriptor = [0; 4];
+        stream.read_exact(&mut descriptor)?;
+        let rings = Rings::open(process, i32::from_le_bytes(descriptor))
+            .inspect_err(|error| tracing::debug!(%error, "no rings"))
+            .ok();
+        stream.write_all(&[u8::from(rings.is_some())])?;
+        Ok(rings)
+    }
+}
+
+impl Link {
+    /// Sends a frame. Blocks until the peer's thread has room for it.
+    pub(crate) fn send(&self, header: &Header, payload: &[u8]) -> io::Result<()> {
+        let mut outgoing = self.outgoing.lock();
+        let Some((head, payload)) = self.send_in_ring(&mut outgoing, header, payload) else {
+            return Ok(());
+        };
+        self.send_rest(&mut outgoing)?;
+        outgoing.number += 1;
+        let mut stream = &self.stream;
+        let sent = match stream.write_vectored(&[IoSlice::new(&head), IoSlice::new(payload)]) {
+            Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+            Ok(sent) => sent,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => 0,
+            Err(error) => return Err(error),
+        };
+        if sent < head.len() {
+            stream.write_all(&head[sent..])?;
+            stream.write_all(payload)
+        } else {
+            stream.write_all(&payload[sent - head.len()..])
+        }
+    }
+
+    /// Sends a frame as far as the socket has room for it. Does not block.
+    pub(crate) fn try_send(&self, header: &Header, payload: &[u8]) -> io::Result<Progress> {
+        let Some(mut outgoing) = self.outgoing.try_lock() else { return Ok(Progress::Nothing) };
+        if !outgoing.rest.is_empty() {
+            return Ok(Progress::Nothing);
+        }
+        let first = outgoing.number;
+        let Some((head, payload)) = self.send_in_ring(&mut outgoing, header, payload) else {
+            return Ok(Progress::Whole);
+        };
+        let is_in_ring = outgoing.number > first;
+        let parts = [IoSlice::new(&head), IoSlice::new(payload)];
+        let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
+        let sent = match SockRef::from(&self.stream).send_vectored_with_flags(&parts, flags) {
+            Ok(sent) => sent,
+            Err(error) => match error.kind() {
+                io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted => 0,
+                _ => return Err(error),
+            },
+        };
+        if sent == 0 && !is_in_ring {
+            return Ok(Progress::Nothing);
+        }
+        outgoing.number += 1;
+        if sent == head.len() + payload.len() {
+            return Ok(Progress::Whole);
+        }
+        outgoing.rest.extend_from_slice(head.get(sent..).unwrap_or_default());
+        outgoing.rest.extend_from_slice(&payload[sent.saturating_sub(head.len())..]);
+        Ok(Progress::Begun)
+    }
+
+    /// Sends the rest of a frame that [`Self::try_send`] has begun. Blocks as [`Self::send`].
+    pub(crate) fn flush(&self) -> io::Result<()> {
+        self.send_rest(&mut self.outgoing.lock())
+    }
+
+    /// Writes a frame into the ring, if there is room. Returns what must go over the socket: the
+    /// frame, nothing, or one that wakes the peer's reader.
+    fn send_in_ring<'a>(
+        &self,
+        outgoing: &mut Sending,
+        header: &Header,
+        payload: &'a [u8],
+    ) -> Option<([u8; HEADER_BYTES], &'a [u8])> {
+        let head = header.encode(outgoing.number);
+        let written =
+            self.rings.as_ref().map_or(Written::No, |rings| rings.write(&[&head, payload]));
+        match written {
+            Written::No => return Some((head, payload)),
+            Written::Yes | Written::Unseen => outgoing.number += 1,
+        }
+        (written == Written::Unseen).then(|| (Header::WAKE.encode(outgoing.number), &payload[..0]))
+    }
+
+    fn send_rest(&self, outgoing: &mut Sending) -> io::Result<()> {
+        let mut stream = &self.stream;
+        stream.write_all(&outgoing.rest)?;
+        outgoing.rest.clear();
+        Ok(())
+    }
+
+    /// Returns whether the peer has written a frame into the ring.
+    pub(crate) fn has_record(&self) -> bool {
+        self.rings.as_ref().is_some_and(Rings::has_record)
+    }
+
+    /// Takes the frame with this number out of the ring, if it is the next one there.
+    pub(crate) fn take_record(&self, number: u64) -> io::Result<Option<Frame>> {
+        let Some(rings) = &self.rings else { return Ok(None) };
+        rings.read(|record| {
+            let (head, payload) = record.split_first_chunk()?;
+            let (header, found) = Header::decode(head)?;
+            (found == number).then(|| (header, found, payload.to_vec()))
+        })
+    }
+
+    pub(crate) fn close(&self) {
+        self.is_alive.store(false, Ordering::SeqCst);
+        let _ = self.stream.shutdown(Shutdown::Both);
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test panics where a step fails")]
+pub(crate) mod tests {
+    use std::{net::TcpListener, sync::Arc, thread};
+
+    use super::*;
+    use crate::frame::{Kind, read_frame};
+
+    pub(crate) fn link_of(stream: TcpStream, rings: Option<Rings>) -> Arc<Link> {
+        Arc::new(Link {
+            rank: 0,
+            incarnation: 0,
+            stream,
+            access: Access::default(),
+            rings,
+            outgoing: Mutex::default(),
+            next_delivered: Mutex::default(),
+            is_alive: true.into(),
+        })
+    }
+
+    pub(crate) fn connected() -> (Arc<Link>, TcpStream) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let peer = listener.accept().unwrap().0;
+        (link_of(stream, None), peer)
+    }
+
+    pub(crate) fn header(sequence: u64, length: usize) -> Header {
+        Header {
+            kind: Kind::Message,
+            group: 0,
+            attempt: 0,
+            sequence,
+            step: 0,
+            source: 0,
+            length: length as u64,
+        }
+    }
+
+    /// Sends frames until the socket is full, and returns how many were begun, and how the last ended.
+    fn fill(link: &Link, payload: &[u8]) -> (u64, Progress) {
+        for sequence in 0.. {
+            let progress = link.try_send(&header(sequence, payload.len()), payload).unwrap();
+            match progress {
+                Progress::Whole => {}
+                Progress::Begun => return (sequence + 1, progress),
+                Progress::Nothing => return (sequence, progress),
+            }
+        }
+        unreachable!("no socket has room for all numbers");
+    }
+
+    #[test]
+    fn full_socket_takes_part_of_a_frame() {
+        let (link, mut peer) = connected();
+        let payload: Vec<u8> = (0..=250).cycle().take(1 << 20).collect();
+        let (begun, progress) = fill(&link, &payload);
+        assert_eq!(progress, Progress::Begun);
+        assert_eq!(link.try_send(&header(99, 0), &[]).unwrap(), Progress::Nothing);
+        let writing = Arc::clone(&link);
+        let writer = thread::spawn(move || {
+            writing.flush().unwrap();
+            writing.send(&header(begun, 3), b"end").unwrap();
+        });
+        for sequence in 0..begun {
+            let (found, number, bytes) = read_frame(&mut peer).unwrap();
+            assert_eq!((found.sequence, number), (sequence, sequence));
+            assert!(bytes == payload, "frame {sequence} is torn");
+        }
+        assert_eq!(read_frame(&mut peer).unwrap(), (header(begun, 3), begun, b"end".to_vec()));
+        writer.join().unwrap();
+        assert_eq!(link.try_send(&header(0, 0), &[]).unwrap(), Progress::Whole);
+    }
+
+    #[test]
+    fn thread_that_blocks_in_a_send_blocks_no_other() {
+        let (link, mut peer) = connected();
+        let (begun, _) = fill(&link, &[7; 1 << 20]);
+        let writing = Arc::clone(&link);
+        let writer = thread::spawn(move || writing.send(&header(begun, 0), &[]));
+        assert_eq!(link.try_send(&header(0, 0), &[]).unwrap(), Progress::Nothing);
+        let mut frames = (0..=begun).map(|_| read_frame(&mut peer).unwrap().0.sequence);
+        assert!((0..=begun).all(|sequence| frames.next() == Some(sequence)));
+        writer.join().unwrap().unwrap();
+    }
+
+    #[test]
+    fn frame_for_a_closed_socket_is_an_error() {
+        let (link, peer) = connected();
+        link.close();
+        assert!(link.try_send(&header(0, 0), &[]).is_err());
+        assert!(link.send(&header(0, 0), &[]).is_err());
+        drop(peer);
+    }
+}

@@ -1,0 +1,316 @@
+//! Frames between two processes of one host in shared memory.
+//!
+//! A ring has one writer and one reader. As long as the reader polls, or has nothing to do that
+//! frames could serve, a frame needs no system call. Otherwise the writer sends
+//! a frame without content over the socket, which wakes the reader. The reader announces both in the ring, and looks for frames after each
+//! announcement; the writer looks at the announcements after each frame. One of the two sees the
+//! other, since both write before they read.
+#![allow(unsafe_code, reason = "memory that two processes share")]
+
+use std::{
+    fs::File,
+    io,
+    os::fd::{AsRawFd, FromRawFd, OwnedFd},
+    ptr::{self, NonNull},
+    sync::atomic::{AtomicU32, AtomicU64, Ordering, fence},
+};
+
+/// Bytes of a ring. Counts of bytes are taken modulo this power of two.
+const RING_BYTES: usize = 64 << 10;
+/// Largest record; larger ones go over the socket.
+pub(crate) const RECORD_BYTES_MAX: usize = 16 << 10;
+/// The length in front of a record, which takes a multiple of these bytes.
+const LENGTH_BYTES: usize = 8;
+/// With these seals, touching the memory can never end in a bus error.
+const SEALS: i32 = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
+
+/// A ring in shared memory. Each field has a cache line of its own. All of it is atomic, so that a
+/// peer that breaks the rules can do no worse than to write wrong bytes.
+#[repr(C, align(64))]
+struct Shared {
+    /// Bytes that were written in all.
+    written: Line<AtomicU64>,
+    /// Bytes that were read in all.
+    read: Line<AtomicU64>,
+    /// Threads of the reader that poll.
+    pollers: Line<AtomicU32>,
+    /// Whether the reader waits for frames: 0 or 1.
+    wants_wake: Line<AtomicU32>,
+    words: [AtomicU64; RING_BYTES / LENGTH_BYTES],
+}
+
+#[repr(C, align(64))]
+struct Line<T>(T);
+
+/// The rings of a pair of processes.
+#[derive(Debug)]
+pub(crate) struct Rings {
+    memory: NonNull<[Shared; 2]>,
+    /// The ring that this process writes: 0 for the one that made them, 1 for the other.
+    own: usize,
+    file: File,
+}
+
+// SAFETY: the memory is mapped until the drop, and all access is atomic.
+unsafe impl Send for Rings {}
+// SAFETY: as above.
+unsafe impl Sync for Rings {}
+
+/// What became of a record.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Written {
+    /// It is not in the ring.
+    No,
+    /// The reader finds it.
+    Yes,
+    /// It is in the ring, and the reader may not look.
+    Unseen,
+}
+
+impl Rings {
+    /// Makes rings.
+    pub(crate) fn create() -> io::Result<Self> {
+        let flags = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING;
+        // SAFETY: the name is a constant that ends in zero; a new descriptor is the only effect.
+        let file = unsafe { libc::memfd_create(c"mooncake-rings".as_ptr(), flags) };
+        if file < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: the call above has just made the descriptor, and nothing else knows it.
+        let file = File::from(unsafe { OwnedFd::from_raw_fd(file) });
+        file.set_len(size_of::<[Shared; 2]>() as u64)?;
+        // SAFETY: adds seals to a file that this function owns.
+        if unsafe { libc::fcntl(file.as_raw_fd(), libc::F_ADD_SEALS, SEALS) } < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        Self::map(file, 0)
+    }
+
+    /// The descriptor that a peer opens.
+    pub(crate) fn descriptor(&self) -> i32 {
+        self.file.as_raw_fd()
+    }
+
+    /// Opens the rings that another process has made.
+    pub(crate) fn open(process: u32, descriptor: i32) -> io::Result<Self> {
+        let path = format!("/proc/{process}/fd/{descriptor}");
+        let file = File::options().read(true).write(true).open(path)?;
+        // SAFETY: reads a property of a descriptor that this function owns.
+        let seals = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GET_SEALS) };
+        let is_whole = file.metadata()?.len() == size_of::<[Shared; 2]>() as u64;
+        if seals < 0 || seals & SEALS != SEALS || !is_whole {
+            return Err(io::Error::other("the file of the peer holds no rings"));
+        }
+        Self::map(file, 1)
+    }
+
+    fn map(file: File, own: usize) -> io::Result<Self> {
+        let (length, access) = (size_of::<[Shared; 2]>(), libc::PROT_READ | libc::PROT_WRITE);
+        // SAFETY: maps new memory, of the size of the file, which is sealed.
+        let memory = unsafe {
+            libc::mmap(ptr::null_mut(), length, access, libc::MAP_SHARED, file.as_raw_fd(), 0)
+        };
+        let memory = NonNull::new(memory).filter(|it| it.as_ptr() != libc::MAP_FAILED);
+        let memory = memory.ok_or_else(io::Error::last_os_error)?.cast();
+        Ok(Self { memory, own, file })
+    }
+
+    /// Returns the ring that this process writes.
+    fn outgoing(&self) -> &Shared {
+        &self.shared()[self.own]
+    }
+
+    /// Returns the ring that this process reads.
+    fn incoming(&self) -> &Shared {
+        &self.shared()[1 - self.own]
+    }
+
+    fn shared(&self) -> &[Shared; 2] {
+        // SAFETY: the memory is mapped as long as `self`, and has this size; zeros are valid.
+        unsafe { self.memory.as_ref() }
+    }
+
+    /// Writes a record of several parts, if there is room. One thread at a time calls this.
+    pub(crate) fn write(&self, parts: &[&[u8]]) -> Written {
+        let length: usize = parts.iter().map(|part| part.len()).sum();
+        let ring = self.outgoing();
+        let begin = ring.written.0.load(Ordering::Relaxed);
+        let used = begin.wrapping_sub(ring.read.0.load(Ordering::Acquire));
+        let taken = LENGTH_BYTES + length.next_multiple_of(LENGTH_BYTES);
+        let has_room = usize::try_from(used).is_ok_and(|used| used + taken <= RING_BYTES);
+        if length > RECORD_BYTES_MAX || !has_room {
+            return Written::No;
+        }
+        let mut record = Vec::with_capacity(taken);
+        record.extend_from_slice(&(length as u64).to_ne_bytes());
+        parts.iter().for_each(|part| record.extend_from_slice(part));
+        record.resize(taken, 0);
+        ring.write(begin, &record);
+        ring.written.0.store(begin.wrapping_add(taken as u64), Ordering::SeqCst);
+        fence(Ordering::SeqCst);
+        let is_unseen = ring.wants_wake.0.load(Ordering::SeqCst) != 0
+            && ring.pollers.0.load(Ordering::SeqCst) == 0;
+        if is_unseen { Written::Unseen } else { Written::Yes }
+    }
+
+    /// Returns whether there is a record.
+    pub(crate) fn has_record(&self) -> bool {
+        let ring = self.incoming();
+        ring.written.0.load(Ordering::Acquire) != ring.read.0.load(Ordering::Relaxed)
+    }
+
+    /// Lets `take` look at the next record; it is removed if `take` returns something. One thread at a
+    /// time calls this.
+    ///
+    /// # Errors
+    /// The peer has written what it must not.
+    pub(crate) fn read<T>(&self, take: impl FnOnce(&[u8]) -> Option<T>) -> io::Result<Option<T>> {
+        let ring = self.incoming();
+        let begin = ring.read.0.load(Ordering::Relaxed);
+        let found = ring.written.0.load(Ordering::SeqCst).wrapping_sub(begin);
+        if found == 0 {
+            return Ok(None);
+        }
+        let mut length = [0; LENGTH_BYTES];
+        ring.read(begin, &mut length);
+        let wrong = || io::Error::other("the peer has written no record");
+        let length = usize::try_from(u64::from_ne_bytes(length)).map_err(|_| wrong())?;
+        let taken = LENGTH_BYTES + length.min(RING_BYTES).next_multiple_of(LENGTH_BYTES);
+        if length > RECORD_BYTES_MAX || found < taken as u64 || found > RING_BYTES as u64 {
+            return Err(wrong());
+        }
+        let mut record = vec![0; length];
+        ring.read(begin.wrapping_add(LENGTH_BYTES as u64), &mut record);
+        let answer = take(&record);
+        if answer.is_some() {
+            ring.read.0.store(begin.wrapping_add(taken as u64), Ordering::Release);
+        }
+        Ok(answer)
+    }
+
+    /// Announces that a thread of this process polls, until [`Self::end_polling`].
+    pub(crate) fn begin_polling(&self) {
+        self.incoming().pollers.0.fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// Takes the announcement back. The caller looks for records once more.
+    pub(crate) fn end_polling(&self) {
+        self.incoming().pollers.0.fetch_sub(1, Ordering::SeqCst);
+        fence(Ordering::SeqCst);
+    }
+
+    /// Announces whether this process waits for records. If it does now, the caller looks for some.
+    pub(crate) fn want_wake(&self, wants: bool) {
+        self.incoming().wants_wake.0.store(u32::from(wants), Ordering::SeqCst);
+        fence(Ordering::SeqCst);
+    }
+}
+
+impl Shared {
+    /// Returns the words from a count of bytes on.
+    fn words(&self, at: u64) -> impl Iterator<Item = &AtomicU64> {
+        let first = at / LENGTH_BYTES as u64 % self.words.len() as u64;
+        let (before, from) = self.words.split_at(usize::try_from(first).unwrap_or(0));
+        from.iter().chain(before)
+    }
+
+    fn write(&self, at: u64, bytes: &[u8]) {
+        for (word, bytes) in self.words(at).zip(bytes.as_chunks().0) {
+            word.store(u64::from_ne_bytes(*bytes), Ordering::Relaxed);
+        }
+    }
+
+    fn read(&self, at: u64, bytes: &mut [u8]) {
+        for (word, bytes) in self.words(at).zip(bytes.chunks_mut(LENGTH_BYTES)) {
+            bytes.copy_from_slice(&word.load(Ordering::Relaxed).to_ne_bytes()[..bytes.len()]);
+        }
+    }
+}
+
+impl Drop for Rings {
+    fn drop(&mut self) {
+        // SAFETY: the memory was mapped by `map` with this length, and nothing refers to it.
+        unsafe { libc::munmap(self.memory.as_ptr().cast(), size_of::<[Shared; 2]>()) };
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test panics where a step fails")]
+mod tests {
+    use std::thread;
+
+    use super::*;
+
+    fn pair() -> (Rings, Rings) {
+        let made = Rings::create().unwrap();
+        let opened = Rings::open(std::process::id(), made.descriptor()).unwrap();
+        (made, opened)
+    }
+
+    #[test]
+    fn records_arrive_in_order_both_ways() {
+        const COUNT: usize = 50_000;
+        let (first, second) = pair();
+        let length = |at: usize| (at * 131) % 4_000;
+        thread::scope(|scope| {
+            for (from, to) in [(&first, &second), (&second, &first)] {
+                scope.spawn(move || {
+                    for at in 0..COUNT {
+                        let (head, rest) = (at.to_le_bytes(), vec![1; length(at)]);
+                        while from.write(&[&head, &rest]) == Written::No {
+                            thread::yield_now();
+                        }
+                    }
+                });
+                scope.spawn(move || {
+                    for at in 0..COUNT {
+                        let record = loop {
+                            match to.read(|record| Some(record.to_vec())).unwrap() {
+                                Some(record) => break record,
+                                None => thread::yield_now(),
+                            }
+                        };
+                        assert_eq!(record[..8], at.to_le_bytes());
+                        assert_eq!(record.len(), 8 + length(at));
+                    }
+                });
+            }
+        });
+        assert!(!first.has_record() && !second.has_record());
+    }
+
+    #[test]
+    fn full_ring_and_long_records_are_refused() {
+        let (first, second) = pair();
+        assert_eq!(first.write(&[&[0; RECORD_BYTES_MAX + 1]]), Written::No);
+        let record = [7; RECORD_BYTES_MAX - LENGTH_BYTES];
+        second.want_wake(true);
+        assert!((0..4).all(|_| first.write(&[&record]) == Written::Unseen));
+        assert_eq!(first.write(&[]), Written::No);
+        assert_eq!(second.read(|_| None::<()>).unwrap(), None);
+        assert!(second.read(|found| (found == record).then_some(())).unwrap().is_some());
+        second.begin_polling();
+        assert_eq!(first.write(&[&[1]]), Written::Yes);
+        second.end_polling();
+        assert_eq!(first.write(&[&[2]]), Written::Unseen);
+        second.want_wake(false);
+        assert_eq!(first.write(&[&[3]]), Written::Yes);
+    }
+
+    #[test]
+    fn wrong_lengths_of_a_peer_are_errors() {
+        for (length, written) in [(u64::MAX, 64), (1 << 20, 64), (64, 8), (8, 1 << 40)] {
+            let (first, second) = pair();
+            first.outgoing().write(0, &u64::to_ne_bytes(length));
+            first.outgoing().written.0.store(written, Ordering::SeqCst);
+            second.read(|_| Some(())).unwrap_err();
+        }
+    }
+
+    #[test]
+    fn other_files_are_no_rings() {
+        let file = File::open("/proc/self/exe").unwrap();
+        Rings::open(std::process::id(), file.as_raw_fd()).unwrap_err();
+        Rings::open(std::process::id(), -1).unwrap_err();
+    }
+}
