@@ -94,16 +94,14 @@ impl Completion {
 
     /// Lets the group carry out the operation without a thread that waits for it.
     pub fn start(&self) {
-        match self.group() {
-            Some(group) if self.0.is_carried_out => group.line.start(),
-            Some(group) => self.attend(&group),
-            None => {}
+        if let Some(group) = self.group().filter(|_| self.0.is_carried_out) {
+            group.line.start();
         }
     }
 
-    /// Lets peers announce their frames until the operation is done.
+    /// Lets peers wake this process for their frames until the operation is done.
     pub(crate) fn attend(&self, group: &Core) {
-        let attention = group.mesh.pay_attention();
+        let attention = group.prepare_sleep();
         let mut state = self.0.state.lock();
         if state.outcome.is_none() && state.attention.is_none() {
             state.attention = Some(attention);
@@ -119,6 +117,9 @@ impl Completion {
         match self.group() {
             Some(group) if time.is_zero() => {
                 group.mesh.poll_all();
+                if !self.is_done() {
+                    drop(group.prepare_sleep());
+                }
                 self.is_done()
             }
             Some(group) if self.0.is_carried_out => group.line.wait(&group, self, time),
@@ -152,7 +153,7 @@ impl Completion {
                 return false;
             }
             if !parker.park(Duration::ZERO) {
-                let _attention = group.map(|group| group.mesh.pay_attention());
+                let _attention = group.map(Core::prepare_sleep);
                 drop(polling);
                 parker.park(left.min(RECHECK));
             }
@@ -179,7 +180,11 @@ impl Completion {
         if state.outcome.is_none() {
             state.callbacks.push(callback);
             drop(state);
-            self.start();
+            match self.group() {
+                Some(group) if self.0.is_carried_out => group.line.start(),
+                Some(group) => self.attend(&group),
+                None => {}
+            }
             return;
         }
         drop(state);

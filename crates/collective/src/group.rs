@@ -19,7 +19,7 @@ use crate::{
     inbox::{Inbox, Messages, Outgoing, Receive, Sent, State, announce},
     line::{CarriedOut, CarryOut, Line},
     memory::{HostRange, Mirror},
-    mesh::{Mesh, Polling},
+    mesh::{Attention, Mesh, Polling},
     message::{Answer, Request},
     messages::DIRECT_BYTES_MAX,
     metrics::{self, Counters, GroupMetrics, GroupReport, OperationKind, Recording},
@@ -31,6 +31,8 @@ use crate::{
 const CARRIED_OUT_BYTES_MAX: usize = 256 << 10;
 /// Most sends, and most receives, that wait for their counterpart.
 const MESSAGES_MAX: usize = 1 << 16;
+/// How often a thread polls before it offers its processor to others each time: some microseconds.
+const LOOKS_BEFORE_YIELD: u32 = 100;
 /// How often a wait looks for its end, where it is not announced.
 pub(crate) const RECHECK: Duration = Duration::from_millis(100);
 
@@ -164,8 +166,6 @@ impl Group {
     pub fn receive(&self, range: HostRange, from: Option<usize>, tag: u32) -> Result<Completion> {
         self.core.check_member()?;
         let completion = self.core.counted(OperationKind::Receive, range);
-        // Its sender waits until the message is taken.
-        completion.attend(&self.core);
         let mut ended = Vec::new();
         let mut state = self.core.inbox.state.lock();
         if from == Some(self.core.slot) || state.progress.view.is_isolated {
@@ -352,11 +352,27 @@ impl Core {
         Ok(())
     }
 
+    /// Lets a thread sleep: as long as the result lives, peers wake this process for their frames. Those
+    /// that have not read ours are woken.
+    pub(crate) fn prepare_sleep(&self) -> Attention {
+        let attention = self.mesh.pay_attention();
+        for link in self.mesh.wake_readers() {
+            self.inbox.push_outgoing(Outgoing::Rest(link));
+        }
+        attention
+    }
+
     /// Polls the rings for a short time, until there is something to do.
     pub(crate) fn spin(&self, polling: &Polling<'_>, is_over: impl Fn() -> bool) {
         let Some(mut spin_wait) = self.spin_wait.try_lock() else { return };
+        let mut looks = 0_u32;
         spin_wait.poll(|| {
             polling.poll();
+            looks += 1;
+            if looks > LOOKS_BEFORE_YIELD {
+                // The thread that this one waits for may be queued for the same processor.
+                thread::yield_now();
+            }
             if is_over() { Ok(()) } else { Err(io::ErrorKind::WouldBlock.into()) }
         });
     }

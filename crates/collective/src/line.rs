@@ -25,7 +25,6 @@ use crate::{
     collectives::Operation,
     completion::{Completion, Outcome},
     group::{Core, RECHECK, closed},
-    mesh::Mesh,
 };
 
 /// Most operations that wait for their turn.
@@ -110,12 +109,12 @@ impl Line {
             if left == Left::Nothing && self.waiting.lock().is_closed {
                 return;
             }
-            let mesh = group.core().map(|core| &core.mesh);
-            let _attention = mesh.filter(|_| left != Left::Nothing).map(Mesh::pay_attention);
+            let core = group.core();
+            let _attention = core.filter(|_| left != Left::Nothing).map(Core::prepare_sleep);
             // Without a call, look for operations whose callers have not waited after all.
             while !parker.park(RECHECK) && self.waiters.load(Ordering::SeqCst) > 0 {}
-            if let Some(mesh) = mesh {
-                mesh.poll_all();
+            if let Some(core) = core {
+                core.mesh.poll_all();
             }
         }
     }

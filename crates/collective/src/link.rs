@@ -144,6 +144,29 @@ impl Link {
         self.send_rest(&mut self.outgoing.lock())
     }
 
+    /// Wakes the peer if it has not read all frames in the ring. Does not block; if a part was sent,
+    /// [`Self::flush`] must be called for the rest.
+    pub(crate) fn wake_reader(&self) -> Progress {
+        if !self.rings.as_ref().is_some_and(Rings::has_unread) {
+            return Progress::Nothing;
+        }
+        // Who has the lock sends something over the socket, or the peer reads that.
+        let Some(mut outgoing) = self.outgoing.try_lock() else { return Progress::Nothing };
+        if !outgoing.rest.is_empty() {
+            return Progress::Nothing;
+        }
+        let head = Header::WAKE.encode(outgoing.number);
+        let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
+        // A full socket wakes the peer as well, and a closed one is noticed by its reader.
+        let sent = SockRef::from(&self.stream).send_with_flags(&head, flags).unwrap_or(0);
+        if sent == 0 {
+            return Progress::Nothing;
+        }
+        outgoing.number += 1;
+        outgoing.rest.extend_from_slice(&head[sent..]);
+        if outgoing.rest.is_empty() { Progress::Whole } else { Progress::Begun }
+    }
+
     /// Writes a frame into the ring, if there is room. Returns what must go over the socket: the
     /// frame, nothing, or one that wakes the peer's reader.
     fn send_in_ring<'a>(

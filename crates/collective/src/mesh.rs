@@ -27,7 +27,7 @@ use crate::{
     buffers::Buffers,
     frame::{Frame, Kind, read_frame},
     inbox::{Inbox, announce},
-    link::{Access, Link},
+    link::{Access, Link, Progress},
     message::Member,
     peer_memory::{self, Secret},
     ring::Rings,
@@ -439,6 +439,14 @@ impl Mesh {
         self.poll(&links);
     }
 
+    /// Wakes peers that have not read all frames in their rings. Returns links whose frame was sent in
+    /// part.
+    pub(crate) fn wake_readers(&self) -> Vec<Arc<Link>> {
+        let links = Arc::clone(&self.state.lock().polled);
+        let begun = |link: &&Arc<Link>| link.wake_reader() == Progress::Begun;
+        links.iter().filter(begun).map(Arc::clone).collect()
+    }
+
     fn poll(&self, links: &[Arc<Link>]) {
         for link in links.iter().filter(|link| link.has_record()) {
             if let Err(error) = self.deliver(link, None) {
@@ -516,10 +524,7 @@ mod tests {
     use super::*;
     use crate::{
         inbox::Part,
-        link::{
-            Progress,
-            tests::{connected, header, link_of},
-        },
+        link::tests::{connected, header, link_of},
         ring::{Rings, Written},
     };
 

@@ -1,10 +1,11 @@
 //! Frames between two processes of one host in shared memory.
 //!
-//! A ring has one writer and one reader. As long as the reader polls, or has nothing to do that
-//! frames could serve, a frame needs no system call. Otherwise the writer sends
-//! a frame without content over the socket, which wakes the reader. The reader announces both in the ring, and looks for frames after each
-//! announcement; the writer looks at the announcements after each frame. One of the two sees the
-//! other, since both write before they read.
+//! A ring has one writer and one reader. As long as no thread of the reader sleeps that waits for
+//! frames, a frame needs no system call. Otherwise the writer sends a frame without content over the
+//! socket, which wakes the reader. The reader announces in the ring whether it sleeps, and looks for
+//! frames after each announcement; the writer looks at the announcement after each frame. One of the
+//! two sees the other, since both write before they read. A thread of the writer that goes to sleep
+//! wakes readers that have not read its frames: what it waits for may depend on them.
 #![allow(unsafe_code, reason = "memory that two processes share")]
 
 use std::{
@@ -151,6 +152,12 @@ impl Rings {
         let is_unseen = ring.wants_wake.0.load(Ordering::SeqCst) != 0
             && ring.pollers.0.load(Ordering::SeqCst) == 0;
         if is_unseen { Written::Unseen } else { Written::Yes }
+    }
+
+    /// Returns whether the peer has not read all records.
+    pub(crate) fn has_unread(&self) -> bool {
+        let ring = self.outgoing();
+        ring.written.0.load(Ordering::Relaxed) != ring.read.0.load(Ordering::Acquire)
     }
 
     /// Returns whether there is a record.
