@@ -6,9 +6,12 @@ use std::{
 };
 
 use mooncake_base::sync::Mutex;
+use mooncake_os::memory::prefer_huge_pages;
 
 /// Shorter buffers are not worth keeping.
 const KEPT_BYTES_MIN: usize = 16 << 10;
+/// From this length on, a buffer has huge pages in it.
+const HUGE_BYTES_MIN: usize = 4 << 20;
 /// Most memory that is kept while no operation uses it.
 const KEPT_BYTES_MAX: usize = 256 << 20;
 
@@ -35,9 +38,18 @@ impl Buffers {
         let smallest = fits.min_by_key(|(_, bytes)| bytes.len()).map(|(index, _)| index);
         let found = smallest.map(|index| kept.swap_remove(index));
         drop(kept);
-        let bytes = found.unwrap_or_else(|| vec![0; length]);
+        let bytes = found.unwrap_or_else(|| new_bytes(length));
         Buffer { bytes, length, home: Some(Arc::clone(self)) }
     }
+}
+
+/// Returns new memory, on huge pages if it is large: the kernel fills them in fewer steps.
+fn new_bytes(length: usize) -> Vec<u8> {
+    let bytes = vec![0; length];
+    if length >= HUGE_BYTES_MIN {
+        prefer_huge_pages(bytes.as_ptr() as usize, length);
+    }
+    bytes
 }
 
 impl From<Vec<u8>> for Buffer {

@@ -1,6 +1,12 @@
 //! Memory of the caller that operations read and write.
 
-use std::{ptr, slice};
+use std::slice;
+
+use mooncake_os::memory::nontemporal;
+
+/// Results of at least this length are written past the caches: they come from memory that is not in a
+/// cache either, and a non-temporal store does not read the lines that it overwrites.
+const NONTEMPORAL_BYTES_MIN: usize = 1 << 20;
 
 /// A range of memory that its owner lends until the operation is done.
 #[derive(Debug, Clone, Copy)]
@@ -50,10 +56,16 @@ impl HostRange {
     /// Overwrites the start of the range.
     pub(crate) fn write(self, bytes: &[u8]) {
         let length = bytes.len().min(self.length);
-        if length > 0 {
-            // SAFETY: the maker of the range keeps it writable until the operation is done; the
-            // bytes are memory of this crate, or the range itself, which `copy` allows.
-            unsafe { ptr::copy(bytes.as_ptr(), self.address as *mut u8, length) };
+        if length == 0 {
+            return;
+        }
+        let is_large = length >= NONTEMPORAL_BYTES_MIN;
+        let copy = if is_large { nontemporal::copy } else { nontemporal::copy_cached };
+        // SAFETY: the maker of the range keeps it writable until the operation is done; the bytes
+        // are memory of this crate, or the range itself, which both functions allow.
+        unsafe { copy(bytes.as_ptr() as usize, self.address, length) };
+        if is_large {
+            nontemporal::fence();
         }
     }
 }

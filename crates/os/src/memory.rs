@@ -1,6 +1,7 @@
-//! Pages, and the memory that this process may still take.
+//! Pages, copies that bypass the caches, and the memory that this process may still take.
 
 mod cgroup;
+pub mod nontemporal;
 
 use std::{fs, path::Path};
 
@@ -11,6 +12,16 @@ pub fn page_size() -> usize {
     // SAFETY: reads a constant of the system.
     let size = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
     usize::try_from(size).expect("every system has pages")
+}
+
+/// Lets the kernel back a range by huge pages from now on, which saves page faults and address
+/// translation. Only whole pages within the range are meant; the kernel may refuse, which leaves small pages.
+pub fn prefer_huge_pages(address: usize, length: usize) {
+    let page = page_size();
+    let start = address.next_multiple_of(page);
+    let length = (address + length).saturating_sub(start) / page * page;
+    // SAFETY: the advice changes no byte and no mapping; a range that is not mapped is refused.
+    unsafe { libc::madvise(start as *mut _, length, libc::MADV_HUGEPAGE) };
 }
 
 /// Returns the memory that this process may still take, in bytes, as limited by the machine and by

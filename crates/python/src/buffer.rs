@@ -261,12 +261,7 @@ fn prefer_huge_pages(block: &LocalRange) {
     if block.length() < MAPPED_BLOCK_BYTES {
         return;
     }
-    let page = mooncake_os::memory::page_size();
-    let start = block.address().next_multiple_of(page);
-    let length = (block.address() + block.length() - start) / page * page;
-    // SAFETY: the advice changes no content, and the pages lie within the block. It may be refused,
-    // which leaves small pages.
-    unsafe { libc::madvise(start as *mut libc::c_void, length, libc::MADV_HUGEPAGE) };
+    mooncake_os::memory::prefer_huge_pages(block.address(), block.length());
 }
 
 /// Makes a `bytes` object with uninitialized content; returns it with the memory to fill. The

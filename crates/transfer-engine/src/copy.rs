@@ -8,7 +8,6 @@
 //! One [`Copier`] serves all entries of a transfer. It checks adjacent entries together
 //! and uses non-temporal stores for large transfers.
 
-mod nontemporal;
 mod page_check;
 
 use std::{
@@ -18,7 +17,10 @@ use std::{
 };
 
 use mooncake_base::{Error, ErrorCode, Result};
-use mooncake_os::memory::page_size;
+use mooncake_os::memory::{
+    nontemporal::{self, copy_cached},
+    page_size,
+};
 
 use crate::transfer_entry::{LocalRange, Ownership, TransferEntry};
 
@@ -223,16 +225,6 @@ fn unwritable(address: usize, length: usize) -> Error {
     Error::invalid("the memory is not mapped or cannot be written")
         .with("address", format_args!("{address:#x}"))
         .with("length", length)
-}
-
-/// Copies through the caches.
-///
-/// # Safety
-/// Both ranges are mapped, the first is readable and the second writable, until this returns. There
-/// is no Rust reference to the second.
-unsafe fn copy_cached(source: usize, target: usize, length: usize) {
-    // SAFETY: promised by the caller. The ranges may overlap, which this copy allows.
-    unsafe { std::ptr::copy(source as *const u8, target as *mut u8, length) };
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

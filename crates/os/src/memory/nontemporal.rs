@@ -11,8 +11,6 @@
 #[cfg(target_arch = "x86_64")]
 use std::{arch::x86_64::__cpuid, sync::LazyLock};
 
-use super::copy_cached;
-
 /// Distance between the streams of the interleaved copy.
 const PAGE: usize = 4 << 10;
 const PAGES: usize = 4;
@@ -22,14 +20,14 @@ const BLOCK: usize = PAGES * PAGE;
 const LINE: usize = 64;
 
 /// Shorter copies gain nothing.
-pub(super) const LENGTH_MIN: usize = BLOCK;
+pub const LENGTH_MIN: usize = BLOCK;
 
 /// Copies of at least this length gain if there are many: the stores of one continue while the next
 /// one loads, until [`fence`].
-pub(super) const SHORT_LENGTH_MIN: usize = 512;
+pub const SHORT_LENGTH_MIN: usize = 512;
 
 /// Makes the bytes of earlier copies of this thread visible to a thread that learns of their end.
-pub(super) fn fence() {
+pub fn fence() {
     #[cfg(target_arch = "x86_64")]
     // SAFETY: every processor of this architecture has this instruction.
     unsafe {
@@ -59,7 +57,7 @@ fn is_sequential_faster() -> bool {
 ///
 /// # Safety
 /// Both ranges are mapped, the first is readable and the second writable, until this returns.
-pub(super) unsafe fn copy(source: usize, target: usize, length: usize) {
+pub unsafe fn copy(source: usize, target: usize, length: usize) {
     let head = (target.next_multiple_of(LINE) - target).min(length);
     let is_sequential = is_sequential_faster() || length - head < BLOCK;
     let unit = if is_sequential { LINE } else { BLOCK };
@@ -81,6 +79,16 @@ pub(super) unsafe fn copy(source: usize, target: usize, length: usize) {
     let done = head + body;
     // SAFETY: as above.
     unsafe { copy_cached(source + done, target + done, length - done) };
+}
+
+/// Copies through the caches. The ranges may overlap.
+///
+/// # Safety
+/// Both ranges are mapped, the first is readable and the second writable, until this returns. There
+/// is no Rust reference to the second.
+pub unsafe fn copy_cached(source: usize, target: usize, length: usize) {
+    // SAFETY: promised by the caller.
+    unsafe { std::ptr::copy(source as *const u8, target as *mut u8, length) };
 }
 
 /// Assembly that copies one line of the page at an offset: prefetches ahead, which is harmless at
