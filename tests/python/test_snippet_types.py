@@ -96,7 +96,6 @@ def test_mypy_refuses_wrong_types(modules: Path) -> None:
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("version", ["3.11", "3.12"])
 def test_pyright_accepts_every_snippet(modules: Path, version: str) -> None:
-    pytest.importorskip("pyright", reason="needs pyright[nodejs]")
     settings = {
         "typeCheckingMode": "strict",
         "pythonVersion": version,
