@@ -16,6 +16,8 @@ from pathlib import Path
 import pytest
 from conftest import MIB, MasterProcess, start_master
 
+import mooncake
+from mooncake._rest.objects import ObjectRoutes
 from mooncake.mooncake_store_service import MooncakeStoreService
 
 SCHEMATHESIS = shutil.which("schemathesis")
@@ -151,6 +153,42 @@ def test_changes_are_made_for_one_version(service: MooncakeStoreService):
         assert (answer.status, "ETag" in answer.error) == (400, True)
     assert call(service, "PUT", path, b"x", If_Match=new, If_None_Match="*").status == 400
     assert call(service, "HEAD", path).status == 404
+
+
+@pytest.mark.parametrize("replacements", [1, 100])
+def test_body_has_the_version_of_its_etag(
+    service: MooncakeStoreService,
+    pool: MasterProcess,
+    monkeypatch: pytest.MonkeyPatch,
+    replacements: int,
+):
+    """Another client replaces the object by one of the same size while it is read."""
+    left, versions = replacements, dict[str, bytes]()
+    read = ObjectRoutes.get_buffer
+
+    def replace(store: mooncake.Store, value: bytes) -> None:
+        store.put("raced", value, overwrite=True)
+        versions[f'"{store.reader("raced").version}"'] = value
+
+    with mooncake.Store(pool.address) as other:
+        replace(other, b"000")
+
+        def read_late(routes: ObjectRoutes, key: bytes) -> mooncake.Buffer:
+            nonlocal left
+            if left > 0:
+                left -= 1
+                replace(other, b"%03d" % (replacements - left))
+            return read(routes, key)
+
+        monkeypatch.setattr(ObjectRoutes, "get_buffer", read_late)
+        answer = call(service, "GET", "/objects/raced")
+        assert (answer.status, answer.body) == (200, versions[answer.headers["ETag"]])
+        left = 1
+        first = next(iter(versions))
+        replace(other, b"new")
+        now = list(versions)[-1]
+        assert call(service, "GET", "/objects/raced", If_Match=now).status == 412
+        assert call(service, "GET", "/objects/raced", If_Match=first).status == 412
 
 
 def test_object_expires(service: MooncakeStoreService):

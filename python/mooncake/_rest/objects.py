@@ -27,6 +27,7 @@ from mooncake.errors import (
 )
 
 if TYPE_CHECKING:
+    from mooncake._api.blocking.ranges import ObjectReader
     from mooncake._runtime import _native
 
 __all__ = ["ObjectRoutes", "is_route"]
@@ -36,6 +37,8 @@ _METHODS: Final = {_OBJECTS: "GET, HEAD, PUT, DELETE"}
 _PAGES: Final = ("/", "/health", "/metrics", "/openapi.json")
 _RANGE: Final = re.compile(r"bytes=(\d{0,18})-(\d{0,18})", re.ASCII)
 _TAG: Final = re.compile(r'"(\d{1,20})"', re.ASCII)
+# Reads of an object that others replace meanwhile.
+_READS_MAX: Final = 4
 _KEY_BYTES_MAX: Final = 64 << 10
 _LINKS: Final = {"objects": "/objects/{key}", "description": "/openapi.json", "health": "/health"}
 _OTHER_LINKS: Final = {"metrics": "/metrics", "upstream": "/api/"}
@@ -120,22 +123,31 @@ class ObjectRoutes(ObjectCalls, RangeCalls):
         return handler(key, request)
 
     def _read(self, key: bytes, request: Request) -> Reply:
-        reader = self.reader(key)
-        tag = f'"{reader.version}"'
-        headers: Headers = (("Accept-Ranges", "bytes"), ("ETag", tag))
+        """Answer with bytes, size and version of one version of the object."""
+        for _ in range(_READS_MAX):
+            reader = self.reader(key)
+            reply = self._described(reader, request)
+            if reply is not None:
+                return reply
+            # Reads the object anew, which verifies its checksum.
+            body = memoryview(self.get_buffer(key))
+            if self.reader(key).version == reader.version:
+                return _whole(reader, body)
+        # The object is replaced again and again; the bytes of one location are of one version.
+        return _whole(reader, reader.read())
+
+    def _described(self, reader: ObjectReader, request: Request) -> Reply | None:
+        """Return the reply of HEAD, of a condition, or of a range; None if all bytes are needed."""
+        tag = _tag(reader)
         wanted = request.headers.get("If-Match")
         if wanted is not None and not _names(wanted, tag):
             return _failed(412, f"the object has the version {tag}")
+        headers = _headers(reader)
         if _names(request.headers.get("If-None-Match", ""), tag):
             return Reply(304, b"", _BINARY, headers, length=0)
         part = _range(request.headers.get("Range"), reader.size)
         if part is None:
-            body = b"" if request.method == "HEAD" else memoryview(self.get_buffer(key))
-            if len(body) != reader.size and request.method != "HEAD":
-                # It was replaced meanwhile; the tag is that of another version.
-                headers = headers[:1]
-            size = reader.size if request.method == "HEAD" else len(body)
-            return Reply(200, body, _BINARY, headers, length=size)
+            return _whole(reader, b"") if request.method == "HEAD" else None
         begin, end = part
         shown = ("Content-Range", f"bytes {begin}-{end - 1}/{reader.size}")
         if request.method == "HEAD":
@@ -185,6 +197,18 @@ class _RefusedError(Exception):
     def __init__(self, reply: Reply) -> None:
         super().__init__(reply.status)
         self.reply = reply
+
+
+def _tag(reader: ObjectReader) -> str:
+    return f'"{reader.version}"'
+
+
+def _headers(reader: ObjectReader) -> Headers:
+    return (("Accept-Ranges", "bytes"), ("ETag", _tag(reader)))
+
+
+def _whole(reader: ObjectReader, body: bytes | memoryview) -> Reply:
+    return Reply(200, body, _BINARY, _headers(reader), length=reader.size)
 
 
 def _range(text: str | None, size: int) -> tuple[int, int] | None:
