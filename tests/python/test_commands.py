@@ -18,7 +18,7 @@ import mooncake
 import mooncake._command.main
 import mooncake.errors
 from mooncake import _native
-from mooncake._command import top as _top
+from mooncake._command import doctor, top as _top
 from mooncake._command.parser import commands_of
 from mooncake._units import format_bytes, format_count
 from mooncake.engine import codes
@@ -222,6 +222,27 @@ def test_rm_continues_past_a_leased_object():
             assert not store.exists("used")
     finally:
         master.stop()
+
+
+_TRANSPORTS_OF_A_GET = """
+import sys
+from mooncake import Store
+with Store(sys.argv[1]) as store:
+    store.get("k")
+    counts = store.stats()["store"]["by_transport"]
+    print(*[name for name in counts if counts[name]["bytes"]])
+"""
+
+
+@pytest.mark.parametrize("value", ["off", " No ", "0", "F", "disable", "1", "on", "", "maybe"])
+def test_doctor_reads_mc_force_tcp_as_the_store(
+    busy: MasterProcess, value: str, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("MC_FORCE_TCP", value)
+    line = [sys.executable, "-c", _TRANSPORTS_OF_A_GET, busy.address]
+    served = subprocess.run(line, capture_output=True, text=True, timeout=50, check=True).stdout
+    choice = doctor.diagnose(lambda _: "works")["choice"]["same host"]
+    assert choice.partition(":")[0].partition(",")[0] == served.strip()
 
 
 def test_empty_master_variable_is_ignored():

@@ -21,6 +21,8 @@ from mooncake.errors import MooncakeError
 __all__ = ["diagnose", "run"]
 
 _USED = "used for the protocol rdma:"
+# The values by which the store takes a switch for off; any other value turns it on.
+_OFF = ("0", "false", "f", "no", "n", "off", "disable")
 _PACKAGES = ("numpy", "torch", "vllm", "sglang", "lmcache")
 
 
@@ -53,16 +55,15 @@ def diagnose(probe: Callable[[str], str]) -> dict[str, dict[str, str]]:
     devices, reason = _native.rdma_devices()
     transports = _transports(probe)
     transports["rdma"] = reason or _describe_devices(devices)
-    environment = _environment()
     return {
         "versions": _versions(),
         "transports": transports,
-        "choice": _choice(transports, environment),
+        "choice": _choice(transports),
         "networks": _networks(),
         "rdma devices": _rdma_devices(devices, reason),
         "memory": _memory(),
         "limits": _limits(),
-        "environment": environment,
+        "environment": _environment(),
     }
 
 
@@ -98,8 +99,9 @@ def _describe_devices(devices: list[_native.RdmaDevice]) -> str:
     return f"no device can be used: {names}; see below" if names else "this machine has no device"
 
 
-def _choice(transports: dict[str, str], environment: dict[str, str]) -> dict[str, str]:
-    is_forced = environment.get("MC_FORCE_TCP", "0") not in ("", "0")
+def _choice(transports: dict[str, str]) -> dict[str, str]:
+    given = next((each.value for each in env.settings() if each.name == "MC_FORCE_TCP"), "off")
+    is_forced = given.strip().lower() not in _OFF
     has_shm = transports["shm"].startswith("works") and not is_forced
     why = "MC_FORCE_TCP is set" if is_forced else "shared memory does not work"
     return {
