@@ -30,6 +30,14 @@ _TOKEN: Final = "MOONCAKE_REST_TOKEN"
 _RETRY_S: Final = 1.0
 _GRACE_MAX_S: Final = 3600
 _SHARED_MEMORY: Final = "/dev/shm"
+# Fields that the command line may omit, as the environment may.
+_DEFAULTS: Final = {"local_hostname": "localhost", "metadata_server": "P2PHANDSHAKE"}
+# Required fields, and what their values look like.
+_REQUIRED: Final = {
+    "local_hostname": "HOST",
+    "metadata_server": "P2PHANDSHAKE",
+    "master_server_address": "HOST:PORT",
+}
 
 _log = logging.getLogger("mooncake.store_service")
 
@@ -66,18 +74,21 @@ class MooncakeStoreService:
 
         Args:
             config_path: A JSON file; None reads the environment if it has a configuration.
-            cli_config: Fields of `MooncakeConfig` that override it.
+            cli_config: Fields of `MooncakeConfig` that override it. Without a file and without
+                ``MOONCAKE_MASTER`` only ``master_server_address`` is required.
             mount_root: Directory whose files may be mounted, besides those of ``/dev/shm`` and of
                 mounted hugetlbfs.
 
         Raises:
             ValueError: A required field is missing, or a value is invalid.
         """
-        settings: dict[str, Any] = {}
-        if config_path:
-            settings = asdict(MooncakeConfig.from_file(config_path))
-        elif os.getenv("MOONCAKE_CONFIG_PATH") or os.getenv("MOONCAKE_MASTER") or not cli_config:
+        path = config_path or os.getenv("MOONCAKE_CONFIG_PATH")
+        if path:
+            settings = _read_object(path)
+        elif os.getenv("MOONCAKE_MASTER") or not cli_config:
             settings = asdict(MooncakeConfig.load_from_env())
+        else:
+            settings = dict(_DEFAULTS)
         self.config = MooncakeConfig.from_settings({**settings, **(cli_config or {})})
         self.store: MooncakeDistributedStore | None = None
         self.current_mode = "prefill"
@@ -411,8 +422,7 @@ async def main(arguments: list[str] | None = None) -> int:
     try:
         service = MooncakeStoreService(options.config, dict(options.define), options.mount_root)
     except (OSError, ValueError) as error:
-        hint = "give --config FILE, -D master_server_address=HOST:PORT, or set MOONCAKE_MASTER"
-        _log.error("the configuration cannot be read: %s; %s", error, hint)
+        _log.error("the configuration cannot be read: %s%s", error, _hint(str(error)))
         return 1
     try:
         if not await service.start_store_service(options.max_wait_time, stop):
@@ -439,6 +449,23 @@ def _definition(text: str) -> tuple[str, str]:
     if not is_there or name not in known:
         raise argparse.ArgumentTypeError(f"{text!r} is not KEY=VALUE with one of {known}")
     return name, value
+
+
+def _read_object(path: str) -> dict[str, Any]:
+    with open(path, encoding="utf-8") as file:
+        settings = json.load(file)
+    if not isinstance(settings, dict):
+        raise ValueError(f"{path} has no JSON object")
+    return settings
+
+
+def _hint(reason: str) -> str:
+    """Return what to do about an invalid configuration; "" if the reason says it."""
+    if "MOONCAKE_MASTER" in reason:
+        return " Give --config=FILE or -D master_server_address=HOST:PORT, or set MOONCAKE_MASTER."
+    missing = reason.rpartition("Missing required config field: ")[2]
+    form = _REQUIRED.get(missing)
+    return f"; give it as -D {missing}={form}" if form else ""
 
 
 def _token() -> str:

@@ -24,7 +24,11 @@ from conftest import MIB, MasterProcess
 
 from mooncake._http import Request
 from mooncake._rest.access import refusal
-from mooncake.mooncake_store_service import MooncakeStoreService, parse_arguments
+from mooncake.mooncake_store_service import (
+    MooncakeStoreService,
+    main as service_main,
+    parse_arguments,
+)
 
 
 def settings(master: MasterProcess, **more: Any) -> dict[str, Any]:
@@ -36,6 +40,13 @@ def settings(master: MasterProcess, **more: Any) -> dict[str, Any]:
         "local_buffer_size": "1mb",
         **more,
     }
+
+
+@pytest.fixture
+def clean(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An environment without a configuration."""
+    for name in ("MOONCAKE_CONFIG_PATH", "MOONCAKE_MASTER"):
+        monkeypatch.delenv(name, raising=False)
 
 
 class HttpClient:
@@ -406,8 +417,45 @@ def test_startup_without_master_times_out_or_stops() -> None:
 
     assert not asyncio.run(start_and_stop())
     assert service.store is None
-    with pytest.raises(ValueError, match="Missing required config field"):
+
+
+def test_command_line_needs_only_the_master(clean: None) -> None:
+    config = MooncakeStoreService(cli_config={"master_server_address": "m:1"}).config
+    assert (config.local_hostname, config.metadata_server) == ("localhost", "P2PHANDSHAKE")
+    with pytest.raises(ValueError, match="field: master_server_address"):
         MooncakeStoreService(cli_config={"local_hostname": "h"})
+
+
+def test_command_line_completes_a_file(clean: None, tmp_path: Path) -> None:
+    file = tmp_path / "config.json"
+    file.write_text('{"local_hostname": "h", "metadata_server": "P2PHANDSHAKE"}')
+    given = {"master_server_address": "m:1"}
+    config = MooncakeStoreService(str(file), given).config
+    assert (config.local_hostname, config.master_server_address) == ("h", "m:1")
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        ([], "Give --config=FILE or -D master_server_address=HOST:PORT, or set MOONCAKE_MASTER."),
+        (["-D", "local_hostname=h"], "give it as -D master_server_address=HOST:PORT"),
+        (["-D", "master_server_address=m:1", "-D", "global_segment_size=x"], "KB, MB, GB or TB"),
+    ],
+)
+def test_hint_names_what_is_missing(
+    clean: None, caplog: pytest.LogCaptureFixture, words: list[str], hint: str
+) -> None:
+    assert asyncio.run(service_main(words)) == 1
+    assert caplog.messages[-1].endswith(hint)
+
+
+def test_hint_names_a_field_that_a_file_lacks(
+    clean: None, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    file = tmp_path / "config.json"
+    file.write_text('{"local_hostname": "h", "master_server_address": "m:1"}')
+    assert asyncio.run(service_main([f"--config={file}"])) == 1
+    assert caplog.messages[-1].endswith("give it as -D metadata_server=P2PHANDSHAKE")
 
 
 def test_command_line_is_parsed(capsys: pytest.CaptureFixture[str]) -> None:
