@@ -29,13 +29,17 @@ INSTRUCTIONS = [
     *(page for page in PAGES if page.parent.name in {"tutorials", "how-to", "guide"}),
 ]
 # Programs of others, whose options are not checked.
-FOREIGN_PROGRAM = re.compile(r"\b(?:curl|docker|kubectl|pip|sysctl|torchrun|vllm|sglang\.\w+)\s")
+FOREIGN_PROGRAM = re.compile(
+    r"\b(?:curl|docker|kubectl|pip|sysctl|torchrun|vllm|sglang(?:_router)?\.\w+)\s"
+)
 # Options of others that stand alone.
 FOREIGN_FLAGS = {
     *("--device", "--ipc", "--kv-transfer-config", "--tensor-parallel-size", "--ulimit"),
     *("--disable-hybrid-kv-cache-manager", "--hicache-storage-backend-extra-config"),
+    *("--disaggregation-ib-device", "--base-gpu-id"),
 }
 FOREIGN_VARIABLES = {"MOONCAKE_CLIENT", "MOONCAKE_STANDALONE_STORAGE"}
+FOREIGN_VARIABLES |= {"VLLM_MOONCAKE_BOOTSTRAP_PORT"}
 PROGRAMS = (
     "mooncake.mooncake_store_service",
     "mooncake.http_metadata_server",
@@ -105,6 +109,37 @@ def known_flags() -> frozenset[str]:
     return frozenset(flag.replace("-", "_") for flag in flags)
 
 
+@cache
+def defaults_of_master() -> dict[str, str]:
+    """Returns the default of each option in the generated reference."""
+    text = (DOCS / "reference/options-master.md").read_text(encoding="utf-8")
+    return dict(re.findall(r"^\| `(\w+)`[^|]* \| `([^`]*)` \|", text, re.MULTILINE))
+
+
+def wrong_numbers(text: str) -> list[str]:
+    """Returns each option of a page that a number in brackets follows which is not its default."""
+    found = re.findall(r"`--(\w+)`\s(?:given\s)?\((\d+(?:\.\d+)?)( m?s\b)?", text)
+    defaults = defaults_of_master()
+    # Durations are milliseconds or seconds in the reference.
+    factors = {"": (1.0,), " ms": (1.0,), " s": (1.0, 1000.0)}
+    return [
+        f"{name} {number}{unit}"
+        for name, number, unit in found
+        if name in defaults
+        and float(defaults[name]) not in {float(number) * factor for factor in factors[unit]}
+    ]
+
+
+@pytest.mark.parametrize("page", INSTRUCTIONS, ids=lambda page: page.stem)
+def test_numbers_behind_options_are_their_defaults(page: Path) -> None:
+    assert wrong_numbers(page.read_text(encoding="utf-8")) == []
+
+
+def test_numbers_behind_options_are_compared() -> None:
+    text = "`--eviction_ratio` (0.05), `--eviction_high_watermark_ratio` (0.95 of the memory)"
+    assert wrong_numbers(text) == ["eviction_high_watermark_ratio 0.95"]
+
+
 def help_of(module: str) -> str:
     """Returns what a program prints about its options."""
     command = [sys.executable, "-m", module, "--help"]
@@ -137,6 +172,14 @@ def test_keywords_of_settings_in_a_page_exist(page: Path) -> None:
             known = inspect.signature(classes[node.func.attr]).parameters
             wrong += [call for keyword in node.keywords if keyword.arg not in known]
     assert wrong == []
+
+
+@pytest.mark.parametrize("page", [ROOT / "README.md", *PAGES], ids=lambda page: page.stem)
+def test_page_installs_no_package_of_upstream(page: Path) -> None:
+    # The name on the public index is upstream's; only a path to the wheel is this package.
+    code = "\n".join(code_of(page.read_text(encoding="utf-8"))).replace("\\\n", " ")
+    installs = re.findall(r"\bpip install .*", code)
+    assert [line for line in installs if "mooncake-transfer-engine" in line] == []
 
 
 def test_lines_of_rust_guide_are_from_a_program() -> None:
