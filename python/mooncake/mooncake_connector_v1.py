@@ -100,6 +100,8 @@ def zmq_ctx(socket_type: Any, addr: str) -> Iterator[Any]:
     context = zmq.Context()
     try:
         socket = context.socket(socket_type)
+        # IPv4 addresses work as well.
+        socket.ipv6 = True
         (socket.bind if socket_type == zmq.ROUTER else socket.connect)(addr)
         yield socket
     finally:

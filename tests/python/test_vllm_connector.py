@@ -34,6 +34,15 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
+def has_ipv6() -> bool:
+    try:
+        with socket.socket(socket.AF_INET6) as probe:
+            probe.bind(("::1", 0))
+    except OSError:
+        return False
+    return True
+
+
 class PrefillProcess:
     """An engine with the role of a producer, in another process."""
 
@@ -361,6 +370,18 @@ def test_a_call_of_upstream_is_served(prefill, decode):
     }
     assert call_raw(prefill.port, msgspec.msgpack.encode(call)) == b"trans_done"
     assert decode.mismatches("d", 12, 6) == []
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "[::1]"])
+def test_channels_reach_addresses_of_both_families(host):
+    if host == "[::1]" and not has_ipv6():
+        pytest.skip("needs IPv6 on the loopback device: enable it")
+    with connector_v1.zmq_ctx(zmq.ROUTER, f"tcp://{host}:0") as server:
+        address = server.getsockopt_string(zmq.LAST_ENDPOINT)
+        with connector_v1.zmq_ctx(zmq.REQ, address) as client:
+            client.send(b"call")
+            assert server.poll(30_000)
+            assert server.recv_multipart()[-1] == b"call"
 
 
 def test_our_calls_have_the_fields_of_upstream(decode):
