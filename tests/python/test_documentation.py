@@ -12,6 +12,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from upstream_package import PACKAGE
 
 import mooncake
 from mooncake._command.main import _parser
@@ -176,10 +177,29 @@ def test_keywords_of_settings_in_a_page_exist(page: Path) -> None:
 
 @pytest.mark.parametrize("page", [ROOT / "README.md", *PAGES], ids=lambda page: page.stem)
 def test_page_installs_no_package_of_upstream(page: Path) -> None:
-    # The name on the public index is upstream's; only a path to the wheel is this package.
+    # The name on the public index is upstream's; only a path to the wheel is this package. The
+    # name with "-non-cuda" is asked for where upstream's package is meant.
     code = "\n".join(code_of(page.read_text(encoding="utf-8"))).replace("\\\n", " ")
     installs = re.findall(r"\bpip install .*", code)
-    assert [line for line in installs if "mooncake-transfer-engine" in line] == []
+    name = re.compile(r"mooncake-transfer-engine(?!-non-cuda==)")
+    assert [line for line in installs if name.search(line)] == []
+
+
+def test_benchmarks_name_the_version_of_upstream() -> None:
+    text = (DOCS / "benchmarks.md").read_text(encoding="utf-8")
+    assert f"pip install --no-deps {PACKAGE}" in text
+    assert set(re.findall(r"mooncake-transfer-engine-non-cuda\S*?(?=[`\s])", text)) == {PACKAGE}
+
+
+def test_each_comparison_has_its_command() -> None:
+    text = (DOCS / "benchmarks.md").read_text(encoding="utf-8")
+    compares = re.compile(r"^\| (?:upstream|.*speed ratio)", re.MULTILINE)
+    sections = [each for each in text.split("\n## ")[1:] if compares.search(each)]
+    assert len(sections) == 4
+    named = {each.splitlines()[0]: "--upstream UPSTREAM_VENV" in each for each in sections}
+    assert [title for title, is_named in named.items() if not is_named] == []
+    programs = set(re.findall(r"python (benches/programs/\w+\.py)", text))
+    assert {name for name in programs if not (ROOT / name).is_file()} == set()
 
 
 def test_lines_of_rust_guide_are_from_a_program() -> None:
