@@ -170,10 +170,12 @@ def open_files(pid: int) -> list[str]:
 
 def test_timeout_of_a_call_ends_it(master):
     with Store(master.address) as store, frozen(master.process.pid):
-        begin = time.monotonic()
-        with pytest.raises(mooncake.DeadlineError):
-            store.get("k", timeout_s=0.2)
-        assert time.monotonic() - begin < SOON_S
+        # The first call waits for its answer, the next ones wait for a new connection.
+        for _ in range(3):
+            begin = time.monotonic()
+            with pytest.raises(mooncake.DeadlineError):
+                store.get("k", timeout_s=0.2)
+            assert time.monotonic() - begin < SOON_S
 
 
 def test_timeout_ends_a_read_from_a_stopped_holder(master, holder):
@@ -191,8 +193,10 @@ def test_timeout_ends_a_read_from_a_stopped_holder(master, holder):
 def test_timeout_of_an_awaited_call_ends_it(master):
     async def use() -> None:
         async with AsyncStore(master.address) as store:
-            with frozen(master.process.pid), pytest.raises(mooncake.DeadlineError):
-                await store.put("k", b"v", timeout_s=0.2)
+            with frozen(master.process.pid):
+                for _ in range(3):
+                    with pytest.raises(mooncake.DeadlineError):
+                        await store.put("k", b"v", timeout_s=0.2)
             assert await store.exists("k", timeout_s=60) is False
 
     asyncio.run(use())

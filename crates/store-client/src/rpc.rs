@@ -7,7 +7,7 @@ pub(crate) mod response;
 use std::{sync::Arc, time::Duration};
 
 use mooncake_base::sync::Mutex;
-use mooncake_base::{ClientId, Clock, Error, ErrorCode, Moment, Result, SystemClock, TenantId};
+use mooncake_base::{ClientId, Clock, Error, ErrorCode, ErrorKind, Moment, Result, SystemClock, TenantId};
 use mooncake_os::call_limit;
 use mooncake_proto::{
     convert::Caller,
@@ -133,7 +133,8 @@ impl MasterRpc {
         prepare: impl Fn(&mut Call),
         pick: impl FnOnce(Reply) -> Option<A>,
     ) -> Result<A> {
-        let deadline = call_limit::capped(deadline);
+        let own_deadline = deadline;
+        let deadline = call_limit::capped(own_deadline);
         if deadline.has_passed(sent) {
             let text = "the time limit passed before the call was sent";
             return Err(
@@ -141,7 +142,7 @@ impl MasterRpc {
             );
         }
         let index = metrics::call_index(&call);
-        let retry = CallRetry::new(
+        let mut retry = CallRetry::new(
             kind(&call),
             deadline,
             self.patience,
@@ -154,7 +155,13 @@ impl MasterRpc {
         let released_fences = self.pending_releases.take();
         let request =
             v1::Request { call: Some(call), released_fences, call_number, answered_below };
-        let response = self.call_with_retries(request, sent, retry, prepare);
+        let response = self.call_with_retries(request, sent, &mut retry, prepare);
+        let is_limit_over =
+            call_limit::is_over() || (deadline < own_deadline && retry.is_out_of_time());
+        let response = response.map_err(|error| match is_limit_over {
+            true => timed_out(error),
+            false => error,
+        });
         if call_number != 0 {
             self.numbers.lock().end(call_number);
         }
@@ -173,7 +180,7 @@ impl MasterRpc {
         &self,
         mut request: v1::Request,
         sent: Moment,
-        mut retry: CallRetry,
+        retry: &mut CallRetry,
         prepare: impl Fn(&mut Call),
     ) -> Result<v1::Response> {
         let mut now = sent;
@@ -202,6 +209,15 @@ impl MasterRpc {
             request.call.as_mut().into_iter().for_each(&prepare);
         }
     }
+}
+
+/// Returns the failure as a time-out: without the limit of its caller, the call would have been
+/// repeated, or would have waited for a connection.
+fn timed_out(error: Error) -> Error {
+    if error.kind() != ErrorKind::Unavailable {
+        return error;
+    }
+    Error::new(ErrorCode::RPC_TIMEOUT, "the time limit of the call passed").caused_by(error)
 }
 
 /// Returns what a second execution of the call does.
@@ -234,6 +250,8 @@ fn is_numbered(call: &Call) -> bool {
 #[cfg(test)]
 mod tests {
     use std::collections::VecDeque;
+
+    use mooncake_os::call_limit::CallLimit;
 
     use super::*;
     use crate::{link::CallFailure, protocol::AttemptFailure};
@@ -316,6 +334,21 @@ mod tests {
     }
 
     #[test]
+    fn limit_of_the_call_ends_it_as_a_time_out() {
+        let remove = |deadline: Option<Moment>| {
+            let (rpc, link) = rpc([]);
+            let call = Call::Remove(v1::RemoveRequest::default());
+            let limit = CallLimit::new(deadline, false);
+            let error = limit.run(None, || rpc.call(call, removed)).unwrap_err();
+            assert!(error.to_string().ends_with("lost"), "the cause is told: {error}");
+            assert!(!link.requests.lock().is_empty());
+            error.kind()
+        };
+        assert_eq!(remove(Some(SystemClock.now() + Duration::from_millis(20))), ErrorKind::Timeout);
+        assert_eq!(remove(None), ErrorKind::Unavailable);
+    }
+
+    #[test]
     fn answer_to_another_call_is_an_error() {
         let (rpc, _) = rpc([Some(Reply::Status(v1::StatusResponse::default()))]);
         let call = Call::Remove(v1::RemoveRequest::default());
@@ -331,7 +364,7 @@ mod tests {
         assert!(late.to_string().contains("master=master:1"), "{late}");
         rpc.lifetime.close();
         let closed = rpc.call(call(), removed).unwrap_err();
-        assert_eq!(closed.kind(), mooncake_base::ErrorKind::Closed);
+        assert_eq!(closed.kind(), ErrorKind::Closed);
         assert!(link.requests.lock().is_empty());
     }
 }

@@ -56,6 +56,8 @@ pub struct CallRetry {
     patience: Duration,
     /// The end of repetitions; set by the first failure.
     give_up_at: Option<Moment>,
+    /// Whether the deadline, and nothing else, forbade another repetition.
+    is_out_of_time: bool,
     repetitions: u32,
     jitter: u64,
 }
@@ -64,7 +66,15 @@ impl CallRetry {
     /// A call that has until `deadline`, and is repeated for `patience` after its first failure
     /// unless it closes a put. `seed` decides the random part of its delays.
     pub fn new(kind: CallKind, deadline: Moment, patience: Duration, seed: u64) -> Self {
-        Self { kind, deadline, patience, give_up_at: None, repetitions: 0, jitter: seed }
+        Self {
+            kind,
+            deadline,
+            patience,
+            give_up_at: None,
+            is_out_of_time: false,
+            repetitions: 0,
+            jitter: seed,
+        }
     }
 
     /// Returns the time limit of the next attempt. A call that closes a put leaves time for a
@@ -100,6 +110,7 @@ impl CallRetry {
             _ => self.deadline.min(now + self.patience),
         });
         let pause = self.pause(failure);
+        self.is_out_of_time = is_allowed && self.deadline.has_passed(now + pause);
         if !is_allowed || give_up_at.has_passed(now + pause) {
             return None;
         }
@@ -110,6 +121,11 @@ impl CallRetry {
     /// Returns whether an earlier attempt may have been executed.
     pub fn is_repetition(&self) -> bool {
         self.repetitions > 0
+    }
+
+    /// Returns whether the call was given up because its deadline leaves no time for a repetition.
+    pub fn is_out_of_time(&self) -> bool {
+        self.is_out_of_time
     }
 
     fn pause(&mut self, failure: AttemptFailure) -> Duration {
