@@ -71,6 +71,30 @@ def test_flags_exist(program):
     assert used <= known, used - known
 
 
+def test_each_container_has_probes_of_its_own_ports():
+    for path in (DEPLOY / "kubernetes/base").glob("*.yaml"):
+        text = path.read_text(encoding="utf-8")
+        for probe in ("startupProbe:", "readinessProbe:", "livenessProbe:"):
+            assert text.count(probe) == text.count("containers:"), f"{probe} {path.name}"
+        ports = dict(re.findall(r"\{name: (\w+), containerPort: (\d+)\}", text))
+        probed = set(re.findall(r"(?:httpGet|grpc): \{.*?port: (\w+)\}", text))
+        assert probed <= ports.keys() | set(ports.values()), path.name
+        arguments = set(re.findall(r"^ +- --\w*port=(\d+)$", text, re.MULTILINE))
+        assert set(ports.values()) == arguments, path.name
+
+
+def test_scraped_ports_are_served():
+    scrape = (DEPLOY / "prometheus/prometheus.yml").read_text(encoding="utf-8")
+    ports = set(re.findall(r"targets: \[\S+?:(\d+)\]", scrape))
+    assert len(ports) == 2
+    units = "".join(unit.read_text(encoding="utf-8") for unit in DEPLOY.glob("systemd/*.service"))
+    assert ports <= set(re.findall(r"--(?:metrics|http)_port=(\d+)", units))
+    base = "".join(
+        path.read_text(encoding="utf-8") for path in DEPLOY.glob("kubernetes/base/*.yaml")
+    )
+    assert set(re.findall(r'prometheus\.io/port: "(\d+)"', base)) == ports
+
+
 def test_containers_do_not_run_as_root():
     image = (DEPLOY / "docker/Dockerfile").read_text(encoding="utf-8")
     user = re.findall(r"^USER (\d+):", image, re.MULTILINE)
