@@ -62,7 +62,7 @@ demo: dev ## Put and get from two processes, and report what happened
 ##@ Before you commit
 
 .PHONY: check
-check: check-format check-words check-rust check-shape check-fresh check-docs check-python ## Check format, lints, types, spelling, dependencies, generated files
+check: check-format check-words check-rust check-shape check-fresh check-docs check-python check-deploy ## Check format, lints, types, spelling, dependencies, generated files, deploy/
 
 .PHONY: check-format
 check-format: setup ## Check the formatting
@@ -126,8 +126,12 @@ docs: dev $(DOCS_VENV)/.tools ## Build the documentation site into docs/_build/h
 hooks: ## Run the fast half of `make check` before each commit
 	git config core.hooksPath .githooks
 
+$(VENV)/.deploy-tools: $(VENV)/.tools scripts/deploy-tools.txt
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -r scripts/deploy-tools.txt
+	@touch $@
+
 .PHONY: check-deploy
-check-deploy: ## Check deploy/ with systemd-analyze, promtool, kubectl and kubernetes-validate, where installed
+check-deploy: $(VENV)/.deploy-tools ## Check deploy/ with systemd-analyze, promtool and kubectl, where installed, and kubernetes-validate
 	@scripts/check-deploy.sh
 
 ##@ Tests

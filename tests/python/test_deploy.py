@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 import urllib.request
@@ -93,6 +94,31 @@ def test_scraped_ports_are_served():
         path.read_text(encoding="utf-8") for path in DEPLOY.glob("kubernetes/base/*.yaml")
     )
     assert set(re.findall(r'prometheus\.io/port: "(\d+)"', base)) == ports
+
+
+@pytest.mark.parametrize("is_ci", [False, True])
+def test_check_fails_in_ci_without_its_tools(is_ci, tmp_path):
+    # A copy, beside which there is no environment with tools.
+    copy = tmp_path / "scripts/check-deploy.sh"
+    copy.parent.mkdir()
+    copy.write_bytes((DEPLOY.parent / "scripts/check-deploy.sh").read_bytes())
+    tools = tmp_path / "bin"
+    tools.mkdir()
+    for name in ("bash", "dirname", "mktemp", "rm"):
+        found = shutil.which(name)
+        assert found is not None
+        (tools / name).symlink_to(found)
+    done = subprocess.run(
+        ["bash", str(copy)],
+        env={"PATH": str(tools)} | ({"CI": "true"} if is_ci else {}),
+        capture_output=True,
+        text=True,
+        timeout=50,
+        check=False,
+    )
+    assert done.returncode == int(is_ci), done.stderr
+    for name in ("promtool", "systemd-analyze", "kubernetes-validate"):
+        assert f"not installed: {name} " in done.stderr
 
 
 def test_containers_do_not_run_as_root():
