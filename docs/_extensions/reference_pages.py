@@ -1,13 +1,18 @@
-"""Reference pages written from the code while the site is built: metrics, HTTP paths, messages."""
+"""Reference pages written from the code while the site is built: metrics, HTTP paths."""
+
+from __future__ import annotations
 
 import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
 from urllib.request import urlopen
 
-from sphinx.application import Sphinx
+if TYPE_CHECKING:
+    from sphinx.application import Sphinx
 
 ROOT = Path(__file__).resolve().parents[2]
 HEAD = "<!-- Written while the site is built, from the code. -->\n\n"
@@ -16,7 +21,8 @@ HELP = re.compile(r"^# HELP (\S+) (.*)$", re.MULTILINE)
 ROUTE = re.compile(r'\.route\(\s*"([^"]+)",\s*([^\n]*(?:\n[^\n.]*)?)')
 METHODS = re.compile(r"\b(get|post|put|delete|any)\(")
 
-SERVERS = {
+# Servers in Rust, whose routes are read from the source.
+RUST_SERVERS = {
     "The master's admin port": ("master/src/admin.rs", "master/src/admin/jobs.rs"),
     "The metadata server of the master": ("master/src/admin/metadata.rs",),
     "The HTTP server of a client or daemon": ("store-client/src/http.rs",),
@@ -69,21 +75,93 @@ def metrics_page() -> str:
     )
 
 
+class Route(NamedTuple):
+    """A path of a server."""
+
+    path: str
+    methods: set[str]
+    meaning: str = ""
+
+
+def routes_table(title: str, routes: Iterable[Route]) -> list[str]:
+    """Returns the section of a server; the column of meanings is there if a route has one."""
+    rows = sorted(routes, key=lambda route: (route.path, sorted(route.methods)))
+    has_meanings = any(route.meaning for route in rows)
+    head = ["| Path | Methods | Meaning |", "|---|---|---|"]
+    out = [f"## {title}", "", *(head if has_meanings else ["| Path | Methods |", "|---|---|"])]
+    for route in rows:
+        row = f"| `{route.path}` | {', '.join(sorted(route.methods))} |"
+        out.append(f"{row} {route.meaning} |" if has_meanings else row)
+    return [*out, ""]
+
+
+def rust_routes(files: Iterable[str]) -> list[Route]:
+    """Returns the routes of a server in Rust."""
+    methods: dict[str, set[str]] = {}
+    for file in files:
+        source = (ROOT / "crates" / file).read_text(encoding="utf-8")
+        for path, handler in ROUTE.findall(source):
+            found = {word.upper() for word in METHODS.findall(handler)}
+            methods.setdefault(path, set()).update(found or {"GET"})
+    return [Route(path, words) for path, words in methods.items()]
+
+
+def object_routes() -> list[Route]:
+    """Returns the REST server's routes of `/objects/`, from its own description of them."""
+    from mooncake._rest.openapi import description
+
+    return [
+        Route(path, {method.upper()}, operation["summary"])
+        for path, operations in description()["paths"].items()
+        for method, operation in operations.items()
+        if method in {"get", "head", "put", "delete"}
+    ]
+
+
+def upstream_routes() -> list[Route]:
+    """Returns the REST server's routes with upstream's names, from the table that it serves."""
+    from mooncake.mooncake_store_service import _ROUTES
+
+    return [
+        Route(f"{path}{{key}}" if path.endswith("/") else path, {method})
+        for method, path in _ROUTES
+    ]
+
+
+def proxy_routes() -> list[Route]:
+    """Returns the routes of the proxy for prefill and decode servers."""
+    from mooncake._proxy.server import _COMPLETIONS
+
+    source = (ROOT / "python/mooncake/_proxy/server.py").read_text(encoding="utf-8")
+    pages = re.findall(r'head\.path == "([^"]+)"', source)
+    return [Route(path, {"POST"}) for path in _COMPLETIONS] + [
+        Route(path, {"GET"}) for path in pages
+    ]
+
+
+def metadata_routes() -> list[Route]:
+    """Returns the routes of `mooncake_http_metadata_server`."""
+    source = (ROOT / "python/mooncake/http_metadata_server.py").read_text(encoding="utf-8")
+    methods = set(re.findall(r'case "([A-Z]+)":', source))
+    return [
+        Route(f"{path}?key=…", methods)
+        for path in re.findall(r'request\.path != "([^"]+)"', source)
+    ]
+
+
 def routes_page() -> str:
-    """Lists the HTTP paths of the servers, from their sources."""
+    """Lists the HTTP paths of all servers."""
     out = ["# HTTP paths", "", HEAD]
-    for title, files in SERVERS.items():
-        methods: dict[str, set[str]] = {}
-        for file in files:
-            source = (ROOT / "crates" / file).read_text(encoding="utf-8")
-            for path, handler in ROUTE.findall(source):
-                found = {word.upper() for word in METHODS.findall(handler)}
-                methods.setdefault(path, set()).update(found or {"GET"})
-        out += [f"## {title}", "", "| Path | Methods |", "|---|---|"]
-        out += [
-            f"| `{path}` | {', '.join(sorted(words))} |" for path, words in sorted(methods.items())
-        ]
-        out += [""]
+    for title, files in RUST_SERVERS.items():
+        out += routes_table(title, rust_routes(files))
+    out += routes_table("The REST server", object_routes())
+    out += [
+        "The server describes these routes at `/openapi.json`, with parameters and statuses.",
+        "",
+    ]
+    out += routes_table("The REST server, upstream's routes", upstream_routes())
+    out += routes_table("The proxy for prefill and decode servers", proxy_routes())
+    out += routes_table("The program mooncake_http_metadata_server", metadata_routes())
     return "\n".join(out)
 
 

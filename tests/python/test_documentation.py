@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 import ast
+import importlib.util
 import inspect
 import re
 import subprocess
 import sys
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 from upstream_package import PACKAGE
@@ -200,6 +202,36 @@ def test_each_comparison_has_its_command() -> None:
     assert [title for title, is_named in named.items() if not is_named] == []
     programs = set(re.findall(r"python (benches/programs/\w+\.py)", text))
     assert {name for name in programs if not (ROOT / name).is_file()} == set()
+
+
+def reference_pages() -> Any:
+    """Returns the module that writes reference pages while the site is built."""
+    path = DOCS / "_extensions/reference_pages.py"
+    spec = importlib.util.spec_from_file_location("reference_pages", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize(
+    ("server", "route"),
+    {
+        "The master's admin port": "| `/metrics` | GET |",
+        "The metadata server of the master": "| `/metadata` | ANY |",
+        "The HTTP server of a client or daemon": "| `/health` | GET |",
+        "The REST server": "| `/objects/{key}` | PUT | Store an object",
+        "The REST server, upstream's routes": "| `/api/get/{key}` | GET |",
+        "The proxy for prefill and decode servers": "| `/v1/completions` | POST |",
+        "The program mooncake_http_metadata_server": "| `/metadata?key=…` | DELETE, GET, PUT |",
+    }.items(),
+)
+def test_reference_has_paths_of_each_server(server: str, route: str) -> None:
+    page = reference_pages().routes_page()
+    section = page.partition(f"## {server}\n")[2].partition("\n## ")[0]
+    assert f"\n{route}" in section
 
 
 def test_lines_of_rust_guide_are_from_a_program() -> None:
