@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import shlex
 import stat
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from conftest import MIB, MasterProcess, start_master
 from test_commands import command, read_until
 
 import mooncake
+from mooncake._command import files, output
 from mooncake._command.output import quoted
 
 
@@ -40,8 +42,13 @@ def on(pool: MasterProcess, name: str, *words: str) -> subprocess.CompletedProce
 
 def on_terminal(pool: MasterProcess, name: str, *words: str, typed: bytes = b"") -> bytes:
     """Run a command on a terminal and return what it shows."""
+    words = ("-m", "mooncake", name, f"--master={pool.address}", *words)
+    return shown_by([sys.executable, *words], typed=typed)
+
+
+def shown_by(line: list[str], *, typed: bytes = b"") -> bytes:
+    """Run a program on a terminal and return what it shows."""
     leader, follower = pty.openpty()
-    line = [sys.executable, "-m", "mooncake", name, f"--master={pool.address}", *words]
     process = subprocess.Popen(line, stdin=follower, stdout=follower, stderr=follower)
     os.close(follower)
     try:
@@ -175,6 +182,20 @@ def test_stat_says_why_puts_fail():
         master.stop()
 
 
+def test_stat_names_drained_segments(mortal_master: MasterProcess):
+    lends = mooncake.StoreConfig(segment_bytes=16 * MIB, name="localhost:7021")
+    other = mooncake.StoreConfig(segment_bytes=16 * MIB, name="127.0.0.1:7022")
+    with mooncake.Store(mortal_master.address, lends) as store:
+        store.drain(["localhost:7021"]).wait()
+        seen = on(mortal_master, "stat").stdout
+        assert "puts find no memory now: every segment was drained" in seen
+        assert "nothing is free" not in seen
+        with mooncake.Store(mortal_master.address, other) as full:
+            for at in range(4):
+                full.put(f"k{at}", bytes(4 * MIB), options=mooncake.PutOptions(is_hard_pinned=True))
+            assert "nothing is free in segments not drained" in on(mortal_master, "stat").stdout
+
+
 def test_get_replaces_a_file_only_when_complete(pool: MasterProcess, tmp_path):
     target = tmp_path / "target"
     target.write_bytes(b"before")
@@ -187,20 +208,10 @@ def test_get_replaces_a_file_only_when_complete(pool: MasterProcess, tmp_path):
     assert os.listdir(tmp_path) == ["target"], "no partial file is left"
 
 
-def test_large_objects_are_read_in_pieces(pool: MasterProcess, tmp_path):
-    value = os.urandom(MIB) * 5
-    given, got = tmp_path / "given", tmp_path / "got"
-    given.write_bytes(value)
-    assert on(pool, "put", "large", str(given)).returncode == 0
-    script = (
-        "import sys; from mooncake._command import files; files._WHOLE_BYTES = 1 << 20;"
-        "files._CHUNK_BYTES = 3 << 20; from mooncake._command.main import main;"
-        f"sys.exit(main(['get', '--master={pool.address}', 'large', {str(got)!r}]))"
-    )
-    subprocess.run([sys.executable, "-c", script], check=True, timeout=50)
-    assert got.read_bytes() == value
-    with mooncake.Store(pool.address) as store:
-        store.delete("large", force=True)
+def test_large_objects_are_read_in_pieces(pool: MasterProcess, large: bytes, tmp_path):
+    got = tmp_path / "got"
+    subprocess.run(in_pieces(pool, "get", "large", str(got)), check=True, timeout=50)
+    assert got.read_bytes() == large
 
 
 def test_get_keeps_binary_data_off_a_terminal(pool: MasterProcess):
@@ -223,6 +234,159 @@ def test_cp_copies_to_another_key(pool: MasterProcess):
     with mooncake.Store(pool.address) as store:
         assert store.get("copy") == b"p"
         store.delete("copy", force=True)
+
+
+# Runs a command that moves objects above 1 MiB in pieces of 300 KiB, and shows progress at once.
+_IN_PIECES = """
+import sys
+from mooncake._command import files, main, output
+files._WHOLE_BYTES, files._CHUNK_BYTES, output._SLOW_S, output._STEP_S = 1 << 20, 300 << 10, 0, 0
+sys.exit(main.main(sys.argv[1:]))
+"""
+
+
+def in_pieces(pool: MasterProcess, name: str, *words: str) -> list[str]:
+    return [sys.executable, "-c", _IN_PIECES, name, f"--master={pool.address}", *words]
+
+
+@pytest.fixture
+def large(pool: MasterProcess) -> Iterator[bytes]:
+    """The value of an object of 5 MiB."""
+    value = os.urandom(MIB) * 5
+    with mooncake.Store(pool.address) as store:
+        store.put("large", value)
+        yield value
+        store.clear("large", force=True)
+
+
+def test_large_object_is_copied_in_pieces(pool: MasterProcess, large: bytes):
+    words = in_pieces(pool, "cp", "large", "large/copy", "--json")
+    done = subprocess.run(words, capture_output=True, text=True, timeout=50, check=True)
+    copied = {"key": "large/copy", "bytes": len(large), "is_stored": True}
+    assert json.loads(done.stdout) == copied
+    again = subprocess.run(words, capture_output=True, text=True, timeout=50, check=False)
+    assert (again.returncode, json.loads(again.stdout)) == (1, {**copied, "is_stored": False})
+    with mooncake.Store(pool.address) as store:
+        assert store.get("large/copy") == large
+        store.put("large", large[1:], overwrite=True)
+        for target in ("large/copy", "large"):
+            subprocess.run([*in_pieces(pool, "cp", "large", target), "--overwrite"], check=True)
+            assert store.get(target) == large[1:]
+
+
+def test_cp_that_fails_leaves_no_object(pool: MasterProcess, large: bytes):
+    with mooncake.Store(pool.address) as store:
+
+        def pieces() -> Iterator[memoryview]:
+            yield memoryview(bytearray(large[:1000]))
+            raise mooncake.DeadlineError("the source does not answer")
+
+        with pytest.raises(mooncake.DeadlineError):
+            files._put_pieces(store, b"large/copy", len(large), pieces(), overwrite=False)
+        assert not store.exists("large/copy")
+        assert store.put("large/copy", b"1"), "the key is free again"
+
+
+def test_long_standard_input_is_put_whole(pool: MasterProcess, tmp_path: Path):
+    value = os.urandom(3 * MIB + 1)
+    (tmp_path / "file").write_bytes(value)
+    for words in (["cat", "file", "|"], ["exec", "<file"]):
+        put = shlex.join(in_pieces(pool, "put", "large/piped", "--overwrite"))
+        line = f"{' '.join(words)}; {put}" if words[0] == "exec" else f"{' '.join(words)} {put}"
+        subprocess.run(["bash", "-c", line], cwd=tmp_path, timeout=50, check=True)
+        with mooncake.Store(pool.address) as store:
+            assert store.get("large/piped") == value
+            store.delete("large/piped", force=True)
+
+
+@pytest.mark.parametrize("verb", ["get", "cp"])
+def test_progress_is_shown_on_a_terminal_and_cleared(
+    pool: MasterProcess, large: bytes, tmp_path: Path, verb: str
+):
+    target = {"get": str(tmp_path / "file"), "cp": "large/copy"}[verb]
+    shown = shown_by(in_pieces(pool, verb, "large", target))
+    assert f"\r{verb} 300 KiB of 5 MiB (6%) ".encode() in shown
+    assert f"\r{verb} 5 MiB of 5 MiB (100%) ".encode() in shown
+    assert shown.endswith(b"\r\x1b[K"), "the line is cleared"
+    piped = subprocess.run(
+        [*in_pieces(pool, verb, "large", target), *(["--overwrite"] if verb == "cp" else [])],
+        capture_output=True,
+        timeout=50,
+        check=True,
+    )
+    assert piped.stderr == b"", "without a terminal there is no progress"
+
+
+def test_progress_of_a_put_comes_from_its_counters(
+    pool: MasterProcess, monkeypatch: pytest.MonkeyPatch
+):
+    leader, follower = pty.openpty()
+    monkeypatch.setattr(output, "_SLOW_S", 0)
+    with (
+        os.fdopen(leader, "rb", 0) as terminal,
+        os.fdopen(follower, "w") as written,
+        mooncake.Store(pool.address) as store,
+    ):
+        monkeypatch.setattr(sys, "stderr", written)
+        with files._ticking("put", 2 * MIB, store):
+            store.put("large/half", bytes(MIB))
+            read_until(terminal.fileno(), b"put 1 MiB of 2 MiB (50%)")
+        assert b"\r\x1b[K" in read_until(terminal.fileno(), b"\r\x1b[K")
+        store.delete("large/half", force=True)
+
+
+def test_get_prints_json_about_its_file(pool: MasterProcess, tmp_path: Path):
+    file = str(tmp_path / "file")
+    done = on(pool, "get", "kv/a/0", file, "--json")
+    assert json.loads(done.stdout) == {"key": "kv/a/0", "bytes": 1000, "file": file}
+    wrong = on(pool, "get", "kv/a/0", "--json")
+    assert (wrong.returncode, wrong.stdout) == (2, "")
+
+
+def test_expire_continues_past_a_missing_key(pool: MasterProcess):
+    with mooncake.Store(pool.address) as store:
+        store.put_many({"fleeting/1": b"1", "fleeting/2": b"2"})
+        keys = ["fleeting/1", "none", "fleeting/2"]
+        done = on(pool, "expire", *keys, "1h", "--json")
+        failed = [{"key": "none", "code": "OBJECT_NOT_FOUND"}]
+        assert json.loads(done.stdout) == {"changed": 2, "failed": failed}
+        assert (done.returncode, done.stderr) == (1, "mooncake: no object has the key none\n")
+        assert [store.info(key).expires_in_s is None for key in keys[::2]] == [False, False]
+        kept = on(pool, "expire", "fleeting/1", "fleeting/2", "never")
+        assert (kept.returncode, kept.stdout, kept.stderr) == (0, "", "")
+        assert [store.info(key).expires_in_s for key in keys[::2]] == [None, None]
+        store.clear("fleeting/", force=True)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        *(["get", "a none"], ["get", "a none", "/dev/null"], ["cp", "a none", "to"]),
+        *(["rm", "a none"], ["expire", "a none", "1h"], ["stat", "a none"]),
+    ],
+)
+def test_missing_key_has_one_text(pool: MasterProcess, words: list[str]):
+    done = on(pool, *words)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == "mooncake: no object has the key 'a none'\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["put", "k", "/nowhere/at all"], "'/nowhere/at all': No such file or directory"),
+        (["put", "k", "/"], "/: Is a directory"),
+        (["get", "pinned", "/nowhere/file"], "/nowhere: No such file or directory"),
+        (["put", "k" * 70_000, "/dev/null"], ""),
+        (["put", "k", "/dev/null"], ""),
+    ],
+)
+def test_failures_are_words_without_an_empty_hint(pool: MasterProcess, words: list[str], text: str):
+    done = on(pool, *words)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "[Errno" not in done.stderr
+    assert "the message names it" not in done.stderr
+    assert text in done.stderr
 
 
 def test_exists_answers_by_exit_code(pool: MasterProcess):

@@ -276,6 +276,7 @@ def test_failures_print_message_and_hint(words):
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.startswith("mooncake: ")
     assert "Traceback" not in done.stderr
+    assert "[Errno " not in done.stderr
     _, *hint = done.stderr.splitlines()
     assert len(hint) <= 1
     assert all(line.startswith("  hint: ") for line in hint)
@@ -313,6 +314,19 @@ def test_misspelled_words_get_a_suggestion(words, meant):
     done = command(*words)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.endswith(f"; did you mean {meant}?\n")
+
+
+def test_unknown_command_names_the_help():
+    for words in (["nope"], ["help", "nope"]):
+        done = command(*words)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert done.stderr.endswith("; `mooncake help` tells what each does\n")
+
+
+def test_demo_prints_json():
+    seen = json.loads(command("demo", "--json").stdout)
+    assert (seen["get"]["bytes"], seen["get"]["transports"]) == (64 * MIB, ["shm"])
+    assert seen["keys"] == ["from-child", "from-parent"]
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

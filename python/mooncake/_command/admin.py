@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 from mooncake._api.store import Store
-from mooncake._command.output import CommandError
+from mooncake._command.output import CommandError, reason
 
 __all__ = ["address_of", "address_of_pool", "fetch"]
 
@@ -66,7 +66,7 @@ def fetch(admin: str, path: str) -> Any:
             raise CommandError(text)
         return json.loads(body)
     except OSError as error:
-        text = f"the admin port at {admin} cannot be reached: {error}"
+        text = f"the admin port at {admin} cannot be reached: {reason(error)}"
         raise CommandError(text) from error
     except (http.client.HTTPException, ValueError) as error:
         raise CommandError(f"{admin} is not the admin port of a master: {error!r}") from error

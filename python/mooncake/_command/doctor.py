@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from mooncake import env
+from mooncake._command.output import reason
 from mooncake._runtime import __version__, _native
 from mooncake._units import format_bytes
 from mooncake.errors import MooncakeError
@@ -52,15 +53,15 @@ def run(options: argparse.Namespace, probe: Callable[[str], str]) -> int:
 
 def diagnose(probe: Callable[[str], str]) -> dict[str, dict[str, str]]:
     """Return the findings by section."""
-    devices, reason = _native.rdma_devices()
+    devices, why_none = _native.rdma_devices()
     transports = _transports(probe)
-    transports["rdma"] = reason or _describe_devices(devices)
+    transports["rdma"] = why_none or _describe_devices(devices)
     return {
         "versions": _versions(),
         "transports": transports,
         "choice": _choice(transports),
         "networks": _networks(),
-        "rdma devices": _rdma_devices(devices, reason),
+        "rdma devices": _rdma_devices(devices, why_none),
         "memory": _memory(),
         "limits": _limits(),
         "environment": _environment(),
@@ -87,7 +88,7 @@ def _transports(probe: Callable[[str], str]) -> dict[str, str]:
         try:
             rows[name] = probe(name)
         except (MooncakeError, OSError, RuntimeError) as error:
-            rows[name] = f"does not work: {error}"
+            rows[name] = f"does not work: {reason(error)}"
     return rows
 
 
@@ -137,7 +138,7 @@ def _networks() -> dict[str, str]:
     return rows or {"none": "no network interface is visible"}
 
 
-def _rdma_devices(devices: list[_native.RdmaDevice], reason: str | None) -> dict[str, str]:
+def _rdma_devices(devices: list[_native.RdmaDevice], why_none: str | None) -> dict[str, str]:
     """Return the state of each device, and what an engine without named devices would choose."""
     rows = {}
     for device in devices:
@@ -166,7 +167,7 @@ def _rdma_devices(devices: list[_native.RdmaDevice], reason: str | None) -> dict
             ", ".join(f"{name}: {_limit(value)}" for name, value in device.limits.items())
             or "unknown"
         )
-    return rows or {"none": reason or "this machine has no device"}
+    return rows or {"none": why_none or "this machine has no device"}
 
 
 def _limit(value: int) -> str:

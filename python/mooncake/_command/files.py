@@ -7,6 +7,7 @@ import contextlib
 import json
 import mmap
 import os
+import shutil
 import stat
 import sys
 import tempfile
@@ -14,10 +15,13 @@ import threading
 from collections.abc import Iterator
 from typing import IO, TYPE_CHECKING
 
+from mooncake._api.outcomes import only
 from mooncake._api.store import Store, StoreConfig
-from mooncake._command.output import CommandError, Progress, quoted
+from mooncake._command.output import CommandError, Progress, UsageError, quoted
 from mooncake._command.parser import add_json, duration
+from mooncake._runtime import _native
 from mooncake._units import format_bytes
+from mooncake.errors import AlreadyExistsError
 
 if TYPE_CHECKING:
     from mooncake._api.buffers import Readable
@@ -25,7 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["add_cp_options", "add_get_options", "add_put_options", "cp", "get", "joined", "put"]
 
 _CHUNK_BYTES = 8 << 20
-# Objects up to this size are read whole, which verifies their checksum.
+# Objects up to this size are moved whole, which verifies their checksum.
 _WHOLE_BYTES = 64 << 20
 _TEXT_BYTES = 8192
 _TICK_S = 0.2
@@ -84,6 +88,7 @@ def add_get_options(parser: argparse.ArgumentParser) -> None:
         help="file to write, replaced when the object is complete; - or none is standard output",
     )
     parser.add_argument("--force", action="store_true", help="write binary data to a terminal, too")
+    add_json(parser)
 
 
 def get(options: argparse.Namespace) -> int:
@@ -92,9 +97,14 @@ def get(options: argparse.Namespace) -> int:
     Returns:
         0.
     """
-    with joined(options) as store, _pieces(store, options.key) as (size, pieces):
+    if options.is_json and options.file == "-":
+        raise UsageError("--json needs a file for the object", "Name it after the key.")
+    with joined(options) as store, _pieces(store, options.key, "get") as (size, pieces):
         if options.file != "-":
             _write_file(options.file, size, pieces)
+            if options.is_json:
+                key, file = os.fsdecode(options.key), options.file
+                print(json.dumps({"key": key, "bytes": size, "file": file}))
             return 0
         is_guarded = sys.stdout.isatty() and not options.force
         for at, piece in enumerate(pieces):
@@ -121,9 +131,34 @@ def cp(options: argparse.Namespace) -> int:
     Returns:
         0; 1 if an existing object was kept.
     """
-    with joined(options) as store:
-        value = store.get_buffer(options.source)
-        return _stored(store, options, options.target, memoryview(value))
+    target: bytes = options.target
+    with joined(options) as store, _pieces(store, options.source, "cp") as (size, pieces):
+        if size <= _WHOLE_BYTES:
+            return _stored(store, options, target, next(pieces))
+        is_stored = _put_pieces(store, target, size, pieces, overwrite=options.overwrite)
+        return _print_stored(options, target, size, is_stored)
+
+
+def _put_pieces(
+    store: Store, key: bytes, size: int, pieces: Iterator[memoryview], *, overwrite: bool
+) -> bool:
+    """Put an object in pieces; return whether it was stored."""
+    native, at = store._native, 0
+    try:
+        only(native.begin_writes([key], [size], is_upsert=overwrite))
+    except AlreadyExistsError:
+        return False
+    is_written = False
+    try:
+        for piece in pieces:
+            address, length = _native.writable_range(piece)
+            only(native.write_begun([key], [[address]], [[at]], [[length]]))
+            at += length
+        is_written = True
+    finally:
+        outcomes = native.end_writes([key], is_revoked=not is_written)
+    only(outcomes)
+    return True
 
 
 def _tag(text: str) -> tuple[str, str]:
@@ -145,6 +180,10 @@ def _stored(
     size = memoryview(value).nbytes  # type: ignore[arg-type]
     with _ticking("put", size, store):
         is_stored = store.put(key, value, overwrite=options.overwrite, ttl_s=ttl_s, tags=tags)
+    return _print_stored(options, key, size, is_stored)
+
+
+def _print_stored(options: argparse.Namespace, key: bytes, size: int, is_stored: bool) -> int:
     if options.is_json:
         text = os.fsdecode(key)
         print(json.dumps({"key": text, "bytes": size, "is_stored": is_stored}))
@@ -156,23 +195,40 @@ def _stored(
 
 @contextlib.contextmanager
 def _content(name: str) -> Iterator[Readable]:
-    """Open a file as memory: mapped if it is a regular file, otherwise read whole."""
+    """Open a file, or standard input, as memory."""
     if name == "-":
         if sys.stdin.isatty():
             print("mooncake: reading standard input; Ctrl-D ends it", file=sys.stderr)
-        yield sys.stdin.buffer.read()
+        with _memory_of(sys.stdin.buffer) as value:
+            yield value
         return
-    with open(name, "rb") as file:
-        state = os.fstat(file.fileno())
-        if not stat.S_ISREG(state.st_mode) or state.st_size == 0:
-            yield file.read()
-            return
+    with open(name, "rb") as file, _memory_of(file) as value:
+        yield value
+
+
+@contextlib.contextmanager
+def _memory_of(file: IO[bytes]) -> Iterator[Readable]:
+    """Map a regular file; read others, of which a long one is mapped from a temporary file."""
+    state = os.fstat(file.fileno())
+    if stat.S_ISREG(state.st_mode) and state.st_size > 0 and file.tell() == 0:
         with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
+            yield mapped
+        return
+    head = file.read(_WHOLE_BYTES)
+    if len(head) < _WHOLE_BYTES:
+        yield head
+        return
+    with tempfile.TemporaryFile() as copy:
+        copy.write(head)
+        del head
+        shutil.copyfileobj(file, copy, _CHUNK_BYTES)
+        copy.flush()
+        with mmap.mmap(copy.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
             yield mapped
 
 
 @contextlib.contextmanager
-def _pieces(store: Store, key: bytes) -> Iterator[tuple[int, Iterator[memoryview]]]:
+def _pieces(store: Store, key: bytes, verb: str) -> Iterator[tuple[int, Iterator[memoryview]]]:
     """Yield the size of an object and its bytes in pieces, all from one version."""
     size = store.size(key)
     if size <= _WHOLE_BYTES:
@@ -183,7 +239,7 @@ def _pieces(store: Store, key: bytes) -> Iterator[tuple[int, Iterator[memoryview
         reader = store.reader(key)
 
         def pieces() -> Iterator[memoryview]:
-            buffer, progress, done = bytearray(_CHUNK_BYTES), Progress("get", reader.size), 0
+            buffer, progress, done = bytearray(_CHUNK_BYTES), Progress(verb, reader.size), 0
             try:
                 while length := reader.readinto(buffer):
                     yield memoryview(buffer)[:length]
@@ -209,18 +265,29 @@ def _write_file(name: str, size: int, pieces: Iterator[memoryview]) -> None:
         return
     mode = stat.S_IMODE(before.st_mode) if before is not None else 0o666 & ~_umask()
     directory, base = os.path.split(path)
-    descriptor, partial = tempfile.mkstemp(prefix=f".{base[:200]}.", suffix=".part", dir=directory)
+    with _about(directory):
+        descriptor, partial = tempfile.mkstemp(".part", f".{base[:200]}.", directory)
     try:
         with open(descriptor, "wb") as file:
             # A full disk is noticed before bytes are moved.
             if size:
-                os.posix_fallocate(file.fileno(), 0, size)
+                with _about(path):
+                    os.posix_fallocate(file.fileno(), 0, size)
             os.fchmod(file.fileno(), mode)
             _write_all(file, pieces)
         os.replace(partial, path)
     except BaseException:
         os.unlink(partial)
         raise
+
+
+@contextlib.contextmanager
+def _about(path: str) -> Iterator[None]:
+    """Name a path in the failures of system calls."""
+    try:
+        yield
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, path) from error
 
 
 def _write_all(file: IO[bytes], pieces: Iterator[memoryview]) -> None:

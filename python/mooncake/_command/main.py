@@ -6,16 +6,14 @@ import argparse
 import difflib
 import json
 import os
-import subprocess
 import sys
-import time
 from collections.abc import Callable, Sequence
 
 from mooncake import env
-from mooncake._api.store import Store, StoreConfig
 from mooncake._command import (
     bench as _bench,
     completion,
+    demo,
     doctor as _doctor,
     files,
     objects,
@@ -25,34 +23,12 @@ from mooncake._command import (
 from mooncake._command.output import FAILURES, UsageError, report
 from mooncake._command.parser import Parser, add_json, add_master
 from mooncake._runtime import __version__, _native
-from mooncake._units import format_bytes, format_rate
 from mooncake.errors import explain, meanings
 
 __all__ = ["main"]
 
-_CHILD_S = 60
 _INTERRUPTED = 130
 _WRONG_USAGE = 2
-
-_DEMO_BYTES = 64 << 20
-_PROBE_BYTES = 4 << 20
-
-# Runs in the second process of `demo` and `doctor`: gets one object, reports how, puts another.
-_CHILD = """
-import sys, time, zlib
-from mooncake import Store
-with Store(sys.argv[1]) as store:
-    buffer = bytearray(store.size("from-parent"))
-    best = float("inf")
-    for _ in range(3):
-        begin = time.perf_counter()
-        store.get_into("from-parent", buffer)
-        best = min(best, time.perf_counter() - begin)
-    store.put("from-child", zlib.crc32(buffer).to_bytes(4, "big"))
-    served = [name for name, count in store.stats()["store"]["by_transport"].items()
-              if count["bytes"]]
-    print(len(buffer), best, *served)
-"""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -119,7 +95,7 @@ def _parser() -> argparse.ArgumentParser:
     about = "measure puts, gets and plain copies"
     _bench.add_options(add("bench", _bench.run, about, joins=False))
     about = "start a pool, and put and get from a second process"
-    add("demo", _demo, about, joins=False)
+    add_json(add("demo", demo.run, about, joins=False))
     about = "try the transports and show what this machine has"
     add_json(add("doctor", _diagnose, about, joins=False))
     about = "show the environment variables and where their values come from"
@@ -145,30 +121,6 @@ def _help(options: argparse.Namespace) -> int:
 
 def _completion(options: argparse.Namespace) -> int:
     print(completion.script(_parser(), options.shell), end="")
-    return 0
-
-
-def _demo(_: argparse.Namespace) -> int:
-    value = os.urandom(1 << 20) * (_DEMO_BYTES >> 20)
-    config = StoreConfig(segment_bytes=4 * _DEMO_BYTES)
-    with Store(config=config) as store:
-        print(f"this process {os.getpid()} is master, node and client")
-        print(f"  master at {store.master_address}, lends {format_bytes(4 * _DEMO_BYTES)}")
-        begin = time.perf_counter()
-        store.put("from-parent", value)
-        taken = time.perf_counter() - begin
-        speed = format_rate(len(value), taken)
-        print(f"  put {format_bytes(len(value))} in {taken * 1e3:.1f} ms ({speed})")
-        length, seconds, served = _run_child(store, {})
-        print("a second process joined at that address")
-        speed = format_rate(length, seconds)
-        print(f"  get {format_bytes(length)} in {seconds * 1e3:.1f} ms ({speed})")
-        print(f"  the bytes went over: {', '.join(served)}")
-        _check_child_bytes(store, value)
-        print("  it read the bytes that were put, and this process read its answer")
-        keys = ", ".join(str(found.key) for found in store.objects())
-        print(f"objects in the pool: {keys}")
-    print("closed; no process is left running")
     return 0
 
 
@@ -204,51 +156,7 @@ def _nearest(code: int | str) -> str:
 
 
 def _diagnose(options: argparse.Namespace) -> int:
-    return _doctor.run(options, _probe)
-
-
-def _probe(name: str) -> str:
-    """Transfer bytes to a second process; raise if another transport served."""
-    value = os.urandom(_PROBE_BYTES)
-    forced = name == "tcp"
-    environment = {"MC_FORCE_TCP": "1" if forced else "0"}
-    config = StoreConfig(segment_bytes=4 * _PROBE_BYTES, is_tcp_forced=forced)
-    with Store(config=config) as store:
-        store.put("from-parent", value)
-        length, seconds, served = _run_child(store, environment)
-        _check_child_bytes(store, value)
-    if name not in served:
-        raise RuntimeError(f"{', '.join(served) or 'no transport'} served instead")
-    return (
-        f"works: {format_bytes(length)} in {seconds * 1e3:.2f} ms ({format_rate(length, seconds)})"
-    )
-
-
-def _run_child(store: Store, environment: dict[str, str]) -> tuple[int, float, list[str]]:
-    """Run a second process that gets an object and puts an answer.
-
-    Returns:
-        Bytes, seconds, transports.
-    """
-    done = subprocess.run(
-        [sys.executable, "-c", _CHILD, store.master_address],
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-        timeout=_CHILD_S,
-        check=False,
-    )
-    if done.returncode != 0:
-        raise RuntimeError(f"the second process failed: {done.stderr.strip()}")
-    length, seconds, *served = done.stdout.split()
-    return int(length), float(seconds), served
-
-
-def _check_child_bytes(store: Store, value: bytes) -> None:
-    import zlib
-
-    if store.get("from-child") != zlib.crc32(value).to_bytes(4, "big"):
-        raise RuntimeError("the second process read other bytes than were put")
+    return _doctor.run(options, demo.probe)
 
 
 if __name__ == "__main__":

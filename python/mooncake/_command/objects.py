@@ -1,4 +1,4 @@
-"""`mooncake ls`, `rm` and `exists`: objects by key and by prefix."""
+"""`mooncake ls`, `rm`, `expire` and `exists`: objects by key and by prefix."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from mooncake._api.values import milliseconds
 from mooncake._command.files import joined
 from mooncake._command.output import (
     UsageError,
     is_confirmed,
+    missing,
     print_json,
     print_json_list,
     quoted,
@@ -22,7 +24,7 @@ from mooncake._command.output import (
 )
 from mooncake._command.parser import add_json, count, duration
 from mooncake._units import format_bytes
-from mooncake.errors import MooncakeError, NotFoundError
+from mooncake.errors import MooncakeError
 
 if TYPE_CHECKING:
     from mooncake._api.store import Store
@@ -35,7 +37,6 @@ __all__ = [
     "exists",
     "expire",
     "ls",
-    "missing",
     "rm",
 ]
 
@@ -243,8 +244,7 @@ def _removed(store: Store, options: argparse.Namespace, keys: list[bytes]) -> in
             elif not options.recursive:
                 failures.append(missing(key))
     if options.is_json:
-        kept = [{"key": _text(each.key), "code": each.code_name} for each in failures]
-        print_json({"removed": removed, "kept": kept})
+        print_json({"removed": removed, "kept": _for_json(failures)})
     elif options.recursive:
         print(f"removed {removed} objects")
     report(*failures)
@@ -261,12 +261,8 @@ def _outcomes(store: Store, keys: list[bytes], force: bool) -> list[bool | Moonc
         return outcomes
 
 
-def missing(key: bytes) -> NotFoundError:
-    """Return the error for a key that no object has."""
-    hint = "; * has no meaning in keys: use --recursive with a prefix" if b"*" in key else ""
-    error = NotFoundError(f"no object has the key {quoted(key)}{hint}")
-    error.key, error.code, error.code_name = key, -704, "OBJECT_NOT_FOUND"
-    return error
+def _for_json(failures: list[MooncakeError]) -> list[dict[str, str | None]]:
+    return [{"key": _text(each.key), "code": each.code_name} for each in failures]
 
 
 def _text(key: str | bytes | None) -> str | None:
@@ -289,6 +285,7 @@ def add_expire_options(parser: argparse.ArgumentParser) -> None:
         type=_duration_or_never,
         help="time from now, as 30s, 2h or 1d; never keeps the objects",
     )
+    add_json(parser)
 
 
 def _duration_or_never(text: str) -> float | None:
@@ -299,15 +296,21 @@ def expire(options: argparse.Namespace) -> int:
     """Let objects expire, even if they are leased then; or keep objects that would.
 
     Returns:
-        0.
+        0; 1 if one was not changed.
     """
+    after_ms = None if options.time is None else milliseconds(options.time)
+    changed, failures = 0, list[MooncakeError]()
     with joined(options) as store:
-        for key in options.keys:
-            if options.time is None:
-                store.persist(key)
-            else:
-                store.expire(key, options.time)
-    return 0
+        for part in _parts(options.keys):
+            for outcome in store._native.set_expiry(part, after_ms):
+                if isinstance(outcome, MooncakeError):
+                    failures.append(outcome)
+                else:
+                    changed += 1
+    if options.is_json:
+        print_json({"changed": changed, "failed": _for_json(failures)})
+    report(*failures)
+    return 1 if failures else 0
 
 
 def add_exists_options(parser: argparse.ArgumentParser) -> None:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from mooncake._runtime import _native
 from mooncake._units import format_bytes, format_rate
 from mooncake.errors import MooncakeError, NotFoundError
 
@@ -19,10 +20,12 @@ __all__ = [
     "Progress",
     "UsageError",
     "is_confirmed",
+    "missing",
     "print_json",
     "print_json_list",
     "print_table",
     "quoted",
+    "reason",
     "report",
     "write_line",
 ]
@@ -38,6 +41,8 @@ FAILURES = (
     subprocess.SubprocessError,
 )
 
+_MISSING = -704
+_WRONG_ARGUMENT = -600
 _STEP_S = 0.2
 _SLOW_S = 1.0
 _ESCAPES = {"\n": "\\n", "\t": "\\t", "\r": "\\r", "'": "\\'", "\\": "\\\\"}
@@ -127,13 +132,40 @@ def report(*failures: BaseException) -> None:
     """Print failures to standard error, a line for each, and then each remedy once."""
     remedies = []
     for failure in failures:
-        print(f"mooncake: {failure or type(failure).__name__}", file=sys.stderr)
+        print(f"mooncake: {reason(failure)}", file=sys.stderr)
         remedy = getattr(failure, "remedy", "")
-        # A missing key is explained by its message.
-        if remedy and remedy not in remedies and not isinstance(failure, NotFoundError):
+        # A missing key, or a wrong argument, is explained by its message.
+        is_explained = isinstance(failure, NotFoundError) or remedy == _remedy_of(_WRONG_ARGUMENT)
+        if remedy and remedy not in remedies and not is_explained:
             remedies.append(remedy)
     for remedy in remedies:
         print(f"  hint: {remedy}", file=sys.stderr)
+
+
+def reason(failure: BaseException) -> str:
+    """Return a failure in words: without the number of a failed system call, keys quoted."""
+    if isinstance(failure, MooncakeError):
+        is_missing = failure.code == _MISSING and failure.key is not None
+        return _no_object(failure.key or "") if is_missing else str(failure)
+    if isinstance(failure, OSError) and failure.strerror:
+        name = failure.filename
+        return failure.strerror if name is None else f"{quoted(name)}: {failure.strerror}"
+    return str(failure) or type(failure).__name__
+
+
+def missing(key: bytes) -> MooncakeError:
+    """Return the error for a key that no object has."""
+    return _native.failure(_MISSING, _no_object(key), key=key)
+
+
+def _no_object(key: str | bytes) -> str:
+    name = quoted(key)
+    hint = "; * has no meaning in keys: `ls` and `rm --recursive` take the beginning of keys"
+    return f"no object has the key {name}{hint if '*' in name else ''}"
+
+
+def _remedy_of(code: int) -> str:
+    return next(remedy for number, _, _, remedy in _native.codes() if number == code)
 
 
 def is_confirmed(question: str) -> bool:

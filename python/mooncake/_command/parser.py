@@ -41,6 +41,8 @@ class Parser(argparse.ArgumentParser):
         words, known = self._unknown_words(message)
         near = [match for word in words for match in get_close_matches(word, known, 1)]
         hint = f"; did you mean {' '.join(near)}?" if near else ""
+        if not near and known and _INVALID_CHOICE.search(message):
+            hint = "; `mooncake help` tells what each does"
         self.exit(2, f"mooncake: {message}{hint}\n")
 
     def _unknown_words(self, message: str) -> tuple[list[str], list[str]]:

@@ -14,8 +14,14 @@ from urllib.parse import quote
 
 from mooncake._command import admin
 from mooncake._command.files import joined
-from mooncake._command.objects import missing
-from mooncake._command.output import CommandError, UsageError, print_json, print_table, quoted
+from mooncake._command.output import (
+    CommandError,
+    UsageError,
+    missing,
+    print_json,
+    print_table,
+    quoted,
+)
 from mooncake._command.parser import add_json
 from mooncake._units import format_bytes, format_duration
 from mooncake.errors import NotFoundError, TransferFailedError
@@ -101,8 +107,16 @@ def _stat_pool(store: Store, options: argparse.Namespace) -> None:
             print(f"          {format_bytes(held[name]):>10}  {text}")
     if pool["capacity_bytes"] == 0:
         print("          no process lends memory; start mooncake_client --global_segment_size=1GB")
+    elif not any(segment.takes_objects for segment in found):
+        text = "every segment was drained and takes no objects"
+        print(f"          puts find no memory now: {text}")
+        print("          another process must lend memory, or one of these must be restarted")
     elif held and held["free_bytes"] + held["evictable_bytes"] == 0:
-        print("          puts find no memory now: nothing is free, and nothing may be evicted")
+        where = (
+            "" if all(segment.takes_objects for segment in found) else " in segments not drained"
+        )
+        text = f"nothing is free{where}, and nothing may be evicted"
+        print(f"          puts find no memory now: {text}")
     if found:
         print()
         _print_segments(found)
