@@ -204,6 +204,46 @@ def test_each_comparison_has_its_command() -> None:
     assert {name for name in programs if not (ROOT / name).is_file()} == set()
 
 
+@cache
+def documented_names() -> frozenset[str]:
+    """Returns the names of the reference pages of Python, with the members that autodoc adds."""
+    names: set[str] = set()
+    for page in ("python.md", "python-upstream.md"):
+        text = (DOCS / "reference" / page).read_text(encoding="utf-8")
+        directives = re.findall(r"^\.\. auto(\w+):: (\S+)\n((?: +:.*\n)*)", text, re.MULTILINE)
+        for kind, name, options in directives:
+            module, _, last = name.rpartition(".")
+            owner = importlib.import_module(name if kind == "module" else module)
+            shown = owner if kind == "module" else getattr(owner, last)
+            assert inspect.getdoc(shown), f"{name} has no docstring"
+            names.add(name)
+            if ":members:" in options:
+                members = dir(shown) if ":inherited-members:" in options else vars(shown)
+                names |= {f"{name}.{member}" for member in members}
+    return frozenset(names)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "mooncake.Store.put",
+        "mooncake.AsyncStore.put",
+        "mooncake.store.MooncakeDistributedStore.put",
+        "mooncake.store.MooncakeDistributedStore.batch_get_into",
+        "mooncake.store.MooncakeDistributedStore.put_tensor",
+        "mooncake.store.ReplicateConfig",
+        "mooncake.async_store.MooncakeDistributedStoreAsync.get",
+        "mooncake.engine.TransferEngine.transfer_sync_write",
+        "mooncake.engine.TransferEngine.register_memory",
+        "mooncake.structured_object_store.MooncakeBundleTransfer.put_structured_object",
+        "mooncake.mooncake_config.MooncakeConfig.load_from_env",
+        "mooncake.mooncake_connector_v1.zmq_ctx",
+    ],
+)
+def test_reference_has_names_of_both_apis(name: str) -> None:
+    assert name in documented_names()
+
+
 def reference_pages() -> Any:
     """Returns the module that writes reference pages while the site is built."""
     path = DOCS / "_extensions/reference_pages.py"
