@@ -10,6 +10,7 @@ import select
 import subprocess
 import sys
 import time
+from typing import Any
 
 import pytest
 from conftest import MIB, MasterProcess, start_master
@@ -103,42 +104,71 @@ def read_until(file: int, end: bytes) -> bytes:
     return text
 
 
-def test_top_shows_rates_per_second():
-    def look(at, gets, calls):
-        zero = {"used": 0, "capacity": 0, "writing": 0, "fenced": 0, "keys": 0}
-        return _top.Sample(
-            at,
-            {
-                "version": "1",
-                "addresses": {"rpc": "a:1"},
-                "uptime_ms": 3 * 86_400_000,
-                "pool": {**zero, "soft_pinned_keys": 0, "clients": 0, "segments": 0},
-                "reads": {"gets": gets, "hits": gets // 2, "hit_bytes": gets * MIB},
-                "evictions": {"keys": 0, "bytes": 0},
-                "puts": {"without_room": 0},
-                "slow": {"total": 0},
-                "calls": [
-                    {
-                        "name": "get",
-                        "calls": calls,
-                        "items": calls * 10,
-                        "missed": gets // 2,
-                        "failed": 0,
-                    }
-                ],
-                "segments": [],
-                "clients": [],
-            },
-        )
+def sample(at: float = 1.0, gets: int = 0, calls: int = 0, **more: Any) -> _top.Sample:
+    """A sample of an overview; `more` replaces its fields."""
+    zero = {"used": 0, "capacity": 0, "writing": 0, "fenced": 0, "keys": 0}
+    call = {"calls": calls, "items": calls * 10, "missed": gets // 2, "failed": 0}
+    overview = {
+        "version": "1",
+        "addresses": {"rpc": "a:1"},
+        "uptime_ms": 3 * 86_400_000,
+        "pool": {**zero, "soft_pinned_keys": 0, "clients": 0, "segments": 0},
+        "reads": {"gets": gets, "hits": gets // 2, "hit_bytes": gets * MIB},
+        "evictions": {"keys": 0, "bytes": 0},
+        "puts": {"without_room": 0},
+        "slow": {"total": 0},
+        "calls": [{"name": "get", **call}],
+        "segments": [],
+        "clients": [],
+    }
+    return _top.Sample(at, {**overview, **more})
 
-    lines = _top.render(look(12.0, 300, 25), look(10.0, 100, 5), "a:2", 200)
+
+def test_top_shows_rates_per_second():
+    lines = _top.render(sample(12.0, 300, 25), sample(10.0, 100, 5), "a:2", 200)
     text = "\n".join(lines)
     assert "reads    100/s, hit rate 50.0% now and 50.0% ever, 100 MiB/s found" in text
     assert re.search(r"get +10 +100 +50 +0 +25 +0", text)
     assert "up 3 d 0 h" in text
     # A restarted master counts from zero, which must not show as a negative rate.
-    assert "reads    0/s" in "\n".join(_top.render(look(12.0, 0, 0), look(10.0, 9, 9), "a:2", 200))
-    assert all(len(line) <= 20 for line in _top.render(look(1.0, 0, 0), None, "a:2", 20))
+    restarted = _top.render(sample(12.0, 0, 0), sample(10.0, 9, 9), "a:2", 200)
+    assert "reads    0/s" in "\n".join(restarted)
+    assert all(len(line) <= 20 for line in _top.render(sample(), None, "a:2", 20))
+
+
+@pytest.mark.parametrize(
+    ("host", "state", "is_name_whole"),
+    [
+        ("127.0.0.1:16537", "OK", True),
+        ("192.168.100.123:65535", "DRAINING", True),
+        ("kv-cache-store-of-a-long-name-0:65535", "OK", False),
+    ],
+)
+def test_top_fits_eighty_columns(host: str, state: str, is_name_whole: bool):
+    address = "192.168.100.123:65535"
+    size = {"size": 1000 << 40, "used": 999 << 40, "status": state}
+    memory = {"used": 999 << 40, "capacity": 1000 << 40, "writing": 9 << 40, "fenced": 1 << 40}
+    counts = {"keys": 10**12, "soft_pinned_keys": 10**9, "clients": 10**4, "segments": 10**4}
+    seen = sample(
+        addresses={"rpc": "192.168.100.100:50051"},
+        pool=memory | counts,
+        segments=[{"name": host, "endpoint": address, **size}],
+        clients=[{"name": host, "heard_ms_ago": 3000}],
+    )
+    narrow = _top.render(seen, None, "192.168.100.100:9003", 80)
+    assert max(map(len, narrow)) <= 80
+    text = "\n".join(narrow)
+    assert "9.0 TiB being written, 1.0 TiB fenced" in text
+    [head] = [line for line in narrow if line.startswith("SEGMENT")]
+    row = narrow[narrow.index(head) + 1]
+    assert (row.split()[-2:], head.endswith("  AT")) == ([state, address], True)
+    assert (host in row) == is_name_whole
+
+
+def test_top_shows_an_address_that_can_be_reached():
+    seen = sample(addresses={"rpc": "0.0.0.0:50051"})
+    assert "master m.example:50051 " in _top.render(seen, None, "m.example:9003", 80)[0]
+    assert "master ? " in _top.render(sample(addresses={}), None, "m:9003", 80)[0]
 
 
 def test_top_fails_without_a_master(busy: MasterProcess):

@@ -9,7 +9,7 @@ from typing import Any
 from mooncake._api.store import Store
 from mooncake._command.output import CommandError, reason
 
-__all__ = ["address_of", "address_of_pool", "fetch"]
+__all__ = ["address_of", "address_of_pool", "fetch", "reachable"]
 
 _TIMEOUT_S = 5.0
 
@@ -31,10 +31,15 @@ def address_of_pool(store: Store) -> str:
     if not address:
         text = f"the master at {master} has no admin port"
         raise CommandError(text, "Start the master with --metrics_port.")
+    return reachable(address, master)
+
+
+def reachable(address: str, other: str) -> str:
+    """Return an address; instead of every address of a host, the host of another address of it."""
     host, _, port = address.rpartition(":")
-    if host in ("0.0.0.0", "[::]", "::"):
-        host = master.rpartition(":")[0] or host
-    return f"{host}:{port}"
+    if host not in ("0.0.0.0", "[::]", "::"):
+        return address
+    return f"{other.rpartition(':')[0] or host}:{port}"
 
 
 def fetch(admin: str, path: str) -> Any:

@@ -27,6 +27,7 @@ __all__ = [
     "quoted",
     "reason",
     "report",
+    "table",
     "write_line",
 ]
 
@@ -112,20 +113,27 @@ def print_json_list(values: Iterable[Any]) -> None:
 
 
 def print_table(head: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[int]) -> None:
-    """Print a table.
+    """Print a table; the arguments are those of `table`."""
+    print("\n".join(table(head, rows, right)))
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[int]) -> list[str]:
+    """Return the lines of a table.
 
     Args:
         head: Titles of the columns.
         rows: Texts of each row.
         right: Columns that are aligned at the right.
     """
+    lines = []
     widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
     for row in (head, *rows):
         cells = [
             cell.rjust(width) if at in right else cell.ljust(width)
             for at, (cell, width) in enumerate(zip(row, widths, strict=True))
         ]
-        print("  ".join(cells).rstrip())
+        lines.append("  ".join(cells).rstrip())
+    return lines
 
 
 def report(*failures: BaseException) -> None:

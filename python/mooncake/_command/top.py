@@ -15,14 +15,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from mooncake._command.admin import address_of, fetch
-from mooncake._command.output import CommandError
+from mooncake._command.admin import address_of, fetch, reachable
+from mooncake._command.output import CommandError, reason, table
 from mooncake._command.parser import seconds
 from mooncake._units import format_bytes, format_count, format_duration
 
 __all__ = ["Sample", "add_options", "render", "run"]
 
 _ENTER, _LEAVE = "\033[?1049h\033[?25l", "\033[?25h\033[?1049l"
+_SEGMENT_BAR, _NAME_MIN = 10, 15
 _HOME, _CLEAR_LINE, _CLEAR_REST = "\033[H", "\033[K", "\033[J"
 
 
@@ -81,49 +82,85 @@ def run(options: argparse.Namespace) -> int:
 
 
 def render(now: Sample, before: Sample | None, admin: str, width: int) -> list[str]:
-    """Return the lines of the view.
+    """Return the lines of the view, which fit 80 columns unless names are long.
 
     Args:
         now: Current sample.
         before: Previous sample, for rates per second; None for no rates.
         admin: Address of the master's admin port.
-        width: Columns of the terminal.
+        width: Columns of the terminal; longer lines are broken between values, or cut.
     """
     seen, rates = now.overview, _rates(now, before)
-    pool = seen["pool"]
+    lines = _summary(seen, rates, admin, width)
+    lines += ["", *_calls(seen, rates), "", *_segments(seen, width)]
+    clients = [
+        (client["name"], f"{format_duration(client['heard_ms_ago'] / 1000)} ago")
+        for client in seen["clients"]
+    ]
+    lines += ["", *table(("CLIENT", "HEARD"), clients, right=(1,))]
+    return [line[:width] for line in lines]
+
+
+def _summary(seen: dict[str, Any], rates: dict[str, Any], admin: str, width: int) -> list[str]:
+    pool, reads, evicted = seen["pool"], seen["reads"], seen["evictions"]
     share = pool["used"] / pool["capacity"] if pool["capacity"] else 0.0
-    reads = rates["gets"]
-    window = f"{rates['hits'] / reads:.1%}" if reads else "-"
-    ever = f"{seen['reads']['hits'] / seen['reads']['gets']:.1%}" if seen["reads"]["gets"] else "-"
-    lines = [
+    window = f"{rates['hits'] / rates['gets']:.1%}" if rates["gets"] else "-"
+    ever = f"{reads['hits'] / reads['gets']:.1%}" if reads["gets"] else "-"
+    master = reachable(seen["addresses"].get("rpc") or "?", admin)
+    up = format_duration(seen["uptime_ms"] / 1000)
+    used = f"{format_bytes(pool['used'])} of {format_bytes(pool['capacity'])}"
+    fenced = format_bytes(pool["fenced"])
+    parts = [
+        ("mooncake ", [f"{seen['version']}  master {master}", f"  admin {admin}", f"  up {up}"]),
         (
-            f"mooncake {seen['version']}  master {seen['addresses'].get('rpc') or '?'}  "
-            f"admin {admin}  up {format_duration(seen['uptime_ms'] / 1000)}"
+            "memory   ",
+            [
+                f"{_bar(share, 24)} {share:6.1%}  {used}",
+                f", {format_bytes(pool['writing'])} being written, {fenced} fenced",
+            ],
         ),
         (
-            f"memory   {_bar(share, 24)} {share:6.1%}  {format_bytes(pool['used'])} of "
-            f"{format_bytes(pool['capacity'])}, {format_bytes(pool['writing'])} being written, "
-            f"{format_bytes(pool['fenced'])} fenced"
+            "objects  ",
+            [
+                f"{pool['keys']:<12} soft pinned {pool['soft_pinned_keys']:<10}",
+                f" clients {pool['clients']:<7}",
+                f" segments {pool['segments']}",
+            ],
         ),
         (
-            f"objects  {pool['keys']:<12} soft pinned {pool['soft_pinned_keys']:<10} "
-            f"clients {pool['clients']:<7} segments {pool['segments']}"
+            "reads    ",
+            [
+                f"{format_count(rates['gets'])}/s",
+                f", hit rate {window} now and {ever} ever",
+                f", {format_bytes(rates['hit_bytes'])}/s found",
+            ],
         ),
         (
-            f"reads    {format_count(reads)}/s, hit rate {window} now and {ever} ever, "
-            f"{format_bytes(rates['hit_bytes'])}/s found"
-        ),
-        (
-            f"evicted  {seen['evictions']['keys']} objects, "
-            f"{format_bytes(seen['evictions']['bytes'])}; "
-            f"puts without room {seen['puts']['without_room']}; slow calls {seen['slow']['total']}"
-        ),
-        "",
-        (
-            f"{'CALL':<20}{'CALLS/S':>9}{'ITEMS/S':>9}{'MISSED/S':>9}{'FAILED/S':>9}"
-            f"{'CALLS':>12}{'FAILED':>10}"
+            "evicted  ",
+            [
+                f"{evicted['keys']} objects, {format_bytes(evicted['bytes'])}",
+                f"; puts without room {seen['puts']['without_room']}",
+                f"; slow calls {seen['slow']['total']}",
+            ],
         ),
     ]
+    return [line for title, texts in parts for line in _broken(title, texts, width)]
+
+
+def _broken(title: str, texts: list[str], width: int) -> list[str]:
+    """Return a line, or several if it is longer than the width; it is broken between the texts."""
+    lines = [title]
+    for text in texts:
+        if len(lines[-1]) > len(title) and len(lines[-1] + text) > width:
+            lines.append(" " * len(title))
+            text = text.lstrip(",; ")
+        lines[-1] += text
+    return lines
+
+
+def _calls(seen: dict[str, Any], rates: dict[str, Any]) -> list[str]:
+    rates_head = f"{'CALL':<20}{'CALLS/S':>9}{'ITEMS/S':>9}{'MISSED/S':>9}{'FAILED/S':>9}"
+    lines = [f"{rates_head}{'CALLS':>12}{'FAILED':>10}"]
     for call in sorted(seen["calls"], key=lambda call: -call["calls"]):
         per_second = rates["calls"].get(call["name"], {})
         lines.append(
@@ -133,20 +170,35 @@ def render(now: Sample, before: Sample | None, admin: str, width: int) -> list[s
             f"{format_count(per_second.get('failed', 0)):>9}"
             f"{call['calls']:>12}{call['failed']:>10}"
         )
-    lines += ["", f"{'SEGMENT':<28}{'USED':>26}  {'OF':>10}  {'STATE':<14}AT"]
-    for segment in sorted(seen["segments"], key=lambda segment: -segment["used"]):
-        part = segment["used"] / segment["size"] if segment["size"] else 0.0
-        lines.append(
-            f"{segment['name'][:27]:<28}{_bar(part, 10)} {format_bytes(segment['used']):>11}  "
-            f"{format_bytes(segment['size']):>10}  {segment['status'][:13]:<14}"
-            f"{segment['endpoint']}"
-        )
-    lines += ["", f"{'CLIENT':<28}{'HEARD':>12}"]
-    for client in seen["clients"]:
-        lines.append(
-            f"{client['name'][:27]:<28}{format_duration(client['heard_ms_ago'] / 1000):>8} ago"
-        )
-    return [line[:width] for line in lines]
+    return lines
+
+
+def _segments(seen: dict[str, Any], width: int) -> list[str]:
+    """Return the table of segments: with bars, or narrow without them and with shorter names."""
+    segments = sorted(seen["segments"], key=lambda segment: -segment["used"])
+    shares = [each["used"] / each["size"] if each["size"] else 0.0 for each in segments]
+
+    def lines(bar_width: int, name_width: int) -> list[str]:
+        rows = [
+            (
+                each["name"][:name_width],
+                f"{_bar(share, bar_width)} {share:4.0%}" if bar_width else f"{share:.0%}",
+                format_bytes(each["used"]),
+                format_bytes(each["size"]),
+                each["status"],
+                each["endpoint"],
+            )
+            for each, share in zip(segments, shares, strict=True)
+        ]
+        return table(("SEGMENT", "", "USED", "OF", "STATE", "AT"), rows, right=(1, 2, 3))
+
+    longest = max((len(each["name"]) for each in segments), default=0)
+    wide = lines(_SEGMENT_BAR, longest)
+    if max(map(len, wide)) <= width:
+        return wide
+    narrow = lines(0, longest)
+    excess = max(map(len, narrow)) - width
+    return lines(0, max(longest - excess, _NAME_MIN)) if excess > 0 else narrow
 
 
 def _watch(admin: str, interval_s: float) -> None:
@@ -160,7 +212,7 @@ def _watch(admin: str, interval_s: float) -> None:
                 if before is None:
                     raise
                 # The master may come back, so the last sample stays in view.
-                now, note = before, f"the master does not answer: {error}"
+                now, note = before, f"the master does not answer: {reason(error)}"
             size = shutil.get_terminal_size()
             lines = render(now, before, admin, size.columns)
             last = note or f"every {interval_s:g} s; q ends"
