@@ -244,6 +244,65 @@ def test_reference_has_names_of_both_apis(name: str) -> None:
     assert name in documented_names()
 
 
+def rust_constants(source: str) -> dict[str, str]:
+    """Returns the constants of a Rust file: numbers evaluated, byte strings as they are written."""
+    # Lengths that other files declare.
+    values: dict[str, str] = {"NONCE_BYTES": "32", "PROOF_BYTES": "32"}
+    for name, given in re.findall(r"const (\w+): [^=]+ = (.+);", source):
+        text = re.match(r'\*b"(.*)"$', given)
+        # Operators and other constants.
+        words = re.sub(r"\b[A-Z]\w+", lambda found: values.get(found[0], "?"), given)
+        if text is not None:
+            values[name] = text[1]
+        elif re.fullmatch(r"[\dA-Fa-fx_<+ ]+", words):
+            values[name] = str(eval(words, {"__builtins__": {}}))
+    return values
+
+
+def table_rows(text: str) -> dict[str, str]:
+    """Returns the first two cells of each row of a page whose first cell is code."""
+    return dict(re.findall(r"^\| `(\w+)` \| `?(.+?)`? \|", text, re.MULTILINE))
+
+
+def test_constants_of_frames_are_those_of_the_code() -> None:
+    text = (DOCS / "reference/frames.md").read_text(encoding="utf-8")
+    sources = 0
+    for table in re.findall(r"Source: `(\S+\.rs)`\.\n\n\| Constant .*\n((?:\|.*\n)+)", text):
+        source = (ROOT / table[0]).read_text(encoding="utf-8")
+        rows = table_rows(table[1])
+        assert rows != {}
+        code = rust_constants(source)
+        assert rows == {name: code.get(name) for name in rows}, table[0]
+        sources += 1
+    assert sources == 3
+
+
+@pytest.mark.parametrize(
+    ("message", "file"),
+    [
+        ("ServerGreeting", "native_frame.rs"),
+        ("DaemonGreeting", "native_frame.rs"),
+        ("ClientProof", "native_token.rs"),
+    ],
+)
+def test_fields_of_greetings_are_those_of_the_code(message: str, file: str) -> None:
+    text = (DOCS / "reference/frames.md").read_text(encoding="utf-8")
+    source = (ROOT / "crates/proto/src" / file).read_text(encoding="utf-8")
+    body = source.partition(f"pub struct {message} {{")[2].partition("\n}")[0]
+    fields = re.findall(r'tag = "(\d+)"\)\]\n +pub (\w+):', body)
+    table = text.partition(f"| Field of `{message}` |")[2].partition("\n\n")[0]
+    assert table_rows(table) == {name: tag for tag, name in fields}
+
+
+def test_fields_of_calls_for_blocks_are_those_of_the_code() -> None:
+    text = (DOCS / "reference/frames.md").read_text(encoding="utf-8")
+    source = (ROOT / "python/mooncake/_connector/messages.py").read_text(encoding="utf-8")
+    struct = next(node for node in ast.parse(source).body if isinstance(node, ast.ClassDef))
+    fields = [node.target.id for node in struct.body if isinstance(node, ast.AnnAssign)]
+    table = text.partition("| Field of `MooncakeAgentMetadata` |")[2].partition("\n\n")[0]
+    assert list(table_rows(table)) == fields
+
+
 def reference_pages() -> Any:
     """Returns the module that writes reference pages while the site is built."""
     path = DOCS / "_extensions/reference_pages.py"
