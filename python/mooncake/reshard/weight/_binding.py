@@ -25,9 +25,9 @@ from ..contracts import (
     RuntimeBindingFragment,
     RuntimeInstanceId,
     TensorId,
-    canonical_strides_bytes,
     validate_resource_binding_identity,
 )
+from ..contracts.fragments import canonical_strides_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

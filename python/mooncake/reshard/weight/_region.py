@@ -8,12 +8,14 @@ from math import prod
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from .._checks import require_integer, require_integers, require_text, set_fields
-from ..contracts import TensorId, canonical_strides_bytes
+from ..contracts.fragments import canonical_strides_bytes
 from ..geometry import Box, box_contains
 from ._tensor import TensorPart
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from ..contracts import TensorId
 
 __all__ = [
     "PlanningLimits",
