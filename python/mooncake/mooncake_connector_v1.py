@@ -39,17 +39,22 @@ __all__ = [
     "VLLM_MOONCAKE_PROTOCOL",
     "VLLM_MOONCAKE_SENDER_WORKERS",
     "VLLM_MOONCAKE_SIDE_CHANNEL_PORT",
+    "EngineId",
     "MooncakeAgentMetadata",
     "MooncakeConnector",
     "MooncakeConnectorMetadata",
     "MooncakeConnectorScheduler",
     "MooncakeConnectorWorker",
     "RecvReqMeta",
+    "ReqId",
     "SendBlockMeta",
     "get_mooncake_side_channel_port",
     "group_concurrent_contiguous",
     "zmq_ctx",
 ]
+
+EngineId = str
+ReqId = str
 
 TRANS_DONE = b"trans_done"
 TRANS_ERROR = b"trans_error"

@@ -20,6 +20,7 @@ zmq = pytest.importorskip("zmq")
 pytest.importorskip("torch")
 
 import vllm_interface as vllm  # noqa: E402
+from upstream_package import run, upstream_python  # noqa: E402
 
 from mooncake import mooncake_connector_v1 as connector_v1  # noqa: E402
 
@@ -43,26 +44,35 @@ def has_ipv6() -> bool:
     return True
 
 
-class PrefillProcess:
-    """An engine with the role of a producer, in another process."""
+class EngineProcess:
+    """An engine in another process, with the role of a producer unless another is given."""
 
-    def __init__(self, variables: dict[str, str] | None = None, **options: Any) -> None:
+    def __init__(
+        self,
+        variables: dict[str, str] | None = None,
+        program: str = "vllm_interface.py",
+        **options: Any,
+    ) -> None:
         self.port = free_port()
         environment = {**os.environ, PORT: str(self.port), **(variables or {})}
         options = {"role": "kv_producer", **options}
         self.process = subprocess.Popen(
-            [sys.executable, str(HERE / "vllm_interface.py"), json.dumps(options)],
+            [sys.executable, str(HERE / program), json.dumps(options)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env=environment,
             text=True,
         )
-        self.pid = self.read()
+        try:
+            self.pid = self.read()
+        except BaseException:
+            self.kill()
+            raise
 
     def read(self) -> Any:
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
-        assert line, "the prefill process ended"
+        assert line, "the process ended"
         return json.loads(line)
 
     def tell(self, *call: Any) -> None:
@@ -90,22 +100,22 @@ class PrefillProcess:
 
 
 @pytest.fixture(scope="module")
-def shared_prefill() -> Iterator[PrefillProcess]:
-    started = PrefillProcess()
+def shared_prefill() -> Iterator[EngineProcess]:
+    started = EngineProcess()
     yield started
     started.end()
 
 
 @pytest.fixture
-def prefill(shared_prefill: PrefillProcess) -> Iterator[PrefillProcess]:
+def prefill(shared_prefill: EngineProcess) -> Iterator[EngineProcess]:
     yield shared_prefill
     shared_prefill.check_free()
 
 
 @pytest.fixture
-def hasty_prefill() -> Iterator[PrefillProcess]:
+def hasty_prefill() -> Iterator[EngineProcess]:
     """Frees blocks that nobody asked for within a second."""
-    started = PrefillProcess({EXPIRY: "1"})
+    started = EngineProcess({EXPIRY: "1"})
     yield started
     started.end()
 
@@ -136,7 +146,7 @@ def finish(decode: vllm.Engine, request_id: str) -> None:
 
 @pytest.mark.parametrize("is_split", [True, False], ids=["keys-values-apart", "blocks-first"])
 def test_blocks_of_many_layers_arrive(monkeypatch, is_split):
-    prefill = PrefillProcess(layers=40, is_split=is_split)
+    prefill = EngineProcess(layers=40, is_split=is_split)
     monkeypatch.setenv("VLLM_MOONCAKE_PROTOCOL", "tcp")
     decode = vllm.Engine("kv_consumer", layers=40, is_split=is_split)
     try:
@@ -240,7 +250,7 @@ def test_one_late_request_does_not_fail_the_others_of_its_call(prefill, decode):
 
 
 def test_a_prefill_that_dies_in_mid_transfer_fails_the_request(decode):
-    prefill = PrefillProcess()
+    prefill = EngineProcess()
     params = prefill("prefill", "p", 40, 4)
     prefill("hang_in_write")
     decode.start_decode("d", 40, params)
@@ -249,6 +259,40 @@ def test_a_prefill_that_dies_in_mid_transfer_fails_the_request(decode):
     prefill.kill()
     finish(decode, "d")
     assert decode.failed == set(decode.owned["d"][: vllm.blocks_of(40)])
+
+
+def test_a_decode_that_dies_in_mid_transfer_frees_the_blocks(monkeypatch):
+    monkeypatch.setenv(PORT, str(free_port()))
+    monkeypatch.setenv(EXPIRY, "1")
+    monkeypatch.setenv("VLLM_MOONCAKE_PROTOCOL", "tcp")
+    prefill, decode = vllm.Engine("kv_producer"), EngineProcess(role="kv_consumer")
+    outcomes = kill_in_mid_transfer(prefill, decode)
+    params = prefill.prefill("p", 200, 4)
+    assert decode("start_decode", "d", 200, params) == [200, True]
+    decode.tell("step")
+    prefill.until(lambda engine: len(engine.free) == engine.blocks)
+    assert len(outcomes) == 2
+    assert outcomes[0] == 0
+    assert outcomes[1] != 0, "memory of a process that died was written"
+    assert prefill.sent == {"p"}
+    assert prefill.shutdown() == 0
+
+
+def kill_in_mid_transfer(prefill: vllm.Engine, decode: EngineProcess) -> list[int]:
+    """Lets the next write kill its target after half of its copies; returns the results to come."""
+    engine = prefill.worker.engine
+    outcomes: list[int] = []
+
+    class Half:
+        def batch_transfer_sync_write(self, peer, *columns):
+            half = len(columns[0]) // 2
+            outcomes.append(engine.batch_transfer_sync_write(peer, *(c[:half] for c in columns)))
+            decode.kill()
+            outcomes.append(engine.batch_transfer_sync_write(peer, *(c[half:] for c in columns)))
+            return outcomes[-1]
+
+    prefill.worker._sender._engine = Half()
+    return outcomes
 
 
 def test_a_prefill_that_is_not_there_fails_the_request(decode):
@@ -334,6 +378,20 @@ def test_both_roles_in_one_engine(monkeypatch):
     params = engine.prefill("p", 12, 5)
     engine.start_decode("d", 12, params)
     engine.until(lambda each: each.received == {"d"} and each.sent == {"p"})
+    assert engine.mismatches("d", 12, 5) == []
+    assert engine.shutdown() == 0
+
+
+@pytest.mark.skipif(not has_ipv6(), reason="needs IPv6 on the loopback device: enable it")
+def test_blocks_arrive_over_ipv6(monkeypatch):
+    monkeypatch.setenv("VLLM_HOST_IP", "::1")
+    monkeypatch.setenv("VLLM_MOONCAKE_PROTOCOL", "tcp")
+    monkeypatch.setenv(PORT, str(free_port()))
+    engine = vllm.Engine("kv_both")
+    params = engine.prefill("p", 12, 5)
+    assert params["remote_host"] == "::1"
+    engine.start_decode("d", 12, params)
+    engine.until(lambda each: each.received == {"d"})
     assert engine.mismatches("d", 12, 5) == []
     assert engine.shutdown() == 0
 
@@ -430,6 +488,41 @@ def test_wrong_calls_are_answered_with_an_error(hasty_prefill):
         call = connector_v1.MooncakeAgentMetadata("127.0.0.1", 1, ids, [4096] * 6, blocks)
         answer = call_raw(hasty_prefill.port, msgspec.msgpack.encode(call))
         assert answer == connector_v1.TRANS_ERROR, (ids, blocks)
+
+
+# Upstream's connector
+
+
+@pytest.fixture(scope="module")
+def upstream() -> dict[str, str]:
+    """The variables with which a process has upstream's package."""
+    found = run(upstream_python(), "-c", "import mooncake; print(mooncake.__file__)")
+    packages = Path(found.stdout.strip()).parents[1]
+    return {"PYTHONPATH": str(packages), "VLLM_MOONCAKE_PROTOCOL": "tcp"}
+
+
+def test_blocks_of_upstreams_prefill_arrive(upstream, decode):
+    prefill = EngineProcess(upstream, "upstream_connector.py")
+    try:
+        for number, tokens in enumerate((12, 40, 30)):
+            params = prefill("prefill", f"p-{number}", tokens, number)
+            decode.start_decode(f"d-{number}", tokens, params)
+        for number, tokens in enumerate((12, 40, 30)):
+            assert decode.receive(f"d-{number}", tokens, number) == []
+        assert decode.failed == set()
+        prefill.check_free()
+    finally:
+        prefill.kill()
+
+
+def test_blocks_arrive_at_upstreams_decode(upstream, prefill):
+    decode = EngineProcess(upstream, "upstream_connector.py", role="kv_consumer", spare_tokens=0)
+    try:
+        params = prefill("prefill", "p", 30, 9)
+        decode("start_decode", "d", 30, params)
+        assert decode("receive", "d", 30, 9) == []
+    finally:
+        decode.kill()
 
 
 # Names

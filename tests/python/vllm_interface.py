@@ -47,6 +47,9 @@ class KVConnectorBaseV1(ABC):  # noqa: B024
     def clear_connector_metadata(self):
         self._connector_metadata = None
 
+    def get_block_ids_with_load_errors(self):
+        return set()
+
 
 class RequestStatus(enum.IntEnum):
     RUNNING = 2
@@ -65,16 +68,21 @@ def install() -> None:
             "SupportsHMA": SupportsHMA,
         },
         "vllm.distributed.parallel_state": {"get_tensor_model_parallel_rank": lambda: 0},
-        "vllm.utils.network_utils": {"get_ip": lambda: "127.0.0.1"},
+        "vllm.utils.network_utils": {"get_ip": lambda: os.environ.get("VLLM_HOST_IP", "127.0.0.1")},
         "vllm.v1.request": {"RequestStatus": RequestStatus},
     }
     for name, values in found.items():
-        parts = name.split(".")
-        for length in range(1, len(parts) + 1):
-            path = ".".join(parts[:length])
-            module = sys.modules.setdefault(path, types.ModuleType(path))
-            module.__path__ = []
-        vars(sys.modules[name]).update(values)
+        add_module(name, values)
+
+
+def add_module(name: str, values: dict[str, Any]) -> None:
+    """Puts values into a module, which is made with its parents where there is none."""
+    parts = name.split(".")
+    for length in range(1, len(parts) + 1):
+        path = ".".join(parts[:length])
+        module = sys.modules.setdefault(path, types.ModuleType(path))
+        module.__path__ = []
+    vars(sys.modules[name]).update(values)
 
 
 def config(role: str, blocks: int | None, tp_size: int = 1) -> Any:
@@ -82,7 +90,12 @@ def config(role: str, blocks: int | None, tp_size: int = 1) -> Any:
     return types.SimpleNamespace(
         kv_transfer_config=types.SimpleNamespace(engine_id="engine", kv_role=role),
         parallel_config=types.SimpleNamespace(data_parallel_rank=0, tensor_parallel_size=tp_size),
-        cache_config=types.SimpleNamespace(block_size=BLOCK_SIZE, num_gpu_blocks=blocks),
+        cache_config=types.SimpleNamespace(
+            block_size=BLOCK_SIZE, num_gpu_blocks=blocks, cache_dtype="auto"
+        ),
+        model_config=types.SimpleNamespace(
+            use_mla=False, dtype=None, get_head_size=lambda: HEAD_SIZE
+        ),
     )
 
 
@@ -133,6 +146,8 @@ class Engine:
     blocks: int = 64
     is_split: bool = True
     heads: int = HEADS
+    # vLLM may add blocks for the tokens that come.
+    spare_tokens: int = BLOCK_SIZE
     free: list[int] = field(default_factory=list)
     owned: dict[str, list[int]] = field(default_factory=dict)
     requests: dict[str, Request] = field(default_factory=dict)
@@ -213,8 +228,7 @@ class Engine:
         request = Request(request_id, tokens, dict(params))
         answer = self.scheduler.get_num_new_matched_tokens(request, cached * BLOCK_SIZE)
         assert answer == self.scheduler.get_num_new_matched_tokens(request, cached * BLOCK_SIZE)
-        # vLLM may add blocks for the tokens that come.
-        ids = self.allocate(request_id, tokens + BLOCK_SIZE)
+        ids = self.allocate(request_id, tokens + self.spare_tokens)
         self.scheduler.update_state_after_alloc(request, Blocks(ids, cached), answer[0])
         return answer
 
@@ -232,6 +246,11 @@ class Engine:
                 self.block(layer, self.owned[request_id][index]), content(seed, layer, index)
             )
         ]
+
+    def receive(self, request_id: str, tokens: int, seed: int) -> list[str]:
+        """Waits for a prompt, and names the blocks that differ from it."""
+        self.until(lambda engine: request_id in engine.received)
+        return self.mismatches(request_id, tokens, seed)
 
     # Both
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-__all__ = ["MooncakeAgentMetadata", "decode", "encode"]
+__all__ = ["MooncakeAgentMetadata", "decode", "encode", "endpoint"]
 
 
 class MooncakeAgentMetadata(  # type: ignore[call-arg, unused-ignore]
@@ -61,3 +61,9 @@ def decode(payload: bytes) -> MooncakeAgentMetadata:
     if len(set(message.request_ids)) != len(message.request_ids):
         raise ValueError("not a call for blocks: a request is named twice")
     return message
+
+
+def endpoint(host: str, port: int) -> str:
+    """Returns a host and a port as one text; the address of an IPv6 host gets brackets."""
+    is_bare_ipv6 = ":" in host and not host.startswith("[")
+    return f"[{host}]:{port}" if is_bare_ipv6 else f"{host}:{port}"

@@ -103,13 +103,12 @@ class BlockReceiver:
                 block_bytes=[region.block_bytes for region in self._regions],
             )
         )
-        name = f"[{host}]" if ":" in host else host
         async with self._slots:
             if self._context is None:
                 self._context = zmq.asyncio.Context()
             socket = self._context.socket(zmq.REQ)
             try:
-                return await self._exchange(socket, f"tcp://{name}:{port}", call)
+                return await self._exchange(socket, f"tcp://{messages.endpoint(host, port)}", call)
             except zmq.ZMQError as error:
                 _log.error("the call for blocks to %s:%d failed: %s", host, port, error)
                 return False

@@ -158,14 +158,14 @@ class BlockSender:
         socket.linger = 0
         socket.maxmsgsize = _CALL_BYTES_MAX
         socket.ipv6 = True
-        name = f"[{host}]" if ":" in host else host
+        endpoint = messages.endpoint(host, port)
         try:
-            socket.bind(f"tcp://{name}:{port}")
+            socket.bind(f"tcp://{endpoint}")
         except zmq.ZMQError as error:
             context.destroy(linger=0)
             raise OSError(
                 error.errno,
-                f"the side channel cannot listen at {name}:{port} ({error.strerror}); set "
+                f"the side channel cannot listen at {endpoint} ({error.strerror}); set "
                 "VLLM_MOONCAKE_SIDE_CHANNEL_PORT to a free port, VLLM_HOST_IP to an address here",
             ) from error
         self._loop.start(self._serve(context, socket))
@@ -216,7 +216,7 @@ class BlockSender:
             pairs = list(zip(here, call.block_ids, strict=True))
             copies = plan_copies(self._regions, call.kv_caches_base_addr, pairs)
             if copies.lengths:
-                peer = f"{call.remote_hostname}:{call.remote_port}"
+                peer = messages.endpoint(call.remote_hostname, call.remote_port)
                 await asyncio.get_running_loop().run_in_executor(
                     self._pool, self._write, peer, copies, start_max
                 )
