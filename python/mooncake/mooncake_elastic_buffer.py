@@ -2,31 +2,54 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 from .errors import NotSupportedError
+from .mooncake_ep_buffer import EventOverlap
 
-__all__ = ["EPHandle", "ElasticBuffer"]
+__all__ = ["EPHandle", "ElasticBuffer", "EventOverlap"]
 
-_REASON = (
-    "ElasticBuffer runs on kernels for GPUs, which this build does not have: use "
-    "mooncake.mooncake_ep_buffer.Buffer"
-)
+
+def _refused(name: str) -> Callable[..., NoReturn]:
+    def call(*arguments: Any, **options: Any) -> NoReturn:  # noqa: ARG001
+        _refuse(name)
+
+    call.__name__, call.__qualname__ = name, f"ElasticBuffer.{name}"
+    call.__doc__ = "Refuses: there are no kernels for GPUs."
+    return call
+
+
+def _refuse(name: str) -> NoReturn:
+    raise NotSupportedError(
+        f"{name} runs on kernels for GPUs, which this build does not have: use "
+        "mooncake.mooncake_ep_buffer.Buffer"
+    )
 
 
 class ElasticBuffer:
-    """Would exchange tokens between GPUs; refuses to be made."""
+    """Would exchange tokens between GPUs; refuses to be made, and all its calls refuse."""
 
     def __init__(self, group: Any, num_bytes: int | None = None, **options: Any) -> None:  # noqa: ARG002
-        _refuse()
+        _refuse("ElasticBuffer")
+
+    get_buffer_size_hint = staticmethod(_refused("get_buffer_size_hint"))
+    get_engram_storage_size_hint = staticmethod(_refused("get_engram_storage_size_hint"))
+    get_pp_buffer_size_hint = staticmethod(_refused("get_pp_buffer_size_hint"))
+    get_agrs_buffer_size_hint = staticmethod(_refused("get_agrs_buffer_size_hint"))
+    capture = staticmethod(_refused("capture"))
+    barrier = _refused("barrier")
+    combine = _refused("combine")
+    destroy = _refused("destroy")
+    dispatch = _refused("dispatch")
+    get_logical_domain_size = _refused("get_logical_domain_size")
+    get_physical_domain_size = _refused("get_physical_domain_size")
+    get_theoretical_num_sms = _refused("get_theoretical_num_sms")
+    update_ep_member = _refused("update_ep_member")
 
 
 class EPHandle:
     """Would describe a round of `ElasticBuffer`; refuses to be made."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:  # noqa: ARG002
-        _refuse()
-
-
-def _refuse() -> NoReturn:
-    raise NotSupportedError(_REASON)
+        _refuse("EPHandle")

@@ -9,12 +9,15 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import torch
-
+# Imported before torch: it says what to install where torch is missing.
+from ._pg.device_links import DeviceLinks
 from ._pg.expert_rows import BLOCK, Routing, combine_rows, quantize, rows_of_experts
 from ._pg.membership import get_current_epoch
 from ._pg.row_memory import RowMemory
 from .pg import MooncakeProcessGroup
+
+# isort: split
+import torch
 
 __all__ = ["Buffer", "EventOverlap"]
 
@@ -25,7 +28,7 @@ Handle = tuple[torch.Tensor, torch.Tensor, int, int, int]
 
 
 class EventOverlap:
-    """Upstream's event. Results are complete when a call returns, so that nothing waits."""
+    """Upstream's event. Results are complete when a call returns: `Buffer` gives no event."""
 
     def __init__(
         self, event: Any = None, extra_tensors: tuple[torch.Tensor, ...] | None = None
@@ -34,7 +37,10 @@ class EventOverlap:
         self.extra_tensors = extra_tensors
 
     def current_stream_wait(self) -> None:
-        """Does nothing: the results are complete."""
+        """Lets torch's current stream wait for the event, if there is one."""
+        if self.event is not None:
+            stream_ptr = torch.cuda.current_stream().cuda_stream if torch.cuda.is_available() else 0
+            self.event.current_stream_wait(stream_ptr)
 
     def __enter__(self) -> EventOverlap:
         return self
@@ -43,7 +49,7 @@ class EventOverlap:
         self.current_stream_wait()
 
 
-class Buffer:
+class Buffer(DeviceLinks):
     """Exchanges tokens between the ranks of a group, in rounds of `dispatch` and `combine`."""
 
     def __init__(self, group: Any, num_ep_buffer_bytes: int = 0, disable_p2p: bool = False) -> None:

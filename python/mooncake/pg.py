@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import torch.distributed as dist
-
 from ._pg.group import MooncakeProcessGroup, create_process_group
 from ._pg.membership import (
     ProposalStatus,
@@ -121,6 +119,8 @@ def _devices() -> tuple[str, ...]:
 
 
 def _register() -> None:
+    import torch.distributed as dist
+
     for name, creator, devices in (
         ("mooncake", createMooncakeBackend, ["cpu", "cuda"]),
         ("mooncake-cpu", createMooncakeCpuBackend, ["cpu"]),

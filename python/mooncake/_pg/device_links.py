@@ -1,0 +1,53 @@
+"""Upstream's calls of `Buffer` for direct links between GPUs, of which this build has none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+from mooncake.errors import NotSupportedError
+
+__all__ = ["DeviceLinks"]
+
+
+def _refused(name: str) -> Callable[..., NoReturn]:
+    def call(self: DeviceLinks, *arguments: Any, **options: Any) -> NoReturn:  # noqa: ARG001
+        raise NotSupportedError(
+            f"{name} is for direct links between GPUs, which this build does not have: dispatch "
+            "and combine work without them"
+        )
+
+    call.__name__, call.__qualname__ = name, f"Buffer.{name}"
+    call.__doc__ = "Refuses: there are no direct links between GPUs."
+    return call
+
+
+class DeviceLinks:
+    """Answers that no GPU is linked to another, and refuses the calls that would link them."""
+
+    def ibgda_disabled(self) -> bool:
+        """Returns True: no GPU posts to an RDMA device itself."""
+        return True
+
+    def p2p_enabled(self) -> bool:
+        """Returns False: no GPU maps the memory of another."""
+        return False
+
+    def use_fast_path(self) -> bool:
+        """Returns False: tokens pass through host memory."""
+        return False
+
+    def is_roce(self) -> bool:
+        """Returns False: no GPU uses an RDMA device itself."""
+        return False
+
+    sync_ib = _refused("sync_ib")
+    sync_roce = _refused("sync_roce")
+    sync_ibgda_peers = _refused("sync_ibgda_peers")
+    sync_nvlink_ipc_handles = _refused("sync_nvlink_ipc_handles")
+    update_local_qpns = _refused("update_local_qpns")
+    get_mr_info = _refused("get_mr_info")
+    get_gid = _refused("get_gid")
+    get_local_qpns = _refused("get_local_qpns")
+    get_local_lids = _refused("get_local_lids")
+    get_ipc_handle = _refused("get_ipc_handle")
