@@ -16,6 +16,7 @@ from urllib.parse import unquote_to_bytes
 
 from mooncake._http import Reply, Request, Server
 from mooncake._rest.access import refusal
+from mooncake._rest.handlers import AiohttpHandlers
 from mooncake._rest.mountable import MountRefusedError, open_mountable, roots
 from mooncake._rest.objects import ObjectRoutes, is_route
 from mooncake._runtime import _native
@@ -50,7 +51,7 @@ class _RefusedError(Exception):
         self.status = status
 
 
-class MooncakeStoreService:
+class MooncakeStoreService(AiohttpHandlers):
     """A store, and the HTTP server in front of it.
 
     Everyone may read objects. Requests that change something must come from this host, or carry the
