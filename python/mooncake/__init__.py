@@ -6,6 +6,7 @@ with upstream's return values.
 
 from __future__ import annotations
 
+from pkgutil import extend_path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -41,6 +42,9 @@ if TYPE_CHECKING:
     )
 
     __version__: str
+
+# Other distributions may have modules below `mooncake` in folders of their own.
+__path__ = extend_path(__path__, __name__)
 
 __all__ = [
     "AlreadyExistsError",

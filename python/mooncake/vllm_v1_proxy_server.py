@@ -97,13 +97,11 @@ def parse_args(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 @asynccontextmanager
-async def lifespan(
-    application: ProxyApp, options: argparse.Namespace | None = None
-) -> AsyncIterator[None]:
+async def lifespan(app: ProxyApp, options: argparse.Namespace | None = None) -> AsyncIterator[None]:
     """Makes the proxy of an application from the options of the command line."""
     options = options or parse_args()
     timeouts = Timeouts(options.connect_timeout, options.answer_timeout, options.idle_timeout)
-    application.proxy = Proxy(
+    app.proxy = Proxy(
         BackendPool("prefill", [Backend("prefill", *at) for at in options.prefiller_instances]),
         BackendPool("decode", [Backend("decode", *at) for at in options.decoder_instances]),
         timeouts,
@@ -111,10 +109,10 @@ async def lifespan(
     try:
         yield
     finally:
-        application.proxy = None
+        app.proxy = None
 
 
-def get_next_client(application: ProxyApp, service_type: str) -> Backend:
+def get_next_client(app: ProxyApp, service_type: str) -> Backend:
     """Returns the backend of a role, `prefill` or `decode`, whose turn it is.
 
     Raises:
@@ -123,7 +121,7 @@ def get_next_client(application: ProxyApp, service_type: str) -> Backend:
     """
     if service_type not in ("prefill", "decode"):
         raise ValueError(f"service_type must be prefill or decode: {service_type!r}")
-    proxy = _running(application)
+    proxy = _running(app)
     pool = proxy.prefill if service_type == "prefill" else proxy.decode
     backend = pool.next()
     if backend is None:
@@ -177,10 +175,10 @@ async def _run(options: argparse.Namespace) -> None:
             await stopped.wait()
 
 
-def _running(application: ProxyApp) -> Proxy:
-    if application.proxy is None:
+def _running(app: ProxyApp) -> Proxy:
+    if app.proxy is None:
         raise RuntimeError("the proxy does not run: enter lifespan(app) first")
-    return application.proxy
+    return app.proxy
 
 
 def main() -> None:
