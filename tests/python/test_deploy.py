@@ -121,6 +121,32 @@ def test_check_fails_in_ci_without_its_tools(is_ci, tmp_path):
         assert f"not installed: {name} " in done.stderr
 
 
+def test_steps_make_what_units_and_manifests_need():
+    pages = {
+        name: (DEPLOY.parent / f"docs/how-to/{name}.md").read_text(encoding="utf-8")
+        for name in ("systemd", "containers")
+    }
+    for unit in (DEPLOY / "systemd").glob("*.service"):
+        text = unit.read_text(encoding="utf-8")
+        needed = re.findall(r"^EnvironmentFile=-?(\S+)|^ExecStart=(\S+)/", text, re.MULTILINE)
+        needed += [(user, "") for user in re.findall(r"^User=(\S+)", text, re.MULTILINE)]
+        needed += [(f"{name}=", "") for name in re.findall(r"\$\{(\w+)\}", text)]
+        assert len(needed) >= 2, unit.name
+        for words in needed:
+            assert "".join(words) in pages["systemd"], unit.name
+        assert f"deploy/systemd/{unit.name}" in pages["systemd"]
+    base = "".join(
+        path.read_text(encoding="utf-8") for path in DEPLOY.glob("kubernetes/base/*.yaml")
+    )
+    secrets = set(re.findall(r"secretRef: \{name: (\S+),", base))
+    labels = set(re.findall(r'nodeSelector: \{(\S+): "(\w+)"\}', base))
+    assert len(secrets) == len(labels) == 1
+    for secret in secrets:
+        assert f"create secret generic {secret}" in pages["containers"]
+    for label, value in labels:
+        assert f"kubectl label node NODE {label}={value}" in pages["containers"]
+
+
 def test_containers_do_not_run_as_root():
     image = (DEPLOY / "docker/Dockerfile").read_text(encoding="utf-8")
     user = re.findall(r"^USER (\d+):", image, re.MULTILINE)

@@ -33,11 +33,12 @@ INSTRUCTIONS = [
 ]
 # Programs of others, whose options are not checked.
 FOREIGN_PROGRAM = re.compile(
-    r"\b(?:curl|docker|kubectl|pip|sysctl|torchrun|vllm|sglang(?:_router)?\.\w+)\s"
+    r"\b(?:curl|docker|kubectl|pip|sysctl|systemctl|useradd|torchrun|vllm|sglang(?:_router)?\.\w+)\s"
 )
 # Options of others that stand alone.
 FOREIGN_FLAGS = {
     *("--device", "--ipc", "--kv-transfer-config", "--tensor-parallel-size", "--ulimit"),
+    "--env-file",
     *("--disable-hybrid-kv-cache-manager", "--hicache-storage-backend-extra-config"),
     *("--disaggregation-ib-device", "--base-gpu-id"),
 }
@@ -53,12 +54,12 @@ PROGRAMS = (
 
 def without_code(text: str) -> str:
     """Returns a page without its code blocks, whose brackets are no links."""
-    return re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)
+    return re.sub(r"^ *```.*?^ *```", "", text, flags=re.DOTALL | re.MULTILINE)
 
 
 def code_of(text: str) -> list[str]:
     """Returns the code blocks and the code within lines of a page."""
-    return re.findall(r"^```\w*\n(.*?)^```", text, re.DOTALL | re.MULTILINE) + re.findall(
+    return re.findall(r"^ *```\w*\n(.*?)^ *```", text, re.DOTALL | re.MULTILINE) + re.findall(
         r"`([^`\n]+)`", without_code(text)
     )
 
