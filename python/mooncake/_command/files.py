@@ -219,10 +219,11 @@ def _memory_of(file: IO[bytes]) -> Iterator[Readable]:
         yield head
         return
     with tempfile.TemporaryFile() as copy:
-        copy.write(head)
-        del head
-        shutil.copyfileobj(file, copy, _CHUNK_BYTES)
-        copy.flush()
+        with _about(tempfile.gettempdir()):
+            copy.write(head)
+            del head
+            shutil.copyfileobj(file, copy, _CHUNK_BYTES)
+            copy.flush()
         with mmap.mmap(copy.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
             yield mapped
 
