@@ -6,7 +6,9 @@ use mooncake_base::Error;
 
 use crate::{
     buffers::Buffer,
-    collectives::{DONE, Exchange, Operation, Stop, Take, Writes, wrong_length},
+    collectives::{
+        DONE, Exchange, Operation, Outgoing, Received, Stop, Take, Writes, wrong_length,
+    },
     frame::{Header, Kind},
     group::{Core, slot_number},
     inbox::{Part, State},
@@ -14,6 +16,7 @@ use crate::{
     message::Member,
     peer_memory::{LENT_BYTES_MIN, Loan},
     progress::View,
+    staging::{Contribution, STAGED_BYTES_MIN},
 };
 
 /// Bytes of lent memory that are read at once for a reduction; they fit a cache.
@@ -58,6 +61,8 @@ impl<'a> Attempt<'a> {
             return Err(Stop::Failed(error));
         }
         self.agree().await?;
+        // All members have begun this operation, so that they have written the results of earlier ones.
+        self.core.reuse_staged(self.sequence);
         // A change of the view that has begun decides whether the operation is finished.
         let mut state = self.core.inbox.state.lock();
         if self.is_interrupted(&state) {
@@ -189,6 +194,28 @@ impl<'a> Attempt<'a> {
         if found == length as u64 { Ok(part) } else { Err(wrong_length(found, length)) }
     }
 
+    /// Reads memory that a member lends.
+    async fn read_lent(
+        &self,
+        slot: usize,
+        process: u32,
+        loan: &Loan,
+        target: &mut [u8],
+    ) -> Result<(), Stop> {
+        if let Err(error) = loan.read(process, 0, target) {
+            return Err(self.explain(slot, process, loan, &error).await);
+        }
+        self.check_loan(process, loan).await
+    }
+
+    /// Maps the copy of lent memory, if there is one.
+    fn find_staged(&self, slot: usize, process: u32, loan: &Loan) -> Option<Contribution> {
+        let (copy, length) = (loan.copy?, usize::try_from(loan.length).ok()?);
+        let link = self.core.mesh.open_link(self.view.member(slot)?)?;
+        let found = link.staged.find(process, copy, length);
+        found.inspect_err(|error| tracing::debug!(slot, %error, "a copy is not mapped")).ok()
+    }
+
     /// Checks that the memory was lent until now.
     async fn check_loan(&self, process: u32, loan: &Loan) -> Result<(), Stop> {
         match loan.is_current(process) {
@@ -245,30 +272,58 @@ impl Exchange for Attempt<'_> {
         self.core.mesh.buffers().take(length)
     }
 
-    async fn send(&self, slot: usize, step: u32, bytes: &[u8]) -> Result<(), Stop> {
-        let member = self.view.member(slot).ok_or(Stop::Interrupted)?;
-        if bytes.len() >= LENT_BYTES_MIN && self.core.mesh.may_lend(member) {
-            let loan = self.core.lent.lend(bytes);
-            self.send_as(Kind::CollectiveLoan, slot, step, &loan.encode()).await?;
-        } else {
-            self.send_bytes(slot, step, bytes).await?;
+    fn lend<'b>(&self, bytes: &'b [u8]) -> Outgoing<'b> {
+        let is_large = bytes.len() >= LENT_BYTES_MIN;
+        Outgoing { bytes, loan: is_large.then(|| self.core.lent.lend(bytes)) }
+    }
+
+    fn stage<'b>(&self, bytes: &'b [u8]) -> Outgoing<'b> {
+        let mut outgoing = self.lend(bytes);
+        let is_read =
+            |member: &Member| member.slot != self.core.slot && self.core.mesh.may_lend(member);
+        if let Some(loan) = &mut outgoing.loan
+            && bytes.len() >= STAGED_BYTES_MIN
+            && self.view.members.iter().any(is_read)
+        {
+            loan.copy = self.core.stage(self.view.attempt, self.sequence, bytes);
         }
-        self.core.metrics.add_sent(bytes.len());
+        outgoing
+    }
+
+    async fn send(&self, slot: usize, step: u32, outgoing: Outgoing<'_>) -> Result<(), Stop> {
+        let member = self.view.member(slot).ok_or(Stop::Interrupted)?;
+        match outgoing.loan.filter(|_| self.core.mesh.may_lend(member)) {
+            Some(loan) => self.send_as(Kind::CollectiveLoan, slot, step, &loan.encode()).await?,
+            None => self.send_bytes(slot, step, outgoing.bytes).await?,
+        }
+        self.core.metrics.add_sent(outgoing.bytes.len());
         Ok(())
+    }
+
+    async fn receive(&self, slot: usize, step: u32, length: usize) -> Result<Received, Stop> {
+        match self.part_of(slot, step, length).await? {
+            Part::Offered(_) => Err(Stop::Interrupted),
+            Part::Bytes(bytes) => Ok(Received::Buffer(bytes.into())),
+            Part::Lent { process, loan } => {
+                if let Some(contribution) = self.find_staged(slot, process, &loan) {
+                    return Ok(Received::Staged(contribution));
+                }
+                let mut bytes = self.buffer(length);
+                self.read_lent(slot, process, &loan, &mut bytes).await?;
+                Ok(Received::Buffer(bytes))
+            }
+        }
     }
 
     async fn receive_into(&self, slot: usize, step: u32, target: &mut [u8]) -> Result<(), Stop> {
         match self.part_of(slot, step, target.len()).await? {
-            Part::Offered(_) => return Err(Stop::Interrupted),
-            Part::Bytes(bytes) => target.copy_from_slice(&bytes),
-            Part::Lent { process, loan } => {
-                if let Err(error) = loan.read(process, 0, target) {
-                    return Err(self.explain(slot, process, &loan, &error).await);
-                }
-                self.check_loan(process, &loan).await?;
+            Part::Offered(_) => Err(Stop::Interrupted),
+            Part::Bytes(bytes) => {
+                target.copy_from_slice(&bytes);
+                Ok(())
             }
+            Part::Lent { process, loan } => self.read_lent(slot, process, &loan, target).await,
         }
-        Ok(())
     }
 
     async fn receive_with(

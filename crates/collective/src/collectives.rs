@@ -11,7 +11,9 @@ use crate::{
     buffers::Buffer,
     memory::HostRange,
     metrics::OperationKind,
+    peer_memory::Loan,
     reduce::{Dtype, Reduction, divide, reduce_into},
+    staging::Contribution,
 };
 
 /// The step by which a member says that it has its data, or why it has not.
@@ -96,25 +98,43 @@ pub(crate) enum Stop {
 pub(crate) struct Writes {
     /// Bytes of the caller that go from the first range to the second.
     own: Option<(HostRange, HostRange)>,
-    received: Vec<(HostRange, Buffer)>,
+    received: Vec<(HostRange, Received)>,
     /// Memory that other members read until the operation has ended.
     lent: Option<Buffer>,
 }
 
 impl Writes {
     fn of(target: HostRange, bytes: Buffer) -> Self {
-        Self { received: vec![(target, bytes)], ..Self::default() }
+        Self { received: vec![(target, Received::Buffer(bytes))], ..Self::default() }
     }
 
     pub(crate) fn carry_out(self) {
         if let Some((source, target)) = self.own {
             target.write(source.bytes());
         }
-        for (target, bytes) in self.received {
-            target.write(&bytes);
+        for (target, received) in self.received {
+            match received {
+                Received::Buffer(bytes) => target.write(&bytes),
+                Received::Staged(contribution) => contribution.write_to(target),
+            }
         }
         drop(self.lent);
     }
+}
+
+/// Bytes of another member, which stay even if it dies.
+#[derive(Debug)]
+pub(crate) enum Received {
+    Buffer(Buffer),
+    Staged(Contribution),
+}
+
+/// Bytes that a member sends, and where peers of its host find them.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Outgoing<'a> {
+    pub(crate) bytes: &'a [u8],
+    /// `None` if they are sent as bytes.
+    pub(crate) loan: Option<Loan>,
 }
 
 /// Takes the bytes at an offset.
@@ -128,13 +148,24 @@ pub(crate) trait Exchange: Sync {
     fn own(&self) -> usize;
     /// Returns memory for results.
     fn buffer(&self, length: usize) -> Buffer;
-    /// Sends bytes to a member, or lends them until the attempt has ended.
+    /// Lends bytes to peers of this host until the attempt has ended, for a reduction.
+    fn lend<'a>(&self, bytes: &'a [u8]) -> Outgoing<'a>;
+    /// Lends bytes, and copies them to memory that peers may map, for results that are the same bytes.
+    fn stage<'a>(&self, bytes: &'a [u8]) -> Outgoing<'a>;
+    /// Sends bytes to a member.
     fn send(
         &self,
         slot: usize,
         step: u32,
-        bytes: &[u8],
+        outgoing: Outgoing<'_>,
     ) -> impl Future<Output = Result<(), Stop>> + Send;
+    /// Receives the bytes that a member sent.
+    fn receive(
+        &self,
+        slot: usize,
+        step: u32,
+        length: usize,
+    ) -> impl Future<Output = Result<Received, Stop>> + Send;
     /// Receives the bytes that a member sent.
     fn receive_into(
         &self,
@@ -213,8 +244,9 @@ async fn reduce(
     let source = source.bytes();
     let wants = |slot: usize| root.is_none_or(|root| root == slot);
     if source.len() <= DIRECT_BYTES_MAX {
+        let outgoing = exchange.lend(source);
         for &slot in slots.iter().filter(|slot| **slot != own && wants(**slot)) {
-            exchange.send(slot, 0, source).await?;
+            exchange.send(slot, 0, outgoing).await?;
         }
         if !wants(own) {
             return Ok(Writes::default());
@@ -227,24 +259,26 @@ async fn reduce(
     let position = position(slots, own);
     // Each member begins with the next one, so that not all send to the first at once.
     for (slot, part) in rotated(slots, &parts, position) {
-        exchange.send(slot, 0, &source[part]).await?;
+        exchange.send(slot, 0, exchange.lend(&source[part])).await?;
     }
-    let mut whole = exchange.buffer(source.len());
     let own_part = parts[position].clone();
-    reduce_parts(exchange, &source[own_part.clone()], &mut whole[own_part.clone()], dtype, how)
-        .await?;
+    let mut sum = exchange.buffer(own_part.len());
+    reduce_parts(exchange, &source[own_part.clone()], &mut sum, dtype, how).await?;
+    let outgoing = exchange.stage(&sum);
     for (slot, _) in rotated(slots, &parts, position) {
         if wants(slot) {
-            exchange.send(slot, 1, &whole[own_part.clone()]).await?;
+            exchange.send(slot, 1, outgoing).await?;
         }
     }
     if !wants(own) {
-        return Ok(Writes { lent: Some(whole), ..Writes::default() });
+        return Ok(Writes { lent: Some(sum), ..Writes::default() });
     }
+    let mut writes = Writes::of(target.part(own_part), sum);
     for (slot, part) in rotated(slots, &parts, position) {
-        exchange.receive_into(slot, 1, &mut whole[part]).await?;
+        let received = exchange.receive(slot, 1, part.len()).await?;
+        writes.received.push((target.part(part), received));
     }
-    Ok(Writes::of(target, whole))
+    Ok(writes)
 }
 
 /// Reduces this member's elements and those that the others sent for step 0, in the order of slots.
@@ -280,8 +314,9 @@ async fn broadcast(
     root: usize,
 ) -> Result<Writes, Stop> {
     if exchange.own() == root {
+        let outgoing = exchange.stage(range.bytes());
         for &slot in exchange.slots().iter().filter(|slot| **slot != root) {
-            exchange.send(slot, 0, range.bytes()).await?;
+            exchange.send(slot, 0, outgoing).await?;
         }
         return Ok(Writes::default());
     }
@@ -296,9 +331,8 @@ async fn receive_from_root(
     if !exchange.slots().contains(&root) {
         return Ok(Writes::default());
     }
-    let mut bytes = exchange.buffer(target.length());
-    exchange.receive_into(root, 0, &mut bytes).await?;
-    Ok(Writes::of(target, bytes))
+    let received = exchange.receive(root, 0, target.length()).await?;
+    Ok(Writes { received: vec![(target, received)], ..Writes::default() })
 }
 
 async fn gather(
@@ -310,18 +344,18 @@ async fn gather(
     let (slots, own) = (exchange.slots(), exchange.own());
     let wants = |slot: usize| root.is_none_or(|root| root == slot);
     let others = || rotated(slots, slots, position(slots, own)).map(|(slot, _)| slot);
+    let outgoing = exchange.stage(source.bytes());
     for slot in others().filter(|slot| wants(*slot)) {
-        exchange.send(slot, 0, source.bytes()).await?;
+        exchange.send(slot, 0, outgoing).await?;
     }
     if !wants(own) {
         return Ok(Writes::default());
     }
     let mut writes = Writes { own: targets.get(own).map(|to| (source, *to)), ..Writes::default() };
     for slot in others() {
-        let mut bytes = exchange.buffer(source.length());
-        exchange.receive_into(slot, 0, &mut bytes).await?;
+        let received = exchange.receive(slot, 0, source.length()).await?;
         if let Some(target) = targets.get(slot) {
-            writes.received.push((*target, bytes));
+            writes.received.push((*target, received));
         }
     }
     Ok(writes)
@@ -337,7 +371,7 @@ async fn scatter(
         return receive_from_root(exchange, target, root).await;
     }
     for &slot in exchange.slots().iter().filter(|slot| **slot != root) {
-        exchange.send(slot, 0, of(sources, slot).bytes()).await?;
+        exchange.send(slot, 0, exchange.stage(of(sources, slot).bytes())).await?;
     }
     Ok(Writes { own: Some((of(sources, root), target)), ..Writes::default() })
 }
@@ -351,7 +385,7 @@ async fn reduce_scatter(
 ) -> Result<Writes, Stop> {
     let (slots, own) = (exchange.slots(), exchange.own());
     for (slot, _) in rotated(slots, slots, position(slots, own)) {
-        exchange.send(slot, 0, of(sources, slot).bytes()).await?;
+        exchange.send(slot, 0, exchange.lend(of(sources, slot).bytes())).await?;
     }
     let own = of(sources, own);
     if own.length() != target.length() {
@@ -370,7 +404,7 @@ async fn all_to_all(
     let (slots, own) = (exchange.slots(), exchange.own());
     let others = || rotated(slots, slots, position(slots, own)).map(|(slot, _)| slot);
     for slot in others() {
-        exchange.send(slot, 0, of(sources, slot).bytes()).await?;
+        exchange.send(slot, 0, exchange.stage(of(sources, slot).bytes())).await?;
     }
     let (source, target) = (of(sources, own), of(targets, own));
     if source.length() != target.length() {
@@ -379,9 +413,8 @@ async fn all_to_all(
     let mut writes = Writes { own: Some((source, target)), ..Writes::default() };
     for slot in others() {
         let target = of(targets, slot);
-        let mut bytes = exchange.buffer(target.length());
-        exchange.receive_into(slot, 0, &mut bytes).await?;
-        writes.received.push((target, bytes));
+        let received = exchange.receive(slot, 0, target.length()).await?;
+        writes.received.push((target, received));
     }
     Ok(writes)
 }

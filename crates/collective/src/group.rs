@@ -25,6 +25,7 @@ use crate::{
     metrics::{self, Counters, GroupMetrics, GroupReport, OperationKind, Recording},
     peer_memory::Cell,
     progress::{Fate, View},
+    staging::{Place, StagedBuffer},
 };
 
 /// Larger operations are left to the group's thread, so that a wait for one can end at any time.
@@ -52,10 +53,19 @@ pub(crate) struct Core {
     pub(crate) mesh: Arc<Mesh>,
     /// Ends the loans of an attempt.
     pub(crate) lent: Cell,
+    staged: Mutex<Vec<Staged>>,
     pub(crate) metrics: Arc<GroupMetrics>,
     pub(crate) line: Line,
     spin_wait: Mutex<SpinWait>,
     agent: Arc<Agent>,
+}
+
+/// A contribution that members may still write from.
+#[derive(Debug)]
+struct Staged {
+    attempt: u32,
+    sequence: u64,
+    buffer: StagedBuffer,
 }
 
 impl Group {
@@ -73,6 +83,7 @@ impl Group {
             inbox,
             mesh: Arc::clone(agent.mesh()),
             lent: Cell::default(),
+            staged: Mutex::default(),
             metrics: Arc::default(),
             line: Line::default(),
             spin_wait: Mutex::new(SpinWait::new(ANSWER_SPIN_TIME)),
@@ -386,6 +397,7 @@ impl Core {
                 Err(error) => return self.end_failed(error),
             };
             self.lent.end();
+            self.staged.lock().retain(|staged| staged.attempt == view.attempt);
             let exchange = Attempt::new(self, view);
             let mut has_data = None;
             match exchange.run(operation, &mut has_data).await {
@@ -402,6 +414,21 @@ impl Core {
                 }
             }
         }
+    }
+
+    /// Copies a contribution to memory that peers may map; `None` if there is none for it.
+    pub(crate) fn stage(&self, attempt: u32, sequence: u64, bytes: &[u8]) -> Option<Place> {
+        let buffer = self.mesh.stage().put(bytes)?;
+        let place = buffer.place();
+        self.staged.lock().push(Staged { attempt, sequence, buffer });
+        place
+    }
+
+    /// Uses the memory of contributions again that are of an operation before this one, in its view.
+    pub(crate) fn reuse_staged(&self, sequence: u64) {
+        let mut staged = self.staged.lock();
+        let earlier = staged.extract_if(.., |it| it.sequence < sequence);
+        earlier.for_each(|it| it.buffer.reuse());
     }
 
     /// Waits until the group is not stopped, and returns the view.

@@ -7,11 +7,12 @@
 //! of the new view do an operation again that not all of them have the data of.
 //!
 //! In reading order: [`membership`] and [`progress`] (the rules, without I/O), [`message`], [`coordinator`],
-//! [`context`] (the process), [`frame`], [`ring`] (shared memory),
+//! [`context`] (the process), [`frame`], [`shared_memory`], [`ring`] (frames in it),
 //! [`link`] (a connection), [`mesh`] (all of them), [`inbox`] (the state of a group), [`group`],
 //! [`line`] (who carries out its operations),
 //! [`attempt`] (one attempt of an operation), [`collectives`] (who sends what), [`messages`],
-//! [`reduce`], [`memory`], [`peer_memory`] (memory of other ranks), [`buffers`], [`completion`],
+//! [`reduce`], [`memory`], [`peer_memory`] (memory of other ranks), [`staging`] (contributions in
+//! shared memory), [`buffers`], [`completion`],
 //! [`auth`], [`metrics`].
 #![warn(missing_docs)]
 
@@ -37,6 +38,8 @@ mod peer_memory;
 mod progress;
 mod reduce;
 mod ring;
+mod shared_memory;
+mod staging;
 
 pub use collectives::Operation;
 pub use completion::{Completion, Outcome};

@@ -12,6 +12,7 @@ use socket2::SockRef;
 use crate::{
     frame::{Frame, HEADER_BYTES, Header},
     ring::{Rings, Written},
+    staging::PeerBuffers,
 };
 
 /// A connection to another rank.
@@ -22,6 +23,7 @@ pub(crate) struct Link {
     pub(crate) stream: TcpStream,
     pub(crate) access: Access,
     pub(crate) rings: Option<Rings>,
+    pub(crate) staged: PeerBuffers,
     pub(crate) outgoing: Mutex<Sending>,
     /// Number of the next frame that is delivered, whether it comes over the socket or the ring.
     pub(crate) next_delivered: Mutex<u64>,
@@ -228,6 +230,7 @@ pub(crate) mod tests {
             stream,
             access: Access::default(),
             rings,
+            staged: PeerBuffers::default(),
             outgoing: Mutex::default(),
             next_delivered: Mutex::default(),
             is_alive: true.into(),

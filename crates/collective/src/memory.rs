@@ -1,12 +1,28 @@
 //! Memory of the caller that operations read and write.
 
-use std::slice;
+use std::{ops::Range, slice};
 
 use mooncake_os::memory::nontemporal;
 
-/// Results of at least this length are written past the caches: they come from memory that is not in a
-/// cache either, and a non-temporal store does not read the lines that it overwrites.
+/// Copies of at least this length pass by the caches: their bytes are in no cache either, and a
+/// non-temporal store does not read the lines that it overwrites.
 const NONTEMPORAL_BYTES_MIN: usize = 1 << 20;
+
+/// Copies bytes, past the caches if there are many. The ranges may overlap.
+///
+/// # Safety
+/// Both ranges are mapped, the first is readable and the second writable, until this returns. There
+/// is no Rust reference to the second.
+pub(crate) unsafe fn copy_large(source: usize, target: usize, length: usize) {
+    if length < NONTEMPORAL_BYTES_MIN {
+        // SAFETY: promised by the caller.
+        unsafe { nontemporal::copy_cached(source, target, length) };
+        return;
+    }
+    // SAFETY: promised by the caller.
+    unsafe { nontemporal::copy(source, target, length) };
+    nontemporal::fence();
+}
 
 /// A range of memory that its owner lends until the operation is done.
 #[derive(Debug, Clone, Copy)]
@@ -33,6 +49,12 @@ impl HostRange {
         self.length
     }
 
+    /// Returns a part of the range.
+    pub(crate) fn part(self, part: Range<usize>) -> Self {
+        let (start, end) = (part.start.min(self.length), part.end.min(self.length));
+        Self { address: self.address + start, length: end.saturating_sub(start) }
+    }
+
     /// Returns the bytes.
     pub(crate) fn bytes(&self) -> &[u8] {
         if self.length == 0 {
@@ -55,17 +77,17 @@ impl HostRange {
 
     /// Overwrites the start of the range.
     pub(crate) fn write(self, bytes: &[u8]) {
-        let length = bytes.len().min(self.length);
-        if length == 0 {
-            return;
-        }
-        let is_large = length >= NONTEMPORAL_BYTES_MIN;
-        let copy = if is_large { nontemporal::copy } else { nontemporal::copy_cached };
-        // SAFETY: the maker of the range keeps it writable until the operation is done; the bytes
-        // are memory of this crate, or the range itself, which both functions allow.
-        unsafe { copy(bytes.as_ptr() as usize, self.address, length) };
-        if is_large {
-            nontemporal::fence();
+        self.write_from(bytes.as_ptr() as usize, bytes.len());
+    }
+
+    /// Overwrites the start of the range by memory of this crate, or of the range itself, which stays
+    /// mapped meanwhile.
+    pub(crate) fn write_from(self, source: usize, length: usize) {
+        let length = length.min(self.length);
+        if length > 0 {
+            // SAFETY: the maker of the range keeps it writable until the operation is done, and the
+            // callers of this function keep the source.
+            unsafe { copy_large(source, self.address, length) };
         }
     }
 }

@@ -31,6 +31,7 @@ use crate::{
     message::Member,
     peer_memory::{self, Secret},
     ring::Rings,
+    staging::{PeerBuffers, Stage},
 };
 
 /// Most groups of which frames are held before the group is made here.
@@ -52,6 +53,7 @@ pub(crate) struct Mesh {
     token: Option<Token>,
     secret: Secret,
     buffers: Arc<Buffers>,
+    stage: Arc<Stage>,
     state: Mutex<State>,
     changed: Condvar,
     lost: Mutex<Vec<(u32, u64)>>,
@@ -100,6 +102,7 @@ impl Mesh {
             token,
             secret: Secret::default(),
             buffers: Arc::default(),
+            stage: Arc::default(),
             state: Mutex::new(State::default()),
             changed: Condvar::default(),
             lost: Mutex::new(Vec::new()),
@@ -121,6 +124,11 @@ impl Mesh {
     /// Returns the buffers of this process.
     pub(crate) fn buffers(&self) -> &Arc<Buffers> {
         &self.buffers
+    }
+
+    /// Returns the memory of this process for contributions.
+    pub(crate) fn stage(&self) -> &Arc<Stage> {
+        &self.stage
     }
 
     /// Returns whether a member can read memory of this process.
@@ -336,6 +344,7 @@ impl Mesh {
             stream,
             access,
             rings,
+            staged: PeerBuffers::default(),
             outgoing: Mutex::default(),
             next_delivered: Mutex::default(),
             is_alive: AtomicBool::new(true),

@@ -15,6 +15,8 @@ use std::{
 
 use mooncake_base::token::{Nonce, nonce};
 
+use crate::staging::Place;
+
 /// From this size on, a part of a collective is lent, not sent.
 pub(crate) const LENT_BYTES_MIN: usize = 32 << 10;
 const PTRACE_SCOPE: &str = "/proc/sys/kernel/yama/ptrace_scope";
@@ -46,6 +48,7 @@ impl Cell {
             length: bytes.len() as u64,
             cell: (&raw const self.0) as u64,
             value: self.0.load(Ordering::SeqCst),
+            copy: None,
         }
     }
 
@@ -63,27 +66,31 @@ pub(crate) struct Loan {
     pub(crate) length: u64,
     pub(crate) cell: u64,
     pub(crate) value: u64,
+    /// A copy of the memory that may be mapped.
+    pub(crate) copy: Option<Place>,
 }
 
 impl Loan {
-    pub(crate) const BYTES: usize = 32;
-
-    pub(crate) fn encode(&self) -> [u8; Self::BYTES] {
-        let mut bytes = [0; Self::BYTES];
-        let words = [self.address, self.length, self.cell, self.value];
-        for (place, word) in bytes.as_chunks_mut::<8>().0.iter_mut().zip(words) {
-            *place = word.to_le_bytes();
+    pub(crate) fn encode(&self) -> Vec<u8> {
+        let mut words = vec![self.address, self.length, self.cell, self.value];
+        if let Some(copy) = self.copy {
+            words.extend([copy.buffer, copy.descriptor, copy.oldest]);
         }
-        bytes
+        words.into_iter().flat_map(u64::to_le_bytes).collect()
     }
 
     pub(crate) fn decode(bytes: &[u8]) -> Option<Self> {
-        if bytes.len() != Self::BYTES {
-            return None;
-        }
-        let (words, _) = bytes.as_chunks::<8>();
-        let word = |index: usize| u64::from_le_bytes(words[index]);
-        Some(Self { address: word(0), length: word(1), cell: word(2), value: word(3) })
+        let (words, rest) = bytes.as_chunks::<8>();
+        let words: Vec<u64> = words.iter().map(|word| u64::from_le_bytes(*word)).collect();
+        let (address, length, cell, value, copy) = match (words.as_slice(), rest) {
+            ([address, length, cell, value], []) => (*address, *length, *cell, *value, None),
+            ([address, length, cell, value, buffer, descriptor, oldest], []) => {
+                let copy = Place { buffer: *buffer, descriptor: *descriptor, oldest: *oldest };
+                (*address, *length, *cell, *value, Some(copy))
+            }
+            _ => return None,
+        };
+        Some(Self { address, length, cell, value, copy })
     }
 
     /// Reads part of the memory, from `offset` on.
@@ -174,6 +181,10 @@ mod tests {
         let loan = cell.lend(&bytes);
         assert_eq!(Loan::decode(&loan.encode()), Some(loan));
         assert_eq!(Loan::decode(&loan.encode()[1..]), None);
+        let copy = Some(Place { buffer: 7, descriptor: 8, oldest: 9 });
+        let copied = Loan { copy, ..loan };
+        assert_eq!(Loan::decode(&copied.encode()), Some(copied));
+        assert_eq!(Loan::decode(&copied.encode()[..48]), None);
         let mut part = [0; 10];
         loan.read(std::process::id(), 20, &mut part).unwrap();
         assert_eq!(part, bytes[20..30]);

@@ -9,12 +9,11 @@
 #![allow(unsafe_code, reason = "memory that two processes share")]
 
 use std::{
-    fs::File,
     io,
-    os::fd::{AsRawFd, FromRawFd, OwnedFd},
-    ptr::{self, NonNull},
     sync::atomic::{AtomicU32, AtomicU64, Ordering, fence},
 };
+
+use crate::shared_memory::{SharedMemory, Use};
 
 /// Bytes of a ring. Counts of bytes are taken modulo this power of two.
 const RING_BYTES: usize = 64 << 10;
@@ -22,8 +21,6 @@ const RING_BYTES: usize = 64 << 10;
 pub(crate) const RECORD_BYTES_MAX: usize = 16 << 10;
 /// The length in front of a record, which takes a multiple of these bytes.
 const LENGTH_BYTES: usize = 8;
-/// With these seals, touching the memory can never end in a bus error.
-const SEALS: i32 = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
 
 /// A ring in shared memory. Each field has a cache line of its own. All of it is atomic, so that a
 /// peer that breaks the rules can do no worse than to write wrong bytes.
@@ -46,16 +43,10 @@ struct Line<T>(T);
 /// The rings of a pair of processes.
 #[derive(Debug)]
 pub(crate) struct Rings {
-    memory: NonNull<[Shared; 2]>,
+    memory: SharedMemory,
     /// The ring that this process writes: 0 for the one that made them, 1 for the other.
     own: usize,
-    file: File,
 }
-
-// SAFETY: the memory is mapped until the drop, and all access is atomic.
-unsafe impl Send for Rings {}
-// SAFETY: as above.
-unsafe impl Sync for Rings {}
 
 /// What became of a record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -71,49 +62,21 @@ pub(crate) enum Written {
 impl Rings {
     /// Makes rings.
     pub(crate) fn create() -> io::Result<Self> {
-        let flags = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING;
-        // SAFETY: the name is a constant that ends in zero; a new descriptor is the only effect.
-        let file = unsafe { libc::memfd_create(c"mooncake-rings".as_ptr(), flags) };
-        if file < 0 {
-            return Err(io::Error::last_os_error());
-        }
-        // SAFETY: the call above has just made the descriptor, and nothing else knows it.
-        let file = File::from(unsafe { OwnedFd::from_raw_fd(file) });
-        file.set_len(size_of::<[Shared; 2]>() as u64)?;
-        // SAFETY: adds seals to a file that this function owns.
-        if unsafe { libc::fcntl(file.as_raw_fd(), libc::F_ADD_SEALS, SEALS) } < 0 {
-            return Err(io::Error::last_os_error());
-        }
-        Self::map(file, 0)
+        Ok(Self { memory: SharedMemory::create(size_of::<[Shared; 2]>())?, own: 0 })
     }
 
     /// The descriptor that a peer opens.
     pub(crate) fn descriptor(&self) -> i32 {
-        self.file.as_raw_fd()
+        self.memory.descriptor()
     }
 
     /// Opens the rings that another process has made.
     pub(crate) fn open(process: u32, descriptor: i32) -> io::Result<Self> {
-        let path = format!("/proc/{process}/fd/{descriptor}");
-        let file = File::options().read(true).write(true).open(path)?;
-        // SAFETY: reads a property of a descriptor that this function owns.
-        let seals = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GET_SEALS) };
-        let is_whole = file.metadata()?.len() == size_of::<[Shared; 2]>() as u64;
-        if seals < 0 || seals & SEALS != SEALS || !is_whole {
+        let memory = SharedMemory::open(process, descriptor, Use::ReadAndWrite)?;
+        if memory.length() != size_of::<[Shared; 2]>() {
             return Err(io::Error::other("the file of the peer holds no rings"));
         }
-        Self::map(file, 1)
-    }
-
-    fn map(file: File, own: usize) -> io::Result<Self> {
-        let (length, access) = (size_of::<[Shared; 2]>(), libc::PROT_READ | libc::PROT_WRITE);
-        // SAFETY: maps new memory, of the size of the file, which is sealed.
-        let memory = unsafe {
-            libc::mmap(ptr::null_mut(), length, access, libc::MAP_SHARED, file.as_raw_fd(), 0)
-        };
-        let memory = NonNull::new(memory).filter(|it| it.as_ptr() != libc::MAP_FAILED);
-        let memory = memory.ok_or_else(io::Error::last_os_error)?.cast();
-        Ok(Self { memory, own, file })
+        Ok(Self { memory, own: 1 })
     }
 
     /// Returns the ring that this process writes.
@@ -127,8 +90,9 @@ impl Rings {
     }
 
     fn shared(&self) -> &[Shared; 2] {
-        // SAFETY: the memory is mapped as long as `self`, and has this size; zeros are valid.
-        unsafe { self.memory.as_ref() }
+        // SAFETY: the memory is mapped as long as `self`, starts at a page and has this size; zeros
+        // are valid, and all access is atomic.
+        unsafe { self.memory.memory().cast().as_ref() }
     }
 
     /// Writes a record of several parts, if there is room. One thread at a time calls this.
@@ -234,13 +198,6 @@ impl Shared {
     }
 }
 
-impl Drop for Rings {
-    fn drop(&mut self) {
-        // SAFETY: the memory was mapped by `map` with this length, and nothing refers to it.
-        unsafe { libc::munmap(self.memory.as_ptr().cast(), size_of::<[Shared; 2]>()) };
-    }
-}
-
 #[cfg(test)]
 #[allow(clippy::unwrap_used, reason = "a test panics where a step fails")]
 mod tests {
@@ -315,9 +272,8 @@ mod tests {
     }
 
     #[test]
-    fn other_files_are_no_rings() {
-        let file = File::open("/proc/self/exe").unwrap();
-        Rings::open(std::process::id(), file.as_raw_fd()).unwrap_err();
-        Rings::open(std::process::id(), -1).unwrap_err();
+    fn memory_of_another_size_is_no_ring() {
+        let memory = SharedMemory::create(4096).unwrap();
+        Rings::open(std::process::id(), memory.descriptor()).unwrap_err();
     }
 }

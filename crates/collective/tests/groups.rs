@@ -129,6 +129,66 @@ fn sums_of_any_length_agree() {
     }
 }
 
+/// Exchanges bytes by each operation that copies them, round by round, so that memory is used again.
+/// A slow member writes its results while the others are in the next round.
+fn exchange_rounds(groups: &[Arc<Group>], length: usize) {
+    const ROUNDS: i64 = 4;
+    let count = groups.len();
+    thread::scope(|scope| {
+        for (slot, group) in groups.iter().enumerate() {
+            scope.spawn(move || {
+                let mut own = vec![0; length];
+                let mut all = vec![vec![0; length]; count];
+                for round in 0..ROUNDS {
+                    let value = |from: usize, to: usize| round * 100 + (from * 10 + to) as i64;
+                    own.fill(value(slot, 9));
+                    let mut ranges: Vec<_> = all.iter_mut().map(|part| range(part)).collect();
+                    let gather =
+                        Operation::Gather { source: range(&mut own), targets: ranges, root: None };
+                    done(&group.begin(gather).unwrap());
+                    for (from, part) in all.iter().enumerate() {
+                        assert!(part.iter().all(|it| *it == value(from, 9)), "gather, {round}");
+                    }
+                    let mut sources: Vec<_> =
+                        (0..count).map(|to| vec![value(slot, to); length]).collect();
+                    let sources = sources.iter_mut().map(|part| range(part)).collect();
+                    ranges = all.iter_mut().map(|part| range(part)).collect();
+                    done(&group.begin(Operation::AllToAll { sources, targets: ranges }).unwrap());
+                    for (from, part) in all.iter().enumerate() {
+                        assert!(part.iter().all(|it| *it == value(from, slot)), "all to all");
+                    }
+                    let root = usize::try_from(round).unwrap() % count;
+                    own.fill(value(slot, 8));
+                    let broadcast = Operation::Broadcast { range: range(&mut own), root };
+                    done(&group.begin(broadcast).unwrap());
+                    assert!(own.iter().all(|it| *it == value(root, 8)), "broadcast, {round}");
+                    own.fill(1 << slot);
+                    done(&group.begin(sum(&mut own)).unwrap());
+                    assert!(own.iter().all(|it| *it == (1 << count) - 1), "sum, {round}");
+                }
+            });
+        }
+    });
+}
+
+#[test]
+fn bytes_of_any_length_arrive_whole_in_each_round() {
+    let contexts = contexts(3);
+    let groups = groups(&contexts, 3);
+    for length in [1, 3_000, 40_000, 90_000, 700_000] {
+        exchange_rounds(&groups, length);
+    }
+}
+
+#[test]
+fn bytes_of_any_length_arrive_whole_between_hosts() {
+    let contexts = contexts_of_two_hosts();
+    let groups = groups(&contexts, 2);
+    for length in [1, 3_000, 90_000, 700_000] {
+        exchange_rounds(&groups, length);
+    }
+}
+
 #[test]
 fn members_are_ready_as_soon_as_the_group_is_made() {
     let contexts = contexts(2);

@@ -1,0 +1,295 @@
+//! Contributions to collective operations in memory that peers of this host map.
+//!
+//! A member copies a large contribution into a buffer, and names the buffer to the others. Once all
+//! members have their data, each writes its result straight from the buffer. That is one copy at each
+//! side, both past the caches; lent memory costs a copy by the kernel, and another one for the result. A
+//! buffer that a receiver has mapped outlives its maker, so that the receiver has its data.
+//!
+//! A buffer is used again when all members have begun a later operation of the same view, since they
+//! have written their results by then. After a change of the view it is not: a member that was removed
+//! may still write from it.
+#![allow(unsafe_code, reason = "memory that other processes map")]
+
+use std::{
+    io,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+
+use mooncake_base::{sync::Mutex, token::nonce};
+
+use crate::{
+    memory::{HostRange, copy_large},
+    shared_memory::{SharedMemory, Use},
+};
+
+/// From this size on, a contribution is staged: the result is written by one copy less.
+pub(crate) const STAGED_BYTES_MIN: usize = 256 << 10;
+/// Most memory of a process that holds contributions. What does not fit is lent.
+const STAGED_BYTES_MAX: usize = 256 << 20;
+/// Sizes of buffers are multiples of this.
+const UNIT: usize = 1 << 20;
+/// The page at the start of a buffer, with its number.
+const HEAD_BYTES: usize = 4096;
+
+/// Where a peer finds a contribution.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Place {
+    /// Number of the buffer, which also stands in the buffer.
+    pub(crate) buffer: u64,
+    /// The descriptor of the buffer in the process that made it.
+    pub(crate) descriptor: u64,
+    /// Buffers with smaller numbers do not exist any more.
+    pub(crate) oldest: u64,
+}
+
+/// Memory for contributions of one process.
+#[derive(Debug, Default)]
+pub(crate) struct Stage(Mutex<Buffers>);
+
+#[derive(Debug, Default)]
+struct Buffers {
+    free: Vec<Numbered>,
+    /// Numbers of all buffers, in the order in which they were made.
+    numbers: Vec<u64>,
+    bytes: usize,
+}
+
+#[derive(Debug)]
+struct Numbered {
+    number: u64,
+    memory: SharedMemory,
+}
+
+/// A buffer with a contribution. The drop gives its memory back to the system.
+#[derive(Debug)]
+pub(crate) struct StagedBuffer {
+    buffer: Option<Numbered>,
+    stage: Arc<Stage>,
+}
+
+impl Stage {
+    /// Copies a contribution into a buffer; `None` if there is no memory for it.
+    pub(crate) fn put(self: &Arc<Self>, bytes: &[u8]) -> Option<StagedBuffer> {
+        let buffer = self.take(bytes.len())?;
+        let start = buffer.memory.memory().as_ptr() as usize + HEAD_BYTES;
+        // SAFETY: the buffer has at least this length, peers only read it, and none reads these bytes
+        // before it is told of them.
+        unsafe { copy_large(bytes.as_ptr() as usize, start, bytes.len()) };
+        Some(StagedBuffer { buffer: Some(buffer), stage: Arc::clone(self) })
+    }
+
+    fn take(&self, length: usize) -> Option<Numbered> {
+        let size = HEAD_BYTES + length.next_multiple_of(UNIT);
+        let mut buffers = self.0.lock();
+        let fits = buffers.free.iter().enumerate().filter(|(_, it)| it.memory.length() >= size);
+        let smallest = fits.min_by_key(|(_, it)| it.memory.length()).map(|(index, _)| index);
+        if let Some(index) = smallest {
+            return Some(buffers.free.swap_remove(index));
+        }
+        while buffers.bytes + size > STAGED_BYTES_MAX {
+            let free = buffers.free.pop()?;
+            buffers.forget(&free);
+        }
+        let created = Numbered::create(size);
+        let created =
+            created.inspect_err(|error| tracing::debug!(%error, size, "not staged")).ok()?;
+        buffers.numbers.push(created.number);
+        buffers.bytes += size;
+        Some(created)
+    }
+}
+
+impl Buffers {
+    fn forget(&mut self, buffer: &Numbered) {
+        self.numbers.retain(|number| *number != buffer.number);
+        self.bytes -= buffer.memory.length();
+    }
+}
+
+impl Numbered {
+    fn create(size: usize) -> io::Result<Self> {
+        let memory = SharedMemory::create(size)?;
+        let number = next_number();
+        head_of(&memory).store(number, Ordering::SeqCst);
+        Ok(Self { number, memory })
+    }
+}
+
+/// Returns a number that no other buffer of this host has, greater than those of this process before.
+fn next_number() -> u64 {
+    static NEXT: AtomicU64 = AtomicU64::new(0);
+    let random = || {
+        let [a, b, c, d, e, f, g, ..] = nonce();
+        u64::from_le_bytes([a, b, c, d, e, f, g, 0])
+    };
+    let _ = NEXT.compare_exchange(0, 1 + random(), Ordering::SeqCst, Ordering::SeqCst);
+    NEXT.fetch_add(1, Ordering::SeqCst)
+}
+
+fn head_of(memory: &SharedMemory) -> &AtomicU64 {
+    // SAFETY: the memory is mapped as long as the reference, starts at a page, and has a page at least;
+    // all access to this word is atomic.
+    unsafe { memory.memory().cast().as_ref() }
+}
+
+impl StagedBuffer {
+    /// Returns where peers find the contribution.
+    pub(crate) fn place(&self) -> Option<Place> {
+        let Numbered { number, memory } = self.buffer.as_ref()?;
+        let descriptor = u64::try_from(memory.descriptor()).ok()?;
+        let oldest = self.stage.0.lock().numbers.first().copied().unwrap_or(*number);
+        Some(Place { buffer: *number, descriptor, oldest })
+    }
+
+    /// Keeps the memory for another contribution: nobody reads this one any more.
+    pub(crate) fn reuse(mut self) {
+        if let Some(buffer) = self.buffer.take() {
+            self.stage.0.lock().free.push(buffer);
+        }
+    }
+}
+
+impl Drop for StagedBuffer {
+    fn drop(&mut self) {
+        if let Some(buffer) = self.buffer.take() {
+            self.stage.0.lock().forget(&buffer);
+        }
+    }
+}
+
+/// Buffers of one peer that this process has mapped.
+#[derive(Debug, Default)]
+pub(crate) struct PeerBuffers(Mutex<Vec<Arc<Numbered>>>);
+
+/// A contribution of a peer, mapped here.
+#[derive(Debug)]
+pub(crate) struct Contribution {
+    buffer: Arc<Numbered>,
+    length: usize,
+}
+
+impl PeerBuffers {
+    /// Finds a contribution of `length` bytes of a process, whose buffer stays mapped until the peer
+    /// has given it up.
+    pub(crate) fn find(
+        &self,
+        process: u32,
+        place: Place,
+        length: usize,
+    ) -> io::Result<Contribution> {
+        let mut mapped = self.0.lock();
+        mapped.retain(|it| it.number >= place.oldest);
+        let known = mapped.iter().find(|it| it.number == place.buffer).map(Arc::clone);
+        let buffer = match known {
+            Some(known) => known,
+            None => {
+                let found = Arc::new(open(process, place)?);
+                mapped.push(Arc::clone(&found));
+                found
+            }
+        };
+        if length > buffer.memory.length() - HEAD_BYTES {
+            return Err(io::Error::other("the peer's buffer is too short"));
+        }
+        Ok(Contribution { buffer, length })
+    }
+}
+
+fn open(process: u32, place: Place) -> io::Result<Numbered> {
+    let descriptor = i32::try_from(place.descriptor).map_err(io::Error::other)?;
+    let memory = SharedMemory::open(process, descriptor, Use::Read)?;
+    if memory.length() < HEAD_BYTES || head_of(&memory).load(Ordering::SeqCst) != place.buffer {
+        return Err(io::Error::other("the peer's descriptor is of another file"));
+    }
+    Ok(Numbered { number: place.buffer, memory })
+}
+
+impl Contribution {
+    /// Writes the contribution to memory of the caller.
+    pub(crate) fn write_to(&self, target: HostRange) {
+        let start = self.buffer.memory.memory().as_ptr() as usize + HEAD_BYTES;
+        target.write_from(start, self.length);
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "a test panics where a step fails")]
+mod tests {
+    use super::*;
+
+    fn put(stage: &Arc<Stage>, length: usize, value: u8) -> (StagedBuffer, Place) {
+        let staged = stage.put(&vec![value; length]).unwrap();
+        let place = staged.place().unwrap();
+        (staged, place)
+    }
+
+    fn read(contribution: &Contribution) -> Vec<u8> {
+        let mut bytes = vec![0; contribution.length];
+        // SAFETY: the vector lives until the copy has returned.
+        contribution.write_to(unsafe { HostRange::new(bytes.as_mut_ptr() as usize, bytes.len()) });
+        bytes
+    }
+
+    #[test]
+    fn contribution_outlives_its_buffer_at_the_maker() {
+        let (stage, peer, own) = (Arc::default(), PeerBuffers::default(), std::process::id());
+        let (staged, place) = put(&stage, 700_000, 7);
+        let found = peer.find(own, place, 700_000).unwrap();
+        drop(staged);
+        assert_eq!(stage.0.lock().bytes, 0);
+        let (_other, _) = put(&stage, 700_000, 8);
+        assert!(read(&found) == vec![7; 700_000]);
+    }
+
+    #[test]
+    fn memory_is_used_again_and_mapped_once() {
+        let (stage, peer, own) = (Arc::default(), PeerBuffers::default(), std::process::id());
+        let (staged, first) = put(&stage, 2 * UNIT, 1);
+        let before = peer.find(own, first, 2 * UNIT).unwrap();
+        staged.reuse();
+        let (_staged, second) = put(&stage, UNIT + 1, 2);
+        assert_eq!(first.buffer, second.buffer);
+        let after = peer.find(own, second, UNIT + 1).unwrap();
+        assert!(Arc::ptr_eq(&before.buffer, &after.buffer));
+        assert!(read(&after) == vec![2; UNIT + 1]);
+    }
+
+    #[test]
+    fn buffers_that_their_maker_gave_up_are_unmapped() {
+        let (stage, peer, own) = (Arc::default(), PeerBuffers::default(), std::process::id());
+        let (first, place) = put(&stage, UNIT, 1);
+        peer.find(own, place, UNIT).unwrap();
+        drop(first);
+        let (_second, place) = put(&stage, UNIT, 2);
+        peer.find(own, place, UNIT).unwrap();
+        assert_eq!(peer.0.lock().len(), 1);
+    }
+
+    #[test]
+    fn memory_for_contributions_is_bounded() {
+        let stage = Arc::default();
+        let half = STAGED_BYTES_MAX / 2 - UNIT;
+        let (first, _) = put(&stage, half, 1);
+        let (second, _) = put(&stage, half, 2);
+        assert!(stage.put(&vec![0; 4 * UNIT]).is_none());
+        first.reuse();
+        // A free buffer gives way to one of another size.
+        let (_third, _) = put(&stage, half + UNIT / 2, 3);
+        drop(second);
+        assert!(stage.0.lock().bytes < STAGED_BYTES_MAX);
+    }
+
+    #[test]
+    fn wrong_places_are_errors() {
+        let (stage, peer, own) = (Arc::default(), PeerBuffers::default(), std::process::id());
+        let (_staged, place) = put(&stage, UNIT, 1);
+        peer.find(own, place, UNIT + 1).unwrap_err();
+        let other = PeerBuffers::default();
+        other.find(own, Place { buffer: place.buffer + 1, ..place }, UNIT).unwrap_err();
+        other.find(own, Place { descriptor: u64::MAX, ..place }, UNIT).unwrap_err();
+        other.find(u32::MAX, place, UNIT).unwrap_err();
+    }
+}
