@@ -40,6 +40,7 @@ __all__ = [
     "get_values",
     "holds_objects",
     "host_allocator",
+    "invalid_variables",
     "is_present",
     "last_error",
     "local_topology",
@@ -1029,6 +1030,9 @@ def environment() -> list[tuple[str, list[str], str, str, str | None]]:
 
 def unsupported_variables() -> list[tuple[str, str]]:
     """Return the variables of upstream that have no effect here, each with the reason."""
+
+def invalid_variables() -> list[tuple[str, str]]:
+    """Return the variables with an invalid value, each with the reason and what the value does."""
 
 def secret_variables() -> list[str]:
     """Return the names of the variables whose values must not be shown."""

@@ -1,7 +1,7 @@
 """`python -m mooncake.env`: shows the environment variables and where their values come from.
 
-Three mistakes are shown: a variable has another value than intended, a variable of upstream has no
-effect here, or a name is misspelled.
+Four mistakes are shown: a variable has another value than intended, a value is invalid, a variable
+of upstream has no effect here, or a name is misspelled. The exit code is 1 if a value is invalid.
 """
 
 from __future__ import annotations
@@ -31,12 +31,14 @@ class Setting:
         value: Value in effect: of the environment, or the default. Secrets are hidden.
         source: Name under which it is set in the environment; empty if the default is in effect.
         help: Meaning of the variable.
+        invalid: What is wrong with the value, and what it does; empty if it is valid.
     """
 
     name: str
     value: str
     source: str
     help: str
+    invalid: str = ""
 
     @property
     def is_alias_used(self) -> bool:
@@ -45,11 +47,12 @@ class Setting:
 
     @property
     def origin(self) -> str:
-        """Where the value comes from; names the preferred name if an older one is set."""
+        """Where the value comes from, the preferred name of an older one, and what is wrong."""
         if not self.source:
             return "default"
         remedy = f"; prefer the name {self.name}" if self.is_alias_used else ""
-        return f"from {self.source}{remedy}"
+        invalid = f"; invalid: {self.invalid}" if self.invalid else ""
+        return f"from {self.source}{remedy}{invalid}"
 
 
 @dataclass(frozen=True)
@@ -68,6 +71,7 @@ class Ignored:
 def settings() -> list[Setting]:
     """Return every variable that is read, in the order of the reference page."""
     secrets = frozenset(_native.secret_variables())
+    invalid = dict(_native.invalid_variables())
 
     def setting(
         name: str, aliases: list[str], default: str, about: str, set_: str | None
@@ -75,7 +79,8 @@ def settings() -> list[Setting]:
         if set_ is None:
             return Setting(name, default, "", about)
         source = next((each for each in (name, *aliases) if os.environ.get(each) == set_), name)
-        return Setting(name, _HIDDEN if name in secrets else set_, source, about)
+        shown = _HIDDEN if name in secrets else set_
+        return Setting(name, shown, source, about, invalid.get(name, ""))
 
     return [setting(*row) for row in _native.environment()]
 
@@ -106,7 +111,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: Arguments of the command; None takes the command line.
 
     Returns:
-        The exit code, 0.
+        The exit code: 1 if a value is invalid, otherwise 0.
     """
     parser = argparse.ArgumentParser(prog="python -m mooncake.env", description=__doc__)
     add_options(parser)
@@ -132,10 +137,11 @@ def run(options: argparse.Namespace) -> int:
         options: ``is_brief`` and ``is_json``.
 
     Returns:
-        The exit code, 0.
+        The exit code: 1 if a value is invalid, otherwise 0.
     """
     rows = [row for row in settings() if row.source or not options.is_brief]
     without_effect = ignored()
+    code = 1 if any(row.invalid for row in rows) else 0
     if options.is_json:
         print(
             json.dumps(
@@ -146,7 +152,7 @@ def run(options: argparse.Namespace) -> int:
                 indent=2,
             )
         )
-        return 0
+        return code
     for row in rows:
         print(f"{row.name} = {row.value or '(empty)'}  [{row.origin}]")
         print(f"    {row.help}")
@@ -156,7 +162,7 @@ def run(options: argparse.Namespace) -> int:
         print(f"{each.name}\n    {each.reason}")
     if not rows and not without_effect:
         print("no Mooncake variable is set")
-    return 0
+    return code
 
 
 if __name__ == "__main__":

@@ -76,6 +76,45 @@ def test_ineffective_variables_are_listed_with_a_reason(monkeypatch):
     assert reasons["MOONCAKE_NO_SUCH_VARIABLE"] == "Unknown variable."
 
 
+def test_invalid_values_are_shown_and_fail_the_command(monkeypatch):
+    values = {
+        "MC_FORCE_TCP": "maybe",
+        "MC_LOG_LEVEL": "loud",
+        "MC_MTU": "1500",
+        "MC_TRANSFER_TIMEOUT": "abc",
+        "MC_TRANSFER_TOKEN": "sesame",
+        "MOONCAKE_LOG": "a=b=c",
+    }
+    for name, value in values.items():
+        monkeypatch.setenv(name, value)
+    invalid = {each.name: each.invalid for each in env.settings() if each.invalid}
+    assert invalid.keys() == values.keys()
+    assert invalid["MC_FORCE_TCP"].endswith("the value counts as on")
+    assert invalid["MC_LOG_LEVEL"].endswith("the value counts as warn")
+    assert invalid["MOONCAKE_LOG"].endswith("is ignored, and MC_LOG_LEVEL applies")
+    assert "duration" in invalid["MC_TRANSFER_TIMEOUT"]
+    for options in ([], ["--set"], ["--json"]):
+        done = run("mooncake.env", *options, code=1)
+        assert "not a duration" in done.stdout
+        assert "sesame" not in done.stdout
+    monkeypatch.undo()
+    assert run("mooncake", "env").returncode == 0
+
+
+def test_invalid_values_that_are_used_are_logged(monkeypatch):
+    monkeypatch.setenv("MC_FORCE_TCP", "maybe")
+    monkeypatch.setenv("MC_LOG_LEVEL", "loud")
+    code = "import mooncake\nwith mooncake.Store('embedded'): pass"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=50, check=True
+    )
+    for name, effect in (("MC_FORCE_TCP", "counts as on"), ("MC_LOG_LEVEL", "counts as warn")):
+        lines = [line for line in done.stderr.splitlines() if name in line]
+        assert len(lines) == 1
+        assert lines[0].lstrip().startswith("WARN")
+        assert effect in lines[0]
+
+
 def test_settings_are_printed_all_or_only_set(monkeypatch):
     assert run("mooncake.env", "--set").stdout == "no Mooncake variable is set\n"
     monkeypatch.setenv("MC_FORCE_TCP", "1")
@@ -102,16 +141,17 @@ def test_config_variables_are_in_the_table(monkeypatch):
     assert asked <= {each.name for each in env.settings()}
 
 
-def run(module: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+def run(module: str, *arguments: str, code: int = 0) -> subprocess.CompletedProcess[str]:
     environment = {name: value for name, value in os.environ.items() if name not in _HOMES}
-    return subprocess.run(
+    done = subprocess.run(
         [sys.executable, "-m", module, *arguments],
         capture_output=True,
         text=True,
         timeout=50,
-        check=True,
         env=environment,
     )
+    assert done.returncode == code, done.stderr
+    return done
 
 
 _HOMES = ("HOME", "XDG_STATE_HOME")

@@ -5,8 +5,10 @@
 //! The table in `docs/reference/environment.md` is generated from [`ALL`].
 
 mod unsupported;
+mod value_kind;
 
 pub use unsupported::{UNSUPPORTED, Unsupported};
+pub use value_kind::{Invalid, ValueKind};
 
 /// An environment variable that is read.
 #[derive(Debug, Clone, Copy)]
@@ -17,6 +19,8 @@ pub struct EnvVar {
     pub aliases: &'static [&'static str],
     /// The value that applies when the variable is not set, as text.
     pub default: &'static str,
+    /// The values that it takes.
+    pub kind: ValueKind,
     /// The effect, in one sentence.
     pub help: &'static str,
 }
@@ -29,6 +33,11 @@ impl EnvVar {
     )]
     pub fn read(&self) -> Option<String> {
         std::iter::once(&self.name).chain(self.aliases).find_map(|name| std::env::var(name).ok())
+    }
+
+    /// Returns what is wrong with the value, if it is set and is not one that the variable takes.
+    pub fn invalid(&self) -> Option<Invalid> {
+        self.kind.invalid(&self.read()?)
     }
 
     /// Returns whether the value is a secret, which must not be shown.
@@ -65,13 +74,17 @@ pub fn read_flag(name: &str) -> Option<String> {
 
 /// Declares the variables and the list of them.
 macro_rules! variables {
-    ($($name:ident $(($($alias:literal),+))? = $default:literal, $help:literal;)*) => {
+    ($($name:ident $(($($alias:literal),+))?: $kind:expr => $default:literal, $help:literal;)*) => {
         $(
             #[doc = $help]
             pub static $name: EnvVar = EnvVar {
                 name: stringify!($name),
                 aliases: &[$($($alias),+)?],
                 default: $default,
+                kind: {
+                    use ValueKind::*;
+                    $kind
+                },
                 help: $help,
             };
         )*
@@ -82,96 +95,96 @@ macro_rules! variables {
 
 // A macro because each variable must be a name in Rust and a row of the table, once.
 variables! {
-    MC_LOG_LEVEL = "warn", "Log level: trace, debug, info, warn or error. Upstream's values are accepted, too: TRACE, INFO, WARNING and ERROR, or 0 (info), 1 (warning) and 2 (error).";
-    MOONCAKE_LOG = "", "Log filter with a level per module, in the syntax of tracing's EnvFilter; takes precedence over MC_LOG_LEVEL.";
-    MC_FORCE_TCP = "off", "Move bytes over TCP only, even within one process or host; see also MC_STORE_MEMCPY.";
-    MC_TRANSFER_TIMEOUT = "30", "Seconds that a transfer may take before it fails (at least 5).";
-    MC_TCP_BIND_ADDRESS = "", "Address that the transfer engine binds and publishes instead of the detected one.";
-    MC_MIN_RPC_PORT ("MC_MIN_PRC_PORT") = "15000", "First port that the transfer engine tries to listen on.";
-    MC_MAX_RPC_PORT ("MC_MAX_PRC_PORT") = "17000", "Last port that the transfer engine tries to listen on.";
-    MC_LEGACY_RPC_PORT_BINDING = "off", "Bind exactly the port given in the local host name.";
-    MC_METADATA_CLUSTER_ID = "", "Store metadata keys under `mooncake/ID/` instead of `mooncake/`.";
-    MC_REDIS_USERNAME = "", "User name for a Redis metadata server; empty for its default user.";
-    MC_REDIS_PASSWORD = "", "Password for a Redis metadata server.";
-    MC_REDIS_DB_INDEX = "0", "Database index of a Redis metadata server.";
-    MC_TCP_LANES_PER_PEER ("MC_TCP_MAX_CONNECTIONS_PER_PEER") = "4", "Maximum number of connections that the transfer engine opens to one peer (1 to 16).";
-    MC_BUSY_POLL ("MC_STAY_AWAKE") = "on", "Busy-poll a socket before the thread sleeps: 0.1 ms for a reply, 0.2 ms for the next call. Threads poll only while messages arrive within that time and there are enough CPUs for the polling threads and their peers. Off: threads sleep at once.";
-    MC_TE_METRIC = "off", "Log a line of transfer statistics periodically, if there were transfers: throughput and batch latency in upstream's format, then the counters of each transport. The line is logged at any log level.";
-    MC_TE_METRIC_INTERVAL_SECONDS = "5", "Interval in seconds between two log lines of MC_TE_METRIC.";
-    MC_PREFAULT_SIZE ("MC_PREPARED_MEMORY_SIZE") = "1GB", "Bytes of each segment that are prefaulted in the background, at most an eighth of the available memory; 0 for none.";
-    MC_COLLAPSE_REGISTERED_MEMORY = "off", "Ask the kernel in the background to replace the small pages of registered memory by huge pages, where all of the small pages are resident.";
-    MC_STORE_NUMA_SOCKET_ID = "", "NUMA node that segments are allocated on while it has free memory.";
-    MC_CUDA_DRIVER = "libcuda.so.1", "Name or path of the CUDA driver library. It is loaded by the first transfer on a stream; a library that the process has already loaded is used as is.";
-    MC_TRANSFER_TOKEN = "", "Shared secret of at least 8 bytes. Transfer engines prove to each other that they know the secret before they access memory, send their segment descriptor or accept a notification. Engines without the secret, including upstream's, are refused.";
-    MC_HANDSHAKE_PORT = "12001", "Port of the handshake socket if the metadata server is P2PHANDSHAKE, MC_LEGACY_RPC_PORT_BINDING is on, and the local host name has no port.";
-    MC_HANDSHAKE_LISTEN_BACKLOG = "128", "Listen backlog of the handshake socket.";
-    MC_HANDSHAKE_MAX_LENGTH = "1048576", "Maximum length in bytes of a handshake message (1 MiB to 128 MiB).";
-    MC_USE_IPV6 = "off", "Prefer this host's IPv6 address where no address is given.";
-    MC_HANDSHAKE_CONNECT_TIMEOUT = "5", "Timeout in seconds for a connection to a peer's handshake socket.";
-    MC_CUSTOM_TOPO_JSON = "", "Path of a JSON file with the network devices near each memory location; replaces the topology that the kernel reports.";
-    MC_MS_AUTO_DISC = "", "Choice of the RDMA devices of a store: 1 uses all devices (see MC_MS_FILTERS) whatever names the caller gives; 0 requires names. Default: all devices if the caller gives no names.";
-    MC_MS_FILTERS = "", "Names of the RDMA devices, separated by commas, that a store may use when it chooses its devices itself (see MC_MS_AUTO_DISC); empty for all.";
-    MC_TE_FILTERS = "", "Names of the only RDMA devices that engines and stores may use, separated by commas; empty for all.";
-    MC_TE_FILTERS_EXCLUDE = "", "Names of RDMA devices that engines and stores do not use, separated by commas.";
-    MC_FORCE_HCA = "", "Set to anything, an engine or store that asks for RDMA fails if no RDMA device can be used, instead of using TCP. MC_FORCE_TCP takes precedence.";
-    MC_ENABLE_DEST_DEVICE_AFFINITY = "off", "Prefer the RDMA device of a peer that has the same name as the local one.";
-    MC_ENABLE_HCA_PEER_AFFINITY = "off", "Prefer the pairs of RDMA devices in MC_NIC_PEER_AFFINITY. Excludes MC_ENABLE_DEST_DEVICE_AFFINITY.";
-    MC_NIC_PEER_AFFINITY = "", "For a local RDMA device the preferred devices of peers, such as mlx5_0=mlx5_0,mlx5_1;mlx5_2=mlx5_3.";
-    MC_IB_PORT = "1", "Port of the RDMA devices, numbered from 1.";
-    MC_GID_INDEX ("NCCL_IB_GID_INDEX") = "-1", "Entry of the address table (GID) of the port of the RDMA devices; -1 chooses a routable RoCE v2 or InfiniBand address.";
-    MC_MTU = "4096", "Maximum payload in bytes of an RDMA packet: 256, 512, 1024, 2048 or 4096. Peers must agree; the limit of the port counts, too.";
-    MC_IB_TC = "-1", "Traffic class of RDMA packets (0 to 255); -1 for the default.";
-    MC_IB_SL = "-1", "Service level of RDMA packets (0 to 15); -1 for the default.";
-    MC_PKEY_INDEX = "0", "Entry of the table of partitions of the port of the RDMA devices.";
-    MC_DISABLE_GPU_DIRECT_RDMA = "off", "Do not register memory of CUDA devices with RDMA devices: its bytes go through host memory.";
-    MC_IB_PCI_RELAXED_ORDERING = "on", "Let the bus reorder accesses of the RDMA devices to registered memory.";
-    MC_NUM_QP_PER_EP = "2", "Queue pairs to each RDMA device of a peer (1 to 64); peers must agree.";
-    MC_MAX_WR = "256", "Maximum number of requests in flight on an RDMA queue pair.";
-    MC_MAX_INLINE = "64", "Writes of at most this length carry their bytes in the RDMA request itself.";
-    MC_MAX_CQE_PER_CTX = "4096", "Maximum number of requests in flight on an RDMA device.";
-    MC_MAX_EP_PER_CTX = "65536", "Maximum number of connected pairs of RDMA devices.";
-    MC_MAX_MR_SIZE = "1099511627776", "Maximum length in bytes of a registration with an RDMA device; longer ranges have several.";
-    MC_SLICE_SIZE = "65536", "Length in bytes of a slice, the part of a transfer that is sent over one RDMA device and tried again.";
-    MC_FRAGMENT_RATIO = "4", "The last slice of a transfer over RDMA may be longer by MC_SLICE_SIZE divided by this.";
-    MC_RETRY_CNT = "9", "How often a slice of a transfer over RDMA is tried (1 to 127).";
-    MC_SLICE_TIMEOUT = "3", "Seconds without progress after which an RDMA connection is given up, unless the caller has a shorter limit.";
-    MC_RDMA_RAIL_PAUSE_SECONDS = "30", "Longest pause in seconds before a pair of RDMA devices that failed is tried again.";
-    MC_STORE_CLIENT_MIN_PORT = "12300", "First port of the range from which a store client picks the port in its name, if none is given.";
-    MC_STORE_CLIENT_MAX_PORT = "14300", "Last port of the range from which a store client picks the port in its name, if none is given.";
-    MC_STORE_CLIENT_METRIC = "on", "Export the metrics of a store client over its HTTP server and in its log. Off: metrics are counted but not exported.";
-    MC_STORE_CLIENT_METRIC_INTERVAL = "0", "Interval in seconds between two summaries of a store client's metrics in the log; 0 for no summaries.";
-    MC_STORE_CLIENT_METRIC_BANDWIDTH = "on", "Include bytes per second in the summaries of MC_STORE_CLIENT_METRIC_INTERVAL.";
-    MC_STORE_CLUSTER_ID = "", "Value of the label `cluster_id` on every sample of a store client's metrics.";
-    MC_STORE_MEMCPY = "on", "Copy objects that lie in a store's own memory within the process, even if MC_FORCE_TCP is on. Off: with MC_FORCE_TCP, reads of these objects go over TCP, too.";
-    MC_STORE_USE_HUGEPAGE = "off", "Allocate segments from huge pages of hugetlbfs.";
-    MC_STORE_HUGEPAGE_SIZE = "2MB", "Size of the huge pages of MC_STORE_USE_HUGEPAGE: 2MB or 1GB.";
-    MC_RPC_TIMEOUT_MS = "30000", "Timeout in milliseconds for a call to the master.";
-    MC_RPC_CONNECT_TIMEOUT_MS = "5000", "Timeout in milliseconds for a connection to the master.";
-    MOONCAKE_STORE_CHECKSUM = "off", "Store a checksum with every object and verify it at every read.";
-    MOONCAKE_MASTER_TOKEN = "", "Shared secret of at least 8 bytes of a master and its clients, daemons and commands. Over the native protocol both sides prove to each other that they know it; calls over gRPC carry it as `authorization: Bearer TOKEN`. A master with the secret answers others with its health and nothing else; a client with the secret refuses a master without.";
-    MOONCAKE_ADMIN_TOKEN = "", "Token that requests from other hosts must carry to change state through the master's admin port.";
-    MOONCAKE_REST_TOKEN = "", "Token that requests from other hosts must carry to change something through `mc_store_rest_server`.";
-    MOONCAKE_TEST_CHAOS_SECONDS = "15", "For the tests of this project: duration in seconds of each chaos test, which kills clients and masters under load; 600 with `MOONCAKE_LONG_TESTS`.";
-    MOONCAKE_CONFIG_PATH = "", "Path of a JSON file with the settings of a store, read by MooncakeConfig.load_from_env in Python.";
-    MOONCAKE_MASTER = "127.0.0.1:50051", "Address of the master for the command `mooncake`. MooncakeConfig.load_from_env reads this variable and the following ones if MOONCAKE_CONFIG_PATH is not set.";
-    MOONCAKE_LOCAL_HOSTNAME = "localhost", "Name or address by which peers reach a store.";
-    MOONCAKE_TE_META_DATA_SERVER = "P2PHANDSHAKE", "Metadata server of a store.";
-    MOONCAKE_GLOBAL_SEGMENT_SIZE = "3355443200", "Bytes of memory that a store lends to the pool; units are accepted, such as 4gb.";
-    MOONCAKE_LOCAL_BUFFER_SIZE = "1073741824", "Bytes of a store's buffer for calls that copy; units are accepted, such as 4gb.";
-    MOONCAKE_PROTOCOL = "tcp", "Transport protocol of a store.";
-    MOONCAKE_DEVICE = "", "Network devices of a store, for RDMA.";
-    MOONCAKE_OFFLOAD_ENABLED = "off", "Let a store use a local disk.";
-    MOONCAKE_OFFLOAD_FILE_STORAGE_PATH = "", "Directory of the local disk storage of MOONCAKE_OFFLOAD_ENABLED.";
-    MOONCAKE_TENANT_ID = "default", "Tenant whose namespace holds a store's keys.";
-    MOONCAKE_ENABLE_CLIENT_HTTP_SERVER = "off", "Let a store serve its health and metrics over HTTP.";
-    MOONCAKE_CLIENT_HTTP_PORT = "9300", "Port of the HTTP server of MOONCAKE_ENABLE_CLIENT_HTTP_SERVER.";
-    VLLM_MOONCAKE_SIDE_CHANNEL_PORT = "6557", "First port of the ZMQ sockets at which vLLM workers that prefill are asked for KV blocks; each worker adds its tensor-parallel rank, each data-parallel replica the size of its group.";
-    VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT = "120", "Seconds after which a vLLM worker that prefills frees blocks that nobody asked for, and a worker that decodes gives up a request for blocks.";
-    VLLM_MOONCAKE_SENDER_WORKERS = "10", "Threads of a vLLM worker that send KV blocks (1 to 256).";
-    VLLM_MOONCAKE_PROTOCOL = "rdma", "Transport protocol of the engine of a vLLM worker; rdma means TCP where there is no RDMA device.";
-    MOONCAKE_STATE_DIR = "", "Directory for the master's log and snapshots.";
-    XDG_STATE_HOME = "", "Directory of the user's state, under which the master keeps its log by default.";
-    HOME = "", "Home directory of the user; if XDG_STATE_HOME is not set, `.local/state` in this directory is used instead.";
+    MC_LOG_LEVEL: Level => "warn", "Log level: trace, debug, info, warn or error. Upstream's values are accepted, too: TRACE, INFO, WARNING and ERROR, or 0 (info), 1 (warning) and 2 (error).";
+    MOONCAKE_LOG: Text => "", "Log filter with a level per module, in the syntax of tracing's EnvFilter; takes precedence over MC_LOG_LEVEL.";
+    MC_FORCE_TCP: Switch => "off", "Move bytes over TCP only, even within one process or host; see also MC_STORE_MEMCPY.";
+    MC_TRANSFER_TIMEOUT: Seconds => "30", "Seconds that a transfer may take before it fails (at least 5).";
+    MC_TCP_BIND_ADDRESS: Text => "", "Address that the transfer engine binds and publishes instead of the detected one.";
+    MC_MIN_RPC_PORT ("MC_MIN_PRC_PORT"): Number(0, 65_535) => "15000", "First port that the transfer engine tries to listen on.";
+    MC_MAX_RPC_PORT ("MC_MAX_PRC_PORT"): Number(0, 65_535) => "17000", "Last port that the transfer engine tries to listen on.";
+    MC_LEGACY_RPC_PORT_BINDING: Switch => "off", "Bind exactly the port given in the local host name.";
+    MC_METADATA_CLUSTER_ID: Text => "", "Store metadata keys under `mooncake/ID/` instead of `mooncake/`.";
+    MC_REDIS_USERNAME: Text => "", "User name for a Redis metadata server; empty for its default user.";
+    MC_REDIS_PASSWORD: Text => "", "Password for a Redis metadata server.";
+    MC_REDIS_DB_INDEX: Number(0, u32::MAX as i64) => "0", "Database index of a Redis metadata server.";
+    MC_TCP_LANES_PER_PEER ("MC_TCP_MAX_CONNECTIONS_PER_PEER"): Number(1, 16) => "4", "Maximum number of connections that the transfer engine opens to one peer (1 to 16).";
+    MC_BUSY_POLL ("MC_STAY_AWAKE"): Switch => "on", "Busy-poll a socket before the thread sleeps: 0.1 ms for a reply, 0.2 ms for the next call. Threads poll only while messages arrive within that time and there are enough CPUs for the polling threads and their peers. Off: threads sleep at once.";
+    MC_TE_METRIC: Switch => "off", "Log a line of transfer statistics periodically, if there were transfers: throughput and batch latency in upstream's format, then the counters of each transport. The line is logged at any log level.";
+    MC_TE_METRIC_INTERVAL_SECONDS: Interval => "5", "Interval in seconds between two log lines of MC_TE_METRIC.";
+    MC_PREFAULT_SIZE ("MC_PREPARED_MEMORY_SIZE"): Size => "1GB", "Bytes of each segment that are prefaulted in the background, at most an eighth of the available memory; 0 for none.";
+    MC_COLLAPSE_REGISTERED_MEMORY: Switch => "off", "Ask the kernel in the background to replace the small pages of registered memory by huge pages, where all of the small pages are resident.";
+    MC_STORE_NUMA_SOCKET_ID: Number(0, u32::MAX as i64) => "", "NUMA node that segments are allocated on while it has free memory.";
+    MC_CUDA_DRIVER: Text => "libcuda.so.1", "Name or path of the CUDA driver library. It is loaded by the first transfer on a stream; a library that the process has already loaded is used as is.";
+    MC_TRANSFER_TOKEN: Token => "", "Shared secret of at least 8 bytes. Transfer engines prove to each other that they know the secret before they access memory, send their segment descriptor or accept a notification. Engines without the secret, including upstream's, are refused.";
+    MC_HANDSHAKE_PORT: Number(0, 65_535) => "12001", "Port of the handshake socket if the metadata server is P2PHANDSHAKE, MC_LEGACY_RPC_PORT_BINDING is on, and the local host name has no port.";
+    MC_HANDSHAKE_LISTEN_BACKLOG: Number(0, 65_535) => "128", "Listen backlog of the handshake socket.";
+    MC_HANDSHAKE_MAX_LENGTH: Number(1 << 20, 1 << 27) => "1048576", "Maximum length in bytes of a handshake message (1 MiB to 128 MiB).";
+    MC_USE_IPV6: Switch => "off", "Prefer this host's IPv6 address where no address is given.";
+    MC_HANDSHAKE_CONNECT_TIMEOUT: Seconds => "5", "Timeout in seconds for a connection to a peer's handshake socket.";
+    MC_CUSTOM_TOPO_JSON: Text => "", "Path of a JSON file with the network devices near each memory location; replaces the topology that the kernel reports.";
+    MC_MS_AUTO_DISC: Boolean => "", "Choice of the RDMA devices of a store: 1 uses all devices (see MC_MS_FILTERS) whatever names the caller gives; 0 requires names. Default: all devices if the caller gives no names.";
+    MC_MS_FILTERS: Text => "", "Names of the RDMA devices, separated by commas, that a store may use when it chooses its devices itself (see MC_MS_AUTO_DISC); empty for all.";
+    MC_TE_FILTERS: Text => "", "Names of the only RDMA devices that engines and stores may use, separated by commas; empty for all.";
+    MC_TE_FILTERS_EXCLUDE: Text => "", "Names of RDMA devices that engines and stores do not use, separated by commas.";
+    MC_FORCE_HCA: Text => "", "Set to anything, an engine or store that asks for RDMA fails if no RDMA device can be used, instead of using TCP. MC_FORCE_TCP takes precedence.";
+    MC_ENABLE_DEST_DEVICE_AFFINITY: Switch => "off", "Prefer the RDMA device of a peer that has the same name as the local one.";
+    MC_ENABLE_HCA_PEER_AFFINITY: Switch => "off", "Prefer the pairs of RDMA devices in MC_NIC_PEER_AFFINITY. Excludes MC_ENABLE_DEST_DEVICE_AFFINITY.";
+    MC_NIC_PEER_AFFINITY: Text => "", "For a local RDMA device the preferred devices of peers, such as mlx5_0=mlx5_0,mlx5_1;mlx5_2=mlx5_3.";
+    MC_IB_PORT: Number(1, 255) => "1", "Port of the RDMA devices, numbered from 1.";
+    MC_GID_INDEX ("NCCL_IB_GID_INDEX"): Number(-1, 255) => "-1", "Entry of the address table (GID) of the port of the RDMA devices; -1 chooses a routable RoCE v2 or InfiniBand address.";
+    MC_MTU: OneOf(&["256", "512", "1024", "2048", "4096"]) => "4096", "Maximum payload in bytes of an RDMA packet: 256, 512, 1024, 2048 or 4096. Peers must agree; the limit of the port counts, too.";
+    MC_IB_TC: Number(-1, 255) => "-1", "Traffic class of RDMA packets (0 to 255); -1 for the default.";
+    MC_IB_SL: Number(-1, 255) => "-1", "Service level of RDMA packets (0 to 15); -1 for the default.";
+    MC_PKEY_INDEX: Number(0, 65_535) => "0", "Entry of the table of partitions of the port of the RDMA devices.";
+    MC_DISABLE_GPU_DIRECT_RDMA: Switch => "off", "Do not register memory of CUDA devices with RDMA devices: its bytes go through host memory.";
+    MC_IB_PCI_RELAXED_ORDERING: SwitchElseOff => "on", "Let the bus reorder accesses of the RDMA devices to registered memory.";
+    MC_NUM_QP_PER_EP: Number(1, 64) => "2", "Queue pairs to each RDMA device of a peer (1 to 64); peers must agree.";
+    MC_MAX_WR: Number(1, 1 << 16) => "256", "Maximum number of requests in flight on an RDMA queue pair.";
+    MC_MAX_INLINE: Number(0, u32::MAX as i64) => "64", "Writes of at most this length carry their bytes in the RDMA request itself.";
+    MC_MAX_CQE_PER_CTX: Number(1, 1 << 22) => "4096", "Maximum number of requests in flight on an RDMA device.";
+    MC_MAX_EP_PER_CTX: Number(1, i64::MAX) => "65536", "Maximum number of connected pairs of RDMA devices.";
+    MC_MAX_MR_SIZE: Number(4096, i64::MAX) => "1099511627776", "Maximum length in bytes of a registration with an RDMA device; longer ranges have several.";
+    MC_SLICE_SIZE: Number(1024, 1 << 30) => "65536", "Length in bytes of a slice, the part of a transfer that is sent over one RDMA device and tried again.";
+    MC_FRAGMENT_RATIO: Number(0, u32::MAX as i64) => "4", "The last slice of a transfer over RDMA may be longer by MC_SLICE_SIZE divided by this.";
+    MC_RETRY_CNT: Number(1, 127) => "9", "How often a slice of a transfer over RDMA is tried (1 to 127).";
+    MC_SLICE_TIMEOUT: Seconds => "3", "Seconds without progress after which an RDMA connection is given up, unless the caller has a shorter limit.";
+    MC_RDMA_RAIL_PAUSE_SECONDS: Seconds => "30", "Longest pause in seconds before a pair of RDMA devices that failed is tried again.";
+    MC_STORE_CLIENT_MIN_PORT: Number(0, 65_535) => "12300", "First port of the range from which a store client picks the port in its name, if none is given.";
+    MC_STORE_CLIENT_MAX_PORT: Number(0, 65_535) => "14300", "Last port of the range from which a store client picks the port in its name, if none is given.";
+    MC_STORE_CLIENT_METRIC: SwitchElseOff => "on", "Export the metrics of a store client over its HTTP server and in its log. Off: metrics are counted but not exported.";
+    MC_STORE_CLIENT_METRIC_INTERVAL: Seconds => "0", "Interval in seconds between two summaries of a store client's metrics in the log; 0 for no summaries.";
+    MC_STORE_CLIENT_METRIC_BANDWIDTH: SwitchElseOff => "on", "Include bytes per second in the summaries of MC_STORE_CLIENT_METRIC_INTERVAL.";
+    MC_STORE_CLUSTER_ID: Text => "", "Value of the label `cluster_id` on every sample of a store client's metrics.";
+    MC_STORE_MEMCPY: Switch => "on", "Copy objects that lie in a store's own memory within the process, even if MC_FORCE_TCP is on. Off: with MC_FORCE_TCP, reads of these objects go over TCP, too.";
+    MC_STORE_USE_HUGEPAGE: Switch => "off", "Allocate segments from huge pages of hugetlbfs.";
+    MC_STORE_HUGEPAGE_SIZE: OneOf(&["2MB", "1GB"]) => "2MB", "Size of the huge pages of MC_STORE_USE_HUGEPAGE: 2MB or 1GB.";
+    MC_RPC_TIMEOUT_MS: Millis => "30000", "Timeout in milliseconds for a call to the master.";
+    MC_RPC_CONNECT_TIMEOUT_MS: Millis => "5000", "Timeout in milliseconds for a connection to the master.";
+    MOONCAKE_STORE_CHECKSUM: Switch => "off", "Store a checksum with every object and verify it at every read.";
+    MOONCAKE_MASTER_TOKEN: Token => "", "Shared secret of at least 8 bytes of a master and its clients, daemons and commands. Over the native protocol both sides prove to each other that they know it; calls over gRPC carry it as `authorization: Bearer TOKEN`. A master with the secret answers others with its health and nothing else; a client with the secret refuses a master without.";
+    MOONCAKE_ADMIN_TOKEN: Text => "", "Token that requests from other hosts must carry to change state through the master's admin port.";
+    MOONCAKE_REST_TOKEN: Text => "", "Token that requests from other hosts must carry to change something through `mc_store_rest_server`.";
+    MOONCAKE_TEST_CHAOS_SECONDS: Number(1, i64::MAX) => "15", "For the tests of this project: duration in seconds of each chaos test, which kills clients and masters under load; 600 with `MOONCAKE_LONG_TESTS`.";
+    MOONCAKE_CONFIG_PATH: Text => "", "Path of a JSON file with the settings of a store, read by MooncakeConfig.load_from_env in Python.";
+    MOONCAKE_MASTER: Text => "127.0.0.1:50051", "Address of the master for the command `mooncake`. MooncakeConfig.load_from_env reads this variable and the following ones if MOONCAKE_CONFIG_PATH is not set.";
+    MOONCAKE_LOCAL_HOSTNAME: Text => "localhost", "Name or address by which peers reach a store.";
+    MOONCAKE_TE_META_DATA_SERVER: Text => "P2PHANDSHAKE", "Metadata server of a store.";
+    MOONCAKE_GLOBAL_SEGMENT_SIZE: Size => "3355443200", "Bytes of memory that a store lends to the pool; units are accepted, such as 4gb.";
+    MOONCAKE_LOCAL_BUFFER_SIZE: Size => "1073741824", "Bytes of a store's buffer for calls that copy; units are accepted, such as 4gb.";
+    MOONCAKE_PROTOCOL: Text => "tcp", "Transport protocol of a store.";
+    MOONCAKE_DEVICE: Text => "", "Network devices of a store, for RDMA.";
+    MOONCAKE_OFFLOAD_ENABLED: Boolean => "off", "(no effect) There is no offload to disks in this version; a store logs a warning if this is on.";
+    MOONCAKE_OFFLOAD_FILE_STORAGE_PATH: Text => "", "(no effect) Directory of the offload of MOONCAKE_OFFLOAD_ENABLED.";
+    MOONCAKE_TENANT_ID: Text => "default", "Tenant whose namespace holds a store's keys.";
+    MOONCAKE_ENABLE_CLIENT_HTTP_SERVER: Boolean => "off", "Let a store serve its health and metrics over HTTP.";
+    MOONCAKE_CLIENT_HTTP_PORT: Number(0, 65_535) => "9300", "Port of the HTTP server of MOONCAKE_ENABLE_CLIENT_HTTP_SERVER.";
+    VLLM_MOONCAKE_SIDE_CHANNEL_PORT: Number(1, 65_535) => "6557", "First port of the ZMQ sockets at which vLLM workers that prefill are asked for KV blocks; each worker adds its tensor-parallel rank, each data-parallel replica the size of its group.";
+    VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT: Number(1, 86_400) => "120", "Seconds after which a vLLM worker that prefills frees blocks that nobody asked for, and a worker that decodes gives up a request for blocks.";
+    VLLM_MOONCAKE_SENDER_WORKERS: Number(1, 256) => "10", "Threads of a vLLM worker that send KV blocks (1 to 256).";
+    VLLM_MOONCAKE_PROTOCOL: Text => "rdma", "Transport protocol of the engine of a vLLM worker; rdma means TCP where there is no RDMA device.";
+    MOONCAKE_STATE_DIR: Text => "", "Directory for the master's log and snapshots.";
+    XDG_STATE_HOME: Text => "", "Directory of the user's state, under which the master keeps its log by default.";
+    HOME: Text => "", "Home directory of the user; if XDG_STATE_HOME is not set, `.local/state` in this directory is used instead.";
 }
 
 #[cfg(test)]
@@ -198,6 +211,8 @@ mod tests {
     fn variables_are_documented_and_unique() {
         for (i, var) in ALL.iter().enumerate() {
             assert!(var.help.ends_with('.'), "{}", var.name);
+            let default = Some(var.default).filter(|text| !text.is_empty());
+            assert_eq!(default.and_then(|text| var.kind.invalid(text)), None, "{}", var.name);
             assert!(ALL[i + 1..].iter().all(|other| other.name != var.name), "{}", var.name);
         }
     }

@@ -13,13 +13,18 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::{EngineId, env::EnvVar, random::SplitMix64};
+use crate::{
+    EngineId,
+    env::{EnvVar, ValueKind},
+    random::SplitMix64,
+};
 
 /// Duration of a run in seconds; a fixed number of rounds if the variable is not set.
 static SECONDS: EnvVar = EnvVar {
     name: "MOONCAKE_FUZZ_SECONDS",
     aliases: &[],
     default: "",
+    kind: ValueKind::Text,
     help: "How long the tests fuzz the decoders.",
 };
 

@@ -27,6 +27,9 @@ const LOG_FLAGS: &[(&str, bool)] = &[
     ("vmodule", false),
 ];
 
+/// The beginning of the help of an option or variable that is accepted but has no effect.
+pub const NO_EFFECT: &str = "(no effect) ";
+
 /// One option of a component whose settings are `S`.
 #[derive(Debug, Clone, Copy)]
 pub struct OptionSpec<S: 'static> {
@@ -234,7 +237,10 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::parse::{read_bool, read_millis, read_number};
+    use crate::{
+        env::ValueKind,
+        parse::{read_bool, read_millis, read_number},
+    };
 
     #[derive(Debug, PartialEq)]
     struct Settings {
@@ -249,7 +255,13 @@ mod tests {
         }
     }
 
-    static PORT: EnvVar = EnvVar { name: "TEST_PORT", aliases: &[], default: "", help: "" };
+    static PORT: EnvVar = EnvVar {
+        name: "TEST_PORT",
+        aliases: &[],
+        default: "",
+        kind: ValueKind::Number(0, 65_535),
+        help: "",
+    };
 
     const SPECS: &[OptionSpec<Settings>] = &[
         OptionSpec {

@@ -16,6 +16,25 @@ pub fn read_bool(text: &str) -> Result<bool> {
     }
 }
 
+/// Parses a log level in upstream's and our spellings.
+///
+/// # Errors
+/// If the text is not a level.
+pub fn read_level(text: &str) -> Result<&'static str> {
+    match text.trim().to_ascii_lowercase().as_str() {
+        "trace" => Ok("trace"),
+        "debug" => Ok("debug"),
+        "info" | "0" => Ok("info"),
+        "warn" | "warning" | "1" => Ok("warn"),
+        "error" | "fatal" | "2" | "3" => Ok("error"),
+        "off" | "none" => Ok("off"),
+        _ => {
+            let why = "not a log level; write trace, debug, info, warn, error or off";
+            Err(Error::invalid(why).with("text", text))
+        }
+    }
+}
+
 /// Parses a number of any type with `FromStr`.
 ///
 /// # Errors
@@ -79,6 +98,16 @@ mod tests {
         for (text, seconds) in [("5s", 5), ("30m", 1800), ("1 h", 3600)] {
             assert_eq!(read_millis(text).unwrap(), Duration::from_secs(seconds), "{text}");
         }
+    }
+
+    #[test]
+    fn parses_every_spelling_of_a_level() {
+        let levels =
+            [("INFO", "info"), ("1", "warn"), ("0", "info"), ("Warning", "warn"), ("2", "error")];
+        for (text, level) in levels {
+            assert_eq!(read_level(text).unwrap(), level, "{text}");
+        }
+        assert!(read_level("loud").unwrap_err().to_string().contains("loud"));
     }
 
     #[test]

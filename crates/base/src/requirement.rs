@@ -5,12 +5,13 @@
 
 use libtest_mimic::Trial;
 
-use crate::env::EnvVar;
+use crate::env::{EnvVar, ValueKind};
 
 static MOONCAKE_LONG_TESTS: EnvVar = EnvVar {
     name: "MOONCAKE_LONG_TESTS",
     aliases: &[],
     default: "",
+    kind: ValueKind::Text,
     help: "Set to anything, tests also do what takes minutes or gibibytes.",
 };
 

@@ -7,7 +7,7 @@ use mooncake_base::{
     engine_code::ENGINE_CODES,
     env,
     error::{CODES, CodeRow},
-    options::OptionSpec,
+    options::{NO_EFFECT, OptionSpec},
 };
 use mooncake_daemon::DaemonConfig;
 use mooncake_master::{MasterConfig, OPTIONS};
@@ -40,17 +40,23 @@ fn environment() -> String {
         and the source of each value.\n\n\
         | Variable | Default | What it does |\n|---|---|---|\n"
         .to_owned();
-    for variable in env::ALL {
+    let has_effect = |help: &str| !help.starts_with(NO_EFFECT);
+    for variable in env::ALL.iter().filter(|variable| has_effect(variable.help)) {
         let names = names(variable.name, variable.aliases);
         let (default, help) = (code(variable.default), cell(variable.help));
         let _ = writeln!(text, "| {names} | {default} | {help} |");
     }
     text.push_str(
         "\n## Without effect\n\n\
-        The upstream transfer engine reads these, too. Here they have no effect; if one of them is \
-        set when an engine starts, the log warns once.\n\n\
+        Upstream's transfer engine or store reads these. Here they have no effect; if one of them is \
+        set when an engine or a store starts, the log warns once.\n\n\
         | Variables | Why |\n|---|---|\n",
     );
+    for variable in env::ALL {
+        if let Some(help) = variable.help.strip_prefix(NO_EFFECT) {
+            let _ = writeln!(text, "| {} | {} |", code(variable.name), cell(help));
+        }
+    }
     for row in env::UNSUPPORTED {
         let names: Vec<_> = row.names.iter().map(|name| code(name)).collect();
         let _ = writeln!(text, "| {} | {} |", names.join(" "), cell(row.reason));
@@ -119,9 +125,10 @@ fn options_of_the_daemon() -> String {
     options::<DaemonConfig>(text, mooncake_daemon::OPTIONS)
 }
 
-/// Writes a row for each option.
+/// Writes a row for each option; those without effect have a table of their own.
 fn options<S: Default>(beginning: &str, specs: &[OptionSpec<S>]) -> String {
-    let mut text = beginning.to_owned() + "| Option | Default | What it does |\n|---|---|---|\n";
+    let head = "| Option | Default | What it does |\n|---|---|---|\n";
+    let (mut text, mut without_effect) = (format!("{beginning}{head}"), String::new());
     let defaults = S::default();
     for spec in specs {
         let mut names = names(spec.name, spec.aliases);
@@ -129,9 +136,17 @@ fn options<S: Default>(beginning: &str, specs: &[OptionSpec<S>]) -> String {
             let _ = write!(names, "<br>environment: `{}`", variable.name);
         }
         let default = code(&(spec.show)(&defaults));
-        let _ = writeln!(text, "| {names} | {default} | {} |", cell(spec.help));
+        let (table, help) = match spec.help.strip_prefix(NO_EFFECT) {
+            Some(help) => (&mut without_effect, help),
+            None => (&mut text, spec.help),
+        };
+        let _ = writeln!(table, "| {names} | {default} | {} |", cell(help));
     }
-    text
+    text + "\n## Without effect\n\n\
+        Options of upstream that are accepted, so that its command lines and files work, but change \
+        nothing here.\n\n"
+        + &head.replace("What it does", "Meaning in upstream, or why it is ignored")
+        + &without_effect
 }
 
 /// Formats a name and its aliases.
@@ -171,6 +186,18 @@ mod tests {
             let rows =
                 text.lines().filter(|line| line.starts_with("| `") || line.starts_with("| -"));
             assert!(rows.count() > 10, "{}", file.path.display());
+        }
+    }
+
+    #[test]
+    fn what_has_no_effect_is_listed_apart() {
+        for (page, name) in [
+            (environment(), "| `MOONCAKE_OFFLOAD_ENABLED` |"),
+            (options_of_the_daemon(), "| `enable_offload` |"),
+            (options_of_the_master(), "| `enable_cxl` |"),
+        ] {
+            let (effective, without_effect) = page.split_once("## Without effect").unwrap();
+            assert!(!effective.contains(name) && without_effect.contains(name), "{name}");
         }
     }
 }

@@ -140,7 +140,7 @@ macro_rules! ignored {
             aliases: &[],
             env: None,
             is_switch: $is_switch,
-            help: $help,
+            help: concat!("(no effect) ", $help),
             set: |config, text| {
                 $read(text)?;
                 config.ignored.insert($name, text.trim().to_ascii_lowercase());
@@ -167,7 +167,7 @@ pub const OPTIONS: &[OptionSpec<DaemonConfig>] = &[
             bytes if bytes > 0 && bytes % (1 << 30) == 0 => format!("{} GB", bytes >> 30),
             bytes => bytes.to_string(),
         }),
-    ignored!("local_buffer_size", "0", "Ignored: bytes go straight to and from the memory of the served \
+    ignored!("local_buffer_size", "0", "Bytes go straight to and from the memory of the served \
          processes.", read_size, false),
     value("master_server_address", "Address of the master.",
         |c, t| { t.trim().clone_into(&mut c.master); Ok(()) }, |c| c.master.clone()),
@@ -178,7 +178,7 @@ pub const OPTIONS: &[OptionSpec<DaemonConfig>] = &[
         |c, t| { t.trim().clone_into(&mut c.protocol); Ok(()) }, |c| c.protocol.clone()),
     value("device_names", "Names of the RDMA devices, separated by commas; empty: chosen automatically.",
         |c, t| { t.trim().clone_into(&mut c.devices); Ok(()) }, |c| c.devices.clone()),
-    ignored!("threads", "1", "Ignored: each connection has a thread.", read_number::<i32>, false),
+    ignored!("threads", "1", "Each connection has a thread.", read_number::<i32>, false),
     value("tenant_id", "Namespace of the served processes' keys.",
         |c, t| { t.trim().clone_into(&mut c.tenant); Ok(()) }, |c| c.tenant.clone()),
     ignored!("enable_offload", "false", "Moves objects to disk.", read_bool, true),
@@ -194,6 +194,8 @@ pub const OPTIONS: &[OptionSpec<DaemonConfig>] = &[
 
 #[cfg(test)]
 mod tests {
+    use mooncake_base::options::NO_EFFECT;
+
     use super::*;
 
     fn read(line: &str) -> Result<DaemonConfig> {
@@ -232,6 +234,16 @@ mod tests {
             (spec.set)(&mut config, &shown).unwrap();
             config.ignored.clear();
             assert_eq!(config, defaults, "{}", spec.name);
+        }
+    }
+
+    #[test]
+    fn options_without_effect_say_so() {
+        for spec in OPTIONS {
+            let mut config = DaemonConfig::default();
+            (spec.set)(&mut config, &(spec.show)(&DaemonConfig::default())).unwrap();
+            let says_so = spec.help.starts_with(NO_EFFECT);
+            assert_eq!(says_so, !config.ignored.is_empty(), "{}", spec.name);
         }
     }
 

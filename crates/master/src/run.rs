@@ -8,7 +8,7 @@ use std::{
 };
 
 use mooncake_base::{Error, Result, env};
-use mooncake_cli::{PortsFile, Program, Signals, log, print_flush};
+use mooncake_cli::{PortsFile, Program, Signals, log, print_flush, variables};
 use tokio::runtime::{Builder, Handle};
 
 use crate::{
@@ -32,6 +32,7 @@ pub fn run(arguments: Vec<String>) -> u8 {
 
 fn work(config: MasterConfig) -> Result<()> {
     log::install();
+    variables::warn_of_invalid([&env::MC_LOG_LEVEL, &env::MOONCAKE_LOG, &env::MC_BUSY_POLL]);
     for warning in config.warnings() {
         tracing::warn!("{warning}");
     }

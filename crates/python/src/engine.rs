@@ -49,7 +49,7 @@ impl Engine {
         rdma_devices: Option<&str>,
     ) -> PyResult<Self> {
         log::install();
-        log::warn_unsupported_variables();
+        log::warn_of_variables();
         let mut config = or_raise(py, engine_config(name, metadata, is_tcp_forced))?;
         or_raise(py, use_rdma(&mut config, rdma_devices))?;
         let runtime = or_raise(py, runtime())?;

@@ -43,8 +43,8 @@ mod _native {
         options::PutOptions,
         pending::Pending,
         process::{
-            at_exit, cgroup_memory, environment, local_topology, port_holder, run_daemon,
-            run_master, run_topology_dump, run_transfer_bench, secret_variables,
+            at_exit, cgroup_memory, environment, invalid_variables, local_topology, port_holder,
+            run_daemon, run_master, run_topology_dump, run_transfer_bench, secret_variables,
             unsupported_variables,
         },
         rdma::{RdmaDevice, rdma_devices},

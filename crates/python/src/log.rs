@@ -57,11 +57,12 @@ pub(crate) fn install() {
     });
 }
 
-/// Warns once about variables that are set but have no effect here, since upstream's engine reads
-/// them.
-pub(crate) fn warn_unsupported_variables() {
+/// Warns once about variables that are set to an invalid value, or that have no effect here, since
+/// upstream's engine reads them.
+pub(crate) fn warn_of_variables() {
     static WARNED: Once = Once::new();
     WARNED.call_once(|| {
+        mooncake_cli::variables::warn_of_invalid(env::ALL.iter().copied());
         for (name, reason) in Unsupported::set_in_environment() {
             tracing::warn!(variable = name, "has no effect here: {reason}");
         }

@@ -79,6 +79,15 @@ pub(crate) fn secret_variables() -> Vec<&'static str> {
     env::ALL.iter().filter(|var| var.is_secret()).map(|var| var.name).collect()
 }
 
+/// Returns the variables whose values are invalid, each with the reason and what the value does.
+#[pyfunction]
+pub(crate) fn invalid_variables() -> Vec<(&'static str, String)> {
+    env::ALL
+        .iter()
+        .filter_map(|var| Some((var.name, mooncake_cli::variables::invalid(var)?.text())))
+        .collect()
+}
+
 /// Returns the variables of upstream that have no effect here, each with the reason.
 #[pyfunction]
 pub(crate) fn unsupported_variables() -> Vec<(&'static str, &'static str)> {

@@ -109,7 +109,7 @@ impl Store {
         engine: Option<&Bound<'_, Engine>>,
     ) -> PyResult<Self> {
         log::install();
-        log::warn_unsupported_variables();
+        log::warn_of_variables();
         let arguments = Arguments {
             master,
             name,
@@ -159,7 +159,7 @@ impl Store {
         #[pyo3(from_py_with = argument::optional_unsigned)] http_port: Option<u16>,
     ) -> PyResult<Self> {
         log::install();
-        log::warn_unsupported_variables();
+        log::warn_of_variables();
         let runtime = or_raise(py, runtime())?;
         let arguments = DummyArguments {
             is_tcp_forced,
