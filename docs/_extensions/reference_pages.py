@@ -130,9 +130,9 @@ def upstream_routes() -> list[Route]:
 
 def proxy_routes() -> list[Route]:
     """Returns the routes of the proxy for prefill and decode servers."""
-    from mooncake._proxy.server import _COMPLETIONS
+    from mooncake._proxy.routes import _COMPLETIONS
 
-    source = (ROOT / "python/mooncake/_proxy/server.py").read_text(encoding="utf-8")
+    source = (ROOT / "python/mooncake/_proxy/routes.py").read_text(encoding="utf-8")
     pages = re.findall(r'head\.path == "([^"]+)"', source)
     return [Route(path, {"POST"}) for path in _COMPLETIONS] + [
         Route(path, {"GET"}) for path in pages

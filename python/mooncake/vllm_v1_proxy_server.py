@@ -11,16 +11,19 @@ import json
 import logging
 import signal
 import uuid
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from ._proxy.asgi import serve_http, serve_lifespan
 from ._proxy.backend import Backend, BackendPool, Timeouts
 from ._proxy.proxy import Proxy, prefill_body
 from ._proxy.server import ProxyServer
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence
+
+    from ._proxy.asgi import Receive, Scope, Send
 
 __all__ = [
     "ProxyApp",
@@ -34,11 +37,33 @@ __all__ = [
 ]
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class ProxyApp:
-    """The proxy that this process runs, None before it runs."""
+    """An application for ASGI servers.
+
+    Attributes:
+        proxy: The proxy of this process; None while `lifespan` is not entered.
+    """
 
     proxy: Proxy | None = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serves a request, or the life of a server of ASGI.
+
+        The server enters `lifespan` with the default options, unless the program has entered it
+        with others before.
+
+        Raises:
+            ValueError: It is neither.
+            RuntimeError: `lifespan` is not entered.
+        """
+        if scope["type"] == "http":
+            await serve_http(_running(self), scope, receive, send)
+        elif scope["type"] == "lifespan":
+            life = nullcontext() if self.proxy is not None else lifespan(self, parse_args([]))
+            await serve_lifespan(receive, send, life)
+        else:
+            raise ValueError(f"the proxy does not serve {scope['type']!r}")
 
 
 app = ProxyApp()
@@ -98,7 +123,12 @@ def parse_args(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 
 @asynccontextmanager
 async def lifespan(app: ProxyApp, options: argparse.Namespace | None = None) -> AsyncIterator[None]:
-    """Makes the proxy of an application from the options of the command line."""
+    """Makes the proxy of an application, and checks its servers while the context lasts.
+
+    Args:
+        app: The application.
+        options: Options as of `parse_args`; None stands for the command line.
+    """
     options = options or parse_args()
     timeouts = Timeouts(options.connect_timeout, options.answer_timeout, options.idle_timeout)
     app.proxy = Proxy(
@@ -106,10 +136,13 @@ async def lifespan(app: ProxyApp, options: argparse.Namespace | None = None) -> 
         BackendPool("decode", [Backend("decode", *at) for at in options.decoder_instances]),
         timeouts,
     )
+    checks = asyncio.create_task(app.proxy.check_backends(options.health_interval))
     try:
         yield
     finally:
         app.proxy = None
+        checks.cancel()
+        await asyncio.gather(checks, return_exceptions=True)
 
 
 def get_next_client(app: ProxyApp, service_type: str) -> Backend:
@@ -169,7 +202,7 @@ async def _run(options: argparse.Namespace) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stopped.set)
     async with lifespan(app, options):
-        server = ProxyServer(_running(app), health_interval_s=options.health_interval)
+        server = ProxyServer(_running(app), health_interval_s=None)
         async with server.serving(options.host, options.port) as port:
             print(f"vllm_v1_proxy_server ready http={options.host}:{port}", flush=True)
             await stopped.wait()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import os
@@ -144,6 +145,14 @@ class Proxy:
         unreachable = isinstance(reason, BackendError) and not reason.was_sent
         backend.record_failure(reason, excludes=unreachable)
         _log.info("%s backend %s failed: %s", backend.role, backend.name, reason)
+
+    async def check_backends(self, interval_s: float) -> None:
+        """Checks without end whether the servers answer."""
+        while True:
+            await asyncio.sleep(interval_s)
+            await asyncio.gather(
+                *(pool.check(self.timeouts) for pool in (self.prefill, self.decode))
+            )
 
     def metrics(self) -> str:
         """Returns the counters as Prometheus text."""
