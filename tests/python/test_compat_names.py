@@ -7,6 +7,7 @@ import inspect
 import json
 import subprocess
 import sys
+from enum import EnumMeta
 from typing import Any
 
 import pytest
@@ -41,6 +42,18 @@ for path in sorted(root.rglob("*.py")):
     public = {name for name in names if not name.startswith("_") and name != "*"}
     found[module] = sorted(exported or public)
 print(json.dumps(found))
+"""
+
+# Prints the members of each public name of the compiled modules.
+LIST_MEMBERS = """
+import importlib, json
+found = {}
+for module in ("mooncake.engine", "mooncake.store"):
+    for name, value in vars(importlib.import_module(module)).items():
+        if not name.startswith("_"):
+            members = dir(value) if isinstance(value, type) else []
+            found[f"{module}:{name}"] = [each for each in members if not each.startswith("_")]
+print("names:" + json.dumps(found))
 """
 
 
@@ -80,6 +93,22 @@ def test_lists_have_every_name_of_upstreams_package():
             missing[module] = [name for name in unknown if not hasattr(resolve(module), name)]
     assert {module: names for module, names in missing.items() if names} == {}
     assert set(json.loads(done.stdout)) - {"mooncake"} <= MODULES.keys()
+
+
+def test_compiled_modules_have_the_members_of_upstreams_package():
+    done = run(upstream_python(), "-I", "-c", LIST_MEMBERS)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.partition("names:")[2])
+    missing = {}
+    for path, members in found.items():
+        value = resolve(path)
+        # Names and values belong to the members of an enumeration.
+        sample = next(iter(value)) if isinstance(value, EnumMeta) else value
+        internal = INTERNAL.get(path, "").split()
+        if absent := [each for each in members if not hasattr(sample, each)]:
+            missing[path] = [each for each in absent if each not in internal]
+    assert len(found) > 50
+    assert {path: members for path, members in missing.items() if members} == {}
 
 
 def test_links_between_gpus_are_refused_with_a_sentence():

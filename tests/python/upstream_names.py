@@ -219,7 +219,7 @@ PARAMETERS: Final[dict[str, str]] = {
     """,
 }
 
-# Names of upstream's modules that are no part of what it documents, and are not here.
+# Names of upstream's modules and classes that are no part of its documents, and are not here.
 INTERNAL: Final[dict[str, str]] = {
     "mooncake": "extend_path",
     "mooncake.dataproto_catalog": "logger",
@@ -237,6 +237,8 @@ INTERNAL: Final[dict[str, str]] = {
     "mooncake.reshard.weight.types": """
         require_manifest_items require_sha256_digest validate_fragment_geometry
     """,
+    "mooncake.store:BufferLeaseView": "buffer",
+    "mooncake.store:RegisteredBufferLeaseView": "buffer",
     "mooncake.transfer_engine_topology_dump": """
         apply_backend dump_te_topology dump_tent_topology parse_args resolve_backend
         sanitize_tent_conf_for_discover
