@@ -66,6 +66,27 @@ def test_misses_are_not_failures(ours: str):
     assert value(ours, "mooncake_master_lookup_hits_total") == 1
 
 
+def test_normal_outcomes_are_not_failures(master: MasterProcess):
+    """Upstream's names count them as failures, as upstream does."""
+    with mooncake.Store(master.address, mooncake.StoreConfig(segment_bytes=16 * MIB)) as store:
+        store.put("k", b"v")
+        for _ in range(3):
+            store.put("k", b"v")
+            for call in (lambda: store.expire("none", 60), lambda: store.copy("none", to="nowhere")):
+                with pytest.raises(mooncake.NotFoundError):
+                    call()
+    text = metrics(master)
+    counts = {
+        kind: [
+            value(text, f'mooncake_master_call_{kind}_total{{call="{call}"}}')
+            for call in ("put_start", "set_expiry", "create_copy_task")
+        ]
+        for kind in ("kept", "misses", "failures")
+    }
+    assert counts == {"kept": [3, 0, 0], "misses": [0, 3, 3], "failures": [0, 0, 0]}
+    assert value(text, "master_put_start_failures_total") == 3
+
+
 def test_memory_is_shown_by_segment_and_client(ours: str):
     labels = '{segment="localhost:7021",client="localhost:7021"}'
     assert value(ours, f"mooncake_master_segment_used_bytes{labels}") == MIB

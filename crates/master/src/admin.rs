@@ -143,6 +143,7 @@ fn write_routes(admin: &Arc<Admin>) -> Router<Arc<Admin>> {
 fn read_routes() -> Router<Arc<Admin>> {
     Router::new()
         .route("/", get(page::show))
+        .route("/guide", get(page::guide))
         .route(
             "/health",
             get(|State(admin): AdminContext| async move { json_reply(&health(&admin.service)) }),

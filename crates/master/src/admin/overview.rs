@@ -212,6 +212,7 @@ fn calls(service: &Service) -> Value {
                 "calls": count.calls(),
                 "items": count.all_items(),
                 "missed": count.missed,
+                "kept": count.kept,
                 "failed": count.failures(),
             })
         })

@@ -1,15 +1,24 @@
 //! GET /: the web page. A single file that loads nothing from elsewhere and polls
-//! `/api/v1/overview` every two seconds.
+//! `/api/v1/overview` every two seconds. GET /guide: the guide for operators, which a master serves
+//! itself, since its network may reach no other site and its package holds no other documentation.
 
 use axum::{
     http::header,
     response::{IntoResponse, Response},
 };
+use mooncake_http::reply;
 
 const PAGE: &str = include_str!("page/index.html");
 
 /// The content security policy: the page may only load from and connect to its own master.
 const POLICY: &str = include_str!("page/policy.txt");
+
+const GUIDE: &str = include_str!("../../../../docs/guide/operating.md");
+
+/// Shows the guide of this version as text.
+pub(super) async fn guide() -> Response {
+    reply::text(GUIDE)
+}
 
 pub(super) async fn show() -> Response {
     let headers = [
@@ -36,6 +45,12 @@ mod tests {
             });
             assert_eq!(found.count(), 0, "{reference}");
         }
+    }
+
+    #[test]
+    fn page_links_to_the_guide() {
+        assert!(PAGE.contains("<a href=\"/guide\">"));
+        assert!(GUIDE.starts_with("# Running a pool\n") && GUIDE.contains("/metrics"));
     }
 
     #[test]

@@ -16,7 +16,7 @@ use super::{
     BATCH_ITEMS_MAX, check_batch,
     encoding::{LocateReply, push_done, put_refs, version_at, versions},
     millis,
-    op_metrics::Op,
+    op_metrics::{FailedItems, Op},
     shared_state::SharedState,
     state_guard,
     traffic::{Traffic, TrafficCount},
@@ -66,7 +66,7 @@ impl ObjectService {
         let grant = LocateOptions { has_lease: r.lease, has_fence: r.fence };
         let mut segments = SegmentTable::default();
         let mut reply = LocateReply::with_capacity(keys.len());
-        let (mut hits, mut misses, mut bytes) = (0, 0, 0);
+        let (mut hits, mut failed, mut bytes) = (0, FailedItems::default(), 0);
         // The state grants no longer fence than the log has on disk.
         let (_, fence) = state_guard::without_waiting(|| {
             let mut state = self.shared.lock();
@@ -74,7 +74,7 @@ impl ObjectService {
             state.locate_with(now, &tenant, &keys, grant, |state, object| {
                 match &object {
                     Ok(object) => (hits, bytes) = (hits + 1, bytes + object.length),
-                    Err(error) => misses += usize::from(is_miss(error.code())),
+                    Err(error) => failed.add(error.code()),
                 }
                 reply.push(state, &mut segments, object);
             })
@@ -82,8 +82,7 @@ impl ObjectService {
         if r.lease || r.fence {
             self.traffic.looked_up(keys.len(), hits, bytes);
         }
-        self.shared.op_metrics().count_batch(Op::Locate, keys.len(), keys.len() - hits);
-        self.shared.op_metrics().count_missed(Op::Locate, misses);
+        self.shared.op_metrics().count_items(Op::Locate, keys.len(), failed);
         Ok(reply.into_response(segments, millis(fence)))
     }
 
@@ -133,9 +132,8 @@ impl ObjectService {
         let now = self.shared.now();
         let views =
             self.shared.map_in_slices(&r.keys, |state, key| state.view_object(now, &tenant, key));
-        let failed = views.iter().filter(|view| view.is_err()).count();
-        self.shared.op_metrics().count_batch(Op::Describe, views.len(), failed);
-        self.shared.op_metrics().count_missed(Op::Describe, failed);
+        let codes = views.iter().filter_map(|view| Some(view.as_ref().err()?.code()));
+        self.shared.op_metrics().count_items(Op::Describe, views.len(), codes.collect());
         Ok(v1::DescribeResponse { results: views.into_iter().map(description).collect() })
     }
 
@@ -147,7 +145,8 @@ impl ObjectService {
         let results = self.shared.map_in_slices(&r.keys, |state, key| {
             ItemResult::from(state.puts().set_expiry(now, &tenant, key, ttl).map(|_| ()))
         });
-        self.shared.op_metrics().count_batch(Op::SetExpiry, results.len(), failed(&results));
+        let failed = FailedItems::of(&results);
+        self.shared.op_metrics().count_items(Op::SetExpiry, results.len(), failed);
         Ok(v1::SetExpiryResponse { results })
     }
 
@@ -163,10 +162,8 @@ impl ObjectService {
                 Some(version) => state.remove_version(now, &tenant, key, r.force, version),
             })
         });
-        self.shared.op_metrics().count_batch(Op::Remove, results.len(), failed(&results));
-        let failures = results.iter().filter_map(|result| result.failure.as_ref());
-        let missed = failures.filter(|failure| is_miss(Error::from(*failure).code())).count();
-        self.shared.op_metrics().count_missed(Op::Remove, missed);
+        let failed = FailedItems::of(&results);
+        self.shared.op_metrics().count_items(Op::Remove, results.len(), failed);
         Ok(v1::RemoveResponse { results })
     }
 
@@ -243,11 +240,6 @@ impl ObjectService {
         self.shared.op_metrics().count_batch(op, puts.len(), reply.failures.len());
         Ok(reply)
     }
-}
-
-/// Returns whether a failure is that of a key that no object has: an expected outcome.
-fn is_miss(code: ErrorCode) -> bool {
-    code == ErrorCode::OBJECT_NOT_FOUND
 }
 
 /// Checks the name of a group.
@@ -339,8 +331,4 @@ fn description(view: Result<ObjectView>) -> v1::DescribeResult {
         soft_pin_ttl_ms: view.soft_pin_ttl.map(millis),
         group: view.group.unwrap_or_default().into(),
     }
-}
-
-fn failed(results: &[ItemResult]) -> usize {
-    results.iter().filter(|result| result.failure.is_some()).count()
 }

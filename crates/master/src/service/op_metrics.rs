@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use mooncake_base::Result;
+use mooncake_base::{ErrorCode, Result};
 use mooncake_proto::v1::ItemResult;
 
 /// An operation with its own counters.
@@ -89,6 +89,7 @@ struct OpCounters {
     items: AtomicU64,
     items_failed: AtomicU64,
     missed: AtomicU64,
+    kept: AtomicU64,
 }
 
 /// A snapshot of the counters of one operation.
@@ -111,6 +112,9 @@ pub struct OpCount {
     /// Items of all calls that named an object that does not exist. They are among the failed ones,
     /// as upstream counts them.
     pub missed: u64,
+    /// Items of all calls that left an object as it was: the key had one already, or one of another
+    /// version than the caller's condition. They are among the failed ones, as upstream counts them.
+    pub kept: u64,
 }
 
 impl OpCount {
@@ -124,9 +128,43 @@ impl OpCount {
         self.single + self.items
     }
 
-    /// Returns the items that failed, without misses.
+    /// Returns the items that failed, without those with an expected outcome.
     pub fn failures(&self) -> u64 {
-        (self.single_failed + self.items_failed).saturating_sub(self.missed)
+        (self.single_failed + self.items_failed).saturating_sub(self.missed + self.kept)
+    }
+}
+
+/// The items of one call that have no result, by the reason.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(super) struct FailedItems {
+    /// All of them.
+    all: usize,
+    /// Those that named an object that does not exist.
+    missed: usize,
+    /// Those that left an object as it was.
+    kept: usize,
+}
+
+impl FailedItems {
+    /// Counts an item that failed with the code.
+    pub(super) fn add(&mut self, code: ErrorCode) {
+        self.all += 1;
+        self.missed += usize::from(code == ErrorCode::OBJECT_NOT_FOUND);
+        self.kept += usize::from(code == ErrorCode::OBJECT_ALREADY_EXISTS);
+    }
+
+    /// Counts the items that failed.
+    pub(super) fn of(results: &[ItemResult]) -> Self {
+        let failures = results.iter().filter_map(|result| result.failure.as_ref());
+        failures.filter_map(|failure| ErrorCode::from_number(failure.code)).collect()
+    }
+}
+
+impl FromIterator<ErrorCode> for FailedItems {
+    fn from_iter<I: IntoIterator<Item = ErrorCode>>(codes: I) -> Self {
+        let mut failed = Self::default();
+        codes.into_iter().for_each(|code| failed.add(code));
+        failed
     }
 }
 
@@ -148,6 +186,7 @@ impl OpMetrics {
             items: read(&counter.items),
             items_failed: read(&counter.items_failed),
             missed: read(&counter.missed),
+            kept: read(&counter.kept),
         }
     }
 
@@ -172,14 +211,20 @@ impl OpMetrics {
             .collect()
     }
 
-    /// Counts items that named an object that does not exist; the call counts them as failed, too.
-    pub(super) fn count_missed(&self, op: Op, missed: usize) {
-        if missed > 0 {
-            self.0[op as usize].missed.fetch_add(missed as u64, Ordering::Relaxed);
+    /// Counts one call with `items` items, of which some failed.
+    pub(super) fn count_items(&self, op: Op, items: usize, failed: FailedItems) {
+        let counter = &self.0[op as usize];
+        if failed.missed > 0 {
+            counter.missed.fetch_add(failed.missed as u64, Ordering::Relaxed);
         }
+        if failed.kept > 0 {
+            counter.kept.fetch_add(failed.kept as u64, Ordering::Relaxed);
+        }
+        self.count_batch(op, items, failed.all);
     }
 
-    /// Counts one call with `items` items, of which `failed` failed.
+    /// Counts one call with `items` items, of which `failed` failed for a reason that no caller
+    /// expects.
     pub(super) fn count_batch(&self, op: Op, items: usize, failed: usize) {
         let counter = &self.0[op as usize];
         let add = |value: &AtomicU64, by: usize| {
@@ -222,9 +267,18 @@ mod tests {
         assert_eq!((count.single, count.single_failed), (2, 1));
         assert_eq!((count.batches, count.batches_partial, count.batches_failed), (2, 1, 1));
         assert_eq!((count.items, count.items_failed), (5, 3));
-        metrics.count_missed(Op::Probe, 3);
-        let count = metrics.count(Op::Probe);
-        assert_eq!((count.calls(), count.all_items(), count.failures()), (4, 7, 1));
+        assert_eq!((count.calls(), count.all_items(), count.failures()), (4, 7, 4));
         assert_eq!(metrics.count(Op::Remove), OpCount::default());
+    }
+
+    #[test]
+    fn expected_outcomes_are_no_failures() {
+        use ErrorCode as C;
+        let metrics = OpMetrics::default();
+        let codes = [C::OBJECT_NOT_FOUND, C::OBJECT_ALREADY_EXISTS, C::OBJECT_HAS_LEASE];
+        metrics.count_items(Op::Remove, 5, codes.into_iter().collect());
+        let count = metrics.count(Op::Remove);
+        assert_eq!((count.missed, count.kept, count.failures()), (1, 1, 1));
+        assert_eq!((count.items, count.items_failed), (5, 3), "as upstream counts");
     }
 }

@@ -75,7 +75,8 @@ impl TaskService {
                 v1::TaskKind::Copy => Op::CreateCopyTask,
                 v1::TaskKind::Move => Op::CreateMoveTask,
             };
-            self.shared.op_metrics().count_batch(op, 1, usize::from(created.is_err()));
+            let failed = created.as_ref().err().map(Error::code).into_iter().collect();
+            self.shared.op_metrics().count_items(op, 1, failed);
             match created.and_then(|id| state.task(id)) {
                 Ok(view) => v1::CreateTaskResult {
                     failure: None,

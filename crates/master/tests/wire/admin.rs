@@ -40,6 +40,15 @@ fn reports_health_and_role_of_single_master() {
 }
 
 #[test]
+fn guide_is_served_as_text() {
+    let running = Running::whole();
+    let guide = get(running.admin(), "/guide");
+    assert!(guide.head.contains("content-type: text/plain; charset=utf-8"), "{}", guide.head);
+    assert!(guide.text().starts_with("# Running a pool\n"));
+    assert!(get(running.admin(), "/").text().contains("href=\"/guide\""));
+}
+
+#[test]
 fn unknown_path_is_plain_404() {
     let running = Running::whole();
     for (method, target) in [("GET", "/nothing"), ("GET", "/api/v1/remove_all"), ("PUT", "/health")]

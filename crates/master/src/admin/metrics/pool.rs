@@ -80,11 +80,16 @@ fn segments(out: &mut Exposition, service: &Service) {
 
 fn calls(out: &mut Exposition, service: &Service) {
     type Part = fn(&OpCount) -> u64;
-    let parts: [(&str, &str, Part); 4] = [
+    let parts: [(&str, &str, Part); 5] = [
         ("calls_total", "Calls.", OpCount::calls),
         ("call_items_total", "Items of calls, above all keys.", OpCount::all_items),
         ("call_misses_total", "Items that named a missing object.", |count| count.missed),
-        ("call_failures_total", "Items that failed, without misses.", OpCount::failures),
+        (
+            "call_kept_total",
+            "Items that left an object as it was, above all puts of keys that had one.",
+            |count| count.kept,
+        ),
+        ("call_failures_total", "Items that failed, without misses and kept.", OpCount::failures),
     ];
     for (ending, help, part) in parts {
         let name = format!("mooncake_master_{ending}");

@@ -12,7 +12,7 @@ use crate::{
         SLICE_ITEMS, check_batch, durability,
         encoding::{PutItem, PutStartReply, put_items},
         millis,
-        op_metrics::Op,
+        op_metrics::{FailedItems, Op},
         state_guard::StateGuard,
         wire::{SegmentTable, put_options},
     },
@@ -46,7 +46,7 @@ struct PutStartCall {
     segments: SegmentTable,
     reply: PutStartReply,
     write_window_ms: u64,
-    failed: usize,
+    failed: FailedItems,
     deadline: Moment,
 }
 
@@ -110,7 +110,7 @@ impl ObjectService {
             segments: SegmentTable::default(),
             reply: PutStartReply::with_capacity(items),
             write_window_ms: 0,
-            failed: 0,
+            failed: FailedItems::default(),
             deadline: SystemClock.now() + WAIT_MAX,
             request,
         })
@@ -145,7 +145,7 @@ impl ObjectService {
     }
 
     fn end_put_start(&self, call: PutStartCall) -> v1::PutStartResponse {
-        self.shared.op_metrics().count_batch(Op::PutStart, call.next, call.failed);
+        self.shared.op_metrics().count_items(Op::PutStart, call.next, call.failed);
         let log_mark = self.shared.log_mark();
         call.reply.into_response(call.segments, call.write_window_ms, log_mark)
     }
@@ -187,13 +187,13 @@ impl ObjectService {
             };
             state.puts().cancel_put(std::mem::take(&mut call.progress));
             let started = started.map_err(|error| {
+                call.failed.add(error.code());
                 let (caller, tenant) = (&call.caller, &call.tenant);
                 let unfinished_put = unfinished_put(state, caller, tenant, item.key, &error);
                 v1::Failure { unfinished_put, ..v1::Failure::from(&error) }
             });
-            match &started {
-                Ok(_) => self.traffic.put(length),
-                Err(_) => call.failed += 1,
+            if started.is_ok() {
+                self.traffic.put(length);
             }
             call.reply.push(state, &mut call.segments, started);
             call.next += 1;
