@@ -5,7 +5,17 @@ A failed item is an exception instance at its place in the result; a failed call
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Generic, Literal, TypeAlias, TypeVar, final, overload, type_check_only
+from typing import (
+    Any,
+    Generic,
+    Literal,
+    SupportsIndex,
+    TypeAlias,
+    TypeVar,
+    final,
+    overload,
+    type_check_only,
+)
 
 from typing_extensions import Buffer as _Readable
 
@@ -104,6 +114,30 @@ class Buffer:
         """Return the length in bytes."""
 
     def __len__(self) -> int: ...
+    @overload
+    def __getitem__(self, index: SupportsIndex, /) -> int:
+        """Return the byte at an index, or a view of a slice."""
+
+    @overload
+    def __getitem__(self, index: slice, /) -> memoryview: ...
+    @overload
+    def __setitem__(self, index: SupportsIndex, value: int, /) -> None:
+        """Set the byte at an index, or the bytes of a slice."""
+
+    @overload
+    def __setitem__(self, index: slice, value: _Readable, /) -> None: ...
+    def __eq__(self, other: object, /) -> bool:
+        """Compare the bytes with those of another buffer, or of bytes, bytearray or memoryview."""
+
+    def __hash__(self) -> int:
+        """Hash the identity, since the bytes can change."""
+
+    def __dlpack__(self, **options: Any) -> Any:
+        """Return the memory as an array of bytes in a capsule, without a copy; needs numpy."""
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        """Return kind and number of the device: the CPU."""
+
     def __buffer__(self, flags: int, /) -> memoryview: ...
     def __release_buffer__(self, buffer: memoryview, /) -> None: ...
 
@@ -342,7 +376,12 @@ class Pending:
         """Begin what `Store.read_located_into` does. The memory is held until it is taken."""
 
     def read_grids(
-        self, keys: _Keys, grids: Sequence[Sequence[_Grid]], owner: object
+        self,
+        keys: _Keys,
+        grids: Sequence[Sequence[_Grid]],
+        owner: object,
+        *,
+        lease: bool = True,
     ) -> Begun[_List[int | MooncakeError]]:
         """Begin what `read_grids` does; hold `owner`, whose memory it is, until it is taken."""
 
@@ -445,6 +484,9 @@ class PutOptions:
         Raises:
             InvalidArgumentError: An option is out of range.
         """
+
+    def __getnewargs_ex__(self) -> tuple[tuple[()], dict[str, Any]]:
+        """Return the arguments of the constructor, with which copies and pickles are made."""
 
     @property
     def replicas(self) -> int:
@@ -1077,9 +1119,22 @@ def get_values(store: Store, keys: _Keys) -> tuple[list[bytes], MooncakeError | 
     """Get objects as bytes, ``b""`` for a failure; also return the last failure."""
 
 def failure(
-    code: int, text: str, *, key: _Key | None = None, is_closed: bool = False
+    code: int,
+    text: str,
+    *,
+    key: _Key | None = None,
+    context: dict[str, Any] | None = None,
+    is_closed: bool = False,
 ) -> MooncakeError:
-    """Build the exception for a failure found in Python code, and record it as the last error."""
+    """Build the exception for a failure found in Python code, and record it as the last error.
+
+    Args:
+        code: Upstream's error code.
+        text: Beginning of the message, which ends with the values of `context` and with the key.
+        key: Key that the failure is about.
+        context: Details by name.
+        is_closed: The failure is that of a closed handle.
+    """
 
 def concat_arrays_into(
     arrays: Sequence[_Readable],
@@ -1127,6 +1182,7 @@ def read_grids(
     grids: Sequence[Sequence[_Grid]],
     *,
     is_registered: bool = False,
+    lease: bool = True,
 ) -> list[int | MooncakeError]:
     """Read ranges of objects into memory: one call to the master, one transfer per peer.
 
@@ -1138,6 +1194,7 @@ def read_grids(
             first range; and for each dimension, outermost first, the number of ranges and their
             distances in the object and in memory. Without dimensions it is one range.
         is_registered: Refuse grids whose memory is not in one registered range.
+        lease: Lease the objects.
 
     Returns:
         For each object the number of bytes read, or the first failure among its ranges.

@@ -7,6 +7,7 @@ import json
 import threading
 import time
 
+import numpy as np
 import pytest
 from conftest import start_master
 from test_commands import command
@@ -128,8 +129,20 @@ def test_delete_removes_only_the_version_it_names(store):
     with pytest.raises(mooncake.AlreadyExistsError, match="another version") as caught:
         store.delete("k", if_version=first, force=True)
     assert caught.value.key == "k"
-    store.delete("k", if_version=store.info("k").version, force=True)
+    store.delete("k", if_version=store.info("k").version)
     assert not store.exists("k")
+
+
+def test_stat_takes_no_lease():
+    master = start_master()
+    with Store(master.address, mooncake.StoreConfig(segment_bytes=64 << 20)) as store:
+        store.put_many({"short": b"v", "long": bytes(1000)})
+        store.put_array("array", np.arange(8.0))
+        for key in ("short", "long", "array") * 2:
+            done = command("stat", key, "--json", "--master", master.address)
+            assert json.loads(done.stdout)["lease_left_ms"] == 0
+        assert store.delete_many(["short", "long", "array"]) == [True] * 3
+    master.stop()
 
 
 def test_expiry_and_tags_survive_a_restart_of_the_master(tmp_path):

@@ -92,7 +92,7 @@ def test_missing_shards_are_named(store, key):
         store.get_tensor(key)
     first = Shard.tp(0, 8)
     assert torch.equal(store.get_tensor(key, target=first), part(tensor, first))
-    with pytest.raises(mooncake.NotFoundError, match=f"missing: {key}_tp_1\n"):
+    with pytest.raises(mooncake.NotFoundError, match=f"missing: {key}_tp_1 key="):
         store.get_tensor(key, target=Shard.tp(2, 8))
     # Putting the tensor again stores what is missing and keeps the rest.
     assert store.put_tensor(key, tensor, layout=Layout(4))
@@ -119,7 +119,7 @@ def test_first_shard_missing_is_named(store, key):
     shard = Shard.tp(1, 2)
     store.put_tensor(key, part(tensor, shard), layout=shard)
     assert torch.equal(store.get_tensor(key, target=shard), part(tensor, shard))
-    with pytest.raises(mooncake.NotFoundError, match=f"missing: {key}_tp_0\n"):
+    with pytest.raises(mooncake.NotFoundError, match=f"missing: {key}_tp_0 key="):
         store.get_tensor(key)
 
 
@@ -159,7 +159,7 @@ def test_replicas_are_read_by_any_number_of_ranks(store, key):
 
 def test_missing_replica_is_not_replaced_by_another(store, key):
     store.put_tensor(key, numbers(4), layout=Shard((Axis.dp(0, 2),)))
-    with pytest.raises(mooncake.NotFoundError, match=r"target=dp=1/2 stored=__dp_0of2\n"):
+    with pytest.raises(mooncake.NotFoundError, match=r"target=dp=1/2 stored=__dp_0of2 key="):
         store.get_tensor(key, target=Shard((Axis.dp(1, 2),)))
 
 
@@ -392,8 +392,54 @@ def test_groups_are_one_for_each_tensor(store, key):
     options = mooncake.PutOptions(groups=["a", "b"])
     items = {f"{key}.a": numbers(4), f"{key}.b": numbers(4)}
     assert store.put_tensors(items, layout=Layout(2), options=options) == [True, True]
-    with pytest.raises(mooncake.InvalidArgumentError, match="one group for each tensor groups=2"):
+    with pytest.raises(mooncake.InvalidArgumentError, match="groups=2 tensors=3"):
         store.put_tensors({**items, f"{key}.c": numbers(4)}, options=options)
+
+
+@pytest.mark.parametrize(
+    ("put", "get"),
+    [(Store.put_tensor, Store.get_tensor), (Store.put_array, Store.get_array)],
+    ids=["tensor", "array"],
+)
+def test_tensors_have_expiry_tags_and_versions(store, key, put, get):
+    first, second = (np.full(4, value, dtype=np.float32) for value in (1, 2))
+    if put is Store.put_tensor:
+        first, second = torch.from_numpy(first), torch.from_numpy(second)
+    assert put(store, key, first, ttl_s=600, tags={"model": "llama"})
+    info = store.info(key)
+    assert 590 < info.expires_in_s <= 600
+    assert info.tags == {"model": "llama"}
+    assert put(store, key, second, if_version=info.version)
+    assert not put(store, key, first, if_version=info.version)
+    assert float(get(store, key)[0]) == 2
+    assert store.info(key).expires_in_s is None, "a put replaces expiry and tags"
+    assert put(store, f"{key}.split", first, layout=Layout(2), ttl_s=600, tags={"a": "b"})
+    assert [store.info(f"{key}.split_tp_{at}").tags for at in range(2)] == [{"a": "b"}] * 2
+    with pytest.raises(mooncake.InvalidArgumentError, match="stored whole"):
+        put(store, key, first, layout=Layout(2), if_version=info.version)
+
+
+def test_versions_are_one_for_each_tensor(store, key):
+    items = {f"{key}.a": numbers(4), f"{key}.b": numbers(4)}
+    assert store.put_tensors(items, ttl_s=600, tags={"a": "b"}) == [True, True]
+    versions = [info.version for info in store.info_many(items)]
+    store.put_tensor(f"{key}.a", numbers(4), overwrite=True)
+    options = mooncake.PutOptions(if_versions=versions)
+    assert store.put_tensors(items, options=options) == [False, True]
+
+
+def test_put_that_is_refused_removes_no_other_layout(store, key):
+    store.put_tensor(key, numbers(4), layout=Layout(2))
+    store.put(key, b"bytes under the same key")
+    assert not store.put_tensor(key, numbers(4), overwrite=True, if_version=1 << 60)
+    assert store.exists_many([f"{key}_tp_0", f"{key}_tp_1"]) == [True, True]
+
+
+def test_tensor_is_deleted_soon_after_its_put(store, key):
+    store.put_tensor(key, numbers(4), layout=Layout(2))
+    store.info(key)
+    store.delete_tensor(key)
+    assert not store.exists(f"{key}_tp_0")
 
 
 def test_info_describes_bytes_and_tensors(store, key):

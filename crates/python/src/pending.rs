@@ -241,17 +241,19 @@ impl Pending {
 
     /// Begins to read ranges of objects into memory at addresses, which belongs to `owner`. The
     /// outcome of each item is the number of bytes.
+    #[pyo3(signature = (keys, grids, owner, *, lease = true))]
     fn read_grids<'py>(
         &self,
         py: Python<'py>,
         keys: Keys<'py>,
         grids: Vec<Vec<GridArgument>>,
         owner: Py<PyAny>,
+        lease: bool,
     ) -> PyResult<u64> {
         let table = GridTable::new(&keys, grids, py)?;
         let keys = unbound(keys);
         self.begin(py, move |client| {
-            let read = client.map(|client| table.read(client, false));
+            let read = client.map(|client| table.read(client, false, lease));
             Box::new(move |py| {
                 drop(owner);
                 outcome_objects(py, &keys, read)

@@ -3,6 +3,7 @@
 
 pub(crate) mod describe;
 pub(crate) mod details;
+mod fetch;
 pub(crate) mod grids;
 pub(crate) mod located;
 mod open;
@@ -17,7 +18,7 @@ pub(crate) mod transfer;
 use std::{path::PathBuf, slice, sync::Arc, time::Duration};
 
 use mooncake_base::{Error, ErrorCode, ObjectKey, Result, SegmentId, Version};
-use mooncake_store_client::{Client, Located as Places, NewTask, Presence, Selector};
+use mooncake_store_client::{Client, NewTask, Presence, Selector};
 use mooncake_transfer_engine::LocalRange;
 use pyo3::{
     prelude::*,
@@ -36,7 +37,7 @@ use self::{
     parts::{Columns, Table},
     settings::{Arguments, DummyArguments, Settings},
     tasks::IdParts,
-    transfer::{GetTarget, Signed, Unsigned as UnsignedBuffer},
+    transfer::{Signed, Unsigned as UnsignedBuffer},
 };
 use crate::{
     argument::{
@@ -752,42 +753,6 @@ impl Store {
         let options = batch_options(py, options, is_upsert, keys.len())?;
         let stored = self.call(py, |client| transfer::put(client, &names, values, options))?;
         outcome_list(py, keys, stored)
-    }
-
-    /// Locates objects, allocates a target for each, and reads into the targets.
-    fn fetch<'py, B: GetTarget>(
-        &self,
-        py: Python<'py>,
-        keys: &[Bound<'py, PyAny>],
-        finish: impl Fn(Python<'py>, B) -> PyResult<Bound<'py, PyAny>>,
-    ) -> PyResult<Bound<'py, PyList>> {
-        let names = invalid_as_missing(object_keys(keys)?);
-        let located = self.call(py, |client| transfer::locate(client, names))?;
-        let mut targets = Vec::with_capacity(keys.len());
-        let mut ranges = Vec::with_capacity(keys.len());
-        for located in located.iter().filter_map(|located| located.as_ref().ok()) {
-            let (target, range) = B::allocate(py, located.length())?;
-            targets.push(target);
-            ranges.push(range);
-        }
-        let wanted: Vec<Result<&Places>> =
-            located.iter().map(|located| located.as_ref().map_err(Clone::clone)).collect();
-        let read = self.call(py, |client| transfer::read(client, wanted, &ranges))?;
-        let mut targets = targets.into_iter();
-        let result = PyList::empty(py);
-        for ((key, located), read) in keys.iter().zip(&located).zip(read) {
-            // Every located object has a target, even if its read failed.
-            let target = located.is_ok().then(|| targets.next()).flatten();
-            match (read, target) {
-                (Ok(_), Some(target)) => result.append(finish(py, target)?)?,
-                (Ok(_), None) => {
-                    let error = Error::internal("an object was read that was not located");
-                    result.append(exception(py, &error, Some(key))?)?;
-                }
-                (Err(error), _) => result.append(exception(py, &error, Some(key))?)?,
-            }
-        }
-        Ok(result)
     }
 }
 

@@ -190,6 +190,8 @@ pub struct Located {
     pub(crate) length: u64,
     pub(crate) places: SmallVec<[Place; 1]>,
     pub(crate) checksum: Option<u64>,
+    /// Whether the locate call leased the object. A repetition of the call does the same.
+    pub(crate) has_lease: bool,
     /// Time of the locate call.
     pub(crate) requested_at: Moment,
     /// End of the fence. Bytes read before this time are valid without verification.

@@ -10,6 +10,7 @@ from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 
+from mooncake._api.limits import limited
 from mooncake._runtime import PutOptions, _native
 
 if TYPE_CHECKING:
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Call",
+    "Describe",
     "Dimension",
     "List",
     "MemoryGrid",
@@ -65,20 +67,24 @@ class ReadGrids:
         grids: The ranges of each object.
         owner: Object that keeps the memory.
         is_registered: Refuse memory that is not registered.
+        lease: Lease the objects.
     """
 
     keys: Sequence[Key]
     grids: Sequence[Sequence[MemoryGrid]]
     owner: object
     is_registered: bool = False
+    lease: bool = True
 
     def make(self, store: _native.Store) -> Any:
         """Make the call."""
-        return _native.read_grids(store, self.keys, self.grids, is_registered=self.is_registered)
+        return _native.read_grids(
+            store, self.keys, self.grids, is_registered=self.is_registered, lease=self.lease
+        )
 
     def begin(self, calls: _native.Pending) -> _native.Begun[Any]:
         """Begin the call."""
-        return calls.read_grids(self.keys, self.grids, self.owner)
+        return calls.read_grids(self.keys, self.grids, self.owner, lease=self.lease)
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,13 +173,33 @@ class Sizes:
         return calls.sizes(self.keys, lease=False)
 
 
-def run(store: _native.Store, operation: Operation[T]) -> T:
-    """Carry out an operation in this thread."""
+@dataclass(frozen=True, slots=True)
+class Describe:
+    """Asks what the master knows of objects. The outcome is a dictionary for each.
+
+    Attributes:
+        keys: Keys of the objects.
+    """
+
+    keys: Sequence[Key]
+
+    def make(self, store: _native.Store) -> Any:
+        """Make the call."""
+        return store.describe(self.keys)
+
+    def begin(self, calls: _native.Pending) -> _native.Begun[Any]:
+        """Begin the call."""
+        return calls.describe(self.keys)
+
+
+def run(store: _native.Store, operation: Operation[T], timeout_s: float | None = None) -> T:
+    """Carry out an operation in this thread, within a time if one is given."""
+    next_store = limited(store, timeout_s)
     try:
         call = next(operation)
         while True:
             try:
-                outcome = call.make(store)
+                outcome = call.make(next_store())
             except Exception as error:  # noqa: BLE001 - the operation handles it or raises it
                 call = operation.throw(error)
             else:
@@ -183,13 +209,16 @@ def run(store: _native.Store, operation: Operation[T]) -> T:
         return result
 
 
-async def run_async(calls: AsyncNative, operation: Operation[T]) -> T:
-    """Carry out an operation for the running event loop."""
+async def run_async(
+    calls: AsyncNative, operation: Operation[T], timeout_s: float | None = None
+) -> T:
+    """Carry out an operation for the running event loop, within a time if one is given."""
+    next_calls = limited(calls, timeout_s)
     try:
         call = next(operation)
         while True:
             try:
-                outcome = await calls.outcome_of(call.begin)
+                outcome = await next_calls().outcome_of(call.begin)
             except Exception as error:  # noqa: BLE001 - the operation handles it or raises it
                 call = operation.throw(error)
             else:

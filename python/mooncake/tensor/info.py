@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from mooncake._api.values import decoded
 from mooncake.errors import InvalidArgumentError, MooncakeError, NotFoundError
+from mooncake.tensor.calls import Describe
 from mooncake.tensor.inventory import find, find_stored
 from mooncake.tensor.layout import Axis
 from mooncake.tensor.search import Found, find_all
@@ -95,21 +96,20 @@ class Info:
     data_type: int = 0
 
 
-def describe(
-    keys: Sequence[bytes], details: Sequence[dict[str, Any] | MooncakeError]
-) -> Operation[list[Info | MooncakeError]]:
-    """Describe the objects of keys, or the tensors whose shards have keys made of them.
+def describe(keys: Sequence[bytes]) -> Operation[list[Info | MooncakeError]]:
+    """Describe the objects of keys, or the tensors whose shards have keys made of them. Lease none.
 
     Args:
         keys: The keys.
-        details: What the master knows of the object of each key.
     """
+    details = yield Describe([decoded(key) for key in keys])
     readable = [isinstance(each, dict) and each["version"] is not None for each in details]
     found = yield from find_all(
         [
             find_stored(key) if is_object else find(key, None)
             for key, is_object in zip(keys, readable, strict=True)
-        ]
+        ],
+        lease=False,
     )
     return [_info(*each) for each in zip(keys, details, found, strict=True)]
 

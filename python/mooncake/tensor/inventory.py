@@ -124,9 +124,9 @@ def find_stored(key: bytes) -> Search:
 
 
 def stored_keys(key: bytes) -> Operation[list[bytes]]:
-    """Return the keys of all objects of a tensor, in whichever form it is stored."""
+    """Return the keys of all objects of a tensor, in whichever form it is stored; lease none."""
     first, manifests = shard_key(key, [AxisRecord("tp", 0, 1)]), _manifest_keys(key)
-    heads = yield from read_heads([key, first], manifests)
+    heads = yield from read_heads([key, first], manifests, lease=False)
     for outcome in heads:
         if isinstance(outcome, MooncakeError):
             raise outcome

@@ -139,8 +139,15 @@ Search: TypeAlias = Generator[Heads | Names, Any, Found]
 """A search for the objects of one tensor: yields requests, receives their answers."""
 
 
-def find_all(searches: Sequence[Search]) -> Operation[list[Found | MooncakeError]]:
-    """Carry out searches; the requests of all of them go out together, round by round."""
+def find_all(
+    searches: Sequence[Search], *, lease: bool = True
+) -> Operation[list[Found | MooncakeError]]:
+    """Carry out searches; the requests of all of them go out together, round by round.
+
+    Args:
+        searches: The searches.
+        lease: Lease the objects whose first bytes are read.
+    """
     results: list[Found | MooncakeError | None] = [None] * len(searches)
     running = dict(enumerate(searches))
     answers: dict[int, Any] = dict.fromkeys(running)
@@ -156,7 +163,7 @@ def find_all(searches: Sequence[Search]) -> Operation[list[Found | MooncakeError
                 results[at] = error
             if at not in wanted:
                 del running[at]
-        answers = yield from _answer(wanted)
+        answers = yield from _answer(wanted, lease=lease)
         for at, answer in answers.items():
             if isinstance(answer, MooncakeError):
                 results[at] = answer
@@ -171,7 +178,7 @@ def find_all(searches: Sequence[Search]) -> Operation[list[Found | MooncakeError
 
 
 def read_heads(
-    keys: Sequence[bytes], manifests: Sequence[bytes] = ()
+    keys: Sequence[bytes], manifests: Sequence[bytes] = (), *, lease: bool
 ) -> Operation[list[bytes | MooncakeError | None]]:
     """Return the first bytes of objects: None without an object, ``b""`` for a shorter one."""
     names = [*keys, *manifests]
@@ -182,7 +189,7 @@ def read_heads(
     memory = bytearray(starts.pop())
     base, _ = _native.writable_range(memory)
     grids = [[(base + start, 0, length, ())] for start, length in zip(starts, lengths, strict=True)]
-    outcomes = yield ReadGrids([decoded(name) for name in names], grids, memory)
+    outcomes = yield ReadGrids([decoded(name) for name in names], grids, memory, lease=lease)
     heads: list[bytes | MooncakeError | None] = []
     for start, length, outcome in zip(starts, lengths, outcomes, strict=True):
         if isinstance(outcome, NotFoundError):
@@ -255,13 +262,13 @@ def _with_evidence(found: Found, seen: list[Evidence] | None) -> Found:
     return replace(found, evidence=evidence)
 
 
-def _answer(wanted: dict[int, Heads | Names]) -> Operation[dict[int, Any]]:
+def _answer(wanted: dict[int, Heads | Names], *, lease: bool) -> Operation[dict[int, Any]]:
     """Answer the requests of one round."""
     answers: dict[int, Any] = {}
     requests = {at: request for at, request in wanted.items() if isinstance(request, Heads)}
     keys = [key for request in requests.values() for key in request.keys]
     manifests = [key for request in requests.values() for key in request.manifests]
-    outcomes = yield from read_heads(keys, manifests)
+    outcomes = yield from read_heads(keys, manifests, lease=lease)
     heads, of_manifests = iter(outcomes[: len(keys)]), iter(outcomes[len(keys) :])
     for at, request in requests.items():
         own = [next(heads) for _ in request.keys]

@@ -74,7 +74,7 @@ def write(
 
     Args:
         items: The tensors.
-        options: Number of copies, pins, placement; the groups are one for each item.
+        options: Number of copies, pins, placement; the groups and versions are one for each item.
         overwrite: Replace existing objects.
         removes_other_forms: With `overwrite`, remove what is stored in another layout.
 
@@ -83,7 +83,7 @@ def write(
     """
     objects: list[tuple[int, _Object]] = []
     results: list[bool | MooncakeError | TypeError] = [False] * len(items)
-    options = _checked_groups(options, len(items))
+    options = _checked_options(options, items)
     for at, item in enumerate(items):
         try:
             objects += [(at, each) for each in _objects(item)]
@@ -101,7 +101,7 @@ def write(
         outcomes = yield Put(
             [decoded(each.key) for _, each in batch],
             [each.buffers for _, each in batch],
-            _with_groups(options, [at for at, _ in batch]),
+            _for_objects(options, [at for at, _ in batch]),
             overwrite,
         )
         for (at, _), outcome in zip(batch, outcomes, strict=True):
@@ -143,7 +143,7 @@ def _remove_other_forms(
     """
     stale: list[bytes] = []
     for item, result in zip(items, results, strict=True):
-        if isinstance(item.layout, Shard) or not isinstance(result, bool):
+        if isinstance(item.layout, Shard) or result is not True:
             continue
         stale += [key for key in (yield from stored_keys(item.key)) if key not in written]
     if stale:
@@ -240,16 +240,24 @@ class _Held:
         return np.asarray(self)
 
 
-def _checked_groups(options: PutOptions | None, count: int) -> PutOptions | None:
-    if options is not None and options.groups is not None and len(options.groups) != count:
-        text = f"there is not one group for each tensor groups={len(options.groups)}"
-        raise _native.failure(_INVALID_PARAMS, f"{text} tensors={count}")
+def _checked_options(options: PutOptions | None, items: Sequence[Item]) -> PutOptions | None:
+    if options is None:
+        return None
+    for name, values in (("groups", options.groups), ("if_versions", options.if_versions)):
+        if values is not None and len(values) != len(items):
+            text = "there is not one value for each tensor"
+            counts = {name: len(values), "tensors": len(items)}
+            raise _native.failure(_INVALID_PARAMS, text, context=counts)
+    if options.if_versions is not None and any(item.layout is not None for item in items):
+        text = "if_version is for tensors that are stored whole: shards have versions of their own"
+        raise _native.failure(_INVALID_PARAMS, text)
     return options
 
 
-def _with_groups(options: PutOptions | None, rows: Sequence[int]) -> PutOptions | None:
-    """Return options whose groups are those of the items to which the objects belong."""
-    if options is None or options.groups is None:
-        return options
-    groups = options.groups
-    return changed(options, groups=[groups[at] for at in rows])
+def _for_objects(options: PutOptions | None, rows: Sequence[int]) -> PutOptions | None:
+    """Return options whose groups and versions are those of the items that the objects are of."""
+    if options is None:
+        return None
+    each = {"groups": options.groups, "if_versions": options.if_versions}
+    changes = {name: [values[at] for at in rows] for name, values in each.items() if values}
+    return changed(options, **changes) if changes else options

@@ -53,14 +53,19 @@ impl GridTable {
 
     /// Reads the ranges with one call to the master and one transfer per peer. Returns the bytes
     /// read of each object, or the first failure among its ranges.
-    pub(crate) fn read(self, client: &Client, is_registered: bool) -> Vec<Result<u64>> {
+    pub(crate) fn read(
+        self,
+        client: &Client,
+        is_registered: bool,
+        lease: bool,
+    ) -> Vec<Result<u64>> {
         let Self { rows, grids } = self;
         let scope = if is_registered { BufferScope::Registered } else { BufferScope::Anywhere };
         call_with_valid(rows, |rows| {
             let parts = rows
                 .iter()
                 .map(|row| GridParts { key: &row.key, grids: &grids[row.grids.clone()] });
-            client.read_grids(&parts.collect::<Vec<_>>(), scope)
+            client.read_grids(&parts.collect::<Vec<_>>(), scope, lease)
         })
     }
 }
@@ -81,16 +86,18 @@ impl TryFrom<GridArgument> for Grid {
     }
 }
 
-/// Reads ranges of objects into memory at addresses; returns the bytes read of each object.
+/// Reads ranges of objects into memory at addresses; returns the bytes read of each object. Leases
+/// the objects unless `lease` is false.
 #[pyfunction]
-#[pyo3(signature = (store, keys, grids, *, is_registered = false))]
+#[pyo3(signature = (store, keys, grids, *, is_registered = false, lease = true))]
 pub(crate) fn read_grids<'py>(
     store: &Bound<'py, Store>,
     keys: Vec<Bound<'py, PyAny>>,
     grids: Vec<Vec<GridArgument>>,
     is_registered: bool,
+    lease: bool,
 ) -> PyResult<Bound<'py, PyList>> {
     let table = GridTable::new(&keys, grids, store.py())?;
-    let read = store.get().call(store.py(), |client| table.read(client, is_registered))?;
+    let read = store.get().call(store.py(), |client| table.read(client, is_registered, lease))?;
     outcome_list(store.py(), &keys, read)
 }

@@ -12,7 +12,10 @@ use mooncake_os::call_limit;
 use mooncake_proto::v1::{self, request::Call, response::Call as Reply};
 use mooncake_transfer_engine::{LocalRange, Opcode, TimeLimits, TransferEntry};
 
-use self::destination::{Layout, layout};
+use self::{
+    destination::{Layout, layout},
+    locate::Grants,
+};
 use super::{Client, ClientInner, checksum::Checksummer};
 use crate::{
     metrics::{Operation, OutcomeTotals},
@@ -255,7 +258,9 @@ impl ClientInner {
         (reads, failed): (&[Read<'_>], &[usize]),
     ) {
         let keys = failed.iter().map(|&at| targets[at].located.key.clone()).collect();
-        let located = self.locate(keys, true, objects.deadline().min(self.rpc.deadline()));
+        let lease = failed.iter().any(|&at| targets[at].located.has_lease);
+        let deadline = objects.deadline().min(self.rpc.deadline());
+        let located = self.locate(keys, Grants { lease, fence: true }, deadline);
         let now = SystemClock.now();
         for (&at, located) in failed.iter().zip(located) {
             let extent = match reads[at].span {

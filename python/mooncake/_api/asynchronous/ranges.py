@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING
 
 from mooncake._api.buffers import writable
+from mooncake._api.limits import limited
 from mooncake._api.outcomes import only
 
 if TYPE_CHECKING:
@@ -96,13 +97,21 @@ class AsyncRangeCalls:
 
     _native: AsyncNative
 
-    async def reader(self, key: Key) -> AsyncObjectReader:
+    def _within(self, timeout_s: float | None) -> AsyncNative:
+        return self._native if timeout_s is None else self._native.within(timeout_s)
+
+    async def reader(self, key: Key, *, timeout_s: float | None = None) -> AsyncObjectReader:
         """Return a reader of the object as it is now, with the methods of a file.
+
+        Args:
+            key: Key of the object.
+            timeout_s: Longest duration of this call, and of each read.
 
         Raises:
             NotFoundError: The object does not exist.
         """
-        return AsyncObjectReader(self._native, only(await self._native.locate([key])))
+        native = self._within(timeout_s)
+        return AsyncObjectReader(native, only(await native.locate([key])))
 
     async def get_range(
         self,
@@ -126,11 +135,11 @@ class AsyncRangeCalls:
         """
         if offset < 0 or (length is not None and length < 0):
             raise ValueError(f"a range is not negative: offset={offset} length={length}")
-        native = self._native if timeout_s is None else self._native.within(timeout_s)
-        located = only(await native.locate([key]))
+        native = limited(self._native, timeout_s)
+        located = only(await native().locate([key]))
         left = max(located.size - offset, 0)
         wanted = left if length is None else min(length, left)
-        return await native.read_located(located, offset, wanted) if wanted else b""
+        return await native().read_located(located, offset, wanted) if wanted else b""
 
     async def get_range_into(
         self, key: Key, offset: int, buffer: Readable, *, timeout_s: float | None = None
@@ -149,23 +158,27 @@ class AsyncRangeCalls:
         Raises:
             NotFoundError: The object does not exist.
         """
-        native = self._native if timeout_s is None else self._native.within(timeout_s)
-        reader = AsyncObjectReader(native, only(await native.locate([key])))
+        native = limited(self._native, timeout_s)
+        located = only(await native().locate([key]))
+        reader = AsyncObjectReader(native(), located)
         reader.seek(offset)
         return await reader.readinto(buffer)
 
-    async def chunks(self, key: Key, chunk_bytes: int = _CHUNK_BYTES) -> AsyncIterator[bytes]:
+    async def chunks(
+        self, key: Key, chunk_bytes: int = _CHUNK_BYTES, *, timeout_s: float | None = None
+    ) -> AsyncIterator[bytes]:
         """Iterate over the bytes of an object in chunks, all from the same version of it.
 
         Args:
             key: Key of the object.
             chunk_bytes: Length of each chunk but the last one.
+            timeout_s: Longest duration of the read of each chunk.
 
         Raises:
             NotFoundError: The object does not exist, or was removed meanwhile.
         """
         if chunk_bytes < 1:
             raise ValueError(f"a chunk has at least one byte, not {chunk_bytes}")
-        reader = await self.reader(key)
+        reader = await self.reader(key, timeout_s=timeout_s)
         while chunk := await reader.read(chunk_bytes):
             yield chunk

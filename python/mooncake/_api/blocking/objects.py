@@ -249,6 +249,7 @@ class ObjectCalls:
         *keys: Key,
         every_s: float = 1.0,
         on_lost: Callable[[LeaseLostError], object] | None = None,
+        timeout_s: float | None = None,
     ) -> Lease:
         """Lease objects while a block runs: ``with store.lease("a", "b"): ...``.
 
@@ -260,12 +261,13 @@ class ObjectCalls:
             every_s: Interval of renewals; must be shorter than the master's lease.
             on_lost: Called once with the loss, in the background, as soon as a renewal fails; the
                 end of the block then raises nothing. It must not block.
+            timeout_s: Longest duration of the call that takes the lease, and of each renewal.
 
         Raises:
             NotFoundError: On entry, an object does not exist.
             LeaseLostError: At the end of the block, a renewal had failed, and there is no callback.
         """
-        return Lease(self._native, key_list(keys), every_s, on_lost)
+        return Lease(self._within(timeout_s), key_list(keys), every_s, on_lost)
 
     def exists(self, key: Key, *, timeout_s: float | None = None) -> bool:
         """Return whether an object exists and is complete, without leasing it."""
@@ -283,14 +285,19 @@ class ObjectCalls:
         """
         return only(self._within(timeout_s).sizes([key], lease=False))
 
-    def objects(self, prefix: Key = b"") -> Iterator[ObjectInfo]:
+    def objects(self, prefix: Key = b"", *, timeout_s: float | None = None) -> Iterator[ObjectInfo]:
         """Iterate over the objects whose key has a prefix, in byte order of the keys.
 
         Objects that are added or removed meanwhile may or may not be listed.
+
+        Args:
+            prefix: Beginning of the keys.
+            timeout_s: Longest duration of each call to the master, which returns many objects.
         """
         start, after = encoded(prefix), None
+        native = self._within(timeout_s)
         while True:
-            page, is_last = self._native.list(prefix=start, after=after)
+            page, is_last = native.list(prefix=start, after=after)
             for key, size, is_complete, replicas in page:
                 yield ObjectInfo(decoded(key), size, is_complete, replicas)
             if is_last or not page:
@@ -298,18 +305,25 @@ class ObjectCalls:
             after = page[-1][0]
 
     @overload
-    def keys(self, prefix: Key = b"", *, as_bytes: Literal[False] = False) -> Iterator[str]: ...
+    def keys(
+        self, prefix: Key = b"", *, as_bytes: Literal[False] = False, timeout_s: float | None = None
+    ) -> Iterator[str]: ...
     @overload
-    def keys(self, prefix: Key = b"", *, as_bytes: Literal[True]) -> Iterator[bytes]: ...
-    def keys(self, prefix: Key = b"", *, as_bytes: bool = False) -> Iterator[Any]:
+    def keys(
+        self, prefix: Key = b"", *, as_bytes: Literal[True], timeout_s: float | None = None
+    ) -> Iterator[bytes]: ...
+    def keys(
+        self, prefix: Key = b"", *, as_bytes: bool = False, timeout_s: float | None = None
+    ) -> Iterator[Any]:
         """Iterate over the keys of the complete objects, in byte order.
 
         Args:
             prefix: Beginning of the keys.
             as_bytes: Return the keys as bytes. As text, bytes that are not valid UTF-8 are
                 surrogates, as Python has them in names of files; every call takes such keys.
+            timeout_s: Longest duration of each call to the master, which returns many keys.
         """
-        for found in self.objects(prefix):
+        for found in self.objects(prefix, timeout_s=timeout_s):
             if found.is_complete:
                 yield found.key_bytes if as_bytes else found.key
 
@@ -384,57 +398,70 @@ class ObjectCalls:
         """
         only(self._within(timeout_s).set_expiry([key], None))
 
-    def clear(self, prefix: Key = b"", *, force: bool = False) -> int:
+    def clear(
+        self, prefix: Key = b"", *, force: bool = False, timeout_s: float | None = None
+    ) -> int:
         """Remove the objects whose key has a prefix; leased objects only with `force`.
+
+        Args:
+            prefix: Beginning of the keys; b"" removes all objects.
+            force: Remove objects even if they were read recently and are still leased.
+            timeout_s: Longest duration of the call.
 
         Returns:
             Number of removed objects.
         """
-        return self._native.remove_matching(prefix=encoded(prefix) or None, force=force)
+        native = self._within(timeout_s)
+        return native.remove_matching(prefix=encoded(prefix) or None, force=force)
 
     # Copies
 
-    def copies(self, key: Key) -> list[CopyInfo]:
+    def copies(self, key: Key, *, timeout_s: float | None = None) -> list[CopyInfo]:
         """Return where the copies of an object are, and lease the object.
 
         Args:
             key: Key of the object.
+            timeout_s: Longest duration of the call.
 
         Raises:
             NotFoundError: The object does not exist.
             NotReadyError: The object is still being written.
         """
-        return copies_of(only(self._native.replicas([key])))
+        return copies_of(only(self._within(timeout_s).replicas([key])))
 
-    def copy(self, key: Key, to: str | Sequence[str]) -> Task:
+    def copy(self, key: Key, to: str | Sequence[str], *, timeout_s: float | None = None) -> Task:
         """Create a task that copies an object to more segments; it runs in the background.
 
         Args:
             key: Key of the object.
             to: Names of the segments, or one name. Segments that have a copy are skipped.
+            timeout_s: Longest duration of this call, not of the task.
 
         Raises:
             NotFoundError: The object does not exist.
             InvalidArgumentError: A segment does not exist, or no segment is named.
         """
+        native = self._within(timeout_s)
         with about(key):
-            return Task(self._native, self._native.copy_object(key, name_list(to)))
+            return Task(self._native, native.copy_object(key, name_list(to)))
 
-    def move(self, key: Key, source: str, target: str) -> Task:
+    def move(self, key: Key, source: str, target: str, *, timeout_s: float | None = None) -> Task:
         """Create a task that moves a copy of an object to another segment, in the background.
 
         Args:
             key: Key of the object.
             source: Name of the segment that loses the copy.
             target: Name of the segment that gets the copy.
+            timeout_s: Longest duration of this call, not of the task.
 
         Raises:
             NotFoundError: The object does not exist.
             InvalidArgumentError: A segment does not exist, the source has no copy, or both are the
                 same.
         """
+        native = self._within(timeout_s)
         with about(key):
-            return Task(self._native, self._native.move_object(key, source, target))
+            return Task(self._native, native.move_object(key, source, target))
 
     def task(self, task_id: JobId) -> Task:
         """Return a handle on the task with an id, which any process may have created.
@@ -445,7 +472,12 @@ class ObjectCalls:
         return Task(self._native, task_id)
 
     def drain(
-        self, segments: str | Sequence[str], *, to: str | Sequence[str] = (), concurrency: int = 0
+        self,
+        segments: str | Sequence[str],
+        *,
+        to: str | Sequence[str] = (),
+        concurrency: int = 0,
+        timeout_s: float | None = None,
     ) -> Drain:
         """Start a drain: the segments accept no new objects, and their copies are moved elsewhere.
 
@@ -454,6 +486,7 @@ class ObjectCalls:
             to: Names of the segments that receive the copies, or one name; by default any segment
                 with free space.
             concurrency: Number of copies that are moved at a time; 0 uses the master's default.
+            timeout_s: Longest duration of this call, not of the drain.
 
         Raises:
             NotFoundError: A segment does not exist.
@@ -464,7 +497,7 @@ class ObjectCalls:
             ...     print((drain.info()).state)
             running
         """
-        begun = self._native.drain(
+        begun = self._within(timeout_s).drain(
             name_list(segments), targets=name_list(to), concurrency=concurrency
         )
         return Drain(self._native, begun["id"])
@@ -479,26 +512,28 @@ class ObjectCalls:
 
     # Queries
 
-    def segments(self) -> list[SegmentInfo]:
+    def segments(self, *, timeout_s: float | None = None) -> list[SegmentInfo]:
         """Return the segments of the pool."""
-        return [SegmentInfo(**segment) for segment in self._native.segments()]
+        found = self._within(timeout_s).segments()
+        return [SegmentInfo(**segment) for segment in found]
 
-    def stats(self) -> dict[str, Any]:
+    def stats(self, *, timeout_s: float | None = None) -> dict[str, Any]:
         """Return the status of the pool (``pool``) and the counters of this store (``store``).
 
         ``store["operations"]`` has counts, bytes and latencies by operation, ``store["rpcs"]`` by
         call to the master. ``store["by_transport"]`` has the bytes by transport, and
         ``store["peer_errors"]`` the failures by peer.
         """
-        return {"pool": self._native.status(), "store": self._native.metrics()}
+        status = self._within(timeout_s).status()
+        return {"pool": status, "store": self._native.metrics()}
 
     def metrics_text(self) -> str:
         """Return the counters of this store as Prometheus text."""
         return self._native.metrics_text()
 
-    def check(self) -> None:
+    def check(self, *, timeout_s: float | None = None) -> None:
         """Raise unless the master answers and knows this store."""
-        self._native.health()
+        self._within(timeout_s).health()
 
     @property
     def http_address(self) -> str | None:

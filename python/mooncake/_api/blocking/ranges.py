@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from mooncake._api.buffers import writable
+from mooncake._api.limits import limited
 from mooncake._api.outcomes import only
 
 if TYPE_CHECKING:
@@ -98,13 +99,21 @@ class RangeCalls:
 
     _native: Native
 
-    def reader(self, key: Key) -> ObjectReader:
+    def _within(self, timeout_s: float | None) -> Native:
+        return self._native if timeout_s is None else self._native.within(timeout_s)
+
+    def reader(self, key: Key, *, timeout_s: float | None = None) -> ObjectReader:
         """Return a reader of the object as it is now, with the methods of a file.
+
+        Args:
+            key: Key of the object.
+            timeout_s: Longest duration of this call, and of each read.
 
         Raises:
             NotFoundError: The object does not exist.
         """
-        return ObjectReader(self._native, only(self._native.locate([key])))
+        native = self._within(timeout_s)
+        return ObjectReader(native, only(native.locate([key])))
 
     def get_range(
         self,
@@ -128,11 +137,11 @@ class RangeCalls:
         """
         if offset < 0 or (length is not None and length < 0):
             raise ValueError(f"a range is not negative: offset={offset} length={length}")
-        native = self._native if timeout_s is None else self._native.within(timeout_s)
-        located = only(native.locate([key]))
+        native = limited(self._native, timeout_s)
+        located = only(native().locate([key]))
         left = max(located.size - offset, 0)
         wanted = left if length is None else min(length, left)
-        return native.read_located(located, offset, wanted) if wanted else b""
+        return native().read_located(located, offset, wanted) if wanted else b""
 
     def get_range_into(
         self, key: Key, offset: int, buffer: Readable, *, timeout_s: float | None = None
@@ -151,23 +160,27 @@ class RangeCalls:
         Raises:
             NotFoundError: The object does not exist.
         """
-        native = self._native if timeout_s is None else self._native.within(timeout_s)
-        reader = ObjectReader(native, only(native.locate([key])))
+        native = limited(self._native, timeout_s)
+        located = only(native().locate([key]))
+        reader = ObjectReader(native(), located)
         reader.seek(offset)
         return reader.readinto(buffer)
 
-    def chunks(self, key: Key, chunk_bytes: int = _CHUNK_BYTES) -> Iterator[bytes]:
+    def chunks(
+        self, key: Key, chunk_bytes: int = _CHUNK_BYTES, *, timeout_s: float | None = None
+    ) -> Iterator[bytes]:
         """Iterate over the bytes of an object in chunks, all from the same version of it.
 
         Args:
             key: Key of the object.
             chunk_bytes: Length of each chunk but the last one.
+            timeout_s: Longest duration of the read of each chunk.
 
         Raises:
             NotFoundError: The object does not exist, or was removed meanwhile.
         """
         if chunk_bytes < 1:
             raise ValueError(f"a chunk has at least one byte, not {chunk_bytes}")
-        reader = self.reader(key)
+        reader = self.reader(key, timeout_s=timeout_s)
         while chunk := reader.read(chunk_bytes):
             yield chunk

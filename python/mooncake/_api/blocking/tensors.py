@@ -4,12 +4,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from mooncake._api.outcomes import all_of, only
-from mooncake._api.values import encoded, key_list
-from mooncake.errors import MooncakeError, NotFoundError
+from mooncake._api.values import encoded, key_list, with_terms
+from mooncake.errors import NotFoundError
 from mooncake.tensor.calls import run
 from mooncake.tensor.info import Info, describe
 from mooncake.tensor.read import Arrays, Request, Tensors, read
@@ -44,6 +44,10 @@ class TensorCalls:
         shape: Sequence[int] | None = None,
         overwrite: bool = False,
         options: PutOptions | None = None,
+        ttl_s: float | None = None,
+        tags: Mapping[str, str] | None = None,
+        if_version: int | None = None,
+        timeout_s: float | None = None,
     ) -> bool:
         """Put a tensor of torch, with its dtype and shape.
 
@@ -58,15 +62,20 @@ class TensorCalls:
             overwrite: Replace existing objects; otherwise they are kept. A tensor that is put whole
                 or with a `Layout` also replaces what is stored under the key in another layout.
             options: Number of copies, pins, placement.
+            ttl_s: Time after which the objects are removed; None: never.
+            tags: Text stored beside each object.
+            if_version: Replace the tensor only if it has this version, which `info` returns. Only
+                for a tensor that is stored whole: shards have versions of their own.
+            timeout_s: Longest duration of the call; None uses the limits of the configuration.
 
         Returns:
             True if the tensor, or at least one shard that was missing, was stored; false if all of
-            it existed and was kept.
+            it existed and was kept, or did not have the version `if_version`.
 
         Raises:
             TypeError: The value is not a tensor, or of a kind that cannot be stored.
             InvalidArgumentError: The tensor does not have the dimension of the layout, or is not
-                that shard of a tensor of `shape`.
+                that shard of a tensor of `shape`; or there is a layout and `if_version`.
             NoSpaceError: No segment has enough free space, and nothing may be evicted.
 
         Example:
@@ -76,7 +85,9 @@ class TensorCalls:
             torch.Size([4, 1])
         """
         given = item(key, tensor, layout, shape)
-        return only(run(self._native, write([given], options, overwrite=overwrite)))
+        options = with_terms(options, ttl_s=ttl_s, tags=tags, if_version=if_version)
+        operation = write([given], options, overwrite=overwrite)
+        return only(run(self._native, operation, timeout_s))
 
     def put_tensors(
         self,
@@ -85,6 +96,9 @@ class TensorCalls:
         layout: Layout | Shard | None = None,
         overwrite: bool = False,
         options: PutOptions | None = None,
+        ttl_s: float | None = None,
+        tags: Mapping[str, str] | None = None,
+        timeout_s: float | None = None,
     ) -> list[bool]:
         """Put many tensors in one batch.
 
@@ -92,7 +106,11 @@ class TensorCalls:
             items: Keys and tensors.
             layout: Layout or shard of all tensors, as for `put_tensor`.
             overwrite: Replace existing objects; otherwise they are kept.
-            options: Number of copies, pins, placement; its groups are one for each tensor.
+            options: Number of copies, pins, placement; its groups and versions are one for each
+                tensor.
+            ttl_s: Time after which the objects are removed; None: never.
+            tags: Text stored beside each object.
+            timeout_s: Longest duration of the call.
 
         Returns:
             For each tensor in order the result of `put_tensor`.
@@ -100,11 +118,17 @@ class TensorCalls:
         Raises:
             MooncakeError: The first failure, after every tensor was tried.
         """
-        batch = item_list(items, layout)
-        return all_of(run(self._native, write(batch, options, overwrite=overwrite)))
+        options = with_terms(options, ttl_s=ttl_s, tags=tags)
+        operation = write(item_list(items, layout), options, overwrite=overwrite)
+        return all_of(run(self._native, operation, timeout_s))
 
     def get_tensor(
-        self, key: Key, *, target: Shard | None = None, out: torch.Tensor | None = None
+        self,
+        key: Key,
+        *,
+        target: Shard | None = None,
+        out: torch.Tensor | None = None,
+        timeout_s: float | None = None,
     ) -> torch.Tensor:
         """Get a tensor or a shard of it, in whichever layout it is stored.
 
@@ -115,6 +139,7 @@ class TensorCalls:
             target: The shard to get, which need not be one that was put; None gets the whole
                 tensor.
             out: Contiguous tensor of the right dtype and shape to fill; None makes a new one.
+            timeout_s: Longest duration of the call; None uses the limits of the configuration.
 
         Raises:
             NotFoundError: The tensor, or a shard that is needed, does not exist; the message names
@@ -122,7 +147,7 @@ class TensorCalls:
             InvalidArgumentError: The object is not a tensor, or `target` or `out` does not fit.
         """
         requests = [Request(encoded(key), target, out)]
-        return only(run(self._native, read(requests, Tensors())))
+        return only(run(self._native, read(requests, Tensors()), timeout_s))
 
     def get_tensors(
         self,
@@ -130,6 +155,7 @@ class TensorCalls:
         *,
         target: Targets = None,
         out: Sequence[torch.Tensor | None] | None = None,
+        timeout_s: float | None = None,
     ) -> list[torch.Tensor]:
         """Get many tensors in one batch.
 
@@ -137,11 +163,13 @@ class TensorCalls:
             keys: Keys of the tensors.
             target: The shard to get of every tensor, or one for each.
             out: Tensors to fill, one for each key.
+            timeout_s: Longest duration of the call.
 
         Raises:
             MooncakeError: The first failure.
         """
-        return all_of(run(self._native, read(request_list(keys, target, out), Tensors())))
+        operation = read(request_list(keys, target, out), Tensors())
+        return all_of(run(self._native, operation, timeout_s))
 
     def put_array(
         self,
@@ -152,6 +180,10 @@ class TensorCalls:
         shape: Sequence[int] | None = None,
         overwrite: bool = False,
         options: PutOptions | None = None,
+        ttl_s: float | None = None,
+        tags: Mapping[str, str] | None = None,
+        if_version: int | None = None,
+        timeout_s: float | None = None,
     ) -> bool:
         """Put a numpy array; the arguments and results are those of `put_tensor`.
 
@@ -159,37 +191,52 @@ class TensorCalls:
         of dtypes that torch lacks (structures, text of fixed length, dates) are stored whole.
         """
         given = item(key, array, layout, shape)
-        return only(run(self._native, write([given], options, overwrite=overwrite)))
+        options = with_terms(options, ttl_s=ttl_s, tags=tags, if_version=if_version)
+        operation = write([given], options, overwrite=overwrite)
+        return only(run(self._native, operation, timeout_s))
 
     def get_array(
-        self, key: Key, *, target: Shard | None = None, out: np.ndarray[Any, Any] | None = None
+        self,
+        key: Key,
+        *,
+        target: Shard | None = None,
+        out: np.ndarray[Any, Any] | None = None,
+        timeout_s: float | None = None,
     ) -> np.ndarray[Any, Any]:
         """Get a numpy array or a shard of it; the arguments are those of `get_tensor`.
 
         Dtypes that numpy lacks, for instance bfloat16, need the package ml_dtypes.
         """
         requests = [Request(encoded(key), target, out)]
-        array: np.ndarray[Any, Any] = only(run(self._native, read(requests, Arrays())))
+        operation = read(requests, Arrays())
+        array: np.ndarray[Any, Any] = only(run(self._native, operation, timeout_s))
         return array
 
-    def delete_tensor(self, key: Key, *, force: bool = False) -> None:
+    def delete_tensor(
+        self, key: Key, *, force: bool = False, timeout_s: float | None = None
+    ) -> None:
         """Remove a tensor with all of its shards.
 
         Args:
             key: Key of the tensor.
             force: Remove it even if it was read recently and is still leased.
+            timeout_s: Longest duration of the call.
 
         Raises:
             NotFoundError: Neither the tensor nor shards of it exist.
             BusyError: An object is leased by a recent read.
         """
-        run(self._native, remove(encoded(key), force=force))
+        run(self._native, remove(encoded(key), force=force), timeout_s)
 
-    def info(self, key: Key) -> Info:
+    def info(self, key: Key, *, timeout_s: float | None = None) -> Info:
         """Return length, version, expiry and tags of an object, and what tensor it is.
 
         For a tensor that is stored in shards the key is the one that it was put under; each shard
-        also has a key of its own, with a version and tags of its own.
+        also has a key of its own, with a version and tags of its own. No object is leased.
+
+        Args:
+            key: Key of the object or of the tensor.
+            timeout_s: Longest duration of the call; None uses the limits of the configuration.
 
         Raises:
             NotFoundError: Neither the object nor shards of a tensor exist.
@@ -201,17 +248,20 @@ class TensorCalls:
             >>> store.info("w").tensor.layout
             '4 shards along dimension 0'
         """
-        return only(self._infos([key]))
+        return only(run(self._native, describe([encoded(key)]), timeout_s))
 
-    def info_many(self, keys: Iterable[Key]) -> list[Info | None]:
+    def info_many(
+        self, keys: Iterable[Key], *, timeout_s: float | None = None
+    ) -> list[Info | None]:
         """Do what `info` does for many keys in one batch; None for a key that does not exist.
+
+        Args:
+            keys: Keys of the objects or tensors.
+            timeout_s: Longest duration of the call.
 
         Raises:
             MooncakeError: The first failure other than a missing object.
         """
-        found = self._infos(key_list(keys))
+        operation = describe([encoded(key) for key in key_list(keys)])
+        found = run(self._native, operation, timeout_s)
         return all_of([None if isinstance(each, NotFoundError) else each for each in found])
-
-    def _infos(self, keys: Sequence[Key]) -> list[Info | MooncakeError]:
-        details = self._native.describe(keys)
-        return run(self._native, describe([encoded(key) for key in keys], details))

@@ -16,6 +16,15 @@ use crate::{
     rpc::{batch, response},
 };
 
+/// What a locate call asks for besides the places of the replicas.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::client) struct Grants {
+    /// Renew the lease, which delays eviction and removal.
+    pub(in crate::client) lease: bool,
+    /// Fence the memory for a read: it is not reused meanwhile.
+    pub(in crate::client) fence: bool,
+}
+
 /// The response to a locate call.
 struct LocateReply {
     columns: v1::LocatedColumns,
@@ -24,6 +33,7 @@ struct LocateReply {
 
 /// The part of a locate response that all of its objects share.
 struct LocateGrant {
+    has_lease: bool,
     /// The segments that the places refer to.
     segments: Vec<Arc<SegmentInfo>>,
     requested_at: Moment,
@@ -38,7 +48,7 @@ impl Client {
     /// By key: `OBJECT_NOT_FOUND`, `REPLICA_IS_NOT_READY` while it is being written, or the
     /// master cannot be reached.
     pub fn locate(&self, keys: &[ObjectKey]) -> Vec<Result<Located>> {
-        self.inner.locate(keys.to_vec(), true, self.inner.rpc.deadline())
+        self.locate_owned(keys.to_vec())
     }
 
     /// Like [`locate`](Self::locate), for callers that do not need the keys afterwards.
@@ -46,7 +56,7 @@ impl Client {
     /// # Errors
     /// Same as [`locate`](Self::locate).
     pub fn locate_owned(&self, keys: Vec<ObjectKey>) -> Vec<Result<Located>> {
-        self.inner.locate(keys, true, self.inner.rpc.deadline())
+        self.inner.locate(keys, Grants::READ, self.inner.rpc.deadline())
     }
 
     /// Locates objects without the intention to read them: takes leases but no fences. Reading them
@@ -55,8 +65,20 @@ impl Client {
     /// # Errors
     /// Same as [`locate`](Self::locate).
     pub fn describe(&self, keys: &[ObjectKey]) -> Vec<Result<Located>> {
-        self.inner.locate(keys.to_vec(), false, self.inner.rpc.deadline())
+        let grants = Grants { lease: true, fence: false };
+        self.inner.locate(keys.to_vec(), grants, self.inner.rpc.deadline())
     }
+
+    /// Locates objects to read them now, without leases: they can be removed and evicted as before.
+    pub(in crate::client) fn locate_unleased(&self, keys: Vec<ObjectKey>) -> Vec<Result<Located>> {
+        let grants = Grants { lease: false, fence: true };
+        self.inner.locate(keys, grants, self.inner.rpc.deadline())
+    }
+}
+
+impl Grants {
+    /// The grants of a read.
+    pub(in crate::client) const READ: Self = Self { lease: true, fence: true };
 }
 
 impl ClientInner {
@@ -64,7 +86,7 @@ impl ClientInner {
     pub(in crate::client) fn locate(
         &self,
         keys: Vec<ObjectKey>,
-        has_fence: bool,
+        grants: Grants,
         deadline: Moment,
     ) -> Vec<Result<Located>> {
         let mut located = Vec::with_capacity(keys.len());
@@ -77,7 +99,7 @@ impl ClientInner {
         let mut keys = keys.into_iter();
         for packed in messages {
             let count = packed.lengths.len();
-            let answer = self.request_locate(packed, has_fence, deadline);
+            let answer = self.request_locate(packed, grants, deadline);
             let part = keys.by_ref().take(count);
             match answer.as_ref().map_err(Clone::clone).and_then(|places| places.read(count)) {
                 Ok((grant, found)) => {
@@ -94,13 +116,13 @@ impl ClientInner {
     fn request_locate(
         &self,
         keys: v1::KeyColumn,
-        has_fence: bool,
+        grants: Grants,
         deadline: Moment,
     ) -> Result<LocateReply> {
         let call = Call::Locate(v1::LocateRequest {
             caller: self.rpc.caller(),
-            lease: true,
-            fence: has_fence,
+            lease: grants.lease,
+            fence: grants.fence,
             keys: Some(keys),
         });
         let requested_at = SystemClock.now();
@@ -113,7 +135,9 @@ impl ClientInner {
             ReadFences::from_response(&response, fence, self.rpc.pending_releases()).map(Arc::new);
         let segments = response::read_segments(response.segments)?;
         let columns = response::require_columns(response.columns)?;
-        Ok(LocateReply { columns, grant: LocateGrant { segments, requested_at, fence, fences } })
+        let has_lease = grants.lease;
+        let grant = LocateGrant { has_lease, segments, requested_at, fence, fences };
+        Ok(LocateReply { columns, grant })
     }
 }
 
@@ -138,6 +162,7 @@ impl LocateGrant {
             version: Version(found.version),
             length: found.length,
             checksum: found.checksum,
+            has_lease: self.has_lease,
             requested_at: self.requested_at,
             fence: self.fence,
             _fences: self.fences.clone(),

@@ -27,7 +27,8 @@ impl Client {
     /// `scope` does not allow its memory (`INVALID_PARAMS`); the other parts of the object are
     /// still read.
     pub fn read_parts(&self, wanted: &[Parts<'_>], scope: BufferScope<'_>) -> Vec<PartOutcomes> {
-        let (found, objects) = self.locate_once(wanted.iter().map(|parts| parts.key));
+        let (keys, objects) = once(wanted.iter().map(|parts| parts.key));
+        let found = self.locate_owned(keys);
         let located: Vec<_> =
             objects.iter().map(|&at| found[at].as_ref().map_err(Clone::clone)).collect();
         let begin = located.iter().flatten().next().map(|located| located.requested_at);
@@ -35,12 +36,19 @@ impl Client {
     }
 
     /// Like [`read_parts`](Self::read_parts) for ranges at regular distances. An object fails as a
-    /// whole if one of its ranges cannot be read. Returns the number of bytes read of each object.
+    /// whole if one of its ranges cannot be read. Leases the objects if `takes_lease` is set. Returns
+    /// the number of bytes read of each object.
     ///
     /// # Errors
     /// By object: as [`read_parts`](Self::read_parts), for the object or its first grid that fails.
-    pub fn read_grids(&self, wanted: &[GridParts<'_>], scope: BufferScope<'_>) -> Vec<Result<u64>> {
-        let (found, objects) = self.locate_once(wanted.iter().map(|parts| parts.key));
+    pub fn read_grids(
+        &self,
+        wanted: &[GridParts<'_>],
+        scope: BufferScope<'_>,
+        takes_lease: bool,
+    ) -> Vec<Result<u64>> {
+        let (keys, objects) = once(wanted.iter().map(|parts| parts.key));
+        let found = if takes_lease { self.locate_owned(keys) } else { self.locate_unleased(keys) };
         let allowed = AllowedMemory::new(self.engine(), scope);
         let checked = objects.iter().zip(wanted).enumerate().map(|(at, (&object, parts))| {
             let located = found[object].as_ref().map_err(Clone::clone)?;
@@ -52,25 +60,6 @@ impl Client {
         let begin = reads.first().map(|read| read.located.requested_at);
         let mut read = self.read_since(begin, &reads).into_iter();
         checked.into_iter().map(|checked| checked.and_then(|_| next_of(&mut read))).collect()
-    }
-
-    /// Locates each object once, however often it is named. Returns what was found, and for each
-    /// item the index of its object in that.
-    fn locate_once<'a>(
-        &self,
-        wanted: impl Iterator<Item = &'a ObjectKey>,
-    ) -> (Vec<Result<Located>>, Vec<usize>) {
-        let mut numbers: FxHashMap<&ObjectKey, usize> = FxHashMap::default();
-        let mut keys = Vec::new();
-        let objects = wanted
-            .map(|key| {
-                *numbers.entry(key).or_insert_with(|| {
-                    keys.push(key.clone());
-                    keys.len() - 1
-                })
-            })
-            .collect();
-        (self.locate(&keys), objects)
     }
 
     /// Reads parts of objects that are already located. The operation's duration counts from
@@ -103,6 +92,21 @@ impl Client {
             })
             .collect()
     }
+}
+
+/// Returns each key once, however often it is named, and for each item the index of its key.
+fn once<'a>(wanted: impl Iterator<Item = &'a ObjectKey>) -> (Vec<ObjectKey>, Vec<usize>) {
+    let mut numbers: FxHashMap<&ObjectKey, usize> = FxHashMap::default();
+    let mut keys = Vec::new();
+    let indices = wanted
+        .map(|key| {
+            *numbers.entry(key).or_insert_with(|| {
+                keys.push(key.clone());
+                keys.len() - 1
+            })
+        })
+        .collect();
+    (keys, indices)
 }
 
 /// Returns the outcome of the next object of a batch.
