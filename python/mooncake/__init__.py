@@ -125,4 +125,8 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    """Return the public names and the modules that are loaded, without what is imported here."""
+    import sys
+
+    modules = {name for name in globals() if f"{__name__}.{name}" in sys.modules}
+    return sorted({*__all__, *modules, *(name for name in globals() if name.startswith("__"))})

@@ -25,6 +25,7 @@ caller wrote it, or None), details as ``context``, and a hint for the caller as 
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Any, Self
 
 __all__ = [
@@ -58,20 +59,23 @@ class MooncakeError(Exception):
         code: Upstream's error code; always negative.
         code_name: Upstream's name of the code, for instance ``OBJECT_NOT_FOUND``.
         key: Key that the failure is about, as its caller wrote it; None if there is none.
-        context: Details by name.
-        remedy: One sentence that says what usually helps.
+        remedy: One sentence that says what usually helps; "" where the message says it all.
         outcomes: For a batch the result of each item in order, or its failure; else None.
     """
 
     code: int = -1
     code_name: str = "INTERNAL_ERROR"
     key: str | bytes | None = None
-    context: dict[str, str]
     remedy: str = ""
     outcomes: list[Any] | None = None
 
     # Overrides KeyError's, which shows the representation of its argument.
     __str__ = Exception.__str__
+
+    @cached_property
+    def context(self) -> dict[str, str]:
+        """Details by name."""
+        return {}
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle by arguments and attributes, not by the rules of a second base class."""

@@ -186,6 +186,20 @@ def test_unopened_store_raises_closed_error():
         with pytest.raises(mooncake.ClosedError):
             await store.get("k")
         await store.close()
+        with pytest.raises(mooncake.ClosedError, match="make a new one"):
+            await store.open()
+        with pytest.raises(mooncake.ClosedError, match="make a new one"):
+            async with store:
+                raise AssertionError("the block must not run")
+
+    asyncio.run(main())
+
+
+def test_aclosing_closes_a_store():
+    async def main():
+        async with contextlib.aclosing(await AsyncStore(config=CONFIG).open()) as store:
+            await store.put("k", b"v")
+        assert store.is_closed
 
     asyncio.run(main())
 

@@ -36,6 +36,7 @@ ONLY_OF_STORE = {
 ONLY_OF_ASYNC_STORE = {
     "__aenter__": "as `__enter__`",
     "__aexit__": "as `__exit__`",
+    "aclose": "the name that `contextlib.aclosing` calls",
     "open": "a constructor cannot be awaited",
     "of": "wraps a `Store`",
 }

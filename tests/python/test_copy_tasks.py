@@ -121,7 +121,7 @@ def test_drain_block_waits_and_cancels_on_error(
     with pytest.raises(ZeroDivisionError), first.drain(other.name) as broken:
         1 / 0  # noqa: B018
     assert broken.info().is_over
-    with pytest.raises(mooncake.MooncakeError):
+    with pytest.raises(mooncake.NotFoundError, match=r"no segment .* segment=nowhere:1"):
         first.drain("nowhere:1")
     with pytest.raises(mooncake.InvalidArgumentError):
         first.drain([])

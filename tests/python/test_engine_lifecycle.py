@@ -91,6 +91,14 @@ def test_initialize_validates_its_arguments():
         engine.initialize("127.0.0.1:1", "P2PHANDSHAKE", "tcp")
 
 
+def test_block_releases_the_engine():
+    with start_engine() as engine:
+        assert repr(engine) == f"<mooncake.engine.TransferEngine port={engine.get_rpc_port()}>"
+        assert engine.get_engine_ptr() != 0
+    assert engine.get_engine_ptr() == 0
+    assert repr(engine) == "<mooncake.engine.TransferEngine not initialized>"
+
+
 def test_rpc_port_comes_from_the_configured_range(monkeypatch):
     monkeypatch.setenv("MC_MIN_RPC_PORT", "23100")
     monkeypatch.setenv("MC_MAX_RPC_PORT", "23199")

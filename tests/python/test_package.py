@@ -87,6 +87,11 @@ def isort_key(name: str) -> tuple[int, str]:
 
 def test_lazy_names_are_listed():
     assert set(mooncake.__all__) <= set(dir(mooncake))
+    for module in (mooncake, mooncake.store):
+        own = {name for name in dir(module) if not name.startswith("_")}
+        modules = {name for name in own if f"{module.__name__}.{name}" in sys.modules}
+        assert own - modules == {name for name in module.__all__ if not name.startswith("_")}
+    assert not {"base", "codes", "annotations"} & set(dir(mooncake.store))
     with pytest.raises(AttributeError, match="nonsense"):
         mooncake.nonsense  # noqa: B018
 
@@ -110,9 +115,18 @@ def test_every_code_maps_to_its_exception():
     for number, name, kind, remedy in _native.codes():
         error = _native.failure(number, "what happened", key="k")
         assert type(error) is errors.CLASSES[kind]
-        assert (error.code, error.code_name, error.remedy) == (number, name, remedy)
-        assert (str(error), error.key) == ("what happened", "k")
-        assert str(mooncake.last_error()) == "what happened"
+        is_named = name == "INVALID_PARAMS"  # by the message, which says what is wrong
+        expected = (number, name, "" if is_named else remedy)
+        assert (error.code, error.code_name, error.remedy) == expected
+        assert (str(error), error.key) == ('what happened key="k"', "k")
+        assert error.context == {"key": "k"}
+        assert str(mooncake.last_error()) == 'what happened key="k"'
+
+
+def test_failure_has_the_values_of_its_context():
+    error = _native.failure(-200, "too large", context={"bytes": 7, "segment": "a:1"})
+    assert str(error) == "too large bytes=7 segment=a:1"
+    assert error.context == {"bytes": "7", "segment": "a:1"}
 
 
 def test_reference_page_lists_every_code():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import array
 import asyncio
+import copy
 import ctypes
 import pickle
 import threading
@@ -71,6 +72,8 @@ def test_queries_take_no_lease(store: Store):
     assert store.exists("k")
     assert store.exists_many(["k", "nope"]) == [True, False]
     assert store.size("k") == 1
+    assert store.info("k").size == 1
+    assert [each and each.size for each in store.info_many(["k", "nope"])] == [1, None]
     store.delete("k")
 
 
@@ -97,8 +100,31 @@ def test_buffers_are_zero_copy(store: Store):
     assert np.array_equal(np.frombuffer(buffer, np.float32), numbers)
     assert np.frombuffer(buffer, np.uint8).ctypes.data == buffer.ptr()
     assert memoryview(buffer).format == "B"
+    assert buffer[:4] == numbers[:1].tobytes()
+    assert np.from_dlpack(buffer).ctypes.data == buffer.ptr()
     with pytest.raises(mooncake.NotFoundError):
         store.get_buffer("nope")
+
+
+def test_buffer_is_a_sequence_of_bytes(store: Store):
+    store.put("k", b"bytes")
+    buffer, same = store.get_buffer("k"), store.get_buffer("k")
+    assert (buffer[0], buffer[-1], list(buffer)) == (ord("b"), ord("s"), list(b"bytes"))
+    assert bytes(buffer[1:3]) == b"yt"
+    with pytest.raises(IndexError):
+        buffer[5]
+    assert buffer == b"bytes"
+    assert b"bytes" == buffer  # noqa: SIM300 - the buffer is at the right
+    assert buffer == same == bytearray(b"bytes")
+    assert buffer == memoryview(b"bytes")
+    assert buffer != b"other"
+    assert buffer != "bytes"
+    assert {buffer: "handle"}[buffer] == "handle"
+    buffer[0] = ord("B")
+    buffer[1:3] = b"YT"
+    assert (buffer, same) == (b"BYTes", b"bytes")
+    with pytest.raises(ValueError, match="invalid value"):
+        buffer[0] = 256
 
 
 def test_get_into_fills_the_callers_memory(store: Store):
@@ -176,6 +202,13 @@ def test_closed_store_raises_closed_error():
     for call in (lambda: store.get("k"), lambda: store.put("k", b"v"), store.check, store.stats):
         with pytest.raises(mooncake.ClosedError, match="closed"):
             call()
+
+
+def test_closed_store_is_not_entered_again():
+    with Store(config=StoreConfig(segment_bytes="16mb")) as store:
+        pass
+    with pytest.raises(mooncake.ClosedError, match="make a new one"), store:
+        raise AssertionError("the block must not run")
 
 
 def test_unclosed_store_warns():
@@ -332,7 +365,9 @@ def test_lease_is_renewed_beyond_master_ttl():
                     store.delete("kept")
                 time.sleep(0.05)
             assert lease.is_held
+            assert repr(lease) == "<mooncake.Lease keys=1 held>"
         assert not lease.is_held
+        assert repr(lease) == "<mooncake.Lease keys=1 not held>"
         store.delete("kept", force=True)
         with pytest.raises(mooncake.NotFoundError), store.lease("kept"):
             raise AssertionError("the block must not run")
@@ -404,7 +439,9 @@ def test_context_has_the_values_that_the_master_names(store: mooncake.Store):
     for failure in (missing.value, full.value, uncopied.value):
         assert failure.context
         for name, value in failure.context.items():
-            assert str(failure).count(f"{name}={value}") == 1
+            shown = f'"{value}"' if name == "key" else value
+            assert str(failure).count(f"{name}={shown}") == 1
+    assert missing.value.context["key"] == missing.value.key == "missing"
     assert full.value.context["bytes"] == str(2 * 64 * MIB)
     assert (missing.value.key, uncopied.value.key) == ("missing", "missing")
 
@@ -449,12 +486,67 @@ def test_rejects_arguments_of_ambiguous_type(store: mooncake.Store):
 
 
 def test_range_errors_name_the_argument():
-    for name, wrong in {"replicas": -1, "soft_pin_ttl_ms": -1, "data_type": 1 << 40}.items():
-        with pytest.raises(TypeError, match=name):
+    options = {
+        "replicas": -1,
+        "soft_pin_ttl_ms": -1,
+        "data_type": 1 << 40,
+        "ttl_ms": 1 << 64,
+        "if_versions": [-1],
+    }
+    for name, wrong in options.items():
+        with pytest.raises(mooncake.InvalidArgumentError) as caught:
             mooncake.PutOptions(**{name: wrong})
+        assert name in str(caught.value)
+        assert name in caught.value.context
+        with pytest.raises(TypeError):
+            mooncake.PutOptions(**{name: "1"})
     for name, wrong in {"http_port": 70_000, "segment_bytes": 1 << 64}.items():
-        with pytest.raises(TypeError, match=name):
+        with pytest.raises(mooncake.InvalidArgumentError) as caught:
             mooncake.Store(config=mooncake.StoreConfig(**{name: wrong}))
+        assert f"{name}={wrong}" in str(caught.value)
+        assert caught.value.context == {name: str(wrong)}
+
+
+def test_every_error_has_a_context():
+    assert mooncake.NotFoundError("x").context == {}
+    error = mooncake.BusyError("x")
+    error.context["key"] = "k"
+    assert (error.context, mooncake.BusyError("y").context) == ({"key": "k"}, {})
+    assert pickle.loads(pickle.dumps(error)).context == {"key": "k"}
+
+
+def test_options_are_pickled_and_copied():
+    options = mooncake.PutOptions(
+        replicas=2,
+        soft_pin="enable",
+        soft_pin_ttl_ms=3,
+        is_hard_pinned=True,
+        preferred_segments=["a:1"],
+        prefers_own_segments=True,
+        data_type=4,
+        groups=["g"],
+        ttl_ms=5,
+        tags={"a": "b"},
+        if_versions=[6],
+    )
+    for same in (pickle.loads(pickle.dumps(options)), copy.deepcopy(options)):
+        assert same == options
+        assert repr(same) == repr(options)
+
+
+def test_error_about_a_missing_tensor_names_its_key(store: Store):
+    for call in (store.info, store.get_array, store.delete_tensor):
+        with pytest.raises(mooncake.NotFoundError, match='key="nope"') as caught:
+            call("nope")
+        assert caught.value.key == "nope"
+
+
+def test_remedy_says_more_than_the_message(store: Store):
+    for call in (lambda: store.put("k", b""), lambda: store.put("k", b"v", ttl_s=0)):
+        with pytest.raises(mooncake.InvalidArgumentError) as caught:
+            call()
+        assert caught.value.remedy == ""
+        assert not hasattr(caught.value, "__notes__")
 
 
 def test_keys_that_are_not_utf8_survive_a_listing(store: Store):

@@ -64,11 +64,19 @@ def test_token_is_never_pickled(master):
         "mooncake://",
         "mooncake://a/b",
         "mooncake://a?x=1",
+        "mooncake://a?tenant",
+        "mooncake://a?tenant=",
+        "mooncake://[::1",
     ],
 )
 def test_url_of_another_form_is_refused(url: str):
     with pytest.raises(mooncake.InvalidArgumentError, match="mooncake://HOST:PORT"):
         Store.from_url(url)
+
+
+def test_url_is_text():
+    with pytest.raises(TypeError, match="not int"):
+        Store.from_url(5)  # type: ignore[arg-type]
 
 
 def test_url_names_the_master(master):
@@ -102,6 +110,15 @@ def test_wrong_arguments_are_named(open_store):
         open_store("")
     with pytest.raises(mooncake.InvalidArgumentError, match="from_url"):
         open_store("http://localhost:50051")
+
+
+@pytest.mark.parametrize("port", [-1, 65_536])
+def test_port_out_of_range_is_named(port):
+    with pytest.raises(mooncake.InvalidArgumentError) as caught:
+        StoreConfig(http_port=port)
+    assert f"http_port={port}" in str(caught.value)
+    with pytest.raises(TypeError, match="http_port"):
+        StoreConfig(http_port="80")  # type: ignore[arg-type]
 
 
 def test_negative_times_are_refused():

@@ -45,6 +45,45 @@ pub(crate) fn optional_unsigned<T: TryFrom<u64>>(object: &Bound<'_, PyAny>) -> P
     if object.is_none() { Ok(None) } else { unsigned(object).map(Some) }
 }
 
+/// A number among the options of our own API. One out of range is an invalid argument that names the
+/// option, as other wrong values of options are.
+#[derive(Debug)]
+pub(crate) struct NumberOption<T>(std::result::Result<T, String>);
+
+impl<T> NumberOption<T> {
+    /// A default.
+    pub(crate) const fn of(number: T) -> Self {
+        Self(Ok(number))
+    }
+
+    /// Returns the number.
+    ///
+    /// # Errors
+    /// `INVALID_PARAMS`: it is out of range.
+    pub(crate) fn named(self, name: &'static str) -> Result<T> {
+        let out_of_range = |text| Error::invalid("the number is out of range").with(name, text);
+        self.0.map_err(out_of_range)
+    }
+}
+
+impl<'py, T: TryFrom<u64>> FromPyObject<'_, 'py> for NumberOption<T> {
+    type Error = PyErr;
+
+    fn extract(object: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
+        let py = object.py();
+        let number = match object.extract::<u64>() {
+            Ok(number) => T::try_from(number).ok(),
+            Err(error) if error.is_instance_of::<PyOverflowError>(py) => None,
+            Err(error) if error.is_instance_of::<PyTypeError>(py) => {
+                let kind = object.get_type().name()?;
+                return Err(PyTypeError::new_err(format!("a number is an integer, not {kind}")));
+            }
+            Err(error) => return Err(error),
+        };
+        Ok(Self(number.map_or_else(|| Err(object.to_string()), Ok)))
+    }
+}
+
 /// The keys of a batch, packed end to end in one buffer.
 #[derive(Debug)]
 pub(crate) struct PackedKeys {
@@ -134,7 +173,8 @@ pub(crate) fn object_key(key: &Bound<'_, PyAny>) -> PyResult<Result<ObjectKey>> 
     with_bytes(key, |bytes| ObjectKey::new(bytes))
 }
 
-fn with_bytes<R>(key: &Bound<'_, PyAny>, take: impl FnOnce(&[u8]) -> R) -> PyResult<R> {
+/// Calls `take` with the bytes of a key.
+pub(crate) fn with_bytes<R>(key: &Bound<'_, PyAny>, take: impl FnOnce(&[u8]) -> R) -> PyResult<R> {
     if let Ok(text) = key.cast::<PyString>() {
         let Ok(utf8) = text.to_cow() else {
             // Keys of listings that are not valid UTF-8 have surrogates, as names of files do.

@@ -17,7 +17,8 @@ use pyo3::{
     exceptions::{PyBufferError, PyMemoryError, PyTypeError, PyValueError},
     ffi,
     prelude::*,
-    types::{PyBytes, PyList, PyString, PyTuple},
+    pyclass::CompareOp,
+    types::{PyByteArray, PyBytes, PyDict, PyList, PyMemoryView, PyString, PyTuple},
 };
 
 use crate::argument::Unsigned;
@@ -438,6 +439,59 @@ impl Buffer {
 
     fn __repr__(&self) -> String {
         format!("<mooncake.Buffer size={}>", self.length)
+    }
+
+    /// Returns the byte at an index, or a view of a slice.
+    fn __getitem__<'py>(
+        slf: &Bound<'py, Self>,
+        index: &Bound<'py, PyAny>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        PyMemoryView::from(slf)?.get_item(index)
+    }
+
+    /// Sets the byte at an index, or the bytes of a slice.
+    fn __setitem__(
+        slf: &Bound<'_, Self>,
+        index: &Bound<'_, PyAny>,
+        value: &Bound<'_, PyAny>,
+    ) -> PyResult<()> {
+        PyMemoryView::from(slf)?.set_item(index, value)
+    }
+
+    /// Compares the bytes with those of another buffer, or of an object of bytes.
+    fn __eq__<'py>(
+        slf: &Bound<'py, Self>,
+        other: &Bound<'py, PyAny>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let is_bytes = other.is_instance_of::<Self>()
+            || other.is_instance_of::<PyBytes>()
+            || other.is_instance_of::<PyByteArray>()
+            || other.is_instance_of::<PyMemoryView>();
+        if !is_bytes {
+            return Ok(slf.py().NotImplemented().into_bound(slf.py()));
+        }
+        let bytes = |of: &Bound<'py, PyAny>| PyMemoryView::from(of)?.call_method1("cast", ("B",));
+        bytes(slf)?.rich_compare(bytes(other)?, CompareOp::Eq)
+    }
+
+    /// Hashes the identity, as sets of handles need it: the bytes can change.
+    fn __hash__(slf: &Bound<'_, Self>) -> usize {
+        slf.as_ptr() as usize >> 4
+    }
+
+    /// Returns the memory as an array of bytes in a capsule, without a copy; needs numpy.
+    #[pyo3(signature = (**options))]
+    fn __dlpack__<'py>(
+        slf: &Bound<'py, Self>,
+        options: Option<&Bound<'py, PyDict>>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let array = slf.py().import("numpy")?.call_method1("asarray", (slf,))?;
+        array.call_method("__dlpack__", (), options)
+    }
+
+    /// Returns kind and number of the device: the CPU.
+    fn __dlpack_device__(&self) -> (u8, u8) {
+        (1, 0)
     }
 
     unsafe fn __getbuffer__(

@@ -7,8 +7,16 @@ use mooncake_base::{
     Error, ErrorCode, ErrorKind, Result,
     engine_code::{ENGINE_CODES, EngineCodeRow},
     error::CODES,
+    key::Printed,
 };
-use pyo3::{exceptions::PyRuntimeError, prelude::*, sync::PyOnceLock, types::PyDict};
+use pyo3::{
+    exceptions::PyRuntimeError,
+    prelude::*,
+    sync::PyOnceLock,
+    types::{PyDict, PyString},
+};
+
+use crate::argument;
 
 /// A row of the table of error codes: number, name, kind, remedy.
 type Row = (i32, &'static str, String, &'static str);
@@ -60,21 +68,33 @@ pub(crate) fn last_error(py: Python<'_>) -> PyResult<Option<Bound<'_, PyAny>>> {
 }
 
 /// Builds the exception for a failure found in Python code, and records it as the last one of this
-/// thread.
+/// thread. Its text ends with the values of `context`, and with the key.
 #[pyfunction]
-#[pyo3(signature = (code, text, *, key = None, is_closed = false))]
+#[pyo3(signature = (code, text, *, key = None, context = None, is_closed = false))]
 pub(crate) fn failure<'py>(
     py: Python<'py>,
     code: i32,
-    text: String,
+    mut text: String,
     key: Option<Bound<'py, PyAny>>,
+    context: Option<Bound<'py, PyDict>>,
     is_closed: bool,
 ) -> PyResult<Bound<'py, PyAny>> {
+    let mut values = Vec::new();
+    for (name, value) in context.iter().flatten() {
+        let (name, value) = (name.to_string(), value.to_string());
+        text.push_str(&format!(" {name}={value}"));
+        values.push((name, value));
+    }
+    if let Some(key) = &key {
+        let shown = argument::with_bytes(key, |bytes| Printed(bytes).to_string())?;
+        text.push_str(&format!(" key={shown}"));
+        values.push((String::from("key"), shown));
+    }
     let error = if is_closed {
         Error::closed(text)
     } else {
         let code = ErrorCode::from_number(code).unwrap_or(ErrorCode::INTERNAL_ERROR);
-        Error::new(code, text)
+        Error::restored(code, text, values)
     };
     exception(py, &error, key.as_ref())
 }
@@ -111,18 +131,40 @@ fn build<'py>(
     let instance = class.call1((error.to_string(),))?;
     instance.setattr("code", error.code().number())?;
     instance.setattr("code_name", error.code().name())?;
-    instance.setattr("remedy", error.remedy())?;
+    let remedy = remedy(error);
+    instance.setattr("remedy", remedy)?;
     instance.setattr("key", key)?;
     let context = PyDict::new(py);
     for (name, value) in error.context() {
         // What the error itself names goes before what its causes name.
-        if !context.contains(name)? {
-            context.set_item(name, value)?;
+        if context.contains(name)? {
+            continue;
+        }
+        // Texts show keys in quotes; values do not.
+        match key {
+            Some(key) if name == "key" && key.is_instance_of::<PyString>() => {
+                context.set_item(name, key)?;
+            }
+            _ if name == "key" => context.set_item(name, unquoted(value))?,
+            _ => context.set_item(name, value)?,
         }
     }
     instance.setattr("context", context)?;
-    instance.setattr("__notes__", [error.remedy()])?;
+    if !remedy.is_empty() {
+        instance.setattr("__notes__", [remedy])?;
+    }
     Ok(instance)
+}
+
+fn unquoted(text: &str) -> &str {
+    text.strip_prefix('"').and_then(|text| text.strip_suffix('"')).unwrap_or(text)
+}
+
+/// Returns the remedy, unless it only repeats that the message names the wrong argument.
+fn remedy(error: &Error) -> &'static str {
+    let is_general = error.kind() == ErrorKind::InvalidArgument
+        && ErrorCode::INVALID_PARAMS.row().remedy == error.remedy();
+    if is_general { "" } else { error.remedy() }
 }
 
 fn kind_name(kind: ErrorKind) -> String {

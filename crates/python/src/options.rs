@@ -5,9 +5,15 @@ use std::{collections::BTreeMap, time::Duration};
 use mooncake_base::{Error, Result, Version};
 use mooncake_store_client as client;
 use mooncake_store_client::SoftPin;
-use pyo3::prelude::*;
+use pyo3::{
+    prelude::*,
+    types::{PyDict, PyTuple},
+};
 
-use crate::{argument, error::or_raise};
+use crate::{
+    argument::{self, NumberOption},
+    error::or_raise,
+};
 
 /// Options of puts. Immutable; may be used for any number of puts.
 #[pyclass(frozen, eq, module = "mooncake", name = "PutOptions", get_all)]
@@ -29,50 +35,81 @@ pub(crate) struct PutOptions {
 #[pymethods]
 impl PutOptions {
     #[new]
-    #[pyo3(signature = (
+    #[pyo3(
+        signature = (
         *,
-        replicas = 1,
+        replicas = NumberOption::of(1),
         soft_pin = "preserve",
         soft_pin_ttl_ms = None,
         is_hard_pinned = false,
         preferred_segments = Vec::new(),
         prefers_own_segments = false,
-        data_type = 0,
+        data_type = NumberOption::of(0),
         groups = None,
         ttl_ms = None,
         tags = BTreeMap::new(),
         if_versions = None,
-    ))]
+        ),
+        text_signature = "(*, replicas=1, soft_pin='preserve', soft_pin_ttl_ms=None, \
+            is_hard_pinned=False, preferred_segments=..., prefers_own_segments=False, data_type=0, \
+            groups=None, ttl_ms=None, tags=..., if_versions=None)"
+    )]
     #[allow(clippy::too_many_arguments, reason = "each option is a keyword of the constructor")]
     fn new(
         py: Python<'_>,
-        #[pyo3(from_py_with = argument::unsigned)] replicas: u32,
+        replicas: NumberOption<u32>,
         soft_pin: &str,
-        #[pyo3(from_py_with = argument::optional_unsigned)] soft_pin_ttl_ms: Option<u64>,
+        soft_pin_ttl_ms: Option<NumberOption<u64>>,
         is_hard_pinned: bool,
         preferred_segments: Vec<String>,
         prefers_own_segments: bool,
-        #[pyo3(from_py_with = argument::unsigned)] data_type: u32,
+        data_type: NumberOption<u32>,
         groups: Option<Vec<String>>,
-        #[pyo3(from_py_with = argument::optional_unsigned)] ttl_ms: Option<u64>,
+        ttl_ms: Option<NumberOption<u64>>,
         tags: BTreeMap<String, String>,
-        if_versions: Option<Vec<u64>>,
+        if_versions: Option<Vec<NumberOption<u64>>>,
     ) -> PyResult<Self> {
+        let optional = |name, number: Option<NumberOption<u64>>| {
+            or_raise(py, number.map(|number| number.named(name)).transpose())
+        };
+        let versions = |versions: Vec<NumberOption<u64>>| {
+            versions.into_iter().map(|version| version.named("if_versions")).collect()
+        };
         let options = Self {
-            replicas,
+            replicas: or_raise(py, replicas.named("replicas"))?,
             soft_pin: soft_pin.to_owned(),
-            soft_pin_ttl_ms,
+            soft_pin_ttl_ms: optional("soft_pin_ttl_ms", soft_pin_ttl_ms)?,
             is_hard_pinned,
             preferred_segments,
             prefers_own_segments,
-            data_type,
+            data_type: or_raise(py, data_type.named("data_type"))?,
             groups,
-            ttl_ms,
+            ttl_ms: optional("ttl_ms", ttl_ms)?,
             tags,
-            if_versions,
+            if_versions: or_raise(py, if_versions.map(versions).transpose())?,
         };
         or_raise(py, options.check())?;
         Ok(options)
+    }
+
+    /// Returns the arguments of the constructor, with which copies and pickles are made.
+    fn __getnewargs_ex__<'py>(
+        &self,
+        py: Python<'py>,
+    ) -> PyResult<(Bound<'py, PyTuple>, Bound<'py, PyDict>)> {
+        let options = PyDict::new(py);
+        options.set_item("replicas", self.replicas)?;
+        options.set_item("soft_pin", &self.soft_pin)?;
+        options.set_item("soft_pin_ttl_ms", self.soft_pin_ttl_ms)?;
+        options.set_item("is_hard_pinned", self.is_hard_pinned)?;
+        options.set_item("preferred_segments", &self.preferred_segments)?;
+        options.set_item("prefers_own_segments", self.prefers_own_segments)?;
+        options.set_item("data_type", self.data_type)?;
+        options.set_item("groups", &self.groups)?;
+        options.set_item("ttl_ms", self.ttl_ms)?;
+        options.set_item("tags", &self.tags)?;
+        options.set_item("if_versions", &self.if_versions)?;
+        Ok((PyTuple::empty(py), options))
     }
 
     fn __repr__(&self) -> String {

@@ -13,6 +13,7 @@ from mooncake._api.config import (
     StoreConfig,
     at_url,
     check_address,
+    check_open,
     checked_config,
     master_of_environment,
 )
@@ -89,6 +90,7 @@ class AsyncStore(AsyncObjectCalls, AsyncRangeCalls, AsyncTensorCalls):
         """Join the pool, or start one. Does nothing if the store is open.
 
         Raises:
+            ClosedError: The store was closed.
             UnavailableError: The master cannot be reached.
             InvalidArgumentError: An address or a setting is invalid.
         """
@@ -99,6 +101,7 @@ class AsyncStore(AsyncObjectCalls, AsyncRangeCalls, AsyncTensorCalls):
             else:
                 # Another task opened the store first.
                 await asyncio.to_thread(store.close)
+        check_open(self._native)
         return self
 
     async def close(self) -> None:
@@ -107,6 +110,10 @@ class AsyncStore(AsyncObjectCalls, AsyncRangeCalls, AsyncTensorCalls):
         Objects in the memory that this process lent are lost. Idempotent.
         """
         await self._native.close()
+
+    async def aclose(self) -> None:
+        """Do what `close` does; `contextlib.aclosing` calls it by this name."""
+        await self.close()
 
     async def __aenter__(self) -> Self:
         return await self.open()

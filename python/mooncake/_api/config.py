@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field, replace
-from typing import Self
+from typing import TYPE_CHECKING, Self
 from urllib.parse import parse_qs, urlsplit
 
 from mooncake._runtime import _native
 from mooncake._units import parse_size
 
+if TYPE_CHECKING:
+    from mooncake._api.native_calls import AsyncNative
+    from mooncake.errors import MooncakeError
+
 __all__ = [
     "StoreConfig",
     "at_url",
     "check_address",
+    "check_open",
     "checked_config",
     "connect",
     "connect_dummy",
@@ -22,6 +27,8 @@ __all__ = [
 
 _EMBEDDED_BYTES = 1 << 30
 _INVALID_PARAMS = -600
+_PORT_MAX = 0xFFFF
+_BYTES_MAX = (1 << 64) - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,6 +103,21 @@ class StoreConfig:
             tenant=os.environ.get("MOONCAKE_TENANT_ID") or "default",
         )
 
+    def __post_init__(self) -> None:
+        """Check the port.
+
+        Raises:
+            InvalidArgumentError: It is out of range.
+        """
+        port = self.http_port
+        if port is None:
+            return
+        if not isinstance(port, int):
+            raise TypeError(f"http_port is a number, not {type(port).__name__}")
+        if not 0 <= port <= _PORT_MAX:
+            text = f"a port is a number from 0 to {_PORT_MAX}"
+            raise _native.failure(_INVALID_PARAMS, text, context={"http_port": port})
+
     def for_another_process(self) -> Self:
         """Return the settings with which another process may join beside this one.
 
@@ -128,22 +150,40 @@ def check_address(master: object) -> None:
         raise _native.failure(_INVALID_PARAMS, f"{text}; use Store.from_url for mooncake://")
 
 
+def check_open(native: _native.Store | AsyncNative) -> None:
+    """Refuse a store that was closed, or opened before a fork."""
+    if native.is_closed:
+        text = "the store is closed and cannot be opened again; make a new one"
+        raise _native.failure(_INVALID_PARAMS, text, is_closed=True)
+
+
 def at_url(url: str, config: StoreConfig | None) -> tuple[str, StoreConfig]:
     """Return the address and the settings that a URL names."""
     config = checked_config(config)
-    parts = urlsplit(url)
-    wanted = "mooncake://HOST:PORT, optionally with ?tenant=NAME"
+    if not isinstance(url, str):
+        raise TypeError(f"the URL of a pool is text, not {type(url).__name__}")
+    try:
+        parts = urlsplit(url)
+    except ValueError as error:
+        raise _wrong_url(url) from error
     if parts.scheme != "mooncake" or not parts.netloc or "@" in parts.netloc:
-        raise _native.failure(_INVALID_PARAMS, f"the URL of a pool is {wanted} url={url}")
-    options = parse_qs(parts.query, strict_parsing=bool(parts.query))
+        raise _wrong_url(url)
+    options = parse_qs(parts.query, keep_blank_values=True)
     unknown = sorted(options.keys() - {"tenant"})
     if unknown or parts.path not in ("", "/") or parts.fragment:
         named = ", ".join(unknown) or parts.path or parts.fragment
-        text = f"the URL of a pool is {wanted}, and nothing else: {named} url={url}"
-        raise _native.failure(_INVALID_PARAMS, text)
+        raise _wrong_url(url, f", and nothing else: {named}")
     if "tenant" in options:
-        config = replace(config, tenant=options["tenant"][-1])
+        tenant = options["tenant"][-1]
+        if not tenant:
+            raise _wrong_url(url)
+        config = replace(config, tenant=tenant)
     return parts.netloc, config
+
+
+def _wrong_url(url: str, why: str = "") -> MooncakeError:
+    text = f"the URL of a pool is mooncake://HOST:PORT, optionally with ?tenant=NAME{why}"
+    return _native.failure(_INVALID_PARAMS, text, context={"url": url})
 
 
 def master_of_environment() -> str:
@@ -164,7 +204,7 @@ def connect(master: str, config: StoreConfig) -> _native.Store:
         master=master,
         name=config.name,
         metadata=config.metadata,
-        segment_bytes=parse_size(lent),
+        segment_bytes=_lent_bytes(lent),
         tenant=config.tenant,
         is_tcp_forced=config.is_tcp_forced,
         rpc_timeout_s=config.rpc_timeout_s,
@@ -176,6 +216,15 @@ def connect(master: str, config: StoreConfig) -> _native.Store:
         http_port=config.http_port,
         token=config.token,
     )
+
+
+def _lent_bytes(given: int | str) -> int:
+    """Return the size of the memory that a store lends."""
+    lent = parse_size(given)
+    if not 0 <= lent <= _BYTES_MAX:
+        text = "the size of the lent memory is out of range"
+        raise _native.failure(_INVALID_PARAMS, text, context={"segment_bytes": given})
+    return lent
 
 
 def connect_dummy(daemon: str, master: str, config: StoreConfig) -> _native.Store:

@@ -13,6 +13,7 @@ from mooncake._api.config import (
     StoreConfig,
     at_url,
     check_address,
+    check_open,
     checked_config,
     connect,
     connect_dummy,
@@ -99,7 +100,9 @@ class Store(ObjectCalls, RangeCalls, TensorCalls):
         """
         return cls(master_of_environment(), StoreConfig.from_env())
 
-    def file(self, key: Key, buffer_bytes: int = 1 << 20) -> io.BufferedReader:
+    def file(
+        self, key: Key, buffer_bytes: int = 1 << 20, *, timeout_s: float | None = None
+    ) -> io.BufferedReader:
         """Return an object as a binary file that is open for reading.
 
         All bytes come from the version that is stored now; see `reader`.
@@ -107,6 +110,7 @@ class Store(ObjectCalls, RangeCalls, TensorCalls):
         Args:
             key: Key of the object.
             buffer_bytes: Bytes that are read at a time; larger reads are made directly.
+            timeout_s: Longest duration of this call, and of each read.
 
         Raises:
             NotFoundError: The object does not exist.
@@ -115,7 +119,8 @@ class Store(ObjectCalls, RangeCalls, TensorCalls):
             >>> with store.file("config.json") as file:
             ...     settings = json.load(file)
         """
-        return io.BufferedReader(ObjectFile(self.reader(key)), buffer_bytes)
+        reader = self.reader(key, timeout_s=timeout_s)
+        return io.BufferedReader(ObjectFile(reader), buffer_bytes)
 
     # Lifecycle
 
@@ -124,6 +129,7 @@ class Store(ObjectCalls, RangeCalls, TensorCalls):
         self._native.close()
 
     def __enter__(self) -> Self:
+        check_open(self._native)
         return self
 
     def __exit__(

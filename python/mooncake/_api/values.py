@@ -6,8 +6,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from mooncake._runtime import PutOptions
-from mooncake.errors import InvalidArgumentError
+from mooncake._runtime import PutOptions, _native
 
 __all__ = [
     "changed",
@@ -21,6 +20,7 @@ __all__ = [
 
 _TEXTS = (str, bytes)
 _SECONDS_MAX = 1e12
+_INVALID_PARAMS = -600
 _OPTIONS = (
     "replicas",
     "soft_pin",
@@ -91,5 +91,6 @@ def milliseconds(seconds: float) -> int:
         InvalidArgumentError: It is not a positive number.
     """
     if not 0 < seconds < _SECONDS_MAX:
-        raise InvalidArgumentError(f"a time to live is a positive number of seconds: {seconds}")
+        text = "a time to live is a positive number of seconds"
+        raise _native.failure(_INVALID_PARAMS, text, context={"ttl_s": seconds})
     return math.ceil(seconds * 1000)

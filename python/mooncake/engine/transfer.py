@@ -13,6 +13,7 @@ from mooncake._names import rebrand
 from mooncake._runtime import _native
 from mooncake.engine import codes
 from mooncake.engine.device import DeviceTransfers
+from mooncake.engine.lifetime import EngineLifetime
 from mooncake.engine.timeout import transfer_timeout_s
 from mooncake.engine.types import (
     InnerTransferEngine,
@@ -41,7 +42,7 @@ _PROTOCOLS_REFUSED = ("xgmi",)
 _log = logging.getLogger("mooncake.engine")
 
 
-class TransferEngine(DeviceTransfers):
+class TransferEngine(DeviceTransfers, EngineLifetime):
     """Transfers bytes between registered memory of processes.
 
     Calls return numbers: 0 is success, a negative number a failure; `mooncake.last_error()`
@@ -54,7 +55,7 @@ class TransferEngine(DeviceTransfers):
 
     TransferOpcode = _Opcode
 
-    __slots__ = ("__weakref__", "_native", "_timeout_s")
+    __slots__ = ("__weakref__", "_timeout_s")
 
     def __init__(self) -> None:
         """Make an engine that is not initialized yet. Reads ``MC_TRANSFER_TIMEOUT``."""

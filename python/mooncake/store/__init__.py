@@ -124,3 +124,8 @@ PENDING = TaskStatus.PENDING
 PROCESSING = TaskStatus.PROCESSING
 FAILED = TaskStatus.FAILED
 SUCCESS = TaskStatus.SUCCESS
+
+
+def __dir__() -> list[str]:
+    """Return the public names, without the modules in which they are."""
+    return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})

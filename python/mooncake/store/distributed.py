@@ -49,6 +49,15 @@ class MooncakeDistributedStore(
 
     __slots__ = ()
 
+    def __repr__(self) -> str:
+        """Show name and master."""
+        native = self._native
+        if native is None or native.is_closed:
+            state = "not set up"
+        else:
+            state = f"{native.hostname} master={native.master_address}"
+        return f"<mooncake.store.MooncakeDistributedStore {state}>"
+
     # Lifecycle
 
     def setup(

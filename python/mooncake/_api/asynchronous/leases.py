@@ -74,6 +74,11 @@ class AsyncLease:
                 self._loss = LeaseLostError.of(failure)
             raise
 
+    def __repr__(self) -> str:
+        """Show whether the lease is held."""
+        state = "lost" if self._loss is not None else "held" if self.is_held else "not held"
+        return f"<mooncake.{type(self).__name__} keys={len(self._keys)} {state}>"
+
     async def __aenter__(self) -> Self:
         self._loss = None
         await self.renew()

@@ -76,6 +76,11 @@ class Lease:
                 self._loss = LeaseLostError.of(failure)
             raise
 
+    def __repr__(self) -> str:
+        """Show whether the lease is held."""
+        state = "lost" if self._loss is not None else "held" if self.is_held else "not held"
+        return f"<mooncake.{type(self).__name__} keys={len(self._keys)} {state}>"
+
     def __enter__(self) -> Self:
         self._loss = None
         self.renew()

@@ -252,8 +252,9 @@ impl TaskCalls<'_> {
         for name in new.segments.iter().chain(new.targets) {
             let named = self.inventory.pool.segments.named(name);
             if named.is_empty() {
+                let why = "no segment of that name is mounted";
                 let code = ErrorCode::SEGMENT_NOT_FOUND;
-                return Err(Error::new(code, code.name()).with("segment", name));
+                return Err(Error::new(code, why).with("segment", name));
             }
             if new.segments.contains(name) {
                 slots.extend(named);
