@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import shutil
 import socket
 import subprocess
 import sys
@@ -15,6 +17,8 @@ from conftest import MIB
 
 from mooncake import Store, StoreConfig
 from mooncake.store import MooncakeDistributedStore
+
+PROMTOOL = shutil.which("promtool")
 
 
 def fetch(address: str, path: str) -> tuple[int, str]:
@@ -70,6 +74,22 @@ def test_operations_count_bytes_and_latency(store: Store):
     assert counted["rpcs"]["PutStart"]["latency"]["calls"] == 2
     assert counted["transfers"]["batch_get"]["calls"] == 1
     assert counted["peer_errors"] == {}
+
+
+@pytest.mark.skipif(PROMTOOL is None, reason="needs promtool: install the package prometheus")
+def test_our_names_pass_the_linter(monkeypatch):
+    assert PROMTOOL is not None
+    monkeypatch.setenv("MC_STORE_CLIENT_UPSTREAM_METRICS", "off")
+    with Store(config=StoreConfig(segment_bytes=16 * MIB, http_port=0)) as store:
+        store.put("k", b"x" * 64)
+        store.get_many(["k", "k"])
+        _, text = fetch(here(store), "/metrics")
+    names = set(re.findall(r"^# TYPE (\S+)", text, re.MULTILINE))
+    assert {"mooncake_client_call_duration_seconds", "process_open_fds"} <= names
+    assert all(name.startswith(("mooncake_client_", "process_")) for name in names)
+    words = [PROMTOOL, "check", "metrics"]
+    done = subprocess.run(words, input=text, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
 def test_store_serves_only_health_and_metrics(store: Store):

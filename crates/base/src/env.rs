@@ -152,6 +152,7 @@ variables! {
     MC_STORE_CLIENT_MIN_PORT: Number(0, 65_535) => "12300", "First port of the range from which a store client picks the port in its name, if none is given.";
     MC_STORE_CLIENT_MAX_PORT: Number(0, 65_535) => "14300", "Last port of the range from which a store client picks the port in its name, if none is given.";
     MC_STORE_CLIENT_METRIC: SwitchElseOff => "on", "Export the metrics of a store client over its HTTP server and in its log. Off: metrics are counted but not exported.";
+    MC_STORE_CLIENT_UPSTREAM_METRICS: Switch => "on", "Serve upstream's metric names, too, beside those that begin with mooncake_client_.";
     MC_STORE_CLIENT_METRIC_INTERVAL: Seconds => "0", "Interval in seconds between two summaries of a store client's metrics in the log; 0 for no summaries.";
     MC_STORE_CLIENT_METRIC_BANDWIDTH: SwitchElseOff => "on", "Include bytes per second in the summaries of MC_STORE_CLIENT_METRIC_INTERVAL.";
     MC_STORE_CLUSTER_ID: Text => "", "Value of the label `cluster_id` on every sample of a store client's metrics.";

@@ -2,6 +2,10 @@
 
 use std::{fs, time::Duration};
 
+use mooncake_base::exposition::Exposition;
+
+use crate::rlimit;
+
 /// CPU time, memory, threads and open files of this process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ProcessUsage {
@@ -36,6 +40,25 @@ pub fn usage() -> Option<ProcessUsage> {
         rustix::param::clock_ticks_per_second(),
         u64::try_from(open_files.saturating_sub(1)).ok()?,
     )
+}
+
+/// Adds the metrics of this process under the names that Prometheus clients share, as far as the
+/// kernel tells them.
+pub fn add_metrics(out: &mut Exposition) {
+    let Some(usage) = usage() else { return };
+    let cpu = usage.cpu_time.as_secs_f64();
+    out.counter("process_cpu_seconds_total", "CPU time in user and system mode.", cpu);
+    let start = usage.started_at.as_secs_f64();
+    out.gauge("process_start_time_seconds", "Start of the process since 1970.", start);
+    for (name, help, value) in [
+        ("resident_memory_bytes", "Physical memory.", usage.resident_bytes),
+        ("virtual_memory_bytes", "Address space.", usage.virtual_bytes),
+        ("open_fds", "Open files.", usage.open_files),
+        ("max_fds", "Limit of open files.", rlimit::limit()),
+        ("threads", "Threads.", usage.threads),
+    ] {
+        out.gauge(&format!("process_{name}"), help, value);
+    }
 }
 
 /// Parses the lines of the kernel.

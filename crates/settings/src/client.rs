@@ -50,6 +50,7 @@ fn metrics() -> Result<MetricsConfig> {
     Ok(MetricsConfig {
         is_enabled: is_on_by_default(&env::MC_STORE_CLIENT_METRIC),
         cluster: env::MC_STORE_CLUSTER_ID.read().unwrap_or_default(),
+        has_upstream_names: env::MC_STORE_CLIENT_UPSTREAM_METRICS.is_on(),
         report_interval: interval.filter(|interval| !interval.is_zero()),
         has_bandwidth: is_on_by_default(&env::MC_STORE_CLIENT_METRIC_BANDWIDTH),
     })

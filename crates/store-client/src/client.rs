@@ -190,8 +190,9 @@ impl Client {
             }),
             metrics: Box::new(move || {
                 let client = metrics_of(for_metrics.clone())?;
-                let mut out = client.metrics().exposition(&client.config.metrics.cluster);
+                let mut out = client.metrics().exposition(&client.config.metrics);
                 extra(&mut out);
+                mooncake_os::process::add_metrics(&mut out);
                 Some(out)
             }),
             summary: Box::new(move || Some(metrics_of(for_summary.clone())?.summary())),

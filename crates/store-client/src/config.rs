@@ -48,6 +48,8 @@ pub struct MetricsConfig {
     pub is_enabled: bool,
     /// Value of the `cluster_id` label. Default: empty, no label.
     pub cluster: String,
+    /// Whether the metrics have upstream's names, too. Default: yes.
+    pub has_upstream_names: bool,
     /// Interval of the summary in the log, rounded to heartbeats. Default: never.
     pub report_interval: Option<Duration>,
     /// Whether the summary shows bytes per second. Default: yes.
@@ -78,6 +80,7 @@ impl Default for MetricsConfig {
         Self {
             is_enabled: true,
             cluster: String::new(),
+            has_upstream_names: true,
             report_interval: None,
             has_bandwidth: true,
         }

@@ -7,7 +7,9 @@ pub(crate) mod response;
 use std::{sync::Arc, time::Duration};
 
 use mooncake_base::sync::Mutex;
-use mooncake_base::{ClientId, Clock, Error, ErrorCode, ErrorKind, Moment, Result, SystemClock, TenantId};
+use mooncake_base::{
+    ClientId, Clock, Error, ErrorCode, ErrorKind, Moment, Result, SystemClock, TenantId,
+};
 use mooncake_os::call_limit;
 use mooncake_proto::{
     convert::Caller,

@@ -2,7 +2,6 @@
 
 mod log;
 mod pool;
-mod process;
 mod quotas;
 mod unsupported;
 mod upstream;
@@ -27,7 +26,7 @@ fn text(service: &Service, has_upstream: bool) -> String {
     log::add(&mut out, service);
     work::add(&mut out, service);
     quotas::add(&mut out, service);
-    process::add(&mut out);
+    mooncake_os::process::add_metrics(&mut out);
     out.head("mooncake_master_info", "gauge", "The version of the master.");
     out.sample("mooncake_master_info", &[("version", VERSION)], 1);
     let uptime = service.now().since(service.started()).as_secs();

@@ -339,5 +339,5 @@ fn serve(client: &Client, port: u16, runtime: &Handle) -> Result<HttpServer> {
 pub(super) fn metrics_text(client: &Client) -> String {
     let mut groups = Exposition::default();
     add_metrics(&mut groups);
-    client.metrics().prometheus(&client.config().metrics.cluster) + groups.text()
+    client.metrics().prometheus(&client.config().metrics) + groups.text()
 }

@@ -6,7 +6,8 @@ use std::{fmt::Write as _, time::Duration};
 use mooncake_base::ByteSize;
 use mooncake_base::exposition::Exposition;
 
-use super::{Latency, MetricsSnapshot};
+use super::{Count, Latency, MetricsSnapshot};
+use crate::config::MetricsConfig;
 
 /// Disk tier counters of upstream. Always zero, since there is no disk tier.
 const DISK_COUNTERS: [&str; 6] = [
@@ -23,25 +24,29 @@ type Labels<'a> = [(&'a str, &'a str)];
 impl MetricsSnapshot {
     /// Returns the counters in the Prometheus text format. A non-empty `cluster` becomes a label of
     /// each sample.
-    pub fn prometheus(&self, cluster: &str) -> String {
-        self.exposition(cluster).finish()
+    pub fn prometheus(&self, config: &MetricsConfig) -> String {
+        self.exposition(config).finish()
     }
 
     /// Like [`prometheus`](Self::prometheus), as an exposition that can be extended.
-    pub(crate) fn exposition(&self, cluster: &str) -> Exposition {
+    pub(crate) fn exposition(&self, config: &MetricsConfig) -> Exposition {
         let mut labels = vec![("client_mode", "real")];
-        if !cluster.is_empty() {
-            labels.push(("cluster_id", cluster));
+        if !config.cluster.is_empty() {
+            labels.push(("cluster_id", &config.cluster));
         }
         let mut out = Exposition::default();
-        self.add_transfers(&mut out, &labels);
-        self.add_operations(&mut out, &labels);
-        self.add_calls(&mut out, &labels);
+        if config.has_upstream_names {
+            self.add_transfers(&mut out, &labels);
+            self.add_operations(&mut out, &labels);
+            self.add_calls(&mut out, &labels);
+            for name in DISK_COUNTERS {
+                counter(&mut out, name, "Always zero: there is no disk tier.", &labels, 0);
+            }
+        }
+        self.add_own_operations(&mut out, &labels);
+        self.add_durations(&mut out, &labels);
         self.add_copies(&mut out, &labels);
         self.add_peers(&mut out, &labels);
-        for name in DISK_COUNTERS {
-            counter(&mut out, name, "Always zero: there is no disk tier.", &labels, 0);
-        }
         out
     }
 
@@ -140,6 +145,50 @@ impl MetricsSnapshot {
         }
     }
 
+    fn add_own_operations(&self, out: &mut Exposition, labels: &Labels<'_>) {
+        for (ending, help, value) in [
+            (
+                "objects_total",
+                "Objects that succeeded.",
+                (|objects| objects.done) as fn(&Count) -> u64,
+            ),
+            ("bytes_total", "Bytes of these objects.", |objects| objects.bytes),
+            ("failures_total", "Objects that failed.", |objects| objects.failed),
+        ] {
+            let name = format!("mooncake_client_operation_{ending}");
+            out.head(&name, "counter", help);
+            for (operation, row) in &self.operations {
+                let labels = [labels, &[("operation", operation)]].concat();
+                out.sample(&name, &labels, value(&row.objects));
+            }
+        }
+        let name = "mooncake_client_call_failures_total";
+        out.head(name, "counter", "Calls to the master without a response.");
+        for (call, row) in &self.rpcs {
+            out.sample(name, &[labels, &[("call", call)]].concat(), row.failed);
+        }
+    }
+
+    fn add_durations(&self, out: &mut Exposition, labels: &Labels<'_>) {
+        let operations = self.operations.iter().map(|(name, row)| (*name, &row.latency));
+        let transfers = self.transfers.iter().map(|(name, latency)| (*name, latency));
+        let calls = self.rpcs.iter().map(|(name, row)| (*name, &row.latency));
+        let mut add = |kind, help, rows: &mut dyn Iterator<Item = (&str, &Latency)>| {
+            let name = format!("mooncake_client_{kind}_duration_seconds");
+            out.head(&name, "histogram", help);
+            for (row, latency) in rows {
+                let seconds = |end: u64| end as f64 / 1e6;
+                let buckets = latency.octaves().into_iter();
+                let buckets = buckets.map(|(end, count)| (end.map(seconds), count));
+                let labels = [labels, &[(kind, row)]].concat();
+                out.histogram(&name, &labels, buckets, latency.sum().as_secs_f64());
+            }
+        };
+        add("operation", "Duration of puts and gets; a batch counts as one.", &mut { operations });
+        add("transfer", "Duration of the transfers of bytes within them.", &mut { transfers });
+        add("call", "Duration of calls to the master.", &mut { calls });
+    }
+
     fn add_copies(&self, out: &mut Exposition, labels: &Labels<'_>) {
         for (name, help, value) in [
             ("hits_total", "Keys found by locate calls.", self.hits),
@@ -211,9 +260,30 @@ mod tests {
         metrics.snapshot()
     }
 
+    /// The metrics of clients of a cluster, with or without upstream's names.
+    fn exposed(cluster: &str, has_upstream_names: bool) -> String {
+        let cluster = cluster.to_owned();
+        let config = MetricsConfig { cluster, has_upstream_names, ..MetricsConfig::default() };
+        sample_snapshot().prometheus(&config)
+    }
+
+    #[test]
+    fn upstream_names_can_be_left_out() {
+        let text = exposed("", false);
+        let names = text.lines().filter_map(|line| line.strip_prefix("# TYPE "));
+        assert!(names.clone().count() > 10);
+        for name in names {
+            assert!(name.starts_with("mooncake_client_"), "{name}");
+            assert!(!name.starts_with("mooncake_client_rpc_"), "{name}");
+        }
+        let sum = "mooncake_client_operation_duration_seconds_sum{client_mode=\"real\",operation=\"get_batch\"} 0.000003";
+        assert!(text.lines().any(|line| line == sum), "{text}");
+        assert!(exposed("", true).contains(&text), "both have our names");
+    }
+
     #[test]
     fn exposes_every_upstream_metric_name() {
-        let text = sample_snapshot().prometheus("");
+        let text = exposed("", true);
         for name in "transfer_read_bytes transfer_write_bytes transfer_get_latency \
             transfer_put_latency transfer_batch_get_latency transfer_batch_put_latency \
             transfer_read_operation_count transfer_read_operation_bytes \
@@ -228,7 +298,7 @@ mod tests {
 
     #[test]
     fn samples_carry_values_and_labels() {
-        let text = sample_snapshot().prometheus("c1");
+        let text = exposed("c1", true);
         let labels = "client_mode=\"real\",cluster_id=\"c1\"";
         for line in [
             format!("mooncake_transfer_read_bytes{{{labels}}} 100"),
@@ -240,7 +310,7 @@ mod tests {
         ] {
             assert!(text.lines().any(|found| found == line), "{line}\n{text}");
         }
-        assert!(!sample_snapshot().prometheus("").contains("cluster_id"));
+        assert!(!exposed("", true).contains("cluster_id"));
     }
 
     #[test]
