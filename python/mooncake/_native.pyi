@@ -1124,6 +1124,7 @@ def failure(
     *,
     key: _Key | None = None,
     context: dict[str, Any] | None = None,
+    remedy: str | None = None,
     is_closed: bool = False,
 ) -> MooncakeError:
     """Build the exception for a failure found in Python code, and record it as the last error.
@@ -1133,6 +1134,7 @@ def failure(
         text: Beginning of the message, which ends with the values of `context` and with the key.
         key: Key that the failure is about.
         context: Details by name.
+        remedy: What usually helps; None is the remedy of the code.
         is_closed: The failure is that of a closed handle.
     """
 

@@ -129,6 +129,7 @@ def test_delete_removes_only_the_version_it_names(store):
     with pytest.raises(mooncake.AlreadyExistsError, match="another version") as caught:
         store.delete("k", if_version=first, force=True)
     assert caught.value.key == "k"
+    assert "replaced meanwhile" in caught.value.remedy
     store.delete("k", if_version=store.info("k").version)
     assert not store.exists("k")
 

@@ -12,7 +12,7 @@ import time
 
 import numpy as np
 import pytest
-from conftest import MIB, start_master
+from conftest import MIB, run_script, start_master
 
 import mooncake
 from mooncake import PutOptions, Store, StoreConfig
@@ -190,6 +190,23 @@ def test_options_apply_to_put(store: Store):
     assert store.put("k", b"v", options=PutOptions(replicas=3, is_hard_pinned=True))
     with pytest.raises(mooncake.InvalidArgumentError, match="groups"):
         store.put("l", b"v", options=PutOptions(groups=["a", "b"]))
+
+
+def test_fewer_copies_than_asked_are_logged_once():
+    script = """if True:
+    from mooncake import PutOptions, Store
+    with Store() as store:
+        store.put("one", b"v", options=PutOptions(replicas=1))
+        store.put_many({"a": b"v", "b": b"v"}, options=PutOptions(replicas=3))
+        store.put("c", b"v", options=PutOptions(replicas=2))
+    """
+    done = run_script(script)
+    assert done.returncode == 0
+    (line,) = [line for line in done.stderr.splitlines() if "WARN" in line]
+    assert "objects have fewer copies than asked" in line
+    assert "objects=2" in line
+    assert "asked=3" in line
+    assert "made=1" in line
 
 
 def test_closed_store_raises_closed_error():
@@ -442,6 +459,7 @@ def test_context_has_the_values_that_the_master_names(store: mooncake.Store):
             shown = f'"{value}"' if name == "key" else value
             assert str(failure).count(f"{name}={shown}") == 1
     assert missing.value.context["key"] == missing.value.key == "missing"
+    assert "larger than the object" in full.value.remedy
     assert full.value.context["bytes"] == str(2 * 64 * MIB)
     assert (missing.value.key, uncopied.value.key) == ("missing", "missing")
 

@@ -25,7 +25,8 @@ type Row = (i32, &'static str, String, &'static str);
 static CLASSES: PyOnceLock<Py<PyDict>> = PyOnceLock::new();
 
 thread_local! {
-    static LAST: RefCell<Option<Error>> = const { RefCell::new(None) };
+    /// The last error, and a remedy of Python code that replaces its own.
+    static LAST: RefCell<Option<(Error, Option<String>)>> = const { RefCell::new(None) };
 }
 
 /// Builds the exception for an error, with the key as its caller wrote it, and records the error as
@@ -35,8 +36,8 @@ pub(crate) fn exception<'py>(
     error: &Error,
     key: Option<&Bound<'py, PyAny>>,
 ) -> PyResult<Bound<'py, PyAny>> {
-    LAST.set(Some(error.clone()));
-    build(py, error, key)
+    LAST.set(Some((error.clone(), None)));
+    build(py, error, remedy(error), key)
 }
 
 /// Returns the exception for an error, to be raised.
@@ -64,19 +65,23 @@ pub(crate) fn or_raise<T>(py: Python<'_>, result: Result<T>) -> PyResult<T> {
 /// Returns the exception for the last error of this thread.
 #[pyfunction]
 pub(crate) fn last_error(py: Python<'_>) -> PyResult<Option<Bound<'_, PyAny>>> {
-    LAST.with_borrow(Clone::clone).map(|error| build(py, &error, None)).transpose()
+    let Some((error, own)) = LAST.with_borrow(Clone::clone) else { return Ok(None) };
+    build(py, &error, own.as_deref().unwrap_or_else(|| remedy(&error)), None).map(Some)
 }
 
 /// Builds the exception for a failure found in Python code, and records it as the last one of this
-/// thread. Its text ends with the values of `context`, and with the key.
+/// thread. Its text ends with the values of `context`, and with the key. `remedy` replaces that of
+/// the code.
 #[pyfunction]
-#[pyo3(signature = (code, text, *, key = None, context = None, is_closed = false))]
+#[pyo3(signature = (code, text, *, key = None, context = None, remedy = None, is_closed = false))]
+#[allow(clippy::too_many_arguments, reason = "each option is a keyword")]
 pub(crate) fn failure<'py>(
     py: Python<'py>,
     code: i32,
     mut text: String,
     key: Option<Bound<'py, PyAny>>,
     context: Option<Bound<'py, PyDict>>,
+    remedy: Option<String>,
     is_closed: bool,
 ) -> PyResult<Bound<'py, PyAny>> {
     let mut values = Vec::new();
@@ -96,7 +101,9 @@ pub(crate) fn failure<'py>(
         let code = ErrorCode::from_number(code).unwrap_or(ErrorCode::INTERNAL_ERROR);
         Error::restored(code, text, values)
     };
-    exception(py, &error, key.as_ref())
+    let shown = remedy.clone();
+    LAST.set(Some((error.clone(), remedy)));
+    build(py, &error, shown.as_deref().unwrap_or_else(|| self::remedy(&error)), key.as_ref())
 }
 
 /// Sets the exception class of each error kind. Only the first call has an effect.
@@ -122,6 +129,7 @@ pub(crate) fn codes(is_engine: bool) -> Vec<Row> {
 fn build<'py>(
     py: Python<'py>,
     error: &Error,
+    remedy: &str,
     key: Option<&Bound<'py, PyAny>>,
 ) -> PyResult<Bound<'py, PyAny>> {
     let Some(classes) = CLASSES.get(py) else {
@@ -131,7 +139,6 @@ fn build<'py>(
     let instance = class.call1((error.to_string(),))?;
     instance.setattr("code", error.code().number())?;
     instance.setattr("code_name", error.code().name())?;
-    let remedy = remedy(error);
     instance.setattr("remedy", remedy)?;
     instance.setattr("key", key)?;
     let context = PyDict::new(py);

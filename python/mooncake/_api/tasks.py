@@ -161,7 +161,11 @@ def task_info(reply: dict[str, Any]) -> TaskInfo:
 def final_task(info: TaskInfo) -> TaskInfo:
     """Return the final state of a task, or raise its failure."""
     if info.state == "failed":
-        raise _native.failure(_TRANSFER_FAIL, f"the {info.kind} failed: {info.message}")
+        raise _native.failure(
+            _TRANSFER_FAIL,
+            f"the {info.kind} failed: {info.message}",
+            remedy="The object is as it was; remove the cause, and start the task again.",
+        )
     return info
 
 
@@ -185,8 +189,12 @@ def drain_info(reply: dict[str, Any]) -> DrainInfo:
 def final_drain(info: DrainInfo) -> DrainInfo:
     """Return the final state of a drain, or raise its failure."""
     if info.state == "failed":
-        text = f"the drain failed: {info.message} failed={info.failed} blocked={info.blocked}"
-        raise _native.failure(_TRANSFER_FAIL, text)
+        raise _native.failure(
+            _TRANSFER_FAIL,
+            f"the drain failed: {info.message}",
+            context={"failed": info.failed, "blocked": info.blocked},
+            remedy="Copies that were not moved are as they were; start the drain again.",
+        )
     return info
 
 
@@ -245,7 +253,11 @@ class PollSchedule(Generic[I]):
         pause_s = self._pause_s
         left_s = pause_s if self._until is None else self._until - time.monotonic()
         if left_s <= 0:
-            text = f"it is still {info.state} after timeout_s={self._timeout_s}"
-            raise _native.failure(_TIMEOUT, text)
+            raise _native.failure(
+                _TIMEOUT,
+                f"it is still {info.state} after",
+                context={"timeout_s": self._timeout_s},
+                remedy="It continues; wait for it again, or ask for its state with `info`.",
+            )
         self._pause_s = min(pause_s * 2, _PAUSE_MAX_S)
         return min(pause_s, left_s)

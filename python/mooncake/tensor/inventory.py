@@ -235,8 +235,13 @@ def _find_named(query: Query, manifest: Manifest | None) -> Generator[Any, Any, 
     chosen = _select(key, target, list(stored.values()))
     if chosen is None:
         suffixes = listed([name[len(key) :] for name in stored])
-        text = f"no stored shard fits the target target={target} stored={suffixes}"
-        raise _native.failure(_NOT_FOUND, text, key=decoded(key))
+        raise _native.failure(
+            _NOT_FOUND,
+            "no stored shard fits the target",
+            key=decoded(key),
+            context={"target": target, "stored": suffixes},
+            remedy="Ask for a shard of what is stored; `info` of the key shows the layout.",
+        )
     return (yield from find_members(query, members_of(key, chosen)))
 
 

@@ -102,6 +102,9 @@ impl Client {
             })?;
             read_results(&response.results, keys)
         })
+        .into_iter()
+        .map(|removed| removed.map_err(with_remedy_for_version))
+        .collect()
     }
 
     /// Returns what the master knows of each object. Takes no lease.
@@ -238,6 +241,16 @@ impl Client {
             }
         };
         self.exists(keys, true).into_iter().zip(keys).map(named).collect()
+    }
+}
+
+/// Replaces the remedy of an object that exists by that of one that was replaced.
+fn with_remedy_for_version(error: Error) -> Error {
+    match error.code() {
+        ErrorCode::OBJECT_ALREADY_EXISTS => error.with_remedy(
+            "The object was replaced meanwhile; ask for its version again, and decide anew.",
+        ),
+        _ => error,
     }
 }
 

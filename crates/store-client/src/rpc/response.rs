@@ -10,7 +10,14 @@ use crate::object::{Place, SegmentInfo};
 
 /// Converts the master's failure for one key and adds the key if the message lacks it.
 pub(crate) fn item_error(failure: &v1::Failure, key: impl Display) -> Error {
-    named_error(failure.into(), key)
+    let error = named_error(failure.into(), key);
+    // Of the errors about memory only that about an object larger than any segment names one.
+    let is_too_large = error.code() == ErrorCode::NO_AVAILABLE_HANDLE
+        && error.context().any(|(name, _)| name == "largest_segment");
+    if !is_too_large {
+        return error;
+    }
+    error.with_remedy("Lend a segment that is larger than the object, or put it in parts.")
 }
 
 /// Adds the key to an error that does not name it.
