@@ -60,7 +60,7 @@ def parse_duration(text: str) -> float:
 def format_bytes(size: float) -> str:
     """Return a number of bytes with a unit of 1024."""
     for unit in ("B", "KiB", "MiB", "GiB"):
-        if abs(size) < 1024:
+        if round(abs(size), 1) < 1024:
             return f"{size:g} {unit}" if size == int(size) else f"{size:.1f} {unit}"
         size /= 1024
     return f"{size:.1f} TiB"

@@ -188,8 +188,8 @@ CLASSES: dict[str, type[MooncakeError]] = {
 def explain(code: int | str) -> str:
     """Explain a number that an upstream call returned.
 
-    `mooncake.engine` has error codes of its own. If a number has different meanings in the two
-    modules, the result has one line for each, which names the module.
+    `mooncake.store` and `mooncake.engine` have error codes of their own. If a number has different
+    meanings in the two modules, the result has one line for each; each line names its module.
 
     Args:
         code: The number, or its name.
@@ -209,7 +209,7 @@ def meanings(code: int | str) -> list[str]:
 
     wanted = code.upper() if isinstance(code, str) else code
     lines = [
-        f"{number} {name} ({CLASSES[kind].__name__}): {remedy}"
+        f"{number} {name} (mooncake.store, {CLASSES[kind].__name__}): {remedy}"
         for number, name, kind, remedy in _native.codes()
         if wanted in (number, name)
     ]

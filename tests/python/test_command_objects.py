@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import re
 import shlex
 import stat
 import subprocess
@@ -17,8 +18,9 @@ from conftest import MIB, MasterProcess, start_master
 from test_commands import command, read_until
 
 import mooncake
-from mooncake._command import files, output
+from mooncake._command import files, output, pool as _pool
 from mooncake._command.output import quoted
+from mooncake._units import format_bytes
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +85,7 @@ def test_ls_adds_up_groups(pool: MasterProcess):
 def test_ls_names_the_largest_object(pool: MasterProcess):
     done = on(pool, "ls", "kv/", "--sort=memory", "--limit=1", "--bytes")
     assert done.stdout.split() == ["4000", "x1", "kv/b/0"]
-    assert "more follow" in done.stderr
+    assert done.stderr == "", "the limit was asked for"
     assert on(pool, "ls", "kv/a", "--keys").stdout.split() == ["kv/a/0", "kv/a/1", "kv/a/2"]
 
 
@@ -125,16 +127,53 @@ def test_rm_removes_a_prefix(pool: MasterProcess):
     with mooncake.Store(pool.address) as store:
         store.put_many({f"old/{at}": b"x" for at in range(4)})
         store.get("old/2")
-        would = on(pool, "rm", "-r", "old/", "--dry-run").stdout.splitlines()
-        assert would == [f"would remove old/{at}" for at in range(4)]
+        assert on(pool, "rm", "-r", "old/", "--dry-run").returncode == 0
         assert store.exists("old/0"), "a dry run removes nothing"
         done = on(pool, "rm", "-r", "old/")
         assert (done.returncode, done.stdout) == (1, "removed 3 objects\n")
         assert 'key="old/2"' in done.stderr, "it is leased"
-        assert on(pool, "rm", "-r", "--force", "old/").stdout == "removed 1 objects\n"
+        assert on(pool, "rm", "-r", "--force", "old/").stdout == "removed 1 object\n"
         star = on(pool, "rm", "kv/*")
         assert (star.returncode, "--recursive" in star.stderr) == (1, True)
         assert sum(1 for _ in store.keys("kv/")) == 5
+
+
+def test_dry_run_shows_sizes_sum_and_leases(pool: MasterProcess):
+    with mooncake.Store(pool.address) as store:
+        store.put_many({f"dry/{at}": bytes(1024) for at in range(3)})
+        store.get("dry/1")
+        done = on(pool, "rm", "-r", "dry/", "--dry-run")
+        text = "would remove 2 objects, 2 KiB; with all copies 2 KiB"
+        assert done.stdout.splitlines() == [
+            "would remove       1 KiB  dry/0",
+            "would keep         1 KiB  dry/1  leased",
+            "would remove       1 KiB  dry/2",
+            f"{text}; 1 object leased, which --force removes",
+        ]
+        forced = on(pool, "rm", "-r", "--force", "dry/", "--dry-run").stdout
+        assert forced.endswith("would remove 3 objects, 3 KiB; with all copies 3 KiB\n")
+        seen = json.loads(on(pool, "rm", "dry/1", "dry/2", "--dry-run", "--json").stdout)
+        assert seen == {
+            "would_remove": ["dry/2"],
+            "leased": ["dry/1"],
+            "kept": [],
+            "bytes": 1024,
+            "memory_bytes": 1024,
+        }
+        store.clear("dry/", force=True)
+    none = on(pool, "rm", "-r", "none/", "--dry-run")
+    assert (none.returncode, none.stdout[:22]) == (0, "would remove 0 objects")
+    for words in (["none"], ["none", "--dry-run"]):
+        missing = on(pool, "rm", *words)
+        assert (missing.returncode, missing.stdout) == (1, "")
+        assert missing.stderr == "mooncake: no object has the key none (-704 OBJECT_NOT_FOUND)\n"
+
+
+def test_dry_run_without_admin_port_says_that_leased_objects_stay():
+    with mooncake.Store(config=mooncake.StoreConfig(segment_bytes=16 * MIB)) as store:
+        store.put("k", b"1")
+        done = command("rm", f"--master={store.master_address}", "k", "--dry-run")
+    assert done.stdout.splitlines()[-1].endswith("those that are leased would stay without --force")
 
 
 def test_rm_asks_on_a_terminal(pool: MasterProcess):
@@ -158,7 +197,37 @@ def test_stat_shows_copies_leases_and_pins(pool: MasterProcess):
     assert "copy      localhost:7001  at " in text
     none = on(pool, "stat", "none")
     assert (none.returncode, none.stdout) == (1, "")
-    assert none.stderr == "mooncake: no object has the key none\n"
+    assert none.stderr == "mooncake: no object has the key none (-704 OBJECT_NOT_FOUND)\n"
+
+
+def test_line_of_an_empty_pool_lends_memory(mortal_master: MasterProcess):
+    """`stat` and `segments` of an empty pool show a command line that works as it stands."""
+    shown = on(mortal_master, "stat").stdout
+    [line] = [line.strip() for line in shown.splitlines() if "mooncake_client" in line]
+    assert f"`{line}`" in on(mortal_master, "segments").stderr
+    program, *words = shlex.split(line)
+    assert (program, words[-1]) == ("mooncake_client", "--global_segment_size=1GB")
+    # Port and size differ, so that other daemons and little memory do not matter.
+    words = ["-m", "mooncake.cli_client", *words[:-1], "--global_segment_size=16MB", "--port=0"]
+    daemon = subprocess.Popen([sys.executable, *words], stdout=subprocess.PIPE, text=True)
+    try:
+        assert daemon.stdout is not None
+        assert "mooncake_client ready" in daemon.stdout.readline()
+        [segment] = json.loads(on(mortal_master, "segments", "--json").stdout)
+        assert segment["capacity_bytes"] == 16 * MIB
+    finally:
+        daemon.terminate()
+        daemon.communicate(timeout=20)
+
+
+def test_stat_says_that_sizes_are_rounded_up(mortal_master: MasterProcess):
+    lends = mooncake.StoreConfig(segment_bytes=16 * MIB)
+    with mooncake.Store(mortal_master.address, lends) as store:
+        assert "multiple" not in on(mortal_master, "stat").stdout
+        store.put_many({"a": bytes(31), "b": bytes(3)})
+        shown = on(mortal_master, "stat").stdout
+        assert "40 B of 16 MiB used; each copy takes a multiple of 8 bytes" in shown
+        assert " 16.0 MiB  free" in shown, "not 1024.0 of the next smaller unit"
 
 
 def test_stat_says_why_puts_fail():
@@ -194,6 +263,11 @@ def test_stat_names_drained_segments(mortal_master: MasterProcess):
             for at in range(4):
                 full.put(f"k{at}", bytes(4 * MIB), options=mooncake.PutOptions(is_hard_pinned=True))
             assert "nothing is free in segments not drained" in on(mortal_master, "stat").stdout
+            for name in ("stat", "segments"):
+                assert re.search(r"localhost:7021 .* no, drained  ", on(mortal_master, name).stdout)
+                assert re.search(r"127.0.0.1:7022 .* yes  ", on(mortal_master, name).stdout)
+            listed = json.loads(on(mortal_master, "segments", "--json").stdout)
+            assert sorted(each["state"] for each in listed) == ["drained", "ok"]
 
 
 def test_get_replaces_a_file_only_when_complete(pool: MasterProcess, tmp_path):
@@ -317,6 +391,18 @@ def test_progress_is_shown_on_a_terminal_and_cleared(
     assert piped.stderr == b"", "without a terminal there is no progress"
 
 
+@pytest.mark.parametrize("size", [1000, 3 * MIB])
+def test_put_of_a_pipe_shows_what_it_has_read(pool: MasterProcess, size: int):
+    put = shlex.join(in_pieces(pool, "put", "large/piped", "--overwrite"))
+    line = f"set -o pipefail; head -c {size} /dev/zero | {put}"
+    shown = shown_by(["bash", "-c", line])
+    steps = re.findall(rb"\rread ([0-9.]+ [KM]?i?B) [^\r]*/s", shown)
+    assert steps[-1].decode() == format_bytes(size), shown
+    with mooncake.Store(pool.address) as store:
+        assert store.size("large/piped") == size
+        store.delete("large/piped", force=True)
+
+
 def test_progress_of_a_put_comes_from_its_counters(
     pool: MasterProcess, monkeypatch: pytest.MonkeyPatch
 ):
@@ -348,9 +434,10 @@ def test_expire_continues_past_a_missing_key(pool: MasterProcess):
         store.put_many({"fleeting/1": b"1", "fleeting/2": b"2"})
         keys = ["fleeting/1", "none", "fleeting/2"]
         done = on(pool, "expire", *keys, "1h", "--json")
-        failed = [{"key": "none", "code": "OBJECT_NOT_FOUND"}]
+        failed = [{"key": "none", "code": "OBJECT_NOT_FOUND", "number": -704}]
         assert json.loads(done.stdout) == {"changed": 2, "failed": failed}
-        assert (done.returncode, done.stderr) == (1, "mooncake: no object has the key none\n")
+        text = "mooncake: no object has the key none (-704 OBJECT_NOT_FOUND)\n"
+        assert (done.returncode, done.stderr) == (1, text)
         assert [store.info(key).expires_in_s is None for key in keys[::2]] == [False, False]
         kept = on(pool, "expire", "fleeting/1", "fleeting/2", "never")
         assert (kept.returncode, kept.stdout, kept.stderr) == (0, "", "")
@@ -368,7 +455,7 @@ def test_expire_continues_past_a_missing_key(pool: MasterProcess):
 def test_missing_key_has_one_text(pool: MasterProcess, words: list[str]):
     done = on(pool, *words)
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr == "mooncake: no object has the key 'a none'\n"
+    assert done.stderr == "mooncake: no object has the key 'a none' (-704 OBJECT_NOT_FOUND)\n"
 
 
 @pytest.mark.parametrize(
@@ -393,6 +480,9 @@ def test_exists_answers_by_exit_code(pool: MasterProcess):
     assert on(pool, "exists", "pinned", "-q").returncode == 0
     done = on(pool, "exists", "pinned", "none")
     assert (done.returncode, done.stdout) == (1, "yes  pinned\nno   none\n")
+    unknown = command("exists", "--master=127.0.0.1:1", "pinned", "-q")
+    assert (unknown.returncode, unknown.stdout) == (2, ""), "neither yes nor no"
+    assert "2 no answer" in command("exists", "--help").stdout
 
 
 def test_segments_and_clients_are_listed(pool: MasterProcess):
@@ -418,6 +508,47 @@ def test_drain_empties_a_host_and_proves_it(mortal_master: MasterProcess):
             wrong = on(pool, "drain", "127.0.0.1:7013")
             assert (wrong.returncode, wrong.stdout) == (1, "")
             assert "Did you mean 127.0.0.1:7012?" in wrong.stderr
+
+
+def test_drain_shows_progress_without_a_terminal(
+    mortal_master: MasterProcess,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+):
+    """The other segment is full of pinned objects, so that the job waits until it is cancelled."""
+    monkeypatch.setattr(_pool, "_REPORT_S", 0.05)
+    full = mooncake.StoreConfig(segment_bytes=16 * MIB, name="127.0.0.1:7016")
+    lends = mooncake.StoreConfig(segment_bytes=16 * MIB, name="localhost:7015")
+    pinned = mooncake.PutOptions(is_hard_pinned=True)
+    with mooncake.Store(mortal_master.address, full) as other:
+        other.put_many({f"full/{at}": bytes(4 * MIB) for at in range(4)}, options=pinned)
+        with mooncake.Store(mortal_master.address, lends) as store:
+            store.put("k", bytes(MIB), options=pinned)
+            job = store.drain("localhost:7015")
+            seen = list[str]()
+            show = _pool._show
+
+            def show_and_cancel(info: mooncake.DrainInfo) -> None:
+                show(info)
+                seen.append(info.state)
+                job.cancel()
+
+            monkeypatch.setattr(_pool, "_show", show_and_cancel)
+            _pool._wait(job)
+            assert job.info().state == "canceled"
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"mooncake: {seen[0]}: 0 copies moved (0 B), ")
+
+
+def test_drain_says_how_to_cancel_it(mortal_master: MasterProcess):
+    lends = mooncake.StoreConfig(segment_bytes=16 * MIB, name="localhost:7017")
+    with mooncake.Store(mortal_master.address, lends):
+        note = on(mortal_master, "drain", "localhost").stderr.splitlines()[0]
+        found = re.search(r"continues if this command ends; `(mooncake drain .*)` ends it$", note)
+        assert found is not None, note
+        *words, job = shlex.split(found[1])
+        assert words == ["mooncake", "drain", "--master", mortal_master.address, "--cancel"]
+        assert f"job       {job}\n" in on(mortal_master, "drain", f"--status={job}").stdout
 
 
 def test_drain_waits_until_moved_memory_is_free(tmp_path: Path):

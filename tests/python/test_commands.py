@@ -171,6 +171,14 @@ def test_top_shows_an_address_that_can_be_reached():
     assert "master ? " in _top.render(sample(addresses={}), None, "m:9003", 80)[0]
 
 
+def test_top_says_that_an_embedded_pool_has_no_admin_port(store: mooncake.Store):
+    done = command("top", f"--master={store.master_address}", "--once")
+    assert (done.returncode, done.stdout) == (1, "")
+    [text, hint] = done.stderr.splitlines()
+    assert text == f"mooncake: the master at {store.master_address} has no admin port"
+    assert "mooncake_master with --metrics_port; the pool that a Store starts has no" in hint
+
+
 def test_top_fails_without_a_master(busy: MasterProcess):
     assert command("top", "--master=127.0.0.1:1").returncode == 1
     wrong = command("top", f"--admin={busy.metadata}")
@@ -208,6 +216,7 @@ def test_amounts_are_formatted_for_people():
         "1.5 KiB",
         "5.0 TiB",
     ]
+    assert format_bytes((1 << 30) - 40) == "1.0 GiB", "not 1024.0 MiB"
     shown = [format_count(n) for n in (0, 7, 9999, 12_345, 2_500_000)]
     assert shown == ["0", "7", "9999", "12.3k", "2.5M"]
 
@@ -275,6 +284,14 @@ def test_doctor_reads_mc_force_tcp_as_the_store(
     assert choice.partition(":")[0].partition(",")[0] == served.strip()
 
 
+def test_doctor_says_what_is_wrong_with_a_value(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("MC_FORCE_TCP", "maybe")
+    monkeypatch.setenv("MC_LOG_LEVEL", "INFO")
+    shown = doctor.diagnose(lambda _: "works")["environment"]
+    assert shown["MC_FORCE_TCP"].startswith("maybe (from MC_FORCE_TCP; invalid: ")
+    assert shown["MC_LOG_LEVEL"] == "INFO"
+
+
 def test_empty_master_variable_is_ignored():
     done = command("stat", MOONCAKE_MASTER="")
     assert "the address has no host" not in done.stderr
@@ -303,8 +320,11 @@ def test_empty_master_variable_is_ignored():
 def test_failures_print_message_and_hint(words):
     name, *rest = words
     done = command(name, "--master=127.0.0.1:1", *rest)
-    assert (done.returncode, done.stdout) == (1, "")
+    # For `exists` 1 is an answer.
+    assert (done.returncode, done.stdout) == (2 if name == "exists" else 1, "")
     assert done.stderr.startswith("mooncake: ")
+    has_code = not {"/nowhere/at/all", "--admin=127.0.0.1:1"} & set(words)
+    assert bool(re.search(r" \(-\d+ [A-Z_]+\)$", done.stderr.splitlines()[0])) == has_code
     assert "Traceback" not in done.stderr
     assert "[Errno " not in done.stderr
     _, *hint = done.stderr.splitlines()
@@ -395,7 +415,8 @@ def test_invalid_command_line_prints_usage(name):
     for words in ([name], [name, "k", "--nonsense"], ["nonsense"]):
         done = command(*words)
         assert (done.returncode, done.stdout) == (2, "")
-        assert done.stderr.startswith("usage: mooncake")
+        usage = f"usage: mooncake {'' if words == ['nonsense'] else f'{name} '}["
+        assert done.stderr.startswith(usage)
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -415,11 +436,12 @@ def test_every_argument_has_a_help_text():
 def test_explain_describes_every_code():
     done = command("explain", "-704", "0", "-12345")
     missing, success, unknown = done.stdout.splitlines()
-    assert missing.startswith("-704 OBJECT_NOT_FOUND (NotFoundError): No object has that key")
+    assert missing.startswith("-704 OBJECT_NOT_FOUND (mooncake.store, NotFoundError): No obj")
     assert (success, unknown) == ("0: success", "-12345: unknown code")
     assert done.returncode == 1, "one code is unknown"
     positive = command("explain", "704").stdout
-    assert positive.splitlines() == ["704: success", missing], "the sign may have been lost"
+    assert positive.splitlines() == [missing], "the sign may have been lost"
+    assert command("explain", "4096").stdout == "4096: success\n"
     assert "did you mean OBJECT_NOT_FOUND" in command("explain", "OBJECT_NOT_FOND").stdout
     done = command("explain", "object_not_found")
     assert (done.returncode, done.stdout) == (0, missing + "\n")
@@ -433,7 +455,7 @@ def test_explain_describes_every_code():
 
 def test_explain_separates_engine_and_store_codes():
     of_store, of_engine = command("explain", "-102").stdout.splitlines()
-    assert of_store.startswith("-102 SEGMENT_ALREADY_EXISTS (AlreadyExistsError): ")
+    assert of_store.startswith("-102 SEGMENT_ALREADY_EXISTS (mooncake.store, AlreadyExistsError)")
     assert of_engine.startswith("-102 ERR_SOCKET (mooncake.engine): From `send_probe`")
     [overlap] = command("explain", "-7").stdout.splitlines()
     assert "register_memory" in overlap

@@ -5,13 +5,18 @@ from __future__ import annotations
 import http.client
 import json
 from typing import Any
+from urllib.parse import quote
 
 from mooncake._api.store import Store
 from mooncake._command.output import CommandError, reason
 
-__all__ = ["address_of", "address_of_pool", "fetch", "reachable"]
+__all__ = ["address_of", "address_of_pool", "fetch", "object_of", "reachable"]
 
 _TIMEOUT_S = 5.0
+_NO_PORT = (
+    "Start mooncake_master with --metrics_port; the pool that a Store starts has no such port, but "
+    "`mooncake stat`, `ls` and `segments` show it."
+)
 
 
 def address_of(master: str) -> str:
@@ -30,7 +35,7 @@ def address_of_pool(store: Store) -> str:
     address: str = store.stats()["pool"]["admin_address"]
     if not address:
         text = f"the master at {master} has no admin port"
-        raise CommandError(text, "Start the master with --metrics_port.")
+        raise CommandError(text, _NO_PORT)
     return reachable(address, master)
 
 
@@ -40,6 +45,13 @@ def reachable(address: str, other: str) -> str:
     if host not in ("0.0.0.0", "[::]", "::"):
         return address
     return f"{other.rpartition(':')[0] or host}:{port}"
+
+
+def object_of(admin: str, key: bytes, tenant: str) -> dict[str, Any] | None:
+    """Return copies, leases and pins of an object; None if there is none."""
+    path = f"/api/v1/object?key={quote(key)}&tenant_id={quote(tenant)}"
+    found: dict[str, Any] | None = fetch(admin, path)
+    return found
 
 
 def fetch(admin: str, path: str) -> Any:

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from mooncake import env
-from mooncake._command.output import reason
+from mooncake._command.output import described
 from mooncake._runtime import __version__, _native
 from mooncake._units import format_bytes
 from mooncake.errors import MooncakeError
@@ -88,7 +88,7 @@ def _transports(probe: Callable[[str], str]) -> dict[str, str]:
         try:
             rows[name] = probe(name)
         except (MooncakeError, OSError, RuntimeError) as error:
-            rows[name] = f"does not work: {reason(error)}"
+            rows[name] = f"does not work: {described(error)}"
     return rows
 
 
@@ -241,13 +241,14 @@ def _limits() -> dict[str, str]:
 
 
 def _environment() -> dict[str, str]:
-    rows = {each.name: _with_alias(each) for each in env.settings() if each.source}
+    rows = {each.name: _with_origin(each) for each in env.settings() if each.source}
     rows |= {each.name: f"without effect: {each.reason}" for each in env.ignored()}
     return rows or {"none": "no Mooncake variable is set"}
 
 
-def _with_alias(setting: env.Setting) -> str:
-    return f"{setting.value} ({setting.origin})" if setting.is_alias_used else setting.value
+def _with_origin(setting: env.Setting) -> str:
+    is_explained = setting.is_alias_used or setting.invalid
+    return f"{setting.value} ({setting.origin})" if is_explained else setting.value
 
 
 def _read(path: Path) -> str:

@@ -7,12 +7,11 @@ import contextlib
 import json
 import mmap
 import os
-import shutil
 import stat
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import IO, TYPE_CHECKING
 
 from mooncake._api.outcomes import only
@@ -214,18 +213,39 @@ def _memory_of(file: IO[bytes]) -> Iterator[Readable]:
         with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
             yield mapped
         return
-    head = file.read(_WHOLE_BYTES)
-    if len(head) < _WHOLE_BYTES:
+    pieces = _read(file)
+    head = bytearray()
+    for piece in pieces:
+        head += piece
+        if len(head) >= _WHOLE_BYTES:
+            break
+    else:
         yield head
         return
     with tempfile.TemporaryFile() as copy:
         with _about(tempfile.gettempdir()):
             copy.write(head)
             del head
-            shutil.copyfileobj(file, copy, _CHUNK_BYTES)
+            _write_all(copy, pieces)
             copy.flush()
         with mmap.mmap(copy.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
             yield mapped
+
+
+def _read(file: IO[bytes]) -> Iterator[bytes]:
+    """Read a file to its end, in pieces as they arrive, and show how many bytes there are."""
+    progress, done = Progress("read", None), 0
+    # Of a pipe, a piece is what is there; `read` would wait for the whole length.
+    read = getattr(file, "read1", file.read)
+    try:
+        while piece := read(_CHUNK_BYTES):
+            yield piece
+            done += len(piece)
+            # What somebody types shows itself.
+            if not file.isatty():
+                progress.advance(done)
+    finally:
+        progress.end()
 
 
 @contextlib.contextmanager
@@ -291,7 +311,7 @@ def _about(path: str) -> Iterator[None]:
         raise OSError(error.errno, error.strerror, path) from error
 
 
-def _write_all(file: IO[bytes], pieces: Iterator[memoryview]) -> None:
+def _write_all(file: IO[bytes], pieces: Iterable[bytes | memoryview]) -> None:
     for piece in pieces:
         file.write(piece)
 

@@ -28,7 +28,7 @@ from mooncake.errors import explain, meanings
 __all__ = ["main"]
 
 _INTERRUPTED = 130
-_WRONG_USAGE = 2
+_FAILED, _WRONG_USAGE = 1, 2
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -38,7 +38,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: Arguments of the command; None takes the command line.
 
     Returns:
-        The exit code: 0 success, 1 failure, 2 wrong usage, 130 interrupted.
+        The exit code: 0 success, 1 failure, 2 wrong usage, 130 interrupted; of `exists`, 1 if an
+        object is missing and 2 for a failure.
     """
     options = _parser().parse_args(arguments)
     run: Callable[[argparse.Namespace], int] = options.run
@@ -52,14 +53,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _INTERRUPTED
     except FAILURES as error:
         report(error)
-        return _WRONG_USAGE if isinstance(error, UsageError) else 1
+        code: int = options.exit_code_of_failure
+        return _WRONG_USAGE if isinstance(error, UsageError) else code
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = Parser(
         prog="mooncake",
         description=__doc__,
-        epilog="Exit codes: 0 success, 1 failure, 2 wrong usage, 130 interrupted.",
+        epilog="Exit codes: 0 success, 1 failure, 2 wrong usage, 130 interrupted. "
+        + objects.EXISTS_CODES,
     )
     parser.add_argument("--version", action="version", version=f"mooncake {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND", parser_class=Parser)
@@ -68,7 +71,7 @@ def _parser() -> argparse.ArgumentParser:
         name: str, run: Callable[[argparse.Namespace], int], text: str, *, joins: bool = True
     ) -> argparse.ArgumentParser:
         command = commands.add_parser(name, help=text, description=text)
-        command.set_defaults(run=run)
+        command.set_defaults(run=run, exit_code_of_failure=_FAILED)
         if joins:
             add_master(command)
         return command
@@ -142,11 +145,9 @@ def _explain(options: argparse.Namespace) -> int:
 
 
 def _meanings(code: int | str) -> list[str]:
-    lines = meanings(code)
-    if isinstance(code, int) and code > 0:
-        # A shell takes -704 for an option here and there, so that the sign gets lost.
-        lines += meanings(-code)
-    return lines
+    # A shell takes -704 for an option here and there, so that the sign gets lost.
+    without_sign = meanings(-code) if isinstance(code, int) and code > 0 else []
+    return without_sign or meanings(code)
 
 
 def _nearest(code: int | str) -> str:

@@ -6,13 +6,15 @@ import argparse
 import itertools
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from mooncake._api.values import milliseconds
+from mooncake._command import admin
 from mooncake._command.files import joined
 from mooncake._command.output import (
+    CommandError,
     UsageError,
     is_confirmed,
     missing,
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
     from mooncake._api.store import Store
 
 __all__ = [
+    "EXISTS_CODES",
     "add_exists_options",
     "add_expire_options",
     "add_ls_options",
@@ -40,7 +43,12 @@ __all__ = [
     "rm",
 ]
 
+EXISTS_CODES = "Of exists: 0 all exist, 1 one is missing, 2 no answer."
+"""The exit codes of `exists`."""
+
 _BATCH = 1000
+# Objects of which `rm --dry-run` asks for the leases, in a request each.
+_LEASES_MAX = 1000
 
 
 @dataclass(slots=True)
@@ -126,8 +134,6 @@ def ls(options: argparse.Namespace) -> int:
         for row in shown:
             _print_row(row, options)
         sys.stdout.flush()
-        if options.limit is not None and next(rows, None) is not None:
-            print("mooncake: more follow; raise --limit to see them", file=sys.stderr)
     return 0
 
 
@@ -161,10 +167,7 @@ def _print_row(row: Row, options: argparse.Namespace) -> None:
         write_line("", row.key)
         return
     size = str(row.size) if options.is_exact else format_bytes(row.size)
-    if row.objects is None:
-        number = f"x{row.copies}"
-    else:
-        number = "1 object" if row.objects == 1 else f"{row.objects} objects"
+    number = f"x{row.copies}" if row.objects is None else _objects(row.objects)
     state = "" if row.is_complete else "  (being written)"
     write_line(f"{size:>14}  {number:>{12 if options.delimiter else 3}}  ", row.key, state)
 
@@ -195,7 +198,9 @@ def add_rm_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--force", action="store_true", help="also objects that are leased")
     parser.add_argument(
-        "--dry-run", action="store_true", help="print what would be removed, and remove nothing"
+        "--dry-run",
+        action="store_true",
+        help="print sizes and leases of what would be removed, and remove nothing",
     )
     parser.add_argument(
         "-y", "--yes", action="store_true", help="do not ask on a terminal before --recursive"
@@ -212,6 +217,10 @@ def rm(options: argparse.Namespace) -> int:
     with joined(options) as store:
         if not options.recursive:
             keys = list(options.keys)
+            if options.dry_run:
+                rows = {key: row for key in keys for row in _row_of(store, key)}
+                absent = [missing(key) for key in keys if key not in rows]
+                return _would_remove(store, options, list(rows.values()), absent)
             return _removed(store, options, keys)
         found = {row.key: row for prefix in options.keys for row in _rows(store, prefix)}
         total = format_bytes(sum(row.size for row in found.values()))
@@ -220,20 +229,77 @@ def rm(options: argparse.Namespace) -> int:
         if not options.dry_run and not options.yes and not is_confirmed(f"remove {text}?"):
             print("mooncake: nothing was removed", file=sys.stderr)
             return 1
+        if options.dry_run:
+            return _would_remove(store, options, list(found.values()))
         keys = [key.encode("utf-8", "surrogateescape") for key in found]
         return _removed(store, options, keys)
 
 
+def _row_of(store: Store, key: bytes) -> Iterator[Row]:
+    """Yield the object of a key, unless there is none."""
+    # Keys are listed in their order, so that the key itself precedes those that begin with it.
+    return itertools.takewhile(lambda row: os.fsencode(row.key) == key, _rows(store, key))
+
+
+def _would_remove(
+    store: Store,
+    options: argparse.Namespace,
+    rows: list[Row],
+    absent: Sequence[MooncakeError] = (),
+) -> int:
+    """Print which objects would be removed, which are leased, and how much memory that is."""
+    leased = set[str]() if options.force else _leased(store, options, rows)
+    gone = [row for row in rows if row.key not in (leased or ())]
+    kept = [row.key for row in rows if leased and row.key in leased]
+    size, memory = sum(row.size for row in gone), sum(row.memory for row in gone)
+    if options.is_json:
+        keys = {"would_remove": [row.key for row in gone], "leased": leased and sorted(leased)}
+        sizes = {"bytes": size, "memory_bytes": memory}
+        print_json({**keys, "kept": _for_json(absent), **sizes})
+        report(*absent)
+        return 1 if absent else 0
+    for row in rows:
+        is_kept = leased is not None and row.key in leased
+        verb = "would keep  " if is_kept else "would remove"
+        write_line(
+            f"{verb}  {format_bytes(row.size):>10}  ", row.key, "  leased" if is_kept else ""
+        )
+    sys.stdout.flush()
+    report(*absent)
+    if absent and not rows:
+        return 1
+    text = f"would remove {_objects(len(gone))}, {format_bytes(size)}; with all copies "
+    text += format_bytes(memory)
+    if kept:
+        text += f"; {_objects(len(kept))} leased, which --force removes"
+    elif leased is None:
+        text += "; those that are leased would stay without --force"
+    print(text)
+    return 1 if absent else 0
+
+
+def _objects(number: int) -> str:
+    return "1 object" if number == 1 else f"{number} objects"
+
+
+def _leased(store: Store, options: argparse.Namespace, rows: list[Row]) -> set[str] | None:
+    """Return the keys that are leased; None if there are too many keys, or no admin port."""
+    if len(rows) > _LEASES_MAX:
+        return None
+    try:
+        at, leased = admin.address_of_pool(store), set[str]()
+        for row in rows:
+            key = row.key.encode("utf-8", "surrogateescape")
+            seen = admin.object_of(at, key, options.tenant)
+            if seen is not None and seen["lease_left_ms"] > 0:
+                leased.add(row.key)
+    except CommandError:
+        return None
+    return leased
+
+
 def _removed(store: Store, options: argparse.Namespace, keys: list[bytes]) -> int:
     """Remove objects in batches and print what became of them."""
-    if options.dry_run:
-        present = [key for part in _parts(keys) for key in _present(store, part)]
-        if options.is_json:
-            print_json({"would_remove": [os.fsdecode(key) for key in present]})
-        else:
-            for key in present:
-                write_line("would remove ", os.fsdecode(key))
-        return 0
     removed, failures = 0, list[MooncakeError]()
     for part in _parts(keys):
         for key, outcome in zip(part, _outcomes(store, part, options.force), strict=True):
@@ -246,7 +312,7 @@ def _removed(store: Store, options: argparse.Namespace, keys: list[bytes]) -> in
     if options.is_json:
         print_json({"removed": removed, "kept": _for_json(failures)})
     elif options.recursive:
-        print(f"removed {removed} objects")
+        print(f"removed {_objects(removed)}")
     report(*failures)
     return 1 if failures else 0
 
@@ -261,16 +327,14 @@ def _outcomes(store: Store, keys: list[bytes], force: bool) -> list[bool | Moonc
         return outcomes
 
 
-def _for_json(failures: list[MooncakeError]) -> list[dict[str, str | None]]:
-    return [{"key": _text(each.key), "code": each.code_name} for each in failures]
+def _for_json(failures: Sequence[MooncakeError]) -> list[dict[str, str | int | None]]:
+    return [
+        {"key": _text(each.key), "code": each.code_name, "number": each.code} for each in failures
+    ]
 
 
 def _text(key: str | bytes | None) -> str | None:
     return os.fsdecode(key) if isinstance(key, bytes) else key
-
-
-def _present(store: Store, keys: list[bytes]) -> Iterable[bytes]:
-    return itertools.compress(keys, store.exists_many(keys))
 
 
 def _parts(keys: list[bytes]) -> Iterator[list[bytes]]:
@@ -315,6 +379,9 @@ def expire(options: argparse.Namespace) -> int:
 
 def add_exists_options(parser: argparse.ArgumentParser) -> None:
     """Declare the options of `exists`."""
+    parser.epilog = EXISTS_CODES
+    # So that a script can tell a missing object from a master that does not answer.
+    parser.set_defaults(exit_code_of_failure=2)
     parser.add_argument("keys", nargs="+", metavar="key", type=os.fsencode, help="key of an object")
     parser.add_argument(
         "-q", "--quiet", action="store_true", help="print nothing; the exit code is the answer"
@@ -326,7 +393,7 @@ def exists(options: argparse.Namespace) -> int:
     """Print which objects exist.
 
     Returns:
-        0 if all of them exist, otherwise 1.
+        0 if all of them exist, otherwise 1; a failure is 2.
     """
     if options.quiet and options.is_json:
         raise UsageError("--quiet and --json exclude each other")

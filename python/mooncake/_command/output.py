@@ -19,6 +19,7 @@ __all__ = [
     "CommandError",
     "Progress",
     "UsageError",
+    "described",
     "is_confirmed",
     "missing",
     "print_json",
@@ -137,10 +138,13 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[in
 
 
 def report(*failures: BaseException) -> None:
-    """Print failures to standard error, a line for each, and then each remedy once."""
+    """Print failures to standard error, a line for each, and then each remedy once.
+
+    The line of a `MooncakeError` ends with number and name of its code.
+    """
     remedies = []
     for failure in failures:
-        print(f"mooncake: {reason(failure)}", file=sys.stderr)
+        print(f"mooncake: {described(failure)}", file=sys.stderr)
         remedy = getattr(failure, "remedy", "")
         # A missing key, or a wrong argument, is explained by its message.
         is_explained = isinstance(failure, NotFoundError) or remedy == _remedy_of(_WRONG_ARGUMENT)
@@ -148,6 +152,14 @@ def report(*failures: BaseException) -> None:
             remedies.append(remedy)
     for remedy in remedies:
         print(f"  hint: {remedy}", file=sys.stderr)
+
+
+def described(failure: BaseException) -> str:
+    """Return a failure in words, and number and name of its code."""
+    text = reason(failure)
+    if not isinstance(failure, MooncakeError):
+        return text
+    return f"{text} ({failure.code} {failure.code_name})"
 
 
 def reason(failure: BaseException) -> str:
@@ -193,12 +205,12 @@ class Progress:
 
     __slots__ = ("_begin", "_is_shown", "_next", "_size", "_verb")
 
-    def __init__(self, verb: str, size: int) -> None:
+    def __init__(self, verb: str, size: int | None) -> None:
         """Start the clock.
 
         Args:
             verb: What is done, for instance "get".
-            size: Bytes in total.
+            size: Bytes in total; None if unknown.
         """
         self._verb, self._size = verb, size
         self._begin = time.monotonic()
@@ -213,8 +225,10 @@ class Progress:
         self._next = now + _STEP_S
         self._is_shown = True
         speed = format_rate(done, now - self._begin)
-        share = done / self._size if self._size else 1.0
-        text = f"{self._verb} {format_bytes(done)} of {format_bytes(self._size)} ({share:.0%})"
+        text = f"{self._verb} {format_bytes(done)}"
+        if self._size is not None:
+            share = done / self._size if self._size else 1.0
+            text += f" of {format_bytes(self._size)} ({share:.0%})"
         sys.stderr.write(f"\r{text} {speed}\033[K")
         sys.stderr.flush()
 

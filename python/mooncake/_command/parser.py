@@ -36,8 +36,8 @@ class Parser(argparse.ArgumentParser):
         return super().parse_known_args(self._words, namespace)
 
     def error(self, message: str) -> NoReturn:
-        """Print the usage and the error, and exit with code 2."""
-        self.print_usage(sys.stderr)
+        """Print the usage of the command that is given and the error, and exit with code 2."""
+        self._given().print_usage(sys.stderr)
         words, known = self._unknown_words(message)
         near = [match for word in words for match in get_close_matches(word, known, 1)]
         hint = f"; did you mean {' '.join(near)}?" if near else ""
@@ -45,15 +45,18 @@ class Parser(argparse.ArgumentParser):
             hint = "; `mooncake help` tells what each does"
         self.exit(2, f"mooncake: {message}{hint}\n")
 
+    def _given(self) -> argparse.ArgumentParser:
+        """Return the parser of the command that is given, or this one."""
+        first = next((word for word in self._words if not word.startswith("-")), "")
+        return commands_of(self).get(first, self)
+
     def _unknown_words(self, message: str) -> tuple[list[str], list[str]]:
         """Return the words that an error calls unknown, and the words that are known."""
         if found := _INVALID_CHOICE.search(message):
             return [found[1]], list(commands_of(self))
         if message.startswith(_UNRECOGNIZED):
             words = [word for word in message.split() if word.startswith("-")]
-            given = (word for word in self._words if word in commands_of(self))
-            parser = commands_of(self).get(next(given, ""), self)
-            known = [text for action in parser._actions for text in action.option_strings]
+            known = [text for action in self._given()._actions for text in action.option_strings]
             return [word.partition("=")[0] for word in words], known
         return [], []
 

@@ -10,7 +10,6 @@ from dataclasses import asdict
 from difflib import get_close_matches
 from time import monotonic, sleep
 from typing import TYPE_CHECKING, Any
-from urllib.parse import quote
 
 from mooncake._command import admin
 from mooncake._command.files import joined
@@ -24,10 +23,12 @@ from mooncake._command.output import (
 )
 from mooncake._command.parser import add_json
 from mooncake._units import format_bytes, format_duration
-from mooncake.errors import NotFoundError, TransferFailedError
+from mooncake.errors import DeadlineError, NotFoundError, TransferFailedError
 
 if TYPE_CHECKING:
+    from mooncake._api.blocking.jobs import Drain
     from mooncake._api.store import SegmentInfo, Store
+    from mooncake._api.tasks import DrainInfo
     from mooncake.tensor.info import Info
 
 __all__ = [
@@ -44,6 +45,10 @@ __all__ = [
 # The master quarantines freed memory for at most a minute, and then writes that it is free.
 _FREEING_S_MAX = 65.0
 _FREEING_POLL_S = 0.1
+# A drain without progress is reported at this interval.
+_REPORT_S = 5.0
+_ROUNDED = "each copy takes a multiple of 8 bytes, from 4 KiB on of 64"
+_ROUNDING_SHOWS_BYTES = 64 << 10
 _JOB = re.compile(r"(\d+)-(\d+)")
 _HELD = {
     "free_bytes": "free",
@@ -93,7 +98,7 @@ def _stat_pool(store: Store, options: argparse.Namespace) -> None:
     if options.is_json:
         shown = {name: held[name] for name in _HELD if name in held}
         names = {**pool, "clients": others, "page": at and f"http://{at}/", "memory": shown}
-        print_json({**names, "segments": [asdict(segment) for segment in found]})
+        print_json({**names, "segments": _segments_json(found, _states(store))})
         return
     print(f"master    {store.master_address}, version {pool['version']}")
     print(f"page      http://{at}/" if at else f"page      none: {note}")
@@ -101,12 +106,14 @@ def _stat_pool(store: Store, options: argparse.Namespace) -> None:
     print(f"up        {format_duration(pool['uptime_s'])}, {clients} beside this command")
     print(f"objects   {pool['keys']}")
     used, capacity = format_bytes(pool["used_bytes"]), format_bytes(pool["capacity_bytes"])
-    print(f"memory    {used} of {capacity} used")
+    rounded = f"; {_ROUNDED}" if 0 < pool["used_bytes"] < _ROUNDING_SHOWS_BYTES else ""
+    print(f"memory    {used} of {capacity} used{rounded}")
     for name, text in _HELD.items():
         if held.get(name):
             print(f"          {format_bytes(held[name]):>10}  {text}")
     if pool["capacity_bytes"] == 0:
-        print("          no process lends memory; start mooncake_client --global_segment_size=1GB")
+        print("          no process lends memory; this lends some:")
+        print(f"          {_lending_line(store)}")
     elif not any(segment.takes_objects for segment in found):
         text = "every segment was drained and takes no objects"
         print(f"          puts find no memory now: {text}")
@@ -119,16 +126,15 @@ def _stat_pool(store: Store, options: argparse.Namespace) -> None:
         print(f"          puts find no memory now: {text}")
     if found:
         print()
-        _print_segments(found)
+        _print_segments(found, _states(store))
 
 
 def _stat_object(store: Store, options: argparse.Namespace) -> None:
     """Print an object with its copies, leases and pins; of a tensor also dtype and layout."""
     key: bytes = options.key
-    path = f"/api/v1/object?key={quote(key)}&tenant_id={quote(options.tenant)}"
     note, found = "", None
     try:
-        found = admin.fetch(admin.address_of_pool(store), path)
+        found = admin.object_of(admin.address_of_pool(store), key, options.tenant)
     except CommandError as error:
         note = str(error)
     info: Info | None = None
@@ -226,24 +232,53 @@ def segments(options: argparse.Namespace) -> int:
         0.
     """
     with joined(options) as store:
-        found = store.segments()
+        found, states, lending = store.segments(), _states(store), _lending_line(store)
     if options.is_json:
-        print_json([asdict(segment) for segment in found])
+        print_json(_segments_json(found, states))
     elif found:
-        _print_segments(found)
+        _print_segments(found, states)
     else:
-        print("mooncake: no process lends memory to the pool", file=sys.stderr)
+        text = f"no process lends memory to the pool\n  hint: Start `{lending}`."
+        print(f"mooncake: {text}", file=sys.stderr)
     return 0
 
 
-def _print_segments(found: list[SegmentInfo]) -> None:
+def _lending_line(store: Store) -> str:
+    """Return a command line that lends memory to the pool."""
+    options = f"--master_server_address={store.master_address} --metadata_server=P2PHANDSHAKE"
+    return f"mooncake_client {options} --global_segment_size=1GB"
+
+
+def _states(store: Store) -> dict[str, str]:
+    """Return the states of segments by id, in lower case; none without an admin port."""
+    try:
+        seen = admin.fetch(admin.address_of_pool(store), "/get_segments_detail")
+    except CommandError:
+        return {}
+    found = seen["segments"] if seen else []
+    return {row["segment_id"]: row["status"].lower().replace("_", " ") for row in found}
+
+
+def _segments_json(found: list[SegmentInfo], states: dict[str, str]) -> list[dict[str, Any]]:
+    return [{**asdict(segment), "state": states.get(segment.id)} for segment in found]
+
+
+def _takes(segment: SegmentInfo, state: str) -> str:
+    """Return whether a segment takes puts, and the state that keeps it from it."""
+    is_usual = state in ("", "ok")
+    if segment.takes_objects and is_usual:
+        return "yes"
+    return "no" if is_usual else f"no, {state}"
+
+
+def _print_segments(found: list[SegmentInfo], states: dict[str, str]) -> None:
     rows = [
         (
             segment.name,
             format_bytes(segment.used_bytes),
             format_bytes(segment.capacity_bytes),
             f"{segment.used_bytes / max(segment.capacity_bytes, 1):.0%}",
-            "yes" if segment.takes_objects else "no",
+            _takes(segment, states.get(segment.id, "")),
             segment.endpoint,
         )
         for segment in found
@@ -344,16 +379,15 @@ def drain(options: argparse.Namespace) -> int:
         text = f"{job.id[0]}-{job.id[1]}"
         if options.no_wait:
             return _print_job(options, job.info())
-        print(f"mooncake: job {text} empties {', '.join(names)}", file=sys.stderr)
+        cancel = f"mooncake drain --master {options.master} --cancel {text}"
+        note = f"it continues if this command ends; `{cancel}` ends it"
+        print(f"mooncake: job {text} empties {', '.join(names)}; {note}", file=sys.stderr)
         try:
-            job.wait(progress=_show)
+            _wait(job)
         except KeyboardInterrupt:
-            hint = f"`mooncake drain --cancel {text}` cancels it."
+            hint = f"`{cancel}` ends it."
             print(f"mooncake: job {text} continues\n  hint: {hint}", file=sys.stderr)
             raise
-        except TransferFailedError:
-            # The state below says why.
-            pass
         info = job.info()
         code = _print_job(options, info)
         wait_s = _FREEING_S_MAX if info.state == "succeeded" else 0.0
@@ -374,13 +408,30 @@ def _named(store: Store, wanted: list[str]) -> list[str]:
     return list(dict.fromkeys(names))
 
 
-def _show(info: Any) -> None:
-    if sys.stderr.isatty():
-        moved = f"{info.succeeded} copies moved ({format_bytes(info.moved_bytes)})"
-        print(f"mooncake: {info.state}: {moved}, {info.blocked} blocked", file=sys.stderr)
+def _wait(job: Drain) -> None:
+    """Wait until a job is over; show each change on a terminal, elsewhere the state at times."""
+    progress = _show if sys.stderr.isatty() else None
+    while True:
+        try:
+            job.wait(timeout_s=_REPORT_S, progress=progress)
+            return
+        except TransferFailedError:
+            # The caller prints the state, which says why.
+            return
+        except DeadlineError:
+            # Fails if it is the master that does not answer.
+            info = job.info()
+            if progress is None:
+                _show(info)
 
 
-def _print_job(options: argparse.Namespace, info: Any) -> int:
+def _show(info: DrainInfo) -> None:
+    moved = f"{info.succeeded} copies moved ({format_bytes(info.moved_bytes)})"
+    rest = f"{info.active} in progress, {info.blocked} blocked"
+    print(f"mooncake: {info.state}: {moved}, {rest}", file=sys.stderr)
+
+
+def _print_job(options: argparse.Namespace, info: DrainInfo) -> int:
     text = f"{info.id[0]}-{info.id[1]}"
     if options.is_json:
         moments = {"created": info.created.isoformat(), "updated": info.updated.isoformat()}
