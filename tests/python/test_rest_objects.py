@@ -191,6 +191,30 @@ def test_body_has_the_version_of_its_etag(
         assert call(service, "GET", "/objects/raced", If_Match=first).status == 412
 
 
+def test_put_replaces_a_leased_object_unless_told_otherwise(service: MooncakeStoreService):
+    path = "/objects/in-use"
+    call(service, "PUT", path, b"1")
+    assert call(service, "GET", path).body == b"1"
+    assert call(service, "DELETE", path).status == 409, "it is leased"
+    kept = call(service, "PUT", f"{path}?overwrite=false", b"2")
+    assert (kept.status, json.loads(kept.body)["code"]) == (409, "OBJECT_ALREADY_EXISTS")
+    replaced = call(service, "PUT", path, b"2")
+    assert (replaced.status, replaced.headers["ETag"]) == (204, None)
+    assert call(service, "GET", path).body == b"2"
+
+
+def test_body_of_unknown_length_is_refused(service: MooncakeStoreService):
+    assert service.port is not None
+    connection = http.client.HTTPConnection("127.0.0.1", service.port, timeout=60)
+    try:
+        connection.request("PUT", "/objects/piped", iter([b"1", b"2"]), encode_chunked=True)
+        answer = Answer(connection.getresponse())
+    finally:
+        connection.close()
+    assert (answer.status, "Content-Length" in answer.error) == (411, True)
+    assert call(service, "HEAD", "/objects/piped").status == 404
+
+
 def test_object_expires(service: MooncakeStoreService):
     assert call(service, "PUT", "/objects/short?ttl_s=0.05", b"1").status == 204
     deadline = time.monotonic() + 60

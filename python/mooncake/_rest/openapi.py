@@ -96,14 +96,17 @@ def _put() -> dict[str, Any]:
         "summary": "Store an object; the body is its value.",
         "operationId": "putObject",
         "parameters": [
-            _query("overwrite", "Replace an existing object; true by default."),
+            _query("overwrite", "Replace an object, also a leased one; true by default."),
             _query("ttl_s", "Seconds after which the object is removed.", "number"),
             _MATCH,
             _header("If-None-Match", "* stores the object only if there is none."),
         ],
         "requestBody": body,
-        "responses": {"204": {"description": "The object is stored."}, **_failures(*statuses)},
+        "responses": {"204": {"description": _STORED}, **_failures(*statuses)},
     }
+
+
+_STORED = "The object is stored. HEAD tells its ETag, unless another client replaces it before."
 
 
 def _delete() -> dict[str, Any]:
