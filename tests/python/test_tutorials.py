@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import re
@@ -13,9 +14,12 @@ from typing import Any
 
 import pytest
 
+import mooncake
+
 ROOT = Path(__file__).resolve().parents[2]
 TUTORIALS = ROOT / "docs/tutorials"
 READY = re.compile(r"mooncake_master ready rpc=(\S+)")
+DAEMON_READY = re.compile(r"mooncake_client ready rpc=(\S+)")
 # The tests must not lend gigabytes.
 SMALL = {"global_segment_size": "64MB", "local_buffer_size": "16MB"}
 
@@ -55,11 +59,12 @@ def settings_of(page: str) -> dict[str, Any]:
     return yaml_mapping(blocks(page, "yaml")[0], name)
 
 
-def check_settings(folder: Path, *arguments: str, **variables: str) -> None:
+def run_check(folder: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
     """Runs the program of the page that tries settings, as it is printed."""
     program = folder / "check_settings.py"
-    program.write_text(blocks("../how-to/check-settings.md", "text")[0], encoding="utf-8")
-    ended = subprocess.run(
+    if not program.exists():
+        program.write_text(blocks("../how-to/check-settings.md", "text")[0], encoding="utf-8")
+    return subprocess.run(
         [sys.executable, str(program), *arguments],
         env=os.environ | variables,
         capture_output=True,
@@ -67,8 +72,22 @@ def check_settings(folder: Path, *arguments: str, **variables: str) -> None:
         timeout=60,
         check=False,
     )
+
+
+def check_settings(folder: Path, *arguments: str, **variables: str) -> list[str]:
+    """Returns the warnings of the program that tries settings, which must succeed."""
+    ended = run_check(folder, *arguments, **variables)
     assert ended.returncode == 0, ended.stderr
-    assert ended.stdout.startswith("the settings work: MooncakeConfig(")
+    *warnings, last = ended.stdout.splitlines()
+    assert re.match(r"the settings work: (MooncakeConfig\(|daemon )", last)
+    return warnings
+
+
+def write_settings(folder: Path, **settings: str) -> str:
+    """Returns the path of a file with the settings of the page about vLLM and those given."""
+    file = folder / "settings.json"
+    file.write_text(json.dumps(settings_of("vllm.md") | SMALL | settings), encoding="utf-8")
+    return str(file)
 
 
 @pytest.mark.parametrize("page", ["vllm.md", "sglang.md", "lmcache.md", "transfer-queue.md"])
@@ -79,16 +98,65 @@ def test_settings_of_a_tutorial_open_a_store(page: str, master: str, tmp_path: P
     file.write_text(
         json.dumps(settings | {"master_server_address": master} | SMALL), encoding="utf-8"
     )
-    check_settings(tmp_path, str(file))
+    own = {"lmcache.md": "transfer_timeout", "transfer-queue.md": "auto_init"}
+    expected = [f"warning: a store has no setting {own[page]}"] if page in own else []
+    warnings = check_settings(tmp_path, str(file))
+    assert [line.partition(";")[0] for line in warnings] == expected
+
+
+def test_misspelled_setting_is_named(master: str, tmp_path: Path) -> None:
+    file = write_settings(tmp_path, master_server_address=master, protocols="tcp")
+    warnings = check_settings(tmp_path, file)
+    assert warnings == ["warning: a store has no setting protocols; is protocol meant?"]
+
+
+def test_check_of_settings_warns_of_a_loopback_address(master: str, tmp_path: Path) -> None:
+    program = blocks("../how-to/check-settings.md", "text")[0]
+    # The master of the test is on loopback, too.
+    condition = "not is_loopback(host_of(config.master_server_address))"
+    assert condition in program
+    (tmp_path / "check_settings.py").write_text(program.replace(condition, "True"), "utf-8")
+    file = write_settings(tmp_path, master_server_address=master, local_hostname="localhost")
+    published = "warning: this process publishes localhost: other hosts cannot read what it lends."
+    assert check_settings(tmp_path, file)[0] == published
+
+
+def test_failed_check_of_settings_says_which_step(master: str, tmp_path: Path) -> None:
+    missing = run_check(tmp_path, str(tmp_path / "none.json"))
+    absent = run_check(tmp_path, write_settings(tmp_path, master_server_address="127.0.0.1:1"))
+    lends_nothing = run_check(
+        tmp_path, write_settings(tmp_path, master_server_address=master, global_segment_size="0")
+    )
+    ended = (missing, absent, lends_nothing)
+    last = [each.stderr.splitlines()[-1] for each in ended]
+    assert [each.returncode for each in ended] == [1, 1, 1]
+    assert last[0].startswith("the settings cannot be read: ")
+    assert last[1].startswith("setup failed with -600: no connection to the master")
+    assert last[2].startswith("put failed with -200: ")
+
+
+def test_check_of_settings_joins_a_daemon(master: str, tmp_path: Path) -> None:
+    flags = ["--host=127.0.0.1", "--port=0", "--global_segment_size=64MB"]
+    flags += [f"--master_server_address={master}", "--metadata_server=P2PHANDSHAKE"]
+    command = [sys.executable, "-m", "mooncake.cli_client", *flags]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        ready = DAEMON_READY.search(process.stdout.readline())
+        assert ready is not None
+        variables = {"MOONCAKE_STANDALONE_STORAGE": "1", "MOONCAKE_CLIENT": ready.group(1)}
+        assert check_settings(tmp_path, **variables) == []
+        process.terminate()
 
 
 def test_settings_of_the_environment_open_a_store(master: str, tmp_path: Path) -> None:
-    check_settings(
+    warnings = check_settings(
         tmp_path,
         MOONCAKE_MASTER=master,
         MOONCAKE_GLOBAL_SEGMENT_SIZE="64mb",
         MOONCAKE_LOCAL_BUFFER_SIZE="16mb",
+        MOONCAKE_DEVICE='{"0": "mlx5_0"}',
     )
+    assert warnings == []
 
 
 def test_transfer_queue_starts_no_second_master() -> None:
@@ -143,4 +211,37 @@ def test_two_processes_run_as_printed(master: str, tmp_path: Path) -> None:
         [sys.executable, str(reader)], capture_output=True, text=True, timeout=60, check=False
     )
     assert gone.returncode == 1
-    assert "greeting" in gone.stderr
+    assert blocks("two-processes.md", "text")[2].strip() in gone.stderr.splitlines()
+
+
+def test_two_hosts_store_two_copies_as_printed(master: str, tmp_path: Path) -> None:
+    program = tmp_path / "important.py"
+    source = blocks("two-hosts.md", "text")[-1]
+    program.write_text(source.replace("10.0.0.1:50051", master), encoding="utf-8")
+    config = mooncake.StoreConfig(segment_bytes="64MB")
+    with mooncake.Store(master, config) as one, mooncake.Store(master, config) as two:
+        names = {one.name, two.name}
+        ended = subprocess.run(
+            [sys.executable, str(program)], capture_output=True, text=True, timeout=60, check=True
+        )
+        one.delete("important", force=True)
+    assert set(ast.literal_eval(ended.stdout)) == names
+
+
+@pytest.mark.parametrize(
+    ("page", "setting"),
+    [
+        ("sglang.md", "MOONCAKE_LOCAL_HOSTNAME"),
+        ("lmcache.md", "local_hostname"),
+        ("vllm.md", "VLLM_HOST_IP"),
+    ],
+)
+def test_tutorial_names_the_address_for_several_hosts(page: str, setting: str) -> None:
+    text = (TUTORIALS / page).read_text(encoding="utf-8")
+    assert setting in text.partition("### On more than one host\n")[2].partition("\n## ")[0]
+
+
+def test_yaml_for_several_hosts_changes_known_settings() -> None:
+    first, several = (yaml_mapping(text, "extra_config") for text in blocks("lmcache.md", "yaml"))
+    assert several.keys() <= first.keys()
+    assert several["master_server_address"] != several["local_hostname"] != "localhost"
