@@ -49,6 +49,7 @@ fn context(rank: u32, coordinator: Option<&str>) -> Result<Context> {
         host: IpAddr::V4(Ipv4Addr::LOCALHOST),
         coordinator: coordinator.map(str::to_owned),
         token: None,
+        fabric: None,
         heartbeat_timeout: LIMIT,
         bootstrap_timeout: LIMIT,
     })?)

@@ -1,6 +1,10 @@
 //! One attempt of an operation in one view: its messages, and the wait for all members.
 
-use std::{slice, sync::Arc};
+use std::{
+    slice,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use mooncake_base::Error;
 
@@ -16,7 +20,7 @@ use crate::{
     message::Member,
     peer_memory::{LENT_BYTES_MIN, Loan},
     progress::View,
-    staging::{Contribution, STAGED_BYTES_MIN},
+    staging::{Contribution, STAGED_BYTES_MIN, StagedBuffer},
 };
 
 /// Bytes of lent memory that are read at once for a reduction; they fit a cache.
@@ -208,6 +212,60 @@ impl<'a> Attempt<'a> {
         self.check_loan(process, loan).await
     }
 
+    /// Makes bytes ready for peers: lends them to those of this host, with a copy that they may map if
+    /// `has_copy`, and copies them for those of other hosts that read memory here.
+    fn offer<'b>(&self, bytes: &'b [u8], has_copy: bool) -> Outgoing<'b> {
+        let mesh = &self.core.mesh;
+        let mut loan = (bytes.len() >= LENT_BYTES_MIN).then(|| self.core.lent.lend(bytes));
+        let mut others = self.view.members.iter().filter(|member| member.slot != self.core.slot);
+        let is_staged = bytes.len() >= STAGED_BYTES_MIN
+            && others.any(|member| has_copy && mesh.may_lend(member) || mesh.may_fetch(member));
+        let staged =
+            is_staged.then(|| self.core.stage(self.view.attempt, self.sequence, bytes)).flatten();
+        if let (Some(loan), Some((place, _)), true) = (&mut loan, staged, has_copy) {
+            loan.copy = place;
+        }
+        Outgoing { bytes, loan, remote: staged.and_then(|(_, address)| address) }
+    }
+
+    /// Reads memory of a member on another host.
+    fn fetch(&self, slot: usize, address: u64, length: usize) -> Result<StagedBuffer, Stop> {
+        let mesh = &self.core.mesh;
+        let link = self.view.member(slot).and_then(|member| mesh.open_link(member));
+        let segment = link.as_ref().and_then(|link| link.segment.as_deref());
+        let (Some(fabric), Some(segment)) = (mesh.stage().fabric(), segment) else {
+            return Err(Stop::Interrupted);
+        };
+        let limit = self.core.silence_limit();
+        let buffer = mesh.stage().buffer(length).map_err(Stop::Failed)?;
+        match fabric.read(segment, address, buffer.range(), limit) {
+            Ok(()) => {
+                self.core.metrics.add_fetched(length);
+                Ok(buffer)
+            }
+            // If its host has gone, the view changes when it was silent for long enough.
+            Err(_) if self.await_interruption(limit) => Err(Stop::Interrupted),
+            Err(error) => {
+                let text = "the memory of a rank on another host cannot be read";
+                Err(Stop::Failed(Error::invalid(text).with("rank", slot).caused_by(error)))
+            }
+        }
+    }
+
+    /// Waits at most `limit` for a change of the view, and returns whether there is one.
+    fn await_interruption(&self, limit: Duration) -> bool {
+        let end = Instant::now() + limit;
+        let mut state = self.core.inbox.state.lock();
+        while !self.is_interrupted(&state) {
+            let left = end.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return false;
+            }
+            self.core.inbox.changed.wait_for(&mut state, left);
+        }
+        true
+    }
+
     /// Maps the copy of lent memory, if there is one.
     fn find_staged(&self, slot: usize, process: u32, loan: &Loan) -> Option<Contribution> {
         let (copy, length) = (loan.copy?, usize::try_from(loan.length).ok()?);
@@ -273,28 +331,23 @@ impl Exchange for Attempt<'_> {
     }
 
     fn lend<'b>(&self, bytes: &'b [u8]) -> Outgoing<'b> {
-        let is_large = bytes.len() >= LENT_BYTES_MIN;
-        Outgoing { bytes, loan: is_large.then(|| self.core.lent.lend(bytes)) }
+        self.offer(bytes, false)
     }
 
     fn stage<'b>(&self, bytes: &'b [u8]) -> Outgoing<'b> {
-        let mut outgoing = self.lend(bytes);
-        let is_read =
-            |member: &Member| member.slot != self.core.slot && self.core.mesh.may_lend(member);
-        if let Some(loan) = &mut outgoing.loan
-            && bytes.len() >= STAGED_BYTES_MIN
-            && self.view.members.iter().any(is_read)
-        {
-            loan.copy = self.core.stage(self.view.attempt, self.sequence, bytes);
-        }
-        outgoing
+        self.offer(bytes, true)
     }
 
     async fn send(&self, slot: usize, step: u32, outgoing: Outgoing<'_>) -> Result<(), Stop> {
         let member = self.view.member(slot).ok_or(Stop::Interrupted)?;
-        match outgoing.loan.filter(|_| self.core.mesh.may_lend(member)) {
-            Some(loan) => self.send_as(Kind::CollectiveLoan, slot, step, &loan.encode()).await?,
-            None => self.send_bytes(slot, step, outgoing.bytes).await?,
+        let mesh = &self.core.mesh;
+        if let Some(loan) = outgoing.loan.filter(|_| mesh.may_lend(member)) {
+            self.send_as(Kind::CollectiveLoan, slot, step, &loan.encode()).await?;
+        } else if let Some(address) = outgoing.remote.filter(|_| mesh.may_fetch(member)) {
+            let words = [address, outgoing.bytes.len() as u64].map(u64::to_le_bytes);
+            self.send_as(Kind::CollectiveFetch, slot, step, words.as_flattened()).await?;
+        } else {
+            self.send_bytes(slot, step, outgoing.bytes).await?;
         }
         self.core.metrics.add_sent(outgoing.bytes.len());
         Ok(())
@@ -306,11 +359,14 @@ impl Exchange for Attempt<'_> {
             Part::Bytes(bytes) => Ok(Received::Buffer(bytes.into())),
             Part::Lent { process, loan } => {
                 if let Some(contribution) = self.find_staged(slot, process, &loan) {
-                    return Ok(Received::Staged(contribution));
+                    return Ok(Received::Mapped(contribution));
                 }
                 let mut bytes = self.buffer(length);
                 self.read_lent(slot, process, &loan, &mut bytes).await?;
                 Ok(Received::Buffer(bytes))
+            }
+            Part::Remote { address, .. } => {
+                Ok(Received::Fetched(self.fetch(slot, address, length)?))
             }
         }
     }
@@ -323,6 +379,11 @@ impl Exchange for Attempt<'_> {
                 Ok(())
             }
             Part::Lent { process, loan } => self.read_lent(slot, process, &loan, target).await,
+            Part::Remote { address, .. } => {
+                let fetched = self.fetch(slot, address, target.len())?;
+                fetched.end(|bytes| target.copy_from_slice(bytes));
+                Ok(())
+            }
         }
     }
 
@@ -336,6 +397,9 @@ impl Exchange for Attempt<'_> {
         match self.part_of(slot, step, length).await? {
             Part::Offered(_) => Err(Stop::Interrupted),
             Part::Bytes(bytes) => take(0, &bytes),
+            Part::Remote { address, .. } => {
+                self.fetch(slot, address, length)?.end(|bytes| take(0, bytes))
+            }
             Part::Lent { process, loan } => {
                 let mut chunk = self.buffer(CHUNK_BYTES);
                 for at in (0..length).step_by(CHUNK_BYTES) {

@@ -13,7 +13,7 @@ use crate::{
     metrics::OperationKind,
     peer_memory::Loan,
     reduce::{Dtype, Reduction, divide, reduce_into},
-    staging::Contribution,
+    staging::{Contribution, StagedBuffer},
 };
 
 /// The step by which a member says that it has its data, or why it has not.
@@ -113,10 +113,7 @@ impl Writes {
             target.write(source.bytes());
         }
         for (target, received) in self.received {
-            match received {
-                Received::Buffer(bytes) => target.write(&bytes),
-                Received::Staged(contribution) => contribution.write_to(target),
-            }
+            received.write_to(target);
         }
         drop(self.lent);
     }
@@ -126,15 +123,31 @@ impl Writes {
 #[derive(Debug)]
 pub(crate) enum Received {
     Buffer(Buffer),
-    Staged(Contribution),
+    /// Memory of a peer that is mapped here.
+    Mapped(Contribution),
+    /// Bytes that were read from another host.
+    Fetched(StagedBuffer),
+}
+
+impl Received {
+    /// Writes the bytes to memory of the caller.
+    fn write_to(self, target: HostRange) {
+        match self {
+            Self::Buffer(bytes) => target.write(&bytes),
+            Self::Mapped(contribution) => contribution.write_to(target),
+            Self::Fetched(buffer) => buffer.end(|bytes| target.write(bytes)),
+        }
+    }
 }
 
 /// Bytes that a member sends, and where peers of its host find them.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Outgoing<'a> {
     pub(crate) bytes: &'a [u8],
-    /// `None` if they are sent as bytes.
+    /// Where peers of this host read them; `None` if they are sent as bytes.
     pub(crate) loan: Option<Loan>,
+    /// Where peers of other hosts read them; `None` if they are sent as bytes.
+    pub(crate) remote: Option<u64>,
 }
 
 /// Takes the bytes at an offset.
@@ -148,7 +161,7 @@ pub(crate) trait Exchange: Sync {
     fn own(&self) -> usize;
     /// Returns memory for results.
     fn buffer(&self, length: usize) -> Buffer;
-    /// Lends bytes to peers of this host until the attempt has ended, for a reduction.
+    /// Lends bytes to peers until the attempt has ended, for a reduction.
     fn lend<'a>(&self, bytes: &'a [u8]) -> Outgoing<'a>;
     /// Lends bytes, and copies them to memory that peers may map, for results that are the same bytes.
     fn stage<'a>(&self, bytes: &'a [u8]) -> Outgoing<'a>;

@@ -21,6 +21,7 @@ use mooncake_os::dial::dial;
 use crate::{
     auth,
     coordinator::Coordinator,
+    fabric::Fabric,
     group::Group,
     inbox::Inbox,
     mesh::{Mesh, group_id},
@@ -45,6 +46,8 @@ pub struct ContextConfig {
     pub coordinator: Option<String>,
     /// Secret that all ranks share.
     pub token: Option<Token>,
+    /// Reads memory of ranks on other hosts; those without one get bytes over TCP.
+    pub fabric: Option<Arc<dyn Fabric>>,
     /// Silence after which a rank is taken out of the views.
     pub heartbeat_timeout: Duration,
     /// Longest time in which all ranks must have made a group.
@@ -124,7 +127,8 @@ impl Context {
         let data_address = own(&listener)?;
         let [a, b, c, d, e, f, g, h, ..] = nonce();
         let incarnation = u64::from_le_bytes([a, b, c, d, e, f, g, h]);
-        let mesh = Mesh::new(config.rank, incarnation, config.token.clone());
+        let (token, fabric) = (config.token.clone(), config.fabric.clone());
+        let mesh = Mesh::new(config.rank, incarnation, token, fabric);
         let endpoint: Endpoint = coordinator_address.parse()?;
         let mut stream = dial(&endpoint, SystemClock.now() + config.bootstrap_timeout)?;
         stream.set_nodelay(true).map_err(broken)?;
@@ -282,6 +286,10 @@ impl Drop for Context {
 }
 
 impl Agent {
+    pub(crate) fn heartbeat_timeout(&self) -> Duration {
+        self.heartbeat_timeout
+    }
+
     pub(crate) fn mesh(&self) -> &Arc<Mesh> {
         &self.mesh
     }

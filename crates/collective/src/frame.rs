@@ -28,6 +28,8 @@ pub(crate) enum Kind {
     Requested,
     /// Nothing but its number: frames before it may be in the ring.
     Wake,
+    /// As `Collective`: the payload is where the bytes are in the sender's memory, on another host.
+    CollectiveFetch,
 }
 
 /// The head of a frame.
@@ -74,6 +76,7 @@ impl Header {
             6 => Kind::Request,
             7 => Kind::Requested,
             8 => Kind::Wake,
+            9 => Kind::CollectiveFetch,
             _ => return None,
         };
         let header = Self {

@@ -416,12 +416,23 @@ impl Core {
         }
     }
 
-    /// Copies a contribution to memory that peers may map; `None` if there is none for it.
-    pub(crate) fn stage(&self, attempt: u32, sequence: u64, bytes: &[u8]) -> Option<Place> {
+    /// Copies a contribution to memory that peers map or read; `None` if there is none for it.
+    /// Returns its place, and its address if peers of other hosts may read it.
+    pub(crate) fn stage(
+        &self,
+        attempt: u32,
+        sequence: u64,
+        bytes: &[u8],
+    ) -> Option<(Option<Place>, Option<u64>)> {
         let buffer = self.mesh.stage().put(bytes)?;
-        let place = buffer.place();
+        let places = (buffer.place(), buffer.registered_address());
         self.staged.lock().push(Staged { attempt, sequence, buffer });
-        place
+        Some(places)
+    }
+
+    /// Returns the time after which a silent rank has left the view.
+    pub(crate) fn silence_limit(&self) -> Duration {
+        2 * self.agent.heartbeat_timeout()
     }
 
     /// Uses the memory of contributions again that are of an operation before this one, in its view.

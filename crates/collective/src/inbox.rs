@@ -37,6 +37,11 @@ pub(crate) enum Part {
         process: u32,
         loan: Loan,
     },
+    /// Memory of a process of another host, which is read through a fabric.
+    Remote {
+        address: u64,
+        length: u64,
+    },
     /// Bytes that wait at their sender until they are requested.
     Offered(u64),
 }
@@ -46,7 +51,7 @@ impl Part {
         match self {
             Self::Bytes(bytes) => bytes.len() as u64,
             Self::Lent { loan, .. } => loan.length,
-            Self::Offered(length) => *length,
+            Self::Remote { length, .. } | Self::Offered(length) => *length,
         }
     }
 }
@@ -205,13 +210,20 @@ impl Inbox {
                 Ok(length) => Part::Offered(u64::from_le_bytes(length)),
                 Err(_) => return nothing,
             },
+            (false, ..) if header.kind == Kind::CollectiveFetch => match payload.as_chunks() {
+                ([address, length], []) => Part::Remote {
+                    address: u64::from_le_bytes(*address),
+                    length: u64::from_le_bytes(*length),
+                },
+                _ => return nothing,
+            },
             (false, ..) => Part::Bytes(payload),
             (true, Some(process), Some(loan)) => Part::Lent { process, loan },
             _ => return nothing,
         };
         let mut state = self.state.lock();
         match header.kind {
-            Kind::Collective | Kind::CollectiveLoan => {
+            Kind::Collective | Kind::CollectiveLoan | Kind::CollectiveFetch => {
                 if state.progress.is_over(header.attempt, header.sequence) {
                     return nothing;
                 }
@@ -416,6 +428,9 @@ impl State {
                 );
             }
             Part::Bytes(bytes) => receive.range.write(bytes),
+            Part::Remote { .. } => {
+                outcome.error = Some(Error::invalid("only collective operations read other hosts"));
+            }
             Part::Lent { .. } => {
                 self.messages.outgoing.push_back(Outgoing::Fetch { receive, arrived });
                 return None;
@@ -434,7 +449,7 @@ impl State {
     pub(crate) fn buffered_bytes(&self) -> u64 {
         let buffered = self.messages.arrived.iter().map(|arrived| match &arrived.payload {
             Part::Bytes(bytes) => bytes.len() as u64,
-            Part::Lent { .. } | Part::Offered(_) => 0,
+            Part::Lent { .. } | Part::Remote { .. } | Part::Offered(_) => 0,
         });
         buffered.sum()
     }

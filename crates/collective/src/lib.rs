@@ -12,7 +12,7 @@
 //! [`line`] (who carries out its operations),
 //! [`attempt`] (one attempt of an operation), [`collectives`] (who sends what), [`messages`],
 //! [`reduce`], [`memory`], [`peer_memory`] (memory of other ranks), [`staging`] (contributions in
-//! shared memory), [`buffers`], [`completion`],
+//! shared memory), [`fabric`] (memory of other hosts), [`buffers`], [`completion`],
 //! [`auth`], [`metrics`].
 #![warn(missing_docs)]
 
@@ -23,6 +23,7 @@ mod collectives;
 mod completion;
 mod context;
 mod coordinator;
+mod fabric;
 mod frame;
 mod group;
 mod inbox;
@@ -44,6 +45,7 @@ mod staging;
 pub use collectives::Operation;
 pub use completion::{Completion, Outcome};
 pub use context::{Context, ContextConfig, GroupConfig};
+pub use fabric::Fabric;
 pub use group::Group;
 pub use membership::CAPACITY_MAX;
 pub use memory::{HostRange, Mirror};

@@ -23,6 +23,8 @@ pub(crate) struct Link {
     pub(crate) stream: TcpStream,
     pub(crate) access: Access,
     pub(crate) rings: Option<Rings>,
+    /// The name under which the peer's memory is read from another host.
+    pub(crate) segment: Option<String>,
     pub(crate) staged: PeerBuffers,
     pub(crate) outgoing: Mutex<Sending>,
     /// Number of the next frame that is delivered, whether it comes over the socket or the ring.
@@ -230,6 +232,7 @@ pub(crate) mod tests {
             stream,
             access: Access::default(),
             rings,
+            segment: None,
             staged: PeerBuffers::default(),
             outgoing: Mutex::default(),
             next_delivered: Mutex::default(),

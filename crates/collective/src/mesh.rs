@@ -25,6 +25,7 @@ use rustc_hash::FxHasher;
 use crate::{
     auth,
     buffers::Buffers,
+    fabric::Fabric,
     frame::{Frame, Kind, read_frame},
     inbox::{Inbox, announce},
     link::{Access, Link, Progress},
@@ -95,14 +96,19 @@ impl State {
 }
 
 impl Mesh {
-    pub(crate) fn new(rank: u32, incarnation: u64, token: Option<Token>) -> Arc<Self> {
+    pub(crate) fn new(
+        rank: u32,
+        incarnation: u64,
+        token: Option<Token>,
+        fabric: Option<Arc<dyn Fabric>>,
+    ) -> Arc<Self> {
         Arc::new(Self {
             rank,
             incarnation,
             token,
             secret: Secret::default(),
             buffers: Arc::default(),
-            stage: Arc::default(),
+            stage: Arc::new(Stage::new(fabric)),
             state: Mutex::new(State::default()),
             changed: Condvar::default(),
             lost: Mutex::new(Vec::new()),
@@ -138,6 +144,12 @@ impl Mesh {
             .links
             .get(&member.rank)
             .is_some_and(|link| link.incarnation == member.incarnation && link.access.is_reader)
+    }
+
+    /// Returns whether a member reads memory of this process through a fabric, from another host.
+    pub(crate) fn may_fetch(&self, member: &Member) -> bool {
+        let link = self.open_link(member);
+        link.is_some_and(|link| link.segment.is_some() && !link.access.is_reader)
     }
 
     /// Returns the connection to a member if it is there.
@@ -287,7 +299,8 @@ impl Mesh {
         stream.write_all(&self.incarnation.to_le_bytes())?;
         let access = self.prove_access(&mut stream)?;
         let rings = access.make_rings(&mut stream)?;
-        self.add(stream, (member.rank, member.incarnation), access, rings)
+        let shared = Shared { access, rings, segment: self.exchange_segments(&mut stream)? };
+        self.add(stream, (member.rank, member.incarnation), shared)
     }
 
     fn greet_caller(self: &Arc<Self>, mut stream: TcpStream) -> io::Result<()> {
@@ -299,7 +312,8 @@ impl Mesh {
         let (rank, incarnation) = (u32::from_le_bytes(rank), u64::from_le_bytes(incarnation));
         let access = self.prove_access(&mut stream)?;
         let rings = access.open_rings(&mut stream)?;
-        let link = self.add(stream, (rank, incarnation), access, rings)?;
+        let shared = Shared { access, rings, segment: self.exchange_segments(&mut stream)? };
+        let link = self.add(stream, (rank, incarnation), shared)?;
         self.read(&link);
         Ok(())
     }
@@ -329,12 +343,26 @@ impl Mesh {
         Ok(Access { process: is_read.then_some(process), is_reader })
     }
 
+    /// Tells the peer the name under which it reads memory of this process through a fabric, and
+    /// returns the peer's, if both sides have one.
+    fn exchange_segments(&self, stream: &mut TcpStream) -> io::Result<Option<String>> {
+        let own = self.stage.fabric().map_or("", |fabric| fabric.segment());
+        let length = u16::try_from(own.len()).map_err(io::Error::other)?;
+        stream.write_all(&length.to_le_bytes())?;
+        stream.write_all(own.as_bytes())?;
+        let mut length = [0; 2];
+        stream.read_exact(&mut length)?;
+        let mut name = vec![0; usize::from(u16::from_le_bytes(length))];
+        stream.read_exact(&mut name)?;
+        let name = String::from_utf8(name).map_err(io::Error::other)?;
+        Ok((!own.is_empty() && !name.is_empty()).then_some(name))
+    }
+
     fn add(
         &self,
         stream: TcpStream,
         (rank, incarnation): (u32, u64),
-        access: Access,
-        rings: Option<Rings>,
+        Shared { access, rings, segment }: Shared,
     ) -> io::Result<Arc<Link>> {
         stream.set_read_timeout(None)?;
         stream.set_nodelay(true)?;
@@ -344,6 +372,7 @@ impl Mesh {
             stream,
             access,
             rings,
+            segment,
             staged: PeerBuffers::default(),
             outgoing: Mutex::default(),
             next_delivered: Mutex::default(),
@@ -491,6 +520,13 @@ impl Mesh {
     }
 }
 
+/// What a connection has beside its socket.
+struct Shared {
+    access: Access,
+    rings: Option<Rings>,
+    segment: Option<String>,
+}
+
 /// A thread that polls the rings.
 pub(crate) struct Polling<'a> {
     mesh: &'a Mesh,
@@ -547,7 +583,7 @@ mod tests {
         let opened = Rings::open(std::process::id(), rings.descriptor()).unwrap();
         let sender = link_of(sender.stream.try_clone().unwrap(), Some(opened));
         let receiver = link_of(peer, Some(rings));
-        let mesh = Mesh::new(1, 1, None);
+        let mesh = Mesh::new(1, 1, None, None);
         mesh.state.lock().polled = Arc::new([Arc::clone(&receiver)]);
         let inbox = mesh.inbox(0).unwrap();
         let length = |at: usize| [8, 40, 900, 5_000, 17_000][(at * 7 + at / 11) % 5];
@@ -608,7 +644,7 @@ mod tests {
         let rings = Rings::create().unwrap();
         let opened = Rings::open(std::process::id(), rings.descriptor()).unwrap();
         let receiver = link_of(peer, Some(rings));
-        let mesh = Mesh::new(1, 1, None);
+        let mesh = Mesh::new(1, 1, None, None);
         let head = header(5, 3).encode(0);
         assert_eq!(opened.write(&[&head, b"end"]), Written::Yes);
         sender.close();
@@ -619,7 +655,7 @@ mod tests {
 
     #[test]
     fn end_of_a_wait_is_looked_for_without_a_lock() {
-        let mesh = Mesh::new(1, 1, None);
+        let mesh = Mesh::new(1, 1, None, None);
         let member = Member { slot: 0, rank: 2, incarnation: 1, address: String::new() };
         let is_free = std::cell::Cell::new(false);
         let link = mesh.link(&member, || {

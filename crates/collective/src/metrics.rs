@@ -72,6 +72,7 @@ impl OperationKind {
 #[derive(Debug, Default)]
 pub(crate) struct GroupMetrics {
     sent_bytes: AtomicU64,
+    fetched_bytes: AtomicU64,
     operations: [OperationMetrics; OperationKind::ALL.len()],
 }
 
@@ -89,6 +90,8 @@ struct OperationMetrics {
 pub struct Counters {
     /// Bytes that were sent or lent.
     pub bytes_sent: u64,
+    /// Bytes that were read from memory of other hosts through a fabric.
+    pub bytes_fetched: u64,
     /// Bytes of messages that have arrived and wait for a receive.
     pub bytes_buffered: u64,
     /// Operations that have ended, by their name; only those that were used.
@@ -135,6 +138,10 @@ impl GroupMetrics {
         self.sent_bytes.fetch_add(bytes as u64, Ordering::Relaxed);
     }
 
+    pub(crate) fn add_fetched(&self, bytes: usize) {
+        self.fetched_bytes.fetch_add(bytes as u64, Ordering::Relaxed);
+    }
+
     fn record(&self, kind: OperationKind, outcome: &Outcome, bytes: usize, time: Duration) {
         let row = &self.operations[kind as usize];
         row.bytes.fetch_add(bytes as u64, Ordering::Relaxed);
@@ -163,6 +170,7 @@ impl GroupMetrics {
         });
         Counters {
             bytes_sent: self.sent_bytes.load(Ordering::Relaxed),
+            bytes_fetched: self.fetched_bytes.load(Ordering::Relaxed),
             bytes_buffered: 0,
             operations: operations.filter(|(_, row)| row.latency.count() > 0).collect(),
         }
@@ -247,6 +255,7 @@ fn write_views(out: &mut Exposition, reports: &[GroupReport]) {
         ("active_ranks", "gauge", "Ranks in the view."),
         ("buffered_bytes", "gauge", "Bytes of messages that wait here for a receive."),
         ("sent_bytes_total", "counter", "Bytes that this rank sent or lent."),
+        ("fetched_bytes_total", "counter", "Bytes that this rank read from memory of other hosts."),
     ] {
         let name = format!("mooncake_group_{ending}");
         out.head(&name, kind, help);
@@ -255,6 +264,7 @@ fn write_views(out: &mut Exposition, reports: &[GroupReport]) {
                 "epoch" => report.epoch,
                 "active_ranks" => report.active as u64,
                 "buffered_bytes" => report.counters.bytes_buffered,
+                "fetched_bytes_total" => report.counters.bytes_fetched,
                 _ => report.counters.bytes_sent,
             };
             out.sample(&name, &report.labels(), value);

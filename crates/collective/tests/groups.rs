@@ -2,16 +2,21 @@
 #![allow(clippy::unwrap_used, reason = "a test panics where a step fails")]
 
 use std::{
+    collections::BTreeMap,
     net::{IpAddr, Ipv4Addr},
-    sync::Arc,
+    ptr,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+    },
     thread,
     time::Duration,
 };
 
-use mooncake_base::Token;
+use mooncake_base::{Error, Result, Token};
 use mooncake_collective::{
-    Completion, Context, ContextConfig, Dtype, Group, GroupConfig, HostRange, Operation, Outcome,
-    Reduction, Status,
+    Completion, Context, ContextConfig, Dtype, Fabric, Group, GroupConfig, HostRange, Operation,
+    Outcome, Reduction, Status,
 };
 
 /// Far above what any step takes, also on a loaded machine.
@@ -27,12 +32,25 @@ fn context_at(
     coordinator: Option<&str>,
     token: Option<&str>,
 ) -> Context {
+    context_with(host, rank, coordinator, token, None)
+}
+
+fn context_with(
+    host: Ipv4Addr,
+    rank: u32,
+    coordinator: Option<&str>,
+    token: Option<&str>,
+    fabric: Option<Arc<dyn Fabric>>,
+) -> Context {
+    // A failed read waits for the end of a silent rank.
+    let heartbeat_timeout = if fabric.is_some() { LIMIT / 12 } else { LIMIT };
     let config = ContextConfig {
+        fabric,
         rank,
         host: IpAddr::V4(host),
         coordinator: coordinator.map(ToOwned::to_owned),
         token: token.map(|secret| Token::new(secret).unwrap()),
-        heartbeat_timeout: LIMIT,
+        heartbeat_timeout,
         bootstrap_timeout: LIMIT,
     };
     Context::start(&config).unwrap()
@@ -49,6 +67,54 @@ fn contexts(count: u32) -> Vec<Arc<Context>> {
 fn contexts_of_two_hosts() -> Vec<Arc<Context>> {
     let first = Arc::new(context_at(Ipv4Addr::new(127, 0, 0, 2), 0, None, None));
     let second = Arc::new(context(1, Some(first.coordinator_address()), None));
+    vec![first, second]
+}
+
+/// Reads memory of this process as devices read that of another host, if it is registered.
+#[derive(Debug, Default)]
+struct CopyingFabric {
+    registered: Mutex<BTreeMap<u64, u64>>,
+    reads: AtomicUsize,
+    is_broken: AtomicBool,
+}
+
+impl Fabric for CopyingFabric {
+    fn segment(&self) -> &str {
+        "other-host"
+    }
+
+    fn register(&self, address: u64, length: u64) -> Result<()> {
+        self.registered.lock().unwrap().insert(address, length);
+        Ok(())
+    }
+
+    fn unregister(&self, address: u64) {
+        self.registered.lock().unwrap().remove(&address).unwrap();
+    }
+
+    fn read(&self, segment: &str, address: u64, target: (u64, u64), _: Duration) -> Result<()> {
+        assert_eq!(segment, "other-host");
+        let registered = self.registered.lock().unwrap();
+        let holds = |at: u64| {
+            let range = registered.range(..=at).next_back();
+            range.is_some_and(|(start, length)| at + target.1 <= start + length)
+        };
+        if !holds(address) || !holds(target.0) || self.is_broken.load(Ordering::SeqCst) {
+            return Err(Error::invalid("the device cannot read"));
+        }
+        self.reads.fetch_add(1, Ordering::SeqCst);
+        // SAFETY: both ranges are registered, and stay so while the lock is held.
+        unsafe { ptr::copy(address as *const u8, target.0 as *mut u8, target.1 as usize) };
+        Ok(())
+    }
+}
+
+/// Two contexts of different hosts that read each other's memory through one fabric.
+fn contexts_with_fabric(fabric: &Arc<CopyingFabric>) -> Vec<Arc<Context>> {
+    let fabric = || Some(Arc::clone(fabric) as Arc<dyn Fabric>);
+    let first = Arc::new(context_with(Ipv4Addr::new(127, 0, 0, 2), 0, None, None, fabric()));
+    let address = first.coordinator_address().to_owned();
+    let second = Arc::new(context_with(Ipv4Addr::LOCALHOST, 1, Some(&address), None, fabric()));
     vec![first, second]
 }
 
@@ -187,6 +253,41 @@ fn bytes_of_any_length_arrive_whole_between_hosts() {
     for length in [1, 3_000, 90_000, 700_000] {
         exchange_rounds(&groups, length);
     }
+}
+
+#[test]
+fn large_contributions_of_another_host_are_read_through_the_fabric() {
+    let fabric = Arc::new(CopyingFabric::default());
+    let contexts = contexts_with_fabric(&fabric);
+    let groups = groups(&contexts, 2);
+    exchange_rounds(&groups, 3_000);
+    assert_eq!(fabric.reads.load(Ordering::SeqCst), 0);
+    exchange_rounds(&groups, 90_000);
+    // In each round each rank reads for gather, all to all and twice for the sum, and one of them
+    // for the broadcast.
+    assert_eq!(fabric.reads.load(Ordering::SeqCst), 4 * (2 * 4 + 1));
+    let fetched: u64 = groups.iter().map(|group| group.counters().bytes_fetched).sum();
+    assert_eq!(fetched, 4 * (2 * (90_000 + 90_000 + 45_000 + 45_000) + 90_000) * 8);
+}
+
+#[test]
+fn memory_that_cannot_be_read_is_an_error_at_each_rank() {
+    let fabric = Arc::new(CopyingFabric::default());
+    let contexts = contexts_with_fabric(&fabric);
+    let groups = groups(&contexts, 2);
+    fabric.is_broken.store(true, Ordering::SeqCst);
+    for (_, outcome) in add_up(&groups, &[0, 1], 1) {
+        assert!(outcome.error.is_none(), "{outcome:?}");
+    }
+    let mut values = [vec![1; 90_000], vec![2; 90_000]];
+    let begun: Vec<_> = groups
+        .iter()
+        .zip(&mut values)
+        .map(|(group, values)| group.begin(sum(values)).unwrap())
+        .collect();
+    assert!(begun.iter().map(done).all(|outcome| outcome.error.is_some()));
+    fabric.is_broken.store(false, Ordering::SeqCst);
+    exchange_rounds(&groups, 90_000);
 }
 
 #[test]
@@ -442,6 +543,7 @@ fn ranks_with_another_token_are_refused() {
     drop(context(1, Some(&address), Some("a long secret")));
     for token in [None, Some("another secret")] {
         let config = ContextConfig {
+            fabric: None,
             rank: 1,
             host: IpAddr::V4(Ipv4Addr::LOCALHOST),
             coordinator: Some(address.clone()),

@@ -8,15 +8,17 @@ use std::{
     time::{Duration, Instant},
 };
 
-use mooncake_base::{Error, Result, Token, env, exposition::Exposition};
+use mooncake_base::{Clock, Error, Result, SystemClock, Token, env, exposition::Exposition};
 use mooncake_collective::{
-    Answer, Completion, Context, ContextConfig, Dtype, Group, GroupConfig, HostRange, Mirror,
-    Operation, Reduction, Status, add_metrics,
+    Answer, Completion, Context, ContextConfig, Dtype, Fabric, Group, GroupConfig, HostRange,
+    Mirror, Operation, Reduction, Status, add_metrics,
 };
+use mooncake_transfer_engine::{LocalRange, Opcode, TransferEntry, TransportKind};
 use pyo3::{prelude::*, types::PyDict};
 
 use crate::{
     detach::detached,
+    engine::{Engine, Running},
     error::{or_raise, py_error},
 };
 
@@ -36,17 +38,20 @@ impl CollectiveContext {
     /// process runs it.
     #[new]
     #[pyo3(signature = (
-        *, global_rank, host, coordinator = None, heartbeat_timeout_us = 10_000_000,
-        bootstrap_timeout_us = 300_000_000
+        *, global_rank, host, coordinator = None, engine = None,
+        heartbeat_timeout_us = 10_000_000, bootstrap_timeout_us = 300_000_000
     ))]
+    #[allow(clippy::too_many_arguments, reason = "the binding names each argument")]
     fn new(
         py: Python<'_>,
         global_rank: u32,
         host: &str,
         coordinator: Option<String>,
+        engine: Option<&Engine>,
         heartbeat_timeout_us: u64,
         bootstrap_timeout_us: u64,
     ) -> PyResult<Self> {
+        let engine = engine.map(|engine| Arc::clone(engine.running()));
         let start = || -> Result<Context> {
             let host: IpAddr = host
                 .parse()
@@ -57,6 +62,7 @@ impl CollectiveContext {
                 host,
                 coordinator,
                 token: token.map(|text| Token::new(&text)).transpose()?,
+                fabric: engine.map(EngineFabric::of).transpose()?.flatten(),
                 heartbeat_timeout: Duration::from_micros(heartbeat_timeout_us),
                 bootstrap_timeout: Duration::from_micros(bootstrap_timeout_us),
             })
@@ -112,6 +118,52 @@ impl CollectiveContext {
     /// Ends connections and threads. Groups must be closed before.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
         or_raise(py, detached(py, || self.0.close()))
+    }
+}
+
+/// Reads memory of ranks on other hosts over the RDMA devices of an engine.
+#[derive(Debug)]
+struct EngineFabric(Arc<Running>);
+
+impl EngineFabric {
+    /// Returns the fabric of an engine, if it has RDMA devices. Without them, ranks send bytes over
+    /// their own connections.
+    fn of(running: Arc<Running>) -> Result<Option<Arc<dyn Fabric>>> {
+        let has_devices = running.engine()?.transports().any(|kind| kind == TransportKind::Rdma);
+        Ok(has_devices.then(|| Arc::new(Self(running)) as Arc<dyn Fabric>))
+    }
+}
+
+impl Fabric for EngineFabric {
+    fn segment(&self) -> &str {
+        self.0.segment()
+    }
+
+    fn register(&self, address: u64, length: u64) -> Result<()> {
+        self.0.engine()?.regions().register(address, length, "*")
+    }
+
+    fn unregister(&self, address: u64) {
+        let unregistered = self.0.engine().and_then(|engine| engine.regions().unregister(address));
+        if let Err(error) = unregistered {
+            tracing::debug!(%error, "memory of a process group was not unregistered");
+        }
+    }
+
+    fn read(
+        &self,
+        segment: &str,
+        address: u64,
+        (target, length): (u64, u64),
+        limit: Duration,
+    ) -> Result<()> {
+        let (engine, deadline) = (self.0.engine()?, SystemClock.now() + limit);
+        let peer = engine.open(segment, deadline)?;
+        // SAFETY: the group keeps its buffer until this call has returned.
+        let target = unsafe { LocalRange::held(target as *mut u8, length as usize) };
+        let mut entries = [TransferEntry::new(target, address)];
+        engine.transfer(&peer, Opcode::Read, &mut entries, deadline);
+        entries.into_iter().try_for_each(|entry| entry.outcome.unwrap_or(Ok(())))
     }
 }
 
@@ -354,6 +406,7 @@ impl CollectiveGroup {
         values.set_item("epoch", self.group.epoch())?;
         values.set_item("active_ranks", self.group.active())?;
         values.set_item("bytes_sent", counters.bytes_sent)?;
+        values.set_item("bytes_fetched", counters.bytes_fetched)?;
         values.set_item("bytes_buffered", counters.bytes_buffered)?;
         values.set_item("operations", operations)?;
         Ok(values)

@@ -50,6 +50,7 @@ use crate::{
     metrics::{Metrics, Refusals},
     path::peer::Peer,
     transport::{Transport, shm::server::ShmServer, tcp::TcpServer},
+    transport_kind::TransportKind,
 };
 
 /// A transfer engine. Clones share one engine, which closes when the last clone is dropped.
@@ -105,6 +106,11 @@ impl Engine {
     /// The engine's id, a new one after each start.
     pub fn id(&self) -> EngineId {
         self.inner.exported.id
+    }
+
+    /// The transports that this engine may use, the cheapest first.
+    pub fn transports(&self) -> impl Iterator<Item = TransportKind> {
+        self.inner.transports.iter().map(|transport| transport.kind())
     }
 
     /// The port of the handshake socket.

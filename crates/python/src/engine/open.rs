@@ -48,7 +48,7 @@ impl Running {
         self.check().map(|()| &self.buffers)
     }
 
-    pub(super) fn segment(&self) -> &str {
+    pub(crate) fn segment(&self) -> &str {
         self.engine.segment_name()
     }
 
