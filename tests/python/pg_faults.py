@@ -1,6 +1,6 @@
 """Scenarios in which ranks die, stop or leave; `test_pg_faults.py` runs them in forked processes.
 
-A scenario gets its rank, the size of the group, the port of the store, and a pipe to the parent.
+`pg_forked.py` says what a scenario gets.
 """
 
 from __future__ import annotations

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import signal
 import subprocess
@@ -12,9 +11,8 @@ from pathlib import Path
 
 import pg_faults
 import pytest
-import torch.distributed as dist
+from pg_forked import LIMIT_S, Forked
 
-LIMIT_S = 90
 IS_LONG = os.environ.get("MOONCAKE_LONG_TESTS") == "1"
 KILLS = Path(__file__).parent / "pg_kills.py"
 RANKS = Path(__file__).parent / "pg_ranks.py"
@@ -22,57 +20,6 @@ RANKS = Path(__file__).parent / "pg_ranks.py"
 HEARTBEAT_S = 10.0
 
 pytestmark = pytest.mark.timeout(LIMIT_S + 30)
-
-
-class Forked:
-    """Ranks of one scenario, forked from a process that has imported torch."""
-
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch.distributed", "mooncake.pg", "pg_faults"])
-
-    def __init__(self, scenario, size):
-        self.scenario, self.size = scenario, size
-        self.store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-        self.ranks = {}
-
-    def start(self, *ranks):
-        for rank in ranks or range(self.size):
-            ours, theirs = self.context.Pipe()
-            arguments = (self.scenario, rank, self.size, self.store.port, theirs)
-            process = self.context.Process(target=pg_faults.run, args=arguments)
-            process.start()
-            theirs.close()
-            self.ranks[rank] = (process, ours)
-        return self
-
-    def signal(self, rank, number):
-        os.kill(self.ranks[rank][0].pid, number)
-
-    def send(self, message, *ranks):
-        for rank in ranks or self.ranks:
-            self.ranks[rank][1].send(message)
-
-    def expect(self, message, *ranks):
-        for rank in ranks or self.ranks:
-            pipe = self.ranks[rank][1]
-            assert pipe.poll(LIMIT_S), f"rank {rank} sends nothing"
-            assert pipe.recv() == message
-
-    def check(self, *dead):
-        end = time.monotonic() + LIMIT_S
-        for rank, (process, _) in self.ranks.items():
-            process.join(max(end - time.monotonic(), 0))
-            wanted = -signal.SIGKILL if rank in dead else 0
-            assert process.exitcode == wanted, f"rank {rank} ended with {process.exitcode}"
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        for process, pipe in self.ranks.values():
-            process.kill()
-            process.join()
-            pipe.close()
 
 
 @pytest.mark.parametrize(
@@ -87,26 +34,26 @@ class Forked:
     ],
 )
 def test_survivors_go_on(scenario, size, dead):
-    with Forked(scenario, size) as ranks:
+    with Forked(pg_faults, scenario, size) as ranks:
         ranks.start().check(*dead)
 
 
 def test_messages_to_and_from_the_dead_end():
-    with Forked("messages_to_the_dead_end", 3) as ranks:
+    with Forked(pg_faults, "messages_to_the_dead_end", 3) as ranks:
         ranks.start().expect("ready")
         ranks.send("die", 2)
         ranks.check(2)
 
 
 def test_death_while_the_group_is_made_is_an_error():
-    with Forked("dies_while_the_group_is_made", 3) as ranks:
+    with Forked(pg_faults, "dies_while_the_group_is_made", 3) as ranks:
         ranks.start().expect("ready")
         ranks.signal(2, signal.SIGKILL)
         ranks.check(2)
 
 
 def test_death_between_join_and_activation_leaves_the_group():
-    with Forked("dies_between_join_and_activation", 3) as ranks:
+    with Forked(pg_faults, "dies_between_join_and_activation", 3) as ranks:
         ranks.start(0, 1).expect("ready", 0, 1)
         ranks.start(2).expect("ready", 2)
         ranks.expect("waits", 0, 1)
@@ -118,7 +65,7 @@ def test_death_between_join_and_activation_leaves_the_group():
 def test_short_stop_under_load_expels_nobody():
     load = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(4)]
     try:
-        with Forked("stopped_rank", 3) as ranks:
+        with Forked(pg_faults, "stopped_rank", 3) as ranks:
             ranks.start().expect("ready")
             ranks.signal(1, signal.SIGSTOP)
             ranks.send(False)
@@ -190,7 +137,7 @@ def test_host_that_vanishes_is_removed_by_its_silence(two_hosts):
 
 
 def test_long_silence_removes_a_rank_which_comes_back():
-    with Forked("stopped_rank", 3) as ranks:
+    with Forked(pg_faults, "stopped_rank", 3) as ranks:
         ranks.start().expect("ready")
         ranks.signal(1, signal.SIGSTOP)
         begin = time.monotonic()
