@@ -6,23 +6,31 @@ It needs a process group of `mooncake.pg`. Tensors of a GPU pass through host me
 from __future__ import annotations
 
 import time
+import weakref
 from collections.abc import Callable
 from typing import Any
 
 # Imported before torch: it says what to install where torch is missing.
 from ._pg.device_links import DeviceLinks
 from ._pg.expert_rows import BLOCK, Routing, combine_rows, quantize, rows_of_experts
-from ._pg.membership import get_current_epoch
 from ._pg.row_memory import RowMemory
 from .pg import MooncakeProcessGroup
 
 # isort: split
 import torch
+import torch.distributed as dist
+from torch.utils.weak import WeakTensorKeyDictionary
 
 __all__ = ["Buffer", "EventOverlap"]
 
+# A tag has 32 bits: 1, the number of the series of rounds (12), the round (17), and the kind of
+# message (2).
 _COUNTS, _ROWS, _RETURNED = range(3)
 _EP_TAG = 1 << 31
+_SERIES_MAX, _ROUNDS_MAX = 1 << 12, 1 << 17
+
+# The latest series of rounds in each group, over all of its buffers.
+_series: weakref.WeakKeyDictionary[MooncakeProcessGroup, int] = weakref.WeakKeyDictionary()
 
 Handle = tuple[torch.Tensor, torch.Tensor, int, int, int]
 
@@ -50,7 +58,11 @@ class EventOverlap:
 
 
 class Buffer(DeviceLinks):
-    """Exchanges tokens between the ranks of a group, in rounds of `dispatch` and `combine`."""
+    """Exchanges tokens between the ranks of a group, in rounds of `dispatch` and `combine`.
+
+    All ranks make a buffer at the same point, as they call a collective: it runs one. A group may
+    have several buffers; their rounds may overlap in any order.
+    """
 
     def __init__(self, group: Any, num_ep_buffer_bytes: int = 0, disable_p2p: bool = False) -> None:
         if not isinstance(group, MooncakeProcessGroup):
@@ -68,6 +80,8 @@ class Buffer(DeviceLinks):
         self._tag = 0
         self._round = 0
         self._memory = RowMemory()
+        # Rows of `get_next_combine_buffer`, by the first tensor of the handle.
+        self._combine_buffers = WeakTensorKeyDictionary()
         self.connect()
 
     @staticmethod
@@ -82,9 +96,17 @@ class Buffer(DeviceLinks):
         return 16 * num_experts + 4 * slots * (32 + 2 * hidden)
 
     def connect(self, is_update: bool = False) -> None:  # noqa: ARG002 - upstream's
-        """Begins to count rounds anew, at the same view on all ranks."""
-        self.group_size = self.group.size()
-        self._tag = _EP_TAG | (get_current_epoch(self.group) & 0xFF) << 22
+        """Begins a new series of rounds; a collective call, which all ranks make at the same point.
+
+        The ranks agree on the number of the series and on their own number. Messages of earlier
+        series and of other buffers are not taken for those of this one.
+        """
+        wanted = [_series.get(self.group, 0) + 1, self.group.size()]
+        agreed = torch.tensor(wanted, dtype=torch.int64, device="cpu")
+        self.group.allreduce([agreed], dist.ReduceOp.MAX).wait()
+        series, self.group_size = agreed.tolist()
+        _series[self.group] = series
+        self._tag = _EP_TAG | series % _SERIES_MAX << 19
         self._round = 0
 
     def update_ep_member(self) -> None:
@@ -196,7 +218,7 @@ class Buffer(DeviceLinks):
         active_ranks: torch.Tensor | None,
         timeout_us: int,
         handle: Handle,
-        zero_copy: bool = False,  # noqa: ARG002 - rows are sent from where they are in any case
+        zero_copy: bool = False,
         async_finish: bool = False,
         return_recv_hook: bool = False,
         out: torch.Tensor | None = None,
@@ -210,7 +232,7 @@ class Buffer(DeviceLinks):
             active_ranks: As for `dispatch`. Ranks that are late contribute nothing.
             timeout_us: Longest wait for a rank; -1 for none.
             handle: That of `dispatch`.
-            zero_copy: Accepted.
+            zero_copy: Whether the rows are those in `get_next_combine_buffer(handle)`, and not `x`.
             async_finish: Accepted; the result is complete in any case.
             return_recv_hook: Whether the call only sends, and the returned function receives.
             out: Tensor for the result.
@@ -220,7 +242,11 @@ class Buffer(DeviceLinks):
         """
         if async_finish and return_recv_hook:
             raise ValueError("async_finish and return_recv_hook exclude each other")
-        _, layout, most, hidden, num_experts = handle
+        source_info, layout, most, hidden, num_experts = handle
+        if zero_copy:
+            if source_info not in self._combine_buffers:
+                raise ValueError("zero_copy needs rows in get_next_combine_buffer(handle)")
+            x = self._combine_buffers[source_info]
         tag = self._next_round() | _RETURNED
         rows = x.detach().to(torch.bfloat16).cpu().reshape(-1, hidden)
         parts = layout.cpu()
@@ -268,13 +294,20 @@ class Buffer(DeviceLinks):
         return result, EventOverlap(), None
 
     def get_next_combine_buffer(self, handle: Handle) -> torch.Tensor:
-        """Returns memory for the rows that the next `combine` takes."""
+        """Returns the buffer whose rows `combine` takes for this handle with `zero_copy`.
+
+        It is the same memory in each call, as long as the handle exists.
+        """
         source_info, _, _, hidden, _ = handle
-        shape = (*source_info.shape, hidden)
-        return torch.empty(shape, dtype=torch.bfloat16, device=source_info.device)
+        if source_info not in self._combine_buffers:
+            shape = (*source_info.shape, hidden)
+            rows = self._empty_rows(shape, torch.bfloat16, source_info.device)
+            self._combine_buffers[source_info] = rows
+        kept: torch.Tensor = self._combine_buffers[source_info]
+        return kept
 
     def _next_round(self) -> int:
-        self._round = (self._round + 1) % (1 << 20)
+        self._round = (self._round + 1) % _ROUNDS_MAX
         return self._tag | self._round << 2
 
     def _others_last(self) -> list[int]:

@@ -134,7 +134,6 @@ def test_guide_replaces_a_dead_rank(store):
         ("exchanges", 3),
         ("tensors_of_all_kinds", 2),
         ("frameworks", 2),
-        ("experts", 3),
         ("end_without_destroy", 2),
         ("again_on_the_same_store", 2),
     ],
@@ -178,16 +177,6 @@ def test_death_of_rank_0_is_an_error_at_the_others(store):
         ranks.check(0, -signal.SIGKILL)
         ranks.check(1)
         ranks.check(2)
-
-
-@pytest.mark.timeout(LIMIT_S + 20)
-def test_experts_of_a_dead_rank_contribute_nothing(store):
-    with Ranks("experts_lose_a_rank", 3, store.port) as ranks:
-        for rank in range(3):
-            ranks.start(rank)
-        ranks.check(2, -signal.SIGKILL)
-        ranks.check(0)
-        ranks.check(1)
 
 
 @pytest.mark.timeout(LIMIT_S + 20)

@@ -60,7 +60,9 @@ def quantize(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     count, hidden = rows.shape
     blocks = rows.to(torch.float32).reshape(count, hidden // BLOCK, BLOCK)
     largest = blocks.abs().amax(dim=2, keepdim=True).clamp(min=1e-4)
-    quantized = (blocks * (_FP8_MAX / largest)).to(torch.float8_e4m3fn)
+    # A tensor over a tensor: torch divides a number by a tensor with one more rounding.
+    factors = torch.full_like(largest, _FP8_MAX) / largest
+    quantized = (blocks * factors).to(torch.float8_e4m3fn)
     return quantized.reshape(count, hidden), (largest / _FP8_MAX).squeeze(2)
 
 
