@@ -67,8 +67,12 @@ def test_invalid_tasks_are_rejected(pair: tuple[Store, Store]) -> None:
         first.copies("none")
     with pytest.raises(mooncake.InvalidArgumentError):
         first.copy("k", to=[])
-    with pytest.raises(mooncake.MooncakeError, match="nowhere:1"):
-        first.copy("k", to="nowhere:1")
+    for call in (
+        lambda: first.copy("k", to="nowhere:1"),
+        lambda: first.move("k", first.name, "nowhere:1"),
+    ):
+        with pytest.raises(mooncake.NotFoundError, match=r"no segment .* segment=nowhere:1"):
+            call()
     with pytest.raises(mooncake.InvalidArgumentError):
         first.move("k", other.name, first.name)
     unknown = first.task((1, 2))

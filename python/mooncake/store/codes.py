@@ -14,12 +14,14 @@ __all__ = [
     "OK",
     "RPC_FAIL",
     "RPC_TIMEOUT",
+    "SEGMENT_NOT_FOUND",
     "UNABLE_OFFLOAD",
 ]
 
 OK: Final = 0
 INTERNAL_ERROR: Final = -1
 BUFFER_OVERFLOW: Final = -10
+SEGMENT_NOT_FOUND: Final = -101
 INVALID_PARAMS: Final = -600
 RPC_FAIL: Final = -900
 RPC_TIMEOUT: Final = -901

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from mooncake.errors import MooncakeError
 from mooncake.store.base import StoreBase
 from mooncake.store.batch import check_lists
-from mooncake.store.codes import OK
+from mooncake.store.codes import INVALID_PARAMS, OK, SEGMENT_NOT_FOUND
 from mooncake.store.config import TaskStatus, TaskType
 from mooncake.store.descriptors import QueryTaskResponse, ReplicaDescriptor, memory_replica
 
@@ -140,7 +140,9 @@ class TaskCalls(StoreBase):
 
         made = self._call_batch(1, alone)[0]
         if isinstance(made, MooncakeError):
-            return _NONE, made.code
+            # Upstream has one number for an unknown segment and for no segment.
+            is_unknown = made.code == SEGMENT_NOT_FOUND
+            return _NONE, INVALID_PARAMS if is_unknown else made.code
         return made, OK
 
 

@@ -213,8 +213,9 @@ impl TaskCalls<'_> {
     ///
     /// # Errors
     /// `OBJECT_NOT_FOUND`; `REPLICA_IS_NOT_READY`: the object is being written for the first time.
-    /// `INVALID_PARAMS`: no targets or too many, an unknown segment, a source without a replica, or
-    /// a source that is also the target. `TASK_PENDING_LIMIT_EXCEEDED`: too many tasks are pending.
+    /// `SEGMENT_NOT_FOUND`: an unknown segment. `INVALID_PARAMS`: no targets or too many, a source
+    /// without a replica, or a source that is also the target. `TASK_PENDING_LIMIT_EXCEEDED`: too
+    /// many tasks are pending.
     pub fn create_task(
         &mut self,
         now: Moment,
@@ -312,7 +313,7 @@ impl TaskCalls<'_> {
 
     fn goal(&self, slot: ObjectSlot, new: NewTask<'_>) -> Result<(TaskKind, Goal)> {
         let known = |name: &str| match self.inventory.pool.segments.named(name) {
-            [] => Err(Error::invalid("no segment of that name is mounted").with("segment", name)),
+            [] => Err(unknown_segment(name)),
             slots => Ok(slots),
         };
         match new {
@@ -455,6 +456,11 @@ impl Tasks {
 
 /// The failure reason of a task whose object was replaced or removed.
 const CHANGED: &str = "the object was removed, evicted, replaced or lost before it was copied";
+
+fn unknown_segment(name: &str) -> Error {
+    let why = "no segment of that name is mounted";
+    Error::new(ErrorCode::SEGMENT_NOT_FOUND, why).with("segment", name)
+}
 
 fn unknown(id: TaskId) -> Error {
     let why = "no such task, or the attempt has ended";

@@ -438,8 +438,8 @@ class ObjectCalls:
             timeout_s: Longest duration of this call, not of the task.
 
         Raises:
-            NotFoundError: The object does not exist.
-            InvalidArgumentError: A segment does not exist, or no segment is named.
+            NotFoundError: The object or a segment does not exist.
+            InvalidArgumentError: No segment is named.
         """
         native = self._within(timeout_s)
         with about(key):
@@ -455,9 +455,8 @@ class ObjectCalls:
             timeout_s: Longest duration of this call, not of the task.
 
         Raises:
-            NotFoundError: The object does not exist.
-            InvalidArgumentError: A segment does not exist, the source has no copy, or both are the
-                same.
+            NotFoundError: The object or a segment does not exist.
+            InvalidArgumentError: The source has no copy, or both segments are the same.
         """
         native = self._within(timeout_s)
         with about(key):

@@ -18,7 +18,7 @@ use crate::state::{
     ids::{ObjectSlot, SegmentSlot},
     pool::segment::SegmentStatus,
     random::Random,
-    task::{TaskCalls, TaskKind, TaskSource, drain_goal},
+    task::{TaskCalls, TaskKind, TaskSource, drain_goal, unknown_segment},
     timer::Timer,
 };
 
@@ -252,9 +252,7 @@ impl TaskCalls<'_> {
         for name in new.segments.iter().chain(new.targets) {
             let named = self.inventory.pool.segments.named(name);
             if named.is_empty() {
-                let why = "no segment of that name is mounted";
-                let code = ErrorCode::SEGMENT_NOT_FOUND;
-                return Err(Error::new(code, why).with("segment", name));
+                return Err(unknown_segment(name));
             }
             if new.segments.contains(name) {
                 slots.extend(named);

@@ -136,10 +136,10 @@ fn refuses_invalid_tasks_with_code() {
     fails(pool.copy("none", &["host-b:1"]), ErrorCode::OBJECT_NOT_FOUND);
     fails(pool.copy("half", &["host-b:1"]), ErrorCode::REPLICA_IS_NOT_READY);
     fails(pool.copy("k", &[]), ErrorCode::INVALID_PARAMS);
-    fails(pool.copy("k", &["host-b:1", "nowhere"]), ErrorCode::INVALID_PARAMS);
+    fails(pool.copy("k", &["host-b:1", "nowhere"]), ErrorCode::SEGMENT_NOT_FOUND);
     fails(pool.shift("k", "host-a:1", "host-a:1"), ErrorCode::INVALID_PARAMS);
     fails(pool.shift("k", "host-b:1", "host-a:1"), ErrorCode::INVALID_PARAMS);
-    fails(pool.shift("k", "host-a:1", "nowhere"), ErrorCode::INVALID_PARAMS);
+    fails(pool.shift("k", "host-a:1", "nowhere"), ErrorCode::SEGMENT_NOT_FOUND);
     fails(pool.shift("none", "host-a:1", "host-b:1"), ErrorCode::OBJECT_NOT_FOUND);
     fails(pool.state.task(TaskId::from_bits(1)), ErrorCode::TASK_NOT_FOUND);
     fails(
