@@ -211,6 +211,9 @@ def test_topology_dump_prints_json(tmp_path):
         "transfer_engine_topology_dump", "--use-custom-topo", f"--custom-topo-json={path}"
     )
     assert done.stdout.startswith("Local topology [te/custom]: {")
+    done = program("transfer_engine_topology_dump", "--device_name=no-such-device")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "device_name=no-such-device" in done.stderr
     done = program("transfer_engine_topology_dump", "--custom-topo-json=/nowhere")
     assert (done.returncode, done.stdout) == (1, "")
     assert "/nowhere" in done.stderr

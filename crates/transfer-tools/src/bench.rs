@@ -3,6 +3,7 @@
 //! One process is the target and registers memory. The other is the initiator: each of its threads
 //! moves batches from or to that memory, one after another, for some seconds.
 
+mod circumstances;
 mod latency;
 mod options;
 mod outcome;
@@ -26,6 +27,7 @@ use mooncake_transfer_engine::{Engine, SharedMemory};
 use tokio::runtime::{Builder, Runtime};
 
 use self::{
+    circumstances::Circumstances,
     options::{BenchConfig, Mode, OPTIONS},
     outcome::Outcome,
     worker::{WorkerResult, Workload},
@@ -46,6 +48,7 @@ const OPEN_TIMEOUT: Duration = Duration::from_secs(10);
 ///
 /// Must not be called from within a tokio runtime.
 pub fn run(arguments: Vec<String>) -> u8 {
+    let circumstances = Circumstances::now(&arguments);
     PROGRAM.run(
         from_arguments(arguments),
         || help(OPTIONS, PROGRAM.name, PURPOSE),
@@ -56,7 +59,7 @@ pub fn run(arguments: Vec<String>) -> u8 {
             })?;
             match config.mode {
                 Mode::Target => run_target(&config, &runtime),
-                Mode::Initiator => run_initiator(&config, &runtime),
+                Mode::Initiator => run_initiator(&config, circumstances, &runtime),
             }
         },
     )
@@ -87,7 +90,11 @@ fn run_target(config: &BenchConfig, runtime: &Runtime) -> Result<()> {
 }
 
 /// Runs the initiator: moves batches for the configured duration and reports the results.
-fn run_initiator(config: &BenchConfig, runtime: &Runtime) -> Result<()> {
+fn run_initiator(
+    config: &BenchConfig,
+    circumstances: Circumstances,
+    runtime: &Runtime,
+) -> Result<()> {
     let (engine, memory) = start(config, runtime)?;
     let opened = engine.open(&config.segment_id, SystemClock.now() + OPEN_TIMEOUT);
     let peer = opened.inspect_err(|_| log("Unable to get target segment ID, please recheck"))?;
@@ -114,7 +121,7 @@ fn run_initiator(config: &BenchConfig, runtime: &Runtime) -> Result<()> {
     let took = begin.elapsed();
     let results = results.into_iter().collect::<Result<Vec<_>>>()?;
     let transport = peer.transport().map_or("none", |kind| kind.name());
-    let outcome = Outcome::new(config, transport, took, &results);
+    let outcome = Outcome::new((config, circumstances), transport, took, &results);
     if !config.report.is_empty() {
         let path = &config.report;
         fs::write(path, plot::page(&outcome)).map_err(|source| {

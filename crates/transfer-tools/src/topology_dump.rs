@@ -1,7 +1,7 @@
 //! The program `transfer_engine_topology_dump`, which prints the topology of network devices and
 //! memory.
 
-use std::path::Path;
+use std::{collections::BTreeSet, path::Path};
 
 use mooncake_base::{
     Error, Result,
@@ -71,7 +71,7 @@ fn from_arguments(arguments: Vec<String>) -> Result<CliCommand<Settings>> {
 
 fn dump(settings: &Settings) -> Result<String> {
     let (topology, from) = match (settings.custom_path.as_str(), settings.is_custom) {
-        ("", false) => (Topology::local(&settings.device_name), "discover"),
+        ("", false) => (local(&settings.device_name)?, "discover"),
         ("", true) => {
             let path = custom_topology().ok_or_else(|| {
                 Error::invalid("--use-custom-topo needs MC_CUSTOM_TOPO_JSON or --custom-topo-json")
@@ -81,6 +81,24 @@ fn dump(settings: &Settings) -> Result<String> {
         (path, _) => (Topology::from_file(Path::new(path))?, "custom"),
     };
     Ok(format!("Local topology [te/{from}]: {}", topology.to_json()))
+}
+
+/// Returns the topology of this machine with the named devices only.
+fn local(wanted: &str) -> Result<Topology> {
+    let all = Topology::local("");
+    let devices = all.locations().flat_map(|(_, near, far)| near.iter().chain(far));
+    let found: BTreeSet<&str> = devices.map(String::as_str).collect();
+    let names = wanted.split(',').map(str::trim).filter(|name| !name.is_empty());
+    let missing: Vec<_> = names.filter(|name| !found.contains(name)).collect();
+    if missing.is_empty() {
+        return Ok(Topology::local(wanted));
+    }
+    let why = match found.is_empty() {
+        true => "this machine has no RDMA device",
+        false => "this machine has no RDMA device of that name",
+    };
+    let error = Error::invalid(why).with("device_name", missing.join(","));
+    Err(if found.is_empty() { error } else { error.with("found", Vec::from_iter(found).join(",")) })
 }
 
 fn backend(text: &str) -> Result<String> {
@@ -129,6 +147,7 @@ mod tests {
             &["--custom-topo-json=/nowhere/t.json"],
             &["word"],
             &["--devices=x"],
+            &["--device-name=no-such-device"],
         ] {
             assert!(dumped(arguments).is_err(), "{arguments:?}");
         }

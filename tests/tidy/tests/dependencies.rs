@@ -19,7 +19,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("master", &["base", "os", "http", "cli", "proto"]),
     ("store-client", &["base", "os", "http", "proto", "transfer-engine"]),
     ("settings", &["base", "store-client", "transfer-engine"]),
-    ("transfer-tools", &["base", "cli", "settings", "transfer-engine"]),
+    ("transfer-tools", &["base", "cli", "os", "settings", "transfer-engine"]),
     (
         "daemon",
         &[

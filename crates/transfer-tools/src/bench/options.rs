@@ -150,7 +150,7 @@ pub(super) const OPTIONS: &[Spec] = &[
         |c, t| text(t, &mut c.protocol), |c| c.protocol.clone()),
     value("device_name", "Names of the RDMA devices, separated by commas; empty: all that are active.",
         |c, t| text(t, &mut c.device_name), |c| c.device_name.clone()),
-    value("nic_priority_matrix", "Accepted without effect: MC_CUSTOM_TOPO_JSON names such a file.",
+    value("nic_priority_matrix", "(no effect) MC_CUSTOM_TOPO_JSON names such a file.",
         |c, t| text(t, &mut c.nic_priority_matrix), |c| c.nic_priority_matrix.clone()),
     switch("auto_discovery", "Uses all RDMA devices, whatever device_name says.",
         |c, t| read_bool(t).map(|on| c.is_auto_discovering = on),

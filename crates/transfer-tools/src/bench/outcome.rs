@@ -5,6 +5,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use super::{
+    circumstances::Circumstances,
     latency::Latencies,
     options::{BenchConfig, Unit},
     worker::WorkerResult,
@@ -18,6 +19,7 @@ pub(super) const QUANTILES: [(&str, f64); 5] =
 #[derive(Debug)]
 pub(super) struct Outcome {
     pub(super) config: BenchConfig,
+    pub(super) circumstances: Circumstances,
     pub(super) transport: &'static str,
     pub(super) took: Duration,
     pub(super) batches: Latencies,
@@ -27,7 +29,7 @@ pub(super) struct Outcome {
 
 impl Outcome {
     pub(super) fn new(
-        config: &BenchConfig,
+        (config, circumstances): (&BenchConfig, Circumstances),
         transport: &'static str,
         took: Duration,
         results: &[WorkerResult],
@@ -41,7 +43,7 @@ impl Outcome {
                 *sum += part;
             }
         }
-        Self { config: config.clone(), transport, took, batches, bytes }
+        Self { config: config.clone(), circumstances, transport, took, batches, bytes }
     }
 
     pub(super) fn total_bytes(&self) -> u64 {
@@ -100,33 +102,41 @@ impl Outcome {
     }
 
     pub(super) fn json(&self) -> Value {
-        let mut latency = json!({ "mean": self.batches.mean_us(), "max": self.batches.max_us() });
+        let mean = rounded(self.batches.mean_us());
+        let mut latency = json!({ "mean": mean, "max": self.batches.max_us() });
         for (name, share) in QUANTILES {
             latency[name] = json!(self.batches.quantile_us(share));
         }
-        let series = self.series().into_iter().map(|(at, value)| json!([at, value]));
+        let series = self.series().into_iter();
+        let series = series.map(|(at, value)| json!([rounded(at), rounded(value)]));
         json!({
             "operation": self.operation(),
             "transport": self.transport,
             "block_size": self.config.block_bytes,
             "batch_size": self.config.batch_size,
             "threads": self.config.threads,
-            "duration_s": self.took.as_secs_f64(),
+            "duration_s": rounded(self.took.as_secs_f64()),
             "batch_count": self.batches.count(),
             "bytes": self.total_bytes(),
-            "throughput": self.throughput(),
+            "throughput": rounded(self.throughput()),
             "unit": format!("{}/s", self.unit().name),
             "latency_us": latency,
             "series": series.collect::<Vec<_>>(),
+            "run": self.circumstances.json(),
         })
     }
 }
 
+/// Rounds to six decimal places, so that no digit in a file is an error of the arithmetic.
+fn rounded(value: f64) -> f64 {
+    (value * 1e6).round() / 1e6
+}
+
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
 
-    pub(crate) fn outcome() -> Outcome {
+    pub(in crate::bench) fn outcome() -> Outcome {
         let config = BenchConfig { duration: Duration::from_secs(2), ..BenchConfig::default() };
         let mut batches = Latencies::default();
         for ms in [1, 2, 3] {
@@ -134,7 +144,8 @@ mod tests {
         }
         let result = |bytes| WorkerResult { batches: batches.clone(), bytes };
         let results = [result(vec![1_000_000_000, 0]), result(vec![0, 2_000_000_000])];
-        Outcome::new(&config, "shm", Duration::from_secs(3), &results)
+        let circumstances = Circumstances::now(&["--report=<here>".to_owned()]);
+        Outcome::new((&config, circumstances), "shm", Duration::from_secs(3), &results)
     }
 
     #[test]
@@ -145,6 +156,18 @@ mod tests {
         other.config.unit = Unit { name: "MiB", bytes: 1048576.0 };
         other.config.precision = 0;
         assert!(other.closing_line().ends_with("throughput 954 MiB/s"));
+    }
+
+    #[test]
+    fn json_has_no_digits_of_rounding_errors() {
+        let mut long = outcome();
+        long.config.duration = Duration::from_millis(100);
+        long.took = long.config.duration;
+        long.bytes = vec![3_000_000; 10];
+        let json = long.json();
+        assert_eq!(json["series"][2], json!([0.03, 0.3]));
+        assert_eq!(json["series"][5], json!([0.06, 0.3]));
+        assert_eq!(json["run"]["arguments"], json!(["--report=<here>"]));
     }
 
     #[test]

@@ -47,7 +47,12 @@ pub(super) fn page(outcome: &Outcome) -> String {
         config.precision,
         outcome.throughput(),
     );
+    let run = &outcome.circumstances;
     let rows = [
+        ("host", escaped(&run.host)),
+        ("started", run.started_at.clone()),
+        ("version", run.version.to_owned()),
+        ("arguments", escaped(&run.arguments.join(" "))),
         ("block", bytes(config.block_bytes)),
         ("blocks per batch", config.batch_size.to_string()),
         ("threads", config.threads.to_string()),
@@ -93,12 +98,13 @@ fn throughput(outcome: &Outcome, unit: &str) -> String {
          <path class=\"line\" d=\"{path}\"/>",
     );
     let mean = y.up(outcome.throughput());
+    // Above the plot: beside the line, the text would cover the curve.
     let _ = writeln!(
         svg,
         "<line class=\"mean\" x1=\"{left:.1}\" y1=\"{mean:.1}\" x2=\"{right:.1}\" y2=\"{mean:.1}\"/>\
-         <text x=\"{:.1}\" y=\"{:.1}\" text-anchor=\"end\">mean {:.2}</text></svg>",
-        right - 4.0,
-        mean - 5.0,
+         <text x=\"{:.1}\" y=\"{:.1}\" text-anchor=\"end\">dashed: mean {:.2}</text></svg>",
+        right,
+        TOP - 5.0,
         outcome.throughput(),
     );
     svg
@@ -229,6 +235,11 @@ fn table(text: &mut String, rows: &[(impl AsRef<str>, String)]) {
     text.push_str("</table>\n");
 }
 
+/// Escapes text of the host or of the command line.
+fn escaped(text: &str) -> String {
+    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")
+}
+
 /// Formats a duration, given in microseconds, in a suitable unit.
 fn micros(us: f64) -> String {
     let (value, unit) = match us {
@@ -255,7 +266,26 @@ fn bytes(count: u64) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::{super::outcome::tests::outcome, *};
+
+    #[test]
+    fn page_tells_how_the_run_was_made() {
+        let outcome = outcome();
+        let page = page(&outcome);
+        for value in [&outcome.circumstances.started_at, "--report=&lt;here&gt;"] {
+            assert!(page.contains(&format!("<td>{value}</td>")), "{value}");
+        }
+        assert!(!page.contains("<here>"));
+    }
+
+    #[test]
+    fn text_of_the_mean_is_above_the_plot() {
+        let page = page(&outcome());
+        let (before, _) = page.split_once("dashed: mean 1.00").unwrap();
+        let (_, y) = before.rsplit_once(" y=\"").unwrap();
+        let y: f64 = y.split_once('"').unwrap().0.parse().unwrap();
+        assert!(0.0 < y && y < TOP, "{y}");
+    }
 
     #[test]
     fn axes_have_round_marks() {
