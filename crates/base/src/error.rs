@@ -104,7 +104,7 @@ codes! {
     INVALID_REPLICA = -702, NotReady, "(never returned today) No replica is in a state that allows this; retry.";
     REPLICA_IS_NOT_READY = -703, NotReady, "The object is still being written; wait for its writer.";
     OBJECT_NOT_FOUND = -704, NotFound, "No object has that key; it was never put, or was removed, evicted or lost.";
-    OBJECT_ALREADY_EXISTS = -705, AlreadyExists, "An object has that key; use upsert to replace it.";
+    OBJECT_ALREADY_EXISTS = -705, AlreadyExists, "An object has that key, or another version than the call names; use upsert to replace it, or ask for its version again.";
     OBJECT_HAS_LEASE = -706, Busy, "A client read or probed the object a moment ago; wait for the lease to expire, or use force.";
     LEASE_EXPIRED = -707, Timeout, "The read took longer than its lease and its bytes were discarded; retry.";
     OBJECT_HAS_REPLICATION_TASK = -708, Busy, "A copy or move of this object is running; wait for it.";

@@ -1,6 +1,6 @@
 //! Error of a put without free memory: the bytes in use, by reason.
 
-use mooncake_base::{ByteSize, Error, ErrorCode, Moment};
+use mooncake_base::{Error, ErrorCode, Moment};
 use rustc_hash::FxHashMap;
 
 use super::{AllocRequest, SegmentFilter};
@@ -109,7 +109,7 @@ impl Reclaimer<'_> {
         };
         Error::new(ErrorCode::NO_AVAILABLE_HANDLE, why)
             .with("bytes", request.length)
-            .with("largest_segment", ByteSize(largest.unwrap_or(0)))
+            .with("largest_segment", largest.unwrap_or(0))
     }
 
     /// Builds the error; its parts add up to all memory that the request may use.
