@@ -87,6 +87,15 @@ def test_failed_setup_keeps_only_the_hostname(fresh):
     assert fresh.close() == 0
 
 
+def test_store_shows_its_name_and_master(fresh):
+    assert repr(fresh) == "<mooncake.store.MooncakeDistributedStore not set up>"
+    assert set_up(fresh, "embedded") == 0
+    name = fresh.get_hostname()
+    assert repr(fresh).startswith(f"<mooncake.store.MooncakeDistributedStore {name} master=")
+    fresh.close()
+    assert repr(fresh) == "<mooncake.store.MooncakeDistributedStore not set up>"
+
+
 def test_second_close_and_second_setup_work(fresh):
     assert set_up(fresh, "embedded") == 0
     assert fresh.put("k", b"v") == 0
