@@ -852,6 +852,7 @@ class CollectiveContext:
         global_rank: int,
         host: str,
         coordinator: str | None = None,
+        engine: Engine | None = None,
         heartbeat_timeout_us: int = 10_000_000,
         bootstrap_timeout_us: int = 300_000_000,
     ) -> CollectiveContext: ...

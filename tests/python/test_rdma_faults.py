@@ -248,3 +248,47 @@ def test_transfers_outlive_the_card_of_a_device(pair: tuple[EnginePeer, EnginePe
     assert owner.bytes_at(owner.address, LENGTH) == CONTENT
     caller.end()
     assert remover.wait(60) == 0
+
+
+@pytest.fixture
+def ranks() -> Iterator[list[subprocess.Popen[str]]]:
+    """Two ranks of a process group, as on two hosts, each with two devices."""
+    program = [sys.executable, str(Path(__file__).with_name("group_peer.py"))]
+    started: list[subprocess.Popen[str]] = []
+
+    def start(*command: str) -> str:
+        process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=dict(os.environ)
+        )
+        started.append(process)
+        assert process.stdout is not None
+        return str(json.loads(process.stdout.readline()))
+
+    coordinator = start(*program, "0", HERE, "rxe0,rxe1")
+    start(*INSIDE, *program, "1", THERE, "rxe2,rxe3", coordinator)
+    yield started
+    for process in started:
+        process.communicate(timeout=30)
+
+
+def test_large_tensors_of_another_host_are_read_over_rdma(
+    ranks: list[subprocess.Popen[str]],
+) -> None:
+    def ask(*command: object) -> list[object]:
+        for rank in ranks:
+            assert rank.stdin is not None
+            rank.stdin.write(json.dumps(command) + "\n")
+            rank.stdin.flush()
+        return [json.loads(rank.stdout.readline()) for rank in ranks if rank.stdout is not None]
+
+    assert ask("group") == [2, 2]
+    for length in (4096, MIB, 3 * MIB):
+        assert ask("broadcast", length) == [True, True]
+    assert ask("sum", 200_000) == [True, True]
+    # The receiver reads 1 and 3 MiB; in the sum each rank reads half of the elements, and half of
+    # the sums.
+    half = 200_000 * 8
+    found = ask("metrics")
+    assert [fetched for fetched, _ in found] == [half, 4 * MIB + half]  # type: ignore[misc]
+    for (fetched, transports), _ in zip(found, ranks, strict=True):  # type: ignore[misc]
+        assert transports["rdma"]["bytes_read"] == fetched, transports

@@ -256,7 +256,7 @@ fn bytes_of_any_length_arrive_whole_between_hosts() {
 }
 
 #[test]
-fn large_contributions_of_another_host_are_read_through_the_fabric() {
+fn large_parts_of_another_host_are_read_through_the_fabric() {
     let fabric = Arc::new(CopyingFabric::default());
     let contexts = contexts_with_fabric(&fabric);
     let groups = groups(&contexts, 2);
