@@ -6,9 +6,11 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import time
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 import torch
@@ -73,6 +75,110 @@ def all_but_one_die(rank, size, port, parent):
         pass
     await_true(lambda: dist.get_world_size() == 1)
     assert pg.get_num_synced_ranks(world) == 1
+    dist.barrier()
+
+
+def highest_slot_dies(rank, size, port, parent):
+    world, victim = start(rank, size, port), size - 1
+    # A fixed number of operations: one rank may see the death one operation later.
+    for number in range(10):
+        if (rank, number) == (victim, 5):
+            die()
+        dist.all_reduce(torch.ones(LARGE))
+    # Buffers for the smaller group work at once.
+    assert dist.get_world_size() == victim == pg.get_num_synced_ranks(world)
+    whole = torch.zeros(4 * victim)
+    dist.all_gather_into_tensor(whole, torch.full((4,), float(rank)))
+    assert whole.tolist() == [float(one) for one in range(victim) for _ in range(4)]
+    own = torch.zeros(4)
+    dist.reduce_scatter_tensor(own, torch.ones(4 * victim))
+    assert (own == victim).all()
+    parts = [torch.zeros(1) for _ in range(victim)]
+    dist.all_gather(parts, torch.full((1,), float(rank)))
+    assert [int(part) for part in parts] == list(range(victim))
+    whole = torch.zeros(victim)
+    dist.all_to_all_single(whole, torch.full((victim,), float(rank)))
+    assert whole.tolist() == list(range(victim))
+    objects = [None] * victim
+    dist.all_gather_object(objects, {"rank": rank})
+    assert objects == [{"rank": one} for one in range(victim)]
+
+
+def _operation(kind, rank, size):
+    """Begins an operation; the last rank dies in it.
+
+    Returns:
+        The work, and for each result its value with and without the last rank.
+    """
+    victim = size - 1
+    ranks, count = range(size), LARGE // 4
+    full, reduced = 2.0**size - 1, 2.0**victim - 1
+    tensor = torch.full((count,), 2.0**rank)
+    got = torch.full((count,), -1.0)
+    parts = [torch.full((count,), -1.0) for _ in ranks]
+    given = [torch.full((count,), 100.0 + one) for one in ranks]
+    in_parts = [(parts[one], 2.0**one, 2.0**one if one < victim else -1.0) for one in ranks]
+    name, _, root = kind.partition(" of ")
+    root = victim if root == "victim" else 0
+    at_root = rank == root
+    if name == "reduce":
+        results = [(tensor, full, reduced)] if at_root else []
+        return dist.reduce(tensor, root, async_op=True), results
+    if name == "gather":
+        work = dist.gather(tensor, parts if at_root else None, root, async_op=True)
+        return work, in_parts if at_root else []
+    if name == "scatter":
+        work = dist.scatter(got, given if at_root else None, root, async_op=True)
+        return work, [(got, 100.0 + rank, 100.0 + rank if root == 0 else -1.0)]
+    if name == "broadcast":
+        tensor = torch.full((count,), 7.0 if at_root else -1.0)
+        return dist.broadcast(tensor, root, async_op=True), [(tensor, 7.0, 7.0 if not root else -1)]
+    if name == "reduce_scatter":
+        given = [tensor.clone() for _ in ranks]
+        return dist.reduce_scatter(got, given, async_op=True), [(got, full, reduced)]
+    if name == "all_gather_into_tensor":
+        whole = torch.full((count * size,), -1.0)
+        results = [(whole[count * one : count * (one + 1)], *in_parts[one][1:]) for one in ranks]
+        return dist.all_gather_into_tensor(whole, tensor, async_op=True), results
+    assert name == "all_to_all_single"
+    whole, splits = torch.full((count * size,), -1.0), [count] * size
+    results = [(whole[count * one : count * (one + 1)], *in_parts[one][1:]) for one in ranks]
+    work = dist.all_to_all_single(whole, tensor.repeat(size), splits, splits, async_op=True)
+    return work, results
+
+
+def dies_in_an_operation(rank, size, port, parent, kind):
+    world, victim = start(rank, size, port), size - 1
+    dist.barrier()
+    outcomes, failures = [], []
+    for number in range(15):
+        work, results = _operation(kind, rank, size)
+        if (rank, number) == (victim, 5):
+            die()
+        work.wait()
+        for tensor, full, reduced in results:
+            assert (tensor == tensor[0]).all(), "a torn result"
+            assert float(tensor[0]) in (full, reduced)
+            if full != reduced:
+                outcomes.append(float(tensor[0]) == full)
+        if not pg.get_local_success(work):
+            failures.append((number, pg.get_failed_ranks_hint(work).tolist()))
+    assert outcomes == sorted(outcomes, reverse=True), "a part of the dead came after its death"
+    assert failures in ([(at, [0] * victim + [1])] for at in (5, 6)), failures
+    assert pg.get_active_ranks(world).tolist() == [1] * victim + [0]
+    dist.barrier()
+
+
+def monitored_barrier_names_the_late(rank, size, port, parent):
+    world = start(rank, size, port)
+    late = 1
+    if rank == late:
+        parent.recv()
+    else:
+        limit = timedelta(seconds=1)
+        with pytest.raises(RuntimeError, match=f"ranks={late}$" if rank == 0 else None):
+            world.monitored_barrier(timeout=limit, wait_all_ranks=True)
+        parent.send("late")
     dist.barrier()
 
 
@@ -241,26 +347,47 @@ def ddp_step_continues(rank, size, port, parent):
     assert torch.equal(parts[0], parts[2]), "the survivors have different weights"
 
 
-def made_and_destroyed_often(rank, size, port, parent):
-    def usage():
-        return len(os.listdir("/proc/self/task")), len(os.listdir("/proc/self/fd"))
+def usage():
+    """Returns the number of threads, that of open files, and resident memory in MiB."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    threads, files = len(os.listdir("/proc/self/task")), len(os.listdir("/proc/self/fd"))
+    return threads, files, pages * resource.getpagesize() >> 20
 
+
+def made_and_destroyed_often(rank, size, port, parent, times):
     start(rank, size, port)
     used = []
-    for number in range(60):
+    for number in range(int(times)):
         group = dist.new_group(list(range(size)))
-        dist.all_reduce(torch.ones(1), group=group)
+        dist.all_reduce(torch.ones(1 << 16), group=group)
         dist.destroy_process_group(group)
+        if number >= 20:
+            dist.barrier()
+            used.append(usage())
+    check_usage(used)
+
+
+def default_group_made_and_destroyed_often(rank, size, port, parent, times):
+    used = []
+    for number in range(int(times)):
+        start(rank, size, port)
+        dist.all_reduce(torch.ones(1 << 16))
         if number >= 5:
             dist.barrier()
             used.append(usage())
-    # Torch keeps a reference to some groups for a moment; nothing may grow.
-    assert used[-1][0] <= used[0][0] + 2, used
-    assert used[-1][1] <= used[0][1] + 2, used
+        dist.destroy_process_group()
+    check_usage(used)
+
+
+def check_usage(used):
+    """Checks that nothing grows but what torch keeps for a moment."""
+    for kind, most in enumerate((2, 2, 8)):
+        assert used[-1][kind] <= used[0][kind] + most, used
 
 
 def run(scenario, rank, size, port, parent):
-    """Runs a scenario and ends the group."""
-    globals()[scenario](rank, size, port, parent)
+    """Runs a scenario, with what follows a colon in its name, and ends the group."""
+    name, *arguments = scenario.split(":")
+    globals()[name](rank, size, port, parent, *arguments)
     if dist.is_initialized():
         dist.destroy_process_group()

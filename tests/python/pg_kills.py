@@ -6,6 +6,10 @@ Each round has one victim. The ranks run operations of several kinds. The parent
 after a random time and starts its replacement, which joins. Each rank checks each result: it is
 that of all ranks or of all but the victim, whole, and never the former after the latter. At the end
 of a round, the survivors compare a digest of their results.
+
+The survivors must notice each death, and take each replacement in, within a limit, which is below
+the time of silence after which a rank is removed. The threads, files and memory of rank 0, which
+lives from the first round to the last, must not grow with the rounds.
 """
 
 from __future__ import annotations
@@ -22,11 +26,14 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from pg_faults import check_usage, usage
 
 import mooncake.pg as pg
 
 LIMIT_S = 100.0
 LARGE, SMALL = 1 << 20, 3
+# Rounds after which rank 0 has all the memory that it needs.
+WARM_ROUNDS = 5
 
 
 class Round:
@@ -166,7 +173,7 @@ def run_rank(
                 break
         assert one.failures == 1, one.failures
         if rank == 0:
-            parent.send(("lost", one.seen_at))
+            parent.send(("lost", one.seen_at, usage()))
             answer = pg.recover_ranks(world, [victim])
             assert answer.status == pg.ProposalStatus.Applied, answer
         deadline = time.monotonic() + LIMIT_S
@@ -210,7 +217,7 @@ class Parent:
         """Runs all rounds and prints the times."""
         for rank in range(self.arguments.ranks):
             self.start(rank, 0, is_new=False)
-        reactions, joins = [], []
+        reactions, joins, used = [], [], []
         for number in range(self.arguments.kills):
             found, victim = self.receive(0, "round")
             assert found == number
@@ -220,7 +227,8 @@ class Parent:
             self.ranks[victim][0].kill()
             self.ranks[victim][0].join(LIMIT_S)
             self.start(victim, number + 1, is_new=True)
-            (seen_at,) = self.receive(0, "lost")
+            seen_at, usage_of_0 = self.receive(0, "lost")
+            used.append(usage_of_0)
             reactions.append(seen_at - killed_at)
             (seconds,) = self.receive(victim, "joined")
             joins.append(seconds)
@@ -230,6 +238,10 @@ class Parent:
             assert process.exitcode == 0, f"rank {rank} ended with {process.exitcode}"
         for name, times in (("reaction", reactions), ("join", joins)):
             print(f"{name}: median {statistics.median(times):.4f} s, longest {max(times):.4f} s")
+            assert max(times) < self.arguments.limit_s, f"the {name} takes too long"
+        if len(used) > WARM_ROUNDS:
+            print(f"threads, files and MiB of rank 0: {used[WARM_ROUNDS]}, at the end {used[-1]}")
+            check_usage(used[WARM_ROUNDS:])
 
     def end(self) -> None:
         """Ends what is left."""
@@ -245,6 +257,7 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=3)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--delay-s", type=float, default=0.1)
+    parser.add_argument("--limit-s", type=float, default=5.0, help="for a reaction, and for a join")
     parent = Parent(parser.parse_args())
     try:
         parent.run()

@@ -139,6 +139,47 @@ def gathers():
         dist.all_reduce(first)
         dist.all_reduce(second)
     assert first[0] == second[0] == SIZE
+    _gather_together()
+    _send_objects()
+
+
+def _gather_together():
+    sizes = (2, 3)
+    own = [torch.full((size,), float(RANK)) for size in sizes]
+    wholes = [torch.zeros(size * SIZE) for size in sizes]
+    with dist._coalescing_manager(async_ops=True) as manager:
+        for whole, tensor in zip(wholes, own, strict=True):
+            dist.all_gather_into_tensor(whole, tensor)
+    manager.wait()
+    for size, whole in zip(sizes, wholes, strict=True):
+        assert whole.tolist() == [float(rank) for rank in range(SIZE) for _ in range(size)]
+    got = [torch.zeros(size) for size in sizes]
+    with dist._coalescing_manager(async_ops=True) as manager:
+        for part, size in zip(got, sizes, strict=True):
+            dist.reduce_scatter_tensor(part, torch.arange(float(size * SIZE)))
+    manager.wait()
+    for part, size in zip(got, sizes, strict=True):
+        assert part.tolist() == [SIZE * (size * RANK + i) for i in range(size)]
+    lists = [[torch.zeros(size) for size in sizes] for _ in range(SIZE)]
+    dist.group.WORLD.allgather_coalesced(lists, own).wait()
+    assert all((tensor == rank).all() for rank in range(SIZE) for tensor in lists[rank])
+
+
+def _send_objects():
+    objects = [None] * SIZE if RANK == 0 else None
+    dist.gather_object({"rank": RANK}, objects, dst=0)
+    assert RANK != 0 or objects == [{"rank": rank} for rank in range(SIZE)]
+    objects = [None]
+    given = [("for", rank) for rank in range(SIZE)] if RANK == 1 else None
+    dist.scatter_object_list(objects, given, src=1)
+    assert objects == [("for", RANK)]
+    if RANK == 0:
+        dist.send_object_list([1, {"a": 2}], 1)
+    if RANK == 1:
+        objects = [None, None]
+        assert dist.recv_object_list(objects, 0) == 0
+        assert objects == [1, {"a": 2}]
+    dist.barrier()
 
 
 def exchanges():
@@ -276,6 +317,20 @@ def frameworks():
     table = torch.arange(8.0).reshape(4, 2)
     split = tensors.distribute_tensor(table, mesh, [tensors.Shard(0)])
     assert torch.equal(split.redistribute(mesh, [tensors.Replicate()]).to_local(), table)
+
+
+def compiled_by_inductor():
+    import torch.distributed._functional_collectives as functional
+
+    start()
+    world = dist.group.WORLD
+
+    @torch.compile(backend="inductor")
+    def step(x):
+        total = functional.all_reduce(x * 2, "sum", world) + 1
+        return functional.all_gather_tensor(total + RANK, 0, world)
+
+    assert step(torch.ones(2)).tolist() == [2.0 * SIZE + 1 + r for r in range(SIZE) for _ in "ab"]
 
 
 def lose_and_replace():

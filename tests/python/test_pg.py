@@ -19,6 +19,8 @@ from mooncake.errors import NotSupportedError
 
 RANKS = Path(__file__).parent / "pg_ranks.py"
 LIMIT_S = 100
+IS_LONG = os.environ.get("MOONCAKE_LONG_TESTS") == "1"
+LONG = pytest.mark.skipif(not IS_LONG, reason="needs MOONCAKE_LONG_TESTS=1")
 GUIDE = Path(__file__).parents[2] / "docs/guide/process-groups.md"
 START, LOSE, REPLACE, TAKE_IN = re.findall(r"```python\n(.*?)```", GUIDE.read_text(), re.DOTALL)
 # What stands around the guide's snippets when rank 2 of 4 dies and another process takes its place.
@@ -134,6 +136,7 @@ def test_guide_replaces_a_dead_rank(store):
         ("exchanges", 3),
         ("tensors_of_all_kinds", 2),
         ("frameworks", 2),
+        pytest.param("compiled_by_inductor", 2, marks=LONG),
         ("end_without_destroy", 2),
         ("again_on_the_same_store", 2),
     ],
@@ -144,6 +147,17 @@ def test_ranks_pass(scenario, size, store):
             ranks.start(rank)
         for rank in range(size):
             ranks.check(rank)
+
+
+@LONG
+@pytest.mark.timeout(1000)
+def test_ranks_always_end_well_without_destroy():
+    for _ in range(20):
+        store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        with Ranks("end_without_destroy", 2, store.port) as ranks:
+            ranks.start(0).start(1)
+            ranks.check(0)
+            ranks.check(1)
 
 
 @pytest.mark.timeout(LIMIT_S + 20)

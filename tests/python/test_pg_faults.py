@@ -14,6 +14,7 @@ import pytest
 from pg_forked import LIMIT_S, Forked
 
 IS_LONG = os.environ.get("MOONCAKE_LONG_TESTS") == "1"
+LONG = pytest.mark.skipif(not IS_LONG, reason="needs MOONCAKE_LONG_TESTS=1")
 KILLS = Path(__file__).parent / "pg_kills.py"
 RANKS = Path(__file__).parent / "pg_ranks.py"
 # The product's: silence after which a rank is removed.
@@ -30,12 +31,44 @@ pytestmark = pytest.mark.timeout(LIMIT_S + 30)
         ("manual_mode", 3, (1,)),
         ("removal_without_sync", 3, (1,)),
         ("ddp_step_continues", 3, (1,)),
-        ("made_and_destroyed_often", 2, ()),
+        ("highest_slot_dies", 3, (2,)),
+        ("made_and_destroyed_often:60", 2, ()),
+        ("default_group_made_and_destroyed_often:12", 2, ()),
+        pytest.param("made_and_destroyed_often:200", 2, (), marks=LONG),
+        pytest.param("default_group_made_and_destroyed_often:60", 2, (), marks=LONG),
     ],
 )
 def test_survivors_go_on(scenario, size, dead):
     with Forked(pg_faults, scenario, size) as ranks:
         ranks.start().check(*dead)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "reduce of root",
+        "reduce of victim",
+        "gather of root",
+        "gather of victim",
+        "scatter of root",
+        "scatter of victim",
+        "broadcast of root",
+        "broadcast of victim",
+        "reduce_scatter",
+        "all_gather_into_tensor",
+        "all_to_all_single",
+    ],
+)
+def test_death_in_an_operation_leaves_whole_results(kind):
+    with Forked(pg_faults, f"dies_in_an_operation:{kind}", 3) as ranks:
+        ranks.start().check(2)
+
+
+def test_monitored_barrier_names_the_late():
+    with Forked(pg_faults, "monitored_barrier_names_the_late", 3) as ranks:
+        ranks.start().expect("late", 0, 2)
+        ranks.send("go", 1)
+        ranks.check()
 
 
 def test_messages_to_and_from_the_dead_end():
@@ -150,12 +183,7 @@ def test_long_silence_removes_a_rank_which_comes_back():
 
 @pytest.mark.parametrize(
     "kills",
-    [
-        3,
-        pytest.param(
-            200, marks=pytest.mark.skipif(not IS_LONG, reason="needs MOONCAKE_LONG_TESTS=1")
-        ),
-    ],
+    [3, pytest.param(200, marks=LONG)],
 )
 @pytest.mark.timeout(1500)
 def test_random_kills_leave_whole_results(kills):
