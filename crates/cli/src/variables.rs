@@ -13,6 +13,11 @@ pub fn invalid(variable: &EnvVar) -> Option<Invalid> {
     Some(Invalid { reason, effect: "is ignored, and MC_LOG_LEVEL applies" })
 }
 
+/// Warns of all variables as [`warn_of_invalid`] does, for a process that reads most of them.
+pub fn warn_of_every_invalid() {
+    warn_of_invalid(env::ALL.iter().copied());
+}
+
 /// Warns of the variables that have an invalid value and are read nevertheless. The others are
 /// refused where they are read.
 pub fn warn_of_invalid<'a>(variables: impl IntoIterator<Item = &'a EnvVar>) {

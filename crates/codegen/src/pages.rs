@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_no_effect_is_listed_apart() {
+    fn options_without_effect_are_listed_apart() {
         for (page, name) in [
             (environment(), "| `MOONCAKE_OFFLOAD_ENABLED` |"),
             (options_of_the_daemon(), "| `enable_offload` |"),

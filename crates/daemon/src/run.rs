@@ -3,7 +3,7 @@
 
 use std::process::id;
 
-use mooncake_base::{Error, Result, env, options::help};
+use mooncake_base::{Error, Result, options::help};
 use mooncake_cli::{PortsFile, Program, Signals, log, print_flush, variables};
 use mooncake_os::rlimit;
 use serde_json::{Value, json};
@@ -31,7 +31,7 @@ pub fn run(arguments: Vec<String>) -> u8 {
 
 fn work(config: DaemonConfig) -> Result<()> {
     log::install();
-    variables::warn_of_invalid(env::ALL.iter().copied());
+    variables::warn_of_every_invalid();
     for warning in config.warnings() {
         tracing::warn!("{warning}");
     }

@@ -62,7 +62,7 @@ pub(crate) fn install() {
 pub(crate) fn warn_of_variables() {
     static WARNED: Once = Once::new();
     WARNED.call_once(|| {
-        mooncake_cli::variables::warn_of_invalid(env::ALL.iter().copied());
+        mooncake_cli::variables::warn_of_every_invalid();
         for (name, reason) in Unsupported::set_in_environment() {
             tracing::warn!(variable = name, "has no effect here: {reason}");
         }

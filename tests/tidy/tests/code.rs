@@ -162,7 +162,7 @@ fn every_environment_variable_is_read() {
         .filter(|file| file.is_code())
         .filter(|file| file.path == declarations || !file.path.starts_with("tests/tidy/"))
         .partition(|file| file.path == declarations);
-    let row = regex(r#"(?m)^    ([A-Z][A-Z0-9_]+)(?: \([^)]*\))? = ""#);
+    let row = regex(r#"(?m)^    ([A-Z][A-Z0-9_]+)(?: \([^)]*\))?: .* => ""#);
     let names: Vec<_> = row.captures_iter(&declared[0].text).map(|row| row[1].to_owned()).collect();
     assert!(names.len() > 40, "the rows were not found");
     let is_read = |name: &String| {

@@ -425,7 +425,8 @@ fn oversized_object_error_names_both_sizes() {
     let mut pool = Pool::new(4);
     pool.put("small", MIB).unwrap();
     let error = fails(pool.start(A, "k", 4 * MIB + 1), ErrorCode::NO_AVAILABLE_HANDLE).to_string();
-    for part in ["larger than any segment", "bytes=4194305", "largest_segment=4194304", "key=\"k\""] {
+    for part in ["larger than any segment", "bytes=4194305", "largest_segment=4194304", "key=\"k\""]
+    {
         assert!(error.contains(part), "{error}");
     }
     assert_eq!(pool.probe("small"), ObjectState::Complete, "nothing is evicted without need");
