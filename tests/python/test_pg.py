@@ -205,6 +205,19 @@ def test_replacement_joins_subgroups_and_experts(store):
             ranks.check(rank)
 
 
+@LONG
+@pytest.mark.timeout(600)
+def test_benchmark_of_collectives_prints_its_rows():
+    words = "--ranks 2 3 --sizes 4 --operations all_reduce_sum --kills 1".split()
+    program = Path(__file__).parents[2] / "benches/programs/collectives.py"
+    done = subprocess.run(
+        [sys.executable, program, *words], check=True, capture_output=True, text=True, timeout=500
+    )
+    rows = [line.split()[:2] for line in done.stdout.splitlines()[1:]]
+    names = ("all_reduce_sum", "reaction", "replacement")
+    assert rows == [[name, ranks] for ranks in "23" for name in names]
+
+
 def test_elastic_buffer_refuses_with_the_reason():
     from mooncake.mooncake_elastic_buffer import ElasticBuffer
 
