@@ -208,7 +208,7 @@ def test_replacement_joins_subgroups_and_experts(store):
 @LONG
 @pytest.mark.timeout(600)
 def test_benchmark_of_collectives_prints_its_rows():
-    words = "--ranks 2 3 --sizes 4 --operations all_reduce_sum --kills 1".split()
+    words = ["--ranks", "2", "3", "--sizes", "4", "--operations", "all_reduce_sum", "--kills", "1"]
     program = Path(__file__).parents[2] / "benches/programs/collectives.py"
     done = subprocess.run(
         [sys.executable, program, *words], check=True, capture_output=True, text=True, timeout=500
