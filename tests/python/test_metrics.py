@@ -72,7 +72,10 @@ def test_normal_outcomes_are_not_failures(master: MasterProcess):
         store.put("k", b"v")
         for _ in range(3):
             store.put("k", b"v")
-            for call in (lambda: store.expire("none", 60), lambda: store.copy("none", to="nowhere")):
+            for call in (
+                lambda: store.expire("none", 60),
+                lambda: store.copy("none", to="nowhere"),
+            ):
                 with pytest.raises(mooncake.NotFoundError):
                     call()
     text = metrics(master)
