@@ -82,6 +82,12 @@ def reductions():
                 tensor = values(RANK, count, dtype)
                 dist.all_reduce(tensor, getattr(dist.ReduceOp, name))
                 assert torch.equal(tensor, expected), (name, dtype, tensor, expected)
+    # Torch itself does not add these.
+    for dtype in (torch.uint16, torch.uint32, torch.uint64):
+        tensor = values(RANK, 17, torch.int64).to(dtype)
+        dist.all_reduce(tensor)
+        expected = sum(values(rank, 17, torch.int64) for rank in range(SIZE))
+        assert torch.equal(tensor.to(torch.int64), expected), (dtype, tensor)
     tensor = torch.full((5,), float(RANK))
     dist.all_reduce(tensor, dist.ReduceOp.AVG)
     assert torch.allclose(tensor, torch.full((5,), (SIZE - 1) / 2))

@@ -18,10 +18,13 @@ pub enum Dtype {
     Bf16,
     Complex64,
     Complex128,
+    U16,
+    U32,
+    U64,
 }
 
 impl Dtype {
-    const ALL: [Self; 12] = [
+    const ALL: [Self; 15] = [
         Self::U8,
         Self::I8,
         Self::I16,
@@ -34,6 +37,9 @@ impl Dtype {
         Self::Bf16,
         Self::Complex64,
         Self::Complex128,
+        Self::U16,
+        Self::U32,
+        Self::U64,
     ];
 
     /// Returns the type with this code.
@@ -50,9 +56,9 @@ impl Dtype {
     pub fn size(self) -> usize {
         match self {
             Self::U8 | Self::I8 | Self::Bool => 1,
-            Self::I16 | Self::F16 | Self::Bf16 => 2,
-            Self::I32 | Self::F32 => 4,
-            Self::I64 | Self::F64 | Self::Complex64 => 8,
+            Self::I16 | Self::U16 | Self::F16 | Self::Bf16 => 2,
+            Self::I32 | Self::U32 | Self::F32 => 4,
+            Self::I64 | Self::U64 | Self::F64 | Self::Complex64 => 8,
             Self::Complex128 => 16,
         }
     }
@@ -111,6 +117,9 @@ pub(crate) fn reduce_into(
         Dtype::I16 => integer::<2, i16>(sum, other, how),
         Dtype::I32 => integer::<4, i32>(sum, other, how),
         Dtype::I64 => integer::<8, i64>(sum, other, how),
+        Dtype::U16 => integer::<2, u16>(sum, other, how),
+        Dtype::U32 => integer::<4, u32>(sum, other, how),
+        Dtype::U64 => integer::<8, u64>(sum, other, how),
         Dtype::Bool => boolean(sum, other, how),
         Dtype::F32 => float::<4, f32>(sum, other, how),
         Dtype::F64 => float::<8, f64>(sum, other, how),
@@ -133,7 +142,15 @@ pub(crate) fn divide(sum: &mut [u8], dtype: Dtype, by: usize) -> Result<()> {
         Dtype::F64 | Dtype::Complex128 => scale::<8, f64>(sum, by),
         Dtype::F16 => scale::<2, F16>(sum, by),
         Dtype::Bf16 => scale::<2, Bf16>(sum, by),
-        Dtype::U8 | Dtype::I8 | Dtype::I16 | Dtype::I32 | Dtype::I64 | Dtype::Bool => {
+        Dtype::U8
+        | Dtype::I8
+        | Dtype::I16
+        | Dtype::I32
+        | Dtype::I64
+        | Dtype::U16
+        | Dtype::U32
+        | Dtype::U64
+        | Dtype::Bool => {
             return Err(undefined(dtype, Reduction::Average));
         }
     }
@@ -175,7 +192,7 @@ macro_rules! number {
         }
     )*};
 }
-number!(u8: 1, i8: 1, i16: 2, i32: 4, i64: 8, f32: 4, f64: 8);
+number!(u8: 1, i8: 1, i16: 2, i32: 4, i64: 8, u16: 2, u32: 4, u64: 8, f32: 4, f64: 8);
 
 macro_rules! wrapping {
     ($($kind:ty),*) => {$(
@@ -190,7 +207,7 @@ macro_rules! wrapping {
         }
     )*};
 }
-wrapping!(u8, i8, i16, i32, i64);
+wrapping!(u8, i8, i16, i32, i64, u16, u32, u64);
 
 /// Applies `f` to each pair of elements. The compiler vectorizes it for each `f`.
 fn each<const N: usize, T: Element<N>>(sum: &mut [u8], other: &[u8], f: impl Fn(T, T) -> T) {
@@ -469,6 +486,9 @@ mod tests {
         assert_eq!(reduced(&[3i64, -9], &[-4, 5], Dtype::I64, Reduction::Min), [-4, -9]);
         assert_eq!(reduced(&[6i32], &[3], Dtype::I32, Reduction::BitXor), [5]);
         assert_eq!(reduced(&[200u8], &[2], Dtype::U8, Reduction::Max), [200]);
+        assert_eq!(reduced(&[60_000u16], &[2], Dtype::U16, Reduction::Max), [60_000]);
+        assert_eq!(reduced(&[u32::MAX], &[2], Dtype::U32, Reduction::Sum), [1]);
+        assert_eq!(reduced(&[u64::MAX], &[2], Dtype::U64, Reduction::Min), [2]);
     }
 
     #[test]
@@ -523,7 +543,7 @@ mod tests {
             assert!(reduce_into(&mut [0; 16], &[0; 16], dtype, how).is_err());
         }
         assert!(divide(&mut [0; 4], Dtype::I32, 2).is_err());
-        assert!(Dtype::from_code(12).is_err() && Reduction::from_code(8).is_err());
+        assert!(Dtype::from_code(15).is_err() && Reduction::from_code(8).is_err());
     }
 
     #[test]

@@ -22,6 +22,9 @@ REDUCIBLE_DTYPES: dict[torch.dtype, int] = {
     torch.bfloat16: 9,
     torch.complex64: 10,
     torch.complex128: 11,
+    torch.uint16: 12,
+    torch.uint32: 13,
+    torch.uint64: 14,
 }
 
 SUM, AVG, PRODUCT, MIN, MAX, BAND, BOR, BXOR = range(8)
