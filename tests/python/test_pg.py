@@ -10,6 +10,7 @@ import sys
 import textwrap
 from pathlib import Path
 
+import numpy
 import pytest
 import torch
 import torch.distributed as dist
@@ -240,6 +241,7 @@ def test_options_take_upstreams_forms():
     assert all(isinstance(form, pg.MooncakeBackendOptions) for form in forms)
 
 
+        pg.MooncakeBackendOptions(numpy.int64(4)),
 @pytest.mark.parametrize(
     ("arguments", "keywords", "text"),
     [
@@ -254,6 +256,7 @@ def test_options_take_upstreams_forms():
     ],
 )
 def test_wrong_options_are_refused(arguments, keywords, text):
+        ((), {"max_group_size": torch.tensor(4)}, "an int, not Tensor"),
     with pytest.raises((TypeError, ValueError), match=text):
         pg.MooncakeBackendOptions(*arguments, **keywords)
 
@@ -273,3 +276,33 @@ def test_other_groups_and_works_are_refused():
 def test_package_does_not_import_torch():
     code = "import sys, mooncake; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+def test_outcomes_of_other_objects_are_refused():
+    for call in (pg.get_local_success, pg.get_failed_ranks_hint):
+        with pytest.raises(TypeError, match="not a work of a process group"):
+            call(object())
+
+
+def test_other_engines_are_refused():
+    with pytest.raises(TypeError, match="not a TransferEngine"):
+        pg.set_transfer_engine(object())
+
+
+@pytest.mark.parametrize(
+    ("name", "host"),
+    [
+        ("127.0.0.1:0", "127.0.0.1"),
+        ("localhost", "localhost"),
+        ("[::1]:9", "::1"),
+        ("fe80::1", "fe80::1"),
+    ],
+)
+def test_host_of_an_engine_is_its_name_without_port(name, host):
+    assert context._host_of(name) == host
+
+
+def test_host_name_without_address_is_named():
+    assert context._address_of("::1", "set_host_ip") == "::1"
+    with pytest.raises(ValueError, match="set_host_ip: the host name has no address"):
+        context._address_of("a" * 64, "set_host_ip")
+
+

@@ -12,6 +12,7 @@ import torch
 from mooncake._runtime import _native
 
 from .group import MooncakeProcessGroup
+from .work import CombinedWork, MooncakeWork
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -142,7 +143,8 @@ def extend_group_size_to(pg: Any, size: int) -> None:
 
 def get_failed_ranks_hint(work: Any) -> torch.Tensor:
     """Returns an int32 tensor with 1 at each slot that this rank saw fail in the operation."""
-    hint = torch.zeros(_capacity(work), dtype=torch.int32, device="cpu")
+    work = _work(work)
+    hint = torch.zeros(work.max_group_size, dtype=torch.int32, device="cpu")
     for rank in work.failed_ranks():
         hint[rank] = 1
     return hint
@@ -150,7 +152,7 @@ def get_failed_ranks_hint(work: Any) -> torch.Tensor:
 
 def get_local_success(work: Any) -> bool:
     """Returns whether this rank saw no other fail in the operation."""
-    return not work.failed_ranks()
+    return not _work(work).failed_ranks()
 
 
 def get_current_epoch(backend: Any) -> int:
@@ -215,8 +217,7 @@ def _response(answer: tuple[int, int, list[int], str]) -> ViewUpdateResponse:
     return ViewUpdateResponse(ProposalStatus(status), epoch, list(dropped), reason)
 
 
-def _capacity(work: Any) -> int:
-    capacity = getattr(work, "max_group_size", None)
-    if capacity is None:
+def _work(work: Any) -> MooncakeWork | CombinedWork:
+    if not isinstance(work, MooncakeWork | CombinedWork):
         raise TypeError(f"not a work of a process group of mooncake: {type(work).__name__}")
     return int(capacity)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import operator
 import os
 import threading
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, SupportsIndex
 
 import torch
 
@@ -98,11 +99,19 @@ def _check_active_ranks(tensor: Any) -> None:
 
 
 def _checked_size(size: Any) -> int:
-    if isinstance(size, bool) or not isinstance(size, int):
+    number = _as_int(size)
+    if number is None:
         raise TypeError(f"max_group_size must be an int, not {type(size).__name__}")
-    if not 1 <= size <= MAX_GROUP_SIZE:
-        raise ValueError(f"max_group_size must be 1 to {MAX_GROUP_SIZE}: max_group_size={size}")
-    return size
+    if not 1 <= number <= MAX_GROUP_SIZE:
+        raise ValueError(f"max_group_size must be 1 to {MAX_GROUP_SIZE}: max_group_size={number}")
+    return number
+
+
+def _as_int(value: Any) -> int | None:
+    """Returns an integer of Python or numpy as int; None for anything else."""
+    if isinstance(value, bool | torch.Tensor) or not isinstance(value, SupportsIndex):
+        return None
+    return operator.index(value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,7 +215,8 @@ class ProcessSettings:
 
     def set_duration(self, name: str, duration_us: int) -> None:
         """Sets one of the durations, for groups that are made afterwards."""
-        if isinstance(duration_us, bool) or not isinstance(duration_us, int) or duration_us <= 0:
+        number = _as_int(duration_us)
+        if number is None or number <= 0:
             raise ValueError(f"{name} must be a positive number of microseconds: {duration_us!r}")
         with self.lock:
             setattr(self, name, duration_us)
