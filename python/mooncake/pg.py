@@ -73,7 +73,7 @@ ViewUpdateStatus = ProposalStatus
 
 
 def set_host_ip(host: str) -> None:
-    """Sets the address that other ranks reach this process at, before the first group."""
+    """Sets the address or host by which other ranks reach this process, before the first group."""
     process_settings.set_host_ip(host)
 
 

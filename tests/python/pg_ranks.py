@@ -446,6 +446,25 @@ def end_without_destroy():
     dist.all_reduce(torch.ones(3))
 
 
+def hosts_by_name():
+    from mooncake.engine import TransferEngine
+
+    if RANK == 2:
+        pg.set_host_ip("localhost")
+    else:
+        engine = TransferEngine()
+        name = ("127.0.0.2:0", "localhost:0")[RANK]
+        assert engine.initialize(name, "P2PHANDSHAKE", "tcp", "") == 0
+        pg.set_transfer_engine(engine)
+    start()
+    if RANK == 0:
+        assert dist.group.WORLD._context.native.address.startswith("127.0.0.2:")
+    tensor = torch.ones(1)
+    dist.all_reduce(tensor)
+    assert tensor == SIZE
+    dist.barrier()
+
+
 def again_on_the_same_store():
     for _ in range(3):
         start()

@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 
 from mooncake import pg
+from mooncake._pg import context
 from mooncake.errors import NotSupportedError
 
 RANKS = Path(__file__).parent / "pg_ranks.py"
@@ -141,6 +142,7 @@ def test_guide_replaces_a_dead_rank(store):
         ("end_without_destroy", 2),
         ("again_on_the_same_store", 2),
     ],
+        ("hosts_by_name", 3),
 )
 def test_ranks_pass(scenario, size, store):
     with Ranks(scenario, size, store.port) as ranks:

@@ -107,10 +107,9 @@ def _published(store: Any, key: str, timeout: timedelta) -> str:
 def _host(store: Any) -> str:
     """Returns the address that other ranks reach this process at."""
     if process_settings.host_ip:
-        return process_settings.host_ip
-    if process_settings.engine is not None:
-        name = str(process_settings.engine.get_local_hostname())
-        return name.rpartition(":")[0] if name.count(":") == 1 else name
+        return _address_of(process_settings.host_ip.strip("[]"), "set_host_ip")
+    if process_settings.engine_name:
+        return _address_of(_host_of(process_settings.engine_name), "set_transfer_engine")
     return _interface_towards(*_server_of(store))
 
 
@@ -129,6 +128,24 @@ def _interface_towards(host: str, port: int) -> str:
     for family, kind, protocol, _, target in socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM):
         with socket.socket(family, kind, protocol) as probe:
             try:
+def _host_of(name: str) -> str:
+    """Returns the host of `host`, `host:port`, `[address]:port` or an IPv6 address."""
+    if name.startswith("["):
+        return name[1:].partition("]")[0]
+    return name.rpartition(":")[0] if name.count(":") == 1 else name
+
+
+def _address_of(host: str, call: str) -> str:
+    """Returns an IP address of a host."""
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError) as error:
+        raise ValueError(f"{call}: the host name has no address: host={host}") from error
+    # Ranks of several hosts rather have addresses of version 4 in common.
+    found.sort(key=lambda entry: entry[0] != socket.AF_INET)
+    return str(found[0][4][0])
+
+
                 probe.connect(target)
             except OSError:
                 continue

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any, SupportsIndex
 
 import torch
 
+from mooncake.engine import TransferEngine
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -179,7 +181,7 @@ class ProcessSettings:
 
     host_ip: str | None = None
     device_filter: tuple[str, ...] | None = None
-    engine: Any = None
+    engine: TransferEngine | None = None
     collective_timeout_us: int = 10_000_000
     p2p_timeout_us: int = 10_000_000
     reconciliation_window_us: int = 30_000_000
@@ -205,7 +207,7 @@ class ProcessSettings:
 
     def set_engine(self, engine: Any) -> None:
         """Sets an engine whose host the groups use; None goes back to the default."""
-        if engine is not None and not callable(getattr(engine, "get_engine_ptr", None)):
+        if engine is not None and not isinstance(engine, TransferEngine):
             raise TypeError(f"not a TransferEngine: {type(engine).__name__}")
         if engine is not None and not engine.get_engine_ptr():
             raise RuntimeError("the TransferEngine is not initialized: call initialize first")
@@ -213,13 +215,18 @@ class ProcessSettings:
             self._check_change("set_transfer_engine", self.engine, engine)
             self.engine = engine
 
+    @property
+    def engine_name(self) -> str:
+        """The name that the engine was initialized with; empty without one."""
+        return "" if self.engine is None else self.engine._local_name
+
     def set_duration(self, name: str, duration_us: int) -> None:
         """Sets one of the durations, for groups that are made afterwards."""
         number = _as_int(duration_us)
         if number is None or number <= 0:
             raise ValueError(f"{name} must be a positive number of microseconds: {duration_us!r}")
         with self.lock:
-            setattr(self, name, duration_us)
+            setattr(self, name, number)
 
     def _check_change(self, call: str, old: Any, new: Any) -> None:
         if self.is_fixed and old != new:

@@ -55,11 +55,12 @@ class TransferEngine(DeviceTransfers, EngineLifetime):
 
     TransferOpcode = _Opcode
 
-    __slots__ = ("__weakref__", "_timeout_s")
+    __slots__ = ("__weakref__", "_local_name", "_timeout_s")
 
     def __init__(self) -> None:
         """Make an engine that is not initialized yet. Reads ``MC_TRANSFER_TIMEOUT``."""
         self._native: _native.Engine | None = None
+        self._local_name = ""
         self._timeout_s = transfer_timeout_s()
 
     # Lifecycle
@@ -136,6 +137,7 @@ class TransferEngine(DeviceTransfers, EngineLifetime):
         except MooncakeError as error:
             _log.error("initialize failed: %s (%s)", error, error.remedy)
             return codes.FAILED
+        self._local_name = local_hostname.strip()
         return codes.OK
 
     def get_rpc_port(self) -> int:
