@@ -63,6 +63,8 @@ fn made(context: &Context, slot: usize) -> Result<Group> {
         capacity: 2,
         is_extension: false,
         removes_lost: true,
+        first_rank: 0,
+        made_within: LIMIT,
     })?)
 }
 

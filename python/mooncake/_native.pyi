@@ -873,8 +873,24 @@ class CollectiveContext:
         max_group_size: int,
         is_extension: bool,
         auto_deactivate: bool,
+        first_rank: int,
+        timeout_s: float,
     ) -> CollectiveGroup:
-        """Make a group, and wait until all founders have made it."""
+        """Make a group, and wait until all founders have made it.
+
+        Args:
+            name: Name of the group, the same at all ranks.
+            slot: Slot of this process.
+            declared_size: Number of founders.
+            max_group_size: Number of slots.
+            is_extension: Whether this rank joins a group that runs.
+            auto_deactivate: Whether lost ranks leave the view, not only the operations.
+            first_rank: Global rank of slot 0. It tells groups of one name apart.
+            timeout_s: Longest wait for the other founders.
+
+        Raises:
+            DeadlineError: Not all of them have made the group in time.
+        """
 
     def close(self) -> None:
         """End connections and threads. Groups must be closed before."""

@@ -34,6 +34,8 @@ def main() -> None:
                 max_group_size=2,
                 is_extension=False,
                 auto_deactivate=True,
+                first_rank=0,
+                timeout_s=LIMIT_S,
             )
             answer: object = group.size()
         elif command == "broadcast":

@@ -223,8 +223,103 @@ def dies_while_the_group_is_made(rank, size, port, parent):
             max_group_size=size + 1,
             is_extension=False,
             auto_deactivate=True,
+            first_rank=0,
+            timeout_s=10.0,
         )
     context.close()
+
+
+def _makes_in_time(make):
+    """Checks that a group which rank 2 never makes is an error in time."""
+    begin = time.monotonic()
+    with pytest.raises(Exception, match=r"absent_ranks=.*2"):
+        make()
+    assert time.monotonic() - begin < 6
+
+
+def group_without_a_rank(rank, size, port, parent):
+    store = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=LIMIT)
+    limit = timedelta(seconds=3)
+    _makes_in_time(
+        lambda: dist.init_process_group(
+            "mooncake-cpu", store=store, rank=rank, world_size=size, timeout=limit
+        )
+    )
+
+
+def subgroup_without_a_rank(rank, size, port, parent):
+    start(rank, size, port)
+    dist.barrier()
+    if rank != size - 1:
+        ranks, limit = list(range(size)), timedelta(seconds=3)
+        _makes_in_time(lambda: dist.new_group(ranks, timeout=limit))
+    # The world goes on.
+    assert add_up(rank) == (2.0**size - 1, [])
+
+
+def monitored_barrier_without_its_lowest_rank(rank, size, port, parent):
+    start(rank, size, port)
+    group = dist.new_group([1, 2, 3])
+    dist.barrier()
+    if rank == 1:
+        die()
+    if rank == 0:
+        # It coordinates.
+        parent.recv()
+        return
+    parent.send("ready")
+    if rank == 3:
+        parent.recv()
+    group.monitored_barrier(LIMIT)
+    parent.send("passed")
+    # A rank that is late is named by the lowest one that is left.
+    if rank == 2:
+        with pytest.raises(RuntimeError, match=r"not called it within 1 s: ranks=2$"):
+            group.monitored_barrier(timedelta(seconds=1))
+        parent.send("named")
+    parent.recv()
+
+
+def _show_apart(world):
+    """Lets the view be written to other memory than the mirror, as it is for one of a GPU."""
+    host = torch.zeros(world.max_group_size, dtype=torch.int32)
+    world._host_mirror = host
+    world._native.set_mirror(host.data_ptr())
+
+
+def activated_before_it_joins(rank, size, port, parent):
+    is_new = rank == size - 1
+    mirror = torch.zeros(size, dtype=torch.int32)
+    options = pg.MooncakeBackendOptions(mirror, is_new, size)
+    world = start(rank, size if is_new else size - 1, port, options)
+    _show_apart(world)
+    everyone = [1] * size
+    if is_new:
+        pg.join_group(world)
+    else:
+        parent.send("ready")
+        assert pg.recover_ranks(world, [size - 1]).status == pg.ProposalStatus.Applied
+    assert mirror.tolist() == everyone
+    assert add_up(rank) == (2.0**size - 1, [])
+    if rank == 0:
+        pg.deactivate_ranks(world, [size - 1])
+        assert mirror.tolist() == [1] * (size - 1) + [0]
+        parent.send("removed")
+    parent.recv()
+
+
+def groups_of_one_name(rank, size, port, parent):
+    start(rank, size, port)
+    pair = None
+    if rank < 2:
+        pair = dist.new_group([0, 1], use_local_synchronization=True)
+    own, _ = dist.new_subgroups(1)
+    for group, members in ((pair, 2), (own, 1)):
+        if group is not None:
+            tensor = torch.ones(1)
+            dist.all_reduce(tensor, group=group)
+            assert tensor == members
+    dist.barrier()
 
 
 def manual_mode(rank, size, port, parent):
@@ -320,9 +415,12 @@ def dies_between_join_and_activation(rank, size, port, parent):
     parent.send("waits")
     parent.recv()
     await_true(lambda: pg.get_peer_state(world, [size - 1]) == [False])
+    begin = time.monotonic()
     answer = pg.recover_ranks(world, [size - 1])
     assert answer.status == pg.ProposalStatus.Rejected
     assert "join_group" in answer.reject_reason
+    assert "has ended" in answer.reject_reason
+    assert time.monotonic() - begin < 15, "a rank that has ended was waited for"
     assert add_up(rank, LARGE) == (2.0 ** (size - 1) - 1, [])
 
 

@@ -76,6 +76,7 @@ class Ranks:
     def check(self, rank, code=0):
         output, errors = self.processes[rank].communicate(timeout=LIMIT_S)
         assert self.processes[rank].returncode == code, f"rank {rank}: {output}\n{errors}"
+        return errors
 
     def __enter__(self):
         return self
@@ -141,8 +142,8 @@ def test_guide_replaces_a_dead_rank(store):
         pytest.param("compiled_by_inductor", 2, marks=LONG),
         ("end_without_destroy", 2),
         ("again_on_the_same_store", 2),
-    ],
         ("hosts_by_name", 3),
+    ],
 )
 def test_ranks_pass(scenario, size, store):
     with Ranks(scenario, size, store.port) as ranks:
@@ -172,8 +173,13 @@ def test_killed_rank_is_lost_once_and_replaced(store):
         ranks.check(victim, -signal.SIGKILL)
         assert ranks.processes[0].stdout.readline() == "lost\n"
         ranks.start(victim, "extension")
-        for rank in range(size):
-            ranks.check(rank)
+        logs = [ranks.check(rank) for rank in range(size)]
+    for rank in (0, 2):
+        lost = [line for line in logs[rank].splitlines() if "has lost ranks" in line]
+        assert len(lost) == 1, logs[rank]
+        for part in ("WARN", "group=0", f"rank={rank}", "epoch=2", "lost=[1]", "active=[0, 2]"):
+            assert part in lost[0], lost
+    assert "the process of a rank has ended rank=1" in logs[0]
 
 
 @pytest.mark.timeout(LIMIT_S + 20)
@@ -235,6 +241,7 @@ def test_options_take_upstreams_forms():
         pg.MooncakeBackendOptions(mirror, True),
         pg.MooncakeBackendOptions(mirror, True, 4),
         pg.MooncakeBackendOptions(4),
+        pg.MooncakeBackendOptions(numpy.int64(4)),
         pg.MooncakeBackendOptions(4, True),
         pg.MooncakeBackendOptions(4, False, True, False),
         pg.MooncakeBackendOptions(active_ranks=mirror, is_extension=False),
@@ -243,13 +250,13 @@ def test_options_take_upstreams_forms():
     assert all(isinstance(form, pg.MooncakeBackendOptions) for form in forms)
 
 
-        pg.MooncakeBackendOptions(numpy.int64(4)),
 @pytest.mark.parametrize(
     ("arguments", "keywords", "text"),
     [
         ((), {}, "needs active_ranks or max_group_size"),
         ((65,), {}, "1 to 64"),
         ((True,), {}, "first argument"),
+        ((), {"max_group_size": torch.tensor(4)}, "an int, not Tensor"),
         ((torch.zeros(2),), {}, "int32"),
         ((torch.zeros(2, dtype=torch.int32), False, 3), {}, "shorter"),
         ((4, False, False, True), {}, "needs auto_deactivate"),
@@ -258,7 +265,6 @@ def test_options_take_upstreams_forms():
     ],
 )
 def test_wrong_options_are_refused(arguments, keywords, text):
-        ((), {"max_group_size": torch.tensor(4)}, "an int, not Tensor"),
     with pytest.raises((TypeError, ValueError), match=text):
         pg.MooncakeBackendOptions(*arguments, **keywords)
 
@@ -275,9 +281,6 @@ def test_other_groups_and_works_are_refused():
             call(object())
 
 
-def test_package_does_not_import_torch():
-    code = "import sys, mooncake; assert 'torch' not in sys.modules"
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 def test_outcomes_of_other_objects_are_refused():
     for call in (pg.get_local_success, pg.get_failed_ranks_hint):
         with pytest.raises(TypeError, match="not a work of a process group"):
@@ -308,3 +311,6 @@ def test_host_name_without_address_is_named():
         context._address_of("a" * 64, "set_host_ip")
 
 
+def test_package_does_not_import_torch():
+    code = "import sys, mooncake; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

@@ -23,9 +23,9 @@ use crate::{
     coordinator::Coordinator,
     fabric::Fabric,
     group::Group,
-    inbox::Inbox,
+    inbox::{Inbox, State},
     mesh::{Mesh, group_id},
-    message::{self, Answer, Attach, Member, Notice, Request},
+    message::{self, Answer, Attach, Commit, Member, Notice, Request},
     progress::View,
 };
 
@@ -50,7 +50,7 @@ pub struct ContextConfig {
     pub fabric: Option<Arc<dyn Fabric>>,
     /// Silence after which a rank is taken out of the views.
     pub heartbeat_timeout: Duration,
-    /// Longest time in which all ranks must have made a group.
+    /// Longest time in which the coordinator must be reached.
     pub bootstrap_timeout: Duration,
 }
 
@@ -69,6 +69,17 @@ pub struct GroupConfig {
     pub is_extension: bool,
     /// Whether lost ranks leave the view, not only the operations.
     pub removes_lost: bool,
+    /// Global rank of slot 0. It tells groups apart that have one name and no rank in common.
+    pub first_rank: u32,
+    /// Longest time in which all founders must have made the group.
+    pub made_within: Duration,
+}
+
+impl GroupConfig {
+    /// Returns the name that the coordinator and the members use.
+    fn key(&self) -> String {
+        format!("{}@{}", self.name, self.first_rank)
+    }
 }
 
 /// The process's part in collective operations.
@@ -79,7 +90,6 @@ pub struct Context {
     coordinator_address: String,
     data_address: std::net::SocketAddr,
     threads: Mutex<Vec<JoinHandle<()>>>,
-    bootstrap_timeout: Duration,
     rank: u32,
     incarnation: u64,
 }
@@ -166,7 +176,6 @@ impl Context {
             coordinator_address,
             data_address,
             threads: Mutex::new(threads),
-            bootstrap_timeout: config.bootstrap_timeout,
             rank: config.rank,
             incarnation,
         })
@@ -182,7 +191,8 @@ impl Context {
     /// # Errors
     /// The coordinator refuses the slot, a founder has gone, or the time is up.
     pub fn group(&self, config: &GroupConfig) -> Result<Group> {
-        let id = group_id(&config.name);
+        let key = config.key();
+        let id = group_id(&key);
         let inbox = self.agent.mesh.inbox(id).ok_or_else(|| Error::invalid("too many groups"))?;
         {
             let mut state = inbox.state.lock();
@@ -192,6 +202,7 @@ impl Context {
                 );
             }
             state.is_made = true;
+            state.name.clone_from(&config.name);
             state.progress.slot = config.slot;
             state.capacity = config.capacity;
             state.declared = config.declared;
@@ -199,7 +210,7 @@ impl Context {
             state.progress.view = self.isolated_view(config);
         }
         self.agent.tell(&Request::Attach(Attach {
-            group: config.name.clone(),
+            group: key.clone(),
             slot: config.slot,
             declared: config.declared,
             capacity: config.capacity,
@@ -207,10 +218,12 @@ impl Context {
             removes_lost: config.removes_lost,
         }))?;
         if let Err(error) = self.await_made(&inbox, config) {
+            // The others need not wait any more.
+            self.agent.leave(&key);
             self.agent.mesh.forget(id);
             return Err(error);
         }
-        Group::start(&config.name, id, config.slot, inbox, Arc::clone(&self.agent))
+        Group::start(&config.name, key, config.slot, inbox, Arc::clone(&self.agent))
     }
 
     /// Ends the connections and threads; groups must be closed before. Harmless if repeated.
@@ -251,7 +264,7 @@ impl Context {
     }
 
     fn await_made(&self, inbox: &Inbox, config: &GroupConfig) -> Result<()> {
-        let end = Instant::now() + self.bootstrap_timeout;
+        let end = Instant::now() + config.made_within;
         let mut state = inbox.state.lock();
         loop {
             if let Some(reason) = state.refusal.take() {
@@ -266,13 +279,7 @@ impl Context {
             }
             let left = end.saturating_duration_since(Instant::now());
             if left.is_zero() {
-                return Err(Error::new(
-                    ErrorCode::RPC_FAIL,
-                    "not all ranks have made the group in time: start all of them, or allow more \
-                     time",
-                )
-                .with("group", &config.name)
-                .with("limit_s", self.bootstrap_timeout.as_secs()));
+                return Err(not_made(config, &state));
             }
             inbox.changed.wait_for(&mut state, left);
         }
@@ -398,6 +405,7 @@ impl Agent {
                 let _ = self.tell(&Request::Report { group, attempt, finished });
             }),
             Notice::Commit(commit) => self.with(&commit.group.clone(), |inbox| {
+                log_view(&inbox.state.lock(), &commit);
                 for (rank, incarnation) in inbox.commit(commit) {
                     let shares_view = |inbox: &Arc<Inbox>| inbox.shares_view_with(rank);
                     if !self.mesh.inboxes().iter().any(shares_view) {
@@ -406,7 +414,10 @@ impl Agent {
                 }
             }),
             Notice::Peers { group, states } => self.with(&group, |inbox| {
-                inbox.state.lock().peers = states;
+                let mut state = inbox.state.lock();
+                state.peers = states;
+                state.peers_version += 1;
+                drop(state);
                 inbox.changed.notify_all();
             }),
             Notice::Reply { id, answer } => {
@@ -459,6 +470,38 @@ impl Agent {
                 let _ = self.tell(&Request::Suspect { rank, incarnation });
             }
         }
+    }
+}
+
+/// Logs a new view: at a loss as a warning.
+fn log_view(state: &State, commit: &Commit) {
+    let Commit { epoch, failed, .. } = commit;
+    let (group, rank) = (&state.name, state.progress.slot);
+    let active = slots_where(&commit.active, true);
+    if failed.is_empty() {
+        tracing::info!(group, rank, epoch, ?active, "the members of a process group");
+    } else {
+        let lost = failed;
+        tracing::warn!(group, rank, epoch, ?lost, ?active, "a process group has lost ranks");
+    }
+}
+
+fn slots_where(states: &[bool], wanted: bool) -> Vec<usize> {
+    (0..states.len()).filter(|slot| states[*slot] == wanted).collect()
+}
+
+fn not_made(config: &GroupConfig, state: &State) -> Error {
+    let text = "not all ranks have made the group in time: start all of them, or allow more time";
+    let error = Error::new(ErrorCode::RPC_TIMEOUT, text)
+        .with("group", &config.name)
+        .with("limit_s", config.made_within.as_secs_f64());
+    let founders = state.peers.get(..config.declared).unwrap_or_default();
+    match slots_where(founders, false) {
+        // The coordinator has told who is there.
+        absent if state.peers_version > 0 && !absent.is_empty() => {
+            error.with("absent_ranks", format!("{absent:?}"))
+        }
+        _ => error,
     }
 }
 

@@ -17,7 +17,7 @@ use mooncake_base::{Token, sync::Condvar, sync::Mutex};
 use crate::{
     auth,
     membership::{Membership, Notices},
-    message::{self, Notice, Request},
+    message::{self, Attach, Notice, Request},
 };
 
 /// How often silence is looked for.
@@ -150,6 +150,7 @@ impl Shared {
             let notices = state.membership.handle(rank, request);
             state.send(notices);
         }
+        let mut says_goodbye = false;
         while !self.stopping.load(Ordering::SeqCst)
             && let Ok(request) = message::receive::<Request>(&mut stream)
         {
@@ -160,6 +161,8 @@ impl Shared {
                 return;
             };
             agent.heard = Instant::now();
+            says_goodbye = request == Request::Goodbye;
+            log_request(rank, &request);
             let notices = state.membership.handle(rank, request);
             state.send(notices);
             self.changed.notify_all();
@@ -168,6 +171,9 @@ impl Shared {
         if state.agents.get(&rank).is_some_and(|agent| agent.connection == connection) {
             state.agents.remove(&rank);
             if !self.stopping.load(Ordering::SeqCst) {
+                if !says_goodbye {
+                    tracing::warn!(rank, "the process of a rank has ended");
+                }
                 let notices = state.membership.lose(rank, true);
                 state.send(notices);
             }
@@ -208,6 +214,10 @@ impl Shared {
                 }
             }
             for rank in silent {
+                if state.membership.is_online(rank) {
+                    let limit = self.heartbeat_timeout;
+                    tracing::warn!(rank, ?limit, "a rank is silent for too long");
+                }
                 let notices = state.membership.silence(rank);
                 state.send(notices);
             }
@@ -224,6 +234,27 @@ impl State {
                 let _ = agent.stream.shutdown(Shutdown::Both);
             }
         }
+    }
+}
+
+/// Logs a request that changes who is in a group.
+fn log_request(rank: u32, request: &Request) {
+    match request {
+        Request::Suspect { rank: lost, .. } => {
+            tracing::info!(rank, lost, "a rank has lost its connection to another one");
+        }
+        Request::Attach(Attach { group, slot, is_extension, .. }) => {
+            tracing::info!(group, rank, slot, is_extension, "a rank makes a group");
+        }
+        Request::Join { group } => tracing::info!(group, rank, "a rank waits for its activation"),
+        Request::Activate { group, slots, .. } => {
+            tracing::info!(group, rank, ?slots, "a rank wants to activate others");
+        }
+        Request::Deactivate { group, slots, .. } => {
+            tracing::info!(group, rank, ?slots, "a rank wants to remove others");
+        }
+        Request::Leave { group } => tracing::info!(group, rank, "a rank leaves a group"),
+        _ => {}
     }
 }
 

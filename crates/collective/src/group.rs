@@ -19,7 +19,7 @@ use crate::{
     inbox::{Inbox, Messages, Outgoing, Receive, Sent, State, announce},
     line::{CarriedOut, CarryOut, Line},
     memory::{HostRange, Mirror},
-    mesh::{Attention, Mesh, Polling},
+    mesh::{Attention, Mesh, Polling, group_id},
     message::{Answer, Request},
     messages::DIRECT_BYTES_MAX,
     metrics::{self, Counters, GroupMetrics, GroupReport, OperationKind, Recording},
@@ -47,6 +47,8 @@ pub struct Group {
 #[derive(Debug)]
 pub(crate) struct Core {
     name: String,
+    /// Name of the group at the coordinator.
+    key: String,
     pub(crate) id: u64,
     pub(crate) slot: usize,
     pub(crate) inbox: Arc<Inbox>,
@@ -71,14 +73,15 @@ struct Staged {
 impl Group {
     pub(crate) fn start(
         name: &str,
-        id: u64,
+        key: String,
         slot: usize,
         inbox: Arc<Inbox>,
         agent: Arc<Agent>,
     ) -> Result<Self> {
         let core = Arc::new(Core {
             name: name.to_owned(),
-            id,
+            id: group_id(&key),
+            key,
             slot,
             inbox,
             mesh: Arc::clone(agent.mesh()),
@@ -241,13 +244,34 @@ impl Group {
         self.core.counters()
     }
 
-    /// Makes ranks that wait in [`Self::wait_joined`] members.
+    /// Makes ranks that wait in [`Self::wait_joined`] members. If the answer is
+    /// [`Status::NotReady`](crate::Status::NotReady), another try may succeed after [`Self::wait_peers`].
     ///
     /// # Errors
     /// The coordinator has not answered in time.
     pub fn activate(&self, slots: Vec<usize>, limit: Duration) -> Result<Answer> {
-        let group = self.core.name.clone();
+        let group = self.core.key.clone();
         self.core.agent.ask(limit, |id| Request::Activate { group, slots, id })
+    }
+
+    /// Returns a number that grows when the state of a peer changes.
+    pub fn peers_version(&self) -> u64 {
+        self.core.inbox.state.lock().peers_version
+    }
+
+    /// Waits at most `time` and returns whether the state of a peer has changed since `version`.
+    ///
+    /// # Errors
+    /// The group is closed.
+    pub fn wait_peers(&self, version: u64, time: Duration) -> Result<bool> {
+        let mut state = self.core.inbox.state.lock();
+        if state.closed.is_none() && state.peers_version == version {
+            self.core.inbox.changed.wait_for(&mut state, time);
+        }
+        match &state.closed {
+            Some(error) => Err(error.clone()),
+            None => Ok(state.peers_version != version),
+        }
     }
 
     /// Takes ranks out of the view.
@@ -255,7 +279,7 @@ impl Group {
     /// # Errors
     /// The coordinator has not answered in time.
     pub fn deactivate(&self, slots: Vec<usize>, limit: Duration) -> Result<Answer> {
-        let group = self.core.name.clone();
+        let group = self.core.key.clone();
         self.core.agent.ask(limit, |id| Request::Deactivate { group, slots, id })
     }
 
@@ -264,7 +288,7 @@ impl Group {
     /// # Errors
     /// The coordinator has not answered in time.
     pub fn synchronize(&self, limit: Duration) -> Result<Answer> {
-        let group = self.core.name.clone();
+        let group = self.core.key.clone();
         self.core.agent.ask(limit, |id| Request::Synchronize { group, id })
     }
 
@@ -281,7 +305,7 @@ impl Group {
             return Err(Error::invalid("this rank is a member of the group already"));
         }
         drop(state);
-        self.core.agent.tell(&Request::Join { group: self.core.name.clone() })
+        self.core.agent.tell(&Request::Join { group: self.core.key.clone() })
     }
 
     /// Waits at most `time` and returns whether this rank is a member.
@@ -307,7 +331,7 @@ impl Group {
             return;
         }
         metrics::remove_group(&self.core);
-        self.core.agent.leave(&self.core.name);
+        self.core.agent.leave(&self.core.key);
         self.core.inbox.close(&closed());
         self.core.line.close();
         for thread in threads {

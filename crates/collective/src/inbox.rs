@@ -68,12 +68,15 @@ pub(crate) struct Inbox {
 #[derive(Debug, Default)]
 pub(crate) struct State {
     pub(crate) is_made: bool,
+    pub(crate) name: String,
     /// Whether the coordinator knows this extension rank.
     pub(crate) is_known: bool,
     pub(crate) progress: Progress,
     pub(crate) capacity: usize,
     pub(crate) declared: usize,
     pub(crate) peers: Vec<bool>,
+    /// Counts how often the coordinator has told the states of the peers.
+    pub(crate) peers_version: u64,
     pub(crate) mirror: Option<Mirror>,
     /// Slots that failed, and that no operation has reported yet.
     pub(crate) unreported: Vec<usize>,

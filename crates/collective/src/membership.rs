@@ -65,6 +65,8 @@ struct Group {
     capacity: usize,
     removes_lost: bool,
     slots: BTreeMap<usize, Slot>,
+    /// Slots without a process whose last one has ended or has left the group.
+    vacated: BTreeSet<usize>,
     is_founded: bool,
     attempt: u32,
     generation: u32,
@@ -147,6 +149,11 @@ impl Membership {
                 notices
             }
         }
+    }
+
+    /// Returns whether a rank is known, and was heard of lately.
+    pub(crate) fn is_online(&self, rank: u32) -> bool {
+        self.processes.get(&rank).is_some_and(|process| process.is_online)
     }
 
     /// Returns whether no change of a view is in progress.
@@ -253,6 +260,7 @@ impl Group {
             capacity: attach.capacity,
             removes_lost: attach.removes_lost,
             slots: BTreeMap::new(),
+            vacated: BTreeSet::new(),
             is_founded: false,
             attempt: 0,
             generation: 0,
@@ -285,6 +293,7 @@ impl Group {
                         (is_extension)"
                 .to_owned());
         }
+        self.vacated.remove(&wish.slot);
         self.slots.insert(wish.slot, Slot { rank, state: SlotState::Inactive });
         let mut notices = Notices::new();
         if wish.is_extension {
@@ -295,6 +304,9 @@ impl Group {
             if (0..self.declared).all(|slot| self.slots.contains_key(&slot)) {
                 self.is_founded = true;
                 notices.extend(self.begin(Change::default(), all));
+            } else {
+                // A rank whose time is up names those that are not there.
+                notices.extend(self.peers(all));
             }
         }
         Ok(notices)
@@ -423,13 +435,11 @@ impl Group {
             return Notices::new();
         }
         let mut change = Change { replies: vec![(wanted.rank, wanted.id)], ..Change::default() };
-        let reject = |reason: String| {
-            let answer = Answer::rejected(self.epoch, reason);
-            vec![(wanted.rank, Notice::Reply { id: wanted.id, answer })]
-        };
+        let answer = |answer| vec![(wanted.rank, Notice::Reply { id: wanted.id, answer })];
+        let rejected = |reason: String| Answer::rejected(self.epoch, reason);
         if self.slot_of(wanted.rank).is_none_or(|slot| self.slots[&slot].state != SlotState::Active)
         {
-            return reject("this rank is not active in the group".to_owned());
+            return answer(rejected("this rank is not active in the group".to_owned()));
         }
         for &number in &wanted.slots {
             let state = self.slots.get(&number).map(|slot| slot.state);
@@ -439,7 +449,11 @@ impl Group {
                 }
                 Some(SlotState::Active) if wanted.activates => {}
                 _ if wanted.activates => {
-                    return reject(format!("the rank does not wait in join_group: rank={number}"));
+                    let text = format!("the rank does not wait in join_group: rank={number}");
+                    return match self.may_become_ready(number, all) {
+                        true => answer(Answer { status: Status::NotReady, ..rejected(text) }),
+                        false => answer(rejected(format!("{text}; its process has ended"))),
+                    };
                 }
                 Some(SlotState::Active | SlotState::Lost | SlotState::Awaiting) => {
                     change.dropped.insert(number);
@@ -449,8 +463,7 @@ impl Group {
         }
         let removed = std::mem::take(&mut change.dropped);
         if change.activated.is_empty() && removed.is_empty() {
-            let answer = Answer::new(Status::Applied, self.epoch);
-            return vec![(wanted.rank, Notice::Reply { id: wanted.id, answer })];
+            return answer(Answer::new(Status::Applied, self.epoch));
         }
         for number in removed {
             if let Some(slot) = self.slots.get_mut(&number) {
@@ -473,6 +486,7 @@ impl Group {
     fn leave(&mut self, slot: usize, all: &Processes) -> Notices {
         let was_active = self.slots.get(&slot).is_some_and(|slot| slot.state == SlotState::Active);
         self.slots.remove(&slot);
+        self.vacated.insert(slot);
         self.after_loss(slot, was_active, false, all)
     }
 
@@ -486,6 +500,7 @@ impl Group {
         };
         if is_gone && entry.state == SlotState::Inactive {
             self.slots.remove(&slot);
+            self.vacated.insert(slot);
         }
         self.after_loss(slot, was_active, true, all)
     }
@@ -498,7 +513,16 @@ impl Group {
         all: &Processes,
     ) -> Notices {
         if !self.is_founded {
-            let reason = format!("a rank has left while the group was made: rank={slot}");
+            let absent = (0..self.declared)
+                .filter(|number| number != &slot && !self.slots.contains_key(number));
+            let absent: Vec<_> = absent.collect();
+            let reason = if absent.is_empty() {
+                format!("a rank has left while the group was made: rank={slot}")
+            } else {
+                format!(
+                    "a rank has left while the group was made: rank={slot}, absent_ranks={absent:?}"
+                )
+            };
             let everyone = self.slots.values().map(|slot| slot.rank);
             let refused =
                 |rank| (rank, Notice::Refused { group: self.name.clone(), reason: reason.clone() });
@@ -531,6 +555,14 @@ impl Group {
     fn is_online(&self, slot: usize, all: &Processes) -> bool {
         let rank = self.slots.get(&slot).map(|slot| slot.rank);
         rank.and_then(|rank| all.get(&rank)).is_some_and(|process| process.is_online)
+    }
+
+    /// Returns whether a slot whose rank does not wait in `join` may soon have one that does.
+    fn may_become_ready(&self, slot: usize, all: &Processes) -> bool {
+        match self.slots.get(&slot) {
+            Some(entry) => all.contains_key(&entry.rank),
+            None => !self.vacated.contains(&slot),
+        }
     }
 
     /// Tells everyone which ranks are reachable and active, or wait.

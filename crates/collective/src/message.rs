@@ -122,6 +122,8 @@ pub enum Status {
     AppliedWithDropped,
     /// There was nothing to do.
     NothingPending,
+    /// The view is as before: a rank does not wait in `join` yet.
+    NotReady,
 }
 
 impl Answer {

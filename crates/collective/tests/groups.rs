@@ -10,10 +10,10 @@ use std::{
         atomic::{AtomicBool, AtomicUsize, Ordering},
     },
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
-use mooncake_base::{Error, Result, Token};
+use mooncake_base::{Error, ErrorCode, Result, Token};
 use mooncake_collective::{
     Completion, Context, ContextConfig, Dtype, Fabric, Group, GroupConfig, HostRange, Operation,
     Outcome, Reduction, Status,
@@ -126,6 +126,8 @@ fn config(slot: usize, declared: usize, capacity: usize) -> GroupConfig {
         capacity,
         is_extension: false,
         removes_lost: true,
+        first_rank: 0,
+        made_within: LIMIT,
     }
 }
 
@@ -355,12 +357,16 @@ fn extension_rank_is_alone_until_it_is_activated() {
     assert_eq!(alone, [4]);
 
     let early = founders[0].activate(vec![2], LIMIT).unwrap();
-    assert_eq!(early.status, Status::Rejected);
+    assert_eq!(early.status, Status::NotReady);
     assert!(early.reason.contains("rank=2"), "{}", early.reason);
 
     newcomer.begin_join().unwrap();
-    while !founders[1].peers()[2] {
-        thread::yield_now();
+    loop {
+        let version = founders[1].peers_version();
+        if founders[1].peers()[2] {
+            break;
+        }
+        assert!(founders[1].wait_peers(version, LIMIT).unwrap(), "the newcomer never waits");
     }
     assert_eq!(founders[1].activate(vec![2], LIMIT).unwrap().status, Status::Applied);
     assert!(newcomer.wait_joined(LIMIT).unwrap());
@@ -534,6 +540,34 @@ fn wrong_capacity_and_taken_slot_are_refused() {
     assert!(refusal(extension(1, 3)).contains("taken"));
     assert!(refusal(extension(3, 3)).contains("no such slot"));
     assert!(refusal(config(2, 3, 3)).contains("is_extension"));
+}
+
+#[test]
+fn absent_ranks_are_named_when_the_time_is_up() {
+    let contexts = contexts(2);
+    let wish = |slot, made_within| GroupConfig { made_within, ..config(slot, 4, 4) };
+    let patient = thread::spawn({
+        let (context, wish) = (Arc::clone(&contexts[1]), wish(1, LIMIT));
+        move || context.group(&wish).unwrap_err().to_string()
+    });
+    let begin = Instant::now();
+    let error = contexts[0].group(&wish(0, Duration::from_millis(500))).unwrap_err();
+    assert!(begin.elapsed() < LIMIT / 2);
+    assert_eq!(error.code(), ErrorCode::RPC_TIMEOUT);
+    assert!(error.to_string().contains("2, 3]"), "{error}");
+    // The other one does not wait for what cannot be any more.
+    let error = patient.join().unwrap();
+    assert!(error.contains("rank=0") && error.contains("2, 3]"), "{error}");
+}
+
+#[test]
+fn groups_of_one_name_and_other_ranks_are_apart() {
+    let contexts = contexts(3);
+    let alone = GroupConfig { first_rank: 2, ..config(0, 1, 1) };
+    let single = [Arc::new(contexts[2].group(&alone).unwrap())];
+    let pair = groups(&contexts[..2], 2);
+    assert_eq!(add_up(&pair, &[0, 1], 5)[0].0, 3);
+    assert_eq!(add_up(&single, &[0], 5)[0].0, 1);
 }
 
 #[test]

@@ -20,12 +20,17 @@ use crate::{
     detach::detached,
     engine::{Engine, Running},
     error::{or_raise, py_error},
+    log,
 };
 
 /// How often a wait looks for Ctrl-C.
 const SIGNAL_INTERVAL: Duration = Duration::from_millis(100);
 /// Longest time that the coordinator takes to change a view.
 const CHANGE_LIMIT: Duration = Duration::from_secs(40);
+/// Longest time in which a group is made if the caller's limit cannot be counted.
+const MADE_LIMIT: Duration = Duration::from_secs(30 * 24 * 3600);
+/// How long an activation waits for ranks that do not wait in `join` yet.
+const READY_LIMIT: Duration = Duration::from_secs(20);
 
 /// The process's part in collective operations.
 #[pyclass(frozen, module = "mooncake._native", name = "CollectiveContext")]
@@ -51,6 +56,8 @@ impl CollectiveContext {
         heartbeat_timeout_us: u64,
         bootstrap_timeout_us: u64,
     ) -> PyResult<Self> {
+        log::install();
+        log::warn_of_variables();
         let engine = engine.map(|engine| Arc::clone(engine.running()));
         let start = || -> Result<Context> {
             let host: IpAddr = host
@@ -88,9 +95,11 @@ impl CollectiveContext {
         self.0.coordinator_address().to_owned()
     }
 
-    /// Makes a group, and waits until all founders have made it.
+    /// Makes a group, and waits until all founders have made it. `first_rank` is the global rank of
+    /// slot 0.
     #[pyo3(signature = (
-        name, slot, *, declared_size, max_group_size, is_extension, auto_deactivate
+        name, slot, *, declared_size, max_group_size, is_extension, auto_deactivate, first_rank,
+        timeout_s
     ))]
     #[allow(clippy::too_many_arguments, reason = "the binding names each argument")]
     fn group(
@@ -102,6 +111,8 @@ impl CollectiveContext {
         max_group_size: usize,
         is_extension: bool,
         auto_deactivate: bool,
+        first_rank: u32,
+        timeout_s: f64,
     ) -> PyResult<CollectiveGroup> {
         let config = GroupConfig {
             name,
@@ -110,6 +121,8 @@ impl CollectiveContext {
             capacity: max_group_size,
             is_extension,
             removes_lost: auto_deactivate,
+            first_rank,
+            made_within: Duration::try_from_secs_f64(timeout_s).unwrap_or(MADE_LIMIT),
         };
         let made = detached(py, || self.0.group(&config)).and_then(|made| made);
         Ok(CollectiveGroup { group: or_raise(py, made)?, capacity: max_group_size })
@@ -352,19 +365,27 @@ impl CollectiveGroup {
     }
 
     /// Makes ranks that wait in `join` members; returns status, epoch, dropped ranks and reason.
+    /// Waits for ranks that do not wait in `join` yet.
     fn activate(&self, py: Python<'_>, slots: Vec<usize>) -> PyResult<AnswerParts> {
-        answer(py, || self.group.activate(slots, CHANGE_LIMIT))
+        let end = Instant::now() + READY_LIMIT;
+        loop {
+            let version = self.group.peers_version();
+            let answer = ask(py, || self.group.activate(slots.clone(), CHANGE_LIMIT))?;
+            if answer.status != Status::NotReady || !self.await_peers(py, version, end)? {
+                return Ok(parts(answer));
+            }
+        }
     }
 
     /// Takes ranks out of the view; returns as `activate`.
     fn deactivate(&self, py: Python<'_>, slots: Vec<usize>) -> PyResult<AnswerParts> {
-        answer(py, || self.group.deactivate(slots, CHANGE_LIMIT))
+        ask(py, || self.group.deactivate(slots, CHANGE_LIMIT)).map(parts)
     }
 
     /// Returns whether the members have agreed on a loss since the last call.
     fn sync_after_failure(&self, py: Python<'_>) -> PyResult<bool> {
-        let (status, ..) = answer(py, || self.group.synchronize(CHANGE_LIMIT))?;
-        Ok(status == 1)
+        let answer = ask(py, || self.group.synchronize(CHANGE_LIMIT))?;
+        Ok(answer.status == Status::Applied)
     }
 
     /// Waits until a member activates this rank; returns whether one did.
@@ -419,6 +440,21 @@ impl CollectiveGroup {
 }
 
 impl CollectiveGroup {
+    /// Waits until `end` and returns whether the state of a peer has changed since `version`.
+    fn await_peers(&self, py: Python<'_>, version: u64, end: Instant) -> PyResult<bool> {
+        loop {
+            let left = end.saturating_duration_since(Instant::now()).min(SIGNAL_INTERVAL);
+            let changed = detached(py, || self.group.wait_peers(version, left)).and_then(|it| it);
+            if or_raise(py, changed)? {
+                return Ok(true);
+            }
+            if left.is_zero() {
+                return Ok(false);
+            }
+            py.check_signals()?;
+        }
+    }
+
     fn begin(&self, py: Python<'_>, operation: Operation) -> PyResult<CollectiveCompletion> {
         or_raise(py, self.group.begin_for_waiter(operation)).map(CollectiveCompletion)
     }
@@ -505,14 +541,17 @@ impl CollectiveCompletion {
 
 type AnswerParts = (u32, u64, Vec<usize>, String);
 
-fn answer(py: Python<'_>, ask: impl FnOnce() -> Result<Answer> + Send) -> PyResult<AnswerParts> {
-    let answer = or_raise(py, detached(py, ask).and_then(|answer| answer))?;
+fn ask(py: Python<'_>, ask: impl FnOnce() -> Result<Answer> + Send) -> PyResult<Answer> {
+    or_raise(py, detached(py, ask).and_then(|answer| answer))
+}
+
+fn parts(answer: Answer) -> AnswerParts {
     let status = match answer.status {
-        Status::Rejected | Status::NothingPending => 0,
+        Status::Rejected | Status::NothingPending | Status::NotReady => 0,
         Status::Applied => 1,
         Status::AppliedWithDropped => 2,
     };
-    Ok((status, answer.epoch, answer.dropped, answer.reason))
+    (status, answer.epoch, answer.dropped, answer.reason)
 }
 
 fn codes(dtype: u32, operation: u32) -> Result<(Dtype, Reduction)> {

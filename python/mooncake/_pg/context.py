@@ -6,6 +6,7 @@ import atexit
 import os
 import socket
 import threading
+import time
 import weakref
 from datetime import timedelta
 from typing import Any
@@ -14,7 +15,7 @@ from mooncake._runtime import _native
 
 from .settings import process_settings
 
-__all__ = ["ProcessContext", "context_for"]
+__all__ = ["ProcessContext", "context_for", "seconds_left"]
 
 _LATEST = "mooncake_pg/latest"
 
@@ -46,6 +47,8 @@ class ProcessContext:
         """Closes all groups. Their operations fail, their threads end."""
         for group in list(self._groups):
             group.shutdown()
+        # There is no group if none could be made.
+        self.native.close()
 
     def is_of_this_process(self) -> bool:
         """Returns whether the context was not made by a parent of this process."""
@@ -57,13 +60,13 @@ _current: ProcessContext | None = None
 _made = 0
 
 
-def context_for(store: Any, global_rank: int, *, joins: bool, timeout: timedelta) -> ProcessContext:
+def context_for(store: Any, global_rank: int, *, joins: bool, deadline: float) -> ProcessContext:
     """Returns the context of the process; the first group makes it.
 
     Global rank 0 puts the address of its coordinator into torch's store, once. The key has a
     number, because a process may begin again on the same store, where the old key still is; a
     rank that joins later takes the latest address. A rank that starts before global rank 0 waits
-    for it as long as the group's time-out.
+    for it until `deadline`, of `time.monotonic`.
 
     Raises:
         TimeoutError: Global rank 0 has not published its address in time.
@@ -75,31 +78,43 @@ def context_for(store: Any, global_rank: int, *, joins: bool, timeout: timedelta
         host = _host(store)
         number = _made
         if global_rank == 0:
-            native = _open(global_rank, host, None)
+            native = _open(global_rank, host, None, deadline)
             address = native.address
             store.set(f"mooncake_pg/{number}", address)
             store.set(_LATEST, address)
         else:
             key = _LATEST if joins else f"mooncake_pg/{number}"
-            address = _published(store, key, timeout)
-            native = _open(global_rank, host, address)
+            address = _published(store, key, deadline)
+            native = _open(global_rank, host, address, deadline)
         _made += 1
         process_settings.is_fixed = True
         _current = ProcessContext(native, global_rank)
         return _current
 
 
-def _open(global_rank: int, host: str, coordinator: str | None) -> Any:
-    return _native.CollectiveContext(global_rank=global_rank, host=host, coordinator=coordinator)
+def seconds_left(deadline: float) -> float:
+    """Returns the seconds until `deadline`, at least one millisecond."""
+    return max(deadline - time.monotonic(), 0.001)
 
 
-def _published(store: Any, key: str, timeout: timedelta) -> str:
+def _open(global_rank: int, host: str, coordinator: str | None, deadline: float) -> Any:
+    return _native.CollectiveContext(
+        global_rank=global_rank,
+        host=host,
+        coordinator=coordinator,
+        bootstrap_timeout_us=int(seconds_left(deadline) * 1e6),
+    )
+
+
+def _published(store: Any, key: str, deadline: float) -> str:
+    begin = time.monotonic()
     try:
-        store.wait([key], timeout)
+        store.wait([key], timedelta(seconds=seconds_left(deadline)))
     except RuntimeError as error:
         raise TimeoutError(
-            f"global rank 0 has not started its process group within {timeout}: all "
-            "ranks must call init_process_group with the backend mooncake"
+            "global rank 0 has not started its process group within "
+            f"{time.monotonic() - begin:.1f} s: all ranks must call init_process_group with the "
+            "backend mooncake"
         ) from error
     return str(store.get(key).decode())
 
@@ -113,21 +128,6 @@ def _host(store: Any) -> str:
     return _interface_towards(*_server_of(store))
 
 
-def _server_of(store: Any) -> tuple[str, int]:
-    """Returns host and port of the server behind torch's store; the loopback if it has none."""
-    while True:
-        inner = getattr(store, "underlying_store", None)
-        if inner is None:
-            break
-        store = inner
-    return getattr(store, "host", None) or "127.0.0.1", int(getattr(store, "port", 0) or 9)
-
-
-def _interface_towards(host: str, port: int) -> str:
-    """Returns the own address on the route to a host; no packet is sent."""
-    for family, kind, protocol, _, target in socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM):
-        with socket.socket(family, kind, protocol) as probe:
-            try:
 def _host_of(name: str) -> str:
     """Returns the host of `host`, `host:port`, `[address]:port` or an IPv6 address."""
     if name.startswith("["):
@@ -146,6 +146,21 @@ def _address_of(host: str, call: str) -> str:
     return str(found[0][4][0])
 
 
+def _server_of(store: Any) -> tuple[str, int]:
+    """Returns host and port of the server behind torch's store; the loopback if it has none."""
+    while True:
+        inner = getattr(store, "underlying_store", None)
+        if inner is None:
+            break
+        store = inner
+    return getattr(store, "host", None) or "127.0.0.1", int(getattr(store, "port", 0) or 9)
+
+
+def _interface_towards(host: str, port: int) -> str:
+    """Returns the own address on the route to a host; no packet is sent."""
+    for family, kind, protocol, _, target in socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM):
+        with socket.socket(family, kind, protocol) as probe:
+            try:
                 probe.connect(target)
             except OSError:
                 continue

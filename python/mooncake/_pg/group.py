@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 import weakref
 from typing import TYPE_CHECKING, Any
 
@@ -227,9 +228,10 @@ class MooncakeProcessGroup(Collectives, dist.ProcessGroup):  # type: ignore[misc
 
 def create_process_group(options: Any, pg_options: Any, devices: tuple[str, ...]) -> Any:
     """Makes a group from what torch passes to the creator of a backend."""
-    from .context import context_for
+    from .context import context_for, seconds_left
     from .settings import group_settings
 
+    deadline = time.monotonic() + options.timeout.total_seconds()
     settings = group_settings(pg_options, options.group_size)
     ranks = list(options.global_ranks_in_group)
     if not ranks:
@@ -239,7 +241,7 @@ def create_process_group(options: Any, pg_options: Any, devices: tuple[str, ...]
         options.store,
         ranks[options.group_rank],
         joins=settings.is_extension,
-        timeout=options.timeout,
+        deadline=deadline,
     )
     native = context.native.group(
         str(options.group_id),
@@ -248,6 +250,8 @@ def create_process_group(options: Any, pg_options: Any, devices: tuple[str, ...]
         max_group_size=settings.max_group_size,
         is_extension=settings.is_extension,
         auto_deactivate=settings.auto_deactivate,
+        first_rank=ranks[0],
+        timeout_s=seconds_left(deadline),
     )
     return MooncakeProcessGroup(
         context,

@@ -103,10 +103,13 @@ def get_peer_state(pg: Any, ranks: Sequence[int]) -> list[bool]:
 def activate_ranks(pg: Any, ranks: Sequence[int]) -> ViewUpdateResponse:
     """Makes ranks that wait in `join_group` members, at a point that all members agree on.
 
-    One call of any member is enough; equal calls of others are harmless.
+    One call of any member is enough; equal calls of others are harmless. A rank that does not wait
+    in `join_group` yet is waited for, at most 20 s; one whose process has ended is refused at once.
     """
     group = _group(pg)
-    return _response(group._native_group().activate(_slots(group, ranks)))
+    response = _response(group._native_group().activate(_slots(group, ranks)))
+    group.refresh_mirror()
+    return response
 
 
 recover_ranks = activate_ranks
@@ -115,7 +118,9 @@ recover_ranks = activate_ranks
 def deactivate_ranks(backend: Any, ranks: Sequence[int]) -> ViewUpdateResponse:
     """Removes ranks from the view."""
     group = _group(backend)
-    return _response(group._native_group().deactivate(_slots(group, ranks)))
+    response = _response(group._native_group().deactivate(_slots(group, ranks)))
+    group.refresh_mirror()
+    return response
 
 
 def join_group(pg: Any) -> None:
@@ -124,11 +129,13 @@ def join_group(pg: Any) -> None:
     Raises:
         RuntimeError: This rank is a member already, or nobody has activated it.
     """
-    if not _group(pg)._native_group().join(_JOIN_TIMEOUT_US):
+    group = _group(pg)
+    if not group._native_group().join(_JOIN_TIMEOUT_US):
         raise TimeoutError(
             "no member has activated this rank: a member must call recover_ranks, "
             f"limit={_JOIN_TIMEOUT_US // 1_000_000} s"
         )
+    group.refresh_mirror()
 
 
 def extend_group_size_to(pg: Any, size: int) -> None:
@@ -181,7 +188,10 @@ def metrics_text() -> str:
 
 def sync_after_failure(backend: Any) -> SyncAfterFailureResponse:
     """Agrees with the other members on who was lost; for groups that do not do so themselves."""
-    if _group(backend)._native_group().sync_after_failure():
+    group = _group(backend)
+    is_reconciled = group._native_group().sync_after_failure()
+    group.refresh_mirror()
+    if is_reconciled:
         return SyncAfterFailureResponse(SyncAfterFailureStatus.Reconciled)
     return SyncAfterFailureResponse(SyncAfterFailureStatus.NoPending)
 
@@ -220,4 +230,4 @@ def _response(answer: tuple[int, int, list[int], str]) -> ViewUpdateResponse:
 def _work(work: Any) -> MooncakeWork | CombinedWork:
     if not isinstance(work, MooncakeWork | CombinedWork):
         raise TypeError(f"not a work of a process group of mooncake: {type(work).__name__}")
-    return int(capacity)
+    return work

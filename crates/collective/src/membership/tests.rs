@@ -187,6 +187,28 @@ fn death_while_the_group_is_made_is_told_to_the_others() {
 }
 
 #[test]
+fn only_a_rank_that_has_ended_is_refused_at_once() {
+    let mut world = World::new();
+    world.read_all();
+    let status = |world: &mut World| {
+        world.ask(0, Request::Activate { group: "g".to_owned(), slots: vec![3], id: 1 });
+        world.read_all();
+        world.agents.get_mut(&0).unwrap().answers.pop().unwrap()
+    };
+    assert_eq!(status(&mut world).status, Status::NotReady, "nobody has had the slot");
+    world.start(3, true);
+    assert_eq!(status(&mut world).status, Status::NotReady, "it has not called join");
+    world.kill(3);
+    let answer = status(&mut world);
+    assert_eq!(answer.status, Status::Rejected);
+    assert!(answer.reason.contains("rank=3; its process has ended"), "{}", answer.reason);
+    world.start(3, true);
+    assert_eq!(status(&mut world).status, Status::NotReady, "another process has the slot");
+    world.ask(3, Request::Join { group: "g".to_owned() });
+    assert_eq!(status(&mut world).status, Status::Applied);
+}
+
+#[test]
 fn rank_that_dies_while_it_is_activated_is_named() {
     let mut world = World::new();
     world.read_all();
