@@ -183,7 +183,11 @@ class Collectives:
         input_split_sizes: Sequence[int],
         opts: Any = None,
     ) -> MooncakeWork:
-        """Sends rows of one tensor to each rank; no split sizes stand for equal parts."""
+        """Sends rows of one tensor to each rank; no split sizes stand for equal parts.
+
+        Equal parts are those for the number of ranks at the call. If it changes, ranks that saw it
+        earlier divide otherwise, and the operation fails at all ranks.
+        """
         check_same([output], tensor.dtype, "all_to_all_single")
         source = read_from(tensor)
         memory = write_to(output, keeps_content=True)
