@@ -161,7 +161,8 @@ impl Shared {
                 return;
             };
             agent.heard = Instant::now();
-            says_goodbye = request == Request::Goodbye;
+            // Other threads of the rank may send more.
+            says_goodbye |= request == Request::Goodbye;
             log_request(rank, &request);
             let notices = state.membership.handle(rank, request);
             state.send(notices);
