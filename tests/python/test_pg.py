@@ -149,8 +149,8 @@ def test_ranks_pass(scenario, size, store):
     with Ranks(scenario, size, store.port) as ranks:
         for rank in range(size):
             ranks.start(rank)
-        for rank in range(size):
-            ranks.check(rank)
+        logs = [ranks.check(rank) for rank in range(size)]
+    assert "has ended" not in "".join(logs), "a rank that has left is no loss"
 
 
 @LONG
