@@ -479,7 +479,7 @@ def default_group_made_and_destroyed_often(rank, size, port, parent, times):
 
 def check_usage(used):
     """Checks that nothing grows but what torch keeps for a moment."""
-    # Two ranks may connect to each other at the same time, which leaves two connections for a while.
+    # Two ranks that connect to each other at the same time have two connections for a while.
     half = len(used) // 2
     for kind, most in enumerate((2, 2, 8)):
         before, after = (min(one[kind] for one in part) for part in (used[:half], used[half:]))
