@@ -78,27 +78,33 @@ def set_host_ip(host: str) -> None:
 
 
 def set_device_filter(filters: Sequence[str]) -> None:
-    """Sets which RDMA devices may be used, before the first group."""
+    """Sets which RDMA devices groups use between hosts, before the first group."""
     process_settings.set_device_filter(filters)
 
 
 def set_transfer_engine(engine: Any) -> None:
-    """Sets an initialized `TransferEngine` whose host the groups use, before the first group."""
+    """Sets a `TransferEngine` whose host and RDMA devices the groups use, before the first group.
+
+    It is initialized, and stays so until the last group has ended.
+    """
     process_settings.set_engine(engine)
 
 
 def set_collective_timeout_us(us: int) -> None:
-    """Sets after which silence a collective asks whether its peers are alive (10 s)."""
+    """Sets after which silence a rank is taken out (10 s, at least 3 s), before the first group.
+
+    A process that has ended is noticed at once.
+    """
     process_settings.set_duration("collective_timeout_us", us)
 
 
 def set_p2p_timeout_us(us: int) -> None:
-    """Sets after which silence a send or a receive asks whether its peer is alive (10 s)."""
+    """Accepted without effect: a message fails as soon as its peer is taken out."""
     process_settings.set_duration("p2p_timeout_us", us)
 
 
 def set_fault_reconciliation_window_us(us: int) -> None:
-    """Sets the longest time in which the members agree on a failure (30 s)."""
+    """Accepted without effect: members agree on a failure as soon as they have heard of it."""
     process_settings.set_duration("reconciliation_window_us", us)
 
 

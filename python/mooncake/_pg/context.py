@@ -13,6 +13,7 @@ from typing import Any
 
 from mooncake._runtime import _native
 
+from .devices import engine_with_devices
 from .settings import process_settings
 
 __all__ = ["ProcessContext", "context_for", "seconds_left"]
@@ -102,6 +103,8 @@ def _open(global_rank: int, host: str, coordinator: str | None, deadline: float)
         global_rank=global_rank,
         host=host,
         coordinator=coordinator,
+        engine=engine_with_devices(host),
+        heartbeat_timeout_us=process_settings.silence_limit_us,
         bootstrap_timeout_us=int(seconds_left(deadline) * 1e6),
     )
 

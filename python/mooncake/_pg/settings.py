@@ -175,6 +175,9 @@ def _flag(name: str) -> bool:
     raise ValueError(f"{name} must be 0 or 1: value={value}")
 
 
+_SILENCE_US_MIN = 3_000_000
+
+
 @dataclass(slots=True)
 class ProcessSettings:
     """Settings of all groups of the process; some are fixed once the first group exists."""
@@ -206,7 +209,7 @@ class ProcessSettings:
             self.device_filter = wanted
 
     def set_engine(self, engine: Any) -> None:
-        """Sets an engine whose host the groups use; None goes back to the default."""
+        """Sets an engine whose host and RDMA devices the groups use; None is the default."""
         if engine is not None and not isinstance(engine, TransferEngine):
             raise TypeError(f"not a TransferEngine: {type(engine).__name__}")
         if engine is not None and not engine.get_engine_ptr():
@@ -214,6 +217,15 @@ class ProcessSettings:
         with self.lock:
             self._check_change("set_transfer_engine", self.engine, engine)
             self.engine = engine
+
+    @property
+    def silence_limit_us(self) -> int:
+        """The time after which a silent rank is taken out of the groups.
+
+        A rank is heard of once a second; a shorter limit than a few of these would take out ranks
+        that are only late.
+        """
+        return max(self.collective_timeout_us, _SILENCE_US_MIN)
 
     @property
     def engine_name(self) -> str:
