@@ -301,6 +301,8 @@ def activated_before_it_joins(rank, size, port, parent):
         assert pg.recover_ranks(world, [size - 1]).status == pg.ProposalStatus.Applied
     assert mirror.tolist() == everyone
     assert add_up(rank) == (2.0**size - 1, [])
+    parent.send("added")
+    parent.recv()
     if rank == 0:
         pg.deactivate_ranks(world, [size - 1])
         assert mirror.tolist() == [1] * (size - 1) + [0]

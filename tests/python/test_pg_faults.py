@@ -106,7 +106,9 @@ def test_monitored_barrier_outlives_its_lowest_rank():
 def test_activation_waits_for_a_rank_that_joins_later():
     with Forked(pg_faults, "activated_before_it_joins", 3) as ranks:
         ranks.start(0, 1).expect("ready", 0, 1)
-        ranks.start(2).expect("removed", 0)
+        ranks.start(2).expect("added")
+        ranks.send("remove")
+        ranks.expect("removed", 0)
         ranks.send("end")
         ranks.check()
 
