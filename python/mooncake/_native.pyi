@@ -555,6 +555,7 @@ class Store:
         connect_timeout_s: float | None = None,
         transfer_timeout_s: float | None = None,
         retry_s: float | None = None,
+        fails_as_upstream: bool = False,
         listen: str = ...,
         has_checksums: bool | None = None,
         http_port: int | None = None,
@@ -577,8 +578,11 @@ class Store:
             rpc_timeout_s: Timeout of a call to the master; None uses the environment.
             connect_timeout_s: Timeout for connecting to the master; None uses the environment.
             transfer_timeout_s: Timeout of the transfers of a call; None uses the environment.
-            retry_s: Time during which a call to the master is repeated after its first failure;
-                None is 2 s.
+            retry_s: Time during which a call to the master is repeated after its first failure,
+                and waits for a master that is away; None is 2 s.
+            fails_as_upstream: Let calls fail at once while the connection to the master is known
+                to be lost, instead of waiting for `retry_s`; and report an object whose holders
+                have all lost their connection as a failed transfer, instead of as absent.
             listen: ``host[:port]`` for an embedded master; "" is loopback and a free port.
             has_checksums: Store a checksum with objects and verify it when they are read whole;
                 None uses ``MOONCAKE_STORE_CHECKSUM``.
@@ -602,6 +606,7 @@ class Store:
         connect_timeout_s: float | None = None,
         transfer_timeout_s: float | None = None,
         retry_s: float | None = None,
+        fails_as_upstream: bool = False,
         has_checksums: bool | None = None,
         http_port: int | None = None,
     ) -> Store:

@@ -83,6 +83,7 @@ impl Store {
         connect_timeout_s = None,
         transfer_timeout_s = None,
         retry_s = None,
+        fails_as_upstream = false,
         listen = String::new(),
         has_checksums = None,
         http_port = None, token = None, engine = None,
@@ -103,6 +104,7 @@ impl Store {
         connect_timeout_s: Option<f64>,
         transfer_timeout_s: Option<f64>,
         retry_s: Option<f64>,
+        fails_as_upstream: bool,
         listen: String,
         has_checksums: Option<bool>,
         #[pyo3(from_py_with = argument::optional_unsigned)] http_port: Option<u16>,
@@ -125,6 +127,7 @@ impl Store {
             connect_timeout_s,
             transfer_timeout_s,
             retry_s,
+            fails_as_upstream,
             listen,
             has_checksums,
             http_port,
@@ -144,7 +147,7 @@ impl Store {
     #[pyo3(signature = (
         daemon, *, pool_bytes = 0, is_tcp_forced = None, rpc_timeout_s = None,
         connect_timeout_s = None, transfer_timeout_s = None, retry_s = None,
-        has_checksums = None, http_port = None
+        fails_as_upstream = false, has_checksums = None, http_port = None
     ))]
     #[allow(clippy::too_many_arguments, reason = "a call of Python with many options")]
     fn connect_daemon(
@@ -156,6 +159,7 @@ impl Store {
         connect_timeout_s: Option<f64>,
         transfer_timeout_s: Option<f64>,
         retry_s: Option<f64>,
+        fails_as_upstream: bool,
         has_checksums: Option<bool>,
         #[pyo3(from_py_with = argument::optional_unsigned)] http_port: Option<u16>,
     ) -> PyResult<Self> {
@@ -168,6 +172,7 @@ impl Store {
             connect_timeout_s,
             transfer_timeout_s,
             retry_s,
+            fails_as_upstream,
             has_checksums,
             http_port,
         };

@@ -37,6 +37,7 @@ use crate::{
     lifetime::Lifetime,
     link::MasterLink,
     metrics::{Metrics, MetricsSnapshot},
+    protocol::RetryPatience,
     replica::ReplicaSelector,
     rpc::MasterRpc,
     session::{ClientSession, mount::free_in_background},
@@ -101,7 +102,9 @@ impl Client {
             ReplicaSelector::new(engine.segment_name(), lifetime.name(), id.bits() as usize);
         let transfers = Transfers::new(engine.clone(), replicas, &lifetime, &metrics);
         let tenant = config.tenant.clone();
-        let times = (config.rpc_timeout, config.retry_patience);
+        let patience =
+            RetryPatience { time: config.retry_patience, awaits_connection: config.awaits_master };
+        let times = (config.rpc_timeout, patience);
         let rpc = MasterRpc::new(link, (id, tenant), times, &lifetime, &metrics);
         let (config, rpc) = (Arc::new(config), Arc::new(rpc));
         let session = ClientSession::new(&config, engine.clone(), &rpc, &lifetime);

@@ -28,6 +28,12 @@ pub struct ClientConfig {
     /// to know soon that the master is gone. The end of a put is repeated until its time limit in
     /// any case. Default: 2 s.
     pub retry_patience: Duration,
+    /// Whether a call also waits that long while the connection to the master is known to be lost.
+    /// If not, it fails at once then. Default: yes.
+    pub awaits_master: bool,
+    /// Whether a read of an object fails with `TRANSFER_FAIL` while every process that holds a copy
+    /// has lost its connection, as upstream's does. If not, the object counts as absent. Default: no.
+    pub reports_lost_holders: bool,
     /// Time limit of the transfers of one call. Default: 30 s.
     pub transfer_timeout: Duration,
     /// Time that a put waits for memory that only read fences hold. Default: 3 s.
@@ -67,6 +73,8 @@ impl Default for ClientConfig {
             segment_bytes_max: ByteSize::gib(1024).bytes(),
             rpc_timeout: Duration::from_secs(30),
             retry_patience: Duration::from_secs(2),
+            awaits_master: true,
+            reports_lost_holders: false,
             transfer_timeout: Duration::from_secs(30),
             fenced_wait: Duration::from_secs(3),
             has_checksums: false,

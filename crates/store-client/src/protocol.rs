@@ -21,7 +21,7 @@ pub mod replica_order;
 pub mod session;
 
 pub use call_numbers::CallNumbers;
-pub use call_retry::{AttemptFailure, CallKind, CallRetry};
+pub use call_retry::{AttemptFailure, CallKind, CallRetry, RetryPatience};
 pub use fences::{FenceReleases, GrantedFence, fence_end};
 pub use own_puts::{OwnPuts, UnconfirmedPut};
 pub use put::{

@@ -4,7 +4,13 @@
 pub(crate) mod batch;
 pub(crate) mod response;
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
 
 use mooncake_base::sync::Mutex;
 use mooncake_base::{
@@ -22,8 +28,11 @@ use crate::{
     lifetime::Lifetime,
     link::MasterLink,
     metrics::{self, Metrics},
-    protocol::{CallKind, CallNumbers, CallRetry},
+    protocol::{CallKind, CallNumbers, CallRetry, RetryPatience},
 };
+
+/// Any time: a limit that cuts it off is the one that ends the call.
+const LIMIT_PROBE: Duration = Duration::from_secs(1);
 
 /// The calls of one client to its master.
 pub(crate) struct MasterRpc {
@@ -33,8 +42,10 @@ pub(crate) struct MasterRpc {
     caller: v1::Caller,
     /// Time limit of a call, or of all calls of a batch.
     timeout: Duration,
-    /// Time during which an ordinary call is repeated.
-    patience: Duration,
+    /// How long an ordinary call is repeated.
+    patience: RetryPatience,
+    /// Whether the master has answered a call: only such a master is awaited.
+    has_answered: AtomicBool,
     numbers: Mutex<CallNumbers>,
     pending_releases: Arc<PendingReleases>,
     lifetime: Arc<Lifetime>,
@@ -45,7 +56,7 @@ impl MasterRpc {
     pub(crate) fn new(
         link: Arc<dyn MasterLink>,
         (client, tenant): (ClientId, TenantId),
-        (timeout, patience): (Duration, Duration),
+        (timeout, patience): (Duration, RetryPatience),
         lifetime: &Arc<Lifetime>,
         metrics: &Arc<Metrics>,
     ) -> Self {
@@ -55,6 +66,7 @@ impl MasterRpc {
             caller: (&Caller { client, tenant }).into(),
             timeout,
             patience,
+            has_answered: AtomicBool::new(false),
             numbers: Mutex::default(),
             pending_releases: Arc::default(),
             lifetime: Arc::clone(lifetime),
@@ -135,8 +147,9 @@ impl MasterRpc {
         prepare: impl Fn(&mut Call),
         pick: impl FnOnce(Reply) -> Option<A>,
     ) -> Result<A> {
-        let own_deadline = deadline;
-        let deadline = call_limit::capped(own_deadline);
+        // The deadline may be capped already.
+        let is_limited = call_limit::capped(deadline + LIMIT_PROBE) <= deadline;
+        let deadline = call_limit::capped(deadline);
         if deadline.has_passed(sent) {
             let text = "the time limit passed before the call was sent";
             return Err(
@@ -147,7 +160,7 @@ impl MasterRpc {
         let mut retry = CallRetry::new(
             kind(&call),
             deadline,
-            self.patience,
+            self.patience_of(&call),
             self.client.bits() as u64 ^ u64::from(sent.since_boot().subsec_nanos()),
         );
         let (call_number, answered_below) = match is_numbered(&call) {
@@ -158,8 +171,7 @@ impl MasterRpc {
         let request =
             v1::Request { call: Some(call), released_fences, call_number, answered_below };
         let response = self.call_with_retries(request, sent, &mut retry, prepare);
-        let is_limit_over =
-            call_limit::is_over() || (deadline < own_deadline && retry.is_out_of_time());
+        let is_limit_over = call_limit::is_over() || (is_limited && retry.is_out_of_time());
         let response = response.map_err(|error| match is_limit_over {
             true => timed_out(error),
             false => error,
@@ -177,6 +189,15 @@ impl MasterRpc {
         }
     }
 
+    /// Returns how long the call is repeated. A master that has never answered is not awaited: its
+    /// address may be wrong.
+    fn patience_of(&self, call: &Call) -> RetryPatience {
+        let awaits_connection = self.patience.awaits_connection
+            && !is_probe(call)
+            && self.has_answered.load(Ordering::Relaxed);
+        RetryPatience { awaits_connection, ..self.patience }
+    }
+
     /// Sends a request until it is answered or given up.
     fn call_with_retries(
         &self,
@@ -188,7 +209,12 @@ impl MasterRpc {
         let mut now = sent;
         loop {
             let failure = match self.link.call(request, retry.attempt_deadline(now)) {
-                Ok(response) => return Ok(response),
+                Ok(response) => {
+                    if !self.has_answered.load(Ordering::Relaxed) {
+                        self.has_answered.store(true, Ordering::Relaxed);
+                    }
+                    return Ok(response);
+                }
                 Err(failure) => *failure,
             };
             now = SystemClock.now();
@@ -231,6 +257,12 @@ fn kind(call: &Call) -> CallKind {
     }
 }
 
+/// Returns whether the call finds out whether the master can be reached. The caller wants to know at
+/// once that it cannot.
+fn is_probe(call: &Call) -> bool {
+    matches!(call, Call::Register(_) | Call::Unregister(_) | Call::Heartbeat(_) | Call::Status(_))
+}
+
 /// Returns whether the call needs a number, by which the master knows a repetition. `PutStart` has
 /// its own; `PutEnd` and `PutRevoke` name versions, which no other put has.
 fn is_numbered(call: &Call) -> bool {
@@ -258,10 +290,10 @@ mod tests {
     use super::*;
     use crate::{link::CallFailure, protocol::AttemptFailure};
 
-    /// Answers each call with the next reply; loses the answer where there is none. Keeps the
-    /// requests.
+    /// Answers each call with the next reply; fails where there is none. Keeps the requests.
     #[derive(Debug)]
     struct ScriptedLink {
+        failure: AttemptFailure,
         replies: Mutex<VecDeque<Option<Reply>>>,
         requests: Mutex<Vec<v1::Request>>,
     }
@@ -273,7 +305,7 @@ mod tests {
                 Some(reply) => Ok(v1::Response { call: Some(reply) }),
                 None => Err(Box::new(CallFailure {
                     error: Error::new(ErrorCode::RPC_FAIL, "lost"),
-                    kind: AttemptFailure::Broken,
+                    kind: self.failure,
                     request: Some(request),
                 })),
             }
@@ -287,11 +319,19 @@ mod tests {
     }
 
     fn rpc(replies: impl IntoIterator<Item = Option<Reply>>) -> (MasterRpc, Arc<ScriptedLink>) {
+        rpc_failing(AttemptFailure::Broken, replies)
+    }
+
+    fn rpc_failing(
+        failure: AttemptFailure,
+        replies: impl IntoIterator<Item = Option<Reply>>,
+    ) -> (MasterRpc, Arc<ScriptedLink>) {
         let replies = Mutex::new(replies.into_iter().collect());
-        let link = Arc::new(ScriptedLink { replies, requests: Mutex::default() });
+        let link = Arc::new(ScriptedLink { failure, replies, requests: Mutex::default() });
         let lifetime = Arc::new(Lifetime::new("node".to_owned()));
         let caller = (ClientId::random(), TenantId::default());
-        let times = (Duration::from_secs(30), Duration::from_secs(2));
+        let patience = RetryPatience { time: Duration::from_secs(2), awaits_connection: true };
+        let times = (Duration::from_secs(30), patience);
         let as_link = Arc::clone(&link) as Arc<dyn MasterLink>;
         (MasterRpc::new(as_link, caller, times, &lifetime, &Arc::default()), link)
     }
@@ -320,6 +360,27 @@ mod tests {
     }
 
     #[test]
+    fn lost_connection_is_awaited_but_not_by_probes() {
+        let remove = || Call::Remove(v1::RemoveRequest::default());
+        let answer = || Some(Reply::Remove(v1::RemoveResponse::default()));
+        let replies = [answer(), None, None, answer(), None, answer()];
+        let (rpc, link) = rpc_failing(AttemptFailure::Unreachable, replies);
+        rpc.call(remove(), removed).unwrap();
+        rpc.call(remove(), removed).unwrap();
+        assert_eq!(link.requests.lock().len(), 4, "the call was sent again until it was answered");
+        let probe = Call::Status(v1::StatusRequest::default());
+        assert_eq!(rpc.call(probe, |_| Some(())).unwrap_err().code(), ErrorCode::RPC_FAIL);
+        assert_eq!(link.requests.lock().len(), 5, "a probe fails at once");
+    }
+
+    #[test]
+    fn master_that_never_answered_is_not_awaited() {
+        let (rpc, link) = rpc_failing(AttemptFailure::Unreachable, []);
+        rpc.call(Call::Remove(v1::RemoveRequest::default()), removed).unwrap_err();
+        assert_eq!(link.requests.lock().len(), 1);
+    }
+
+    #[test]
     fn only_repetitions_are_prepared() {
         let (rpc, link) = rpc([None, Some(Reply::PutEnd(v1::PutEndResponse::default()))]);
         let call = Call::PutEnd(v1::PutEndRequest::default());
@@ -341,7 +402,8 @@ mod tests {
             let (rpc, link) = rpc([]);
             let call = Call::Remove(v1::RemoveRequest::default());
             let limit = CallLimit::new(deadline, false);
-            let error = limit.run(None, || rpc.call(call, removed)).unwrap_err();
+            let run = || rpc.call_until(call, rpc.deadline(), removed);
+            let error = limit.run(None, run).unwrap_err();
             assert!(error.to_string().ends_with("lost"), "the cause is told: {error}");
             assert!(!link.requests.lock().is_empty());
             error.kind()

@@ -51,9 +51,9 @@ class StoreConfig:
             ``MC_RPC_CONNECT_TIMEOUT_MS``.
         transfer_timeout_s: Timeout of the transfers of one call; None uses
             ``MC_TRANSFER_TIMEOUT``.
-        retry_s: Time during which a call to the master is repeated after its first failure; 0
-            never repeats a call. None is 2 s. A copy that cannot be read or written is replaced
-            by another one in any case.
+        retry_s: Time during which a call to the master is repeated after its first failure, and
+            waits for a master that is away; 0 lets it fail at once. None is 2 s. A copy that cannot
+            be read or written is replaced by another one in any case.
         listen: Listen address of an embedded master as ``host[:port]``; "" is loopback and a free
             port.
         has_checksums: Store a checksum with every object that is put whole, and verify it when an

@@ -173,7 +173,9 @@ class MooncakeDistributedStore(
             raise TypeError("setup_dummy(): server_address must be str")
         self.close()
         try:
-            self._native = _native.Store.connect_daemon(server_address, pool_bytes=mem_pool_size)
+            self._native = _native.Store.connect_daemon(
+                server_address, pool_bytes=mem_pool_size, fails_as_upstream=True
+            )
         except MooncakeError as error:
             _log.error("setup_dummy failed: %s (%s)", error, error.remedy)
             return INTERNAL_ERROR

@@ -189,6 +189,8 @@ def _join(arguments: SetupArguments, name: str, engine: _native.Engine | None) -
         refuses_ignored_tenant=False,
         wants_offload=arguments.enable_ssd_offload,
         rdma_devices=arguments.rdma_devices if arguments.protocol.lower() == "rdma" else None,
+        # Engines look keys up in the thread that schedules requests: no call waits for a master.
+        fails_as_upstream=True,
         has_checksums=arguments.enable_checksum or None,
         http_port=arguments.client_http_port if arguments.enable_client_http_server else None,
         engine=engine,

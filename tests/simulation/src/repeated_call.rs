@@ -5,7 +5,7 @@ use std::{collections::HashMap, ops::Range, time::Duration};
 
 use mooncake_base::ClientId;
 use mooncake_master::state::Begun;
-use mooncake_store_client::protocol::{AttemptFailure, CallKind, CallRetry};
+use mooncake_store_client::protocol::{AttemptFailure, CallKind, CallRetry, RetryPatience};
 
 use crate::{
     allocation_model::Change,
@@ -57,7 +57,7 @@ impl RepeatedCall {
         let retry = CallRetry::new(
             kind,
             simulator.now + TIME_LIMIT,
-            Duration::from_secs(2),
+            RetryPatience { time: Duration::from_secs(2), awaits_connection: true },
             simulator.random.next(),
         );
         let request = simulator.request(caller.0, call);

@@ -31,6 +31,7 @@ pub(crate) struct Arguments {
     pub(crate) connect_timeout_s: Option<f64>,
     pub(crate) transfer_timeout_s: Option<f64>,
     pub(crate) retry_s: Option<f64>,
+    pub(crate) fails_as_upstream: bool,
     pub(crate) listen: String,
     pub(crate) has_checksums: Option<bool>,
     /// Port of the client's HTTP server; `None` disables it.
@@ -47,6 +48,7 @@ pub(crate) struct DummyArguments {
     pub(crate) connect_timeout_s: Option<f64>,
     pub(crate) transfer_timeout_s: Option<f64>,
     pub(crate) retry_s: Option<f64>,
+    pub(crate) fails_as_upstream: bool,
     pub(crate) has_checksums: Option<bool>,
     pub(crate) http_port: Option<u16>,
 }
@@ -77,6 +79,8 @@ impl Settings {
             tenant: TenantId::new(&arguments.tenant),
             refuses_ignored_tenant: arguments.refuses_ignored_tenant,
             wants_offload: arguments.wants_offload,
+            awaits_master: !arguments.fails_as_upstream,
+            reports_lost_holders: arguments.fails_as_upstream,
             segment_bytes: arguments.segment_bytes,
             ..client_config()?
         };
@@ -128,6 +132,7 @@ impl Settings {
             connect_timeout_s: arguments.connect_timeout_s,
             transfer_timeout_s: arguments.transfer_timeout_s,
             retry_s: arguments.retry_s,
+            fails_as_upstream: arguments.fails_as_upstream,
             listen: String::new(),
             has_checksums: arguments.has_checksums,
             http_port: arguments.http_port,

@@ -187,11 +187,12 @@ impl MasterLink for SocketLink {
     }
 }
 
-/// The failure of an attempt that found no connection.
+/// The failure of an attempt that found no connection, or a server that refuses it: one of another
+/// version or with another token.
 fn unreachable(error: Error) -> (AttemptFailure, Error) {
     let kind = match error.kind() {
-        ErrorKind::Closed => AttemptFailure::Final,
-        _ => AttemptFailure::Unreachable,
+        ErrorKind::Unavailable | ErrorKind::Timeout => AttemptFailure::Unreachable,
+        _ => AttemptFailure::Final,
     };
     (kind, error)
 }

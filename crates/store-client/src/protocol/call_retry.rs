@@ -10,6 +10,9 @@ const PAUSE_MIN: Duration = Duration::from_millis(5);
 /// Delay before the first repetition of a call that an overloaded master refused.
 const OVERLOAD_PAUSE_MIN: Duration = Duration::from_millis(20);
 const PAUSE_MAX: Duration = Duration::from_millis(500);
+/// Longest delay while there is no connection: a repetition then costs next to nothing, since the
+/// link limits how often a connection is attempted.
+const UNREACHABLE_PAUSE_MAX: Duration = Duration::from_millis(100);
 
 /// Minimum time limit of one attempt of a call that closes a put.
 const ATTEMPT_MIN: Duration = Duration::from_millis(500);
@@ -47,13 +50,22 @@ pub enum AttemptFailure {
     Final,
 }
 
+/// How long an ordinary call is repeated.
+#[derive(Debug, Clone, Copy)]
+pub struct RetryPatience {
+    /// Time from the first failure. Zero: the call is not repeated.
+    pub time: Duration,
+    /// Whether a call that finds no connection waits for one. If not, only the calls that were
+    /// under way when the connection broke are repeated.
+    pub awaits_connection: bool,
+}
+
 /// The repetitions of one call.
 #[derive(Debug)]
 pub struct CallRetry {
     kind: CallKind,
     deadline: Moment,
-    /// Time during which an ordinary call is repeated, counted from its first failure.
-    patience: Duration,
+    patience: RetryPatience,
     /// The end of repetitions; set by the first failure.
     give_up_at: Option<Moment>,
     /// Whether the deadline, and nothing else, forbade another repetition.
@@ -63,9 +75,9 @@ pub struct CallRetry {
 }
 
 impl CallRetry {
-    /// A call that has until `deadline`, and is repeated for `patience` after its first failure
-    /// unless it closes a put. `seed` decides the random part of its delays.
-    pub fn new(kind: CallKind, deadline: Moment, patience: Duration, seed: u64) -> Self {
+    /// A call that has until `deadline`, and is repeated with `patience` unless it closes a put.
+    /// `seed` decides the random part of its delays.
+    pub fn new(kind: CallKind, deadline: Moment, patience: RetryPatience, seed: u64) -> Self {
         Self {
             kind,
             deadline,
@@ -95,7 +107,7 @@ impl CallRetry {
             (AttemptFailure::Final, _) => false,
             (_, CallKind::ClosesPut) => true,
             // A master that was there a moment ago probably restarts.
-            (AttemptFailure::Unreachable, _) => !is_first,
+            (AttemptFailure::Unreachable, _) => !is_first || self.patience.awaits_connection,
             (AttemptFailure::Unsent | AttemptFailure::Refused, CallKind::Repeatable)
             | (AttemptFailure::Unsent, CallKind::SentOnce)
             | (
@@ -107,7 +119,7 @@ impl CallRetry {
         let give_up_at = *self.give_up_at.get_or_insert_with(|| match (self.kind, failure) {
             // TCP would have sent the request again until the deadline, only at longer intervals.
             (CallKind::ClosesPut, _) | (_, AttemptFailure::CutOff) => self.deadline,
-            _ => self.deadline.min(now + self.patience),
+            _ => self.deadline.min(now + self.patience.time),
         });
         let pause = self.pause(failure);
         self.is_out_of_time = is_allowed && self.deadline.has_passed(now + pause);
@@ -129,13 +141,13 @@ impl CallRetry {
     }
 
     fn pause(&mut self, failure: AttemptFailure) -> Duration {
-        let (base, doublings) = match failure {
-            AttemptFailure::Refused => (OVERLOAD_PAUSE_MIN, self.repetitions),
-            AttemptFailure::Unreachable => (PAUSE_MIN, self.repetitions),
+        let (base, doublings, max) = match failure {
+            AttemptFailure::Refused => (OVERLOAD_PAUSE_MIN, self.repetitions, PAUSE_MAX),
+            AttemptFailure::Unreachable => (PAUSE_MIN, self.repetitions, UNREACHABLE_PAUSE_MAX),
             _ if self.repetitions == 0 => return Duration::ZERO,
-            _ => (PAUSE_MIN, self.repetitions - 1),
+            _ => (PAUSE_MIN, self.repetitions - 1, PAUSE_MAX),
         };
-        let most = (base * (1 << doublings.min(10))).min(PAUSE_MAX);
+        let most = (base * (1 << doublings.min(10))).min(max);
         // Between half and all of it, so that the callers of a restarted master do not come at once.
         self.jitter =
             self.jitter.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f);
@@ -150,10 +162,13 @@ mod tests {
 
     const SECOND: Duration = Duration::from_secs(1);
     const START: Moment = Moment::from_boot(SECOND);
+    const AWAITING: RetryPatience =
+        RetryPatience { time: Duration::from_secs(2), awaits_connection: true };
+    const PROMPT: RetryPatience = RetryPatience { awaits_connection: false, ..AWAITING };
 
     /// Returns the time until the call gives up, if each attempt fails like this at once.
-    fn patience(kind: CallKind, failure: AttemptFailure) -> Duration {
-        let mut retry = CallRetry::new(kind, START + SECOND * 30, SECOND * 2, 7);
+    fn waited(kind: CallKind, failure: AttemptFailure, patience: RetryPatience) -> Duration {
+        let mut retry = CallRetry::new(kind, START + SECOND * 30, patience, 7);
         let mut now = START;
         while let Some(pause) = retry.after_failure(failure, now) {
             assert!(pause <= PAUSE_MAX);
@@ -166,35 +181,48 @@ mod tests {
     fn call_that_closes_a_put_is_repeated_until_its_deadline() {
         use AttemptFailure::{Broken, CutOff, Refused, TimedOut, Unreachable, Unsent};
         for failure in [Unreachable, Unsent, Broken, CutOff, TimedOut, Refused] {
-            let waited = patience(CallKind::ClosesPut, failure);
+            let waited = waited(CallKind::ClosesPut, failure, PROMPT);
             assert!((SECOND * 29..SECOND * 30).contains(&waited), "{failure:?}: {waited:?}");
         }
-        assert_eq!(patience(CallKind::ClosesPut, AttemptFailure::Final), Duration::ZERO);
+        let closed = waited(CallKind::ClosesPut, AttemptFailure::Final, AWAITING);
+        assert_eq!(closed, Duration::ZERO);
     }
 
     #[test]
     fn ordinary_call_is_repeated_for_a_short_time() {
-        use AttemptFailure::{Broken, Refused, TimedOut, Unsent};
-        for failure in [Unsent, Broken, TimedOut, Refused] {
-            let waited = patience(CallKind::Repeatable, failure);
+        use AttemptFailure::{Broken, Refused, TimedOut, Unreachable, Unsent};
+        for failure in [Unsent, Broken, TimedOut, Refused, Unreachable] {
+            let waited = waited(CallKind::Repeatable, failure, AWAITING);
             assert!((SECOND..=SECOND * 2).contains(&waited), "{failure:?}: {waited:?}");
+            let impatient = RetryPatience { time: Duration::ZERO, ..AWAITING };
+            assert_eq!(self::waited(CallKind::Repeatable, failure, impatient), Duration::ZERO);
         }
-        let dead = patience(CallKind::Repeatable, AttemptFailure::Unreachable);
-        assert_eq!(dead, Duration::ZERO, "a dead master is reported at once");
+    }
+
+    #[test]
+    fn dead_master_is_reported_at_once_where_nobody_waits() {
+        use AttemptFailure::{Broken, Unreachable};
+        for kind in [CallKind::Repeatable, CallKind::SentOnce] {
+            assert_eq!(waited(kind, Unreachable, PROMPT), Duration::ZERO, "{kind:?}");
+        }
+        assert!(waited(CallKind::Repeatable, Broken, PROMPT) >= SECOND);
     }
 
     #[test]
     fn call_that_is_sent_once_is_repeated_only_if_unsent() {
         use AttemptFailure::{Broken, CutOff, Final, Refused, TimedOut, Unreachable, Unsent};
-        for failure in [Broken, CutOff, TimedOut, Refused, Unreachable, Final] {
-            assert_eq!(patience(CallKind::SentOnce, failure), Duration::ZERO, "{failure:?}");
+        for failure in [Broken, CutOff, TimedOut, Refused, Final] {
+            let waited = waited(CallKind::SentOnce, failure, AWAITING);
+            assert_eq!(waited, Duration::ZERO, "{failure:?}");
         }
-        assert!(patience(CallKind::SentOnce, Unsent) > SECOND);
+        for failure in [Unsent, Unreachable] {
+            assert!(waited(CallKind::SentOnce, failure, AWAITING) > SECOND, "{failure:?}");
+        }
     }
 
     #[test]
     fn restarting_master_is_awaited_after_a_broken_connection() {
-        let mut retry = CallRetry::new(CallKind::Repeatable, START + SECOND * 30, SECOND * 2, 1);
+        let mut retry = CallRetry::new(CallKind::Repeatable, START + SECOND * 30, PROMPT, 1);
         let first = retry.after_failure(AttemptFailure::Broken, START);
         assert_eq!(first, Some(Duration::ZERO));
         assert!(retry.after_failure(AttemptFailure::Unreachable, START + SECOND).is_some());
@@ -203,7 +231,7 @@ mod tests {
 
     #[test]
     fn master_behind_a_cut_network_is_awaited_until_the_deadline() {
-        let mut retry = CallRetry::new(CallKind::Repeatable, START + SECOND * 30, SECOND * 2, 1);
+        let mut retry = CallRetry::new(CallKind::Repeatable, START + SECOND * 30, PROMPT, 1);
         assert_eq!(retry.after_failure(AttemptFailure::CutOff, START), Some(Duration::ZERO));
         for seconds in [5, 15, 28] {
             let now = START + SECOND * seconds;
@@ -215,10 +243,10 @@ mod tests {
 
     #[test]
     fn attempts_to_close_a_put_leave_time_for_another() {
-        let retry = CallRetry::new(CallKind::ClosesPut, START + SECOND * 30, SECOND * 2, 1);
+        let retry = CallRetry::new(CallKind::ClosesPut, START + SECOND * 30, PROMPT, 1);
         assert_eq!(retry.attempt_deadline(START), START + SECOND * 15);
         assert_eq!(retry.attempt_deadline(START + SECOND * 30), START + SECOND * 30);
-        let other = CallRetry::new(CallKind::Repeatable, START + SECOND * 30, SECOND * 2, 1);
+        let other = CallRetry::new(CallKind::Repeatable, START + SECOND * 30, PROMPT, 1);
         assert_eq!(other.attempt_deadline(START), START + SECOND * 30);
     }
 }
