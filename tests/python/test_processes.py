@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import select
 import socket
@@ -143,6 +144,50 @@ def test_dead_master_fails_calls_and_close_is_quick(
     assert store.health_check() == 1
 
 
+def test_calls_wait_for_a_master_that_restarts(tmp_path):
+    state_dir = f"--state_dir={tmp_path}"
+    master = start_master(state_dir)
+    config = mooncake.StoreConfig(segment_bytes=16 * MIB, retry_s=60.0)
+    with mooncake.Store(master.address, config) as store:
+        store.put("k", b"v")
+        master.kill()
+        # Once this one has failed, the connection is known to be lost.
+        with pytest.raises(mooncake.DeadlineError):
+            store.get("k", timeout_s=0.1)
+        got: list[object] = []
+        calls = [
+            lambda: store.get("k"),
+            lambda: store.exists("k"),
+            lambda: store.put("other", b"o", overwrite=True),
+        ]
+        threads = [threading.Thread(target=lambda call=call: got.append(call())) for call in calls]
+        for thread in threads:
+            thread.start()
+        assert all(thread.is_alive() for thread in threads)
+        again = start_master(state_dir, f"--rpc_port={master.port}")
+        try:
+            for thread in threads:
+                thread.join(60)
+            assert len(got) == len(calls), got
+            assert store.get("other") == b"o"
+        finally:
+            again.stop()
+
+
+def test_calls_give_up_a_master_after_retry_s(mortal_master: MasterProcess):
+    with (
+        mooncake.Store(mortal_master.address, mooncake.StoreConfig(retry_s=0.5)) as patient,
+        mooncake.Store(mortal_master.address, mooncake.StoreConfig(retry_s=0.0)) as prompt,
+    ):
+        mortal_master.kill()
+        for store, least, most in ((patient, 0.3, PROMPT_S), (prompt, 0.0, 0.3)):
+            for call in (store.get, store.exists, lambda key, store=store: store.put(key, b"v")):
+                begin = time.monotonic()
+                with pytest.raises(mooncake.UnavailableError):
+                    call("k")
+                assert least <= time.monotonic() - begin < most
+
+
 def test_dead_master_is_logged_once(mortal_master: MasterProcess, caplog):
     store = MooncakeDistributedStore()
     assert set_up(store, mortal_master.address) == 0
@@ -163,6 +208,51 @@ def test_objects_vanish_with_their_segment(master: MasterProcess):
     assert reader.get("lost") == b""
     assert reader.is_exist("lost") == 0
     assert reader.close() == 0
+
+
+LEND = """
+import sys
+import mooncake
+with mooncake.Store(sys.argv[1], mooncake.StoreConfig(segment_bytes=32 << 20)) as store:
+    store.put("lost", b"v")
+    print("put", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_objects_of_a_killed_process_are_misses(master: MasterProcess):
+    command = [sys.executable, "-c", LEND, master.address]
+    lender = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    upstream = MooncakeDistributedStore()
+    assert set_up(upstream, master.address, segment=0) == 0
+    try:
+        with mooncake.Store(master.address) as store:
+            assert lender.stdout is not None
+            assert lender.stdout.readline() == b"put\n"
+            assert store.get("lost") == b"v"
+            lender.kill()
+            lender.wait(10)
+            deadline = time.monotonic() + PROMPT_S
+            while store.exists("lost"):
+                assert time.monotonic() < deadline
+            assert store.get("lost", None) is None
+            assert store.get_many(["lost"]) == [None]
+            assert store.info_many(["lost"]) == [None]
+            assert list(store.keys("lost")) == []
+            (row,) = [row for row in store.segments() if row.capacity_bytes == 32 * MIB]
+            assert (row.takes_objects, row.is_connected) == (False, False)
+            for call in (store.get, store.get_buffer, lambda key: store.get_range(key, 0, 1)):
+                with pytest.raises(mooncake.NotFoundError, match="lost its connection") as missed:
+                    call("lost")
+                assert missed.value.context["key"] == "lost"
+            memory = bytearray(1)
+            address = ctypes.addressof((ctypes.c_char * 1).from_buffer(memory))
+            assert upstream.get_into("lost", address, 1) == -800
+            assert (upstream.get("lost"), upstream.is_exist("lost")) == (b"", 0)
+    finally:
+        lender.kill()
+        lender.communicate()
+        upstream.close()
 
 
 def test_threads_share_one_store():

@@ -361,6 +361,7 @@ impl Service {
             client: Bytes::copy_from_slice(&view.client.to_bytes()),
             status: segment_status(view.status).into(),
             used: view.used,
+            is_lost: view.is_suspect,
         };
         state.list_segments().iter().map(summary).collect()
     }

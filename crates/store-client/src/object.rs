@@ -159,6 +159,8 @@ pub struct SegmentUse {
     pub used: u64,
     /// Whether the segment accepts new objects.
     pub takes_objects: bool,
+    /// Whether its owner has a connection to the master. Without one its objects cannot be read.
+    pub is_connected: bool,
 }
 
 /// Location of one replica of an object.

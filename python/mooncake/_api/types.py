@@ -50,6 +50,8 @@ class SegmentInfo:
         capacity_bytes: Length.
         used_bytes: Bytes that objects occupy.
         takes_objects: True if new objects may be placed there.
+        is_connected: False while its process has lost its connection to the master, so that its
+            objects cannot be read; it leaves the pool if it does not come back.
     """
 
     id: str
@@ -60,3 +62,4 @@ class SegmentInfo:
     capacity_bytes: int
     used_bytes: int
     takes_objects: bool
+    is_connected: bool = True

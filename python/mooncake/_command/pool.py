@@ -115,7 +115,7 @@ def _stat_pool(store: Store, options: argparse.Namespace) -> None:
         print("          no process lends memory; this lends some:")
         print(f"          {_lending_line(store)}")
     elif not any(segment.takes_objects for segment in found):
-        text = "every segment was drained and takes no objects"
+        text = "every segment was drained, or has lost its connection"
         print(f"          puts find no memory now: {text}")
         print("          another process must lend memory, or one of these must be restarted")
     elif held and held["free_bytes"] + held["evictable_bytes"] == 0:
@@ -265,6 +265,8 @@ def _segments_json(found: list[SegmentInfo], states: dict[str, str]) -> list[dic
 
 def _takes(segment: SegmentInfo, state: str) -> str:
     """Return whether a segment takes puts, and the state that keeps it from it."""
+    if not segment.is_connected:
+        return "no, connection lost"
     is_usual = state in ("", "ok")
     if segment.takes_objects and is_usual:
         return "yes"

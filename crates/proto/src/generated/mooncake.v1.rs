@@ -805,6 +805,9 @@ pub struct SegmentSummary {
     pub status: i32,
     #[prost(uint64, tag = "4")]
     pub used: u64,
+    /// The owner has lost its connection: until it is back, its objects cannot be read.
+    #[prost(bool, tag = "5")]
+    pub is_lost: bool,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct StatusRequest {

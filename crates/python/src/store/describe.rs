@@ -17,7 +17,7 @@ pub(crate) fn segment<'py>(
     py: Python<'py>,
     described: &SegmentUse,
 ) -> PyResult<Bound<'py, PyDict>> {
-    let SegmentUse { segment, used, takes_objects } = described;
+    let SegmentUse { segment, used, takes_objects, is_connected } = described;
     let dict = PyDict::new(py);
     dict.set_item("id", segment.id.to_string())?;
     dict.set_item("name", &segment.name)?;
@@ -27,6 +27,7 @@ pub(crate) fn segment<'py>(
     dict.set_item("capacity_bytes", segment.length)?;
     dict.set_item("used_bytes", used)?;
     dict.set_item("takes_objects", takes_objects)?;
+    dict.set_item("is_connected", is_connected)?;
     Ok(dict)
 }
 

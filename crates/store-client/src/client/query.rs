@@ -264,12 +264,13 @@ impl ClientInner {
             _ => None,
         })?;
         let read = |summary: v1::SegmentSummary| {
-            let takes_objects = summary.status() == v1::SegmentStatus::Ok;
+            let is_connected = !summary.is_lost;
+            let takes_objects = is_connected && summary.status() == v1::SegmentStatus::Ok;
             let segment = summary
                 .segment
                 .ok_or_else(|| response::protocol_error("a segment has no description"))?;
             let segment = response::read_segment(segment)?;
-            Ok(SegmentUse { segment, used: summary.used, takes_objects })
+            Ok(SegmentUse { segment, used: summary.used, takes_objects, is_connected })
         };
         response.segments.into_iter().map(read).collect()
     }

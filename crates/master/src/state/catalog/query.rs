@@ -417,14 +417,12 @@ impl Listing {
     }
 }
 
-/// Returns the listed form of an object; `None` if all replicas were lost.
+/// Returns the listed form of an object; `None` if no replica can be read and none is written.
 fn summary(inventory: &Inventory, writes: &Writes, object: &Object) -> Option<ObjectSummary> {
     let key = inventory.catalog.objects.object_key(object);
-    let copies = object.replicas.iter();
-    let mounted =
-        copies.filter(|copy| inventory.pool.segments.at(copy.segment).is_claimed()).count();
-    if mounted > 0 {
-        let replicas = mounted as u32;
+    let readable = inventory.pool.readable_copies(object).count();
+    if readable > 0 {
+        let replicas = readable as u32;
         let length = object.length;
         return Some(ObjectSummary { key, length, state: ObjectState::Complete, replicas });
     }

@@ -93,6 +93,8 @@ pub struct SegmentView<'a> {
     pub status: SegmentStatus,
     /// Allocated bytes: objects, unfinished puts and quarantined memory.
     pub used: u64,
+    /// True while its client has lost its connection.
+    pub is_suspect: bool,
 }
 
 /// A segment and its allocator.
@@ -207,6 +209,7 @@ impl Segment {
             client: self.client,
             status: self.status,
             used: self.allocator.used(),
+            is_suspect: self.is_suspect,
         }
     }
 }

@@ -68,9 +68,11 @@ fn suspect_is_skipped_until_heartbeat() {
     pool.state.suspect(pool.now, A);
     fails(pool.locate("k", true, true), ErrorCode::TRANSFER_FAIL);
     assert!(!pool.exists("k"));
+    assert_eq!(pool.list(Selector::All, None, 0), (vec![], true), "as a probe");
     fails(pool.put("new", MIB), ErrorCode::NO_AVAILABLE_HANDLE);
     assert!(pool.state.heartbeat(pool.now, A));
     assert!(pool.exists("k"));
+    assert_eq!(pool.list(Selector::All, None, 0).0, ["k"]);
     pool.locate("k", true, true).unwrap();
     pool.put("new", MIB).unwrap();
 }

@@ -2,7 +2,9 @@
 
 use std::{sync::Arc, time::Duration};
 
-use mooncake_base::{Clock, KeyRef, Moment, ObjectKey, Result, SystemClock, Version};
+use mooncake_base::{
+    Clock, Error, ErrorCode, KeyRef, Moment, ObjectKey, Result, SystemClock, Version,
+};
 use mooncake_proto::{
     columns::{Located as LocatedRow, Outcome},
     v1::{self, request::Call, response::Call as Reply},
@@ -103,7 +105,8 @@ impl ClientInner {
             let part = keys.by_ref().take(count);
             match answer.as_ref().map_err(Clone::clone).and_then(|places| places.read(count)) {
                 Ok((grant, found)) => {
-                    located.extend(found.zip(part).map(|(found, key)| grant.located(found, key)))
+                    let objects = found.zip(part).map(|(found, key)| grant.located(found, key));
+                    located.extend(objects.map(|object| object.map_err(|error| self.miss(error))));
                 }
                 Err(error) => located.extend(part.map(|_| Err(error.clone()))),
             }
@@ -111,6 +114,21 @@ impl ClientInner {
         let hits = located.iter().filter(|outcome| outcome.is_ok()).count();
         self.metrics.count_located(hits as u64, (located.len() - hits) as u64);
         located
+    }
+
+    /// Returns the error of an object that the master did not locate. If all that hold a copy have
+    /// lost their connection, the object is probably lost, and counts as absent like in a probe.
+    fn miss(&self, error: Error) -> Error {
+        if error.code() != ErrorCode::TRANSFER_FAIL || self.config.reports_lost_holders {
+            return error;
+        }
+        let text = "no copy can be read: every process that holds one has lost its connection";
+        let remedy = "Put the object again, or wait: it is back if one of these processes is.";
+        let miss = Error::new(ErrorCode::OBJECT_NOT_FOUND, text).with_remedy(remedy);
+        match error.context().find(|&(name, _)| name == "key") {
+            Some((_, key)) => miss.with("key", key),
+            None => miss,
+        }
     }
 
     fn request_locate(
