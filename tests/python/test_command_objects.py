@@ -503,11 +503,29 @@ def test_drain_empties_a_host_and_proves_it(mortal_master: MasterProcess):
             done = on(pool, "drain", "localhost")
             assert done.returncode == 0, done.stderr
             assert "localhost:7011 holds no object; its process may be stopped" in done.stdout
+            again = on(pool, "drain", "localhost")
+            assert (again.returncode, "its process may be stopped" in again.stdout) == (0, True)
+            job = again.stdout.split()[1]
+            ended = on(pool, "drain", f"--cancel={job}")
+            assert ended.returncode != 0
+            assert "has ended, so there is nothing to cancel" in ended.stderr
+            assert "leader" not in ended.stderr
             store.close()
             assert other.get("k9") == bytes(1000)
             wrong = on(pool, "drain", "127.0.0.1:7013")
             assert (wrong.returncode, wrong.stdout) == (1, "")
             assert "Did you mean 127.0.0.1:7012?" in wrong.stderr
+
+
+def test_drain_without_destination_fails_at_once(mortal_master: MasterProcess):
+    lends = mooncake.StoreConfig(segment_bytes=16 * MIB, name="localhost:7018")
+    with mooncake.Store(mortal_master.address, lends) as store:
+        store.put_many({f"k{at}": bytes(1000) for at in range(100)})
+        done = on(mortal_master, "drain", "localhost")
+        assert done.returncode == 1
+        assert "message   no other segment accepts objects" in done.stdout
+        assert "0 failed" in done.stdout, "no move was tried"
+        assert store.put("k", b"v"), "the segment takes objects again"
 
 
 def test_drain_shows_progress_without_a_terminal(

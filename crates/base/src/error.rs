@@ -126,7 +126,7 @@ codes! {
     K8S_LEASE_OPERATION_ERROR = -1005, Unavailable, "(never returned today) The Kubernetes lease could not be changed; check the permissions of the service account.";
     K8S_LEASE_NOT_FOUND = -1006, NotFound, "(never returned today) The Kubernetes lease does not exist; check its name and namespace.";
     INCOMPLETE_OPLOG_CATCH_UP = -1007, Unavailable, "(never returned today) The standby could not prove that it has the whole log; keep the other master, or accept the loss.";
-    UNAVAILABLE_IN_CURRENT_STATUS = -1010, Unavailable, "Not possible in the current state; ask the leader, or wait.";
+    UNAVAILABLE_IN_CURRENT_STATUS = -1010, Unavailable, "Not possible in the state that the message names; nothing was changed.";
     UNAVAILABLE_IN_CURRENT_MODE = -1011, NotSupported, "The master runs without the feature this needs; start it with the option that the message names.";
     NOT_SUPPORTED = -1012, NotSupported, "This build or configuration does not support that; do not use the option or call.";
     FILE_NOT_FOUND = -1100, Storage, "The file does not exist; check the path.";

@@ -8,6 +8,7 @@ use crate::state::{
     catalog::{group::GroupIndex, object::Flags},
     ids::{ObjectSlot, SegmentSlot, Slot},
     inventory::Inventory,
+    pool::segment::SegmentStatus,
     reclaim::Reclaimer,
 };
 
@@ -105,11 +106,30 @@ impl Reclaimer<'_> {
         let largest = lengths.map(|segment| segment.allocator.length()).max();
         let why = match largest {
             Some(_) => "the object is larger than any segment",
-            None => "no segment accepts objects; none is mounted, or their clients lost contact",
+            None => self.closed_pool_reason(),
         };
         Error::new(ErrorCode::NO_AVAILABLE_HANDLE, why)
             .with("bytes", request.length)
             .with("largest_segment", largest.unwrap_or(0))
+    }
+
+    /// Returns why no segment accepts objects.
+    fn closed_pool_reason(&self) -> &'static str {
+        let (mut is_drained, mut is_lost) = (false, false);
+        for (_, segment) in self.inventory.pool.segments.mounted() {
+            match segment.status {
+                SegmentStatus::Ok => is_lost = true,
+                _ => is_drained = true,
+            }
+        }
+        match (is_drained, is_lost) {
+            (false, false) => "no segment accepts objects: none is mounted",
+            (true, false) => "no segment accepts objects: all are being drained or were drained",
+            (false, true) => "no segment accepts objects: their clients lost contact",
+            (true, true) => {
+                "no segment accepts objects: they are drained, or their clients lost contact"
+            }
+        }
     }
 
     /// Builds the error; its parts add up to all memory that the request may use.

@@ -5,7 +5,9 @@ use std::time::Duration;
 use mooncake_base::{ClientId, Error, ErrorCode, Moment, ReplicaId, Result, TaskId, Version};
 
 use super::{
-    CHANGED, TaskKind, TaskStatus, Work, pick_source,
+    CHANGED, TaskKind, TaskStatus, Work,
+    drain::NO_DESTINATION,
+    pick_source,
     table::{Attempt, Goal, Task},
 };
 use crate::state::{
@@ -196,7 +198,7 @@ impl TaskCalls<'_> {
         } else if is_on(&holders) {
             Ok(None)
         } else {
-            Err(Plan::Retry("no other segment accepts objects"))
+            Err(Plan::Retry(NO_DESTINATION))
         }
     }
 

@@ -1,9 +1,10 @@
 //! Drain jobs: segments are emptied by moving their objects, a few at a time.
 //!
 //! A job walks over all objects in slices and creates a task for each object with a replica in its
-//! segments, up to a limit of concurrent tasks, until a whole pass finds none. Objects that three
-//! attempts failed to move are skipped; then the job fails at the end and its segments accept
-//! objects again.
+//! segments, up to a limit of concurrent tasks, until a whole pass finds none. Objects that all
+//! attempts of their task failed to move are skipped; then the job fails at the end and its segments
+//! accept objects again. A job that cannot move anything, since no other segment accepts objects,
+//! fails at once.
 
 mod record;
 
@@ -36,6 +37,9 @@ const PASS_PAUSE: Duration = Duration::from_millis(500);
 const RUNNING_MAX: usize = 64;
 /// The number of finished jobs kept.
 const FINISHED_MAX: usize = 256;
+
+/// Why no object can leave its segment.
+pub(super) const NO_DESTINATION: &str = "no other segment accepts objects";
 
 /// The status of a job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -215,12 +219,13 @@ impl TaskCalls<'_> {
         self.jobs.list()
     }
 
-    /// Starts draining segments. They accept no new objects from now on.
+    /// Starts draining segments. They accept no new objects from now on. A job for segments that
+    /// were drained before succeeds.
     ///
     /// # Errors
     /// `INVALID_PARAMS`: no segments, or one that is also a target. `SEGMENT_NOT_FOUND`: an unknown
-    /// segment. `UNAVAILABLE_IN_CURRENT_STATUS`: a segment is already being drained or unmounted,
-    /// or too many jobs are running.
+    /// segment. `UNAVAILABLE_IN_CURRENT_STATUS`: a segment is being drained or unmounted, or too
+    /// many jobs are running.
     pub fn create_job(&mut self, now: Moment, new: NewJob<'_>) -> Result<JobId> {
         self.create_job_once(now, new, None)
     }
@@ -258,15 +263,11 @@ impl TaskCalls<'_> {
                 slots.extend(named);
             }
         }
-        let busy = |why: &str| Err(Error::new(ErrorCode::UNAVAILABLE_IN_CURRENT_STATUS, why));
-        if slots
-            .iter()
-            .any(|&slot| self.inventory.pool.segments.at(slot).status != SegmentStatus::Ok)
-        {
-            return busy("a segment is already being drained or unmounted");
+        if let Some(error) = slots.iter().find_map(|&slot| self.busy_error(slot)) {
+            return Err(error);
         }
         if self.jobs.running.len() >= RUNNING_MAX {
-            return busy("too many running drain jobs");
+            return Err(unavailable("too many drain jobs are running").with("limit", RUNNING_MAX));
         }
         let id = self.jobs.unused_id();
         let job = Job {
@@ -314,10 +315,9 @@ impl TaskCalls<'_> {
         match job.view.status {
             JobStatus::Canceled => return Ok(()),
             JobStatus::Succeeded | JobStatus::Failed => {
-                let why = "the job has ended";
-                return Err(
-                    Error::new(ErrorCode::UNAVAILABLE_IN_CURRENT_STATUS, why).with("job", id)
-                );
+                let why = "the drain job has ended, so there is nothing to cancel";
+                let status = format!("{:?}", job.view.status).to_lowercase();
+                return Err(unavailable(why).with("job", id).with("status", status));
             }
             JobStatus::Created | JobStatus::Planning | JobStatus::Running => {}
         }
@@ -330,6 +330,23 @@ impl TaskCalls<'_> {
         }
         self.end_job(now, id, JobStatus::Canceled, "cancelled");
         Ok(())
+    }
+
+    /// Returns why a segment cannot be drained now; `None` if it can.
+    fn busy_error(&self, slot: SegmentSlot) -> Option<Error> {
+        let segment = self.inventory.pool.segments.at(slot);
+        let why = match segment.status {
+            SegmentStatus::Ok | SegmentStatus::Drained => return None,
+            SegmentStatus::Draining => "another job drains the segment",
+            _ => "the segment is being unmounted",
+        };
+        let error = unavailable(why).with("segment", &segment.spec.name);
+        let identity = self.identity(slot);
+        let drains = |id: &&JobId| self.jobs.by_id[*id].segments.contains(&identity);
+        Some(match self.jobs.running.iter().find(drains) {
+            Some(job) => error.with("job", job),
+            None => error,
+        })
     }
 
     /// Handles the timer of a job.
@@ -365,10 +382,14 @@ impl TaskCalls<'_> {
             return self.end_job(now, id, JobStatus::Failed, why);
         }
         let end = start.saturating_add(SLICE).min(self.inventory.catalog.objects.slot_count());
+        let is_stuck = self.is_stuck(id, &sources);
         let mut slot = start;
         while slot < end && active < concurrency {
             let object = ObjectSlot::new(slot);
             match self.check_object(id, object, &sources) {
+                DrainCheck::Copy(_) if is_stuck && !self.has_other_copy(object, &sources) => {
+                    return self.end_job(now, id, JobStatus::Failed, NO_DESTINATION);
+                }
                 DrainCheck::Copy(source) => {
                     (found, active) = (found + 1, active + 1);
                     self.start_move(now, id, object, source);
@@ -390,6 +411,30 @@ impl TaskCalls<'_> {
         } else {
             self.schedule_job(id, now + SLICE_PAUSE);
         }
+    }
+
+    /// Returns whether a job that has moved nothing has no segment to move objects to.
+    fn is_stuck(&self, id: JobId, sources: &[SegmentSlot]) -> bool {
+        let job = &self.jobs.by_id[&id];
+        let segments = &self.inventory.pool.segments;
+        let takes = |slot: SegmentSlot| {
+            let segment = segments.at(slot);
+            !sources.contains(&slot) && (segment.accepts_new() || segment.is_coming_back())
+        };
+        let has_begun = job.view.active > 0 || job.view.succeeded > 0;
+        let mut named = job.targets.iter().flat_map(|name| segments.named(name));
+        !has_begun
+            && match job.targets.is_empty() {
+                true => !segments.mounted().any(|(slot, _)| takes(slot)),
+                false => !named.any(|&slot| takes(slot)),
+            }
+    }
+
+    /// Returns whether another segment holds a readable replica of the object.
+    fn has_other_copy(&self, slot: ObjectSlot, sources: &[SegmentSlot]) -> bool {
+        let object = self.inventory.catalog.objects.at(slot);
+        let mut copies = self.inventory.pool.readable_copies(object);
+        copies.any(|copy| !sources.contains(&copy.segment))
     }
 
     fn check_object(&self, job: JobId, slot: ObjectSlot, sources: &[SegmentSlot]) -> DrainCheck {
@@ -543,6 +588,10 @@ impl TaskCalls<'_> {
             self.inventory.timers.push(at, Timer::Drain(id));
         }
     }
+}
+
+fn unavailable(why: &str) -> Error {
+    Error::new(ErrorCode::UNAVAILABLE_IN_CURRENT_STATUS, why)
 }
 
 fn unknown(id: JobId) -> Error {

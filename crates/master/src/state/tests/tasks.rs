@@ -402,7 +402,9 @@ fn drain_empties_segment_without_losing_objects() {
     let job = drain(&mut pool, &["host-a:1"], &[]).unwrap();
     assert_eq!(pool.state.job(job).unwrap().status, JobStatus::Created);
     assert_eq!(segment_status(&pool, "host-a:1"), SegmentStatus::Draining);
-    fails(drain(&mut pool, &["host-a:1"], &[]), ErrorCode::UNAVAILABLE_IN_CURRENT_STATUS);
+    let other = drain(&mut pool, &["host-a:1"], &[]).unwrap_err();
+    assert_eq!(other.code(), ErrorCode::UNAVAILABLE_IN_CURRENT_STATUS);
+    assert!(other.to_string().contains(&format!("segment=host-a:1 job={job}")), "{other}");
     pool.advance_all();
     assert_eq!(pool.state.tasks().tasks_underway().0, 2, "no more at once than may be");
     let written = pool.put_with("new", 1000, false, &on("host-a:1")).unwrap();
@@ -451,6 +453,38 @@ fn drain_without_space_fails_and_reopens_segment() {
     assert!(view.message.contains("1 objects") && view.message.contains("hard_pinned"), "{view:?}");
     assert_eq!(segment_status(&pool, "host-a:1"), SegmentStatus::Ok);
     assert!(pool.exists("large"));
+}
+
+#[test]
+fn drain_without_destination_fails_at_once() {
+    let mut pool = Pool::new(4);
+    for index in 0..3 {
+        pool.put(&format!("k{index}"), 1000).unwrap();
+    }
+    let job = drain(&mut pool, &["host-a:1"], &[]).unwrap();
+    let refused = pool.put("new", 1000).unwrap_err();
+    assert!(refused.to_string().contains("all are being drained"), "{refused}");
+    pool.advance_all();
+    let view = pool.state.job(job).unwrap();
+    assert_eq!((view.status, view.failed), (JobStatus::Failed, 0));
+    assert_eq!(view.message, "no other segment accepts objects");
+    pool.put("new", 1000).unwrap();
+    pool.mount(B, 2, 4).unwrap();
+    pool.state.suspect(pool.now, B);
+    let job = drain(&mut pool, &["host-a:1"], &["host-b:1"]).unwrap();
+    pool.advance_all();
+    assert_eq!(pool.state.job(job).unwrap().status, JobStatus::Failed, "the target is lost");
+}
+
+#[test]
+fn drained_segment_can_be_drained_again() {
+    let mut pool = two();
+    for _ in 0..2 {
+        let job = drain(&mut pool, &["host-a:1"], &[]).unwrap();
+        pool.advance_all();
+        assert_eq!(pool.state.job(job).unwrap().status, JobStatus::Succeeded);
+        assert_eq!(segment_status(&pool, "host-a:1"), SegmentStatus::Drained);
+    }
 }
 
 #[test]
