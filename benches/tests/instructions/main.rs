@@ -15,7 +15,10 @@ use std::{
 };
 
 use libtest_mimic::{Arguments, Trial, run};
-use mooncake_base::{env::EnvVar, requirement::trial};
+use mooncake_base::{
+    env::{EnvVar, ValueKind},
+    requirement::trial,
+};
 use mooncake_benches::callgrind;
 
 /// The share of the reference by which a count may be higher or lower, in percent.
@@ -33,6 +36,7 @@ static MOONCAKE_WRITE_COUNTS: EnvVar = EnvVar {
     name: "MOONCAKE_WRITE_COUNTS",
     aliases: &[],
     default: "",
+    kind: ValueKind::Text,
     help: "Set to anything, the test of instruction counts writes its reference.",
 };
 

@@ -1,14 +1,23 @@
 //! Runs the simulator over seeds with injected faults, and checks that planted bugs are found.
 
-use mooncake_base::{env::EnvVar, requirement::is_long_run};
+use mooncake_base::{
+    env::{EnvVar, ValueKind},
+    requirement::is_long_run,
+};
 use mooncake_simulation::{Bug, Outcome, Plan, run};
 
-static SEED: EnvVar =
-    EnvVar { name: "MOONCAKE_TEST_SEED", aliases: &[], default: "0", help: "The first seed." };
+static SEED: EnvVar = EnvVar {
+    name: "MOONCAKE_TEST_SEED",
+    aliases: &[],
+    default: "0",
+    kind: ValueKind::Text,
+    help: "The first seed.",
+};
 static SEEDS: EnvVar = EnvVar {
     name: "MOONCAKE_TEST_SEEDS",
     aliases: &[],
     default: "100",
+    kind: ValueKind::Text,
     help: "The number of seeds.",
 };
 /// Returns the range of seeds to run.
