@@ -12,16 +12,15 @@ use std::{
     time::{Duration, Instant},
 };
 
-use mooncake_base::{Token, sync::Condvar, sync::Mutex};
+use mooncake_base::{Clock, SystemClock, Token, sync::Condvar, sync::Mutex};
 
 use crate::{
     auth,
+    heartbeats::{Heartbeats, TICK},
     membership::{Membership, Notices},
     message::{self, Attach, Notice, Request},
 };
 
-/// How often silence is looked for.
-const TICK: Duration = Duration::from_millis(250);
 /// Longest time that a message to an agent may wait for its socket.
 const SEND_LIMIT: Duration = Duration::from_secs(5);
 
@@ -45,12 +44,12 @@ struct Shared {
     changed: Condvar,
     address: SocketAddr,
     token: Option<Token>,
-    heartbeat_timeout: Duration,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct State {
     membership: Membership,
+    heartbeats: Heartbeats,
     agents: HashMap<u32, Agent>,
 }
 
@@ -58,7 +57,6 @@ struct State {
 struct Agent {
     stream: TcpStream,
     connection: u64,
-    heard: Instant,
 }
 
 impl Coordinator {
@@ -69,14 +67,18 @@ impl Coordinator {
         heartbeat_timeout: Duration,
     ) -> std::io::Result<Self> {
         let address = listener.local_addr()?;
+        let state = State {
+            membership: Membership::default(),
+            heartbeats: Heartbeats::new(heartbeat_timeout, SystemClock.now()),
+            agents: HashMap::new(),
+        };
         let shared = Arc::new(Shared {
-            state: Mutex::new(State::default()),
+            state: Mutex::new(state),
             stopping: AtomicBool::new(false),
             stop: Condvar::default(),
             changed: Condvar::default(),
             address,
             token,
-            heartbeat_timeout,
         });
         let accepting = Arc::clone(&shared);
         let ticking = Arc::clone(&shared);
@@ -143,7 +145,8 @@ impl Shared {
         let Ok(writer) = stream.try_clone() else { return };
         {
             let mut state = self.state.lock();
-            let agent = Agent { stream: writer, connection, heard: Instant::now() };
+            state.heartbeats.record(rank, SystemClock.now());
+            let agent = Agent { stream: writer, connection };
             if let Some(old) = state.agents.insert(rank, agent) {
                 let _ = old.stream.shutdown(Shutdown::Both);
             }
@@ -155,12 +158,10 @@ impl Shared {
             && let Ok(request) = message::receive::<Request>(&mut stream)
         {
             let mut state = self.state.lock();
-            let Some(agent) =
-                state.agents.get_mut(&rank).filter(|agent| agent.connection == connection)
-            else {
+            if state.agents.get(&rank).is_none_or(|agent| agent.connection != connection) {
                 return;
-            };
-            agent.heard = Instant::now();
+            }
+            state.heartbeats.record(rank, SystemClock.now());
             // Other threads of the rank may send more.
             says_goodbye |= request == Request::Goodbye;
             log_request(rank, &request);
@@ -171,6 +172,7 @@ impl Shared {
         let mut state = self.state.lock();
         if state.agents.get(&rank).is_some_and(|agent| agent.connection == connection) {
             state.agents.remove(&rank);
+            state.heartbeats.forget(rank);
             if !self.stopping.load(Ordering::SeqCst) {
                 if !says_goodbye {
                     tracing::warn!(rank, "the process of a rank has ended");
@@ -201,22 +203,10 @@ impl Shared {
     fn watch(&self) {
         let mut state = self.state.lock();
         while !self.stopping.load(Ordering::SeqCst) {
-            let before = Instant::now();
             self.stop.wait_for(&mut state, TICK);
-            // If this process itself did not run, the ranks had no chance to be heard.
-            let pause = before.elapsed().saturating_sub(TICK);
-            let mut silent = Vec::new();
-            for (rank, agent) in &mut state.agents {
-                if pause > TICK {
-                    agent.heard += pause;
-                }
-                if agent.heard.elapsed() > self.heartbeat_timeout {
-                    silent.push(*rank);
-                }
-            }
-            for rank in silent {
+            for rank in state.heartbeats.silent(SystemClock.now()) {
                 if state.membership.is_online(rank) {
-                    let limit = self.heartbeat_timeout;
+                    let limit = state.heartbeats.limit();
                     tracing::warn!(rank, ?limit, "a rank is silent for too long");
                 }
                 let notices = state.membership.silence(rank);

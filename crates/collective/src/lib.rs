@@ -6,7 +6,7 @@
 //! that either all of them have it or none has written anything; if a member is lost, the members
 //! of the new view do an operation again that not all of them have the data of.
 //!
-//! In reading order: [`membership`] and [`progress`] (the rules, without I/O), [`message`], [`coordinator`],
+//! In reading order: [`membership`], [`heartbeats`] and [`progress`] (the rules, without I/O), [`message`], [`coordinator`],
 //! [`context`] (the process), [`frame`], [`shared_memory`], [`ring`] (frames in it),
 //! [`link`] (a connection), [`mesh`] (all of them), [`inbox`] (the state of a group), [`group`],
 //! [`line`] (who carries out its operations),
@@ -26,6 +26,7 @@ mod coordinator;
 mod fabric;
 mod frame;
 mod group;
+mod heartbeats;
 mod inbox;
 mod line;
 mod link;

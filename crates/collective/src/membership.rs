@@ -9,6 +9,8 @@
 #[cfg(test)]
 mod model;
 #[cfg(test)]
+mod simulation;
+#[cfg(test)]
 mod tests;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -484,7 +486,8 @@ impl Group {
 
     /// Takes a slot out because its rank has destroyed the group.
     fn leave(&mut self, slot: usize, all: &Processes) -> Notices {
-        let was_active = self.slots.get(&slot).is_some_and(|slot| slot.state == SlotState::Active);
+        // A lost slot is in the view too, where lost ranks stay.
+        let was_active = self.active().get(slot).is_some_and(|active| *active);
         self.slots.remove(&slot);
         self.vacated.insert(slot);
         self.after_loss(slot, was_active, false, all)
