@@ -226,6 +226,20 @@ def test_object_expires(service: MooncakeStoreService):
     assert call(service, "HEAD", "/objects/short").status == 404
 
 
+@pytest.mark.parametrize(
+    ("method", "query", "taken"),
+    [("PUT", "ttl=3", "overwrite, ttl_s"), ("DELETE", "ttl_s=3", "force"), ("GET", "a=", "none")],
+)
+def test_unknown_parameters_are_refused(
+    service: MooncakeStoreService, method: str, query: str, taken: str
+):
+    call(service, "PUT", "/objects/stays", b"1")
+    answer = call(service, method, f"/objects/stays?{query}", b"2" if method == "PUT" else None)
+    assert answer.status == 400
+    assert f"{method} takes: {taken}" in answer.error
+    assert call(service, "GET", "/objects/stays").body == b"1"
+
+
 def test_failures_have_their_status(service: MooncakeStoreService):
     call(service, "PUT", "/objects/leased", b"1")
     call(service, "GET", "/objects/leased")

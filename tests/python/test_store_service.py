@@ -504,7 +504,7 @@ def test_program_serves_until_signalled(master: MasterProcess, tmp_path: Path, n
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="needs curl: install the package curl")
-def test_guide_curl_commands_work(master: MasterProcess) -> None:
+def test_guide_curl_commands_work(master: MasterProcess, tmp_path: Path) -> None:
     guide = Path(__file__).resolve().parents[2] / "docs/guide/store.md"
     block = re.search(
         r"```bash\n(mc_store_rest_server .*?)```", guide.read_text("utf-8"), re.DOTALL
@@ -522,13 +522,17 @@ def test_guide_curl_commands_work(master: MasterProcess) -> None:
             port = next(match[1] for match in found if match)
             script = asked.replace("localhost:8081", f"127.0.0.1:{port}")
             words = ["bash", "-e", "-o", "pipefail", "-c", script]
-            done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=True)
+            done = subprocess.run(
+                words, capture_output=True, text=True, timeout=60, check=True, cwd=tmp_path
+            )
             *answers, last = done.stdout.split("\x1e")
         finally:
             server.terminate()
     assert answers[:3] == ['{"status": "success"}', "Hello!", '{"exists": true}']
     put, part, head, *changes = answers[3:]
-    # A refused change has a body: one that expires, the tag, one for that version, the removal.
-    assert (put, part, changes, last) == ("", "", ["", "", "", ""], "")
+    # A refused change has a body. These are one that expires, body and tag, a change of that
+    # version, and the removal.
+    assert (put, part, changes, last) == ("", "", [""] * 5, "")
+    assert (tmp_path / "body").read_bytes() == Path("/usr/bin/env").read_bytes()
     assert head.startswith("HTTP/1.1 200 OK")
     assert "ETag: " in head

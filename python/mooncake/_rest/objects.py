@@ -120,6 +120,13 @@ class ObjectRoutes(ObjectCalls, RangeCalls):
         key = unquote_to_bytes(request.path[len(_OBJECTS) :].encode("latin-1"))
         if not 0 < len(key) <= _KEY_BYTES_MAX:
             return _failed(400, f"a key has 1 to {_KEY_BYTES_MAX} bytes, not {len(key)}")
+        known = _PARAMETERS.get(request.method, ())
+        unknown = [name for name in _parameters(request) if name not in known]
+        if unknown:
+            names = ", ".join(known) or "none"
+            return _failed(
+                400, f"unknown parameter {unknown[0]!r}; {request.method} takes: {names}"
+            )
         return handler(key, request)
 
     def _read(self, key: bytes, request: Request) -> Reply:
@@ -189,6 +196,7 @@ class ObjectRoutes(ObjectCalls, RangeCalls):
 
 
 _BINARY: Final = "application/octet-stream"
+_PARAMETERS: Final = {"PUT": ("overwrite", "ttl_s"), "DELETE": ("force",)}
 
 
 class _RefusedError(Exception):
@@ -230,8 +238,12 @@ def _range(text: str | None, size: int) -> tuple[int, int] | None:
     return begin, end
 
 
+def _parameters(request: Request) -> dict[str, str]:
+    return dict(parse_qsl(request.query, keep_blank_values=True))
+
+
 def _switch(request: Request, name: str, *, default: bool) -> bool:
-    given = dict(parse_qsl(request.query, keep_blank_values=True)).get(name)
+    given = _parameters(request).get(name)
     if given is None:
         return default
     if given not in ("true", "false"):
@@ -240,7 +252,7 @@ def _switch(request: Request, name: str, *, default: bool) -> bool:
 
 
 def _seconds(request: Request, name: str) -> float | None:
-    given = dict(parse_qsl(request.query, keep_blank_values=True)).get(name)
+    given = _parameters(request).get(name)
     if given is None:
         return None
     try:
