@@ -16,6 +16,18 @@ use crate::{
 };
 
 /// Options of puts. Immutable; may be used for any number of puts.
+///
+/// replicas: number of copies, each on another segment; fewer if there are not enough segments.
+/// soft_pin: "enable" protects the objects from eviction for a while, "disable" ends that,
+///     "preserve" leaves it unchanged. soft_pin_ttl_ms: for how long; None is the master's default.
+/// is_hard_pinned: whether the objects are never evicted.
+/// preferred_segments: names of segments to use first. prefers_own_segments: whether those of this
+///     process come first.
+/// data_type: kind of data, a number that only callers interpret.
+/// groups: group of each item of the batch, kept or evicted as a whole; "" for none.
+/// ttl_ms: time after which the objects are removed; None: never.
+/// tags: text stored beside each object, at most 32 names and values, 1 KiB in all.
+/// if_versions: version that each item of the batch replaces; 0 for any.
 #[pyclass(frozen, eq, module = "mooncake", name = "PutOptions", get_all)]
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct PutOptions {
@@ -51,8 +63,8 @@ impl PutOptions {
         if_versions = None,
         ),
         text_signature = "(*, replicas=1, soft_pin='preserve', soft_pin_ttl_ms=None, \
-            is_hard_pinned=False, preferred_segments=..., prefers_own_segments=False, data_type=0, \
-            groups=None, ttl_ms=None, tags=..., if_versions=None)"
+            is_hard_pinned=False, preferred_segments=(), prefers_own_segments=False, data_type=0, \
+            groups=None, ttl_ms=None, tags={}, if_versions=None)"
     )]
     #[allow(clippy::too_many_arguments, reason = "each option is a keyword of the constructor")]
     fn new(
