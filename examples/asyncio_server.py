@@ -6,18 +6,25 @@ import mooncake
 
 LINE_BYTES_MAX = 1 << 16
 IDLE_S = 30
+CALL_S = 0.2
 
 
 async def answer(store: mooncake.AsyncStore, line: bytes) -> bytes:
-    """Returns the answer to one line."""
-    match line.split(maxsplit=2):
-        case [b"PUT", key, value]:
-            return b"stored" if await store.put(key, value) else b"kept"
-        case [b"GET", key]:
-            value = await store.get(key, None)
-            return b"missing" if value is None else bytes(value)
-        case _:
-            return b"error: PUT key value, or GET key"
+    """Returns the answer to one line, within the time limit of a call."""
+    try:
+        match line.split(maxsplit=2):
+            case [b"PUT", key, value]:
+                is_stored = await store.put(key, value, timeout_s=CALL_S)
+                return b"stored" if is_stored else b"kept"
+            case [b"GET", key]:
+                value = await store.get(key, None, timeout_s=CALL_S)
+                return b"missing" if value is None else bytes(value)
+            case _:
+                return b"error: PUT key value, or GET key"
+    except mooncake.DeadlineError:
+        return b"error: no answer in time"
+    except mooncake.MooncakeError as error:
+        return f"error: {error}".encode()
 
 
 async def serve(
