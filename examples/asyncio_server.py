@@ -6,7 +6,7 @@ import mooncake
 
 LINE_BYTES_MAX = 1 << 16
 IDLE_S = 30
-CALL_S = 0.2
+CALL_S = 2
 
 
 async def answer(store: mooncake.AsyncStore, line: bytes) -> bytes:
