@@ -25,6 +25,9 @@ fn drain_is_created_queried_and_cancelled() {
     let mut client = running.native();
     client.join("127.0.0.1:1", 64 << 20);
     client.put("a", 3);
+    // The object could go there, but nobody copies it.
+    let mut other = running.native();
+    other.join("127.0.0.1:2", 64 << 20);
     let post = |body: &str| ask(&running, "POST", "/api/v1/drain_jobs", body);
     let (status, made) = post(r#"{"segments": ["127.0.0.1:1"], "max_concurrency": 4}"#);
     assert_eq!((status, &made["success"], &made["status"]), (200, &json!(true), &json!("CREATED")));
