@@ -107,6 +107,24 @@ fn unsafe_is_used_only_in_listed_files() {
 }
 
 #[test]
+fn included_files_lie_in_the_crate() {
+    // A packaged crate has nothing else; a link inside of it is packaged as the file that it names.
+    let pattern = regex(r#"include_(?:str|bytes)!\("((?:\.\./)+)"#);
+    let is_outside = |file: &File, ups: &str| {
+        let depth = file.path.matches('/').count();
+        // `crates/NAME` stays above the file.
+        ups.matches("../").count() > depth - 2
+    };
+    let found: Vec<_> = rust()
+        .iter()
+        .filter(|file| file.path.starts_with("crates/"))
+        .filter(|file| pattern.captures_iter(&file.text).any(|it| is_outside(file, &it[1])))
+        .map(|file| file.path.clone())
+        .collect();
+    report("files that include something from outside of their crate", &found);
+}
+
+#[test]
 fn the_environment_is_read_in_one_place() {
     let pattern = regex(r"\benv::(var|vars|set_var|remove_var)(_os)?\b");
     let found: Vec<_> = rust()

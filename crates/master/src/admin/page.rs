@@ -13,7 +13,7 @@ const PAGE: &str = include_str!("page/index.html");
 /// The content security policy: the page may only load from and connect to its own master.
 const POLICY: &str = include_str!("page/policy.txt");
 
-const GUIDE: &str = include_str!("../../../../docs/guide/operating.md");
+const GUIDE: &str = include_str!("page/guide.txt");
 
 /// Shows the guide of this version as text.
 pub(super) async fn guide() -> Response {
