@@ -277,12 +277,8 @@ async fn reduce(
     let own_part = parts[position].clone();
     let mut sum = exchange.buffer(own_part.len());
     reduce_parts(exchange, &source[own_part.clone()], &mut sum, dtype, how).await?;
-    let outgoing = exchange.stage(&sum);
-    for (slot, _) in rotated(slots, &parts, position) {
-        if wants(slot) {
-            exchange.send(slot, 1, outgoing).await?;
-        }
-    }
+    let others = rotated(slots, slots, position).map(|(slot, _)| slot);
+    send_same(exchange, 1, &sum, others.filter(|slot| wants(*slot))).await?;
     if !wants(own) {
         return Ok(Writes { lent: Some(sum), ..Writes::default() });
     }
@@ -327,13 +323,26 @@ async fn broadcast(
     root: usize,
 ) -> Result<Writes, Stop> {
     if exchange.own() == root {
-        let outgoing = exchange.stage(range.bytes());
-        for &slot in exchange.slots().iter().filter(|slot| **slot != root) {
-            exchange.send(slot, 0, outgoing).await?;
-        }
+        let others = exchange.slots().iter().copied().filter(|slot| *slot != root);
+        send_same(exchange, 0, range.bytes(), others).await?;
         return Ok(Writes::default());
     }
     receive_from_root(exchange, range, root).await
+}
+
+/// Sends the same bytes to each of these slots; makes them ready once, and only if there is a slot.
+async fn send_same(
+    exchange: &impl Exchange,
+    step: u32,
+    bytes: &[u8],
+    slots: impl Iterator<Item = usize> + Send,
+) -> Result<(), Stop> {
+    let mut ready = None;
+    for slot in slots {
+        let outgoing = *ready.get_or_insert_with(|| exchange.stage(bytes));
+        exchange.send(slot, step, outgoing).await?;
+    }
+    Ok(())
 }
 
 async fn receive_from_root(
@@ -357,10 +366,7 @@ async fn gather(
     let (slots, own) = (exchange.slots(), exchange.own());
     let wants = |slot: usize| root.is_none_or(|root| root == slot);
     let others = || rotated(slots, slots, position(slots, own)).map(|(slot, _)| slot);
-    let outgoing = exchange.stage(source.bytes());
-    for slot in others().filter(|slot| wants(*slot)) {
-        exchange.send(slot, 0, outgoing).await?;
-    }
+    send_same(exchange, 0, source.bytes(), others().filter(|slot| wants(*slot))).await?;
     if !wants(own) {
         return Ok(Writes::default());
     }
