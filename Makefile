@@ -119,7 +119,8 @@ $(DOCS_VENV)/.tools: scripts/docs-tools.txt
 
 .PHONY: docs
 docs: dev $(DOCS_VENV)/.tools ## Build the documentation site into docs/_build/html
-	@$(DOCS_VENV)/bin/python -m sphinx -q -W --keep-going -b html docs docs/_build/html
+	@# -E: nothing tells Sphinx that a docstring of the extension changed since its last run.
+	@$(DOCS_VENV)/bin/python -m sphinx -q -E -W --keep-going -b html docs docs/_build/html
 	@echo "docs: open docs/_build/html/index.html"
 
 .PHONY: hooks

@@ -17,17 +17,20 @@ use crate::{
 
 /// Options of puts. Immutable; may be used for any number of puts.
 ///
-/// replicas: number of copies, each on another segment; fewer if there are not enough segments.
-/// soft_pin: "enable" protects the objects from eviction for a while, "disable" ends that,
-///     "preserve" leaves it unchanged. soft_pin_ttl_ms: for how long; None is the master's default.
-/// is_hard_pinned: whether the objects are never evicted.
-/// preferred_segments: names of segments to use first. prefers_own_segments: whether those of this
-///     process come first.
-/// data_type: kind of data, a number that only callers interpret.
-/// groups: group of each item of the batch, kept or evicted as a whole; "" for none.
-/// ttl_ms: time after which the objects are removed; None: never.
-/// tags: text stored beside each object, at most 32 names and values, 1 KiB in all.
-/// if_versions: version that each item of the batch replaces; 0 for any.
+/// Args:
+///     replicas: Number of copies, each on another segment; fewer if there are not enough segments.
+///     soft_pin: "enable" protects the objects from eviction for a while, "disable" ends that,
+///         "preserve" leaves it unchanged.
+///     soft_pin_ttl_ms: Duration of a soft pin; None uses the master's default.
+///     is_hard_pinned: True if the objects must never be evicted.
+///     preferred_segments: Names of segments to use first.
+///     prefers_own_segments: True to use the segments of this process first.
+///     data_type: Kind of data, as a number that only callers interpret.
+///     groups: Group of each item of the batch, kept or evicted as a whole; "" for none.
+///     ttl_ms: Time after which the objects are removed; None: never.
+///     tags: Text stored beside each object: at most 32 names and values, 1 KiB in all.
+///     if_versions: Version that each item of the batch replaces; 0 for any. Existing objects of
+///         other versions are kept.
 #[pyclass(frozen, eq, module = "mooncake", name = "PutOptions", get_all)]
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct PutOptions {
