@@ -153,9 +153,10 @@ impl Completion {
                 return false;
             }
             if !parker.park(Duration::ZERO) {
-                let _attention = group.map(Core::prepare_sleep);
-                drop(polling);
-                parker.park(left.min(RECHECK));
+                match group {
+                    Some(group) => group.sleep(&parker, polling, left.min(RECHECK)),
+                    None => parker.park(left.min(RECHECK)),
+                };
             }
         }
     }

@@ -17,7 +17,7 @@ use crate::{
     context::Agent,
     frame::Kind,
     inbox::{Inbox, Messages, Outgoing, Receive, Sent, State, announce},
-    line::{CarriedOut, CarryOut, Line},
+    line::{CarriedOut, CarryOut, Line, Parker},
     memory::{HostRange, Mirror},
     mesh::{Attention, Mesh, Polling, group_id},
     message::{Answer, Request},
@@ -391,10 +391,29 @@ impl Core {
     /// that have not read ours are woken.
     pub(crate) fn prepare_sleep(&self) -> Attention {
         let attention = self.mesh.pay_attention();
+        self.wake_readers();
+        attention
+    }
+
+    /// Lets this thread sleep until its parker is woken, at most `time`, and ends its polling.
+    /// Peers wake this process for their frames meanwhile, and those that have not read ours are
+    /// woken. Returns whether the parker was woken.
+    pub(crate) fn sleep(
+        &self,
+        parker: &Parker,
+        polling: Option<Polling<'_>>,
+        time: Duration,
+    ) -> bool {
+        let sleep = self.mesh.begin_sleep();
+        self.wake_readers();
+        drop(polling);
+        sleep.until_woken(parker, time)
+    }
+
+    fn wake_readers(&self) {
         for link in self.mesh.wake_readers() {
             self.inbox.push_outgoing(Outgoing::Rest(link));
         }
-        attention
     }
 
     /// Polls the rings for a short time, until there is something to do.

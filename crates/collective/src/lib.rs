@@ -8,6 +8,7 @@
 //!
 //! In reading order: [`membership`], [`heartbeats`] and [`progress`] (the rules, without I/O), [`message`], [`coordinator`],
 //! [`context`] (the process), [`frame`], [`shared_memory`], [`ring`] (frames in it),
+//! [`shared_futex`] (where a thread sleeps until a frame comes),
 //! [`link`] (a connection), [`mesh`] (all of them), [`inbox`] (the state of a group), [`group`],
 //! [`line`] (who carries out its operations),
 //! [`attempt`] (one attempt of an operation), [`collectives`] (who sends what), [`messages`],
@@ -40,6 +41,7 @@ mod peer_memory;
 mod progress;
 mod reduce;
 mod ring;
+mod shared_futex;
 mod shared_memory;
 mod staging;
 

@@ -25,6 +25,7 @@ use crate::{
     collectives::Operation,
     completion::{Completion, Outcome},
     group::{Core, RECHECK, closed},
+    shared_futex::SharedFutex,
 };
 
 /// Most operations that wait for their turn.
@@ -109,11 +110,14 @@ impl Line {
             if left == Left::Nothing && self.waiting.lock().is_closed {
                 return;
             }
-            let core = group.core();
-            let _attention = core.filter(|_| left != Left::Nothing).map(Core::prepare_sleep);
+            let core = group.core().filter(|_| left != Left::Nothing);
+            let sleep = || match core {
+                Some(core) => core.sleep(&parker, None, RECHECK),
+                None => parker.park(RECHECK),
+            };
             // Without a call, look for operations whose callers have not waited after all.
-            while !parker.park(RECHECK) && self.waiters.load(Ordering::SeqCst) > 0 {}
-            if let Some(core) = core {
+            while !sleep() && self.waiters.load(Ordering::SeqCst) > 0 {}
+            if let Some(core) = group.core() {
                 core.mesh.poll_all();
             }
         }
@@ -194,11 +198,18 @@ impl fmt::Debug for Line {
 pub(crate) struct Parker {
     thread: Thread,
     is_woken: AtomicBool,
+    is_on_futex: AtomicBool,
+    futex: OnceLock<Arc<SharedFutex>>,
 }
 
 impl Parker {
     pub(crate) fn of_this_thread() -> Arc<Self> {
-        Arc::new(Self { thread: thread::current(), is_woken: AtomicBool::new(false) })
+        Arc::new(Self {
+            thread: thread::current(),
+            is_woken: AtomicBool::new(false),
+            is_on_futex: AtomicBool::new(false),
+            futex: OnceLock::new(),
+        })
     }
 
     /// Returns whether the next call of [`Self::park`] returns at once.
@@ -220,6 +231,34 @@ impl Parker {
             thread::park_timeout(left);
         }
     }
+
+    /// Waits as [`Self::park`], on the futex of this process. Calls `look` each time that a peer has
+    /// woken it, and once before.
+    pub(crate) fn sleep_on(
+        &self,
+        futex: &Arc<SharedFutex>,
+        time: Duration,
+        look: impl Fn(),
+    ) -> bool {
+        let futex = self.futex.get_or_init(|| Arc::clone(futex));
+        self.is_on_futex.store(true, Ordering::SeqCst);
+        let begun = Instant::now();
+        let is_woken = loop {
+            futex.announce_sleep();
+            look();
+            if self.is_woken.swap(false, Ordering::SeqCst) {
+                break true;
+            }
+            let left = time.saturating_sub(begun.elapsed());
+            if left.is_zero() {
+                break false;
+            }
+            futex.sleep(left);
+        };
+        futex.end_sleep();
+        self.is_on_futex.store(false, Ordering::SeqCst);
+        is_woken
+    }
 }
 
 impl Wake for Parker {
@@ -228,9 +267,13 @@ impl Wake for Parker {
     }
 
     fn wake_by_ref(self: &Arc<Self>) {
-        if !self.is_woken.swap(true, Ordering::SeqCst) && self.thread.id() != thread::current().id()
+        if self.is_woken.swap(true, Ordering::SeqCst) || self.thread.id() == thread::current().id()
         {
-            self.thread.unpark();
+            return;
+        }
+        self.thread.unpark();
+        if let (true, Some(futex)) = (self.is_on_futex.load(Ordering::SeqCst), self.futex.get()) {
+            futex.wake();
         }
     }
 }

@@ -11,7 +11,8 @@ use socket2::SockRef;
 
 use crate::{
     frame::{Frame, HEADER_BYTES, Header},
-    ring::{Rings, Written},
+    ring::{Rings, Wake, Written},
+    shared_futex::SharedFutex,
     staging::PeerBuffers,
 };
 
@@ -23,6 +24,8 @@ pub(crate) struct Link {
     pub(crate) stream: TcpStream,
     pub(crate) access: Access,
     pub(crate) rings: Option<Rings>,
+    /// Where a thread of the peer sleeps until a frame is in the ring.
+    pub(crate) futex: Option<SharedFutex>,
     /// The name under which the peer's memory is read from another host.
     pub(crate) segment: Option<String>,
     pub(crate) staged: PeerBuffers,
@@ -36,6 +39,8 @@ pub(crate) struct Link {
 pub(crate) struct Sending {
     /// Number of the next frame.
     number: u64,
+    /// Number of the frame after the last one that woke the peer over the socket.
+    after_wake: u64,
     /// The rest of a frame that was sent in part: it goes before any other.
     rest: Vec<u8>,
 }
@@ -66,7 +71,7 @@ impl Access {
         if self.process.is_none() || !self.is_reader {
             return Ok(None);
         }
-        let rings = Rings::create().inspect_err(|error| tracing::debug!(%error, "no rings")).ok();
+        let rings = found(Rings::create());
         let descriptor = rings.as_ref().map_or(-1, Rings::descriptor);
         stream.write_all(&descriptor.to_le_bytes())?;
         let mut is_open = [0];
@@ -77,14 +82,32 @@ impl Access {
     /// Opens the rings that the peer has made.
     pub(crate) fn open_rings(self, stream: &mut TcpStream) -> io::Result<Option<Rings>> {
         let Some(process) = self.process.filter(|_| self.is_reader) else { return Ok(None) };
-        let mut descriptor = [0; 4];
-        stream.read_exact(&mut descriptor)?;
-        let rings = Rings::open(process, i32::from_le_bytes(descriptor))
-            .inspect_err(|error| tracing::debug!(%error, "no rings"))
-            .ok();
+        let rings = found(Rings::open(process, read_descriptor(stream)?));
         stream.write_all(&[u8::from(rings.is_some())])?;
         Ok(rings)
     }
+
+    /// Shows the peer the futex of this process, and opens the peer's, if each side can read the
+    /// other's memory. Who has none of the peer wakes it over the socket.
+    pub(crate) fn exchange_futexes(
+        self,
+        stream: &mut TcpStream,
+        own: Option<&SharedFutex>,
+    ) -> io::Result<Option<SharedFutex>> {
+        let Some(process) = self.process.filter(|_| self.is_reader) else { return Ok(None) };
+        stream.write_all(&own.map_or(-1, SharedFutex::descriptor).to_le_bytes())?;
+        Ok(found(SharedFutex::open(process, read_descriptor(stream)?)))
+    }
+}
+
+fn found<T>(shared: io::Result<T>) -> Option<T> {
+    shared.inspect_err(|error| tracing::debug!(%error, "no memory is shared with a peer")).ok()
+}
+
+fn read_descriptor(stream: &mut TcpStream) -> io::Result<i32> {
+    let mut descriptor = [0; 4];
+    stream.read_exact(&mut descriptor)?;
+    Ok(i32::from_le_bytes(descriptor))
 }
 
 impl Link {
@@ -151,12 +174,16 @@ impl Link {
     /// Wakes the peer if it has not read all frames in the ring. Does not block; if a part was sent,
     /// [`Self::flush`] must be called for the rest.
     pub(crate) fn wake_reader(&self) -> Progress {
-        if !self.rings.as_ref().is_some_and(Rings::has_unread) {
+        let Some(rings) = self.rings.as_ref().filter(|rings| rings.has_unread()) else {
+            return Progress::Nothing;
+        };
+        if let (Wake::Futex, Some(futex)) = (rings.reader_wake(), &self.futex) {
+            futex.wake();
             return Progress::Nothing;
         }
         // Who has the lock sends something over the socket, or the peer reads that.
         let Some(mut outgoing) = self.outgoing.try_lock() else { return Progress::Nothing };
-        if !outgoing.rest.is_empty() {
+        if !outgoing.rest.is_empty() || outgoing.after_wake == outgoing.number {
             return Progress::Nothing;
         }
         let head = Header::WAKE.encode(outgoing.number);
@@ -167,6 +194,7 @@ impl Link {
             return Progress::Nothing;
         }
         outgoing.number += 1;
+        outgoing.after_wake = outgoing.number;
         outgoing.rest.extend_from_slice(&head[sent..]);
         if outgoing.rest.is_empty() { Progress::Whole } else { Progress::Begun }
     }
@@ -182,11 +210,20 @@ impl Link {
         let head = header.encode(outgoing.number);
         let written =
             self.rings.as_ref().map_or(Written::No, |rings| rings.write(&[&head, payload]));
-        match written {
-            Written::No => return Some((head, payload)),
-            Written::Yes | Written::Unseen => outgoing.number += 1,
+        let Written::Yes(wake) = written else { return Some((head, payload)) };
+        outgoing.number += 1;
+        match (wake, &self.futex) {
+            (Wake::None, _) => None,
+            (Wake::Futex, Some(futex)) => {
+                futex.wake();
+                None
+            }
+            (Wake::Futex, None) | (Wake::Socket, _) => {
+                // The caller sends the frame that wakes.
+                outgoing.after_wake = outgoing.number + 1;
+                Some((Header::WAKE.encode(outgoing.number), &payload[..0]))
+            }
         }
-        (written == Written::Unseen).then(|| (Header::WAKE.encode(outgoing.number), &payload[..0]))
     }
 
     fn send_rest(&self, outgoing: &mut Sending) -> io::Result<()> {
@@ -232,6 +269,7 @@ pub(crate) mod tests {
             stream,
             access: Access::default(),
             rings,
+            futex: None,
             segment: None,
             staged: PeerBuffers::default(),
             outgoing: Mutex::default(),

@@ -16,7 +16,7 @@ use std::{
 
 use mooncake_base::{
     Clock, Endpoint, SystemClock, Token,
-    sync::{Condvar, Mutex},
+    sync::{Condvar, Mutex, MutexGuard},
     token::{Nonce, PROOF_BYTES, Proof},
 };
 use mooncake_os::{cpu::cpu_count, dial::dial};
@@ -28,10 +28,12 @@ use crate::{
     fabric::Fabric,
     frame::{Frame, Kind, read_frame},
     inbox::{Inbox, announce},
+    line::Parker,
     link::{Access, Link, Progress},
     message::Member,
     peer_memory::{self, Secret},
-    ring::Rings,
+    ring::{Rings, Wake},
+    shared_futex::SharedFutex,
     staging::{PeerBuffers, Stage},
 };
 
@@ -57,6 +59,10 @@ pub(crate) struct Mesh {
     stage: Arc<Stage>,
     state: Mutex<State>,
     changed: Condvar,
+    /// Where a thread sleeps until a peer has written a frame into a ring.
+    futex: Option<Arc<SharedFutex>>,
+    /// Held by that thread.
+    sleeper: Mutex<()>,
     lost: Mutex<Vec<(u32, u64)>>,
     lost_changed: Condvar,
     is_closing: AtomicBool,
@@ -72,6 +78,8 @@ struct State {
     polled: Arc<[Arc<Link>]>,
     /// How many [`Attention`]s there are.
     attentions: usize,
+    /// Whether a thread sleeps on the futex.
+    has_sleeper: bool,
 }
 
 impl State {
@@ -81,9 +89,15 @@ impl State {
         self.want_wakes();
     }
 
+    /// Tells the peers how this process is woken for their frames.
     fn want_wakes(&self) {
+        let wake = match (self.has_sleeper, self.attentions) {
+            (true, _) => Wake::Futex,
+            (false, 0) => Wake::None,
+            (false, _) => Wake::Socket,
+        };
         for rings in self.polled.iter().filter_map(|link| link.rings.as_ref()) {
-            rings.want_wake(self.attentions > 0);
+            rings.want_wake(wake);
         }
     }
 
@@ -111,6 +125,11 @@ impl Mesh {
             stage: Arc::new(Stage::new(fabric)),
             state: Mutex::new(State::default()),
             changed: Condvar::default(),
+            futex: SharedFutex::create()
+                .inspect_err(|error| tracing::debug!(%error, "peers wake over sockets"))
+                .map(Arc::new)
+                .ok(),
+            sleeper: Mutex::default(),
             lost: Mutex::new(Vec::new()),
             lost_changed: Condvar::default(),
             is_closing: AtomicBool::new(false),
@@ -299,7 +318,7 @@ impl Mesh {
         stream.write_all(&self.incarnation.to_le_bytes())?;
         let access = self.prove_access(&mut stream)?;
         let rings = access.make_rings(&mut stream)?;
-        let shared = Shared { access, rings, segment: self.exchange_segments(&mut stream)? };
+        let shared = self.share(&mut stream, access, rings)?;
         self.add(stream, (member.rank, member.incarnation), shared)
     }
 
@@ -312,7 +331,7 @@ impl Mesh {
         let (rank, incarnation) = (u32::from_le_bytes(rank), u64::from_le_bytes(incarnation));
         let access = self.prove_access(&mut stream)?;
         let rings = access.open_rings(&mut stream)?;
-        let shared = Shared { access, rings, segment: self.exchange_segments(&mut stream)? };
+        let shared = self.share(&mut stream, access, rings)?;
         let link = self.add(stream, (rank, incarnation), shared)?;
         self.read(&link);
         Ok(())
@@ -343,6 +362,17 @@ impl Mesh {
         Ok(Access { process: is_read.then_some(process), is_reader })
     }
 
+    /// Exchanges what both sides tell each other alike.
+    fn share(
+        &self,
+        stream: &mut TcpStream,
+        access: Access,
+        rings: Option<Rings>,
+    ) -> io::Result<Shared> {
+        let futex = access.exchange_futexes(stream, self.futex.as_deref())?;
+        Ok(Shared { access, rings, futex, segment: self.exchange_segments(stream)? })
+    }
+
     /// Tells the peer the name under which it reads memory of this process through a fabric, and
     /// returns the peer's, if both sides have one.
     fn exchange_segments(&self, stream: &mut TcpStream) -> io::Result<Option<String>> {
@@ -362,7 +392,7 @@ impl Mesh {
         &self,
         stream: TcpStream,
         (rank, incarnation): (u32, u64),
-        Shared { access, rings, segment }: Shared,
+        Shared { access, rings, futex, segment }: Shared,
     ) -> io::Result<Arc<Link>> {
         stream.set_read_timeout(None)?;
         stream.set_nodelay(true)?;
@@ -372,6 +402,7 @@ impl Mesh {
             stream,
             access,
             rings,
+            futex,
             segment,
             staged: PeerBuffers::default(),
             outgoing: Mutex::default(),
@@ -471,6 +502,20 @@ impl Mesh {
         Attention(Arc::clone(self))
     }
 
+    /// Lets this thread sleep, once it calls [`Sleep::until_woken`]. From now on, peers wake this process for
+    /// their frames, for as long as the result lives.
+    pub(crate) fn begin_sleep(self: &Arc<Self>) -> Sleep<'_> {
+        let sleeper = self.futex.as_ref().and_then(|futex| Some((futex, self.sleeper.try_lock()?)));
+        let Some((futex, guard)) = sleeper else {
+            return Sleep::Parked { _attention: self.pay_attention() };
+        };
+        let mut state = self.state.lock();
+        state.has_sleeper = true;
+        state.want_wakes();
+        drop(state);
+        Sleep::OnFutex(Sleeper { mesh: self, futex, _guard: guard })
+    }
+
     /// Delivers the frames in all rings.
     pub(crate) fn poll_all(&self) {
         let links = Arc::clone(&self.state.lock().polled);
@@ -524,6 +569,7 @@ impl Mesh {
 struct Shared {
     access: Access,
     rings: Option<Rings>,
+    futex: Option<SharedFutex>,
     segment: Option<String>,
 }
 
@@ -563,14 +609,55 @@ impl Drop for Attention {
     }
 }
 
+/// A thread that sleeps, or is about to.
+pub(crate) enum Sleep<'a> {
+    /// It delivers the frames in the rings when it is woken.
+    OnFutex(Sleeper<'a>),
+    /// Another thread sleeps on the futex, or a reader of a socket delivers frames.
+    Parked { _attention: Attention },
+}
+
+/// The thread of this process that peers wake over the futex.
+pub(crate) struct Sleeper<'a> {
+    mesh: &'a Mesh,
+    futex: &'a Arc<SharedFutex>,
+    _guard: MutexGuard<'a, ()>,
+}
+
+impl Sleep<'_> {
+    /// Waits at most `time`. Returns whether this thread was woken through its parker.
+    pub(crate) fn until_woken(&self, parker: &Parker, time: Duration) -> bool {
+        match self {
+            Self::OnFutex(sleeper) => {
+                parker.sleep_on(sleeper.futex, time, || sleeper.mesh.poll_all())
+            }
+            Self::Parked { .. } => parker.park(time),
+        }
+    }
+}
+
+impl Drop for Sleeper<'_> {
+    fn drop(&mut self) {
+        let mut state = self.mesh.state.lock();
+        state.has_sleeper = false;
+        state.want_wakes();
+        drop(state);
+        // A frame that came before the peers saw that.
+        self.mesh.poll_all();
+    }
+}
+
 #[cfg(test)]
 #[allow(clippy::unwrap_used, reason = "a test panics where a step fails")]
 mod tests {
+    use std::{sync::atomic::AtomicU64, task::Waker};
+
     use super::*;
     use crate::{
+        frame::Header,
         inbox::Part,
         link::tests::{connected, header, link_of},
-        ring::{Rings, Written},
+        ring::{Rings, Wake, Written},
     };
 
     /// Sends messages of all sizes over the ring and the socket, while the receiver polls now and
@@ -638,6 +725,55 @@ mod tests {
         });
     }
 
+    /// A frame that wakes nobody would end the test by its limit, and so would a thread of the process
+    /// that cannot be woken while it sleeps for frames.
+    #[test]
+    fn thread_on_the_futex_wakes_for_each_frame_and_for_its_own_process() {
+        const COUNT: u64 = 5_000;
+        const LONG: Duration = Duration::from_secs(60);
+        let (sender, peer) = connected();
+        let rings = Rings::create().unwrap();
+        let own = std::process::id();
+        let opened = Rings::open(own, rings.descriptor()).unwrap();
+        let receiver = link_of(peer, Some(rings));
+        let mesh = Mesh::new(1, 1, None, None);
+        mesh.state.lock().polled = Arc::new([Arc::clone(&receiver)]);
+        let futex = SharedFutex::open(own, mesh.futex.as_ref().unwrap().descriptor()).unwrap();
+        let sender =
+            Link { rings: Some(opened), futex: Some(futex), ..Arc::into_inner(sender).unwrap() };
+        let inbox = mesh.inbox(0).unwrap();
+        let parker = Parker::of_this_thread();
+        let next = AtomicU64::new(0);
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                for number in 0..COUNT {
+                    while next.load(Ordering::SeqCst) <= number {
+                        thread::yield_now();
+                    }
+                    if number % 3 == 0 {
+                        Waker::from(Arc::clone(&parker)).wake();
+                    } else {
+                        let header = Header { kind: Kind::Collective, ..header(number, 0) };
+                        assert_eq!(sender.try_send(&header, &[]).unwrap(), Progress::Whole);
+                    }
+                }
+            });
+            for number in 0..COUNT {
+                {
+                    let mut state = inbox.state.lock();
+                    state.awaited = Some((0, number, 0, 0));
+                    state.waker = Some(Waker::from(Arc::clone(&parker)));
+                }
+                next.store(number + 1, Ordering::SeqCst);
+                if number % 5 == 0 {
+                    thread::yield_now();
+                }
+                assert!(mesh.begin_sleep().until_woken(&parker, LONG), "number={number}");
+            }
+        });
+        assert_eq!(inbox.state.lock().parts.len() as u64, COUNT - COUNT.div_ceil(3));
+    }
+
     #[test]
     fn frame_in_the_ring_is_delivered_when_its_sender_has_died() {
         let (sender, peer) = connected();
@@ -646,7 +782,7 @@ mod tests {
         let receiver = link_of(peer, Some(rings));
         let mesh = Mesh::new(1, 1, None, None);
         let head = header(5, 3).encode(0);
-        assert_eq!(opened.write(&[&head, b"end"]), Written::Yes);
+        assert_eq!(opened.write(&[&head, b"end"]), Written::Yes(Wake::None));
         sender.close();
         mesh.read(&receiver);
         let inbox = mesh.inbox(0).unwrap();

@@ -1,11 +1,12 @@
 //! Frames between two processes of one host in shared memory.
 //!
 //! A ring has one writer and one reader. As long as no thread of the reader sleeps that waits for
-//! frames, a frame needs no system call. Otherwise the writer sends a frame without content over the
-//! socket, which wakes the reader. The reader announces in the ring whether it sleeps, and looks for
-//! frames after each announcement; the writer looks at the announcement after each frame. One of the
-//! two sees the other, since both write before they read. A thread of the writer that goes to sleep
-//! wakes readers that have not read its frames: what it waits for may depend on them.
+//! frames, a frame needs no system call. Otherwise the writer wakes it: over the futex of the reader's
+//! process if a thread sleeps on that, else by a frame without content over the socket. The reader
+//! announces in the ring whether it sleeps, and where, and looks for frames after each announcement;
+//! the writer looks at the announcement after each frame. One of the two sees the other, since both
+//! write before they read. A thread of the writer that goes to sleep wakes readers that have not read
+//! its frames: what it waits for may depend on them.
 #![allow(unsafe_code, reason = "memory that two processes share")]
 
 use std::{
@@ -32,8 +33,8 @@ struct Shared {
     read: Line<AtomicU64>,
     /// Threads of the reader that poll.
     pollers: Line<AtomicU32>,
-    /// Whether the reader waits for frames: 0 or 1.
-    wants_wake: Line<AtomicU32>,
+    /// How the reader is woken for frames: the number of a [`Wake`].
+    wake: Line<AtomicU32>,
     words: [AtomicU64; RING_BYTES / LENGTH_BYTES],
 }
 
@@ -48,15 +49,25 @@ pub(crate) struct Rings {
     own: usize,
 }
 
+/// How a process is woken for frames in its rings.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u32)]
+pub(crate) enum Wake {
+    /// Not at all: it waits for none, or looks by itself.
+    None = 0,
+    /// Over the socket.
+    Socket = 1,
+    /// Over the futex of the process.
+    Futex = 2,
+}
+
 /// What became of a record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Written {
     /// It is not in the ring.
     No,
-    /// The reader finds it.
-    Yes,
-    /// It is in the ring, and the reader may not look.
-    Unseen,
+    /// It is in the ring; the reader must be woken so.
+    Yes(Wake),
 }
 
 impl Rings {
@@ -113,9 +124,17 @@ impl Rings {
         ring.write(begin, &record);
         ring.written.0.store(begin.wrapping_add(taken as u64), Ordering::SeqCst);
         fence(Ordering::SeqCst);
-        let is_unseen = ring.wants_wake.0.load(Ordering::SeqCst) != 0
-            && ring.pollers.0.load(Ordering::SeqCst) == 0;
-        if is_unseen { Written::Unseen } else { Written::Yes }
+        let is_polled = ring.pollers.0.load(Ordering::SeqCst) > 0;
+        Written::Yes(if is_polled { Wake::None } else { self.reader_wake() })
+    }
+
+    /// Returns how the peer is woken.
+    pub(crate) fn reader_wake(&self) -> Wake {
+        match self.outgoing().wake.0.load(Ordering::SeqCst) {
+            0 => Wake::None,
+            2 => Wake::Futex,
+            _ => Wake::Socket,
+        }
     }
 
     /// Returns whether the peer has not read all records.
@@ -170,9 +189,9 @@ impl Rings {
         fence(Ordering::SeqCst);
     }
 
-    /// Announces whether this process waits for records. If it does now, the caller looks for some.
-    pub(crate) fn want_wake(&self, wants: bool) {
-        self.incoming().wants_wake.0.store(u32::from(wants), Ordering::SeqCst);
+    /// Announces how this process is woken for records. The caller then looks for some.
+    pub(crate) fn want_wake(&self, wake: Wake) {
+        self.incoming().wake.0.store(wake as u32, Ordering::SeqCst);
         fence(Ordering::SeqCst);
     }
 }
@@ -248,17 +267,18 @@ mod tests {
         let (first, second) = pair();
         assert_eq!(first.write(&[&[0; RECORD_BYTES_MAX + 1]]), Written::No);
         let record = [7; RECORD_BYTES_MAX - LENGTH_BYTES];
-        second.want_wake(true);
-        assert!((0..4).all(|_| first.write(&[&record]) == Written::Unseen));
+        second.want_wake(Wake::Socket);
+        assert!((0..4).all(|_| first.write(&[&record]) == Written::Yes(Wake::Socket)));
         assert_eq!(first.write(&[]), Written::No);
         assert_eq!(second.read(|_| None::<()>).unwrap(), None);
         assert!(second.read(|found| (found == record).then_some(())).unwrap().is_some());
         second.begin_polling();
-        assert_eq!(first.write(&[&[1]]), Written::Yes);
+        assert_eq!(first.write(&[&[1]]), Written::Yes(Wake::None));
         second.end_polling();
-        assert_eq!(first.write(&[&[2]]), Written::Unseen);
-        second.want_wake(false);
-        assert_eq!(first.write(&[&[3]]), Written::Yes);
+        second.want_wake(Wake::Futex);
+        assert_eq!(first.write(&[&[2]]), Written::Yes(Wake::Futex));
+        second.want_wake(Wake::None);
+        assert_eq!(first.write(&[&[3]]), Written::Yes(Wake::None));
     }
 
     #[test]
