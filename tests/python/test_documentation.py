@@ -40,7 +40,7 @@ FOREIGN_FLAGS = {
     *("--device", "--ipc", "--kv-transfer-config", "--tensor-parallel-size", "--ulimit"),
     "--env-file",
     *("--disable-hybrid-kv-cache-manager", "--hicache-storage-backend-extra-config"),
-    *("--disaggregation-ib-device", "--base-gpu-id"),
+    *("--disaggregation-ib-device", "--base-gpu-id", "--max-restarts"),
 }
 FOREIGN_VARIABLES = {"MOONCAKE_CLIENT", "MOONCAKE_STANDALONE_STORAGE"}
 FOREIGN_VARIABLES |= {"VLLM_MOONCAKE_BOOTSTRAP_PORT"}

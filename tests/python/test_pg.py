@@ -7,7 +7,6 @@ import re
 import signal
 import subprocess
 import sys
-import textwrap
 from pathlib import Path
 
 import numpy
@@ -25,26 +24,33 @@ IS_LONG = os.environ.get("MOONCAKE_LONG_TESTS") == "1"
 LONG = pytest.mark.skipif(not IS_LONG, reason="needs MOONCAKE_LONG_TESTS=1")
 GUIDE = Path(__file__).parents[2] / "docs/guide/process-groups.md"
 START, LOSE, REPLACE, TAKE_IN = re.findall(r"```python\n(.*?)```", GUIDE.read_text(), re.DOTALL)
-# What stands around the guide's snippets when rank 2 of 4 dies and another process takes its place.
-DIES = """
-import os
-for _ in range(10):
-    dist.all_reduce(gradient)
-os._exit(9)
-"""
-GOES_ON = f"""
-for _ in range(20):
-    dist.all_reduce(gradient)
-assert active.tolist() == [1, 1, 0, 1]
-while not active[2]:
-{textwrap.indent(TAKE_IN, "    ")}
+# The guide's loop with the call that its text names, until the epoch says that a rank was taken in.
+TAKES_IN = """
+    if step % 10 == 9: take_in(step)
+    if mooncake.pg.get_current_epoch(dist.group.WORLD) == {epoch}: break
+first_step = step + 1
 """
 ADD_UP = """
+lowest, highest = torch.tensor([first_step]), torch.tensor([first_step])
+dist.all_reduce(lowest, dist.ReduceOp.MIN)
+dist.all_reduce(highest, dist.ReduceOp.MAX)
+assert lowest == highest > 0
 total = torch.ones(1)
 dist.all_reduce(total)
-assert total == 4
+assert total == {size}
 dist.destroy_process_group()
 """
+
+
+def member(epoch, size, options="(active)"):
+    """Returns the guide's program of a member that takes others in, without its pauses."""
+    loop = LOSE.replace("Options(active)", f"Options{options}").replace(
+        "range(600)", "range(10**9)"
+    )
+    loop = loop[: loop.index("    time.sleep")]
+    assert f"Options{options}" in loop
+    assert "range(10**9)" in loop
+    return TAKE_IN + loop + TAKES_IN.format(epoch=epoch) + ADD_UP.format(size=size)
 
 
 @pytest.fixture
@@ -90,14 +96,14 @@ class Ranks:
 class Snippets(Ranks):
     """Processes that run source text, with the environment that `torchrun` makes."""
 
-    def __init__(self, port):
-        super().__init__(None, 4, port)
+    def __init__(self, port, size=4):
+        super().__init__(None, size, port)
 
     def start(self, rank, source):
         environment = {
             **os.environ,
             "RANK": str(rank),
-            "WORLD_SIZE": "4",
+            "WORLD_SIZE": str(self.arguments[1]),
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": str(self.arguments[2]),
             "TORCHELASTIC_USE_AGENT_STORE": "True",
@@ -106,27 +112,54 @@ class Snippets(Ranks):
         self.launch(rank, [sys.executable, "-c", source], environment)
         return self
 
+    def kill(self, rank):
+        """Kills the process that the guide's program names."""
+        line = self.processes[rank].stdout.readline()
+        assert line == f"rank {rank} is process {self.processes[rank].pid}\n"
+        os.kill(int(line.split()[-1]), signal.SIGKILL)
+        self.check(rank, -signal.SIGKILL)
+
 
 @pytest.mark.timeout(LIMIT_S + 20)
-@pytest.mark.parametrize("source", [START, LOSE], ids=["start", "lose"])
-def test_guide_snippets_run_on_four_ranks(source, store):
+def test_guide_starts_four_ranks(store):
     with Snippets(store.port) as ranks:
         for rank in range(4):
-            ranks.start(rank, source)
+            ranks.start(rank, START)
         for rank in range(4):
             ranks.check(rank)
 
 
 @pytest.mark.timeout(LIMIT_S + 20)
-def test_guide_replaces_a_dead_rank(store):
-    init = LOSE[: LOSE.index("for step")]
+def test_guide_goes_on_after_a_kill(store):
     with Snippets(store.port) as ranks:
-        for rank in (0, 1, 3):
-            ranks.start(rank, init + GOES_ON + ADD_UP)
-        ranks.start(2, init + DIES)
-        ranks.check(2, 9)
-        ranks.start(2, "import torch\n" + REPLACE + ADD_UP)
         for rank in range(4):
+            ranks.start(rank, LOSE)
+        ranks.kill(2)
+        for rank in (0, 1, 3):
+            output = ranks.processes[rank].stdout
+            assert output.readline().startswith(f"rank {rank} is process ")
+            assert re.fullmatch(r"step \d+: lost \[2\], the sum is 3\n", output.readline())
+        # The program goes on for a minute: the test ends the processes.
+
+
+@pytest.mark.timeout(LIMIT_S + 20)
+def test_guide_replaces_a_dead_rank(store):
+    with Snippets(store.port) as ranks:
+        for rank in range(4):
+            ranks.start(rank, member(epoch=3, size=4))
+        ranks.kill(2)
+        ranks.start(2, REPLACE + ADD_UP.format(size=4))
+        for rank in range(4):
+            ranks.check(rank)
+
+
+@pytest.mark.timeout(LIMIT_S + 20)
+def test_guide_grows_a_group(store):
+    with Snippets(store.port, 2) as ranks:
+        for rank in range(2):
+            ranks.start(rank, member(epoch=2, size=3, options="(active, False, 4)"))
+        ranks.start(2, REPLACE + ADD_UP.format(size=3))
+        for rank in range(3):
             ranks.check(rank)
 
 
