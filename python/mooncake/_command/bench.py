@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 
 from mooncake._api.store import Store, StoreConfig
-from mooncake._command.parser import seconds, sizes
+from mooncake._command.files import hinting_at_metadata
+from mooncake._command.parser import add_metadata, seconds, sizes
 from mooncake._units import format_bytes
 
 __all__ = ["Measurement", "add_options", "run"]
@@ -60,6 +61,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="host:port of the master to measure; by default a second process lends memory, and "
         "'embedded' uses the memory of this process",
     )
+    add_metadata(parser)
     parser.add_argument(
         "--sizes", type=sizes, default="4KB,64KB,1MB,16MB", help="sizes of values, with commas"
     )
@@ -78,7 +80,7 @@ def run(options: argparse.Namespace) -> int:
     Returns:
         0.
     """
-    with _connected(options.master) as store:
+    with _connected(options.master, options.metadata) as store:
         rows = [row for size in options.sizes for row in _measure(store, size, options.seconds)]
         moved = store.stats()["store"]["by_transport"]
         served = [name for name in moved if moved[name]["bytes"]]
@@ -99,10 +101,11 @@ def run(options: argparse.Namespace) -> int:
 
 
 @contextlib.contextmanager
-def _connected(master: str) -> Iterator[Store]:
+def _connected(master: str, metadata: str) -> Iterator[Store]:
     if master:
-        lent = StoreConfig(segment_bytes=_LENDER_BYTES if master == "embedded" else 0)
-        with Store(master, lent) as store:
+        lent = _LENDER_BYTES if master == "embedded" else 0
+        config = StoreConfig(segment_bytes=lent, metadata=metadata)
+        with Store(master, config) as store, hinting_at_metadata(store, metadata):
             yield store
         return
     command = [sys.executable, "-c", _LENDER, str(_LENDER_BYTES)]

@@ -16,27 +16,76 @@ from typing import IO, TYPE_CHECKING
 
 from mooncake._api.outcomes import only
 from mooncake._api.store import Store, StoreConfig
+from mooncake._command import admin
 from mooncake._command.output import CommandError, Progress, UsageError, quoted
-from mooncake._command.parser import add_json, duration
+from mooncake._command.parser import add_json, add_metadata, duration
 from mooncake._runtime import _native
 from mooncake._units import format_bytes
-from mooncake.errors import AlreadyExistsError
+from mooncake.errors import (
+    AlreadyExistsError,
+    MooncakeError,
+    NotFoundError,
+    TransferFailedError,
+)
 
 if TYPE_CHECKING:
     from mooncake._api.buffers import Readable
 
-__all__ = ["add_cp_options", "add_get_options", "add_put_options", "cp", "get", "joined", "put"]
+__all__ = [
+    "add_cp_options",
+    "add_get_options",
+    "add_put_options",
+    "cp",
+    "get",
+    "hinting_at_metadata",
+    "joined",
+    "joined_for_bytes",
+    "put",
+]
 
 _CHUNK_BYTES = 8 << 20
 # Objects up to this size are moved whole, which verifies their checksum.
 _WHOLE_BYTES = 64 << 20
 _TEXT_BYTES = 8192
 _TICK_S = 0.2
+_NO_METADATA = "P2PHANDSHAKE"
 
 
 def joined(options: argparse.Namespace) -> Store:
     """Join the pool that the options name."""
     return Store(options.master, StoreConfig(tenant=options.tenant))
+
+
+@contextlib.contextmanager
+def joined_for_bytes(options: argparse.Namespace) -> Iterator[Store]:
+    """Join the pool to read or write the bytes of objects, which needs their metadata server."""
+    config = StoreConfig(tenant=options.tenant, metadata=options.metadata)
+    with Store(options.master, config) as store, hinting_at_metadata(store, options.metadata):
+        yield store
+
+
+@contextlib.contextmanager
+def hinting_at_metadata(store: Store, metadata: str) -> Iterator[None]:
+    """Let a failure to reach a process name its metadata server as a possible reason."""
+    try:
+        yield
+    except (NotFoundError, TransferFailedError) as error:
+        if "peer" in error.context:
+            error.remedy = _remedy_of_peer(store, metadata)
+        raise
+
+
+def _remedy_of_peer(store: Store, metadata: str) -> str:
+    """Return what to do if the process that holds an object cannot be reached."""
+    if metadata != _NO_METADATA:
+        text = f"Its holder may be gone, or does not use the metadata server {metadata}"
+        return f"{text}: --metadata {_NO_METADATA} if it uses none."
+    address = ""
+    with contextlib.suppress(MooncakeError):
+        address = store.stats()["pool"]["metadata_address"]
+    url = f"http://{admin.reachable(address, store.master_address)}/metadata" if address else "URL"
+    text = "Its holder may be gone, or uses a metadata server"
+    return f"{text}: --metadata {url}, in Python StoreConfig(metadata=…)."
 
 
 def add_put_options(parser: argparse.ArgumentParser) -> None:
@@ -63,6 +112,7 @@ def add_put_options(parser: argparse.ArgumentParser) -> None:
         metavar="NAME=VALUE",
         help="store text beside the object; may be repeated",
     )
+    add_metadata(parser)
     add_json(parser)
 
 
@@ -72,7 +122,7 @@ def put(options: argparse.Namespace) -> int:
     Returns:
         0; 1 if an existing object was kept.
     """
-    with _content(options.file) as value, joined(options) as store:
+    with _content(options.file) as value, joined_for_bytes(options) as store:
         tags = dict(options.tags) if options.tags else None
         return _stored(store, options, options.key, value, ttl_s=options.ttl, tags=tags)
 
@@ -87,6 +137,7 @@ def add_get_options(parser: argparse.ArgumentParser) -> None:
         help="file to write, replaced when the object is complete; - or none is standard output",
     )
     parser.add_argument("--force", action="store_true", help="write binary data to a terminal, too")
+    add_metadata(parser)
     add_json(parser)
 
 
@@ -98,7 +149,7 @@ def get(options: argparse.Namespace) -> int:
     """
     if options.is_json and options.file == "-":
         raise UsageError("--json needs a file for the object", "Name it after the key.")
-    with joined(options) as store, _pieces(store, options.key, "get") as (size, pieces):
+    with joined_for_bytes(options) as store, _pieces(store, options.key, "get") as (size, pieces):
         if options.file != "-":
             _write_file(options.file, size, pieces)
             if options.is_json:
@@ -121,6 +172,7 @@ def add_cp_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("source", type=os.fsencode, help="key of the object to copy")
     parser.add_argument("target", type=os.fsencode, help="key of the copy")
     parser.add_argument("--overwrite", action="store_true", help="replace an existing object")
+    add_metadata(parser)
     add_json(parser)
 
 
@@ -131,7 +183,7 @@ def cp(options: argparse.Namespace) -> int:
         0; 1 if an existing object was kept.
     """
     target: bytes = options.target
-    with joined(options) as store, _pieces(store, options.source, "cp") as (size, pieces):
+    with joined_for_bytes(options) as store, _pieces(store, options.source, "cp") as (size, pieces):
         if size <= _WHOLE_BYTES:
             return _stored(store, options, target, next(pieces))
         is_stored = _put_pieces(store, target, size, pieces, overwrite=options.overwrite)
@@ -251,7 +303,11 @@ def _read(file: IO[bytes]) -> Iterator[bytes]:
 @contextlib.contextmanager
 def _pieces(store: Store, key: bytes, verb: str) -> Iterator[tuple[int, Iterator[memoryview]]]:
     """Yield the size of an object and its bytes in pieces, all from one version."""
-    size = store.size(key)
+    try:
+        size = store.size(key)
+    except NotFoundError:
+        # A read tells an object whose copies cannot be read from a missing one.
+        size = memoryview(store.get_buffer(key)).nbytes
     if size <= _WHOLE_BYTES:
         value = memoryview(store.get_buffer(key))
         yield value.nbytes, iter([value])

@@ -16,6 +16,7 @@ from mooncake._command.files import joined
 from mooncake._command.output import (
     CommandError,
     UsageError,
+    is_absent,
     is_confirmed,
     missing,
     print_json,
@@ -26,7 +27,7 @@ from mooncake._command.output import (
 )
 from mooncake._command.parser import add_json, count, duration
 from mooncake._units import format_bytes
-from mooncake.errors import MooncakeError
+from mooncake.errors import MooncakeError, NotFoundError
 
 if TYPE_CHECKING:
     from mooncake._api.store import Store
@@ -399,6 +400,8 @@ def exists(options: argparse.Namespace) -> int:
         raise UsageError("--quiet and --json exclude each other")
     with joined(options) as store:
         found = store.exists_many(options.keys)
+        absent = [key for key, is_there in zip(options.keys, found, strict=True) if not is_there]
+        unreadable = [] if options.quiet else _unreadable(store, absent)
     if options.is_json:
         print_json(
             {os.fsdecode(key): is_there for key, is_there in zip(options.keys, found, strict=True)}
@@ -407,4 +410,11 @@ def exists(options: argparse.Namespace) -> int:
         for key, is_there in zip(options.keys, found, strict=True):
             write_line("yes  " if is_there else "no   ", os.fsdecode(key))
         sys.stdout.flush()
+    report(*unreadable)
     return 0 if all(found) else 1
+
+
+def _unreadable(store: Store, keys: list[bytes]) -> list[MooncakeError]:
+    """Return the failures of objects of which no copy can be read now."""
+    found = store._native.replicas(keys) if keys else []
+    return [each for each in found if isinstance(each, NotFoundError) and not is_absent(each)]

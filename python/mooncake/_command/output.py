@@ -20,6 +20,7 @@ __all__ = [
     "Progress",
     "UsageError",
     "described",
+    "is_absent",
     "is_confirmed",
     "missing",
     "print_json",
@@ -146,8 +147,13 @@ def report(*failures: BaseException) -> None:
     for failure in failures:
         print(f"mooncake: {described(failure)}", file=sys.stderr)
         remedy = getattr(failure, "remedy", "")
-        # A missing key, or a wrong argument, is explained by its message.
-        is_explained = isinstance(failure, NotFoundError) or remedy == _remedy_of(_WRONG_ARGUMENT)
+        if isinstance(failure, NotFoundError) and failure.code == _MISSING and failure.key:
+            remedy += "" if is_absent(failure) else f" See `mooncake stat {quoted(failure.key)}`."
+        # A missing thing, or a wrong argument, is explained by its message.
+        explained = {_remedy_of(_WRONG_ARGUMENT)}
+        if isinstance(failure, NotFoundError):
+            explained.add(_remedy_of(failure.code))
+        is_explained = remedy in explained
         if remedy and remedy not in remedies and not is_explained:
             remedies.append(remedy)
     for remedy in remedies:
@@ -165,12 +171,17 @@ def described(failure: BaseException) -> str:
 def reason(failure: BaseException) -> str:
     """Return a failure in words: without the number of a failed system call, keys quoted."""
     if isinstance(failure, MooncakeError):
-        is_missing = failure.code == _MISSING and failure.key is not None
-        return _no_object(failure.key or "") if is_missing else str(failure)
+        return _no_object(failure.key or "") if is_absent(failure) else str(failure)
     if isinstance(failure, OSError) and failure.strerror:
         name = failure.filename
         return failure.strerror if name is None else f"{quoted(name)}: {failure.strerror}"
     return str(failure) or type(failure).__name__
+
+
+def is_absent(failure: MooncakeError) -> bool:
+    """Return whether no object has the key, rather than one of which no copy can be read."""
+    is_missing = failure.code == _MISSING and failure.key is not None
+    return is_missing and failure.remedy == _remedy_of(_MISSING)
 
 
 def missing(key: bytes) -> MooncakeError:

@@ -12,7 +12,16 @@ from typing import Any, NoReturn
 
 from mooncake._units import parse_duration, parse_size
 
-__all__ = ["Parser", "add_json", "add_master", "count", "duration", "seconds", "sizes"]
+__all__ = [
+    "Parser",
+    "add_json",
+    "add_master",
+    "add_metadata",
+    "count",
+    "duration",
+    "seconds",
+    "sizes",
+]
 
 _INVALID_CHOICE = re.compile(r"invalid choice: '([^']*)'")
 _UNRECOGNIZED = "unrecognized arguments: "
@@ -79,6 +88,17 @@ def add_master(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--tenant", metavar="NAME", default="default", help="tenant whose keys are meant"
+    )
+
+
+def add_metadata(parser: argparse.ArgumentParser) -> None:
+    """Declare `--metadata`, for commands that read or write the bytes of objects."""
+    parser.add_argument(
+        "--metadata",
+        metavar="URL",
+        default=os.environ.get("MOONCAKE_TE_META_DATA_SERVER") or "P2PHANDSHAKE",
+        help="metadata server of the processes that lend memory, as http://HOST:8080/metadata, or "
+        "P2PHANDSHAKE for none (MOONCAKE_TE_META_DATA_SERVER, or P2PHANDSHAKE)",
     )
 
 

@@ -12,16 +12,19 @@ from time import monotonic, sleep
 from typing import TYPE_CHECKING, Any
 
 from mooncake._command import admin
-from mooncake._command.files import joined
+from mooncake._command.files import hinting_at_metadata, joined, joined_for_bytes
 from mooncake._command.output import (
     CommandError,
     UsageError,
+    described,
+    is_absent,
     missing,
     print_json,
     print_table,
     quoted,
+    report,
 )
-from mooncake._command.parser import add_json
+from mooncake._command.parser import add_json, add_metadata
 from mooncake._units import format_bytes, format_duration
 from mooncake.errors import DeadlineError, NotFoundError, TransferFailedError
 
@@ -67,6 +70,7 @@ def add_stat_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "key", nargs="?", type=os.fsencode, help="an object or a tensor; the pool without it"
     )
+    add_metadata(parser)
     add_json(parser)
 
 
@@ -76,10 +80,12 @@ def stat(options: argparse.Namespace) -> int:
     Returns:
         0.
     """
-    with joined(options) as store:
-        if options.key is None:
+    if options.key is None:
+        with joined(options) as store:
             _stat_pool(store, options)
-        else:
+    else:
+        # The bytes of the object tell whether it is a tensor.
+        with joined_for_bytes(options) as store:
             _stat_object(store, options)
     return 0
 
@@ -138,23 +144,33 @@ def _stat_object(store: Store, options: argparse.Namespace) -> None:
     except CommandError as error:
         note = str(error)
     info: Info | None = None
+    unread: TransferFailedError | None = None
     try:
         if found is None or found["is_complete"]:
-            info = store.info(key)
-    except NotFoundError:
+            with hinting_at_metadata(store, options.metadata):
+                info = store.info(key)
+    except NotFoundError as error:
         if found is None:
-            raise missing(key) from None
+            raise (missing(key) if is_absent(error) else error) from None
+    except TransferFailedError as error:
+        if found is None:
+            raise
+        unread = error
     if options.is_json:
         print_json({**(found or {"bytes": info.size if info else 0}), **_tensor_json(key, info)})
         return
     print(f"key       {quoted(key)}")
-    if info is not None:
-        print(f"size      {format_bytes(info.size)}" + _exact(info.size))
+    if info is not None or found is not None:
+        size = info.size if info is not None else found["bytes"] if found is not None else 0
+        print(f"size      {format_bytes(size)}" + _exact(size))
     if found is not None:
         _print_protection(found)
     elif note:
         print(f"copies    unknown, as are leases and pins: {note}")
     _print_tensor(info)
+    if unread is not None:
+        text = f"the object may be a tensor, but cannot be read: {described(unread)}"
+        report(CommandError(text, unread.remedy))
 
 
 def _count(number: int, noun: str) -> str:
