@@ -61,9 +61,11 @@ def format_bytes(size: float) -> str:
     """Return a number of bytes with a unit of 1024."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if round(abs(size), 1) < 1024:
-            return f"{size:g} {unit}" if size == int(size) else f"{size:.1f} {unit}"
+            break
         size /= 1024
-    return f"{size:.1f} TiB"
+    else:
+        unit = "TiB"
+    return f"{size:.1f}".removesuffix(".0") + f" {unit}"
 
 
 def format_count(number: float) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 import subprocess
 import sys
 import time
@@ -139,3 +141,34 @@ def test_exists_tells_unreadable_objects_from_missing_ones(bereft: MasterProcess
     done = on(bereft, "exists", "--quiet", key)
     assert (done.returncode, done.stdout, done.stderr) == (1, "", "")
     assert on(bereft, "exists", "missing").stderr == ""
+
+
+def test_memory_of_a_dead_process_is_not_counted(bereft: MasterProcess):
+    shown = on(bereft, "stat").stdout
+    assert "2 clients beside this command, of which 1 lost the connection" in shown
+    assert "memory    1 MiB of 64 MiB used\n" in shown
+    assert "  64 MiB  lost, not counted above: localhost:7001\n" in shown
+    memory = json.loads(on(bereft, "stat", "--json").stdout)["memory"]
+    assert memory["lost_bytes"] == 64 * MIB
+    assert sum(memory.values()) == 128 * MIB
+
+
+def test_dead_process_is_marked(bereft: MasterProcess):
+    rows = {line.split()[0]: line for line in on(bereft, "clients").stdout.splitlines()}
+    assert "connection lost" in rows["localhost:7001"]
+    assert "connection lost" not in rows["localhost:7002"]
+    marks = {
+        row["name"]: row["is_connection_lost"]
+        for row in json.loads(on(bereft, "clients", "--json").stdout)
+    }
+    assert marks == {"localhost:7001": True, "localhost:7002": False}
+
+
+def test_top_marks_a_dead_process_and_leaves_out_its_memory(bereft: MasterProcess):
+    shown = on(bereft, "top", "--once", "--interval=0.1").stdout
+    assert re.search(r"memory +\[\.+\] +1\.6%  1 MiB of 64 MiB", shown)
+    assert "64 MiB lost" in shown
+    assert re.search(r"localhost:7001 .* LOST ", shown)
+    assert re.search(r"localhost:7002 .* OK ", shown)
+    assert re.search(r"localhost:7001 .* ago  connection lost\n", shown)
+    assert "clients 2 " in shown, "this command is not counted"

@@ -227,7 +227,7 @@ def test_stat_says_that_sizes_are_rounded_up(mortal_master: MasterProcess):
         store.put_many({"a": bytes(31), "b": bytes(3)})
         shown = on(mortal_master, "stat").stdout
         assert "40 B of 16 MiB used; each copy takes a multiple of 8 bytes" in shown
-        assert " 16.0 MiB  free" in shown, "not 1024.0 of the next smaller unit"
+        assert "   16 MiB  free" in shown, "not 1024.0 of the next smaller unit"
 
 
 def test_stat_says_why_puts_fail():

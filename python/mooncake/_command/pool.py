@@ -101,19 +101,27 @@ def _stat_pool(store: Store, options: argparse.Namespace) -> None:
         note = ""
     except CommandError as error:
         at, held, note = None, {}, str(error)
+    lost = [segment for segment in found if not segment.is_connected]
+    lost_bytes = sum(segment.capacity_bytes for segment in lost)
     if options.is_json:
-        shown = {name: held[name] for name in _HELD if name in held}
+        shown = {name: held[name] for name in _HELD if name in held} | {"lost_bytes": lost_bytes}
         names = {**pool, "clients": others, "page": at and f"http://{at}/", "memory": shown}
         print_json({**names, "segments": _segments_json(found, _states(store))})
         return
     print(f"master    {store.master_address}, version {pool['version']}")
     print(f"page      http://{at}/" if at else f"page      none: {note}")
-    clients = _count(others, "client")
-    print(f"up        {format_duration(pool['uptime_s'])}, {clients} beside this command")
+    clients = f"{_count(others, 'client')} beside this command"
+    if lost_clients := _lost_clients(store):
+        clients += f", of which {len(lost_clients)} lost the connection"
+    print(f"up        {format_duration(pool['uptime_s'])}, {clients}")
     print(f"objects   {pool['keys']}")
-    used, capacity = format_bytes(pool["used_bytes"]), format_bytes(pool["capacity_bytes"])
-    rounded = f"; {_ROUNDED}" if 0 < pool["used_bytes"] < _ROUNDING_SHOWS_BYTES else ""
-    print(f"memory    {used} of {capacity} used{rounded}")
+    used = max(pool["used_bytes"] - sum(segment.used_bytes for segment in lost), 0)
+    capacity = format_bytes(max(pool["capacity_bytes"] - lost_bytes, 0))
+    rounded = f"; {_ROUNDED}" if 0 < used < _ROUNDING_SHOWS_BYTES else ""
+    print(f"memory    {format_bytes(used)} of {capacity} used{rounded}")
+    if lost:
+        owners = ", ".join(segment.name for segment in lost)
+        print(f"          {format_bytes(lost_bytes):>10}  lost, not counted above: {owners}")
     for name, text in _HELD.items():
         if held.get(name):
             print(f"          {format_bytes(held[name]):>10}  {text}")
@@ -133,6 +141,12 @@ def _stat_pool(store: Store, options: argparse.Namespace) -> None:
     if found:
         print()
         _print_segments(found, _states(store))
+
+
+def _lost_clients(store: Store) -> set[str]:
+    """Return the ids of clients that lend memory and have lost their connection."""
+    lost = {segment.id for segment in store.segments() if not segment.is_connected}
+    return {row["client_id"] for row in _details(store) if row["segment_id"] in lost}
 
 
 def _stat_object(store: Store, options: argparse.Namespace) -> None:
@@ -267,12 +281,17 @@ def _lending_line(store: Store) -> str:
 
 def _states(store: Store) -> dict[str, str]:
     """Return the states of segments by id, in lower case; none without an admin port."""
+    return {row["segment_id"]: row["status"].lower().replace("_", " ") for row in _details(store)}
+
+
+def _details(store: Store) -> list[dict[str, Any]]:
+    """Return what the admin port says about segments; nothing without one."""
     try:
         seen = admin.fetch(admin.address_of_pool(store), "/get_segments_detail")
     except CommandError:
-        return {}
-    found = seen["segments"] if seen else []
-    return {row["segment_id"]: row["status"].lower().replace("_", " ") for row in found}
+        return []
+    found: list[dict[str, Any]] = seen["segments"] if seen else []
+    return found
 
 
 def _segments_json(found: list[SegmentInfo], states: dict[str, str]) -> list[dict[str, Any]]:
@@ -318,11 +337,16 @@ def clients(options: argparse.Namespace) -> int:
     with joined(options) as store:
         at, own = admin.address_of_pool(store), store.name
         seen = admin.fetch(at, f"/api/v1/overview?since={1 << 62}")
+        lost = _lost_clients(store)
     lent: dict[str, int] = {}
     for segment in seen["segments"]:
         lent[segment["client"]] = lent.get(segment["client"], 0) + segment["size"]
     rows = [
-        {**client, "lent_bytes": lent.get(client["id"], 0)}
+        {
+            **client,
+            "lent_bytes": lent.get(client["id"], 0),
+            "is_connection_lost": client["id"] in lost,
+        }
         for client in seen["clients"]
         if client["name"] != own
     ]
@@ -337,11 +361,12 @@ def clients(options: argparse.Namespace) -> int:
             row["name"],
             format_bytes(row["lent_bytes"]) if row["lent_bytes"] else "-",
             f"{format_duration(row['heard_ms_ago'] / 1000)} ago",
+            "connection lost" if row["is_connection_lost"] else "",
             row["id"],
         )
         for row in rows
     ]
-    print_table(("CLIENT", "LENDS", "HEARD", "ID"), table, right=(1, 2))
+    print_table(("CLIENT", "LENDS", "HEARD", "", "ID"), table, right=(1, 2))
     return 0
 
 

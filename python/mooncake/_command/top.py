@@ -15,10 +15,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from mooncake._command.admin import address_of, fetch, reachable
+from mooncake._api.store import SegmentInfo, Store
+from mooncake._command.admin import address_of_pool, fetch, reachable
 from mooncake._command.output import CommandError, reason, table
 from mooncake._command.parser import seconds
 from mooncake._units import format_bytes, format_count, format_duration
+from mooncake.errors import MooncakeError
 
 __all__ = ["Sample", "add_options", "render", "run"]
 
@@ -67,17 +69,20 @@ def run(options: argparse.Namespace) -> int:
     Returns:
         0.
     """
-    admin = options.admin or address_of(options.master)
-    if options.once or options.is_json or not sys.stdout.isatty():
-        before = _sample(admin)
-        time.sleep(options.interval)
-        now = _sample(admin)
-        if options.is_json:
-            print(json.dumps({**now.overview, "per_second": _rates(now, before)}, indent=2))
+    with contextlib.ExitStack() as stack:
+        # Of the admin port alone it is not known which segments have lost their connection.
+        store = None if options.admin else stack.enter_context(Store(options.master))
+        admin = options.admin if store is None else address_of_pool(store)
+        if options.once or options.is_json or not sys.stdout.isatty():
+            before = _sample(admin, store)
+            time.sleep(options.interval)
+            now = _sample(admin, store)
+            if options.is_json:
+                print(json.dumps({**now.overview, "per_second": _rates(now, before)}, indent=2))
+            else:
+                print("\n".join(render(now, before, admin, shutil.get_terminal_size().columns)))
         else:
-            print("\n".join(render(now, before, admin, shutil.get_terminal_size().columns)))
-        return 0
-    _watch(admin, options.interval)
+            _watch(admin, store, options.interval)
     return 0
 
 
@@ -93,22 +98,34 @@ def render(now: Sample, before: Sample | None, admin: str, width: int) -> list[s
     seen, rates = now.overview, _rates(now, before)
     lines = _summary(seen, rates, admin, width)
     lines += ["", *_calls(seen, rates), "", *_segments(seen, width)]
+    lost = {segment["client"] for segment in _lost(seen)}
     clients = [
-        (client["name"], f"{format_duration(client['heard_ms_ago'] / 1000)} ago")
+        (
+            client["name"],
+            f"{format_duration(client['heard_ms_ago'] / 1000)} ago",
+            "connection lost" if client.get("id") in lost else "",
+        )
         for client in seen["clients"]
     ]
-    lines += ["", *table(("CLIENT", "HEARD"), clients, right=(1,))]
+    lines += ["", *table(("CLIENT", "HEARD", ""), clients, right=(1,))]
     return [line[:width] for line in lines]
+
+
+def _lost(seen: dict[str, Any]) -> list[dict[str, Any]]:
+    return [each for each in seen["segments"] if not each.get("is_connected", True)]
 
 
 def _summary(seen: dict[str, Any], rates: dict[str, Any], admin: str, width: int) -> list[str]:
     pool, reads, evicted = seen["pool"], seen["reads"], seen["evictions"]
-    share = pool["used"] / pool["capacity"] if pool["capacity"] else 0.0
+    # Memory that cannot be reached now takes no objects.
+    lost, lost_used = (sum(each[name] for each in _lost(seen)) for name in ("size", "used"))
+    used_bytes, capacity = max(pool["used"] - lost_used, 0), max(pool["capacity"] - lost, 0)
+    share = used_bytes / capacity if capacity else 0.0
     window = f"{rates['hits'] / rates['gets']:.1%}" if rates["gets"] else "-"
     ever = f"{reads['hits'] / reads['gets']:.1%}" if reads["gets"] else "-"
     master = reachable(seen["addresses"].get("rpc") or "?", admin)
     up = format_duration(seen["uptime_ms"] / 1000)
-    used = f"{format_bytes(pool['used'])} of {format_bytes(pool['capacity'])}"
+    used = f"{format_bytes(used_bytes)} of {format_bytes(capacity)}"
     fenced = format_bytes(pool["fenced"])
     parts = [
         ("mooncake ", [f"{seen['version']}  master {master}", f"  admin {admin}", f"  up {up}"]),
@@ -117,6 +134,7 @@ def _summary(seen: dict[str, Any], rates: dict[str, Any], admin: str, width: int
             [
                 f"{_bar(share, 24)} {share:6.1%}  {used}",
                 f", {format_bytes(pool['writing'])} being written, {fenced} fenced",
+                *([f", {format_bytes(lost)} lost"] if lost else []),
             ],
         ),
         (
@@ -185,7 +203,7 @@ def _segments(seen: dict[str, Any], width: int) -> list[str]:
                 f"{_bar(share, bar_width)} {share:4.0%}" if bar_width else f"{share:.0%}",
                 format_bytes(each["used"]),
                 format_bytes(each["size"]),
-                each["status"],
+                each["status"] if each.get("is_connected", True) else "LOST",
                 each["endpoint"],
             )
             for each, share in zip(segments, shares, strict=True)
@@ -201,13 +219,13 @@ def _segments(seen: dict[str, Any], width: int) -> list[str]:
     return lines(0, max(longest - excess, _NAME_MIN)) if excess > 0 else narrow
 
 
-def _watch(admin: str, interval_s: float) -> None:
+def _watch(admin: str, store: Store | None, interval_s: float) -> None:
     before: Sample | None = None
     with _screen():
         while True:
             note = ""
             try:
-                now = _sample(admin)
+                now = _sample(admin, store)
             except CommandError as error:
                 if before is None:
                     raise
@@ -251,11 +269,26 @@ def _is_quit_within(seconds: float) -> bool:
     return bool(ready) and sys.stdin.read(1) in ("q", "Q", "\x04", "")
 
 
-def _sample(admin: str) -> Sample:
+def _sample(admin: str, store: Store | None) -> Sample:
     overview = fetch(admin, f"/api/v1/overview?since={1 << 62}")
     if overview is None:
         raise CommandError(f"{admin} has no overview: it is not the admin port of a master")
+    if store is not None:
+        _mark_lost(overview, store)
     return Sample(time.monotonic(), overview)
+
+
+def _mark_lost(overview: dict[str, Any], store: Store) -> None:
+    """Say of each segment whether it is connected, and leave out the client of this command."""
+    segments = list[SegmentInfo]()
+    with contextlib.suppress(MooncakeError):
+        segments = store.segments()
+    lost = {(each.name, each.endpoint) for each in segments if not each.is_connected}
+    for segment in overview["segments"]:
+        segment["is_connected"] = (segment["name"], segment["endpoint"]) not in lost
+    others = [client for client in overview["clients"] if client["name"] != store.name]
+    overview["pool"]["clients"] -= len(overview["clients"]) - len(others)
+    overview["clients"] = others
 
 
 def _rates(now: Sample, before: Sample | None) -> dict[str, Any]:
