@@ -164,6 +164,27 @@ def test_options_and_variables_in_a_page_exist(page: Path) -> None:
     assert variables - known == set()
 
 
+def shown_secrets(text: str) -> list[str]:
+    """Returns the commands with a secret among their arguments, which other users of a host see."""
+    code = "\n".join(code_of(text)).replace("\\\n", " ")
+    # The shell gives variables and what its own `printf` prints to no other process.
+    unquoted = re.sub(r"'[^']*'", "", code)
+    secret = r"\S*TOKEN=\S*\$\("
+    return re.findall(rf"^.*(?:\benv|--from-literal|--admin_token)[ =]{secret}.*$", unquoted, re.M)
+
+
+@pytest.mark.parametrize("page", INSTRUCTIONS, ids=lambda page: page.stem)
+def test_page_passes_no_secret_as_an_argument(page: Path) -> None:
+    assert shown_secrets(page.read_text(encoding="utf-8")) == []
+
+
+def test_secrets_in_arguments_are_found() -> None:
+    text = '```bash\nrunuser -u x -- env A_TOKEN="$(cat f)" \\\n    mooncake_master\n```\n'
+    assert len(shown_secrets(text)) == 1
+    text = "```bash\nrunuser -u x -- sh -c 'A_TOKEN=\"$(cat f)\" exec mooncake_master'\n```\n"
+    assert shown_secrets(text) == []
+
+
 @pytest.mark.parametrize("page", INSTRUCTIONS, ids=lambda page: page.stem)
 def test_keywords_of_settings_in_a_page_exist(page: Path) -> None:
     classes = {name: getattr(mooncake, name) for name in ("StoreConfig", "PutOptions", "Store")}

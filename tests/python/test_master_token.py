@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import urllib.request
@@ -20,6 +21,7 @@ SECRET = "open sesame"
 VARIABLE = "MOONCAKE_MASTER_TOKEN"
 INVALID_PARAMS = -600
 ILLEGAL_CLIENT = -601
+PAGE = Path(__file__).parents[2] / "docs/how-to/tokens.md"
 
 
 @pytest.fixture
@@ -112,3 +114,28 @@ def test_client_with_a_token_refuses_a_master_without(master, monkeypatch):
 def test_health_is_open_to_strangers(guarded):
     with urllib.request.urlopen(f"http://{guarded.address}/health", timeout=10) as answer:
         assert answer.status == 200
+
+
+def test_lines_of_the_page_guard_a_pool(tmp_path: Path) -> None:
+    block = PAGE.read_text().partition("```bash\n")[2].partition("```")[0]
+    make, start, export = block.splitlines()
+    flags = "--rpc_address=127.0.0.1 --rpc_port=0 --metrics_host=127.0.0.1 --metrics_port=0"
+    start = start.replace("mooncake_master", f"exec '{sys.executable}' -m mooncake.cli {flags}")
+    shell = {"cwd": tmp_path, "text": True, "stdout": subprocess.PIPE}
+    with subprocess.Popen(["bash", "-c", f"{make}\n{start}"], **shell) as master:
+        try:
+            ready = re.search(r"rpc=(\S+) admin=(\S+)", master.stdout.readline())
+            command = f"'{sys.executable}' -m mooncake stat --master {ready[1]}"
+            for lines, code in ((command, 1), (f"{export}\n{command}", 0)):
+                run = subprocess.run(["bash", "-c", lines], cwd=tmp_path, timeout=60, check=False)
+                assert run.returncode == code
+            # The admin port stays readable, as the page says.
+            with urllib.request.urlopen(f"http://{ready[2]}/get_all_keys", timeout=20) as answer:
+                assert answer.status == 200
+            secrets = [
+                (tmp_path / f"{name}.token").read_text().strip() for name in ("master", "admin")
+            ]
+            arguments = Path(f"/proc/{master.pid}/cmdline").read_text()
+            assert [secret for secret in secrets if secret in arguments] == []
+        finally:
+            master.terminate()
