@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import io
 import logging
+import os
 import socket
 import threading
 import time
@@ -29,6 +30,7 @@ __all__ = [
     "Reply",
     "Request",
     "Server",
+    "listen_failure",
 ]
 
 _log = logging.getLogger("mooncake.http")
@@ -115,6 +117,19 @@ Handler = Callable[[Request], Reply]
 # Called before the body is read: returns its maximum length, or the refusal of the request.
 Admission = Callable[[Request], "int | Reply"]
 ErrorHandler = Callable[[int, str], Reply]
+
+
+def listen_failure(host: str, port: int, error: BaseException) -> str:
+    """Return in words why a program cannot listen, with the process that holds the port."""
+    from mooncake._runtime import _native
+
+    reason = str(error)
+    if isinstance(error, OSError) and error.errno is not None:
+        # asyncio puts the address into the text; a name that is unknown has a negative number.
+        reason = os.strerror(error.errno) if error.errno > 0 else str(error.strerror)
+    holder = _native.port_holder(port) if 0 < port < 1 << 16 else None
+    held = f"; the port is held by {holder}: choose another --port" if holder else ""
+    return f"cannot listen at {host}:{port}: {reason}{held}"
 
 
 def _plain_text_error(status: int, text: str) -> Reply:

@@ -11,7 +11,7 @@ from http import HTTPStatus
 from typing import Final
 from urllib.parse import parse_qs
 
-from mooncake._http import Reply, Request, Server
+from mooncake._http import Reply, Request, Server, listen_failure
 
 __all__ = ["KVBootstrapServer", "KVPoll", "main"]
 
@@ -65,7 +65,7 @@ class KVBootstrapServer:
         try:
             self._server = Server((self.host, self.port), self._answer, _admit)
         except (OSError, OverflowError) as error:
-            _log.error("cannot listen at %s:%s: %s", self.host, self.port, error)
+            _log.error("%s", listen_failure(self.host, self.port, error))
             self._thread = threading.Thread(target=lambda: None, daemon=True)
             self._thread.start()
             self._thread.join()

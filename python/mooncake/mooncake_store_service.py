@@ -14,7 +14,7 @@ from dataclasses import asdict, fields
 from typing import Any, Final
 from urllib.parse import unquote_to_bytes
 
-from mooncake._http import Reply, Request, Server
+from mooncake._http import Reply, Request, Server, listen_failure
 from mooncake._rest.access import refusal
 from mooncake._rest.handlers import AiohttpHandlers
 from mooncake._rest.mountable import MountRefusedError, open_mountable, roots
@@ -148,9 +148,7 @@ class MooncakeStoreService(AiohttpHandlers):
         try:
             self._server = Server((host, port), self._answer, self._admit, _failed)
         except (OSError, OverflowError) as error:
-            holder = _native.port_holder(port) if 0 < port < 1 << 16 else None
-            held = f"; the port is held by {holder}: choose another --port" if holder else ""
-            _log.error("cannot listen at %s:%s: %s%s", host, port, error, held)
+            _log.error("%s", listen_failure(host, port, error))
             return False
         self._thread = self._server.start("mooncake-rest")
         return True

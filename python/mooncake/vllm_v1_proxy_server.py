@@ -10,11 +10,13 @@ import asyncio
 import json
 import logging
 import signal
+import sys
 import uuid
-from contextlib import asynccontextmanager, nullcontext
+from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from ._http import listen_failure
 from ._proxy.asgi import serve_http, serve_lifespan
 from ._proxy.backend import Backend, BackendPool, Timeouts
 from ._proxy.proxy import Proxy, prefill_body
@@ -115,7 +117,7 @@ def parse_args(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         if len(hosts) != len(ports):
             raise ValueError(
                 f"Number of {role} hosts must match number of {role} ports: "
-                f"{len(hosts)} and {len(ports)}"
+                f"{len(hosts)} and {len(ports)}; give --{role}-ports a port for each host"
             )
         setattr(options, f"{role}_instances", list(zip(hosts, ports, strict=True)))
     return options
@@ -201,11 +203,15 @@ async def _run(options: argparse.Namespace) -> None:
     stopped = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stopped.set)
-    async with lifespan(app, options):
+    async with lifespan(app, options), AsyncExitStack() as stack:
         server = ProxyServer(_running(app), health_interval_s=None)
-        async with server.serving(options.host, options.port) as port:
-            print(f"vllm_v1_proxy_server ready http={options.host}:{port}", flush=True)
-            await stopped.wait()
+        try:
+            port = await stack.enter_async_context(server.serving(options.host, options.port))
+        except (OSError, OverflowError) as error:
+            reason = listen_failure(options.host, options.port, error)
+            sys.exit(f"vllm_v1_proxy_server: {reason}")
+        print(f"vllm_v1_proxy_server ready http={options.host}:{port}", flush=True)
+        await stopped.wait()
 
 
 def _running(app: ProxyApp) -> Proxy:
@@ -215,9 +221,18 @@ def _running(app: ProxyApp) -> Proxy:
 
 
 def main() -> None:
-    """Runs the proxy until SIGINT or SIGTERM."""
+    """Runs the proxy until SIGINT or SIGTERM.
+
+    Raises:
+        SystemExit: With 1 if it cannot listen, and with 2 for wrong usage; the reason is printed.
+    """
     logging.basicConfig(format="%(levelname)s %(name)s: %(message)s")
-    asyncio.run(_run(parse_args()))
+    try:
+        options = parse_args()
+    except ValueError as error:
+        print(f"vllm_v1_proxy_server: {error}", file=sys.stderr)
+        sys.exit(2)
+    asyncio.run(_run(options))
 
 
 if __name__ == "__main__":

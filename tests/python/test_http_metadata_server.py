@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import os
 import re
 import signal
 import socket
@@ -89,6 +90,7 @@ def test_occupied_port_fails_without_an_exception(caplog):
         assert not server.run().is_alive()
         assert server.poll() is KVPoll.Failed
         assert "cannot listen" in caplog.text
+        assert f"(pid {os.getpid()}): choose another --port" in caplog.text
         server.close()
 
 

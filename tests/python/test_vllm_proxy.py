@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import signal
+import socket
 import subprocess
 import sys
 from functools import wraps
@@ -412,6 +414,34 @@ async def test_functions_of_the_module_call_servers():
             peers.prefill[0].behaviour = "close"
             with pytest.raises(BackendError, match="no answer from"):
                 await module.send_request_to_service(prefill, "/v1/completions", {})
+
+
+def run_program(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "mooncake.vllm_v1_proxy_server", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_program_names_holder_of_a_taken_port():
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        done = run_program(f"--port={port}")
+    assert (done.returncode, done.stdout) == (1, "")
+    [line] = done.stderr.splitlines()
+    assert f"cannot listen at 127.0.0.1:{port}: Address already in use" in line
+    assert f"(pid {os.getpid()}): choose another --port" in line
+    done = run_program("--port=99999")
+    assert (done.returncode, len(done.stderr.splitlines())) == (1, 1)
+    assert "127.0.0.1:99999" in done.stderr
+
+
+def test_program_refuses_hosts_without_ports():
+    done = run_program("--prefiller-hosts", "a", "b")
+    assert (done.returncode, done.stdout) == (2, "")
+    [line] = done.stderr.splitlines()
+    assert "Number of prefiller hosts must match number of prefiller ports: 2 and 1" in line
+    assert "give --prefiller-ports a port for each host" in line
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
