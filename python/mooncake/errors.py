@@ -192,7 +192,7 @@ def explain(code: int | str) -> str:
     meanings in the two modules, the result has one line for each; each line names its module.
 
     Args:
-        code: The number, or its name.
+        code: The number, its name, or the name of an exception, which several codes may have.
 
     Returns:
         Number and name, the exception that our own API raises for it, and what usually helps; for 0
@@ -211,7 +211,7 @@ def meanings(code: int | str) -> list[str]:
     lines = [
         f"{number} {name} (mooncake.store, {CLASSES[kind].__name__}): {remedy}"
         for number, name, kind, remedy in _native.codes()
-        if wanted in (number, name)
+        if wanted in (number, name, CLASSES[kind].__name__.upper())
     ]
     lines += [
         f"{number} {name} (mooncake.engine): {remedy}"

@@ -441,7 +441,9 @@ def test_explain_describes_every_code():
     assert done.returncode == 1, "one code is unknown"
     positive = command("explain", "704").stdout
     assert positive.splitlines() == [missing], "the sign may have been lost"
-    assert command("explain", "4096").stdout == "4096: success\n"
+    done = command("explain", "4096")
+    text = "4096: unknown code; a call that returns a number above 0 has succeeded\n"
+    assert (done.returncode, done.stdout) == (1, text)
     assert "did you mean OBJECT_NOT_FOUND" in command("explain", "OBJECT_NOT_FOND").stdout
     done = command("explain", "object_not_found")
     assert (done.returncode, done.stdout) == (0, missing + "\n")
@@ -451,6 +453,21 @@ def test_explain_describes_every_code():
         assert line in mooncake.errors.explain(number).splitlines()
         assert line.startswith(f"{number} {name} (")
         assert line.endswith(remedy)
+
+
+def test_explain_takes_names_of_exceptions():
+    done = command("explain", "NoSpaceError")
+    codes = [row for row in _native.codes() if row[2] == "NoSpace"]
+    assert done.returncode == 0
+    assert [line.split()[:2] for line in done.stdout.splitlines()] == [
+        [str(number), name] for number, name, *_ in codes
+    ]
+    assert mooncake.errors.explain("nospaceerror") == done.stdout.rstrip("\n")
+    done = command("explain", "NoSpaceEror")
+    assert (done.returncode, done.stdout) == (
+        1,
+        "NoSpaceEror: unknown code; did you mean NoSpaceError?\n",
+    )
 
 
 def test_explain_separates_engine_and_store_codes():

@@ -23,7 +23,7 @@ from mooncake._command import (
 from mooncake._command.output import FAILURES, UsageError, report
 from mooncake._command.parser import Parser, add_json, add_master
 from mooncake._runtime import __version__, _native
-from mooncake.errors import explain, meanings
+from mooncake.errors import CLASSES, explain, meanings
 
 __all__ = ["main"]
 
@@ -105,7 +105,11 @@ def _parser() -> argparse.ArgumentParser:
     env.add_options(add("env", env.run, about, joins=False))
     codes = add("explain", _explain, "explain error codes", joins=False)
     codes.add_argument(
-        "codes", nargs="+", type=_code, metavar="code", help="number, as -704, or name of a code"
+        "codes",
+        nargs="+",
+        type=_code,
+        metavar="code",
+        help="number, as -704, or name of a code or of an exception",
     )
     add_json(codes)
     about = "print a script that completes commands in a shell"
@@ -140,20 +144,22 @@ def _explain(options: argparse.Namespace) -> int:
         print(json.dumps({str(code): lines for code, lines in found.items()}, indent=2))
     else:
         for code, lines in found.items():
-            print("\n".join(lines) or f"{explain(code)}{_nearest(code)}")
+            print("\n".join(lines) or _unknown(code))
     return 0 if all(found.values()) else 1
 
 
 def _meanings(code: int | str) -> list[str]:
     # A shell takes -704 for an option here and there, so that the sign gets lost.
-    without_sign = meanings(-code) if isinstance(code, int) and code > 0 else []
-    return without_sign or meanings(code)
+    return meanings(-code) if isinstance(code, int) and code > 0 else meanings(code)
 
 
-def _nearest(code: int | str) -> str:
+def _unknown(code: int | str) -> str:
+    if isinstance(code, int) and code > 0:
+        return f"{code}: unknown code; a call that returns a number above 0 has succeeded"
     names = [name for _, name, *_ in [*_native.codes(), *_native.codes(is_engine=True)]]
-    near = difflib.get_close_matches(str(code).upper(), names, 1)
-    return f"; did you mean {near[0]}?" if near else ""
+    known = {name.upper(): name for name in [*names, *(each.__name__ for each in CLASSES.values())]}
+    near = difflib.get_close_matches(str(code).upper(), known, 1)
+    return explain(code) + (f"; did you mean {known[near[0]]}?" if near else "")
 
 
 def _diagnose(options: argparse.Namespace) -> int:
