@@ -7,8 +7,10 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
+import pytest
 from conftest import MasterProcess, start_master
 
+import mooncake
 from mooncake.errors import explain
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -59,3 +61,22 @@ def status(url: str, body: bytes | None) -> int:
 def test_guide_names_only_known_error_codes():
     for number in named(r"(-\d{3,4})\b"):
         assert "unknown" not in explain(int(number)).lower()
+
+
+def test_quota_file_of_the_guide_admits_its_tenants(tmp_path: Path):
+    file = tmp_path / "quotas.yaml"
+    file.write_text(GUIDE.partition("```yaml\n")[2].partition("```")[0])
+    flags = re.findall(r"^mooncake_master .*quotas.yaml$", GUIDE, re.MULTILINE)[0].split()[1:]
+    flags = [flag.replace(file.name, str(file)) for flag in flags]
+    master = start_master("--state_dir=none", *flags)
+    try:
+        for tenant in ("default", "chat", "other"):
+            config = mooncake.StoreConfig(segment_bytes="16MB", tenant=tenant)
+            with mooncake.Store(master.address, config) as store:
+                if tenant == "other":
+                    with pytest.raises(mooncake.DeniedError, match="no quota"):
+                        store.put("key", b"value")
+                else:
+                    assert store.put("key", b"value")
+    finally:
+        master.stop()

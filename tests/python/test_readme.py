@@ -84,6 +84,14 @@ def test_master_snippet_runs(metadata: str) -> None:
         master.stdout.close()
 
 
+def test_master_snippet_fails_without_a_master() -> None:
+    done = run(re.sub(r"localhost:\d+", "127.0.0.1:1", snippets("python")[1]))
+    assert (done.returncode, done.stdout) == (1, "")
+    first, *_, last = done.stderr.splitlines()
+    assert first.startswith("setup failed: ")
+    assert last == "AssertionError: no pool: see the error above"
+
+
 def test_rust_snippet_is_the_tested_example() -> None:
     example = ROOT / "crates/store-client/examples/hello.rs"
     assert snippets("rust") == [example.read_text(encoding="utf-8")]
