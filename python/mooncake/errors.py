@@ -201,6 +201,11 @@ def explain(code: int | str) -> str:
     return "\n".join(meanings(code)) or f"{code}: unknown code"
 
 
+def with_remedy(error: MooncakeError) -> str:
+    """Return the message of an error, and in parentheses what usually helps, if anything does."""
+    return f"{error} ({error.remedy})" if error.remedy else str(error)
+
+
 def meanings(code: int | str) -> list[str]:
     """Return the lines of `explain`; none for an unknown code."""
     if isinstance(code, int) and code >= 0:

@@ -104,9 +104,12 @@ class MooncakeConfig:
         Raises:
             ValueError: A required field is missing, or a value is invalid.
         """
+        if not isinstance(settings, dict):
+            raise ValueError(f"The settings are not a JSON object, but {type(settings).__name__}")
         for field in _REQUIRED:
             if field not in settings:
-                raise ValueError(f"Missing required config field: {field}")
+                hint = "; P2PHANDSHAKE needs no server" if field == "metadata_server" else ""
+                raise ValueError(f"Missing required config field: {field}{hint}")
         return _from_settings(settings)
 
     @staticmethod

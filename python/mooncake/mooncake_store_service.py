@@ -462,7 +462,7 @@ def _hint(reason: str) -> str:
     """Return what to do about an invalid configuration; "" if the reason says it."""
     if "MOONCAKE_MASTER" in reason:
         return " Give --config=FILE or -D master_server_address=HOST:PORT, or set MOONCAKE_MASTER."
-    missing = reason.rpartition("Missing required config field: ")[2]
+    missing = reason.rpartition("Missing required config field: ")[2].partition(";")[0]
     form = _REQUIRED.get(missing)
     return f"; give it as -D {missing}={form}" if form else ""
 

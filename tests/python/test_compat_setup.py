@@ -333,6 +333,12 @@ def test_metadata_server_rejects_duplicate_names(fresh, master: MasterProcess):
         other.close()
 
 
+def test_unknown_protocol_is_named_in_the_error(fresh, caplog):
+    assert fresh.setup("localhost", "P2PHANDSHAKE", 0, 0, "tpc", "", "embedded") == -600
+    [record] = caplog.records
+    assert record.getMessage().endswith("unknown protocol 'tpc'; this build has tcp or rdma")
+
+
 def test_unreachable_master_is_named_in_the_error(fresh, caplog):
     begin = time.monotonic()
     assert set_up(fresh, "127.0.0.1:1") == INVALID

@@ -132,7 +132,35 @@ def test_failed_check_of_settings_says_which_step(master: str, tmp_path: Path) -
     assert [each.returncode for each in ended] == [1, 1, 1]
     assert last[0].startswith("the settings cannot be read: ")
     assert last[1].startswith("setup failed with -600: no connection to the master")
+    assert "check that it runs at the address" in last[1], "what to do"
     assert last[2].startswith("put failed with -200: ")
+    assert re.search(r" \(Lend a segment .*\)$", last[2]), "what to do"
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("[]", "the settings cannot be read: .*settings.json has no JSON object"),
+        (
+            '{"master_server_address": 50051}',
+            'the settings cannot be read: .* is text, as "HOST:50051", not 50051',
+        ),
+        (
+            '{"master_server_address": "nowhere.invalid:50051"}',
+            r"the host nowhere\.invalid cannot be reached: .*Correct master_server_address\.\)",
+        ),
+        (
+            '{"master_server_address": "127.0.0.1:1"}',
+            ".*Missing required config field: metadata_server; P2PHANDSHAKE needs no server",
+        ),
+    ],
+)
+def test_check_of_settings_names_what_is_wrong(text: str, reason: str, tmp_path: Path) -> None:
+    (tmp_path / "settings.json").write_text(text, encoding="utf-8")
+    ended = run_check(tmp_path, str(tmp_path / "settings.json"))
+    assert ended.returncode == 1
+    [line] = ended.stderr.splitlines()
+    assert re.fullmatch(reason, line)
 
 
 def test_check_of_settings_joins_a_daemon(master: str, tmp_path: Path) -> None:
@@ -145,6 +173,9 @@ def test_check_of_settings_joins_a_daemon(master: str, tmp_path: Path) -> None:
         assert ready is not None
         variables = {"MOONCAKE_STANDALONE_STORAGE": "1", "MOONCAKE_CLIENT": ready.group(1)}
         assert check_settings(tmp_path, **variables) == []
+        # The same from a file, whose settings of a daemon are known.
+        daemon = {"standalone_storage": "1", "client_server_address": ready.group(1)}
+        assert check_settings(tmp_path, write_settings(tmp_path, **daemon)) == []
         process.terminate()
 
 

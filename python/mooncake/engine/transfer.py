@@ -26,6 +26,7 @@ from mooncake.errors import (
     DeadlineError,
     MooncakeError,
     NotFoundError,
+    with_remedy,
 )
 
 __all__ = ["TransferEngine"]
@@ -135,7 +136,7 @@ class TransferEngine(DeviceTransfers, EngineLifetime):
                 rdma_devices=words["device_name"] if protocol.lower() == "rdma" else None,
             )
         except MooncakeError as error:
-            _log.error("initialize failed: %s (%s)", error, error.remedy)
+            _log.error("initialize failed: %s", with_remedy(error))
             return codes.FAILED
         self._local_name = local_hostname.strip()
         return codes.OK

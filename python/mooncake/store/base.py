@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
 
-from mooncake.errors import MooncakeError
+from mooncake.errors import MooncakeError, with_remedy
 from mooncake.store.batch import Key, as_numbers, as_upstream, not_set_up
 from mooncake.store.codes import INVALID_PARAMS, OK, RPC_FAIL, RPC_TIMEOUT
 
@@ -130,4 +130,4 @@ class StoreBase:
         """Log that the master is unreachable, once per outage."""
         if error.code in (RPC_FAIL, RPC_TIMEOUT) and not self._is_outage_logged:
             self._is_outage_logged = True
-            _log.warning("%s (%s)", error, error.remedy)
+            _log.warning("%s", with_remedy(error))

@@ -9,7 +9,7 @@ from typing import Any
 from mooncake._names import rebrand
 from mooncake._runtime import _native
 from mooncake.engine.types import shared_engine
-from mooncake.errors import MooncakeError, NotSupportedError
+from mooncake.errors import MooncakeError, NotSupportedError, with_remedy
 from mooncake.store.batch import invalid_argument, unsigned
 from mooncake.store.codes import INTERNAL_ERROR, INVALID_PARAMS, OK
 from mooncake.store.pointers import PointerCalls
@@ -138,7 +138,7 @@ class MooncakeDistributedStore(
             arguments.check()
             self._native, self._held_port = connect(arguments, shared)
         except MooncakeError as error:
-            _log.error("setup failed: %s (%s)", error, error.remedy)
+            _log.error("setup failed: %s", with_remedy(error))
             # Upstream returns one number for every failed setup, except for unsupported features.
             return error.code if isinstance(error, NotSupportedError) else INVALID_PARAMS
         self._name = self._native.hostname
@@ -177,7 +177,7 @@ class MooncakeDistributedStore(
                 server_address, pool_bytes=mem_pool_size, fails_as_upstream=True
             )
         except MooncakeError as error:
-            _log.error("setup_dummy failed: %s (%s)", error, error.remedy)
+            _log.error("setup_dummy failed: %s", with_remedy(error))
             return INTERNAL_ERROR
         self._local_bytes = local_buffer_size
         self._is_outage_logged = False
