@@ -131,7 +131,7 @@ def test_alert_rules_evaluate(prometheus: Prometheus) -> None:
         return all(rule["health"] != "unknown" for rule in rules())
 
     assert wait_for(are_evaluated)
-    assert len(rules()) == 6
+    assert len(rules()) == 9
     assert {rule["health"] for rule in rules()} == {"ok"}
     alerts = {rule["name"]: rule["state"] for rule in rules()}
-    assert alerts["MooncakeMasterDown"] == "inactive"
+    assert alerts["MooncakeMasterDown"] == alerts["MooncakeDaemonDown"] == "inactive"

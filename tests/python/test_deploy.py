@@ -18,7 +18,7 @@ DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
 PROGRAMS = {"mooncake_master": "mooncake.cli", "mooncake_client": "mooncake.cli_client"}
 # Functions, keywords and labels of PromQL in our queries, and a series of Prometheus itself.
 PROMQL = {"rate", "increase", "sum", "by", "histogram_quantile", "up"}
-PROMQL |= {"job", "call", "le", "mooncake-master"}
+PROMQL |= {"job", "call", "le"}
 
 
 def queries() -> list[str]:
@@ -94,6 +94,26 @@ def test_scraped_ports_are_served():
         path.read_text(encoding="utf-8") for path in DEPLOY.glob("kubernetes/base/*.yaml")
     )
     assert set(re.findall(r'prometheus\.io/port: "(\d+)"', base)) == ports
+
+
+def test_units_are_started_until_the_master_runs():
+    for unit in DEPLOY.glob("systemd/*.service"):
+        sections = re.split(r"^\[(\w+)\]$", unit.read_text(encoding="utf-8"), flags=re.MULTILINE)
+        lines = dict(zip(sections[1::2], map(str.splitlines, sections[2::2]), strict=True))
+        assert "Restart=on-failure" in lines["Service"], unit.name
+        # By default systemd gives up after 5 starts within 10 s.
+        assert "StartLimitIntervalSec=0" in lines["Unit"], unit.name
+
+
+def test_each_scraped_job_has_an_alert_and_each_sign_of_held_memory():
+    scrape = (DEPLOY / "prometheus/prometheus.yml").read_text(encoding="utf-8")
+    alerts = (DEPLOY / "prometheus/alerts.yml").read_text(encoding="utf-8")
+    for job in re.findall(r"job_name: (\S+)", scrape):
+        assert f'up{{job="{job}"}} == 0' in alerts
+    tested = (DEPLOY / "prometheus/alerts-test.yml").read_text(encoding="utf-8")
+    for alert in ("DaemonDown", "FreedMemoryAwaitsSync", "FreedMemoryIsFenced"):
+        assert f"alert: Mooncake{alert}\n" in alerts
+        assert f"alertname: Mooncake{alert}\n" in tested
 
 
 @pytest.mark.parametrize("is_ci", [False, True])
