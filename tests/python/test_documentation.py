@@ -9,6 +9,7 @@ import inspect
 import re
 import subprocess
 import sys
+import tomllib
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -207,6 +208,15 @@ def test_page_installs_no_package_of_upstream(page: Path) -> None:
     installs = re.findall(r"\bpip install .*", code)
     name = re.compile(r"mooncake-transfer-engine(?!-non-cuda==)")
     assert [line for line in installs if name.search(line)] == []
+
+
+def test_extra_for_vllm_has_the_releases_of_its_section() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    page = (DOCS / "guide/vllm.md").read_text(encoding="utf-8")
+    first, last = re.findall(r"^## vLLM 0\.(\d+) to 0\.(\d+)$", page, re.MULTILINE)[0]
+    wanted = f"vllm>=0.{first},<0.{int(last) + 1}"
+    assert wanted in project["optional-dependencies"]["vllm"]
+    assert f"`{wanted}`" in page
 
 
 def test_benchmarks_name_the_version_of_upstream() -> None:
