@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from mooncake._command.main import main
+from mooncake._command.entry import main
 
 __all__: list[str] = []
 

@@ -10,8 +10,10 @@ import subprocess
 import sys
 import threading
 import time
+import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -161,6 +163,66 @@ def test_interrupted_command_prints_no_traceback(master):
         output = process.communicate(timeout=60)
         assert time.monotonic() - begin < SOON_S
         assert (process.returncode, output) == (130, ("", ""))
+
+
+@pytest.mark.parametrize("module", ["mooncake._command.main", "mooncake._api.store"])
+def test_command_interrupted_while_it_loads_ends_silently(module):
+    program = f"""
+import os, runpy, signal, sys
+class Interrupting:
+    def find_spec(self, name, *_):
+        if name == {module!r}:
+            os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Interrupting())
+runpy.run_module("mooncake", run_name="__main__")
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
+def test_command_and_module_have_one_entry_point():
+    project = Path(__file__).parents[2] / "pyproject.toml"
+    scripts = tomllib.loads(project.read_text(encoding="utf-8"))["project"]["scripts"]
+    assert scripts["mooncake"] == "mooncake._command.entry:main"
+
+
+@pytest.mark.parametrize(
+    ("method", "words", "text"),
+    [
+        ("put", ["put", "fresh"], "nothing was stored"),
+        ("put", ["cp", "source", "fresh"], "nothing was stored"),
+        ("put", ["put", "source", "--overwrite"], "source has its old value, or the new one whole"),
+        ("delete_many", ["rm", "source"], "at least 0 objects of 1 removed"),
+    ],
+)
+def test_interrupted_command_says_what_was_done(master, method, words, text):
+    with Store(master.address, StoreConfig(segment_bytes=64 * MIB)) as lender:
+        lender.put("source", b"value", overwrite=True)
+        # The command interrupts itself.
+        program = f"""
+import os, signal, sys
+from mooncake import Store
+from mooncake._command.main import main
+call = Store.{method}
+def interrupted(self, *args, **options):
+    os.kill(os.getpid(), signal.SIGINT)
+    return call(self, *args, **options)
+Store.{method} = interrupted
+sys.exit(main([*{words!r}, "--master", {master.address!r}]))
+"""
+        done = subprocess.run(
+            [sys.executable, "-c", program],
+            input="value",
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert (done.returncode, done.stdout) == (130, "")
+        assert done.stderr == f"mooncake: interrupted: {text}\n"
+        assert lender.exists_many(["source", "fresh"]) == [True, False]
 
 
 def open_files(pid: int) -> list[str]:

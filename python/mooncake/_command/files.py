@@ -48,6 +48,8 @@ _CHUNK_BYTES = 8 << 20
 _WHOLE_BYTES = 64 << 20
 _TEXT_BYTES = 8192
 _TICK_S = 0.2
+# Time to find out what is stored after an interruption.
+_CHECK_S = 1.0
 _NO_METADATA = "P2PHANDSHAKE"
 
 
@@ -122,7 +124,11 @@ def put(options: argparse.Namespace) -> int:
     Returns:
         0; 1 if an existing object was kept.
     """
-    with _content(options.file) as value, joined_for_bytes(options) as store:
+    with (
+        _telling_of_interruption(),
+        _content(options.file) as value,
+        joined_for_bytes(options) as store,
+    ):
         tags = dict(options.tags) if options.tags else None
         return _stored(store, options, options.key, value, ttl_s=options.ttl, tags=tags)
 
@@ -183,11 +189,47 @@ def cp(options: argparse.Namespace) -> int:
         0; 1 if an existing object was kept.
     """
     target: bytes = options.target
-    with joined_for_bytes(options) as store, _pieces(store, options.source, "cp") as (size, pieces):
+    with (
+        _telling_of_interruption(),
+        joined_for_bytes(options) as store,
+        _pieces(store, options.source, "cp") as (size, pieces),
+    ):
         if size <= _WHOLE_BYTES:
             return _stored(store, options, target, next(pieces))
-        is_stored = _put_pieces(store, target, size, pieces, overwrite=options.overwrite)
+        with _checking_after_interruption(store, target, options.overwrite):
+            is_stored = _put_pieces(store, target, size, pieces, overwrite=options.overwrite)
         return _print_stored(options, target, size, is_stored)
+
+
+class _InterruptedPut(KeyboardInterrupt):
+    """A put that was interrupted; the text says what is stored."""
+
+
+@contextlib.contextmanager
+def _telling_of_interruption() -> Iterator[None]:
+    """Print what is stored if the command is interrupted."""
+    try:
+        yield
+    except KeyboardInterrupt as interruption:
+        print(f"mooncake: interrupted: {interruption or 'nothing was stored'}", file=sys.stderr)
+        raise
+
+
+@contextlib.contextmanager
+def _checking_after_interruption(store: Store, key: bytes, is_overwritten: bool) -> Iterator[None]:
+    """Find out what is stored if a put is interrupted, which may have been over just then."""
+    try:
+        yield
+    except KeyboardInterrupt as interruption:
+        name = quoted(key)
+        try:
+            is_there = store.exists(key, timeout_s=_CHECK_S)
+        except MooncakeError:
+            text = f"`mooncake stat {name}` shows whether it is stored"
+        else:
+            values = "its old value, or the new one whole" if is_overwritten else "a whole value"
+            text = f"{name} has {values}" if is_there else "nothing was stored"
+        raise _InterruptedPut(text) from interruption
 
 
 def _put_pieces(
@@ -229,8 +271,9 @@ def _stored(
     tags: dict[str, str] | None = None,
 ) -> int:
     size = memoryview(value).nbytes  # type: ignore[arg-type]
-    with _ticking("put", size, store):
-        is_stored = store.put(key, value, overwrite=options.overwrite, ttl_s=ttl_s, tags=tags)
+    is_overwritten: bool = options.overwrite
+    with _checking_after_interruption(store, key, is_overwritten), _ticking("put", size, store):
+        is_stored = store.put(key, value, overwrite=is_overwritten, ttl_s=ttl_s, tags=tags)
     return _print_stored(options, key, size, is_stored)
 
 

@@ -302,14 +302,19 @@ def _leased(store: Store, options: argparse.Namespace, rows: list[Row]) -> set[s
 def _removed(store: Store, options: argparse.Namespace, keys: list[bytes]) -> int:
     """Remove objects in batches and print what became of them."""
     removed, failures = 0, list[MooncakeError]()
-    for part in _parts(keys):
-        for key, outcome in zip(part, _outcomes(store, part, options.force), strict=True):
-            if isinstance(outcome, MooncakeError):
-                failures.append(outcome)
-            elif outcome:
-                removed += 1
-            elif not options.recursive:
-                failures.append(missing(key))
+    try:
+        for part in _parts(keys):
+            for key, outcome in zip(part, _outcomes(store, part, options.force), strict=True):
+                if isinstance(outcome, MooncakeError):
+                    failures.append(outcome)
+                elif outcome:
+                    removed += 1
+                elif not options.recursive:
+                    failures.append(missing(key))
+    except KeyboardInterrupt:
+        text = f"interrupted: at least {_objects(removed)} of {len(keys)} removed"
+        print(f"mooncake: {text}", file=sys.stderr)
+        raise
     if options.is_json:
         print_json({"removed": removed, "kept": _for_json(failures)})
     elif options.recursive:
