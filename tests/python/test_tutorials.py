@@ -259,6 +259,26 @@ def test_two_hosts_store_two_copies_as_printed(master: str, tmp_path: Path) -> N
     assert set(ast.literal_eval(ended.stdout)) == names
 
 
+def test_only_the_first_run_of_important_warns_of_one_copy(master: str, tmp_path: Path) -> None:
+    program = tmp_path / "important.py"
+    source = blocks("two-hosts.md", "text")[-1]
+    program.write_text(source.replace("10.0.0.1:50051", master), encoding="utf-8")
+    with mooncake.Store(master, mooncake.StoreConfig(segment_bytes="64MB")) as lender:
+        runs = [
+            subprocess.run(
+                [sys.executable, str(program)],
+                capture_output=True,
+                text=True,
+                timeout=60,
+                check=True,
+            )
+            for _ in range(2)
+        ]
+        lender.delete("important", force=True)
+    assert "fewer copies than asked" in runs[0].stderr
+    assert (runs[1].stdout, runs[1].stderr) == (f"{[lender.name]}\n", "")
+
+
 @pytest.mark.parametrize(
     ("page", "setting"),
     [
