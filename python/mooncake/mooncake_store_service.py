@@ -11,6 +11,7 @@ import signal
 import threading
 from collections.abc import Callable
 from dataclasses import asdict, fields
+from difflib import get_close_matches
 from typing import Any, Final
 from urllib.parse import unquote_to_bytes
 
@@ -212,11 +213,13 @@ class MooncakeStoreService(AiohttpHandlers):
             return ObjectRoutes(native).answer(request)
         route = _route_of(request.path)
         if route is None:
-            return Reply(404, b"404: Not Found", "text/plain")
+            return _failed(
+                404, f"there is no {request.path}; GET / and /openapi.json list the routes"
+            )
         method, prefix = route
         if request.method != method:
-            allow = (("Allow", method),)
-            return Reply(405, b"405: Method Not Allowed", "text/plain", allow)
+            failed = _failed(405, f"the method is not {method}")
+            return Reply(405, failed.body, failed.kind, (("Allow", method),))
         store = self.store
         if store is None:
             return _failed(500, "the store is not set up")
@@ -446,7 +449,9 @@ def _definition(text: str) -> tuple[str, str]:
     name, is_there, value = text.partition("=")
     known = [field.name for field in fields(MooncakeConfig)]
     if not is_there or name not in known:
-        raise argparse.ArgumentTypeError(f"{text!r} is not KEY=VALUE with one of {known}")
+        near = get_close_matches(name, known, 1)
+        what = f"did you mean {near[0]}=...?" if near else f"the keys are {', '.join(known)}"
+        raise argparse.ArgumentTypeError(f"{text!r} is not KEY=VALUE with a known key; {what}")
     return name, value
 
 

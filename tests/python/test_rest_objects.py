@@ -18,7 +18,7 @@ from conftest import MIB, MasterProcess, start_master
 
 import mooncake
 from mooncake._rest.objects import ObjectRoutes
-from mooncake.mooncake_store_service import MooncakeStoreService
+from mooncake.mooncake_store_service import MooncakeStoreService, parse_arguments
 
 SCHEMATHESIS = shutil.which("schemathesis")
 
@@ -144,6 +144,12 @@ def test_changes_are_made_for_one_version(service: MooncakeStoreService):
     assert call(service, "PUT", path, b"x", If_Match=old).status == 412
     assert call(service, "GET", path, If_Match=old).status == 412
     assert call(service, "DELETE", f"{path}?force=true", If_Match=old).status == 412
+    refused = [
+        call(service, "PUT", path, b"x", If_Match=old),
+        call(service, "GET", path, If_Match=old),
+        call(service, "DELETE", f"{path}?force=true", If_Match=old),
+    ]
+    assert {json.loads(answer.body)["code"] for answer in refused} == {"VERSION_DIFFERS"}
     new = call(service, "HEAD", path).headers["ETag"]
     assert call(service, "GET", path, If_Match=new).body == b"2"
     assert call(service, "DELETE", f"{path}?force=true", If_Match=new).status == 204
@@ -278,6 +284,23 @@ def test_upstream_routes_keep_their_codes(service: MooncakeStoreService):
     assert call(service, "GET", "/api/get/none").status == 404
     wrong = call(service, "POST", "/api/get/none", b"")
     assert (wrong.status, wrong.headers["Allow"]) == (405, "GET")
+    assert wrong.error == "the method is not GET"
+
+
+def test_unknown_paths_get_json(service: MooncakeStoreService):
+    answer = call(service, "GET", "/nope")
+    assert (answer.status, answer.headers["Content-Type"]) == (404, "application/json")
+    assert answer.error == "there is no /nope; GET / and /openapi.json list the routes"
+
+
+def test_misspelled_field_gets_a_suggestion(capsys):
+    with pytest.raises(SystemExit) as ended:
+        parse_arguments(["-D", "master_server_adress=localhost:1"])
+    assert ended.value.code == 2
+    assert "did you mean master_server_address=...?" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        parse_arguments(["-D", "nonsense"])
+    assert "the keys are local_hostname, metadata_server, " in capsys.readouterr().err
 
 
 def test_unreadable_requests_get_json(service: MooncakeStoreService):

@@ -148,7 +148,7 @@ class ObjectRoutes(ObjectCalls, RangeCalls):
         tag = _tag(reader)
         wanted = request.headers.get("If-Match")
         if wanted is not None and not _names(wanted, tag):
-            return _failed(412, f"the object has the version {tag}")
+            return _failed(412, f"the object has the version {tag}", code=_OTHER_VERSION)
         headers = _headers(reader)
         if _names(request.headers.get("If-None-Match", ""), tag):
             return Reply(304, b"", _BINARY, headers, length=0)
@@ -182,7 +182,8 @@ class ObjectRoutes(ObjectCalls, RangeCalls):
         if is_stored:
             return Reply(204, b"", _BINARY, length=None)
         if version is not None:
-            return _failed(412, "the object has another version, or is gone")
+            text = "the object has another version, or is gone"
+            return _failed(412, text, code=_OTHER_VERSION)
         status = 412 if known == "*" else 409
         return _failed(status, "an object has that key and was kept", code="OBJECT_ALREADY_EXISTS")
 
@@ -191,10 +192,12 @@ class ObjectRoutes(ObjectCalls, RangeCalls):
         try:
             self.delete(key, force=force, if_version=_version(request))
         except AlreadyExistsError as error:
-            return _failed(412, str(error), code=error.code_name)
+            return _failed(412, str(error), code=_OTHER_VERSION)
         return Reply(204, b"", _BINARY, length=None)
 
 
+# The store has no code of its own for it.
+_OTHER_VERSION: Final = "VERSION_DIFFERS"
 _BINARY: Final = "application/octet-stream"
 _PARAMETERS: Final = {"PUT": ("overwrite", "ttl_s"), "DELETE": ("force",)}
 
