@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from conftest import MIB, MasterProcess, set_up, start_master
@@ -24,7 +25,8 @@ LENDER = f"""
 import sys, mooncake
 lends = mooncake.StoreConfig(segment_bytes={64 * MIB}, name=sys.argv[2])
 store = mooncake.Store(sys.argv[1], lends)
-store.put(f"of-{{sys.argv[2]}}", bytes({MIB}))
+here = mooncake.PutOptions(preferred_segments=[sys.argv[2]])
+store.put(f"of-{{sys.argv[2]}}", bytes({MIB}), options=here)
 print("ready", flush=True)
 sys.stdin.read()
 """
@@ -93,7 +95,6 @@ def bereft() -> Iterator[MasterProcess]:
     master = start_master("--client_ttl=600")
     lenders = []
     try:
-        # The first put goes to the first segment: there is no other one yet.
         for name in ("localhost:7001", "localhost:7002"):
             line = [sys.executable, "-c", LENDER, master.address, name]
             lender = subprocess.Popen(
@@ -141,6 +142,33 @@ def test_exists_tells_unreadable_objects_from_missing_ones(bereft: MasterProcess
     done = on(bereft, "exists", "--quiet", key)
     assert (done.returncode, done.stdout, done.stderr) == (1, "", "")
     assert on(bereft, "exists", "missing").stderr == ""
+
+
+def test_put_into_a_pool_without_memory_says_how_to_lend(mortal_master: MasterProcess):
+    line = "mooncake_client --master_server_address=" + mortal_master.address
+    for words in (["put", "k", __file__], ["bench", "--sizes=4kb", "--seconds=0.01"]):
+        done = on(mortal_master, *words)
+        assert done.returncode == 1
+        hint = done.stderr.splitlines()[-1]
+        assert hint.startswith(f"  hint: No process lends memory to the pool; start `{line} ")
+
+
+def test_stat_after_a_restart_waits_for_the_holders(tmp_path: Path):
+    master = start_master(f"--state_dir={tmp_path}")
+    line = [sys.executable, "-c", LENDER, master.address, "localhost:7003"]
+    lender = subprocess.Popen(line, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert lender.stdout is not None
+    assert lender.stdout.readline() == "ready\n"
+    lender.kill()
+    lender.communicate()
+    master.kill()
+    again = start_master(f"--state_dir={tmp_path}")
+    try:
+        shown = on(again, "stat").stdout
+        text = "has not heard from the processes that hold its objects since then"
+        assert re.search(rf"the master started \d+ s ago, and {text}\n", shown)
+    finally:
+        again.stop()
 
 
 def test_memory_of_a_dead_process_is_not_counted(bereft: MasterProcess):

@@ -528,6 +528,46 @@ def test_drain_without_destination_fails_at_once(mortal_master: MasterProcess):
         assert store.put("k", b"v"), "the segment takes objects again"
 
 
+def test_drain_of_all_memory_asks_on_a_terminal(mortal_master: MasterProcess):
+    address = mortal_master.address
+    lenders = [
+        mooncake.StoreConfig(segment_bytes=16 * MIB, name=f"localhost:{port}")
+        for port in (7021, 7022)
+    ]
+    elsewhere = mooncake.StoreConfig(segment_bytes=16 * MIB, name="127.0.0.1:7023")
+    with mooncake.Store(address, lenders[0]), mooncake.Store(address, lenders[1]) as store:
+        shown = on_terminal(mortal_master, "drain", "localhost", typed=b"n\n").decode()
+        assert f"drain all 2 segments of the pool of {address}?" in shown
+        assert shown.count("127.0.0.1") >= 1
+        assert "localhost:7021" in shown
+        assert "localhost:7022" in shown
+        assert all(segment.takes_objects for segment in store.segments()), "nothing was drained"
+        with mooncake.Store(address, elsewhere):
+            shown = on_terminal(mortal_master, "drain", "localhost").decode()
+            assert "[y/N]" not in shown, "another segment takes the objects"
+            assert "localhost:7021 holds no object" in shown
+
+
+def test_segments_and_clients_are_sorted(mortal_master: MasterProcess):
+    address = mortal_master.address
+    small = mooncake.StoreConfig(segment_bytes=16 * MIB, name="localhost:7031")
+    large = mooncake.StoreConfig(segment_bytes=32 * MIB, name="localhost:7032")
+    with mooncake.Store(address, small) as store:
+        store.put("k", bytes(MIB))
+        with mooncake.Store(address, large):
+
+            def order(name: str, *words: str) -> list[str]:
+                rows = json.loads(on(mortal_master, name, "--json", *words).stdout)
+                return [row["name"].rpartition(":")[2] for row in rows]
+
+            assert order("segments") == ["7031", "7032"]
+            assert order("segments", "--sort=used") == ["7031", "7032"]
+            assert order("segments", "--sort=free") == ["7032", "7031"]
+            assert order("segments", "--sort=size") == ["7032", "7031"]
+            assert order("clients") == ["7031", "7032"]
+            assert order("clients", "--sort=lends") == ["7032", "7031"]
+
+
 def test_drain_shows_progress_without_a_terminal(
     mortal_master: MasterProcess,
     monkeypatch: pytest.MonkeyPatch,

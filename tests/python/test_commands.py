@@ -366,6 +366,23 @@ def test_misspelled_words_get_a_suggestion(words, meant):
     assert done.stderr.endswith(f"; did you mean {meant}?\n")
 
 
+@pytest.mark.parametrize(
+    "words", [["put", "-dash", "file"], ["rm", "-dash"], ["cp", "-dash", "to"]], ids=" ".join
+)
+def test_key_that_begins_with_a_dash_gets_a_hint(words):
+    done = command(*words)
+    assert (done.returncode, done.stdout) == (2, "")
+    hint = "; a key that begins with - follows --, as in `-- -dash`"
+    assert done.stderr.splitlines()[-1].endswith(hint)
+    assert "follows --" not in command("put").stderr
+
+
+def test_env_lists_no_variable_of_tests():
+    name = "MOONCAKE_TEST_CHAOS_SECONDS"
+    assert name not in command("env").stdout
+    assert f"{name} = 7 " in command("env", **{name: "7"}).stdout
+
+
 def test_unknown_command_names_the_help():
     for words in (["nope"], ["help", "nope"]):
         done = command(*words)

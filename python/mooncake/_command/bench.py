@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 
 from mooncake._api.store import Store, StoreConfig
-from mooncake._command.files import hinting_at_metadata
+from mooncake._command.files import hinting
 from mooncake._command.parser import add_metadata, seconds, sizes
 from mooncake._units import format_bytes
 
@@ -105,7 +105,7 @@ def _connected(master: str, metadata: str) -> Iterator[Store]:
     if master:
         lent = _LENDER_BYTES if master == "embedded" else 0
         config = StoreConfig(segment_bytes=lent, metadata=metadata)
-        with Store(master, config) as store, hinting_at_metadata(store, metadata):
+        with Store(master, config) as store, hinting(store, metadata):
             yield store
         return
     command = [sys.executable, "-c", _LENDER, str(_LENDER_BYTES)]

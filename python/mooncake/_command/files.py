@@ -24,6 +24,7 @@ from mooncake._units import format_bytes
 from mooncake.errors import (
     AlreadyExistsError,
     MooncakeError,
+    NoSpaceError,
     NotFoundError,
     TransferFailedError,
 )
@@ -37,9 +38,10 @@ __all__ = [
     "add_put_options",
     "cp",
     "get",
-    "hinting_at_metadata",
+    "hinting",
     "joined",
     "joined_for_bytes",
+    "lending_line",
     "put",
 ]
 
@@ -62,19 +64,36 @@ def joined(options: argparse.Namespace) -> Store:
 def joined_for_bytes(options: argparse.Namespace) -> Iterator[Store]:
     """Join the pool to read or write the bytes of objects, which needs their metadata server."""
     config = StoreConfig(tenant=options.tenant, metadata=options.metadata)
-    with Store(options.master, config) as store, hinting_at_metadata(store, options.metadata):
+    with Store(options.master, config) as store, hinting(store, options.metadata):
         yield store
 
 
 @contextlib.contextmanager
-def hinting_at_metadata(store: Store, metadata: str) -> Iterator[None]:
-    """Let a failure to reach a process name its metadata server as a possible reason."""
+def hinting(store: Store, metadata: str) -> Iterator[None]:
+    """Let failures say what helps in this pool.
+
+    A process that cannot be reached may use another metadata server; a pool without memory needs a
+    process that lends some.
+    """
     try:
         yield
+    except NoSpaceError as error:
+        with contextlib.suppress(MooncakeError):
+            if not store.segments():
+                error.remedy = (
+                    f"No process lends memory to the pool; start `{lending_line(store)}`."
+                )
+        raise
     except (NotFoundError, TransferFailedError) as error:
         if "peer" in error.context:
             error.remedy = _remedy_of_peer(store, metadata)
         raise
+
+
+def lending_line(store: Store) -> str:
+    """Return a command line that lends memory to the pool."""
+    options = f"--master_server_address={store.master_address} --metadata_server=P2PHANDSHAKE"
+    return f"mooncake_client {options} --global_segment_size=1GB"
 
 
 def _remedy_of_peer(store: Store, metadata: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import math
 import os
 import re
@@ -52,7 +53,19 @@ class Parser(argparse.ArgumentParser):
         hint = f"; did you mean {' '.join(near)}?" if near else ""
         if not near and known and _INVALID_CHOICE.search(message):
             hint = "; `mooncake help` tells what each does"
+        elif not near and (key := self._dashed_key()):
+            hint = f"; a key that begins with - follows --, as in `-- {key}`"
         self.exit(2, f"mooncake: {message}{hint}\n")
+
+    def _dashed_key(self) -> str:
+        """Return the first word that may be a key, but was taken for an option; "" for none."""
+        actions = self._given()._actions
+        if not any(action.dest in ("key", "keys", "source") for action in actions):
+            return ""
+        known = {text for action in actions for text in action.option_strings}
+        before = itertools.takewhile(lambda word: word != "--", map(os.fsdecode, self._words))
+        words = (word for word in before if word.startswith("-") and word != "-")
+        return next((word for word in words if word.partition("=")[0] not in known), "")
 
     def _given(self) -> argparse.ArgumentParser:
         """Return the parser of the command that is given, or this one."""

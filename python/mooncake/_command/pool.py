@@ -6,23 +6,26 @@ import argparse
 import os
 import re
 import sys
+from collections.abc import Callable
 from dataclasses import asdict
 from difflib import get_close_matches
 from time import monotonic, sleep
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 from mooncake._command import admin
-from mooncake._command.files import hinting_at_metadata, joined, joined_for_bytes
+from mooncake._command.files import hinting, joined, joined_for_bytes, lending_line
 from mooncake._command.output import (
     CommandError,
     UsageError,
     described,
     is_absent,
+    is_confirmed,
     missing,
     print_json,
     print_table,
     quoted,
     report,
+    table,
 )
 from mooncake._command.parser import add_json, add_metadata
 from mooncake._units import format_bytes, format_duration
@@ -50,6 +53,8 @@ _FREEING_S_MAX = 65.0
 _FREEING_POLL_S = 0.1
 # A drain without progress is reported at this interval.
 _REPORT_S = 5.0
+# Clients of a restarted master come back within about a heartbeat and a reconnect.
+_RETURN_S = 10.0
 _ROUNDED = "each copy takes a multiple of 8 bytes, from 4 KiB on of 64"
 _ROUNDING_SHOWS_BYTES = 64 << 10
 _JOB = re.compile(r"(\d+)-(\d+)")
@@ -62,6 +67,20 @@ _HELD = {
     "writing_bytes": "being written",
     "fenced_bytes": "freed, quarantined until reads of it have ended",
     "awaiting_sync_bytes": "freed, waiting for the log on disk",
+}
+
+
+# Sort keys of listings.
+_SEGMENT_ORDER: dict[str, Callable[[SegmentInfo], Any]] = {
+    "name": lambda segment: segment.name,
+    "used": lambda segment: -segment.used_bytes,
+    "free": lambda segment: segment.used_bytes - segment.capacity_bytes,
+    "size": lambda segment: -segment.capacity_bytes,
+}
+_CLIENT_ORDER: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "name": lambda client: client["name"],
+    "lends": lambda client: -client["lent_bytes"],
+    "heard": lambda client: -client["heard_ms_ago"],
 }
 
 
@@ -125,22 +144,38 @@ def _stat_pool(store: Store, options: argparse.Namespace) -> None:
     for name, text in _HELD.items():
         if held.get(name):
             print(f"          {format_bytes(held[name]):>10}  {text}")
-    if pool["capacity_bytes"] == 0:
-        print("          no process lends memory; this lends some:")
-        print(f"          {_lending_line(store)}")
-    elif not any(segment.takes_objects for segment in found):
-        text = "every segment was drained, or has lost its connection"
-        print(f"          puts find no memory now: {text}")
-        print("          another process must lend memory, or one of these must be restarted")
-    elif held and held["free_bytes"] + held["evictable_bytes"] == 0:
-        where = (
-            "" if all(segment.takes_objects for segment in found) else " in segments not drained"
-        )
-        text = f"nothing is free{where}, and nothing may be evicted"
-        print(f"          puts find no memory now: {text}")
+    for line in _why_puts_fail(store, pool, found, held):
+        print(f"          {line}")
     if found:
         print()
         _print_segments(found, _states(store))
+
+
+def _why_puts_fail(
+    store: Store, pool: dict[str, Any], found: list[SegmentInfo], held: dict[str, int]
+) -> list[str]:
+    """Return why puts find no memory, and what helps; nothing if they find some."""
+    started = f"the master started {format_duration(pool['uptime_s'])} ago"
+    if pool["capacity_bytes"] == 0:
+        lines = ["no process lends memory; this lends some:", lending_line(store)]
+        if pool["keys"]:
+            # Only a log of the time before knows objects whose holders it has not seen.
+            text = "has not heard from the processes that hold its objects since then"
+            lines.insert(0, f"{started}, and {text}")
+        return lines
+    if not any(segment.takes_objects for segment in found):
+        text = "every segment was drained, or has lost its connection"
+        help_ = "another process must lend memory, or one of these must be restarted"
+        return [f"puts find no memory now: {text}", help_]
+    if held and held["free_bytes"] + held["evictable_bytes"] == 0:
+        is_drained = not all(segment.takes_objects for segment in found)
+        where = " in segments not drained" if is_drained else ""
+        text = f"nothing is free{where}, and nothing may be evicted"
+        lines = [f"puts find no memory now: {text}"]
+        if pool["uptime_s"] < _RETURN_S:
+            lines.append(f"{started}; processes that lend memory may still come back")
+        return lines
+    return []
 
 
 def _lost_clients(store: Store) -> set[str]:
@@ -161,7 +196,7 @@ def _stat_object(store: Store, options: argparse.Namespace) -> None:
     unread: TransferFailedError | None = None
     try:
         if found is None or found["is_complete"]:
-            with hinting_at_metadata(store, options.metadata):
+            with hinting(store, options.metadata):
                 info = store.info(key)
     except NotFoundError as error:
         if found is None:
@@ -252,6 +287,12 @@ def _text(key: str | bytes) -> str:
 
 def add_segments_options(parser: argparse.ArgumentParser) -> None:
     """Declare the options of `segments`."""
+    parser.add_argument(
+        "--sort",
+        choices=list(_SEGMENT_ORDER),
+        default="name",
+        help="order: by name, or largest first by used memory, free memory or size",
+    )
     add_json(parser)
 
 
@@ -262,7 +303,8 @@ def segments(options: argparse.Namespace) -> int:
         0.
     """
     with joined(options) as store:
-        found, states, lending = store.segments(), _states(store), _lending_line(store)
+        found, states, lending = store.segments(), _states(store), lending_line(store)
+    found.sort(key=_SEGMENT_ORDER[options.sort])
     if options.is_json:
         print_json(_segments_json(found, states))
     elif found:
@@ -271,12 +313,6 @@ def segments(options: argparse.Namespace) -> int:
         text = f"no process lends memory to the pool\n  hint: Start `{lending}`."
         print(f"mooncake: {text}", file=sys.stderr)
     return 0
-
-
-def _lending_line(store: Store) -> str:
-    """Return a command line that lends memory to the pool."""
-    options = f"--master_server_address={store.master_address} --metadata_server=P2PHANDSHAKE"
-    return f"mooncake_client {options} --global_segment_size=1GB"
 
 
 def _states(store: Store) -> dict[str, str]:
@@ -308,7 +344,9 @@ def _takes(segment: SegmentInfo, state: str) -> str:
     return "no" if is_usual else f"no, {state}"
 
 
-def _print_segments(found: list[SegmentInfo], states: dict[str, str]) -> None:
+def _print_segments(
+    found: list[SegmentInfo], states: dict[str, str], file: TextIO | None = None
+) -> None:
     rows = [
         (
             segment.name,
@@ -320,11 +358,18 @@ def _print_segments(found: list[SegmentInfo], states: dict[str, str]) -> None:
         )
         for segment in found
     ]
-    print_table(("SEGMENT", "USED", "OF", "", "TAKES PUTS", "AT"), rows, right=(1, 2, 3))
+    head = ("SEGMENT", "USED", "OF", "", "TAKES PUTS", "AT")
+    print("\n".join(table(head, rows, right=(1, 2, 3))), file=file)
 
 
 def add_clients_options(parser: argparse.ArgumentParser) -> None:
     """Declare the options of `clients`."""
+    parser.add_argument(
+        "--sort",
+        choices=list(_CLIENT_ORDER),
+        default="name",
+        help="order: by name, or largest first by lent memory, or by the time since it was heard",
+    )
     add_json(parser)
 
 
@@ -350,13 +395,14 @@ def clients(options: argparse.Namespace) -> int:
         for client in seen["clients"]
         if client["name"] != own
     ]
+    rows.sort(key=_CLIENT_ORDER[options.sort])
     if options.is_json:
         print_json(rows)
         return 0
     if not rows:
         print("mooncake: no other process has joined the pool", file=sys.stderr)
         return 0
-    table = [
+    lines = [
         (
             row["name"],
             format_bytes(row["lent_bytes"]) if row["lent_bytes"] else "-",
@@ -366,7 +412,7 @@ def clients(options: argparse.Namespace) -> int:
         )
         for row in rows
     ]
-    print_table(("CLIENT", "LENDS", "HEARD", "", "ID"), table, right=(1, 2))
+    print_table(("CLIENT", "LENDS", "HEARD", "", "ID"), lines, right=(1, 2))
     return 0
 
 
@@ -384,6 +430,12 @@ def add_drain_options(parser: argparse.ArgumentParser) -> None:
         default=[],
         metavar="SEGMENT",
         help="segment that receives the copies; by default any with free memory",
+    )
+    parser.add_argument(
+        "-y",
+        "--yes",
+        action="store_true",
+        help="do not ask on a terminal before a host is drained that lends all memory of the pool",
     )
     parser.add_argument(
         "--no-wait", action="store_true", help="print the id of the job and do not wait for its end"
@@ -418,6 +470,9 @@ def drain(options: argparse.Namespace) -> int:
         if options.cancel is not None:
             return _print_job(options, store.drain_of(options.cancel).cancel())
         names = _named(store, options.segments)
+        if not options.yes and not _is_drain_meant(store, options, names):
+            print("mooncake: nothing was drained", file=sys.stderr)
+            return 1
         job = store.drain(names, to=options.to)
         text = f"{job.id[0]}-{job.id[1]}"
         if options.no_wait:
@@ -449,6 +504,18 @@ def _named(store: Store, wanted: list[str]) -> list[str]:
             raise CommandError(f"no segment or host has the name {quoted(word)}", hint)
         names += found
     return list(dict.fromkeys(names))
+
+
+def _is_drain_meant(store: Store, options: argparse.Namespace, names: list[str]) -> bool:
+    """Ask on a terminal whether to drain a host, if no other segment could take its objects."""
+    found = store.segments()
+    if len(names) <= len(options.segments):
+        return True
+    if any(segment.takes_objects for segment in found if segment.name not in names):
+        return True
+    print("no other segment takes objects than these:", file=sys.stderr)
+    _print_segments([each for each in found if each.name in names], _states(store), sys.stderr)
+    return is_confirmed(f"drain all {len(names)} segments of the pool of {options.master}?")
 
 
 def _wait(job: Drain) -> None:
