@@ -82,6 +82,7 @@ async function main() {
     const caller = field(1, field(1, Buffer.alloc(16, 7)));
     const selector = field(2, field(3, Buffer.from(prefix)));
     let after = Buffer.alloc(0);
+    let listed = 0;
     for (let isLast = false; !isLast; ) {
       const answer = await call(session, "ListObjects", Buffer.concat([caller, selector, field(3, after)]));
       isLast = true;
@@ -94,7 +95,9 @@ async function main() {
       }
       const last = [...fields(answer)].find(([number]) => number === 2);
       isLast = objects.length === 0 || last?.[1] === 1;
+      listed += objects.length;
     }
+    if (listed === 0) console.log("0 objects");
   } finally {
     session.close();
   }

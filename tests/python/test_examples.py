@@ -62,6 +62,8 @@ def test_objects_are_listed_from_javascript() -> None:
         assert (ended.returncode, ended.stderr) == (0, "")
         lines = ended.stdout.splitlines()
         assert lines == [f"list/{number:04} {number + 1}" for number in range(200)]
+        ended = run("node", str(EXAMPLES / NODE), store.master_address, "none/")
+        assert (ended.returncode, ended.stdout) == (0, "0 objects\n")
         address = store.master_address
     ended = run("node", str(EXAMPLES / NODE), address)
     assert ended.returncode == 1
