@@ -6,6 +6,7 @@ import signal
 import sys
 
 from mooncake._runtime import _native
+from mooncake.env import warn_of_misspelled
 
 __all__ = ["main"]
 
@@ -18,6 +19,7 @@ def main() -> int:
     """
     # The native code handles SIGINT; Python must not raise an exception for it as well.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+    warn_of_misspelled()
     return _native.run_master(sys.argv[1:])
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -20,6 +21,7 @@ __all__ = ["Ignored", "Setting", "ignored", "main", "settings"]
 
 _OURS = ("MC_", "MOONCAKE_")
 _HIDDEN = "(hidden)"
+_SERVICE = re.compile("(tcp|udp|sctp)://")
 
 
 @dataclass(frozen=True)
@@ -94,14 +96,29 @@ def ignored() -> list[Ignored]:
         if name in reasons:
             found.append(Ignored(name, reasons[name]))
         elif name.startswith(_OURS) and name not in known:
-            near = get_close_matches(name, known, n=1, cutoff=0.8)
-            found.append(
-                Ignored(
-                    name,
-                    f"Unknown variable; did you mean {near[0]}?" if near else "Unknown variable.",
-                )
-            )
+            near = _nearest(name, known)
+            text = f"Unknown variable; did you mean {near}?" if near else "Unknown variable."
+            found.append(Ignored(name, text))
     return found
+
+
+def warn_of_misspelled() -> None:
+    """Print a warning for each variable that is not read and whose name is nearly one that is.
+
+    A server starts without the setting, for instance without its token.
+    """
+    known = {name for row in _native.environment() for name in (row[0], *row[1])}
+    unread = os.environ.keys() - known - dict(_native.unsupported_variables()).keys()
+    for name in sorted(unread):
+        # Kubernetes sets addresses under the names of services.
+        is_service = _SERVICE.match(os.environ[name]) is not None
+        if name.startswith(_OURS) and not is_service and (near := _nearest(name, known)):
+            print(f"WARN: {name} is not read; did you mean {near}?", file=sys.stderr)
+
+
+def _nearest(name: str, known: set[str]) -> str:
+    """Return the known name that is nearest to another one; "" if none is near."""
+    return next(iter(get_close_matches(name, known, n=1, cutoff=0.8)), "")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -139,7 +156,7 @@ def run(options: argparse.Namespace) -> int:
     Returns:
         The exit code: 1 if a value is invalid, otherwise 0.
     """
-    rows = [row for row in settings() if row.source or not (options.is_brief or _is_of_tests(row))]
+    rows = [row for row in settings() if row.source or not options.is_brief]
     without_effect = ignored()
     code = 1 if any(row.invalid for row in rows) else 0
     if options.is_json:
@@ -154,6 +171,8 @@ def run(options: argparse.Namespace) -> int:
         )
         return code
     for row in rows:
+        if not row.source and _is_of_tests(row):
+            continue
         print(f"{row.name} = {row.value or '(empty)'}  [{row.origin}]")
         print(f"    {row.help}")
     if without_effect:

@@ -76,6 +76,27 @@ def test_ineffective_variables_are_listed_with_a_reason(monkeypatch):
     assert reasons["MOONCAKE_NO_SUCH_VARIABLE"] == "Unknown variable."
 
 
+@pytest.mark.parametrize("module", ["mooncake.cli", "mooncake.cli_client"])
+def test_servers_warn_of_misspelled_variables(module):
+    variables = {
+        "MC_TRANSFER_TOKN": "a-secret-of-16-b",
+        # Kubernetes sets this one for a service.
+        "MOONCAKE_MASTER_PORT": "tcp://10.0.0.1:50051",
+        "MC_OF_ANOTHER_PROGRAM": "1",
+        "MOONCAKE_MASTER": "localhost:50051",
+    }
+    ended = subprocess.run(
+        [sys.executable, "-m", module, "--nonsense"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        env={**os.environ, **variables},
+    )
+    warnings = [line for line in ended.stderr.splitlines() if line.startswith("WARN: ")]
+    assert warnings == ["WARN: MC_TRANSFER_TOKN is not read; did you mean MC_TRANSFER_TOKEN?"]
+
+
 def test_invalid_values_are_shown_and_fail_the_command(monkeypatch):
     values = {
         "MC_FORCE_TCP": "maybe",
