@@ -114,7 +114,7 @@ codes! {
     REPLICA_IS_GONE = -712, NotFound, "The replica was removed meanwhile; retry.";
     REPLICA_NOT_IN_LOCAL_MEMORY = -713, NotFound, "(never returned today) The replica is not in this client's memory; ask the client that holds it.";
     OBJECT_REPLICA_BUSY = -714, Busy, "Replicas of the object are in use; retry.";
-    TRANSFER_FAIL = -800, TransferFailed, "The bytes could not be moved; the process that holds them may be gone.";
+    TRANSFER_FAIL = -800, TransferFailed, "The bytes could not be moved; the process that holds them may be gone, or use another metadata server: StoreConfig(metadata=…).";
     CHECKSUM_MISMATCH = -801, Corrupt, "The bytes do not match their checksum; remove the object and put it again.";
     RPC_FAIL = -900, Unavailable, "The master could not be reached; check that it runs at the address in the message.";
     RPC_TIMEOUT = -901, Timeout, "No reply within the deadline; the other side may be overloaded, stopped or far away. Retry or allow more time.";
