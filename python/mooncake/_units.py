@@ -58,13 +58,11 @@ def parse_duration(text: str) -> float:
 
 
 def format_bytes(size: float) -> str:
-    """Return a number of bytes with a unit of 1024."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if round(abs(size), 1) < 1024:
-            break
-        size /= 1024
-    else:
-        unit = "TiB"
+    """Return a number of bytes with a unit of 1024, rounded to one decimal place."""
+    units = iter(("B", "KiB", "MiB", "GiB", "TiB"))
+    unit = next(units)
+    while unit != "TiB" and round(abs(size), 1) >= 1024:
+        size, unit = size / 1024, next(units)
     return f"{size:.1f}".removesuffix(".0") + f" {unit}"
 
 
