@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 
 import pytest
 from conftest import MIB, PROMPT_S, MasterProcess, assert_quiet, run_script, set_up, start_master
@@ -172,6 +173,58 @@ def test_calls_wait_for_a_master_that_restarts(tmp_path):
             assert store.get("other") == b"o"
         finally:
             again.stop()
+
+
+@pytest.mark.parametrize("keeps_log", [True, False])
+def test_no_call_fails_while_the_master_restarts(tmp_path, keeps_log):
+    """Masters that are killed, and those that stop in order and still answer meanwhile."""
+
+    def flags(number: int) -> str:
+        return f"--state_dir={tmp_path / (str(0) if keeps_log else str(number))}"
+
+    master = start_master(flags(0))
+    lender = mooncake.StoreConfig(segment_bytes=16 * MIB)
+    caller = mooncake.StoreConfig(retry_s=60.0)
+    wrong: list[object] = []
+    is_over = threading.Event()
+
+    def read() -> None:
+        while not is_over.is_set():
+            if store.get("kept", default=None) != b"v" and keeps_log:
+                wrong.append("a live object was missed")
+
+    def write() -> None:
+        number = 0
+        while not is_over.is_set():
+            number += 1
+            store.put(f"new/{number % 100}", b"n", overwrite=True)
+
+    def watched(call: Callable[[], None]) -> None:
+        try:
+            call()
+        except mooncake.MooncakeError as error:
+            wrong.append(error)
+
+    with (
+        mooncake.Store(master.address, lender) as holder,
+        mooncake.Store(master.address, caller) as store,
+    ):
+        holder.put("kept", b"v")
+        threads = [threading.Thread(target=watched, args=(call,)) for call in (read, write)]
+        for thread in threads:
+            thread.start()
+        try:
+            for number in range(1, 5):
+                (master.kill if number % 2 else master.stop)()
+                master = start_master(flags(number), f"--rpc_port={master.port}")
+                # Its client has come back once this is written.
+                holder.put(f"round/{number}", b"r")
+        finally:
+            is_over.set()
+            for thread in threads:
+                thread.join(90)
+            master.stop()
+    assert not wrong, wrong[:3]
 
 
 def test_calls_give_up_a_master_after_retry_s(mortal_master: MasterProcess):

@@ -12,7 +12,7 @@ use mooncake_base::{Error, sync::Mutex};
 use crate::{
     group::{Core, RECHECK},
     line::Parker,
-    mesh::Attention,
+    mesh::waiting::Attention,
     metrics::Recording,
 };
 

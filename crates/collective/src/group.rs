@@ -19,7 +19,10 @@ use crate::{
     inbox::{Inbox, Messages, Outgoing, Receive, Sent, State, announce},
     line::{CarriedOut, CarryOut, Line, Parker},
     memory::{HostRange, Mirror},
-    mesh::{Attention, Mesh, Polling, group_id},
+    mesh::{
+        Mesh, group_id,
+        waiting::{Attention, Polling},
+    },
     message::{Answer, Request},
     messages::DIRECT_BYTES_MAX,
     metrics::{self, Counters, GroupMetrics, GroupReport, OperationKind, Recording},

@@ -9,7 +9,7 @@
 //! In reading order: [`membership`], [`heartbeats`] and [`progress`] (the rules, without I/O), [`message`], [`coordinator`],
 //! [`context`] (the process), [`frame`], [`shared_memory`], [`ring`] (frames in it),
 //! [`shared_futex`] (where a thread sleeps until a frame comes),
-//! [`link`] (a connection), [`mesh`] (all of them), [`inbox`] (the state of a group), [`group`],
+//! [`link`] (a connection), [`mesh`] (all of them, and who waits for frames), [`inbox`] (the state of a group), [`group`],
 //! [`line`] (who carries out its operations),
 //! [`attempt`] (one attempt of an operation), [`collectives`] (who sends what), [`messages`],
 //! [`reduce`], [`memory`], [`peer_memory`] (memory of other ranks), [`staging`] (contributions in

@@ -303,7 +303,7 @@ impl Service {
     }
 
     /// Closes a session. The clients that have no other connection are suspect until they call
-    /// again, unless the master closed the connection because it was idle.
+    /// again, unless the master closed the connection.
     pub(crate) fn close_session(&self, origin: &Origin, end: ConnectionEnd) {
         self.clients.close_session(origin, end);
     }

@@ -222,7 +222,8 @@ impl State {
         }
     }
 
-    fn clients(&mut self) -> ClientCalls<'_> {
+    /// Returns the calls about clients.
+    pub(crate) fn clients(&mut self) -> ClientCalls<'_> {
         ClientCalls {
             inventory: &mut self.inventory,
             searches: &mut self.searches,

@@ -78,6 +78,7 @@ const UNSAFE: &[(&str, &str)] = &[
     ("crates/collective/src/memory.rs", "reads and writes memory of callers"),
     ("crates/collective/src/peer_memory.rs", "process_vm_readv, and prctl"),
     ("crates/collective/src/ring.rs", "reads and writes memory that two processes share"),
+    ("crates/collective/src/shared_futex.rs", "reads and writes memory that processes share"),
     ("crates/collective/src/shared_memory.rs", "maps memory that two processes share"),
     ("crates/collective/src/staging.rs", "reads and writes memory that processes share"),
     ("crates/collective/tests/groups.rs", "lends memory of the test to operations"),

@@ -52,10 +52,10 @@ impl ClientService {
     }
 
     /// Closes a session. The clients that have no other connection are suspect until they call
-    /// again, unless the master closed the connection because it was idle.
+    /// again, unless the master closed the connection.
     pub(super) fn close_session(&self, origin: &Origin, end: ConnectionEnd) {
         let clients = self.sessions.close(origin);
-        if clients.is_empty() || end == ConnectionEnd::Idle {
+        if clients.is_empty() || end == ConnectionEnd::ByMaster {
             return;
         }
         let now = self.shared.now();
@@ -123,6 +123,7 @@ impl ClientService {
             check_name("name", &r.name)?;
             let now = shared.now();
             let has_lost = r.log_mark.as_ref().is_some_and(|heard| shared.has_lost_log(heard));
+            let follows = r.log_mark.as_ref().is_some_and(|heard| shared.is_another_master(heard));
             let (ttl, registration) = {
                 let mut state = shared.lock();
                 if has_lost {
@@ -130,6 +131,10 @@ impl ClientService {
                 }
                 state.register(now, caller.client, &r.name)?;
                 state.set_wants_offload(caller.client, r.wants_offload);
+                if follows {
+                    state.clients().record_follower(now);
+                    self.pending_owners.add(state.is_recovering(now));
+                }
                 (state.rules().client_ttl, state.registration(caller.client))
             };
             self.sessions.register(caller.client, &r.name, origin, now);

@@ -47,6 +47,24 @@ pub struct ServerContext {
 }
 
 impl ServerContext {
+    /// Returns the context of a service without listeners.
+    #[cfg(test)]
+    pub(super) fn for_tests(service: Arc<Service>, dedicated_threads: usize) -> Self {
+        Self {
+            service,
+            unix_name: Arc::from(""),
+            token: None,
+            is_nodelay: true,
+            idle: None,
+            stop: CancellationToken::new(),
+            kill: CancellationToken::new(),
+            tasks: TaskTracker::new(),
+            admission: Admission::new(2),
+            permits: Arc::new(Semaphore::new(8)),
+            dedicated_threads: Arc::new(Semaphore::new(dedicated_threads)),
+        }
+    }
+
     /// Spawns a connection task that `kill` ends.
     pub(super) fn spawn(&self, connection: impl Future<Output = ()> + Send + 'static) {
         let kill = self.kill.clone();
@@ -61,9 +79,10 @@ impl ServerContext {
 pub(crate) enum ConnectionEnd {
     /// The kernel of the peer's host ended it: the process closed it or is dead.
     ByPeer,
-    /// The master closed it because it was idle, which says nothing about the peer.
-    Idle,
-    /// An error, or the master stops.
+    /// The master closed it because it was idle, or because it stops, which says nothing about the
+    /// peer.
+    ByMaster,
+    /// An error.
     Unknown,
 }
 
@@ -74,6 +93,8 @@ pub(super) struct Connection {
     pub(super) origin: Origin,
     /// What is known of how the connection ended.
     end: ConnectionEnd,
+    /// The master stops.
+    stop: CancellationToken,
     _permit: OwnedSemaphorePermit,
 }
 
@@ -86,12 +107,13 @@ impl Connection {
     ) -> Self {
         let origin = context.service.open_session(is_local);
         let service = context.service.clone();
-        Self { service, origin, end: ConnectionEnd::Unknown, _permit: permit }
+        let stop = context.stop.clone();
+        Self { service, origin, end: ConnectionEnd::Unknown, stop, _permit: permit }
     }
 
     /// Notes that the master closes the connection because it was idle.
     pub(super) fn end_idle(&mut self) {
-        self.end = ConnectionEnd::Idle;
+        self.end = ConnectionEnd::ByMaster;
     }
 
     /// Records the outcome of reading from the connection.
@@ -108,7 +130,9 @@ impl Connection {
 
 impl Drop for Connection {
     fn drop(&mut self) {
-        self.service.close_session(&self.origin, self.end);
+        // Clients hang up on a master that stops. Calls that it still answers find their objects.
+        let end = if self.stop.is_cancelled() { ConnectionEnd::ByMaster } else { self.end };
+        self.service.close_session(&self.origin, end);
     }
 }
 

@@ -94,6 +94,8 @@ pub(super) struct ConnectionDriver<S> {
     frame_permit: Option<OwnedSemaphorePermit>,
     /// Bytes of a refused frame that are still to be received and discarded.
     discard_bytes: usize,
+    /// Whether the master has stopped before it could begin a call, which is not answered.
+    is_abandoned: bool,
     connection: Connection,
     pub(super) context: ServerContext,
     pub(super) thread: AnsweringThread,
@@ -107,6 +109,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> ConnectionDriver<S> {
             output: BytesMut::new(),
             frame_permit: None,
             discard_bytes: 0,
+            is_abandoned: false,
             connection,
             context,
             thread: AnsweringThread::Runtime,
@@ -129,16 +132,24 @@ impl<S: AsyncRead + AsyncWrite + Unpin> ConnectionDriver<S> {
             Err(_) => return Err(late("the peer did not finish its greeting")),
         }
         self.answer_buffered().await?;
-        Ok(true)
+        Ok(!self.is_abandoned)
     }
 
-    /// Waits for calls and answers them. Calls that arrived before a stop are still answered.
+    /// Waits for calls and answers them. Calls that were read before a stop are still answered; a peer
+    /// that always has another call does not keep the master from its end.
     pub(super) async fn step(&mut self) -> Result<Step> {
         let step = self.read().await?;
         if step == Step::Answered {
             self.answer_buffered().await?;
+            if self.is_abandoned || self.context.stop.is_cancelled() && self.is_between_frames() {
+                return Ok(Step::Closed);
+            }
         }
         Ok(step)
+    }
+
+    fn is_between_frames(&self) -> bool {
+        self.input.is_empty() && self.discard_bytes == 0
     }
 
     /// Checks the peer's greeting and sends the master's. Returns `false` if the peer closed the
@@ -227,7 +238,13 @@ impl<S: AsyncRead + AsyncWrite + Unpin> ConnectionDriver<S> {
         while self.admit_next_frame().await? {
             let answer = match native_frame::decode::<v1::Request>(&mut self.input, FRAME_BYTES_MAX)
             {
-                Ok(Some(request)) => self.answer(request).await,
+                Ok(Some(request)) => match self.answer(request).await {
+                    Some(answer) => answer,
+                    None => {
+                        self.is_abandoned = true;
+                        break;
+                    }
+                },
                 Ok(None) => break,
                 // The frame was complete but exceeds a limit. The next frame begins behind it.
                 Err(error) if error.code() == ErrorCode::INVALID_PARAMS => refusal(&error),
@@ -248,17 +265,24 @@ impl<S: AsyncRead + AsyncWrite + Unpin> ConnectionDriver<S> {
         self.flush().await
     }
 
-    async fn answer(&self, request: v1::Request) -> v1::Response {
-        if let Err(error) = self.context.service.wait_before(&request).await {
-            return refusal(&error);
+    /// Answers a call. Returns `None` if the master stops while the call waits to begin: its client
+    /// makes it again, at the next master.
+    async fn answer(&self, request: v1::Request) -> Option<v1::Response> {
+        let waited = tokio::select! {
+            biased;
+            waited = self.context.service.wait_before(&request) => waited,
+            () = self.context.stop.cancelled() => return None,
+        };
+        if let Err(error) = waited {
+            return Some(refusal(&error));
         }
-        match self.context.admission.admit(request.call.as_ref()).await {
+        Some(match self.context.admission.admit(request.call.as_ref()).await {
             Ok(permit) => {
                 let origin = &self.connection.origin;
                 self.context.service.answer(request, origin, permit, self.thread).await
             }
             Err(error) => refusal(&error),
-        }
+        })
     }
 
     /// Acquires an admission permit for the frame at the start of the buffer. A frame without a
@@ -294,7 +318,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> ConnectionDriver<S> {
 
     /// Reads some bytes into the input buffer.
     async fn read(&mut self) -> Result<Step> {
-        let is_between = self.input.is_empty() && self.discard_bytes == 0;
+        let is_between = self.is_between_frames();
         if is_between && self.input.capacity() > KEPT_BYTES_MAX {
             self.input = BytesMut::new();
         }

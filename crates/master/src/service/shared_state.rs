@@ -181,11 +181,16 @@ impl SharedState {
         Some(v1::LogMark { master, timeline, synced_frame })
     }
 
+    /// Returns whether the log that a client heard of is that of another master than this one.
+    pub(super) fn is_another_master(&self, heard: &v1::LogMark) -> bool {
+        heard.master != first_bytes(self.identity)
+    }
+
     /// Returns whether an earlier master of this timeline had more of the log on disk than was
     /// recovered: the disk lost it, or an older copy of the files was put in place.
     pub(super) fn has_lost_log(&self, heard: &v1::LogMark) -> bool {
         let Some(journal) = &self.journal else { return false };
-        heard.master != first_bytes(self.identity)
+        self.is_another_master(heard)
             && heard.synced_frame > journal.recovered_end()
             && journal.timeline_id().is_some_and(|id| first_bytes(id) == heard.timeline)
     }

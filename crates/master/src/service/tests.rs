@@ -5,6 +5,7 @@ mod hanging_disk;
 mod lost_log;
 mod pause;
 mod repeated_calls;
+mod restart;
 
 use std::time::Duration;
 
@@ -45,6 +46,16 @@ fn started(
     };
     let columns = answer.columns.clone().expect("columns");
     (answer, columns)
+}
+
+/// Returns whether a replica of the object can be read.
+fn is_readable(service: &Service, key: &str) -> bool {
+    let keys = Some(v1::KeyColumn::pack([key]));
+    let locate = v1::LocateRequest { keys, ..Default::default() };
+    let response::Call::Locate(located) = ask(service, Call::Locate(locate)) else {
+        panic!("not an answer to a locate call")
+    };
+    located.columns.expect("columns").failures.is_empty()
 }
 
 /// Returns a call that ends the puts of these versions.
@@ -316,24 +327,15 @@ async fn put_over_new_connection_shows_that_client_lives() {
     let service = Arc::new(service);
     let (_, columns) = started(&service, put_start(id, &[("a", 1)]));
     assert_eq!(failures(&ask(&service, put_end(id, &columns.versions))), 0);
-    let is_readable = || {
-        let keys = Some(v1::KeyColumn::pack(["a"]));
-        let response::Call::Locate(located) =
-            ask(&service, Call::Locate(v1::LocateRequest { keys, ..Default::default() }))
-        else {
-            panic!("not located")
-        };
-        located.columns.expect("columns").failures.is_empty()
-    };
     let first = service.open_session(false);
     let heartbeat =
         Call::Heartbeat(v1::HeartbeatRequest { caller: caller(id), ..Default::default() });
     service.dispatch(v1::Request { call: Some(heartbeat), ..Default::default() }, &first);
     service.close_session(&first, ConnectionEnd::ByPeer);
-    assert!(!is_readable(), "its last connection is closed");
+    assert!(!is_readable(&service, "a"), "its last connection is closed");
     let second = service.open_session(false);
     let call = Some(Call::PutStart(put_start(id, &[("b", 1)])));
     let request = v1::Request { call, ..Default::default() };
     service.answer(request, &second, (), AnsweringThread::Runtime).await;
-    assert!(is_readable());
+    assert!(is_readable(&service, "a"));
 }

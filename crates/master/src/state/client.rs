@@ -87,7 +87,7 @@ impl Clients {
 /// The calls about clients and their segments, with the parts that they change: all, since a client
 /// that leaves takes its memory, its puts and its tasks along.
 #[derive(Debug)]
-pub(super) struct ClientCalls<'a> {
+pub(crate) struct ClientCalls<'a> {
     pub(super) inventory: &'a mut Inventory,
     pub(super) searches: &'a mut Searches,
     pub(super) writes: &'a mut Writes,
@@ -149,6 +149,11 @@ impl ClientCalls<'_> {
             .timers
             .push(now + self.inventory.rules.client_ttl, Timer::Client(client, registration));
         Ok(())
+    }
+
+    /// Records that a client has come from another master, whose other clients may come as well.
+    pub(crate) fn record_follower(&mut self, now: Moment) {
+        self.inventory.recovery.record_follower(now, &self.inventory.rules);
     }
 
     /// Records a heartbeat. Returns `false` if the client is unknown; it must register and mount

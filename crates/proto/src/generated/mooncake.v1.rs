@@ -263,7 +263,8 @@ pub struct RegisterRequest {
     /// the client's memory that it evicts.
     #[prost(bool, tag = "5")]
     pub wants_offload: bool,
-    /// The last mark that the client heard.
+    /// The last mark that the client heard of the master of its last registration. A new master learns
+    /// that there was one before, and lets puts wait for the memory of the others for a while.
     #[prost(message, optional, tag = "6")]
     pub log_mark: ::core::option::Option<LogMark>,
 }
@@ -277,7 +278,7 @@ pub struct LogMark {
     pub master: u64,
     #[prost(fixed64, tag = "2")]
     pub timeline: u64,
-    /// Everything before this frame is on disk.
+    /// Everything before this frame is on disk; 0: nothing is known to be.
     #[prost(uint64, tag = "3")]
     pub synced_frame: u64,
 }

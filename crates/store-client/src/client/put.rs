@@ -18,7 +18,7 @@ use std::{
     time::Duration,
 };
 
-use mooncake_base::{Clock, Error, Moment, ObjectKey, Result, SystemClock};
+use mooncake_base::{Clock, Error, ErrorCode, Moment, ObjectKey, Result, SystemClock};
 use mooncake_os::call_limit;
 use mooncake_transfer_engine::LocalRange;
 use rustc_hash::{FxBuildHasher, FxHashSet};
@@ -148,6 +148,9 @@ impl Client {
     }
 }
 
+/// How often one call puts again what a master has forgotten.
+const REGISTRATIONS_MAX: u32 = 8;
+
 /// A put of a batch.
 struct PutBatch<'a> {
     items: &'a [PutItem<'a>],
@@ -175,7 +178,7 @@ impl ClientInner {
         &self,
         items: &[PutItem<'_>],
         options: &PutOptions,
-        mut begin: Moment,
+        begin: Moment,
     ) -> Vec<Result<PutOutcome>> {
         if let Err(error) = check_options(items.len(), options) {
             return items.iter().map(|_| Err(error.clone())).collect();
@@ -186,50 +189,74 @@ impl ClientInner {
         let mut open: Vec<usize> = (0..items.len()).collect();
         while !open.is_empty() {
             let later = split_repeated(items, &mut open);
-            self.put_distinct((open, begin), &put, &mut outcomes);
-            begin = SystemClock.now();
+            self.put_distinct(open, &put, &mut outcomes);
             open = later;
         }
         let missing = || Err(Error::internal("a put was left out of its batch"));
         outcomes.into_iter().map(|outcome| outcome.unwrap_or_else(missing)).collect()
     }
 
-    /// Puts items with distinct keys. Retries those that only wait for a fence to end or for the
-    /// client to be registered again.
+    /// Puts items with distinct keys. Retries those that only wait for a fence to end, and those that
+    /// the master has forgotten with the client, or that another master does not know.
     fn put_distinct(
         &self,
-        (mut open, begin): (Vec<usize>, Moment),
+        mut open: Vec<usize>,
         put: &PutBatch<'_>,
         outcomes: &mut [Option<Result<PutOutcome>>],
     ) {
-        let give_up_at = begin + self.config.fenced_wait;
         let retry_of = |outcome: &Option<Result<PutOutcome>>| match outcome {
             Some(Err(error)) => PutRetry::of(error),
             _ => None,
         };
-        let mut may_register_again = true;
+        let mut registrations_left = REGISTRATIONS_MAX;
+        let mut give_up_at = SystemClock.now() + self.config.fenced_wait;
         loop {
             let registrations = self.session.registrations();
             for (at, outcome) in self.put_in_parts(&open, put) {
                 outcomes[at] = Some(outcome);
             }
             let retries: Vec<_> = open.iter().filter_map(|&at| retry_of(&outcomes[at])).collect();
-            let Some(wait) = retries.iter().map(|retry| retry.wait).min() else { return };
-            if retries.iter().any(|retry| retry.is_client_unknown) {
-                if !may_register_again
-                    || self.session.register_again(registrations, put.call_deadline()).is_err()
-                {
-                    return;
-                }
-                may_register_again = false;
-            } else if (SystemClock.now() + wait).has_passed(give_up_at) {
-                if !self.lifetime.sleep_or_closed(wait) {
-                    return;
-                }
-            } else {
+            let is_forgotten =
+                registrations_left > 0 && self.was_forgotten(&retries, registrations, put);
+            if is_forgotten {
+                // Fences of this master count anew, after a wait for it.
+                registrations_left -= 1;
+                give_up_at = SystemClock.now() + self.config.fenced_wait;
+            }
+            let wait = retries.iter().filter_map(|retry| match retry {
+                PutRetry::After(wait) => Some(*wait),
+                PutRetry::Registered | PutRetry::Forgotten => None,
+            });
+            let has_waited = wait.min().filter(|_| !is_forgotten).is_some_and(|wait| {
+                (SystemClock.now() + wait).has_passed(give_up_at)
+                    && self.lifetime.sleep_or_closed(wait)
+            });
+            open.retain(|&at| match retry_of(&outcomes[at]) {
+                Some(PutRetry::After(_)) => has_waited || is_forgotten,
+                Some(PutRetry::Registered | PutRetry::Forgotten) => is_forgotten,
+                None => false,
+            });
+            if open.is_empty() {
                 return;
             }
-            open.retain(|&at| retry_of(&outcomes[at]).is_some());
+        }
+    }
+
+    /// Returns whether puts failed because the master has forgotten the client or another one has
+    /// taken its place, and registers again.
+    fn was_forgotten(&self, retries: &[PutRetry], registrations: u64, put: &PutBatch<'_>) -> bool {
+        let registered = if retries.contains(&PutRetry::Registered) {
+            self.session.register_again(registrations, put.call_deadline())
+        } else if retries.contains(&PutRetry::Forgotten) {
+            // Registers again if this is not the master of the last registration.
+            self.session.heartbeat().map(drop)
+        } else {
+            return false;
+        };
+        match registered {
+            Ok(()) => self.session.registrations() != registrations,
+            // Yet another master has come during the registration.
+            Err(error) => error.code() == ErrorCode::CLIENT_NOT_FOUND,
         }
     }
 

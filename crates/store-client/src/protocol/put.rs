@@ -193,29 +193,33 @@ impl ClosePuts {
     }
 }
 
-/// A retry of a failed put: its delay and its reason.
+/// When a failed put may be tried again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct PutRetry {
-    /// The delay.
-    pub wait: Duration,
-    /// Whether the client must register again first.
-    pub is_client_unknown: bool,
+pub enum PutRetry {
+    /// After this delay.
+    After(Duration),
+    /// Once the client has registered again.
+    Registered,
+    /// If the master that started the put does not know the client any more, or another master has
+    /// taken its place: then it knows nothing of the put.
+    Forgotten,
 }
 
 impl PutRetry {
     /// Decides about a put that failed with this error.
     pub fn of(error: &Error) -> Option<Self> {
-        if error.code() == ErrorCode::CLIENT_NOT_FOUND {
-            return Some(Self { wait: Duration::ZERO, is_client_unknown: true });
+        match error.code() {
+            ErrorCode::CLIENT_NOT_FOUND => Some(Self::Registered),
+            ErrorCode::OBJECT_NOT_FOUND => Some(Self::Forgotten),
+            ErrorCode::NO_AVAILABLE_HANDLE => {
+                // The master adds the delay if the put only has to wait for a fence to end.
+                let (_, after) = error.message().split_once("retry_after_ms=")?;
+                let digits = after.find(|c: char| !c.is_ascii_digit()).unwrap_or(after.len());
+                let wait = Duration::from_millis(after[..digits].parse().ok()?);
+                Some(Self::After(wait.clamp(FENCE_RETRY_MIN, FENCE_RETRY_MAX)))
+            }
+            _ => None,
         }
-        if error.code() != ErrorCode::NO_AVAILABLE_HANDLE {
-            return None;
-        }
-        // The master adds the delay if the put only has to wait for a fence to end.
-        let (_, after) = error.message().split_once("retry_after_ms=")?;
-        let digits = after.find(|c: char| !c.is_ascii_digit()).unwrap_or(after.len());
-        let wait = Duration::from_millis(after[..digits].parse().ok()?);
-        Some(Self { wait: wait.clamp(FENCE_RETRY_MIN, FENCE_RETRY_MAX), is_client_unknown: false })
     }
 }
 
@@ -302,9 +306,11 @@ mod tests {
     fn retries_only_puts_that_can_succeed_soon() {
         let full = |text: &'static str| Error::new(ErrorCode::NO_AVAILABLE_HANDLE, text);
         assert_eq!(PutRetry::of(&full("no memory is free")), None);
-        let waits = PutRetry::of(&full("fenced, retry_after_ms=9")).unwrap();
-        assert_eq!((waits.wait, waits.is_client_unknown), (Duration::from_millis(9), false));
-        let unknown = PutRetry::of(&Error::new(ErrorCode::CLIENT_NOT_FOUND, "unknown")).unwrap();
-        assert!(unknown.is_client_unknown);
+        let waits = PutRetry::of(&full("fenced, retry_after_ms=9"));
+        assert_eq!(waits, Some(PutRetry::After(Duration::from_millis(9))));
+        let of = |code| PutRetry::of(&Error::new(code, "unknown"));
+        assert_eq!(of(ErrorCode::CLIENT_NOT_FOUND), Some(PutRetry::Registered));
+        assert_eq!(of(ErrorCode::OBJECT_NOT_FOUND), Some(PutRetry::Forgotten));
+        assert_eq!(of(ErrorCode::INVALID_PARAMS), None);
     }
 }

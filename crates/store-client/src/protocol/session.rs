@@ -39,6 +39,21 @@ pub struct LogMark {
     pub synced_frame: u64,
 }
 
+impl MasterIdentity {
+    /// Returns the mark of this master, of whose log nothing is known to be on disk.
+    fn mark(&self) -> LogMark {
+        let (master, timeline) = (first_bytes(&self.master), first_bytes(&self.timeline));
+        LogMark { master, timeline, synced_frame: 0 }
+    }
+}
+
+/// Returns the first bytes of an id, as a [`LogMark`] has them.
+fn first_bytes(id: &[u8]) -> u64 {
+    let mut first = [0; 8];
+    first.iter_mut().zip(id).for_each(|(to, from)| *to = *from);
+    u64::from_le_bytes(first)
+}
+
 /// The answer to a registration.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Registered {
@@ -146,14 +161,16 @@ impl Session {
         self.log_mark
     }
 
-    /// Records how much of its log a master has on disk. A mark of another master replaces the last
-    /// one, which was reported when the client registered with that master.
+    /// Records how much of its log the master of the last registration has on disk.
     pub fn record_log_mark(&mut self, mark: LogMark) {
         let is_older = |last: LogMark| {
             (last.master, last.timeline) == (mark.master, mark.timeline)
                 && last.synced_frame > mark.synced_frame
         };
-        if !self.log_mark.is_some_and(is_older) {
+        // What the next master says before the client has registered there must not replace what the
+        // client has to tell it.
+        let is_next = mark.master != self.identity.mark().master;
+        if !is_next && !self.log_mark.is_some_and(is_older) {
             self.log_mark = Some(mark);
         }
     }
@@ -185,6 +202,10 @@ impl Session {
     pub fn complete(&mut self, registration: Registration) {
         let Some(answer) = registration.answer else { return };
         self.identity = answer.identity;
+        let mark = self.identity.mark();
+        if self.log_mark.is_none_or(|last| last.master != mark.master) {
+            self.log_mark = Some(mark);
+        }
         self.registration = answer.registration;
         self.interval = answer.heartbeat_interval.max(INTERVAL_MIN);
         self.registrations += 1;
@@ -459,15 +480,26 @@ mod tests {
     }
 
     #[test]
-    fn highest_log_mark_of_the_last_master_is_kept() {
+    fn highest_log_mark_of_the_registered_master_is_kept() {
         let mut session = registered();
-        let mark = |master, synced_frame| LogMark { master, timeline: 1, synced_frame };
-        for (heard, kept) in [(mark(1, 5), 5), (mark(1, 3), 5), (mark(1, 9), 9), (mark(2, 4), 4)] {
-            session.record_log_mark(heard);
-            assert_eq!(session.log_mark().unwrap().synced_frame, kept);
+        let mark = |master: u8, synced_frame| LogMark {
+            master: master.into(),
+            timeline: b't'.into(),
+            synced_frame,
+        };
+        assert_eq!(session.log_mark(), Some(mark(b'a', 0)));
+        for (heard, kept) in [(5, 5), (3, 5), (9, 9)] {
+            session.record_log_mark(mark(b'a', heard));
+            assert_eq!(session.log_mark(), Some(mark(b'a', kept)));
         }
-        let log_mark = Some(mark(2, 6));
-        assert!(!session.heartbeat_answered(HeartbeatAnswer { log_mark, ..heartbeat("a", true) }));
+        session.record_log_mark(mark(b'b', 20));
+        assert_eq!(session.log_mark(), Some(mark(b'a', 9)), "what master b will be told");
+        let mut registration = Registration::new(&session, false);
+        registration.registered(answer("b", "t"), 0);
+        session.complete(registration);
+        assert_eq!(session.log_mark(), Some(mark(b'b', 0)), "that of master a was reported");
+        let log_mark = Some(mark(b'b', 4));
+        assert!(!session.heartbeat_answered(HeartbeatAnswer { log_mark, ..heartbeat("b", true) }));
         assert_eq!(session.log_mark(), log_mark);
     }
 }

@@ -10,17 +10,15 @@ use mooncake_proto::{
 use prost::Message;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
-    sync::Semaphore,
-    task::yield_now,
+    task::{JoinSet, yield_now},
     time::{sleep, timeout},
 };
-use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use mooncake_os::dedicated_thread::BURST_CALLS;
 
 use super::*;
 use crate::{
-    service::{Admission, Service, connection::ServerContext, native::serve_local},
+    service::{Service, connection::ServerContext, native::serve_local},
     state::Rules,
 };
 
@@ -35,19 +33,8 @@ struct Served {
 }
 
 fn context(dedicated_threads: usize) -> ServerContext {
-    ServerContext {
-        service: Arc::new(Service::new(Rules::default(), SystemClock::shared())),
-        unix_name: Arc::from(""),
-        token: None,
-        is_nodelay: true,
-        idle: None,
-        stop: CancellationToken::new(),
-        kill: CancellationToken::new(),
-        tasks: TaskTracker::new(),
-        admission: Admission::new(2),
-        permits: Arc::new(Semaphore::new(8)),
-        dedicated_threads: Arc::new(Semaphore::new(dedicated_threads)),
-    }
+    let service = Arc::new(Service::new(Rules::default(), SystemClock::shared()));
+    ServerContext::for_tests(service, dedicated_threads)
 }
 
 async fn connect(context: &ServerContext) -> Served {
@@ -168,6 +155,63 @@ async fn stop_and_kill_end_connection_on_dedicated_thread() {
         timeout(LONG, context.tasks.wait()).await.expect("the task ends");
         wait_for_free_threads(&context, 1).await;
         assert!(served.receive::<v1::Response>().await.is_none(), "its socket is closed");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn stop_ends_connection_whose_call_waits() {
+    let context = context(0);
+    // Its memory is awaited: it has come from another master.
+    let log_mark = Some(v1::LogMark { master: 9, timeline: 9, synced_frame: 9 });
+    let caller = Some(v1::Caller { client: Bytes::from(vec![7; 16]), tenant: String::new() });
+    let register = v1::RegisterRequest { caller: caller.clone(), log_mark, ..Default::default() };
+    let columns = Some(v1::PutColumns::pack([("key", 8)]));
+    let put = v1::PutStartRequest { caller, columns, ..Default::default() };
+    let mut served = connect(&context).await;
+    let mut frames = BytesMut::new();
+    for call in [Call::Register(register), Call::PutStart(put)] {
+        let request = v1::Request { call: Some(call), ..Default::default() };
+        native_frame::encode(&request, &mut frames).unwrap();
+    }
+    served.stream.write_all(&frames).await.unwrap();
+    while served.context.service.totals().clients == 0 {
+        yield_now().await;
+    }
+    context.stop.cancel();
+    context.tasks.close();
+    timeout(LONG, context.tasks.wait()).await.expect("the task ends");
+    let first = served.receive::<v1::Response>().await.unwrap();
+    assert!(matches!(first.call, Some(response::Call::Register(_))));
+    assert!(served.receive::<v1::Response>().await.is_none(), "the put has not begun");
+}
+
+/// The peer writes calls ahead, so that there is always one to read.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn stop_ends_connection_of_peer_that_always_calls() {
+    for dedicated_threads in [0, 1] {
+        let context = context(dedicated_threads);
+        let served = connect(&context).await;
+        let (mut reader, mut writer) = served.stream.into_split();
+        let mut frames = BytesMut::new();
+        for _ in 0..100 {
+            native_frame::encode(&v1::Request::default(), &mut frames).unwrap();
+        }
+        let mut peer = JoinSet::new();
+        peer.spawn(async move { while writer.write_all(&frames).await.is_ok() {} });
+        let mut input = BytesMut::new();
+        while input.len() < 100_000 {
+            reader.read_buf(&mut input).await.unwrap();
+        }
+        let stop = context.stop.clone();
+        peer.spawn(async move {
+            stop.cancel();
+            while reader.read_buf(&mut input).await.is_ok_and(|count| count > 0) {
+                input.clear();
+            }
+        });
+        context.tasks.close();
+        timeout(LONG, context.tasks.wait()).await.expect("the task ends");
+        timeout(LONG, peer.join_all()).await.expect("its socket is closed");
     }
 }
 

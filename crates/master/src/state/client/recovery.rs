@@ -6,6 +6,9 @@
 //! not block writers. It comes back when its owner announces exactly that segment, unless the
 //! object was removed or replaced meanwhile. Segments that are not announced in time are dropped.
 //!
+//! A master without the log of an earlier one knows nothing of the memory that comes back. Once a client
+//! tells it that there was one, puts wait for the others' memory, for the same grace.
+//!
 //! A master that was stopped for a while treats clients that hung up on it in the same way: calls that
 //! need their objects or memory wait for them for the same grace.
 
@@ -18,6 +21,7 @@ use crate::state::{
     client::ClientCalls,
     ids::{ObjectSlot, SegmentSlot},
     inventory::Inventory,
+    pool::Pool,
     put::AbandonReason,
     timer::Timer,
 };
@@ -36,6 +40,9 @@ pub(in crate::state) struct Recovery {
     /// Until then calls wait for suspect clients: they may have hung up on the master only because
     /// it made a pause, and connect again.
     pause_grace: Option<Moment>,
+    /// Until then puts wait for memory if there is none: a client has come from another master, as
+    /// those that lend will.
+    follow_grace: Option<Moment>,
     /// End of the last access to memory that the earlier master may have granted without a record
     /// in the log.
     pub(in crate::state) unknown_grants_until: Moment,
@@ -50,7 +57,28 @@ impl Recovery {
     ) -> Self {
         let grace = now + rules.resume_grace;
         let end = grace.max(now + rules.unclaimed_ttl);
-        Self { segments: 0, is_doubtful, grace, end, pause_grace: None, unknown_grants_until }
+        Self {
+            segments: 0,
+            is_doubtful,
+            grace,
+            end,
+            pause_grace: None,
+            follow_grace: None,
+            unknown_grants_until,
+        }
+    }
+
+    /// Records that a client has come from another master.
+    pub(in crate::state) fn record_follower(&mut self, now: Moment, rules: &Rules) {
+        // Clients that come later do not extend it.
+        self.follow_grace.get_or_insert(now + rules.resume_grace);
+    }
+
+    /// Returns until when puts wait for the first memory of clients of another master; `None` if some
+    /// is mounted.
+    fn follow_wait(&self, now: Moment, pool: &Pool) -> Option<Moment> {
+        let until = self.follow_grace.filter(|until| !until.has_passed(now))?;
+        pool.segments.mounted().next().is_none().then_some(until)
     }
 
     /// Returns when unclaimed segments are dropped.
@@ -85,7 +113,13 @@ impl Inventory {
         now: Moment,
         awaited: &RecoveryScope<'_>,
     ) -> Option<Moment> {
-        self.restart_wait(now, awaited).or_else(|| self.pause_wait(now, awaited))
+        let follow_wait = || match awaited {
+            RecoveryScope::Space => self.recovery.follow_wait(now, &self.pool),
+            RecoveryScope::Keys(..) | RecoveryScope::All => None,
+        };
+        self.restart_wait(now, awaited)
+            .or_else(|| self.pause_wait(now, awaited))
+            .or_else(follow_wait)
     }
 
     fn restart_wait(&self, now: Moment, awaited: &RecoveryScope<'_>) -> Option<Moment> {
@@ -138,10 +172,13 @@ impl Inventory {
     }
 
     /// Returns whether calls may have to wait: segments are unclaimed, the recovered state is in
-    /// doubt, or clients hung up during a pause of the master.
+    /// doubt, clients hung up during a pause of the master, or have come from another one.
     pub(in crate::state) fn is_recovering(&self, now: Moment) -> bool {
         let is_doubted = self.recovery.is_doubtful && !self.recovery.grace.has_passed(now);
-        self.recovery.segments > 0 || is_doubted || self.pause_grace(now).is_some()
+        self.recovery.segments > 0
+            || is_doubted
+            || self.pause_grace(now).is_some()
+            || self.recovery.follow_wait(now, &self.pool).is_some()
     }
 
     /// Returns the number of unclaimed segments.
