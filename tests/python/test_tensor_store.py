@@ -63,6 +63,46 @@ def test_any_layout_is_read_as_any_other(store, key, seed):
         assert torch.equal(got, part(tensor, shard)), (stored, shard)
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_rows_of_any_layout_are_those_of_the_tensor(store, key, seed):
+    rng = random.Random(seed)
+    tensor = numbers(*random_shape(rng))
+    stored = rng.choice([None, random_layout(rng, tensor.shape)])
+    assert store.put_tensor(key, tensor, layout=stored)
+    for _ in range(6):
+        ends = [rng.choice([None, rng.randint(-14, 14)]) for _ in range(2)]
+        rows, shard = slice(*ends), rng.choice(list(random_layout(rng, tensor.shape).shards()))
+        assert torch.equal(store.get_tensor(key, rows=rows), tensor[rows]), (stored, rows)
+        assert (store.get_array(key, rows=rows) == tensor[rows].numpy()).all()
+        got = store.get_tensor(key, target=shard, rows=rows)
+        assert torch.equal(got, part(tensor, shard)[rows]), (stored, shard, rows)
+
+
+def test_rows_that_cannot_be_read_are_refused(store, key):
+    store.put_array(key, np.zeros((4, 2)))
+    into = np.ones((2, 2))
+    assert store.get_array(key, rows=slice(1, 3), out=into) is into
+    assert not into.any()
+    with pytest.raises(mooncake.InvalidArgumentError, match=r"stored=float64\(1, 2\)"):
+        store.get_array(key, rows=slice(3, 9), out=into)
+    with pytest.raises(mooncake.InvalidArgumentError, match="without a step"):
+        store.get_array(key, rows=slice(None, None, 2))
+    store.put_array(f"{key}.scalar", np.zeros(()))
+    with pytest.raises(mooncake.InvalidArgumentError, match="has no rows"):
+        store.get_array(f"{key}.scalar", rows=slice(1))
+    store.put_array(f"{key}.records", np.zeros(3, dtype="i4,f8"))
+    with pytest.raises(mooncake.InvalidArgumentError, match="read whole"):
+        store.get_array(f"{key}.records", rows=slice(1))
+
+
+def test_rows_transfer_their_bytes_only(store, key):
+    """The objects of other rows are not needed."""
+    tensor = numbers(8, 4)
+    store.put_tensor(key, tensor, layout=Layout(4))
+    store.delete(f"{key}_tp_0", force=True)
+    assert torch.equal(store.get_tensor(key, target=Shard.tp(1, 2), rows=slice(1)), tensor[4:5])
+
+
 def test_ranks_put_their_shards(store, key):
     tensor = numbers(8, 6)
     for rank in range(4):

@@ -149,6 +149,11 @@ class Box:
         starts[dim], stops[dim] = start, stop
         return Box(tuple(starts), tuple(stops))
 
+    def overlaps(self, other: Box) -> bool:
+        """Return whether the boxes have an element in common."""
+        starts, stops = map(max, self.start, other.start), map(min, self.stop, other.stop)
+        return all(start < stop for start, stop in zip(starts, stops, strict=True))
+
 
 @dataclass(frozen=True, slots=True)
 class Shard:

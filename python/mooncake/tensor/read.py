@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from mooncake.errors import DeadlineError, InvalidArgumentError, MooncakeError, NotFoundError
@@ -38,11 +38,13 @@ class Request:
         key: Key of the tensor.
         target: The shard to read; None reads the whole tensor.
         out: Tensor or array to fill; None makes one.
+        rows: The part of the first dimension to read; None reads all of it.
     """
 
     key: bytes
     target: Shard | None = None
     out: Any = None
+    rows: slice | None = None
 
 
 _HUGE_BYTES = 4 << 20
@@ -181,15 +183,32 @@ def _begin(
 ) -> _Reading:
     metadata = found.metadata
     if metadata.data_offset > METADATA_BYTES:
-        if request.target is not None:
-            raise invalid(request.key, "a jagged tensor or a structured array has no shards")
+        if request.target is not None or request.rows is not None:
+            text = "a jagged tensor or a structured array is read whole: it has no shards or rows"
+            raise invalid(request.key, text)
         return _begin_object(found, evidence)
+    if request.rows is not None:
+        found = _with_rows(found, request.rows)
     value = request.out
     if value is None:
         value = library.empty(metadata.dtype, found.wanted.shape)
     place = memory.of(value)
     _check_destination(found, place, value)
     return _Reading(Job(found, place.address, value, evidence), value)
+
+
+def _with_rows(found: Found, rows: slice) -> Found:
+    """Narrow what is wanted to a part of its first dimension."""
+    wanted = found.wanted
+    if not wanted.shape:
+        raise invalid(found.key, "a tensor without dimensions has no rows")
+    start, stop, step = rows.indices(wanted.shape[0])
+    if step != 1:
+        raise invalid(found.key, f"rows are read one after the other, without a step rows={rows}")
+    first = wanted.start[0]
+    narrowed = wanted.narrow(0, first + start, first + max(start, stop))
+    parts = tuple(part for part in found.parts if part.box.overlaps(narrowed))
+    return replace(found, wanted=narrowed, parts=parts or found.parts[:1])
 
 
 def _begin_object(found: Found, evidence: tuple[Evidence, ...]) -> _Reading:

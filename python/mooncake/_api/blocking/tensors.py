@@ -127,6 +127,7 @@ class TensorCalls:
         key: Key,
         *,
         target: Shard | None = None,
+        rows: slice | None = None,
         out: torch.Tensor | None = None,
         timeout_s: float | None = None,
     ) -> torch.Tensor:
@@ -138,15 +139,17 @@ class TensorCalls:
             key: Key of the tensor.
             target: The shard to get, which need not be one that was put; None gets the whole
                 tensor.
+            rows: The part of its first dimension to get, as in ``tensor[rows]``; without a step.
             out: Contiguous tensor of the right dtype and shape to fill; None makes a new one.
             timeout_s: Longest duration of the call; None uses the limits of the configuration.
 
         Raises:
             NotFoundError: The tensor, or a shard that is needed, does not exist; the message names
                 the missing objects. Also a `KeyError`.
-            InvalidArgumentError: The object is not a tensor, or `target` or `out` does not fit.
+            InvalidArgumentError: The object is not a tensor, or `target`, `rows` or `out` does not
+                fit.
         """
-        requests = [Request(encoded(key), target, out)]
+        requests = [Request(encoded(key), target, out, rows)]
         return only(run(self._native, read(requests, Tensors()), timeout_s))
 
     def get_tensors(
@@ -200,14 +203,22 @@ class TensorCalls:
         key: Key,
         *,
         target: Shard | None = None,
+        rows: slice | None = None,
         out: np.ndarray[Any, Any] | None = None,
         timeout_s: float | None = None,
     ) -> np.ndarray[Any, Any]:
-        """Get a numpy array or a shard of it; the arguments are those of `get_tensor`.
+        """Get a numpy array, a shard of it or some of its rows; the arguments of `get_tensor`.
 
         Dtypes that numpy lacks, for instance bfloat16, need the package ml_dtypes.
+
+        Example:
+            >>> store.put_array("table", np.arange(12).reshape(6, 2))
+            True
+            >>> store.get_array("table", rows=slice(1, 3))
+            array([[2, 3],
+                   [4, 5]])
         """
-        requests = [Request(encoded(key), target, out)]
+        requests = [Request(encoded(key), target, out, rows)]
         operation = read(requests, Arrays())
         array: np.ndarray[Any, Any] = only(run(self._native, operation, timeout_s))
         return array
