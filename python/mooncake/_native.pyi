@@ -434,7 +434,12 @@ class Pending:
         """Begin what `Store.task` does."""
 
     def drain(
-        self, segments: Sequence[str], *, targets: Sequence[str] = ..., concurrency: int = 0
+        self,
+        segments: Sequence[str],
+        *,
+        targets: Sequence[str] = ...,
+        concurrency: int = 0,
+        may_evict: bool = False,
     ) -> Begun[dict[str, Any]]:
         """Begin what `Store.drain` does."""
 
@@ -747,7 +752,12 @@ class Store:
         """Drop the copies in segments of that name, or all; return whether a copy was dropped."""
 
     def drain(
-        self, segments: Sequence[str], *, targets: Sequence[str] = ..., concurrency: int = 0
+        self,
+        segments: Sequence[str],
+        *,
+        targets: Sequence[str] = ...,
+        concurrency: int = 0,
+        may_evict: bool = False,
     ) -> dict[str, Any]:
         """Start a drain of segments into the targets, or anywhere; return its state."""
 

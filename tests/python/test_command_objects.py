@@ -568,6 +568,47 @@ def test_segments_and_clients_are_sorted(mortal_master: MasterProcess):
             assert order("clients", "--sort=lends") == ["7032", "7031"]
 
 
+def test_drain_evicts_only_if_allowed(mortal_master: MasterProcess):
+    first = mooncake.StoreConfig(segment_bytes=16 * MIB, name="localhost:7031")
+    second = mooncake.StoreConfig(segment_bytes=16 * MIB, name="127.0.0.1:7032")
+    with (
+        mooncake.Store(mortal_master.address, first) as store,
+        mooncake.Store(mortal_master.address, second) as other,
+    ):
+        here = mooncake.PutOptions(preferred_segments=["localhost:7031"])
+        there = mooncake.PutOptions(preferred_segments=["127.0.0.1:7032"])
+        names = [f"d/{at}" for at in range(6)]
+        store.put_many({name: bytes(5 * MIB) for name in names[:3]}, options=here)
+        other.put_many({name: bytes(5 * MIB) for name in names[3:5]}, options=there)
+        other.put(names[5], bytes(MIB), options=there)
+        done = on(mortal_master, "drain", "localhost")
+        assert done.returncode == 1
+        assert "3 objects could not be moved" in done.stdout
+        assert "needed_bytes=5242880 free_bytes=" in done.stdout
+        assert "evicted " not in done.stdout
+        assert store.exists_many(names) == [True] * 6
+        done = on(mortal_master, "drain", "--evict", "localhost")
+        assert done.returncode == 0, done.stdout + done.stderr
+        found = re.search(r"^evicted   (\d+) other objects", done.stdout, re.MULTILINE)
+        assert found is not None
+        assert other.exists_many(names).count(False) == int(found[1])
+
+
+def test_failed_drain_leaves_an_emptied_host_drained(mortal_master: MasterProcess):
+    first = mooncake.StoreConfig(segment_bytes=16 * MIB, name="localhost:7033")
+    second = mooncake.StoreConfig(segment_bytes=16 * MIB, name="127.0.0.1:7034")
+    with mooncake.Store(mortal_master.address, first) as store:
+        store.put("k", bytes(MIB))
+        with mooncake.Store(mortal_master.address, second) as other:
+            assert on(mortal_master, "drain", "localhost").returncode == 0
+            done = on(mortal_master, "drain", "localhost", "127.0.0.1")
+            assert (done.returncode, "no other segment accepts" in done.stdout) == (1, True)
+            assert "localhost:7033 holds no object; its process may be stopped" in done.stdout
+            assert "127.0.0.1:7034 holds " in done.stdout
+            assert re.search(r"localhost:7033 .* no, drained", on(mortal_master, "segments").stdout)
+            assert other.get("k") == bytes(MIB)
+
+
 def test_drain_shows_progress_without_a_terminal(
     mortal_master: MasterProcess,
     monkeypatch: pytest.MonkeyPatch,

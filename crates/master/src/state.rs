@@ -160,6 +160,13 @@ pub struct Counters {
     pub drains_cancelled: u64,
 }
 
+impl Counters {
+    /// Returns how many objects were evicted, and their bytes.
+    fn evicted(&self) -> (u64, u64) {
+        (self.evicted_keys, self.evicted_bytes)
+    }
+}
+
 impl State {
     /// Creates an empty pool. `seed` decides the random choices and the first version number. Use
     /// another seed at each start, so that a version of an earlier master is not valid here.

@@ -19,7 +19,7 @@ use std::{
 use mooncake_base::sync::Mutex;
 use mooncake_base::{Clock, Error, ObjectKey, Result, SystemClock, Version};
 use mooncake_os::call_limit::{CallLimit, run_under};
-use mooncake_store_client::{Client, DrainInfo, NewTask, Selector};
+use mooncake_store_client::{Client, DrainInfo, NewDrain, NewTask, Selector};
 use mooncake_transfer_engine::LocalRange;
 use pyo3::{IntoPyObjectExt, prelude::*};
 
@@ -420,15 +420,17 @@ impl Pending {
     }
 
     /// Begins to start a drain of segments.
-    #[pyo3(signature = (segments, *, targets = Vec::new(), concurrency = 0))]
+    #[pyo3(signature = (segments, *, targets = Vec::new(), concurrency = 0, may_evict = false))]
     fn drain(
         &self,
         py: Python<'_>,
         segments: Vec<String>,
         targets: Vec<String>,
         concurrency: u32,
+        may_evict: bool,
     ) -> PyResult<u64> {
-        self.begin_drain_call(py, move |client| client.drain(&segments, &targets, concurrency))
+        let new = NewDrain { segments, targets, concurrency, may_evict };
+        self.begin_drain_call(py, move |client| client.drain(&new))
     }
 
     /// Begins to query a drain.

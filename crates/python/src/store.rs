@@ -18,7 +18,7 @@ pub(crate) mod transfer;
 use std::{path::PathBuf, slice, sync::Arc, time::Duration};
 
 use mooncake_base::{Error, ErrorCode, ObjectKey, Result, SegmentId, Version};
-use mooncake_store_client::{Client, NewTask, Presence, Selector};
+use mooncake_store_client::{Client, NewDrain, NewTask, Presence, Selector};
 use mooncake_transfer_engine::LocalRange;
 use pyo3::{
     prelude::*,
@@ -481,15 +481,17 @@ impl Store {
     }
 
     /// Starts a drain of segments.
-    #[pyo3(signature = (segments, *, targets = Vec::new(), concurrency = 0))]
+    #[pyo3(signature = (segments, *, targets = Vec::new(), concurrency = 0, may_evict = false))]
     fn drain<'py>(
         &self,
         py: Python<'py>,
         segments: Vec<String>,
         targets: Vec<String>,
         concurrency: u32,
+        may_evict: bool,
     ) -> PyResult<Bound<'py, PyDict>> {
-        let info = self.call(py, |client| client.drain(&segments, &targets, concurrency))?;
+        let new = NewDrain { segments, targets, concurrency, may_evict };
+        let info = self.call(py, |client| client.drain(&new))?;
         tasks::drain(py, &or_raise(py, info)?)
     }
 

@@ -36,7 +36,7 @@ pub use object::{
     SegmentUse, Selector, SoftPin, Span,
 };
 pub use store::Store;
-pub use task::{DrainInfo, DrainStatus, NewTask, TaskInfo, TaskKind, TaskStatus};
+pub use task::{DrainInfo, DrainStatus, NewDrain, NewTask, TaskInfo, TaskKind, TaskStatus};
 
 /// The examples of `README.md` are tested with the documentation.
 #[cfg(doctest)]

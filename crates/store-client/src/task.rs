@@ -73,6 +73,19 @@ pub struct TaskInfo {
     pub message: String,
 }
 
+/// A drain job to create. Segments are given by name.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct NewDrain {
+    /// Segments to drain, at least one.
+    pub segments: Vec<String>,
+    /// Target segments; empty for any.
+    pub targets: Vec<String>,
+    /// Number of objects that are moved at a time; 0 for 4.
+    pub concurrency: u32,
+    /// Evict other objects where a copy does not fit into free memory.
+    pub may_evict: bool,
+}
+
 /// Status of a drain job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DrainStatus {
@@ -113,6 +126,10 @@ pub struct DrainInfo {
     pub active: u64,
     /// Number of moved bytes.
     pub moved_bytes: u64,
+    /// Number of other objects that were evicted to make room for copies.
+    pub evicted: u64,
+    /// Bytes of these objects.
+    pub evicted_bytes: u64,
     /// Human-readable details.
     pub message: String,
 }

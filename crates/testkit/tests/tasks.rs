@@ -7,7 +7,9 @@ use std::{
 
 use mooncake_base::{ErrorCode, ErrorKind, Result, TaskId, TenantId};
 use mooncake_master::MasterConfig;
-use mooncake_store_client::{ClientConfig, DrainStatus, NewTask, PutOptions, TaskInfo, TaskStatus};
+use mooncake_store_client::{
+    ClientConfig, DrainStatus, NewDrain, NewTask, PutOptions, TaskInfo, TaskStatus,
+};
 use mooncake_testkit::{Cluster, ClusterSettings, Node, Random, cluster::key, until};
 
 const LIMIT: Duration = Duration::from_secs(60);
@@ -163,7 +165,10 @@ fn drain_under_load_fails_no_read() {
                 writes.fetch_add(1, Ordering::SeqCst);
             }
         });
-        let job = b.client.drain(&names(&[a]), &[], 8).unwrap();
+        let job = b
+            .client
+            .drain(&NewDrain { segments: names(&[a]), concurrency: 8, ..NewDrain::default() })
+            .unwrap();
         assert!(matches!(job.status, DrainStatus::Created | DrainStatus::Planning));
         let last = until(LIMIT, "the drain is over", || {
             let info = b.client.drain_info(job.id).unwrap();

@@ -186,11 +186,18 @@ class AsyncNative:
         return await self.outcome_of(lambda calls: calls.task(task_id))
 
     async def drain(
-        self, segments: Sequence[str], *, targets: Sequence[str] = (), concurrency: int = 0
+        self,
+        segments: Sequence[str],
+        *,
+        targets: Sequence[str] = (),
+        concurrency: int = 0,
+        may_evict: bool = False,
     ) -> dict[str, Any]:
         """Start a drain; return its state."""
         return await self.outcome_of(
-            lambda calls: calls.drain(segments, targets=targets, concurrency=concurrency)
+            lambda calls: calls.drain(
+                segments, targets=targets, concurrency=concurrency, may_evict=may_evict
+            )
         )
 
     async def drain_info(self, job_id: tuple[int, int]) -> dict[str, Any]:

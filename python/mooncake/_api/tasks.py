@@ -91,6 +91,8 @@ class DrainInfo:
         blocked: Number of copies that could not be moved yet at the last attempt.
         active: Number of copies that are being moved.
         moved_bytes: Number of bytes that were moved.
+        evicted: Number of other objects that were evicted to make room for copies.
+        evicted_bytes: Number of bytes of these objects.
         created: Creation time, to within some milliseconds; not compared.
         updated: Time of the last change, to within some milliseconds; not compared.
         message: Explanation, above all the reason of a failure.
@@ -104,6 +106,8 @@ class DrainInfo:
     blocked: int
     active: int
     moved_bytes: int
+    evicted: int
+    evicted_bytes: int
     created: datetime = field(compare=False)
     updated: datetime = field(compare=False)
     message: str
@@ -180,6 +184,8 @@ def drain_info(reply: dict[str, Any]) -> DrainInfo:
         blocked=reply["blocked"],
         active=reply["active"],
         moved_bytes=reply["moved_bytes"],
+        evicted=reply["evicted"],
+        evicted_bytes=reply["evicted_bytes"],
         created=_moment(reply["created_at_ms"]),
         updated=_moment(reply["updated_at_ms"]),
         message=reply["message"],

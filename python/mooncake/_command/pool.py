@@ -438,6 +438,11 @@ def add_drain_options(parser: argparse.ArgumentParser) -> None:
         help="do not ask on a terminal before a host is drained that lends all memory of the pool",
     )
     parser.add_argument(
+        "--evict",
+        action="store_true",
+        help="evict other objects where a copy does not fit into free memory",
+    )
+    parser.add_argument(
         "--no-wait", action="store_true", help="print the id of the job and do not wait for its end"
     )
     parser.add_argument("--status", metavar="ID", type=_job, help="print the state of a job")
@@ -473,7 +478,7 @@ def drain(options: argparse.Namespace) -> int:
         if not options.yes and not _is_drain_meant(store, options, names):
             print("mooncake: nothing was drained", file=sys.stderr)
             return 1
-        job = store.drain(names, to=options.to)
+        job = store.drain(names, to=options.to, may_evict=options.evict)
         text = f"{job.id[0]}-{job.id[1]}"
         if options.no_wait:
             return _print_job(options, job.info())
@@ -553,6 +558,8 @@ def _print_job(options: argparse.Namespace, info: DrainInfo) -> int:
         print(f"moved     {info.succeeded} copies, {format_bytes(info.moved_bytes)}")
         rest = [f"{info.active} in progress", f"{info.blocked} blocked", f"{info.failed} failed"]
         print(f"left      {', '.join(rest)}")
+        if info.evicted:
+            print(f"evicted   {info.evicted} other objects, {format_bytes(info.evicted_bytes)}")
         if info.message:
             print(f"message   {info.message}")
     return 1 if info.state == "failed" else 0
@@ -569,10 +576,15 @@ def _prove_empty(store: Store, options: argparse.Namespace, names: list[str], wa
     while any(left.values()) and monotonic() < deadline:
         sleep(_FREEING_POLL_S)
         left = _used_bytes(store, names)
+    opened = {segment.name for segment in store.segments() if segment.takes_objects}
     for name, used in left.items():
-        text = (
-            f"holds {format_bytes(used)}" if used else "holds no object; its process may be stopped"
-        )
+        text = "holds no object; its process may be stopped"
+        if used:
+            text = f"holds {format_bytes(used)}"
+        elif name in opened:
+            text = (
+                "holds no object, but takes new ones: drain it again before its process is stopped"
+            )
         print(f"{name} {text}", file=sys.stderr if options.is_json else sys.stdout)
     return 1 if any(left.values()) else 0
 

@@ -46,6 +46,8 @@ struct NewJob {
     target_segments: Vec<String>,
     #[serde(default)]
     max_concurrency: u32,
+    #[serde(default)]
+    allow_eviction: bool,
 }
 
 /// The body of a request that sets a quota.
@@ -64,6 +66,7 @@ async fn create(State(admin): AdminContext, LimitedBody(body): LimitedBody) -> R
         segments: job.segments,
         targets: job.target_segments,
         concurrency: job.max_concurrency,
+        allow_eviction: job.allow_eviction,
     };
     let call = v1::CreateDrainJobsRequest { caller: None, jobs: vec![job] };
     match admin.ask(request::Call::CreateDrainJobs(call)).await {
@@ -195,6 +198,8 @@ fn details(job: &v1::DrainJobResult) -> Value {
         "blocked_units": job.blocked,
         "active_units": job.active,
         "migrated_bytes": job.moved_bytes,
+        "evicted_objects": job.evicted,
+        "evicted_bytes": job.evicted_bytes,
         "message": job.message,
         "error_code": 0,
         "error_message": "",

@@ -185,6 +185,7 @@ impl TaskService {
                 segments: &job.segments,
                 targets: &job.targets,
                 concurrency: job.concurrency,
+                may_evict: job.allow_eviction,
             };
             let id = state.tasks().create_job_once(now, new, items.next())?;
             state.job(id)
@@ -240,6 +241,8 @@ impl TaskService {
                 active: view.active.into(),
                 moved_bytes: view.moved_bytes,
                 message: view.message,
+                evicted: view.evicted,
+                evicted_bytes: view.evicted_bytes,
             },
             Err(error) => v1::DrainJobResult {
                 failure: Some((&error).into()),

@@ -9,6 +9,7 @@
 mod ahead;
 pub mod eviction;
 pub(super) mod eviction_queue;
+mod free_memory;
 pub(super) mod out_of_space;
 pub(super) mod pins;
 mod search;

@@ -44,7 +44,7 @@ fn drain_is_created_queried_and_cancelled() {
         (status, &job["job_id"], &job["segments"]),
         (200, &json!(id), &json!(["127.0.0.1:1"]))
     );
-    for count in ["succeeded_units", "failed_units", "migrated_bytes"] {
+    for count in ["succeeded_units", "failed_units", "migrated_bytes", "evicted_objects"] {
         assert_eq!(job[count], 0, "{job}");
     }
     assert!(job["created_at_ms_epoch"].as_u64().unwrap() > 1_600_000_000_000);
@@ -55,6 +55,10 @@ fn drain_is_created_queried_and_cancelled() {
     let (status, cancelled) = ask(&running, "POST", &cancel, "");
     assert_eq!((status, &cancelled["status"]), (200, &json!("CANCELED")));
     assert_eq!(ask(&running, "GET", segment, "").1["status_name"], "OK");
+    let (status, _) = post(r#"{"segments": ["127.0.0.1:1"], "allow_eviction": true}"#);
+    assert_eq!(status, 200);
+    let (status, _) = post(r#"{"segments": ["127.0.0.1:1"], "allow_eviction": "perhaps"}"#);
+    assert_eq!(status, 400);
 }
 
 #[test]

@@ -1000,6 +1000,9 @@ pub struct NewDrainJob {
     /// 0: 4
     #[prost(uint32, tag = "3")]
     pub concurrency: u32,
+    /// of other objects, where a copy does not fit into free memory
+    #[prost(bool, tag = "4")]
+    pub allow_eviction: bool,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct CreateDrainJobsRequest {
@@ -1069,6 +1072,11 @@ pub struct DrainJobResult {
     pub moved_bytes: u64,
     #[prost(string, tag = "12")]
     pub message: ::prost::alloc::string::String,
+    /// other objects that were evicted to make room for copies
+    #[prost(uint64, tag = "13")]
+    pub evicted: u64,
+    #[prost(uint64, tag = "14")]
+    pub evicted_bytes: u64,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct QueryQuotasRequest {

@@ -75,6 +75,8 @@ pub(crate) fn drain<'py>(py: Python<'py>, info: &DrainInfo) -> PyResult<Bound<'p
     dict.set_item("blocked", info.blocked)?;
     dict.set_item("active", info.active)?;
     dict.set_item("moved_bytes", info.moved_bytes)?;
+    dict.set_item("evicted", info.evicted)?;
+    dict.set_item("evicted_bytes", info.evicted_bytes)?;
     dict.set_item("message", &info.message)?;
     Ok(dict)
 }

@@ -8,7 +8,7 @@ use mooncake_proto::v1::{self, request::Call, response::Call as Reply};
 use super::Client;
 use crate::{
     rpc::{batch, response},
-    task::{DrainInfo, DrainStatus, NewTask, TaskInfo, TaskKind, TaskStatus},
+    task::{DrainInfo, DrainStatus, NewDrain, NewTask, TaskInfo, TaskKind, TaskStatus},
 };
 
 impl Client {
@@ -90,21 +90,20 @@ impl Client {
     }
 
     /// Starts to drain segments, given by name, into the target segments, or into any if no targets
-    /// are given. Draining segments accept no new objects; `concurrency` objects are moved at a
-    /// time (0: 4).
+    /// are given. Draining segments accept no new objects. An object that does not fit into free
+    /// memory elsewhere stays where it is, and the job fails, unless the job may evict.
     ///
     /// # Errors
     /// `SEGMENT_NOT_FOUND`; `UNAVAILABLE_IN_CURRENT_STATUS` if a segment is already being drained
     /// or unmounted; `INVALID_PARAMS` for no segments or a segment that is also a target; or the
     /// master cannot be reached.
-    pub fn drain(
-        &self,
-        segments: &[String],
-        targets: &[String],
-        concurrency: u32,
-    ) -> Result<DrainInfo> {
-        let job =
-            v1::NewDrainJob { segments: segments.to_vec(), targets: targets.to_vec(), concurrency };
+    pub fn drain(&self, new: &NewDrain) -> Result<DrainInfo> {
+        let job = v1::NewDrainJob {
+            segments: new.segments.clone(),
+            targets: new.targets.clone(),
+            concurrency: new.concurrency,
+            allow_eviction: new.may_evict,
+        };
         let caller = self.inner.rpc.caller();
         let call = Call::CreateDrainJobs(v1::CreateDrainJobsRequest { caller, jobs: vec![job] });
         let results = self.inner.rpc.call(call, |answer| match answer {
@@ -238,6 +237,8 @@ fn only_job(results: Vec<v1::DrainJobResult>) -> Result<DrainInfo> {
         blocked: job.blocked,
         active: job.active,
         moved_bytes: job.moved_bytes,
+        evicted: job.evicted,
+        evicted_bytes: job.evicted_bytes,
         message: job.message,
     })
 }

@@ -476,15 +476,20 @@ class ObjectCalls:
         *,
         to: str | Sequence[str] = (),
         concurrency: int = 0,
+        may_evict: bool = False,
         timeout_s: float | None = None,
     ) -> Drain:
         """Start a drain: the segments accept no new objects, and their copies are moved elsewhere.
+
+        A copy that does not fit into free memory elsewhere stays where it is, and the drain fails
+        at its end, unless it may evict other objects.
 
         Args:
             segments: Names of the segments, or one name.
             to: Names of the segments that receive the copies, or one name; by default any segment
                 with free space.
             concurrency: Number of copies that are moved at a time; 0 uses the master's default.
+            may_evict: Whether other objects are evicted where a copy does not fit into free memory.
             timeout_s: Longest duration of this call, not of the drain.
 
         Raises:
@@ -497,7 +502,10 @@ class ObjectCalls:
             running
         """
         begun = self._within(timeout_s).drain(
-            name_list(segments), targets=name_list(to), concurrency=concurrency
+            name_list(segments),
+            targets=name_list(to),
+            concurrency=concurrency,
+            may_evict=may_evict,
         )
         return Drain(self._native, begun["id"])
 

@@ -12,7 +12,7 @@ use anyhow::{Context, Result, bail};
 use mooncake_base::{JobId, ObjectKey, TaskId};
 use mooncake_cluster_tests::{load::Loads, pattern};
 use mooncake_store_client::{
-    Client, ClientConfig, LinkConfig, MetricsSnapshot, NewTask, ObjectStatus, PutOptions,
+    Client, ClientConfig, LinkConfig, MetricsSnapshot, NewDrain, NewTask, ObjectStatus, PutOptions,
     PutOutcome, Read, Reservation, Selector, SocketLink, Write,
 };
 use mooncake_testkit::{Random, cluster::range};
@@ -183,7 +183,11 @@ fn run_task_command(client: &Client, words: &[&str]) -> Result<String> {
             let info = client.tasks(&[id]).pop().context("one outcome")??;
             Ok(format!("{:?} {}", info.status, info.message))
         }
-        ["drain", segment] => Ok(client.drain(&[segment.to_owned()], &[], 2)?.id.to_string()),
+        ["drain", segment] => {
+            let segments = vec![segment.to_owned()];
+            let new = NewDrain { segments, concurrency: 2, ..NewDrain::default() };
+            Ok(client.drain(&new)?.id.to_string())
+        }
         ["drained", id] => {
             let info = client.drain_info(JobId::parse(id).context("invalid job id")?)?;
             Ok(format!("{:?} {} {}", info.status, info.succeeded, info.moved_bytes))

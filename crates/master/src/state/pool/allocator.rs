@@ -236,6 +236,14 @@ impl Allocator {
     }
 
     /// Cuts `at..at + need` out of a block that is in no bin.
+    /// Returns the length of the longest free range.
+    pub(in crate::state) fn largest_free(&self) -> u64 {
+        let Some(coarse) = self.coarse_map.checked_ilog2() else { return 0 };
+        let Some(fine) = self.fine_maps[coarse as usize].checked_ilog2() else { return 0 };
+        let longest = self.bin((coarse as usize, fine as usize));
+        longest.map(|block| self.size_of(block)).max().unwrap_or_default()
+    }
+
     fn cut(&mut self, mut block: u32, at: u64, need: u64) -> u32 {
         if at > self.offset_of(block) {
             let rest = self.split(block, at);

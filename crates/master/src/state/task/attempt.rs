@@ -219,10 +219,17 @@ impl TaskCalls<'_> {
     ) -> Option<Work> {
         let task = self.tasks.get(id)?;
         let (slot, key, kind) = (task.subject.slot, task.subject.key.clone(), task.kind);
+        let job = task.job;
         let object = self.inventory.catalog.objects.at(slot);
         let (tenant, version, length) = (object.tenant, object.version, object.length);
         let checksum = self.inventory.catalog.objects.checksum(slot);
-        let placed = self.place_copies(now, slot, kind, targets).map_err(|error| error.to_string());
+        let may_evict = job.is_none_or(|job| self.jobs.may_evict(job));
+        let before = self.inventory.log.counters.evicted();
+        let placed = self.place_copies(now, slot, (kind, may_evict), targets);
+        let placed = placed.map_err(|error| error.to_string());
+        if let Some(job) = job {
+            self.jobs.count_evicted(job, before, self.inventory.log.counters.evicted());
+        }
         let (placed, why) = match placed {
             Ok(Placed::Now(placed, why)) => (placed, why),
             Ok(Placed::Later) => {
@@ -281,7 +288,7 @@ impl TaskCalls<'_> {
         &mut self,
         now: Moment,
         slot: ObjectSlot,
-        kind: TaskKind,
+        (kind, may_evict): (TaskKind, bool),
         targets: &[Target],
     ) -> Result<Placed> {
         let object = self.inventory.catalog.objects.at(slot);
@@ -303,7 +310,11 @@ impl TaskCalls<'_> {
                 options: &options,
                 spared: Some(slot),
             };
-            match self.place_copy(now, &request) {
+            let outcome = match may_evict {
+                true => self.place_copy(now, &request),
+                false => self.place_copy_in_free_memory(now, &request),
+            };
+            match outcome {
                 Ok(Some(found)) => {
                     let ordinal = self.tasks.take_ordinal();
                     placed.extend(found.iter().map(|&copy| Replica { ordinal, ..copy }));
@@ -340,6 +351,22 @@ impl TaskCalls<'_> {
         self.reclaimer().cancel_search(search);
         self.inventory.pool.unsynced.is_sync_wanted = true;
         Ok(None)
+    }
+
+    /// Allocates one replica without evicting other objects; `None` if freed memory waits for the
+    /// log.
+    fn place_copy_in_free_memory(
+        &mut self,
+        now: Moment,
+        request: &AllocRequest<'_>,
+    ) -> Result<Option<Replicas>> {
+        Ok(match self.reclaimer().allocate_free(now, request)? {
+            Allocation::Ready(found) => Some(found),
+            Allocation::Pending(_) => {
+                self.inventory.pool.unsynced.is_sync_wanted = true;
+                None
+            }
+        })
     }
 
     /// Ends an attempt. The replicas in `failed` are dropped, and their space is quarantined until

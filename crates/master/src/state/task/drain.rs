@@ -3,8 +3,9 @@
 //! A job walks over all objects in slices and creates a task for each object with a replica in its
 //! segments, up to a limit of concurrent tasks, until a whole pass finds none. Objects that all
 //! attempts of their task failed to move are skipped; then the job fails at the end and its segments
-//! accept objects again. A job that cannot move anything, since no other segment accepts objects,
-//! fails at once.
+//! accept objects again, apart from those that were drained before. A job that cannot move anything,
+//! since no other segment accepts objects, fails at once. A job evicts other objects only if its
+//! creator allows that.
 
 mod record;
 
@@ -74,6 +75,8 @@ pub struct NewJob<'a> {
     pub targets: &'a [String],
     /// The number of concurrent moves; 0 means 4.
     pub concurrency: u32,
+    /// Evict other objects where a copy does not fit into free memory.
+    pub may_evict: bool,
 }
 
 /// The public view of a job.
@@ -99,6 +102,10 @@ pub struct JobView {
     pub active: u32,
     /// Bytes moved.
     pub moved_bytes: u64,
+    /// Other objects that were evicted to make room for copies.
+    pub evicted: u64,
+    /// Bytes of these objects.
+    pub evicted_bytes: u64,
     /// A message about the outcome.
     pub message: String,
 }
@@ -117,6 +124,7 @@ pub(in crate::state) struct Job {
     segments: Vec<(SegmentId, Incarnation)>,
     targets: Vec<Box<str>>,
     concurrency: u32,
+    may_evict: bool,
     is_scheduled: bool,
     /// The position of the present pass, and what it has found.
     cursor: u32,
@@ -167,6 +175,19 @@ impl Jobs {
     /// Returns the job, if it has not ended.
     fn running(&mut self, id: JobId) -> Option<&mut Job> {
         self.by_id.get_mut(&id).filter(|job| !job.is_over())
+    }
+
+    /// Returns whether the job may evict other objects.
+    pub(super) fn may_evict(&self, id: JobId) -> bool {
+        self.by_id.get(&id).is_some_and(|job| job.may_evict)
+    }
+
+    /// Counts what a copy of the job evicted: objects and bytes, by the counters before and after.
+    pub(super) fn count_evicted(&mut self, id: JobId, before: (u64, u64), after: (u64, u64)) {
+        if let Some(job) = self.by_id.get_mut(&id) {
+            job.view.evicted += after.0 - before.0;
+            job.view.evicted_bytes += after.1 - before.1;
+        }
     }
 
     /// Returns all jobs that have not been forgotten.
@@ -220,7 +241,7 @@ impl TaskCalls<'_> {
     }
 
     /// Starts draining segments. They accept no new objects from now on. A job for segments that
-    /// were drained before succeeds.
+    /// were drained before succeeds. Segments that were drained before stay so if the job fails.
     ///
     /// # Errors
     /// `INVALID_PARAMS`: no segments, or one that is also a target. `SEGMENT_NOT_FOUND`: an unknown
@@ -277,6 +298,7 @@ impl TaskCalls<'_> {
                 0 => CONCURRENCY,
                 given => given.min(CONCURRENCY_MAX),
             },
+            may_evict: new.may_evict,
             is_scheduled: false,
             cursor: 0,
             found: 0,
@@ -295,11 +317,16 @@ impl TaskCalls<'_> {
                 blocked: 0,
                 active: 0,
                 moved_bytes: 0,
+                evicted: 0,
+                evicted_bytes: 0,
                 message: String::new(),
             },
         };
         self.jobs.by_id.insert(id, job);
         self.jobs.running.push(id);
+        // Segments that were drained before stay so, even if the job fails.
+        slots
+            .retain(|&slot| self.inventory.pool.segments.at(slot).status != SegmentStatus::Drained);
         self.set_status(&slots, SegmentStatus::Draining);
         self.log_job(id);
         self.schedule_job(id, now);
@@ -495,7 +522,8 @@ impl TaskCalls<'_> {
                 self.end_job(now, id, JobStatus::Succeeded, "the segments are empty");
             }
             left => {
-                let why = format!("{left} objects could not be moved");
+                let plural = if left == 1 { "" } else { "s" };
+                let why = format!("{left} object{plural} could not be moved");
                 self.end_job(now, id, JobStatus::Failed, &why);
             }
         }

@@ -236,7 +236,8 @@ impl Model {
             }
             Call::Drain { segment } => {
                 let segments = [HOSTS[segment].to_owned()];
-                let new = NewJob { segments: &segments, targets: &[], concurrency: 2 };
+                let may_evict = self.jobs.len() % 2 == 1;
+                let new = NewJob { segments: &segments, targets: &[], concurrency: 2, may_evict };
                 self.jobs.extend(state.tasks().create_job(now, new));
             }
             Call::Cancel { nth } if !self.jobs.is_empty() => {

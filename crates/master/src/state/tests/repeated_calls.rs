@@ -35,7 +35,7 @@ impl Pool {
 
     fn drain_once(&mut self, number: u64) -> Result<JobId> {
         let segments = ["host-a:1".to_owned()];
-        let new = NewJob { segments: &segments, targets: &[], concurrency: 1 };
+        let new = NewJob { segments: &segments, targets: &[], concurrency: 1, may_evict: false };
         let item = CallItem { client: A, number };
         self.state.tasks().create_job_once(self.now, new, Some(item))
     }

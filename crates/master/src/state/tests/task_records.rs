@@ -3,7 +3,7 @@
 use super::{
     super::catalog::object::ordinal_of,
     recovery::{self, Log, restarted},
-    tasks::{drain, on, segment_status, two},
+    tasks::{drain, drain_with, on, segment_status, two},
     *,
 };
 
@@ -211,6 +211,23 @@ fn drain_resumes_and_segment_stays_drained() {
     let started = pool.put_with("new", 1000, false, &on("host-a:1")).unwrap();
     let name = &pool.state.segment(started.places[0].segment).spec.name;
     assert_eq!(name, "host-b:1", "it still takes nothing new");
+}
+
+#[test]
+fn permission_to_evict_survives_restart() {
+    let mut pool = two();
+    for index in 0..3 {
+        pool.put_with(&format!("a{index}"), MIB, false, &on("host-a:1")).unwrap();
+        pool.put_with(&format!("b{index}"), MIB, false, &on("host-b:1")).unwrap();
+    }
+    pool.wait(30);
+    let job = drain_with(&mut pool, &["host-a:1"], &[], true).unwrap();
+    let mut pool = back(&mut pool);
+    pool.work_off(10);
+    let view = pool.state.job(job).unwrap();
+    assert_eq!((view.status, view.evicted, view.evicted_bytes), (JobStatus::Succeeded, 2, 2 * MIB));
+    let pool = back(&mut pool);
+    assert_eq!(pool.state.job(job).unwrap().evicted_bytes, 2 * MIB);
 }
 
 #[test]

@@ -382,9 +382,18 @@ fn clears_replicas_unless_leased() {
 }
 
 pub(super) fn drain(pool: &mut Pool, segments: &[&str], targets: &[&str]) -> Result<JobId> {
+    drain_with(pool, segments, targets, false)
+}
+
+pub(super) fn drain_with(
+    pool: &mut Pool,
+    segments: &[&str],
+    targets: &[&str],
+    may_evict: bool,
+) -> Result<JobId> {
     let names = |names: &[&str]| -> Vec<String> { names.iter().map(|&n| n.to_owned()).collect() };
     let (segments, targets) = (names(segments), names(targets));
-    let new = NewJob { segments: &segments, targets: &targets, concurrency: 2 };
+    let new = NewJob { segments: &segments, targets: &targets, concurrency: 2, may_evict };
     pool.state.tasks().create_job(pool.now, new)
 }
 
@@ -450,9 +459,88 @@ fn drain_without_space_fails_and_reopens_segment() {
     pool.work_off(20);
     let view = pool.state.job(job).unwrap();
     assert_eq!((view.status, view.succeeded, view.failed), (JobStatus::Failed, 1, 1));
-    assert!(view.message.contains("1 objects") && view.message.contains("hard_pinned"), "{view:?}");
+    let why = "needed_bytes=2097152 free_bytes=1047576";
+    assert!(view.message.starts_with("1 object could not be moved; "), "{view:?}");
+    assert!(view.message.contains("allow the drain to evict"), "{view:?}");
+    assert!(view.message.ends_with(why), "{view:?}");
     assert_eq!(segment_status(&pool, "host-a:1"), SegmentStatus::Ok);
     assert!(pool.exists("large"));
+    let job = drain_with(&mut pool, &["host-a:1"], &[], true).unwrap();
+    pool.work_off(20);
+    let view = pool.state.job(job).unwrap();
+    assert_eq!((view.status, view.evicted), (JobStatus::Failed, 0));
+    assert!(view.message.contains("hard_pinned"), "{view:?}");
+}
+
+/// Returns two segments of 4 MiB: A holds three objects of 1 MiB, B two.
+fn pool_with_room_for_two(rules: Rules) -> Pool {
+    let mut pool = Pool::with(rules, 4);
+    pool.mount(B, 2, 4).unwrap();
+    for (key, host) in [("a1", "a"), ("a2", "a"), ("a3", "a"), ("b1", "b"), ("b2", "b")] {
+        pool.put_with(key, MIB, false, &on(&format!("host-{host}:1"))).unwrap();
+    }
+    pool.wait(30);
+    pool
+}
+
+#[test]
+fn drain_moves_what_fits_and_evicts_nothing() {
+    let mut pool = pool_with_room_for_two(Rules::default());
+    let job = drain(&mut pool, &["host-a:1"], &[]).unwrap();
+    pool.work_off(20);
+    let view = pool.state.job(job).unwrap();
+    assert_eq!((view.status, view.succeeded, view.failed), (JobStatus::Failed, 2, 1));
+    assert!(view.message.contains("needed_bytes=1048576 free_bytes=0"), "{view:?}");
+    for key in ["a1", "a2", "a3", "b1", "b2"] {
+        assert!(pool.exists(key), "{key} was evicted");
+    }
+    assert_eq!((view.evicted, pool.state.totals().counters.evicted_keys), (0, 0));
+}
+
+#[test]
+fn drain_leaves_room_up_to_watermark() {
+    let watermark = Some(Watermark { high: 0.9, ratio: 0.05 });
+    let mut pool = pool_with_room_for_two(Rules { watermark, ..Rules::default() });
+    let job = drain(&mut pool, &["host-a:1"], &[]).unwrap();
+    pool.work_off(20);
+    let view = pool.state.job(job).unwrap();
+    assert_eq!((view.status, view.succeeded, view.failed), (JobStatus::Failed, 1, 2));
+    let free = "free_bytes=629145";
+    assert!(view.message.contains(free), "3 of 3.6 MiB are used: {view:?}");
+    assert_eq!(pool.state.totals().counters.evicted_keys, 0);
+}
+
+#[test]
+fn drain_that_may_evict_reports_evictions() {
+    let mut pool = pool_with_room_for_two(Rules::default());
+    let job = drain_with(&mut pool, &["host-a:1"], &[], true).unwrap();
+    pool.work_off(20);
+    let view = pool.state.job(job).unwrap();
+    assert_eq!((view.status, view.succeeded), (JobStatus::Succeeded, 3));
+    assert_eq!((view.evicted, view.evicted_bytes), (1, MIB));
+    let there = ["a1", "a2", "a3", "b1", "b2"].into_iter().filter(|key| pool.exists(key));
+    assert_eq!(there.count(), 4);
+}
+
+#[test]
+fn drained_segment_stays_drained_when_later_job_fails() {
+    let mut pool = two();
+    pool.put_with("k", MIB, false, &on("host-a:1")).unwrap();
+    drain(&mut pool, &["host-a:1"], &[]).unwrap();
+    pool.work_off(3);
+    assert_eq!(segment_status(&pool, "host-a:1"), SegmentStatus::Drained);
+    let job = drain(&mut pool, &["host-a:1", "host-b:1"], &[]).unwrap();
+    pool.work_off(1);
+    let view = pool.state.job(job).unwrap();
+    assert_eq!(
+        (view.status, &view.message[..]),
+        (JobStatus::Failed, "no other segment accepts objects")
+    );
+    assert_eq!(segment_status(&pool, "host-a:1"), SegmentStatus::Drained);
+    assert_eq!(segment_status(&pool, "host-b:1"), SegmentStatus::Ok);
+    let job = drain(&mut pool, &["host-a:1", "host-b:1"], &[]).unwrap();
+    pool.state.tasks().cancel_job(pool.now, job).unwrap();
+    assert_eq!(segment_status(&pool, "host-a:1"), SegmentStatus::Drained, "nor by a cancelled one");
 }
 
 #[test]

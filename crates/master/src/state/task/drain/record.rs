@@ -15,22 +15,30 @@ use crate::state::{
     task::TaskCalls,
 };
 
+/// Added to the status of a job that may evict other objects. Its record also has how many it
+/// evicted.
+const MAY_EVICT: u8 = 0x80;
+
 impl Job {
     /// Encodes the job for the log. Objects that could not be moved are retried after a restart, so
     /// they are counted only in finished jobs.
     pub(in crate::state) fn record(&self) -> Vec<u8> {
         let mut record = Kind::Job.begin();
         let (out, view) = (&mut Writer(&mut record), &self.view);
-        out.byte(match view.status {
+        let status = match view.status {
             JobStatus::Created | JobStatus::Planning | JobStatus::Running => 0,
             JobStatus::Succeeded => 1,
             JobStatus::Failed => 2,
             JobStatus::Canceled => 3,
-        });
+        };
+        out.byte(status | if self.may_evict { MAY_EVICT } else { 0 });
         write_moment(out, view.created);
         write_moment(out, view.updated);
         write_texts(out, &view.segments);
         out.int(view.succeeded).int(view.moved_bytes);
+        if self.may_evict {
+            out.int(view.evicted).int(view.evicted_bytes);
+        }
         if self.is_over() {
             out.int(view.failed).int(view.blocked).text(&view.message);
             CallItem::write(self.item, out);
@@ -66,7 +74,9 @@ impl TaskCalls<'_> {
         id: JobId,
         input: &mut Reader<'_>,
     ) -> Option<Job> {
-        let status = match input.byte()? {
+        let code = input.byte()?;
+        let may_evict = code & MAY_EVICT != 0;
+        let status = match code & !MAY_EVICT {
             0 => JobStatus::Running,
             1 => JobStatus::Succeeded,
             2 => JobStatus::Failed,
@@ -77,6 +87,7 @@ impl TaskCalls<'_> {
             segments: Vec::new(),
             targets: Vec::new(),
             concurrency: 0,
+            may_evict,
             is_scheduled: false,
             cursor: 0,
             found: 0,
@@ -95,9 +106,14 @@ impl TaskCalls<'_> {
                 blocked: 0,
                 active: 0,
                 moved_bytes: input.int()?,
+                evicted: 0,
+                evicted_bytes: 0,
                 message: String::new(),
             },
         };
+        if may_evict {
+            (job.view.evicted, job.view.evicted_bytes) = (input.int()?, input.int()?);
+        }
         if job.is_over() {
             (job.view.failed, job.view.blocked) = (input.int()?, input.int()?);
             input.text()?.clone_into(&mut job.view.message);
