@@ -37,7 +37,8 @@ pub struct EngineConfig {
     pub copies_own: bool,
     /// Address to bind and to publish instead of the detected one.
     pub bind_address: Option<String>,
-    /// Port range of the listeners; if none is free, the system chooses a port.
+    /// Port range of the two listeners, which fail if no port of it is free. From 0 on: the system
+    /// chooses.
     pub ports: RangeInclusive<u16>,
     /// Binds exactly the port in `name`, or fails.
     pub is_port_fixed: bool,

@@ -13,9 +13,6 @@ use mooncake_os::dial::resolve;
 
 use crate::config::EngineConfig;
 
-/// Number of ports of the range that are tried before the system chooses one.
-const TRIES: usize = 64;
-
 /// Time limit for resolving the name of the metadata server.
 const RESOLVE_TIMEOUT: Duration = Duration::from_secs(2);
 
@@ -52,34 +49,42 @@ impl Listeners {
         let rpc = match fixed {
             Some(port) => listen(address, port)
                 .map_err(|error| refused(error).with("address", SocketAddr::new(address, port)))?,
-            None => listen_in_range(address, config)?,
+            None => listen_in_range(address, config, 2)?,
         };
         // Calling `listen` again changes the backlog of a listening socket.
         SockRef::from(&rpc).listen(i32::from(config.handshake_backlog)).map_err(refused)?;
-        let data = listen_in_range(address, config)?;
+        let data = listen_in_range(address, config, if fixed.is_some() { 1 } else { 2 })?;
         Ok(Self { host, rpc, data })
     }
 }
 
-/// Tries ports in random order, so that engines that start together do not race for the same ones.
-fn listen_in_range(address: IpAddr, config: &EngineConfig) -> Result<TcpListener> {
+/// Tries the ports of the range from a random one on, so that engines that start together do not
+/// race for the same ones. A range that begins with 0 lets the system choose. `wanted` is the number
+/// of ports of the range that the engine needs.
+fn listen_in_range(address: IpAddr, config: &EngineConfig, wanted: u32) -> Result<TcpListener> {
     let (first, last) = (*config.ports.start(), *config.ports.end());
-    let count = u64::from(last.saturating_sub(first)) + 1;
-    let mut random = EngineId::random().halves().0;
-    for _ in 0..TRIES.min(usize::try_from(count).unwrap_or(TRIES)) {
-        let offset = u16::try_from(random % count).expect("a remainder of a number of ports");
-        if first > last || first == 0 {
-            break;
-        }
-        match listen(address, first + offset) {
+    if first == 0 {
+        return listen(address, 0).map_err(|error| refused(error).with("address", address));
+    }
+    let count = u32::from(last.saturating_sub(first)) + 1;
+    let start = EngineId::random().halves().0 % u64::from(count);
+    for port in (first..=last).cycle().skip(start as usize).take(count as usize) {
+        match listen(address, port) {
             Ok(listener) => return Ok(listener),
             Err(error) if error.kind() == io::ErrorKind::AddrInUse => {}
             Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {}
             Err(error) => return Err(refused(error).with("address", address)),
         }
-        random = EngineId::random().halves().0;
     }
-    listen(address, 0).map_err(|error| refused(error).with("address", address))
+    // A port outside of the range may be closed to the peers.
+    let why = "all ports between MC_MIN_RPC_PORT and MC_MAX_RPC_PORT are taken";
+    Err(Error::new(ErrorCode::INVALID_PARAMS, why)
+        .with("address", address)
+        .with("ports", format_args!("{first}-{last}"))
+        .with("needed", wanted)
+        .with_remedy(
+            "Widen the range of MC_MIN_RPC_PORT and MC_MAX_RPC_PORT; an engine needs two.",
+        ))
 }
 
 fn listen(address: IpAddr, port: u16) -> io::Result<TcpListener> {
@@ -227,6 +232,42 @@ mod tests {
             let listeners = Listeners::bind(&config(&own.to_string(), metadata)).unwrap();
             assert_eq!(listeners.host, own.to_string());
         }
+    }
+
+    /// Returns a port whose neighbor is free, too.
+    fn two_free_ports() -> u16 {
+        loop {
+            let first = listen(Ipv4Addr::LOCALHOST.into(), 0).unwrap();
+            let port = first.local_addr().unwrap().port();
+            if port < u16::MAX && listen(Ipv4Addr::LOCALHOST.into(), port + 1).is_ok() {
+                return port;
+            }
+        }
+    }
+
+    #[test]
+    fn listens_within_its_range_only() {
+        let first = two_free_ports();
+        let narrow = |last| EngineConfig {
+            ports: first..=last,
+            ..config("127.0.0.1", EngineConfig::default().metadata.as_str())
+        };
+        let error = Listeners::bind(&narrow(first)).unwrap_err();
+        let text = error.to_string();
+        assert!(text.contains(&format!("ports={first}-{first} needed=2")), "{text}");
+        let remedy = "Widen the range of MC_MIN_RPC_PORT and MC_MAX_RPC_PORT; ";
+        assert!(error.remedy().starts_with(remedy), "{error:?}");
+        let pair = Listeners::bind(&narrow(first + 1)).unwrap();
+        let mut ports = [&pair.rpc, &pair.data].map(|each| each.local_addr().unwrap().port());
+        ports.sort_unstable();
+        assert_eq!(ports, [first, first + 1]);
+        assert!(Listeners::bind(&narrow(first + 1)).is_err(), "both are taken");
+    }
+
+    #[test]
+    fn range_from_zero_lets_the_system_choose() {
+        let any = EngineConfig { ports: 0..=0, ..config("127.0.0.1", "P2PHANDSHAKE") };
+        assert_ne!(Listeners::bind(&any).unwrap().data.local_addr().unwrap().port(), 0);
     }
 
     #[test]
