@@ -580,7 +580,7 @@ def test_drain_evicts_only_if_allowed(mortal_master: MasterProcess):
         names = [f"d/{at}" for at in range(6)]
         store.put_many({name: bytes(5 * MIB) for name in names[:3]}, options=here)
         other.put_many({name: bytes(5 * MIB) for name in names[3:5]}, options=there)
-        other.put(names[5], bytes(MIB), options=there)
+        other.put(names[5], bytes(2 * MIB), options=there)
         done = on(mortal_master, "drain", "localhost")
         assert done.returncode == 1
         assert "3 objects could not be moved" in done.stdout

@@ -282,8 +282,15 @@ async fn run_timers(service: Arc<Service>, cleaned: Option<Arc<Metadata>>) {
         let count = service.clients_expired();
         if count != expired {
             expired = count;
-            for name in service.take_expired_clients() {
-                tracing::info!(client = name, "a client expired: no heartbeat within its TTL");
+            for (name, gone) in service.take_expired_clients() {
+                tracing::warn!(
+                    client = name,
+                    segments = gone.segments,
+                    copies = gone.copies,
+                    bytes = gone.bytes,
+                    "a client expired: no heartbeat within its TTL; objects that have no copy \
+                     elsewhere are lost"
+                );
                 if let Some(metadata) = &cleaned {
                     metadata.remove_engine(&name);
                 }
@@ -299,7 +306,7 @@ async fn log_summary(service: Arc<Service>) {
     loop {
         tokio::time::sleep(REPORT_INTERVAL).await;
         let present = admin::summary::Snapshot::take(&service);
-        tracing::info!("{}", admin::summary::line(&previous, &present));
+        tracing::info!("{}", admin::summary::log_line(&previous, &present));
         previous = present;
     }
 }

@@ -7,6 +7,7 @@
 
 mod admission;
 pub mod call_times;
+mod client_log;
 mod clients;
 pub mod connection;
 pub mod dedicated_thread;
@@ -61,7 +62,7 @@ use crate::{
     addresses::Addresses,
     events::Events,
     journal::Journal,
-    state::{MemoryUse, ObjectView, Rules, State, TenantQuota, Totals},
+    state::{ExpiredClient, MemoryUse, ObjectView, Rules, State, TenantQuota, Totals},
 };
 
 /// The maximum number of items in one call. The reply for that many items fits one frame.
@@ -289,12 +290,18 @@ impl Service {
         self.clients.advance(now)
     }
 
-    /// Returns the names of clients that expired since the last call: no heartbeat within their
+    /// Returns the clients that expired since the last call, by name: no heartbeat within their
     /// time to live.
-    pub(crate) fn take_expired_clients(&self) -> Vec<String> {
+    pub(crate) fn take_expired_clients(&self) -> Vec<(String, ExpiredClient)> {
         let expired = self.shared.lock().take_expired();
-        self.repeated_calls.forget(&expired);
-        self.clients.remove_expired(&expired)
+        let ids: Vec<_> = expired.iter().map(|client| client.id).collect();
+        self.repeated_calls.forget(&ids);
+        self.clients.remove_expired(expired)
+    }
+
+    /// Records that a client was refused because of its token.
+    pub(crate) fn record_refusal(&self, error: &Error) {
+        self.clients.record_refusal(error);
     }
 
     /// Opens the session of a new connection.

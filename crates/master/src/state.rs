@@ -49,6 +49,7 @@ pub use self::{
         view::{CopyView, ObjectView},
     },
     client::{
+        ExpiredClient,
         answers::{Answers, Begun, CallItem},
         recovery::RecoveryScope,
     },

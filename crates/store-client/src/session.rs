@@ -160,6 +160,15 @@ impl ClientSession {
                             lost.iter().map(|&at| announced[at].clone()).collect()
                         }
                     };
+                    if !registration.is_first() {
+                        tracing::warn!(
+                            client = self.lifetime.name(),
+                            master = %self.rpc.address(),
+                            segments = lost.len(),
+                            "the master does not know this memory: it has another log, or dropped \
+                             the client; the objects in it are gone, and it is mounted anew"
+                        );
+                    }
                     replaced.extend(self.replace_segments(&lost)?);
                     registration.replaced(self.segments.count());
                 }

@@ -195,6 +195,47 @@ pub fn line(before: &Snapshot, present: &Snapshot) -> String {
     text
 }
 
+/// Formats the totals for the log, with the calls per second and the events since the earlier
+/// snapshot. Leaves out what did not happen.
+pub fn log_line(before: &Snapshot, present: &Snapshot) -> String {
+    let t = &present.totals;
+    let (used, capacity) = (ByteSize(t.used), ByteSize(t.capacity));
+    let percent = share(t.used, t.capacity);
+    let (keys, clients) = (t.keys, t.clients);
+    let mut text =
+        format!("memory={used} of {capacity} ({percent:.1} %) objects={keys} clients={clients}");
+    for (op, name, _) in Op::ALL {
+        let (old, new) = (before.count(*op), present.count(*op));
+        let calls = |count: &OpCount| count.single + count.items;
+        let failed = |count: &OpCount| count.single_failed + count.items_failed;
+        let total = calls(&new).saturating_sub(calls(&old));
+        if total > 0 {
+            let _ = write!(text, " {name}={:.1}/s", per_second(before, present, total));
+        }
+        let failures = failed(&new).saturating_sub(failed(&old));
+        if failures > 0 {
+            let _ = write!(text, " {name}_failed={failures}");
+        }
+    }
+    let (old, new) = (&before.totals.counters, &t.counters);
+    let events = [
+        ("evicted", old.evicted_keys, new.evicted_keys),
+        ("puts_without_memory", old.puts_without_room, new.puts_without_room),
+        ("puts_with_fewer_copies", old.puts_with_fewer_copies, new.puts_with_fewer_copies),
+        ("clients_expired", old.clients_expired, new.clients_expired),
+        ("snapshots", before.snapshots, present.snapshots),
+        ("log_failures", before.log_failures, present.log_failures),
+    ];
+    for (name, old, new) in events.into_iter().filter(|(_, old, new)| new > old) {
+        let _ = write!(text, " {name}={}", new - old);
+    }
+    let evicted = new.evicted_bytes.saturating_sub(old.evicted_bytes);
+    if evicted > 0 {
+        let _ = write!(text, " evicted_size={}", ByteSize(evicted));
+    }
+    text
+}
+
 fn evictions(text: &mut String, t: &Totals) {
     let c = &t.counters;
     let _ = write!(
@@ -240,6 +281,18 @@ mod tests {
         let text = line(&at(10, 100), &at(20, 200));
         assert!(text.contains("PutStart=10.0/10.0"), "{text}");
         assert!(text.contains("0 B / 0 B (0.0%)"), "{text}");
+    }
+
+    #[test]
+    fn log_line_leaves_out_what_did_not_happen() {
+        let quiet = log_line(&at(10, 100), &at(20, 100));
+        assert_eq!(quiet, "memory=0 B of 0 B (0.0 %) objects=0 clients=0");
+        let mut present = at(20, 200);
+        present.counts[Op::PutStart as usize].single_failed = 3;
+        present.totals.counters.evicted_keys = 7;
+        let busy = log_line(&at(10, 100), &present);
+        let name = Op::ALL[Op::PutStart as usize].1;
+        assert_eq!(busy, format!("{quiet} {name}=10.0/s {name}_failed=3 evicted=7"));
     }
 
     #[test]

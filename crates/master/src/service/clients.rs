@@ -12,6 +12,7 @@ use mooncake_proto::{
 
 use super::{
     Origin, VERSION, check_batch, check_name,
+    client_log::ClientLog,
     connection::ConnectionEnd,
     millis,
     op_metrics::Op,
@@ -20,7 +21,7 @@ use super::{
     shared_state::SharedState,
     wire::segment_from_wire,
 };
-use crate::state::State;
+use crate::state::{ExpiredClient, State};
 
 /// The number of segments mounted before the lock on the state is released for other calls.
 const MOUNT_SLICE: usize = 256;
@@ -37,13 +38,14 @@ pub(super) struct ClientService {
     shared: Arc<SharedState>,
     sessions: Sessions,
     pending_owners: PendingOwners,
+    log: ClientLog,
 }
 
 impl ClientService {
     /// `is_recovering`: the log brought back segments, whose owners have not come back yet.
     pub(super) fn new(shared: Arc<SharedState>, is_recovering: bool) -> Self {
         let pending_owners = PendingOwners::new(is_recovering);
-        Self { shared, sessions: Sessions::default(), pending_owners }
+        Self { shared, sessions: Sessions::default(), pending_owners, log: ClientLog::default() }
     }
 
     /// Opens the session of a new connection.
@@ -62,6 +64,8 @@ impl ClientService {
         let mut state = self.shared.lock();
         for client in clients {
             state.suspect(now, client);
+            let name = self.sessions.name(client);
+            tracing::info!(client = name, "a client lost its connection: its objects are hidden");
             if end == ConnectionEnd::ByPeer {
                 state.record_disconnect(client);
             }
@@ -79,6 +83,8 @@ impl ClientService {
             && let Some(client) = self.sessions.record_call(&caller.client, origin)
         {
             // It was suspect because its last connection had closed.
+            let name = self.sessions.name(client);
+            tracing::info!(client = name, "a client has a connection again");
             let now = self.shared.now();
             let mut state = self.shared.lock();
             state.heartbeat(now, client);
@@ -107,9 +113,17 @@ impl ClientService {
         self.sessions.list(self.shared.now())
     }
 
-    /// Forgets clients that expired. Returns their names.
-    pub(super) fn remove_expired(&self, expired: &[ClientId]) -> Vec<String> {
+    /// Forgets clients that expired. Returns them with their names.
+    pub(super) fn remove_expired(
+        &self,
+        expired: Vec<ExpiredClient>,
+    ) -> Vec<(String, ExpiredClient)> {
         self.sessions.remove_expired(expired)
+    }
+
+    /// Records that a client was refused because of its token.
+    pub(super) fn record_refusal(&self, error: &Error) {
+        self.log.refused(self.shared.now(), error);
     }
 
     pub(super) fn register(
@@ -124,20 +138,27 @@ impl ClientService {
             let now = shared.now();
             let has_lost = r.log_mark.as_ref().is_some_and(|heard| shared.has_lost_log(heard));
             let follows = r.log_mark.as_ref().is_some_and(|heard| shared.is_another_master(heard));
-            let (ttl, registration) = {
+            let is_stranger = r.log_mark.as_ref().is_some_and(|heard| shared.has_other_log(heard));
+            let (ttl, registration, is_new) = {
                 let mut state = shared.lock();
                 if has_lost {
                     drop_recovered(&mut state, now, &r.name);
                 }
+                let before = state.registration(caller.client);
                 state.register(now, caller.client, &r.name)?;
                 state.set_wants_offload(caller.client, r.wants_offload);
                 if follows {
                     state.clients().record_follower(now);
                     self.pending_owners.add(state.is_recovering(now));
                 }
-                (state.rules().client_ttl, state.registration(caller.client))
+                let registration = state.registration(caller.client);
+                (state.rules().client_ttl, registration, before != registration)
             };
             self.sessions.register(caller.client, &r.name, origin, now);
+            tracing::info!(client = r.name, is_new, version = r.version, "a client registered");
+            if is_stranger && is_new {
+                self.log.stranger(now, &r.name);
+            }
             Ok(v1::RegisterResponse {
                 heartbeat_interval_ms: millis(HEARTBEAT_MAX.min(ttl / HEARTBEATS_PER_TTL)).max(1),
                 client_ttl_ms: millis(ttl),
@@ -174,7 +195,9 @@ impl ClientService {
         self.shared.op_metrics().count_one(Op::Unregister, || {
             let Caller { client, .. } = Caller::try_from(r.caller.as_ref())?;
             self.shared.lock().unregister(self.shared.now(), client);
-            self.sessions.forget(client);
+            if let Some(name) = self.sessions.forget(client) {
+                tracing::info!(client = name, "a client left");
+            }
             Ok(client)
         })
     }
@@ -202,6 +225,12 @@ impl ClientService {
                     // A later message may have been processed between two slices.
                     state.check_sequence(caller.client, r.sequence)?;
                     let spec = segment_from_wire(segment)?;
+                    tracing::info!(
+                        segment = spec.name,
+                        bytes = spec.length,
+                        is_resumed = r.resume,
+                        "a client mounts memory"
+                    );
                     match r.resume {
                         true => state.resume(caller.client, &spec),
                         false => state.mount(now, caller.client, spec),
@@ -235,6 +264,8 @@ impl ClientService {
                     let id = SegmentId::from_bytes(id).ok_or_else(|| {
                         Error::invalid("a segment id has 16 bytes").with("bytes", id.len())
                     })?;
+                    let client = self.sessions.name(caller.client);
+                    tracing::info!(client, segment = %id, ?grace, "a client unmounts memory");
                     state.unmount(now, caller.client, id, grace)
                 }),
             ));

@@ -46,7 +46,13 @@ pub(super) async fn serve(
         .register_encoded_file_descriptor_set(FILE_DESCRIPTOR_SET)
         .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
         .build_v1();
-    let check_token = move |request| check_token(token.as_ref(), request);
+    let own = Arc::clone(&service);
+    let check_token = move |request| {
+        check_token(token.as_ref(), request).map_err(|error| {
+            own.record_refusal(&error);
+            status(&error)
+        })
+    };
     let reflection = match reflection {
         Ok(reflection) => Some(InterceptedService::new(reflection, check_token.clone())),
         Err(error) => {
@@ -80,17 +86,17 @@ pub(super) async fn serve(
 fn check_token(
     token: Option<&Token>,
     request: tonic::Request<()>,
-) -> Result<tonic::Request<()>, Status> {
+) -> mooncake_base::Result<tonic::Request<()>> {
     let Some(token) = token else { return Ok(request) };
     let Some(shown) = request.metadata().get("authorization") else {
-        return Err(status(&native_token::missing_token()));
+        return Err(native_token::missing_token());
     };
     match shown.as_bytes().strip_prefix(b"Bearer ") {
         Some(shown) if token.is(shown) => Ok(request),
         _ => {
             let text = "the metadata `authorization` is not `Bearer` and the token of the master; \
                         see MOONCAKE_MASTER_TOKEN";
-            Err(status(&Error::new(ErrorCode::ILLEGAL_CLIENT, text)))
+            Err(Error::new(ErrorCode::ILLEGAL_CLIENT, text))
         }
     }
 }

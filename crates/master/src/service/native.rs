@@ -215,12 +215,14 @@ impl<S: AsyncRead + AsyncWrite + Unpin> ConnectionDriver<S> {
                 Ok(true)
             }
             Err(error) if knows_tokens => {
+                self.context.service.record_refusal(&error);
                 let refusal = Some((&error).into());
                 self.send(&ServerGreeting { refusal, ..ServerGreeting::default() }).await?;
                 Err(error)
             }
             // A client that knows no tokens has sent its first call, and reads a response.
             Err(error) => {
+                self.context.service.record_refusal(&error);
                 self.send(&refusal(&error)).await?;
                 Err(error)
             }

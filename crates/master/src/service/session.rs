@@ -15,6 +15,8 @@ use mooncake_base::sync::Mutex;
 use mooncake_base::{ClientId, Moment};
 use rustc_hash::{FxHashMap, FxHashSet};
 
+use crate::state::ExpiredClient;
+
 /// The origin of a call.
 #[derive(Debug, Clone)]
 pub struct Origin {
@@ -159,19 +161,31 @@ impl Sessions {
         clients
     }
 
-    pub(super) fn forget(&self, client: ClientId) {
-        self.clients.lock().remove(&client);
-        self.generation.fetch_add(1, Ordering::Relaxed);
+    /// Returns the name of a registered client; empty if unknown.
+    pub(super) fn name(&self, client: ClientId) -> String {
+        self.clients.lock().get(&client).map(|known| known.name.clone()).unwrap_or_default()
     }
 
-    /// Removes clients that have expired in the state. Returns their names.
-    pub(super) fn remove_expired(&self, expired: &[ClientId]) -> Vec<String> {
+    /// Forgets a client that leaves. Returns its name, if it was known.
+    pub(super) fn forget(&self, client: ClientId) -> Option<String> {
+        let known = self.clients.lock().remove(&client);
+        self.generation.fetch_add(1, Ordering::Relaxed);
+        known.map(|known| known.name)
+    }
+
+    /// Removes clients that have expired in the state. Returns them with their names.
+    pub(super) fn remove_expired(
+        &self,
+        expired: Vec<ExpiredClient>,
+    ) -> Vec<(String, ExpiredClient)> {
         if expired.is_empty() {
             return Vec::new();
         }
         self.generation.fetch_add(1, Ordering::Relaxed);
         let mut clients = self.clients.lock();
-        expired.iter().filter_map(|id| clients.remove(id)).map(|client| client.name).collect()
+        let named =
+            expired.into_iter().filter_map(|gone| Some((clients.remove(&gone.id)?.name, gone)));
+        named.collect()
     }
 }
 
@@ -239,8 +253,10 @@ mod tests {
         let sessions = Sessions::default();
         let client = ClientId::random();
         sessions.register(client, "a:1", &Origin::in_process(), Moment::default());
-        assert!(sessions.remove_expired(&[ClientId::random()]).is_empty());
-        assert_eq!(sessions.remove_expired(&[client]), ["a:1"]);
-        assert!(sessions.remove_expired(&[client]).is_empty());
+        let gone = |id| vec![ExpiredClient { id, segments: 1, copies: 2, bytes: 3 }];
+        assert!(sessions.remove_expired(gone(ClientId::random())).is_empty());
+        let [named] = &gone(client)[..] else { unreachable!() };
+        assert_eq!(sessions.remove_expired(gone(client)), [("a:1".to_owned(), *named)]);
+        assert!(sessions.remove_expired(gone(client)).is_empty());
     }
 }

@@ -186,6 +186,12 @@ impl SharedState {
         heard.master != first_bytes(self.identity)
     }
 
+    /// Returns whether a client heard of another log than that of this master, which may have none.
+    pub(super) fn has_other_log(&self, heard: &v1::LogMark) -> bool {
+        let own = self.journal.as_ref().and_then(Journal::timeline_id).map(first_bytes);
+        self.is_another_master(heard) && own != Some(heard.timeline)
+    }
+
     /// Returns whether an earlier master of this timeline had more of the log on disk than was
     /// recovered: the disk lost it, or an older copy of the files was put in place.
     pub(super) fn has_lost_log(&self, heard: &v1::LogMark) -> bool {

@@ -7,9 +7,9 @@ use mooncake_base::{
 };
 
 use super::{
-    FenceTicket, JobView, Listing, LocateOptions, Located, LocatedObject, MemoryUse, ObjectView,
-    Probed, RecoveryScope, Removal, SegmentSlot, SegmentSpec, SegmentView, State, TaskView,
-    TenantQuota, UnfinishedPut, reclaim::SegmentFilter,
+    ExpiredClient, FenceTicket, JobView, Listing, LocateOptions, Located, LocatedObject, MemoryUse,
+    ObjectView, Probed, RecoveryScope, Removal, SegmentSlot, SegmentSpec, SegmentView, State,
+    TaskView, TenantQuota, UnfinishedPut, reclaim::SegmentFilter,
 };
 
 impl State {
@@ -181,7 +181,7 @@ impl State {
     }
 
     /// Returns the clients that expired since the last call.
-    pub fn take_expired(&mut self) -> Vec<ClientId> {
+    pub fn take_expired(&mut self) -> Vec<ExpiredClient> {
         self.inventory.clients.take_expired()
     }
 

@@ -33,7 +33,20 @@ pub(super) struct Clients {
     /// Number of suspect clients.
     suspects: usize,
     /// Expired clients that were not taken yet.
-    expired: Vec<ClientId>,
+    expired: Vec<ExpiredClient>,
+}
+
+/// A client that expired, and what its segments held.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ExpiredClient {
+    /// The client.
+    pub id: ClientId,
+    /// Its segments.
+    pub segments: usize,
+    /// Copies of objects in them. An object without a copy elsewhere is lost.
+    pub copies: u64,
+    /// Bytes of these copies.
+    pub bytes: u64,
 }
 
 #[derive(Debug)]
@@ -199,7 +212,8 @@ impl ClientCalls<'_> {
         if end.has_passed(now) {
             self.inventory.log.counters.clients_expired += 1;
             if self.inventory.clients.expired.len() < CLIENTS_MAX {
-                self.inventory.clients.expired.push(client);
+                let gone = self.inventory.holdings(client);
+                self.inventory.clients.expired.push(gone);
             }
             let why = match is_disconnected {
                 true => AbandonReason::Leaving,
@@ -264,12 +278,24 @@ impl Clients {
     }
 
     /// Returns the clients that expired since the last call.
-    pub(in crate::state) fn take_expired(&mut self) -> Vec<ClientId> {
+    pub(in crate::state) fn take_expired(&mut self) -> Vec<ExpiredClient> {
         std::mem::take(&mut self.expired)
     }
 }
 
 impl Inventory {
+    /// Returns what the segments of a client hold.
+    fn holdings(&self, client: ClientId) -> ExpiredClient {
+        let slots = self.pool.segments.of_client(client);
+        let mut held = ExpiredClient { id: client, segments: slots.len(), copies: 0, bytes: 0 };
+        for slot in slots {
+            let allocator = &self.pool.segments.at(slot).allocator;
+            held.copies += allocator.count();
+            held.bytes += allocator.used();
+        }
+        held
+    }
+
     /// Returns whether a client that asked for the SSD tier has a replica of the object.
     pub(super) fn wants_offload(&self, object: ObjectSlot) -> bool {
         let offloading = &self.clients.offloading;

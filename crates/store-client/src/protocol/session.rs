@@ -270,6 +270,11 @@ impl Registration {
         self.step.clone()
     }
 
+    /// Returns whether the client has not been registered before.
+    pub fn is_first(&self) -> bool {
+        self.is_first
+    }
+
     /// Returns whether the client registers for the first time, with a master that ignores tenants.
     pub fn is_first_without_tenants(&self) -> bool {
         self.is_first && self.answer.as_ref().is_some_and(|answer| answer.ignores_tenants)

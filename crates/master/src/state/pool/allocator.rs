@@ -236,6 +236,11 @@ impl Allocator {
     }
 
     /// Cuts `at..at + need` out of a block that is in no bin.
+    /// Returns the number of allocated blocks.
+    pub fn count(&self) -> u64 {
+        self.count
+    }
+
     /// Returns the length of the longest free range.
     pub(in crate::state) fn largest_free(&self) -> u64 {
         let Some(coarse) = self.coarse_map.checked_ilog2() else { return 0 };

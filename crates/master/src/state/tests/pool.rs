@@ -370,3 +370,18 @@ fn avoided_endpoints_are_used_only_if_nothing_else_has_room() {
     assert_eq!(start(&mut pool, "on 1 after all", &["host-a:1"]), [1]);
     assert_eq!(start(&mut pool, "nowhere else", &["host-a:1", "host-b:1"]), [1]);
 }
+
+#[test]
+fn expired_client_is_reported_with_its_copies() {
+    let mut pool = Pool::new(4);
+    pool.put("k", MIB).unwrap();
+    pool.put("l", MIB).unwrap();
+    while pool.exists("k") {
+        pool.now = pool.now + Duration::from_secs(1);
+        pool.state.heartbeat(pool.now, B);
+        pool.advance_all();
+    }
+    let gone = ExpiredClient { id: A, segments: 1, copies: 2, bytes: 2 * MIB };
+    assert_eq!(pool.state.take_expired(), [gone]);
+    assert_eq!(pool.state.take_expired(), []);
+}

@@ -1,0 +1,72 @@
+//! The log lines about clients. Those that many clients may cause at once are limited in number.
+
+use std::time::Duration;
+
+use mooncake_base::{Error, Moment, sync::Mutex};
+
+/// The shortest time between two lines of one kind.
+const PAUSE: Duration = Duration::from_secs(60);
+
+/// Log lines about clients, limited to one of each kind a minute.
+#[derive(Debug, Default)]
+pub(super) struct ClientLog {
+    refusals: Limiter,
+    strangers: Limiter,
+}
+
+impl ClientLog {
+    /// Logs that a client was refused because of its token.
+    pub(super) fn refused(&self, now: Moment, error: &Error) {
+        if let Some(count) = self.refusals.record(now) {
+            tracing::warn!(%error, count, "refused a client: it does not show the token of this master");
+        }
+    }
+
+    /// Logs that a client comes with memory that another log describes.
+    pub(super) fn stranger(&self, now: Moment, client: &str) {
+        if let Some(count) = self.strangers.record(now) {
+            tracing::warn!(
+                client,
+                count,
+                "clients come with memory of another log than that of this master: it is mounted \
+                 anew, and the objects of that log are gone; after a restart check --state_dir"
+            );
+        }
+    }
+}
+
+/// Lets one event through at a time, and counts those in between.
+#[derive(Debug, Default)]
+struct Limiter {
+    state: Mutex<(Option<Moment>, u64)>,
+}
+
+impl Limiter {
+    /// Records an event. Returns how many there were since the last one that was let through, if
+    /// this one is.
+    fn record(&self, now: Moment) -> Option<u64> {
+        let mut state = self.state.lock();
+        let (last, count) = &mut *state;
+        *count += 1;
+        if last.is_some_and(|last| now.since(last) < PAUSE) {
+            return None;
+        }
+        *last = Some(now);
+        Some(std::mem::take(count))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn first_event_passes_and_later_ones_are_counted() {
+        let limiter = Limiter::default();
+        let at = |seconds| Moment::from_boot(Duration::from_secs(seconds));
+        assert_eq!(limiter.record(at(100)), Some(1));
+        assert_eq!((limiter.record(at(101)), limiter.record(at(159))), (None, None));
+        assert_eq!(limiter.record(at(160)), Some(3));
+        assert_eq!(limiter.record(at(161)), None);
+    }
+}
