@@ -19,7 +19,8 @@ import mooncake
 
 LENDER = """
 import sys, mooncake
-config = mooncake.StoreConfig(segment_bytes=16 << 20, name="localhost:7701")
+metadata = sys.argv[2] if len(sys.argv) > 2 else "P2PHANDSHAKE"
+config = mooncake.StoreConfig(segment_bytes=16 << 20, name="localhost:7701", metadata=metadata)
 with mooncake.Store(sys.argv[1], config) as store:
     store.put("k", bytes(1 << 20))
     # The answer tells how much of the log is on disk.
@@ -115,7 +116,7 @@ def test_loss_of_the_log_is_logged_on_both_sides(tmp_path: Path):
         line = master.eventually(r".*clients come with memory of another log.*")[0]
         assert " WARN " in line
         assert 'client="localhost:7701" count=1' in line
-        line = lender.eventually(r".*the master does not know this memory.*")[0]
+        line = lender.eventually(r".*the master did not know this memory.*")[0]
         assert " WARN " in line
         assert "segments=1" in line
         lender.end()
@@ -129,3 +130,25 @@ def test_info_shows_who_joins_and_leaves(tmp_path: Path):
             master.eventually(r'a client registered client="localhost:7702" is_new=true')
             master.eventually(rf'mounts memory segment="localhost:7702" bytes={16 * MIB}')
         master.eventually(r'a client left client="localhost:7702"')
+
+
+def test_lost_metadata_server_is_a_warning_once(tmp_path: Path):
+    served = ("--enable_http_metadata_server=true", "--http_metadata_server_host=127.0.0.1")
+    served += ("--http_metadata_server_port=0",)
+    with logged_master(tmp_path / "a", "--rpc_port=0", *served) as (master, address):
+        found = READY.search(master.ready)
+        assert found is not None
+        where = f"http://{found[2]}/metadata"
+        level = {"MOONCAKE_LOG": "warn,mooncake_transfer_engine=debug"}
+        lender = Logged(tmp_path / "lender", "-c", LENDER, address, where, **level)
+        assert lender.ready == "ready\n"
+        master.end(signal.SIGKILL)
+    port = address.rpartition(":")[2]
+    with logged_master(tmp_path / "b", f"--rpc_port={port}"):
+        text = "the metadata server still lists memory"
+        lender.eventually(rf"WARN .*{text} that is gone")
+        lender.eventually(rf"(?s)(DEBUG .*{text}.*){{2}}")
+        seen = lender.text()
+        lender.end()
+    assert seen.count(f"{text} that is gone") == 1
+    assert "while peers still used it" not in seen

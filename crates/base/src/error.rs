@@ -93,11 +93,11 @@ codes! {
     SEGMENT_NOT_FOUND = -101, NotFound, "No segment of that name or id is mounted; check the name.";
     SEGMENT_ALREADY_EXISTS = -102, AlreadyExists, "A segment with that id is mounted already; use it or unmount it first.";
     CLIENT_NOT_FOUND = -103, NotFound, "The master does not know this client; it registers again by itself, then retry.";
-    NO_AVAILABLE_HANDLE = -200, NoSpace, "No segment has free space and nothing may be evicted; add memory, wait for leases to expire, or unpin objects.";
+    NO_AVAILABLE_HANDLE = -200, NoSpace, "No segment has a free range that is long enough, and what may be evicted would not make one; add memory, wait for leases to expire, or unpin objects.";
     INVALID_VERSION = -300, NotSupported, "The two sides speak different protocol versions; upgrade the older one.";
-    INVALID_KEY = -400, InvalidArgument, "The key is not acceptable; keys are 1 byte to 64 KiB long.";
+    INVALID_KEY = -400, InvalidArgument, "The key is longer than 64 KiB; use a shorter one. An empty key gives -600, as in upstream.";
     WRITE_FAIL = -500, TransferFailed, "Writing failed; retry.";
-    INVALID_PARAMS = -600, InvalidArgument, "An argument is wrong; the message names it.";
+    INVALID_PARAMS = -600, InvalidArgument, "An argument is wrong, or upstream's setup reached no master, or one that refused its token; the message names the cause.";
     ILLEGAL_CLIENT = -601, PermissionDenied, "The other end asks for a token that this process does not have, or another client began the operation; set the token that the message names, or use the client that began it.";
     INVALID_WRITE = -700, InvalidArgument, "(never returned today) The write is outside the object; check offset and size.";
     INVALID_READ = -701, InvalidArgument, "(never returned today) The read is outside the object; check offset and size.";
@@ -265,7 +265,12 @@ impl Error {
     /// Adds a name and a value to the context.
     #[must_use]
     pub fn with(mut self, name: &'static str, value: impl fmt::Display) -> Self {
-        Arc::make_mut(&mut self.0).context.push((name.into(), value.to_string()));
+        let value = value.to_string();
+        let context = &mut Arc::make_mut(&mut self.0).context;
+        // Callers on several levels may name the same thing.
+        if !context.iter().any(|(known, present)| known == name && *present == value) {
+            context.push((name.into(), value));
+        }
         self
     }
 
@@ -389,6 +394,12 @@ mod tests {
         let error = error.with("peer", "host:1");
         assert_eq!(error.to_string(), "no object key=k peer=host:1");
         assert_eq!(error.context().collect::<Vec<_>>(), [("key", "k"), ("peer", "host:1")]);
+    }
+
+    #[test]
+    fn equal_fields_are_shown_once() {
+        let error = Error::invalid("bad").with("file", "/x").with("file", "/x").with("file", "/y");
+        assert_eq!(error.to_string(), "bad file=/x file=/y");
     }
 
     #[test]

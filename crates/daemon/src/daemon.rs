@@ -81,7 +81,8 @@ impl Daemon {
             },
         )?;
         let serve = |port| client.serve_with(HTTP_HOST, port, &runtime, relay.metrics());
-        let http = config.http().map(serve).transpose()?;
+        let http = config.http().map(serve).transpose();
+        let http = http.map_err(|error| error.with("option", "--http_port"))?;
         Ok(Self { relay, http, client, engine })
     }
 

@@ -76,6 +76,15 @@ fn reports_invalid_settings() {
         assert_eq!(done.status.code(), Some(1), "{arguments:?}: {stderr}");
         assert!(stderr.contains(words), "{arguments:?}: {stderr}");
     };
+    let cluster = Cluster::start(ClusterSettings::default()).unwrap();
+    let (master, http) = (
+        format!("--master_server_address={}", cluster.address()),
+        format!("--http_port={}", taken.local_addr().unwrap().port()),
+    );
+    let own = ["--port=0", "--metadata_server=P2PHANDSHAKE", "--enable_http_server"];
+    let words = "option=--http_port: ";
+    check(&[&[&*master, &*http], &own[..]].concat(), words);
+    check(&[&[&*master, &*http], &own[..]].concat(), &format!("(pid {})", std::process::id()));
     let no_master = "--master_server_address=127.0.0.1:1";
     check(&["--prot=1"], "port");
     check(&["--protocol=carrier-pigeon"], "carrier-pigeon");

@@ -100,6 +100,20 @@ fn fatal_settings_exit_one_with_message() {
 }
 
 #[test]
+fn unusable_state_dir_is_named_with_its_option() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("file");
+    std::fs::write(&file, "").unwrap();
+    for path in [file.clone(), file.join("below")] {
+        let flag = format!("--state_dir={}", path.display());
+        let (code, _, error) = ended(&[FREE[0], FREE[1], FREE[2], FREE[3], &flag]);
+        assert_eq!(code, 1);
+        let words = format!("by --state_dir state_dir={}", path.display());
+        assert!(error.contains(&words), "{error}");
+    }
+}
+
+#[test]
 fn occupied_port_exits_one_and_is_named() {
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = taken.local_addr().unwrap().port().to_string();

@@ -73,9 +73,13 @@ impl HttpServer {
         runtime: &Handle,
     ) -> Result<Self> {
         let cannot = |source: std::io::Error| {
-            Error::invalid("the client's HTTP server cannot listen on the address")
-                .with("address", SocketAddr::new(host, port))
-                .caused_by(source)
+            let is_taken = source.kind() == std::io::ErrorKind::AddrInUse;
+            let mut error = Error::invalid("the client's HTTP server cannot listen on the address")
+                .with("address", SocketAddr::new(host, port));
+            if let Some(holder) = mooncake_os::port_holder(port).filter(|_| is_taken) {
+                error = error.with("held_by", holder);
+            }
+            error.caused_by(source)
         };
         let listener = std::net::TcpListener::bind((host, port)).map_err(cannot)?;
         listener.set_nonblocking(true).map_err(cannot)?;

@@ -132,6 +132,7 @@ impl ClientSession {
             self.config.refuses_ignored_tenant && self.config.tenant != TenantId::default();
         let mut registration = Registration::new(&self.state.lock(), refuses_ignored_tenant);
         let mut announced = Vec::new();
+        let mut lost_segments = 0;
         loop {
             match registration.next_step() {
                 RegistrationStep::Register => {
@@ -160,15 +161,7 @@ impl ClientSession {
                             lost.iter().map(|&at| announced[at].clone()).collect()
                         }
                     };
-                    if !registration.is_first() {
-                        tracing::warn!(
-                            client = self.lifetime.name(),
-                            master = %self.rpc.address(),
-                            segments = lost.len(),
-                            "the master does not know this memory: it has another log, or dropped \
-                             the client; the objects in it are gone, and it is mounted anew"
-                        );
-                    }
+                    lost_segments += lost.len();
                     replaced.extend(self.replace_segments(&lost)?);
                     registration.replaced(self.segments.count());
                 }
@@ -180,9 +173,24 @@ impl ClientSession {
                         deadline,
                     )?)?;
                 }
-                RegistrationStep::Done => return Ok(registration),
+                RegistrationStep::Done => {
+                    if lost_segments > 0 && !registration.is_first() {
+                        self.warn_of_lost_objects(lost_segments);
+                    }
+                    return Ok(registration);
+                }
             }
         }
+    }
+
+    fn warn_of_lost_objects(&self, segments: usize) {
+        tracing::warn!(
+            client = self.lifetime.name(),
+            master = %self.rpc.address(),
+            segments,
+            "the master did not know this memory: it has another log, or dropped the client; the \
+             objects in it are gone, and it is mounted anew"
+        );
     }
 
     fn request_registration(&self, deadline: Moment) -> Result<Registered> {

@@ -64,6 +64,8 @@ pub struct Engine {
 struct Inner {
     config: EngineConfig,
     generation: u64,
+    /// The metadata server could not be told that memory is gone.
+    is_announcement_late: AtomicBool,
     rpc: Endpoint,
     template: Arc<DescriptorTemplate>,
     exported: Arc<ExportedMemory>,

@@ -252,7 +252,7 @@ fn bad_request(why: &str) -> Response {
 }
 
 /// Returns the error reply of a failed call with upstream's status. Invalid requests get the
-/// message, other failures the name of the error code.
+/// message, other failures the name of the error code, as upstream's, and the message.
 fn item_failure(from: &v1::Failure) -> Response {
     let error = Error::from(from);
     let code = error.code();
@@ -268,6 +268,6 @@ fn item_failure(from: &v1::Failure) -> Response {
     };
     match code {
         ErrorCode::INVALID_PARAMS => failure(status, &error),
-        _ => failure(status, &Error::new(code, code.name())),
+        _ => failure(status, &Error::new(code, format!("{}: {error}", code.name()))),
     }
 }

@@ -10,6 +10,9 @@ use super::yaml;
 /// The maximum size of the file.
 const FILE_BYTES_MAX: u64 = 16 << 20;
 
+/// An example of the file, on one line.
+const FORM: &str = "`version: 1`, and below `tenants:` a list of `- name: chat` and `quota: 10GB`";
+
 /// The quotas in the file.
 #[derive(Debug)]
 pub struct QuotaFile {
@@ -92,8 +95,14 @@ fn parse(text: &str) -> Result<BTreeMap<String, u64>> {
         Value::String(text) if text.is_empty() => Some(&[][..]),
         _ => None,
     };
-    let (Some(tenants), "1") = (tenants, document["version"].as_str().unwrap_or_default()) else {
-        return Err(Error::invalid("a quota file needs `version: 1` and `tenants`"));
+    let is_known = document["version"].as_str() == Some("1");
+    let Some(tenants) = tenants.filter(|_| is_known) else {
+        let why = match (is_known, &document["tenants"]) {
+            (true, Value::Null) => "the quota file has no `tenants`",
+            (true, _) => "`tenants` of the quota file is no list",
+            (false, _) => "the quota file does not begin with `version: 1`",
+        };
+        return Err(Error::invalid(format!("{why}; it has the form {FORM}")));
     };
     check_fields(&document, &["version", "tenants"])?;
     let mut quotas = BTreeMap::new();
@@ -183,6 +192,20 @@ mod tests {
             "{",
         ] {
             assert!(read(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn refusal_shows_the_form() {
+        for (text, why) in [
+            ("", "does not begin with `version: 1`"),
+            ("version: 1\ntenants: {}\n", "`tenants` of the quota file is no list"),
+            ("version: 1\n", "has no `tenants`"),
+        ] {
+            let error = read(text).unwrap_err().to_string();
+            assert!(error.contains(why), "{text}: {error}");
+            assert!(error.contains("a list of `- name: chat` and `quota: 10GB`"), "{error}");
+            assert!(!error.contains('\n') && !error.contains("  "), "{error}");
         }
     }
 

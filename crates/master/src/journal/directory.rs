@@ -33,14 +33,17 @@ impl Directory {
     /// # Errors
     /// The directory cannot be created or written to, or another master has locked it.
     pub(crate) fn lock(path: &Path) -> Result<Self> {
-        fs::create_dir_all(path).map_err(|source| file_error("cannot be made", path, source))?;
+        let unusable = |source: io::Error| {
+            let why = "the state directory cannot be used; name a directory that can be created \
+                       and written to by --state_dir";
+            Error::new(ErrorCode::PERSISTENT_FAIL, why)
+                .with("state_dir", path.display())
+                .caused_by(source)
+        };
+        fs::create_dir_all(path).map_err(unusable)?;
         let lock = path.join(LOCK);
-        let file = File::options()
-            .create(true)
-            .truncate(false)
-            .write(true)
-            .open(&lock)
-            .map_err(|source| file_error("cannot be written to", path, source))?;
+        let file = File::options().create(true).truncate(false).write(true).open(&lock);
+        let file = file.map_err(unusable)?;
         match file.try_lock() {
             Ok(()) => {
                 let disk = Arc::new(SystemDisk { path: path.to_owned() });

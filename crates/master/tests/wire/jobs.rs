@@ -19,6 +19,15 @@ fn failure(code: i32, message: &str) -> Value {
     json!({"success": false, "error_code": code, "error_message": message})
 }
 
+/// Asserts the reply to a refused call: the number and the name of the code, then the message.
+#[track_caller]
+fn refused((status, reply): (u16, Value), expected: (u16, i32, &str), words: &str) {
+    let (expected_status, code, name) = expected;
+    assert_eq!((status, &reply["error_code"]), (expected_status, &json!(code)), "{reply}");
+    let message = reply["error_message"].as_str().unwrap();
+    assert!(message.starts_with(&format!("{name}: ")) && message.contains(words), "{message}");
+}
+
 #[test]
 fn drain_is_created_queried_and_cancelled() {
     let running = Running::whole();
@@ -33,7 +42,7 @@ fn drain_is_created_queried_and_cancelled() {
     assert_eq!((status, &made["success"], &made["status"]), (200, &json!(true), &json!("CREATED")));
     assert_eq!((&made["error_code"], &made["error_message"]), (&json!(0), &json!("")));
     let again = post(r#"{"segments": ["127.0.0.1:1"]}"#);
-    assert_eq!(again, (409, failure(-1010, "UNAVAILABLE_IN_CURRENT_STATUS")));
+    refused(again, (409, -1010, "UNAVAILABLE_IN_CURRENT_STATUS"), "segment=127.0.0.1:1");
     let id = made["job_id"].as_str().unwrap();
     let query = format!("/api/v1/drain_jobs/query?job_id={id}");
     eventually("it has begun", || {
@@ -65,7 +74,7 @@ fn drain_is_created_queried_and_cancelled() {
 fn invalid_drain_is_refused_like_upstream() {
     let running = Running::whole();
     let post = |body: &str| ask(&running, "POST", "/api/v1/drain_jobs", body);
-    assert_eq!(post(r#"{"segments": ["x"]}"#), (404, failure(-101, "SEGMENT_NOT_FOUND")));
+    refused(post(r#"{"segments": ["x"]}"#), (404, -101, "SEGMENT_NOT_FOUND"), "segment=x");
     let (status, empty) = post(r#"{"segments": []}"#);
     assert_eq!((status, &empty["error_code"]), (400, &json!(-600)));
     let (status, bad) = post("{");
@@ -73,7 +82,7 @@ fn invalid_drain_is_refused_like_upstream() {
     assert!(bad["error_message"].as_str().unwrap().starts_with("Invalid JSON body: "), "{bad}");
     for (method, path) in [("GET", "query"), ("POST", "cancel")] {
         let unknown = ask(&running, method, &format!("/api/v1/drain_jobs/{path}?job_id=1-2"), "");
-        assert_eq!(unknown, (404, failure(-1402, "JOB_NOT_FOUND")));
+        refused(unknown, (404, -1402, "JOB_NOT_FOUND"), "job=1-2");
         let bad = ask(&running, method, &format!("/api/v1/drain_jobs/{path}?job_id=x"), "");
         assert_eq!(bad, (400, failure(-600, "Missing or invalid job_id")));
     }
@@ -145,18 +154,20 @@ fn quotas_are_listed_set_and_removed() {
     assert_eq!(ask(&running, "GET", one, "").1["data"]["requested_quota_bytes"], 1024);
     let gone = json!({"success": true, "data": null});
     assert_eq!(ask(&running, "DELETE", one, ""), (200, gone));
-    assert_eq!(ask(&running, "DELETE", one, ""), (404, failure(-704, "OBJECT_NOT_FOUND")));
-    assert_eq!(ask(&running, "GET", one, ""), (404, failure(-704, "OBJECT_NOT_FOUND")));
+    for method in ["DELETE", "GET"] {
+        refused(ask(&running, method, one, ""), (404, -704, "OBJECT_NOT_FOUND"), "quota");
+    }
 }
 
 #[test]
 fn no_quotas_without_multi_tenancy() {
     let running = Running::whole();
-    let refused = failure(-1011, "UNAVAILABLE_IN_CURRENT_MODE");
-    assert_eq!(ask(&running, "GET", "/api/v1/tenant_quotas", ""), (409, refused.clone()));
     let target = "/api/v1/tenant_quotas?tenant_id=a";
-    let put = ask(&running, "PUT", target, r#"{"requested_quota_bytes": 7}"#);
-    assert_eq!(put, (409, refused));
+    for (method, body) in [("GET", ""), ("PUT", r#"{"requested_quota_bytes": 7}"#)] {
+        let reply = ask(&running, method, target, body);
+        let why = "quotas need --enable_multi_tenants";
+        refused(reply, (409, -1011, "UNAVAILABLE_IN_CURRENT_MODE"), why);
+    }
     assert_eq!(get(running.admin(), "/api/v1/drain_jobs").status, 404);
 }
 

@@ -15,7 +15,7 @@ mod redis;
 
 use std::{fmt, sync::Arc, time::Duration};
 
-use mooncake_base::{Endpoint, Error, ErrorCode, Moment, Result};
+use mooncake_base::{Endpoint, Error, ErrorCode, Moment, Result, options::nearest};
 
 use crate::{discovery::descriptor::SegmentDescriptor, token::Token};
 
@@ -105,12 +105,20 @@ impl fmt::Debug for RedisLogin {
 /// The address names no supported store; the error lists the supported ones.
 pub fn open(address: &str, settings: MetadataSettings) -> Result<Arc<dyn MetadataStore>> {
     let address = address.trim();
-    if address.eq_ignore_ascii_case("P2PHANDSHAKE") {
+    if address.eq_ignore_ascii_case(P2P) {
         return Ok(Arc::new(p2p::P2pStore::new(settings.token)));
     }
     if address.is_empty() {
         let text = format!("the address of the metadata server is empty; {KNOWN}");
         return Err(Error::invalid(text));
+    }
+    // A word without a port may be the name of an etcd host, but hardly one like this.
+    if !address.contains([':', '/', '.']) && nearest(&address.to_ascii_uppercase(), [P2P]).is_some()
+    {
+        let text = format!("the metadata server is misspelled; {KNOWN}");
+        return Err(Error::invalid(text)
+            .with("metadata_server", address)
+            .with("did_you_mean", P2P));
     }
     let (scheme, place) = address.split_once("://").unwrap_or(("etcd", address));
     let prefix = &settings.prefix;
@@ -129,6 +137,9 @@ pub fn open(address: &str, settings: MetadataSettings) -> Result<Arc<dyn Metadat
         }
     }
 }
+
+/// The word for no metadata server.
+const P2P: &str = "P2PHANDSHAKE";
 
 /// The supported kinds, for error messages.
 const KNOWN: &str =
@@ -170,6 +181,17 @@ mod tests {
         for bad in ["", " ", "http://", "http://:80:80/", "etcd://", "etcd://a:1,,", "redis://a/x"]
         {
             assert!(open(bad, MetadataSettings::default()).is_err(), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn misspelled_word_is_no_etcd_host() {
+        for bad in ["P2PHANDSHAK", "p2p_handshake", "P2PHANDSHAKEE"] {
+            let error = open(bad, MetadataSettings::default()).unwrap_err();
+            assert!(error.to_string().ends_with("did_you_mean=P2PHANDSHAKE"), "{error}");
+        }
+        for good in ["etcd-1", "localhost", "P2PHANDSHAK:2379"] {
+            assert!(open(good, MetadataSettings::default()).is_ok(), "{good}");
         }
     }
 

@@ -85,10 +85,10 @@ impl Engine {
                 return;
             }
             let Some(inner) = weak.upgrade() else { return };
-            let taken = inner.withdraw(base).and_then(|()| inner.announce());
-            if let Err(error) = taken {
+            if let Err(error) = inner.withdraw(base) {
                 tracing::warn!(%error, "memory was dropped while peers still used it");
             }
+            inner.announce_withdrawal();
         }
     }
 }
@@ -141,6 +141,21 @@ impl Inner {
             return Ok(());
         }
         self.publish()
+    }
+
+    /// Announces that memory is gone. Of repeated failures only the first is a warning.
+    fn announce_withdrawal(&self) {
+        let announced = self.announce();
+        let has_failed = announced.is_err();
+        let had_failed = self.is_announcement_late.swap(has_failed, Ordering::Relaxed);
+        match announced {
+            Err(error) if !had_failed => tracing::warn!(
+                %error,
+                "the metadata server still lists memory that is gone, until it can be told"
+            ),
+            Err(error) => tracing::debug!(%error, "the metadata server still lists memory"),
+            Ok(()) => {}
+        }
     }
 
     pub(super) fn publish(&self) -> Result<()> {

@@ -94,6 +94,7 @@ impl Engine {
         let inner = Arc::new(Inner {
             config,
             generation,
+            is_announcement_late: AtomicBool::new(false),
             rpc: rpc_endpoint,
             template,
             exported,

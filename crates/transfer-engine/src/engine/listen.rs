@@ -45,6 +45,13 @@ impl Listeners {
             None if is_loopback(&host) => loopback(&host),
             None => wildcard(&host),
         };
+        if is_foreign(&host) {
+            tracing::warn!(
+                host,
+                "this machine has no such address: peers are told to come there, and reach this \
+                 process only if the network translates it"
+            );
+        }
         let fixed = endpoint.and_then(|endpoint| endpoint.port).filter(|_| config.is_port_fixed);
         let rpc = match fixed {
             Some(port) => listen(address, port)
@@ -125,6 +132,11 @@ fn is_own_address(host: &str) -> bool {
         let is_shared = address.is_loopback() || address.is_unspecified();
         !is_shared && UdpSocket::bind((address, 0)).is_ok()
     })
+}
+
+/// Returns whether the text is an address that this host does not have.
+fn is_foreign(host: &str) -> bool {
+    host.parse::<IpAddr>().is_ok_and(|address| UdpSocket::bind((address, 0)).is_err())
 }
 
 /// The address that is published on a metadata server: the one on the network that leads to that
@@ -274,6 +286,7 @@ mod tests {
     fn own_address_is_neither_loopback_nor_of_another_host() {
         for other in ["127.0.0.1", "0.0.0.0", "::", "192.0.2.1", "a-name"] {
             assert!(!is_own_address(other), "{other}");
+            assert_eq!(is_foreign(other), other == "192.0.2.1", "{other}");
         }
     }
 }

@@ -178,7 +178,7 @@ impl Tenants {
         if self.is_enforced {
             return Ok(());
         }
-        let why = "the master runs without --enable_multi_tenants";
+        let why = "quotas need --enable_multi_tenants, without which the master runs";
         Err(Error::new(ErrorCode::UNAVAILABLE_IN_CURRENT_MODE, why))
     }
 

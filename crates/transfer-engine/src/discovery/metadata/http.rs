@@ -58,6 +58,10 @@ impl HttpServer {
             .with("key", key)
             .with("status", answer.status)
             .with("answer", answer.quoted())
+            .with_remedy(
+                "Check that the URL is that of a metadata server, as in http://HOST:PORT/metadata; \
+                 mooncake_master has one with --enable_http_metadata_server.",
+            )
     }
 }
 
