@@ -82,7 +82,7 @@ def logged_master(path: Path, *flags: str, **environment: str) -> Iterator[tuple
         master.end()
 
 
-def test_expired_client_is_logged_with_what_it_held(tmp_path: Path):
+def test_expired_client_is_logged_with_what_it_held(tmp_path: Path) -> None:
     with logged_master(tmp_path / "log", "--rpc_port=0", "--client_ttl=1") as (master, address):
         lender = Logged(tmp_path / "lender", "-c", LENDER, address)
         assert lender.ready == "ready\n"
@@ -94,7 +94,7 @@ def test_expired_client_is_logged_with_what_it_held(tmp_path: Path):
         assert re.search(rf"segments=1 copies=2 bytes={MIB + 8}\b", line)
 
 
-def test_wrong_tokens_are_logged_once_a_minute(tmp_path: Path):
+def test_wrong_tokens_are_logged_once_a_minute(tmp_path: Path) -> None:
     secret = {"MOONCAKE_MASTER_TOKEN": "the token of this test"}
     with logged_master(tmp_path / "log", "--rpc_port=0", **secret) as (master, address):
         for token in ("another token, wrong", None, "another token, wrong"):
@@ -104,15 +104,15 @@ def test_wrong_tokens_are_logged_once_a_minute(tmp_path: Path):
         assert master.text().count("refused a client") == 1
 
 
-def test_loss_of_the_log_is_logged_on_both_sides(tmp_path: Path):
+def test_loss_of_the_log_is_logged_on_both_sides(tmp_path: Path) -> None:
     first, second = tmp_path / "first", tmp_path / "second"
     flags = ("--rpc_port=0", f"--state_dir={first}", "--log_sync=always")
     with logged_master(tmp_path / "a", *flags) as (_, address):
         lender = Logged(tmp_path / "lender", "-c", LENDER, address)
         assert lender.ready == "ready\n"
     port = address.rpartition(":")[2]
-    flags = (f"--rpc_port={port}", f"--state_dir={second}")
-    with logged_master(tmp_path / "b", *flags) as (master, _):
+    others = (f"--rpc_port={port}", f"--state_dir={second}")
+    with logged_master(tmp_path / "b", *others) as (master, _):
         line = master.eventually(r".*clients come with memory of another log.*")[0]
         assert " WARN " in line
         assert 'client="localhost:7701" count=1' in line
@@ -122,7 +122,7 @@ def test_loss_of_the_log_is_logged_on_both_sides(tmp_path: Path):
         lender.end()
 
 
-def test_info_shows_who_joins_and_leaves(tmp_path: Path):
+def test_info_shows_who_joins_and_leaves(tmp_path: Path) -> None:
     level = {"MC_LOG_LEVEL": "info"}
     with logged_master(tmp_path / "log", "--rpc_port=0", **level) as (master, address):
         config = mooncake.StoreConfig(segment_bytes=16 * MIB, name="localhost:7702")
@@ -132,9 +132,9 @@ def test_info_shows_who_joins_and_leaves(tmp_path: Path):
         master.eventually(r'a client left client="localhost:7702"')
 
 
-def test_lost_metadata_server_is_a_warning_once(tmp_path: Path):
-    served = ("--enable_http_metadata_server=true", "--http_metadata_server_host=127.0.0.1")
-    served += ("--http_metadata_server_port=0",)
+def test_lost_metadata_server_is_a_warning_once(tmp_path: Path) -> None:
+    served = [f"--http_metadata_server_{option}" for option in ("host=127.0.0.1", "port=0")]
+    served.append("--enable_http_metadata_server=true")
     with logged_master(tmp_path / "a", "--rpc_port=0", *served) as (master, address):
         found = READY.search(master.ready)
         assert found is not None

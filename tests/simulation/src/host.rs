@@ -428,7 +428,7 @@ fn serve_tasks(
         }
         Call::Drain { segment } => {
             let segments = std::slice::from_ref(segment);
-            let new = NewJob { segments, targets: &[], concurrency: 2 };
+            let new = NewJob { segments, targets: &[], concurrency: 2, may_evict: false };
             state.tasks().create_job_once(now, new, item).map(Reply::Job)
         }
         Call::CancelDrain { job } => state.tasks().cancel_job(now, *job).map(|()| Reply::Done),

@@ -200,8 +200,8 @@ impl Simulator {
     pub(crate) fn forget_expired(&mut self) {
         let expired = self.host.state().map(|state| state.take_expired()).unwrap_or_default();
         for client in expired {
-            self.host.answers.forget(client);
-            self.executed.forget(client);
+            self.host.answers.forget(client.id);
+            self.executed.forget(client.id);
         }
     }
 }
