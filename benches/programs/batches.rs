@@ -82,7 +82,10 @@ fn put_all(client: &Client, keys: &[ObjectKey], ranges: &[[LocalRange; 1]]) -> R
         .map(|(key, parts)| PutItem { key: key.into(), parts: parts.as_slice() })
         .collect();
     for outcome in client.put(&items, &PutOptions::default()) {
-        ensure!(matches!(outcome?, PutOutcome::Stored { replicas: 1 }), "the key existed already");
+        ensure!(
+            matches!(outcome?, PutOutcome::Stored { replicas: 1, .. }),
+            "the key existed already"
+        );
     }
     Ok(())
 }

@@ -647,6 +647,11 @@ class Store:
         memory is read in place during the call.
         """
 
+    def put_versions(
+        self, keys: _Keys, values: _Values, *, options: _Options = None, is_upsert: bool = False
+    ) -> list[int | MooncakeError]:
+        """Put values: the version of each new object, 0 where an existing object was kept."""
+
     def put_from(
         self, keys: _Keys, ranges: _Ranges, *, options: _Options = None, is_upsert: bool = False
     ) -> list[bool | MooncakeError]:

@@ -177,7 +177,7 @@ fn put(client: &Client, keys: &[ObjectKey], ranges: &[[LocalRange; 1]]) {
     let parts = keys.iter().zip(ranges);
     let items: Vec<_> = parts.map(|(key, parts)| PutItem { key: key.into(), parts }).collect();
     for outcome in client.put(&items, &PutOptions::default()) {
-        assert!(matches!(outcome.unwrap(), PutOutcome::Stored { replicas: 1 }));
+        assert!(matches!(outcome.unwrap(), PutOutcome::Stored { replicas: 1, .. }));
     }
 }
 

@@ -144,7 +144,8 @@ impl Pending {
         self.begin(py, move |client| {
             let stored = client.map(|client| {
                 let ranges: Vec<&[LocalRange]> = views.iter().map(Views::ranges).collect();
-                transfer::put(client, &names, &ranges, options)
+                let stored = transfer::put(client, &names, &ranges, options).into_iter();
+                stored.map(|stored| stored.map(|version| version.is_some())).collect()
             });
             Box::new(move |py| {
                 drop(views);

@@ -214,7 +214,24 @@ impl Store {
         or_raise(py, check_same_length("values", values.len(), keys.len()))?;
         let views = values.iter().map(Views::of).collect::<PyResult<Vec<_>>>()?;
         let ranges: Vec<&[LocalRange]> = views.iter().map(Views::ranges).collect();
-        self.put_ranges(py, &keys, &ranges, (options, is_upsert))
+        self.put_ranges(py, &keys, &ranges, (options, is_upsert), |stored| stored.is_some())
+    }
+
+    /// Puts values: the version of each new object, 0 where an existing object was kept.
+    #[pyo3(signature = (keys, values, *, options = None, is_upsert = false))]
+    fn put_versions<'py>(
+        &self,
+        py: Python<'py>,
+        keys: Keys<'py>,
+        values: Vec<Bound<'py, PyAny>>,
+        options: Option<&Bound<'py, PutOptions>>,
+        is_upsert: bool,
+    ) -> PyResult<Bound<'py, PyList>> {
+        or_raise(py, check_same_length("values", values.len(), keys.len()))?;
+        let views = values.iter().map(Views::of).collect::<PyResult<Vec<_>>>()?;
+        let ranges: Vec<&[LocalRange]> = views.iter().map(Views::ranges).collect();
+        let version = |stored: Option<Version>| stored.map_or(0, |version| version.0);
+        self.put_ranges(py, &keys, &ranges, (options, is_upsert), version)
     }
 
     /// Puts values from addresses: true where the value was stored, false where an existing object
@@ -229,7 +246,7 @@ impl Store {
         is_upsert: bool,
     ) -> PyResult<Bound<'py, PyList>> {
         or_raise(py, check_same_length("ranges", ranges.len(), keys.len()))?;
-        self.put_ranges(py, &keys, &ranges.items(), (options, is_upsert))
+        self.put_ranges(py, &keys, &ranges.items(), (options, is_upsert), |stored| stored.is_some())
     }
 
     /// Gets objects as `bytes`.
@@ -749,17 +766,19 @@ impl Store {
         outcome_list(py, keys, results)
     }
 
-    fn put_ranges<'py>(
+    fn put_ranges<'py, T: IntoPyObject<'py>>(
         &self,
         py: Python<'py>,
         keys: &[Bound<'py, PyAny>],
         values: &[&[LocalRange]],
         (options, is_upsert): (Option<&Bound<'py, PutOptions>>, bool),
+        outcome: impl Fn(Option<Version>) -> T,
     ) -> PyResult<Bound<'py, PyList>> {
         let names = PackedKeys::from_slice(keys)?;
         let options = batch_options(py, options, is_upsert, keys.len())?;
         let stored = self.call(py, |client| transfer::put(client, &names, values, options))?;
-        outcome_list(py, keys, stored)
+        let outcomes = stored.into_iter().map(|stored| stored.map(&outcome)).collect();
+        outcome_list(py, keys, outcomes)
     }
 }
 

@@ -128,6 +128,8 @@ pub enum PutOutcome {
     Stored {
         /// Number of replicas: at least 1, fewer than requested if some could not be written.
         replicas: u32,
+        /// Version of the object.
+        version: Version,
     },
     /// An object with this key existed and was kept.
     Existed,

@@ -6,7 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use mooncake_base::{ErrorCode, Result, requirement::is_long_run};
+use mooncake_base::{ErrorCode, Result, Version, requirement::is_long_run};
 use mooncake_proto::v1::request::Call;
 use mooncake_store_client::{
     ClientConfig, LinkConfig, Parts, PutItem, PutOptions, PutOutcome, SocketLink,
@@ -94,7 +94,7 @@ fn put_once(node: &Node, way: Way, values: &[(String, Vec<u8>)]) -> Vec<Result<P
                     let parts = [Parts { key: &keys[at], offsets: &[0], memory: &ranges[at] }];
                     let written = client.sessions().write(&parts).remove(0);
                     client.sessions().end_writes(std::slice::from_ref(&keys[at])).remove(0)?;
-                    written.map(|_| PutOutcome::Stored { replicas: 1 })
+                    written.map(|_| PutOutcome::Stored { replicas: 1, version: Version(0) })
                 }
             };
             begun.into_iter().enumerate().map(|(at, begun)| end(at, begun)).collect()
@@ -199,7 +199,7 @@ fn put_after_an_unconfirmed_one_stores_its_own_value() {
         // The first put cannot be settled yet, so that another one cannot start.
         assert_eq!(put(b"second").unwrap_err().code(), ErrorCode::RPC_TIMEOUT);
         node.link.heal();
-        assert_eq!(put(b"third").unwrap(), PutOutcome::Stored { replicas: 1 });
+        assert!(matches!(put(b"third").unwrap(), PutOutcome::Stored { replicas: 1, .. }));
         assert_eq!(node.get(name).unwrap().unwrap(), b"third");
     }
 }
@@ -211,7 +211,7 @@ fn put_after_a_lost_start_stores_its_own_value() {
     node.link.inject(usize::MAX, Fault::LoseAnswer, |call| matches!(call, Call::PutStart(_)));
     assert_eq!(node.put("k", b"first").unwrap_err().code(), ErrorCode::RPC_TIMEOUT);
     node.link.heal();
-    assert_eq!(node.put("k", b"second").unwrap(), PutOutcome::Stored { replicas: 1 });
+    assert!(matches!(node.put("k", b"second").unwrap(), PutOutcome::Stored { replicas: 1, .. }));
     assert_eq!(node.get("k").unwrap().unwrap(), b"second");
 }
 
@@ -225,7 +225,7 @@ fn dropped_reservation_does_not_stand_in_the_way() {
     let other = reserved.pop().unwrap().unwrap();
     assert_eq!(node.put("other", b"abc").unwrap(), PutOutcome::Existed, "it is still reserved");
     drop(reserved);
-    assert_eq!(node.put("k", b"abc").unwrap(), PutOutcome::Stored { replicas: 1 });
+    assert!(matches!(node.put("k", b"abc").unwrap(), PutOutcome::Stored { replicas: 1, .. }));
     assert_eq!(node.get("k").unwrap().unwrap(), b"abc");
     drop(other);
     until(LIMIT, "dropped reservations are revoked", || {

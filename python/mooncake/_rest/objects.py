@@ -10,6 +10,8 @@ from urllib.parse import parse_qsl, unquote_to_bytes
 
 from mooncake._api.blocking.objects import ObjectCalls
 from mooncake._api.blocking.ranges import RangeCalls
+from mooncake._api.outcomes import only
+from mooncake._api.values import with_terms
 from mooncake._http import Headers, Reply, Request
 from mooncake._rest.openapi import description
 from mooncake._runtime import __version__
@@ -145,7 +147,7 @@ class ObjectRoutes(ObjectCalls, RangeCalls):
 
     def _described(self, reader: ObjectReader, request: Request) -> Reply | None:
         """Return the reply of HEAD, of a condition, or of a range; None if all bytes are needed."""
-        tag = _tag(reader)
+        tag = _tag(reader.version)
         wanted = request.headers.get("If-Match")
         if wanted is not None and not _names(wanted, tag):
             return _failed(412, f"the object has the version {tag}", code=_OTHER_VERSION)
@@ -172,15 +174,15 @@ class ObjectRoutes(ObjectCalls, RangeCalls):
         if known and version is not None:
             return _failed(400, "If-Match and If-None-Match exclude each other")
         is_kept = known == "*" or not _switch(request, "overwrite", default=True)
-        is_stored = self.put(
-            key,
-            request.body,
-            overwrite=not is_kept and version is None,
-            ttl_s=_seconds(request, "ttl_s"),
-            if_version=version,
+        ttl_s = _seconds(request, "ttl_s")
+        options = with_terms(None, ttl_s=ttl_s, tags=None, if_version=version)
+        is_upsert = not is_kept and version is None
+        stored = self._native.put_versions(
+            [key], [request.body], options=options, is_upsert=is_upsert
         )
-        if is_stored:
-            return Reply(204, b"", _BINARY, length=None)
+        new = only(stored)
+        if new:
+            return Reply(204, b"", _BINARY, (("ETag", _tag(new)),), length=None)
         if version is not None:
             text = "the object has another version, or is gone"
             return _failed(412, text, code=_OTHER_VERSION)
@@ -210,12 +212,12 @@ class _RefusedError(Exception):
         self.reply = reply
 
 
-def _tag(reader: ObjectReader) -> str:
-    return f'"{reader.version}"'
+def _tag(version: int) -> str:
+    return f'"{version}"'
 
 
 def _headers(reader: ObjectReader) -> Headers:
-    return (("Accept-Ranges", "bytes"), ("ETag", _tag(reader)))
+    return (("Accept-Ranges", "bytes"), ("ETag", _tag(reader.version)))
 
 
 def _whole(reader: ObjectReader, body: bytes | memoryview) -> Reply:

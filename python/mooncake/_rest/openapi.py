@@ -102,11 +102,11 @@ def _put() -> dict[str, Any]:
             _header("If-None-Match", "* stores the object only if there is none."),
         ],
         "requestBody": body,
-        "responses": {"204": {"description": _STORED}, **_failures(*statuses)},
+        "responses": {
+            "204": {"description": "The object is stored.", "headers": _TAG},
+            **_failures(*statuses),
+        },
     }
-
-
-_STORED = "The object is stored. HEAD tells its ETag, unless another client replaces it before."
 
 
 def _delete() -> dict[str, Any]:

@@ -2,7 +2,7 @@
 //! beside them. The cost per item is low, for batches of very many small objects. Calls for one
 //! object take values, return a plain number and raise on failure.
 
-use mooncake_base::{Error, Result};
+use mooncake_base::{Error, Result, Version};
 use mooncake_store_client::{Located, Presence};
 use mooncake_transfer_engine::LocalRange;
 use pyo3::{
@@ -139,7 +139,7 @@ pub(crate) fn put_one(
     let options = batch_options(py, options, is_upsert, 1)?;
     let memory = [caller_range(buffer_ptr.0, size.0)];
     let put = |client: &_| transfer::put(client, &names, &[&memory[..]], options);
-    single_outcome(key, store.get().call(py, put)?).map(|_: bool| 0)
+    single_outcome(key, store.get().call(py, put)?).map(|_: Option<Version>| 0)
 }
 
 /// Gets an object into memory at an address; returns its length.

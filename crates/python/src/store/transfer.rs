@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use mooncake_base::sync::Mutex;
-use mooncake_base::{Clock, Error, ErrorCode, Moment, ObjectKey, Result, SystemClock};
+use mooncake_base::{Clock, Error, ErrorCode, Moment, ObjectKey, Result, SystemClock, Version};
 use mooncake_store_client::{Client, Located, PutItem, PutOptions, PutOutcome, Read};
 use mooncake_transfer_engine::LocalRange;
 use pyo3::{prelude::*, types::PyBytes};
@@ -16,13 +16,13 @@ use crate::{
 /// Shortest time between two warnings about copies that were not made.
 const WARNING_INTERVAL: Duration = Duration::from_secs(10);
 
-/// Puts the valid items. True: stored; false: an existing object was kept.
+/// Puts the valid items. Returns the version of each new object; `None`: an existing object was kept.
 pub(crate) fn put(
     client: &Client,
     names: &PackedKeys,
     values: &[&[LocalRange]],
     mut options: PutOptions,
-) -> Vec<Result<bool>> {
+) -> Vec<Result<Option<Version>>> {
     let mut groups = std::mem::take(&mut options.groups).into_iter();
     let checked = names.iter().zip(values).map(|(key, parts)| {
         let group = groups.next();
@@ -35,15 +35,18 @@ pub(crate) fn put(
     let (items, invalid) = partition_valid(checked);
     let outcomes = invalid.merge_into(client.put(&items, &options));
     warn_of_fewer_copies(&outcomes, options.replicas);
-    let is_stored = |outcome| matches!(outcome, PutOutcome::Stored { .. });
-    outcomes.into_iter().map(|outcome| outcome.map(is_stored)).collect()
+    let version = |outcome| match outcome {
+        PutOutcome::Stored { version, .. } => Some(version),
+        PutOutcome::Existed => None,
+    };
+    outcomes.into_iter().map(|outcome| outcome.map(version)).collect()
 }
 
 /// Logs that objects have fewer copies than asked, at most once in [`WARNING_INTERVAL`].
 fn warn_of_fewer_copies(outcomes: &[Result<PutOutcome>], asked: u32) {
     static WARNED_AT: Mutex<Option<Moment>> = Mutex::new(None);
     let copies = |outcome: &Result<PutOutcome>| match outcome {
-        Ok(PutOutcome::Stored { replicas }) if *replicas < asked => Some(*replicas),
+        Ok(PutOutcome::Stored { replicas, .. }) if *replicas < asked => Some(*replicas),
         _ => None,
     };
     let Some(made) = outcomes.iter().filter_map(copies).min() else { return };

@@ -212,7 +212,7 @@ fn put(
 
 fn put_value(client: &Client, key: &str, value: &[u8], options: &PutOptions) -> Result<String> {
     Ok(match client.put_bytes(&self::key(key)?, value, options)? {
-        PutOutcome::Stored { replicas } => format!("stored {replicas}"),
+        PutOutcome::Stored { replicas, .. } => format!("stored {replicas}"),
         PutOutcome::Existed => "existed".to_owned(),
     })
 }

@@ -37,7 +37,7 @@ impl ClientInner {
             let replicas = upload.healthy_count();
             let closing = Closing::of(replicas > 0, upload.write_until(), now);
             outcomes.push(match closing {
-                Closing::End => Ok(PutOutcome::Stored { replicas }),
+                Closing::End => Ok(PutOutcome::Stored { replicas, version: upload.version() }),
                 Closing::NoReplica => Err(upload.no_replica_error(key)),
                 Closing::TooLate => Err(upload.window_error(key)),
             });
