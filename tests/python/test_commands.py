@@ -480,10 +480,10 @@ def test_explain_takes_names_of_exceptions():
         [str(number), name] for number, name, *_ in codes
     ]
     assert mooncake.errors.explain("nospaceerror") == done.stdout.rstrip("\n")
-    done = command("explain", "NoSpaceEror")
+    done = command("explain", "NoSpacError")
     assert (done.returncode, done.stdout) == (
         1,
-        "NoSpaceEror: unknown code; did you mean NoSpaceError?\n",
+        "NoSpacError: unknown code; did you mean NoSpaceError?\n",
     )
 
 

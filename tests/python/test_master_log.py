@@ -128,7 +128,7 @@ def test_info_shows_who_joins_and_leaves(tmp_path: Path) -> None:
         config = mooncake.StoreConfig(segment_bytes=16 * MIB, name="localhost:7702")
         with mooncake.Store(address, config):
             master.eventually(r'a client registered client="localhost:7702" is_new=true')
-            master.eventually(rf'mounts memory segment="localhost:7702" bytes={16 * MIB}')
+            master.eventually(rf'mounts memory client="localhost:7702" segments=1 bytes={16 * MIB}')
         master.eventually(r'a client left client="localhost:7702"')
 
 

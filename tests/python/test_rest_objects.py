@@ -297,7 +297,7 @@ def test_unknown_paths_get_json(service: MooncakeStoreService):
 
 def test_misspelled_field_gets_a_suggestion(capsys):
     with pytest.raises(SystemExit) as ended:
-        parse_arguments(["-D", "master_server_adress=localhost:1"])
+        parse_arguments(["-D", "masterserver_address=localhost:1"])
     assert ended.value.code == 2
     assert "did you mean master_server_address=...?" in capsys.readouterr().err
     with pytest.raises(SystemExit):

@@ -60,12 +60,14 @@ impl ClientService {
         if clients.is_empty() || end == ConnectionEnd::ByMaster {
             return;
         }
+        for &client in &clients {
+            let client = self.sessions.name(client);
+            tracing::info!(client, "a client lost its connection: its objects are hidden");
+        }
         let now = self.shared.now();
         let mut state = self.shared.lock();
         for client in clients {
             state.suspect(now, client);
-            let name = self.sessions.name(client);
-            tracing::info!(client = name, "a client lost its connection: its objects are hidden");
             if end == ConnectionEnd::ByPeer {
                 state.record_disconnect(client);
             }
@@ -207,6 +209,14 @@ impl ClientService {
         let shared = &self.shared;
         let caller = Caller::try_from(r.caller.as_ref())?;
         let now = shared.now();
+        // Log lines are written while the state is not locked: nobody waits for the log's reader.
+        tracing::info!(
+            client = self.sessions.name(caller.client),
+            segments = r.segments.len(),
+            bytes = r.segments.iter().fold(0, |sum: u64, it| sum.saturating_add(it.length)),
+            is_resumed = r.resume,
+            "a client mounts memory"
+        );
         let mut state = shared.lock();
         state.check_sequence(caller.client, r.sequence)?;
         if r.is_all {
@@ -225,12 +235,6 @@ impl ClientService {
                     // A later message may have been processed between two slices.
                     state.check_sequence(caller.client, r.sequence)?;
                     let spec = segment_from_wire(segment)?;
-                    tracing::info!(
-                        segment = spec.name,
-                        bytes = spec.length,
-                        is_resumed = r.resume,
-                        "a client mounts memory"
-                    );
                     match r.resume {
                         true => state.resume(caller.client, &spec),
                         false => state.mount(now, caller.client, spec),
@@ -253,6 +257,8 @@ impl ClientService {
         let caller = Caller::try_from(r.caller.as_ref())?;
         let grace = Duration::from_millis(r.grace_period_ms);
         let now = shared.now();
+        let client = self.sessions.name(caller.client);
+        tracing::info!(client, segments = r.segments.len(), ?grace, "a client unmounts memory");
         shared.lock().check_sequence(caller.client, r.sequence)?;
         let mut results = Vec::with_capacity(r.segments.len());
         for slice in r.segments.chunks(UNMOUNT_SLICE) {
@@ -264,8 +270,6 @@ impl ClientService {
                     let id = SegmentId::from_bytes(id).ok_or_else(|| {
                         Error::invalid("a segment id has 16 bytes").with("bytes", id.len())
                     })?;
-                    let client = self.sessions.name(caller.client);
-                    tracing::info!(client, segment = %id, ?grace, "a client unmounts memory");
                     state.unmount(now, caller.client, id, grace)
                 }),
             ));

@@ -7,7 +7,7 @@ pub(super) mod recovery;
 use crate::state::{
     ids::ObjectSlot,
     inventory::Inventory,
-    pool::host::host_of,
+    pool::{host::host_of, segment::Segments},
     put::{AbandonReason, PutCalls, write::Writes},
     reclaim::Searches,
     task::{TaskCalls, Tasks, drain::Jobs},
@@ -47,6 +47,20 @@ pub struct ExpiredClient {
     pub copies: u64,
     /// Bytes of these copies.
     pub bytes: u64,
+}
+
+impl ExpiredClient {
+    /// Returns a client with what its segments hold.
+    fn of(id: ClientId, segments: &Segments) -> Self {
+        let slots = segments.of_client(id);
+        let allocators = slots.iter().map(|&slot| &segments.at(slot).allocator);
+        let held = Self { id, segments: slots.len(), copies: 0, bytes: 0 };
+        allocators.fold(held, |held, allocator| Self {
+            copies: held.copies + allocator.count(),
+            bytes: held.bytes + allocator.used(),
+            ..held
+        })
+    }
 }
 
 #[derive(Debug)]
@@ -212,7 +226,7 @@ impl ClientCalls<'_> {
         if end.has_passed(now) {
             self.inventory.log.counters.clients_expired += 1;
             if self.inventory.clients.expired.len() < CLIENTS_MAX {
-                let gone = self.inventory.holdings(client);
+                let gone = ExpiredClient::of(client, &self.inventory.pool.segments);
                 self.inventory.clients.expired.push(gone);
             }
             let why = match is_disconnected {
@@ -284,18 +298,6 @@ impl Clients {
 }
 
 impl Inventory {
-    /// Returns what the segments of a client hold.
-    fn holdings(&self, client: ClientId) -> ExpiredClient {
-        let slots = self.pool.segments.of_client(client);
-        let mut held = ExpiredClient { id: client, segments: slots.len(), copies: 0, bytes: 0 };
-        for slot in slots {
-            let allocator = &self.pool.segments.at(slot).allocator;
-            held.copies += allocator.count();
-            held.bytes += allocator.used();
-        }
-        held
-    }
-
     /// Returns whether a client that asked for the SSD tier has a replica of the object.
     pub(super) fn wants_offload(&self, object: ObjectSlot) -> bool {
         let offloading = &self.clients.offloading;

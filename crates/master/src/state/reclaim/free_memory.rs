@@ -2,7 +2,7 @@
 
 use mooncake_base::{Error, ErrorCode, Moment, Result};
 
-use super::{AllocRequest, Allocation, Pending};
+use super::{AllocRequest, Allocation, Pending, out_of_space::admitted};
 use crate::state::{
     catalog::object::Replicas,
     inventory::Inventory,
@@ -25,11 +25,11 @@ impl Reclaimer<'_> {
             return Err(self.too_large_error(now, request));
         };
         let is_possible = |segment: &Segment| segment.allocator.length() >= need;
-        if !self.inventory.admitted(request).any(is_possible) {
+        if !admitted_segments(self.inventory, request).any(is_possible) {
             return self.await_segment(now, request);
         }
         self.release_due(now);
-        let room = self.inventory.room_below_watermark();
+        let room = room_below_watermark(self.inventory);
         if room >= need {
             let mut replicas = Replicas::default();
             self.inventory.pool.try_allocate(request, 1, &mut replicas);
@@ -40,12 +40,13 @@ impl Reclaimer<'_> {
                 let withheld = segment.reserved().withheld;
                 withheld > 0 && segment.free() + withheld >= need
             };
-            let may_fit = self.inventory.admitted(request).any(fits_later);
+            let may_fit = admitted_segments(self.inventory, request).any(fits_later);
             if let Some(position) = self.inventory.pool.unsynced_until().filter(|_| may_fit) {
                 return Ok(Allocation::Pending(Pending::Sync(position)));
             }
         }
-        let runs = self.inventory.admitted(request).map(|segment| segment.allocator.largest_free());
+        let runs = admitted_segments(self.inventory, request)
+            .map(|segment| segment.allocator.largest_free());
         let free = runs.max().unwrap_or_default().min(room);
         let why = "the copy does not fit into free memory, and the drain evicts no other object: \
                    lend more memory, or allow the drain to evict";
@@ -55,24 +56,23 @@ impl Reclaimer<'_> {
     }
 }
 
-impl Inventory {
-    /// Returns the segments that accept objects and pass the filter of the request.
-    fn admitted<'a>(&'a self, request: &AllocRequest<'a>) -> impl Iterator<Item = &'a Segment> {
-        let open = self.pool.segments.open().iter().copied();
-        let filter = request.filter;
-        open.filter(move |&slot| filter.admits(slot)).map(|slot| self.pool.segments.at(slot))
-    }
+/// Returns the segments that accept objects and pass the filter of the request.
+fn admitted_segments<'a>(
+    inventory: &'a Inventory,
+    request: &AllocRequest<'a>,
+) -> impl Iterator<Item = &'a Segment> {
+    admitted(inventory, request.filter).map(|slot| inventory.pool.segments.at(slot))
+}
 
-    /// Returns the bytes that the segments that accept objects can take before eviction ahead of
-    /// need begins. Others are not counted: they are to leave the pool.
-    fn room_below_watermark(&self) -> u64 {
-        let Some(watermark) = self.rules.watermark else { return u64::MAX };
-        let open = self.pool.segments.open().iter().map(|&slot| self.pool.segments.at(slot));
-        let (mut used, mut capacity) = (0, 0);
-        for segment in open {
-            used += segment.allocator.used().saturating_sub(segment.reserved().withheld);
-            capacity += segment.spec.length;
-        }
-        ((watermark.high * capacity as f64) as u64).saturating_sub(used)
+/// Returns the bytes that the segments that accept objects can take before eviction ahead of need
+/// begins. Others are not counted: they are to leave the pool.
+fn room_below_watermark(inventory: &Inventory) -> u64 {
+    let Some(watermark) = inventory.rules.watermark else { return u64::MAX };
+    let segments = &inventory.pool.segments;
+    let (mut used, mut capacity) = (0, 0);
+    for segment in segments.open().iter().map(|&slot| segments.at(slot)) {
+        used += segment.allocator.used().saturating_sub(segment.reserved().withheld);
+        capacity += segment.spec.length;
     }
+    ((watermark.high * capacity as f64) as u64).saturating_sub(used)
 }

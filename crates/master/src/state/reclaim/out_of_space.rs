@@ -266,7 +266,10 @@ impl Inventory {
 }
 
 /// Returns the segments that accept objects and pass the filter.
-fn admitted(inventory: &Inventory, filter: SegmentFilter<'_>) -> impl Iterator<Item = SegmentSlot> {
+pub(super) fn admitted<'a>(
+    inventory: &'a Inventory,
+    filter: SegmentFilter<'a>,
+) -> impl Iterator<Item = SegmentSlot> + use<'a> {
     let open = inventory.pool.segments.open().iter().copied();
     open.filter(move |&slot| filter.admits(slot))
 }
