@@ -11,6 +11,7 @@ import signal
 import time
 from datetime import timedelta
 from pathlib import Path
+from statistics import median
 
 import pytest
 import torch
@@ -481,10 +482,11 @@ def default_group_made_and_destroyed_often(rank, size, port, parent, times):
 
 def check_usage(used):
     """Checks that nothing grows but what torch keeps for a moment."""
-    # Two ranks that connect to each other at the same time have two connections for a while.
+    # Two ranks that connect to each other at the same time have two connections for a while, and
+    # one sample may fall between the end of a connection and the begin of the next one.
     half = len(used) // 2
     for kind, most in enumerate((2, 2, 8)):
-        before, after = (min(one[kind] for one in part) for part in (used[:half], used[half:]))
+        before, after = (median(one[kind] for one in part) for part in (used[:half], used[half:]))
         assert after <= before + most, used
 
 
