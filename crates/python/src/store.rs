@@ -211,10 +211,7 @@ impl Store {
         options: Option<&Bound<'py, PutOptions>>,
         is_upsert: bool,
     ) -> PyResult<Bound<'py, PyList>> {
-        or_raise(py, check_same_length("values", values.len(), keys.len()))?;
-        let views = values.iter().map(Views::of).collect::<PyResult<Vec<_>>>()?;
-        let ranges: Vec<&[LocalRange]> = views.iter().map(Views::ranges).collect();
-        self.put_ranges(py, &keys, &ranges, (options, is_upsert), |stored| stored.is_some())
+        self.put_values(py, &keys, &values, (options, is_upsert), |stored| stored.is_some())
     }
 
     /// Puts values: the version of each new object, 0 where an existing object was kept.
@@ -227,11 +224,8 @@ impl Store {
         options: Option<&Bound<'py, PutOptions>>,
         is_upsert: bool,
     ) -> PyResult<Bound<'py, PyList>> {
-        or_raise(py, check_same_length("values", values.len(), keys.len()))?;
-        let views = values.iter().map(Views::of).collect::<PyResult<Vec<_>>>()?;
-        let ranges: Vec<&[LocalRange]> = views.iter().map(Views::ranges).collect();
         let version = |stored: Option<Version>| stored.map_or(0, |version| version.0);
-        self.put_ranges(py, &keys, &ranges, (options, is_upsert), version)
+        self.put_values(py, &keys, &values, (options, is_upsert), version)
     }
 
     /// Puts values from addresses: true where the value was stored, false where an existing object
@@ -764,6 +758,20 @@ impl Store {
         let results =
             self.call(py, |client| call_with_valid(names, |names| call(client, &names)))?;
         outcome_list(py, keys, results)
+    }
+
+    fn put_values<'py, T: IntoPyObject<'py>>(
+        &self,
+        py: Python<'py>,
+        keys: &[Bound<'py, PyAny>],
+        values: &[Bound<'py, PyAny>],
+        how: (Option<&Bound<'py, PutOptions>>, bool),
+        outcome: impl Fn(Option<Version>) -> T,
+    ) -> PyResult<Bound<'py, PyList>> {
+        or_raise(py, check_same_length("values", values.len(), keys.len()))?;
+        let views = values.iter().map(Views::of).collect::<PyResult<Vec<_>>>()?;
+        let ranges: Vec<&[LocalRange]> = views.iter().map(Views::ranges).collect();
+        self.put_ranges(py, keys, &ranges, how, outcome)
     }
 
     fn put_ranges<'py, T: IntoPyObject<'py>>(
