@@ -211,7 +211,7 @@ impl Store {
         options: Option<&Bound<'py, PutOptions>>,
         is_upsert: bool,
     ) -> PyResult<Bound<'py, PyList>> {
-        self.put_values(py, &keys, &values, (options, is_upsert), |stored| stored.is_some())
+        self.put_values(py, &keys, &values, (options, is_upsert), |it| it.is_some())
     }
 
     /// Puts values: the version of each new object, 0 where an existing object was kept.
@@ -240,7 +240,7 @@ impl Store {
         is_upsert: bool,
     ) -> PyResult<Bound<'py, PyList>> {
         or_raise(py, check_same_length("ranges", ranges.len(), keys.len()))?;
-        self.put_ranges(py, &keys, &ranges.items(), (options, is_upsert), |stored| stored.is_some())
+        put_ranges(self, py, &keys, &ranges.items(), (options, is_upsert), |it| it.is_some())
     }
 
     /// Gets objects as `bytes`.
@@ -771,23 +771,23 @@ impl Store {
         or_raise(py, check_same_length("values", values.len(), keys.len()))?;
         let views = values.iter().map(Views::of).collect::<PyResult<Vec<_>>>()?;
         let ranges: Vec<&[LocalRange]> = views.iter().map(Views::ranges).collect();
-        self.put_ranges(py, keys, &ranges, how, outcome)
+        put_ranges(self, py, keys, &ranges, how, outcome)
     }
+}
 
-    fn put_ranges<'py, T: IntoPyObject<'py>>(
-        &self,
-        py: Python<'py>,
-        keys: &[Bound<'py, PyAny>],
-        values: &[&[LocalRange]],
-        (options, is_upsert): (Option<&Bound<'py, PutOptions>>, bool),
-        outcome: impl Fn(Option<Version>) -> T,
-    ) -> PyResult<Bound<'py, PyList>> {
-        let names = PackedKeys::from_slice(keys)?;
-        let options = batch_options(py, options, is_upsert, keys.len())?;
-        let stored = self.call(py, |client| transfer::put(client, &names, values, options))?;
-        let outcomes = stored.into_iter().map(|stored| stored.map(&outcome)).collect();
-        outcome_list(py, keys, outcomes)
-    }
+fn put_ranges<'py, T: IntoPyObject<'py>>(
+    store: &Store,
+    py: Python<'py>,
+    keys: &[Bound<'py, PyAny>],
+    values: &[&[LocalRange]],
+    (options, is_upsert): (Option<&Bound<'py, PutOptions>>, bool),
+    outcome: impl Fn(Option<Version>) -> T,
+) -> PyResult<Bound<'py, PyList>> {
+    let names = PackedKeys::from_slice(keys)?;
+    let options = batch_options(py, options, is_upsert, keys.len())?;
+    let stored = store.call(py, |client| transfer::put(client, &names, values, options))?;
+    let outcomes = stored.into_iter().map(|stored| stored.map(&outcome)).collect();
+    outcome_list(py, keys, outcomes)
 }
 
 impl Drop for Store {
