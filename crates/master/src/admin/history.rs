@@ -7,10 +7,7 @@ use std::{
 
 use serde_json::{Value, json};
 
-use crate::service::{
-    Service,
-    op_metrics::{Op, OpCount},
-};
+use crate::service::{Service, op_metrics::Op};
 
 /// The sampling interval.
 pub(super) const STEP: Duration = Duration::from_secs(2);
@@ -42,7 +39,6 @@ impl Samples {
         let totals = service.totals();
         let traffic = service.traffic();
         let count = |op| service.op_metrics().count(op);
-        let all = |count: OpCount| count.single + count.batches;
         if self.0.len() == SAMPLES_MAX {
             self.0.pop_front();
         }
@@ -53,8 +49,8 @@ impl Samples {
             keys: totals.keys,
             gets: traffic.gets,
             hits: traffic.hits,
-            puts: count(Op::PutEnd).single + count(Op::PutEnd).items,
-            calls: Op::ALL.iter().map(|(op, _, _)| all(count(*op))).sum(),
+            puts: count(Op::PutEnd).all_items(),
+            calls: Op::ALL.iter().map(|(op, _, _)| count(*op).calls()).sum(),
             evicted: totals.counters.evicted_keys,
         });
     }

@@ -178,10 +178,8 @@ pub fn line(before: &Snapshot, present: &Snapshot) -> String {
     }
     for (name, op) in TASKS {
         let (old, new) = (before.count(op), present.count(op));
-        let calls = |count: &OpCount| count.single + count.items;
-        let failed = |count: &OpCount| count.single_failed + count.items_failed;
-        let total = calls(&new).saturating_sub(calls(&old));
-        let good = total.saturating_sub(failed(&new).saturating_sub(failed(&old)));
+        let total = new.all_items().saturating_sub(old.all_items());
+        let good = total.saturating_sub(new.all_failed().saturating_sub(old.all_failed()));
         let (good, total) = (per_second(before, present, good), per_second(before, present, total));
         let _ = write!(text, ", {name}:(Req={good:.1}/{total:.1})");
     }
@@ -206,13 +204,11 @@ pub fn log_line(before: &Snapshot, present: &Snapshot) -> String {
         format!("memory={used} of {capacity} ({percent:.1} %) objects={keys} clients={clients}");
     for (op, name, _) in Op::ALL {
         let (old, new) = (before.count(*op), present.count(*op));
-        let calls = |count: &OpCount| count.single + count.items;
-        let failed = |count: &OpCount| count.single_failed + count.items_failed;
-        let total = calls(&new).saturating_sub(calls(&old));
+        let total = new.all_items().saturating_sub(old.all_items());
         if total > 0 {
             let _ = write!(text, " {name}={:.1}/s", per_second(before, present, total));
         }
-        let failures = failed(&new).saturating_sub(failed(&old));
+        let failures = new.all_failed().saturating_sub(old.all_failed());
         if failures > 0 {
             let _ = write!(text, " {name}_failed={failures}");
         }

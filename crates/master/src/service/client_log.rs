@@ -11,7 +11,7 @@ const PAUSE: Duration = Duration::from_secs(60);
 #[derive(Debug, Default)]
 pub(super) struct ClientLog {
     refusals: Limiter,
-    strangers: Limiter,
+    other_logs: Limiter,
 }
 
 impl ClientLog {
@@ -23,8 +23,8 @@ impl ClientLog {
     }
 
     /// Logs that a client comes with memory that another log describes.
-    pub(super) fn stranger(&self, now: Moment, client: &str) {
-        if let Some(count) = self.strangers.record(now) {
+    pub(super) fn other_log(&self, now: Moment, client: &str) {
+        if let Some(count) = self.other_logs.record(now) {
             tracing::warn!(
                 client,
                 count,

@@ -139,8 +139,10 @@ impl ClientService {
             check_name("name", &r.name)?;
             let now = shared.now();
             let has_lost = r.log_mark.as_ref().is_some_and(|heard| shared.has_lost_log(heard));
-            let follows = r.log_mark.as_ref().is_some_and(|heard| shared.is_another_master(heard));
-            let is_stranger = r.log_mark.as_ref().is_some_and(|heard| shared.has_other_log(heard));
+            let is_returning =
+                r.log_mark.as_ref().is_some_and(|heard| shared.is_another_master(heard));
+            let has_other_log =
+                r.log_mark.as_ref().is_some_and(|heard| shared.has_other_log(heard));
             let (ttl, registration, is_new) = {
                 let mut state = shared.lock();
                 if has_lost {
@@ -149,8 +151,8 @@ impl ClientService {
                 let before = state.registration(caller.client);
                 state.register(now, caller.client, &r.name)?;
                 state.set_wants_offload(caller.client, r.wants_offload);
-                if follows {
-                    state.clients().record_follower(now);
+                if is_returning {
+                    state.clients().record_returning_client(now);
                     self.pending_owners.add(state.is_recovering(now));
                 }
                 let registration = state.registration(caller.client);
@@ -158,8 +160,8 @@ impl ClientService {
             };
             self.sessions.register(caller.client, &r.name, origin, now);
             tracing::info!(client = r.name, is_new, version = r.version, "a client registered");
-            if is_stranger && is_new {
-                self.log.stranger(now, &r.name);
+            if has_other_log && is_new {
+                self.log.other_log(now, &r.name);
             }
             Ok(v1::RegisterResponse {
                 heartbeat_interval_ms: millis(HEARTBEAT_MAX.min(ttl / HEARTBEATS_PER_TTL)).max(1),

@@ -130,7 +130,12 @@ impl OpCount {
 
     /// Returns the items that failed, without those with an expected outcome.
     pub fn failures(&self) -> u64 {
-        (self.single_failed + self.items_failed).saturating_sub(self.missed + self.kept)
+        self.all_failed().saturating_sub(self.missed + self.kept)
+    }
+
+    /// Returns the items that failed, as upstream counts them.
+    pub fn all_failed(&self) -> u64 {
+        self.single_failed + self.items_failed
     }
 }
 

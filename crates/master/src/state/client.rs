@@ -179,8 +179,8 @@ impl ClientCalls<'_> {
     }
 
     /// Records that a client has come from another master, whose other clients may come as well.
-    pub(crate) fn record_follower(&mut self, now: Moment) {
-        self.inventory.recovery.record_follower(now, &self.inventory.rules);
+    pub(crate) fn record_returning_client(&mut self, now: Moment) {
+        self.inventory.recovery.record_returning_client(now, &self.inventory.rules);
     }
 
     /// Records a heartbeat. Returns `false` if the client is unknown; it must register and mount

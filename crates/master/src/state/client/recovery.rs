@@ -42,7 +42,7 @@ pub(in crate::state) struct Recovery {
     pause_grace: Option<Moment>,
     /// Until then puts wait for memory if there is none: a client has come from another master, as
     /// those that lend will.
-    follow_grace: Option<Moment>,
+    return_grace: Option<Moment>,
     /// End of the last access to memory that the earlier master may have granted without a record
     /// in the log.
     pub(in crate::state) unknown_grants_until: Moment,
@@ -63,21 +63,21 @@ impl Recovery {
             grace,
             end,
             pause_grace: None,
-            follow_grace: None,
+            return_grace: None,
             unknown_grants_until,
         }
     }
 
     /// Records that a client has come from another master.
-    pub(in crate::state) fn record_follower(&mut self, now: Moment, rules: &Rules) {
+    pub(in crate::state) fn record_returning_client(&mut self, now: Moment, rules: &Rules) {
         // Clients that come later do not extend it.
-        self.follow_grace.get_or_insert(now + rules.resume_grace);
+        self.return_grace.get_or_insert(now + rules.resume_grace);
     }
 
     /// Returns until when puts wait for the first memory of clients of another master; `None` if some
     /// is mounted.
-    fn follow_wait(&self, now: Moment, pool: &Pool) -> Option<Moment> {
-        let until = self.follow_grace.filter(|until| !until.has_passed(now))?;
+    fn return_wait(&self, now: Moment, pool: &Pool) -> Option<Moment> {
+        let until = self.return_grace.filter(|until| !until.has_passed(now))?;
         pool.segments.mounted().next().is_none().then_some(until)
     }
 
@@ -113,13 +113,13 @@ impl Inventory {
         now: Moment,
         awaited: &RecoveryScope<'_>,
     ) -> Option<Moment> {
-        let follow_wait = || match awaited {
-            RecoveryScope::Space => self.recovery.follow_wait(now, &self.pool),
+        let return_wait = || match awaited {
+            RecoveryScope::Space => self.recovery.return_wait(now, &self.pool),
             RecoveryScope::Keys(..) | RecoveryScope::All => None,
         };
         self.restart_wait(now, awaited)
             .or_else(|| self.pause_wait(now, awaited))
-            .or_else(follow_wait)
+            .or_else(return_wait)
     }
 
     fn restart_wait(&self, now: Moment, awaited: &RecoveryScope<'_>) -> Option<Moment> {
@@ -178,7 +178,7 @@ impl Inventory {
         self.recovery.segments > 0
             || is_doubted
             || self.pause_grace(now).is_some()
-            || self.recovery.follow_wait(now, &self.pool).is_some()
+            || self.recovery.return_wait(now, &self.pool).is_some()
     }
 
     /// Returns the number of unclaimed segments.
