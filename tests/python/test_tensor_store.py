@@ -50,12 +50,18 @@ def random_layout(rng, shape):
     return Layout(rng.randint(1, 6), rng.randrange(len(shape)), rule)
 
 
-@pytest.mark.parametrize("seed", range(60))
-def test_any_layout_is_read_as_any_other(store, key, seed):
+def put_in_any_layout(store, key, seed):
+    """Puts a tensor; returns the generator of random choices, the tensor and its layout."""
     rng = random.Random(seed)
     tensor = numbers(*random_shape(rng))
     stored = rng.choice([None, random_layout(rng, tensor.shape)])
     assert store.put_tensor(key, tensor, layout=stored)
+    return rng, tensor, stored
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_any_layout_is_read_as_any_other(store, key, seed):
+    rng, tensor, stored = put_in_any_layout(store, key, seed)
     assert torch.equal(store.get_tensor(key), tensor)
     for _ in range(4):
         shard = rng.choice(list(random_layout(rng, tensor.shape).shards()))
@@ -65,10 +71,7 @@ def test_any_layout_is_read_as_any_other(store, key, seed):
 
 @pytest.mark.parametrize("seed", range(20))
 def test_rows_of_any_layout_are_those_of_the_tensor(store, key, seed):
-    rng = random.Random(seed)
-    tensor = numbers(*random_shape(rng))
-    stored = rng.choice([None, random_layout(rng, tensor.shape)])
-    assert store.put_tensor(key, tensor, layout=stored)
+    rng, tensor, stored = put_in_any_layout(store, key, seed)
     for _ in range(6):
         ends = [rng.choice([None, rng.randint(-14, 14)]) for _ in range(2)]
         rows, shard = slice(*ends), rng.choice(list(random_layout(rng, tensor.shape).shards()))

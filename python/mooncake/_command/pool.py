@@ -113,7 +113,7 @@ def _stat_pool(store: Store, options: argparse.Namespace) -> None:
     pool = store.stats()["pool"]
     # This command is a client itself.
     others = max(pool["clients"] - 1, 0)
-    found = store.segments()
+    found, details = store.segments(), _details(store)
     try:
         at: str | None = admin.address_of_pool(store)
         held: dict[str, int] = admin.fetch(at or "", "/api/v1/memory") or {}
@@ -125,12 +125,12 @@ def _stat_pool(store: Store, options: argparse.Namespace) -> None:
     if options.is_json:
         shown = {name: held[name] for name in _HELD if name in held} | {"lost_bytes": lost_bytes}
         names = {**pool, "clients": others, "page": at and f"http://{at}/", "memory": shown}
-        print_json({**names, "segments": _segments_json(found, _states(store))})
+        print_json({**names, "segments": _segments_json(found, _states(details))})
         return
     print(f"master    {store.master_address}, version {pool['version']}")
     print(f"page      http://{at}/" if at else f"page      none: {note}")
     clients = f"{_count(others, 'client')} beside this command"
-    if lost_clients := _lost_clients(store):
+    if lost_clients := _lost_clients(found, details):
         clients += f", of which {len(lost_clients)} lost the connection"
     print(f"up        {format_duration(pool['uptime_s'])}, {clients}")
     print(f"objects   {pool['keys']}")
@@ -148,7 +148,7 @@ def _stat_pool(store: Store, options: argparse.Namespace) -> None:
         print(f"          {line}")
     if found:
         print()
-        _print_segments(found, _states(store))
+        _print_segments(found, _states(details))
 
 
 def _why_puts_fail(
@@ -178,10 +178,10 @@ def _why_puts_fail(
     return []
 
 
-def _lost_clients(store: Store) -> set[str]:
+def _lost_clients(found: list[SegmentInfo], details: list[dict[str, Any]]) -> set[str]:
     """Return the ids of clients that lend memory and have lost their connection."""
-    lost = {segment.id for segment in store.segments() if not segment.is_connected}
-    return {row["client_id"] for row in _details(store) if row["segment_id"] in lost}
+    lost = {segment.id for segment in found if not segment.is_connected}
+    return {row["client_id"] for row in details if row["segment_id"] in lost}
 
 
 def _stat_object(store: Store, options: argparse.Namespace) -> None:
@@ -303,7 +303,7 @@ def segments(options: argparse.Namespace) -> int:
         0.
     """
     with joined(options) as store:
-        found, states, lending = store.segments(), _states(store), lending_line(store)
+        found, states, lending = store.segments(), _states(_details(store)), lending_line(store)
     found.sort(key=_SEGMENT_ORDER[options.sort])
     if options.is_json:
         print_json(_segments_json(found, states))
@@ -315,9 +315,9 @@ def segments(options: argparse.Namespace) -> int:
     return 0
 
 
-def _states(store: Store) -> dict[str, str]:
-    """Return the states of segments by id, in lower case; none without an admin port."""
-    return {row["segment_id"]: row["status"].lower().replace("_", " ") for row in _details(store)}
+def _states(details: list[dict[str, Any]]) -> dict[str, str]:
+    """Return the states of segments by id, in lower case."""
+    return {row["segment_id"]: row["status"].lower().replace("_", " ") for row in details}
 
 
 def _details(store: Store) -> list[dict[str, Any]]:
@@ -382,7 +382,7 @@ def clients(options: argparse.Namespace) -> int:
     with joined(options) as store:
         at, own = admin.address_of_pool(store), store.name
         seen = admin.fetch(at, f"/api/v1/overview?since={1 << 62}")
-        lost = _lost_clients(store)
+        lost = _lost_clients(store.segments(), _details(store))
     lent: dict[str, int] = {}
     for segment in seen["segments"]:
         lent[segment["client"]] = lent.get(segment["client"], 0) + segment["size"]
@@ -519,7 +519,9 @@ def _is_drain_meant(store: Store, options: argparse.Namespace, names: list[str])
     if any(segment.takes_objects for segment in found if segment.name not in names):
         return True
     print("no other segment takes objects than these:", file=sys.stderr)
-    _print_segments([each for each in found if each.name in names], _states(store), sys.stderr)
+    _print_segments(
+        [each for each in found if each.name in names], _states(_details(store)), sys.stderr
+    )
     return is_confirmed(f"drain all {len(names)} segments of the pool of {options.master}?")
 
 
