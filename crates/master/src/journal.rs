@@ -304,6 +304,19 @@ impl Journal {
         self.wait_written(u64::MAX);
     }
 
+    /// Returns whether a sync or a write was requested since the last call.
+    #[cfg(feature = "test-util")]
+    pub fn take_request(&self) -> bool {
+        let mut requests = [&self.write_requests, &self.sync_requests].into_iter();
+        requests.any(|requests| requests.wait(Duration::ZERO) == request::Wake::Requested)
+    }
+
+    /// Returns whether the log is written, from its start or since it was restarted.
+    #[cfg(feature = "test-util")]
+    pub fn is_healthy(&self) -> bool {
+        self.is_healthy.load(Ordering::Acquire)
+    }
+
     /// Returns the number of the next frame.
     #[cfg(feature = "test-util")]
     pub fn next_frame(&self) -> u64 {

@@ -31,6 +31,8 @@ pub use journal::{
 pub use journal::{JournalStatus, LogSync};
 pub use master::{Master, start};
 pub use run::run;
+#[cfg(feature = "test-util")]
+pub use service::{GuardedState, Slice};
 pub use service::{Origin, Service};
 
 /// The examples of `README.md` are tested with the documentation.

@@ -14,6 +14,8 @@ pub mod dedicated_thread;
 mod durability;
 mod encoding;
 mod grpc;
+#[cfg(feature = "test-util")]
+mod guarded_state;
 pub mod listen;
 mod native;
 mod objects;
@@ -38,6 +40,8 @@ use bytes::Bytes;
 use mooncake_base::{Clock, Error, Moment, Result, SegmentId};
 use mooncake_proto::v1::{self, request, response};
 
+#[cfg(feature = "test-util")]
+pub use self::guarded_state::{GuardedState, Slice};
 pub use self::{
     admission::Admission,
     durability::AnsweringThread,

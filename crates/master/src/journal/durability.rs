@@ -58,7 +58,8 @@ impl Journal {
         }
     }
 
-    fn is_durable(&self, position: u64) -> bool {
+    /// Returns whether an answer need not wait for the position.
+    pub fn is_durable(&self, position: u64) -> bool {
         self.written.load(Ordering::Acquire) >= position
             && (self.sync != LogSync::Always || self.synced_position() >= position)
     }

@@ -288,6 +288,12 @@ impl Log {
         std::mem::take(&mut self.effects.count)
     }
 
+    /// Returns the effects to take.
+    #[cfg(feature = "test-util")]
+    pub fn pending_effects(&self) -> &[u8] {
+        &self.effects.bytes
+    }
+
     /// Returns whether there are effects to take.
     pub fn has_effects(&self) -> bool {
         self.effects.count > 0

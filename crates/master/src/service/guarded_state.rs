@@ -1,0 +1,61 @@
+//! The state behind its guard, with the log and without calls, for the simulation of a cluster: it
+//! executes calls slice by slice, and waits for the log as the service does.
+
+use std::sync::Arc;
+
+use mooncake_base::{SystemClock, sync::MutexGuard};
+
+use super::{durability, shared_state::SharedState, state_guard};
+use crate::{journal::Journal, state::State};
+
+/// The state and the log of a running master.
+#[derive(Debug)]
+pub struct GuardedState(SharedState);
+
+/// The outcome of a slice of a call.
+#[derive(Debug)]
+pub struct Slice<R> {
+    /// The result of the slice.
+    pub result: R,
+    /// The effects that were appended to the log.
+    pub effects: Vec<u8>,
+    /// The log position for which the answer of the call has to wait.
+    pub position: u64,
+}
+
+impl GuardedState {
+    /// Creates a guarded state whose log has everything that was recovered.
+    pub fn new(state: State, journal: Journal) -> Self {
+        Self(SharedState::new(state, Arc::new(SystemClock), Some(journal)))
+    }
+
+    /// Runs a slice of a call under the lock, and appends its effects to the log.
+    pub fn run<R>(&self, slice: impl FnOnce(&mut State) -> R) -> Slice<R> {
+        let ((result, effects), position) = durability::with_log_position(|| self.lock(slice));
+        Slice { result, effects, position }
+    }
+
+    /// Runs a slice of a read, for whose effects nobody waits.
+    pub fn read<R>(&self, slice: impl FnOnce(&mut State) -> R) -> Slice<R> {
+        let ((result, effects), position) =
+            durability::with_log_position(|| state_guard::without_waiting(|| self.lock(slice)));
+        Slice { result, effects, position }
+    }
+
+    /// Locks the state for a look at it. Changes stay out of the log until the next slice.
+    pub fn look(&self) -> MutexGuard<'_, State> {
+        self.0.lock_for_journal()
+    }
+
+    /// Returns the log.
+    pub fn journal(&self) -> Option<&Journal> {
+        self.0.journal()
+    }
+
+    fn lock<R>(&self, slice: impl FnOnce(&mut State) -> R) -> (R, Vec<u8>) {
+        let mut state = self.0.lock();
+        let result = slice(&mut state);
+        let effects = state.log().pending_effects().to_vec();
+        (result, effects)
+    }
+}
