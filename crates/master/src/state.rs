@@ -299,13 +299,6 @@ impl State {
         &self.inventory.rules
     }
 
-    /// Advances the number of the next replica that a task makes, as after that many replicas.
-    #[cfg(feature = "test-util")]
-    pub fn skip_replica_ordinals(&mut self, count: u16) {
-        let next = self.tasks.next_ordinal();
-        self.tasks.resume_ordinals(next.wrapping_add(count.into()));
-    }
-
     /// Returns sums over the whole pool, in time proportional to the number of segments.
     pub fn totals(&self) -> Totals {
         let mut totals = Totals {
@@ -346,5 +339,14 @@ impl State {
             }
         }
         true
+    }
+}
+
+#[cfg(feature = "test-util")]
+impl TaskCalls<'_> {
+    /// Advances the number of the next replica that a task makes, as after that many replicas.
+    pub fn skip_replica_ordinals(&mut self, count: u16) {
+        let next = self.tasks.next_ordinal();
+        self.tasks.resume_ordinals(next.wrapping_add(count));
     }
 }

@@ -1,8 +1,8 @@
-//! Calls of clients to the master, and its replies.
+//! Calls of clients to the master, and its replies: the simulated wire.
 
 use std::time::Duration;
 
-use mooncake_base::{ErrorCode, JobId, ReplicaId, SegmentId, TaskId, Version};
+use mooncake_base::{ErrorCode, JobId, ReplicaId, SegmentId, TaskId, TenantId, Version};
 use mooncake_master::state::SegmentSpec;
 use mooncake_store_client::protocol::{Announcement, GrantedFence, HeartbeatAnswer, Registered};
 
@@ -19,13 +19,15 @@ pub(crate) enum Call {
     PutStart {
         key: u64,
         length: u64,
-        replicas: u32,
-        is_replacing: bool,
+        terms: PutTerms,
         request: u64,
     },
     PutEnd {
         version: Version,
         failed: Vec<ReplicaId>,
+        /// Written replicas that words of an earlier attempt may still reach.
+        late: Vec<ReplicaId>,
+        checksum: Option<u64>,
         /// The name of the key, in a repetition.
         key: Option<Vec<u8>>,
     },
@@ -45,9 +47,26 @@ pub(crate) enum Call {
         key: u64,
         is_forced: bool,
     },
+    /// Removes all objects of a tenant.
     RemoveAll {
+        tenant: u64,
         is_forced: bool,
     },
+    /// Removes the objects whose keys begin as this one does.
+    RemovePrefix {
+        key: u64,
+        is_forced: bool,
+    },
+    /// Describes an object in full.
+    View {
+        key: u64,
+    },
+    /// Lists the objects of a tenant.
+    List {
+        tenant: u64,
+    },
+    /// Asks for what the pages of operators show.
+    Overview,
     /// Requests another copy in the segment named `target`.
     Copy {
         key: u64,
@@ -60,6 +79,7 @@ pub(crate) enum Call {
     },
     Drain {
         segment: String,
+        may_evict: bool,
     },
     CancelDrain {
         job: JobId,
@@ -93,10 +113,14 @@ pub(crate) enum Reply {
         /// The version and the request of the unfinished put of the caller that prevents it. `None`:
         /// a value, or the put of another client.
         own: Option<(Version, u64)>,
+        /// The version of the value of the key, if it has one.
+        value: Option<Version>,
     },
+    Viewed(Box<Viewed>),
     Located {
         version: Version,
         length: u64,
+        checksum: Option<u64>,
         places: Vec<Place>,
         /// The length of the fence, and the fence if it was granted to this reader alone.
         fence: Duration,
@@ -106,6 +130,32 @@ pub(crate) enum Reply {
     Task(TaskId),
     Job(JobId),
     FetchedTask(Vec<FetchedTask>),
+}
+
+/// The options of a put.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct PutTerms {
+    pub(crate) replicas: u32,
+    pub(crate) is_replacing: bool,
+    /// Publish only in place of this version.
+    pub(crate) if_version: Option<Version>,
+    /// The object is removed this long after the put.
+    pub(crate) ttl: Option<Duration>,
+    /// The group with which the object is evicted.
+    pub(crate) group: Option<u64>,
+    pub(crate) has_tag: bool,
+    pub(crate) has_checksum: bool,
+    pub(crate) is_soft_pinned: bool,
+}
+
+/// What a description says of an object, as far as it is checked.
+#[derive(Debug, Clone)]
+pub(crate) struct Viewed {
+    pub(crate) version: Option<Version>,
+    pub(crate) length: u64,
+    pub(crate) has_tag: bool,
+    /// Copies whose segments have left the pool.
+    pub(crate) gone: usize,
 }
 
 /// A fetched task: one source, and targets to copy to.
@@ -118,11 +168,14 @@ pub(crate) struct FetchedTask {
     pub(crate) targets: Vec<Place>,
 }
 
-/// The place of a copy, valid across restarts of the master.
+/// The place of a copy, valid across restarts of the master. Words are read and written at the
+/// endpoint and the address; the segment tells replicas of one holder apart.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Place {
     pub(crate) segment: SegmentId,
-    pub(crate) offset: u64,
+    /// The process at the endpoint.
+    pub(crate) endpoint: u64,
+    pub(crate) address: u64,
     pub(crate) replica: ReplicaId,
 }
 
@@ -143,12 +196,13 @@ impl Call {
 
     /// True for calls that carry a number, by which the master knows a repetition.
     pub(crate) fn is_numbered(&self) -> bool {
-        use Call::{CancelDrain, Copy, Drain, EndTask, Move, Remove, RemoveAll, Unmount};
+        use Call::{CancelDrain, Copy, Drain, EndTask, Move, Remove, Unmount};
         matches!(
             self,
             Unmount(_)
                 | Remove { .. }
-                | RemoveAll { .. }
+                | Self::RemoveAll { .. }
+                | Self::RemovePrefix { .. }
                 | Copy { .. }
                 | Move { .. }
                 | Drain { .. }
@@ -159,7 +213,35 @@ impl Call {
 
     /// True for calls that remove objects and do nothing else.
     pub(crate) fn is_removal(&self) -> bool {
-        matches!(self, Self::Remove { .. } | Self::RemoveAll { .. })
+        matches!(self, Self::Remove { .. } | Self::RemoveAll { .. } | Self::RemovePrefix { .. })
+    }
+
+    /// True for calls that may take long and need a permit.
+    pub(crate) fn is_large(&self) -> bool {
+        matches!(self, Self::RemoveAll { .. } | Self::RemovePrefix { .. } | Self::List { .. })
+    }
+
+    /// True for calls that only look.
+    pub(crate) fn is_look(&self) -> bool {
+        use Call::{List, Locate, Overview, Verify, View};
+        matches!(self, Locate { .. } | Verify { .. } | View { .. } | List { .. } | Overview)
+    }
+
+    /// True for calls by which a client stays registered.
+    pub(crate) fn is_about_session(&self) -> bool {
+        matches!(self, Self::Register | Self::Heartbeat(_) | Self::Announce { .. })
+    }
+
+    /// Returns the key that the call is about, if it is one.
+    pub(crate) fn key(&self) -> Option<u64> {
+        match self {
+            Self::PutStart { key, .. }
+            | Self::Locate { key }
+            | Self::Remove { key, .. }
+            | Self::RemovePrefix { key, .. }
+            | Self::View { key } => Some(*key),
+            _ => None,
+        }
     }
 
     /// Returns whether this reply is an answer, which the master keeps for repetitions. A call that
@@ -209,9 +291,24 @@ pub(crate) struct ReplyMessage {
     pub(crate) reply: Reply,
     /// The history entries that the caller learns of.
     pub(crate) entries: std::ops::Range<usize>,
+    /// The log position for which the reply waits.
+    pub(crate) position: u64,
 }
 
-/// Returns the name of a key.
+/// Returns the name of a key. Names begin alike in groups of four.
 pub(crate) fn key_name(key: u64) -> Vec<u8> {
-    format!("key-{key}").into_bytes()
+    format!("key-{}/{key}", key / 4).into_bytes()
+}
+
+/// Returns the beginning that the names of the key's group share.
+pub(crate) fn key_prefix(key: u64) -> Vec<u8> {
+    format!("key-{}/", key / 4).into_bytes()
+}
+
+/// Returns the name of a tenant; the first one is the default tenant.
+pub(crate) fn tenant_name(tenant: u64) -> TenantId {
+    match tenant {
+        0 => TenantId::default(),
+        _ => TenantId::new(&format!("tenant-{tenant}")),
+    }
 }

@@ -1,35 +1,32 @@
 //! Deterministic simulation with fault injection: a master, its log, many clients and their memory in
-//! one thread, on a manual clock and a network that loses, duplicates and delays messages.
+//! one thread, on clocks that are moved by hand and a network that loses, duplicates and delays
+//! messages.
 //!
-//! One seed decides everything: the number of clients, their operations, and the faults. The state
-//! machine of the master and the encoding of its log are the real ones. The clients follow the
-//! protocol of the store client, and decide with its code about puts, about reads and their fences,
-//! about registrations, and about the numbers and repetitions of calls; their memory is an array of words, so a misplaced write is noticed.
+//! One seed decides everything: the size of the cluster, the operations, and the faults. The state
+//! machine of the master, its guard, its log and their encoding are the real ones; the service around
+//! them (slices of calls, answers that wait for the log, admission) is carried out by events. The
+//! clients follow the protocol of the store client, and decide with its code about puts, about reads
+//! and their fences, about registrations, and about the numbers and repetitions of calls; their memory
+//! is an array of words, so that a misplaced write is noticed.
 //!
-//! In reading order: [`plan`] (derives a run from a seed), [`simulator`] (clock and event queue),
-//! `host` (the master and its log), `client` with `session`, `put`, `get` and `task` (client operations),
-//! `memory`, `network`, and the checkers: `allocation_model` (no range is allocated twice), `history`
-//! (readers get the bytes that were put) and `audit` (invariants at the end of a run).
+//! Where to look:
+//!
+//! - [`plan`]: profiles (sizes), fault rates, and planted bugs, derived from a seed.
+//! - [`simulator`]: the clock, the queue of events, and what a run counts.
+//! - `host`: the machine of the master: its service, its log, its disk.
+//! - `actor`: client processes and their operations; their connections, transfers and tasks.
+//! - `fault`: the network, crashes, hanging disks, clocks.
+//! - `audit`: the checkers, which follow the run, and the invariants at its end.
 
-mod allocation_model;
+mod actor;
 mod audit;
 mod call;
-mod client;
-mod disk;
-mod get;
-mod history;
+mod fault;
 mod host;
-mod log_record;
 mod memory;
-mod network;
 pub mod plan;
-mod put;
 mod random;
-mod repeated_call;
-mod session;
-mod settle;
 pub mod simulator;
-mod task;
 
 pub use plan::{Bug, Plan};
 pub use simulator::{Outcome, Violation, run};

@@ -1,84 +1,49 @@
-//! The plan of a run, derived from a seed: sizes, rules of the master, and fault rates.
+//! The plan of a run, derived from a seed: its profile, the rules of the master, and fault rates.
+
+mod bug;
+mod faults;
+mod profile;
 
 use std::time::Duration;
 
-use mooncake_master::{
-    LogSync,
-    state::{EvictionKind, Rules, TaskRules},
-};
+use mooncake_master::{LogSync, state::Rules};
 
+use self::profile::Profile;
 use crate::random::Random;
+
+pub use self::bug::Bug;
+pub(crate) use self::faults::Faults;
 
 /// Bytes of a word, the smallest unit of simulated memory.
 pub(crate) const WORD_BYTES: u64 = 8;
 
-/// A planted bug: a defect of the program that the checkers must find.
+/// A defect of the program that is known and not mended yet. Runs leave its conditions out, unless
+/// they are asked for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Bug {
-    /// The master replies before the change is in the log.
-    RepliesBeforeLog,
-    /// A restarted master forgets how long its predecessor's fences last.
-    ForgetsFences,
-    /// The memory of a vanished writer is reused while the writer may still write.
-    FreesTooEarly,
-    /// A reader whose fence expired does not verify its copy.
-    TrustsLateReads,
-    /// A reader counts its fence from the answer of the master, not from its request.
-    CountsFencesFromAnswer,
-    /// A reader hands its fence back when it begins to read.
-    ReleasesFencesEarly,
-    /// A client that registers again does not announce its segments.
-    ForgetsToReannounce,
-    /// A client does not correct the master's list of its segments after an unanswered call.
-    ForgetsFailedMounts,
-    /// A client whose segment the master does not know mounts the same memory again.
-    RemountsUsedMemory,
-    /// A writer continues after its write window.
-    WritesTooLate,
-    /// A task runner continues after its write window.
-    CopiesTooLate,
-    /// A restarted master forgets the tasks and drains of its predecessor.
-    ForgetsTasks,
-    /// A restarted master does not sync what its predecessor wrote.
-    ForgetsToSyncOldLogs,
-    /// After a loss of power, a damaged log is cut off with all later ones.
-    CutsLaterLogs,
-    /// After a loss of power, a log that was never synced is used.
-    TrustsUnsyncedLog,
-    /// Freed memory is reused before the record of its release is on disk.
-    ReusesUnsyncedMemory,
-    /// A client forgets the puts that it gave up, and takes its own unfinished put for an object.
-    ForgetsUnconfirmedPuts,
-    /// A client ends the puts that it gave up, instead of revoking them, and only in the background.
-    EndsLatePuts,
-    /// A client sends a removal or a request again without a number by which the master knows it.
-    RepeatsUnnumberedCalls,
+pub(crate) enum Defect {
+    /// Answers that rest on other calls do not wait for the log.
+    AnswersEarly,
+    /// Heartbeats wait for the connections of other calls.
+    StarvesHeartbeats,
+    /// A move drops the last copy that can be read.
+    DropsLastCopy,
+    /// The numbers of replicas are given twice.
+    WrapsReplicaNumbers,
+    /// A put does not name replicas that late pieces may reach.
+    ForgetsLatePieces,
+    /// A description panics while a segment is swept.
+    PanicsInViews,
 }
 
-impl Bug {
-    /// All planted bugs, with their names on the command line.
-    pub const ALL: [(&str, Self); 19] = [
-        ("replies-before-log", Self::RepliesBeforeLog),
-        ("forgets-fences", Self::ForgetsFences),
-        ("frees-too-early", Self::FreesTooEarly),
-        ("trusts-late-reads", Self::TrustsLateReads),
-        ("counts-fences-from-answer", Self::CountsFencesFromAnswer),
-        ("releases-fences-early", Self::ReleasesFencesEarly),
-        ("forgets-to-reannounce", Self::ForgetsToReannounce),
-        ("forgets-failed-mounts", Self::ForgetsFailedMounts),
-        ("remounts-used-memory", Self::RemountsUsedMemory),
-        ("writes-too-late", Self::WritesTooLate),
-        ("copies-too-late", Self::CopiesTooLate),
-        ("forgets-tasks", Self::ForgetsTasks),
-        ("forgets-to-sync-old-logs", Self::ForgetsToSyncOldLogs),
-        ("cuts-later-logs", Self::CutsLaterLogs),
-        ("trusts-unsynced-log", Self::TrustsUnsyncedLog),
-        ("reuses-unsynced-memory", Self::ReusesUnsyncedMemory),
-        ("forgets-unconfirmed-puts", Self::ForgetsUnconfirmedPuts),
-        ("ends-late-puts", Self::EndsLatePuts),
-        ("repeats-unnumbered-calls", Self::RepeatsUnnumberedCalls),
-    ];
-}
+/// The defects that are not mended.
+const OPEN: &[Defect] = &[
+    Defect::AnswersEarly,
+    Defect::StarvesHeartbeats,
+    Defect::DropsLastCopy,
+    Defect::WrapsReplicaNumbers,
+    Defect::ForgetsLatePieces,
+    Defect::PanicsInViews,
+];
 
 /// The parameters of a run.
 #[derive(Debug, Clone)]
@@ -89,96 +54,74 @@ pub struct Plan {
     pub bug: Option<Bug>,
     /// True if every event is printed.
     pub is_traced: bool,
+    /// True if the conditions of defects that are known are not left out.
+    pub is_strict: bool,
     pub(crate) clients: u64,
     pub(crate) workers: u64,
     pub(crate) keys: u64,
     pub(crate) segment_words: u64,
     pub(crate) object_words: u64,
-    /// The share of operations that request a copy, a move or a drain, per mille.
-    pub(crate) task_requests: u64,
+    pub(crate) pause_micros: u64,
     /// The time with operations and faults, before the audit.
     pub(crate) active: Duration,
+    /// The number of tenants. More than one have quotas.
+    pub(crate) tenants: u64,
+    /// The number of groups that objects may belong to.
+    pub(crate) groups: u64,
+    /// The share of puts with each of the less usual options, per mille.
+    pub(crate) optional: u64,
+    /// The share of operations that request a copy, a move or a drain, per mille.
+    pub(crate) task_requests: u64,
+    /// The share of operations that describe objects and list them, per mille.
+    pub(crate) views: u64,
+    /// The number of connections of a client to the master.
+    pub(crate) connections: usize,
+    /// The time after which a caller stops waiting for a reply.
+    pub(crate) call_timeout: Duration,
+    /// The largest difference between the clocks of two hosts.
+    pub(crate) clock_skew_ms: u64,
     pub(crate) faults: Faults,
     pub(crate) rules: Rules,
     pub(crate) log_sync: LogSync,
 }
 
-/// Fault rates, per mille. Rates of messages are per message, the others per second.
-#[derive(Debug, Clone)]
-pub(crate) struct Faults {
-    pub(crate) lost: u64,
-    pub(crate) duplicated: u64,
-    /// The share of calls whose connection is cut when the master has received them, so that they
-    /// have no reply.
-    pub(crate) cut: u64,
-    pub(crate) slow: u64,
-    /// The longest delay of a slow message.
-    pub(crate) slow_max: Duration,
-    pub(crate) master_crash: u64,
-    /// The longest downtime of the master.
-    pub(crate) down_max: Duration,
-    pub(crate) master_stall: u64,
-    /// The share of crashes that lose the log.
-    pub(crate) wipe: u64,
-    /// The share of crashes of the master that are crashes of its machine.
-    pub(crate) power_loss: u64,
-    /// The share of those that damage an older log.
-    pub(crate) damage: u64,
-    pub(crate) client_crash: u64,
-    pub(crate) client_stall: u64,
-    pub(crate) partition: u64,
-    pub(crate) remount: u64,
-    pub(crate) snapshot: u64,
-}
-
 impl Plan {
     /// Derives the plan of a seed.
     pub fn new(seed: u64) -> Self {
-        let mut random = Random::new(seed ^ 0x51ed_270b);
-        let mut rate = |max: u64| if random.happens(400) { 0 } else { random.below(max + 1) };
-        let faults = Faults {
-            lost: rate(60),
-            duplicated: rate(40),
-            slow: rate(60),
-            slow_max: Duration::from_millis(10 + rate(8000)),
-            master_crash: rate(150),
-            down_max: Duration::from_millis(1 + rate(4000)),
-            master_stall: rate(60),
-            wipe: rate(30),
-            client_crash: rate(80),
-            client_stall: rate(120),
-            partition: rate(60),
-            remount: rate(60),
-            snapshot: rate(400),
-            power_loss: 0,
-            damage: 0,
-            cut: 0,
+        let mut random = Random::new(seed ^ 0x0009_0f11);
+        let is_large = seed % 16 == 15;
+        let profile = match is_large {
+            true => Profile::large(&mut random),
+            false => Profile::dense(&mut random),
         };
-        let object_words = random.between(1, 64);
-        Self {
+        let tenants = if random.happens(250) { random.between(2, 4) } else { 1 };
+        let call_timeout = *random.pick(&[1500, 1500, 5000]).unwrap_or(&1500);
+        let views = random.below(150);
+        let plan = Self {
             seed,
             bug: None,
             is_traced: false,
-            clients: random.between(2, 5),
-            workers: random.between(1, 4),
-            keys: random.between(1, 24),
-            segment_words: object_words * random.between(3, 24),
-            object_words,
+            is_strict: false,
+            clients: profile.clients,
+            workers: profile.workers,
+            keys: profile.keys,
+            segment_words: profile.segment_words,
+            object_words: profile.object_words,
+            pause_micros: profile.pause_micros,
+            active: profile.active,
+            tenants,
+            groups: if random.happens(500) { random.between(1, 4) } else { 0 },
+            optional: if random.happens(400) { 0 } else { random.below(150) },
             task_requests: 60,
-            active: Duration::from_secs(random.between(5, 30)),
-            faults,
-            rules: rules(&mut random),
+            views,
+            connections: random.between(1, 6) as usize,
+            call_timeout: Duration::from_millis(call_timeout),
+            clock_skew_ms: 1_000_000,
+            faults: Faults::new(seed),
+            rules: profile::rules(&mut random, tenants > 1),
             log_sync: LogSync::Always,
-        }
-        .with_power_losses()
-        .with_cuts()
-    }
-
-    /// Derives the rate of cut connections from a generator of its own.
-    fn with_cuts(mut self) -> Self {
-        let mut random = Random::new(self.seed ^ 0xc07);
-        self.faults.cut = if random.happens(400) { 0 } else { random.below(300) };
-        self
+        };
+        plan.with_power_losses()
     }
 
     /// Derives the losses of power from a generator of their own.
@@ -194,122 +137,32 @@ impl Plan {
         self
     }
 
-    /// Plants a bug, and makes the conditions that reveal it more likely.
-    pub fn with_bug(mut self, bug: Bug) -> Self {
-        self.bug = Some(bug);
-        self.reveal_bug_of_master(bug);
-        self.reveal_bug_of_client(bug);
-        self
-    }
-
-    fn reveal_bug_of_master(&mut self, bug: Bug) {
-        match bug {
-            Bug::FreesTooEarly => {
-                self.rules.put_discard = Duration::from_millis(20);
-                self.rules.put_release = Duration::from_millis(30);
-            }
-            Bug::ForgetsFences => {
-                let faults = &mut self.faults;
-                (faults.master_crash, faults.down_max) = (400, Duration::from_millis(1));
-                (faults.slow, faults.slow_max) = (500, Duration::from_millis(150));
-                (faults.wipe, faults.lost) = (0, 0);
-                self.rules.lease_ttl = Duration::from_millis(1);
-                self.rules.client_ttl = Duration::from_millis(300);
-                (self.keys, self.workers) = (2, 4);
-            }
-            Bug::ForgetsToSyncOldLogs | Bug::CutsLaterLogs | Bug::TrustsUnsyncedLog => {
-                let faults = &mut self.faults;
-                (faults.master_crash, faults.power_loss) = (400, 500);
-                (faults.wipe, faults.down_max) = (0, Duration::from_millis(50));
-                faults.damage = if bug == Bug::CutsLaterLogs { 500 } else { 0 };
-                self.log_sync = match bug {
-                    Bug::TrustsUnsyncedLog => LogSync::Never,
-                    _ => LogSync::Always,
-                };
-            }
-            Bug::ReusesUnsyncedMemory => {
-                let faults = &mut self.faults;
-                (faults.master_crash, faults.power_loss) = (300, 800);
-                (faults.wipe, faults.damage, faults.lost) = (0, 0, 0);
-                faults.down_max = Duration::from_millis(50);
-                self.log_sync = LogSync::Interval(Duration::from_millis(1500));
-                self.segment_words = self.object_words * 3;
-                (self.keys, self.workers) = (24, 4);
-            }
-            _ => {}
-        }
-    }
-
-    fn reveal_bug_of_client(&mut self, bug: Bug) {
-        match bug {
-            Bug::RemountsUsedMemory => {
-                let faults = &mut self.faults;
-                (faults.master_crash, faults.wipe) = (400, 1000);
-                (faults.down_max, faults.lost) = (Duration::from_millis(1), 0);
-                (faults.slow, faults.slow_max) = (500, Duration::from_millis(400));
-                (self.keys, self.workers) = (2, 4);
-                (self.object_words, self.segment_words) = (64, 256);
-            }
-            Bug::CountsFencesFromAnswer | Bug::ReleasesFencesEarly => {
-                let slow_max = if bug == Bug::ReleasesFencesEarly { 200 } else { 500 };
-                (self.faults.slow, self.faults.slow_max) = (300, Duration::from_millis(slow_max));
-                (self.faults.master_crash, self.faults.lost) = (0, 0);
-                self.rules.lease_ttl = Duration::from_millis(1);
-                (self.keys, self.workers, self.segment_words) = (4, 4, self.object_words * 3);
-            }
-            Bug::WritesTooLate => self.faults.client_stall = 300,
-            Bug::ForgetsUnconfirmedPuts | Bug::EndsLatePuts => {
-                (self.faults.cut, self.faults.partition) = (700, 200);
-                (self.faults.client_crash, self.faults.wipe) = (0, 0);
-                (self.keys, self.workers) = (2, 4);
-            }
-            Bug::RepeatsUnnumberedCalls => {
-                (self.faults.cut, self.keys, self.workers) = (500, 2, 4);
-            }
-            Bug::CopiesTooLate => {
-                (self.faults.client_stall, self.faults.client_crash) = (100, 0);
-                (self.faults.wipe, self.faults.lost) = (0, 0);
-                (self.faults.slow, self.faults.slow_max) = (300, Duration::from_millis(200));
-                self.rules.write_window = Duration::from_millis(300);
-                (self.keys, self.workers, self.task_requests) = (12, 4, 200);
-                (self.object_words, self.segment_words) = (64, 256);
-                self.active = Duration::from_secs(30);
-            }
-            Bug::ForgetsFailedMounts => {
-                let faults = &mut self.faults;
-                (faults.remount, faults.cut, faults.partition) = (600, 700, 200);
-                (faults.client_crash, faults.master_crash, faults.master_stall) = (0, 0, 0);
-            }
-            _ => {}
-        }
-    }
-
     pub(crate) fn has(&self, bug: Bug) -> bool {
         self.bug == Some(bug)
     }
-}
 
-/// Returns rules with short times, so that a short run covers much. `put_discard` and `put_release`
-/// must be longer than the write window.
-fn rules(random: &mut Random) -> Rules {
-    let window = Duration::from_millis(random.between(500, 4000));
-    Rules {
-        client_ttl: Duration::from_millis(random.between(1000, 6000)),
-        lease_ttl: Duration::from_millis(random.between(1, 2000)),
-        write_window: window,
-        put_discard: window + Duration::from_millis(2100),
-        put_release: window + Duration::from_millis(2100 + random.below(4000)),
-        resume_grace: Duration::from_millis(random.between(100, 3000)),
-        unclaimed_ttl: Duration::from_millis(random.between(3000, 10_000)),
-        eviction: *random
-            .pick(&[EvictionKind::Lru, EvictionKind::S3Fifo])
-            .unwrap_or(&EvictionKind::Lru),
-        tasks: TaskRules {
-            pending_timeout: Duration::from_millis(random.between(3000, 20_000)),
-            processing_timeout: Duration::from_millis(random.between(3000, 20_000)),
-            retries_max: random.below(5) as u32,
-            ..TaskRules::default()
-        },
-        ..Rules::default()
+    /// Returns whether the run has the conditions of a defect.
+    pub(crate) fn covers(&self, defect: Defect) -> bool {
+        let planted = match defect {
+            Defect::AnswersEarly => false,
+            Defect::StarvesHeartbeats => self.has(Bug::HeartbeatsShareConnections),
+            Defect::DropsLastCopy => self.has(Bug::DropsLastReadableCopy),
+            Defect::WrapsReplicaNumbers => self.has(Bug::ReusesReplicaNumbers),
+            Defect::ForgetsLatePieces => self.has(Bug::ForgetsLatePieces),
+            Defect::PanicsInViews => self.has(Bug::PanicsInViews),
+        };
+        self.is_strict || planted || !OPEN.contains(&defect)
+    }
+
+    /// Returns whether heartbeats have a connection of their own.
+    pub(crate) fn has_heartbeat_connection(&self) -> bool {
+        let is_open = OPEN.contains(&Defect::StarvesHeartbeats);
+        !(self.has(Bug::HeartbeatsShareConnections) || self.is_strict && is_open)
+    }
+
+    /// Returns the quota of a tenant in bytes: less than the pool for some.
+    pub(crate) fn quota_of(&self, tenant: u64) -> u64 {
+        let pool = self.clients * self.segment_words * WORD_BYTES;
+        (pool * (2 + tenant) / 4).max(1)
     }
 }

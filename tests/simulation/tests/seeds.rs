@@ -46,6 +46,11 @@ fn no_invariant_is_violated_under_faults() {
     assert!(sums.restarts > runs / 4 && sums.client_deaths > runs / 2, "{sums:?}");
     assert!(sums.late_reads > 0 && sums.renewals > 0 && sums.audited > runs, "{sums:?}");
     assert!(sums.repetitions > runs, "{sums:?}");
+    assert!(sums.waits > runs * 100 && sums.sliced > runs && sums.views > runs * 10, "{sums:?}");
+    assert!(sums.hangs > runs / 5 && sums.starved > runs, "{sums:?}");
+    assert!(sums.log_failures > 0 && sums.log_restarts > 0, "{sums:?}");
+    assert!(sums.existed > runs && sums.faded > runs / 10, "{sums:?}");
+    assert!(sums.suspensions > 0 && sums.expired > 0 && sums.late_pieces > 0, "{sums:?}");
     assert!(sums.tasks > runs && sums.drains > runs / 2, "{sums:?}");
     assert!(sums.succeeded > runs / 2 && sums.drained > runs / 4, "{sums:?}");
 }
@@ -58,7 +63,11 @@ fn same_seed_gives_same_run() {
 #[test]
 fn planted_bugs_are_found() {
     // These are found within few seeds; the others need minutes.
-    const QUICKLY_FOUND: [Bug; 16] = [
+    const QUICKLY_FOUND: &[Bug] = &[
+        Bug::AnswersRepeatedStartEarly,
+        Bug::AnswersRepeatedEndEarly,
+        Bug::ReportsExistingEarly,
+        Bug::HeartbeatsShareConnections,
         Bug::RepliesBeforeLog,
         Bug::FreesTooEarly,
         Bug::TrustsLateReads,

@@ -1,21 +1,22 @@
 //! A process with a client: its segments, its operations, and its registration with the master.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, time::Duration};
 
 use mooncake_base::{ClientId, Incarnation, Moment, SegmentId};
 use mooncake_master::state::SegmentSpec;
 use mooncake_store_client::protocol::{CallNumbers, FenceReleases, OwnPuts, Session};
 
 use crate::{
+    actor::connections::Connections,
+    actor::get::Get,
+    actor::put::Put,
+    actor::repeated_call::Request,
+    actor::session::{Heartbeat, SegmentChange},
+    actor::settle::Settle,
+    actor::task::TaskRunner,
     call::ReplyMessage,
-    get::Get,
     plan::WORD_BYTES,
-    put::Put,
-    repeated_call::Request,
-    session::{Heartbeat, SegmentChange},
-    settle::Settle,
     simulator::Simulator,
-    task::TaskRunner,
 };
 
 /// A simulated client process.
@@ -44,6 +45,15 @@ pub(crate) struct Process {
     pub(crate) call_numbers: CallNumbers,
     /// The fences of finished reads.
     pub(crate) fence_releases: FenceReleases,
+    pub(crate) connections: Connections,
+    /// The difference of the clock of the host to that of the master.
+    pub(crate) clock_ahead: Duration,
+    /// Until then injected faults may have kept heartbeats away.
+    pub(crate) impaired_until: Moment,
+    /// The master knows the segments of the process.
+    pub(crate) is_registered: bool,
+    /// The segment that the process asked to unmount last.
+    pub(crate) unmounting: Option<SegmentId>,
 }
 
 /// A running operation.
@@ -77,7 +87,15 @@ pub(crate) enum Input {
     Again,
     Reply(ReplyMessage),
     TimedOut,
-    Wrote(bool),
+    /// A piece was written, or its memory is gone.
+    Wrote {
+        piece: u64,
+        is_written: bool,
+    },
+    /// A piece was not confirmed in time.
+    Silent {
+        piece: u64,
+    },
     Read(Option<Vec<u64>>),
 }
 
@@ -101,6 +119,11 @@ impl Process {
             own_puts: OwnPuts::default(),
             call_numbers: CallNumbers::default(),
             fence_releases: FenceReleases::default(),
+            connections: Connections::new(1),
+            clock_ahead: Duration::ZERO,
+            impaired_until: Moment::default(),
+            is_registered: false,
+            unmounting: None,
         }
     }
 }
@@ -112,40 +135,16 @@ impl Simulator {
         let words = self.plan.segment_words;
         let id = SegmentId::from_bytes(&u128::from(self.segments).to_be_bytes())
             .expect("sixteen bytes are an id");
-        self.memories.add(process, id, words);
+        let base = self.segments << 32;
+        self.memories.add(process, id, base, words);
         SegmentSpec {
             id,
             incarnation: Incarnation(1),
             name: format!("host-{process}:1"),
             endpoint: format!("host-{process}:1"),
-            base: self.segments << 32,
+            base,
             length: words * WORD_BYTES,
             protocol: "tcp".to_owned(),
-        }
-    }
-
-    /// Runs one step of an operation.
-    pub(crate) fn step_op(&mut self, caller: (u64, u64), op: Op, input: Input) -> Step {
-        match op {
-            Op::Put(put) => put.step(self, caller, input),
-            Op::Settle(settle) => Ok(settle.step(self, caller, input).map(Op::Settle)),
-            Op::Get(get) => get.step(self, caller, input),
-            Op::Request(request) => Ok(request.step(self, caller, input).map(Op::Request)),
-            Op::RunTasks(runner) => runner.step(self, caller, input),
-            Op::Heartbeat(heartbeat) => {
-                let next = heartbeat.step(self, caller, input);
-                if next.is_none() {
-                    self.unlock_announcements(caller);
-                }
-                Ok(next.map(Op::Heartbeat))
-            }
-            Op::SegmentChange(change) => {
-                let next = change.step(self, caller, input);
-                if next.is_none() {
-                    self.unlock_announcements(caller);
-                }
-                Ok(next.map(Op::SegmentChange))
-            }
         }
     }
 }

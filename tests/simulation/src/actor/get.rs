@@ -10,10 +10,11 @@ use mooncake_store_client::protocol::{
 };
 
 use crate::{
+    actor::client::{Input, Op, Step},
+    actor::repeated_call::{Progress, RepeatedCall},
+    audit::history,
     call::{Call, Place, Reply},
-    client::{Input, Op, Step},
     plan::Bug,
-    repeated_call::{Progress, RepeatedCall},
     simulator::Simulator,
 };
 
@@ -54,6 +55,7 @@ struct Located {
     asked: Moment,
     version: Version,
     length: u64,
+    has_checksum: bool,
     places: Vec<Place>,
     fence_end: Moment,
     granted: Option<GrantedFence>,
@@ -105,6 +107,7 @@ impl Get {
                 }
                 self.go_on(simulator, caller)?
             }
+            (Stage::Reading(_), Input::Silent { .. }) => true,
             (Stage::Reading(_), _) => return Err("a read has another input".to_owned()),
         };
         Ok(goes_on.then_some(Op::Get(self)))
@@ -125,13 +128,18 @@ impl Get {
         (asked, reply): (Moment, Reply),
     ) -> Result<bool, String> {
         let mut located = match (reply, &mut self.reading) {
-            (Reply::Located { version, length, places, fence, granted }, _) => {
+            (Reply::Located { version, length, checksum, places, fence, granted }, _) => {
                 let asked_for_fence = match simulator.plan.has(Bug::CountsFencesFromAnswer) {
                     true => simulator.now,
                     false => asked,
                 };
+                let asked_for_fence = simulator.clock_at(caller.0, asked_for_fence);
                 let fence_end = fence_end(asked_for_fence, fence);
-                Located { asked, version, length, places, fence_end, granted }
+                if checksum.is_some_and(|sum| sum != history::checksum(version)) {
+                    return Err(format!("version {version} has a wrong checksum"));
+                }
+                let has_checksum = checksum.is_some();
+                Located { asked, version, length, has_checksum, places, fence_end, granted }
             }
             (Reply::Failed(code), Some(reading)) => {
                 reading.objects.relocated(0, Err(failed(code)));
@@ -149,7 +157,7 @@ impl Get {
         let source = located.source(simulator);
         match &mut self.reading {
             None => {
-                let mut objects = ReadObjects::new(simulator.now + TIME_LIMIT);
+                let mut objects = ReadObjects::new(simulator.clock(caller.0) + TIME_LIMIT);
                 objects.push(source, ReadExtent::Whole);
                 self.reading = Some(Reading { objects, located, words: Vec::new() });
             }
@@ -167,7 +175,7 @@ impl Get {
     fn go_on(&mut self, simulator: &mut Simulator, caller: (u64, u64)) -> Result<bool, String> {
         loop {
             let Some(reading) = &mut self.reading else { return Ok(false) };
-            match reading.objects.next_step(simulator.now) {
+            match reading.objects.next_step(simulator.clock(caller.0)) {
                 ReadStep::Transfer { reads, .. } => {
                     let (_, place) = reads[0];
                     reading.words.clear();
@@ -187,7 +195,16 @@ impl Get {
                     return Ok(true);
                 }
                 ReadStep::CompareChecksums(_) => {
-                    return Err("an object without checksum is compared with one".to_owned());
+                    let version = reading.located.version;
+                    let is_equal = (0..)
+                        .zip(&reading.words)
+                        .all(|(index, &word)| word == history::word(version, index));
+                    let now = simulator.clock(caller.0);
+                    if !is_equal && !reading.located.fence_end.has_passed(now) {
+                        return Err(format!("version {version} was read wrong inside its fence"));
+                    }
+                    let mismatch = || Err(failed(ErrorCode::CHECKSUM_MISMATCH));
+                    reading.objects.compared(0, if is_equal { Ok(()) } else { mismatch() });
                 }
                 ReadStep::Locate(_) => return Ok(self.locate(simulator, caller)),
                 ReadStep::Done => {
@@ -217,7 +234,7 @@ impl Get {
             }
             None => Err(failed(ErrorCode::TRANSFER_FAIL)),
         };
-        reading.objects.transferred(0, outcome, simulator.now);
+        reading.objects.transferred(0, outcome, simulator.clock(caller.0));
         self.go_on(simulator, caller)
     }
 
@@ -252,7 +269,7 @@ impl Located {
             length: self.length,
             fence_end: self.fence_end,
             replicas: replica_order(ranks, turn as usize).into_iter().map(replica).collect(),
-            has_checksum: false,
+            has_checksum: self.has_checksum,
         }
     }
 }

@@ -1,6 +1,8 @@
 //! The put operation: start, write each copy piece by piece, then end or revoke. The store client's
 //! code decides; this file carries the decisions out.
 
+use std::time::Duration;
+
 use mooncake_base::{ErrorCode, Moment, ObjectKey, ReplicaId, Version};
 use mooncake_store_client::protocol::{
     ClosePuts, CloseStep, Closing, OwnPuts, Refusal, StartPuts, StartStep, StartVerdict,
@@ -8,11 +10,11 @@ use mooncake_store_client::protocol::{
 };
 
 use crate::{
-    call::{Call, Place, Reply, ReplyMessage, key_name},
-    client::{Input, Op, Step},
-    history,
-    plan::Bug,
-    repeated_call::{Progress, RepeatedCall},
+    actor::client::{Input, Op, Step},
+    actor::repeated_call::{Progress, RepeatedCall},
+    audit::history,
+    call::{Call, Place, PutTerms, Reply, ReplyMessage, key_name},
+    plan::{Bug, Defect},
     simulator::Simulator,
 };
 
@@ -24,11 +26,12 @@ const PIECE_WORDS: u64 = 16;
 pub(crate) struct Put {
     key: u64,
     length: u64,
-    is_replacing: bool,
-    replicas: u32,
+    terms: PutTerms,
     /// When the start was sent, and its request.
     asked: Moment,
     request: u64,
+    /// The value that the key has, according to the refusal of the put.
+    value: Option<Version>,
     start: StartPuts,
     stage: Stage,
 }
@@ -60,6 +63,56 @@ struct Writing {
     /// The next copy, and the next word in that copy.
     next: (usize, u64),
     failed: Vec<ReplicaId>,
+    /// Failed replicas whose holders took nothing in time; a piece may still be on its way.
+    silent: Vec<ReplicaId>,
+    /// Replicas that were silent and are written again.
+    late: Vec<ReplicaId>,
+    /// The piece whose confirmation is awaited.
+    piece: u64,
+}
+
+impl Writing {
+    fn new(version: Version, places: Vec<Place>) -> Self {
+        let (failed, silent, late) = (Vec::new(), Vec::new(), Vec::new());
+        Self { version, places, next: (0, 0), failed, silent, late, piece: 0 }
+    }
+
+    /// Handles an input. Returns whether the put goes on with the next piece.
+    fn step(&mut self, input: Input) -> bool {
+        match input {
+            Input::Wrote { piece, is_written } if piece == self.piece => {
+                if !is_written {
+                    self.leave();
+                }
+                true
+            }
+            Input::Silent { piece } if piece == self.piece => {
+                self.silent.extend(self.places.get(self.next.0).map(|place| place.replica));
+                self.leave();
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// Leaves the holder that is being written to.
+    fn leave(&mut self) {
+        self.failed.extend(self.places.get(self.next.0).map(|place| place.replica));
+        self.next = (self.next.0 + 1, 0);
+    }
+
+    /// Takes the silent holders back if no other is left, as the store client does. Returns whether
+    /// there are any.
+    fn readmit(&mut self) -> bool {
+        if self.silent.is_empty() || self.failed.len() < self.places.len() {
+            return false;
+        }
+        let silent = std::mem::take(&mut self.silent);
+        self.failed.retain(|replica| !silent.contains(replica));
+        self.late.extend(silent);
+        self.next = (0, 0);
+        true
+    }
 }
 
 impl Put {
@@ -67,15 +120,15 @@ impl Put {
     pub(crate) fn random(simulator: &mut Simulator) -> Self {
         let (keys, words) = (simulator.plan.keys, simulator.plan.object_words);
         let (key, length) = (simulator.random.below(keys), simulator.random.between(1, words));
-        let is_replacing = simulator.random.happens(600);
+        let terms = random_terms(simulator, key);
         Self {
             key,
             length,
-            is_replacing,
-            replicas: if simulator.random.happens(300) { 2 } else { 1 },
+            terms,
             asked: simulator.now,
             request: 0,
-            start: StartPuts::new(is_replacing, Vec::new()),
+            value: None,
+            start: StartPuts::new(terms.is_replacing, Vec::new()),
             stage: Stage::Begin,
         }
     }
@@ -99,12 +152,9 @@ impl Put {
         let goes_on = match &mut self.stage {
             Stage::Begin => self.begin(simulator, caller)?,
             Stage::Writing(writing) => {
-                if let Input::Wrote(false) = input {
-                    let place = writing.places[writing.next.0];
-                    writing.failed.push(place.replica);
-                    writing.next = (writing.next.0 + 1, 0);
+                if writing.step(input) {
+                    self.advance(simulator, caller);
                 }
-                self.advance(simulator, caller);
                 true
             }
             Stage::Settling { call, .. } | Stage::Starting(call) | Stage::Closing { call, .. } => {
@@ -154,7 +204,7 @@ impl Put {
                 .map(|put| (0, put.clone()))
                 .collect(),
         };
-        self.start = StartPuts::new(self.is_replacing, unconfirmed);
+        self.start = StartPuts::new(self.terms.is_replacing, unconfirmed);
         self.go_on(simulator, caller)
     }
 
@@ -172,8 +222,7 @@ impl Put {
                     own.begin_start(self.request);
                 }
                 let (key, length, request) = (self.key, self.length, self.request);
-                let (replicas, is_replacing) = (self.replicas, self.is_replacing);
-                let call = Call::PutStart { key, length, replicas, is_replacing, request };
+                let call = Call::PutStart { key, length, terms: self.terms, request };
                 Stage::Starting(RepeatedCall::send(simulator, caller, call))
             }
             StartStep::Done => return Ok(false),
@@ -212,12 +261,15 @@ impl Put {
                 if let Some(own) = own_puts(simulator, caller) {
                     own.end_start(self.request, [version.0].into_iter().collect());
                 }
-                let (next, failed) = ((0, 0), Vec::new());
-                self.stage = Stage::Writing(Writing { version, places, next, failed });
+                simulator.history.learn_start(version);
+                self.stage = Stage::Writing(Writing::new(version, places));
                 self.advance(simulator, caller);
                 return Ok(true);
             }
-            Reply::Existed { own } => own,
+            Reply::Existed { own, value } => {
+                self.value = value;
+                own
+            }
             Reply::Failed(code) => {
                 self.release(simulator, caller);
                 simulator.handle_refusal(caller.0, code);
@@ -256,7 +308,14 @@ impl Put {
                         self.key
                     ))
                 }
-                _ => Ok(false),
+                _ => {
+                    // The client reports success: the value must not be lost.
+                    if let Some(value) = self.value {
+                        simulator.outcome.existed += 1;
+                        simulator.history.acknowledge_put(simulator.now, self.key, value);
+                    }
+                    Ok(false)
+                }
             },
         }
     }
@@ -294,17 +353,26 @@ impl Put {
     /// Sends the next piece, or ends or revokes the put.
     fn advance(&mut self, simulator: &mut Simulator, caller: (u64, u64)) {
         let Stage::Writing(writing) = &mut self.stage else { return };
+        if simulator.plan.covers(Defect::ForgetsLatePieces) && writing.readmit() {
+            simulator.outcome.readmissions += 1;
+        }
         let has_replica = writing.failed.len() < writing.places.len();
         let window_end = self.asked + simulator.plan.rules.write_window;
-        let mut closing = Closing::of(has_replica, window_end, simulator.now);
+        let window_end = simulator.clock_at(caller.0, window_end);
+        let now = simulator.clock(caller.0);
+        let mut closing = Closing::of(has_replica, window_end, now);
         if closing == Closing::TooLate && simulator.plan.has(Bug::WritesTooLate) {
             closing = Closing::End;
         }
         if simulator.random.happens(5) {
             closing = Closing::NoReplica;
         }
+        let is_failed = |place: &Place| writing.failed.contains(&place.replica);
         if writing.next.1 >= self.length {
             writing.next = (writing.next.0 + 1, 0);
+        }
+        while writing.places.get(writing.next.0).is_some_and(is_failed) {
+            writing.next.0 += 1;
         }
         let version = writing.version;
         if let (Closing::End, Some(place)) = (closing, writing.places.get(writing.next.0)) {
@@ -312,15 +380,19 @@ impl Put {
             let words = simulator.random.between(1, PIECE_WORDS).min(self.length - first);
             writing.next.1 += words;
             let content = (first..first + words).map(|index| history::word(version, index));
-            simulator.write_piece(caller, *place, first, content.collect());
+            writing.piece = simulator.write_piece(caller, *place, first, content.collect());
             return;
         }
         let failed = std::mem::take(&mut writing.failed);
+        let late = std::mem::take(&mut writing.late);
         let mut close = ClosePuts::default();
         close.push(0, closing);
         let is_end = matches!(close.next_step(), CloseStep::End(_));
         let call = match is_end {
-            true => Call::PutEnd { version, failed: failed.clone(), key: None },
+            true => {
+                let checksum = self.terms.has_checksum.then(|| history::checksum(version));
+                Call::PutEnd { version, failed: failed.clone(), late, checksum, key: None }
+            }
             false => Call::PutRevoke { version, failed: failed.clone() },
         };
         let call = RepeatedCall::send_about(simulator, caller, call, key_name(self.key));
@@ -335,6 +407,32 @@ impl Simulator {
         running.into_iter().flatten().any(
             |running| matches!(&running.op, Some(Op::Put(put)) if put.is_writing(version, request)),
         )
+    }
+}
+
+/// Returns random options of a put.
+fn random_terms(simulator: &mut Simulator, key: u64) -> PutTerms {
+    let plan = &simulator.plan;
+    let (optional, groups) = (plan.optional, plan.groups);
+    let random = &mut simulator.random;
+    let is_replacing = random.happens(600);
+    let replicas = if random.happens(300) { 2 } else { 1 };
+    let ttl = random.happens(optional).then(|| Duration::from_millis(200 + random.below(8000)));
+    let (has_tag, has_checksum) = (random.happens(optional), random.happens(optional * 2));
+    let is_soft_pinned = random.happens(optional / 2);
+    let group = (groups > 0 && random.happens(300)).then(|| key % groups);
+    let is_conditional = is_replacing && random.happens(optional);
+    let current = simulator.history.current_version(key);
+    let if_version = current.filter(|_| is_conditional);
+    PutTerms {
+        replicas,
+        is_replacing,
+        if_version,
+        ttl,
+        group,
+        has_tag,
+        has_checksum,
+        is_soft_pinned,
     }
 }
 

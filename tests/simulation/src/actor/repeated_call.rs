@@ -4,14 +4,13 @@
 use std::{collections::HashMap, ops::Range, time::Duration};
 
 use mooncake_base::ClientId;
-use mooncake_master::state::Begun;
 use mooncake_store_client::protocol::{AttemptFailure, CallKind, CallRetry, RetryPatience};
 
 use crate::{
-    allocation_model::Change,
-    call::{Call, CallMessage, CallNumber, CallRequest, Reply, ReplyMessage},
-    client::{Input, Process},
-    history::History,
+    actor::client::Input,
+    audit::allocation_model::Change,
+    audit::history::History,
+    call::{Call, CallNumber, CallRequest, Reply, ReplyMessage},
     plan::Bug,
     simulator::Simulator,
 };
@@ -22,7 +21,7 @@ const TIME_LIMIT: Duration = Duration::from_secs(6);
 /// A call in progress.
 #[derive(Debug)]
 pub(crate) struct RepeatedCall {
-    request: CallRequest,
+    request: Box<CallRequest>,
     /// The name of the key of a put, which a repetition of its end carries.
     key: Vec<u8>,
     retry: CallRetry,
@@ -56,13 +55,13 @@ impl RepeatedCall {
         };
         let retry = CallRetry::new(
             kind,
-            simulator.now + TIME_LIMIT,
+            simulator.clock(caller.0) + TIME_LIMIT,
             RetryPatience { time: Duration::from_secs(2), awaits_connection: true },
             simulator.random.next(),
         );
         let request = simulator.request(caller.0, call);
         simulator.send_request(caller, request.clone());
-        Self { request, key, retry }
+        Self { request: Box::new(request), key, retry }
     }
 
     /// Handles an input of the operation that waits for this call.
@@ -78,7 +77,8 @@ impl RepeatedCall {
                 Progress::Answered(message)
             }
             Input::TimedOut => {
-                let pause = self.retry.after_failure(AttemptFailure::Broken, simulator.now);
+                let now = simulator.clock(caller.0);
+                let pause = self.retry.after_failure(AttemptFailure::Broken, now);
                 let Some(pause) = pause else {
                     self.end(simulator, caller);
                     return Progress::GivenUp;
@@ -90,10 +90,12 @@ impl RepeatedCall {
                 if let Call::PutEnd { key, .. } = &mut self.request.call {
                     *key = Some(self.key.clone());
                 }
-                simulator.send_request(caller, self.request.clone());
+                simulator.send_request(caller, (*self.request).clone());
                 Progress::Waiting
             }
-            Input::Begin | Input::Wrote(_) | Input::Read(_) => Progress::Waiting,
+            Input::Begin | Input::Wrote { .. } | Input::Silent { .. } | Input::Read(_) => {
+                Progress::Waiting
+            }
         }
     }
 
@@ -122,18 +124,18 @@ impl Request {
         simulator: &mut Simulator,
         caller: (u64, u64),
         input: Input,
-    ) -> Option<Self> {
+    ) -> Result<Option<Self>, String> {
         let Some(sent) = &mut self.sent else {
             self.sent = Some(RepeatedCall::send(simulator, caller, self.call.clone()));
-            return Some(self);
+            return Ok(Some(self));
         };
         match sent.step(simulator, caller, input) {
-            Progress::Waiting => Some(self),
+            Progress::Waiting => Ok(Some(self)),
             Progress::Answered(message) => {
-                simulator.request_answered(caller.0, message);
-                None
+                simulator.request_answered(caller.0, &self.call, message)?;
+                Ok(None)
             }
-            Progress::GivenUp => None,
+            Progress::GivenUp => Ok(None),
         }
     }
 }
@@ -152,57 +154,34 @@ impl Simulator {
         if request.call.is_about_segments() {
             request.sequence = process.session.next_announcement();
         }
-        request.released = process.fence_releases.take(self.now).collect();
+        let now = self.now + process.clock_ahead;
+        request.released = process.fence_releases.take(now).collect();
         request
     }
 
-    fn request_answered(&mut self, process: u64, message: ReplyMessage) {
+    fn request_answered(
+        &mut self,
+        process: u64,
+        call: &Call,
+        message: ReplyMessage,
+    ) -> Result<(), String> {
         match message.reply {
-            Reply::Done => {
+            Reply::Done if call.is_removal() => {
                 self.outcome.removals += 1;
                 self.history.acknowledge(self.now, message.entries);
+            }
+            Reply::Done => self.outcome.views += u64::from(!call.is_about_tasks()),
+            Reply::Viewed(viewed) => {
+                self.outcome.views += 1;
+                self.outcome.views_in_sweep += u64::from(viewed.gone > 0);
+                return self.history.check_view(&viewed);
             }
             Reply::Task(_) => self.outcome.tasks += 1,
             Reply::Job(_) => self.outcome.drains += 1,
             Reply::Failed(code) => self.handle_refusal(process, code),
             _ => {}
         }
-    }
-
-    /// Executes a call, or gives the answer to its first execution.
-    pub(crate) fn serve_once(&mut self, message: &CallMessage) -> Result<(), String> {
-        let (caller, attempt) = (message.caller, message.attempt);
-        let client = Process::new(caller.0).client;
-        let CallNumber { number, answered_below } = message.request.number;
-        if number == 0 {
-            return self.execute(message).map(drop);
-        }
-        match self.host.answers.begin(client, number, answered_below) {
-            Begun::Execute => {}
-            Begun::Repeated(answer) => {
-                self.outcome.repetitions += 1;
-                self.send_reply(caller, attempt, answer);
-                return Ok(());
-            }
-            // Its client does not wait for a reply.
-            Begun::GivenUp => return Ok(()),
-            Begun::Running => return Err("a call runs while another is served".to_owned()),
-        }
-        let Some(answer) = self.execute(message)? else { return Ok(()) };
-        match message.request.call.is_answered_by(&answer.reply) {
-            true => self.host.answers.finish(client, number, answer, size_of::<ReplyMessage>()),
-            false => self.host.answers.abort(client, number),
-        }
         Ok(())
-    }
-
-    /// Forgets the calls of clients that expired, as the master does.
-    pub(crate) fn forget_expired(&mut self) {
-        let expired = self.host.state().map(|state| state.take_expired()).unwrap_or_default();
-        for client in expired {
-            self.host.answers.forget(client.id);
-            self.executed.forget(client.id);
-        }
     }
 }
 
@@ -219,7 +198,7 @@ impl ExecutedCalls {
         self.removed.clear();
     }
 
-    fn forget(&mut self, client: ClientId) {
+    pub(crate) fn forget(&mut self, client: ClientId) {
         self.removed.retain(|(other, _), _| *other != client);
     }
 

@@ -8,10 +8,10 @@ use mooncake_store_client::protocol::{
 };
 
 use crate::{
+    actor::client::{Input, Op},
+    actor::repeated_call::{Progress, RepeatedCall},
     call::{Call, Reply},
-    client::{Input, Op},
     plan::Bug,
-    repeated_call::{Progress, RepeatedCall},
     simulator::Simulator,
 };
 
@@ -247,6 +247,7 @@ impl Heartbeat {
                 }
                 RegistrationStep::Done => {
                     process.session.complete(registration);
+                    process.is_registered = true;
                     return Ok(None);
                 }
             };
@@ -289,7 +290,9 @@ impl SegmentChange {
     ) -> Option<Self> {
         match self {
             Self::Unmount => {
-                let id = simulator.processes.get(&caller.0)?.segments.first()?.id;
+                let process = simulator.processes.get_mut(&caller.0)?;
+                let id = process.segments.first()?.id;
+                process.unmounting = Some(id);
                 let call = RepeatedCall::send(simulator, caller, Call::Unmount(id));
                 Some(Self::Unmounting(id, call))
             }

@@ -3,10 +3,10 @@
 use mooncake_store_client::protocol::UnconfirmedPut;
 
 use crate::{
+    actor::client::{Input, Op},
+    actor::repeated_call::{Progress, RepeatedCall},
     call::Call,
-    client::{Input, Op},
     plan::Bug,
-    repeated_call::{Progress, RepeatedCall},
     simulator::Simulator,
 };
 
@@ -37,7 +37,10 @@ impl Simulator {
     ) -> RepeatedCall {
         let (version, failed) = (put.version, put.failed_replicas.to_vec());
         let call = match self.plan.has(Bug::EndsLatePuts) {
-            true => Call::PutEnd { version, failed, key: None },
+            true => {
+                let (late, checksum, key) = (Vec::new(), None, None);
+                Call::PutEnd { version, failed, late, checksum, key }
+            }
             false => Call::PutRevoke { version, failed },
         };
         RepeatedCall::send_about(self, caller, call, put.key.as_bytes().to_vec())

@@ -5,10 +5,10 @@ use std::collections::{HashMap, VecDeque};
 use mooncake_base::{JobId, Moment, ReplicaId, TaskId};
 
 use crate::{
+    actor::client::{Input, Op, Step},
+    actor::repeated_call::{Progress, RepeatedCall},
     call::{Call, FetchedTask, Place, Reply},
-    client::{Input, Op, Step},
     plan::Bug,
-    repeated_call::{Progress, RepeatedCall},
     simulator::Simulator,
 };
 
@@ -58,7 +58,10 @@ pub(crate) fn random_request(simulator: &mut Simulator) -> Option<Call> {
     match simulator.random.below(1000) {
         0..500 => Some(Call::Copy { key, target }),
         500..900 => Some(Call::Move { key, source, target }),
-        900..970 if drains < DRAINS_MAX => Some(Call::Drain { segment: source }),
+        900..970 if drains < DRAINS_MAX => {
+            let may_evict = simulator.random.happens(300);
+            Some(Call::Drain { segment: source, may_evict })
+        }
         970.. => Some(Call::CancelDrain { job: *simulator.random.pick(&simulator.accepted.jobs)? }),
         _ => None,
     }
@@ -118,6 +121,8 @@ struct Copying {
     /// The next target, and the next word in that target, once the source is read.
     next: (usize, u64),
     failed: Vec<ReplicaId>,
+    /// The piece whose confirmation is awaited.
+    piece: u64,
 }
 
 impl TaskRunner {
@@ -157,7 +162,10 @@ impl TaskRunner {
                 }
                 self.advance(simulator, caller);
             }
-            (Stage::Copying(copying), Input::Wrote(is_written)) => {
+            (Stage::Copying(copying), Input::Wrote { piece, is_written }) => {
+                if piece != copying.piece {
+                    return Ok(Some(Op::RunTasks(self)));
+                }
                 if !is_written {
                     let place = copying.work.targets[copying.next.0];
                     copying.failed.push(place.replica);
@@ -165,6 +173,7 @@ impl TaskRunner {
                 }
                 self.advance(simulator, caller);
             }
+            (_, Input::Silent { .. }) => {}
             _ => return Ok(None),
         }
         Ok(Some(Op::RunTasks(self)))
@@ -173,8 +182,13 @@ impl TaskRunner {
     /// Starts the next task, if any.
     fn start_next(mut self, simulator: &mut Simulator, caller: (u64, u64)) -> Option<Op> {
         let work = self.waiting.pop_front()?;
-        self.stage =
-            Stage::Copying(Copying { work, words: Vec::new(), next: (0, 0), failed: Vec::new() });
+        self.stage = Stage::Copying(Copying {
+            work,
+            words: Vec::new(),
+            next: (0, 0),
+            failed: Vec::new(),
+            piece: 0,
+        });
         self.advance(simulator, caller);
         Some(Op::RunTasks(self))
     }
@@ -194,8 +208,11 @@ impl TaskRunner {
         let read = copying.words.len() as u64;
         let Some(&target) = copying.work.targets.get(copying.next.0) else {
             let (id, attempt) = (copying.work.id, copying.work.attempt);
+            let targets = copying.work.targets.iter().map(|place| place.endpoint);
+            let targets: Vec<u64> = targets.collect();
             let call = Call::EndTask { id, attempt, failed: std::mem::take(&mut copying.failed) };
             self.stage = Stage::Closing(RepeatedCall::send(simulator, caller, call));
+            simulator.kill_target(&targets, caller.0);
             return;
         };
         if read < work_length {
@@ -206,7 +223,7 @@ impl TaskRunner {
             let end = (first + piece).min(work_length);
             copying.next.1 = end;
             let words = copying.words[first as usize..end as usize].to_vec();
-            simulator.write_piece(caller, target, first, words);
+            copying.piece = simulator.write_piece(caller, target, first, words);
         }
     }
 }

@@ -5,6 +5,8 @@ use std::collections::{BTreeMap, HashMap};
 use mooncake_base::SegmentId;
 use mooncake_master::state::{Effect, LoggedCopy, ObjectName, Value};
 
+use crate::audit::holders::DroppedCopy;
+
 /// The model. It fails when a range is allocated twice.
 #[derive(Debug, Default)]
 pub(crate) struct AllocationModel {
@@ -107,6 +109,20 @@ impl AllocationModel {
     pub(crate) fn holders(&self, key: &[u8]) -> Vec<SegmentId> {
         let copies = self.published.get(key).map_or(&[][..], |allocation| &allocation.copies);
         copies.iter().filter_map(|copy| Some(self.segments.get(&copy.segment.0)?.id)).collect()
+    }
+
+    /// Returns the copy of an object with this ordinal: its key and its segment.
+    pub(crate) fn replica(&self, object: &ObjectName<'_>, ordinal: u16) -> Option<DroppedCopy> {
+        let allocation = self.published.get(object.key)?;
+        let is_match = |copy: &&LoggedCopy| copy.ordinal == ordinal;
+        let copy = allocation.copies.iter().find(is_match)?;
+        (allocation.version == object.version)
+            .then(|| Some((object.key.to_vec(), self.segment_id(copy.segment.0)?)))?
+    }
+
+    /// Returns the id of the segment with this number.
+    pub(crate) fn segment_id(&self, number: u32) -> Option<SegmentId> {
+        self.segments.get(&number).map(|segment| segment.id)
     }
 
     fn start(&mut self, version: u64, value: &Value<'_>) -> Result<(), String> {

@@ -1,10 +1,16 @@
 //! The history of all changes in the order of the master's log, and the check of reads against it.
 
-use std::{collections::HashMap, ops::Range, time::Duration};
+use std::{
+    collections::{HashMap, HashSet},
+    ops::Range,
+};
 
 use mooncake_base::{Moment, Version};
 
-use crate::{allocation_model::Change, call::key_name};
+use crate::{
+    audit::allocation_model::Change,
+    call::{PutTerms, Viewed, key_name},
+};
 
 /// All changes of all keys, and when each was acknowledged.
 #[derive(Debug, Default)]
@@ -16,6 +22,8 @@ pub(crate) struct History {
     started: HashMap<u64, Vec<StartedPut>>,
     /// Puts that their clients gave up, by version: the client and the time.
     given_up: HashMap<u64, (u64, Moment)>,
+    /// The versions that their writers know.
+    known_starts: HashSet<u64>,
 }
 
 #[derive(Debug)]
@@ -35,12 +43,18 @@ struct StartedPut {
     length: u64,
     client: u64,
     at: Moment,
+    terms: PutTerms,
 }
 
 /// Returns the word that the writer of a version writes at an index. Words differ in all places.
 pub(crate) fn word(version: Version, index: u64) -> u64 {
     let mixed = version.0.wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(31);
     (mixed ^ (index + 1)).wrapping_mul(0x94d0_49bb_1331_11eb)
+}
+
+/// Returns the checksum that the writer of a version gives.
+pub(crate) fn checksum(version: Version) -> u64 {
+    word(version, u64::MAX >> 1)
 }
 
 impl History {
@@ -51,8 +65,30 @@ impl History {
         client: u64,
         version: Version,
         (key, length): (u64, u64),
+        terms: PutTerms,
     ) {
-        self.started.entry(version.0).or_default().push(StartedPut { key, length, client, at });
+        let started = self.started.entry(version.0).or_default();
+        started.push(StartedPut { key, length, client, at, terms });
+    }
+
+    /// Returns how often a put was given this version.
+    pub(crate) fn starts_of(&self, version: Version) -> usize {
+        self.started.get(&version.0).map_or(0, Vec::len)
+    }
+
+    /// Returns the key of the put that was given this version last.
+    pub(crate) fn key_of(&self, version: Version) -> Option<u64> {
+        Some(self.last_started(version.0)?.key)
+    }
+
+    /// Records that the writer of a version knows its places.
+    pub(crate) fn learn_start(&mut self, version: Version) {
+        self.known_starts.insert(version.0);
+    }
+
+    /// Returns whether the writer of a version knows its places.
+    pub(crate) fn is_start_known(&self, version: u64) -> bool {
+        self.known_starts.contains(&version)
     }
 
     /// Records that a client told its caller that a put has failed.
@@ -67,6 +103,20 @@ impl History {
         let last = numbers.iter().rev().find(|&&number| self.entries[number].change == published);
         if let Some(&number) = last {
             self.entries[number].acknowledged.get_or_insert(now);
+        }
+    }
+
+    /// Checks that a description shows an object as it was put.
+    ///
+    /// # Errors
+    /// It does not.
+    pub(crate) fn check_view(&self, viewed: &Viewed) -> Result<(), String> {
+        let Some(version) = viewed.version else { return Ok(()) };
+        let is_match =
+            |put: &StartedPut| put.length == viewed.length && put.terms.has_tag == viewed.has_tag;
+        match self.started.get(&version.0) {
+            Some(puts) if puts.iter().any(is_match) => Ok(()),
+            puts => Err(format!("{viewed:?} describes an object that was put as {puts:?}")),
         }
     }
 
@@ -135,13 +185,13 @@ impl History {
     /// Returns their number.
     ///
     /// # Errors
-    /// One of them was acknowledged so long before that it must not be lost; or at all, if
-    /// `durable_after` is zero.
+    /// One of them was acknowledged although it must not be lost: before the log was synced last, or
+    /// at all if `synced` is `None`.
     pub(crate) fn undo(
         &mut self,
         first: usize,
         crashed: Moment,
-        durable_after: Duration,
+        synced: Option<Moment>,
     ) -> Result<u64, String> {
         let mut count = 0;
         for entry in &mut self.entries[first..] {
@@ -151,10 +201,10 @@ impl History {
             count += 1;
             entry.undone = Some(crashed);
             if let Some(acknowledged) = entry.acknowledged
-                && (durable_after.is_zero() || acknowledged + durable_after < crashed)
+                && synced.is_none_or(|synced| acknowledged < synced)
             {
                 return Err(format!(
-                    "{:?} was acknowledged {:?} before the loss of power, and is lost",
+                    "{:?} was acknowledged {:?} before the crash, and is lost",
                     entry.change,
                     crashed.since(acknowledged)
                 ));

@@ -1,16 +1,25 @@
-//! What the master logged, so that the checkers can go back to what survived a loss of power.
+//! What the master appended to its log, so that the checkers can go back to what survived a crash.
 
 use mooncake_base::Moment;
 use mooncake_master::{LogSync, state::Effect};
 
-use crate::{allocation_model::AllocationModel, simulator::Simulator};
+use crate::{audit::allocation_model::AllocationModel, simulator::Simulator};
 
-/// Everything that was logged since the log began.
+/// The frame of effects that are appended and not written.
+const UNWRITTEN: u64 = u64::MAX;
+
+/// Everything that was appended since the log began.
 #[derive(Debug, Default)]
 pub(crate) struct LogRecord {
     items: Vec<Item>,
-    /// When the machine crashed, if the master has not started since.
-    crashed: Option<Moment>,
+    /// When the master crashed last, and whether its machine did.
+    crashed: Option<(Moment, bool)>,
+    /// When the log was synced last.
+    synced: Moment,
+    /// The log has failed, and was not restarted since.
+    is_failed: bool,
+    /// The items that a log holds that is being started anew.
+    restart_at: Option<usize>,
 }
 
 #[derive(Debug)]
@@ -24,17 +33,76 @@ struct Item {
 }
 
 impl LogRecord {
-    pub(crate) fn append(&mut self, effects: Vec<u8>, next_frame: u64, entries: usize) {
-        self.items.push(Item { effects: Some(effects), next_frame, entries });
+    /// Records effects that were appended.
+    pub(crate) fn append(&mut self, effects: Vec<u8>, entries: usize) {
+        self.items.push(Item { effects: Some(effects), next_frame: UNWRITTEN, entries });
     }
 
-    pub(crate) fn lose_power(&mut self, now: Moment) {
-        self.crashed = Some(now);
+    /// Records that all effects are written before this frame.
+    pub(crate) fn written(&mut self, next_frame: u64) {
+        for item in self.items.iter_mut().rev() {
+            if item.next_frame != UNWRITTEN {
+                break;
+            }
+            item.next_frame = next_frame;
+        }
+    }
+
+    /// Records that everything written before is on disk.
+    pub(crate) fn synced(&mut self, now: Moment) {
+        self.synced = now;
+    }
+
+    /// Records that the log has failed. Returns false if that is known.
+    pub(crate) fn fail(&mut self) -> bool {
+        self.restart_at = None;
+        !std::mem::replace(&mut self.is_failed, true)
+    }
+
+    /// Returns whether the log has failed, so that a crash loses everything.
+    pub(crate) fn is_failed(&self) -> bool {
+        self.is_failed
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.items.len()
+    }
+
+    /// Records that a new log begins with a snapshot of the first `items`.
+    pub(crate) fn begin_anew(&mut self, items: usize) {
+        self.restart_at = Some(items);
+    }
+
+    /// Records that the new log is complete up to this frame.
+    pub(crate) fn restarted(&mut self, next_frame: u64) {
+        let Some(first) = self.restart_at.take() else { return };
+        self.items[..first].iter_mut().for_each(|item| item.next_frame = 0);
+        self.items[first..].iter_mut().for_each(|item| item.next_frame = next_frame);
+        self.is_failed = false;
+    }
+
+    /// Records that the master was killed, or that its machine crashed.
+    pub(crate) fn crash(&mut self, now: Moment, is_power_loss: bool) {
+        self.crashed = Some((now, is_power_loss));
     }
 
     /// Forgets everything, because the log is lost.
     pub(crate) fn clear(&mut self) {
         *self = Self::default();
+    }
+
+    /// Returns the versions of the puts that these items started.
+    fn started(items: &[Item]) -> Vec<u64> {
+        let mut versions = Vec::new();
+        for effects in items.iter().filter_map(|item| item.effects.as_ref()) {
+            // They were decoded when they were appended.
+            let _ = Effect::decode_all(effects, |effect| {
+                if let Effect::Started { version, .. } = effect {
+                    versions.push(version);
+                }
+            });
+        }
+        versions
     }
 }
 
@@ -46,21 +114,40 @@ impl Simulator {
     pub(crate) fn check_recovered(&mut self, next_frame: u64) -> Result<(), String> {
         let record = &mut self.log_record;
         let kept = record.items.partition_point(|item| item.next_frame <= next_frame);
-        let crashed = record.crashed.take();
         if kept < record.items.len() {
-            let Some(crashed) = crashed else {
+            let (crashed, is_power_loss) = record.crashed.unwrap_or((self.now, false));
+            let entries_before = |at: usize| match at {
+                0 => 0,
+                _ => record.items[at - 1].entries,
+            };
+            let unwritten = record.items.partition_point(|item| item.next_frame != UNWRITTEN);
+            if !is_power_loss && kept < unwritten {
                 return Err("a killed master lost changes that it had written".to_owned());
+            }
+            let unwritten = unwritten.max(kept);
+            let synced = match self.plan.log_sync {
+                LogSync::Interval(_) if is_power_loss => Some(record.synced),
+                _ => None,
             };
+            let certain = if synced.is_none() { kept } else { unwritten };
+            let answered = LogRecord::started(&record.items[certain..]);
+            let lost = answered.into_iter().find(|&version| self.history.is_start_known(version));
+            if let Some(version) = lost {
+                return Err(format!(
+                    "the start of version {version} was answered before it was in the log, and is \
+                     lost: its memory goes to another put while the first writes"
+                ));
+            }
+            let (first, first_unwritten) = (entries_before(kept), entries_before(unwritten));
             record.items.truncate(kept);
-            let entries = record.items.last().map_or(0, |item| item.entries);
-            let durable_after = match self.plan.log_sync {
-                LogSync::Interval(interval) => interval,
-                _ => std::time::Duration::ZERO,
-            };
-            self.outcome.undone += self.history.undo(entries, crashed, durable_after)?;
+            let history = &mut self.history;
+            self.outcome.undone += history.undo(first_unwritten, crashed, None)?;
+            self.outcome.undone += history.undo(first, crashed, synced)?;
             self.rebuild_model()?;
             self.forget_lost_tasks();
         }
+        // What was recovered is synced before the master serves.
+        (self.log_record.crashed, self.log_record.synced) = (None, self.now);
         self.model.restart();
         let record = &mut self.log_record;
         let entries = self.history.len();
@@ -90,7 +177,8 @@ impl Simulator {
         Ok(())
     }
 
-    /// Forgets accepted tasks that were lost with the end of the log, if it may be lost.
+    /// Forgets tasks that the lost end of the log had made, unless somebody was told of them and they
+    /// must not be lost.
     fn forget_lost_tasks(&mut self) {
         if self.plan.log_sync == LogSync::Always {
             return;

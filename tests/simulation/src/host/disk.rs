@@ -1,10 +1,11 @@
-//! The disk of the master, and the planted bugs of its use.
+//! The disk of the master: it loses what was not synced with the power, may refuse writes, and has the
+//! planted bugs of its use.
 
 use std::{
-    fmt, io,
+    io,
     sync::{
         Arc,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicU8, Ordering},
     },
 };
 
@@ -12,24 +13,55 @@ use mooncake_master::{Directory, LogFile, SimulatedDisk};
 
 use crate::{plan::Bug, random::Random};
 
-/// A disk that may be used as a defective master would use it.
+/// A disk that may refuse writes, and that may be used as a defective master would use it.
 #[derive(Debug, Clone)]
 pub(crate) struct Disk {
     disk: SimulatedDisk,
     bug: Option<Bug>,
     is_damaged: Arc<AtomicBool>,
+    failure: Arc<AtomicU8>,
 }
 
-/// A file whose sync does nothing.
-struct UnsyncedFile(Arc<dyn LogFile>);
+/// The reason for which a disk refuses writes and syncs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum DiskFailure {
+    /// There is no space (`ENOSPC`): nothing can be appended.
+    Full,
+    /// The device fails (`EIO`): what was written cannot be synced.
+    Broken,
+}
+
+/// A file of the disk.
+#[derive(Debug)]
+struct File {
+    file: Arc<dyn LogFile>,
+    /// A sync does nothing.
+    is_unsynced: bool,
+    failure: Arc<AtomicU8>,
+}
 
 impl Disk {
     pub(crate) fn new(bug: Option<Bug>) -> Self {
-        Self { disk: SimulatedDisk::default(), bug, is_damaged: Arc::default() }
+        let (is_damaged, failure) = (Arc::default(), Arc::default());
+        Self { disk: SimulatedDisk::default(), bug, is_damaged, failure }
     }
 
     pub(crate) fn directory(&self) -> Directory {
         Directory::on(Arc::new(self.clone()))
+    }
+
+    /// Refuses writes and syncs from now on, or takes them again.
+    pub(crate) fn set_failure(&self, failure: Option<DiskFailure>) {
+        let code = match failure {
+            None => 0,
+            Some(DiskFailure::Full) => 1,
+            Some(DiskFailure::Broken) => 2,
+        };
+        self.failure.store(code, Ordering::Relaxed);
+    }
+
+    fn file(&self, file: Arc<dyn LogFile>, is_unsynced: bool) -> Arc<dyn LogFile> {
+        Arc::new(File { file, is_unsynced, failure: self.failure.clone() })
     }
 
     pub(crate) fn wipe(&self) {
@@ -75,15 +107,12 @@ impl mooncake_master::Disk for Disk {
     }
 
     fn create(&self, name: &str) -> io::Result<Arc<dyn LogFile>> {
-        self.disk.create(name)
+        Ok(self.file(self.disk.create(name)?, false))
     }
 
     fn open(&self, name: &str) -> io::Result<Arc<dyn LogFile>> {
-        let file = self.disk.open(name)?;
-        match self.bug {
-            Some(Bug::ForgetsToSyncOldLogs) => Ok(Arc::new(UnsyncedFile(file))),
-            _ => Ok(file),
-        }
+        let is_unsynced = self.bug == Some(Bug::ForgetsToSyncOldLogs);
+        Ok(self.file(self.disk.open(name)?, is_unsynced))
     }
 
     fn rename(&self, from: &str, to: &str) -> io::Result<()> {
@@ -107,22 +136,31 @@ impl mooncake_master::Disk for Disk {
     }
 }
 
-impl fmt::Debug for UnsyncedFile {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
+impl File {
+    fn check(&self, refused: u8) -> io::Result<()> {
+        match self.failure.load(Ordering::Relaxed) {
+            failure if failure != refused => Ok(()),
+            1 => Err(io::ErrorKind::StorageFull.into()),
+            _ => Err(io::Error::other("the device failed")),
+        }
     }
 }
 
-impl LogFile for UnsyncedFile {
+impl LogFile for File {
     fn append(&self, bytes: &[u8]) -> io::Result<()> {
-        self.0.append(bytes)
+        self.check(1)?;
+        self.file.append(bytes)
     }
 
     fn truncate(&self, length: u64) -> io::Result<()> {
-        self.0.truncate(length)
+        self.file.truncate(length)
     }
 
     fn sync(&self) -> io::Result<()> {
-        Ok(())
+        self.check(2)?;
+        match self.is_unsynced {
+            true => Ok(()),
+            false => self.file.sync(),
+        }
     }
 }

@@ -1,0 +1,203 @@
+//! Operations of a process: their choice, their steps, and the inputs that they wait for.
+
+use std::time::Duration;
+
+use crate::{
+    actor::{
+        client::{Input, Op, Process, Running, Step},
+        get::Get,
+        put::Put,
+        repeated_call::Request,
+        task::{self, TaskRunner},
+    },
+    call::{Call, ReplyMessage},
+    plan::Defect,
+    simulator::{Event, Simulator},
+};
+
+impl Simulator {
+    /// Starts the next operation of a worker.
+    pub(crate) fn start_next_op(&mut self, process: u64) -> Result<(), String> {
+        if self.is_quiet || !self.processes.contains_key(&process) {
+            return Ok(());
+        }
+        let key = self.random.below(self.plan.keys);
+        let tenant = self.random.below(self.plan.tenants);
+        let is_forced = self.random.happens(700);
+        let request = if self.random.happens(self.plan.task_requests) {
+            task::random_request(self)
+        } else if self.random.happens(self.plan.views) {
+            let is_open = !self.plan.covers(Defect::PanicsInViews);
+            Some(match self.random.below(10) {
+                0 => Call::List { tenant },
+                1 => Call::Overview,
+                _ if is_open => Call::Overview,
+                _ => Call::View { key },
+            })
+        } else {
+            None
+        };
+        let op = match (request, self.random.below(1000)) {
+            (Some(call), _) => Op::Request(Request::new(call)),
+            (None, 0..450) => Op::Put(Put::random(self)),
+            (None, 900..980) => Op::Request(Request::new(Call::Remove { key, is_forced })),
+            (None, 980..990) => Op::Request(Request::new(Call::RemovePrefix { key, is_forced })),
+            (None, 990..995) => Op::Request(Request::new(Call::RemoveAll { tenant, is_forced })),
+            (None, _) => Op::Get(Box::new(Get::random(self))),
+        };
+        let number = self.next_number();
+        self.start_op((process, number), op, true)
+    }
+
+    /// Starts to fetch and run the tasks of a process.
+    pub(crate) fn fetch_tasks(&mut self, process: u64) -> Result<(), String> {
+        let number = self.next_number();
+        let runner = TaskRunner::new(self);
+        self.start_op((process, number), Op::RunTasks(runner), false)
+    }
+
+    /// Starts an operation of a process.
+    pub(crate) fn start_op(
+        &mut self,
+        caller: (u64, u64),
+        op: Op,
+        is_work: bool,
+    ) -> Result<(), String> {
+        let Some(process) = self.processes.get_mut(&caller.0) else { return Ok(()) };
+        process.running.insert(caller.1, Running { op: Some(op), attempt: 0, is_work });
+        self.handle_input(caller, Input::Begin)
+    }
+
+    /// Hands a reply to the operation that waits for it. A stalled process receives it later.
+    pub(crate) fn receive_reply(
+        &mut self,
+        caller: (u64, u64),
+        attempt: u64,
+        message: Option<ReplyMessage>,
+    ) -> Result<(), String> {
+        let Some(process) = self.processes.get(&caller.0) else { return Ok(()) };
+        if !process.stalled_until.has_passed(self.now) {
+            self.at(process.stalled_until, Event::Reply { caller, attempt, message });
+            return Ok(());
+        }
+        let running = process.running.get(&caller.1);
+        let is_awaited = running.is_some_and(|running| running.attempt == attempt);
+        self.release_connection(caller.0, attempt);
+        if !is_awaited {
+            return Ok(());
+        }
+        let input = message.map_or(Input::TimedOut, Input::Reply);
+        self.handle_input(caller, input)
+    }
+
+    /// Hands an input to an operation. A stalled process gets it later.
+    pub(crate) fn handle_input(&mut self, caller: (u64, u64), input: Input) -> Result<(), String> {
+        let Some(process) = self.processes.get_mut(&caller.0) else { return Ok(()) };
+        if !process.stalled_until.has_passed(self.now) {
+            let stalled_until = process.stalled_until;
+            self.at(stalled_until, Event::Input { caller, input });
+            return Ok(());
+        }
+        let Some(running) = process.running.get_mut(&caller.1) else { return Ok(()) };
+        if matches!(input, Input::Reply(_) | Input::TimedOut) {
+            // Later replies to the previous call are ignored.
+            running.attempt = 0;
+        }
+        let Some(op) = running.op.take() else { return Ok(()) };
+        let next = self.step_op(caller, op, input)?;
+        let Some(process) = self.processes.get_mut(&caller.0) else { return Ok(()) };
+        match next {
+            Some(op) => {
+                if let Some(running) = process.running.get_mut(&caller.1) {
+                    running.op = Some(op);
+                }
+            }
+            None => {
+                let was_work = process.running.remove(&caller.1).is_some_and(|it| it.is_work);
+                if was_work {
+                    let pause = Duration::from_micros(self.random.below(self.plan.pause_micros));
+                    self.after(pause, Event::NextOp(caller.0));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Runs one step of an operation.
+    fn step_op(&mut self, caller: (u64, u64), op: Op, input: Input) -> Step {
+        match op {
+            Op::Put(put) => put.step(self, caller, input),
+            Op::Settle(settle) => Ok(settle.step(self, caller, input).map(Op::Settle)),
+            Op::Get(get) => get.step(self, caller, input),
+            Op::Request(request) => Ok(request.step(self, caller, input)?.map(Op::Request)),
+            Op::RunTasks(runner) => runner.step(self, caller, input),
+            Op::Heartbeat(heartbeat) => {
+                let next = heartbeat.step(self, caller, input);
+                if next.is_none() {
+                    self.unlock_announcements(caller);
+                }
+                Ok(next.map(Op::Heartbeat))
+            }
+            Op::SegmentChange(change) => {
+                let next = change.step(self, caller, input);
+                if next.is_none() {
+                    self.unlock_announcements(caller);
+                }
+                Ok(next.map(Op::SegmentChange))
+            }
+        }
+    }
+
+    /// Sends a call once, with a timeout.
+    pub(crate) fn call(&mut self, caller: (u64, u64), call: Call) {
+        let request = self.request(caller.0, call);
+        self.send_request(caller, request);
+    }
+
+    /// Schedules an input of an operation.
+    pub(crate) fn input_after(&mut self, pause: Duration, caller: (u64, u64), input: Input) {
+        self.after(pause, Event::Input { caller, input });
+    }
+
+    /// Schedules the next heartbeat of a process.
+    pub(crate) fn heartbeat_at(&mut self, process: u64, when: mooncake_base::Moment) {
+        if let Some(found) = self.processes.get_mut(&process) {
+            found.next_heartbeat = when;
+            self.at(when, Event::Heartbeat(process));
+        }
+    }
+
+    /// Schedules the mount of a segment, if some are missing.
+    pub(crate) fn mount_soon(&mut self, process: u64) {
+        self.after(Duration::from_millis(1), Event::Mount(process));
+    }
+
+    /// Schedules a fetch of tasks.
+    pub(crate) fn fetch_soon(&mut self, process: u64) {
+        self.after(Duration::from_millis(1), Event::FetchTasks(process));
+    }
+
+    /// Schedules the settlement of unconfirmed puts, if there are any.
+    pub(crate) fn settle_soon(&mut self, process: u64) {
+        let found = self.processes.get(&process);
+        if found.is_some_and(|found| found.own_puts.unconfirmed_count() > 0) {
+            self.after(Duration::from_millis(1), Event::Settle(process));
+        }
+    }
+
+    /// Starts a process with its workers.
+    pub(crate) fn start_process(&mut self) -> Result<(), String> {
+        let number = self.next_number();
+        let mut process = Process::new(number);
+        process.connections = super::connections::Connections::new(self.plan.connections);
+        process.wanted_segments = self.random.between(1, 2) as usize;
+        process.clock_ahead = Duration::from_millis(self.random.below(self.plan.clock_skew_ms));
+        process.impaired_until = self.now;
+        self.processes.insert(number, process);
+        self.heartbeat_at(number, self.now);
+        for _ in 0..self.plan.workers {
+            self.after(Duration::from_millis(10), Event::NextOp(number));
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,4 @@
+//! The faults: of the network, and of machines and processes.
+
+mod injection;
+pub(crate) mod network;

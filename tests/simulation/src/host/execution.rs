@@ -1,0 +1,432 @@
+//! The service of the master: admission of calls, their execution in slices between which other calls
+//! run, answers that wait for the log, and timers.
+
+use std::{ops::Range, time::Duration};
+
+use mooncake_base::{ClientId, ErrorCode, Moment};
+use mooncake_master::state::{Begun, Pending};
+
+use crate::{
+    actor::client::Process,
+    call::{Call, CallMessage, CallNumber, Reply, ReplyMessage, tenant_name},
+    fault::network,
+    host::{
+        calls::{self, Context, Turn},
+        running_call::{RunningCall, Work},
+    },
+    plan::{Bug, Defect},
+    simulator::{Event, Simulator, TICK},
+};
+
+/// The most large calls that run at a time.
+const LARGE_CALLS: usize = 1;
+/// The most large calls that wait.
+const QUEUE_MAX: usize = 4;
+/// The slices after which a put waits no longer for memory.
+const PUT_SLICES_MAX: u64 = 200;
+
+impl Simulator {
+    /// Sets the quotas of all tenants, which the log keeps.
+    pub(crate) fn set_quotas(&mut self) -> Result<(), String> {
+        if self.plan.tenants == 1 {
+            return Ok(());
+        }
+        let quotas: Vec<_> = (0..self.plan.tenants)
+            .map(|tenant| (tenant_name(tenant), self.plan.quota_of(tenant)))
+            .collect();
+        let slice = self.host.run(|state| {
+            quotas.iter().try_for_each(|(tenant, bytes)| state.set_quota(tenant, *bytes))
+        });
+        let Some(slice) = slice else { return Ok(()) };
+        let (set, _) = self.appended(slice)?;
+        set.map_err(|error| format!("a quota was refused: {error}"))
+    }
+
+    /// Handles a call that has reached the master.
+    pub(crate) fn serve(&mut self, message: CallMessage) -> Result<(), String> {
+        if !self.host.is_running() {
+            return Ok(());
+        }
+        if !self.stalled_until.has_passed(self.now) {
+            let stalled_until = self.stalled_until;
+            self.at(stalled_until, Event::Call(message));
+            return Ok(());
+        }
+        let large = self.host.calls.values().filter(|call| call.is_large).count();
+        if message.request.call.is_large() && large >= LARGE_CALLS {
+            self.outcome.queued += 1;
+            match self.host.queue.len() < QUEUE_MAX {
+                true => self.host.queue.push_back(message),
+                false => self.refuse(&message, ErrorCode::RPC_FAIL),
+            }
+            return Ok(());
+        }
+        if let Some(until) = self.host.recovery_deadline(self.now, &message.request.call) {
+            let again = until.min(self.now + Duration::from_millis(20));
+            self.at(again, Event::Call(message));
+            return Ok(());
+        }
+        self.serve_once(message)
+    }
+
+    fn refuse(&mut self, message: &CallMessage, code: ErrorCode) {
+        let (reply, entries) = (Reply::Failed(code), 0..0);
+        self.send_reply(message, ReplyMessage { reply, entries, position: 0 });
+    }
+
+    /// Executes a call, or gives the answer to its first execution.
+    fn serve_once(&mut self, message: CallMessage) -> Result<(), String> {
+        let client = Process::new(message.caller.0).client;
+        let CallNumber { number, answered_below } = message.request.number;
+        if number == 0 {
+            return self.execute(message, false);
+        }
+        match self.host.answers.begin(client, number, answered_below) {
+            Begun::Execute => self.execute(message, true),
+            Begun::Repeated(answer) => {
+                self.outcome.repetitions += 1;
+                self.answer(message, answer);
+                Ok(())
+            }
+            // Its client does not wait for a reply.
+            Begun::GivenUp => Ok(()),
+            Begun::Running => {
+                self.after(Duration::from_millis(5), Event::Call(message));
+                Ok(())
+            }
+        }
+    }
+
+    /// Executes the first slice of a call.
+    fn execute(&mut self, message: CallMessage, is_numbered: bool) -> Result<(), String> {
+        let client = Process::new(message.caller.0).client;
+        let call = &message.request.call;
+        if self.host.disconnected.remove(&client) {
+            let now = self.now;
+            if let Some(slice) = self.host.run(|state| state.heartbeat(now, client)) {
+                self.appended(slice)?;
+            }
+        }
+        if let Some(slice) =
+            self.host.run(|state| calls::release_fences(state, &message.request.released))
+        {
+            self.appended(slice)?;
+        }
+        let call = RunningCall {
+            client,
+            work: Work::of(call, &self.tenant_of_call(call)),
+            entries: 0..0,
+            position: 0,
+            slices: 0,
+            is_numbered,
+            is_large: call.is_large(),
+            message,
+        };
+        self.run_slice(call)
+    }
+
+    /// Executes the next slice of a call.
+    pub(crate) fn continue_call(&mut self, number: u64) -> Result<(), String> {
+        if !self.stalled_until.has_passed(self.now) {
+            let stalled_until = self.stalled_until;
+            self.at(stalled_until, Event::Slice(number));
+            return Ok(());
+        }
+        match self.host.calls.remove(&number) {
+            Some(call) => self.run_slice(call),
+            None => Ok(()),
+        }
+    }
+
+    fn run_slice(&mut self, mut running: RunningCall) -> Result<(), String> {
+        let call = running.message.request.call.clone();
+        let tenant = self.tenant_of_call(&call);
+        let request = &running.message.request;
+        let context = Context {
+            client: running.client,
+            tenant: &tenant,
+            identity: self.host.identity(),
+            sequence: request.sequence,
+            number: request.number.number,
+        };
+        let (now, evicted) = (self.now, self.faded_objects());
+        let work = &mut running.work;
+        // As in the service, a reader waits for no change that its lookup makes.
+        let is_read = matches!(call, Call::Locate { .. });
+        let trusted = self.trusted_targets(&call);
+        for &client in &trusted {
+            self.host.run(|state| state.heartbeat(now, client));
+        }
+        let slice = match is_read {
+            true => self.host.read(|state| context.run(state, now, &call, work)),
+            false => self.host.run(|state| context.run(state, now, &call, work)),
+        };
+        for client in trusted {
+            self.host.run(|state| state.suspect(now, client));
+        }
+        let Some(slice) = slice else { return Ok(()) };
+        running.position = running.position.max(slice.position);
+        running.slices += 1;
+        let may_vanish = call.is_about_tasks().then(|| self.faded_objects() - evicted);
+        let (turn, entries) = self.appended_checked(slice, may_vanish)?;
+        if let Turn::Done(Reply::Viewed(viewed)) = &turn
+            && self.plan.has(Bug::PanicsInViews)
+        {
+            assert!(viewed.gone == 0, "the planted bug looks into a segment that has left");
+        }
+        running.entries = match running.entries.is_empty() {
+            true => entries,
+            false => running.entries.start..entries.end.max(running.entries.end),
+        };
+        if let Turn::Done(Reply::Started { version, .. }) = &turn
+            && let Call::PutStart { key, length, terms, .. } = &call
+        {
+            self.history.record_start(
+                self.now,
+                running.message.caller.0,
+                *version,
+                (*key, *length),
+                *terms,
+            );
+        }
+        if self.random.happens(self.plan.faults.master_crash / 50) {
+            self.crash_master();
+            return Ok(());
+        }
+        match turn {
+            Turn::Done(reply) => self.end_call(running, reply),
+            Turn::Again(pending) => {
+                self.postpone(running, pending);
+                Ok(())
+            }
+        }
+    }
+
+    /// Returns the clients that a planted bug takes for alive while a task ends.
+    fn trusted_targets(&self, call: &Call) -> Vec<ClientId> {
+        if !self.plan.has(Bug::DropsLastReadableCopy) || !matches!(call, Call::EndTask { .. }) {
+            return Vec::new();
+        }
+        let Some(state) = self.host.state() else { return Vec::new() };
+        let views = state.list_segments();
+        views.iter().filter(|view| view.is_suspect).map(|view| view.client).collect()
+    }
+
+    /// Lets other calls run before the next slice of a call.
+    fn postpone(&mut self, mut running: RunningCall, pending: Option<Pending>) {
+        self.outcome.sliced += u64::from(running.slices == 1);
+        if running.slices > PUT_SLICES_MAX
+            && let Work::Put(progress) = std::mem::replace(&mut running.work, Work::Once)
+        {
+            self.host.run(|state| state.puts().cancel_put(progress));
+            self.refuse(&running.message, ErrorCode::NO_AVAILABLE_HANDLE);
+            return;
+        }
+        let pause = match pending {
+            None | Some(Pending::Yield) => Duration::from_micros(20 + self.random.below(300)),
+            Some(Pending::Busy) => Duration::from_millis(1),
+            Some(Pending::Sync(_)) => {
+                let pause = Duration::from_millis(2);
+                self.after(pause, Event::SyncLog { is_periodic: false });
+                pause + Duration::from_micros(10)
+            }
+        };
+        let number = self.next_number();
+        self.host.calls.insert(number, running);
+        self.after(pause, Event::Slice(number));
+    }
+
+    /// Ends a call whose slices have run.
+    fn end_call(&mut self, running: RunningCall, reply: Reply) -> Result<(), String> {
+        let RunningCall { message, client, entries, position, .. } = running;
+        let call = &message.request.call;
+        self.check_request(message.caller, &reply)?;
+        if call.is_removal() {
+            let operation = (client, message.caller.1);
+            self.executed.check_removal(&self.history, operation, entries.clone())?;
+        }
+        let is_read = matches!(call, Call::Heartbeat(_) | Call::Register) || call.is_look();
+        let position = match self.is_answered_early(call, &reply, &entries) {
+            true => 0,
+            false if !is_read && !self.plan.covers(Defect::AnswersEarly) => self.log_end(),
+            false => position,
+        };
+        let answer = ReplyMessage { reply, entries, position };
+        if running.is_numbered {
+            let number = message.request.number.number;
+            match call.is_answered_by(&answer.reply) {
+                true => {
+                    let bytes = size_of::<ReplyMessage>();
+                    self.host.answers.finish(client, number, answer.clone(), bytes);
+                }
+                false => self.host.answers.abort(client, number),
+            }
+        }
+        self.answer(message, answer);
+        if running.is_large
+            && let Some(next) = self.host.queue.pop_front()
+        {
+            self.after(Duration::from_micros(10), Event::Call(next));
+        }
+        Ok(())
+    }
+
+    /// Returns whether a planted bug answers before the log has what the answer rests on.
+    fn is_answered_early(&self, call: &Call, reply: &Reply, entries: &Range<usize>) -> bool {
+        match (self.plan.bug, call, reply) {
+            (Some(Bug::RepliesBeforeLog), ..) => true,
+            (Some(Bug::AnswersRepeatedStartEarly), _, Reply::Started { version, .. }) => {
+                self.history.starts_of(*version) > 1
+            }
+            (Some(Bug::AnswersRepeatedEndEarly), Call::PutEnd { .. }, Reply::Done) => {
+                entries.is_empty()
+            }
+            (Some(Bug::ReportsExistingEarly), _, Reply::Existed { .. }) => true,
+            _ => false,
+        }
+    }
+
+    /// Returns the position behind everything that is appended to the log.
+    fn log_end(&self) -> u64 {
+        self.host.state().map_or(0, |state| state.log().position())
+    }
+
+    /// Answers a call when the log has everything on which the answer rests.
+    fn answer(&mut self, call: CallMessage, answer: ReplyMessage) {
+        let is_durable =
+            self.host.journal().is_none_or(|journal| journal.is_durable(answer.position));
+        match is_durable {
+            true => self.send_reply(&call, answer),
+            false => self.waiting.push(call, answer),
+        }
+    }
+
+    /// Sends a reply over the network.
+    pub(crate) fn send_reply(&mut self, call: &CallMessage, message: ReplyMessage) {
+        let (caller, attempt) = (call.caller, call.attempt);
+        self.accepted.accept(&message.reply);
+        let is_about_session = call.request.call.is_about_session();
+        if self.random.happens(self.plan.faults.cut) {
+            // The caller sees the connection break.
+            let delay = network::delay(&mut self.random, &self.plan.faults);
+            if is_about_session {
+                self.impair(caller.0, self.now + self.plan.call_timeout);
+            }
+            self.after(delay, Event::Reply { caller, attempt, message: None });
+            return;
+        }
+        let delays = network::deliveries(&mut self.random, &self.plan.faults);
+        if is_about_session {
+            self.impair_by(caller.0, &delays);
+        }
+        for delay in delays {
+            let message = Some(message.clone());
+            self.after(delay, Event::Reply { caller, attempt, message });
+        }
+    }
+
+    /// Fires the timers of the master.
+    pub(crate) fn tick(&mut self) -> Result<(), String> {
+        self.after(TICK, Event::Tick);
+        if !self.stalled_until.has_passed(self.now) {
+            return Ok(());
+        }
+        let (now, evicted) = (self.now, self.faded_objects());
+        let Some(slice) = self.host.run(|state| {
+            state.advance(now);
+            state.take_expired()
+        }) else {
+            return Ok(());
+        };
+        let faded = self.faded_objects() - evicted;
+        self.outcome.faded += faded;
+        let (expired, _) = self.appended_checked(slice, Some(faded))?;
+        for client in expired {
+            self.outcome.expired += 1;
+            self.host.answers.forget(client.id);
+            self.executed.forget(client.id);
+        }
+        Ok(())
+    }
+
+    /// Handles that the master sees a connection end: the client is suspect until it calls again.
+    pub(crate) fn notice_disconnect(&mut self, process: u64, is_dead: bool) -> Result<(), String> {
+        if !self.stalled_until.has_passed(self.now) {
+            let stalled_until = self.stalled_until;
+            self.at(stalled_until, Event::Disconnected { process, is_dead });
+            return Ok(());
+        }
+        let (now, client) = (self.now, Process::new(process).client);
+        self.host.disconnected.insert(client);
+        let Some(slice) = self.host.run(|state| {
+            state.suspect(now, client);
+            if is_dead {
+                state.record_disconnect(client);
+            }
+        }) else {
+            return Ok(());
+        };
+        self.appended(slice).map(drop)
+    }
+
+    /// Returns the number of objects that were evicted or have expired since the master started.
+    fn faded_objects(&self) -> u64 {
+        self.host.state().map_or(0, |state| {
+            let counters = state.totals().counters;
+            counters.evicted_keys + counters.objects_expired
+        })
+    }
+
+    /// Records a slice, and checks that the number of objects that vanished is `may_vanish`, if that
+    /// number is known.
+    fn appended_checked<R>(
+        &mut self,
+        slice: mooncake_master::Slice<R>,
+        may_vanish: Option<u64>,
+    ) -> Result<(R, Range<usize>), String> {
+        let before = self.model.dropped;
+        let appended = self.appended(slice)?;
+        let vanished = self.model.dropped - before;
+        match may_vanish {
+            // An object that has lost its segment may also expire.
+            Some(may_vanish) if vanished > may_vanish => Err(format!(
+                "{vanished} objects vanished but {may_vanish} were evicted or have expired"
+            )),
+            _ => Ok(appended),
+        }
+    }
+
+    pub(crate) fn tenant_of_call(&self, call: &Call) -> mooncake_base::TenantId {
+        match (call, call.key()) {
+            (_, Some(key)) => self.host.tenant_of(key),
+            (Call::RemoveAll { tenant, .. } | Call::List { tenant }, _) => tenant_name(*tenant),
+            (Call::Copy { key, .. } | Call::Move { key, .. } | Call::Verify { key, .. }, _) => {
+                self.host.tenant_of(*key)
+            }
+            // The version identifies the put, and its repetition carries the name of the key.
+            (Call::PutEnd { version, .. } | Call::PutRevoke { version, .. }, _) => {
+                let key = self.history.key_of(*version);
+                key.map_or_else(|| tenant_name(0), |key| self.host.tenant_of(key))
+            }
+            _ => tenant_name(0),
+        }
+    }
+
+    /// Records that a fault delays the heartbeats of a process up to a moment.
+    pub(crate) fn impair(&mut self, process: u64, until: Moment) {
+        if let Some(found) = self.processes.get_mut(&process) {
+            found.impaired_until = found.impaired_until.max(until);
+        }
+    }
+
+    /// Records what the deliveries of a message about the session of a process delay.
+    pub(crate) fn impair_by(&mut self, process: u64, delays: &[Duration]) {
+        match delays.iter().max() {
+            None => self.impair(process, self.now + self.plan.call_timeout),
+            Some(&longest) if longest > Duration::from_millis(20) => {
+                self.impair(process, self.now + self.plan.call_timeout.max(longest));
+            }
+            Some(_) => {}
+        }
+    }
+}

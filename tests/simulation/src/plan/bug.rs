@@ -1,0 +1,220 @@
+//! Planted bugs: defects of the program that the checkers must find, and the conditions that reveal
+//! each of them.
+
+use std::time::Duration;
+
+use mooncake_master::LogSync;
+
+use crate::plan::Plan;
+
+/// A planted bug: a defect of the program that the checkers must find.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Bug {
+    /// The master replies before the change is in the log.
+    RepliesBeforeLog,
+    /// A restarted master forgets how long its predecessor's fences last.
+    ForgetsFences,
+    /// The memory of a vanished writer is reused while the writer may still write.
+    FreesTooEarly,
+    /// A reader whose fence expired does not verify its copy.
+    TrustsLateReads,
+    /// A reader counts its fence from the answer of the master, not from its request.
+    CountsFencesFromAnswer,
+    /// A reader hands its fence back when it begins to read.
+    ReleasesFencesEarly,
+    /// A client that registers again does not announce its segments.
+    ForgetsToReannounce,
+    /// A client does not correct the master's list of its segments after an unanswered call.
+    ForgetsFailedMounts,
+    /// A client whose segment the master does not know mounts the same memory again.
+    RemountsUsedMemory,
+    /// A writer continues after its write window.
+    WritesTooLate,
+    /// A task runner continues after its write window.
+    CopiesTooLate,
+    /// A restarted master forgets the tasks and drains of its predecessor.
+    ForgetsTasks,
+    /// A restarted master does not sync what its predecessor wrote.
+    ForgetsToSyncOldLogs,
+    /// After a loss of power, a damaged log is cut off with all later ones.
+    CutsLaterLogs,
+    /// After a loss of power, a log that was never synced is used.
+    TrustsUnsyncedLog,
+    /// Freed memory is reused before the record of its release is on disk.
+    ReusesUnsyncedMemory,
+    /// A client forgets the puts that it gave up, and takes its own unfinished put for an object.
+    ForgetsUnconfirmedPuts,
+    /// A client ends the puts that it gave up, instead of revoking them, and only in the background.
+    EndsLatePuts,
+    /// A client sends a removal or a request again without a number by which the master knows it.
+    RepeatsUnnumberedCalls,
+    /// The master answers a repeated start of a put before the first one is in the log.
+    AnswersRepeatedStartEarly,
+    /// The master answers a repeated end of a put before the first one is in the log.
+    AnswersRepeatedEndEarly,
+    /// The master reports that a value exists before it is in the log.
+    ReportsExistingEarly,
+    /// Heartbeats wait for the same connections as calls that get no answer.
+    HeartbeatsShareConnections,
+    /// The master completes a move whose new copy cannot be read.
+    DropsLastReadableCopy,
+    /// A later replica of an object has the number of an earlier one, when the numbers start again.
+    ReusesReplicaNumbers,
+    /// A put does not say which replicas earlier pieces may still reach.
+    ForgetsLatePieces,
+    /// The master panics when it describes an object of a segment that has left the pool.
+    PanicsInViews,
+}
+
+impl Bug {
+    /// All planted bugs, with their names on the command line.
+    pub const ALL: [(&str, Self); 27] = [
+        ("replies-before-log", Self::RepliesBeforeLog),
+        ("forgets-fences", Self::ForgetsFences),
+        ("frees-too-early", Self::FreesTooEarly),
+        ("trusts-late-reads", Self::TrustsLateReads),
+        ("counts-fences-from-answer", Self::CountsFencesFromAnswer),
+        ("releases-fences-early", Self::ReleasesFencesEarly),
+        ("forgets-to-reannounce", Self::ForgetsToReannounce),
+        ("forgets-failed-mounts", Self::ForgetsFailedMounts),
+        ("remounts-used-memory", Self::RemountsUsedMemory),
+        ("writes-too-late", Self::WritesTooLate),
+        ("copies-too-late", Self::CopiesTooLate),
+        ("forgets-tasks", Self::ForgetsTasks),
+        ("forgets-to-sync-old-logs", Self::ForgetsToSyncOldLogs),
+        ("cuts-later-logs", Self::CutsLaterLogs),
+        ("trusts-unsynced-log", Self::TrustsUnsyncedLog),
+        ("reuses-unsynced-memory", Self::ReusesUnsyncedMemory),
+        ("forgets-unconfirmed-puts", Self::ForgetsUnconfirmedPuts),
+        ("ends-late-puts", Self::EndsLatePuts),
+        ("repeats-unnumbered-calls", Self::RepeatsUnnumberedCalls),
+        ("answers-repeated-start-early", Self::AnswersRepeatedStartEarly),
+        ("answers-repeated-end-early", Self::AnswersRepeatedEndEarly),
+        ("reports-existing-early", Self::ReportsExistingEarly),
+        ("heartbeats-share-connections", Self::HeartbeatsShareConnections),
+        ("drops-last-readable-copy", Self::DropsLastReadableCopy),
+        ("reuses-replica-numbers", Self::ReusesReplicaNumbers),
+        ("forgets-late-pieces", Self::ForgetsLatePieces),
+        ("panics-in-views", Self::PanicsInViews),
+    ];
+}
+
+impl Plan {
+    /// Plants a bug, and makes the conditions that reveal it more likely.
+    pub fn with_bug(mut self, bug: Bug) -> Self {
+        self.bug = Some(bug);
+        self.reveal_bug_of_master(bug);
+        self.reveal_bug_of_client(bug);
+        self
+    }
+
+    fn reveal_bug_of_master(&mut self, bug: Bug) {
+        match bug {
+            Bug::FreesTooEarly => {
+                self.rules.put_discard = Duration::from_millis(20);
+                self.rules.put_release = Duration::from_millis(30);
+            }
+            Bug::ForgetsFences => {
+                let faults = &mut self.faults;
+                (faults.master_crash, faults.down_max) = (400, Duration::from_millis(1));
+                (faults.slow, faults.slow_max) = (500, Duration::from_millis(150));
+                (faults.wipe, faults.lost) = (0, 0);
+                self.rules.lease_ttl = Duration::from_millis(1);
+                self.rules.client_ttl = Duration::from_millis(300);
+                (self.keys, self.workers) = (2, 4);
+            }
+            Bug::ForgetsToSyncOldLogs | Bug::CutsLaterLogs | Bug::TrustsUnsyncedLog => {
+                let faults = &mut self.faults;
+                (faults.master_crash, faults.power_loss) = (400, 500);
+                (faults.wipe, faults.down_max) = (0, Duration::from_millis(50));
+                faults.damage = if bug == Bug::CutsLaterLogs { 500 } else { 0 };
+                self.log_sync = match bug {
+                    Bug::TrustsUnsyncedLog => LogSync::Never,
+                    _ => LogSync::Always,
+                };
+            }
+            Bug::AnswersRepeatedStartEarly
+            | Bug::AnswersRepeatedEndEarly
+            | Bug::ReportsExistingEarly => {
+                let faults = &mut self.faults;
+                (faults.log_hang, faults.log_hang_max) = (300, Duration::from_secs(4));
+                (faults.wipe, faults.power_loss, faults.disk_failure) = (0, 0, 0);
+                (self.keys, self.workers) = (4, 4);
+            }
+            Bug::HeartbeatsShareConnections => {
+                let faults = &mut self.faults;
+                (faults.log_hang, faults.log_hang_max) = (200, Duration::from_secs(9));
+                (self.connections, self.workers) = (2, 4);
+                self.call_timeout = Duration::from_secs(5);
+            }
+            Bug::DropsLastReadableCopy => {
+                (self.faults.target_crash, self.task_requests) = (300, 300);
+            }
+            Bug::ReusesReplicaNumbers => {
+                (self.faults.master_crash, self.task_requests) = (200, 300);
+                self.faults.wipe = 0;
+            }
+            Bug::PanicsInViews => (self.views, self.faults.remount) = (300, 300),
+            Bug::ReusesUnsyncedMemory => {
+                let faults = &mut self.faults;
+                (faults.master_crash, faults.power_loss) = (300, 800);
+                (faults.wipe, faults.damage, faults.lost) = (0, 0, 0);
+                faults.down_max = Duration::from_millis(50);
+                self.log_sync = LogSync::Interval(Duration::from_millis(1500));
+                self.segment_words = self.object_words * 3;
+                (self.keys, self.workers) = (24, 4);
+            }
+            _ => {}
+        }
+    }
+
+    fn reveal_bug_of_client(&mut self, bug: Bug) {
+        match bug {
+            Bug::RemountsUsedMemory => {
+                let faults = &mut self.faults;
+                (faults.master_crash, faults.wipe) = (400, 1000);
+                (faults.down_max, faults.lost) = (Duration::from_millis(1), 0);
+                (faults.slow, faults.slow_max) = (500, Duration::from_millis(400));
+                (self.keys, self.workers) = (2, 4);
+                (self.object_words, self.segment_words) = (64, 256);
+            }
+            Bug::CountsFencesFromAnswer | Bug::ReleasesFencesEarly => {
+                let slow_max = if bug == Bug::ReleasesFencesEarly { 200 } else { 500 };
+                (self.faults.slow, self.faults.slow_max) = (300, Duration::from_millis(slow_max));
+                (self.faults.master_crash, self.faults.lost) = (0, 0);
+                self.rules.lease_ttl = Duration::from_millis(1);
+                (self.keys, self.workers, self.segment_words) = (4, 4, self.object_words * 3);
+            }
+            Bug::ForgetsLatePieces => {
+                (self.faults.slow, self.faults.slow_max) = (300, Duration::from_secs(4));
+                (self.faults.master_crash, self.faults.client_crash) = (0, 0);
+                (self.keys, self.workers) = (24, 4);
+                self.segment_words = self.object_words * 3;
+            }
+            Bug::WritesTooLate => self.faults.client_stall = 300,
+            Bug::ForgetsUnconfirmedPuts | Bug::EndsLatePuts => {
+                (self.faults.cut, self.faults.partition) = (700, 200);
+                (self.faults.client_crash, self.faults.wipe) = (0, 0);
+                (self.keys, self.workers) = (2, 4);
+            }
+            Bug::RepeatsUnnumberedCalls => {
+                (self.faults.cut, self.keys, self.workers) = (500, 2, 4);
+            }
+            Bug::CopiesTooLate => {
+                (self.faults.client_stall, self.faults.client_crash) = (100, 0);
+                (self.faults.wipe, self.faults.lost) = (0, 0);
+                (self.faults.slow, self.faults.slow_max) = (300, Duration::from_millis(200));
+                self.rules.write_window = Duration::from_millis(300);
+                (self.keys, self.workers, self.task_requests) = (12, 4, 200);
+                (self.object_words, self.segment_words) = (64, 256);
+                self.active = Duration::from_secs(30);
+            }
+            Bug::ForgetsFailedMounts => {
+                let faults = &mut self.faults;
+                (faults.remount, faults.cut, faults.partition) = (600, 700, 200);
+                (faults.client_crash, faults.master_crash, faults.master_stall) = (0, 0, 0);
+            }
+            _ => {}
+        }
+    }
+}

@@ -1,0 +1,109 @@
+//! What a run has done, or the invariant that it has violated.
+
+use std::fmt;
+
+/// Declares counters with their sum.
+macro_rules! counts {
+    ($($(#[$doc:meta])* $name:ident,)*) => {
+        /// Counts of what happened in a run without a violation.
+        #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+        pub struct Outcome {
+            $($(#[$doc])* pub $name: u64,)*
+        }
+
+        impl Outcome {
+            /// Adds the counts of another run.
+            pub fn add(&mut self, other: &Self) {
+                $(self.$name += other.$name;)*
+            }
+        }
+    };
+}
+
+counts! {
+    /// Acknowledged puts.
+    puts,
+    /// Puts of other clients that were reported as existing values.
+    existed,
+    /// Reads whose bytes were accepted and checked.
+    gets,
+    /// Reads, accepted or discarded, that outlasted their fence and had to be verified.
+    late_reads,
+    /// Acknowledged removals.
+    removals,
+    /// Descriptions, lists and admin pages.
+    views,
+    /// Descriptions of objects of which a segment had left the pool.
+    views_in_sweep,
+    /// Repeated calls that got the answer to their first execution.
+    repetitions,
+    /// Answers that waited for the log while other calls ran.
+    waits,
+    /// Calls that were executed in more than one slice.
+    sliced,
+    /// Calls that waited for other large calls.
+    queued,
+    /// Calls that waited for a connection of their client.
+    starved,
+    /// Times in which the log took no write.
+    hangs,
+    /// Failures of the log, after which it was restarted on another timeline.
+    log_failures,
+    /// Restarts of the log without a restart of the master.
+    log_restarts,
+    /// Restarts of the master.
+    restarts,
+    /// Crashes of the master's machine.
+    power_losses,
+    /// Changes that were lost with the unsynced end of the log.
+    undone,
+    /// Killed clients.
+    client_deaths,
+    /// Clients that the master took for dead.
+    expired,
+    /// Hosts that were suspended.
+    suspensions,
+    /// Segments replaced by new memory because the master did not know them.
+    renewals,
+    /// Started snapshots.
+    snapshots,
+    /// Pieces of writes that reached memory after their writer had given them up.
+    late_pieces,
+    /// Holders that were silent and taken back by the put.
+    readmissions,
+    /// Advances of the numbers of replicas to the end of their range.
+    wraps,
+    /// Objects that expired or were evicted ahead of need.
+    faded,
+    /// Copies of objects read in the audit.
+    audited,
+    /// Copy and move tasks that the master accepted.
+    tasks,
+    /// Drain jobs that the master accepted.
+    drains,
+    /// Attempts of tasks whose end was acknowledged.
+    task_attempts,
+    /// Tasks that succeeded.
+    succeeded,
+    /// Drain jobs that succeeded.
+    drained,
+    /// Handled events.
+    steps,
+}
+
+/// A violated invariant, and the seed and step that reproduce it.
+#[derive(Debug, Clone)]
+pub struct Violation {
+    /// The seed of the run.
+    pub seed: u64,
+    /// The number of events handled before.
+    pub step: u64,
+    /// The violated invariant, or the message of a panic.
+    pub message: String,
+}
+
+impl fmt::Display for Violation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "seed {}, step {}: {}", self.seed, self.step, self.message)
+    }
+}
