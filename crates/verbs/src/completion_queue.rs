@@ -30,30 +30,38 @@ impl CompletionQueue {
     /// # Errors
     /// The capacity is 0 or above the device's limit, or the driver refused.
     pub fn new(context: &Arc<Context>, capacity: u32) -> Result<Arc<Self>> {
-        Self::create(context, capacity, None)
+        Self::create(context, capacity, None, 0)
     }
 
     /// Creates a queue for at least `capacity` completions that reports to a channel when it is
-    /// [armed](Self::arm).
+    /// [armed](Self::arm). Its events interrupt the processor that the device uses for `vector`, of which
+    /// the device has a few; larger numbers begin anew with the first.
     ///
     /// # Errors
     /// Same as [`Self::new`].
-    pub fn with_channel(channel: &Arc<CompletionChannel>, capacity: u32) -> Result<Arc<Self>> {
-        Self::create(channel.context(), capacity, Some(channel))
+    pub fn with_channel(
+        channel: &Arc<CompletionChannel>,
+        capacity: u32,
+        vector: u32,
+    ) -> Result<Arc<Self>> {
+        Self::create(channel.context(), capacity, Some(channel), vector)
     }
 
     fn create(
         context: &Arc<Context>,
         capacity: u32,
         channel: Option<&Arc<CompletionChannel>>,
+        vector: u32,
     ) -> Result<Arc<Self>> {
         let out_of_range = Error::OutOfRange { what: "the capacity", value: capacity.into() };
         let entries = libc::c_int::try_from(capacity).map_err(|_| out_of_range)?;
         let create = context.library().functions.ibv_create_cq;
+        let vector = vector.checked_rem(context.completion_vectors()).unwrap_or(0).cast_signed();
         let channel_ptr = channel.map_or(ptr::null_mut(), |channel| channel.as_ptr());
         // SAFETY: the context is open while its `Arc` lives, and so is the channel of the same context
-        // or none. Vector 0 exists on every device. No user context.
-        let queue = unsafe { create(context.as_ptr(), entries, ptr::null_mut(), channel_ptr, 0) };
+        // or none. The device has the vector. No user context.
+        let queue =
+            unsafe { create(context.as_ptr(), entries, ptr::null_mut(), channel_ptr, vector) };
         let handle = NonNull::new(queue)
             .ok_or_else(|| Error::last("ibv_create_cq", context.device().name()))?;
         // SAFETY: the library returned an initialized queue, which is never resized.

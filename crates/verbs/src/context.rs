@@ -79,6 +79,13 @@ impl Context {
         &self.device
     }
 
+    /// Returns the number of interrupts among which completion queues are spread.
+    pub(crate) fn completion_vectors(&self) -> u32 {
+        // SAFETY: the context is open while `self` lives, and its number of vectors never changes.
+        let count = unsafe { (*self.as_ptr()).num_comp_vectors };
+        u32::try_from(count).unwrap_or(0)
+    }
+
     pub(crate) fn as_ptr(&self) -> *mut ibv_context {
         self.handle.as_ptr()
     }

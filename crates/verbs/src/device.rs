@@ -66,6 +66,7 @@ impl Device {
     /// # Errors
     /// No access to the device file, or the driver refused.
     pub fn open(&self) -> Result<Arc<Context>> {
+        self.list.library.protect_from_forks();
         let functions = &self.list.library.functions;
         // SAFETY: `handle` is a device of the list that `self.list` keeps.
         let context = unsafe { (functions.ibv_open_device)(self.handle.as_ptr()) };

@@ -13,8 +13,8 @@ pub enum AsyncEvent {
     PortActive(u8),
     /// The link of the port is down.
     PortError(u8),
-    /// The address table of the port, its identifier in the subnet or another attribute of its
-    /// addresses changed.
+    /// The address table of the port, its identifier in the subnet, the subnet's manager or another
+    /// attribute of its addresses changed.
     AddressChange(u8),
     /// The device failed or was removed. Nothing that was made from it works any more.
     DeviceFatal,
@@ -102,6 +102,7 @@ unsafe fn decode(event: *const ibv_async_event) -> AsyncEvent {
         kind::IBV_EVENT_GID_CHANGE,
         kind::IBV_EVENT_LID_CHANGE,
         kind::IBV_EVENT_PKEY_CHANGE,
+        kind::IBV_EVENT_SM_CHANGE,
         kind::IBV_EVENT_CLIENT_REREGISTER,
     ]
     .into_iter()

@@ -21,7 +21,7 @@ use rdma_sys::ibv_event_type;
 
 use self::{
     objects::{ContextHandle, DeviceObject, Reporter},
-    queues::Queues,
+    queues::{Network, QueuePairState, Queues},
 };
 use crate::{Gid, Library};
 
@@ -44,6 +44,12 @@ pub struct DeviceSettings {
     pub bytes_per_second: Option<u64>,
     /// Maximum length of a registration.
     pub region_bytes_max: u64,
+    /// Bytes that a request may carry in itself; more are refused.
+    pub inline_bytes_max: u32,
+    /// Reads of a peer that a queue pair serves at a time.
+    pub reads_max: u8,
+    /// Kind of the addresses, by its number in ibverbs: 2 is RoCE v2.
+    pub gid_kind: u32,
 }
 
 /// All that calls of several threads share. Locked once per call of the library.
@@ -54,6 +60,11 @@ struct State {
     queues: Queues,
     /// Completion queues with a channel, by number.
     reporters: HashMap<u32, Reporter>,
+    /// The library keeps registered pages from children.
+    is_fork_protected: bool,
+    /// Requests that were posted, and those that carried their bytes in themselves.
+    requests: u64,
+    inline_requests: u64,
 }
 
 /// A device and its contexts.
@@ -62,7 +73,9 @@ struct DeviceState {
     settings: DeviceSettings,
     /// The object that the library hands out; its address never changes.
     object: Box<DeviceObject>,
-    gid: Gid,
+    /// The address and its entry in the table of the port, if there is one.
+    gid: Option<(u8, Gid)>,
+    lid: u16,
     is_link_up: bool,
     is_removed: bool,
     /// When the device has sent everything that was posted.
@@ -136,6 +149,67 @@ impl Fabric {
         state.progress();
     }
 
+    /// Takes the link of a device down or up, without an event: some drivers report no port that is active
+    /// again.
+    ///
+    /// # Panics
+    /// There is no such device.
+    pub fn set_link_silently(&self, device: usize, is_up: bool) {
+        let mut state = self.lock();
+        state.devices[device].is_link_up = is_up;
+        state.progress();
+    }
+
+    /// Gives a device another address, at an entry of its table, or takes it away, and reports that.
+    ///
+    /// # Panics
+    /// There is no such device.
+    pub fn set_address(&self, device: usize, address: Option<(u8, Ipv4Addr)>) {
+        let mut state = self.lock();
+        let found = &mut state.devices[device];
+        found.gid = address.map(|(index, address)| (index, mapped(address)));
+        found.report(ibv_event_type::IBV_EVENT_GID_CHANGE);
+        state.progress();
+    }
+
+    /// Gives the port of a device another identifier in its subnet, and reports that.
+    ///
+    /// # Panics
+    /// There is no such device.
+    pub fn set_lid(&self, device: usize, lid: u16) {
+        let mut state = self.lock();
+        let found = &mut state.devices[device];
+        found.lid = lid;
+        found.report(ibv_event_type::IBV_EVENT_LID_CHANGE);
+        state.progress();
+    }
+
+    /// Makes the completion queues of a device overrun: they report nothing any more.
+    ///
+    /// # Panics
+    /// There is no such device.
+    pub fn fail_completions(&self, device: usize) {
+        let mut state = self.lock();
+        state.queues.fail_completions(device);
+        state.devices[device].report(ibv_event_type::IBV_EVENT_CQ_ERR);
+        state.progress();
+    }
+
+    /// From now on a queue pair gets the lowest number that no other one has, as on some devices.
+    pub fn reuse_numbers(&self) {
+        self.lock().queues.reuses_numbers = true;
+    }
+
+    /// Returns the number of requests that were posted, of all queue pairs.
+    pub fn requests_posted(&self) -> u64 {
+        self.lock().requests
+    }
+
+    /// Returns the number of requests that carried their bytes in themselves.
+    pub fn inline_requests(&self) -> u64 {
+        self.lock().inline_requests
+    }
+
     /// Removes a device: its requests are flushed, and its calls fail.
     ///
     /// # Panics
@@ -171,9 +245,7 @@ impl Fabric {
 impl State {
     /// Completes what is due.
     fn progress(&mut self) {
-        let devices = &self.devices;
-        let is_up = |device: usize| devices[device].is_link_up;
-        self.queues.progress(self.now, is_up);
+        self.queues.progress(self.now, &self.devices);
         for completions in self.queues.take_events() {
             if let Some(reporter) = self.reporters.get(&completions) {
                 reporter.report();
@@ -194,19 +266,41 @@ impl State {
     }
 }
 
+impl Network for Vec<DeviceState> {
+    fn carries(&self, queue_pair: &QueuePairState) -> bool {
+        let device = &self[queue_pair.device];
+        let index = i32::from(queue_pair.gid_index);
+        device.is_link_up && device.address(index) == Some(queue_pair.gid)
+    }
+
+    fn lid(&self, device: usize) -> u16 {
+        self[device].lid
+    }
+}
+
+fn mapped(address: Ipv4Addr) -> Gid {
+    Gid(address.to_ipv6_mapped().octets())
+}
+
 impl DeviceState {
     fn new(settings: DeviceSettings, fabric: Weak<Fabric>, index: usize) -> Self {
-        let gid = Gid(settings.address.to_ipv6_mapped().octets());
+        let gid = Some((0, mapped(settings.address)));
         Self {
             object: Box::new(DeviceObject::new(fabric, index, &settings.name)),
             settings,
             gid,
+            lid: 0,
             is_link_up: true,
             is_removed: false,
             idle_from: Duration::ZERO,
             bytes_sent: 0,
             contexts: Vec::new(),
         }
+    }
+
+    /// Returns the address in an entry of the table of the port.
+    fn address(&self, index: i32) -> Option<Gid> {
+        self.gid.filter(|(used, _)| i32::from(*used) == index).map(|(_, gid)| gid)
     }
 
     fn report(&self, event: ibv_event_type) {
@@ -224,6 +318,9 @@ impl Default for DeviceSettings {
             latency: Duration::ZERO,
             bytes_per_second: None,
             region_bytes_max: 1 << 40,
+            inline_bytes_max: 64,
+            reads_max: 16,
+            gid_kind: 2,
         }
     }
 }

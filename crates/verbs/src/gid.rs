@@ -8,7 +8,7 @@ use std::{
 
 use rdma_sys::ibv_gid;
 
-use crate::{Context, Error, LinkLayer, Port, Result};
+use crate::{Context, Error, LinkLayer, Port, Result, library::KindOfGid};
 
 /// An address of a port: 16 bytes, on Ethernet an IPv6 address or an IPv4 one mapped into it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
@@ -95,10 +95,25 @@ impl Context {
                 let text = fs::read_to_string(attributes.join(folder).join(index.to_string()));
                 text.ok().map(|text| text.trim().to_owned()).filter(|text| !text.is_empty())
             };
-            let kind = GidKind::parse(read("types").as_deref(), link_layer);
+            let text = read("types");
+            // The files of the kernel may be hidden from a container.
+            let known = if text.is_none() { self.kind_of_gid(port, index) } else { None };
+            let kind = known.unwrap_or_else(|| GidKind::parse(text.as_deref(), link_layer));
             used.push(GidEntry { index, gid, kind, interface: read("ndevs") });
         }
         Ok(used)
+    }
+
+    /// Asks the library for the kind of an entry, if it can tell.
+    fn kind_of_gid(&self, port: u8, index: u8) -> Option<GidKind> {
+        let query = self.library().functions._ibv_query_gid_ex?;
+        let mut entry = KindOfGid::default();
+        let size = size_of::<KindOfGid>();
+        let (port, index) = (port.into(), index.into());
+        // SAFETY: the context is open while `self` lives, and `entry` lives past the call and has the size
+        // that the library is told.
+        let code = unsafe { query(self.as_ptr(), port, index, &raw mut entry, 0, size) };
+        (code == 0).then(|| GidKind::from_code(entry.kind)).flatten()
     }
 }
 
@@ -139,6 +154,11 @@ impl GidEntry {
         self.interface.as_ref().is_some_and(is_of)
     }
 
+    /// Returns whether peers may use this entry as well as another one.
+    pub fn is_as_good_as(&self, other: &Self) -> bool {
+        self.kind == other.kind && self.rank() <= other.rank()
+    }
+
     /// Returns the place in the order of preference; lower is better.
     fn rank(&self) -> u8 {
         let has_interface = self.interface.is_some();
@@ -175,6 +195,11 @@ impl GidKind {
             (Some(_), LinkLayer::Ethernet) => Self::RoceV1,
             _ => Self::InfiniBand,
         }
+    }
+
+    /// Returns the kind with a number of `ibv_gid_type`.
+    fn from_code(code: u32) -> Option<Self> {
+        [Self::InfiniBand, Self::RoceV1, Self::RoceV2].get(code as usize).copied()
     }
 }
 

@@ -72,7 +72,7 @@ pub use {
     event::AsyncEvent,
     gid::{Gid, GidEntry, GidKind, rank_gids},
     library::ForkSafety,
-    memory_region::{Access, LocalRange, MemoryRegion, Ordering, RemoteRange},
+    memory_region::{Access, LocalRange, MemoryRegion, Ordering, Owner, RemoteRange},
     port::{LinkLayer, Mtu, Port, PortState},
     posting::{Operation, Posting, Request, SubmitError},
     protection_domain::ProtectionDomain,

@@ -3,7 +3,10 @@
 //! Functions that the headers define inline (posting, polling) go through function pointers that the
 //! driver put into the context.
 
-use std::{fmt, sync::Arc};
+use std::{
+    fmt,
+    sync::{Arc, OnceLock},
+};
 
 use libc::{c_char, c_int, c_uint, c_void};
 use libloading::os::unix::{Library as SharedObject, RTLD_LOCAL, RTLD_NOW};
@@ -96,13 +99,32 @@ functions! {
         ibv_reg_dmabuf_mr: fn(*mut ibv_pd, u64, usize, u64, c_int, c_int) -> *mut ibv_mr;
         /// Since rdma-core 35.
         ibv_is_fork_initialized: fn() -> c_int;
+        /// Keeps registered pages from children, on kernels that need it.
+        ibv_fork_init: fn() -> c_int;
+        /// Tells the kind of an address without the files of the kernel; since rdma-core 32.
+        _ibv_query_gid_ex: fn(*mut ibv_context, u32, u32, *mut KindOfGid, u32, usize) -> c_int;
     }
+}
+
+/// `ibv_gid_entry`: an entry of a port's address table with its kind.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct KindOfGid {
+    pub(crate) gid: [u64; 2],
+    pub(crate) index: u32,
+    pub(crate) port: u32,
+    /// `ibv_gid_type`: 0 is InfiniBand, 1 RoCE v1, 2 RoCE v2.
+    pub(crate) kind: u32,
+    /// Index of the network interface; 0: none.
+    pub(crate) interface: u32,
 }
 
 /// The loaded libibverbs. Every object made through it keeps it loaded.
 pub struct Library {
     pub(crate) functions: Functions,
     source: Source,
+    /// Whether the library keeps registered pages from children, once it was asked to.
+    is_fork_protected: OnceLock<bool>,
 }
 
 /// Where the functions come from.
@@ -119,11 +141,10 @@ pub enum ForkSafety {
     /// The kernel copies registered pages for the child, so that a fork harms nothing (Linux 5.12 and
     /// later).
     Safe,
-    /// The library keeps registered pages from the child (`RDMAV_FORK_SAFE=1`). A child that touches
-    /// such a page dies.
+    /// The library keeps registered pages from the child. A child that touches such a page dies.
     Protected,
     /// After a fork, a page that the parent writes moves away from under the device: transfers read or
-    /// write stale memory. Set `RDMAV_FORK_SAFE=1`, or start children before registering memory.
+    /// write stale memory. Set `RDMAV_FORK_SAFE=1`, or start children before memory is registered.
     Unsafe,
     /// The library is too old to tell.
     Unknown,
@@ -140,13 +161,15 @@ impl Library {
         let object = unsafe { SharedObject::open(Some(FILE_NAME), RTLD_NOW | RTLD_LOCAL) }
             .map_err(|source| Error::NoLibrary { reason: source.to_string() })?;
         let functions = Functions::find(&object)?;
-        Ok(Arc::new(Self { functions, source: Source::SharedObject { _object: object } }))
+        let source = Source::SharedObject { _object: object };
+        Ok(Arc::new(Self { functions, source, is_fork_protected: OnceLock::new() }))
     }
 
     /// Creates a library over the devices of a simulated fabric.
     #[cfg(feature = "test-util")]
     pub(crate) fn fake(functions: Functions, fabric: Arc<crate::fake::Fabric>) -> Arc<Self> {
-        Arc::new(Self { functions, source: Source::Fake(fabric) })
+        let source = Source::Fake(fabric);
+        Arc::new(Self { functions, source, is_fork_protected: OnceLock::new() })
     }
 
     /// Returns the RDMA devices of this machine, in the library's order; empty if there are none.
@@ -154,11 +177,27 @@ impl Library {
     /// # Errors
     /// The kernel refused. A kernel without RDMA is no error and has no devices.
     pub fn devices(self: &Arc<Self>) -> Result<Vec<Device>> {
+        self.call(|| Device::list(self))
+    }
+
+    /// Calls functions of the library that take no object.
+    fn call<T>(&self, call: impl FnOnce() -> T) -> T {
         match &self.source {
-            Source::SharedObject { .. } => Device::list(self),
+            Source::SharedObject { .. } => call(),
             #[cfg(feature = "test-util")]
-            Source::Fake(fabric) => crate::fake::with_fabric(fabric, || Device::list(self)),
+            Source::Fake(fabric) => crate::fake::with_fabric(fabric, call),
         }
+    }
+
+    /// Keeps pages that are registered from now on from children of this process, where the kernel does
+    /// not copy them for the child. Called before a device is opened: the library refuses it once memory
+    /// is registered.
+    pub(crate) fn protect_from_forks(&self) {
+        self.is_fork_protected.get_or_init(|| {
+            let Some(protect) = self.functions.ibv_fork_init else { return false };
+            // SAFETY: takes no argument; it sets up the library's own table of pages, once.
+            self.call(|| unsafe { protect() }) == 0
+        });
     }
 
     /// Returns the names of [`Self::devices`].
@@ -169,13 +208,18 @@ impl Library {
         Ok(self.devices()?.iter().map(|device| device.name().to_owned()).collect())
     }
 
-    /// Returns what a fork does to registered memory.
+    /// Returns what a fork does to registered memory. The first device that is opened makes the library
+    /// protect it, where the kernel does not.
     pub fn fork_safety(&self) -> ForkSafety {
         let Some(is_initialized) = self.functions.ibv_is_fork_initialized else {
-            return ForkSafety::Unknown;
+            return match self.is_fork_protected.get() {
+                Some(true) => ForkSafety::Protected,
+                Some(false) => ForkSafety::Unsafe,
+                None => ForkSafety::Unknown,
+            };
         };
         // SAFETY: takes no argument and reads the state of the library.
-        match unsafe { is_initialized() } {
+        match self.call(|| unsafe { is_initialized() }) {
             0 => ForkSafety::Unsafe,
             1 => ForkSafety::Protected,
             2 => ForkSafety::Safe,

@@ -19,7 +19,17 @@ pub struct MemoryRegion {
     remote_key: u32,
     address: u64,
     length: usize,
+    owner: Owner,
     domain: Arc<ProtectionDomain>,
+}
+
+/// Whose memory a region is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Owner {
+    /// That of the host: its processors read it, so that small writes may carry the bytes.
+    Host,
+    /// That of another device, or unknown: no processor reads it.
+    Device,
 }
 
 /// A part of a registered region of this process.
@@ -28,6 +38,7 @@ pub struct LocalRange<'a> {
     address: u64,
     length: u32,
     key: u32,
+    owner: Owner,
     region: PhantomData<&'a MemoryRegion>,
 }
 
@@ -87,6 +98,40 @@ impl MemoryRegion {
         access: Access,
         ordering: Ordering,
     ) -> Result<Self> {
+        // SAFETY: by the contract of the function.
+        unsafe { Self::register_pages(domain, (base, length), Owner::Host, access, ordering) }
+    }
+
+    /// Registers a range whose pages may be those of another device: the kernel pins them for its driver
+    /// (peer memory). No processor reads the bytes; see [`Self::register`].
+    ///
+    /// # Errors
+    /// Those of [`Self::register`]; or no driver of this machine gives access to such memory.
+    ///
+    /// # Safety
+    /// That of [`Self::register`].
+    pub unsafe fn register_peer_memory(
+        domain: &Arc<ProtectionDomain>,
+        base: NonNull<u8>,
+        length: usize,
+        access: Access,
+        ordering: Ordering,
+    ) -> Result<Self> {
+        // SAFETY: by the contract of the function.
+        unsafe { Self::register_pages(domain, (base, length), Owner::Device, access, ordering) }
+    }
+
+    /// Registers the pages of a range.
+    ///
+    /// # Safety
+    /// That of [`Self::register`].
+    unsafe fn register_pages(
+        domain: &Arc<ProtectionDomain>,
+        (base, length): (NonNull<u8>, usize),
+        owner: Owner,
+        access: Access,
+        ordering: Ordering,
+    ) -> Result<Self> {
         let functions = &domain.context().library().functions;
         let (address, flags) = (base.as_ptr(), access.flags());
         // SAFETY: for both calls: the domain lives while its `Arc` does. The library checks the range
@@ -106,7 +151,7 @@ impl MemoryRegion {
                 unsafe { (functions.ibv_reg_mr)(domain.as_ptr(), address.cast(), length, flags) }
             }
         };
-        Self::new(domain, handle, base.as_ptr() as u64, length)
+        Self::new(domain, handle, (base.as_ptr() as u64, length), owner)
     }
 
     /// Registers device memory that its driver exported as a dma-buf. Peers and requests use `address`
@@ -136,15 +181,15 @@ impl MemoryRegion {
         let handle = unsafe {
             register(domain.as_ptr(), offset, length, address, buffer.as_raw_fd(), flags)
         };
-        Self::new(domain, handle, address, length)
+        Self::new(domain, handle, (address, length), Owner::Device)
     }
 
     /// Takes what the library returned for a registration.
     fn new(
         domain: &Arc<ProtectionDomain>,
         handle: *mut ibv_mr,
-        address: u64,
-        length: usize,
+        (address, length): (u64, usize),
+        owner: Owner,
     ) -> Result<Self> {
         let Some(handle) = NonNull::new(handle) else {
             let source = io::Error::last_os_error();
@@ -154,7 +199,8 @@ impl MemoryRegion {
         // SAFETY: the library gave a region it has filled and does not change any more.
         let keys = unsafe { handle.read() };
         let (local_key, remote_key) = (keys.lkey, keys.rkey);
-        Ok(Self { handle, local_key, remote_key, address, length, domain: Arc::clone(domain) })
+        let domain = Arc::clone(domain);
+        Ok(Self { handle, local_key, remote_key, address, length, owner, domain })
     }
 
     /// Returns a part of the region for a request, if it is inside.
@@ -164,6 +210,7 @@ impl MemoryRegion {
             address: self.address + offset as u64,
             length,
             key: self.local_key,
+            owner: self.owner,
             region: PhantomData,
         })
     }
@@ -235,6 +282,11 @@ impl LocalRange<'_> {
     /// Length in bytes.
     pub fn length(&self) -> u32 {
         self.length
+    }
+
+    /// Whose memory the range is.
+    pub fn owner(&self) -> Owner {
+        self.owner
     }
 
     pub(crate) fn key(&self) -> u32 {

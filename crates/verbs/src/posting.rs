@@ -4,7 +4,7 @@ use std::{io, marker::PhantomData, mem, ptr, ptr::NonNull};
 
 use rdma_sys::{ibv_qp, ibv_send_flags, ibv_send_wr, ibv_sge, ibv_wr_opcode, rdma_t, wr_t};
 
-use crate::{LocalRange, RemoteRange};
+use crate::{LocalRange, Owner, RemoteRange};
 
 /// Requests of one connected queue pair that are passed to the device together.
 ///
@@ -120,7 +120,8 @@ impl<'a> Posting<'a> {
         Self { requests, queue_pair, inline_bytes, ranges: PhantomData }
     }
 
-    /// Adds a request. A small write carries its bytes in the request itself.
+    /// Adds a request. A small write from memory of the host carries its bytes in the request itself; the
+    /// driver copies them by the processor, which cannot read memory of devices.
     ///
     /// # Panics
     /// The posting is full.
@@ -133,7 +134,8 @@ impl<'a> Posting<'a> {
         let opcode = match request.operation {
             Operation::Read => ibv_wr_opcode::IBV_WR_RDMA_READ,
             Operation::Write => {
-                if request.local.length() <= self.inline_bytes {
+                let is_host = request.local.owner() == Owner::Host;
+                if is_host && request.local.length() <= self.inline_bytes {
                     flags |= ibv_send_flags::IBV_SEND_INLINE.0;
                 }
                 ibv_wr_opcode::IBV_WR_RDMA_WRITE
@@ -153,6 +155,30 @@ impl<'a> Posting<'a> {
             length: request.local.length(),
             lkey: request.local.key(),
         });
+    }
+
+    /// Reports the success of the last request that was added, too, whatever it asked for: that of a posting
+    /// that ends early.
+    pub fn signal_last(&mut self) {
+        if let Some(last) = self.requests.entries.last_mut() {
+            last.send_flags |= ibv_send_flags::IBV_SEND_SIGNALED.0;
+        }
+    }
+
+    /// Adds a write of no bytes, which tells whether the peer answers. It names no memory on either side,
+    /// and its success is reported.
+    ///
+    /// # Panics
+    /// The posting is full.
+    pub fn push_probe(&mut self, id: u64) {
+        assert!(!self.is_full(), "the batch limit of the queue pair");
+        // SAFETY: integers and pointers only, for which zero is a value.
+        let mut entry: ibv_send_wr = unsafe { mem::zeroed() };
+        entry.wr_id = id;
+        entry.opcode = ibv_wr_opcode::IBV_WR_RDMA_WRITE;
+        entry.send_flags = ibv_send_flags::IBV_SEND_SIGNALED.0;
+        self.requests.entries.push(entry);
+        self.requests.ranges.push(ibv_sge { addr: 0, length: 0, lkey: 0 });
     }
 
     /// Passes the requests to the device with one doorbell. Does nothing if there is none.

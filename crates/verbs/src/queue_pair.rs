@@ -34,7 +34,7 @@ pub struct ConnectedQueuePair {
 pub struct QueuePairLimits {
     /// Requests that may be posted and not completed.
     pub requests: u32,
-    /// Bytes that a write may carry in the request itself.
+    /// Bytes that a write may carry in the request itself; none where the device refuses as many.
     pub inline_bytes: u32,
     /// Requests of one [`Posting`].
     pub batch: u32,
@@ -152,11 +152,20 @@ impl QueuePair {
         attributes.cap.max_send_sge = 1;
         attributes.cap.max_inline_data = wanted.inline_bytes;
         let create = context.library().functions.ibv_create_qp;
-        // SAFETY: the domain and the completion queue live while their `Arc`s do, and `attributes` lives
-        // past the call.
-        let pointer = unsafe { create(domain.as_ptr(), &raw mut attributes) };
-        let pointer = NonNull::new(pointer)
-            .ok_or_else(|| Error::last("ibv_create_qp", context.device().name()))?;
+        let create = |attributes: &mut ibv_qp_init_attr| {
+            // SAFETY: the domain and the completion queue live while their `Arc`s do, and `attributes` lives
+            // past the call.
+            let pointer = unsafe { create(domain.as_ptr(), attributes) };
+            NonNull::new(pointer)
+                .ok_or_else(|| Error::last("ibv_create_qp", context.device().name()))
+        };
+        let pointer = create(&mut attributes).or_else(|refused| {
+            // A device that carries no bytes in requests, or fewer, does not say which limit it refuses.
+            let had_inline = attributes.cap.max_inline_data > 0;
+            attributes.cap.max_inline_data = 0;
+            attributes.cap.max_send_wr = wanted.requests;
+            if had_inline { create(&mut attributes).map_err(|_| refused) } else { Err(refused) }
+        })?;
         // SAFETY: the library returned an initialized queue pair, whose number never changes.
         let number = unsafe { (*pointer.as_ptr()).qp_num };
         let (domain, completions) = (Arc::clone(domain), Arc::clone(completions));

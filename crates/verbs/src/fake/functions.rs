@@ -19,8 +19,8 @@ use libc::{c_int, c_uint, c_void};
 use rdma_sys::{
     ibv_access_flags, ibv_async_event, ibv_comp_channel, ibv_context, ibv_cq, ibv_device,
     ibv_device_attr, ibv_gid, ibv_mr, ibv_pd, ibv_port_attr, ibv_port_state, ibv_qp, ibv_qp_attr,
-    ibv_qp_attr_mask as mask, ibv_qp_init_attr, ibv_qp_state, ibv_send_flags, ibv_send_wr, ibv_wc,
-    ibv_wr_opcode,
+    ibv_qp_attr_mask as mask, ibv_qp_init_attr, ibv_qp_state, ibv_send_flags, ibv_send_wr, ibv_sge,
+    ibv_wc, ibv_wr_opcode,
 };
 
 use super::{
@@ -30,12 +30,21 @@ use super::{
         ChannelObject, CompletionsObject, ContextHandle, ContextObject, DeviceObject, DomainObject,
         QueuePairObject, RegionObject, Reporter,
     },
-    queues::{INLINE_BYTES_MAX, Posted, QueuePairState, RegionBytes, RegionState, Span},
+    queues::{INLINE_BYTES_MAX, PeerState, Posted, QueuePairState, RegionBytes, RegionState, Span},
 };
-use crate::{Gid, Operation, library::Functions};
+use crate::{
+    Gid, Operation,
+    library::{Functions, KindOfGid},
+};
 
 /// Entries of a completion queue and requests of a queue pair, at most.
 const ENTRIES_MAX: c_int = 1 << 16;
+
+/// Interrupts of a device for completions.
+const VECTORS: c_int = 4;
+
+/// Entries in the address table of a port.
+const ADDRESSES_MAX: c_int = 8;
 
 /// Returns the functions.
 pub(super) fn table() -> Functions {
@@ -67,7 +76,9 @@ pub(super) fn table() -> Functions {
         ibv_destroy_qp: destroy_qp,
         ibv_reg_mr_iova2: None,
         ibv_reg_dmabuf_mr: Some(reg_dmabuf_mr),
-        ibv_is_fork_initialized: None,
+        ibv_is_fork_initialized: Some(is_fork_initialized),
+        ibv_fork_init: Some(fork_init),
+        _ibv_query_gid_ex: Some(query_gid_ex),
     }
 }
 
@@ -134,6 +145,22 @@ unsafe extern "C" fn get_device_list(count: *mut c_int) -> *mut *mut ibv_device 
     Box::leak(list.into_boxed_slice()).as_mut_ptr()
 }
 
+/// Protects registered pages from children, unless some are registered already.
+unsafe extern "C" fn fork_init() -> c_int {
+    let listed = LISTED.with(|listed| listed.borrow().clone());
+    let mut state = listed.as_ref().expect("called by the library").lock();
+    if state.queues.has_regions() {
+        return libc::EINVAL;
+    }
+    state.is_fork_protected = true;
+    0
+}
+
+unsafe extern "C" fn is_fork_initialized() -> c_int {
+    let listed = LISTED.with(|listed| listed.borrow().clone());
+    c_int::from(listed.expect("called by the library").lock().is_fork_protected)
+}
+
 unsafe extern "C" fn free_device_list(list: *mut *mut ibv_device) {
     let mut length = 1;
     let mut entry = list;
@@ -165,6 +192,7 @@ unsafe extern "C" fn open_device(device: *mut ibv_device) -> *mut ibv_context {
     context.context.ops.post_send = Some(post_send);
     context.context.ops.poll_cq = Some(poll_cq);
     context.context.ops.req_notify_cq = Some(req_notify_cq);
+    context.context.num_comp_vectors = VECTORS;
     let mut state = fabric.lock();
     if state.devices[found.index].is_removed {
         return refuse(libc::ENODEV);
@@ -204,7 +232,7 @@ unsafe extern "C" fn query_device(
     attributes.max_qp = ENTRIES_MAX;
     attributes.max_qp_wr = ENTRIES_MAX;
     attributes.max_sge = 1;
-    attributes.max_qp_rd_atom = 16;
+    attributes.max_qp_rd_atom = state.devices[found.device].settings.reads_max.into();
     attributes.max_qp_init_rd_atom = 16;
     0
 }
@@ -230,7 +258,8 @@ unsafe extern "C" fn query_port(
         false => ibv_port_state::IBV_PORT_DOWN,
     };
     attributes.active_mtu = 5; // 4096 bytes
-    attributes.gid_tbl_len = 1;
+    attributes.gid_tbl_len = ADDRESSES_MAX;
+    attributes.lid = state.devices[found.device].lid;
     attributes.link_layer = 2; // Ethernet
     attributes.active_width = 2; // 4 lanes
     attributes.active_speed = 32; // 25 Gb/s each
@@ -249,11 +278,32 @@ unsafe extern "C" fn query_gid(
     if let Some(number) = found.removal(&state) {
         return number;
     }
-    if (port, index) != (1, 0) {
+    if port != 1 || !(0..ADDRESSES_MAX).contains(&index) {
+        return libc::EINVAL;
+    }
+    let gid = state.devices[found.device].address(index).unwrap_or(Gid([0; 16]));
+    // SAFETY: the caller passes a living result.
+    unsafe { result.write(ibv_gid { raw: gid.0 }) };
+    0
+}
+
+unsafe extern "C" fn query_gid_ex(
+    context: *mut ibv_context,
+    port: u32,
+    index: u32,
+    result: *mut KindOfGid,
+    _flags: u32,
+    size: usize,
+) -> c_int {
+    // SAFETY: a living context.
+    let found = unsafe { of_context(context) };
+    let state = found.fabric.lock();
+    let kind = state.devices[found.device].settings.gid_kind;
+    if port != 1 || index >= ADDRESSES_MAX.cast_unsigned() || size != size_of::<KindOfGid>() {
         return libc::EINVAL;
     }
     // SAFETY: the caller passes a living result.
-    unsafe { result.write(ibv_gid { raw: state.devices[found.device].gid.0 }) };
+    unsafe { result.write(KindOfGid { index, port, kind, ..KindOfGid::default() }) };
     0
 }
 
@@ -294,7 +344,8 @@ unsafe extern "C" fn reg_mr(
     length: usize,
     access: c_int,
 ) -> *mut ibv_mr {
-    if !is_mapped(address, length) || !is_readable(address) {
+    let is_written = access & ibv_access_flags::IBV_ACCESS_LOCAL_WRITE.0.cast_signed() != 0;
+    if !is_mapped(address, length) || !is_readable(address) || is_written && !is_writable(address) {
         return refuse(libc::EFAULT);
     }
     let bytes = RegionBytes::Mapped(address.expose_provenance() as u64);
@@ -380,6 +431,18 @@ fn is_readable(address: *mut c_void) -> bool {
     }
 }
 
+/// Returns whether the kernel lists the page of an address as writable.
+fn is_writable(address: *mut c_void) -> bool {
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
+    let number = |text: &str| usize::from_str_radix(text, 16).unwrap_or(0);
+    let holds = |line: &&str| {
+        let range = line.split_once(' ').and_then(|(range, _)| range.split_once('-'));
+        range.is_some_and(|(from, to)| (number(from)..number(to)).contains(&address.addr()))
+    };
+    let rights = maps.lines().find(holds).and_then(|line| line.split(' ').nth(1));
+    rights.is_some_and(|rights| rights.as_bytes().get(1) == Some(&b'w'))
+}
+
 unsafe extern "C" fn dereg_mr(region: *mut ibv_mr) -> c_int {
     // SAFETY: a living region.
     let (context, key) = unsafe { ((*region).context, (*region).lkey) };
@@ -410,7 +473,7 @@ unsafe extern "C" fn create_cq(
     capacity: c_int,
     _user: *mut c_void,
     channel: *mut ibv_comp_channel,
-    _vector: c_int,
+    vector: c_int,
 ) -> *mut ibv_cq {
     // SAFETY: a living context.
     let found = unsafe { of_context(context) };
@@ -418,10 +481,10 @@ unsafe extern "C" fn create_cq(
     if let Some(number) = found.removal(&state) {
         return refuse(number);
     }
-    if !(1..=ENTRIES_MAX).contains(&capacity) {
+    if !(1..=ENTRIES_MAX).contains(&capacity) || !(0..VECTORS).contains(&vector) {
         return refuse(libc::EINVAL);
     }
-    let number = state.queues.add_completions();
+    let number = state.queues.add_completions(found.device);
     // SAFETY: integers, pointers, a mutex and a condition that nobody uses; zero is a value of each.
     let mut queue: ibv_cq = unsafe { mem::zeroed() };
     (queue.context, queue.channel, queue.cqe) = (context, channel, capacity);
@@ -500,12 +563,16 @@ unsafe extern "C" fn create_qp(domain: *mut ibv_pd, wanted: *mut ibv_qp_init_att
     if wanted.cap.max_send_wr > ENTRIES_MAX.cast_unsigned() {
         return refuse(libc::EINVAL);
     }
-    wanted.cap.max_inline_data = INLINE_BYTES_MAX as u32;
+    let inline_bytes_max = state.devices[found.device].settings.inline_bytes_max;
+    if wanted.cap.max_inline_data > inline_bytes_max {
+        return refuse(libc::EINVAL);
+    }
+    // Drivers grant what fits into their requests, also where less is wanted.
+    wanted.cap.max_inline_data = inline_bytes_max.min(INLINE_BYTES_MAX as u32);
     // SAFETY: a living completion queue.
     let completions: &CompletionsObject = unsafe { object(wanted.send_cq) };
-    let gid = state.devices[found.device].gid;
     let capacity = wanted.cap.max_send_wr;
-    let entry = QueuePairState::new(found.device, gid, completions.number, capacity);
+    let entry = QueuePairState::new(found.device, completions.number, capacity);
     let number = state.queues.add_queue_pair(entry);
     // SAFETY: integers, pointers, a mutex and a condition that nobody uses; zero is a value of each.
     let mut queue_pair: ibv_qp = unsafe { mem::zeroed() };
@@ -528,6 +595,8 @@ unsafe extern "C" fn modify_qp(
         return number;
     }
     let chosen = mask(chosen.cast_unsigned());
+    let index = wanted.ah_attr.grh.sgid_index;
+    let own = state.devices[found.device].address(index.into());
     let Some(entry) = state.queues.queue_pair(number) else { return libc::EINVAL };
     let is_next = match wanted.qp_state {
         ibv_qp_state::IBV_QPS_INIT => entry.state == ibv_qp_state::IBV_QPS_RESET,
@@ -542,12 +611,19 @@ unsafe extern "C" fn modify_qp(
         return libc::EINVAL;
     }
     if chosen & mask::IBV_QP_AV == mask::IBV_QP_AV {
-        if wanted.ah_attr.grh.sgid_index != 0 {
-            return libc::EINVAL;
-        }
+        let Some(own) = own else { return libc::EINVAL };
         // SAFETY: sixteen bytes are the whole of the union.
         let gid = Gid(unsafe { wanted.ah_attr.grh.dgid.raw });
-        entry.peer = Some((gid, wanted.dest_qp_num));
+        (entry.gid, entry.gid_index) = (own, index);
+        let (lid, number) = (wanted.ah_attr.dlid, wanted.dest_qp_num);
+        entry.peer = Some(PeerState { gid, lid, number });
+        (entry.sent, entry.received) = (0, 0);
+    }
+    if chosen & mask::IBV_QP_MAX_DEST_RD_ATOMIC == mask::IBV_QP_MAX_DEST_RD_ATOMIC {
+        entry.incoming_reads = wanted.max_dest_rd_atomic;
+    }
+    if chosen & mask::IBV_QP_MAX_QP_RD_ATOMIC == mask::IBV_QP_MAX_QP_RD_ATOMIC {
+        entry.outgoing_reads = wanted.max_rd_atomic;
     }
     if chosen & mask::IBV_QP_TIMEOUT == mask::IBV_QP_TIMEOUT {
         let once = Duration::from_nanos(4096 << wanted.timeout.min(31));
@@ -604,6 +680,8 @@ unsafe extern "C" fn post_send(
         // SAFETY: the caller passes a linked list of living requests.
         let request = unsafe { &*entry };
         let posted = decode(request, |bytes| state.due(found.device, bytes));
+        state.requests += 1;
+        state.inline_requests += u64::from(posted.as_ref().is_some_and(|one| one.inline.is_some()));
         code = posted.map_or(libc::EINVAL, |posted| match state.queues.post(number, posted) {
             Ok(()) => 0,
             Err(number) => number,
@@ -619,9 +697,9 @@ unsafe extern "C" fn post_send(
     code
 }
 
-/// Converts a request with one range, if it is one that the fabric carries out.
+/// Converts a request with at most one range, if it is one that the fabric carries out.
 fn decode(request: &ibv_send_wr, due: impl FnOnce(u32) -> Duration) -> Option<Posted> {
-    if request.num_sge != 1 {
+    if !(0..=1).contains(&request.num_sge) {
         return None;
     }
     let operation = match request.opcode {
@@ -631,7 +709,8 @@ fn decode(request: &ibv_send_wr, due: impl FnOnce(u32) -> Duration) -> Option<Po
     };
     let has = |flag: ibv_send_flags| request.send_flags & flag.0 != 0;
     // SAFETY: a request with one range has a living one.
-    let range = unsafe { request.sg_list.read() };
+    let range = (request.num_sge == 1).then(|| unsafe { request.sg_list.read() });
+    let range = range.unwrap_or(ibv_sge { addr: 0, length: 0, lkey: 0 });
     let local = Span { address: range.addr, length: range.length, key: range.lkey };
     let mut inline = None;
     if has(ibv_send_flags::IBV_SEND_INLINE) {

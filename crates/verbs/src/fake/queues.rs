@@ -20,17 +20,39 @@ pub(super) struct Queues {
     regions: HashMap<u32, RegionState>,
     /// The last number that was given out; all kinds share it.
     last_number: u32,
+    /// A queue pair gets the lowest number that no other one has.
+    pub(super) reuses_numbers: bool,
+}
+
+/// The lowest number of a queue pair where numbers are used again.
+const FIRST_REUSED: u32 = 17;
+
+/// What requests need to know about devices and the network.
+pub(super) trait Network {
+    /// Returns whether a queue pair sends and receives: its link is up, and the port has its address.
+    fn carries(&self, queue_pair: &QueuePairState) -> bool;
+
+    /// Returns the identifier of the port of a device.
+    fn lid(&self, device: usize) -> u16;
 }
 
 /// A queue pair.
 #[derive(Debug)]
 pub(super) struct QueuePairState {
     pub(super) device: usize,
+    /// Address that it sends from, and its entry in the table of the port.
     pub(super) gid: Gid,
+    pub(super) gid_index: u8,
     pub(super) completions: u32,
     pub(super) capacity: u32,
     pub(super) state: state::Type,
-    pub(super) peer: Option<(Gid, u32)>,
+    pub(super) peer: Option<PeerState>,
+    /// Sequence numbers of the next request to the peer, and of the next one from it.
+    pub(super) sent: u64,
+    pub(super) received: u64,
+    /// Reads of the peer that are served at a time, and own reads in flight.
+    pub(super) incoming_reads: u8,
+    pub(super) outgoing_reads: u8,
     /// How long a request is tried.
     pub(super) patience: Duration,
     requests: VecDeque<Posted>,
@@ -38,6 +60,14 @@ pub(super) struct QueuePairState {
     silent: u32,
     /// Requests whose completion was not polled.
     occupied: u32,
+}
+
+/// The other end of a connection, as it was given.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct PeerState {
+    pub(super) gid: Gid,
+    pub(super) lid: u16,
+    pub(super) number: u32,
 }
 
 /// A request that is posted and not completed.
@@ -68,6 +98,9 @@ pub(super) struct Span {
 /// A completion queue.
 #[derive(Debug, Default)]
 struct CompletionState {
+    device: usize,
+    /// It has overrun: nothing is reported any more.
+    is_dead: bool,
     entries: VecDeque<Entry>,
     is_armed: bool,
     /// Set when an armed queue got an entry, until the channel is told.
@@ -121,10 +154,23 @@ enum Outcome {
 }
 
 impl Queues {
-    pub(super) fn add_completions(&mut self) -> u32 {
+    pub(super) fn add_completions(&mut self, device: usize) -> u32 {
         let number = self.next_number();
-        self.completions.insert(number, CompletionState::default());
+        self.completions.insert(number, CompletionState { device, ..CompletionState::default() });
         number
+    }
+
+    /// Ends the reports of the completion queues of a device.
+    pub(super) fn fail_completions(&mut self, device: usize) {
+        let of_device = self.completions.values_mut().filter(|queue| queue.device == device);
+        for queue in of_device {
+            queue.is_dead = true;
+            queue.entries.clear();
+        }
+    }
+
+    pub(super) fn has_regions(&self) -> bool {
+        !self.regions.is_empty()
     }
 
     pub(super) fn remove_completions(&mut self, number: u32) {
@@ -168,7 +214,13 @@ impl Queues {
     }
 
     pub(super) fn add_queue_pair(&mut self, queue_pair: QueuePairState) -> u32 {
-        let number = self.next_number();
+        let number = match self.reuses_numbers {
+            true => {
+                let is_free = |number: &u32| !self.queue_pairs.contains_key(number);
+                (FIRST_REUSED..).find(is_free).expect("few queue pairs")
+            }
+            false => self.next_number(),
+        };
         self.queue_pairs.insert(number, queue_pair);
         number
     }
@@ -225,17 +277,17 @@ impl Queues {
     }
 
     /// Completes the requests that are due, those of each queue pair in order.
-    pub(super) fn progress(&mut self, now: Duration, is_up: impl Fn(usize) -> bool) {
+    pub(super) fn progress(&mut self, now: Duration, network: &impl Network) {
         let mut numbers: Vec<u32> = self.queue_pairs.keys().copied().collect();
         numbers.sort_unstable();
         for number in numbers {
-            while let Outcome::Completes(status) = self.first_outcome(number, now, &is_up) {
+            while let Outcome::Completes(status) = self.first_outcome(number, now, network) {
                 self.complete_first(number, status);
             }
         }
     }
 
-    fn first_outcome(&self, number: u32, now: Duration, is_up: impl Fn(usize) -> bool) -> Outcome {
+    fn first_outcome(&mut self, number: u32, now: Duration, network: &impl Network) -> Outcome {
         let queue_pair = &self.queue_pairs[&number];
         let Some(first) = queue_pair.requests.front() else { return Outcome::Waits };
         if queue_pair.state == state::IBV_QPS_ERR {
@@ -244,15 +296,34 @@ impl Queues {
         if first.due > now {
             return Outcome::Waits;
         }
-        let peer = queue_pair.peer.and_then(|(gid, peer)| {
-            let found = self.queue_pairs.get(&peer)?;
+        let peer = queue_pair.peer.and_then(|peer| {
+            let found = self.queue_pairs.get(&peer.number)?;
             let is_ready = matches!(found.state, state::IBV_QPS_RTR | state::IBV_QPS_RTS);
-            let is_mutual = found.gid == gid && found.peer == Some((queue_pair.gid, number));
-            (is_ready && is_mutual && is_up(found.device)).then_some(found.device)
+            let back = found.peer?;
+            let is_mutual =
+                found.gid == peer.gid && (back.gid, back.number) == (queue_pair.gid, number);
+            let is_reached = network.carries(found) && network.lid(found.device) == peer.lid;
+            (is_ready && is_mutual && is_reached).then_some((peer.number, found))
         });
         match peer {
-            Some(peer) if is_up(queue_pair.device) => {
-                Outcome::Completes(self.copy(first, queue_pair.device, peer))
+            // A request that the peer does not expect yet is not answered.
+            Some((peer, found))
+                if network.carries(queue_pair) && queue_pair.sent <= found.received =>
+            {
+                let is_read = first.operation == Operation::Read;
+                let is_duplicate = queue_pair.sent < found.received;
+                let status = if is_read && queue_pair.outgoing_reads > found.incoming_reads {
+                    status::IBV_WC_REM_INV_REQ_ERR
+                } else if is_duplicate && !is_read {
+                    // The peer takes it for a request that it has carried out, and acknowledges it.
+                    status::IBV_WC_SUCCESS
+                } else {
+                    self.copy(first, queue_pair.device, found.device)
+                };
+                if status == status::IBV_WC_SUCCESS {
+                    self.count_request(number, peer, is_duplicate);
+                }
+                Outcome::Completes(status)
             }
             _ if now >= first.due + queue_pair.patience => {
                 Outcome::Completes(status::IBV_WC_RETRY_EXC_ERR)
@@ -261,8 +332,21 @@ impl Queues {
         }
     }
 
-    /// Checks a request and copies its bytes.
+    /// Counts a request at both ends.
+    fn count_request(&mut self, number: u32, peer: u32, is_duplicate: bool) {
+        if let Some(queue_pair) = self.queue_pairs.get_mut(&number) {
+            queue_pair.sent += 1;
+        }
+        if let Some(found) = self.queue_pairs.get_mut(&peer) {
+            found.received += u64::from(!is_duplicate);
+        }
+    }
+
+    /// Checks a request and copies its bytes. A request without bytes names no memory.
     fn copy(&self, request: &Posted, device: usize, peer: usize) -> status::Type {
+        if request.local.length == 0 {
+            return status::IBV_WC_SUCCESS;
+        }
         let is_read = request.operation == Operation::Read;
         let is_local = |region: &RegionState| !is_read || region.is_writable;
         let local = self.find(&request.local, device, is_local);
@@ -320,7 +404,8 @@ impl Queues {
         }
         let covers = std::mem::take(&mut queue_pair.silent);
         let entry = Entry { id: request.id, status, queue_pair: number, covers };
-        if let Some(queue) = self.completions.get_mut(&queue_pair.completions) {
+        let queue = self.completions.get_mut(&queue_pair.completions);
+        if let Some(queue) = queue.filter(|queue| !queue.is_dead) {
             queue.entries.push_back(entry);
             queue.has_event |= std::mem::take(&mut queue.is_armed);
         }
@@ -333,14 +418,19 @@ impl Queues {
 }
 
 impl QueuePairState {
-    pub(super) fn new(device: usize, gid: Gid, completions: u32, capacity: u32) -> Self {
+    pub(super) fn new(device: usize, completions: u32, capacity: u32) -> Self {
         Self {
             device,
-            gid,
+            gid: Gid([0; 16]),
+            gid_index: 0,
             completions,
             capacity,
             state: state::IBV_QPS_RESET,
             peer: None,
+            sent: 0,
+            received: 0,
+            incoming_reads: 0,
+            outgoing_reads: 0,
             patience: Duration::ZERO,
             requests: VecDeque::new(),
             silent: 0,

@@ -3,14 +3,14 @@
 use std::{net::Ipv4Addr, sync::Arc, time::Duration};
 
 use mooncake_verbs::{
-    AsyncEvent, Operation, PortState, Status,
+    AsyncEvent, ForkSafety, GidKind, Operation, PortState, Status,
     fake::{DeviceSettings, Fabric},
 };
 
-use crate::pair::Pair;
+use crate::pair::{Pair, device_region};
 
 /// The claims with their names.
-pub(crate) const CLAIMS: [(&str, fn()); 6] = [
+pub(crate) const CLAIMS: [(&str, fn()); 14] = [
     ("request_completes_after_latency_and_bytes", request_completes_after_latency_and_bytes),
     ("request_survives_a_link_that_comes_back", request_survives_a_link_that_comes_back),
     ("peer_that_stays_away_fails_the_request", peer_that_stays_away_fails_the_request),
@@ -20,6 +20,14 @@ pub(crate) const CLAIMS: [(&str, fn()); 6] = [
     ),
     ("removed_device_flushes_and_refuses", removed_device_flushes_and_refuses),
     ("deregistered_memory_is_refused", deregistered_memory_is_refused),
+    ("device_memory_is_not_read_by_the_processor", device_memory_is_not_read_by_the_processor),
+    ("device_that_inlines_nothing_connects", device_that_inlines_nothing_connects),
+    ("first_device_protects_from_forks", first_device_protects_from_forks),
+    ("probe_tells_whether_the_peer_is_there", probe_tells_whether_the_peer_is_there),
+    ("kind_of_address_needs_no_file", kind_of_address_needs_no_file),
+    ("lost_address_ends_the_connection", lost_address_ends_the_connection),
+    ("stale_peer_swallows_writes", stale_peer_swallows_writes),
+    ("overrun_queue_reports_nothing", overrun_queue_reports_nothing),
 ];
 
 const MILLISECOND: Duration = Duration::from_millis(1);
@@ -127,4 +135,110 @@ fn deregistered_memory_is_refused() {
     let gone = Pair::connect(&library, 4096).right.remote(0);
     pair.left.post(&[1], Operation::Read, 64, gone, |_| true).unwrap();
     assert_eq!(statuses(&pair), [Status::RemoteAccess]);
+}
+
+fn device_memory_is_not_read_by_the_processor() {
+    let fabric = Fabric::of(2);
+    let mut pair = Pair::connect(&fabric.library(), 4096);
+    assert_eq!(pair.left.limits().inline_bytes, 64);
+    let region = device_region(pair.left.region.domain(), &[5; 48]);
+    let remote = pair.right.remote(0);
+    pair.left.post_region(1, &region, remote);
+    assert_eq!(statuses(&pair), [Status::Success]);
+    pair.right.check(0, 48, |_| 5);
+    assert_eq!(fabric.inline_requests(), 0);
+    let remote = pair.right.remote(100);
+    pair.left.post(&[2], Operation::Write, 48, remote, |_| true).unwrap();
+    assert_eq!(fabric.inline_requests(), 1, "the host reads its own memory");
+}
+
+fn device_that_inlines_nothing_connects() {
+    let device = |index: u8| DeviceSettings {
+        name: format!("fake{index}"),
+        address: Ipv4Addr::new(10, 77, 0, index + 1),
+        inline_bytes_max: 0,
+        ..DeviceSettings::default()
+    };
+    let fabric = Fabric::new((0..2).map(device));
+    let mut pair = Pair::connect(&fabric.library(), 4096);
+    assert_eq!(pair.left.limits().inline_bytes, 0);
+    pair.left.fill(|index| index as u8);
+    pair.transfer(Operation::Write, 0, 0, 16);
+    pair.right.check(0, 16, |index| index as u8);
+}
+
+fn first_device_protects_from_forks() {
+    let library = Fabric::of(1).library();
+    let device = library.devices().unwrap().remove(0);
+    assert_eq!(library.fork_safety(), ForkSafety::Unsafe);
+    let _context = device.open().unwrap();
+    assert_eq!(library.fork_safety(), ForkSafety::Protected);
+}
+
+fn probe_tells_whether_the_peer_is_there() {
+    let fabric = Fabric::of(2);
+    let mut pair = Pair::connect(&fabric.library(), 4096);
+    pair.left.post_probe(1);
+    assert_eq!(statuses(&pair), [Status::Success]);
+    pair.right.disconnect();
+    pair.left.post_probe(2);
+    fabric.advance(Duration::from_secs(1));
+    assert_eq!(statuses(&pair), [Status::NoAnswer]);
+}
+
+fn kind_of_address_needs_no_file() {
+    for (number, kind) in [(1, GidKind::RoceV1), (2, GidKind::RoceV2)] {
+        let device = DeviceSettings { gid_kind: number, ..DeviceSettings::default() };
+        let context = crate::pair::open(&Fabric::new([device]).library(), 0);
+        assert_eq!(context.gids(1).unwrap()[0].kind, kind);
+    }
+}
+
+fn lost_address_ends_the_connection() {
+    let fabric = Fabric::of(2);
+    let mut pair = Pair::connect(&fabric.library(), 4096);
+    let context = Arc::clone(pair.left.queue.context());
+    fabric.set_address(0, Some((4, Ipv4Addr::new(10, 77, 0, 1))));
+    assert_eq!(context.next_event(MILLISECOND).unwrap(), Some(AsyncEvent::AddressChange(1)));
+    let found: Vec<_> = context.gids(1).unwrap().iter().map(|entry| entry.index).collect();
+    assert_eq!(found, [4]);
+    let remote = pair.right.remote(0);
+    pair.left.post(&[1], Operation::Write, 64, remote, |_| true).unwrap();
+    fabric.advance(Duration::from_secs(1));
+    assert_eq!(statuses(&pair), [Status::NoAnswer]);
+}
+
+/// Writes after a peer was connected anew with the same numbers, while this end expects later packets.
+fn stale_peer_swallows_writes() {
+    let fabric = Fabric::of(2);
+    fabric.reuse_numbers();
+    let mut pair = Pair::connect(&fabric.library(), 4096);
+    pair.left.fill(|index| index as u8);
+    pair.transfer(Operation::Write, 0, 0, 64);
+    let right = pair.right.address();
+    pair.left.disconnect();
+    pair.left.connect(&right);
+    let remote = pair.right.remote(1000);
+    pair.left.post(&[1], Operation::Write, 64, remote, |_| true).unwrap();
+    assert_eq!(statuses(&pair), [Status::Success], "acknowledged as a duplicate");
+    pair.right.check(1000, 64, |_| 0);
+    let (left, right) = (pair.left.address(), pair.right.address());
+    pair.left.disconnect();
+    pair.right.disconnect();
+    pair.left.connect(&right);
+    pair.right.connect(&left);
+    pair.transfer(Operation::Write, 0, 1000, 64);
+    pair.right.check(1000, 64, |index| index as u8);
+}
+
+fn overrun_queue_reports_nothing() {
+    let fabric = Fabric::of(2);
+    let mut pair = Pair::connect(&fabric.library(), 4096);
+    let context = Arc::clone(pair.left.queue.context());
+    fabric.fail_completions(0);
+    assert_eq!(context.next_event(MILLISECOND).unwrap(), Some(AsyncEvent::CompletionQueueError));
+    let remote = pair.right.remote(0);
+    pair.left.post(&[1], Operation::Write, 64, remote, |_| true).unwrap();
+    fabric.advance(Duration::from_secs(1));
+    assert_eq!(statuses(&pair), []);
 }

@@ -28,10 +28,11 @@ type MakeLibrary = fn() -> Arc<Library>;
 /// A claim about any library with devices.
 type Claim = fn(MakeLibrary);
 
-const CLAIMS: [(&str, Claim); 15] = [
+const CLAIMS: [(&str, Claim); 16] = [
     ("device_has_a_name_ports_and_addresses", device_has_a_name_ports_and_addresses),
     ("unknown_port_is_an_error_that_names_the_device", unknown_port_is_an_error),
     ("region_has_keys_and_outlives_its_parents", region_has_keys_and_outlives_its_parents),
+    ("read_only_memory_is_a_source_only", read_only_memory_is_a_source_only),
     ("range_outside_of_its_region_is_none", range_outside_of_its_region_is_none),
     ("completion_queue_starts_empty", completion_queue_starts_empty),
     ("channel_is_needed_to_arm", channel_is_needed_to_arm),
@@ -126,6 +127,19 @@ fn region_has_keys_and_outlives_its_parents(make: MakeLibrary) {
     drop(first);
     drop(second);
     assert!(memory.iter().all(|byte| *byte == 7));
+}
+
+fn read_only_memory_is_a_source_only(make: MakeLibrary) {
+    static CONSTANT: [u8; 16384] = [7; 16384];
+    let domain = ProtectionDomain::new(&device(make)).unwrap();
+    let base = NonNull::from(&CONSTANT).cast::<u8>();
+    let register = |access| {
+        // SAFETY: the memory stays, and nothing is posted that would write to it.
+        unsafe { MemoryRegion::register(&domain, base, CONSTANT.len(), access, Ordering::Strict) }
+    };
+    register(Access::Source).unwrap();
+    let error = register(Access::Destination).unwrap_err().to_string();
+    assert!(error.contains("not writable"), "{error}");
 }
 
 fn range_outside_of_its_region_is_none(make: MakeLibrary) {
@@ -250,7 +264,7 @@ fn channel_wakes_up_for_a_completion(make: MakeLibrary) {
     let library = make();
     let context = open(&library, 0);
     let channel = CompletionChannel::new(&context).unwrap();
-    let queue = CompletionQueue::with_channel(&channel, 64).unwrap();
+    let queue = CompletionQueue::with_channel(&channel, 64, 1000).unwrap();
     let mut pair = Pair::with_queue(&library, 4096, &queue);
     queue.arm().unwrap();
     assert!(!channel.wait(Duration::from_millis(10)).unwrap(), "nothing was posted");

@@ -1,6 +1,9 @@
 //! Two connected queue pairs with memory, for claims about connections.
 
 use std::{
+    fs::File,
+    io::Write,
+    os::fd::{AsFd, FromRawFd},
     ptr::NonNull,
     sync::Arc,
     time::{Duration, Instant},
@@ -88,6 +91,24 @@ impl Pair {
         let completion = self.left.completions(1)[0];
         assert_eq!((completion.request, completion.status), (42, Status::Success));
     }
+}
+
+/// Returns registered memory whose bytes no processor reads at its address, as that of a device.
+pub(crate) fn device_region(domain: &Arc<ProtectionDomain>, bytes: &[u8]) -> MemoryRegion {
+    // SAFETY: the name is a terminated string.
+    let file = unsafe { libc::memfd_create(c"device".as_ptr(), 0) };
+    // SAFETY: the call has just made the descriptor, which nobody else has.
+    let mut file = unsafe { File::from_raw_fd(file) };
+    file.write_all(bytes).unwrap();
+    let (length, rights) = (bytes.len(), libc::PROT_NONE);
+    let kind = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+    // SAFETY: a new mapping at an address that the kernel chooses.
+    let base = unsafe { libc::mmap(std::ptr::null_mut(), length, rights, kind, -1, 0) };
+    assert_ne!(base, libc::MAP_FAILED);
+    let (address, access) = (base.addr() as u64, Access::RemoteReadWrite);
+    // SAFETY: nothing else uses the memory.
+    unsafe { MemoryRegion::register_dma_buf(domain, file.as_fd(), 0, length, address, access) }
+        .unwrap()
 }
 
 impl End {
@@ -202,6 +223,31 @@ impl End {
         // SAFETY: the memory lives until the queue pair is gone, and callers wait for the completions
         // before they touch it.
         unsafe { posting.submit() }
+    }
+
+    /// Posts a write of a whole region, which may be that of a device.
+    pub(crate) fn post_region(&mut self, id: u64, region: &MemoryRegion, remote: RemoteRange) {
+        let EndState::Connected(connected) = &mut self.state else { panic!("connected") };
+        let mut posting = connected.post();
+        let local = region.range(0, u32::try_from(region.length()).unwrap()).unwrap();
+        let operation = Operation::Write;
+        posting.push(&Request { id, operation, local, remote, is_signaled: false });
+        posting.signal_last();
+        // SAFETY: callers wait for the completion before they drop the region.
+        unsafe { posting.submit() }.unwrap();
+    }
+
+    /// Asks the peer whether it is there.
+    pub(crate) fn post_probe(&mut self, id: u64) {
+        let EndState::Connected(connected) = &mut self.state else { panic!("connected") };
+        let mut posting = connected.post();
+        posting.push_probe(id);
+        // SAFETY: the request names no memory.
+        unsafe { posting.submit() }.unwrap();
+    }
+
+    pub(crate) fn limits(&self) -> QueuePairLimits {
+        self.queue_pair().limits()
     }
 
     /// Waits for completions.
