@@ -1,7 +1,7 @@
 //! The RDMA devices of an engine, the memory that is registered with them, and their connections.
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::BTreeMap,
     sync::{
         Arc,
         atomic::{self, AtomicBool},
@@ -11,16 +11,17 @@ use std::{
 
 use mooncake_base::sync::Mutex;
 use mooncake_base::{Clock, Error, ErrorCode, Moment, Result, SystemClock};
-use mooncake_verbs::{Library, Ordering, ProtectionDomain};
+use mooncake_verbs::{Access, ForkSafety, Library, Operation, Ordering, ProtectionDomain};
 
 use crate::{
     endpoint::{Endpoint, Identity},
+    endpoints::Endpoints,
     hello::{Hello, format_gid, split_nic_path},
     link::{PeerExchange, PeerLink},
     near_devices::NearDevices,
-    nic::{Nic, Poller},
+    nic::{Changes, Nic, Poller},
     peer_memory::{DeviceDescription, PeerDescription, PeerMemory},
-    registration::{LocalMemory, MemorySource, RegistrationRule, Registrations},
+    registration::{LocalMemory, Location, MemorySource, RegistrationRule, Registrations},
     settings::RdmaSettings,
     slices::{MemoryRange, SliceRule},
     usage::DeviceUsage,
@@ -36,8 +37,10 @@ pub struct Devices {
     // Dropped before what their threads use.
     pollers: Vec<Poller>,
     registrations: Registrations,
-    /// By own device and path of the peer's.
-    endpoints: Mutex<HashMap<(usize, String), Arc<Endpoint>>>,
+    endpoints: Arc<Endpoints>,
+    changes: Arc<Changes>,
+    /// Published names of memory of other devices, with the names of the devices near it.
+    near_devices: Mutex<BTreeMap<String, Vec<String>>>,
     region_bytes_max: u64,
     is_closed: AtomicBool,
     clock: Arc<dyn Clock>,
@@ -77,12 +80,13 @@ impl Devices {
         let mut nics: Vec<Nic> = Vec::new();
         let (mut left_out, mut excluded) = (Vec::new(), Vec::new());
         let mut region_bytes_max = settings.region_bytes_max;
+        let changes = Arc::<Changes>::default();
         for device in &listed {
             if let Some(reason) = settings.exclusion(device.name()) {
                 excluded.push(format!("{} {reason}", device.name()));
                 continue;
             }
-            match Nic::open(nics.len(), device, &settings, Arc::clone(&clock)) {
+            match Nic::open(nics.len(), device, &settings, &changes, Arc::clone(&clock)) {
                 Ok(nic) => {
                     region_bytes_max = region_bytes_max.min(nic.region_bytes_max());
                     nics.push(nic);
@@ -105,14 +109,23 @@ impl Devices {
                 .with("reasons", reasons));
         }
         left_out.iter().for_each(|reason| tracing::warn!("{reason}"));
-        let start = |nic: Nic| Poller::start(&Arc::new(nic));
+        if library.fork_safety() == ForkSafety::Unsafe {
+            tracing::warn!(
+                "a fork of this process would move registered memory away from RDMA devices: start \
+                 other processes before, set RDMAV_FORK_SAFE=1, or use Linux 5.12 or newer"
+            );
+        }
+        let endpoints = Arc::<Endpoints>::default();
+        let start = |nic: Nic| Poller::start(&Arc::new(nic), &endpoints);
         Ok(Arc::new(Self {
             settings,
             server: server.to_owned(),
             identity: Identity::new(engine.to_owned()),
             pollers: nics.into_iter().map(start).collect::<Result<_>>()?,
             registrations: Registrations::default(),
-            endpoints: Mutex::default(),
+            endpoints,
+            changes,
+            near_devices: Mutex::default(),
             region_bytes_max,
             is_closed: AtomicBool::new(false),
             clock,
@@ -129,7 +142,10 @@ impl Devices {
     /// write it at any time.
     pub unsafe fn register(&self, base: u64, length: u64, location: &str) -> Result<()> {
         // SAFETY: by the contract of the function.
-        unsafe { self.register_from(MemorySource::Pages, (base, length), location) }
+        unsafe {
+            let location = Location { name: location, device: None };
+            self.register_from(MemorySource::Pages, (base, length), location)
+        }
     }
 
     /// Registers a range whose bytes devices get at as `source` says; see [`Self::register`].
@@ -143,13 +159,30 @@ impl Devices {
         &self,
         source: MemorySource<'_>,
         range: (u64, u64),
-        location: &str,
+        location: Location<'_>,
     ) -> Result<()> {
         let rule = RegistrationRule { source, ..self.registration_rule() };
-        let names = self.settings.near.get(location).map_or(&[][..], Vec::as_slice);
+        let names = self.names_near(location);
         let near = NearDevices::named(self.nics().map(|nic| nic.name()), names);
         // SAFETY: by the contract of the function.
-        unsafe { self.registrations.register(&self.domains(), range, near, rule) }
+        unsafe { self.registrations.register(&self.domains(), range, near, rule) }?;
+        if location.device.is_some() {
+            self.near_devices.lock().insert(location.name.to_owned(), names.to_vec());
+        }
+        Ok(())
+    }
+
+    /// Returns the names of the devices near a location. Where a device is known, its place on the bus
+    /// counts: names of its memory follow an order that may differ between processes.
+    fn names_near(&self, location: Location<'_>) -> &[String] {
+        let by_place = location.device.and_then(|device| self.settings.near_gpus.get(device));
+        let names = by_place.or_else(|| self.settings.near.get(location.name));
+        names.map_or(&[][..], Vec::as_slice)
+    }
+
+    /// Calls a function after each change of an address that [`Self::describe`] tells. It must not block.
+    pub fn observe(&self, observer: impl Fn() + Send + Sync + 'static) {
+        self.changes.observe(observer);
     }
 
     /// Ends the registration of the range that begins at `base`, if there is one. When this succeeds no
@@ -173,13 +206,12 @@ impl Devices {
 
     /// Returns the devices, for a segment descriptor.
     pub fn describe(&self) -> Vec<DeviceDescription> {
-        self.nics()
-            .map(|nic| DeviceDescription {
-                name: nic.name().to_owned(),
-                gid: format_gid(nic.gid()),
-                lid: nic.lid(),
-            })
-            .collect()
+        let describe = |nic: &Arc<Nic>| {
+            let address = nic.address();
+            let (name, gid) = (nic.name().to_owned(), format_gid(address.gid()));
+            DeviceDescription { name, gid, lid: address.lid }
+        };
+        self.nics().map(describe).collect()
     }
 
     /// Returns the use of each device.
@@ -191,8 +223,11 @@ impl Devices {
     /// others.
     pub fn near(&self) -> BTreeMap<String, Vec<String>> {
         let opened = |name: &String| self.nics().any(|nic| nic.name() == name);
-        let rows = self.settings.near.iter().map(|(location, names)| {
-            (location.clone(), names.iter().filter(|name| opened(name)).cloned().collect())
+        let mut near = self.settings.near.clone();
+        near.extend(self.near_devices.lock().clone());
+        let rows = near.into_iter().map(|(location, mut names)| {
+            names.retain(|name| opened(name));
+            (location, names)
         });
         rows.filter(|(_, names): &(_, Vec<_>)| !names.is_empty()).collect()
     }
@@ -239,8 +274,7 @@ impl Devices {
     /// peers are refused from now on. Idempotent.
     pub fn close(&self) {
         self.is_closed.store(true, atomic::Ordering::Release);
-        let endpoints = std::mem::take(&mut *self.endpoints.lock());
-        endpoints.values().for_each(|endpoint| endpoint.disconnect());
+        self.endpoints.close();
         self.registrations.clear();
     }
 
@@ -258,35 +292,15 @@ impl Devices {
 
     /// Returns the endpoint of an own device and one of a peer.
     pub(crate) fn endpoint(&self, nic: usize, peer_path: &str) -> Arc<Endpoint> {
-        let mut endpoints = self.endpoints.lock();
-        let key = (nic, peer_path.to_owned());
-        if let Some(endpoint) = endpoints.get(&key) {
-            return Arc::clone(endpoint);
-        }
-        let oldest = self.excess(&endpoints);
-        let oldest = oldest.and_then(|oldest| endpoints.remove(&oldest));
         let own = self.pollers[nic].nic();
         let count = self.settings.queue_pairs;
-        let endpoint = Endpoint::new(own, &self.server, peer_path, count, &self.identity);
-        let endpoint = Arc::new(endpoint);
-        endpoints.insert(key, Arc::clone(&endpoint));
-        drop(endpoints);
-        // Destroying queue pairs takes a while.
-        drop(oldest);
-        endpoint
+        let make = || Endpoint::new(own, &self.server, peer_path, count, &self.identity);
+        self.endpoints.get_or_add(nic, peer_path, self.settings.connections_max, make)
     }
 
-    /// Returns the endpoint that was connected first, if there are as many as there may be.
-    fn excess(
-        &self,
-        endpoints: &HashMap<(usize, String), Arc<Endpoint>>,
-    ) -> Option<(usize, String)> {
-        if endpoints.len() < self.settings.connections_max {
-            return None;
-        }
-        let unused = endpoints.iter().filter(|(_, endpoint)| Arc::strong_count(endpoint) == 1);
-        let oldest = unused.min_by_key(|(_, endpoint)| endpoint.connected_since())?;
-        Some(oldest.0.clone())
+    /// Returns the number of pairs of own devices and those of peers that are kept.
+    pub fn pairs(&self) -> usize {
+        self.endpoints.len()
     }
 
     /// Returns the pairs of own and remote devices over which a peer is reached, and how many of the first
@@ -328,7 +342,8 @@ impl Devices {
         self.registrations.memory()
     }
 
-    /// Returns registered memory and further ranges, which are registered while the result lives.
+    /// Returns registered memory and further ranges, which are registered while the result lives, for the
+    /// own requests of an operation: peers have no access. The ranges may be memory of another device.
     ///
     /// # Safety
     /// That of [`Self::register`], while the result lives.
@@ -336,9 +351,17 @@ impl Devices {
         &self,
         memory: &LocalMemory,
         ranges: Vec<MemoryRange>,
+        operation: Operation,
     ) -> LocalMemory {
+        let access = match operation {
+            // The memory may be read-only.
+            Operation::Write => Access::Source,
+            Operation::Read => Access::Destination,
+        };
+        let source = MemorySource::PeerMemory;
+        let rule = RegistrationRule { access, source, ..self.registration_rule() };
         // SAFETY: by the contract of the function.
-        unsafe { memory.with_temporary(&self.domains(), ranges, self.registration_rule()) }
+        unsafe { memory.with_temporary(&self.domains(), ranges, rule) }
     }
 
     fn domains(&self) -> Vec<Arc<ProtectionDomain>> {
@@ -347,7 +370,12 @@ impl Devices {
 
     fn registration_rule(&self) -> RegistrationRule<'static> {
         let ordering = if self.settings.is_relaxed { Ordering::Relaxed } else { Ordering::Strict };
-        RegistrationRule { bytes_max: self.region_bytes_max, ordering, source: MemorySource::Pages }
+        RegistrationRule {
+            bytes_max: self.region_bytes_max,
+            ordering,
+            access: Access::RemoteReadWrite,
+            source: MemorySource::Pages,
+        }
     }
 
     pub(crate) fn slice_rule(&self) -> SliceRule {

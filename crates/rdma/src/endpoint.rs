@@ -3,8 +3,9 @@
 //! Either side may begin. The one that begins sends its queue pair numbers, the other connects its own
 //! queue pairs with them and answers with their numbers, the first connects as well and confirms. When both
 //! begin at once, each answers with the queue pairs that it has offered itself, so that both end up with
-//! the same pairs. A request with other numbers than the connected ones is from a peer that has started
-//! again: the old queue pairs are given up.
+//! the same pairs. A request for other queue pairs than the connected ones is from a peer that has started
+//! again, or has connected anew: the old queue pairs are given up. Numbers do not tell, since a device may
+//! use them again at once; engines of ours name each set of queue pairs.
 
 use std::{
     fmt,
@@ -20,8 +21,11 @@ use mooncake_base::{Error, ErrorCode, Moment, Result};
 use mooncake_verbs::{ConnectionSettings, Gid, PeerAddress, QueuePair};
 
 use crate::{
+    address::Address,
+    health::Health,
     hello::{Attempt, Hello, format_gid, nic_path, parse_gid},
     nic::Nic,
+    round::Progress,
     send_queue::{Load, Posted, SendQueue},
 };
 
@@ -43,6 +47,8 @@ pub(crate) struct Endpoint {
     state: Mutex<State>,
     changed: Condvar,
     load: Arc<Load>,
+    /// Of all links to the peer.
+    health: Mutex<Health>,
 }
 
 /// Names the requests of an engine.
@@ -50,23 +56,58 @@ pub(crate) struct Endpoint {
 pub(crate) struct Identity {
     pub(crate) engine: String,
     attempts: AtomicU64,
+    sets: AtomicU64,
+}
+
+/// Queue pairs that are offered to a peer, and the address from which they are connected.
+#[derive(Debug)]
+struct Offer {
+    queue_pairs: Vec<QueuePair>,
+    set: u64,
+    address: Arc<Address>,
+}
+
+/// The other end of a connection.
+#[derive(Debug)]
+struct PeerEnd {
+    gid: Gid,
+    lid: u16,
+    numbers: Vec<u32>,
+    /// None: the peer runs another implementation.
+    attempt: Option<Attempt>,
+}
+
+/// How a connection ended that was given up.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Ended {
+    /// By a fault of the path or the peer.
+    Failed,
+    /// On purpose, since a transfer ran out of time.
+    Interrupted,
 }
 
 #[derive(Debug)]
 enum State {
     Unconnected,
     /// A request is under way, which offers these queue pairs.
-    Opening(Vec<QueuePair>),
+    Opening(Offer),
     Connected(Arc<Connection>),
+}
+
+/// What a message says of own queue pairs.
+#[derive(Debug, Clone)]
+struct Offered {
+    numbers: Vec<u32>,
+    set: u64,
+    address: Arc<Address>,
 }
 
 /// Connected queue pairs.
 #[derive(Debug)]
 pub(crate) struct Connection {
     pub(crate) queues: Vec<Arc<SendQueue>>,
-    own_numbers: Vec<u32>,
-    peer_numbers: Vec<u32>,
-    peer: Option<Attempt>,
+    own: Offered,
+    peer: PeerEnd,
     /// The peer is known to receive.
     is_confirmed: AtomicBool,
     since: Moment,
@@ -74,12 +115,46 @@ pub(crate) struct Connection {
 
 impl Identity {
     pub(crate) fn new(engine: String) -> Arc<Self> {
-        Arc::new(Self { engine, attempts: AtomicU64::new(0) })
+        Arc::new(Self { engine, attempts: AtomicU64::new(0), sets: AtomicU64::new(0) })
     }
 
-    fn next(&self) -> Attempt {
+    fn next(&self, offered: &Offered) -> Attempt {
         let number = self.attempts.fetch_add(1, Ordering::Relaxed) + 1;
-        Attempt { engine: self.engine.clone(), number }
+        let reads = offered.address.connection.incoming_reads;
+        Attempt { engine: self.engine.clone(), number, set: offered.set, reads }
+    }
+
+    fn next_set(&self) -> u64 {
+        self.sets.fetch_add(1, Ordering::Relaxed) + 1
+    }
+}
+
+impl Offer {
+    fn offered(&self) -> Offered {
+        let numbers = self.queue_pairs.iter().map(QueuePair::number).collect();
+        Offered { numbers, set: self.set, address: Arc::clone(&self.address) }
+    }
+}
+
+impl PeerEnd {
+    /// Creates the end that sent a message, with its address.
+    fn new(gid: Gid, message: &Hello) -> Self {
+        let (lid, numbers) = (message.local_lid, message.qp_num.clone());
+        Self { gid, lid, numbers, attempt: message.mooncake.clone() }
+    }
+
+    /// Returns whether a message is about the same queue pairs of the peer, at the same address.
+    fn is_of(&self, message: &Hello) -> bool {
+        // A confirmation need not repeat the address.
+        let gid = parse_gid(&message.local_gid);
+        let is_same_address =
+            gid.is_none_or(|gid| (gid, message.local_lid) == (self.gid, self.lid));
+        let is_same_set = match (&self.attempt, &message.mooncake) {
+            (Some(own), Some(other)) => own.is_same_set(other),
+            (None, None) => true,
+            _ => false,
+        };
+        self.numbers == message.qp_num && is_same_address && is_same_set
     }
 }
 
@@ -100,6 +175,7 @@ impl Endpoint {
             state: Mutex::new(State::Unconnected),
             changed: Condvar::default(),
             load: Arc::new(Load::new(nic.link_rate())),
+            health: Mutex::default(),
         }
     }
 
@@ -146,18 +222,23 @@ impl Endpoint {
                 State::Unconnected => break,
             }
         }
-        let queue_pairs = self.create_queue_pairs()?;
+        let offer = self.offer()?;
+        let offered = offer.offered();
         if self.own_path == self.peer_path {
-            let numbers: Vec<_> = queue_pairs.iter().map(QueuePair::number).collect();
-            let peer = (self.nic.gid(), self.nic.lid(), numbers, None);
-            let connection = self.join(queue_pairs, peer, true)?;
+            let address = &offered.address;
+            let peer = PeerEnd {
+                gid: address.gid(),
+                lid: address.lid,
+                numbers: offered.numbers.clone(),
+                attempt: Some(self.identity.next(&offered)),
+            };
+            let connection = self.join(offer, peer, true)?;
             *state = State::Connected(Arc::clone(&connection));
             return Ok(connection);
         }
-        let numbers: Vec<_> = queue_pairs.iter().map(QueuePair::number).collect();
-        *state = State::Opening(queue_pairs);
+        *state = State::Opening(offer);
         drop(state);
-        let opened = self.open(&numbers, exchange, deadline);
+        let opened = self.open(&offered, exchange, deadline);
         let mut state = self.state.lock();
         if opened.is_err() && matches!(*state, State::Opening(_)) {
             *state = State::Unconnected;
@@ -170,19 +251,18 @@ impl Endpoint {
     /// Sends the request and connects with the answer, unless the peer's own request did that meanwhile.
     fn open(
         &self,
-        numbers: &[u32],
+        offered: &Offered,
         exchange: Exchange<'_>,
         deadline: Moment,
     ) -> Result<Arc<Connection>> {
-        let request = self.hello(numbers, Some(false));
+        let request = self.hello(offered, Some(false));
         let answer =
             exchange(&request.to_json(), deadline).and_then(|text| Hello::from_json(&text));
         let mut state = self.state.lock();
         if let State::Connected(connection) = &*state {
             // The peer has begun as well.
-            let is_same =
-                answer.as_ref().is_ok_and(|answer| answer.qp_num == connection.peer_numbers);
-            let was_offered = connection.own_numbers == numbers;
+            let is_same = answer.as_ref().is_ok_and(|answer| connection.peer.is_of(answer));
+            let was_offered = connection.own.set == offered.set;
             let connection = Arc::clone(connection);
             drop(state);
             if was_offered && is_same {
@@ -191,13 +271,12 @@ impl Endpoint {
             return Ok(connection);
         }
         let answer = self.check_answer(answer?)?;
-        let State::Opening(queue_pairs) = std::mem::replace(&mut *state, State::Unconnected) else {
+        let State::Opening(offer) = std::mem::replace(&mut *state, State::Unconnected) else {
             return Err(self.error("the devices were disconnected while they were connected"));
         };
         let gid = parse_gid(&answer.local_gid)
             .ok_or_else(|| self.error("the peer's answer has no address"))?;
-        let peer = (gid, answer.local_lid, answer.qp_num.clone(), answer.mooncake.clone());
-        let connection = self.join(queue_pairs, peer, true)?;
+        let connection = self.join(offer, PeerEnd::new(gid, &answer), true)?;
         *state = State::Connected(Arc::clone(&connection));
         drop(state);
         if answer.confirms() {
@@ -213,7 +292,7 @@ impl Endpoint {
         exchange: Exchange<'_>,
         deadline: Moment,
     ) -> Result<()> {
-        let confirmation = self.hello(&connection.own_numbers, Some(true));
+        let confirmation = self.hello(&connection.own, Some(true));
         let answer = Hello::from_json(&exchange(&confirmation.to_json(), deadline)?)?;
         if !answer.reply_msg.is_empty() {
             return Err(self
@@ -237,26 +316,28 @@ impl Endpoint {
             );
         }
         let mut state = self.state.lock();
-        let queue_pairs = match &*state {
-            State::Connected(connection) if connection.peer_numbers == request.qp_num => {
+        let offer = match &*state {
+            State::Connected(connection)
+                if connection.peer.is_of(request) && !connection.is_failed() =>
+            {
                 return self.accepted(connection, request);
             }
             State::Connected(connection) if connection.is_newer_than(request) => {
                 return Hello::refusal("a later request of this engine was answered before");
             }
             State::Opening(_) => None,
-            State::Connected(_) | State::Unconnected => match self.create_queue_pairs() {
-                Ok(queue_pairs) => Some(queue_pairs),
+            State::Connected(_) | State::Unconnected => match self.offer() {
+                Ok(offer) => Some(offer),
                 Err(error) => return Hello::refusal(error.to_string()),
             },
         };
         let old = std::mem::replace(&mut *state, State::Unconnected);
-        let (queue_pairs, old) = match (queue_pairs, old) {
-            (None, State::Opening(queue_pairs)) => (queue_pairs, State::Unconnected),
-            (queue_pairs, old) => (queue_pairs.unwrap_or_default(), old),
+        let (offer, old) = match (offer, old) {
+            (Some(offer), old) => (offer, old),
+            (None, State::Opening(offer)) => (offer, State::Unconnected),
+            (None, _) => unreachable!("queue pairs are made in each other state"),
         };
-        let peer = (gid, request.local_lid, request.qp_num.clone(), request.mooncake.clone());
-        let answer = match self.join(queue_pairs, peer, !request.confirms()) {
+        let answer = match self.join(offer, PeerEnd::new(gid, request), !request.confirms()) {
             Ok(connection) => {
                 let answer = self.accepted(&connection, request);
                 *state = State::Connected(connection);
@@ -275,7 +356,7 @@ impl Endpoint {
     fn record_confirmation(&self, request: &Hello) -> Hello {
         let state = self.state.lock();
         let answer = match &*state {
-            State::Connected(connection) if connection.peer_numbers == request.qp_num => {
+            State::Connected(connection) if connection.peer.is_of(request) => {
                 connection.is_confirmed.store(true, Ordering::Release);
                 Hello::default()
             }
@@ -290,7 +371,7 @@ impl Endpoint {
     }
 
     fn accepted(&self, connection: &Connection, request: &Hello) -> Hello {
-        self.hello(&connection.own_numbers, request.ready_ack.map(|_| false))
+        self.hello(&connection.own, request.ready_ack.map(|_| false))
     }
 
     fn check_answer(&self, answer: Hello) -> Result<Hello> {
@@ -306,70 +387,122 @@ impl Endpoint {
         Ok(answer)
     }
 
-    fn hello(&self, numbers: &[u32], ready_ack: Option<bool>) -> Hello {
+    fn hello(&self, offered: &Offered, ready_ack: Option<bool>) -> Hello {
         Hello {
-            local_gid: format_gid(self.nic.gid()),
-            local_lid: self.nic.lid(),
+            local_gid: format_gid(offered.address.gid()),
+            local_lid: offered.address.lid,
             local_nic_path: self.own_path.clone(),
             peer_nic_path: self.peer_path.clone(),
-            qp_num: numbers.to_vec(),
+            qp_num: offered.numbers.clone(),
             ready_ack,
-            mooncake: Some(self.identity.next()),
+            mooncake: Some(self.identity.next(offered)),
             ..Hello::default()
         }
     }
 
-    fn create_queue_pairs(&self) -> Result<Vec<QueuePair>> {
-        (0..self.queue_pairs).map(|_| self.nic.create_queue_pair()).collect()
+    /// Makes queue pairs to be connected from the address that the device has now.
+    fn offer(&self) -> Result<Offer> {
+        // Before the queue pairs: those of an older completion queue are found out by the generation.
+        let address = self.nic.address();
+        let queue_pairs = (0..self.queue_pairs).map(|_| self.nic.create_queue_pair());
+        Ok(Offer {
+            queue_pairs: queue_pairs.collect::<Result<_>>()?,
+            set: self.identity.next_set(),
+            address,
+        })
     }
 
     /// Connects queue pairs with those of the peer.
-    fn join(
-        &self,
-        queue_pairs: Vec<QueuePair>,
-        (gid, lid, numbers, peer): (Gid, u16, Vec<u32>, Option<Attempt>),
-        is_confirmed: bool,
-    ) -> Result<Arc<Connection>> {
-        let own_numbers = queue_pairs.iter().map(QueuePair::number).collect();
-        let settings: &ConnectionSettings = self.nic.connection();
+    fn join(&self, offer: Offer, peer: PeerEnd, is_confirmed: bool) -> Result<Arc<Connection>> {
+        let own = offer.offered();
+        let own_settings = own.address.connection;
+        // Upstream's engines serve as many reads as they begin.
+        let served = peer.attempt.as_ref().map_or(0, |attempt| attempt.reads);
+        let served = if served == 0 { own_settings.outgoing_reads } else { served };
+        let settings = ConnectionSettings {
+            outgoing_reads: own_settings.outgoing_reads.min(served),
+            ..own_settings
+        };
+        self.load.reset(self.nic.now());
         let mut queues = Vec::new();
-        for (queue_pair, number) in queue_pairs.into_iter().zip(&numbers) {
-            let address = PeerAddress { gid, lid, queue_pair: *number };
-            match queue_pair.connect(&address, settings) {
-                Ok(connected) => queues.push(self.nic.add_queue(connected, &self.load)),
+        for (queue_pair, number) in offer.queue_pairs.into_iter().zip(&peer.numbers) {
+            let address = PeerAddress { gid: peer.gid, lid: peer.lid, queue_pair: *number };
+            match queue_pair.connect(&address, &settings) {
+                Ok(connected) => {
+                    queues.push(self.nic.add_queue(connected, &self.load, &own.address));
+                }
                 Err(refused) => {
                     queues.iter().for_each(|queue| self.nic.remove_queue(queue));
                     return Err(self
                         .error("the devices cannot be connected")
-                        .with("mtu", self.nic.mtu())
+                        .with("mtu", settings.mtu)
                         .caused_by(refused.error));
                 }
             }
         }
-        self.load.reset();
         let since = self.nic.now();
         let is_confirmed = AtomicBool::new(is_confirmed);
-        let peer_numbers = numbers;
-        Ok(Arc::new(Connection { queues, own_numbers, peer_numbers, peer, is_confirmed, since }))
+        Ok(Arc::new(Connection { queues, own, peer, is_confirmed, since }))
     }
 
-    /// Destroys the queue pairs of a connection that has failed. Returns whether there was one.
-    pub(crate) fn drop_failed(&self) -> bool {
+    /// Destroys the queue pairs of a connection that has failed. Returns how it ended, if there was one.
+    pub(crate) fn drop_failed(&self) -> Option<Ended> {
         let mut state = self.state.lock();
-        let is_failed = matches!(&*state, State::Connected(connection) if connection.is_failed());
-        if is_failed {
-            let failed = std::mem::replace(&mut *state, State::Unconnected);
-            drop(state);
-            self.give_up(failed);
-        }
-        is_failed
+        let ended = match &*state {
+            State::Connected(connection) if connection.is_failed() => connection.ended(),
+            _ => return None,
+        };
+        let failed = std::mem::replace(&mut *state, State::Unconnected);
+        drop(state);
+        self.give_up(failed);
+        Some(ended)
     }
 
     /// Gives up the connection after a failure: what is in flight ends soon.
     pub(crate) fn fail(&self) {
+        self.each_queue(SendQueue::fail);
+    }
+
+    /// Returns whether requests of a transfer are in flight.
+    pub(crate) fn carries(&self, progress: &Arc<Progress>) -> bool {
+        let queues = match &*self.state.lock() {
+            State::Connected(connection) => connection.queues.clone(),
+            _ => return false,
+        };
+        queues.iter().any(|queue| queue.carries(progress))
+    }
+
+    /// Gives up the connection to end the requests of a transfer that ran out of time, soon. Others that
+    /// have requests in flight here try them again.
+    pub(crate) fn interrupt(&self) {
+        self.each_queue(SendQueue::interrupt);
+    }
+
+    fn each_queue(&self, call: impl Fn(&SendQueue)) {
         if let State::Connected(connection) = &*self.state.lock() {
-            connection.queues.iter().for_each(|queue| queue.fail());
+            connection.queues.iter().for_each(|queue| call(queue));
         }
+    }
+
+    /// Asks the peer of a connection that was idle for long whether it is there. Returns whether there is no
+    /// connection; one that has failed is given up if no link uses it.
+    pub(crate) fn is_gone(&self, now: Moment, idle_max: Duration, is_unused: bool) -> bool {
+        let Some(mut state) = self.state.try_lock() else { return false };
+        let connection = match &*state {
+            State::Connected(connection) => Arc::clone(connection),
+            State::Unconnected => return true,
+            State::Opening(_) => return false,
+        };
+        if !connection.is_failed() && self.load.idle(now) >= idle_max {
+            connection.queues.iter().for_each(|queue| queue.probe(&self.nic));
+        }
+        if !connection.is_failed() || !is_unused {
+            return false;
+        }
+        let failed = std::mem::replace(&mut *state, State::Unconnected);
+        drop(state);
+        self.give_up(failed);
+        true
     }
 
     /// Destroys the queue pairs: what is in flight ends at once.
@@ -387,6 +520,10 @@ impl Endpoint {
 
     pub(crate) fn nic(&self) -> &Arc<Nic> {
         &self.nic
+    }
+
+    pub(crate) fn health(&self) -> &Mutex<Health> {
+        &self.health
     }
 
     pub(crate) fn load(&self) -> &Load {
@@ -435,9 +572,16 @@ impl Connection {
         self.queues.iter().any(|queue| queue.is_failed())
     }
 
+    fn ended(&self) -> Ended {
+        match self.queues.iter().all(|queue| queue.is_interrupted()) {
+            true => Ended::Interrupted,
+            false => Ended::Failed,
+        }
+    }
+
     /// Returns whether the request is of the same engine and was sent before the one that was answered.
     fn is_newer_than(&self, request: &Hello) -> bool {
-        let attempts = self.peer.as_ref().zip(request.mooncake.as_ref());
+        let attempts = self.peer.attempt.as_ref().zip(request.mooncake.as_ref());
         attempts.is_some_and(|(own, other)| own.engine == other.engine && own.number > other.number)
     }
 }

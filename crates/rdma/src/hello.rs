@@ -37,6 +37,25 @@ pub(crate) struct Attempt {
     pub(crate) engine: String,
     /// Grows with each request of the engine.
     pub(crate) number: u64,
+    /// Names the queue pairs of the message among all that the engine has had: a device may use the numbers
+    /// of queue pairs again at once. 0 in messages of older engines.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub(crate) set: u64,
+    /// Reads that the queue pairs serve at a time; 0: not told.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub(crate) reads: u8,
+}
+
+fn is_zero<T: Default + PartialEq>(number: &T) -> bool {
+    *number == T::default()
+}
+
+impl Attempt {
+    /// Returns whether two messages are about the same queue pairs of one engine, as far as they tell.
+    pub(crate) fn is_same_set(&self, other: &Self) -> bool {
+        let is_told = self.set != 0 && other.set != 0;
+        self.engine == other.engine && (!is_told || self.set == other.set)
+    }
 }
 
 impl Hello {
@@ -111,6 +130,17 @@ mod tests {
         assert!(!old.confirms());
         assert!(Hello::from_json(b"{\"qp_num\":[-1]}").is_err());
         assert!(Hello::from_json(b"7").is_err());
+    }
+
+    #[test]
+    fn older_engines_name_no_queue_pairs() {
+        let old = br#"{"mooncake":{"engine":"e","number":3}}"#;
+        let old = Hello::from_json(old).unwrap().mooncake.unwrap();
+        assert_eq!((old.set, old.reads), (0, 0));
+        let (one, two) = (Attempt { set: 1, ..old.clone() }, Attempt { set: 2, ..old.clone() });
+        assert!(old.is_same_set(&one) && one.is_same_set(&old) && one.is_same_set(&one));
+        assert!(!one.is_same_set(&two));
+        assert!(!one.is_same_set(&Attempt { engine: "f".to_owned(), ..one.clone() }));
     }
 
     #[test]

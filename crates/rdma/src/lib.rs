@@ -9,12 +9,15 @@
 //!
 //! In reading order: [`settings`], `slices`, `near_devices` and `peer_memory` (what is moved), `hello`
 //! (messages), `health`, `round` (one try of slices), `send_queue` (a queue pair and what is in flight on
-//! it), `usage` (counters of a device), `nic` (a device and its thread), `registration`, `endpoint` (how two
-//! devices connect), `link`, `devices`; `survey` (what would be chosen).
+//! it), `usage` (counters of a device), `address` (how peers reach a device), `nic` (a device and its thread),
+//! `registration`, `endpoint` (how two devices connect), `endpoints`, `link`, `devices`; `survey` (what would be
+//! chosen).
 #![warn(missing_docs)]
 
+mod address;
 mod devices;
 mod endpoint;
+mod endpoints;
 mod health;
 mod hello;
 mod link;
@@ -33,7 +36,7 @@ pub use devices::Devices;
 pub use link::{EntryError, Limits, PeerExchange, PeerLink};
 pub use mooncake_verbs::Operation;
 pub use peer_memory::{BufferDescription, DeviceDescription, PeerDescription};
-pub use registration::MemorySource;
+pub use registration::{Location, MemorySource};
 pub use settings::{PeerAffinity, RdmaSettings};
 pub use slices::Entry;
 pub use survey::{DeviceReport, survey};

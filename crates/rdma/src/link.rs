@@ -9,15 +9,13 @@ use std::{
     time::{Duration, Instant},
 };
 
-use mooncake_base::sync::Mutex;
 use mooncake_base::{Error, ErrorCode, Moment, Result};
 use mooncake_verbs::Operation;
 use smallvec::SmallVec;
 
 use crate::{
     devices::Devices,
-    endpoint::{Connection, Endpoint},
-    health::Health,
+    endpoint::{Connection, Ended, Endpoint},
     hello::nic_path,
     peer_memory::{PeerDescription, PeerMemory},
     registration::LocalMemory,
@@ -31,6 +29,10 @@ const TICK: Duration = Duration::from_millis(50);
 
 /// How long requests of a failed queue pair may take to be flushed before it is destroyed.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// How long requests that are in flight at the deadline may take to end by themselves. Connections are
+/// given up for those that do not, with the requests of other transfers.
+const DRAIN_TIMEOUT: Duration = Duration::from_millis(100);
 
 /// How long a connection may take while others work.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
@@ -66,15 +68,14 @@ struct Rail {
     endpoint: Arc<Endpoint>,
     /// Index of the peer's device.
     remote: usize,
-    health: Mutex<Health>,
 }
 
 /// The limits of a transfer.
 #[derive(Debug, Clone, Copy)]
 pub struct Limits {
-    /// The transfer ends at this moment, whatever was moved.
+    /// The transfer ends at this moment or soon after it, whatever was moved.
     pub deadline: Moment,
-    /// A pair of devices without progress for this long is given up.
+    /// A pair of devices that the transfer uses is given up after this long without progress.
     pub stall: Option<Duration>,
 }
 
@@ -137,7 +138,7 @@ impl PeerLink {
             .map(|(local, remote)| {
                 let path = nic_path(&memory.server, &memory.devices[remote].name);
                 let endpoint = devices.endpoint(local, &path);
-                Rail { endpoint, remote, health: Mutex::default() }
+                Rail { endpoint, remote }
             })
             .collect();
         Ok(Self {
@@ -211,7 +212,7 @@ impl PeerLink {
         }
         let mut outcomes: Vec<Option<EntryError>> = vec![None; entries.len()];
         // SAFETY: by the contract of the function; the memory is given back before the return.
-        let (local, mut waiting) = unsafe { self.cut(entries, &mut outcomes) };
+        let (local, mut waiting) = unsafe { self.cut(operation, entries, &mut outcomes) };
         let progress = Arc::<Progress>::default();
         let mut ended = Ok(());
         loop {
@@ -260,7 +261,9 @@ impl PeerLink {
             if reason == Reason::Status(mooncake_verbs::Status::RemoteAccess) {
                 self.is_outdated.store(true, Ordering::Release);
             }
-            let tries = slice.tries.saturating_sub(1);
+            // An end on purpose says nothing about the path.
+            let is_tried = reason != Reason::Interrupted;
+            let tries = slice.tries.saturating_sub(u32::from(is_tried));
             let is_lost = reason.is_final() || tries == 0 || ended.is_err();
             match outcome {
                 Some(_) => {}
@@ -280,6 +283,7 @@ impl PeerLink {
     /// That of [`Self::transfer`].
     unsafe fn cut(
         &self,
+        operation: Operation,
         entries: &[Entry],
         outcomes: &mut [Option<EntryError>],
     ) -> (Arc<LocalMemory>, Vec<Slice>) {
@@ -300,8 +304,9 @@ impl PeerLink {
                 let Entry { local, length, .. } = entries[*index as usize];
                 MemoryRange { address: local, length }
             });
+            let wanted = wanted.collect();
             // SAFETY: by the contract of the function.
-            local = Arc::new(unsafe { self.devices.memory_with(&local, wanted.collect()) });
+            local = Arc::new(unsafe { self.devices.memory_with(&local, wanted, operation) });
         }
         for index in unregistered {
             let found = (|at| local.at(at), &self.memory.ranges);
@@ -346,7 +351,7 @@ impl PeerLink {
                 {
                     let left = until.left(self.now()).min(TICK);
                     progress.wait_below(progress.open(), left);
-                    self.fail_stalled(limits);
+                    self.fail_stalled(progress, limits);
                 }
                 Ok(Next::Paused(_)) => {
                     return Err((self.error("no pair of RDMA devices works"), next));
@@ -381,10 +386,10 @@ impl PeerLink {
                 nearest = nearest.min(far_ends);
                 continue;
             }
-            if rail.endpoint.drop_failed() {
+            if rail.endpoint.drop_failed() == Some(Ended::Failed) {
                 self.set_aside(rail);
             }
-            match rail.health.lock().retry_at(now) {
+            match rail.endpoint.health().lock().retry_at(now) {
                 Some(until) => {
                     paused = Some(paused.map_or(until, |paused| paused.min(until)));
                 }
@@ -436,9 +441,13 @@ impl PeerLink {
         }
     }
 
+    /// Ends the pauses of pairs that have moved a slice since they were connected. A pair may connect and
+    /// carry nothing: packets between two networks are dropped, or those of one size.
     fn record_success(&self) {
-        let connected = self.rails.iter().filter(|rail| rail.endpoint.connection().is_some());
-        connected.for_each(|rail| rail.health.lock().record_success());
+        let works =
+            |rail: &&Rail| rail.endpoint.load().has_moved() && rail.endpoint.connection().is_some();
+        let working = self.rails.iter().filter(works);
+        working.for_each(|rail| rail.endpoint.health().lock().record_success());
     }
 
     fn connect_rail(&self, rail: &Rail, deadline: Moment) -> Result<Arc<Connection>> {
@@ -452,22 +461,22 @@ impl PeerLink {
 
     fn set_aside(&self, rail: &Rail) {
         let pause_max = self.devices.settings().pause_max;
-        rail.health.lock().record_failure(self.now(), pause_max);
+        rail.endpoint.health().lock().record_failure(self.now(), pause_max);
     }
 
     /// Waits until a slice, or one of another transfer if none is in flight, has ended.
-    fn wait(&self, progress: &Progress, limits: Limits) {
+    fn wait(&self, progress: &Arc<Progress>, limits: Limits) {
         let left = limits.deadline.left(self.now()).min(TICK);
         match progress.open() {
             0 => self.rails[0].endpoint.nic().wait_for_places(left.min(Duration::from_millis(1))),
             open => progress.wait_below(open, left),
         }
-        self.fail_stalled(limits);
+        self.fail_stalled(progress, limits);
     }
 
     /// Waits until nothing is in flight, or a slice has failed and can be tried elsewhere. After the
-    /// deadline the connections are failed, and nothing is in flight.
-    fn finish(&self, progress: &Progress, limits: Limits) {
+    /// deadline nothing is in flight: connections whose requests do not end are failed.
+    fn finish(&self, progress: &Arc<Progress>, limits: Limits) {
         while progress.open() > 0 {
             let left = limits.deadline.left(self.now());
             if left.is_zero() {
@@ -477,28 +486,36 @@ impl PeerLink {
                 return;
             }
             progress.wait_for_end(left.min(TICK));
-            self.fail_stalled(limits);
+            self.fail_stalled(progress, limits);
         }
-        if progress.open() == 0 {
-            return;
-        }
-        self.rails.iter().for_each(|rail| rail.endpoint.fail());
-        // In the time of the machine: a clock that stands still ends this, too.
-        let flushed = Instant::now() + FLUSH_TIMEOUT;
-        while progress.open() > 0 && Instant::now() < flushed {
-            progress.wait_below(1, TICK);
+        wait_until_ended(progress, DRAIN_TIMEOUT);
+        for end in [Endpoint::interrupt, Endpoint::disconnect] {
+            // Other pairs have other transfers.
+            let of_transfer = self.rails.iter().filter(|rail| rail.endpoint.carries(progress));
+            of_transfer.for_each(|rail| end(&rail.endpoint));
+            wait_until_ended(progress, FLUSH_TIMEOUT);
         }
         if progress.open() > 0 {
+            // Some are of a connection that was replaced meanwhile, and end as it is dropped.
             self.rails.iter().for_each(|rail| rail.endpoint.disconnect());
         }
     }
 
     /// Gives up connections without progress, and those whose device does not flush them.
-    fn fail_stalled(&self, limits: Limits) {
+    fn fail_stalled(&self, progress: &Arc<Progress>, limits: Limits) {
         let now = self.now();
-        let stall = limits.stall.unwrap_or_else(|| self.devices.settings().stall_timeout);
         for rail in &self.rails {
             let stalled = rail.endpoint.load().stalled(now);
+            if stalled.is_zero() {
+                continue;
+            }
+            let patience = rail.endpoint.nic().stall_timeout();
+            // The limit of a caller is for its own requests.
+            let limit = limits.stall.filter(|limit| stalled >= *limit);
+            let stall = match limit {
+                Some(limit) if rail.endpoint.carries(progress) => limit,
+                _ => patience,
+            };
             if stalled >= stall + FLUSH_TIMEOUT {
                 rail.endpoint.disconnect();
             } else if stalled >= stall && rail.endpoint.connection().is_some() {
@@ -521,6 +538,15 @@ impl PeerLink {
 
     fn error(&self, text: &str) -> Error {
         Error::new(ErrorCode::TRANSFER_FAIL, text).with("peer", &self.memory.server)
+    }
+}
+
+/// Waits until nothing of a transfer is in flight, for a time of the machine: a clock that stands still ends
+/// this, too.
+fn wait_until_ended(progress: &Progress, timeout: Duration) {
+    let until = Instant::now() + timeout;
+    while progress.open() > 0 && Instant::now() < until {
+        progress.wait_below(1, TICK);
     }
 }
 

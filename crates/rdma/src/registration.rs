@@ -73,15 +73,27 @@ const PAGE_BYTES: u64 = 4096;
 pub(crate) struct RegistrationRule<'a> {
     pub(crate) bytes_max: u64,
     pub(crate) ordering: Ordering,
+    pub(crate) access: Access,
     pub(crate) source: MemorySource<'a>,
+}
+
+/// Where memory is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Location<'a> {
+    /// The name that is published for peers, such as `cpu:0` or `cuda:1`.
+    pub name: &'a str,
+    /// PCI address of the device whose memory it is, such as `0000:3b:00.0`.
+    pub device: Option<&'a str>,
 }
 
 /// How devices get at the bytes of a range.
 #[derive(Debug, Clone, Copy)]
 pub enum MemorySource<'a> {
-    /// By the pages at its addresses: memory of the host, or memory of another device that the kernel pins
-    /// for its driver (peer memory).
+    /// By the pages at its addresses: memory of the host.
     Pages,
+    /// By the pages at its addresses, which may be those of another device: the kernel pins them for its
+    /// driver.
+    PeerMemory,
     /// As a dma-buf of another device's driver, whose bytes begin at an offset.
     DmaBuf {
         /// The buffer.
@@ -102,7 +114,7 @@ impl RegistrationRule<'_> {
         base: u64,
         part: MemoryRange,
     ) -> Result<MemoryRegion> {
-        let (length, access) = (part.length as usize, Access::RemoteReadWrite);
+        let (length, access) = (part.length as usize, self.access);
         let start = std::ptr::with_exposed_provenance_mut::<u8>(part.address as usize);
         let start = NonNull::new(start)
             .ok_or_else(|| Error::invalid("the null address cannot be registered"))?;
@@ -110,6 +122,11 @@ impl RegistrationRule<'_> {
             MemorySource::Pages => {
                 // SAFETY: by the contract of the function.
                 unsafe { MemoryRegion::register(domain, start, length, access, self.ordering) }
+            }
+            MemorySource::PeerMemory => {
+                let order = self.ordering;
+                // SAFETY: by the contract of the function.
+                unsafe { MemoryRegion::register_peer_memory(domain, start, length, access, order) }
             }
             MemorySource::DmaBuf { file, offset } => {
                 let (offset, address) = (offset + (part.address - base), part.address);

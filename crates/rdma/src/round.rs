@@ -52,6 +52,8 @@ pub(crate) enum Reason {
     NotPosted,
     /// The connection was destroyed with the request in flight.
     Abandoned,
+    /// Another transfer ran out of time, whose requests could only be ended with the connection.
+    Interrupted,
 }
 
 impl Round {
@@ -124,7 +126,7 @@ impl Progress {
 
 impl Reason {
     /// The names of the reasons in metrics.
-    pub(crate) const LABELS: [&'static str; 12] = [
+    pub(crate) const LABELS: [&'static str; 13] = [
         "flushed",
         "no_answer",
         "receiver_not_ready",
@@ -137,6 +139,7 @@ impl Reason {
         "other",
         "not_posted",
         "abandoned",
+        "interrupted",
     ];
 
     /// Returns the index of the name of the reason.
@@ -154,6 +157,7 @@ impl Reason {
             Self::Status(Status::Success | Status::Other(_)) => 9,
             Self::NotPosted => 10,
             Self::Abandoned => 11,
+            Self::Interrupted => 12,
         }
     }
 
@@ -169,6 +173,9 @@ impl std::fmt::Display for Reason {
             Self::Status(status) => status.fmt(f),
             Self::NotPosted => f.write_str("the device refused the request"),
             Self::Abandoned => f.write_str("the connection was given up"),
+            Self::Interrupted => {
+                f.write_str("another transfer over the connection ran out of time")
+            }
         }
     }
 }

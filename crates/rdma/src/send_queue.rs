@@ -19,11 +19,18 @@ use mooncake_verbs::{ConnectedQueuePair, Request, Status};
 
 use crate::{
     nic::Nic,
-    round::{Reason, Round},
+    round::{Progress, Reason, Round},
+    slices::Slice,
 };
 
 /// How long a measured rate counts.
 const MEASURED_FOR: Duration = Duration::from_secs(10);
+
+/// Bytes of a posting, if it has more than one slice: only its last request reports progress.
+const RUN_BYTES_MAX: u64 = 8 << 20;
+
+/// How long a peer may take to answer whether it is there. The devices give up sooner.
+const PROBE_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// A connected queue pair with the requests that are in flight on it.
 #[derive(Debug)]
@@ -38,6 +45,8 @@ pub(crate) struct SendQueue {
     /// Places in the queue pair.
     free: AtomicU32,
     is_failed: AtomicBool,
+    /// The queue was failed to end the requests of a transfer that ran out of time.
+    is_interrupted: AtomicBool,
     load: Arc<Load>,
 }
 
@@ -53,6 +62,8 @@ pub(crate) struct Load {
     measured: AtomicU64,
     /// When a request ended, or the first was posted, in nanoseconds since boot.
     progress: AtomicU64,
+    /// A slice was moved since the queue pairs were connected.
+    has_moved: AtomicBool,
 }
 
 #[derive(Debug)]
@@ -61,10 +72,11 @@ struct Poster {
     next_sequence: u32,
 }
 
-/// Neighbouring slices of a round that were posted together.
+/// Neighbouring slices of a round that were posted together, or one request that asks whether the peer is
+/// there.
 #[derive(Debug)]
 struct Run {
-    round: Arc<Round>,
+    round: Option<Arc<Round>>,
     /// Index of the slice whose request has the sequence number `next`.
     slice: u32,
     /// Sequence numbers of the requests without outcome.
@@ -96,6 +108,7 @@ impl SendQueue {
             poster: Mutex::new(Some(Poster { queue_pair, next_sequence: 0 })),
             in_flight: Mutex::default(),
             is_failed: AtomicBool::new(false),
+            is_interrupted: AtomicBool::new(false),
             load,
         }
     }
@@ -108,9 +121,9 @@ impl SendQueue {
         let Some(mut guard) = self.poster.try_lock() else { return Posted::Busy };
         let Some(poster) = guard.as_mut() else { return Posted::Failed };
         let batch = poster.queue_pair.limits().batch;
-        let left = u32::try_from(round.slices.len()).expect("a round has few slices") - from;
         // Only posters take places, one at a time.
-        let count = batch.min(left).min(self.free.load(Ordering::Acquire));
+        let most = batch.min(self.free.load(Ordering::Acquire));
+        let count = run_length(&round.slices[from as usize..], most);
         let count = if count == 0 { 0 } else { nic.take_places(count) };
         if count == 0 {
             return Posted::Busy;
@@ -126,7 +139,7 @@ impl SendQueue {
         let queued = self.load.add(bytes, now);
         // Before the device can complete a request.
         self.in_flight.lock().push_back(Run {
-            round: Arc::clone(round),
+            round: Some(Arc::clone(round)),
             slice: from,
             next: first,
             end,
@@ -146,6 +159,9 @@ impl SendQueue {
             });
         }
         let is_whole = posting.len() == count as usize;
+        if !is_whole {
+            posting.signal_last();
+        }
         // SAFETY: the caller of `PeerLink::transfer` vouches for the local ranges until that call returns,
         // which waits for every run of its rounds. The round keeps the registrations.
         let submitted = unsafe { posting.submit() };
@@ -169,13 +185,13 @@ impl SendQueue {
         let Some(run) = in_flight.back_mut() else { return };
         let first_slice = run.slice.wrapping_add(from.wrapping_sub(run.next));
         run.end = from;
-        let round = Arc::clone(&run.round);
+        let round = run.round.clone();
         if run.next == run.end {
             in_flight.pop_back();
         }
         drop(in_flight);
         let failed = (end.wrapping_sub(from), Reason::NotPosted);
-        self.end(nic, &round, first_slice, (0, failed), nic.now());
+        self.end(nic, round.as_deref(), first_slice, (0, failed), nic.now());
     }
 
     /// Records the completion of a request.
@@ -194,11 +210,11 @@ impl SendQueue {
             let is_failed = !is_later && status != Status::Success;
             let succeeded = if is_later { length } else { ahead + u32::from(!is_failed) };
             let count = succeeded + u32::from(is_failed);
-            let (round, slice) = (Arc::clone(&run.round), run.slice);
+            let (round, slice) = (run.round.clone(), run.slice);
             run.next = run.next.wrapping_add(count);
             run.slice += count;
             if run.next == run.end {
-                if !is_failed {
+                if !is_failed && run.queued > 0 {
                     self.load.measure(run.queued, now.since(run.posted), now);
                 }
                 in_flight.pop_front();
@@ -206,8 +222,8 @@ impl SendQueue {
             if is_failed {
                 self.is_failed.store(true, Ordering::Release);
             }
-            let failed = (u32::from(is_failed), Reason::Status(status));
-            self.end(nic, &round, slice, (succeeded, failed), now);
+            let failed = (u32::from(is_failed), self.reason(Reason::Status(status)));
+            self.end(nic, round.as_deref(), slice, (succeeded, failed), now);
             if !is_later {
                 return;
             }
@@ -219,11 +235,17 @@ impl SendQueue {
     fn end(
         &self,
         nic: &Nic,
-        round: &Round,
+        round: Option<&Round>,
         slice: u32,
         (succeeded, (failed, reason)): (u32, (u32, Reason)),
         now: Moment,
     ) {
+        let Some(round) = round else {
+            self.load.record_progress(now);
+            self.free.fetch_add(succeeded + failed, Ordering::AcqRel);
+            nic.return_places(succeeded + failed);
+            return;
+        };
         let bytes = |from: u32, count: u32| -> u64 {
             let slices = &round.slices[from as usize..][..count as usize];
             slices.iter().map(|slice| u64::from(slice.length)).sum()
@@ -234,6 +256,7 @@ impl SendQueue {
         self.free.fetch_add(succeeded + failed, Ordering::AcqRel);
         nic.return_places(succeeded + failed);
         if succeeded > 0 {
+            self.load.has_moved.store(true, Ordering::Relaxed);
             nic.counters().count_moved(round.operation, succeeded, moved);
         }
         if failed > 0 {
@@ -252,6 +275,61 @@ impl SendQueue {
         }
     }
 
+    /// Returns why a request failed: if the queue was failed on purpose, that is no fault of the path.
+    fn reason(&self, reason: Reason) -> Reason {
+        if self.is_interrupted() { Reason::Interrupted } else { reason }
+    }
+
+    /// Returns whether requests of a transfer are in flight.
+    pub(crate) fn carries(&self, progress: &Arc<Progress>) -> bool {
+        let is_of = |run: &Run| {
+            run.round.as_ref().is_some_and(|round| Arc::ptr_eq(&round.progress, progress))
+        };
+        self.in_flight.lock().iter().any(is_of)
+    }
+
+    /// Fails the queue pair, to end the requests of a transfer that ran out of time.
+    pub(crate) fn interrupt(&self) {
+        self.is_interrupted.store(true, Ordering::Release);
+        self.fail();
+    }
+
+    pub(crate) fn is_interrupted(&self) -> bool {
+        self.is_interrupted.load(Ordering::Acquire)
+    }
+
+    /// Asks the peer whether it is there, by a write of no bytes, if nothing is in flight. The queue fails
+    /// if there is no answer.
+    pub(crate) fn probe(&self, nic: &Nic) {
+        let now = nic.now();
+        if let Some(oldest) = self.in_flight.lock().front() {
+            let is_late = oldest.round.is_none() && now.since(oldest.posted) >= PROBE_TIMEOUT;
+            if is_late {
+                self.is_failed.store(true, Ordering::Release);
+            }
+            return;
+        }
+        let Some(mut guard) = self.poster.try_lock() else { return };
+        let Some(poster) = guard.as_mut() else { return };
+        if self.is_failed() || self.free.load(Ordering::Acquire) == 0 || nic.take_places(1) == 0 {
+            return;
+        }
+        let next = poster.next_sequence;
+        let end = next.wrapping_add(1);
+        poster.next_sequence = end;
+        self.free.fetch_sub(1, Ordering::AcqRel);
+        let run = Run { round: None, slice: 0, next, end, posted: now, queued: 0 };
+        self.in_flight.lock().push_back(run);
+        let mut posting = poster.queue_pair.post();
+        posting.push_probe(u64::from(self.slot) << 32 | u64::from(next));
+        // SAFETY: the request names no memory.
+        if let Err(error) = unsafe { posting.submit() } {
+            tracing::debug!(device = nic.name(), %error, "posting failed");
+            self.drop_unposted(nic, next, end);
+            self.is_failed.store(true, Ordering::Release);
+        }
+    }
+
     /// Destroys the queue pair and ends what is in flight, for a device that does not flush.
     pub(crate) fn destroy(&self, nic: &Nic) {
         self.is_failed.store(true, Ordering::Release);
@@ -259,8 +337,8 @@ impl SendQueue {
         drop(self.poster.lock().take());
         let runs = std::mem::take(&mut *self.in_flight.lock());
         for run in runs {
-            let failed = (run.end.wrapping_sub(run.next), Reason::Abandoned);
-            self.end(nic, &run.round, run.slice, (0, failed), nic.now());
+            let failed = (run.end.wrapping_sub(run.next), self.reason(Reason::Abandoned));
+            self.end(nic, run.round.as_deref(), run.slice, (0, failed), nic.now());
         }
     }
 
@@ -286,6 +364,7 @@ impl Load {
             rate: AtomicU64::new(0),
             measured: AtomicU64::new(0),
             progress: AtomicU64::new(0),
+            has_moved: AtomicBool::new(false),
         }
     }
 
@@ -307,9 +386,21 @@ impl Load {
         self.progress.store(nanoseconds(now), Ordering::Relaxed);
     }
 
-    /// Forgets the rate: the queue pairs were connected anew.
-    pub(crate) fn reset(&self) {
+    /// Forgets what was measured: the queue pairs were connected anew.
+    pub(crate) fn reset(&self, now: Moment) {
         self.rate.store(0, Ordering::Relaxed);
+        self.has_moved.store(false, Ordering::Relaxed);
+        self.record_progress(now);
+    }
+
+    /// Returns whether a slice was moved since the queue pairs were connected.
+    pub(crate) fn has_moved(&self) -> bool {
+        self.has_moved.load(Ordering::Relaxed)
+    }
+
+    /// Returns how long ago a request ended, or the queue pairs were connected.
+    pub(crate) fn idle(&self, now: Moment) -> Duration {
+        now.since(Moment::from_boot(Duration::from_nanos(self.progress.load(Ordering::Relaxed))))
     }
 
     /// Learns the rate from a posting: all that was queued with it has ended since.
@@ -341,8 +432,20 @@ impl Load {
         if self.bytes.load(Ordering::Relaxed) == 0 {
             return Duration::ZERO;
         }
-        now.since(Moment::from_boot(Duration::from_nanos(self.progress.load(Ordering::Relaxed))))
+        self.idle(now)
     }
+}
+
+/// Returns how many slices are posted together: at most so many, and not too many bytes.
+fn run_length(slices: &[Slice], most: u32) -> u32 {
+    let mut bytes = 0;
+    let fits = |slice: &&Slice| {
+        let is_first = bytes == 0;
+        bytes += u64::from(slice.length);
+        is_first || bytes <= RUN_BYTES_MAX
+    };
+    let count = slices.iter().take(most as usize).take_while(fits).count();
+    u32::try_from(count).unwrap_or(most)
 }
 
 fn nanoseconds(moment: Moment) -> u64 {
@@ -372,6 +475,24 @@ mod tests {
     }
 
     #[test]
+    fn posting_of_long_slices_reports_progress_often() {
+        let slice = |length| Slice {
+            entry: 0,
+            length,
+            local: 0,
+            remote: 0,
+            local_range: 0,
+            remote_range: 0,
+            tries: 1,
+        };
+        assert_eq!(run_length(&[slice(64 << 10); 100], 32), 32, "2 MiB");
+        assert_eq!(run_length(&[slice(1 << 30); 100], 32), 1);
+        assert_eq!(run_length(&[slice(3 << 20); 100], 32), 2);
+        assert_eq!(run_length(&[slice(1); 3], 32), 3);
+        assert_eq!(run_length(&[slice(1); 3], 0), 0);
+    }
+
+    #[test]
     fn slow_measurement_does_not_count_for_ever() {
         let (start, load) = (Moment::default(), Load::new(1_000_000));
         let slow = || load.measure(1_000_000, Duration::from_secs(100), start);
@@ -380,7 +501,7 @@ mod tests {
         assert_eq!(load.estimate(1_000_000, just_before), Duration::from_secs(100));
         assert_eq!(load.estimate(1_000_000, start + MEASURED_FOR), Duration::from_secs(1));
         slow();
-        load.reset();
+        load.reset(start);
         assert_eq!(load.estimate(1_000_000, start), Duration::from_secs(1), "connected anew");
     }
 }

@@ -21,6 +21,8 @@ pub struct RdmaSettings {
     /// Names of the devices near each location of memory, such as `cpu:0`. Where none is listed, all
     /// devices are near.
     pub near: BTreeMap<String, Vec<String>>,
+    /// Names of the devices near the memory of each GPU, by its PCI address, such as `0000:3b:00.0`.
+    pub near_gpus: BTreeMap<String, Vec<String>>,
     /// Port of each device, numbered from 1.
     pub port: u8,
     /// Entry of the port's address table; None chooses.
@@ -95,6 +97,7 @@ impl Default for RdmaSettings {
             is_required: false,
             affinity: PeerAffinity::None,
             near: BTreeMap::new(),
+            near_gpus: BTreeMap::new(),
             port: 1,
             gid_index: None,
             mtu: Mtu::Bytes4096,

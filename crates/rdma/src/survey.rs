@@ -5,10 +5,7 @@ use std::sync::Arc;
 use mooncake_base::{Error, ErrorCode, Result};
 use mooncake_verbs::{Device, DeviceLimits, GidEntry, Library, Port};
 
-use crate::{
-    nic::{choose_address, failure},
-    settings::RdmaSettings,
-};
+use crate::{address::choose_address, nic::failure, settings::RdmaSettings};
 
 /// A device of this machine.
 #[derive(Debug)]

@@ -33,7 +33,7 @@ pub(crate) const CLAIMS: [(&str, fn()); 11] = [
 ];
 
 /// Two devices with a latency, so that requests are in flight until the clock is moved.
-fn slow_fabric() -> Arc<Fabric> {
+pub(crate) fn slow_fabric() -> Arc<Fabric> {
     Fabric::new((0..2).map(|index| DeviceSettings {
         name: format!("fake{index}"),
         address: Ipv4Addr::new(10, 77, 0, index + 1),
@@ -43,7 +43,7 @@ fn slow_fabric() -> Arc<Fabric> {
 }
 
 /// Waits for a condition that another thread brings about.
-fn wait_until(what: &str, condition: impl Fn() -> bool) {
+pub(crate) fn wait_until(what: &str, condition: impl Fn() -> bool) {
     let started = Instant::now();
     while !condition() {
         assert!(started.elapsed() < Duration::from_secs(30), "{what}");
@@ -51,7 +51,7 @@ fn wait_until(what: &str, condition: impl Fn() -> bool) {
     }
 }
 
-fn entry(sides: &Sides, length: u64) -> [Entry; 1] {
+pub(crate) fn entry(sides: &Sides, length: u64) -> [Entry; 1] {
     [Entry { local: sides.left.base(), remote: sides.right.base(), length }]
 }
 

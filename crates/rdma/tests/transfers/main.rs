@@ -1,6 +1,7 @@
 //! Claims about transfers, on a simulated fabric and on the RDMA devices of this machine.
 #![allow(clippy::unwrap_used, reason = "tests, also in the functions that they share")]
 
+mod changes;
 mod fabric;
 mod side;
 
@@ -23,7 +24,7 @@ type MakeLibrary = fn() -> Arc<Library>;
 /// A claim about any library with devices.
 type Claim = fn(MakeLibrary);
 
-const CLAIMS: [(&str, Claim); 12] = [
+const CLAIMS: [(&str, Claim); 13] = [
     ("bytes_arrive_in_both_directions", bytes_arrive_in_both_directions),
     ("many_small_entries_arrive", many_small_entries_arrive),
     ("more_slices_than_places_arrive", more_slices_than_places_arrive),
@@ -32,6 +33,7 @@ const CLAIMS: [(&str, Claim); 12] = [
         "unregistered_memory_is_registered_for_the_transfer",
         unregistered_memory_is_registered_for_the_transfer,
     ),
+    ("read_only_memory_is_sent", read_only_memory_is_sent),
     ("ranges_that_are_not_published_are_told", ranges_that_are_not_published_are_told),
     ("withdrawn_memory_fails_only_its_entries", withdrawn_memory_fails_only_its_entries),
     ("both_sides_may_begin_at_once", both_sides_may_begin_at_once),
@@ -50,7 +52,7 @@ fn main() -> ExitCode {
         trials.push(trial(missing.clone(), format!("real::{name}"), move || claim(real)));
     }
     trials.push(trial(missing, "real::unmapped_memory_is_refused", unmapped_memory_is_refused));
-    for (name, claim) in fabric::CLAIMS {
+    for (name, claim) in fabric::CLAIMS.into_iter().chain(changes::CLAIMS) {
         trials.push(trial(None, format!("fabric::{name}"), claim));
     }
     libtest_mimic::run(&arguments, trials).exit_code()
@@ -139,6 +141,19 @@ fn unregistered_memory_is_registered_for_the_transfer(make: MakeLibrary) {
         outcome.unwrap_or_else(|error| panic!("{error:?}"));
     }
     sides.right.check(0, 64_000, |index| ((index / 1000 * 1024 + index % 1000) % 253) as u8);
+}
+
+fn read_only_memory_is_sent(make: MakeLibrary) {
+    static CONSTANT: [u8; 8192] = [9; 8192];
+    let sides = Sides::new(&make(), 8192, RdmaSettings::default());
+    let link = sides.link();
+    let local = (&raw const CONSTANT).expose_provenance() as u64;
+    let entries = [Entry { local, remote: sides.right.base(), length: 8192 }];
+    let outcomes = sides.try_transfer(&link, Operation::Write, &entries);
+    assert!(outcomes[0].is_ok(), "{outcomes:?}");
+    sides.right.check(0, 8192, |_| 9);
+    let outcomes = sides.try_transfer(&link, Operation::Read, &entries);
+    assert!(matches!(outcomes[0], Err(EntryError::NotRegistered)), "{outcomes:?}");
 }
 
 fn ranges_that_are_not_published_are_told(make: MakeLibrary) {

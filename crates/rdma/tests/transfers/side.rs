@@ -68,8 +68,10 @@ impl Sides {
         Self { left, right, settings, clock, patience: PATIENCE }
     }
 
-    /// Starts the right side again under its name, with other queue pairs and keys.
+    /// Starts the right side again under its name, with other queue pairs and keys. What it had is gone
+    /// before.
     pub(crate) fn restart_right(&mut self, library: &Arc<Library>) {
+        self.right.devices.close();
         let bytes = self.right.memory.len();
         self.right = Side::new(library, "right:2", bytes, (&self.settings, &self.clock));
     }
@@ -114,7 +116,17 @@ impl Sides {
         operation: Operation,
         entries: &[Entry],
     ) -> Vec<Result<(), EntryError>> {
-        let limits = Limits { deadline: self.deadline(), stall: None };
+        self.try_transfer_until(link, self.deadline(), operation, entries)
+    }
+
+    pub(crate) fn try_transfer_until(
+        &self,
+        link: &Arc<PeerLink>,
+        deadline: Moment,
+        operation: Operation,
+        entries: &[Entry],
+    ) -> Vec<Result<(), EntryError>> {
+        let limits = Limits { deadline, stall: None };
         let mut outcomes = Vec::new();
         // SAFETY: the memory of both sides outlives the call, and is not touched meanwhile.
         unsafe {
