@@ -100,6 +100,7 @@ variables! {
     MC_FORCE_TCP: Switch => "off", "Move bytes over TCP only, even within one process or host; see also MC_STORE_MEMCPY.";
     MC_TRANSFER_TIMEOUT: Seconds => "30", "Seconds that a transfer may take before it fails (at least 5).";
     MC_TCP_BIND_ADDRESS: Text => "", "Address that the transfer engine binds and publishes instead of the detected one.";
+    MC_RDMA_BIND_ADDRESS: Text => "", "Address of this host under which peers connect RDMA devices, instead of the published one.";
     MC_MIN_RPC_PORT ("MC_MIN_PRC_PORT"): Number(0, 65_535) => "15000", "First port that the transfer engine may listen on, two for each engine; 0: any port.";
     MC_MAX_RPC_PORT ("MC_MAX_PRC_PORT"): Number(0, 65_535) => "17000", "Last port that the transfer engine may listen on. An engine that finds no free port does not start.";
     MC_LEGACY_RPC_PORT_BINDING: Switch => "off", "Bind exactly the port given in the local host name.";

@@ -74,7 +74,8 @@ pub fn rdma_settings(devices: &str) -> Result<RdmaSettings> {
         // The file replaces what the kernel reports: devices that it does not list are not used.
         restrict(&mut settings.allowed, devices_of(&topology))?;
     }
-    settings.near = near(&topology);
+    settings.near = near(topology.locations());
+    settings.near_gpus = near(topology.gpus());
     set(&mut settings.port, &env::MC_IB_PORT)?;
     settings.gid_index = match value(&env::MC_GID_INDEX, read_number::<i32>)? {
         None | Some(-1) => None,
@@ -114,16 +115,18 @@ pub fn rdma_settings(devices: &str) -> Result<RdmaSettings> {
 
 /// Returns the devices of a topology, each once.
 fn devices_of(topology: &Topology) -> Vec<String> {
-    let rows = topology.locations();
+    let rows = topology.locations().chain(topology.gpus());
     let mut found: Vec<_> = rows.flat_map(|(_, near, far)| [near, far].concat()).collect();
     found.sort_unstable();
     found.dedup();
     found
 }
 
-/// Returns the near devices of each location that has some.
-fn near(topology: &Topology) -> BTreeMap<String, Vec<String>> {
-    let rows = topology.locations().map(|(name, near, _)| (name.to_owned(), near.to_vec()));
+/// Returns the near devices of each row of a topology that has some.
+fn near<'a>(
+    rows: impl Iterator<Item = (&'a str, &'a [String], &'a [String])>,
+) -> BTreeMap<String, Vec<String>> {
+    let rows = rows.map(|(name, near, _)| (name.to_owned(), near.to_vec()));
     rows.filter(|(_, near)| !near.is_empty()).collect()
 }
 
@@ -250,7 +253,7 @@ mod tests {
         let text = br#"{"cpu:0": [["b"], ["a"]], "cpu:1": [[], ["a", "b"]]}"#;
         let topology = Topology::from_json(text).unwrap();
         assert_eq!(devices_of(&topology), ["a", "b"]);
-        assert_eq!(near(&topology), BTreeMap::from([("cpu:0".to_owned(), names("b"))]));
+        assert_eq!(near(topology.locations()), BTreeMap::from([("cpu:0".to_owned(), names("b"))]));
     }
 
     #[test]

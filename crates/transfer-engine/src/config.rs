@@ -37,6 +37,9 @@ pub struct EngineConfig {
     pub copies_own: bool,
     /// Address to bind and to publish instead of the detected one.
     pub bind_address: Option<String>,
+    /// Address under which peers connect RDMA devices, instead of the published one: that of another
+    /// network of this host. The handshake socket is bound to all addresses then.
+    pub rdma_bind_address: Option<String>,
     /// Port range of the two listeners, which fail if no port of it is free. From 0 on: the system
     /// chooses.
     pub ports: RangeInclusive<u16>,
@@ -113,6 +116,7 @@ impl Default for EngineConfig {
             is_tcp_forced: false,
             copies_own: false,
             bind_address: None,
+            rdma_bind_address: None,
             ports: 15000..=17000,
             is_port_fixed: false,
             is_ipv6_preferred: false,

@@ -24,7 +24,7 @@ use mooncake_os::memory::{
 
 use crate::transfer_entry::{LocalRange, Ownership, TransferEntry};
 
-pub(crate) use self::page_check::{are_resident, is_unmapped};
+pub(crate) use self::page_check::{are_resident, is_unmapped, node_of};
 
 /// Up to this length, one system call that checks and copies is faster than a check followed by a
 /// copy.

@@ -96,6 +96,8 @@ struct Inner {
     prefaulter: Prefaulter,
     /// Task that logs statistics, if enabled.
     reporter: Mutex<Option<tokio::task::JoinHandle<()>>>,
+    /// Task that publishes changes of RDMA devices on a metadata server.
+    republisher: Mutex<Option<tokio::task::JoinHandle<()>>>,
     is_closed: AtomicBool,
 }
 

@@ -23,6 +23,8 @@ const GPU_CLASSES: [&str; 2] = ["0x0300", "0x0302"];
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Topology {
     locations: Vec<(String, Affinity)>,
+    /// By PCI address.
+    gpus: Vec<(String, Affinity)>,
 }
 
 /// Near and far devices of one location; in JSON a pair of lists.
@@ -59,15 +61,18 @@ impl Topology {
             let near = Affinity::split(&nics, |nic| Some(distance(nic)) == nearest);
             locations.push((format!("cpu:{node}"), near));
         }
-        for (number, gpu) in gpus(&sys.join("bus/pci/devices")).iter().enumerate() {
+        let mut by_address = Vec::new();
+        for (number, gpu) in gpus(&sys.join("bus/pci/devices")).into_iter().enumerate() {
             let nearest = nics.iter().map(|nic| gpu.distance(nic)).min();
             let near = Affinity::split(&nics, |nic| Some(gpu.distance(nic)) == nearest);
-            locations.push((format!("cuda:{number}"), near));
+            locations.push((format!("cuda:{number}"), near.clone()));
+            by_address.push((gpu.name, near));
         }
-        Self { locations }
+        Self { locations, gpus: by_address }
     }
 
-    /// Parses the form that [`Topology::to_json`] writes, which may also be written by hand.
+    /// Parses the form that [`Topology::to_json`] writes, which may also be written by hand. A key that is a
+    /// PCI address (`0000:3b:00.0`) is that of a GPU.
     ///
     /// # Errors
     /// The text is not an object of pairs of lists of names.
@@ -82,7 +87,8 @@ impl Topology {
             serde_json::from_slice(text).map_err(bad)?;
         let mut locations: Vec<_> = map.into_iter().collect();
         locations.sort_by_cached_key(|(name, _)| natural_order(name));
-        Ok(Self { locations })
+        let (gpus, locations) = locations.into_iter().partition(|(name, _)| is_pci_address(name));
+        Ok(Self { locations, gpus })
     }
 
     /// Reads a JSON file.
@@ -110,10 +116,27 @@ impl Topology {
         serde_json::to_string_pretty(self).expect("names and lists are always JSON")
     }
 
-    /// The locations, each with its near and its other devices.
+    /// The locations, each with its near and its other devices. GPUs are numbered in the order of their PCI
+    /// addresses, which need not be that of a process; see [`Topology::gpus`].
     pub fn locations(&self) -> impl Iterator<Item = (&str, &[String], &[String])> {
         self.locations.iter().map(|(name, near)| (name.as_str(), &near.0[..], &near.1[..]))
     }
+
+    /// The GPUs by PCI address, each with its near and its other devices.
+    pub fn gpus(&self) -> impl Iterator<Item = (&str, &[String], &[String])> {
+        self.gpus.iter().map(|(name, near)| (name.as_str(), &near.0[..], &near.1[..]))
+    }
+}
+
+/// Returns whether a text has the form of a PCI address, such as `0000:3b:00.0`.
+fn is_pci_address(text: &str) -> bool {
+    let mut parts = text.split([':', '.']);
+    let mut has = |digits: usize| {
+        parts.next().is_some_and(|part| {
+            part.len() >= digits && part.bytes().all(|byte| byte.is_ascii_hexdigit())
+        })
+    };
+    has(4) && has(2) && has(2) && has(1) && parts.next().is_none()
 }
 
 impl Serialize for Topology {
@@ -273,7 +296,8 @@ mod tests {
         fn topology(&self, wanted: &str) -> Vec<(String, Vec<String>, Vec<String>)> {
             let topology = Topology::discover(self.0.path(), wanted);
             let json = topology.to_json();
-            assert_eq!(Topology::from_json(json.as_bytes()).unwrap(), topology, "{json}");
+            let read = Topology::from_json(json.as_bytes()).unwrap();
+            assert_eq!(read.locations, topology.locations, "{json}");
             let owned = topology.locations();
             owned.map(|(name, a, b)| (name.to_owned(), a.to_vec(), b.to_vec())).collect()
         }
@@ -341,6 +365,26 @@ mod tests {
         assert_eq!(found.len(), 4);
         assert_eq!(found[2], row("cuda:0", &["mlx5_1"], &["mlx5_0", "mlx5_2"]));
         assert_eq!(found[3], row("cuda:1", &["mlx5_2"], &["mlx5_0", "mlx5_1"]));
+    }
+
+    #[test]
+    fn gpus_are_known_by_their_place_on_the_bus() {
+        let sys = Sys::new(1);
+        sys.nic("mlx5_0", "pci0000:00/0000:00:01.0/0000:01:00.0", 0);
+        sys.nic("mlx5_1", "pci0000:80/0000:80:01.0/0000:81:00.0", 0);
+        sys.gpu("pci0000:80/0000:80:01.0/0000:82:00.0", 0);
+        sys.gpu("pci0000:00/0000:00:01.0/0000:04:00.0", 0);
+        let topology = Topology::discover(sys.0.path(), "");
+        let near: Vec<_> =
+            topology.gpus().map(|(name, near, _)| (name, near[0].as_str())).collect();
+        assert_eq!(near, [("0000:04:00.0", "mlx5_0"), ("0000:82:00.0", "mlx5_1")]);
+        let file = br#"{"0000:82:00.0": [["a"], ["b"]], "cpu:0": [["b"], ["a"]]}"#;
+        let given = Topology::from_json(file).unwrap();
+        let names = |rows: Vec<(&str, &[String], &[String])>| -> Vec<String> {
+            rows.into_iter().map(|(name, _, _)| name.to_owned()).collect()
+        };
+        assert_eq!(names(given.gpus().collect()), ["0000:82:00.0"]);
+        assert_eq!(names(given.locations().collect()), ["cpu:0"]);
     }
 
     #[test]

@@ -60,8 +60,6 @@ pub static UNSUPPORTED: &[Unsupported] = &[
         "The metrics of an engine count bytes, slices and errors of each RDMA device (mooncake_transfer_device_*)."),
     unsupported(&["WITH_NVIDIA_PEERMEM"],
         "Memory of CUDA devices is registered as a dma-buf, else as peer memory; MC_DISABLE_GPU_DIRECT_RDMA=1 registers none."),
-    unsupported(&["MC_RDMA_BIND_ADDRESS"],
-        "Peers connect RDMA devices through the handshake socket of the engine; MC_TCP_BIND_ADDRESS sets its address."),
     unsupported(&["MC_EFA_CQ_THREADS", "MC_EFA_NIC_SELECTION", "MC_EID_INDEX", "USE_BAREX", "BAREX_USE_RANDOM_DEV"],
         "They configure network devices of other kinds (EFA, URMA, Barex), which are not supported."),
     unsupported(&[

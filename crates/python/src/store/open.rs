@@ -172,7 +172,7 @@ impl Open {
         if self.pool()?.map_or(Ok(false), |pool| pool.register(address, length))? {
             return Ok(());
         }
-        self.engine()?.regions().register(address, length, "cpu:0")
+        self.engine()?.regions().register(address, length, "*")
     }
 
     /// Unregisters memory by its first address.

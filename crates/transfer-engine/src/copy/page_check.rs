@@ -53,6 +53,19 @@ pub(crate) fn is_unmapped(address: u64) -> bool {
     failed && io::Error::last_os_error().raw_os_error() == Some(libc::ENOMEM)
 }
 
+/// Returns the NUMA node of the page at an address; None if it was never touched, or the kernel does not
+/// tell.
+pub(crate) fn node_of(address: u64) -> Option<u32> {
+    let page = (address & !(page_size() as u64 - 1)) as usize;
+    let (mut node, none) = (-1_i32, std::ptr::null::<i32>());
+    // SAFETY: for one page of this process the kernel reads one address and writes one number, and does not
+    // touch the page itself: no node is given to move it to.
+    let failed = unsafe {
+        libc::syscall(libc::SYS_move_pages, 0, 1_usize, &raw const page, none, &raw mut node, 0)
+    } != 0;
+    u32::try_from(node).ok().filter(|_| !failed)
+}
+
 /// `struct procmap_query` of the kernel.
 #[repr(C)]
 #[derive(Default)]
@@ -283,6 +296,23 @@ mod tests {
         for nowhere in [0, 8, 1 << 63, u64::MAX] {
             assert!(is_unmapped(nowhere), "{nowhere:#x}");
         }
+    }
+
+    #[test]
+    fn touched_page_has_a_node() {
+        let memory = vec![1_u8; 4 * page_size()];
+        let inside = memory.as_ptr() as u64 + page_size() as u64 + 7;
+        // A container may not be permitted to ask.
+        let own = node_of(inside);
+        let folder = |node: u32| format!("/sys/devices/system/node/node{node}");
+        let exists = |node| {
+            !std::path::Path::new("/sys/devices/system/node").exists()
+                || std::path::Path::new(&folder(node)).exists()
+        };
+        assert!(own.is_none_or(exists), "{own:?}");
+        assert_eq!(node_of(0), None);
+        let untouched = map(libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1);
+        assert_eq!(node_of(untouched as u64), None);
     }
 
     #[test]

@@ -104,11 +104,17 @@ type ExportRange = unsafe extern "C" fn(*mut c_void, DeviceAddress, usize, c_int
 /// `CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD`
 const DMA_BUF: c_int = 1;
 
+/// `cuDeviceGetPCIBusId`
+type PciBusId = unsafe extern "C" fn(*mut c_char, c_int, c_int) -> c_int;
+/// Bytes for a PCI address of the driver, with its end.
+const PCI_BYTES: usize = 32;
+
 /// The driver library, loaded and initialised.
 pub(super) struct Driver {
     functions: Functions,
     /// Since CUDA 11.7.
     export: Option<ExportRange>,
+    pci_bus_id: Option<PciBusId>,
     /// Primary contexts of the process that were retained so far.
     primaries: Mutex<HashMap<Ordinal, Handle>>,
     file: PathBuf,
@@ -148,16 +154,18 @@ impl Driver {
         // library.
         let export = unsafe { library.get::<ExportRange>(b"cuMemGetHandleForAddressRange") };
         let export = export.ok().map(|symbol| *symbol);
-        let primaries = Mutex::default();
-        let driver =
-            Self { functions, export, primaries, file: file.to_owned(), _library: library };
+        // SAFETY: as above.
+        let pci_bus_id = unsafe { library.get::<PciBusId>(b"cuDeviceGetPCIBusId") };
+        let pci_bus_id = pci_bus_id.ok().map(|symbol| *symbol);
+        let (primaries, file) = (Mutex::default(), file.to_owned());
+        let driver = Self { functions, export, pci_bus_id, primaries, file, _library: library };
         // SAFETY: may be called at any time, any number of times; the flags must be zero.
         let status = unsafe { (driver.functions.init)(0) };
         if status == SUCCESS {
             return Ok(driver);
         }
         let name = driver.name_of(status);
-        Err(unsupported("the CUDA driver does not start", file).with("status", name))
+        Err(unsupported("the CUDA driver does not start", &driver.file).with("status", name))
     }
 
     /// Returns the device that an address belongs to, if any.
@@ -195,6 +203,17 @@ impl Driver {
         self.check(status, "cuMemGetHandleForAddressRange")?;
         // SAFETY: a descriptor that the driver made for its caller.
         Ok(unsafe { OwnedFd::from_raw_fd(file) })
+    }
+
+    /// Returns the PCI address of a device as the kernel writes it, such as `0000:3b:00.0`. Ordinals follow
+    /// the environment of the process and say nothing about the place of a device.
+    pub(super) fn pci_address(&self, device: Ordinal) -> Option<String> {
+        let ask = self.pci_bus_id?;
+        let mut text = [0_u8; PCI_BYTES];
+        // SAFETY: the driver writes at most as many bytes as it is told, with the end of the text.
+        let status = unsafe { ask(text.as_mut_ptr().cast(), PCI_BYTES as c_int, device.0) };
+        let text = (status == SUCCESS).then(|| CStr::from_bytes_until_nul(&text).ok()).flatten()?;
+        text.to_str().ok().map(str::to_lowercase)
     }
 
     /// Identifies the library among all libraries of this process.

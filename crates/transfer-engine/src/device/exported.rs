@@ -52,9 +52,15 @@ impl DeviceMemory {
         self.device == other.device && Arc::ptr_eq(&self.cuda, &other.cuda)
     }
 
-    /// The default location name of memory on this device.
+    /// The default location name of memory on this device, in the numbering of this process.
     pub(crate) fn location(&self) -> String {
         format!("cuda:{}", self.device)
+    }
+
+    /// Returns the PCI address of the device, if the driver tells it.
+    #[cfg_attr(not(feature = "rdma"), allow(dead_code, reason = "RDMA devices have a place, too"))]
+    pub(crate) fn pci_address(&self) -> Option<String> {
+        self.cuda.driver.pci_address(self.device)
     }
 
     /// Exports a range of this memory as a dma-buf. Returns it with the offset of the range in it: a

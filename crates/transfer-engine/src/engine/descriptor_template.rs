@@ -19,6 +19,8 @@ pub(super) struct DescriptorTemplate {
     pub(super) name: String,
     pub(super) host: String,
     pub(super) data_port: u16,
+    /// Name of the engine in the paths of its RDMA devices, if it is another one; else empty.
+    pub(super) rdma_server: String,
     /// Name of the Unix socket for processes of this host.
     pub(super) local: Option<String>,
     pub(super) exported: Arc<ExportedMemory>,
@@ -51,7 +53,7 @@ impl DescriptorTemplate {
             tcp_data_host: self.host.clone(),
             tcp_data_port: self.data_port,
             tcp_proto_version: 2,
-            rdma_server_name: String::new(),
+            rdma_server_name: self.rdma_server.clone(),
             timestamp: since.as_secs().to_string(),
             buffers: buffers.collect(),
             mooncake: Some(NativeDescriptor::new(self.exported.id, local)),

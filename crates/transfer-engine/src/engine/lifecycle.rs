@@ -1,6 +1,7 @@
 //! The life of an engine: it starts its listeners and transports, and closes them.
 
 use std::{
+    net::TcpListener,
     sync::{
         Arc,
         atomic::{AtomicBool, AtomicU64, Ordering},
@@ -66,16 +67,14 @@ impl Engine {
             ..TcpServerSettings::default()
         };
         let data = TcpServer::start(data, Arc::clone(&exported.regions), settings, &runtime)?;
-        let port = rpc.local_addr().map_err(|error| {
-            Error::internal("the address of a listener cannot be read").caused_by(error)
-        })?;
-        let rpc_endpoint = Endpoint::new(host.clone(), port.port());
+        let rpc_endpoint = Endpoint::new(host.clone(), port_of(&rpc)?);
         let name = segment_name(&config, &rpc_endpoint);
-        let rdma = Rdma::open(&config, &name, exported.id)?;
+        let (rdma_server, rdma) = open_rdma(&config, (&name, &rpc_endpoint), exported.id)?;
         let template = Arc::new(DescriptorTemplate {
             name,
             host,
             data_port: data.address().port(),
+            rdma_server,
             local: shm_server.as_ref().map(|shm_server| shm_server.name().to_owned()),
             exported: Arc::clone(&exported),
             rdma: rdma.clone(),
@@ -114,11 +113,13 @@ impl Engine {
             devices,
             prefaulter,
             reporter: Mutex::default(),
+            republisher: Mutex::default(),
             is_closed: AtomicBool::new(false),
         });
         let engine = Self { inner };
         engine.inner.publish()?;
         engine.report_on(&runtime);
+        engine.republish_on(&runtime);
         Ok(engine)
     }
 
@@ -153,8 +154,10 @@ impl Inner {
         }
         let soon = deadline.min(SystemClock.now() + WITHDRAW_TIMEOUT);
         self.exported.unregister();
-        if let Some(reporter) = self.reporter.lock().take() {
-            reporter.abort();
+        for task in [&self.reporter, &self.republisher] {
+            if let Some(task) = task.lock().take() {
+                task.abort();
+            }
         }
         self.prefaulter.close();
         if !self.config.is_unpublished
@@ -179,6 +182,26 @@ impl Drop for Inner {
     fn drop(&mut self) {
         self.close(SystemClock.now() + WITHDRAW_TIMEOUT);
     }
+}
+
+fn port_of(listener: &TcpListener) -> Result<u16> {
+    let address = listener.local_addr().map_err(|error| {
+        Error::internal("the address of a listener cannot be read").caused_by(error)
+    })?;
+    Ok(address.port())
+}
+
+/// Opens the RDMA devices. Returns them with the name of the engine in their paths, if that is not the name of
+/// its segment; else an empty one.
+fn open_rdma(
+    config: &EngineConfig,
+    (name, rpc): (&str, &Endpoint),
+    engine: EngineId,
+) -> Result<(String, Rdma)> {
+    let by_address = |host: &String| Endpoint { host: host.clone(), port: rpc.port }.to_string();
+    let server = config.rdma_bind_address.as_ref().map(by_address).unwrap_or_default();
+    let rdma = Rdma::open(config, if server.is_empty() { name } else { &server }, engine)?;
+    Ok((server, rdma))
 }
 
 fn start_shm_server(

@@ -52,11 +52,20 @@ impl Listeners {
                  process only if the network translates it"
             );
         }
+        let rpc_address = match &config.rdma_bind_address {
+            // Peers come by either address.
+            Some(other) if parse(other)? != address => {
+                let is_six = parse(other)?.is_ipv6() || address.is_ipv6();
+                wildcard(if is_six { "::" } else { "0.0.0.0" })
+            }
+            _ => address,
+        };
         let fixed = endpoint.and_then(|endpoint| endpoint.port).filter(|_| config.is_port_fixed);
         let rpc = match fixed {
-            Some(port) => listen(address, port)
-                .map_err(|error| refused(error).with("address", SocketAddr::new(address, port)))?,
-            None => listen_in_range(address, config, 2)?,
+            Some(port) => listen(rpc_address, port).map_err(|error| {
+                refused(error).with("address", SocketAddr::new(rpc_address, port))
+            })?,
+            None => listen_in_range(rpc_address, config, 2)?,
         };
         // Calling `listen` again changes the backlog of a listening socket.
         SockRef::from(&rpc).listen(i32::from(config.handshake_backlog)).map_err(refused)?;
@@ -255,6 +264,22 @@ mod tests {
                 return port;
             }
         }
+    }
+
+    #[test]
+    fn handshake_socket_is_reached_by_both_addresses() {
+        let both = EngineConfig {
+            bind_address: Some("127.0.0.1".to_owned()),
+            rdma_bind_address: Some("127.0.0.2".to_owned()),
+            ..config("", "P2PHANDSHAKE")
+        };
+        let listeners = Listeners::bind(&both).unwrap();
+        let (rpc, data) =
+            (listeners.rpc.local_addr().unwrap(), listeners.data.local_addr().unwrap());
+        assert!(rpc.ip().is_unspecified(), "{rpc}");
+        assert_eq!((listeners.host.as_str(), data.ip()), ("127.0.0.1", loopback("127.0.0.1")));
+        let wrong = EngineConfig { rdma_bind_address: Some("ib0".to_owned()), ..both };
+        assert!(Listeners::bind(&wrong).is_err());
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, os::fd::AsFd, sync::Arc, time::Duration};
 
 use mooncake_base::{EngineId, Result};
-use mooncake_rdma::{DeviceUsage, Devices, MemorySource};
+use mooncake_rdma::{DeviceUsage, Devices, Location, MemorySource};
 use mooncake_verbs::Library;
 
 use crate::{
@@ -101,7 +101,8 @@ impl Rdma {
         else {
             return;
         };
-        let (range, location) = ((region.base, region.length), region.location.as_str());
+        let (range, place) = ((region.base, region.length), memory.pci_address());
+        let location = Location { name: &region.location, device: place.as_deref() };
         let as_dma_buf = memory.export(region.base, region.length).and_then(|(file, offset)| {
             let source = MemorySource::DmaBuf { file: file.as_fd(), offset };
             // SAFETY: the caller of `register` promised that the memory stays allocated while it is
@@ -110,12 +111,12 @@ impl Rdma {
         });
         let Err(dma_buf) = as_dma_buf else { return };
         // SAFETY: as above.
-        let as_pages = unsafe { devices.register_from(MemorySource::Pages, range, location) };
+        let as_pages = unsafe { devices.register_from(MemorySource::PeerMemory, range, location) };
         if let Err(peer_memory) = as_pages {
             tracing::warn!(
                 address = format_args!("{:#x}", region.base),
                 length = region.length,
-                location,
+                location = region.location,
                 %dma_buf,
                 %peer_memory,
                 "memory of a device goes through host memory"
@@ -169,6 +170,13 @@ impl Rdma {
         descriptor.priority_matrix = BTreeMap::from([("cpu:0".to_owned(), (names, Vec::new()))]);
         if let Some(native) = &mut descriptor.mooncake {
             native.near_devices = devices.near();
+        }
+    }
+
+    /// Calls a function after each change of what [`Self::describe`] tells about devices. It must not block.
+    pub(super) fn observe(&self, observer: impl Fn() + Send + Sync + 'static) {
+        if let Some(devices) = &self.devices {
+            devices.observe(observer);
         }
     }
 

@@ -64,5 +64,7 @@ impl Rdma {
 
     pub(super) const fn describe(&self, _: &mut SegmentDescriptor) {}
 
+    pub(super) fn observe(&self, _: impl Fn() + Send + Sync + 'static) {}
+
     pub(super) const fn close(&self) {}
 }

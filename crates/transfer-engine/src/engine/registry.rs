@@ -22,6 +22,9 @@ impl Registry<'_> {
     /// device work on it must have ended before. Otherwise its bytes go through pinned memory, over TCP
     /// or within the process, after the work of the default stream.
     ///
+    /// `location` names the place of the memory for peers (`cpu:0`, `cuda:1`). With `*` it is found out: the
+    /// device, or the NUMA node of the first page. Memory of a device is never taken for that of a node.
+    ///
     /// The range must be mapped when peers access it, or their transfers fail. No Rust reference
     /// into the range may exist while it is registered. Registration checks only two pages: a
     /// range whose first and last pages are both unmapped is refused, since such an address is a
@@ -50,14 +53,18 @@ impl Registry<'_> {
         let entered = ranges.iter().try_for_each(|(address, length)| {
             match self.inner.devices.memory(*address, *length)? {
                 Some(device) => {
-                    let named = if location == "*" { &device.location() } else { location };
+                    let is_of_device = location != "*" && !location.starts_with("cpu:");
+                    let named = if is_of_device { location } else { &device.location() };
                     let owner = MemoryOwner::Device(device.clone());
                     let region = regions.register_owned((*address, *length), named, owner)?;
                     self.inner.rdma.register_device(&region, &device);
                 }
                 None => {
                     check_mapped(*address, *length)?;
-                    let region = regions.register(*address, *length, location, Backing::User)?;
+                    let found = (location == "*").then(|| copy::node_of(*address)).flatten();
+                    let found = found.map(|node| format!("cpu:{node}"));
+                    let named = found.as_deref().unwrap_or(location);
+                    let region = regions.register(*address, *length, named, Backing::User)?;
                     self.inner.rdma.register(&region);
                     host.push(*address);
                 }

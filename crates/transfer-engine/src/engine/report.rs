@@ -7,13 +7,16 @@ use std::{
 
 use mooncake_os::fork;
 
-use tokio::{runtime::Handle, time::Instant};
+use tokio::{runtime::Handle, sync::Notify, time::Instant};
 
 use super::{Engine, Inner};
 use crate::metrics::EngineSnapshot;
 
 /// Minimum interval between log lines.
 const REPORT_INTERVAL_MIN: Duration = Duration::from_millis(10);
+
+/// Pause before a change is published again that the metadata server did not take.
+const REPUBLISH_INTERVAL: Duration = Duration::from_secs(5);
 
 /// Log target of the transfer statistics.
 const TARGET: &str = "mooncake::metric";
@@ -40,6 +43,33 @@ impl Engine {
             }
         });
         *self.inner.reporter.lock() = Some(task);
+    }
+
+    /// Starts the task that publishes changes of RDMA devices on the metadata server. Peers that ask the
+    /// engine itself always get the current state.
+    pub(super) fn republish_on(&self, runtime: &Handle) {
+        if self.inner.config.is_p2p() || self.inner.config.is_unpublished {
+            return;
+        }
+        let changed = Arc::new(Notify::new());
+        let engine = Arc::downgrade(&self.inner);
+        self.inner.rdma.observe({
+            let changed = Arc::clone(&changed);
+            move || changed.notify_one()
+        });
+        let task = runtime.spawn(async move {
+            loop {
+                changed.notified().await;
+                let Some(inner) = engine.upgrade() else { return };
+                let announced = tokio::task::spawn_blocking(move || inner.announce()).await;
+                if let Ok(Err(error)) = announced {
+                    tracing::warn!(%error, "the metadata server has an old address of RDMA devices");
+                    tokio::time::sleep(REPUBLISH_INTERVAL).await;
+                    changed.notify_one();
+                }
+            }
+        });
+        *self.inner.republisher.lock() = Some(task);
     }
 
     /// Returns the transfer counters and the usage of all pools and queues.

@@ -5,7 +5,7 @@
 
 use std::{collections::HashMap, sync::Arc};
 
-use mooncake_base::{Error, ErrorCode, Moment, Result};
+use mooncake_base::{Endpoint, Error, ErrorCode, Moment, Result};
 use mooncake_rdma::{
     BufferDescription, DeviceDescription, Devices, Entry, EntryError, Limits, Operation,
     PeerDescription, PeerLink,
@@ -60,8 +60,11 @@ impl Transport for RdmaTransport {
     fn connect(&self, peer: &SegmentDescriptor, deadline: Moment) -> Result<Arc<dyn Path>> {
         let (metadata, token) = (Arc::clone(&self.metadata), self.token.clone());
         let name = peer.name.clone();
+        // A peer of several networks names the one over which devices are connected.
+        let named = peer.rdma_server_name.parse::<Endpoint>().ok();
+        let named = named.filter(|endpoint| endpoint.port.is_some());
         let exchange = move |body: &[u8], deadline: Moment| {
-            let endpoint = metadata.locate(&name, deadline)?;
+            let endpoint = named.clone().map_or_else(|| metadata.locate(&name, deadline), Ok)?;
             let message = Message::new(MessageKind::Connection, body);
             Ok(request_with_token(token.as_ref(), &endpoint, &message, deadline)?.body)
         };

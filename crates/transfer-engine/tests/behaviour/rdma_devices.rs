@@ -1,6 +1,6 @@
 //! Engines with RDMA devices: which are used, what is published about them, and their metrics.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{collections::BTreeMap, net::Ipv4Addr, sync::Arc, time::Instant};
 
 use mooncake_rdma::RdmaSettings;
 use mooncake_transfer_engine::{Engine, EngineConfig, TransportKind, config::RdmaFabric};
@@ -91,4 +91,46 @@ fn metrics_and_near_devices_are_of_each_device() {
         page.contains("device_errors_total{device=\"fake0\",reason=\"no_answer\"} 0"),
         "{page}"
     );
+}
+
+#[test]
+fn changed_address_is_in_the_descriptor() {
+    let (fabric, runtime) = (Fabric::of(1), runtime());
+    let settings = RdmaSettings::default();
+    let start = || {
+        Engine::start(with_devices(&fabric, settings.clone()), runtime.handle().clone()).unwrap()
+    };
+    let far = start();
+    // A new engine asks each time.
+    let gid = || {
+        let peer = start().open(far.segment_name(), crate::pair::soon()).unwrap();
+        peer.descriptor().devices[0].gid.clone()
+    };
+    assert!(gid().ends_with("0a:4d:00:01"));
+    fabric.set_address(0, Some((3, Ipv4Addr::new(10, 77, 0, 200))));
+    let started = Instant::now();
+    while !gid().ends_with("0a:4d:00:c8") {
+        assert!(started.elapsed().as_secs() < 30, "{}", gid());
+    }
+}
+
+#[test]
+fn devices_are_connected_by_their_own_address() {
+    let (fabric, runtime) = (Fabric::of(1), runtime());
+    let start = |address: Option<&str>| {
+        let config = EngineConfig {
+            rdma_bind_address: address.map(str::to_owned),
+            ..with_devices(&fabric, RdmaSettings::default())
+        };
+        Engine::start(config, runtime.handle().clone()).unwrap()
+    };
+    let (near, far) = (start(None), start(Some("127.0.0.3")));
+    let peer = near.open(far.segment_name(), crate::pair::soon()).unwrap();
+    let server = &peer.descriptor().rdma_server_name;
+    let port = far.segment_name().rsplit_once(':').unwrap().1;
+    assert_eq!(*server, format!("127.0.0.3:{port}"));
+    let pair = Pair { near, far, peer, runtime: crate::pair::runtime() };
+    let [lent, _other] = pair.lend(4096);
+    pair.write(lent.base(), &mut [1; 100]).unwrap();
+    assert_eq!(pair.near.snapshot().devices[0].bytes_written, 100);
 }

@@ -1,6 +1,6 @@
 //! Device memory that RDMA devices access themselves, on a simulated fabric.
 
-use std::{path::PathBuf, sync::Arc};
+use std::{collections::BTreeMap, path::PathBuf, sync::Arc};
 
 use mooncake_base::Result;
 use mooncake_rdma::RdmaSettings;
@@ -159,4 +159,53 @@ fn peers_cannot_reach_unregistered_device_memory() {
     move_one(&pair.other, &peer, Opcode::Write, here).unwrap();
     pair.with_driver.regions().unregister(there as u64).unwrap();
     assert!(move_one(&pair.other, &peer, Opcode::Write, here).is_err());
+}
+
+#[test]
+fn small_writes_from_device_memory_arrive() {
+    let fake = Fake::load();
+    let pair = Pair::over_rdma(&fake);
+    let lent = vec![0_u8; 4096];
+    pair.other.regions().register(lent.as_ptr() as u64, 4096, "cpu:0").unwrap();
+    let peer = pair.with_driver.open(pair.other.segment_name(), soon()).unwrap();
+    let here = fake.memory(&pattern(4096, 7));
+    pair.with_driver.regions().register(here as u64, 4096, "*").unwrap();
+    // Host memory of such a length is read by the processor, which cannot read this.
+    for length in [1, 40, 64, 65] {
+        let range = (here + length, length, lent.as_ptr() as u64 + length as u64);
+        let served = move_one(&pair.with_driver, &peer, Opcode::Write, range).unwrap();
+        assert_eq!(served, Some(TransportKind::Rdma));
+        assert!(written(&lent)[length..2 * length] == pattern(4096, 7)[length..2 * length]);
+    }
+    assert_eq!(pair.pinned(), 0, "nothing was copied through host memory");
+}
+
+#[test]
+fn device_memory_is_near_the_devices_of_its_place() {
+    let fake = Fake::load();
+    let names = |name: &str| vec![name.to_owned()];
+    // The first GPU of the driver is the second one on the bus.
+    let settings = RdmaSettings {
+        near: BTreeMap::from([
+            ("cuda:0".to_owned(), names("fake1")),
+            ("cuda:1".to_owned(), names("fake0")),
+            ("cpu:0".to_owned(), names("fake1")),
+        ]),
+        near_gpus: BTreeMap::from([
+            ("0000:c2:00.0".to_owned(), names("fake0")),
+            ("0000:04:00.0".to_owned(), names("fake1")),
+        ]),
+        ..RdmaSettings::default()
+    };
+    let pair = Pair::new(&fake, &settings, &[]);
+    // A caller that takes all memory for that of the first node is corrected.
+    for location in ["*", "cpu:0"] {
+        let there = fake.memory(&vec![0; MIB]);
+        pair.with_driver.regions().register(there as u64, MIB as u64, location).unwrap();
+    }
+    let regions = pair.with_driver.regions().all();
+    assert!(regions.iter().all(|region| region.location == "cuda:0"), "{regions:?}");
+    let peer = pair.other.open(pair.with_driver.segment_name(), soon()).unwrap();
+    let native = peer.descriptor().mooncake.clone().unwrap();
+    assert_eq!(native.near_devices["cuda:0"], ["fake0"], "{native:?}");
 }
