@@ -11,6 +11,8 @@ import sys
 
 import pytest
 
+import mooncake.engine
+from mooncake import _cuda
 from mooncake.engine import TransferEngine, TransferNotify, Write
 
 SOURCE = pathlib.Path(__file__).parents[2] / "crates/transfer-engine/tests/device/fake_driver.c"
@@ -196,3 +198,30 @@ def test_another_process_reaches_device_memory(driver, monkeypatch, tcp):
         assert near.transfer_sync_write(segment, ctypes.addressof(host), end + 1, 13) == -1
         lender.stdin.close()
         assert lender.wait(20) == 0
+
+
+@pytest.fixture
+def cuda_support(monkeypatch):
+    """Returns what `SUPPORT_CUDA` says with a driver of this name, and devices at these places."""
+
+    def ask(named, *devices):
+        monkeypatch.setenv("MC_CUDA_DRIVER", named)
+        monkeypatch.setattr(_cuda, "_DEVICES", devices)
+        _cuda.is_usable.cache_clear()
+        return mooncake.engine.SUPPORT_CUDA
+
+    yield ask
+    _cuda.is_usable.cache_clear()
+
+
+def test_support_is_told_where_driver_and_device_are(tmp_path, monkeypatch, cuda_support):
+    # Loading an empty file would fail: nothing is loaded.
+    (tmp_path / "libthere.so.1").touch()
+    (tmp_path / "gpu0").touch()
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path))
+    gpu = f"{tmp_path}/gpu[0-9]*"
+    assert cuda_support("libthere.so.1", gpu) is True
+    assert cuda_support("libthere.so.1", f"{tmp_path}/none*") is False
+    assert cuda_support("libno-driver.so.1", gpu) is False
+    assert cuda_support(str(tmp_path / "libthere.so.1")) is True
+    assert cuda_support(str(tmp_path / "absent.so")) is False

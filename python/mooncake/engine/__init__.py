@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from mooncake import _cuda
 from mooncake.engine.rpc import (
     ReceivedData,
     ReceivedTensor,
@@ -40,9 +41,16 @@ CoroRPCInterface = RpcInterface
 Read = TransferOpcode.Read
 Write = TransferOpcode.Write
 
-SUPPORT_CUDA = False
+# True where memory of CUDA devices works. Looked up when it is asked for.
+SUPPORT_CUDA: bool
 SUPPORT_EFA = False
 SUPPORT_HIP = False
 SUPPORT_INTRA_NVLINK = False
 SUPPORT_MNNVL = False
 SUPPORT_MUSA = False
+
+
+def __getattr__(name: str) -> bool:
+    if name == "SUPPORT_CUDA":
+        return _cuda.is_usable()
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,44 @@
+"""Tells whether memory of CUDA devices works here, without loading or starting their driver.
+
+An engine starts a driver that the process has loaded, and a process that has started one cannot
+fork any more.
+"""
+
+from __future__ import annotations
+
+import ctypes.util
+import functools
+import os
+from pathlib import Path
+
+# Where the kernel shows the devices of the driver: its list, device files (also of WSL and Jetson).
+_DEVICES = (
+    "/proc/driver/nvidia/gpus/*",
+    "/dev/nvidia[0-9]*",
+    "/dev/dxg",
+    "/dev/nvhost-gpu",
+    "/dev/nvgpu",
+)
+
+
+@functools.cache
+def is_usable() -> bool:
+    """Returns whether there are a CUDA device and its driver library."""
+    named = os.environ.get("MC_CUDA_DRIVER", "")
+    if "/" in named:
+        # A library that was named stands for its own devices.
+        return Path(named).exists()
+    return any(_has_match(pattern) for pattern in _DEVICES) and _has_driver(named)
+
+
+def _has_driver(named: str) -> bool:
+    name = named or "libcuda.so.1"
+    folders = os.environ.get("LD_LIBRARY_PATH", "").split(":")
+    if any((Path(folder) / name).exists() for folder in folders if folder):
+        return True
+    return ctypes.util.find_library(name.removeprefix("lib").split(".so")[0]) is not None
+
+
+def _has_match(pattern: str) -> bool:
+    path = Path(pattern)
+    return any(path.parent.glob(path.name))
