@@ -880,6 +880,10 @@ class CollectiveContext:
     def metrics_text() -> str:
         """Return the metrics of all groups of this process as Prometheus text."""
 
+    @staticmethod
+    def element_names() -> list[str]:
+        """Return the names of the types of elements, by their code; 255 stands for others."""
+
     @property
     def address(self) -> str:
         """Address of the coordinator."""
@@ -941,19 +945,23 @@ class CollectiveGroup:
     ) -> CollectiveCompletion:
         """Reduce elements over all members; the root gets the result."""
 
-    def broadcast(self, address: int, length: int, root: int) -> CollectiveCompletion:
-        """Send the bytes of the root to all members."""
+    def broadcast(
+        self, address: int, length: int, root: int, elements: int
+    ) -> CollectiveCompletion:
+        """Send the bytes of the root to all members. `elements` is the code of their type."""
 
-    def allgather(self, source: int, targets: Sequence[int], length: int) -> CollectiveCompletion:
+    def allgather(
+        self, source: int, targets: Sequence[int], length: int, elements: int
+    ) -> CollectiveCompletion:
         """Gather the bytes of each member at all members."""
 
     def gather(
-        self, source: int, targets: Sequence[int], length: int, root: int
+        self, source: int, targets: Sequence[int], length: int, root: int, elements: int
     ) -> CollectiveCompletion:
         """Gather the bytes of each member at the root."""
 
     def scatter(
-        self, sources: Sequence[int], target: int, length: int, root: int
+        self, sources: Sequence[int], target: int, length: int, root: int, elements: int
     ) -> CollectiveCompletion:
         """Send each slot its part of the bytes of the root."""
 
@@ -974,6 +982,7 @@ class CollectiveGroup:
         source_lengths: Sequence[int],
         targets: Sequence[int],
         target_lengths: Sequence[int],
+        elements: int,
     ) -> CollectiveCompletion:
         """Send bytes to each slot, and take bytes from each."""
 
@@ -989,13 +998,16 @@ class CollectiveGroup:
     def peer_state(self) -> list[bool]:
         """Return for each slot whether its rank is reachable and active, or waits."""
 
-    def activate(self, slots: Sequence[int]) -> tuple[int, int, list[int], str]:
+    def cancel_receive(self, completion: CollectiveCompletion) -> bool:
+        """Give up a receive that has got no message; return whether it had got none."""
+
+    def activate(self, slots: Sequence[int], limit_s: float) -> tuple[int, int, list[int], str]:
         """Make waiting ranks members; return status, epoch, dropped ranks and reason."""
 
-    def deactivate(self, slots: Sequence[int]) -> tuple[int, int, list[int], str]:
+    def deactivate(self, slots: Sequence[int], limit_s: float) -> tuple[int, int, list[int], str]:
         """Take ranks out of the view; return as `activate`."""
 
-    def sync_after_failure(self) -> bool:
+    def sync_after_failure(self, limit_s: float) -> bool:
         """Return whether the members have agreed on a loss since the last call."""
 
     def join(self, timeout_us: int) -> bool:
@@ -1018,7 +1030,11 @@ class CollectiveCompletion:
         """Wait at most so long and return whether the operation is done."""
 
     def done(self) -> bool:
-        """Return whether the operation is done."""
+        """Return whether the operation is done. Looks for frames of the peers."""
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the end was seen already, without a look at the peers."""
 
     def error(self) -> BaseException | None:
         """Return why the operation failed as a whole."""

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from ._pg import torch_version, version_suffix
 from ._pg.group import MooncakeProcessGroup, create_process_group
 from ._pg.membership import (
     ProposalStatus,
+    ProposeViewUpdateResponse,
     SyncAfterFailureResponse,
     SyncAfterFailureStatus,
     ViewUpdateResponse,
@@ -40,6 +42,7 @@ __all__ = [
     "MooncakeProcessGroup",
     "MooncakeWork",
     "ProposalStatus",
+    "ProposeViewUpdateResponse",
     "SyncAfterFailureResponse",
     "SyncAfterFailureStatus",
     "ViewUpdateResponse",
@@ -67,6 +70,8 @@ __all__ = [
     "set_p2p_timeout_us",
     "set_transfer_engine",
     "sync_after_failure",
+    "torch_version",
+    "version_suffix",
 ]
 
 ViewUpdateStatus = ProposalStatus
@@ -99,12 +104,20 @@ def set_collective_timeout_us(us: int) -> None:
 
 
 def set_p2p_timeout_us(us: int) -> None:
-    """Accepted without effect: a message fails as soon as its peer is taken out."""
+    """Sets how long a work of `send` or `recv` is waited for; without it, the group's time limit.
+
+    A message fails as soon as its peer is taken out, in any case.
+    """
     process_settings.set_duration("p2p_timeout_us", us)
 
 
 def set_fault_reconciliation_window_us(us: int) -> None:
-    """Accepted without effect: members agree on a failure as soon as they have heard of it."""
+    """Sets how long members may take to agree on a change that a rank asks for (30 s).
+
+    `activate_ranks`, `deactivate_ranks` and `sync_after_failure` fail after it. It is at least
+    twice the silence after which a rank is taken out, since a silent member keeps the others from
+    an agreement until then.
+    """
     process_settings.set_duration("reconciliation_window_us", us)
 
 

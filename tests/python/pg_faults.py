@@ -393,7 +393,7 @@ def stopped_rank(rank, size, port, parent):
         return
     if rank == 1:
         await_true(lambda: pg.get_active_ranks(world).tolist()[1] == 0)
-        with pytest.raises(ValueError, match="not active in this group"):
+        with pytest.raises(dist.DistBackendError, match="not active in this group"):
             add_up(rank)
         pg.join_group(world)
     else:

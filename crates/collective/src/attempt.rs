@@ -1,6 +1,8 @@
 //! One attempt of an operation in one view: its messages, and the wait for all members.
 
 use std::{
+    future::{Future, poll_fn},
+    pin::pin,
     slice,
     sync::Arc,
     time::{Duration, Instant},
@@ -10,13 +12,14 @@ use mooncake_base::Error;
 
 use crate::{
     buffers::Buffer,
+    call::{Call, differ},
     collectives::{
-        DONE, Exchange, Operation, Outgoing, Received, Stop, Take, Writes, wrong_length,
+        ANNOUNCED, DONE, Exchange, Operation, Outgoing, Received, Stop, Take, Writes, wrong_length,
     },
     frame::{Header, Kind},
     group::{Core, slot_number},
-    inbox::{Part, State},
-    link::Link,
+    inbox::{Outgoing as ToWrite, Part, State},
+    link::{Link, Progress},
     message::Member,
     peer_memory::{LENT_BYTES_MIN, Loan},
     progress::View,
@@ -25,6 +28,9 @@ use crate::{
 
 /// Bytes of lent memory that are read at once for a reduction; they fit a cache.
 const CHUNK_BYTES: usize = 128 << 10;
+/// How long an operation waits before it tells the others what was called here. They may wait for frames
+/// that this rank does not send, because it has called something else.
+const ANNOUNCED_AFTER: Duration = Duration::from_millis(100);
 
 /// One attempt of an operation.
 pub(crate) struct Attempt<'a> {
@@ -32,13 +38,49 @@ pub(crate) struct Attempt<'a> {
     pub(crate) view: View,
     slots: Vec<usize>,
     sequence: u64,
+    call: Call,
 }
 
 impl<'a> Attempt<'a> {
-    pub(crate) fn new(core: &'a Core, view: View) -> Self {
+    pub(crate) fn new(core: &'a Core, view: View, call: Call) -> Self {
         let slots = view.members.iter().map(|member| member.slot).collect();
         let running = core.inbox.state.lock().progress.running;
-        Self { core, view, slots, sequence: running.map_or(0, |running| running.sequence) }
+        let sequence = running.map_or(0, |running| running.sequence);
+        Self { core, view, slots, sequence, call }
+    }
+
+    /// Carries out the operation as [`Self::run`], and tells the others what was called here if that takes
+    /// long.
+    pub(crate) async fn run_announced(
+        &self,
+        operation: &Operation,
+        has_data: &mut Option<Writes>,
+    ) -> Result<(), Stop> {
+        let begun = Instant::now();
+        let mut is_announced = false;
+        let mut run = pin!(self.run(operation, has_data));
+        poll_fn(|context| {
+            let polled = run.as_mut().poll(context);
+            if polled.is_pending() && !is_announced && begun.elapsed() >= ANNOUNCED_AFTER {
+                is_announced = true;
+                self.announce();
+            }
+            polled
+        })
+        .await
+    }
+
+    /// Tells the others what was called here, if they can be told at once.
+    fn announce(&self) {
+        for slot in self.others() {
+            let link = self.view.member(slot).and_then(|member| self.core.mesh.open_link(member));
+            let Some(link) = link else { continue };
+            let header = self.header(Kind::Collective, ANNOUNCED, 0);
+            // If the connection has ended, its reader has reported that.
+            if link.try_send(&header, &[]).ok() == Some(Progress::Begun) {
+                self.core.inbox.push_outgoing(ToWrite::Rest(link));
+            }
+        }
     }
 
     /// Carries out the operation, and waits until all members have their data.
@@ -47,24 +89,22 @@ impl<'a> Attempt<'a> {
         operation: &Operation,
         has_data: &mut Option<Writes>,
     ) -> Result<(), Stop> {
-        let failure = match operation.run(self).await {
+        let agreed = match operation.run(self).await {
             Ok(writes) => {
                 // Peers may read from these buffers until the attempt has ended.
                 *has_data = Some(writes);
                 self.mark_data()?;
-                None
+                self.agree().await
             }
-            Err(Stop::Failed(error)) => Some(error),
-            Err(Stop::Interrupted) => return Err(Stop::Interrupted),
+            Err(stop) => Err(stop),
         };
-        if let Some(error) = failure {
+        if let Err(Stop::Failed(error)) = &agreed {
             let text = error.to_string();
             for slot in self.others() {
                 self.send_bytes(slot, DONE, text.as_bytes()).await?;
             }
-            return Err(Stop::Failed(error));
         }
-        self.agree().await?;
+        agreed?;
         // All members have begun this operation, so that they have written the results of earlier ones.
         self.core.reuse_staged(self.sequence);
         // A change of the view that has begun decides whether the operation is finished.
@@ -112,11 +152,20 @@ impl<'a> Attempt<'a> {
         }
     }
 
+    /// Checks that all members have called what this one has.
+    fn check_calls(&self, state: &State) -> Result<(), Stop> {
+        match state.running_call.and_then(|running| running.other) {
+            Some(other) => Err(Stop::Failed(differ((self.core.slot, self.call), other))),
+            None => Ok(()),
+        }
+    }
+
     /// Checks that no member has said that the operation failed: it sends nothing more for it.
     fn check_failures(&self, state: &State) -> Result<(), Stop> {
+        self.check_calls(state)?;
         for slot in self.others() {
             let key = (self.view.attempt, self.sequence, DONE, slot_number(slot));
-            if let Some(Part::Bytes(text)) = state.parts.get(&key)
+            if let Some((Part::Bytes(text), _)) = state.parts.get(&key)
                 && !text.is_empty()
             {
                 return Err(failed_at(slot, text));
@@ -148,17 +197,22 @@ impl<'a> Attempt<'a> {
             Some(link) => link,
             None => self.await_link(member).await?,
         };
-        let header = Header {
+        let header = self.header(kind, step, bytes.len());
+        // If the connection has ended, the view will change: its reader has reported it.
+        link.send(&header, bytes).map_err(|_| Stop::Interrupted)
+    }
+
+    fn header(&self, kind: Kind, step: u32, length: usize) -> Header {
+        Header {
             kind,
             group: self.core.id,
             attempt: self.view.attempt,
             sequence: self.sequence,
             step,
             source: slot_number(self.core.slot),
-            length: bytes.len() as u64,
-        };
-        // If the connection has ended, the view will change: its reader has reported it.
-        link.send(&header, bytes).map_err(|_| Stop::Interrupted)
+            length: length as u64,
+            call: self.call,
+        }
     }
 
     /// Waits for the connection to a member.
@@ -182,7 +236,10 @@ impl<'a> Attempt<'a> {
             if self.is_interrupted(state) {
                 return Some(Err(Stop::Interrupted));
             }
-            if let Some(part) = state.parts.remove(&key) {
+            if let Err(stop) = self.check_calls(state) {
+                return Some(Err(stop));
+            }
+            if let Some((part, _)) = state.parts.remove(&key) {
                 return Some(Ok(part));
             }
             state.awaited = Some(key);
@@ -195,7 +252,7 @@ impl<'a> Attempt<'a> {
     async fn part_of(&self, slot: usize, step: u32, length: usize) -> Result<Part, Stop> {
         let part = self.part(slot, step).await?;
         let found = part.length();
-        if found == length as u64 { Ok(part) } else { Err(wrong_length(found, length)) }
+        if found == length as u64 { Ok(part) } else { Err(wrong_length(slot, found, length)) }
     }
 
     /// Reads memory that a member lends.
@@ -314,7 +371,7 @@ impl<'a> Attempt<'a> {
 fn failed_at(slot: usize, text: &[u8]) -> Stop {
     let error = Error::invalid("the operation failed at another rank");
     let text = String::from_utf8_lossy(text).into_owned();
-    Stop::Failed(error.with("rank", slot).with("error", text))
+    Stop::FailedElsewhere(error.with("rank", slot).with("error", text))
 }
 
 impl Exchange for Attempt<'_> {

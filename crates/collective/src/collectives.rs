@@ -9,6 +9,7 @@ use mooncake_base::{Error, Result as BaseResult};
 
 use crate::{
     buffers::Buffer,
+    call::Call,
     memory::HostRange,
     metrics::OperationKind,
     peer_memory::Loan,
@@ -18,10 +19,13 @@ use crate::{
 
 /// The step by which a member says that it has its data, or why it has not.
 pub(crate) const DONE: u32 = u32::MAX;
+/// The step of a frame that only says what its sender has called.
+pub(crate) const ANNOUNCED: u32 = u32::MAX - 1;
 /// Reductions up to this size are sent whole to each member.
 const DIRECT_BYTES_MAX: usize = 16 << 10;
 
-/// A collective operation. Lists have an entry per slot.
+/// A collective operation. Lists have an entry per slot. `elements` is the code of the type of the elements,
+/// its place in [`ELEMENTS`](crate::ELEMENTS), which must be the same at all members; 255 stands for others.
 #[derive(Debug, Clone)]
 pub enum Operation {
     /// Reduces over all members. Only `root`, if there is one, gets the result.
@@ -41,6 +45,8 @@ pub enum Operation {
     Broadcast {
         /// Bytes that are sent, or overwritten.
         range: HostRange,
+        /// Code of their type.
+        elements: u8,
         /// Slot that has the bytes.
         root: usize,
     },
@@ -50,6 +56,8 @@ pub enum Operation {
         source: HostRange,
         /// Memory for those of each slot.
         targets: Vec<HostRange>,
+        /// Code of their type.
+        elements: u8,
         /// The only slot that gets the bytes.
         root: Option<usize>,
     },
@@ -59,6 +67,8 @@ pub enum Operation {
         sources: Vec<HostRange>,
         /// Memory for the part of this member.
         target: HostRange,
+        /// Code of their type.
+        elements: u8,
         /// Slot that has the bytes.
         root: usize,
     },
@@ -79,6 +89,8 @@ pub enum Operation {
         sources: Vec<HostRange>,
         /// Memory for those of each slot.
         targets: Vec<HostRange>,
+        /// Code of their type.
+        elements: u8,
     },
     /// Waits for all members.
     Barrier,
@@ -91,6 +103,8 @@ pub(crate) enum Stop {
     Interrupted,
     /// The operation cannot be done.
     Failed(Error),
+    /// Another member has told all others that the operation cannot be done.
+    FailedElsewhere(Error),
 }
 
 /// What is written once the operation counts, in memory of the caller.
@@ -212,6 +226,29 @@ impl Operation {
         }
     }
 
+    /// Returns what the members compare.
+    pub(crate) fn call(&self) -> Call {
+        let call = |elements, length| Call::new(self.kind(), elements, length);
+        match self {
+            Self::Reduce { source, dtype, how, root, .. } => {
+                call(*dtype as u8, source.length()).with_reduction(*how).with_root(*root)
+            }
+            Self::Broadcast { range, elements, root } => {
+                call(*elements, range.length()).with_root(Some(*root))
+            }
+            Self::Gather { source, elements, root, .. } => {
+                call(*elements, source.length()).with_root(*root)
+            }
+            Self::Scatter { target, elements, root, .. } => {
+                call(*elements, target.length()).with_root(Some(*root))
+            }
+            // Members may get parts of different lengths.
+            Self::ReduceScatter { dtype, how, .. } => call(*dtype as u8, 0).with_reduction(*how),
+            Self::AllToAll { elements, .. } => call(*elements, 0),
+            Self::Barrier => call(u8::MAX, 0),
+        }
+    }
+
     /// Returns how many bytes of this rank the operation reads.
     pub(crate) fn source_bytes(&self) -> usize {
         match self {
@@ -230,17 +267,17 @@ impl Operation {
             Self::Reduce { source, target, dtype, how, root } => {
                 reduce(exchange, (*source, *target), *dtype, *how, *root).await
             }
-            Self::Broadcast { range, root } => broadcast(exchange, *range, *root).await,
-            Self::Gather { source, targets, root } => {
+            Self::Broadcast { range, root, .. } => broadcast(exchange, *range, *root).await,
+            Self::Gather { source, targets, root, .. } => {
                 gather(exchange, *source, targets, *root).await
             }
-            Self::Scatter { sources, target, root } => {
+            Self::Scatter { sources, target, root, .. } => {
                 scatter(exchange, sources, *target, *root).await
             }
             Self::ReduceScatter { sources, target, dtype, how } => {
                 reduce_scatter(exchange, sources, *target, *dtype, *how).await
             }
-            Self::AllToAll { sources, targets } => all_to_all(exchange, sources, targets).await,
+            Self::AllToAll { sources, targets, .. } => all_to_all(exchange, sources, targets).await,
             Self::Barrier => Ok(Writes::default()),
         }
     }
@@ -370,12 +407,17 @@ async fn gather(
     if !wants(own) {
         return Ok(Writes::default());
     }
-    let mut writes = Writes { own: targets.get(own).map(|to| (source, *to)), ..Writes::default() };
+    let place = |slot: usize| {
+        targets.get(slot).copied().ok_or_else(|| {
+            let error = Error::invalid("the output has no place for the tensor of a rank");
+            Stop::Failed(error.with("rank", slot).with("places", targets.len()))
+        })
+    };
+    let mut writes = Writes { own: Some((source, place(own)?)), ..Writes::default() };
     for slot in others() {
         let received = exchange.receive(slot, 0, source.length()).await?;
-        if let Some(target) = targets.get(slot) {
-            writes.received.push((*target, received));
-        }
+        // A rank that has sent its tensor is in the view: a caller that knew of its loss left it out.
+        writes.received.push((place(slot)?, received));
     }
     Ok(writes)
 }
@@ -408,7 +450,7 @@ async fn reduce_scatter(
     }
     let own = of(sources, own);
     if own.length() != target.length() {
-        return Err(wrong_length(own.length() as u64, target.length()));
+        return Err(wrong_length(exchange.own(), own.length() as u64, target.length()));
     }
     let mut sum = exchange.buffer(target.length());
     reduce_parts(exchange, own.bytes(), &mut sum, dtype, how).await?;
@@ -427,7 +469,7 @@ async fn all_to_all(
     }
     let (source, target) = (of(sources, own), of(targets, own));
     if source.length() != target.length() {
-        return Err(wrong_length(source.length() as u64, target.length()));
+        return Err(wrong_length(own, source.length() as u64, target.length()));
     }
     let mut writes = Writes { own: Some((source, target)), ..Writes::default() };
     for slot in others() {
@@ -463,8 +505,14 @@ fn position(slots: &[usize], own: usize) -> usize {
     slots.iter().position(|slot| *slot == own).unwrap_or(0)
 }
 
-pub(crate) fn wrong_length(found: u64, wanted: usize) -> Stop {
-    let error = Error::invalid("the tensors of the ranks differ in size");
+/// Returns the failure of a member that has got a part of another length than it has a place for.
+pub(crate) fn wrong_length(slot: usize, found: u64, wanted: usize) -> Stop {
+    let error = Error::invalid(if found == 0 {
+        "the tensor or list of a rank has no part for this one"
+    } else {
+        "the tensors of the ranks differ in size"
+    });
+    let error = error.with("from_rank", slot);
     Stop::Failed(error.with("received_bytes", found).with("expected_bytes", wanted))
 }
 

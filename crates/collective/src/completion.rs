@@ -161,6 +161,11 @@ impl Completion {
         }
     }
 
+    /// Returns whether both are the end of one operation.
+    pub(crate) fn is_same(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+
     /// Returns whether the operation is done.
     pub fn is_done(&self) -> bool {
         self.0.state.lock().outcome.is_some()

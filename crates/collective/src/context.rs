@@ -329,9 +329,10 @@ impl Agent {
                 return Ok(answer);
             }
             let left = end.saturating_duration_since(Instant::now());
-            if left.is_zero() || self.is_over.load(Ordering::SeqCst) {
+            let is_over = self.is_over.load(Ordering::SeqCst);
+            if left.is_zero() || is_over {
                 answers.remove(&id);
-                return Err(gone());
+                return Err(if is_over { gone() } else { not_agreed(limit) });
             }
             self.answered.wait_for(&mut answers, left);
         }
@@ -512,6 +513,11 @@ fn spawn(name: &str, run: impl FnOnce() + Send + 'static) -> Result<JoinHandle<(
 fn broken(error: std::io::Error) -> Error {
     let text = error.to_string();
     Error::new(ErrorCode::RPC_FAIL, "a process group cannot start").with("reason", text)
+}
+
+fn not_agreed(limit: Duration) -> Error {
+    let text = "the members have not agreed on a change of the view in time: one of them is silent";
+    Error::new(ErrorCode::RPC_TIMEOUT, text).with("limit_s", limit.as_secs_f64())
 }
 
 fn gone() -> Error {

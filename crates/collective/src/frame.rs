@@ -2,10 +2,12 @@
 
 use std::io::{self, Read};
 
+use crate::call::Call;
+
 /// Memory that is reserved for a payload before its bytes arrive.
 const RESERVED_BYTES_MAX: u64 = 64 << 20;
 
-pub(crate) const HEADER_BYTES: usize = 48;
+pub(crate) const HEADER_BYTES: usize = 56;
 
 /// The kind of a frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -42,11 +44,21 @@ pub(crate) struct Header {
     pub(crate) step: u32,
     pub(crate) source: u32,
     pub(crate) length: u64,
+    /// What the sender of a part has called.
+    pub(crate) call: Call,
 }
 
 impl Header {
-    pub(crate) const WAKE: Self =
-        Self { kind: Kind::Wake, group: 0, attempt: 0, sequence: 0, step: 0, source: 0, length: 0 };
+    pub(crate) const WAKE: Self = Self {
+        kind: Kind::Wake,
+        group: 0,
+        attempt: 0,
+        sequence: 0,
+        step: 0,
+        source: 0,
+        length: 0,
+        call: Call::NONE,
+    };
 
     /// Returns the bytes of the header, with the number of the frame on its link.
     pub(crate) fn encode(&self, number: u64) -> [u8; HEADER_BYTES] {
@@ -58,7 +70,8 @@ impl Header {
         bytes[24..28].copy_from_slice(&self.step.to_le_bytes());
         bytes[28..32].copy_from_slice(&self.source.to_le_bytes());
         bytes[32..40].copy_from_slice(&self.length.to_le_bytes());
-        bytes[40..].copy_from_slice(&number.to_le_bytes());
+        bytes[40..48].copy_from_slice(&number.to_le_bytes());
+        bytes[48..].copy_from_slice(&self.call.encode());
         bytes
     }
 
@@ -87,6 +100,7 @@ impl Header {
             step: word(24)?,
             source: word(28)?,
             length: long(32)?,
+            call: Call::decode(bytes[48..].try_into().ok()?),
         };
         Some((header, long(40)?))
     }

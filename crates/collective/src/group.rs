@@ -12,6 +12,7 @@ use mooncake_os::spin_wait::{ANSWER_SPIN_TIME, SpinWait};
 
 use crate::{
     attempt::Attempt,
+    call::Call,
     collectives::{Operation, Stop, Writes},
     completion::{Completion, Outcome},
     context::Agent,
@@ -212,6 +213,22 @@ impl Group {
         }
         announce(ended);
         Ok(completion)
+    }
+
+    /// Gives up a receive that has got no message, and returns whether it had got none: its memory is free
+    /// then, and a message that comes later stays for another receive.
+    pub fn cancel_receive(&self, completion: &Completion) -> bool {
+        let mut state = self.core.inbox.state.lock();
+        let receives = &mut state.messages.receives;
+        let place = receives.iter().position(|receive| receive.completion.is_same(completion));
+        let cancelled = place.map(|place| receives.remove(place));
+        drop(state);
+        let is_cancelled = cancelled.is_some();
+        if let Some(receive) = cancelled {
+            let error = Some(Error::invalid("the receive was cancelled"));
+            receive.completion.complete(Outcome { error, ..Outcome::default() });
+        }
+        is_cancelled
     }
 
     /// Returns the highest active slot + 1; before this rank has joined, the declared size.
@@ -436,19 +453,21 @@ impl Core {
 
     /// Carries out one operation, again if the view changes meanwhile.
     async fn attempt(&self, operation: &Operation) -> Outcome {
-        let mut begun = false;
+        let (mut begun, call) = (false, operation.call());
         loop {
-            let view = match self.start_attempt(&mut begun).await {
+            let view = match self.start_attempt(&mut begun, call).await {
                 Ok(view) => view,
                 Err(error) => return self.end_failed(error),
             };
             self.lent.end();
             self.staged.lock().retain(|staged| staged.attempt == view.attempt);
-            let exchange = Attempt::new(self, view);
+            let exchange = Attempt::new(self, view, call);
             let mut has_data = None;
-            match exchange.run(operation, &mut has_data).await {
+            match exchange.run_announced(operation, &mut has_data).await {
                 Ok(()) => return self.end(has_data.unwrap_or_default()),
-                Err(Stop::Failed(error)) => return self.end_failed(error),
+                Err(Stop::Failed(error) | Stop::FailedElsewhere(error)) => {
+                    return self.end_failed(error);
+                }
                 Err(Stop::Interrupted) => {}
             }
             match self.await_view(exchange.view.attempt).await {
@@ -489,7 +508,7 @@ impl Core {
     }
 
     /// Waits until the group is not stopped, and returns the view.
-    async fn start_attempt(&self, begun: &mut bool) -> Result<View> {
+    async fn start_attempt(&self, begun: &mut bool, call: Call) -> Result<View> {
         let find = |state: &mut State| {
             if let Some(error) = &state.closed {
                 return Some(Err(error.clone()));
@@ -500,8 +519,9 @@ impl Core {
             if !state.progress.view.is_member(self.slot) {
                 return Some(Err(not_active()));
             }
-            state.progress.begin(*begun);
+            let sequence = state.progress.begin(*begun);
             *begun = true;
+            state.begin_call(state.progress.view.attempt, sequence, call);
             Some(Ok(state.progress.view.clone()))
         };
         self.inbox.find(find).await

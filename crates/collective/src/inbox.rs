@@ -5,6 +5,7 @@ use std::{
     future::{Future, poll_fn},
     sync::Arc,
     task::{Poll, Waker},
+    time::{Duration, Instant},
 };
 
 use mooncake_base::{
@@ -14,7 +15,8 @@ use mooncake_base::{
 use rustc_hash::FxHashMap;
 
 use crate::{
-    collectives::DONE,
+    call::Call,
+    collectives::{ANNOUNCED, DONE},
     completion::{Completion, Outcome},
     frame::{Header, Kind},
     group::slot_number,
@@ -24,6 +26,9 @@ use crate::{
     peer_memory::{Cell, Loan},
     progress::Progress,
 };
+
+/// How long a change of the view may take before a rank that cannot be reached is named.
+const CHANGE_LIMIT: Duration = Duration::from_secs(2);
 
 /// A part of a collective: attempt, sequence, step, source.
 pub(crate) type PartKey = (u32, u64, u32, u32);
@@ -47,6 +52,26 @@ pub(crate) enum Part {
 }
 
 impl Part {
+    /// Returns what a frame of a link to `process` brings; `None` if its payload does not fit its kind.
+    fn decode(kind: Kind, payload: Vec<u8>, process: Option<u32>) -> Option<Self> {
+        match kind {
+            Kind::CollectiveLoan | Kind::MessageLoan => {
+                Some(Self::Lent { process: process?, loan: Loan::decode(&payload)? })
+            }
+            Kind::Offer => {
+                payload.as_slice().try_into().ok().map(u64::from_le_bytes).map(Self::Offered)
+            }
+            Kind::CollectiveFetch => match payload.as_chunks() {
+                ([address, length], []) => Some(Self::Remote {
+                    address: u64::from_le_bytes(*address),
+                    length: u64::from_le_bytes(*length),
+                }),
+                _ => None,
+            },
+            _ => Some(Self::Bytes(payload)),
+        }
+    }
+
     pub(crate) fn length(&self) -> u64 {
         match self {
             Self::Bytes(bytes) => bytes.len() as u64,
@@ -82,12 +107,23 @@ pub(crate) struct State {
     pub(crate) unreported: Vec<usize>,
     pub(crate) refusal: Option<String>,
     pub(crate) closed: Option<Error>,
-    pub(crate) parts: FxHashMap<PartKey, Part>,
+    /// What has arrived, and what its sender has called.
+    pub(crate) parts: FxHashMap<PartKey, (Part, Call)>,
+    pub(crate) running_call: Option<RunningCall>,
     /// The part that the operation waits for.
     pub(crate) awaited: Option<PartKey>,
     /// The thread that goes on with the operation.
     pub(crate) waker: Option<Waker>,
     pub(crate) messages: Messages,
+}
+
+/// What this rank has called, and which member has called something else there.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct RunningCall {
+    attempt: u32,
+    sequence: u64,
+    call: Call,
+    pub(crate) other: Option<(usize, Call)>,
 }
 
 /// Messages of `send` and `recv`.
@@ -207,23 +243,7 @@ impl Inbox {
         let mut taken = None;
         let nothing = (Ended::new(), None);
         let source = header.source as usize;
-        let is_loan = matches!(header.kind, Kind::CollectiveLoan | Kind::MessageLoan);
-        let payload = match (is_loan, process, Loan::decode(&payload)) {
-            (false, ..) if header.kind == Kind::Offer => match payload.as_slice().try_into() {
-                Ok(length) => Part::Offered(u64::from_le_bytes(length)),
-                Err(_) => return nothing,
-            },
-            (false, ..) if header.kind == Kind::CollectiveFetch => match payload.as_chunks() {
-                ([address, length], []) => Part::Remote {
-                    address: u64::from_le_bytes(*address),
-                    length: u64::from_le_bytes(*length),
-                },
-                _ => return nothing,
-            },
-            (false, ..) => Part::Bytes(payload),
-            (true, Some(process), Some(loan)) => Part::Lent { process, loan },
-            _ => return nothing,
-        };
+        let Some(payload) = Part::decode(header.kind, payload, process) else { return nothing };
         let mut state = self.state.lock();
         match header.kind {
             Kind::Collective | Kind::CollectiveLoan | Kind::CollectiveFetch => {
@@ -232,8 +252,12 @@ impl Inbox {
                 }
                 let key = (header.attempt, header.sequence, header.step, header.source);
                 let is_failure = header.step == DONE && payload.length() > 0;
-                let is_awaited = is_failure || state.awaited == Some(key);
-                state.parts.insert(key, payload);
+                let compared = state.compare_call(header);
+                if compared.is_none() || header.step != ANNOUNCED {
+                    state.parts.insert(key, (payload, header.call));
+                }
+                let is_other = compared == Some(false);
+                let is_awaited = is_failure || is_other || state.awaited == Some(key);
                 let waker = if is_awaited { state.waker.take() } else { None };
                 drop(state);
                 if let Some(waker) = waker {
@@ -351,6 +375,22 @@ impl Inbox {
         view.is_member(*slot) && view.members.iter().any(is_member)
     }
 
+    /// Returns whether this process needs a connection to another rank, or will perhaps: the view changes. A
+    /// change that has begun is waited for.
+    pub(crate) fn needs(&self, rank: u32) -> bool {
+        let end = Instant::now() + CHANGE_LIMIT;
+        let mut state = self.state.lock();
+        while state.closed.is_none() && state.progress.stopped.is_some() {
+            let left = end.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return true;
+            }
+            self.changed.wait_for(&mut state, left);
+        }
+        drop(state);
+        self.shares_view_with(rank)
+    }
+
     /// Ends the group: operations that are not done fail.
     pub(crate) fn close(&self, error: &Error) {
         let mut ended = Ended::new();
@@ -386,6 +426,32 @@ impl Receive {
 }
 
 impl State {
+    /// Notes what this rank calls, and compares it with what has arrived for the operation.
+    pub(crate) fn begin_call(&mut self, attempt: u32, sequence: u64, call: Call) {
+        let is_here = |key: &PartKey| key.0 == attempt && key.1 == sequence;
+        let mut arrived = self.parts.iter().filter(|(key, _)| is_here(key));
+        let other = arrived.find(|(_, (_, other))| *other != call);
+        let other = other.map(|(key, (_, other))| (key.3 as usize, *other));
+        self.running_call = Some(RunningCall { attempt, sequence, call, other });
+        if !self.parts.is_empty() {
+            self.parts.retain(|key, _| key.2 != ANNOUNCED || !is_here(key));
+        }
+    }
+
+    /// Returns whether the sender of a frame has called what this rank carries out; `None` if the frame is
+    /// of a later operation.
+    fn compare_call(&mut self, header: &Header) -> Option<bool> {
+        let running = self.running_call.as_mut()?;
+        if running.attempt != header.attempt || running.sequence != header.sequence {
+            return None;
+        }
+        let is_same = running.call == header.call;
+        if !is_same {
+            running.other.get_or_insert((header.source as usize, header.call));
+        }
+        Some(is_same)
+    }
+
     /// Takes in a receive: it gets the first message that fits, or waits. Returns the sender and the
     /// number of a message that was taken.
     pub(crate) fn add_receive(

@@ -11,7 +11,7 @@
 //! [`shared_futex`] (where a thread sleeps until a frame comes),
 //! [`link`] (a connection), [`mesh`] (all of them, and who waits for frames), [`inbox`] (the state of a group), [`group`],
 //! [`line`] (who carries out its operations),
-//! [`attempt`] (one attempt of an operation), [`collectives`] (who sends what), [`messages`],
+//! [`attempt`] (one attempt of an operation), [`call`] (what a rank has called), [`collectives`] (who sends what), [`messages`],
 //! [`reduce`], [`memory`], [`peer_memory`] (memory of other ranks), [`staging`] (contributions in
 //! shared memory), [`fabric`] (memory of other hosts), [`buffers`], [`completion`],
 //! [`auth`], [`metrics`].
@@ -20,6 +20,7 @@
 mod attempt;
 mod auth;
 mod buffers;
+mod call;
 mod collectives;
 mod completion;
 mod context;
@@ -45,6 +46,7 @@ mod shared_futex;
 mod shared_memory;
 mod staging;
 
+pub use call::ELEMENTS;
 pub use collectives::Operation;
 pub use completion::{Completion, Outcome};
 pub use context::{Context, ContextConfig, GroupConfig};

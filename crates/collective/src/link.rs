@@ -260,7 +260,10 @@ pub(crate) mod tests {
     use std::{net::TcpListener, sync::Arc, thread};
 
     use super::*;
-    use crate::frame::{Kind, read_frame};
+    use crate::{
+        call::Call,
+        frame::{Kind, read_frame},
+    };
 
     pub(crate) fn link_of(stream: TcpStream, rings: Option<Rings>) -> Arc<Link> {
         Arc::new(Link {
@@ -294,6 +297,7 @@ pub(crate) mod tests {
             step: 0,
             source: 0,
             length: length as u64,
+            call: Call::NONE,
         }
     }
 

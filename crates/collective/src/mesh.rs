@@ -224,11 +224,22 @@ impl Mesh {
                 match opened {
                     Ok(link) => mesh.read(&link),
                     Err(error) => {
-                        tracing::warn!(rank = member.rank, %error, "a rank cannot be reached");
                         mesh.report_lost(key);
+                        mesh.log_unreached(member.rank, &error);
                     }
                 }
             });
+        }
+    }
+
+    /// Logs that a rank cannot be reached: as a warning, unless it has left the groups that it shared with
+    /// this process.
+    fn log_unreached(&self, rank: u32, error: &io::Error) {
+        let has_left = self.is_closing() || !self.inboxes().iter().any(|inbox| inbox.needs(rank));
+        if has_left {
+            tracing::debug!(rank, %error, "a rank that has left cannot be reached");
+        } else {
+            tracing::warn!(rank, %error, "a rank cannot be reached");
         }
     }
 
@@ -347,6 +358,10 @@ impl Mesh {
         };
         stream.set_read_timeout(Some(DIAL_LIMIT))?;
         let is_same_host = stream.peer_addr()?.ip() == stream.local_addr()?.ip();
+        if is_same_host {
+            // Before the peer knows where to read.
+            peer_memory::allow_reading();
+        }
         stream.write_all(&std::process::id().to_le_bytes())?;
         stream.write_all(&self.secret.address().to_le_bytes())?;
         let (mut process, mut address) = ([0; 4], [0; 8]);

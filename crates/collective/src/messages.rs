@@ -3,6 +3,7 @@
 use mooncake_base::Error;
 
 use crate::{
+    call::Call,
     completion::Outcome,
     frame::{Header, Kind},
     group::{Core, RECHECK, slot_number},
@@ -117,6 +118,7 @@ impl Core {
             step,
             source: slot_number(self.slot),
             length: length as u64,
+            call: Call::NONE,
         }
     }
 

@@ -37,7 +37,7 @@ pub(crate) enum OperationKind {
 }
 
 impl OperationKind {
-    const ALL: [Self; 11] = [
+    pub(crate) const ALL: [Self; 11] = [
         Self::AllReduce,
         Self::Reduce,
         Self::Broadcast,
@@ -51,7 +51,7 @@ impl OperationKind {
         Self::Receive,
     ];
 
-    const fn name(self) -> &'static str {
+    pub(crate) const fn name(self) -> &'static str {
         match self {
             Self::AllReduce => "allreduce",
             Self::Reduce => "reduce",

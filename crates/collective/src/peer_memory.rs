@@ -140,7 +140,6 @@ pub(crate) struct Secret(Box<Nonce>);
 
 impl Default for Secret {
     fn default() -> Self {
-        allow_reading();
         Self(Box::new(nonce()))
     }
 }
@@ -155,8 +154,10 @@ impl Secret {
     }
 }
 
-/// Lets processes of this user read this one where the kernel allows it only to parents.
-fn allow_reading() {
+/// Lets processes of this user read this one where the kernel allows it only to parents. The kernel takes one
+/// process, with its descendants, or all: the peers have no parent in common that this one knows of. So it
+/// is called only once there is a peer on this host.
+pub(crate) fn allow_reading() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
         let is_restricted =

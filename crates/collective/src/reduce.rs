@@ -99,6 +99,20 @@ impl Reduction {
         let missing = || Error::invalid("unknown reduction").with("code", code);
         Self::ALL.get(index).copied().ok_or_else(missing)
     }
+
+    /// Returns the name of the reduction.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Sum => "sum",
+            Self::Average => "average",
+            Self::Product => "product",
+            Self::Min => "min",
+            Self::Max => "max",
+            Self::BitAnd => "bitwise and",
+            Self::BitOr => "bitwise or",
+            Self::BitXor => "bitwise xor",
+        }
+    }
 }
 
 /// Reduces `other` into `sum`, element by element. Bytes past the shorter one stay as they are.

@@ -10,8 +10,8 @@ use std::{
 
 use mooncake_base::{Clock, Error, Result, SystemClock, Token, env, exposition::Exposition};
 use mooncake_collective::{
-    Answer, Completion, Context, ContextConfig, Dtype, Fabric, Group, GroupConfig, HostRange,
-    Mirror, Operation, Reduction, Status, add_metrics,
+    Answer, Completion, Context, ContextConfig, Dtype, ELEMENTS, Fabric, Group, GroupConfig,
+    HostRange, Mirror, Operation, Reduction, Status, add_metrics,
 };
 use mooncake_transfer_engine::{LocalRange, Opcode, TransferEntry, TransportKind};
 use pyo3::{prelude::*, types::PyDict};
@@ -25,10 +25,8 @@ use crate::{
 
 /// How often a wait looks for Ctrl-C.
 const SIGNAL_INTERVAL: Duration = Duration::from_millis(100);
-/// Longest time that the coordinator takes to change a view.
-const CHANGE_LIMIT: Duration = Duration::from_secs(40);
-/// Longest time in which a group is made if the caller's limit cannot be counted.
-const MADE_LIMIT: Duration = Duration::from_secs(30 * 24 * 3600);
+/// A limit of the caller that cannot be counted.
+const LIMIT_MAX: Duration = Duration::from_secs(30 * 24 * 3600);
 /// How long an activation waits for ranks that do not wait in `join` yet.
 const READY_LIMIT: Duration = Duration::from_secs(20);
 
@@ -89,6 +87,12 @@ impl CollectiveContext {
         or_raise(py, detached(py, text))
     }
 
+    /// Returns the names of the types of elements, in the order of their codes. 255 stands for others.
+    #[staticmethod]
+    fn element_names() -> [&'static str; ELEMENTS.len()] {
+        ELEMENTS
+    }
+
     /// The address of the coordinator.
     #[getter]
     fn address(&self) -> String {
@@ -122,7 +126,7 @@ impl CollectiveContext {
             is_extension,
             removes_lost: auto_deactivate,
             first_rank,
-            made_within: Duration::try_from_secs_f64(timeout_s).unwrap_or(MADE_LIMIT),
+            made_within: limit(timeout_s),
         };
         let made = detached(py, || self.0.group(&config)).and_then(|made| made);
         Ok(CollectiveGroup { group: or_raise(py, made)?, capacity: max_group_size })
@@ -241,15 +245,17 @@ impl CollectiveGroup {
         self.reduction(py, (source, target, count), (dtype, operation), Some(root))
     }
 
-    /// Sends the bytes of the root to all members.
+    /// Sends the bytes of the root to all members. `elements` is the code of their type, here and below.
     fn broadcast(
         &self,
         py: Python<'_>,
         address: usize,
         length: usize,
         root: usize,
+        elements: u8,
     ) -> PyResult<CollectiveCompletion> {
-        self.begin(py, Operation::Broadcast { range: range(address, length), root })
+        let range = range(address, length);
+        self.begin(py, Operation::Broadcast { range, elements, root })
     }
 
     /// Gathers the bytes of each member at all members.
@@ -259,13 +265,15 @@ impl CollectiveGroup {
         source: usize,
         targets: Vec<usize>,
         length: usize,
+        elements: u8,
     ) -> PyResult<CollectiveCompletion> {
         let targets = equal_ranges(targets, length);
         let source = range(source, length);
-        self.begin(py, Operation::Gather { source, targets, root: None })
+        self.begin(py, Operation::Gather { source, targets, elements, root: None })
     }
 
     /// Gathers the bytes of each member at the root.
+    #[allow(clippy::too_many_arguments, reason = "the binding names each argument")]
     fn gather(
         &self,
         py: Python<'_>,
@@ -273,13 +281,15 @@ impl CollectiveGroup {
         targets: Vec<usize>,
         length: usize,
         root: usize,
+        elements: u8,
     ) -> PyResult<CollectiveCompletion> {
         let targets = equal_ranges(targets, length);
         let source = range(source, length);
-        self.begin(py, Operation::Gather { source, targets, root: Some(root) })
+        self.begin(py, Operation::Gather { source, targets, elements, root: Some(root) })
     }
 
     /// Sends each slot its part of the bytes of the root.
+    #[allow(clippy::too_many_arguments, reason = "the binding names each argument")]
     fn scatter(
         &self,
         py: Python<'_>,
@@ -287,9 +297,11 @@ impl CollectiveGroup {
         target: usize,
         length: usize,
         root: usize,
+        elements: u8,
     ) -> PyResult<CollectiveCompletion> {
         let sources = equal_ranges(sources, length);
-        self.begin(py, Operation::Scatter { sources, target: range(target, length), root })
+        let target = range(target, length);
+        self.begin(py, Operation::Scatter { sources, target, elements, root })
     }
 
     /// Reduces a part per slot; this member gets that of its slot, of `length` elements.
@@ -313,6 +325,7 @@ impl CollectiveGroup {
     }
 
     /// Sends bytes to each slot, and takes bytes from each.
+    #[allow(clippy::too_many_arguments, reason = "the binding names each argument")]
     fn all_to_all(
         &self,
         py: Python<'_>,
@@ -320,13 +333,14 @@ impl CollectiveGroup {
         source_lengths: Vec<usize>,
         targets: Vec<usize>,
         target_lengths: Vec<usize>,
+        elements: u8,
     ) -> PyResult<CollectiveCompletion> {
         let ranges = |addresses: Vec<usize>, lengths: Vec<usize>| {
             addresses.into_iter().zip(lengths).map(|(at, length)| range(at, length)).collect()
         };
         let sources = ranges(sources, source_lengths);
         let targets = ranges(targets, target_lengths);
-        self.begin(py, Operation::AllToAll { sources, targets })
+        self.begin(py, Operation::AllToAll { sources, targets, elements })
     }
 
     /// Waits for all members.
@@ -364,13 +378,19 @@ impl CollectiveGroup {
         self.group.peers()
     }
 
+    /// Gives up a receive that has got no message, and returns whether it had got none.
+    fn cancel_receive(&self, completion: &CollectiveCompletion) -> bool {
+        self.group.cancel_receive(&completion.0)
+    }
+
     /// Makes ranks that wait in `join` members; returns status, epoch, dropped ranks and reason.
-    /// Waits for ranks that do not wait in `join` yet.
-    fn activate(&self, py: Python<'_>, slots: Vec<usize>) -> PyResult<AnswerParts> {
+    /// Waits for ranks that do not wait in `join` yet, and at most `limit_s` for the members to agree.
+    fn activate(&self, py: Python<'_>, slots: Vec<usize>, limit_s: f64) -> PyResult<AnswerParts> {
+        let limit = limit(limit_s);
         let end = Instant::now() + READY_LIMIT;
         loop {
             let version = self.group.peers_version();
-            let answer = ask(py, || self.group.activate(slots.clone(), CHANGE_LIMIT))?;
+            let answer = ask(py, || self.group.activate(slots.clone(), limit))?;
             if answer.status != Status::NotReady || !self.await_peers(py, version, end)? {
                 return Ok(parts(answer));
             }
@@ -378,13 +398,13 @@ impl CollectiveGroup {
     }
 
     /// Takes ranks out of the view; returns as `activate`.
-    fn deactivate(&self, py: Python<'_>, slots: Vec<usize>) -> PyResult<AnswerParts> {
-        ask(py, || self.group.deactivate(slots, CHANGE_LIMIT)).map(parts)
+    fn deactivate(&self, py: Python<'_>, slots: Vec<usize>, limit_s: f64) -> PyResult<AnswerParts> {
+        ask(py, || self.group.deactivate(slots, limit(limit_s))).map(parts)
     }
 
     /// Returns whether the members have agreed on a loss since the last call.
-    fn sync_after_failure(&self, py: Python<'_>) -> PyResult<bool> {
-        let answer = ask(py, || self.group.synchronize(CHANGE_LIMIT))?;
+    fn sync_after_failure(&self, py: Python<'_>, limit_s: f64) -> PyResult<bool> {
+        let answer = ask(py, || self.group.synchronize(limit(limit_s)))?;
         Ok(answer.status == Status::Applied)
     }
 
@@ -504,9 +524,15 @@ impl CollectiveCompletion {
         }
     }
 
-    /// Returns whether the operation is done.
+    /// Returns whether the operation is done. Looks for frames of the peers.
     fn done(&self) -> bool {
         self.0.wait(Duration::ZERO)
+    }
+
+    /// Whether the end of the operation was seen already, without a look at the peers.
+    #[getter]
+    fn has_ended(&self) -> bool {
+        self.0.is_done()
     }
 
     /// Returns why the operation failed as a whole.
@@ -556,6 +582,10 @@ fn parts(answer: Answer) -> AnswerParts {
 
 fn codes(dtype: u32, operation: u32) -> Result<(Dtype, Reduction)> {
     Ok((Dtype::from_code(dtype)?, Reduction::from_code(operation)?))
+}
+
+fn limit(seconds: f64) -> Duration {
+    Duration::try_from_secs_f64(seconds).unwrap_or(LIMIT_MAX)
 }
 
 fn equal_ranges(addresses: Vec<usize>, length: usize) -> Vec<HostRange> {

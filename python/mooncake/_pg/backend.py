@@ -38,6 +38,8 @@ _PASSED_ON = (
     "recv",
     "recv_anysource",
     "monitored_barrier",
+    "set_timeout",
+    "_set_default_timeout",
 )
 
 

@@ -1,4 +1,4 @@
-"""Codes of element types and reductions, as the native side knows them."""
+"""Codes of types of elements and of reductions, as the native side knows them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-__all__ = ["REDUCIBLE_DTYPES", "dtype_code", "operation_code"]
+from mooncake._runtime import _native
+
+__all__ = ["REDUCIBLE_DTYPES", "dtype_code", "element_code", "operation_code", "premultiplied"]
 
 REDUCIBLE_DTYPES: dict[torch.dtype, int] = {
     torch.uint8: 0,
@@ -27,9 +29,19 @@ REDUCIBLE_DTYPES: dict[torch.dtype, int] = {
     torch.uint64: 14,
 }
 
+# All types by which ranks compare their calls, also those that cannot be reduced. This torch may
+# not have all of them.
+_ELEMENTS = {
+    getattr(torch, name): code
+    for code, name in enumerate(_native.CollectiveContext.element_names())
+    if hasattr(torch, name)
+}
+_OTHER_ELEMENT = 255
+
 SUM, AVG, PRODUCT, MIN, MAX, BAND, BOR, BXOR = range(8)
 _NAMES = ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR")
 _OPERATIONS = {getattr(dist.ReduceOp, name): code for code, name in enumerate(_NAMES)}
+_PREMUL_SUM = getattr(dist.ReduceOp, "PREMUL_SUM", None)
 _FLOATING = {5, 6, 8, 9, 10, 11}
 _COMPLEX = {10, 11}
 
@@ -41,7 +53,10 @@ def operation_code(operation: Any, dtype: torch.dtype) -> int:
         TypeError: The reduction is not defined for `dtype`, or not known.
     """
     # A ReduceOp carries its kind in `op`; the kinds themselves (ReduceOp.SUM) are passed too.
-    code = _OPERATIONS.get(getattr(operation, "op", operation))
+    kind_of_operation = getattr(operation, "op", operation)
+    code = _OPERATIONS.get(kind_of_operation)
+    if kind_of_operation == _PREMUL_SUM:
+        code = SUM
     if code is None:
         raise TypeError(f"the reduction is not supported: operation={operation}")
     kind = dtype_code(dtype)
@@ -53,6 +68,33 @@ def operation_code(operation: Any, dtype: torch.dtype) -> int:
     if undefined:
         raise TypeError(f"{_NAMES[code]} is not defined for the type: dtype={dtype}")
     return code
+
+
+def premultiplied(tensor: torch.Tensor, operation: Any) -> torch.Tensor:
+    """Returns what a reduction adds up: a scaled copy for PREMUL_SUM, else the tensor itself.
+
+    Raises:
+        TypeError: PREMUL_SUM has no factor, or elements that it would not scale exactly.
+    """
+    if getattr(operation, "op", operation) != _PREMUL_SUM:
+        return tensor
+    factor = getattr(operation, "factor", None)
+    if factor is None and hasattr(operation, "__getstate__"):
+        # Before torch 2.15, only the state shows the factor.
+        state = operation.__getstate__()
+        factor = state[1] if isinstance(state, tuple) else None
+    if factor is None:
+        raise TypeError("PREMUL_SUM needs a factor: ReduceOp.PREMUL_SUM(factor)")
+    if not (tensor.is_floating_point() or tensor.is_complex()):
+        raise TypeError(f"PREMUL_SUM is not defined for the type: dtype={tensor.dtype}")
+    if isinstance(factor, torch.Tensor):
+        factor = factor.detach().to(tensor.device, tensor.dtype).reshape(())
+    return tensor.detach() * factor
+
+
+def element_code(dtype: torch.dtype) -> int:
+    """Returns the code by which ranks compare the types of their elements."""
+    return _ELEMENTS.get(dtype, _OTHER_ELEMENT)
 
 
 def dtype_code(dtype: torch.dtype) -> int:

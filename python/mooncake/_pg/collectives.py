@@ -9,8 +9,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from .codes import dtype_code, operation_code
-from .memory import HostMemory, check_same, read_from, write_to
+from mooncake.errors import MooncakeError
+
+from .codes import dtype_code, element_code, operation_code, premultiplied
+from .memory import HostMemory, check_same, read_from, uses_of, write_to
+from .settings import process_settings
 from .work import CombinedWork, MooncakeWork, PendingWorks
 
 __all__ = ["Collectives"]
@@ -34,12 +37,7 @@ class Collectives:
     def allreduce(self, tensors: Tensors, opts: Any = None) -> MooncakeWork:
         """Reduces one tensor over all ranks, in place."""
         tensor = _single(tensors, "allreduce")
-        code = operation_code(_operation(opts), tensor.dtype)
-        memory = write_to(tensor, keeps_content=True)
-        completion = self._native_group().allreduce(
-            memory.address, memory.address, memory.numel, dtype_code(tensor.dtype), code
-        )
-        return self._begun(completion, [memory], [tensor], opts)
+        return self._reduction("allreduce", tensor, opts)
 
     def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> Any:
         """Reduces each tensor over all ranks, in place."""
@@ -48,24 +46,39 @@ class Collectives:
     def broadcast(self, tensors: Tensors, opts: Any = None) -> MooncakeWork:
         """Sends the tensor of the root to all ranks."""
         tensor = _single(tensors, "broadcast")
+        root = self._root(opts, "broadcast")
+        self._await_overlapping([tensor])
         memory = write_to(tensor, keeps_content=True)
-        completion = self._native_group().broadcast(memory.address, memory.nbytes, _root(opts))
+        completion = self._begin(
+            "broadcast", memory.address, memory.nbytes, root, element_code(tensor.dtype)
+        )
         return self._begun(completion, [memory], [tensor], opts)
 
     def reduce(self, tensors: Tensors, opts: Any = None) -> MooncakeWork:
         """Reduces one tensor over all ranks, in place at the root."""
         tensor = _single(tensors, "reduce")
-        code = operation_code(_operation(opts), tensor.dtype)
+        return self._reduction("reduce", tensor, opts, self._root(opts, "reduce"))
+
+    def _reduction(self, call: str, tensor: torch.Tensor, opts: Any, *root: int) -> MooncakeWork:
+        operation = _operation(opts)
+        code = operation_code(operation, tensor.dtype)
+        self._await_overlapping([tensor])
         memory = write_to(tensor, keeps_content=True)
-        completion = self._native_group().reduce(
-            memory.address,
+        source, sources = memory, []
+        added = premultiplied(tensor, operation)
+        if added is not tensor:
+            source = read_from(added)
+            sources = [source]
+        completion = self._begin(
+            call,
+            source.address,
             memory.address,
             memory.numel,
             dtype_code(tensor.dtype),
             code,
-            _root(opts),
+            *root,
         )
-        return self._begun(completion, [memory], [tensor], opts)
+        return self._begun(completion, [memory], [tensor], opts, sources)
 
     def allgather(
         self, outputs: Sequence[Tensors], tensors: Tensors, opts: Any = None
@@ -76,11 +89,16 @@ class Collectives:
         self._check_count(len(wanted), "allgather", "output tensors")
         check_same(wanted, source.dtype, "allgather")
         _check_sizes(wanted, source, "allgather")
+        self._await_overlapping([source, *wanted])
         own = read_from(source)
         # A slot without a rank keeps its content.
         parts = [write_to(tensor, keeps_content=True) for tensor in wanted]
-        completion = self._native_group().allgather(
-            own.address, [part.address for part in parts], own.nbytes
+        completion = self._begin(
+            "allgather",
+            own.address,
+            [part.address for part in parts],
+            own.nbytes,
+            element_code(source.dtype),
         )
         return self._begun(completion, parts, list(wanted), opts, [own])
 
@@ -88,6 +106,12 @@ class Collectives:
         self, outputs: Sequence[Tensors], tensors: Tensors, opts: Any = None
     ) -> Any:
         """Gathers each tensor: `outputs[rank][i]` belongs to `tensors[i]` of that rank."""
+        for row in outputs:
+            if len(row) != len(tensors):
+                raise ValueError(
+                    "allgather_coalesced: each rank needs an output for each tensor: "
+                    f"outputs={len(row)}, tensors={len(tensors)}"
+                )
         columns = [[row[i] for row in outputs] for i in range(len(tensors))]
         works = [
             self.allgather([column], [tensor], opts)
@@ -100,11 +124,14 @@ class Collectives:
     ) -> MooncakeWork:
         """Gathers one tensor of each rank into one tensor, in the order of ranks."""
         check_same([output], tensor.dtype, "all_gather_single")
+        count = self._part_count(output, tensor, "all_gather_single: the output", "the input")
+        self._await_overlapping([output, tensor])
         own = read_from(tensor)
         whole = write_to(output, keeps_content=True)
-        count = _part_count(whole.nbytes, own.nbytes, "all_gather_single")
         addresses = [whole.address + i * own.nbytes for i in range(count)]
-        completion = self._native_group().allgather(own.address, addresses, own.nbytes)
+        completion = self._begin(
+            "allgather", own.address, addresses, own.nbytes, element_code(tensor.dtype)
+        )
         return self._begun(completion, [whole], [output], opts, [own])
 
     def all_gather_single_coalesced(
@@ -122,15 +149,19 @@ class Collectives:
         sources = _single_list(tensors, "reduce_scatter")
         self._check_count(len(sources), "reduce_scatter", "input tensors")
         check_same(sources, output.dtype, "reduce_scatter")
+        operation = _operation(opts)
+        code = operation_code(operation, output.dtype)
+        self._await_overlapping([output, *sources])
         memory = write_to(output, keeps_content=True)
-        parts = [read_from(tensor) for tensor in sources]
-        completion = self._native_group().reduce_scatter(
+        parts = [read_from(premultiplied(tensor, operation)) for tensor in sources]
+        completion = self._begin(
+            "reduce_scatter",
             [part.address for part in parts],
             [part.numel for part in parts],
             memory.address,
             memory.numel,
             dtype_code(output.dtype),
-            operation_code(_operation(opts), output.dtype),
+            code,
         )
         return self._begun(completion, [memory], [output], opts, parts)
 
@@ -139,16 +170,20 @@ class Collectives:
     ) -> MooncakeWork:
         """Reduces one tensor over all ranks; each rank gets the part of its place."""
         check_same([tensor], output.dtype, "reduce_scatter_single")
+        operation = _operation(opts)
+        code = operation_code(operation, output.dtype)
+        count = self._part_count(tensor, output, "reduce_scatter_single: the input", "the output")
+        self._await_overlapping([output, tensor])
         memory = write_to(output, keeps_content=True)
-        whole = read_from(tensor)
-        count = _part_count(whole.nbytes, memory.nbytes, "reduce_scatter_single")
-        completion = self._native_group().reduce_scatter(
+        whole = read_from(premultiplied(tensor, operation))
+        completion = self._begin(
+            "reduce_scatter",
             [whole.address + i * memory.nbytes for i in range(count)],
             [memory.numel] * count,
             memory.address,
             memory.numel,
             dtype_code(output.dtype),
-            operation_code(_operation(opts), output.dtype),
+            code,
         )
         return self._begun(completion, [memory], [output], opts, [whole])
 
@@ -165,13 +200,16 @@ class Collectives:
         self._check_count(len(tensors), "alltoall", "input tensors")
         for tensor in (*outputs, *tensors):
             check_same([tensor], tensors[0].dtype, "alltoall")
+        self._await_overlapping([*outputs, *tensors])
         sources = [read_from(tensor) for tensor in tensors]
         parts = [write_to(tensor, keeps_content=True) for tensor in outputs]
-        completion = self._native_group().all_to_all(
+        completion = self._begin(
+            "all_to_all",
             [source.address for source in sources],
             [source.nbytes for source in sources],
             [part.address for part in parts],
             [part.nbytes for part in parts],
+            element_code(tensors[0].dtype),
         )
         return self._begun(completion, parts, list(outputs), opts, sources)
 
@@ -189,13 +227,14 @@ class Collectives:
         earlier divide otherwise, and the operation fails at all ranks.
         """
         check_same([output], tensor.dtype, "all_to_all_single")
+        self._await_overlapping([output, tensor])
         source = read_from(tensor)
         memory = write_to(output, keeps_content=True)
         size = int(self._native_group().size())
         counts = (size, self._pending.max_group_size)
         outgoing = _split(tensor, source, input_split_sizes, counts, "input")
         incoming = _split(output, memory, output_split_sizes, counts, "output")
-        completion = self._native_group().all_to_all(*outgoing, *incoming)
+        completion = self._begin("all_to_all", *outgoing, *incoming, element_code(tensor.dtype))
         return self._begun(completion, [memory], [output], opts, [source])
 
     def gather(
@@ -203,16 +242,23 @@ class Collectives:
     ) -> MooncakeWork:
         """Gathers one tensor of each rank at the root, which alone passes outputs."""
         source = _single(tensors, "gather")
+        root = self._root(opts, "gather")
         wanted: Tensors = []
-        if self.rank() == _root(opts):
+        if self.rank() == root:
             wanted = _single_list(outputs, "gather")
             self._check_count(len(wanted), "gather", "output tensors")
             check_same(wanted, source.dtype, "gather")
             _check_sizes(wanted, source, "gather")
+        self._await_overlapping([source, *wanted])
         own = read_from(source)
         parts = [write_to(tensor, keeps_content=True) for tensor in wanted]
-        completion = self._native_group().gather(
-            own.address, [part.address for part in parts], own.nbytes, _root(opts)
+        completion = self._begin(
+            "gather",
+            own.address,
+            [part.address for part in parts],
+            own.nbytes,
+            root,
+            element_code(source.dtype),
         )
         return self._begun(completion, parts, list(wanted), opts, [own])
 
@@ -221,36 +267,43 @@ class Collectives:
     ) -> MooncakeWork:
         """Sends a tensor of the root to each rank; the root alone passes inputs."""
         output = _single(outputs, "scatter")
+        root = self._root(opts, "scatter")
         given: Tensors = []
-        if self.rank() == _root(opts):
+        if self.rank() == root:
             given = _single_list(tensors, "scatter")
             self._check_count(len(given), "scatter", "input tensors")
             check_same(given, output.dtype, "scatter")
             _check_sizes(given, output, "scatter")
+        self._await_overlapping([output, *given])
         memory = write_to(output, keeps_content=True)
         parts = [read_from(tensor) for tensor in given]
-        completion = self._native_group().scatter(
-            [part.address for part in parts], memory.address, memory.nbytes, _root(opts)
+        completion = self._begin(
+            "scatter",
+            [part.address for part in parts],
+            memory.address,
+            memory.nbytes,
+            root,
+            element_code(output.dtype),
         )
         return self._begun(completion, [memory], [output], opts, parts)
 
     def barrier(self, opts: Any = None) -> MooncakeWork:
         """Waits until all ranks have called it."""
-        return self._begun(self._native_group().barrier(), [], [], opts)
+        return self._begun(self._begin("barrier"), [], [], opts)
 
     def send(self, tensors: Tensors, dst: int, tag: int = 0) -> MooncakeWork:
         """Sends a tensor to a rank; done when that rank has received it."""
         source = read_from(_single(tensors, "send"))
-        completion = self._native_group().send(source.address, source.nbytes, dst, _tag(tag))
-        return self._begun(completion, [], [], None, [source])
+        completion = self._begin("send", source.address, source.nbytes, dst, _tag(tag))
+        return self._message(completion, [], [], [source])
 
     def recv(self, tensors: Tensors, src: int, tag: int = 0) -> MooncakeWork:
         """Receives a tensor from a rank."""
         tensor = _single(tensors, "recv")
         memory = write_to(tensor, keeps_content=True)
         source = None if src < 0 else src
-        completion = self._native_group().recv(memory.address, memory.nbytes, source, _tag(tag))
-        return self._begun(completion, [memory], [tensor], None)
+        completion = self._begin("recv", memory.address, memory.nbytes, source, _tag(tag))
+        return self._message(completion, [memory], [tensor])
 
     def recv_anysource(self, tensors: Tensors, tag: int = 0) -> MooncakeWork:
         """Receives a tensor from whichever rank sends one; `source_rank` tells which."""
@@ -275,6 +328,76 @@ class Collectives:
             raise ValueError(
                 f"{call}: {what} must be as many as ranks: given={count}, ranks={size}"
             )
+
+    def _root(self, opts: Any, call: str) -> int:
+        """Returns the root of torch's options; a bare rank is accepted too."""
+        root = 0 if opts is None else opts if isinstance(opts, int) else int(opts.rootRank)
+        if not 0 <= root < self._pending.max_group_size:
+            raise ValueError(
+                f"{call}: the group has no such rank: root={root}, "
+                f"max_group_size={self._pending.max_group_size}"
+            )
+        return root
+
+    def _part_count(
+        self, whole: torch.Tensor, part: torch.Tensor, whole_name: str, part_name: str
+    ) -> int:
+        """Returns into how many parts a tensor falls.
+
+        The number may differ from that of ranks: after a rank was lost at the end of the group, the
+        survivors pass tensors for the smaller group. The operation fails if a rank that takes part
+        in it has no part.
+        """
+        most = self._pending.max_group_size
+        if not part.numel():
+            if not whole.numel():
+                return most
+        elif whole.numel() % part.numel() == 0 and 0 < whole.numel() // part.numel() <= most:
+            return int(whole.numel() // part.numel())
+        size = int(self._native_group().size())
+        raise ValueError(
+            f"{whole_name} must have the elements of {part_name} for each rank: "
+            f"elements={whole.numel()}, expected={part.numel()} x {size}"
+        )
+
+    def _await_overlapping(self, tensors: Tensors) -> None:
+        """Waits for earlier results in memory of these tensors, if an operation moves a copy.
+
+        A copy is made when an operation is called, and written back when it has ended. Tensors that
+        are their own memory are read and written in the order of calls.
+        """
+        if self._pending.collectives:
+            self._pending.await_overlapping(uses_of(tensors))
+
+    def _begin(self, operation: str, *arguments: Any) -> Any:
+        """Begins an operation of the native group, and returns its completion.
+
+        Raises:
+            DistBackendError: This rank is no member of the group any more, or the group is closed.
+        """
+        begin = getattr(self._native_group(), operation)
+        try:
+            return begin(*arguments)
+        except MooncakeError as error:
+            raise dist.DistBackendError(str(error)) from error
+
+    def _message(
+        self,
+        completion: Any,
+        memory: Sequence[HostMemory],
+        results: list[torch.Tensor],
+        sources: Sequence[HostMemory] = (),
+    ) -> MooncakeWork:
+        """Returns the work of a message."""
+        completion.start()
+        limit_us = process_settings.p2p_timeout_us
+        timeout_s = self._timeout_s if limit_us is None else limit_us / 1e6
+        work = MooncakeWork(
+            completion, memory, sources, results, timeout_s, self._pending, is_ordered=False
+        )
+        if self._coalesced is not None:
+            self._coalesced.append(work)
+        return work
 
     def _begun(
         self,
@@ -324,13 +447,6 @@ def _operation(opts: Any) -> Any:
     return dist.ReduceOp.SUM if opts is None else getattr(opts, "reduceOp", opts)
 
 
-def _root(opts: Any) -> int:
-    """Returns the root of torch's options; a bare rank is accepted too."""
-    if opts is None:
-        return 0
-    return opts if isinstance(opts, int) else int(opts.rootRank)
-
-
 def _tag(tag: int) -> int:
     if not -(1 << 31) <= tag < 1 << 32:
         raise ValueError(f"a tag has 32 bits: tag={tag}")
@@ -353,22 +469,6 @@ def _check_sizes(tensors: Tensors, like: torch.Tensor, call: str) -> None:
                 f"{call}: tensors differ in their number of elements: {tensor.numel()} and "
                 f"{like.numel()}"
             )
-
-
-def _part_count(whole_bytes: int, part_bytes: int, call: str) -> int:
-    """Returns into how many parts a buffer falls.
-
-    The number may differ from that of ranks: after a rank was lost at the end of the group, the
-    survivors pass buffers for the smaller group.
-    """
-    if part_bytes == 0:
-        return 0
-    if whole_bytes % part_bytes:
-        raise ValueError(
-            f"{call}: the large tensor is no multiple of the small one: "
-            f"large={whole_bytes} bytes, small={part_bytes} bytes"
-        )
-    return whole_bytes // part_bytes
 
 
 def _split(

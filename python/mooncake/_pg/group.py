@@ -184,9 +184,19 @@ class MooncakeProcessGroup(Collectives, dist.ProcessGroup):  # type: ignore[misc
         if self._process != os.getpid():
             return
         self._native.close()
+        self._pending.close()
         self._context.remove(self)
 
     abort = shutdown
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """Sets the time limit of operations that are called from now on."""
+        limit_s = timeout.total_seconds()
+        if limit_s <= 0:
+            raise ValueError(f"the time limit of a group must be positive: timeout={timeout}")
+        self._timeout_s = limit_s
+
+    _set_default_timeout = set_timeout
 
     def __del__(self) -> None:
         # Before 2.9, destroy_process_group calls nothing.

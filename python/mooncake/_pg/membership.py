@@ -8,10 +8,13 @@ from enum import IntEnum
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.distributed as dist
 
 from mooncake._runtime import _native
+from mooncake.errors import MooncakeError
 
 from .group import MooncakeProcessGroup
+from .settings import process_settings
 from .work import CombinedWork, MooncakeWork
 
 if TYPE_CHECKING:
@@ -19,6 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ProposalStatus",
+    "ProposeViewUpdateResponse",
     "SyncAfterFailureResponse",
     "SyncAfterFailureStatus",
     "ViewUpdateResponse",
@@ -68,6 +72,10 @@ class ViewUpdateResponse:
     reject_reason: str = ""
 
 
+# Upstream has both names.
+ProposeViewUpdateResponse = ViewUpdateResponse
+
+
 @dataclass(frozen=True, slots=True)
 class SyncAfterFailureResponse:
     """Result of `sync_after_failure`."""
@@ -107,7 +115,8 @@ def activate_ranks(pg: Any, ranks: Sequence[int]) -> ViewUpdateResponse:
     in `join_group` yet is waited for, at most 20 s; one whose process has ended is refused at once.
     """
     group = _group(pg)
-    response = _response(group._native_group().activate(_slots(group, ranks)))
+    limit_s = process_settings.change_limit_s
+    response = _response(group._native_group().activate(_slots(group, ranks), limit_s))
     group.refresh_mirror()
     return response
 
@@ -118,7 +127,8 @@ recover_ranks = activate_ranks
 def deactivate_ranks(backend: Any, ranks: Sequence[int]) -> ViewUpdateResponse:
     """Removes ranks from the view."""
     group = _group(backend)
-    response = _response(group._native_group().deactivate(_slots(group, ranks)))
+    limit_s = process_settings.change_limit_s
+    response = _response(group._native_group().deactivate(_slots(group, ranks), limit_s))
     group.refresh_mirror()
     return response
 
@@ -130,7 +140,11 @@ def join_group(pg: Any) -> None:
         RuntimeError: This rank is a member already, or nobody has activated it.
     """
     group = _group(pg)
-    if not group._native_group().join(_JOIN_TIMEOUT_US):
+    try:
+        has_joined = group._native_group().join(_JOIN_TIMEOUT_US)
+    except MooncakeError as error:
+        raise dist.DistBackendError(str(error)) from error
+    if not has_joined:
         raise TimeoutError(
             "no member has activated this rank: a member must call recover_ranks, "
             f"limit={_JOIN_TIMEOUT_US // 1_000_000} s"
@@ -189,7 +203,7 @@ def metrics_text() -> str:
 def sync_after_failure(backend: Any) -> SyncAfterFailureResponse:
     """Agrees with the other members on who was lost; for groups that do not do so themselves."""
     group = _group(backend)
-    is_reconciled = group._native_group().sync_after_failure()
+    is_reconciled = group._native_group().sync_after_failure(process_settings.change_limit_s)
     group.refresh_mirror()
     if is_reconciled:
         return SyncAfterFailureResponse(SyncAfterFailureStatus.Reconciled)

@@ -9,7 +9,10 @@ import torch
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["HostMemory", "Staging", "check_same", "read_from", "write_to"]
+__all__ = ["HostMemory", "Staging", "Use", "check_same", "read_from", "uses_of", "write_to"]
+
+Use = tuple[bool, int, int]
+"""Whether a tensor is staged, and where its elements begin and end."""
 
 
 class HostMemory:
@@ -30,14 +33,38 @@ class HostMemory:
         # The address of an empty tensor may be null or stale; the native side must not see it.
         self.address = host.data_ptr() if self.nbytes else 0
 
-    def store(self) -> None:
-        """Copies the bytes into the tensor, if they are not its own memory."""
+    def store(self) -> bool:
+        """Copies the bytes into the tensor, if they are not its own memory.
+
+        Returns:
+            Whether the copy runs on a stream, so that `join` must be called where it is used.
+        """
         if self._host is self._tensor or not self.nbytes:
-            return
+            return False
         if self._staging is None:
             self._tensor.detach().copy_(self._host)
-        else:
-            self._staging.copy_back(self._tensor, self._host)
+            return False
+        self._staging.copy_back(self._tensor, self._host)
+        return True
+
+    def join(self) -> None:
+        """Lets the current stream of this thread wait for the copy that `store` has begun."""
+        if self._staging is not None:
+            self._staging.join()
+
+    def overlaps(self, uses: Sequence[Use]) -> bool:
+        """Returns whether one of the tensors shares elements with this one, and either is staged.
+
+        Operations on memory that is not staged are carried out in the order of calls.
+        """
+        is_staged = self._host is not self._tensor
+        if not (is_staged or any(use[0] for use in uses)):
+            return False
+        _, begin, end = _use_of(self._tensor)
+        return any(
+            (is_staged or is_other_staged) and first < end and begin < last
+            for is_other_staged, first, last in uses
+        )
 
 
 def read_from(tensor: torch.Tensor) -> HostMemory:
@@ -57,8 +84,15 @@ def write_to(tensor: torch.Tensor, *, keeps_content: bool = False) -> HostMemory
         keeps_content: Whether the memory starts with the elements of the tensor.
     """
     _check(tensor)
-    if tensor.is_cpu and tensor.is_contiguous() and not (tensor.is_conj() or tensor.is_neg()):
+    if not _is_staged(tensor):
         return HostMemory(tensor, tensor, None)
+    if any(
+        not stride and size > 1 for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
+    ):
+        raise ValueError(
+            "a result cannot be written into a tensor whose elements share memory: pass a copy of "
+            f"it, shape={tuple(tensor.shape)}, stride={tensor.stride()}"
+        )
     if keeps_content:
         return read_from(tensor)
     if tensor.is_cpu:
@@ -73,6 +107,26 @@ def check_same(tensors: Sequence[torch.Tensor], dtype: torch.dtype, call: str) -
     for tensor in tensors:
         if tensor.dtype != dtype:
             raise TypeError(f"{call}: tensors differ in dtype: {tensor.dtype} and {dtype}")
+
+
+def uses_of(tensors: Sequence[torch.Tensor]) -> list[Use]:
+    """Returns how an operation uses memory that these tensors have."""
+    return [_use_of(tensor) for tensor in tensors if tensor.numel()]
+
+
+def _use_of(tensor: torch.Tensor) -> Use:
+    begin = tensor.data_ptr()
+    last = sum(
+        (size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
+    )
+    return _is_staged(tensor), begin, begin + (last + 1) * tensor.element_size()
+
+
+def _is_staged(tensor: torch.Tensor) -> bool:
+    """Returns whether the native side sees a copy of the tensor, not the tensor itself."""
+    return not (
+        tensor.is_cpu and tensor.is_contiguous() and not (tensor.is_conj() or tensor.is_neg())
+    )
 
 
 def _plain(tensor: torch.Tensor) -> torch.Tensor:
@@ -94,8 +148,8 @@ def _check(tensor: Any) -> None:
 class Staging:
     """Copies between a CUDA device and pinned host memory on a side stream.
 
-    The copy out waits for what the caller's stream did so far; the copy back is ordered before
-    the caller's later work by `join`.
+    The copy out waits for what the caller's stream did so far; the copy back is ordered before the
+    later work of a stream by `join`, which each stream that uses the result needs.
     """
 
     _streams: dict[int, Any] = {}  # noqa: RUF012 - one side stream per device, for the process
@@ -137,4 +191,9 @@ class Staging:
             tensor.detach().copy_(host, non_blocking=True)
             tensor.record_stream(self._stream)
             self._event = self._stream.record_event()
-        current.wait_event(self._event)
+        self.join()
+
+    def join(self) -> None:
+        """Lets the current stream wait for the copy back."""
+        if self._event is not None:
+            torch.cuda.current_stream(self._device).wait_event(self._event)

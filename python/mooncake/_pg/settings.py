@@ -186,7 +186,7 @@ class ProcessSettings:
     device_filter: tuple[str, ...] | None = None
     engine: TransferEngine | None = None
     collective_timeout_us: int = 10_000_000
-    p2p_timeout_us: int = 10_000_000
+    p2p_timeout_us: int | None = None
     reconciliation_window_us: int = 30_000_000
     is_fixed: bool = False
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -228,12 +228,20 @@ class ProcessSettings:
         return max(self.collective_timeout_us, _SILENCE_US_MIN)
 
     @property
+    def change_limit_s(self) -> float:
+        """The time in which members agree on a change of the view.
+
+        A silent member keeps the others from it until it is taken out.
+        """
+        return max(self.reconciliation_window_us, 2 * self.silence_limit_us) / 1e6
+
+    @property
     def engine_name(self) -> str:
         """The name that the engine was initialized with; empty without one."""
         return "" if self.engine is None else self.engine._local_name
 
     def set_duration(self, name: str, duration_us: int) -> None:
-        """Sets one of the durations, for groups that are made afterwards."""
+        """Sets one of the durations."""
         number = _as_int(duration_us)
         if number is None or number <= 0:
             raise ValueError(f"{name} must be a positive number of microseconds: {duration_us!r}")

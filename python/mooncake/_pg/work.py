@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import logging
 import threading
 from collections import deque
 from datetime import timedelta
@@ -14,12 +16,18 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from weakref import WeakMethod
 
-    from .memory import HostMemory
+    from .memory import HostMemory, Use
 
 __all__ = ["CombinedWork", "MooncakeWork", "PendingWorks"]
 
 _TORCH = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
 _Work: Any = torch._C._distributed_c10d.Work
+_log = logging.getLogger("mooncake.pg")
+
+# How long an operation waits that is behind one whose time is up.
+_STALLED_GRACE_S = 1.0
+# Operations of which the end is looked for, at each call.
+_LOOKS = 8
 
 
 class MooncakeWork(_Work):  # type: ignore[misc]
@@ -37,6 +45,7 @@ class MooncakeWork(_Work):  # type: ignore[misc]
         results: list[torch.Tensor],
         timeout_s: float,
         pending: PendingWorks,
+        is_ordered: bool = True,
     ) -> None:
         super().__init__()
         self._completion = completion
@@ -45,29 +54,69 @@ class MooncakeWork(_Work):  # type: ignore[misc]
         self._results = results
         self._timeout_s = timeout_s
         self._pending = pending
+        self._is_ordered = is_ordered
         self.max_group_size = pending.max_group_size
         self._lock = threading.Lock()
         self._is_stored = False
+        # Why the results could not be stored, and whether somebody was told.
+        self._failure: Exception | None = None
+        self._is_told = False
+        # Results that are copied by a stream.
+        self._streamed: list[HostMemory] = []
         self._future: Any = None
-        pending.keep(self)
+        self.number = pending.keep(self, is_ordered)
 
     def wait(self, timeout: timedelta | float | None = None) -> bool:
         """Waits until the operation is done and its results are in the tensors.
 
+        A stream waits for results in memory of a GPU: that which is current where this is called.
+
         Raises:
             DistBackendError: The operation failed as a whole, or its time is up.
         """
-        limit_s = _seconds(timeout) or self._timeout_s
+        self.await_end(_seconds(timeout) or self._timeout_s)
+        self._store()
+        error = self._error()
+        if error is not None:
+            raise error
+        for memory in self._streamed:
+            memory.join()
+        return True
+
+    def await_end(self, limit_s: float) -> None:
+        """Waits until the operation is done, but not for the results.
+
+        Raises:
+            DistBackendError: Its time is up.
+        """
+        earlier = self._pending.stalled if self._is_ordered else None
+        if earlier is not None and earlier is not self:
+            if self._completion.wait(min(limit_s, _STALLED_GRACE_S)):
+                return
+            if not earlier._completion.done():
+                raise dist.DistBackendError(
+                    "an earlier operation of the group is not done in its time, and later ones "
+                    "wait for it: another rank has not called it"
+                )
+            self._pending.stalled = None
         if not self._completion.wait(limit_s):
+            if self._is_ordered and self._pending.stalled is None:
+                self._pending.stalled = self
             raise dist.DistBackendError(
                 f"the operation is not done after {limit_s:g} s: another rank has not called it; "
                 "allow more time by the timeout of init_process_group"
             )
+        if earlier is self:
+            self._pending.stalled = None
+
+    def settle(self) -> None:
+        """Waits until the results are in the tensors, whatever becomes of the operation.
+
+        Raises:
+            DistBackendError: Its time is up.
+        """
+        self.await_end(self._timeout_s)
         self._store()
-        error = self._completion.error()
-        if error is not None:
-            raise dist.DistBackendError(str(error)) from error
-        return True
 
     def synchronize(self) -> None:
         """Does what `wait` does."""
@@ -82,12 +131,11 @@ class MooncakeWork(_Work):  # type: ignore[misc]
 
     def is_success(self) -> bool:
         """Returns whether the operation is done and did not fail as a whole."""
-        return self.is_completed() and self._completion.error() is None
+        return self.is_completed() and self._failure is None and self._completion.error() is None
 
     def exception(self) -> BaseException | None:
         """Returns the error of an operation that failed as a whole."""
-        error: BaseException | None = self._completion.error() if self.is_completed() else None
-        return error
+        return self._error() if self.is_completed() else None
 
     def result(self) -> list[torch.Tensor]:
         """Returns the tensors that the operation wrote."""
@@ -104,6 +152,10 @@ class MooncakeWork(_Work):  # type: ignore[misc]
     def failed_ranks(self) -> list[int]:
         """Returns the in-group ranks that this rank saw fail in the operation."""
         return list(self._completion.failed_ranks())
+
+    def overlaps(self, uses: Sequence[Use]) -> bool:
+        """Returns whether an operation on such memory must wait for the results of this one."""
+        return any(memory.overlaps(uses) for memory in self._memory)
 
     def get_future(self) -> Any:
         """Returns a future whose value is the list of the tensors."""
@@ -125,36 +177,59 @@ class MooncakeWork(_Work):  # type: ignore[misc]
 
     def _complete_future(self) -> None:
         """Gives the future its value. No lock is held: its callbacks run in here."""
-        try:
-            self._store()
-        except RuntimeError as failure:
-            self._future.set_exception(failure)
+        self._store()
+        error = self._error()
+        if error is not None:
+            self._future.set_exception(error)
             return
-        error = self._completion.error()
-        if error is None:
-            self._future.set_result(self._results)
+        for memory in self._streamed:
+            memory.join()
+        self._future.set_result(self._results)
+
+    def _error(self) -> dist.DistBackendError | None:
+        """Returns why the operation has failed, as torch's callers expect it."""
+        cause = self._completion.error()
+        if cause is not None:
+            error = dist.DistBackendError(str(cause))
+        elif self._failure is not None:
+            cause = self._failure
+            self._is_told = True
+            error = dist.DistBackendError(f"the result cannot be put into its tensor: {cause}")
         else:
-            self._future.set_exception(dist.DistBackendError(str(error)))
+            return None
+        error.__cause__ = cause
+        return error
 
     def _store(self) -> None:
         """Copies results into tensors that are not their own host memory, once."""
         if self._is_stored:
             return
         with self._lock:
-            if not self._is_stored:
+            if self._is_stored:
+                return
+            try:
                 if self._completion.error() is None:
-                    for memory in self._memory:
-                        memory.store()
+                    self._streamed = [memory for memory in self._memory if memory.store()]
                 if self._pending.on_loss is not None and self.failed_ranks():
                     refresh = self._pending.on_loss()
                     if refresh is not None:
                         refresh()
+            except RuntimeError as failure:
+                # Who waits for this work gets it, no caller of another operation.
+                self._failure = failure
+            finally:
                 self._is_stored = True
+                self._sources = ()
+        self._pending.forget(self.number)
 
     def __del__(self) -> None:
-        # The tensors of a work that nobody holds must live until the operation is done.
-        if not self._is_stored:
+        if not getattr(self, "_is_stored", True):
+            # The tensors of a message that nobody waits for must live until it has arrived.
             self._pending.adopt(self._completion, self._memory, self._sources)
+        elif getattr(self, "_failure", None) is not None and not self._is_told:
+            _log.warning(
+                "the result of an operation was not put into its tensor: %s", self._failure
+            )
 
 
 class CombinedWork(_Work):  # type: ignore[misc]
@@ -166,7 +241,7 @@ class CombinedWork(_Work):  # type: ignore[misc]
         self._future: Any = None
         self.max_group_size = self._works[0].max_group_size if self._works else 0
         if self._works:
-            self._works[0]._pending.keep(self)
+            self._works[0]._pending.remember(self)
 
     def wait(self, timeout: timedelta | float | None = None) -> bool:
         """Waits for each operation."""
@@ -211,38 +286,95 @@ class CombinedWork(_Work):  # type: ignore[misc]
 
 
 class PendingWorks:
-    """Memory of operations that nobody waits for, and works that old versions of torch forget."""
+    """The operations of a group that are not done, and works that old versions of torch forget.
+
+    Collectives are held in the order of calls, so that a later one on the same staged memory can
+    wait for their results. Messages are in no order; one that nobody waits for is held by its
+    memory.
+    """
 
     def __init__(self, max_group_size: int) -> None:
         self.max_group_size = max_group_size
         # Called when a work ends that has lost a rank.
         self.on_loss: WeakMethod[Callable[[], None]] | None = None
+        # The first operation whose time is up and that is not done.
+        self.stalled: MooncakeWork | None = None
+        self.collectives: dict[int, MooncakeWork] = {}
+        self._numbers = itertools.count()
+        self._lock = threading.Lock()
         self._orphans: deque[tuple[Any, Sequence[HostMemory], Sequence[HostMemory]]] = deque()
         # Before 2.7, C++ drops the Python half of a work that it was handed, and then waits for
         # ever in the base class.
         self._recent: deque[Any] | None = deque(maxlen=256) if _TORCH < (2, 7) else None
 
-    def keep(self, work: Any) -> None:
-        """Holds a new work where torch would forget it, and frees memory that is not in use."""
+    def keep(self, work: MooncakeWork, is_ordered: bool) -> int:
+        """Holds a new work until its results are stored, and returns its number."""
         if self._recent is not None:
             self._recent.append(work)
+        if self.collectives:
+            self._store_done()
         if self._orphans:
             self._free_done()
+        number = next(self._numbers)
+        if is_ordered:
+            self.collectives[number] = work
+        return number
+
+    def remember(self, work: Any) -> None:
+        """Holds a new work where torch would forget it."""
+        if self._recent is not None:
+            self._recent.append(work)
+
+    def forget(self, number: int) -> None:
+        """Lets go of a work whose results are stored."""
+        self.collectives.pop(number, None)
+
+    def await_overlapping(self, uses: Sequence[Use]) -> None:
+        """Waits for the results of operations that such memory must wait for, in their order."""
+        for work in list(self.collectives.values()):
+            if work.overlaps(uses):
+                work.settle()
+
+    def close(self) -> None:
+        """Lets go of all works; their operations have failed."""
+        self.collectives.clear()
+        self.stalled = None
 
     def adopt(
         self, completion: Any, memory: Sequence[HostMemory], sources: Sequence[HostMemory]
     ) -> None:
-        """Holds the memory of an operation whose work is gone until it is done."""
+        """Holds the memory of a message whose work is gone until it has arrived."""
+        # Called where an object is freed, perhaps in a thread that holds the lock.
         self._orphans.append((completion, memory, sources))
 
+    def _store_done(self) -> None:
+        """Stores the results of works that nobody waits for, perhaps."""
+        for work in list(self.collectives.values()):
+            if not work._completion.has_ended:
+                return
+            work._store()
+
     def _free_done(self) -> None:
-        for _ in range(len(self._orphans)):
-            completion, memory, sources = self._orphans.popleft()
-            if not completion.done():
-                self._orphans.append((completion, memory, sources))
-            elif completion.error() is None:
-                for part in memory:
-                    part.store()
+        if not self._lock.acquire(blocking=False):
+            return
+        try:
+            for _ in range(min(len(self._orphans), _LOOKS)):
+                completion, memory, sources = self._orphans.popleft()
+                if not completion.has_ended:
+                    self._orphans.append((completion, memory, sources))
+                elif completion.error() is None:
+                    for part in memory:
+                        _store_unawaited(part)
+        finally:
+            self._lock.release()
+
+
+def _store_unawaited(memory: HostMemory) -> None:
+    """Puts a result into its tensor where nobody is left who could be told of a failure."""
+    try:
+        memory.store()
+    except RuntimeError as failure:
+        _log.warning("a message that nobody waited for was not put into its tensor: %s", failure)
 
 
 def _seconds(timeout: timedelta | float | None) -> float:

@@ -81,7 +81,7 @@ const UNSAFE: &[(&str, &str)] = &[
     ("crates/collective/src/shared_futex.rs", "reads and writes memory that processes share"),
     ("crates/collective/src/shared_memory.rs", "maps memory that two processes share"),
     ("crates/collective/src/staging.rs", "reads and writes memory that processes share"),
-    ("crates/collective/tests/groups.rs", "lends memory of the test to operations"),
+    ("crates/collective/tests/groups/", "lends memory of the test to operations"),
     ("crates/python/src/collective.rs", "lends memory of tensors to operations"),
     ("crates/python/src/buffer.rs", "the buffer protocol"),
     ("crates/python/src/hostmem.rs", "maps memory for allocators in C"),

@@ -1,6 +1,8 @@
 //! Groups of several contexts in one process, over real sockets on the loopback device.
 #![allow(clippy::unwrap_used, reason = "a test panics where a step fails")]
 
+mod calls;
+
 use std::{
     collections::BTreeMap,
     net::{IpAddr, Ipv4Addr},
@@ -21,6 +23,7 @@ use mooncake_collective::{
 
 /// Far above what any step takes, also on a loaded machine.
 const LIMIT: Duration = Duration::from_secs(60);
+const I64: u8 = 4;
 
 fn context(rank: u32, coordinator: Option<&str>, token: Option<&str>) -> Context {
     context_at(Ipv4Addr::LOCALHOST, rank, coordinator, token)
@@ -211,8 +214,12 @@ fn exchange_rounds(groups: &[Arc<Group>], length: usize) {
                     let value = |from: usize, to: usize| round * 100 + (from * 10 + to) as i64;
                     own.fill(value(slot, 9));
                     let mut ranges: Vec<_> = all.iter_mut().map(|part| range(part)).collect();
-                    let gather =
-                        Operation::Gather { source: range(&mut own), targets: ranges, root: None };
+                    let gather = Operation::Gather {
+                        source: range(&mut own),
+                        targets: ranges,
+                        elements: I64,
+                        root: None,
+                    };
                     done(&group.begin(gather).unwrap());
                     for (from, part) in all.iter().enumerate() {
                         assert!(part.iter().all(|it| *it == value(from, 9)), "gather, {round}");
@@ -221,13 +228,18 @@ fn exchange_rounds(groups: &[Arc<Group>], length: usize) {
                         (0..count).map(|to| vec![value(slot, to); length]).collect();
                     let sources = sources.iter_mut().map(|part| range(part)).collect();
                     ranges = all.iter_mut().map(|part| range(part)).collect();
-                    done(&group.begin(Operation::AllToAll { sources, targets: ranges }).unwrap());
+                    done(
+                        &group
+                            .begin(Operation::AllToAll { sources, targets: ranges, elements: I64 })
+                            .unwrap(),
+                    );
                     for (from, part) in all.iter().enumerate() {
                         assert!(part.iter().all(|it| *it == value(from, slot)), "all to all");
                     }
                     let root = usize::try_from(round).unwrap() % count;
                     own.fill(value(slot, 8));
-                    let broadcast = Operation::Broadcast { range: range(&mut own), root };
+                    let broadcast =
+                        Operation::Broadcast { range: range(&mut own), elements: I64, root };
                     done(&group.begin(broadcast).unwrap());
                     assert!(own.iter().all(|it| *it == value(root, 8)), "broadcast, {round}");
                     own.fill(1 << slot);
