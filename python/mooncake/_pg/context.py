@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import ipaddress
 import os
 import socket
 import threading
@@ -19,14 +20,21 @@ from .settings import process_settings
 __all__ = ["ProcessContext", "context_for", "seconds_left"]
 
 _LATEST = "mooncake_pg/latest"
+# In place of an address: global rank 0 is in another world already.
+_OCCUPIED = "occupied"
+_BOOT_ID = "/proc/sys/kernel/random/boot_id"
+_NETWORK = "/proc/self/ns/net"
+_LOOPBACK = "127.0.0.1"
 
 
 class ProcessContext:
     """The native context, and the groups that use it; closed with the last of them."""
 
-    def __init__(self, native: Any, global_rank: int) -> None:
+    def __init__(self, native: Any, global_rank: int, store: Any) -> None:
         self.native = native
         self.global_rank = global_rank
+        # Kept, so that the same store is the same object.
+        self.store = _base_of(store)
         self._groups: weakref.WeakSet[Any] = weakref.WeakSet()
         self._process = os.getpid()
 
@@ -71,26 +79,58 @@ def context_for(store: Any, global_rank: int, *, joins: bool, deadline: float) -
 
     Raises:
         TimeoutError: Global rank 0 has not published its address in time.
+        RuntimeError: This process, or global rank 0, is in another world; or the address of a rank
+            is not one that other hosts reach.
     """
     global _current, _made
     with _lock:
         if _current is not None and _current.is_of_this_process():
+            _check_world(_current, store, global_rank)
             return _current
-        host = _host(store)
         number = _made
         if global_rank == 0:
-            native = _open(global_rank, host, None, deadline)
+            native = _open(global_rank, _host(store, None), None, deadline)
             address = native.address
-            store.set(f"mooncake_pg/{number}", address)
-            store.set(_LATEST, address)
+            for key in (f"mooncake_pg/{number}", _LATEST):
+                # Who finds the address finds the network, too.
+                store.set(f"{key}/network", _own_network())
+                store.set(key, address)
         else:
             key = _LATEST if joins else f"mooncake_pg/{number}"
             address = _published(store, key, deadline)
+            if address == _OCCUPIED:
+                raise RuntimeError(
+                    "global rank 0 of this world is a rank of another one already: process groups "
+                    "of mooncake have one world per process"
+                )
+            host = _host(store, address)
+            network = store.get(f"{key}/network").decode()
+            _check_reachable(address, host, network == _own_network())
             native = _open(global_rank, host, address, deadline)
         _made += 1
         process_settings.is_fixed = True
-        _current = ProcessContext(native, global_rank)
+        _current = ProcessContext(native, global_rank, store)
         return _current
+
+
+def _check_world(context: ProcessContext, store: Any, global_rank: int) -> None:
+    """Checks that a further group is of the world that the process is in.
+
+    A world of its own has a store of its own. Where its ranks have the same numbers, they are in
+    one world.
+    """
+    if _is_same_store(_base_of(store), context.store):
+        return
+    if global_rank != context.global_rank:
+        raise RuntimeError(
+            f"this process is rank {context.global_rank} of another world, and cannot be rank "
+            f"{global_rank} of this one: process groups of mooncake have one world per process; "
+            "make sub-groups by new_group, or destroy the groups of the other world before"
+        )
+    if global_rank == 0:
+        # Ranks that are in no world yet wait for an address.
+        store.set("mooncake_pg/0", _OCCUPIED)
+        store.set(_LATEST, _OCCUPIED)
 
 
 def seconds_left(deadline: float) -> float:
@@ -117,18 +157,45 @@ def _published(store: Any, key: str, deadline: float) -> str:
         raise TimeoutError(
             "global rank 0 has not started its process group within "
             f"{time.monotonic() - begin:.1f} s: all ranks must call init_process_group with the "
-            "backend mooncake"
+            "backend mooncake, and none of them may be in another world of mooncake, of which "
+            "there is one per process"
         ) from error
     return str(store.get(key).decode())
 
 
-def _host(store: Any) -> str:
-    """Returns the address that other ranks reach this process at."""
+def _host(store: Any, coordinator: str | None) -> str:
+    """Returns the address that other ranks reach this process at.
+
+    That is the one on the way to the server of torch's store; where the store has none, on the way
+    to the coordinator.
+    """
     if process_settings.host_ip:
         return _address_of(process_settings.host_ip.strip("[]"), "set_host_ip")
     if process_settings.engine_name:
         return _address_of(_host_of(process_settings.engine_name), "set_transfer_engine")
-    return _interface_towards(*_server_of(store))
+    server = _server_of(store)
+    if server is None and coordinator is not None:
+        server = (_host_of(coordinator), 9)
+    return _interface_towards(*(server or (_LOOPBACK, 9)))
+
+
+def _check_reachable(coordinator: str, host: str, is_same_network: bool) -> None:
+    """Checks that a rank on another host can reach the coordinator, and be reached from there."""
+    if is_same_network:
+        return
+    for name, address in (("global rank 0", _host_of(coordinator)), ("this rank", host)):
+        if ipaddress.ip_address(address).is_loopback:
+            raise RuntimeError(
+                f"{name} has the address {address}, which other hosts do not reach: torch's store "
+                "names no network; call mooncake.pg.set_host_ip at each rank before "
+                "init_process_group"
+            )
+
+
+def _own_network() -> str:
+    """Returns what tells the network of this process from that of other hosts and containers."""
+    with open(_BOOT_ID, encoding="ascii") as file:
+        return f"{file.read().strip()} {os.stat(_NETWORK).st_ino}"
 
 
 def _host_of(name: str) -> str:
@@ -149,14 +216,31 @@ def _address_of(host: str, call: str) -> str:
     return str(found[0][4][0])
 
 
-def _server_of(store: Any) -> tuple[str, int]:
-    """Returns host and port of the server behind torch's store; the loopback if it has none."""
-    while True:
-        inner = getattr(store, "underlying_store", None)
-        if inner is None:
-            break
+def _base_of(store: Any) -> Any:
+    """Returns the store behind those that only put a prefix before each key."""
+    while (inner := getattr(store, "underlying_store", None)) is not None:
         store = inner
-    return getattr(store, "host", None) or "127.0.0.1", int(getattr(store, "port", 0) or 9)
+    return store
+
+
+def _is_same_store(one: Any, other: Any) -> bool:
+    """Returns whether two stores have the same keys."""
+    if one is other:
+        return True
+    if type(one) is not type(other):
+        return False
+    places = [
+        tuple(getattr(store, name, None) for name in ("host", "port", "path"))
+        for store in (one, other)
+    ]
+    return places[0] == places[1] and any(places[0])
+
+
+def _server_of(store: Any) -> tuple[str, int] | None:
+    """Returns host and port of the server behind torch's store, if it has one."""
+    store = _base_of(store)
+    host, port = getattr(store, "host", None), int(getattr(store, "port", 0) or 0)
+    return (host, port) if host and port else None
 
 
 def _interface_towards(host: str, port: int) -> str:
