@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 import weakref
+from collections import defaultdict, deque
 from collections.abc import Callable
 from typing import Any
 
@@ -28,11 +29,16 @@ __all__ = ["Buffer", "EventOverlap"]
 _COUNTS, _ROWS, _RETURNED = range(3)
 _EP_TAG = 1 << 31
 _SERIES_MAX, _ROUNDS_MAX = 1 << 12, 1 << 17
+# Rounds after which a rank that is silent is not expected to send its part any more. The number of
+# receives of a group is limited.
+_GIVEN_UP_ROUNDS = 512
 
 # The latest series of rounds in each group, over all of its buffers.
 _series: weakref.WeakKeyDictionary[MooncakeProcessGroup, int] = weakref.WeakKeyDictionary()
 
 Handle = tuple[torch.Tensor, torch.Tensor, int, int, int]
+# A work of a receive (None for no rows), its tensor, and the number of its round.
+_Arrival = tuple[Any, torch.Tensor, int]
 
 
 class EventOverlap:
@@ -79,6 +85,9 @@ class Buffer(DeviceLinks):
         self._disable_p2p = disable_p2p
         self._tag = 0
         self._round = 0
+        # Counts the rounds of all series.
+        self._count = 0
+        self._given_up: defaultdict[int, deque[_Arrival]] = defaultdict(deque)
         self._memory = RowMemory()
         # Rows of `get_next_combine_buffer`, by the first tensor of the handle.
         self._combine_buffers = WeakTensorKeyDictionary()
@@ -149,6 +158,7 @@ class Buffer(DeviceLinks):
         local = num_experts // self.group_size
         is_fp8 = use_fp8 is not False
         tag = self._next_round()
+        number = self._count
         routing = Routing.of(topk_idx.detach().cpu(), num_experts)
         bounds = routing.bounds(self.group_size)
         rows = self._selected(_as_bytes(x.detach().cpu(), is_fp8), routing.tokens)
@@ -162,12 +172,12 @@ class Buffer(DeviceLinks):
         source_info = torch.zeros(local, size, dtype=torch.int32, device=device)
         layout = torch.zeros(local, self.group_size, dtype=torch.int64, device=device)
         arrivals = {
-            rank: self._receive(torch.empty_like(heads[rank]), rank, tag | _COUNTS)
+            rank: self._receive(torch.empty_like(heads[rank]), rank, tag | _COUNTS, number)
             for rank in range(self.group_size)
             if rank != self.rank
         }
         mask = self._mask(active_ranks)
-        own = (heads[self.rank], rows[bounds[self.rank] : bounds[self.rank + 1]])
+        own = (None, rows[bounds[self.rank] : bounds[self.rank + 1]], number)
         row_words = received.flatten(0, 1).view(torch.int64)
 
         def receive() -> None:
@@ -248,6 +258,7 @@ class Buffer(DeviceLinks):
                 raise ValueError("zero_copy needs rows in get_next_combine_buffer(handle)")
             x = self._combine_buffers[source_info]
         tag = self._next_round() | _RETURNED
+        number = self._count
         rows = x.detach().to(torch.bfloat16).cpu().reshape(-1, hidden)
         parts = layout.cpu()
         routing = Routing.of(topk_idx.detach().cpu(), num_experts)
@@ -268,7 +279,7 @@ class Buffer(DeviceLinks):
             if len(places):
                 sends[rank] = self._send(self._selected(rows, places), rank, tag)
             if len(target):
-                arrivals[rank] = self._receive(target, rank, tag)
+                arrivals[rank] = self._receive(target, rank, tag, number)
         result = out
         if result is None:
             shape = (topk_idx.shape[0], hidden)
@@ -308,6 +319,9 @@ class Buffer(DeviceLinks):
 
     def _next_round(self) -> int:
         self._round = (self._round + 1) % _ROUNDS_MAX
+        self._count += 1
+        for rank in self._given_up:
+            self._cancel_before(rank, self._count - _GIVEN_UP_ROUNDS)
         return self._tag | self._round << 2
 
     def _others_last(self) -> list[int]:
@@ -334,26 +348,39 @@ class Buffer(DeviceLinks):
     def _send(self, tensor: torch.Tensor, rank: int, tag: int) -> tuple[Any, torch.Tensor]:
         return self.group.send([tensor], rank, tag), tensor
 
-    def _receive(self, tensor: torch.Tensor, rank: int, tag: int) -> tuple[Any, torch.Tensor]:
-        return self.group.recv([tensor], rank, tag), tensor
+    def _receive(self, tensor: torch.Tensor, rank: int, tag: int, number: int) -> _Arrival:
+        return self.group.recv([tensor], rank, tag), tensor, number
+
+    def _cancel_before(self, rank: int, number: int) -> None:
+        """Cancels receives of earlier rounds: their tags come again after many rounds."""
+        arrivals = self._given_up[rank]
+        while arrivals and arrivals[0][2] < number:
+            work, _, _ = arrivals.popleft()
+            self.group._native_group().cancel_receive(work._completion)
 
     def _has_arrived(
         self,
         rank: int,
-        arrival: tuple[Any, torch.Tensor],
+        arrival: _Arrival,
         mask: torch.Tensor,
         deadline: float | None,
     ) -> bool:
         """Waits for a message; a rank that is late or lost is cleared in the mask."""
-        work = arrival[0]
+        work, _, number = arrival
         if work is None:
             return True
         limit_s = 0.0
         if int(mask[rank]):
             limit_s = _seconds_left(deadline)
-        if not work._completion.wait(limit_s) or work.failed_ranks():
+        if not work._completion.wait(limit_s):
+            self._given_up[rank].append(arrival)
             mask[rank] = 0
             return False
+        if work.failed_ranks():
+            mask[rank] = 0
+            return False
+        # A rank sends its rounds in their order: it has sent nothing for earlier ones.
+        self._cancel_before(rank, number)
         return bool(work.wait())
 
     def _send_rows(
@@ -383,19 +410,20 @@ class Buffer(DeviceLinks):
     def _begin_rows(
         self,
         rank: int,
-        arrival: tuple[Any, torch.Tensor],
+        arrival: _Arrival,
         local: int,
         width: int,
         tag: int,
         mask: torch.Tensor,
         deadline: float | None,
-    ) -> tuple[Any, torch.Tensor] | None:
+    ) -> _Arrival | None:
         """Begins to receive the rows that a head announces; returns None if the rank is late."""
         if not self._has_arrived(rank, arrival, mask, deadline):
             return None
         count = int(arrival[1][:local].sum())
         rows = torch.empty(count, width, dtype=torch.uint8, device="cpu")
-        return self._receive(rows, rank, tag | _ROWS) if count else (None, rows)
+        number = arrival[2]
+        return self._receive(rows, rank, tag | _ROWS, number) if count else (None, rows, number)
 
 
 def _check_dispatch(
