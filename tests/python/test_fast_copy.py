@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from mooncake._fast_copy import concat_arrays_into
-from mooncake.errors import InvalidArgumentError
 
 ARRAYS = [np.arange(length, dtype=np.uint8) for length in (3, 0, 5, 1)]
 
@@ -20,6 +19,10 @@ ARRAYS = [np.arange(length, dtype=np.uint8) for length in (3, 0, 5, 1)]
         (2, 1, [0, 1, 2, 3, 4]),
         (1, 1, []),
         (4, -1, []),
+        (5, -1, []),
+        (-1, 1, [0, 1, 2]),
+        (2, 3, [0, 1, 2, 3, 4, 0]),
+        (-7, -7, [0, 1, 2, 0, 1, 2, 3, 4, 0]),
     ],
 )
 def test_arrays_are_copied_one_after_the_other(
@@ -33,16 +36,25 @@ def test_arrays_are_copied_one_after_the_other(
 
 def test_nothing_is_copied_that_does_not_fit():
     to = np.full(12, 255, dtype=np.uint8)
-    with pytest.raises(InvalidArgumentError, match=r"larger than the destination .*bytes=9 .*8"):
+    with pytest.raises(ValueError, match=r"destination buffer too small: .* bytes=9 size=8"):
         concat_arrays_into(ARRAYS, to.ctypes.data, 8)
     assert (to == 255).all()
 
 
-@pytest.mark.parametrize(("start", "count"), [(5, -1), (-1, 1), (2, 3)])
-def test_arrays_outside_of_the_list_are_refused(start: int, count: int):
-    to = np.empty(12, dtype=np.uint8)
-    with pytest.raises(InvalidArgumentError, match="outside of the list of arrays"):
-        concat_arrays_into(ARRAYS, to.ctypes.data, 12, start, count)
+def test_arrays_of_any_dtype_and_shape_are_copied():
+    fixed = np.array([7], dtype=np.uint8)
+    fixed.flags.writeable = False
+    arrays = [np.array(1, np.int16), fixed, np.array(["a"]), np.array(["2020"], "M8[Y]")]
+    to = np.zeros(15, dtype=np.uint8)
+    assert concat_arrays_into(arrays, to.ctypes.data, 15) == 15
+    assert to.tobytes() == b"".join(array.tobytes() for array in arrays)
+
+
+@pytest.mark.parametrize("array", [np.zeros((2, 3), order="F"), np.arange(6)[::2]])
+def test_arrays_in_another_order_are_refused(array: np.ndarray):
+    to = np.empty(64, dtype=np.uint8)
+    with pytest.raises(ValueError, match="C-contiguous"):
+        concat_arrays_into([array], to.ctypes.data, 64)
 
 
 def test_address_that_is_not_mapped_is_refused():
@@ -55,3 +67,8 @@ def test_objects_are_refused():
         concat_arrays_into([np.array([object()])], 0, 0)
     with pytest.raises(TypeError):
         concat_arrays_into([3], 0, 0)
+    for arrays in (np.arange(3), (np.arange(3),), None):
+        with pytest.raises(TypeError, match="must be a list"):
+            concat_arrays_into(arrays, 0, 0)
+    with pytest.raises(TypeError, match="positional"):
+        concat_arrays_into(arrays=ARRAYS, dest_ptr=0, dest_size=0)
