@@ -22,6 +22,7 @@ from mooncake.structured_object_store import (
     MooncakeBundleTransfer,
     StructuredObjectPayload,
     export_dataproto_ref,
+    import_dataproto_ref,
 )
 
 # Columns that need a schema.
@@ -39,20 +40,40 @@ MEMBERS: dict[str, Any] = {
     "bytes": b"xyz",
     "nothing": b"",
     "tensor": torch.arange(6, dtype=torch.bfloat16).reshape(2, 3),
+    "number": torch.tensor(2.5),
     "jagged": torch.nested.nested_tensor(
         [torch.tensor([1, 2]), torch.tensor([3])], layout=torch.jagged
     ),
 }
 
 
+# What is done to a batch after it was put, by either package.
+STEPS: dict[str, list[tuple[str, dict[str, Any], bool]]] = {
+    "one later field": [("default", {"b": np.arange(3)}, False)],
+    "later fields in one stage": [
+        ("default", {"b": np.arange(3)}, False),
+        ("default", {"c": torch.arange(3)}, False),
+    ],
+    "later stage": [("other", {"b": np.arange(3)}, False)],
+    "replaced stage": [("default", {"a": np.arange(3) + 5, "b": np.arange(3)}, True)],
+    "replaced after later fields": [
+        ("default", {"b": np.arange(3)}, False),
+        ("default", {"a": np.arange(3) + 5, "b": np.arange(3) + 6}, True),
+    ],
+    "field of another stage": [("other", {"a": np.arange(3) + 7}, True)],
+}
+
+
 class Store:
-    """A store in memory."""
+    """A store in memory, which notes the group of each object."""
 
     def __init__(self, objects: dict[str, str]) -> None:
         self.objects = {key: base64.b64decode(value) for key, value in objects.items()}
+        self.groups: dict[str, Any] = {}
 
     def put(self, key: str, value: Any, config: Any = None) -> int:
         self.objects[key] = bytes(value)
+        self.groups[key] = None if config is None else list(config.group_ids)
         return 0
 
     def get(self, key: str) -> bytes:
@@ -111,7 +132,49 @@ def write() -> dict[str, Any]:
             handles[name] = export_dataproto_ref(ref)
     payload = StructuredObjectPayload({"step": 7}, MEMBERS)
     key = transfer.put_structured_object(payload).manifest_key
-    return {"objects": store.encoded(), "handles": handles, "members": key}
+    batches = {}
+    for name, steps in STEPS.items():
+        # The other package continues some batches where this one stops.
+        for done in range(len(steps) + 1):
+            ref = transfer.put({"a": np.arange(3), "t": torch.tensor([[1.0], [2], [3]])}, stage="t")
+            ref = transfer.append_dataproto_fields(
+                ref, {"a": np.arange(3)}, stage="default", overwrite=True
+            )
+            for step in steps[:done]:
+                ref = append(transfer, ref, step)
+            batches[f"{name} {done}"] = export_dataproto_ref(ref)
+    return {"objects": store.encoded(), "handles": handles, "members": key, "batches": batches}
+
+
+def append(
+    transfer: MooncakeBundleTransfer, ref: Any, step: tuple[str, dict[str, Any], bool]
+) -> Any:
+    stage, fields, overwrite = step
+    return transfer.append_dataproto_fields(ref, fields, stage=stage, overwrite=overwrite)
+
+
+def continued(store: Store, transfer: MooncakeBundleTransfer, batches: dict[str, Any]) -> Any:
+    """Reads batches, does the steps that are left, some of them twice, and reads again."""
+    found: dict[str, Any] = {}
+    for name, handle in batches.items():
+        words, done = name.rsplit(" ", 1)
+        group = import_dataproto_ref(handle)._storage_group_id
+        first = described(transfer.get(handle)["batch"])
+        ref = handle
+        store.groups.clear()
+        for step in STEPS[words][int(done) :]:
+            longer = append(transfer, ref, step)
+            if not step[2]:
+                transfer.cleanup_dataproto_append(ref, longer)
+                longer = append(transfer, ref, step)
+            ref = longer
+        found[name] = {
+            "first": first,
+            "last": described(transfer.get(ref)["batch"]),
+            "has one group": all(each == [group] for each in store.groups.values()),
+        }
+        transfer.cleanup_dataproto(ref)
+    return found
 
 
 def read(written: dict[str, Any]) -> dict[str, Any]:
@@ -131,11 +194,13 @@ def read(written: dict[str, Any]) -> dict[str, Any]:
                 found[name][f"{part} numbers"] = batch["batch"]["n"].tolist()
     result = transfer.materialize(transfer.read_spec({"manifest_key": written["members"]}))
     members = {name: described(value) for name, value in result.objects.items()}
+    batches = continued(store, transfer, written["batches"])
     for handle in handles.values():
         transfer.cleanup_dataproto(handle)
     transfer.remove_bundle({"manifest_key": written["members"]})
     return {
         "columns": found,
+        "batches": batches,
         "members": members,
         "step": result.metadata["step"],
         "left": list(store.objects),

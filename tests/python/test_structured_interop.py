@@ -16,7 +16,10 @@ pytest.importorskip("torch")
 pytest.importorskip("msgpack")
 exchange = pytest.importorskip("structured_exchange")
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [
+    pytest.mark.timeout(300),
+    pytest.mark.filterwarnings("ignore:columns that upstream's package cannot read"),
+]
 
 SCRIPT = Path(__file__).with_name("structured_exchange.py")
 PACKAGES = Path(np.__file__).parents[1]
@@ -91,6 +94,24 @@ def test_members_are_exchanged(request: pytest.FixtureRequest, direction: str, n
     found = request.getfixturevalue(direction)
     assert found["members"][name] == as_json(exchange.described(exchange.MEMBERS[name]))
     assert found["step"] == 7
+
+
+def fields_after(steps: list[Any]) -> Any:
+    fields = {"a": np.arange(3), "t": exchange.torch.tensor([[1.0], [2], [3]])}
+    for _, given, _ in steps:
+        fields |= given
+    return as_json(exchange.described(fields))
+
+
+@pytest.mark.parametrize("name", list(exchange.STEPS))
+@pytest.mark.parametrize("direction", ["of_upstream", "by_upstream"])
+def test_batches_are_continued(request: pytest.FixtureRequest, direction: str, name: str):
+    steps = exchange.STEPS[name]
+    for done in range(len(steps) + 1):
+        found = request.getfixturevalue(direction)["batches"][f"{name} {done}"]
+        assert found["first"] == fields_after(steps[:done])
+        assert found["last"] == fields_after(steps)
+        assert found["has one group"]
 
 
 @pytest.mark.parametrize("direction", ["of_upstream", "by_upstream"])

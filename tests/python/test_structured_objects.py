@@ -188,7 +188,8 @@ def test_raw_memory_is_a_destination(transfer: MooncakeBundleTransfer):
         transfer.materialize_into(spec, {"x": raw_destination(memory.ctypes.data, 5)})
 
 
-def test_tensor_memory_is_source_and_destination(transfer: MooncakeBundleTransfer):
+def test_tensor_memory_is_source_and_destination(compat_store: MooncakeDistributedStore):
+    transfer = MooncakeBundleTransfer(compat_store, "test")
     torch = pytest.importorskip("torch")
     memory = pytest.importorskip("mooncake.tensor.memory")
     values = torch.arange(6, dtype=torch.int16).reshape(2, 3)
@@ -297,7 +298,7 @@ def test_removal_spares_objects_of_others(plain: PlainStore):
         "bytes": 1,
         "chunks": [{"key": "other/secret", "bytes": 1}],
     }
-    with pytest.raises(ValueError, match="it names the key 'other/secret'"):
+    with pytest.raises(ValueError, match="outside the bundle namespace: 'other/secret'"):
         MooncakeBundleTransfer(plain, "p").remove_bundle(ref)
     assert plain.get("other/secret") == b"1"
 
@@ -337,10 +338,16 @@ def test_all_policies_store_the_same_bytes(transfer: MooncakeBundleTransfer, mod
     assert objects["y"] == b"abc"
 
 
-def test_zero_copy_needs_a_store_that_reads_memory(plain: PlainStore):
+def test_zero_copy_takes_only_memory_of_the_caller(transfer: MooncakeBundleTransfer):
+    torch = pytest.importorskip("torch")
     policy = BundleTransferPolicy(copy_mode="zero_copy")
-    with pytest.raises(RuntimeError, match="batch_put_from_multi_buffers"):
-        MooncakeBundleTransfer(plain, "p").put_bundle(b"", {"x": b"1"}, policy=policy)
+    for value, kind, text in [
+        (b"1", RuntimeError, "zero-copy put"),
+        (TOKENS, RuntimeError, "zero-copy put"),
+        (torch.ones(2), ValueError, "BufferPool tensor-object buffer"),
+    ]:
+        with pytest.raises(kind, match=text):
+            transfer.put_object({"x": value}, policy=policy)
 
 
 def test_config_has_one_group_for_all_keys(compat_store: MooncakeDistributedStore):
@@ -371,7 +378,7 @@ def test_results_return_their_memory_to_the_pool(compat_store: MooncakeDistribut
     pool.close()
 
 
-def test_released_memory_is_lent_again(compat_store: MooncakeDistributedStore):
+def test_memory_without_arrays_is_lent_again(compat_store: MooncakeDistributedStore):
     transfer = MooncakeBundleTransfer(compat_store, "p")
     ref = put(transfer, x=np.arange(1 << 18))
     addresses = set()
@@ -379,18 +386,23 @@ def test_released_memory_is_lent_again(compat_store: MooncakeDistributedStore):
         result = transfer.materialize(transfer.read_spec(ref))
         addresses.add(result.objects["x"].ctypes.data)
         transfer.release_result(result)
-        assert result.objects == {}
+        del result
     assert len(addresses) == 1
 
 
-def test_release_spares_what_the_caller_put(transfer: MooncakeBundleTransfer):
-    settings = {"batch": {"size": 2}}
+def test_release_changes_nothing(transfer: MooncakeBundleTransfer):
+    settings = {"batch": {"size": 2}, "non_tensor_batch": {"names": ["a"]}}
     ref = transfer.put({"x": np.arange(2), "settings": settings}, type="dict")
     for kind in ("dict", "dataproto"):
         result = transfer.get(ref, type=kind)
+        keys = list(result)
         transfer.release_result(result)
-        assert result == {}
-    assert settings == {"batch": {"size": 2}}
+        assert list(result) == keys
+    own = {"tokens": [1, 2], "batch": {"x": np.arange(2)}}
+    for value in (None, 3, "text", [own], own, (own, own)):
+        assert transfer.release_result(value) is None
+    assert (own["tokens"], own["batch"]["x"].tolist()) == ([1, 2], [0, 1])
+    assert settings == {"batch": {"size": 2}, "non_tensor_batch": {"names": ["a"]}}
 
 
 def test_released_arrays_stay_valid(compat_store: MooncakeDistributedStore):

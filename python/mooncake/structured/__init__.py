@@ -1,9 +1,10 @@
 """Objects of many named members, and batches of columns, over the bytes of a store.
 
-In reading order: `payloads` (memory that a put reads), `bundle_store` (puts, reads and removals of
-many objects), `manifest` and `bundle` (payloads under one manifest), `members` and `reading` (typed
-members), `columns` (columns of Python objects), `references` and `dataproto` (batches of columns),
-and `transfer` (the class that users call). `mooncake.structured_object_store` is the import name.
+In reading order: `payloads` (memory that a put reads), `bundle_store` and `writes` (reads, removals
+and puts of many objects), `manifest` and `bundle` (payloads under one manifest), `members` and
+`reading` (typed members), `columns` (columns of Python objects), `references` and `dataproto`
+(batches of columns), and `transfer` (the class that users call).
+`mooncake.structured_object_store` is the import name.
 """
 
 from __future__ import annotations

@@ -14,17 +14,20 @@ from mooncake.structured.manifest import (
     Manifest,
     PayloadSpec,
     RemoteBundleRef,
-    base_of_manifest,
     checked_name,
     decoded_json,
+    embedded_manifest,
+    is_merged_without_ids,
     manifest_key_of,
+    object_ids_of,
 )
 from mooncake.structured.payloads import Payload, bytes_payload
+from mooncake.structured.writes import Form, ObjectPut, Writes
 
 if TYPE_CHECKING:
     from mooncake.structured.policy import WriteOptions
 
-__all__ = ["DEFAULT_BUNDLE_CHUNK_BYTES", "BundlePayload", "Bundles"]
+__all__ = ["DEFAULT_BUNDLE_CHUNK_BYTES", "BundlePayload", "Bundles", "payload_reads"]
 
 DEFAULT_BUNDLE_CHUNK_BYTES: Final = 64 << 20
 # A manifest has a few hundred bytes for each payload.
@@ -37,29 +40,40 @@ class BundlePayload:
 
     Attributes:
         payload: Its bytes.
+        form: What it is. Tensors and memory of the caller are one object of any length.
         extra: Further entries of its manifest.
-        typed: Entries for a store that has calls for tensors, with which upstream then reads it.
-        is_single: True if it must be one object of any length, as a tensor must.
+        tensor: The tensor of a payload that is one.
+        typed: Entries instead of `extra` for a store that has a tensor under the key afterwards.
+        pickled: Bytes instead of `payload` for a store that has just bytes, with their entries; for
+            tensors without dimensions, which upstream stores so.
     """
 
     payload: Payload
+    form: Form = "data"
     extra: Mapping[str, Any] = field(default_factory=dict)
+    tensor: Any = None
     typed: Mapping[str, Any] = field(default_factory=dict)
-    is_single: bool = False
+    pickled: tuple[Payload, Mapping[str, Any]] | None = None
+
+
+class _MissingManifestError(json.JSONDecodeError):
+    """There is nothing under the key of a manifest."""
 
 
 class Bundles:
     """The bundles under one prefix of keys."""
 
-    def __init__(self, objects: Objects, prefix: str) -> None:
+    def __init__(self, objects: Objects, prefix: str, pool: Any = None) -> None:
         """Use objects of a store.
 
         Args:
             objects: The objects.
             prefix: Beginning of all keys.
+            pool: Pool of the caller for puts, or None.
         """
         self.objects = objects
         self._prefix = prefix
+        self._pool = pool
 
     def put(
         self,
@@ -69,7 +83,6 @@ class Bundles:
         partition: str,
         chunk_bytes: int,
         options: WriteOptions,
-        inherited: Mapping[str, PayloadSpec] | None = None,
     ) -> RemoteBundleRef:
         """Put payloads, then metadata, then the manifest.
 
@@ -82,55 +95,73 @@ class Bundles:
             partition: Part of the keys, for instance a rank.
             chunk_bytes: Length of the objects that a long payload is cut into.
             options: Options of the puts.
-            inherited: Payloads of another bundle that this one has too.
+
+        Raises:
+            RuntimeError: The store could not take an object.
+            ValueError: The policy does not allow to copy a tensor.
+        """
+        checked_name("partition", partition)
+        keys = BundleKeys.new(self._prefix, partition)
+        writes = Writes(self.objects, self._pool, options)
+        specs: dict[str, PayloadSpec] = {}
+        objects: list[ObjectPut] = []
+        for name, part in payloads.items():
+            checked_name("buffer name", name)
+            _check_copies(part, options)
+            key = keys.buffer(name)
+            specs[name], chunks = _cut(key, part, chunk_bytes, is_typed=writes.takes_tensors)
+            objects += chunks
+        return self._write(keys, meta, specs, objects, writes, chunk_bytes)
+
+    def merge(
+        self,
+        old: Manifest,
+        added: Manifest,
+        meta: bytes,
+        *,
+        chunk_bytes: int,
+        options: WriteOptions,
+    ) -> RemoteBundleRef:
+        """Put a bundle that has the payloads of two others; no payload is written again.
+
+        The other two stay valid, until the new one is removed with everything.
+
+        Args:
+            old: A bundle.
+            added: Another one, whose payloads replace those of the same names.
+            meta: Metadata of the new bundle.
+            chunk_bytes: Length of the objects that long metadata is cut into.
+            options: Options of the puts.
 
         Raises:
             RuntimeError: The store could not take an object.
         """
-        checked_name("partition", partition)
-        keys = BundleKeys.new(self._prefix, partition)
-        named = [(checked_name("buffer name", name), payload) for name, payload in payloads.items()]
-        parts = [(keys.buffer(name), payload) for name, payload in named]
-        parts.append((keys.meta, BundlePayload(bytes_payload(meta, "meta"))))
-        specs: list[PayloadSpec] = []
-        objects: list[tuple[str, Payload]] = []
-        for key, part in parts:
-            extra = {**part.typed, **part.extra} if self.objects.has_tensors else part.extra
-            spec, chunks = _cut(key, part, extra, chunk_bytes)
-            specs.append(spec)
-            objects += chunks
-        buffers = {
-            **(inherited or {}),
-            **dict(zip([name for name, _ in named], specs, strict=False)),
-        }
-        manifest = Manifest(keys.object_id, specs[-1], buffers).encode()
-        encoded = json.dumps(manifest, separators=(",", ":"), ensure_ascii=False).encode()
-        last = [(keys.manifest, bytes_payload(encoded, "manifest"))]
-        try:
-            self.objects.put(objects, options)
-            self.objects.put(last, options)
-        except BaseException:
-            # The failure of the put is what the caller must see.
-            with contextlib.suppress(Exception):
-                self.objects.remove([keys.manifest, *(key for key, _ in objects)])
-            raise
-        return RemoteBundleRef(keys.manifest, manifest)
+        cleanup = [*old.cleanup_keys, *old.own_keys(self._prefix), *added.own_keys(self._prefix)]
+        buffers = {**old.buffers, **added.buffers}
+        keys = BundleKeys.new(self._prefix, added.object_id.split("/", maxsplit=1)[0])
+        writes = Writes(self.objects, self._pool, options)
+        return self._write(keys, meta, buffers, [], writes, chunk_bytes, cleanup)
 
-    def manifest(self, ref: Any) -> Manifest:
+    def discard_manifest(self, manifest: Manifest) -> None:
+        """Remove the manifest and the metadata of a bundle that was merged, if that is possible."""
+        self.objects.discard(manifest.own_keys(self._prefix))
+
+    def manifest(self, ref: Any, *, may_be_old: bool = False) -> Manifest:
         """Return the manifest of a reference, which is read unless the reference holds it.
+
+        Args:
+            ref: The reference.
+            may_be_old: True to accept merged bundles of the first version of this package.
 
         Raises:
             ValueError: There is no manifest, or it is not valid.
         """
-        if isinstance(ref, RemoteBundleRef) and ref.manifest:
-            return Manifest.decode(ref.manifest)
-        key = manifest_key_of(ref)
-        data = self.objects.store.get(key)
-        if not data:
-            raise json.JSONDecodeError(f"there is no bundle manifest under the key {key!r}", "", 0)
-        if len(data) > _MANIFEST_BYTES_MAX:
-            raise ValueError(f"invalid bundle manifest: it has {len(data)} bytes")
-        return Manifest.decode(decoded_json(data, "bundle manifest"))
+        raw = embedded_manifest(ref)
+        if raw is None:
+            raw = self._stored(manifest_key_of(ref))
+        if may_be_old and is_merged_without_ids(raw, self._prefix):
+            raw = self._with_ids(raw)
+        return Manifest.decode(raw, self._prefix)
 
     def meta(self, manifest: Manifest) -> bytes:
         """Return the metadata of a bundle."""
@@ -139,25 +170,30 @@ class Bundles:
         self.objects.check_sizes(dict(chunks))
         return b"".join(self.objects.read_bytes(keys, sizes))
 
-    def remove(self, refs: Iterable[Any], *, kept: Iterable[Any] = ()) -> None:
-        """Remove bundles, their manifests first. A bundle that is gone already is fine.
+    def remove(
+        self, refs: Iterable[Any], *, kept: Iterable[Any] = (), may_be_old: bool = False
+    ) -> None:
+        """Remove bundles, their manifests last. A bundle that is gone already is fine.
+
+        What could not be removed is still named by the manifest, so that another call finds it.
 
         Args:
             refs: References or handles.
-            kept: Bundles whose payloads are not removed, even if a removed bundle has them too.
+            kept: Bundles whose objects are not removed, even if a removed bundle has them too.
+            may_be_old: True to accept merged bundles of the first version of this package.
 
         Raises:
-            RuntimeError: An object could not be removed.
+            RuntimeError: An object could not be removed, or the store does not answer.
+            ValueError: A manifest is not valid, or not the one of its key.
         """
-        manifests, payloads = self._keys_of(refs)
-        kept_manifests, kept_payloads = self._keys_of(kept)
-        retained = {*kept_manifests, *kept_payloads}
-        failed: list[tuple[str, int]] = []
-        # Without its manifest a bundle is invisible, so a reader never finds half of one.
-        for keys in (manifests, payloads):
-            failed += self.objects.remove([key for key in keys if key not in retained])
-        if failed:
-            raise RuntimeError(f"failed to remove {len(failed)} Mooncake keys: {failed[:3]}")
+        retained: set[str] = set()
+        for manifest in self._found(kept, may_be_old=may_be_old):
+            retained.update((manifest.key(self._prefix), *manifest.payload_keys()))
+        found = self._found(refs, may_be_old=may_be_old)
+        payloads = [key for manifest in found for key in manifest.payload_keys()]
+        manifests = [manifest.key(self._prefix) for manifest in found]
+        for keys in (payloads, manifests):
+            self.objects.remove([key for key in keys if key not in retained])
 
     def orphans(self, keys: Iterable[str]) -> list[str]:
         """Return the keys of bundles under this prefix that no manifest in the store names.
@@ -170,29 +206,113 @@ class Bundles:
         named: set[str] = set()
         for key in manifests:
             with contextlib.suppress(ValueError):
-                named.update(self.manifest({"manifest_key": key}).payload_keys())
+                manifest = self.manifest({"manifest_key": key}, may_be_old=True)
+                named.update(manifest.payload_keys())
         return [key for key in own if key not in manifests and key not in named]
 
-    def _keys_of(self, refs: Iterable[Any]) -> tuple[list[str], list[str]]:
-        """Return the keys of the manifests and of the payloads of bundles."""
-        manifests: list[str] = []
-        payloads: list[str] = []
+    def _write(
+        self,
+        keys: BundleKeys,
+        meta: bytes,
+        buffers: Mapping[str, PayloadSpec],
+        objects: Sequence[ObjectPut],
+        writes: Writes,
+        chunk_bytes: int,
+        cleanup: Sequence[str] | None = None,
+    ) -> RemoteBundleRef:
+        """Put objects, then the manifest.
+
+        Args:
+            keys: Keys of the bundle.
+            meta: Its metadata.
+            buffers: Entries of its payloads.
+            objects: Objects of its payloads that are not stored yet.
+            writes: The puts.
+            chunk_bytes: Length of the objects that long metadata is cut into.
+            cleanup: For a merged bundle the keys that are removed with it.
+        """
+        part = BundlePayload(bytes_payload(meta, "meta"), "meta")
+        spec, chunks = _cut(keys.meta, part, chunk_bytes, is_typed=False)
+        whole = Manifest(keys.object_id, spec, buffers)
+        if cleanup is not None:
+            named = [chunk for each in buffers.values() for chunk, _ in each.chunks]
+            named += [each.key for each in buffers.values()]
+            ids = object_ids_of([*named, *cleanup], self._prefix)
+            unique = tuple(dict.fromkeys(cleanup))
+            whole = Manifest(keys.object_id, spec, buffers, tuple(ids), unique)
+        manifest = whole.encode()
+        encoded = json.dumps(manifest, separators=(",", ":"), ensure_ascii=False).encode()
+        all_objects = [*objects, *chunks]
+        writes.check_config()
+        try:
+            writes.put(all_objects)
+            writes.put([ObjectPut(keys.manifest, bytes_payload(encoded, "manifest"))])
+        except BaseException:
+            # The failure of the put is what the caller must see.
+            self.objects.discard([keys.manifest, *(each.key for each in all_objects)])
+            raise
+        return RemoteBundleRef(keys.manifest, manifest)
+
+    def _stored(self, key: str) -> dict[str, Any]:
+        """Return the manifest under a key, unchecked."""
+        data = self.objects.store.get(key)
+        if not data:
+            raise _MissingManifestError(f"there is no bundle manifest under the key {key!r}", "", 0)
+        if len(data) > _MANIFEST_BYTES_MAX:
+            raise ValueError(f"invalid bundle manifest: it has {len(data)} bytes")
+        return decoded_json(data, "bundle manifest")
+
+    def _found(self, refs: Iterable[Any], *, may_be_old: bool) -> list[Manifest]:
+        """Return the manifests of those bundles that exist."""
+        found: list[Manifest] = []
         for ref in refs:
-            key = manifest_key_of(ref)
+            is_embedded = embedded_manifest(ref) is not None
+            is_keyed = isinstance(ref, RemoteBundleRef) or not is_embedded or "manifest_key" in ref
+            key = manifest_key_of(ref) if is_keyed else None
+            if not is_embedded and key is not None and not self.objects.exists(key):
+                continue
             try:
-                manifest = self.manifest(ref)
-            except ValueError:
-                if self.objects.store.is_exist(key) > 0:
+                manifest = self.manifest(ref, may_be_old=may_be_old)
+            except _MissingManifestError:
+                # It may have been removed since, or the store has no call that tells.
+                can_tell = self.objects.call("is_exist") is not None
+                if key is None or (can_tell and self.objects.exists(key)):
                     raise
                 continue
-            # A false manifest must not make this process remove objects of others.
-            root = base_of_manifest(key).rsplit("/", 2)[0] + "/"
-            outside = [each for each in manifest.payload_keys() if not each.startswith(root)]
-            if outside:
-                raise ValueError(f"invalid bundle manifest: it names the key {outside[0]!r}")
-            manifests.append(key)
-            payloads += manifest.payload_keys()
-        return manifests, payloads
+            if key is not None and manifest.key(self._prefix) != key:
+                raise ValueError(
+                    f"the bundle manifest_key {key!r} does not match the object_id of its "
+                    f"manifest: {manifest.object_id!r}"
+                )
+            found.append(manifest)
+        return found
+
+    def _with_ids(self, raw: Mapping[str, Any]) -> dict[str, Any]:
+        """Return a merged manifest of the first version with what later versions write.
+
+        Each bundle that it was merged from must still have a manifest which names the same
+        payloads, so that no manifest can claim payloads that were not merged.
+        """
+        buffers: Mapping[str, Any] = raw["buffers"]
+        own = f"{self._prefix}/{raw['object_id']}/"
+        ids = object_ids_of([spec["key"] for spec in buffers.values()], self._prefix)
+        cleanup: list[str] = []
+        for each in ids:
+            base = f"{self._prefix}/{each}/"
+            if base == own:
+                continue
+            content = self._stored(f"{base}manifest")
+            parts: Any = content.get("buffers")
+            merged = {name: spec for name, spec in buffers.items() if spec["key"].startswith(base)}
+            is_merged = isinstance(parts, dict) and parts.keys() <= buffers.keys()
+            if not is_merged or any(parts.get(name) != merged[name] for name in merged):
+                raise ValueError(
+                    f"invalid bundle manifest: {raw['object_id']!r} is outside the bundle "
+                    f"namespace of {each!r}, whose payloads it names"
+                )
+            plain = {**content, "buffers": {}}
+            cleanup += Manifest.decode(plain, self._prefix).own_keys(self._prefix)
+        return {**raw, "buffer_object_ids": ids, "cleanup_keys": cleanup}
 
 
 def payload_reads(
@@ -226,13 +346,45 @@ def payload_reads(
     return reads
 
 
+def _check_copies(part: BundlePayload, options: WriteOptions) -> None:
+    """Check that a policy without copies is given nothing that would be copied."""
+    if options.policy.copy_mode != "zero_copy":
+        return
+    if part.form == "tensor":
+        raise ValueError(
+            "zero-copy structured tensor fields require a BufferPool tensor-object buffer; put "
+            "tensor_object_buffer(...), or use copy_mode='auto'"
+        )
+    if part.form == "data":
+        raise RuntimeError(
+            "zero-copy put requires tensor-object buffers; put tensor_object_buffer(...), or use "
+            "copy_mode='auto'"
+        )
+
+
 def _cut(
-    key: str, part: BundlePayload, extra: Mapping[str, Any], chunk_bytes: int
-) -> tuple[PayloadSpec, Sequence[tuple[str, Payload]]]:
-    """Return the entry of a payload in the manifest, and its objects."""
-    total = part.payload.nbytes
-    chunks = part.payload.chunks(max(total, 1) if part.is_single else chunk_bytes)
+    key: str, part: BundlePayload, chunk_bytes: int, *, is_typed: bool
+) -> tuple[PayloadSpec, list[ObjectPut]]:
+    """Return the entry of a payload in the manifest, and its objects.
+
+    Args:
+        key: Key of the payload.
+        part: The payload.
+        chunk_bytes: Length of the objects that a long payload is cut into.
+        is_typed: True if a tensor will be one in the store, too.
+    """
+    payload, extra = part.payload, part.extra
+    if part.form == "tensor" and is_typed:
+        extra = {**part.typed, **extra}
+    elif part.pickled is not None:
+        payload, extra = part.pickled
+    total = payload.nbytes
+    is_single = part.form in ("tensor", "memory")
+    chunks = payload.chunks(max(total, 1) if is_single else chunk_bytes)
     keys = [key] if len(chunks) == 1 else [f"{key}/chunk/{at}" for at in range(len(chunks))]
-    objects = list(zip(keys, chunks, strict=True))
-    sizes = tuple((name, chunk.nbytes) for name, chunk in objects)
+    objects = [
+        ObjectPut(name, chunk, part.form, part.tensor)
+        for name, chunk in zip(keys, chunks, strict=True)
+    ]
+    sizes = tuple((each.key, each.payload.nbytes) for each in objects)
     return PayloadSpec(key, total, sizes, extra), objects

@@ -1,4 +1,4 @@
-"""Puts, reads and removals of many objects, with the fastest calls that a store has."""
+"""Reads and removals of many objects, with the fastest calls that a store has."""
 
 from __future__ import annotations
 
@@ -6,25 +6,25 @@ import contextlib
 import ctypes
 import os
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Protocol, runtime_checkable
+from typing import Any, Final, Protocol, runtime_checkable
 
-from mooncake.structured.policy import (
-    AUTO_PARALLEL_MIN_BYTES,
-    AUTO_PARALLEL_MIN_CHUNKS,
-    WriteOptions,
-)
-
-if TYPE_CHECKING:
-    from mooncake.structured.payloads import Payload
-
-__all__ = ["MISSING_OBJECT_ERROR", "BundleStore", "ObjectRead", "Objects"]
+__all__ = [
+    "BATCH_KEYS_MAX",
+    "MISSING_OBJECT_ERROR",
+    "BundleStore",
+    "ObjectRead",
+    "Objects",
+    "check_codes",
+]
 
 MISSING_OBJECT_ERROR: Final = -704
 
+# What a store answers for memory that is registered already.
+_REGISTERED_ALREADY: Final = -600
+_DONE: Final = (None, 0, MISSING_OBJECT_ERROR)
 # Keys in one call of the store.
-_BATCH_KEYS_MAX: Final = 4096
+BATCH_KEYS_MAX: Final = 4096
 # Reads of more bytes than this ask for the sizes of the objects before memory is allocated.
 UNCHECKED_BYTES_MAX: Final = 64 << 20
 
@@ -86,9 +86,9 @@ class Objects:
         """
         self._store = store
         self._process = os.getpid()
-        # Only stores of this package have groups of keys.
-        self.is_grouped = hasattr(store, "_get_pyclient_capsule")
-        self.has_tensors = hasattr(store, "get_tensor")
+        # Stores of this package read and write memory that is not registered, and tensors are bytes
+        # in them. Nothing is assumed of others.
+        self.is_native = self.call("_get_pyclient_capsule") is not None
 
     @property
     def store(self) -> BundleStore:
@@ -104,28 +104,10 @@ class Objects:
             )
         return self._store
 
-    def put(self, objects: Sequence[tuple[str, Payload]], options: WriteOptions) -> None:
-        """Put objects.
-
-        Raises:
-            RuntimeError: An object could not be stored; others may be stored.
-        """
-        put = self._putter(options)
-        policy = options.policy
-        is_large = (
-            len(objects) >= AUTO_PARALLEL_MIN_CHUNKS
-            and sum(payload.nbytes for _, payload in objects) >= AUTO_PARALLEL_MIN_BYTES
-        )
-        is_parallel = policy.put_mode == "parallel" or (policy.put_mode == "auto" and is_large)
-        if not is_parallel or policy.max_inflight_put == 1 or len(objects) < 2:
-            for at in range(0, len(objects), _BATCH_KEYS_MAX):
-                put(objects[at : at + _BATCH_KEYS_MAX])
-            return
-        count = min(policy.max_inflight_put, len(objects))
-        # Neighbouring chunks go to different threads, so that each has about the same bytes.
-        shares = [objects[first::count] for first in range(count)]
-        with ThreadPoolExecutor(count) as threads:
-            list(threads.map(put, shares))
+    def call(self, name: str) -> Callable[..., Any] | None:
+        """Return a call that the store may have; None if it lacks it."""
+        found = getattr(self._store, name, None)
+        return found if callable(found) else None
 
     def read(self, reads: Sequence[ObjectRead]) -> None:
         """Read ranges of objects into memory.
@@ -133,23 +115,28 @@ class Objects:
         Raises:
             RuntimeError: An object does not exist or has another length.
         """
-        store = self.store
-        whole = [read for read in reads if read.is_whole]
-        ranges = [read for read in reads if not read.is_whole]
-        into = getattr(store, "batch_get_into", None)
-        if into is None:
-            self._copy_parts(whole)
-        else:
-            for at in range(0, len(whole), _BATCH_KEYS_MAX):
-                batch = whole[at : at + _BATCH_KEYS_MAX]
-                sizes = [read.size for read in batch]
-                keys = [read.key for read in batch]
-                got = into(keys, [read.address for read in batch], sizes)
-                _check("batch_get_into", keys, sizes, got)
-        if hasattr(store, "get_into_ranges"):
-            self._get_ranges(ranges)
-        else:
-            self._copy_parts(ranges)
+        # Checks the process.
+        _ = self.store
+        copied: list[ObjectRead] = []
+        whole: list[ObjectRead] = []
+        ranges: list[ObjectRead] = []
+        by_pointer = self.is_native or self._can_register()
+        into = self.call("batch_get_into") or self.call("get_into")
+        has_ranges = self.call("get_into_ranges") is not None
+        for read in reads:
+            is_leased = read.is_registered and not self.is_native
+            if not (by_pointer or read.is_registered):
+                copied.append(read)
+            elif read.is_whole and into is not None and not (is_leased and has_ranges):
+                whole.append(read)
+            elif has_ranges:
+                ranges.append(read)
+            else:
+                copied.append(read)
+        self._copy_parts(copied)
+        for at in range(0, len(whole), BATCH_KEYS_MAX):
+            self._get_whole(whole[at : at + BATCH_KEYS_MAX])
+        self._get_ranges(ranges)
 
     def read_bytes(self, keys: Sequence[str], sizes: Sequence[int]) -> list[bytes]:
         """Return objects as bytes.
@@ -158,7 +145,7 @@ class Objects:
             RuntimeError: An object does not exist or has another length.
         """
         store = self.store
-        batch = getattr(store, "get_batch", None)
+        batch = self.call("get_batch") if self.is_native else None
         values = [store.get(key) for key in keys] if batch is None or not keys else batch(keys)
         lengths = [len(value) for value in values]
         for key, size, length in zip(keys, sizes, lengths, strict=True):
@@ -174,57 +161,105 @@ class Objects:
         Raises:
             RuntimeError: An object does not exist or has another length.
         """
-        size_of = getattr(self.store, "get_size", None)
+        size_of = self.call("get_size")
         if size_of is None or sum(sizes.values()) <= UNCHECKED_BYTES_MAX:
             return
         keys = list(sizes)
-        _check("get_size", keys, list(sizes.values()), [size_of(key) for key in keys])
+        check_codes("get_size", keys, list(sizes.values()), [size_of(key) for key in keys])
 
-    def remove(self, keys: Sequence[str]) -> list[tuple[str, int]]:
-        """Remove objects, also those that were read recently.
+    def exists(self, key: str) -> bool:
+        """Return whether an object exists; True if the store cannot tell.
 
-        Returns:
-            The objects that could not be removed, and why. A missing object is not a failure.
+        Raises:
+            RuntimeError: The store does not answer.
         """
-        store = self.store
-        keys = list(dict.fromkeys(keys))
-        batch = getattr(store, "batch_remove", None)
-        codes = [store.remove(key, True) for key in keys] if batch is None else batch(keys, True)
-        return [
-            (key, code)
-            for key, code in zip(keys, codes, strict=True)
-            if code not in (None, 0, MISSING_OBJECT_ERROR)
-        ]
+        ask = self.call("is_exist")
+        code = 1 if ask is None else ask(key)
+        if code not in (0, 1):
+            raise RuntimeError(f"is_exist failed for {key}: got {code}")
+        return bool(code)
 
-    def _putter(self, options: WriteOptions) -> Callable[[Sequence[tuple[str, Payload]]], None]:
-        """Return the function that puts a batch with the fastest call of the store."""
-        store: Any = self.store
-        multi: Any = getattr(store, "batch_put_from_multi_buffers", None)
-        mode = options.policy.copy_mode
-        if mode == "zero_copy" and multi is None:
-            raise RuntimeError(
-                "zero-copy put requires a store with batch_put_from_multi_buffers; "
-                "use copy_mode='auto'"
-            )
+    def remove(self, keys: Sequence[str]) -> None:
+        """Remove objects, also those that were read recently. A missing one is fine.
 
-        def put_in_place(objects: Sequence[tuple[str, Payload]]) -> None:
-            keys = [key for key, _ in objects]
-            addresses = [payload.addresses for _, payload in objects]
-            sizes = [payload.sizes for _, payload in objects]
-            config = options.config_for(len(keys))
-            extra = () if config is None else (config,)
-            codes = multi(keys, addresses, sizes, *extra)
-            _check("batch_put_from_multi_buffers", keys, [0] * len(keys), codes)
+        Raises:
+            RuntimeError: An object could not be removed, by a call for it alone either.
+        """
+        # Checks the process.
+        _ = self.store
+        left = list(dict.fromkeys(keys))
+        batch = self.call("batch_remove")
+        if batch is not None and left:
+            codes = _forced(batch, left)
+            if len(codes) != len(left):
+                raise RuntimeError(
+                    f"batch_remove returned {len(codes)} results for {len(left)} keys; check that "
+                    "the store is set up and not closed"
+                )
+            left = [key for key, code in zip(left, codes, strict=True) if code not in _DONE]
+        codes = [self._remove_one(key) for key in left]
+        failed = [pair for pair in zip(left, codes, strict=True) if pair[1] not in _DONE]
+        if failed:
+            raise RuntimeError(f"failed to remove {len(failed)} Mooncake keys: {failed[:3]}")
 
-        def put_bytes(objects: Sequence[tuple[str, Payload]]) -> None:
-            for key, payload in objects:
-                config = options.config_for(1)
-                extra = () if config is None else (config,)
-                code = store.put(key, payload.tobytes(), *extra)
-                if code not in (None, 0):
-                    raise RuntimeError(f"put failed for {key}: got {code}")
+    def discard(self, keys: Sequence[str]) -> None:
+        """Remove objects after a failure; what cannot be removed is left."""
+        try:
+            self.remove(keys)
+        except Exception:  # noqa: BLE001 # an earlier failure is what the caller must see
+            for key in keys:
+                with contextlib.suppress(Exception):
+                    self._remove_one(key)
 
-        return put_bytes if multi is None or mode == "copy" else put_in_place
+    @contextlib.contextmanager
+    def registered(self, spans: Sequence[tuple[int, int]]) -> Iterator[None]:
+        """Register memory with the store for a while, if the store has the calls.
+
+        Args:
+            spans: Address and length of each range.
+
+        Raises:
+            RuntimeError: The store refuses.
+        """
+        register, unregister = self.call("register_buffer"), self.call("unregister_buffer")
+        done: list[int] = []
+        try:
+            if register is not None and unregister is not None:
+                for address, size in spans:
+                    code = register(address, size)
+                    if code in (None, 0):
+                        done.append(address)
+                    elif code != _REGISTERED_ALREADY and not self.is_native:
+                        raise RuntimeError(f"register_buffer failed for {size} bytes: got {code}")
+            yield
+        finally:
+            for address in done:
+                if unregister is not None:
+                    unregister(address)
+
+    def _can_register(self) -> bool:
+        """Return whether the store can read into memory of the caller."""
+        return None not in (self.call("register_buffer"), self.call("unregister_buffer"))
+
+    def _remove_one(self, key: str) -> Any:
+        try:
+            return _forced(self.store.remove, key)
+        except KeyError:
+            return MISSING_OBJECT_ERROR
+
+    def _get_whole(self, batch: Sequence[ObjectRead]) -> None:
+        """Read whole objects."""
+        many, one = self.call("batch_get_into"), self.call("get_into")
+        keys, sizes = [read.key for read in batch], [read.size for read in batch]
+        addresses = [read.address for read in batch]
+        is_own = self.is_native
+        spans = () if is_own else _spans([read for read in batch if not read.is_registered])
+        with self.registered(spans):
+            if many is not None:
+                check_codes("batch_get_into", keys, sizes, many(keys, addresses, sizes))
+            elif one is not None:
+                got = [one(*each) for each in zip(keys, addresses, sizes, strict=True)]
+                check_codes("get_into", keys, sizes, got)
 
     def _get_ranges(self, reads: Sequence[ObjectRead]) -> None:
         if not reads:
@@ -233,7 +268,7 @@ class Objects:
         for read in reads:
             rows.setdefault(read.key, []).append(read)
         store: Any = self.store
-        with self._registered(reads):
+        with self.registered(_spans([read for read in reads if not read.is_registered])):
             got = store.get_into_ranges(
                 [0] * len(rows),
                 [[key] for key in rows],
@@ -243,27 +278,10 @@ class Objects:
             )
         for (key, row), codes in zip(rows.items(), got, strict=True):
             sizes = [read.size for read in row]
-            _check("get_into_ranges", [key] * len(row), sizes, codes[0])
-
-    @contextlib.contextmanager
-    def _registered(self, reads: Sequence[ObjectRead]) -> Iterator[None]:
-        """Register the destinations, which `get_into_ranges` requires."""
-        store: Any = self.store
-        spans = _spans([read for read in reads if not read.is_registered])
-        done: list[int] = []
-        try:
-            for address, size in spans if hasattr(store, "register_buffer") else ():
-                # A refusal means that the caller registered the memory already. If not, the read
-                # fails and says so.
-                if store.register_buffer(address, size) in (None, 0):
-                    done.append(address)
-            yield
-        finally:
-            for address in done:
-                store.unregister_buffer(address)
+            check_codes("get_into_ranges", [key] * len(row), sizes, codes[0])
 
     def _copy_parts(self, reads: Sequence[ObjectRead]) -> None:
-        """Read whole objects and copy parts of them, for a store without ranged reads."""
+        """Read whole objects and copy parts of them, for a store without reads into memory."""
         by_key: dict[str, list[ObjectRead]] = {}
         for read in reads:
             by_key.setdefault(read.key, []).append(read)
@@ -275,7 +293,12 @@ class Objects:
                 memoryview(destination).cast("B")[:] = part
 
 
-def _check(call: str, keys: Sequence[str], expected: Sequence[int], got: Sequence[int]) -> None:
+def check_codes(call: str, keys: Sequence[str], expected: Sequence[int], got: Any) -> None:
+    """Check what a call for many keys returned.
+
+    Raises:
+        RuntimeError: It returned another number for a key, or not one for each.
+    """
     if len(got) != len(keys):
         raise RuntimeError(
             f"{call} returned {len(got)} results for {len(keys)} keys; check that the store is set "
@@ -284,6 +307,14 @@ def _check(call: str, keys: Sequence[str], expected: Sequence[int], got: Sequenc
     for key, number, code in zip(keys, expected, got, strict=True):
         if code != number:
             raise RuntimeError(f"{call} failed for {key}: expected {number}, got {code}")
+
+
+def _forced(remove: Callable[..., Any], keys: Any) -> Any:
+    """Remove also what was read recently, if the store can."""
+    try:
+        return remove(keys, True)
+    except TypeError:
+        return remove(keys)
 
 
 def _spans(reads: Sequence[ObjectRead]) -> list[tuple[int, int]]:

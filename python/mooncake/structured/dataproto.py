@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+import warnings
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
-from mooncake.structured.columns.column import encode_column
+from mooncake.structured.columns.column import encode_column, private_dtypes
 from mooncake.structured.envelope import Envelope, FieldSchemas, column_values, schema_of
 from mooncake.structured.manifest import RemoteBundleRef, checked_name
-from mooncake.structured.members import STRUCTURED_FIELD_SPECS_KEY, field_of
+from mooncake.structured.members import (
+    STRUCTURED_FIELD_SPECS_KEY,
+    encode_metadata,
+    field_of,
+)
 from mooncake.structured.references import (
     MooncakeDataProtoRef,
-    Section,
     StructuredFieldLocation,
 )
 from mooncake.structured.structured_object import StructuredObjects, encode_object
@@ -77,6 +82,7 @@ class DataProtos:
         """
         checked_name("partition", options.partition)
         data.check_names()
+        data.check_sections(options.schemas)
         rows = data.row_count
         ref = MooncakeDataProtoRef(
             rows,
@@ -85,11 +91,11 @@ class DataProtos:
             dict(data.meta_info),
             options.namespace,
             options.partition,
-            _storage_group_id=options.write.group_id,
+            _storage_group_id=options.write.storage_group_id,
         )
         if data.batch or data.non_tensor_batch:
             encoded = _encode_fields(data, options)
-            ref.stage_refs[options.stage] = self._put_stage(encoded, rows, options, None)
+            ref.stage_refs[options.stage], _ = self._put_stage(encoded, rows, options)
             ref.field_index.update(encoded.locations)
             ref.encoded_non_tensor.update(encoded.codecs)
         return ref
@@ -108,25 +114,30 @@ class DataProtos:
             ref: The batch, which stays valid.
             data: The fields.
             options: Options of the put.
-            overwrite: True to replace fields that exist.
+            overwrite: True to replace fields that exist. The stage of that name is then removed,
+                so all its fields must be given.
 
         Returns:
             The batch with the new fields.
 
         Raises:
             RuntimeError: The store could not take the fields.
-            ValueError: A field exists already, or has another number of rows.
+            ValueError: A field exists already, has another number of rows, or is missing.
         """
         data.check_names()
+        data.check_sections(options.schemas)
         names = [*data.batch, *data.non_tensor_batch]
         existing = sorted(name for name in names if name in ref.field_index)
         if existing and not overwrite:
             raise ValueError(f"DataProto fields already exist: {existing}")
         rows = data.row_count
-        if names and ref.field_index and rows != ref.batch_size:
+        if rows != ref.batch_size:
             raise ValueError(
                 f"DataProto append batch size {rows} does not match ref batch size {ref.batch_size}"
             )
+        old = ref.stage_refs.get(options.stage)
+        if old is not None and overwrite:
+            _check_replaced(ref, options.stage, names)
         appended = replace(
             ref,
             stage_refs=dict(ref.stage_refs),
@@ -136,13 +147,21 @@ class DataProtos:
                 name: each for name, each in ref.encoded_non_tensor.items() if name not in existing
             },
         )
-        if names:
-            appended.batch_size = rows
-            encoded = _encode_fields(data, options)
-            old = ref.stage_refs.get(options.stage)
-            appended.stage_refs[options.stage] = self._put_stage(encoded, rows, options, old)
-            appended.field_index.update(encoded.locations)
-            appended.encoded_non_tensor.update(encoded.codecs)
+        if not names:
+            return appended
+        encoded = _encode_fields(data, options)
+        added, fields = self._put_stage(encoded, rows, options)
+        if old is not None and not overwrite:
+            added = self._merge_stages(old, added, fields, options)
+        appended.stage_refs[options.stage] = added
+        appended.field_index.update(encoded.locations)
+        appended.encoded_non_tensor.update(encoded.codecs)
+        if old is not None and overwrite:
+            try:
+                self._objects.bundles.remove([old], may_be_old=True)
+            except Exception as error:
+                error.add_note(f"the new fields are stored under {added.manifest_key!r}")
+                raise
         return appended
 
     def remove(self, ref: MooncakeDataProtoRef) -> None:
@@ -151,7 +170,7 @@ class DataProtos:
         Raises:
             RuntimeError: An object could not be removed.
         """
-        self._objects.bundles.remove(ref.stage_refs.values())
+        self._objects.bundles.remove(ref.stage_refs.values(), may_be_old=True)
 
     def remove_append(self, previous: MooncakeDataProtoRef, appended: MooncakeDataProtoRef) -> None:
         """Remove what an append added, and keep what the previous batch has.
@@ -161,11 +180,13 @@ class DataProtos:
         """
         kept = {each.manifest_key for each in previous.stage_refs.values()}
         added = [each for each in appended.stage_refs.values() if each.manifest_key not in kept]
-        self._objects.bundles.remove(added, kept=previous.stage_refs.values())
+        self._objects.bundles.remove(added, kept=previous.stage_refs.values(), may_be_old=True)
 
     def view(self, ref: MooncakeDataProtoRef) -> dict[str, Any]:
         """Return a description of a batch: its fields, and the metadata of its stages."""
-        stages = {name: self._objects.open(each) for name, each in ref.stage_refs.items()}
+        stages = {
+            name: self._objects.open(each, may_be_old=True) for name, each in ref.stage_refs.items()
+        }
         sections: dict[str, dict[str, Any]] = {"batch": {}, "non_tensor_batch": {}}
         for name, location in ref.field_index.items():
             fields = stages[location.stage][2]
@@ -207,19 +228,14 @@ class DataProtos:
         }
 
     def _put_stage(
-        self,
-        encoded: _EncodedFields,
-        rows: int,
-        options: BatchOptions,
-        old: RemoteBundleRef | None,
-    ) -> RemoteBundleRef:
-        """Put the object of a stage.
+        self, encoded: _EncodedFields, rows: int, options: BatchOptions
+    ) -> tuple[RemoteBundleRef, Mapping[str, Any]]:
+        """Put the object of a stage; return it, and the descriptions of its members.
 
         Args:
-            encoded: The new fields.
+            encoded: The fields.
             rows: Number of rows.
             options: Options of the put.
-            old: Stage of the same name whose members the new one has, too.
         """
         metadata: dict[str, Any] = {
             "layout": _LAYOUT,
@@ -231,20 +247,56 @@ class DataProtos:
                 "batch_size": rows,
             },
         }
-        inherited = None
-        fields: Mapping[str, Any] = {}
-        if old is not None:
-            manifest, metadata, fields = self._objects.open(old)
-            metadata.pop(STRUCTURED_FIELD_SPECS_KEY, None)
-            inherited = manifest.buffers
-        content = encode_object(metadata, encoded.members, _LAYOUT, fields)
-        return self._objects.bundles.put(
+        content = encode_object(metadata, encoded.members, _LAYOUT)
+        ref = self._objects.bundles.put(
             content.meta,
             content.payloads,
             partition=options.partition,
             chunk_bytes=options.chunk_bytes,
             options=options.write,
-            inherited=inherited,
+        )
+        return ref, content.fields
+
+    def _merge_stages(
+        self,
+        old: RemoteBundleRef,
+        added: RemoteBundleRef,
+        added_fields: Mapping[str, Any],
+        options: BatchOptions,
+    ) -> RemoteBundleRef:
+        """Put a stage with the members of an old one and of one that was just put.
+
+        The old stage stays valid. Of the other one only the members are left, or nothing if the put
+        fails.
+        """
+        bundles = self._objects.bundles
+        try:
+            before, metadata, fields = self._objects.open(old, may_be_old=True)
+            after = bundles.manifest(added)
+            metadata.pop(STRUCTURED_FIELD_SPECS_KEY, None)
+            meta = encode_metadata(metadata, {**fields, **added_fields}, _LAYOUT)
+            merged = bundles.merge(
+                before, after, meta, chunk_bytes=options.chunk_bytes, options=options.write
+            )
+        except BaseException:
+            with contextlib.suppress(Exception):
+                bundles.remove([added])
+            raise
+        bundles.discard_manifest(after)
+        return merged
+
+
+def _check_replaced(ref: MooncakeDataProtoRef, stage: str, names: Collection[str]) -> None:
+    """Check that all fields of a stage that is replaced are given.
+
+    Raises:
+        ValueError: One is not.
+    """
+    of_stage = (name for name, each in ref.field_index.items() if each.stage == stage)
+    missing = sorted(name for name in of_stage if name not in names)
+    if missing:
+        raise ValueError(
+            f"DataProto overwrite for stage {stage!r} must include existing fields: {missing}"
         )
 
 
@@ -252,20 +304,18 @@ def _encode_fields(data: Envelope, options: BatchOptions) -> _EncodedFields:
     members: dict[str, Any] = {}
     locations: dict[str, StructuredFieldLocation] = {}
     codecs: dict[str, Any] = {}
-    sections: tuple[tuple[Section, dict[str, Any]], ...] = (
-        ("batch", data.batch),
-        ("non_tensor_batch", data.non_tensor_batch),
-    )
-    for section, fields in sections:
+    private: dict[str, list[str]] = {}
+    for section, fields in data.sections():
         for name, value in fields.items():
             member = f"{section}.{name}"
             locations[name] = StructuredFieldLocation(options.stage, member, section)
             schema = schema_of(options.schemas, name, section)
-            values = column_values(member, value) if section == "non_tensor_batch" else None
+            is_batch = section == "batch"
+            values = None if is_batch else column_values(member, value, schema)
             if values is None:
                 _add(members, member, value)
                 continue
-            column = encode_column(member, values, schema)
+            column = encode_column(member, values, schema, name)
             payload_members = {payload: f"{member}.{payload}" for payload in column.payloads}
             for payload, array in column.payloads.items():
                 _add(members, payload_members[payload], array)
@@ -275,6 +325,16 @@ def _encode_fields(data: Envelope, options: BatchOptions) -> _EncodedFields:
                 "metadata": column.metadata,
                 "payload_members": payload_members,
             }
+            dtypes = private_dtypes(column)
+            if dtypes:
+                private[name] = dtypes
+    if private:
+        named = ", ".join(f"{name} ({', '.join(dtypes)})" for name, dtypes in private.items())
+        warnings.warn(
+            f"columns that upstream's package cannot read, since numpy lacks their dtype: {named}",
+            UserWarning,
+            stacklevel=4,
+        )
     return _EncodedFields(members, locations, codecs)
 
 

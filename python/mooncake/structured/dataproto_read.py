@@ -82,7 +82,7 @@ def read_batch(
     """
     rows = rows_of(selection.rows, ref.batch_size)
     stages = {
-        name: _Stage(*objects.open(ref.stage_refs[name]))
+        name: _Stage(*objects.open(ref.stage_refs[name], may_be_old=True))
         for name in dict.fromkeys(ref.field_index[each].stage for each in selection.names)
     }
     reads = objects.reads()

@@ -14,6 +14,7 @@ __all__ = [
     "RawDestination",
     "TensorObjectBuffer",
     "checked_destination",
+    "raw_bytes",
     "raw_destination",
     "tensor_object_buffer",
 ]
@@ -37,7 +38,7 @@ class TensorObjectBuffer:
 
     def __len__(self) -> int:
         if self.batch_size is None:
-            raise TypeError("a tensor object buffer without batch_size has no length")
+            raise TypeError("a tensor object buffer without batch_size has no rows")
         return self.batch_size
 
 
@@ -63,8 +64,11 @@ def tensor_object_buffer(
 ) -> TensorObjectBuffer:
     """Describe a stored tensor in memory, as a member to put or as a destination.
 
+    A store that is not of this package reads and writes only memory that is registered with it.
+
     Args:
-        ptr: Address of its 304 bytes of metadata, which the elements follow.
+        ptr: Address of its 304 bytes of metadata, which the elements follow. A put does not look
+            at them.
         size: Length of both in bytes.
         owner: Kept alive as long as the description.
         batch_size: Number of rows, if the tensor is a field of a batch.
@@ -84,6 +88,33 @@ def raw_destination(
         pre_registered: True if the memory is registered with the store.
     """
     return RawDestination(int(ptr), int(size), owner, pre_registered)
+
+
+class _RawMemory:
+    """Memory of the caller as numpy sees it: arrays over it keep its owner."""
+
+    __slots__ = ("_owner", "address", "nbytes")
+
+    def __init__(self, destination: RawDestination, nbytes: int) -> None:
+        self._owner = destination.owner
+        self.address = destination.ptr
+        self.nbytes = nbytes
+
+    @property
+    def __array_interface__(self) -> dict[str, Any]:
+        return {
+            "version": 3,
+            "data": (self.address, False),
+            "shape": (self.nbytes,),
+            "typestr": "|u1",
+        }
+
+
+def raw_bytes(destination: RawDestination, nbytes: int) -> Array:
+    """Return the first bytes of a destination as an array, which keeps its owner alive."""
+    if nbytes == 0:
+        return np.empty(0, dtype=np.uint8)
+    return np.asarray(_RawMemory(destination, nbytes))
 
 
 def checked_destination(
@@ -110,5 +141,5 @@ def checked_destination(
     if not destination.flags.c_contiguous:
         raise ValueError(f"{field} must be C-contiguous")
     if not destination.flags.writeable:
-        raise ValueError(f"{field} must be writable")
+        raise ValueError(f"{field} must be writeable")
     return destination

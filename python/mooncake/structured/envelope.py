@@ -2,18 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from mooncake.structured.columns.column import object_array
 from mooncake.structured.columns.leaf import FieldSchema
 from mooncake.structured.columns.ragged import is_tensor
+from mooncake.structured.destinations import TensorObjectBuffer
 from mooncake.structured.manifest import checked_name
 
-__all__ = ["Envelope", "build_result", "envelope_of", "flat_envelope", "schema_section"]
+if TYPE_CHECKING:
+    from mooncake.structured.references import Section
+
+__all__ = [
+    "Envelope",
+    "FieldSchemas",
+    "build_result",
+    "column_values",
+    "envelope_of",
+    "flat_envelope",
+    "flat_result",
+    "schema_of",
+    "schema_section",
+]
 
 _SECTIONS: Final = ("batch", "non_tensor_batch", "meta_info")
 
@@ -46,6 +60,25 @@ class Envelope:
         if both:
             raise ValueError(f"DataProto batch and non_tensor_batch fields overlap: {both}")
 
+    def check_sections(self, schemas: FieldSchemas) -> None:
+        """Check that each field which a schema is for is in the section that the schema declares.
+
+        Raises:
+            ValueError: A field is elsewhere only. One that is nowhere is fine.
+        """
+        for name, schema in schemas.items():
+            declared = schema_section(name, schema)
+            having = [section for section in _SECTIONS if name in getattr(self, section)]
+            if declared is not None and having and declared not in having:
+                raise ValueError(
+                    f"FieldSchema for {name!r} declares section {declared!r}, but data contains it "
+                    f"in {', '.join(map(repr, having))}"
+                )
+
+    def sections(self) -> tuple[tuple[Section, dict[str, Any]], ...]:
+        """Return the sections with fields, and their names."""
+        return ("batch", self.batch), ("non_tensor_batch", self.non_tensor_batch)
+
     @property
     def row_count(self) -> int:
         """Number of rows of each field; 0 if there are no fields.
@@ -55,12 +88,24 @@ class Envelope:
         """
         counts = {
             _row_count(name, value)
-            for section in (self.batch, self.non_tensor_batch)
+            for _, section in self.sections()
             for name, value in section.items()
         }
         if len(counts) > 1:
-            raise ValueError(f"DataProto fields have inconsistent batch sizes: {sorted(counts)}")
+            raise ValueError(
+                f"DataProto fields have inconsistent batch sizes: {sorted(counts)}{self._hint()}"
+            )
         return counts.pop() if counts else 0
+
+    def _hint(self) -> str:
+        """Return what may be wrong if a field of the batch is a dictionary."""
+        nested = [name for name, value in self.batch.items() if isinstance(value, Mapping)]
+        if not nested:
+            return ""
+        return (
+            f"; {nested[0]!r} is a dictionary, which is no field: a dictionary is taken for the "
+            f"sections of a batch only if it has no other keys than {', '.join(_SECTIONS)}"
+        )
 
 
 def envelope_of(data: Any) -> Envelope:
@@ -68,13 +113,14 @@ def envelope_of(data: Any) -> Envelope:
 
     Args:
         data: An object or a dictionary with `batch`, `non_tensor_batch` and `meta_info`, of which
-            each may be missing or None; or a dictionary of fields.
+            each may be missing or None; or a dictionary of fields. A dictionary with any other key,
+            or with anything but mappings under these, is one of fields.
 
     Raises:
         TypeError: The argument is none of these.
     """
     if isinstance(data, Mapping):
-        if data and not any(section in data for section in _SECTIONS):
+        if not _has_sections(data):
             return Envelope(batch=dict(data))
         return Envelope(*(_fields(section, data.get(section)) for section in _SECTIONS))
     if data is None or not any(hasattr(data, section) for section in _SECTIONS):
@@ -94,7 +140,8 @@ def flat_envelope(data: Any, schemas: FieldSchemas) -> Envelope:
 
     Raises:
         TypeError: The argument is no dictionary.
-        ValueError: The arrays differ in their number of rows.
+        ValueError: The arrays differ in their number of rows, or an array or a tensor is in a value
+            that is not a field.
     """
     if not isinstance(data, Mapping):
         raise TypeError("flat dict payload must be a mapping")
@@ -118,10 +165,37 @@ def flat_envelope(data: Any, schemas: FieldSchemas) -> Envelope:
                 section = "non_tensor_batch"
             else:
                 section = "meta_info"
+                _check_metadata(name, value, rows)
         if section == "non_tensor_batch" and isinstance(value, list | tuple):
             value = object_array(value)
         getattr(result, section)[name] = value
     return result
+
+
+def _check_metadata(name: str, value: Any, rows: int) -> None:
+    """Check that a value which is no field of a flat dictionary has no arrays or tensors in it.
+
+    Metadata stays in the reference, so that these would never reach the store.
+
+    Raises:
+        ValueError: There is one.
+    """
+    left: list[tuple[str, Any]] = [(repr(name), value)]
+    seen: set[int] = set()
+    while left:
+        at, each = left.pop()
+        if isinstance(each, Mapping | list | tuple):
+            if id(each) in seen:
+                continue
+            seen.add(id(each))
+            pairs = each.items() if isinstance(each, Mapping) else enumerate(each)
+            left += [(f"{at}[{key!r}]", item) for key, item in pairs]
+        elif _is_dense(each) or (isinstance(each, np.ndarray) and each.ndim > 0):
+            raise ValueError(
+                f"flat dict field {name!r} has an array or a tensor at {at}, and is no column of "
+                f"{rows} rows, so that it would not be stored: give it a key of its own with one "
+                "item for each row, or declare it with FieldSchema(metadata={'section': ...})"
+            )
 
 
 def schema_section(name: str, schema: FieldSchema) -> str | None:
@@ -148,7 +222,11 @@ def schema_of(schemas: FieldSchemas, name: str, section: str) -> FieldSchema | N
 
 
 def build_result(result: Envelope, data_cls: Any) -> Any:
-    """Return a batch in the caller's class, or as a dictionary of its sections."""
+    """Return a batch in the caller's class, or as a dictionary of its sections.
+
+    Raises:
+        TypeError: The class cannot be constructed from the sections.
+    """
     if data_cls is None:
         return {
             "batch": result.batch,
@@ -156,29 +234,75 @@ def build_result(result: Envelope, data_cls: Any) -> Any:
             "meta_info": result.meta_info,
         }
     from_dict = getattr(data_cls, "from_dict", None)
-    if from_dict is not None:
-        return from_dict(result.batch, result.non_tensor_batch, meta_info=result.meta_info)
-    return data_cls(
-        batch=result.batch, non_tensor_batch=result.non_tensor_batch, meta_info=result.meta_info
-    )
+    try:
+        if callable(from_dict):
+            return from_dict(result.batch, result.non_tensor_batch, meta_info=result.meta_info)
+        return data_cls(
+            batch=result.batch, non_tensor_batch=result.non_tensor_batch, meta_info=result.meta_info
+        )
+    except TypeError as error:
+        name = repr(getattr(data_cls, "__name__", data_cls))
+        raise TypeError(
+            f"{name} cannot be constructed from batch, non_tensor_batch, and meta_info: {error}"
+        ) from error
 
 
-def column_values(name: str, value: Any) -> list[Any] | None:
+def flat_result(result: Envelope, columns: Container[str]) -> dict[str, Any]:
+    """Return a batch as a dictionary of all fields and metadata.
+
+    Args:
+        result: The batch.
+        columns: Names of the fields that are lists in the dictionary.
+
+    Raises:
+        ValueError: A name is in several sections.
+    """
+    flat: dict[str, Any] = {}
+    twice: set[str] = set()
+    lists = {
+        name: list(each) if name in columns else each
+        for name, each in result.non_tensor_batch.items()
+    }
+    for section in (result.meta_info, result.batch, lists):
+        twice |= flat.keys() & section.keys()
+        flat |= section
+    if twice:
+        raise ValueError(f"Duplicate keys found across DataProto sections: {sorted(twice)}")
+    return flat
+
+
+def column_values(name: str, value: Any, schema: FieldSchema | None) -> list[Any] | None:
     """Return the rows of a column of Python objects; None for any other field.
+
+    Args:
+        name: Name of the field, for errors.
+        value: The field.
+        schema: Its schema, which may require that an array is stored as a column.
 
     Raises:
         ValueError: An array of objects has more than one dimension.
     """
     if isinstance(value, list | tuple):
         return list(value)
-    if not isinstance(value, np.ndarray) or not value.dtype.hasobject:
+    if not isinstance(value, np.ndarray):
         return None
+    if not value.dtype.hasobject:
+        is_column = schema is not None and schema.codec not in ("auto", "ndarray")
+        return list(value) if is_column and value.ndim > 0 else None
     if value.ndim != 1:
         raise ValueError(
             f"unsupported structured non-tensor field {name}: an array of objects has one "
             f"dimension, not {value.ndim}"
         )
     return list(value)
+
+
+def _has_sections(data: Mapping[Any, Any]) -> bool:
+    """Return whether a dictionary has the sections of a batch, rather than fields."""
+    return all(key in _SECTIONS for key in data) and all(
+        value is None or isinstance(value, Mapping) or callable(getattr(value, "items", None))
+        for value in data.values()
+    )
 
 
 def _fields(section: str, value: Any) -> dict[str, Any]:
@@ -223,6 +347,8 @@ def _length(value: Any) -> int:
 
 
 def _row_count(name: str, value: Any) -> int:
+    if isinstance(value, TensorObjectBuffer) and value.batch_size is None:
+        raise TypeError(f"DataProto field {name!r}: tensor_object_buffer needs its batch_size")
     count = int(value.size(0)) if getattr(value, "is_nested", False) else _length(value)
     if count < 0:
         raise ValueError(

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Self
 
@@ -16,11 +17,18 @@ __all__ = [
     "checked_name",
     "checked_prefix",
     "decoded_json",
+    "embedded_manifest",
+    "is_merged_without_ids",
+    "manifest_key_of",
+    "object_ids_of",
 ]
 
 _VERSION: Final = 1
 _LAYOUT: Final = "bundle"
 _MANIFEST: Final = "/manifest"
+_OBJECT_IDS: Final = "buffer_object_ids"
+_CLEANUP_KEYS: Final = "cleanup_keys"
+_CONTROL: Final = re.compile(r"[\x00-\x1f]")
 # Longest payload that a manifest may claim: far above what a pool holds.
 _PAYLOAD_BYTES_MAX: Final = 1 << 50
 
@@ -88,22 +96,32 @@ class PayloadSpec:
     extra: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
-    def decode(cls, name: str, raw: Any) -> Self:
+    def decode(cls, name: str, raw: Any, bases: tuple[str, ...]) -> Self:
         """Parse an entry of a manifest.
 
+        Args:
+            name: Name of the payload, for errors.
+            raw: The entry.
+            bases: Beginnings that the key may have.
+
         Raises:
-            ValueError: The entry is not valid.
+            ValueError: The entry is not valid, or names objects of others.
         """
+        what = f"invalid bundle manifest: payload {name!r}"
         try:
             key, nbytes = _text(raw["key"]), _length(raw["bytes"])
             chunks = tuple((_text(each["key"]), _length(each["bytes"])) for each in raw["chunks"])
         except (KeyError, TypeError, ValueError) as error:
-            raise ValueError(f"invalid bundle manifest: payload {name!r}: {error}") from error
+            raise ValueError(f"{what}: {error}") from error
+        if not key.startswith(bases):
+            raise ValueError(f"{what}: its key is outside the bundle namespace: {key!r}")
+        for chunk, _ in chunks:
+            if chunk != key and not chunk.startswith(f"{key}/"):
+                raise ValueError(f"{what}: a chunk is outside the payload namespace: {chunk!r}")
+        if len({chunk for chunk, _ in chunks}) != len(chunks):
+            raise ValueError(f"{what}: the keys of its chunks must be unique")
         if sum(size for _, size in chunks) != nbytes or not all(size for _, size in chunks):
-            raise ValueError(
-                f"invalid bundle manifest: payload {name!r}: the chunks do not add up to "
-                f"bytes={nbytes}"
-            )
+            raise ValueError(f"{what}: the chunks do not add up to bytes={nbytes}")
         known = ("key", "bytes", "chunks")
         return cls(key, nbytes, chunks, {at: raw[at] for at in raw if at not in known})
 
@@ -121,45 +139,92 @@ class Manifest:
         object_id: Partition and id of the bundle.
         meta: Metadata of the bundle.
         buffers: Payload of each name.
+        buffer_object_ids: Partition and id of all bundles whose keys this one has, if it was merged
+            from several; None for any other bundle.
+        cleanup_keys: Keys of the bundles that were merged, to remove with this one.
     """
 
     object_id: str
     meta: PayloadSpec
     buffers: Mapping[str, PayloadSpec]
+    buffer_object_ids: tuple[str, ...] | None = None
+    cleanup_keys: tuple[str, ...] = ()
 
     @classmethod
-    def decode(cls, raw: Any) -> Self:
+    def decode(cls, raw: Any, prefix: str) -> Self:
         """Parse the content of a manifest.
 
+        Every key in it must belong to the bundle, or to one of those it was merged from.
+
+        Args:
+            raw: The content.
+            prefix: Beginning of all keys.
+
         Raises:
-            ValueError: The content is not a manifest.
+            ValueError: The content is not a manifest, or names objects of others.
         """
         if not isinstance(raw, dict) or raw.get("layout") != _LAYOUT:
             raise ValueError("invalid bundle manifest: it has no layout 'bundle'")
         if raw.get("version") != _VERSION:
-            raise ValueError(f"unsupported bundle manifest version: {raw.get('version')!r}")
-        buffers = raw.get("buffers")
+            raise ValueError(
+                f"invalid bundle manifest: unsupported bundle manifest version: "
+                f"{raw.get('version')!r}"
+            )
+        object_id, buffers = raw.get("object_id"), raw.get("buffers")
+        if not isinstance(object_id, str) or not object_id:
+            raise ValueError("invalid bundle manifest: object_id must be a string")
         if not isinstance(buffers, dict):
-            raise ValueError("invalid bundle manifest: buffers must be a mapping")
+            raise ValueError(
+                "invalid bundle manifest: buffers must be a mapping, as the dict of a bundle"
+            )
+        ids = raw.get(_OBJECT_IDS, [object_id])
+        if not isinstance(ids, list) or not all(isinstance(each, str) and each for each in ids):
+            raise ValueError(
+                f"invalid bundle manifest: {_OBJECT_IDS} must be a list of strings, got {ids!r}"
+            )
+        bases = tuple(f"{prefix}/{each}/" for each in ids)
+        cleanup = raw.get(_CLEANUP_KEYS, [])
+        if not isinstance(cleanup, list) or not all(
+            isinstance(key, str) and key.startswith(bases) for key in cleanup
+        ):
+            raise ValueError(
+                f"invalid bundle manifest: {_CLEANUP_KEYS} are outside the bundle namespace"
+            )
         return cls(
-            str(raw.get("object_id", "")),
-            PayloadSpec.decode("meta", raw.get("meta")),
-            {name: PayloadSpec.decode(name, spec) for name, spec in buffers.items()},
+            object_id,
+            PayloadSpec.decode("meta", raw.get("meta"), (f"{prefix}/{object_id}/",)),
+            {name: PayloadSpec.decode(name, spec, bases) for name, spec in buffers.items()},
+            tuple(ids) if _OBJECT_IDS in raw else None,
+            tuple(cleanup),
         )
 
     def encode(self) -> dict[str, Any]:
         """Return the content for JSON."""
-        return {
+        content: dict[str, Any] = {
             "version": _VERSION,
             "layout": _LAYOUT,
             "object_id": self.object_id,
             "meta": self.meta.encode(),
             "buffers": {name: spec.encode() for name, spec in self.buffers.items()},
         }
+        if self.buffer_object_ids is not None:
+            content[_OBJECT_IDS] = list(self.buffer_object_ids)
+        if self.cleanup_keys:
+            content[_CLEANUP_KEYS] = list(self.cleanup_keys)
+        return content
+
+    def key(self, prefix: str) -> str:
+        """Return the key of the manifest itself."""
+        return f"{prefix}/{self.object_id}{_MANIFEST}"
+
+    def own_keys(self, prefix: str) -> list[str]:
+        """Return the keys of the manifest and of its metadata."""
+        return [self.key(prefix), *(key for key, _ in self.meta.chunks)]
 
     def payload_keys(self) -> list[str]:
-        """Return the keys of the objects of all payloads."""
-        return [key for spec in (self.meta, *self.buffers.values()) for key, _ in spec.chunks]
+        """Return the keys of the objects of all payloads, and of what was merged."""
+        specs = (self.meta, *self.buffers.values())
+        return [*(key for spec in specs for key, _ in spec.chunks), *self.cleanup_keys]
 
     def select(self, names: Sequence[str]) -> dict[str, PayloadSpec]:
         """Return the payloads of some names.
@@ -192,25 +257,47 @@ def manifest_key_of(ref: Any) -> str:
     return key
 
 
-def base_of_manifest(key: str) -> str:
-    """Return the beginning of the keys of a bundle whose manifest has a key.
+def embedded_manifest(ref: Any) -> Any:
+    """Return the manifest that a reference or a handle has in it; None if it must be read."""
+    raw = ref.manifest if isinstance(ref, RemoteBundleRef) else None
+    if isinstance(ref, Mapping):
+        raw = ref.get("manifest")
+    return raw or None
 
-    Raises:
-        ValueError: The key is not one of a manifest.
+
+def is_merged_without_ids(raw: Any, prefix: str) -> bool:
+    """Return whether a manifest may be one of the first version of this package.
+
+    That version did not name the bundles that others were merged from, so their keys must be told
+    by their form, and then compared with the manifests of these bundles.
     """
-    base = key.removesuffix(_MANIFEST)
-    if base == key or not base:
-        raise ValueError(f"not the key of a bundle manifest: {key!r}")
-    return base
+    if not isinstance(raw, dict) or _OBJECT_IDS in raw or _CLEANUP_KEYS in raw:
+        return False
+    object_id, buffers = raw.get("object_id"), raw.get("buffers")
+    if not isinstance(object_id, str) or not isinstance(buffers, dict):
+        return False
+    partition = object_id.split("/", maxsplit=1)[0]
+    form = re.compile(f"{re.escape(f'{prefix}/{partition}')}/[0-9a-f]{{32}}/buffer/")
+    specs = [spec if isinstance(spec, dict) else {} for spec in buffers.values()]
+    keys = [str(spec.get("key")) for spec in specs]
+    if not all(map(form.match, keys)):
+        return False
+    return any(not key.startswith(f"{prefix}/{object_id}/") for key in keys)
+
+
+def object_ids_of(keys: Iterable[str], prefix: str) -> list[str]:
+    """Return the partition and id of all bundles that some keys belong to."""
+    found = {tuple(key.removeprefix(f"{prefix}/").split("/", 2)[:2]) for key in keys}
+    return sorted("/".join(each) for each in found)
 
 
 def checked_name(kind: str, name: Any) -> str:
     """Return the name of a payload or partition.
 
     Raises:
-        ValueError: The name is not text, or it is empty or has a slash.
+        ValueError: The name is not text, is empty, or has a slash or a control character.
     """
-    if not isinstance(name, str) or not name or "/" in name:
+    if not isinstance(name, str) or not name or "/" in name or _CONTROL.search(name):
         raise ValueError(f"invalid bundle {kind}: {name!r}")
     return name
 
@@ -219,10 +306,10 @@ def checked_prefix(prefix: Any) -> str:
     """Return a prefix of keys without slashes at its ends.
 
     Raises:
-        ValueError: Nothing is left.
+        ValueError: Nothing is left, or there is a control character.
     """
     stripped = prefix.strip("/") if isinstance(prefix, str) else ""
-    if not stripped:
+    if not stripped or _CONTROL.search(stripped):
         raise ValueError("key_prefix must be a non-empty key prefix")
     return stripped
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import sys
@@ -26,10 +27,16 @@ __all__ = [
     "decode_metadata",
     "encode_member",
     "encode_metadata",
+    "field_of",
+    "is_pickled",
+    "load_pickled",
+    "tensor_metadata_bytes",
+    "view_as",
 ]
 
 STRUCTURED_FIELD_SPECS_KEY: Final = "__mooncake_structured_fields__"
 METADATA_BYTES: Final = tensor_format.METADATA_BYTES
+_PICKLED: Final = "torch_save"
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +136,7 @@ def encode_member(name: str, value: Any) -> tuple[dict[str, Any], BundlePayload]
     if isinstance(value, np.ndarray):
         return _array_field(name, value.dtype, value.shape), BundlePayload(payload_of_array(value))
     if isinstance(value, TensorObjectBuffer):
-        return _encode_tensor_buffer(name, value)
+        return _encode_tensor_buffer(value)
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(value, torch.Tensor):
         if value.is_nested:
@@ -190,9 +197,31 @@ def tensor_metadata_bytes(spec: PayloadSpec) -> int:
     ):
         raise ValueError(
             f"unsupported structured tensor payload key={spec.key}: "
-            f"format={spec.extra.get('format')!r}; pickled tensors are not read"
+            f"format={spec.extra.get('format')!r}"
         )
     return METADATA_BYTES
+
+
+def is_pickled(spec: PayloadSpec) -> bool:
+    """Return whether a payload is a tensor as `torch.save` writes it."""
+    return spec.extra.get("format") == _PICKLED
+
+
+def load_pickled(name: str, data: Array) -> Any:
+    """Return the tensor of a payload that `torch.save` wrote. No other objects are made.
+
+    Raises:
+        ValueError: The payload is anything else than a tensor.
+    """
+    torch = dtypes.load_torch()
+    try:
+        # Without this option the payload could run any code.
+        value = torch.load(io.BytesIO(data.tobytes()), map_location="cpu", weights_only=True)
+    except Exception as error:
+        raise ValueError(f"structured tensor field {name} cannot be loaded: {error}") from error
+    if not isinstance(value, torch.Tensor):
+        raise ValueError(f"structured tensor field {name} is a {type(value).__name__}, no tensor")
+    return value
 
 
 def _encode_tensor(tensor: Any) -> tuple[dict[str, Any], BundlePayload]:
@@ -204,31 +233,26 @@ def _encode_tensor(tensor: Any) -> tuple[dict[str, Any], BundlePayload]:
         [*header.sizes, *(size for _, size in pieces)],
         (header.owner, host.owner),
     )
-    return _tensor_entries(host.dtype, host.shape, payload)
-
-
-def _encode_tensor_buffer(
-    name: str, value: TensorObjectBuffer
-) -> tuple[dict[str, Any], BundlePayload]:
-    if value.size < METADATA_BYTES:
-        raise ValueError(
-            f"structured tensor field {name}: a tensor object has at least {METADATA_BYTES} bytes, "
-            f"got size={value.size}"
-        )
-    header = memory.at_address(value.ptr, METADATA_BYTES)
-    metadata = tensor_format.TensorMetadata.decode(header, total=value.size)
-    payload = Payload([value.ptr], [value.size], value.owner)
-    return _tensor_entries(metadata.dtype, metadata.local_shape, payload)
-
-
-def _tensor_entries(
-    dtype: dtypes.DType, shape: tuple[int, ...], payload: Payload
-) -> tuple[dict[str, Any], BundlePayload]:
-    """Return the description of a tensor, and its entry in the manifest."""
-    named = {"dtype": f"torch.{dtype.name}", "shape": list(shape)}
-    field = {"encoding": "torch_tensor", **named, "element_size": dtype.itemsize}
+    named = {"dtype": f"torch.{host.dtype.name}", "shape": list(host.shape)}
+    field = {"encoding": "torch_tensor", **named, "element_size": host.dtype.itemsize}
     extra = {"metadata_bytes": METADATA_BYTES}
-    return field, BundlePayload(payload, extra, {"kind": "tensor", **named}, is_single=True)
+    plain = tensor.detach()
+    pickled = None if host.shape else (_pickled(plain), {"format": _PICKLED})
+    typed = {"kind": "tensor", **named}
+    return field, BundlePayload(payload, "tensor", extra, plain, typed, pickled)
+
+
+def _pickled(tensor: Any) -> Payload:
+    stream = io.BytesIO()
+    # A copy: the storage of a view would be saved whole.
+    dtypes.load_torch().save(tensor.cpu().clone(), stream)
+    return bytes_payload(stream.getvalue(), "tensor")
+
+
+def _encode_tensor_buffer(value: TensorObjectBuffer) -> tuple[dict[str, Any], BundlePayload]:
+    """Return memory of the caller as a member. Its content is not looked at."""
+    pieces = ([value.ptr], [value.size]) if value.size else ([], [])
+    return {"encoding": "torch_tensor"}, BundlePayload(Payload(*pieces, value.owner), "memory")
 
 
 def _array_field(name: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> dict[str, Any]:

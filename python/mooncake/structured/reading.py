@@ -14,12 +14,15 @@ from mooncake.structured.destinations import (
     RawDestination,
     TensorObjectBuffer,
     checked_destination,
+    raw_bytes,
 )
 from mooncake.structured.leases import ResultMemory, is_leased
 from mooncake.structured.members import (
     METADATA_BYTES,
     ArrayField,
     TensorField,
+    is_pickled,
+    load_pickled,
     tensor_metadata_bytes,
     view_as,
 )
@@ -101,7 +104,7 @@ class MemberReads:
         if encoding == "ndarray":
             return self._array(name, spec, field, rows, destination)
         if encoding != "torch_tensor":
-            raise ValueError(f"structured field {name} has the unsupported encoding {encoding!r}")
+            raise ValueError(f"unsupported structured field encoding {encoding!r}: member {name}")
         if field.get("nested"):
             return self._nested(name, spec, field, rows, destination)
         return self._tensor(name, spec, field, rows, destination)
@@ -148,7 +151,7 @@ class MemberReads:
         firsts, lasts = starts[[0, *breaks]], ends[[*(breaks - 1), -1]]
         if row_spans(firsts, max(total * itemsize // len(firsts), 1)) is None:
             base = int(starts.min())
-            whole = self._allocate(spec, (int(ends.max()) - base) * itemsize)
+            whole = self._allocate(spec, (int(ends.max()) - base) * itemsize, is_member=False)
             self._read(spec, base * itemsize, whole)
             counts = ends - starts
             index = np.repeat(starts - base - (np.cumsum(counts) - counts), counts)
@@ -187,10 +190,12 @@ class MemberReads:
             data = self._rows(spec, 0, rows, kind.shape, kind.dtype.itemsize)
             return lambda: view_as(data(), result)
         is_registered = False
+        value = destination
         if isinstance(destination, RawDestination):
             _check_size(name, destination, nbytes)
-            into = _bytes_at(destination.ptr, nbytes)
+            into = raw_bytes(destination, nbytes)
             is_registered = destination.pre_registered
+            value = view_as(into, result)
         else:
             array = checked_destination(name, destination, kind.dtype, shape)
             into = array.reshape(-1).view(np.uint8) if nbytes else np.empty(0, dtype=np.uint8)
@@ -200,7 +205,7 @@ class MemberReads:
 
         def finish() -> Any:
             data()
-            return destination
+            return value
 
         return finish
 
@@ -212,7 +217,14 @@ class MemberReads:
         rows: Array | StructuredMemberSlice | None,
         destination: Any,
     ) -> Pending:
+        if is_pickled(spec):
+            return self._pickled_tensor(name, spec, rows, destination)
         head_bytes = tensor_metadata_bytes(spec)
+        if rows is None and isinstance(destination, TensorObjectBuffer):
+            return self._whole_tensor_into(name, spec, destination)
+        is_raw = isinstance(destination, RawDestination | TensorObjectBuffer)
+        if self._is_foreign(spec) and not is_raw and (rows is None or not self._has_bytes(spec)):
+            return self._foreign_tensor(name, spec, rows, destination)
         if "shape" not in field:
             # Memory that was put as a tensor object is described by its own metadata only.
             field = {**field, **self._described(spec)}
@@ -223,7 +235,8 @@ class MemberReads:
         if destination is not None:
             return self._tensor_into(name, spec, kind, rows, shape, destination)
         if rows is None:
-            whole = self.data(spec)
+            whole = self._allocate(spec, spec.nbytes, is_member=False)
+            self._read(spec, 0, whole)
 
             def restored() -> Any:
                 metadata = tensor_format.TensorMetadata.decode(whole.data, total=spec.nbytes)
@@ -237,6 +250,90 @@ class MemberReads:
             return restored
         data = self._rows(spec, head_bytes, rows, kind.shape, itemsize)
         return lambda: memory.as_torch(data().data, kind.dtype, shape)
+
+    def _is_foreign(self, spec: PayloadSpec) -> bool:
+        """Return whether only the store itself knows the bytes of a tensor."""
+        return spec.extra.get("kind") == "tensor" and not self._bundles.objects.is_native
+
+    def _has_bytes(self, spec: PayloadSpec) -> bool:
+        """Return whether the bytes of a tensor in another store are those of a stored tensor."""
+        try:
+            described = self._described(spec)
+        except (RuntimeError, ValueError):
+            return False
+        dtype = str(spec.extra.get("dtype")).removeprefix("torch.")
+        return (described["dtype"], described["shape"]) == (dtype, spec.extra.get("shape"))
+
+    def _foreign_tensor(
+        self,
+        name: str,
+        spec: PayloadSpec,
+        rows: Array | StructuredMemberSlice | None,
+        destination: Any,
+    ) -> Pending:
+        """Read a tensor with the store's own call."""
+        get = self._bundles.objects.call("get_tensor")
+        if get is None:
+            raise RuntimeError(
+                f"the store does not support get_tensor, which reads the member {name}"
+            )
+        value = get(spec.key)
+        if value is None:
+            raise RuntimeError(f"get_tensor failed for {spec.key}")
+        chosen = _row_numbers(rows, tuple(value.shape), "structured tensor")
+        value = value if chosen is None else value[chosen]
+        if destination is not None:
+            kind = TensorField(dtypes.DType.of_torch(value.dtype), tuple(value.shape))
+            _tensor_bytes(name, destination, kind, kind.shape)
+            destination.copy_(value)
+            value = destination
+        return lambda: value
+
+    def _whole_tensor_into(
+        self, name: str, spec: PayloadSpec, destination: TensorObjectBuffer
+    ) -> Pending:
+        """Plan the read of a whole stored tensor, with its metadata, into memory."""
+        _check_size(name, destination, spec.nbytes)
+        if self._is_foreign(spec):
+            get = self._bundles.objects.call("get_tensor_into")
+            if get is None:
+                raise RuntimeError(
+                    f"the store does not support get_tensor_into, which reads the member {name}"
+                )
+            value = get(spec.key, destination.ptr, destination.size)
+            return lambda: destination if value is None else value
+        into = _bytes_at(destination.ptr, spec.nbytes)
+        self._read(spec, 0, into, is_registered=not self._bundles.objects.is_native)
+
+        def finish() -> Any:
+            if spec.extra.get("kind") != "tensor":
+                return destination
+            metadata = tensor_format.TensorMetadata.decode(into.data, total=spec.nbytes)
+            return memory.restore(into.data, metadata)
+
+        return finish
+
+    def _pickled_tensor(
+        self,
+        name: str,
+        spec: PayloadSpec,
+        rows: Array | StructuredMemberSlice | None,
+        destination: Any,
+    ) -> Pending:
+        """Plan the read of a tensor as `torch.save` writes it."""
+        if destination is not None:
+            raise ValueError(
+                f"structured tensor member {name} is pickled and does not support destinations"
+            )
+        data = self._allocate(spec, spec.nbytes, is_member=False)
+        self._read(spec, 0, data)
+
+        def finish() -> Any:
+            value = load_pickled(name, data)
+            chosen = _row_numbers(rows, tuple(value.shape), "structured tensor")
+            return value if chosen is None else value[chosen]
+
+        return finish
 
     def _tensor_into(
         self,
@@ -256,7 +353,8 @@ class MemberReads:
             head = tensor_format.TensorMetadata(kind.dtype, shape, shape).encode()
             ctypes.memmove(destination.ptr, head, METADATA_BYTES)
             into = _bytes_at(destination.ptr + METADATA_BYTES, nbytes)
-            is_registered = getattr(destination, "pre_registered", False)
+            is_foreign = not self._bundles.objects.is_native
+            is_registered = getattr(destination, "pre_registered", is_foreign)
         else:
             into = _tensor_bytes(name, destination, kind, shape)
         data = self._rows(
@@ -321,7 +419,7 @@ class MemberReads:
         spans = row_spans(rows, row_bytes)
         if spans is None:
             span = covering_span(rows)
-            whole = self._allocate(spec, span.count * row_bytes)
+            whole = self._allocate(spec, span.count * row_bytes, is_member=False)
             self._read(spec, offset + span.first * row_bytes, whole)
             table = (span.count, row_bytes)
 
@@ -342,10 +440,17 @@ class MemberReads:
         metadata = tensor_format.TensorMetadata.decode(head.data, total=spec.nbytes)
         return {"dtype": metadata.dtype.name, "shape": list(metadata.local_shape)}
 
-    def _allocate(self, spec: PayloadSpec, nbytes: int) -> Array:
+    def _allocate(self, spec: PayloadSpec, nbytes: int, *, is_member: bool = True) -> Array:
+        """Return memory for a part of a payload.
+
+        Args:
+            spec: The payload.
+            nbytes: Length of the memory.
+            is_member: True if it will be an array or bytes of a result.
+        """
         if nbytes:
             self._bundles.objects.check_sizes(dict(spec.chunks))
-        return self._results.allocate(nbytes)
+        return self._results.allocate(nbytes, is_member=is_member)
 
     def _read(
         self, spec: PayloadSpec, offset: int, into: Array, *, is_registered: bool = False

@@ -65,6 +65,8 @@ class MooncakeDataProtoRef:
         partition: Part of the keys.
         global_indexes: Numbers of the rows in a larger batch, or None.
         encoded_non_tensor: Codec of each field that is a column of Python objects.
+
+    Later fields get the storage group of the batch, which its handle has as `STORAGE_GROUP_ID`.
     """
 
     batch_size: int
@@ -129,9 +131,9 @@ def import_dataproto_ref(handle: Mapping[str, Any]) -> MooncakeDataProtoRef:
     """
     if not is_dataproto_ref_handle(handle):
         raise ValueError("not a Mooncake DataProto ref handle")
-    version = handle.get("version")
+    version = _whole(handle.get("version"))
     if version not in (DATAPROTO_REF_HANDLE_VERSION, _GROUPED_VERSION):
-        raise ValueError(f"unsupported DataProto ref handle version: {version!r}")
+        raise ValueError(f"unsupported DataProto ref handle version: {handle.get('version')!r}")
     if handle.get("kind") != _KIND:
         raise ValueError(f"unsupported DataProto ref handle kind: {handle.get('kind')!r}")
     stages = {
@@ -144,9 +146,11 @@ def import_dataproto_ref(handle: Mapping[str, Any]) -> MooncakeDataProtoRef:
         _text("field_index", name): _location(name, each, stages)
         for name, each in _mapping("field_index", handle.get("field_index")).items()
     }
-    rows = handle.get("batch_size")
-    if isinstance(rows, bool) or not isinstance(rows, int) or not 0 <= rows <= _ROWS_MAX:
-        raise ValueError(f"DataProto ref handle batch_size is not valid: {rows!r}")
+    rows = _whole(handle.get("batch_size"))
+    if rows is None or not 0 <= rows <= _ROWS_MAX:
+        raise ValueError(
+            f"DataProto ref handle batch_size is not valid: {handle.get('batch_size')!r}"
+        )
     group = handle.get(STORAGE_GROUP_ID)
     if (group is None and version == _GROUPED_VERSION) or not (
         group is None or (isinstance(group, str) and group)
@@ -201,6 +205,14 @@ def _text(name: str, value: Any) -> str:
     if not isinstance(value, str) or not value:
         raise ValueError(f"DataProto ref handle {name} must be non-empty text, got {value!r}")
     return value
+
+
+def _whole(value: Any) -> int | None:
+    """Return a number, also from text; None for anything else."""
+    try:
+        return int(value)
+    except (TypeError, ValueError, OverflowError):
+        return None
 
 
 def _indexes(value: Any) -> list[int] | None:

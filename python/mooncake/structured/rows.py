@@ -107,7 +107,7 @@ def rows_of(rows: Any, total: int) -> Array | None:
     numbers: list[int] = []
     for row in rows:
         if isinstance(row, bool | np.bool_) or not hasattr(row, "__index__"):
-            raise TypeError(f"a DataProto row index must be an integer, not {type(row).__name__}")
+            raise TypeError(f"DataProto row indices must be integers, not {type(row).__name__}")
         number = operator.index(row)
         if not -total <= number < total:
             raise IndexError(f"DataProto row index {number} out of range for {total} rows")

@@ -10,6 +10,7 @@ from mooncake.structured.manifest import (
     Manifest,
     RemoteBundleRef,
     checked_name,
+    embedded_manifest,
     manifest_key_of,
 )
 from mooncake.structured.members import (
@@ -48,6 +49,13 @@ class StructuredObjectPayload:
 
     metadata: Mapping[str, Any] | None = None
     buffers: Mapping[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        """Raise TypeError if there are no members; no metadata are empty metadata."""
+        if self.buffers is None:
+            raise TypeError("StructuredObjectPayload requires buffers")
+        if self.metadata is None:
+            object.__setattr__(self, "metadata", {})
 
 
 @dataclass
@@ -178,9 +186,12 @@ class StructuredObjects:
         """
         if not isinstance(payload, StructuredObjectPayload):
             raise TypeError(f"expected StructuredObjectPayload, got {type(payload).__name__}")
-        if payload.buffers is None:
-            raise TypeError("StructuredObjectPayload requires buffers")
-        encoded = encode_object(payload.metadata or {}, payload.buffers)
+        metadata, buffers = payload.metadata, payload.buffers
+        if not isinstance(metadata, Mapping):
+            raise TypeError(f"structured metadata must be a mapping, not {type(metadata).__name__}")
+        if not isinstance(buffers, Mapping):
+            raise TypeError(f"structured buffers must be a mapping, not {type(buffers).__name__}")
+        encoded = encode_object(metadata, buffers)
         return self.bundles.put(
             encoded.meta,
             encoded.payloads,
@@ -189,9 +200,16 @@ class StructuredObjects:
             options=options,
         )
 
-    def open(self, ref: BundleRefLike) -> tuple[Manifest, dict[str, Any], dict[str, Any]]:
-        """Return the manifest of an object, its metadata, and the descriptions of its members."""
-        manifest = self.bundles.manifest(ref)
+    def open(
+        self, ref: BundleRefLike, *, may_be_old: bool = False
+    ) -> tuple[Manifest, dict[str, Any], dict[str, Any]]:
+        """Return the manifest of an object, its metadata, and the descriptions of its members.
+
+        Args:
+            ref: The object.
+            may_be_old: True to accept merged bundles of the first version of this package.
+        """
+        manifest = self.bundles.manifest(ref, may_be_old=may_be_old)
         metadata, fields = decode_metadata(self.bundles.meta(manifest))
         return manifest, metadata, fields
 
@@ -213,11 +231,12 @@ class StructuredObjects:
             RuntimeError: The object does not exist any more.
             ValueError: The specification or a destination does not fit the object.
         """
-        manifest_key_of(spec.ref)
+        if spec.member_names is not None and not spec.member_names:
+            raise ValueError("structured read spec selected no members")
+        if embedded_manifest(spec.ref) is None:
+            manifest_key_of(spec.ref)
         manifest, metadata, fields = self.open(spec.ref)
         names = list(manifest.buffers) if spec.member_names is None else list(spec.member_names)
-        if spec.member_names is not None and not names:
-            raise ValueError("structured read spec selected no members")
         reads = self.reads()
         pending = {
             name: reads.member(

@@ -9,15 +9,22 @@ from mooncake.structured.bundle import DEFAULT_BUNDLE_CHUNK_BYTES, BundlePayload
 from mooncake.structured.bundle_store import BundleStore, Objects
 from mooncake.structured.dataproto import BatchOptions, DataProtos
 from mooncake.structured.dataproto_read import FieldSelection, read_batch, selected_fields
-from mooncake.structured.envelope import Envelope, build_result, envelope_of, flat_envelope
+from mooncake.structured.envelope import (
+    Envelope,
+    build_result,
+    envelope_of,
+    flat_envelope,
+    flat_result,
+)
 from mooncake.structured.leases import ResultMemory, release
 from mooncake.structured.manifest import RemoteBundleRef, checked_prefix
 from mooncake.structured.payloads import bytes_payload
 from mooncake.structured.policy import (
     BundleTransferPolicy,
-    WriteOptions,
     checked_policy,
-    new_group_id,
+    options_of_append,
+    options_of_batch,
+    options_of_bundle,
 )
 from mooncake.structured.references import (
     DataProtoRefLike,
@@ -48,6 +55,11 @@ class MooncakeBundleTransfer:
     """Stores objects of many members under one prefix of keys.
 
     Any number of threads may use one. A process that is forked must make its own.
+
+    Attributes:
+        store: The store.
+        key_prefix: Beginning of all keys.
+        default_chunk_bytes: Length of the objects that long payloads are cut into.
     """
 
     def __init__(
@@ -63,16 +75,19 @@ class MooncakeBundleTransfer:
             store: A `MooncakeDistributedStore`, or any object with the calls of `BundleStore`.
             key_prefix: Beginning of all keys.
             default_chunk_bytes: Length of the objects that long payloads are cut into.
-            buffer_pool: `BufferPool` for the memory of large results; None makes one for a store
-                with a local buffer.
+            buffer_pool: Pool for the memory of results: a `BufferPool`, or an object whose
+                ``acquire(nbytes)`` returns a lease with ``ptr``, ``size``, ``buffer`` and
+                ``release()``. None makes one for large results of a store with a local buffer.
 
         Raises:
-            ValueError: The prefix is empty, or the length is not positive.
+            ValueError: The prefix is empty or has a control character, or the length is not
+                positive.
         """
-        self._prefix = checked_prefix(key_prefix)
-        self._chunk_bytes = _checked_chunk_bytes(default_chunk_bytes)
+        self.store = store
+        self.key_prefix = checked_prefix(key_prefix)
+        self.default_chunk_bytes = _checked_chunk_bytes(default_chunk_bytes)
         self._objects = Objects(store)
-        self._bundles = Bundles(self._objects, self._prefix)
+        self._bundles = Bundles(self._objects, self.key_prefix, buffer_pool)
         self._structured = StructuredObjects(self._bundles, ResultMemory(store, buffer_pool))
         self._batches = DataProtos(self._structured)
 
@@ -112,7 +127,7 @@ class MooncakeBundleTransfer:
             payloads,
             partition=partition,
             chunk_bytes=self._chunks(chunk_bytes),
-            options=self._options(policy, max_inflight_put, config),
+            options=options_of_bundle(checked_policy(policy, max_inflight_put), config),
         )
 
     def remove_bundle(self, ref: BundleRefLike) -> None:
@@ -122,7 +137,8 @@ class MooncakeBundleTransfer:
             ref: The reference, or a mapping with its ``manifest_key``.
 
         Raises:
-            RuntimeError: An object could not be removed.
+            RuntimeError: An object could not be removed; another call tries it again.
+            ValueError: The manifest is not valid, or names objects of others.
         """
         self._bundles.remove([ref])
 
@@ -158,7 +174,7 @@ class MooncakeBundleTransfer:
             payload,
             partition=partition,
             chunk_bytes=self._chunks(chunk_bytes),
-            options=self._options(policy, max_inflight_put, config),
+            options=options_of_bundle(checked_policy(policy, max_inflight_put), config),
         )
 
     def put_object(
@@ -194,7 +210,11 @@ class MooncakeBundleTransfer:
         return result.objects[_VALUE] if result.metadata.get(_WRAPPED) else result.objects
 
     def read_spec(self, ref: BundleRefLike) -> StructuredObjectReadSpec:
-        """Return the specification of a read of a whole object, which can be narrowed."""
+        """Return the specification of a read of a whole object, which can be narrowed.
+
+        Args:
+            ref: The reference, or a mapping with its ``manifest_key`` or its ``manifest``.
+        """
         return StructuredObjectReadSpec(ref)
 
     def materialize(self, spec: StructuredObjectReadSpec) -> StructuredObjectResult:
@@ -226,17 +246,17 @@ class MooncakeBundleTransfer:
 
     @staticmethod
     def release_result(result: Any) -> None:
-        """Return the pool memory of a result to its `BufferPool` before the garbage collector does.
+        """Return the memory of a result to the pool that the caller gave to the transfer.
 
-        The dictionaries of the result are empty afterwards. Arrays and tensors that are referenced
-        elsewhere stay valid: the pool gives their memory away, instead of lending it again.
+        The result itself is not changed. Arrays over memory of a `BufferPool` stay valid: the pool
+        gives that memory away, instead of lending it again. Those over memory of another pool are
+        invalid afterwards. Without a pool of the caller, memory is reused when the last array over
+        it is gone, and this method does nothing.
 
         Args:
-            result: What `materialize`, `get_object` or `get` returned.
+            result: What `materialize`, `get_object` or `get` returned, or anything else.
         """
-        sections = [getattr(result, name, None) for name in ("batch", "non_tensor_batch")]
-        is_object = isinstance(result, StructuredObjectResult)
-        release([result.objects] if is_object else [result, *sections])
+        release(result)
 
     # Batches
 
@@ -257,15 +277,17 @@ class MooncakeBundleTransfer:
 
         Args:
             data: For ``dataproto`` an object or a dictionary with `batch`, `non_tensor_batch` and
-                `meta_info`, or a dictionary of arrays and tensors. For ``dict`` a dictionary of
-                arrays, tensors, lists (columns) and other values (metadata).
+                `meta_info` and nothing else, or a dictionary of arrays and tensors. For ``dict`` a
+                dictionary of arrays, tensors, lists (columns) and other values (metadata).
             type: ``dataproto`` or ``dict``.
             namespace: Name that is stored with the batch.
             partition: Part of the keys.
             stage: Name of the stage, for later `append_dataproto_fields`.
             chunk_bytes: Length of the objects that long payloads are cut into.
             policy: How payloads are put.
-            config: `ReplicateConfig` for all keys, with at most one group.
+            config: `ReplicateConfig` for all keys, with at most one group. Without a group, the
+                keys get a new one, so that the store evicts them together; with the group ``""``
+                they get none.
             field_schemas: How columns are stored; by default it is inferred from the rows.
 
         Raises:
@@ -279,7 +301,7 @@ class MooncakeBundleTransfer:
             partition,
             stage,
             self._chunks(chunk_bytes),
-            self._options(policy, None, config),
+            options_of_batch(checked_policy(policy), config),
             schemas,
         )
         return self._batches.put(_envelope(data, type, schemas), options)
@@ -314,8 +336,9 @@ class MooncakeBundleTransfer:
             IndexError: There is no such row.
             KeyError: The batch has no such field.
             RuntimeError: The batch does not exist any more.
-            TypeError: The reference is none.
-            ValueError: What is stored is not valid, or a destination does not fit.
+            TypeError: The reference is none, or `data_cls` cannot be constructed.
+            ValueError: What is stored is not valid, a destination does not fit, or a name would be
+                twice in the dictionary of ``dict``.
         """
         _check_type(type)
         found = resolved_ref(ref)
@@ -323,11 +346,7 @@ class MooncakeBundleTransfer:
         selection = FieldSelection(names, rows, destinations or {}, meta_info_keys)
         result = read_batch(self._structured, found, selection)
         if type == "dict":
-            columns = {
-                name: list(each) if name in found.encoded_non_tensor else each
-                for name, each in result.non_tensor_batch.items()
-            }
-            return {**result.meta_info, **result.batch, **columns}
+            return flat_result(result, found.encoded_non_tensor)
         return build_result(result, data_cls)
 
     def put_dataproto(
@@ -396,25 +415,25 @@ class MooncakeBundleTransfer:
             ref: The batch, which stays valid, or its handle.
             data: The fields, as for `put`.
             stage: Name of the stage. For an existing stage, the result has a new one with the
-                members of both.
-            overwrite: True to replace fields that exist.
+                members of both, and the old one stays valid.
+            overwrite: True to replace fields that exist. An existing stage is replaced as a whole
+                and removed, so all its fields must be given.
             chunk_bytes: Length of the objects that long payloads are cut into.
             policy: How payloads are put.
             field_schemas: How columns are stored.
-            config: `ReplicateConfig` for all keys, with at most one group.
+            config: `ReplicateConfig` for all keys. The keys get the group of the batch.
 
         Returns:
             The batch with the new fields.
 
         Raises:
-            RuntimeError: The store could not take an object; nothing of the call is left.
-            ValueError: A field exists already, or has another number of rows.
+            RuntimeError: The store could not take an object, of which nothing is left then; or it
+                could not remove the stage that is replaced.
+            ValueError: A field exists already, has another number of rows, or is missing; or the
+                group of `config` is not that of the batch.
         """
         found = resolved_ref(ref)
-        options = self._options(policy, None, config)
-        if found._storage_group_id is not None and not getattr(config, "group_ids", None):
-            # Fields of one batch are evicted together.
-            options = WriteOptions(options.policy, config, found._storage_group_id)
+        options = options_of_append(checked_policy(policy), config, found._storage_group_id)
         return self._batches.append(
             found,
             envelope_of(data),
@@ -480,19 +499,13 @@ class MooncakeBundleTransfer:
         """
         earlier = set(before)
         orphans = [key for key in self._bundles.orphans(keys) if key in earlier]
-        failed = self._objects.remove(orphans)
-        if failed:
-            raise RuntimeError(f"failed to remove {len(failed)} Mooncake keys: {failed[:3]}")
+        self._objects.remove(orphans)
         return orphans
 
-    def _options(
-        self, policy: BundleTransferPolicy | None, max_inflight_put: int | None, config: Any
-    ) -> WriteOptions:
-        group = new_group_id(config, is_grouped=self._objects.is_grouped)
-        return WriteOptions(checked_policy(policy, max_inflight_put), config, group)
-
     def _chunks(self, chunk_bytes: int | None) -> int:
-        return self._chunk_bytes if chunk_bytes is None else _checked_chunk_bytes(chunk_bytes)
+        return (
+            self.default_chunk_bytes if chunk_bytes is None else _checked_chunk_bytes(chunk_bytes)
+        )
 
 
 def _envelope(data: Any, type: str, schemas: Mapping[str, FieldSchema]) -> Envelope:  # noqa: A002

@@ -15,9 +15,12 @@ from mooncake.structured.columns.leaf import (
     FieldSchema,
     LeafCodec,
     Payloads,
+    SchemaMismatchError,
     UnsupportedColumnError,
 )
+from mooncake.structured.columns.ragged import TENSORS
 from mooncake.structured.columns.table import CODECS, codec_of, encode_leaf
+from mooncake.tensor.dtypes import DType
 
 if TYPE_CHECKING:
     from mooncake.structured.payloads import Array
@@ -28,6 +31,7 @@ __all__ = [
     "decode_column",
     "encode_column",
     "object_array",
+    "private_dtypes",
     "with_part_metadata",
 ]
 
@@ -48,38 +52,28 @@ class LeafPart:
 
 
 def encode_column(
-    path: str, values: Sequence[Any], schema: FieldSchema | None = None
+    path: str, values: Sequence[Any], schema: FieldSchema | None = None, name: str | None = None
 ) -> EncodedLeaf:
     """Encode the rows of a column.
 
     Args:
-        path: Name of the column, for errors.
+        path: Name of the member of the column, for errors.
         values: The rows.
         schema: How the column is stored; None infers it from the rows.
+        name: Name of the field, for errors; None if it is the path.
 
     Raises:
-        UnsupportedColumnError: The rows have no codec, or not that of the schema.
-        ValueError: The schema is not valid.
+        SchemaMismatchError: The rows cannot be stored with the codec of the schema.
+        UnsupportedColumnError: The rows have no codec.
     """
     if schema is None:
         return _infer(path, values)
-    if not schema.nullable and any(value is None for value in values):
-        raise ValueError(f"FieldSchema for {path!r} is not nullable, but a row is None")
     try:
-        if schema.codec == tensor_dict.CODEC:
-            return tensor_dict.encode_tensor_dicts(values, schema.metadata)
-        if schema.codec == tree.CODEC:
-            return tree.encode_tree(path, values)
-        if schema.codec == "auto" or (
-            schema.codec == "ndarray" and not schema.metadata and not _are_numbers(values)
-        ):
-            return _infer(path, values)
-        if schema.codec not in CODECS:
-            raise ValueError(f"unsupported schema codec: {schema.codec!r}")
-        return encode_leaf(schema.codec, values, schema.metadata)
-    except UnsupportedColumnError as error:
-        raise UnsupportedColumnError(
-            f"failed to encode {path} with FieldSchema codec {schema.codec!r}: {error}"
+        return _encode_by_schema(path, values, schema)
+    except (ValueError, TypeError, AttributeError) as error:
+        raise SchemaMismatchError(
+            f"failed to encode field {name or path!r} with FieldSchema codec {schema.codec!r}: "
+            f"{error}"
         ) from error
 
 
@@ -144,6 +138,32 @@ def object_array(values: Sequence[Any]) -> Array:
     for row, value in enumerate(values):
         array[row] = value
     return array
+
+
+def private_dtypes(column: EncodedLeaf) -> list[str]:
+    """Return the dtypes of tensors of a column that only this package reads.
+
+    Upstream's package stores the elements of such columns as arrays of numpy, which lacks them.
+    """
+    parts = column_parts(column.codec, column.metadata)
+    found = {str(part.metadata.get("dtype")) for part in parts if part.codec is TENSORS}
+    return sorted(name for name in found if not DType.of_name(name).is_of_numpy)
+
+
+def _encode_by_schema(path: str, values: Sequence[Any], schema: FieldSchema) -> EncodedLeaf:
+    if not schema.nullable and any(value is None for value in values):
+        raise ValueError(f"FieldSchema for {path!r} is not nullable, but a row is None")
+    if schema.codec == tensor_dict.CODEC:
+        return tensor_dict.encode_tensor_dicts(values, schema.metadata)
+    if schema.codec == tree.CODEC:
+        return tree.encode_tree(path, values)
+    if schema.codec == "auto" or (
+        schema.codec == "ndarray" and not schema.metadata and not _are_numbers(values)
+    ):
+        return _infer(path, values)
+    if schema.codec not in CODECS:
+        raise ValueError(f"unsupported schema codec: {schema.codec!r}")
+    return encode_leaf(schema.codec, values, schema.metadata)
 
 
 def _infer(path: str, values: Sequence[Any]) -> EncodedLeaf:

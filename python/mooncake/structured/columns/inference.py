@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
@@ -10,13 +11,14 @@ import numpy as np
 from mooncake.structured.columns.blobs import is_bytes_like, is_image
 from mooncake.structured.columns.leaf import EncodedLeaf, UnsupportedColumnError
 from mooncake.structured.columns.media import is_media_list
-from mooncake.structured.columns.ragged import is_numeric_array, is_tensor
+from mooncake.structured.columns.ragged import EXACT, is_numeric_array, is_tensor
 from mooncake.structured.columns.scalars import is_number
 from mooncake.structured.columns.table import encode_leaf
 
 __all__ = ["INFERRED", "infer_leaf", "is_sequence"]
 
 INFERRED: Final = {"schema_source": "inferred_from_runtime_values"}
+_OF_ARRAYS: Final = {"recursive_source": "ndarray"}
 
 # For each codec: the test that every row which is not None must pass, and the words for it that are
 # stored with the column. A column that fails to encode is left to the next codec.
@@ -55,7 +57,11 @@ def infer_leaf(path: str, values: Sequence[Any]) -> EncodedLeaf:
     for codec, matches, reason, kind in _RULES:
         if all(map(matches, given)):
             try:
-                return _described(encode_leaf(codec, values), reason, kind)
+                leaf = encode_leaf(codec, values, EXACT)
+                if codec == "typed_ragged" and leaf.metadata["row_format"] == "ndarray":
+                    leaf = replace(leaf, metadata={**leaf.metadata, **_OF_ARRAYS})
+                    reason = "all rows are numeric ndarray"
+                return _described(leaf, reason, kind)
             except UnsupportedColumnError as error:
                 reasons.append(f"{codec}: {error}")
     raise UnsupportedColumnError(

@@ -17,8 +17,10 @@ __all__ = [
     "FieldSchema",
     "LeafCodec",
     "Payloads",
+    "SchemaMismatchError",
     "Selection",
     "UnsupportedColumnError",
+    "checked_dtype",
     "checked_nulls",
     "checked_offsets",
     "lengths_of",
@@ -44,6 +46,13 @@ MISSING: Final = _Missing()
 
 class UnsupportedColumnError(ValueError):
     """A codec cannot represent the rows of a column."""
+
+
+class SchemaMismatchError(UnsupportedColumnError, TypeError, AttributeError):
+    """The codec of a schema cannot represent the rows of a column.
+
+    It has several bases because upstream raises whatever its codec happens to raise.
+    """
 
 
 @dataclass(frozen=True)
@@ -111,6 +120,28 @@ class LeafCodec:
     decode: Callable[[Payloads, int, Mapping[str, Any]], list[Any]]
     select: Callable[[Payloads, int, Mapping[str, Any], Array], Selection]
     payloads: tuple[str, ...]
+
+
+def checked_dtype(options: Mapping[str, Any]) -> np.dtype[Any] | None:
+    """Return the dtype that the options of a schema have, or None.
+
+    Raises:
+        UnsupportedColumnError: It is unknown, or none of numbers or booleans.
+    """
+    given = options.get("dtype")
+    if given is None:
+        return None
+    try:
+        dtype: np.dtype[Any] = np.dtype(given)
+    except TypeError as error:
+        raise UnsupportedColumnError(
+            f"invalid FieldSchema metadata['dtype']: {given!r}: {error}"
+        ) from error
+    if dtype.kind not in "biufc":
+        raise UnsupportedColumnError(
+            f"FieldSchema metadata['dtype'] must be numeric or bool, got {dtype}"
+        )
+    return dtype
 
 
 def nulls_of(values: Sequence[Any]) -> Array:

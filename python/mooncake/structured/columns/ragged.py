@@ -15,6 +15,7 @@ from mooncake.structured.columns.leaf import (
     Payloads,
     Selection,
     UnsupportedColumnError,
+    checked_dtype,
     checked_nulls,
     checked_offsets,
     nulls_of,
@@ -25,7 +26,10 @@ from mooncake.structured.members import FlatArray
 from mooncake.structured.payloads import Array, concatenated, payload_of_array
 from mooncake.tensor.dtypes import DType, load_torch
 
-__all__ = ["ARRAYS", "TENSORS", "is_numeric_array", "is_tensor"]
+__all__ = ["ARRAYS", "EXACT", "TENSORS", "is_numeric_array", "is_tensor"]
+
+EXACT: Final[Mapping[str, Any]] = {"exact": True}
+"""Options of `ARRAYS` for an inferred column: lists must come back with the numbers they have."""
 
 _INT64_ONLY: Final = {int}
 _FLOAT64_ONLY: Final = {float}
@@ -56,13 +60,14 @@ def _encode_arrays(
 ) -> tuple[dict[str, Any], Payloads]:
     is_array = [isinstance(value, np.ndarray) for value in values]
     given = [row for row, value in enumerate(values) if value is not None]
-    dtype = np.dtype(options["dtype"]) if options.get("dtype") is not None else None
+    dtype = checked_dtype(options)
     if all(is_array[row] for row in given):
         row_format = "ndarray"
         arrays = _same_dtype([values[row] for row in given], dtype)
     else:
         row_format = "mixed" if any(is_array) else "list"
-        arrays = _arrays_of_lists([values[row] for row in given], dtype)
+        rows = [values[row] for row in given]
+        arrays = _arrays_of_lists(rows, dtype, is_exact=options is EXACT)
     kind = arrays[0].dtype if arrays else dtype or np.dtype(np.int64)
     if kind.kind not in "biufc":
         raise UnsupportedColumnError(f"typed_ragged has no dtype {kind}")
@@ -89,8 +94,15 @@ def _same_dtype(arrays: Sequence[Array], dtype: np.dtype[Any] | None) -> list[Ar
     return [np.asarray(array, dtype=dtype, order="C") for array in arrays]
 
 
-def _arrays_of_lists(rows: Sequence[Any], dtype: np.dtype[Any] | None) -> list[Array]:
+def _arrays_of_lists(
+    rows: Sequence[Any], dtype: np.dtype[Any] | None, *, is_exact: bool
+) -> list[Array]:
     """Return lists of numbers, and arrays among them, as arrays of one dtype.
+
+    Args:
+        rows: The lists and arrays.
+        dtype: Dtype of the result; None infers it.
+        is_exact: True to refuse numbers of several types, instead of taking their common dtype.
 
     Raises:
         UnsupportedColumnError: The numbers are not of one type, or a list is not rectangular, so
@@ -99,7 +111,7 @@ def _arrays_of_lists(rows: Sequence[Any], dtype: np.dtype[Any] | None) -> list[A
     rows = [_host(row) for row in rows]
     try:
         if dtype is None:
-            dtype = _dtype_of_lists(rows)
+            dtype = _dtype_of_lists(rows) if is_exact else _common_dtype_of_lists(rows)
         return [np.asarray(row, dtype=dtype, order="C") for row in rows]
     except (TypeError, ValueError, OverflowError) as error:
         raise UnsupportedColumnError(f"a row is no rectangular list of numbers: {error}") from error
@@ -126,6 +138,16 @@ def _dtype_of_lists(rows: Sequence[Any]) -> np.dtype[Any]:
     if lists and _dtype_of_lists(lists) != dtype:
         raise UnsupportedColumnError("the rows are arrays and lists of different types")
     return dtype
+
+
+def _common_dtype_of_lists(rows: Sequence[Any]) -> np.dtype[Any]:
+    """Return the dtype of numpy that can hold the numbers of all lists."""
+    try:
+        return _dtype_of_lists(rows)
+    except UnsupportedColumnError:
+        arrays = [np.asarray(row) for row in rows]
+        # Numpy takes an empty list for one of floats.
+        return np.result_type(*[array for array in arrays if array.size])
 
 
 def _host(row: Any) -> Any:

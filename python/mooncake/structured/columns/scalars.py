@@ -12,6 +12,7 @@ from mooncake.structured.columns.leaf import (
     Payloads,
     Selection,
     UnsupportedColumnError,
+    checked_dtype,
     checked_nulls,
     nulls_of,
     payload_array,
@@ -32,7 +33,7 @@ def is_number(value: object) -> bool:
 
 def _encode(values: Sequence[Any], options: Mapping[str, Any]) -> tuple[dict[str, Any], Payloads]:
     given = [value for value in values if value is not None]
-    dtype = options.get("dtype")
+    dtype: Any = checked_dtype(options)
     if dtype is None and len({_kind(value) for value in given}) > 1:
         raise UnsupportedColumnError("the rows are numbers of different types")
     nulls = nulls_of(values)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -18,26 +19,36 @@ __all__ = ["CODEC", "decode_tensor_dicts", "encode_tensor_dicts", "key_leaves"]
 
 CODEC: Final = "ragged_tensor_dict"
 _NULL_MASK: Final = "null_mask"
+_SEPARATORS: Final = (".", "/", "\\")
 
 
 def encode_tensor_dicts(values: Sequence[Any], options: Mapping[str, Any]) -> EncodedLeaf:
     """Encode rows that are dictionaries of tensors, or None.
 
     Args:
-        values: The rows.
-        options: ``keys`` names the keys; without it, those of the rows are used.
+        values: The rows. A row that lacks a key comes back without it.
+        options: ``keys`` names the keys; without it, those of the rows are used, sorted.
 
     Raises:
-        UnsupportedColumnError: A row is not a dictionary, or has a key that is not named.
+        TypeError: A key is not text, or a row is no dictionary, or has None under a key.
+        UnsupportedColumnError: A key cannot be stored, or a row has one that is not named.
     """
-    given = [value for value in values if value is not None]
-    if not all(isinstance(value, Mapping) for value in given):
-        raise UnsupportedColumnError("a row is no dictionary of tensors")
-    found = list(dict.fromkeys(key for value in given for key in value))
-    keys = list(options.get("keys") or found)
-    unknown = [key for key in found if key not in keys]
-    if unknown or not all(isinstance(key, str) and key and "/" not in key for key in keys):
-        raise UnsupportedColumnError(f"the keys of a row are not those of the column: {unknown}")
+    declared = options.get("keys")
+    if declared is not None:
+        _check_keys(list(declared))
+    for row, value in enumerate(values):
+        _check_row(row, value)
+    found = {key for value in values if value is not None for key in value}
+    if declared is None:
+        _check_keys(list(found))
+    keys = sorted(found) if declared is None else list(declared)
+    for row, value in enumerate(values):
+        unknown = sorted(key for key in value or () if key not in keys)
+        if unknown:
+            raise UnsupportedColumnError(
+                f"ragged_tensor_dict row {row} has keys not declared in FieldSchema "
+                f"metadata['keys']: {unknown}"
+            )
     payloads: Payloads = {_NULL_MASK: nulls_of(values)}
     codecs: dict[str, Any] = {}
     for key in keys:
@@ -46,6 +57,49 @@ def encode_tensor_dicts(values: Sequence[Any], options: Mapping[str, Any]) -> En
         codecs[key] = leaf.metadata
         payloads.update({f"{key}.{name}": each for name, each in leaf.payloads.items()})
     return EncodedLeaf(CODEC, len(values), {"keys": keys, "key_codecs": codecs}, payloads)
+
+
+def _check_keys(keys: Sequence[Any]) -> None:
+    """Check the keys of a column, which are parts of the names of its payloads.
+
+    Raises:
+        TypeError: One is not text.
+        UnsupportedColumnError: One is empty, is there twice, or could be mistaken for another.
+    """
+    if not all(isinstance(key, str) for key in keys):
+        raise TypeError(f"ragged_tensor_dict keys must be strings, got {keys!r}")
+    for key in keys:
+        if not key:
+            raise UnsupportedColumnError("ragged_tensor_dict keys must not be empty")
+        if any(sign in key for sign in _SEPARATORS):
+            raise UnsupportedColumnError(
+                f"ragged_tensor_dict keys must not contain '.', '/' or '\\': {key!r}"
+            )
+    twice = sorted(key for key, count in Counter(keys).items() if count > 1)
+    if twice:
+        raise UnsupportedColumnError(
+            f"ragged_tensor_dict keys must not contain a duplicate key: {twice}"
+        )
+
+
+def _check_row(row: int, value: Any) -> None:
+    """Check that a row is a dictionary of tensors or None.
+
+    Raises:
+        TypeError: It is something else, or has None under a key.
+    """
+    if value is None:
+        return
+    if not isinstance(value, Mapping):
+        raise TypeError(
+            f"ragged_tensor_dict rows must be mappings or None; row {row} is {type(value).__name__}"
+        )
+    missing = [key for key, each in value.items() if each is None]
+    if missing:
+        raise TypeError(
+            f"ragged_tensor_dict row {row} has an explicit None for {missing}, which would come "
+            "back as absent keys"
+        )
 
 
 def key_leaves(metadata: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:

@@ -8,12 +8,13 @@ that lacks a key has `MISSING` there.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import numpy as np
 
 from mooncake.structured.columns.blobs import is_bytes_like, is_image
+from mooncake.structured.columns.decisions import CodecDecision, decide
 from mooncake.structured.columns.inference import INFERRED, infer_leaf
 from mooncake.structured.columns.leaf import (
     MISSING,
@@ -35,8 +36,6 @@ CODEC: Final = "structured_recursive"
 _VERSION: Final = 1
 _DEPTH_MAX: Final = 32
 _PLAIN_TYPES: Final = {bool, float, int, str, type(None)}
-_KEYS_MAX: Final = 1024
-_LIST_LENGTH_MAX: Final = 64
 # Nodes and leaves that a stored column may have.
 _PARTS_MAX: Final = 1 << 16
 
@@ -47,21 +46,28 @@ class Node:
 
     Attributes:
         path: The place.
-        kind: ``dict`` or ``list``.
-        children: Keys or indexes.
+        node_type: ``dict`` or ``list``.
+        children: Keys in their order, or indexes.
         values: What each row has there.
     """
 
     path: str
-    kind: str
+    node_type: Literal["dict", "list"]
     children: list[Any]
-    values: list[Any]
+    values: list[Any] = field(repr=False)
 
     @property
-    def row_mask(self) -> Array:
+    def row_mask(self) -> list[bool]:
         """True for each row that has a dict or list there."""
-        kinds: Any = dict if self.kind == "dict" else (list, tuple)
-        return _flags([isinstance(value, kinds) for value in self.values])
+        kinds: Any = dict if self.node_type == "dict" else (list, tuple)
+        return [isinstance(value, kinds) for value in self.values]
+
+    @property
+    def lengths(self) -> list[int] | None:
+        """Number of items of each row, 0 for one without a list; None for dicts."""
+        if self.node_type == "dict":
+            return None
+        return [len(value) if isinstance(value, list | tuple) else 0 for value in self.values]
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +81,33 @@ class Leaf:
 
     path: str
     values: list[Any]
+
+    @property
+    def decision(self) -> CodecDecision:
+        """The codec that upstream's package takes for the values, and why."""
+        return decide(self.values)
+
+
+@dataclass(frozen=True, slots=True)
+class _Limits:
+    """Which dicts and lists are split into their parts.
+
+    Attributes:
+        keys: Most keys of the dicts of a place.
+        items: Most items of a list.
+        is_arrays_only: True to split only lists that have arrays or bytes in them. Others are
+            shorter as a leaf. False to split those whose items are all dicts, lists or None.
+    """
+
+    keys: int
+    items: int
+    is_arrays_only: bool
+
+
+# What upstream splits.
+_PUBLIC: Final = _Limits(keys=64, items=8, is_arrays_only=False)
+# What is stored as a tree. Upstream reads trees of any size.
+_STORED: Final = _Limits(keys=1024, items=64, is_arrays_only=True)
 
 
 def has_arrays(values: Sequence[Any]) -> bool:
@@ -95,7 +128,7 @@ def encode_tree(path: str, values: Sequence[Any]) -> EncodedLeaf:
     """
     nodes: list[Node] = []
     leaves: list[Leaf] = []
-    infer_structure(path, list(values), leaves, nodes)
+    _split(path, list(values), leaves, nodes, _STORED, 0)
     payloads: Payloads = {}
     described_nodes: list[dict[str, Any]] = []
     for at, node in enumerate(nodes):
@@ -103,18 +136,16 @@ def encode_tree(path: str, values: Sequence[Any]) -> EncodedLeaf:
         described = {
             "id": at,
             "path": node.path,
-            "node_type": node.kind,
+            "node_type": node.node_type,
             "children": node.children,
             "missing_payload": f"{prefix}.missing",
             "row_mask_payload": f"{prefix}.row_mask",
         }
-        mask = node.row_mask
         payloads[f"{prefix}.missing"] = _flags([value is MISSING for value in node.values])
-        payloads[f"{prefix}.row_mask"] = mask
-        if node.kind == "list":
+        payloads[f"{prefix}.row_mask"] = _flags(node.row_mask)
+        lengths = node.lengths
+        if lengths is not None:
             described["lengths_payload"] = f"{prefix}.lengths"
-            pairs = zip(node.values, mask, strict=True)
-            lengths = [len(value) if is_list else 0 for value, is_list in pairs]
             payloads[f"{prefix}.lengths"] = np.array(lengths, dtype=np.int64)
         described_nodes.append(described)
     described_leaves = [_encode_tree_leaf(at, leaf, payloads) for at, leaf in enumerate(leaves)]
@@ -128,10 +159,12 @@ def encode_tree(path: str, values: Sequence[Any]) -> EncodedLeaf:
     return EncodedLeaf(CODEC, len(values), metadata, payloads)
 
 
-def infer_structure(
-    path: str, values: list[Any], leaves: list[Leaf], nodes: list[Node], *, _depth: int = 0
-) -> None:
-    """Split rows into the nodes and leaves of a tree.
+def infer_structure(path: str, values: list[Any], leaves: list[Leaf], nodes: list[Node]) -> None:
+    """Split rows into the nodes and leaves of a tree, as upstream's package does.
+
+    Dicts with at most 64 different keys are split, and lists of at most 8 items that are all dicts,
+    lists or None. A row without a value has None in the parts; one without a key or an index has
+    `MISSING`.
 
     Args:
         path: Place of the rows.
@@ -140,29 +173,39 @@ def infer_structure(
         nodes: Receives the nodes, parents before children.
 
     Raises:
-        ValueError: The rows are nested too deeply, or have too many keys.
+        ValueError: The rows are nested too deeply.
     """
-    if _depth > _DEPTH_MAX:
+    _split(path, values, leaves, nodes, _PUBLIC, 0)
+
+
+def _split(
+    path: str,
+    values: list[Any],
+    leaves: list[Leaf],
+    nodes: list[Node],
+    limits: _Limits,
+    depth: int,
+) -> None:
+    if depth > _DEPTH_MAX:
         raise ValueError(f"infer_structure exceeded max depth {_DEPTH_MAX} at {path!r}")
     given = [value for value in values if value is not None and value is not MISSING]
-    if given and all(isinstance(value, dict) for value in given):
-        keys = _keys_of(path, given)
-        nodes.append(Node(path, "dict", list(keys), values))
+    keys = _keys_of(path, given, limits)
+    if keys is not None:
+        nodes.append(Node(path, "dict", keys, values))
         for key in keys:
             children = [
                 value.get(key, MISSING) if isinstance(value, dict) else None for value in values
             ]
-            infer_structure(_child_path(path, key), children, leaves, nodes, _depth=_depth + 1)
+            _split(_child_path(path, key), children, leaves, nodes, limits, depth + 1)
         return
-    longest = max((len(value) for value in given if isinstance(value, list | tuple)), default=0)
-    is_list = bool(given) and all(isinstance(value, list | tuple) for value in given)
-    if is_list and longest <= _LIST_LENGTH_MAX and has_arrays(given):
-        nodes.append(Node(path, "list", list(range(longest)), values))
-        for at in range(longest):
-            children = [_item(value, at) for value in values]
-            infer_structure(f"{path}[{at}]", children, leaves, nodes, _depth=_depth + 1)
+    if not _is_split_list(given, limits):
+        leaves.append(Leaf(path, values))
         return
-    leaves.append(Leaf(path, values))
+    longest = max(map(len, given))
+    nodes.append(Node(path, "list", list(range(longest)), values))
+    for at in range(longest):
+        children = [_item(value, at) for value in values]
+        _split(f"{path}[{at}]", children, leaves, nodes, limits, depth + 1)
 
 
 def tree_leaves(metadata: Mapping[str, Any]) -> list[Mapping[str, Any]]:
@@ -299,15 +342,33 @@ def _holds_arrays(container: Any, depth: int) -> bool:
     return False
 
 
-def _keys_of(path: str, rows: Sequence[dict[Any, Any]]) -> list[str]:
-    keys = list(dict.fromkeys(key for row in rows for key in row))
-    if not all(isinstance(key, str) for key in keys):
+def _keys_of(path: str, rows: Sequence[Any], limits: _Limits) -> list[str] | None:
+    """Return the keys of rows that are dicts, sorted; None if the rows are a leaf."""
+    if not rows or not all(isinstance(row, dict) for row in rows):
+        return None
+    keys = {key for row in rows for key in row}
+    if limits is _STORED and not all(isinstance(key, str) for key in keys):
         raise UnsupportedColumnError(f"the keys of the dicts at {path!r} are not all str")
-    if len(keys) > _KEYS_MAX:
+    if limits is _STORED and len(keys) > limits.keys:
         raise UnsupportedColumnError(
-            f"the dicts at {path!r} have {len(keys)} different keys, at most {_KEYS_MAX} are stored"
+            f"the dicts at {path!r} have {len(keys)} different keys, at most {limits.keys} are "
+            "stored"
         )
-    return keys
+    if len(keys) > limits.keys or not all(isinstance(key, str) for key in keys):
+        return None
+    return sorted(keys)
+
+
+def _is_split_list(rows: Sequence[Any], limits: _Limits) -> bool:
+    if not rows or not all(isinstance(row, list | tuple) for row in rows):
+        return False
+    if max(map(len, rows)) > limits.items:
+        return False
+    if limits.is_arrays_only:
+        return has_arrays(rows)
+    return all(
+        item is None or isinstance(item, dict | list | tuple) for row in rows for item in row
+    )
 
 
 def _child_path(path: str, key: Any) -> str:
