@@ -48,7 +48,7 @@ pub struct CopyView {
     pub segment: String,
     /// Address of the transfer engine that owns the segment.
     pub endpoint: String,
-    /// Bytes that the copy occupies, its padding included.
+    /// Bytes that the copy occupies, its padding included; 0 once its segment has left the pool.
     pub occupied: u64,
     /// False while the process that holds the copy is suspect or gone.
     pub is_readable: bool,
@@ -80,7 +80,11 @@ impl ObjectView {
             CopyView {
                 segment: segment.spec.name.clone(),
                 endpoint: segment.spec.endpoint.clone(),
-                occupied: segment.allocator.size(copy.block),
+                // The sweep has not reached an object whose segment just left.
+                occupied: match segment.is_mounted() {
+                    true => segment.allocator.size(copy.block),
+                    false => 0,
+                },
                 is_readable: segment.is_readable(),
             }
         });
