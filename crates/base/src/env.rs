@@ -185,6 +185,7 @@ variables! {
     VLLM_MOONCAKE_SENDER_WORKERS: Number(1, 256) => "10", "Threads of a vLLM worker that send KV blocks (1 to 256).";
     VLLM_MOONCAKE_PROTOCOL: Text => "rdma", "Transport protocol of the engine of a vLLM worker; rdma means TCP where there is no RDMA device.";
     MOONCAKE_STATE_DIR: Text => "", "Directory for the master's log and snapshots.";
+    MOONCAKE_ON_LOG_FAILURE: Text => "auto", "What the master does when its log cannot be written: stop, continue or auto; see its option on_log_failure.";
     XDG_STATE_HOME: Text => "", "Directory of the user's state, under which the master keeps its log by default.";
     HOME: Text => "", "Home directory of the user; if XDG_STATE_HOME is not set, `.local/state` in this directory is used instead.";
 }

@@ -24,7 +24,7 @@ pub use options::OPTIONS;
 pub use secret::Secret;
 
 use crate::{
-    journal::LogSync,
+    journal::{LogSync, OnLogFailure},
     state::{AllocationStrategy, EvictionKind, Rules, TaskRules, Watermark},
 };
 
@@ -152,6 +152,9 @@ pub struct MasterConfig {
     pub state_home: Option<PathBuf>,
     /// When the log is synced to disk: `LogSync::Interval` holds the interval.
     pub log_sync: LogSync,
+    /// What the master does when the log cannot be written; `None`: it stops with
+    /// `LogSync::Always`, and continues otherwise.
+    pub on_log_failure: Option<OnLogFailure>,
     /// How long calls wait after a restart for clients that may come back.
     pub resume_grace: Duration,
 
@@ -204,6 +207,7 @@ impl Default for MasterConfig {
             state_dir: StateDir::Default,
             state_home: None,
             log_sync: LogSync::Interval(Duration::from_secs(1)),
+            on_log_failure: None,
             resume_grace: Duration::from_secs(5),
             unsupported: BTreeMap::new(),
         }
@@ -289,6 +293,15 @@ impl MasterConfig {
                 Some((self.state_home.as_ref()?.join("mooncake").join(name), false))
             }
         }
+    }
+
+    /// Returns what the master does when the log cannot be written.
+    pub fn effective_on_log_failure(&self) -> OnLogFailure {
+        self.on_log_failure.unwrap_or(match self.log_sync {
+            // Who waits for the disk in each put wants no put that the disk does not have.
+            LogSync::Always => OnLogFailure::Stop,
+            LogSync::Interval(_) | LogSync::Never => OnLogFailure::Continue,
+        })
     }
 
     /// Returns the number of runtime threads.

@@ -45,7 +45,10 @@ use self::{
     queue::Queue,
     request::Requests,
 };
-use crate::state::{DecodeError, Image};
+use crate::{
+    fatal::FatalError,
+    state::{DecodeError, Image},
+};
 
 use self::durability::NOTHING_WAITS;
 pub use self::{
@@ -78,6 +81,15 @@ pub enum LogSync {
     Never,
 }
 
+/// What the master does when its log cannot be written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum OnLogFailure {
+    /// It refuses all calls and ends. The files stay: they hold everything that was acknowledged.
+    Stop,
+    /// It continues from memory, after it has made the files void, and starts a new log when it can.
+    Continue,
+}
+
 /// The log and the state recovered from a state directory.
 #[derive(Debug)]
 pub struct RecoveredJournal {
@@ -94,6 +106,9 @@ pub struct RecoveredJournal {
 pub struct Journal {
     directory: Directory,
     sync: LogSync,
+    on_failure: OnLogFailure,
+    /// Set when the log failed and the master must end.
+    fatal: Arc<FatalError>,
     boot: [u8; 16],
     queue: Mutex<Queue>,
     /// Held while the log is written, which may take as long as the disk does. Never locked while
@@ -104,6 +119,8 @@ pub struct Journal {
     /// Held while a snapshot is put in place and while all files are removed.
     placing: Mutex<()>,
     timeline_id: Mutex<[u8; 16]>,
+    /// The position behind all effects so far. Changes while the state is locked only.
+    appended: AtomicU64,
     /// The position up to which everything is written, or given up after a failure.
     written: AtomicU64,
     /// The position up to which everything is on disk; `u64::MAX` while nothing has to wait.
@@ -133,6 +150,8 @@ pub struct Journal {
 struct Writer {
     /// `None` while the log is broken.
     file: Option<Arc<dyn LogFile>>,
+    /// The file that makes the files of the timeline void when it is emptied.
+    marker: Option<Arc<dyn LogFile>>,
     /// Earlier files with frames that are not on disk.
     unsynced: Vec<Arc<dyn LogFile>>,
     /// The number of the file.
@@ -155,8 +174,8 @@ struct NewFile {
     file: Arc<dyn LogFile>,
     number: u64,
     timeline_id: [u8; 16],
-    /// Whether it is the first file after a failure.
-    is_restart: bool,
+    /// The marker of its timeline, if it is the first file after a failure.
+    marker: Option<Arc<dyn LogFile>>,
 }
 
 /// Applies the effects of a frame to an image.
@@ -188,6 +207,7 @@ impl Journal {
         }
         let writer = Writer {
             file: None,
+            marker: None,
             unsynced: Vec::new(),
             number: 0,
             next_file: recovered.next_file,
@@ -208,12 +228,15 @@ impl Journal {
         let journal = Self {
             directory,
             sync,
+            on_failure: OnLogFailure::Continue,
+            fatal: Arc::default(),
             boot,
             queue: Mutex::default(),
             writer: Mutex::new(writer),
             syncing: Mutex::default(),
             placing: Mutex::default(),
             timeline_id: Mutex::new(recovered.timeline_id),
+            appended: AtomicU64::new(0),
             written: AtomicU64::new(0),
             synced: AtomicU64::new(if sync == LogSync::Never { NOTHING_WAITS } else { 0 }),
             synced_frame: AtomicU64::new(0),
@@ -239,7 +262,8 @@ impl Journal {
     /// Starts the first file of this process. Its first frame has no payload: it says that all
     /// earlier ones are on disk.
     fn begin(&self, number: u64, timeline_id: [u8; 16]) -> Result<()> {
-        let first = self.make_file(number, timeline_id, false)?;
+        let marker = self.directory.mark(timeline_id)?;
+        let first = self.make_file(number, timeline_id, Some(marker))?;
         let writer = &mut *self.writer.lock();
         self.switch(writer, first);
         if self.sync == LogSync::Never {
@@ -260,10 +284,28 @@ impl Journal {
         Ok(())
     }
 
+    /// Sets what the master does when the log cannot be written; it continues unless this is called.
+    #[must_use]
+    pub fn with_failure_policy(self, on_failure: OnLogFailure) -> Self {
+        Self { on_failure, ..self }
+    }
+
+    /// Returns the error that the log and its master share.
+    pub(crate) fn fatal(&self) -> &Arc<FatalError> {
+        &self.fatal
+    }
+
     /// Appends effects as [`Log::take_effects`](crate::state::Log::take_effects) returns them.
     /// Returns the position behind them. Must be called while the state is locked.
     pub fn append(&self, take: impl FnOnce(&mut Vec<u8>) -> u64) -> u64 {
-        self.queue.lock().append(take)
+        let position = self.queue.lock().append(take);
+        self.appended.store(position, Ordering::Release);
+        position
+    }
+
+    /// Returns the position behind everything that was appended.
+    pub(crate) fn appended(&self) -> u64 {
+        self.appended.load(Ordering::Acquire)
     }
 
     /// Returns whether so much waits to be written that more changes should wait.

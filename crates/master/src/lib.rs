@@ -11,6 +11,7 @@ mod addresses;
 pub mod admin;
 pub mod config;
 pub mod events;
+mod fatal;
 #[cfg_attr(
     not(feature = "test-util"),
     allow(unreachable_pub, reason = "the simulation runs the log, too")
@@ -28,7 +29,7 @@ pub use config::{MasterConfig, OPTIONS};
 pub use journal::{
     Directory, Disk, Journal, LogFile, RecoveredJournal, Replay, SimulatedDisk, Snapshot,
 };
-pub use journal::{JournalStatus, LogSync};
+pub use journal::{JournalStatus, LogSync, OnLogFailure};
 pub use master::{Master, start};
 pub use run::run;
 #[cfg(feature = "test-util")]

@@ -215,7 +215,7 @@ async fn open_service(config: &MasterConfig, clock: Arc<dyn Clock>) -> Result<Ar
     let Some((path, is_asked_for)) = config.state_path() else {
         return Ok(Arc::new(Service::new(rules, clock)));
     };
-    let sync = config.log_sync;
+    let (sync, on_failure) = (config.log_sync, config.effective_on_log_failure());
     let opened = tokio::task::spawn_blocking(move || {
         let directory = match Directory::lock(&path) {
             Ok(directory) => directory,
@@ -226,7 +226,9 @@ async fn open_service(config: &MasterConfig, clock: Arc<dyn Clock>) -> Result<Ar
             }
         };
         let start = SystemClock.now();
-        let (service, restored) = Service::from_log(rules, clock, Journal::open(directory, sync)?);
+        let mut opened = Journal::open(directory, sync)?;
+        opened.journal = opened.journal.with_failure_policy(on_failure);
+        let (service, restored) = Service::from_log(rules, clock, opened);
         let time = SystemClock.now().since(start);
         service.set_recovery_time(time);
         tracing::info!(

@@ -5,6 +5,7 @@ use std::{
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
     path::PathBuf,
     process::id,
+    time::Duration,
 };
 
 use mooncake_base::{Error, Result, env};
@@ -14,13 +15,16 @@ use tokio::runtime::{Builder, Handle};
 use crate::{
     addresses::Addresses,
     config::{MasterConfig, from_arguments, help},
-    master::start,
+    master::{Master, start},
     rlimit,
     service::VERSION,
 };
 
 const PROGRAM: Program =
     Program { name: "mooncake_master", version: VERSION, error_prefix: "ERROR" };
+
+/// How long threads that wait for the disk may take to end.
+const SHUTDOWN_DEADLINE: Duration = Duration::from_secs(2);
 
 /// Runs the program with the given arguments (without the program name) and returns its exit code:
 /// 0 after SIGTERM, SIGINT, `--help` or `--version`, 1 after an error.
@@ -46,7 +50,10 @@ fn work(config: MasterConfig) -> Result<()> {
         .map_err(|source| {
             Error::internal("cannot start the threads of the master").caused_by(source)
         })?;
-    runtime.block_on(serve(config))
+    let ended = runtime.block_on(serve(config));
+    // A thread that waits for the disk must not keep the program from its end.
+    runtime.shutdown_timeout(SHUTDOWN_DEADLINE);
+    ended
 }
 
 /// Serves until a signal ends the program.
@@ -59,10 +66,24 @@ async fn serve(config: MasterConfig) -> Result<()> {
     let _ports = PortsFile::write(&ports_file, &master.addresses().to_json())?;
     print_flush(&format!("{}\n", ready_line(master.addresses())));
     tracing::info!(version = VERSION, addresses = ?master.addresses(), "ready");
-    let signal = signals.next().await;
-    tracing::info!(signal, "stopping");
+    serve_until(master, signals.next()).await
+}
+
+/// Serves until `signal` comes.
+///
+/// # Errors
+/// The error that has ended the service.
+async fn serve_until(master: Master, signal: impl Future<Output = &'static str>) -> Result<()> {
+    let service = master.service();
+    let ended = tokio::select! {
+        signal = signal => {
+            tracing::info!(signal, "stopping");
+            Ok(())
+        }
+        error = service.ended() => Err(error),
+    };
     master.stop().await;
-    Ok(())
+    ended
 }
 
 /// Returns the user's directory for persistent state.
@@ -105,7 +126,22 @@ fn reachable(address: SocketAddr) -> SocketAddr {
 
 #[cfg(test)]
 mod tests {
+    use mooncake_base::ErrorCode;
+
     use super::*;
+    use crate::config::StateDir;
+
+    #[tokio::test]
+    async fn panic_inside_state_ends_program_with_error() {
+        let config = MasterConfig { state_dir: StateDir::None, ..MasterConfig::embedded() };
+        let master = start(config).await.unwrap();
+        let service = master.service();
+        let panicked = std::thread::spawn(move || service.panic_inside_state()).join();
+        panicked.expect_err("it panics");
+        let error = serve_until(master, std::future::pending()).await.unwrap_err();
+        assert_eq!(error.code(), ErrorCode::INTERNAL_ERROR);
+        assert!(error.to_string().contains("clients keep running"), "{error}");
+    }
 
     #[test]
     fn ready_line_names_only_bound_addresses() {

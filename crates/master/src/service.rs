@@ -132,12 +132,21 @@ impl Service {
         if let Some(journal) = self.shared.journal() {
             journal.wait_durable(position);
         }
-        response
+        self.unless_ended(response)
     }
 
-    /// Executes one call. Returns the log position behind its effects, too.
+    /// Executes one call. Returns the log position that its answer waits for, too; 0: none.
     fn execute_logged(&self, request: v1::Request, origin: &Origin) -> (v1::Response, u64) {
-        let execute = |request| durability::with_log_position(|| self.execute(request, origin));
+        if let Some(error) = self.shared.fatal().refusal() {
+            return (durability::refusal(&error), 0);
+        }
+        let waits = request.call.as_ref().is_some_and(durability::waits_for_log);
+        let execute = |request| {
+            let executed = durability::with_log_position(|| Ok(self.execute(request, origin)));
+            let (response, position) = executed;
+            let response = response.unwrap_or_else(|error| durability::refusal(&error));
+            (response, if waits { position } else { 0 })
+        };
         match request.call_number {
             0 => execute(request),
             _ => self.repeated_calls.execute_once(request, execute),
@@ -286,6 +295,9 @@ impl Service {
     /// Runs all timers that are due. Returns the latest time of the next call, if a timer is set.
     pub fn advance(&self) -> Option<Moment> {
         let now = self.now();
+        if self.shared.fatal().is_raised() {
+            return None;
+        }
         // Changes wait for the log to catch up with a slow disk. Nobody waits for those made here:
         // they are written with the next call or the next sync.
         if self.shared.journal().is_some_and(Journal::is_behind) {
@@ -316,7 +328,9 @@ impl Service {
     /// Closes a session. The clients that have no other connection are suspect until they call
     /// again, unless the master closed the connection.
     pub(crate) fn close_session(&self, origin: &Origin, end: ConnectionEnd) {
-        self.clients.close_session(origin, end);
+        if !self.shared.fatal().is_raised() {
+            self.clients.close_session(origin, end);
+        }
     }
 
     /// Publishes object events through `events` from now on.

@@ -6,10 +6,10 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use mooncake_base::{ClientId, Error, ErrorCode, SegmentId};
-use mooncake_proto::v1;
+use mooncake_proto::v1::{self, request, response};
 use serde_json::{Value, json};
 
-use super::{AdminContext, decoded, failure, json_reply, parameter, text_reply};
+use super::{AdminContext, call_failure, decoded, failure, json_reply, parameter, text_reply};
 
 /// A segment as the endpoints show it.
 pub(super) struct SegmentRow {
@@ -114,7 +114,13 @@ pub(super) async fn status(State(admin): AdminContext, RawQuery(query): RawQuery
         let error = Error::invalid("Missing segment query parameter");
         return failure(StatusCode::BAD_REQUEST, &error);
     }
-    let found = found(admin.service.segments(), &wanted);
+    // Who waits for a drain shuts the node down then: the answer waits for the log.
+    let call = request::Call::ListSegments(v1::ListSegmentsRequest::default());
+    let listed = match admin.ask(call).await {
+        response::Call::ListSegments(listed) => listed.segments,
+        other => return call_failure(other),
+    };
+    let found = found(listed, &wanted);
     // Of several segments of one name, the worst status is shown.
     let Some(status) = found.iter().map(|shown| shown.status).max() else {
         let code = ErrorCode::SEGMENT_NOT_FOUND;

@@ -11,7 +11,7 @@ use mooncake_base::{
 
 use super::{MasterConfig, RPC_PORT, Secret, StateDir};
 use crate::{
-    journal::LogSync,
+    journal::{LogSync, OnLogFailure},
     state::{AllocationStrategy, EvictionKind},
 };
 
@@ -188,6 +188,12 @@ pub const OPTIONS: &[Spec] = &[
     value("log_sync", "When the log is synced to disk: always (before each reply), never, or at an interval such as \
          `1s` or `200ms`. It is written to the page cache before each reply in any case.",
         set_log_sync, show_log_sync),
+    with_env(value("on_log_failure", "What the master does when the log cannot be written, as on a full disk. stop: it refuses all \
+         calls and ends; the log has everything that was acknowledged. continue: it makes the log void and goes on \
+         from memory, and what is acknowledged until a new log has begun is lost in a restart. auto: stop with \
+         --log_sync=always, continue otherwise.",
+        |c, t| parse_choice(ON_LOG_FAILURE, t).map(|choice| c.on_log_failure = choice),
+        |c| choice_name(ON_LOG_FAILURE, c.on_log_failure)), &env::MOONCAKE_ON_LOG_FAILURE),
     value("resume_grace", "How long calls wait for clients that may come back: after a restart for those that the log \
          knows, after a pause of the master for those that hung up meanwhile. Milliseconds, or with ms, s, m, h.",
         |c, t| read_millis(t).map(|d| c.resume_grace = d), |c| millis(c.resume_grace)),
@@ -304,6 +310,13 @@ const ALLOCATIONS: &[(&str, AllocationStrategy)] = &[
     ("local_first", AllocationStrategy::LocalFirst),
     ("cxl", AllocationStrategy::CxlFirst),
     ("ssd_free_ratio_first", AllocationStrategy::SsdFreeRatioFirst),
+];
+
+/// The choices of what happens when the log fails, by name.
+const ON_LOG_FAILURE: &[(&str, Option<OnLogFailure>)] = &[
+    ("auto", None),
+    ("stop", Some(OnLogFailure::Stop)),
+    ("continue", Some(OnLogFailure::Continue)),
 ];
 
 /// The eviction policies by name.

@@ -18,6 +18,10 @@ use super::{
 const LOCK: &str = "lock";
 /// The name of an unfinished snapshot.
 pub(super) const UNFINISHED: &str = "snapshot.new";
+/// The name of a marker that is being made.
+const UNFINISHED_MARKER: &str = "marker.new";
+/// The content of a marker. A file without content marks its timeline as void.
+const MARKER: &[u8] = b"The files of this timeline are in use.\n";
 
 /// A locked state directory. The lock is held until this is dropped.
 #[derive(Debug)]
@@ -132,7 +136,56 @@ impl Directory {
             }
         }
         self.remove_unfinished()?;
-        self.sync()
+        self.sync()?;
+        // Last: until then a void timeline must be known as such.
+        self.remove_markers(None)
+    }
+
+    /// Returns the open marker of a timeline, which is on the disk then. Emptying it makes all files
+    /// of the timeline void, also on a disk without free space.
+    ///
+    /// # Errors
+    /// It cannot be written.
+    pub(super) fn mark(&self, timeline_id: [u8; 16]) -> Result<Arc<dyn LogFile>> {
+        let name = marker_name(timeline_id);
+        let make = || -> io::Result<Arc<dyn LogFile>> {
+            if !self.disk.list()?.contains(&name) {
+                let file = self.disk.create(UNFINISHED_MARKER)?;
+                file.append(MARKER)?;
+                file.sync()?;
+                // A crash must not leave an empty marker behind.
+                self.disk.rename(UNFINISHED_MARKER, &name)?;
+                self.disk.sync_directory()?;
+            }
+            self.disk.open(&name)
+        };
+        make().map_err(|source| file_error("cannot be written", &self.path_of(&name), source))
+    }
+
+    /// Returns whether the files of the timeline are void: they lack changes that were acknowledged.
+    ///
+    /// # Errors
+    /// The marker cannot be read.
+    pub(super) fn is_void(&self, timeline_id: [u8; 16]) -> Result<bool> {
+        let name = marker_name(timeline_id);
+        match self.disk.read(&name) {
+            Ok(content) => Ok(content.is_empty()),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+            Err(source) => Err(file_error("cannot be read", &self.path_of(&name), source)),
+        }
+    }
+
+    /// Removes the markers of all timelines but one.
+    ///
+    /// # Errors
+    /// A marker cannot be removed.
+    pub(super) fn remove_markers(&self, but: Option<[u8; 16]>) -> Result<()> {
+        let kept = but.map(marker_name);
+        let names = self.disk.list();
+        let names = names.map_err(|source| file_error("cannot be read", &self.path, source))?;
+        let is_marker =
+            |name: &String| name.starts_with(MARKER_PREFIX) && Some(name) != kept.as_ref();
+        names.iter().filter(|name| is_marker(name)).try_for_each(|name| self.remove(name))
     }
 
     /// Removes the unfinished snapshot that a crash left. None is being written now, or it is of no
@@ -153,6 +206,14 @@ impl Directory {
             .sync_directory()
             .map_err(|source| file_error("cannot be synced", &self.path, source))
     }
+}
+
+/// The names of markers begin with this.
+const MARKER_PREFIX: &str = "timeline-";
+
+/// Returns the name of the marker of a timeline.
+fn marker_name(timeline_id: [u8; 16]) -> String {
+    format!("{MARKER_PREFIX}{:032x}", u128::from_be_bytes(timeline_id))
 }
 
 /// Returns the name of a file.

@@ -29,7 +29,10 @@ pub(crate) trait StateOwner: Send + Sync + 'static {
     /// Returns the log, if there is one.
     fn journal(&self) -> Option<&Journal>;
     /// Locks the state, with all its effects appended to the log.
-    fn lock_state(&self) -> MutexGuard<'_, State>;
+    ///
+    /// # Errors
+    /// The state is of no use any more.
+    fn lock_state(&self) -> Result<MutexGuard<'_, State>>;
     /// Returns the present time of the owner's clock.
     fn now(&self) -> mooncake_base::Moment;
 }
@@ -119,6 +122,10 @@ fn run_snapshots<O: StateOwner>(owner: &Weak<O>) {
         if wake == Wake::Stopped {
             return;
         }
+        if journal.fatal.is_raised() {
+            // The files stay as they are.
+            continue;
+        }
         if !journal.is_healthy.load(Ordering::Acquire) {
             let new_timeline_id = SegmentId::random().to_bytes();
             if let Err(error) = take_snapshot(&*owner, journal, Some(new_timeline_id)) {
@@ -143,10 +150,10 @@ fn take_snapshot(
     new_timeline_id: Option<[u8; 16]>,
 ) -> Result<()> {
     let mut snapshot = Snapshot::prepare(journal, new_timeline_id)?;
-    snapshot.begin(journal, &owner.lock_state(), owner.now());
+    snapshot.begin(journal, &*owner.lock_state()?, owner.now());
     loop {
         snapshot.write(journal)?;
-        let state = owner.lock_state();
+        let state = owner.lock_state()?;
         let is_last = snapshot.slice(&state, SLICE_OBJECTS);
         state.unlock_fair();
         if is_last {

@@ -72,6 +72,10 @@ pub(super) fn recover(
         return recovered
             .forget(directory, "the machine went down, and the log ran with --log_sync=never");
     }
+    if is_void(directory, snapshot.as_ref(), &files)? {
+        return recovered
+            .forget(directory, "the log failed earlier, and its files are out of date");
+    }
     if let Some(snapshot) = &snapshot {
         recovered.load_snapshot(directory, snapshot, &mut *replay)?;
     }
@@ -251,6 +255,12 @@ fn frames_behind(file: &LogFile, at: usize, at_least: u64) -> impl Iterator<Item
         rest = behind;
         Some(frame)
     })
+}
+
+/// Returns whether the timeline of these files was given up.
+fn is_void(directory: &Directory, snapshot: Option<&LogFile>, logs: &[LogFile]) -> Result<bool> {
+    let header = snapshot.or_else(|| logs.first()).and_then(|file| file.header);
+    header.map_or(Ok(false), |header| directory.is_void(header.timeline_id))
 }
 
 /// Returns whether the machine crashed after a process ran without syncing, and no later process

@@ -46,8 +46,8 @@ impl Snapshot {
         let failures = journal.failures.load(Ordering::Acquire);
         let number = journal.with_writer(|writer| writer.next_file);
         let timeline_id = new_timeline_id.unwrap_or_else(|| *journal.timeline_id.lock());
-        let is_restart = new_timeline_id.is_some();
-        let new_file = Some(journal.make_file(number, timeline_id, is_restart)?);
+        let marker = new_timeline_id.map(|id| journal.directory.mark(id)).transpose()?;
+        let new_file = Some(journal.make_file(number, timeline_id, marker)?);
         Ok(Self {
             number,
             timeline_id,
@@ -65,7 +65,7 @@ impl Snapshot {
     /// appended. Does not wait for the disk.
     pub fn begin(&mut self, journal: &Journal, state: &State, now: Moment) {
         if let Some(file) = self.new_file.take() {
-            let is_restart = file.is_restart;
+            let is_restart = file.marker.is_some();
             let position = {
                 let queue = &mut *journal.queue.lock();
                 queue.continue_in(file);
@@ -133,6 +133,7 @@ impl Snapshot {
         }
         directory.sync()?;
         directory.remove_before(self.number)?;
+        directory.remove_markers(Some(self.timeline_id))?;
         self.report(journal, now)
     }
 

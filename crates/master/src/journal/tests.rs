@@ -30,8 +30,8 @@ impl StateOwner for Pool {
         self.journal.as_ref()
     }
 
-    fn lock_state(&self) -> MutexGuard<'_, State> {
-        self.state.lock()
+    fn lock_state(&self) -> Result<MutexGuard<'_, State>> {
+        Ok(self.state.lock())
     }
 
     fn now(&self) -> Moment {
@@ -324,7 +324,7 @@ fn unused_next_file_does_not_end_log() {
         let writer = pool.journal().writer.lock();
         (writer.next_file, *pool.journal().timeline_id.lock())
     };
-    drop(pool.journal().make_file(number, timeline_id, false).unwrap());
+    drop(pool.journal().make_file(number, timeline_id, None).unwrap());
     // The master continues with the old file, and is killed.
     pool.put("after");
     drop(pool);

@@ -5,11 +5,11 @@ use std::{
     sync::{Arc, atomic::Ordering},
 };
 
-use mooncake_base::Result;
 use mooncake_base::sync::MutexGuard;
+use mooncake_base::{Error, ErrorCode, Result};
 
 use super::{
-    Journal, LOG_BYTES_MAX, LogSync, NOTHING_WAITS, NewFile, Writer,
+    Journal, LOG_BYTES_MAX, LogSync, NOTHING_WAITS, NewFile, OnLogFailure, Writer,
     directory::{file_error, file_name},
     disk::LogFile,
     frame::{self, Header, Kind, Synced},
@@ -40,7 +40,7 @@ impl Journal {
             self.fail(writer, "cannot be written", error);
         }
         // After a failure only a file that starts anew is written to.
-        if writer.file.is_some() || file.is_restart {
+        if writer.file.is_some() || file.marker.is_some() {
             self.switch(writer, file);
         }
         self.write_frames(writer, batch, index, None)
@@ -89,18 +89,20 @@ impl Journal {
         writer.first_frame = writer.next_frame;
         writer.length = frame::HEADER_BYTES as u64;
         let old = writer.file.replace(new_file.file);
+        writer.marker = new_file.marker.or_else(|| writer.marker.take());
         if self.sync != LogSync::Never && writer.synced_frame < writer.next_frame {
             writer.unsynced.extend(old);
         }
     }
 
     /// Creates a file with nothing but a header, and syncs it: also a log that is never synced must
-    /// be known as such after a crash. This may take as long as the disk does.
+    /// be known as such after a crash. A first file after a failure has the marker of its timeline.
+    /// This may take as long as the disk does.
     pub(super) fn make_file(
         &self,
         number: u64,
         timeline_id: [u8; 16],
-        is_restart: bool,
+        marker: Option<Arc<dyn LogFile>>,
     ) -> Result<NewFile> {
         let name = file_name(Kind::Log, number);
         let make = || -> io::Result<Arc<dyn LogFile>> {
@@ -112,7 +114,7 @@ impl Journal {
         };
         let path = self.directory.path_of(&name);
         let file = make().map_err(|source| file_error("cannot be written", &path, source))?;
-        Ok(NewFile { file, number, timeline_id, is_restart })
+        Ok(NewFile { file, number, timeline_id, marker })
     }
 
     pub(super) fn header(&self, kind: Kind, number: u64, timeline_id: [u8; 16]) -> Header {
@@ -124,29 +126,70 @@ impl Journal {
         Header { timeline_id, boot: self.boot, ..Header::new(kind, synced, number) }
     }
 
-    /// Handles a write failure. The files on disk will soon be out of date and must not be used
-    /// after a restart, so they are removed. The maintenance threads try to restart the log.
+    /// Handles a failure of the disk, before anything is answered that is not in the log. If the
+    /// master continues, the files on disk will soon be out of date and must not be used after a
+    /// restart; the maintenance threads try to restart the log. If it must end, the files stay as
+    /// they are: they hold all that was acknowledged.
     pub(super) fn fail(&self, writer: &mut Writer, what: &str, source: io::Error) {
         let path = self.directory.path_of(&file_name(Kind::Log, writer.number));
         let error = file_error(what, &path, source);
-        tracing::error!(
-            %error,
-            "the log failed: the master continues, but a restart would forget everything"
-        );
         writer.file = None;
         writer.unsynced.clear();
         self.failures.fetch_add(1, Ordering::AcqRel);
         self.is_healthy.store(false, Ordering::Release);
         {
-            let _placing = self.placing.lock();
-            if let Err(error) = self.directory.remove_all() {
-                tracing::error!(%error, "cannot remove the files of the log; remove them before a restart");
-            }
+            let status = &mut *self.status.lock();
+            status.is_healthy = false;
+            status.failures += 1;
+            status.failure = error.to_string();
+        }
+        match self.on_failure {
+            OnLogFailure::Stop => self.fatal.raise(stopped_error().caused_by(error)),
+            OnLogFailure::Continue => self.continue_without_log(writer, error),
         }
         self.set_synced(NOTHING_WAITS);
-        let status = &mut *self.status.lock();
-        status.is_healthy = false;
-        status.failures += 1;
-        status.failure = error.to_string();
     }
+
+    /// Makes the files void: by the marker of their timeline, which needs no space on the disk, and
+    /// by their removal. Either suffices.
+    fn continue_without_log(&self, writer: &mut Writer, error: Error) {
+        let marker = writer.marker.take();
+        let is_marked =
+            marker.is_some_and(|marker| marker.truncate(0).and_then(|()| marker.sync()).is_ok());
+        let removed = {
+            let _placing = self.placing.lock();
+            self.directory.remove_all()
+        };
+        match removed {
+            Err(removal) if !is_marked => {
+                tracing::error!(%error, "the log failed");
+                self.fatal.raise(stale_error().caused_by(removal));
+                return;
+            }
+            Err(removal) => {
+                tracing::warn!(error = %removal, "a restart will ignore the files of the log that failed");
+            }
+            Ok(()) => {}
+        }
+        tracing::error!(
+            %error,
+            "the log failed: the master continues, but a restart would forget everything"
+        );
+    }
+}
+
+fn stopped_error() -> Error {
+    Error::new(
+        ErrorCode::PERSISTENT_FAIL,
+        "the log failed, and --on_log_failure is stop: the log holds all that was acknowledged, and \
+         clients keep running; mend the disk or free space, and start the master again",
+    )
+}
+
+fn stale_error() -> Error {
+    Error::new(
+        ErrorCode::PERSISTENT_FAIL,
+        "the log failed, and its files can neither be marked nor removed: a restart could not tell \
+         that they are out of date; make the state directory writable, and start the master again",
+    )
 }

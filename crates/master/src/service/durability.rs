@@ -1,12 +1,14 @@
-//! The service and its log: recovery from the log, and calls that wait until their effects are in it.
+//! The service and its log: recovery from the log, and answers that wait until all that they rest on
+//! is in it.
 
 use std::{
+    panic::{self, AssertUnwindSafe},
     sync::Arc,
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
 use mooncake_base::sync::MutexGuard;
-use mooncake_base::{Clock, Error, Moment, SegmentId};
+use mooncake_base::{Clock, Error, Moment, Result, SegmentId};
 use mooncake_proto::v1::{self, request::Call, response};
 
 use super::{Origin, Service, admission, state_guard};
@@ -65,10 +67,7 @@ impl Service {
             let (service, origin) = (Arc::clone(self), origin.clone());
             let executed =
                 tokio::task::spawn_blocking(move || service.execute_logged(request, &origin)).await;
-            executed.unwrap_or_else(|source| {
-                let error = Error::internal("the call panicked").caused_by(source);
-                (v1::Response { call: Some(response::Call::Failure((&error).into())) }, 0)
-            })
+            executed.unwrap_or_else(|source| (refusal(&panicked().caused_by(source)), 0))
         } else if matches!(request.call, Some(Call::PutStart(_))) {
             self.answer_put_start(request, origin).await
         } else {
@@ -81,18 +80,47 @@ impl Service {
             // Writes the log itself, which is faster than to wake another thread for it.
             (Some(journal), AnsweringThread::Dedicated) => journal.wait_durable(position),
         }
-        response
+        self.unless_ended(response)
     }
 
     /// Executes a call that starts puts. It waits for memory on a thread of its own. Returns the log
-    /// position behind its effects, too.
+    /// position that its answer waits for, too.
     async fn answer_put_start(&self, request: v1::Request, origin: &Origin) -> (v1::Response, u64) {
+        if let Some(error) = self.shared.fatal().refusal() {
+            return (refusal(&error), 0);
+        }
         let pending = self.begin_call(&request, origin);
         let (answer, position) = match request.call {
             Some(Call::PutStart(r)) => self.objects.put_start_in_parts(r).await,
             _ => (Err(Error::internal("not a call that starts puts")), 0),
         };
         (self.end_call(pending, answer.map(response::Call::PutStart)), position)
+    }
+
+    /// Returns the answer to a call, or its refusal if the log failed before the answer was in it. A
+    /// failure of the whole call stays, as it promises nothing: one that panicked must not be
+    /// repeated.
+    pub(super) fn unless_ended(&self, response: v1::Response) -> v1::Response {
+        match (self.shared.fatal().refusal(), &response.call) {
+            (None, _) | (_, Some(response::Call::Failure(_))) => response,
+            (Some(error), _) => refusal(&error),
+        }
+    }
+
+    /// Panics with a half-changed state.
+    #[cfg(test)]
+    pub(crate) fn panic_inside_state(&self) {
+        let mut state = self.shared.lock();
+        let client = mooncake_base::ClientId::from_bits(99);
+        let _ = state.register(self.now(), client, "half:1");
+        panic!("a fault, for the test");
+    }
+
+    /// Waits for the error after which no call is answered any more.
+    ///
+    /// Cancel-safe.
+    pub async fn ended(&self) -> Error {
+        self.shared.fatal().raised().await
     }
 
     /// Returns the status of the log; `None` without a log.
@@ -116,7 +144,7 @@ impl StateOwner for Service {
         self.shared.journal()
     }
 
-    fn lock_state(&self) -> MutexGuard<'_, State> {
+    fn lock_state(&self) -> Result<MutexGuard<'_, State>> {
         self.shared.lock_for_journal()
     }
 
@@ -125,9 +153,59 @@ impl StateOwner for Service {
     }
 }
 
-/// Runs a call. Returns the log position behind its effects, too.
-pub(super) fn with_log_position<R>(call: impl FnOnce() -> R) -> (R, u64) {
+/// Runs a call. Returns the log position behind everything that it saw and did, too. The error of a
+/// call that panics is that of the call.
+pub(super) fn with_log_position<R>(call: impl FnOnce() -> Result<R>) -> (Result<R>, u64) {
     state_guard::reset_log_position();
-    let result = call();
-    (result, state_guard::log_position())
+    // A panic while the state is locked ends the service; any other leaves the state whole.
+    let result = panic::catch_unwind(AssertUnwindSafe(call));
+    let result = result.unwrap_or_else(|_| Err(panicked()));
+    (result, state_guard::seen_log_position())
+}
+
+/// Returns whether the answer to a call waits until everything that it rests on is in the log: own
+/// changes, and those of others that it has seen. An answer that says less must not be taken for a
+/// promise; see `docs/decisions/0024-answers-wait-for-the-log.md`.
+pub(super) fn waits_for_log(call: &Call) -> bool {
+    match call {
+        // Nothing is promised: what a read shows may be taken back by a restart.
+        Call::Locate(_)
+        | Call::Verify(_)
+        | Call::Probe(_)
+        | Call::Describe(_)
+        | Call::ListObjects(_)
+        | Call::QueryQuotas(_)
+        | Call::Status(_)
+        // A client must not expire while the disk hangs.
+        | Call::Heartbeat(_) => false,
+        // A node is shut down after its drain has ended.
+        Call::ListSegments(_) | Call::QueryTasks(_) | Call::QueryDrainJobs(_) => true,
+        // Memory is handed out.
+        Call::PutStart(_) | Call::FetchTasks(_) => true,
+        // A repetition, or a call that finds done what it asks for, promises what another did.
+        Call::Register(_)
+        | Call::Unregister(_)
+        | Call::Mount(_)
+        | Call::Unmount(_)
+        | Call::PutEnd(_)
+        | Call::PutRevoke(_)
+        | Call::SetExpiry(_)
+        | Call::Remove(_)
+        | Call::RemoveMatching(_)
+        | Call::CreateTasks(_)
+        | Call::EndTasks(_)
+        | Call::ClearReplicas(_)
+        | Call::CreateDrainJobs(_)
+        | Call::CancelDrainJobs(_)
+        | Call::SetQuotas(_) => true,
+    }
+}
+
+/// Returns the answer to a call that failed as a whole.
+pub(super) fn refusal(error: &Error) -> v1::Response {
+    v1::Response { call: Some(response::Call::Failure(error.into())) }
+}
+
+pub(super) fn panicked() -> Error {
+    Error::internal("the call panicked; report the panic in the output of the master")
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use mooncake_base::{SystemClock, sync::MutexGuard};
 
-use super::{durability, shared_state::SharedState, state_guard};
+use super::{durability, shared_state::SharedState};
 use crate::{journal::Journal, state::State};
 
 /// The state and the log of a running master.
@@ -31,20 +31,20 @@ impl GuardedState {
 
     /// Runs a slice of a call under the lock, and appends its effects to the log.
     pub fn run<R>(&self, slice: impl FnOnce(&mut State) -> R) -> Slice<R> {
-        let ((result, effects), position) = durability::with_log_position(|| self.lock(slice));
+        let (ran, position) = durability::with_log_position(|| Ok(self.lock(slice)));
+        let (result, effects) = ran.expect("the slice does not panic");
         Slice { result, effects, position }
     }
 
     /// Runs a slice of a read, for whose effects nobody waits.
     pub fn read<R>(&self, slice: impl FnOnce(&mut State) -> R) -> Slice<R> {
-        let ((result, effects), position) =
-            durability::with_log_position(|| state_guard::without_waiting(|| self.lock(slice)));
-        Slice { result, effects, position }
+        let (result, effects) = self.lock(slice);
+        Slice { result, effects, position: 0 }
     }
 
     /// Locks the state for a look at it. Changes stay out of the log until the next slice.
     pub fn look(&self) -> MutexGuard<'_, State> {
-        self.0.lock_for_journal()
+        self.0.lock_for_journal().expect("no slice panicked")
     }
 
     /// Returns the log.

@@ -18,7 +18,7 @@ use super::{
     op_metrics::OpMetrics,
     state_guard::{self, StateGuard},
 };
-use crate::{events::Events, journal::Journal, state::State};
+use crate::{events::Events, fatal::FatalError, journal::Journal, state::State};
 
 #[derive(Debug)]
 pub(super) struct SharedState {
@@ -32,12 +32,15 @@ pub(super) struct SharedState {
     state: Mutex<State>,
     /// Never waited for while the state is locked.
     journal: Option<Journal>,
+    /// Set when no call is answered any more.
+    fatal: Arc<FatalError>,
     events: OnceLock<Arc<Events>>,
     op_metrics: OpMetrics,
 }
 
 impl SharedState {
     pub(super) fn new(state: State, clock: Arc<dyn Clock>, journal: Option<Journal>) -> Self {
+        let fatal = journal.as_ref().map_or_else(Arc::default, |journal| journal.fatal().clone());
         Self {
             identity: SegmentId::random().to_bytes(),
             clock,
@@ -45,6 +48,7 @@ impl SharedState {
             is_multi_tenant: state.rules().is_multi_tenant,
             state: Mutex::new(state),
             journal,
+            fatal,
             events: OnceLock::new(),
             op_metrics: OpMetrics::default(),
         }
@@ -64,13 +68,20 @@ impl SharedState {
             state.confirm_synced(journal.synced_position());
             state.confirm_durable(journal.durable_position());
         }
-        StateGuard { state: Some(state), events, journal }
+        StateGuard::new(state, events, journal, &self.fatal)
     }
 
     /// Locks the state for a thread of the log, without events and effects.
-    pub(super) fn lock_for_journal(&self) -> MutexGuard<'_, State> {
+    ///
+    /// # Errors
+    /// A panic left the state half changed.
+    pub(super) fn lock_for_journal(&self) -> Result<MutexGuard<'_, State>> {
         // All earlier changes are appended already: each guard appends before it unlocks the state.
-        self.state.lock()
+        let state = self.state.lock();
+        match self.fatal.get() {
+            Some(error) => Err(error.clone()),
+            None => Ok(state),
+        }
     }
 
     /// Handles the items in order, one slice at a time, and unlocks the state between slices.
@@ -121,7 +132,7 @@ impl SharedState {
     /// while the disk is slow.
     fn wait_if_behind(&self) {
         if let Some(journal) = self.journal.as_ref().filter(|journal| journal.is_behind()) {
-            journal.wait_durable(state_guard::log_position());
+            journal.wait_durable(state_guard::own_log_position());
         }
     }
 
@@ -135,6 +146,11 @@ impl SharedState {
 
     pub(super) fn journal(&self) -> Option<&Journal> {
         self.journal.as_ref()
+    }
+
+    /// Returns the error after which no call is answered any more.
+    pub(super) fn fatal(&self) -> &Arc<FatalError> {
+        &self.fatal
     }
 
     pub(super) fn events(&self) -> Option<&Arc<Events>> {

@@ -7,46 +7,66 @@ use std::{
     sync::Arc,
 };
 
+use mooncake_base::Error;
 use mooncake_base::sync::MutexGuard;
 
-use crate::{events::Events, journal::Journal, state::State};
+use crate::{events::Events, fatal::FatalError, journal::Journal, state::State};
+
+/// Log positions of the calls on a thread.
+#[derive(Debug, Clone, Copy, Default)]
+struct LogPositions {
+    /// The position behind the last effects that the thread appended; 0: none.
+    own: u64,
+    /// The position behind all effects that the thread may have seen: those of others included.
+    seen: u64,
+}
 
 thread_local! {
-    /// The log position behind the last effects that this thread appended. A call runs on one
-    /// thread and may lock the state several times. A thread-local keeps the log out of the
-    /// signatures in between.
-    static LOG_POSITION: Cell<u64> = const { Cell::new(0) };
+    /// The positions since the last reset. A call runs on one thread and may lock the state several
+    /// times. A thread-local keeps the log out of the signatures in between.
+    static LOG_POSITIONS: Cell<LogPositions> = const { Cell::new(LogPositions { own: 0, seen: 0 }) };
 }
 
-/// Resets the position before a call.
+/// Resets the positions before a call.
 pub(super) fn reset_log_position() {
-    LOG_POSITION.set(0);
+    LOG_POSITIONS.set(LogPositions::default());
 }
 
-/// Returns the log position behind all effects appended by this thread since the reset; 0 if none.
-pub(super) fn log_position() -> u64 {
-    LOG_POSITION.get()
+/// Returns the log position behind the effects appended by this thread since the reset; 0 if none.
+pub(super) fn own_log_position() -> u64 {
+    LOG_POSITIONS.get().own
 }
 
-/// Runs a read, whose effects nobody has to wait for.
-pub(super) fn without_waiting<R>(read: impl FnOnce() -> R) -> R {
-    let before = LOG_POSITION.get();
-    let result = read();
-    LOG_POSITION.set(before);
-    result
+/// Returns the log position behind everything that the state held when this thread last unlocked
+/// it; 0 if it did not since the reset. An answer that must outlast a restart waits for it.
+pub(super) fn seen_log_position() -> u64 {
+    LOG_POSITIONS.get().seen
 }
 
 /// The locked state.
 #[derive(Debug)]
 pub(super) struct StateGuard<'a> {
-    pub(super) state: Option<MutexGuard<'a, State>>,
-    pub(super) events: Option<&'a Arc<Events>>,
-    pub(super) journal: Option<&'a Journal>,
+    state: Option<MutexGuard<'a, State>>,
+    events: Option<&'a Arc<Events>>,
+    journal: Option<&'a Journal>,
+    fatal: &'a FatalError,
+    /// Whether the thread was panicking when it locked the state.
+    was_panicking: bool,
 }
 
 const HELD: &str = "the lock is held until this is dropped";
 
-impl StateGuard<'_> {
+impl<'a> StateGuard<'a> {
+    pub(super) fn new(
+        state: MutexGuard<'a, State>,
+        events: Option<&'a Arc<Events>>,
+        journal: Option<&'a Journal>,
+        fatal: &'a FatalError,
+    ) -> Self {
+        let was_panicking = std::thread::panicking();
+        Self { state: Some(state), events, journal, fatal, was_panicking }
+    }
+
     /// Unlocks the state and hands the lock to a waiting thread, if there is one.
     pub(super) fn unlock_fair(mut self) {
         self.flush();
@@ -61,21 +81,38 @@ impl StateGuard<'_> {
         {
             events.push(state.log_mut().take_events());
         }
-        if let (Some(state), Some(journal)) = (&mut self.state, self.journal)
-            && state.log().has_effects()
-        {
-            LOG_POSITION.set(journal.append(|into| state.log_mut().take_effects(into)));
-            if state.take_sync_request() {
-                journal.request_sync();
+        if let (Some(state), Some(journal)) = (&mut self.state, self.journal) {
+            let mut positions = LOG_POSITIONS.get();
+            // A state that a panic left half changed must not reach the log.
+            if state.log().has_effects() && !self.fatal.is_raised() {
+                positions.own = journal.append(|into| state.log_mut().take_effects(into));
+                if state.take_sync_request() {
+                    journal.request_sync();
+                }
             }
+            positions.seen = journal.appended();
+            LOG_POSITIONS.set(positions);
         }
     }
 }
 
 impl Drop for StateGuard<'_> {
     fn drop(&mut self) {
+        if self.state.is_some() && std::thread::panicking() && !self.was_panicking {
+            // Raised before the lock is free, so that nobody takes the state for whole.
+            self.fatal.raise(torn_error());
+            return;
+        }
         self.flush();
     }
+}
+
+fn torn_error() -> Error {
+    Error::internal(
+        "a fault inside the master left its state half changed: its log is whole up to the change \
+         before, and clients keep running; report the panic in its output, and start the master \
+         again on its state directory",
+    )
 }
 
 impl Deref for StateGuard<'_> {

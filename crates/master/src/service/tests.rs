@@ -1,8 +1,11 @@
 //! Property tests: arbitrary calls never panic the service. Unit tests of dispatch.
 
 mod columns;
+mod failed_log;
+mod fuzz;
 mod hanging_disk;
 mod lost_log;
+mod panics;
 mod pause;
 mod repeated_calls;
 mod restart;

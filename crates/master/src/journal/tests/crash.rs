@@ -127,7 +127,7 @@ fn later_log_of_unsynced_end_is_cut() {
     let synced = disk.read(&first).unwrap().len();
     // The file is switched as for a snapshot, and pages of the new one reach the disk first.
     let number = pool.journal().writer.lock().next_file;
-    let file = pool.journal().make_file(number, *pool.journal().timeline_id.lock(), false);
+    let file = pool.journal().make_file(number, *pool.journal().timeline_id.lock(), None);
     pool.journal().queue.lock().continue_in(file.unwrap());
     pool.put("c");
     drop(pool);

@@ -86,7 +86,7 @@ impl ObjectService {
         });
         match rest.await {
             Ok((answer, later)) => (answer, position.max(later)),
-            Err(source) => (Err(Error::internal("the call panicked").caused_by(source)), position),
+            Err(source) => (Err(durability::panicked().caused_by(source)), position),
         }
     }
 

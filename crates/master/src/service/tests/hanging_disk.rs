@@ -20,8 +20,17 @@ const DEADLINE: Duration = Duration::from_secs(30);
 
 /// Answers a call on the runtime, as a connection does.
 fn answer(tasks: &mut JoinSet<response::Call>, service: &Arc<Service>, call: Call) {
+    answer_numbered(tasks, service, 0, call);
+}
+
+fn answer_numbered(
+    tasks: &mut JoinSet<response::Call>,
+    service: &Arc<Service>,
+    call_number: u64,
+    call: Call,
+) {
     let service = service.clone();
-    let request = v1::Request { call: Some(call), ..Default::default() };
+    let request = v1::Request { call: Some(call), call_number, ..Default::default() };
     tasks.spawn(async move {
         let origin = Origin::in_process();
         let answer = service.answer(request, &origin, (), AnsweringThread::Runtime).await;
@@ -96,6 +105,179 @@ async fn hanging_disk_holds_no_runtime_thread() {
             assert!(matches!(next(&mut changes).await, response::Call::PutStart(_)));
         }
         drop(maintenance);
+    }
+}
+
+/// How a disk hangs, and the log over it.
+type Hang = (LogSync, fn(&HangingDisk, bool));
+
+const HANGS: [Hang; 4] = [
+    (LogSync::Always, HangingDisk::hang),
+    (LogSync::Interval(Duration::from_millis(10)), HangingDisk::hang),
+    (LogSync::Never, HangingDisk::hang),
+    (LogSync::Always, HangingDisk::hang_syncs),
+];
+
+/// A service over a disk that can hang, and the calls that wait.
+struct Hanging {
+    disk: Arc<HangingDisk>,
+    hang: fn(&HangingDisk, bool),
+    service: Arc<Service>,
+    _maintenance: Maintenance<Service>,
+    calls: JoinSet<response::Call>,
+}
+
+impl Hanging {
+    fn new((sync, hang): Hang) -> Self {
+        let disk = Arc::new(HangingDisk::default());
+        let (service, maintenance) = start(&disk, sync);
+        lend(&service);
+        let other = v1::RegisterRequest { caller: caller(OTHER), ..Default::default() };
+        ask(&service, Call::Register(other));
+        Self { disk, hang, service, _maintenance: maintenance, calls: JoinSet::new() }
+    }
+
+    /// Makes the call while the disk hangs, and then others that rest on what it did. Returns the
+    /// answers to all of them, which come when the disk does not hang any more.
+    async fn while_hanging(&mut self, first: Call, later: Vec<(u64, Call)>) -> Vec<response::Call> {
+        let before = self.probe().await;
+        (self.hang)(&self.disk, true);
+        answer(&mut self.calls, &self.service, first);
+        // Reads do not wait for the log: they show what the call did.
+        while self.probe().await == before {}
+        let waiting = 1 + later.len();
+        for (number, call) in later {
+            answer_numbered(&mut self.calls, &self.service, number, call);
+        }
+        for _ in 0..100 {
+            self.probe().await;
+        }
+        assert!(self.calls.try_join_next().is_none(), "answered, not logged");
+        (self.hang)(&self.disk, false);
+        let mut answers = Vec::new();
+        for _ in 0..waiting {
+            answers.push(next(&mut self.calls).await);
+        }
+        answers
+    }
+
+    /// Makes a call while the log is idle over a disk that hangs.
+    async fn while_idle(&self, call: Call) -> response::Call {
+        (self.hang)(&self.disk, true);
+        let mut calls = JoinSet::new();
+        answer(&mut calls, &self.service, call);
+        let answered = next(&mut calls).await;
+        (self.hang)(&self.disk, false);
+        answered
+    }
+
+    /// Returns the state of the object "a".
+    async fn probe(&self) -> i32 {
+        let mut reads = JoinSet::new();
+        let keys = vec![Bytes::from_static(b"a")];
+        let probe = v1::ProbeRequest { keys, ..Default::default() };
+        answer(&mut reads, &self.service, Call::Probe(probe));
+        let response::Call::Probe(probed) = next(&mut reads).await else { panic!("a probe") };
+        probed.states[0]
+    }
+}
+
+const OTHER: ClientId = ClientId::from_bits(2);
+
+/// Returns a call that starts a put of "a", with a request id by which the master knows repetitions.
+fn start_a(id: ClientId) -> Call {
+    Call::PutStart(v1::PutStartRequest { request_id: 7, ..put_start(id, &[("a", 64)]) })
+}
+
+fn end_a(id: ClientId, version: u64) -> Call {
+    let keys = Some(v1::KeyColumn::pack(["a"]));
+    let columns = Some(v1::PutRefColumns { versions: vec![version], keys, ..Default::default() });
+    Call::PutEnd(v1::PutEndRequest { caller: caller(id), columns })
+}
+
+fn remove_a(id: ClientId) -> Call {
+    let keys = vec![Bytes::from_static(b"a")];
+    Call::Remove(v1::RemoveRequest { caller: caller(id), keys, force: true, if_versions: vec![] })
+}
+
+/// Returns the version of a put that started, or the code of its refusal.
+fn outcome(answer: &response::Call) -> Result<u64, i32> {
+    let response::Call::PutStart(answer) = answer else { panic!("{answer:?}") };
+    let columns = answer.columns.as_ref().expect("columns");
+    match &columns.failures[..] {
+        [] => Ok(columns.versions[0]),
+        [failure, ..] => Err(failure.failure.as_ref().expect("a failure").code),
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn answer_waits_for_changes_that_other_calls_made() {
+    let id = ClientId::from_bits(1);
+    for hang in HANGS {
+        let mut hanging = Hanging::new(hang);
+        // The memory of a put that a crash takes back goes to another one.
+        let started = hanging.while_hanging(start_a(id), vec![(0, start_a(id))]).await;
+        let version = outcome(&started[0]).unwrap();
+        assert_eq!(outcome(&started[1]), Ok(version), "the same put");
+        assert_eq!(outcome(&hanging.while_idle(start_a(id)).await), Ok(version));
+        // An object that exists counts as put.
+        let later = vec![(0, end_a(id, version)), (0, start_a(OTHER))];
+        let ended = hanging.while_hanging(end_a(id, version), later).await;
+        let is_end = |answer: &&response::Call| matches!(answer, response::Call::PutEnd(_));
+        assert_eq!(ended.iter().filter(is_end).map(failures).sum::<usize>(), 0);
+        let exists = ended.iter().find(|answer| !is_end(answer)).map(outcome);
+        let already = Err(ErrorCode::OBJECT_ALREADY_EXISTS.number());
+        assert_eq!(exists, Some(already));
+        assert_eq!(failures(&hanging.while_idle(end_a(id, version)).await), 0);
+        assert_eq!(outcome(&hanging.while_idle(start_a(OTHER)).await), already);
+        // An object that is absent counts as removed.
+        let removed = hanging.while_hanging(remove_a(id), vec![(0, remove_a(OTHER))]).await;
+        assert_eq!(removed.iter().map(failures).sum::<usize>(), 1, "one finds it absent");
+        assert_eq!(failures(&hanging.while_idle(remove_a(OTHER)).await), 1);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn repetition_of_numbered_call_waits_for_the_first() {
+    let id = ClientId::from_bits(1);
+    for hang in HANGS {
+        let mut hanging = Hanging::new(hang);
+        put_whole(&hanging.service, id);
+        let before = hanging.probe().await;
+        (hang.1)(&hanging.disk, true);
+        for _ in 0..2 {
+            answer_numbered(&mut hanging.calls, &hanging.service, 1, remove_a(id));
+            while hanging.probe().await == before {}
+        }
+        for _ in 0..100 {
+            hanging.probe().await;
+        }
+        assert!(hanging.calls.try_join_next().is_none(), "answered, not logged");
+        (hang.1)(&hanging.disk, false);
+        for _ in 0..2 {
+            assert_eq!(failures(&next(&mut hanging.calls).await), 0, "the answer to the first");
+        }
+    }
+}
+
+/// Who waits for a drain shuts the node down then.
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn end_of_work_is_reported_when_it_is_in_the_log() {
+    let id = ClientId::from_bits(1);
+    for hang in HANGS {
+        let mut hanging = Hanging::new(hang);
+        let jobs = v1::QueryDrainJobsRequest { jobs: vec![Bytes::new()], ..Default::default() };
+        let tasks = v1::QueryTasksRequest { tasks: vec![Bytes::new()], ..Default::default() };
+        let calls = [
+            Call::QueryDrainJobs(jobs),
+            Call::QueryTasks(tasks),
+            Call::ListSegments(v1::ListSegmentsRequest::default()),
+        ];
+        for call in &calls {
+            hanging.while_idle(call.clone()).await;
+        }
+        let later = calls.into_iter().map(|call| (0, call)).collect();
+        hanging.while_hanging(start_a(id), later).await;
     }
 }
 
