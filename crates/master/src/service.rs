@@ -23,6 +23,7 @@ pub mod op_metrics;
 mod pending_owners;
 mod quotas;
 mod repeated_calls;
+mod reply_size;
 mod session;
 mod shared_state;
 pub mod slow_log;
@@ -222,7 +223,8 @@ impl Service {
         pending: Option<PendingCall>,
         answer: Result<response::Call>,
     ) -> v1::Response {
-        let call = answer.unwrap_or_else(|error| response::Call::Failure((&error).into()));
+        let mut call = answer.unwrap_or_else(|error| response::Call::Failure((&error).into()));
+        reply_size::shorten(&mut call);
         if let Some(pending) = pending {
             let took = pending.began.elapsed();
             self.call_times.record(pending.kind, took);

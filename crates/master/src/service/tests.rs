@@ -8,6 +8,7 @@ mod lost_log;
 mod panics;
 mod pause;
 mod repeated_calls;
+mod reply_size;
 mod restart;
 
 use std::time::Duration;

@@ -1,0 +1,115 @@
+//! The size of replies: the failures of many items are shortened, so that the reply to a call that
+//! was executed always fits a frame.
+
+use mooncake_base::ErrorCode;
+use mooncake_proto::v1::{self, response::Call};
+
+/// Bytes of the texts and values of all failures in a reply that are sent in full. Short ones have
+/// at most 80 bytes: those of the largest batch take 10 of the 16 MiB of a frame.
+const FULL_BYTES_MAX: usize = 3 << 20;
+
+/// The name of the value by which clients know when to try again.
+const RETRY_AFTER: &str = "retry_after_ms";
+
+/// Shortens the failures of a reply: the first ones stay as they are, later ones name the code and
+/// when to try again.
+pub(super) fn shorten(reply: &mut Call) {
+    let mut left = FULL_BYTES_MAX;
+    let mut visit = |failure: &mut v1::Failure| {
+        let bytes = text_bytes(failure);
+        match left.checked_sub(bytes) {
+            Some(rest) => left = rest,
+            None => {
+                left = 0;
+                shorten_failure(failure);
+            }
+        }
+    };
+    let mut each_of_columns = |failures: &mut Vec<v1::ItemFailure>| {
+        failures.iter_mut().filter_map(|item| item.failure.as_mut()).for_each(&mut visit);
+    };
+    match reply {
+        Call::PutStart(r) => r.columns.iter_mut().for_each(|c| each_of_columns(&mut c.failures)),
+        Call::PutEnd(r) => r.columns.iter_mut().for_each(|c| each_of_columns(&mut c.failures)),
+        Call::PutRevoke(r) => r.columns.iter_mut().for_each(|c| each_of_columns(&mut c.failures)),
+        Call::Locate(r) => r.columns.iter_mut().for_each(|c| each_of_columns(&mut c.failures)),
+        Call::Mount(r) => each(&mut r.results, |item| &mut item.failure, visit),
+        Call::Unmount(r) => each(&mut r.results, |item| &mut item.failure, visit),
+        Call::Remove(r) => each(&mut r.results, |item| &mut item.failure, visit),
+        Call::SetExpiry(r) => each(&mut r.results, |item| &mut item.failure, visit),
+        Call::EndTasks(r) => each(&mut r.results, |item| &mut item.failure, visit),
+        Call::SetQuotas(r) => each(&mut r.results, |item| &mut item.failure, visit),
+        Call::Describe(r) => each(&mut r.results, |item| &mut item.failure, visit),
+        Call::CreateTasks(r) => each(&mut r.results, |item| &mut item.failure, visit),
+        Call::QueryTasks(r) => each(&mut r.results, |item| &mut item.failure, visit),
+        Call::CreateDrainJobs(r) => each(&mut r.results, |item| &mut item.failure, visit),
+        Call::QueryDrainJobs(r) => each(&mut r.results, |item| &mut item.failure, visit),
+        Call::CancelDrainJobs(r) => each(&mut r.results, |item| &mut item.failure, visit),
+        Call::QueryQuotas(r) => each(&mut r.results, |item| &mut item.failure, visit),
+        Call::Register(_)
+        | Call::Heartbeat(_)
+        | Call::Unregister(_)
+        | Call::Verify(_)
+        | Call::Probe(_)
+        | Call::RemoveMatching(_)
+        | Call::ListObjects(_)
+        | Call::ListSegments(_)
+        | Call::Status(_)
+        | Call::FetchTasks(_)
+        | Call::ClearReplicas(_)
+        | Call::Failure(_) => {}
+    }
+}
+
+fn each<T>(
+    items: &mut [T],
+    failure_of: impl Fn(&mut T) -> &mut Option<v1::Failure>,
+    visit: impl FnMut(&mut v1::Failure),
+) {
+    items.iter_mut().filter_map(|item| failure_of(item).as_mut()).for_each(visit);
+}
+
+/// Returns roughly the encoded size of the texts.
+fn text_bytes(failure: &v1::Failure) -> usize {
+    let values = failure.context.iter().map(|value| value.name.len() + value.value.len() + 8);
+    failure.message.len() + values.sum::<usize>()
+}
+
+fn shorten_failure(failure: &mut v1::Failure) {
+    let code = ErrorCode::from_number(failure.code).unwrap_or(ErrorCode::INTERNAL_ERROR);
+    let mut message = code.name().to_owned();
+    let retry = failure.context.iter().find(|value| value.name == RETRY_AFTER);
+    if let Some(retry) = retry.filter(|retry| retry.value.len() <= 20) {
+        message.push_str(&format!(" {RETRY_AFTER}={}", retry.value));
+    }
+    failure.message = message;
+    failure.context = Vec::new();
+}
+
+#[cfg(test)]
+mod tests {
+    use mooncake_base::Error;
+
+    use super::*;
+
+    #[test]
+    fn late_failures_keep_code_and_retry_time() {
+        let error = Error::new(ErrorCode::NO_AVAILABLE_HANDLE, "no memory")
+            .with("text", "x".repeat(1 << 20))
+            .with(RETRY_AFTER, 77);
+        let unfinished_put = Some(v1::UnfinishedPut { version: 3, request_id: 4, item: 5 });
+        let failure = v1::Failure { unfinished_put, ..v1::Failure::from(&error) };
+        let results = vec![v1::ItemResult { failure: Some(failure.clone()) }; 4];
+        let mut reply = Call::Remove(v1::RemoveResponse { results });
+        shorten(&mut reply);
+        let Call::Remove(reply) = reply else { panic!("a removal") };
+        let found: Vec<_> = reply.results.into_iter().map(|item| item.failure.unwrap()).collect();
+        assert_eq!(found[0], failure, "the first is whole");
+        let short = v1::Failure {
+            message: "NO_AVAILABLE_HANDLE retry_after_ms=77".to_owned(),
+            context: vec![],
+            ..failure
+        };
+        assert_eq!(found[3], short);
+    }
+}
