@@ -5,7 +5,7 @@ use std::io::Write as _;
 use mooncake_base::{Result, env};
 use mooncake_os::spin_wait;
 
-use crate::CliCommand;
+use crate::{CliCommand, log};
 
 /// The identity of a program.
 #[derive(Debug, Clone, Copy)]
@@ -27,6 +27,8 @@ impl Program {
         help: impl FnOnce() -> String,
         work: impl FnOnce(S) -> Result<()>,
     ) -> u8 {
+        // Also if the work panics.
+        let _flush = FlushLog;
         let done = command.and_then(|command| match command {
             CliCommand::Run(settings) => {
                 spin_wait::set_enabled(env::MC_BUSY_POLL.is_on());
@@ -44,10 +46,19 @@ impl Program {
         match done {
             Ok(()) => 0,
             Err(error) => {
-                let _ = writeln!(std::io::stderr().lock(), "{}: {error}", self.error_prefix);
+                log::print_line(&format!("{}: {error}", self.error_prefix));
                 1
             }
         }
+    }
+}
+
+/// Writes the rest of the log when it is dropped.
+struct FlushLog;
+
+impl Drop for FlushLog {
+    fn drop(&mut self) {
+        log::flush();
     }
 }
 

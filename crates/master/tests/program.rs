@@ -305,3 +305,140 @@ fn log_is_in_user_state_dir_for_fixed_port() {
     let directory = home.path().join(format!("mooncake/mooncake_cluster-{free}"));
     assert!(directory.join("log-0000000000000001").is_file());
 }
+
+/// A pipe that is full, and that nobody reads.
+fn full_pipe() -> (std::io::PipeReader, std::io::PipeWriter) {
+    let (reader, writer) = std::io::pipe().unwrap();
+    let mut filling = writer.try_clone().unwrap();
+    // Ends when the reader is dropped.
+    std::thread::spawn(
+        move || while std::io::Write::write_all(&mut filling, &[b'x'; 4096]).is_ok() {},
+    );
+    (reader, writer)
+}
+
+#[test]
+fn stderr_that_nobody_reads_stops_no_call() {
+    let (reader, writer) = full_pipe();
+    let mut command = program(&FREE);
+    // Several lines for each request.
+    command.env("MOONCAKE_LOG", "trace").stderr(writer).stdout(Stdio::piped());
+    let mut child = command.spawn().unwrap();
+    let mut ready = String::new();
+    BufReader::new(child.stdout.take().unwrap()).read_line(&mut ready).unwrap();
+    let mut started = Started { child, ready };
+    for _ in 0..200 {
+        let mut stream = TcpStream::connect(started.address("admin")).unwrap();
+        stream.set_read_timeout(Some(DEADLINE)).unwrap();
+        let request = "GET /health HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n";
+        std::io::Write::write_all(&mut stream, request.as_bytes()).unwrap();
+        let mut reply = String::new();
+        std::io::Read::read_to_string(&mut stream, &mut reply).unwrap();
+        assert!(reply.starts_with("HTTP/1.1 200"), "{reply}");
+    }
+    assert_eq!(started.end("-TERM"), Some(0));
+    drop(reader);
+}
+
+/// Registers a client and mounts two segments with long names. Returns whether both were answered.
+fn lends_memory(rpc: SocketAddr) -> bool {
+    use mooncake_proto::{native_frame, v1};
+    let caller = Some(v1::Caller { client: vec![1; 16].into(), tenant: String::new() });
+    let segment = |number: u8| v1::Segment {
+        id: vec![number; 16].into(),
+        incarnation: 1,
+        name: "n".repeat(1000),
+        endpoint: "h:1".to_owned(),
+        base: u64::from(number) << 32,
+        length: 1 << 20,
+        protocol: "tcp".to_owned(),
+    };
+    let name = "h:1".to_owned();
+    let register = v1::RegisterRequest { caller: caller.clone(), name, ..Default::default() };
+    let segments = vec![segment(1), segment(2)];
+    let mount = v1::MountRequest { caller, segments, ..Default::default() };
+    let calls = [v1::request::Call::Register(register), v1::request::Call::Mount(mount)];
+    let mut stream = TcpStream::connect(rpc).unwrap();
+    stream.set_read_timeout(Some(DEADLINE)).unwrap();
+    let mut sent = bytes::BytesMut::from(&client_greeting()[..]);
+    for call in calls {
+        let request = v1::Request { call: Some(call), ..Default::default() };
+        native_frame::encode(&request, &mut sent).unwrap();
+    }
+    std::io::Write::write_all(&mut stream, &sent).unwrap();
+    // The greeting, and then the answers.
+    let mut received = bytes::BytesMut::new();
+    let mut answers = Vec::new();
+    let mut has_greeting = false;
+    while answers.len() < 2 {
+        let mut piece = [0; 4096];
+        match std::io::Read::read(&mut stream, &mut piece) {
+            Ok(0) | Err(_) => return false,
+            Ok(count) => received.extend_from_slice(&piece[..count]),
+        }
+        if !has_greeting {
+            let greeting: Option<native_frame::ServerGreeting> =
+                native_frame::decode(&mut received, 1 << 20).unwrap();
+            has_greeting = greeting.is_some();
+        }
+        while has_greeting
+            && let Some(answer) = native_frame::decode(&mut received, 1 << 20).unwrap()
+        {
+            answers.push(answer);
+        }
+    }
+    let is_done = |answer: &v1::Response| match &answer.call {
+        Some(v1::response::Call::Failure(_)) | None => false,
+        Some(v1::response::Call::Mount(mounted)) => {
+            mounted.results.iter().all(|result| result.failure.is_none())
+        }
+        Some(_) => true,
+    };
+    answers.iter().all(is_done)
+}
+
+/// Starts the program with files of at most one kibibyte.
+fn started_with_small_disk(arguments: &[&str]) -> (Started, BufReader<std::process::ChildStderr>) {
+    let mut command = Command::new("bash");
+    let script = "trap '' XFSZ; ulimit -f 1; exec \"$0\" \"$@\"";
+    command.args(["-c", script, env!("CARGO_BIN_EXE_mooncake_master")]).args(FREE).args(arguments);
+    command.env_remove("MC_LOG_LEVEL").env_remove("MOONCAKE_LOG");
+    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut ready = String::new();
+    BufReader::new(child.stdout.take().unwrap()).read_line(&mut ready).unwrap();
+    let stderr = BufReader::new(child.stderr.take().unwrap());
+    (Started { child, ready }, stderr)
+}
+
+#[test]
+fn full_disk_ends_master_that_syncs_before_each_answer() {
+    let folder = tempfile::tempdir().unwrap();
+    let directory = format!("--state_dir={}", folder.path().display());
+    let (mut started, mut stderr) = started_with_small_disk(&[&directory, "--log_sync=always"]);
+    assert!(!lends_memory(started.address("rpc")), "acknowledged, not in the log");
+    let mut text = String::new();
+    std::io::Read::read_to_string(&mut stderr, &mut text).unwrap();
+    assert_eq!(started.child.wait().unwrap().code(), Some(1));
+    let last = text.lines().last().unwrap_or_default();
+    assert!(last.starts_with("ERROR: the log failed, and --on_log_failure is stop"), "{text}");
+    // What is there is a log that can be read.
+    assert_eq!(Started::new(&[FREE[0], FREE[1], FREE[2], &directory]).end("-TERM"), Some(0));
+}
+
+#[test]
+fn full_disk_leaves_master_that_continues_without_log() {
+    let folder = tempfile::tempdir().unwrap();
+    let directory = format!("--state_dir={}", folder.path().display());
+    let (mut started, mut stderr) = started_with_small_disk(&[&directory]);
+    assert!(lends_memory(started.address("rpc")));
+    let mut line = String::new();
+    stderr.read_line(&mut line).unwrap();
+    assert!(line.contains("ERROR") && line.contains("the log failed"), "{line}");
+    assert_eq!(started.end("-KILL"), None);
+    let kept = std::fs::read_dir(folder.path()).unwrap();
+    let logs = kept.filter(|file| {
+        let name = file.as_ref().unwrap().file_name();
+        name.to_string_lossy() == "log-0000000000000001"
+    });
+    assert_eq!(logs.count(), 0, "it would be out of date");
+}
