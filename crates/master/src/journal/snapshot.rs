@@ -9,7 +9,7 @@ use std::{
 use mooncake_base::{Clock, Error, ErrorCode, Moment, Result, SystemClock};
 
 use super::{
-    Journal, LogFile, NOTHING_WAITS, NewFile,
+    Journal, LogFile, LogSync, NOTHING_WAITS, NewFile,
     directory::{UNFINISHED, file_error, file_name},
     frame::{self, FRAME_BYTES, Kind},
     recovery::SNAPSHOT_END,
@@ -71,7 +71,7 @@ impl Snapshot {
                 queue.continue_in(file);
                 queue.append(|_| 0)
             };
-            if is_restart {
+            if is_restart && journal.sync != LogSync::Never {
                 // From here on memory is reused only after the new log has its release on disk.
                 journal.set_synced(position);
             }

@@ -19,7 +19,11 @@ impl Pool {
     }
 
     fn take_snapshot(&self) -> Result<()> {
-        let mut snapshot = Snapshot::prepare(self.journal(), None)?;
+        self.take_snapshot_on(None)
+    }
+
+    fn take_snapshot_on(&self, new_timeline_id: Option<[u8; 16]>) -> Result<()> {
+        let mut snapshot = Snapshot::prepare(self.journal(), new_timeline_id)?;
         snapshot.begin(self.journal(), &self.state.lock(), Moment::default());
         snapshot.write(self.journal())?;
         while !snapshot.slice(&self.state.lock(), 1) {
@@ -42,6 +46,17 @@ fn numbers(seed: u64) -> impl FnMut(u64) -> u64 {
         state ^= state >> 7;
         state ^= state << 17;
         (state >> 11) % end.max(1)
+    }
+}
+
+#[test]
+fn restarted_log_without_syncs_withholds_no_memory() {
+    for (sync, may_wait) in [(LogSync::Never, false), (INTERVAL, true)] {
+        let pool = Pool::start(&SimulatedDisk::default(), sync);
+        pool.put("a");
+        pool.take_snapshot_on(Some([7; 16])).unwrap();
+        // Nothing would raise the position again without syncs.
+        assert_eq!(pool.journal().synced_position() < u64::MAX, may_wait, "{sync:?}");
     }
 }
 
