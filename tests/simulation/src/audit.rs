@@ -17,7 +17,7 @@ use mooncake_master::state::{JobStatus, TaskStatus};
 use crate::{
     call::{Call, Reply, key_name},
     host::{
-        calls::{Context, Turn},
+        calls::{Context, SliceEnd},
         running_call::Work,
     },
     simulator::Simulator,
@@ -110,7 +110,7 @@ impl Simulator {
             let now = self.now;
             let slice = self.host.run(|state| context.run(state, now, call, &mut work));
             let (turn, _) = self.appended(slice.ok_or("the master is down")?)?;
-            if let Turn::Done(reply) = turn {
+            if let SliceEnd::Done(reply) = turn {
                 return Ok(reply);
             }
         }

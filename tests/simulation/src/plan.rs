@@ -70,6 +70,8 @@ pub struct Plan {
     pub(crate) groups: u64,
     /// The share of puts with each of the less usual options, per mille.
     pub(crate) optional: u64,
+    /// The share of operations that put, per mille.
+    pub(crate) puts: u64,
     /// The share of operations that request a copy, a move or a drain, per mille.
     pub(crate) task_requests: u64,
     /// The share of operations that describe objects and list them, per mille.
@@ -89,10 +91,10 @@ impl Plan {
     /// Derives the plan of a seed.
     pub fn new(seed: u64) -> Self {
         let mut random = Random::new(seed ^ 0x0009_0f11);
-        let is_large = seed % 16 == 15;
-        let profile = match is_large {
-            true => Profile::large(&mut random),
-            false => Profile::dense(&mut random),
+        let profile = match seed % 16 {
+            15 => Profile::large(&mut random),
+            3 | 7 | 11 => Profile::calm(&mut random),
+            _ => Profile::dense(&mut random),
         };
         let tenants = if random.happens(250) { random.between(2, 4) } else { 1 };
         let call_timeout = *random.pick(&[1500, 1500, 5000]).unwrap_or(&1500);
@@ -112,7 +114,8 @@ impl Plan {
             tenants,
             groups: if random.happens(500) { random.between(1, 4) } else { 0 },
             optional: if random.happens(400) { 0 } else { random.below(150) },
-            task_requests: 60,
+            puts: profile.puts,
+            task_requests: profile.task_requests,
             views,
             connections: random.between(1, 6) as usize,
             call_timeout: Duration::from_millis(call_timeout),

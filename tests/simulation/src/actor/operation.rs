@@ -39,10 +39,12 @@ impl Simulator {
         };
         let op = match (request, self.random.below(1000)) {
             (Some(call), _) => Op::Request(Request::new(call)),
-            (None, 0..450) => Op::Put(Put::random(self)),
-            (None, 900..980) => Op::Request(Request::new(Call::Remove { key, is_forced })),
-            (None, 980..990) => Op::Request(Request::new(Call::RemovePrefix { key, is_forced })),
-            (None, 990..995) => Op::Request(Request::new(Call::RemoveAll { tenant, is_forced })),
+            (None, share) if share < self.plan.puts => Op::Put(Put::random(self)),
+            (None, 900..980) if self.plan.puts > 100 => {
+                Op::Request(Request::new(Call::Remove { key, is_forced }))
+            }
+            (None, 980..986) => Op::Request(Request::new(Call::RemovePrefix { key, is_forced })),
+            (None, 990..993) => Op::Request(Request::new(Call::RemoveAll { tenant, is_forced })),
             (None, _) => Op::Get(Box::new(Get::random(self))),
         };
         let number = self.next_number();

@@ -25,7 +25,7 @@ const FETCHED_MAX: usize = 2;
 
 /// The outcome of a slice of a call.
 #[derive(Debug)]
-pub(crate) enum Turn {
+pub(crate) enum SliceEnd {
     Done(Reply),
     /// Unlock the state and go on later; for a put, the reason.
     Again(Option<Pending>),
@@ -45,14 +45,26 @@ pub(crate) struct Context<'a> {
 
 impl Context<'_> {
     /// Runs one slice of a call.
-    pub(crate) fn run(&self, state: &mut State, now: Moment, call: &Call, work: &mut Work) -> Turn {
+    pub(crate) fn run(
+        &self,
+        state: &mut State,
+        now: Moment,
+        call: &Call,
+        work: &mut Work,
+    ) -> SliceEnd {
         match self.step(state, now, call, work) {
             Ok(turn) => turn,
-            Err(error) => Turn::Done(Reply::Failed(error.code())),
+            Err(error) => SliceEnd::Done(Reply::Failed(error.code())),
         }
     }
 
-    fn step(&self, state: &mut State, now: Moment, call: &Call, work: &mut Work) -> Result<Turn> {
+    fn step(
+        &self,
+        state: &mut State,
+        now: Moment,
+        call: &Call,
+        work: &mut Work,
+    ) -> Result<SliceEnd> {
         if call.is_about_segments() {
             state.check_sequence(self.client, self.sequence)?;
         }
@@ -63,14 +75,14 @@ impl Context<'_> {
             (_, Work::Removal(removal)) => {
                 if !state.remove_matching(now, removal) {
                     removal.match_keys();
-                    return Ok(Turn::Again(None));
+                    return Ok(SliceEnd::Again(None));
                 }
                 Reply::Done
             }
             (_, Work::Listing(listing)) => {
                 if !state.list_objects(listing) {
                     listing.match_keys();
-                    return Ok(Turn::Again(None));
+                    return Ok(SliceEnd::Again(None));
                 }
                 Reply::Done
             }
@@ -87,7 +99,7 @@ impl Context<'_> {
             }
             (call, _) => self.serve_tasks(state, now, call)?,
         };
-        Ok(Turn::Done(reply))
+        Ok(SliceEnd::Done(reply))
     }
 
     fn start_put(
@@ -96,7 +108,7 @@ impl Context<'_> {
         now: Moment,
         call: &Call,
         progress: &mut mooncake_master::state::PutProgress,
-    ) -> Result<Turn> {
+    ) -> Result<SliceEnd> {
         let &Call::PutStart { key, length, terms, request } = call else {
             return Err(Error::internal("not the start of a put"));
         };
@@ -115,15 +127,15 @@ impl Context<'_> {
         match state.puts().put_step(now, self.client, self.tenant, &put, progress) {
             Ok(PutStep::Started(started)) => {
                 let places = places(state, &started.places);
-                Ok(Turn::Done(Reply::Started { version: started.version, places }))
+                Ok(SliceEnd::Done(Reply::Started { version: started.version, places }))
             }
-            Ok(PutStep::Pending(pending)) => Ok(Turn::Again(Some(pending))),
+            Ok(PutStep::Pending(pending)) => Ok(SliceEnd::Again(Some(pending))),
             Err(error) if error.code() == ErrorCode::OBJECT_ALREADY_EXISTS => {
                 let own = state.unfinished_put(self.client, self.tenant, &name);
                 let own = own.map(|own| (own.version, own.request));
                 let value = state.view_object(now, self.tenant, &name).ok();
                 let value = value.and_then(|view| view.version);
-                Ok(Turn::Done(Reply::Existed { own, value }))
+                Ok(SliceEnd::Done(Reply::Existed { own, value }))
             }
             Err(error) => Err(error),
         }

@@ -11,7 +11,7 @@ use crate::{
     call::{Call, CallMessage, CallNumber, Reply, ReplyMessage, tenant_name},
     fault::network,
     host::{
-        calls::{self, Context, Turn},
+        calls::{self, Context, SliceEnd},
         running_call::{RunningCall, Work},
     },
     plan::{Bug, Defect},
@@ -169,7 +169,7 @@ impl Simulator {
         running.slices += 1;
         let may_vanish = call.is_about_tasks().then(|| self.faded_objects() - evicted);
         let (turn, entries) = self.appended_checked(slice, may_vanish)?;
-        if let Turn::Done(Reply::Viewed(viewed)) = &turn
+        if let SliceEnd::Done(Reply::Viewed(viewed)) = &turn
             && self.plan.has(Bug::PanicsInViews)
         {
             assert!(viewed.gone == 0, "the planted bug looks into a segment that has left");
@@ -178,7 +178,7 @@ impl Simulator {
             true => entries,
             false => running.entries.start..entries.end.max(running.entries.end),
         };
-        if let Turn::Done(Reply::Started { version, .. }) = &turn
+        if let SliceEnd::Done(Reply::Started { version, .. }) = &turn
             && let Call::PutStart { key, length, terms, .. } = &call
         {
             self.history.record_start(
@@ -194,8 +194,8 @@ impl Simulator {
             return Ok(());
         }
         match turn {
-            Turn::Done(reply) => self.end_call(running, reply),
-            Turn::Again(pending) => {
+            SliceEnd::Done(reply) => self.end_call(running, reply),
+            SliceEnd::Again(pending) => {
                 self.postpone(running, pending);
                 Ok(())
             }

@@ -16,6 +16,10 @@ pub(crate) struct Profile {
     pub(crate) segment_words: u64,
     /// The time with operations and faults, before the audit.
     pub(crate) active: Duration,
+    /// The share of operations that put, per mille.
+    pub(crate) puts: u64,
+    /// The share of operations that request a copy, a move or a drain, per mille.
+    pub(crate) task_requests: u64,
     /// The longest pause of a worker between two operations.
     pub(crate) pause_micros: u64,
 }
@@ -31,7 +35,25 @@ impl Profile {
             object_words,
             segment_words: object_words * random.between(3, 24),
             active: Duration::from_secs(random.between(5, 25)),
+            puts: 450,
+            task_requests: random.between(20, 150),
             pause_micros: 60_000,
+        }
+    }
+
+    /// Objects that stay for long, and are copied and moved again and again.
+    pub(crate) fn calm(random: &mut Random) -> Self {
+        let object_words = random.between(1, 32);
+        Self {
+            clients: random.between(3, 6),
+            workers: random.between(1, 3),
+            keys: random.between(4, 24),
+            object_words,
+            segment_words: object_words * random.between(20, 40),
+            active: Duration::from_secs(random.between(15, 30)),
+            puts: 60,
+            task_requests: random.between(300, 600),
+            pause_micros: 100_000,
         }
     }
 
@@ -45,6 +67,8 @@ impl Profile {
             object_words,
             segment_words: object_words * random.between(60, 200),
             active: Duration::from_secs(random.between(3, 6)),
+            puts: 450,
+            task_requests: 60,
             pause_micros: 40_000,
         }
     }
