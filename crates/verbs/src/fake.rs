@@ -62,6 +62,8 @@ struct State {
     reporters: HashMap<u32, Reporter>,
     /// The library keeps registered pages from children.
     is_fork_protected: bool,
+    /// The kernel copies registered pages for a child.
+    is_copied_on_fork: bool,
     /// Requests that were posted, and those that carried their bytes in themselves.
     requests: u64,
     inline_requests: u64,
@@ -193,6 +195,16 @@ impl Fabric {
         state.queues.fail_completions(device);
         state.devices[device].report(ibv_event_type::IBV_EVENT_CQ_ERR);
         state.progress();
+    }
+
+    /// Lets the kernel copy registered pages for a child of the process, as newer ones do.
+    pub fn copy_on_fork(&self) {
+        self.lock().is_copied_on_fork = true;
+    }
+
+    /// Returns whether the library keeps registered pages from children.
+    pub fn is_fork_protected(&self) -> bool {
+        self.lock().is_fork_protected
     }
 
     /// From now on a queue pair gets the lowest number that no other one has, as on some devices.

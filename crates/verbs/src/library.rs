@@ -20,6 +20,9 @@ use crate::{Device, Error, Result};
 /// File name in every distribution.
 const FILE_NAME: &str = "libibverbs.so.1";
 
+/// `IBV_FORK_UNNEEDED`: the kernel copies registered pages for a child.
+const COPIED_ON_FORK: c_int = 2;
+
 /// Declares the table and loads each function by its name.
 macro_rules! functions {
     (
@@ -194,6 +197,10 @@ impl Library {
     /// is registered.
     pub(crate) fn protect_from_forks(&self) {
         self.is_fork_protected.get_or_init(|| {
+            // Protected pages cost a table and are lost to children: not where the kernel copies them.
+            if self.fork_state() == Some(COPIED_ON_FORK) {
+                return false;
+            }
             let Some(protect) = self.functions.ibv_fork_init else { return false };
             // SAFETY: takes no argument; it sets up the library's own table of pages, once.
             self.call(|| unsafe { protect() }) == 0
@@ -211,20 +218,19 @@ impl Library {
     /// Returns what a fork does to registered memory. The first device that is opened makes the library
     /// protect it, where the kernel does not.
     pub fn fork_safety(&self) -> ForkSafety {
-        let Some(is_initialized) = self.functions.ibv_is_fork_initialized else {
-            return match self.is_fork_protected.get() {
-                Some(true) => ForkSafety::Protected,
-                Some(false) => ForkSafety::Unsafe,
-                None => ForkSafety::Unknown,
-            };
-        };
-        // SAFETY: takes no argument and reads the state of the library.
-        match self.call(|| unsafe { is_initialized() }) {
-            0 => ForkSafety::Unsafe,
-            1 => ForkSafety::Protected,
-            2 => ForkSafety::Safe,
+        match (self.fork_state(), self.is_fork_protected.get()) {
+            (Some(0), _) | (None, Some(false)) => ForkSafety::Unsafe,
+            (Some(1), _) | (None, Some(true)) => ForkSafety::Protected,
+            (Some(COPIED_ON_FORK), _) => ForkSafety::Safe,
             _ => ForkSafety::Unknown,
         }
+    }
+
+    /// Returns `ibv_fork_status`, if the library is new enough to tell.
+    fn fork_state(&self) -> Option<c_int> {
+        let is_initialized = self.functions.ibv_is_fork_initialized?;
+        // SAFETY: takes no argument and reads the state of the library.
+        Some(self.call(|| unsafe { is_initialized() }))
     }
 }
 

@@ -158,7 +158,9 @@ unsafe extern "C" fn fork_init() -> c_int {
 
 unsafe extern "C" fn is_fork_initialized() -> c_int {
     let listed = LISTED.with(|listed| listed.borrow().clone());
-    c_int::from(listed.expect("called by the library").lock().is_fork_protected)
+    let listed = listed.expect("called by the library");
+    let state = listed.lock();
+    if state.is_copied_on_fork { 2 } else { c_int::from(state.is_fork_protected) }
 }
 
 unsafe extern "C" fn free_device_list(list: *mut *mut ibv_device) {

@@ -10,7 +10,7 @@ use mooncake_verbs::{
 use crate::pair::{Pair, device_region};
 
 /// The claims with their names.
-pub(crate) const CLAIMS: [(&str, fn()); 14] = [
+pub(crate) const CLAIMS: [(&str, fn()); 15] = [
     ("request_completes_after_latency_and_bytes", request_completes_after_latency_and_bytes),
     ("request_survives_a_link_that_comes_back", request_survives_a_link_that_comes_back),
     ("peer_that_stays_away_fails_the_request", peer_that_stays_away_fails_the_request),
@@ -23,6 +23,7 @@ pub(crate) const CLAIMS: [(&str, fn()); 14] = [
     ("device_memory_is_not_read_by_the_processor", device_memory_is_not_read_by_the_processor),
     ("device_that_inlines_nothing_connects", device_that_inlines_nothing_connects),
     ("first_device_protects_from_forks", first_device_protects_from_forks),
+    ("kernel_that_copies_needs_no_protection", kernel_that_copies_needs_no_protection),
     ("probe_tells_whether_the_peer_is_there", probe_tells_whether_the_peer_is_there),
     ("kind_of_address_needs_no_file", kind_of_address_needs_no_file),
     ("lost_address_ends_the_connection", lost_address_ends_the_connection),
@@ -168,11 +169,22 @@ fn device_that_inlines_nothing_connects() {
 }
 
 fn first_device_protects_from_forks() {
-    let library = Fabric::of(1).library();
+    let fabric = Fabric::of(1);
+    let library = fabric.library();
     let device = library.devices().unwrap().remove(0);
     assert_eq!(library.fork_safety(), ForkSafety::Unsafe);
     let _context = device.open().unwrap();
     assert_eq!(library.fork_safety(), ForkSafety::Protected);
+    assert!(fabric.is_fork_protected());
+}
+
+fn kernel_that_copies_needs_no_protection() {
+    let fabric = Fabric::of(1);
+    fabric.copy_on_fork();
+    let library = fabric.library();
+    let _context = library.devices().unwrap().remove(0).open().unwrap();
+    assert_eq!(library.fork_safety(), ForkSafety::Safe);
+    assert!(!fabric.is_fork_protected());
 }
 
 fn probe_tells_whether_the_peer_is_there() {
