@@ -506,13 +506,12 @@ impl PeerLink {
         let now = self.now();
         for rail in &self.rails {
             let stalled = rail.endpoint.load().stalled(now);
-            if stalled.is_zero() {
+            let patience = rail.endpoint.nic().stall_timeout();
+            if stalled < limits.stall.map_or(patience, |limit| limit.min(patience)) {
                 continue;
             }
-            let patience = rail.endpoint.nic().stall_timeout();
             // The limit of a caller is for its own requests.
-            let limit = limits.stall.filter(|limit| stalled >= *limit);
-            let stall = match limit {
+            let stall = match limits.stall {
                 Some(limit) if rail.endpoint.carries(progress) => limit,
                 _ => patience,
             };
