@@ -33,7 +33,6 @@ pub fn engine_config(
         metadata: metadata.to_owned(),
         is_tcp_forced: is_tcp_forced.unwrap_or_else(|| env::MC_FORCE_TCP.is_on()),
         bind_address: env::MC_TCP_BIND_ADDRESS.read().filter(|address| !address.is_empty()),
-        rdma_bind_address: env::MC_RDMA_BIND_ADDRESS.read().filter(|text| !text.is_empty()),
         is_port_fixed,
         huge_pages: huge_pages()?,
         ..EngineConfig::default()

@@ -26,6 +26,7 @@ const AUTO_DISCOVERY: &str = "auto-discovery";
 /// A variable has an invalid value.
 pub fn use_rdma(config: &mut EngineConfig, devices: Option<&str>) -> Result<()> {
     config.rdma = devices.map(rdma_settings).transpose()?;
+    config.rdma_bind_address = config.rdma.as_ref().and_then(|_| bind_address());
     Ok(())
 }
 
@@ -48,7 +49,13 @@ pub fn use_rdma_for_store(config: &mut EngineConfig, devices: Option<&str>) -> R
         restrict(&mut settings.allowed, listed(&env::MC_MS_FILTERS))?;
     }
     config.rdma = Some(settings);
+    config.rdma_bind_address = bind_address();
     Ok(())
+}
+
+/// Returns the address under which peers connect devices, if it is not the published one.
+fn bind_address() -> Option<String> {
+    env::MC_RDMA_BIND_ADDRESS.read().filter(|address| !address.is_empty())
 }
 
 /// Returns the settings of RDMA devices; `devices` has names separated by commas, or is empty or
