@@ -259,3 +259,34 @@ fn error_names_an_unreachable_server() {
     assert_eq!(error.kind(), ErrorKind::Unavailable);
     assert!(error.to_string().contains(&url), "{error}");
 }
+
+#[cfg(all(feature = "rdma", feature = "test-util"))]
+#[test]
+fn changed_address_of_a_device_is_published() {
+    use crate::{config::RdmaFabric, rdma::RdmaSettings};
+
+    let (url, entries) = server();
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let fabric = mooncake_verbs::fake::Fabric::of(1);
+    let config = EngineConfig {
+        name: "of-a-device".into(),
+        metadata: url,
+        rdma: Some(RdmaSettings::default()),
+        rdma_fabric: Some(RdmaFabric(fabric.library())),
+        ..EngineConfig::default()
+    };
+    let _engine = Engine::start(config, runtime.handle().clone()).unwrap();
+    let has = |text: &str| {
+        let entries = entries.lock();
+        let mut values = entries.values();
+        values.any(|value| String::from_utf8_lossy(value).contains(text))
+    };
+    assert!(has("0a:4d:00:01"));
+    fabric.set_address(0, Some((3, std::net::Ipv4Addr::new(10, 77, 0, 200))));
+    let begin = Instant::now();
+    while !has("0a:4d:00:c8") {
+        assert!(begin.elapsed() < Duration::from_secs(30), "the old address is still published");
+        thread::yield_now();
+    }
+    assert!(!has("0a:4d:00:01"));
+}
