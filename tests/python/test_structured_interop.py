@@ -15,6 +15,7 @@ from upstream_package import upstream_python
 pytest.importorskip("torch")
 pytest.importorskip("msgpack")
 exchange = pytest.importorskip("structured_exchange")
+observations = pytest.importorskip("structured_observations")
 
 pytestmark = [
     pytest.mark.timeout(300),
@@ -40,10 +41,10 @@ def expected(name: str) -> list[Any]:
     return as_json([exchange.described(row) for row in exchange.columns()[name][1]])
 
 
-def run_upstream(mode: str, given: Any = None) -> Any:
-    """Runs the script with the upstream package, and with numpy and torch of this interpreter."""
+def run_upstream(*command: str, given: Any = None) -> Any:
+    """Runs a script with the upstream package, and with numpy and torch of this interpreter."""
     done = subprocess.run(
-        [upstream_python(), str(SCRIPT), mode],
+        [upstream_python(), *command],
         input=json.dumps(given),
         capture_output=True,
         text=True,
@@ -58,7 +59,7 @@ def run_upstream(mode: str, given: Any = None) -> Any:
 @pytest.fixture(scope="module")
 def of_upstream() -> Any:
     """What we read of what upstream wrote."""
-    written = run_upstream("write")
+    written = run_upstream(str(SCRIPT), "write")
     refused = {name for name, handle in written["handles"].items() if "error" in handle}
     assert refused == REFUSED
     return as_json(exchange.read(written))
@@ -67,7 +68,7 @@ def of_upstream() -> Any:
 @pytest.fixture(scope="module")
 def by_upstream() -> Any:
     """What upstream reads of what we wrote."""
-    return run_upstream("read", exchange.write())
+    return run_upstream(str(SCRIPT), "read", given=exchange.write())
 
 
 @pytest.mark.parametrize("name", sorted(exchange.columns().keys() - REFUSED))
@@ -94,6 +95,50 @@ def test_members_are_exchanged(request: pytest.FixtureRequest, direction: str, n
     found = request.getfixturevalue(direction)
     assert found["members"][name] == as_json(exchange.described(exchange.MEMBERS[name]))
     assert found["step"] == 7
+
+
+@pytest.fixture(scope="module")
+def observed() -> Any:
+    """What each package does in the same cases: upstream's and our outcomes."""
+    return run_upstream(observations.__file__), observations.observe()
+
+
+# Words of upstream's messages that callers match, for the cases whose names begin so.
+WORDS = {
+    "append ['a', 'b']": ["exactly one"],
+    "append 'h' to group 'g'": ["conflicts"],
+    "read of changed meta": ["namespace"],
+    "read of changed payload": ["namespace"],
+    "read of changed chunk": ["namespace"],
+    "removal of changed ids": ["namespace"],
+    "removal of changed cleanup": ["cleanup_keys"],
+    "removal that fails": ["failed to remove 3 Mooncake keys"],
+    "utf8_ragged": ["failed to encode", "'f'", "'utf8_ragged'"],
+    "auto False": ["not nullable"],
+    "auto True {'section': 'batch'}": ["declares section"],
+    "handle with {'version': 999}": ["unsupported", "version"],
+    "get with {'type': 'dict'}": ["Duplicate keys", "['x']"],
+    "get with {'rows': [0.5]}": ["row indices"],
+    "get with {'rows': [3]}": ["out of range"],
+    "get with {'data_cls': 3}": ["cannot be constructed"],
+    "metadata that is no mapping": ["mapping"],
+    "metadata without JSON": ["JSON-serializable"],
+    "zero copy of bytes": ["zero-copy put"],
+    "zero copy of a tensor": ["BufferPool tensor-object buffer"],
+    "prefix": ["key_prefix"],
+}
+
+
+@pytest.mark.parametrize("name", list(observations.cases()))
+def test_both_packages_do_the_same(observed: Any, name: str):
+    theirs, ours = (each[name] for each in observed)
+    assert theirs.get("value") == ours.get("value")
+    if "classes" in theirs:
+        assert theirs["classes"][0] in ours["classes"]
+        words = [each for case, each in WORDS.items() if name.startswith(case)]
+        assert all(
+            word in side["text"] for each in words for word in each for side in (theirs, ours)
+        )
 
 
 def fields_after(steps: list[Any]) -> Any:

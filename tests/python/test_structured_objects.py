@@ -251,7 +251,7 @@ def test_names_and_options_are_checked(plain: PlainStore):
 @pytest.mark.parametrize("puts", range(4))
 def test_failed_put_leaves_nothing_behind(plain: PlainStore, puts: int):
     plain.puts_until_failure = puts
-    with pytest.raises(RuntimeError, match=r"put failed for .* got -200"):
+    with pytest.raises(RuntimeError, match=r"put failed for .*: -200"):
         put(MooncakeBundleTransfer(plain, "p"), a=b"1", b=b"2")
     assert plain.objects == {}
 

@@ -176,7 +176,7 @@ class Objects:
         ask = self.call("is_exist")
         code = 1 if ask is None else ask(key)
         if code not in (0, 1):
-            raise RuntimeError(f"is_exist failed for {key}: got {code}")
+            raise RuntimeError(f"is_exist failed for {key}: {code}")
         return bool(code)
 
     def remove(self, keys: Sequence[str]) -> None:

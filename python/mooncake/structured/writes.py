@@ -201,4 +201,4 @@ class Writes:
 
 def _check(call: str, key: str, code: Any) -> None:
     if code not in (None, 0):
-        raise RuntimeError(f"{call} failed for {key}: got {code}")
+        raise RuntimeError(f"{call} failed for {key}: {code}")

@@ -1,0 +1,339 @@
+"""Observes what a package does in many small cases: run by the interpreter that has the package.
+
+    python structured_observations.py    # prints the outcome of each case as JSON
+
+Cases need no more than a store in memory, so that both packages can be observed in a second.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import json
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+from structured_exchange import Store, column
+
+from mooncake.structured_object_store import (
+    BundleTransferPolicy,
+    FieldSchema,
+    MooncakeBundleTransfer,
+    RemoteBundleRef,
+    StructuredObjectPayload,
+    export_dataproto_ref,
+    import_dataproto_ref,
+    infer_structure,
+)
+
+Case = Callable[[], Any]
+
+ROWS = np.arange(3)
+T = torch.tensor
+
+
+class Config:
+    """A configuration with groups."""
+
+    def __init__(self, group_ids: Any = None) -> None:
+        self.group_ids = group_ids
+
+
+def transfer(store: Any = None) -> MooncakeBundleTransfer:
+    return MooncakeBundleTransfer(Store({}) if store is None else store, "p")
+
+
+def group_of(call: Callable[[MooncakeBundleTransfer], Any]) -> Any:
+    """Returns the groups of the puts of a call, without the ids of new ones."""
+    store = Store({})
+    store.put = lambda key, value, config=None: groups.append(config) or 0  # type: ignore
+    groups: list[Any] = []
+    call(transfer(store))
+    ids = [each if each is None else each.group_ids for each in groups]
+    return [
+        [name.split("-")[0] for name in each] if isinstance(each, list) else each for each in ids
+    ]
+
+
+def appended(group: Any, config: Any) -> Any:
+    """Returns the group of a batch after an append, and those of the puts of the append."""
+    one = transfer()
+    ref = one.put({"x": ROWS}, config=Config(group))
+    one.store.groups.clear()
+    more = one.append_dataproto_fields(ref, {"y": ROWS}, stage="s", config=config)
+    given = [each for each in one.store.groups.values() if each is not None]
+    return more._storage_group_id, sorted(map(str, given))
+
+
+def forged(change: Callable[[Any, Any], Any], is_read: bool) -> Any:
+    """Returns what a read or a removal of a manifest that was changed does."""
+    one = transfer()
+    payload = StructuredObjectPayload({"a": 1}, {"x": b"abcdef", "y": b"gh"})
+    ref = one.put_structured_object(payload, chunk_bytes=4)
+    other = one.put_structured_object(payload)
+    manifest = copy.deepcopy(ref.manifest)
+    change(manifest, other.manifest)
+    false = RemoteBundleRef(ref.manifest_key, manifest)
+    if is_read:
+        return sorted(one.materialize(one.read_spec(false)).objects)
+    return one.remove_bundle(false)
+
+
+def encoded(of: FieldSchema, rows: list[Any]) -> Any:
+    """Returns the codec and the rows of a column by a schema."""
+    one = transfer()
+    ref = one.put({"non_tensor_batch": {"f": column(rows)}}, field_schemas={"f": of})
+    found = one.get(ref)["non_tensor_batch"]["f"].tolist()
+    return ref.encoded_non_tensor["f"]["codec"], repr(found)
+
+
+def structure(rows: list[Any]) -> Any:
+    leaves: list[Any] = []
+    nodes: list[Any] = []
+    infer_structure("f", rows, leaves, nodes)
+    decisions = [vars(leaf.decision) for leaf in leaves]
+    values = [(leaf.path, repr(leaf.values)) for leaf in leaves]
+    parts = [(n.path, n.node_type, n.children, n.lengths, n.row_mask) for n in nodes]
+    return decisions, values, parts
+
+
+def imported(**changes: Any) -> Any:
+    one = transfer()
+    handle = export_dataproto_ref(one.put({"x": ROWS}, config=Config("g")))
+    changed = {name: each for name, each in {**handle, **changes}.items() if each != "absent"}
+    again = export_dataproto_ref(import_dataproto_ref(changed))
+    again.pop("stage_refs")
+    return list(again), again
+
+
+def removed(**calls: Any) -> Any:
+    """Returns how many objects are left after a removal by a store with other calls."""
+    store = Store({})
+    one = transfer(store)
+    ref = one.put_object({"x": ROWS, "y": ROWS})
+    for name, call in calls.items():
+        setattr(store, name, call)
+    handle: Any = {"manifest_key": ref.manifest_key} if "is_exist" in calls else ref
+    with contextlib.suppress(KeyError):
+        one.remove_bundle(handle)
+    return len(store.objects)
+
+
+def raising(error: Exception) -> Callable[..., Any]:
+    def call(*_given: Any) -> Any:
+        raise error
+
+    return call
+
+
+def schema(codec: str, nullable: bool = True, **metadata: Any) -> FieldSchema:
+    return FieldSchema(codec, nullable, metadata)
+
+
+def put(data: Any, **options: Any) -> Any:
+    ref = transfer().put(data, **options)
+    return ref.batch_size, sorted(ref.field_index), repr(ref.meta_info)
+
+
+def got(**options: Any) -> Any:
+    one = transfer()
+    data = {"batch": {"x": ROWS}, "non_tensor_batch": {"y": column(["a", "b", "c"])}}
+    ref = one.put({**data, "meta_info": {"x": 1, "z": 2}})
+    return repr(one.get(ref, **options))
+
+
+GROUPS: list[Any] = [None, [], (), "g", ["g"], ("g",), "h", [""], "", ["a", "b"]]
+CHANGES: dict[str, Callable[[Any, Any], Any]] = {
+    "nothing": lambda own, other: None,
+    "meta": lambda own, other: own.update(meta=other["meta"]),
+    "payload": lambda own, other: own["buffers"].update(y=other["buffers"]["y"]),
+    "chunk": lambda own, other: own["buffers"]["y"]["chunks"][0].update(key="elsewhere"),
+    "bytes": lambda own, other: own["buffers"]["y"].update(bytes=9),
+    "version": lambda own, other: own.update(version=2),
+    "layout": lambda own, other: own.update(layout="x"),
+    "object_id": lambda own, other: own.update(object_id=other["object_id"]),
+    "number as object_id": lambda own, other: own.update(object_id=3),
+    "buffers": lambda own, other: own.update(buffers=[]),
+    "ids": lambda own, other: own.update(buffer_object_ids=["default/x"]),
+    "text as ids": lambda own, other: own.update(buffer_object_ids="x"),
+    "no ids": lambda own, other: own.update(buffer_object_ids=None),
+    "cleanup": lambda own, other: own.update(cleanup_keys=[other["meta"]["key"]]),
+}
+SCHEMAS: list[tuple[FieldSchema, list[Any]]] = [
+    (schema("utf8_ragged"), [b"a"]),
+    (schema("bytes_ragged"), ["a"]),
+    (schema("json_ragged"), [{1, 2}]),
+    (schema("zz"), ["a"]),
+    (schema("auto", nullable=False), ["a", None]),
+    (schema("typed_ragged", dtype="zz"), [[1]]),
+    (schema("typed_ragged", dtype="U3"), [[1]]),
+    (schema("typed_ragged"), [[1, 2], [3.5], None]),
+    (schema("typed_ragged"), [np.arange(2), np.ones(1)]),
+    (schema("ndarray", dtype="int8"), [1, None]),
+    (schema("ndarray", dtype="O"), [1]),
+    (schema("ragged_tensor_dict"), [{"b": T([1]), "a": T([1])}, None, {}]),
+    (schema("ragged_tensor_dict"), [{"a": T([1]), "b": None}]),
+    (schema("ragged_tensor_dict"), [{"a.b": T([1])}]),
+    (schema("ragged_tensor_dict"), [{"a\\b": T([1])}]),
+    (schema("ragged_tensor_dict"), [{"": T([1])}]),
+    (schema("ragged_tensor_dict"), [{1: T([1])}]),
+    (schema("ragged_tensor_dict", keys=["b", "a"]), [{"a": T([1])}]),
+    (schema("ragged_tensor_dict", keys=["a", "a"]), [None]),
+    (schema("ragged_tensor_dict", keys=["a"]), [{"z": T([1])}]),
+    (schema("ragged_tensor_dict"), [3]),
+    (schema("auto", section="batch"), ["a"]),
+    (schema("auto", section="zz"), ["a"]),
+]
+STRUCTURES: list[list[Any]] = [
+    [{"a": 1, "b": "x"}, None, {"a": 2}],
+    [[{"k": 1}], []],
+    [[None]],
+    [[1, 2]],
+    [[b"a"], []],
+    [{}],
+    [[]],
+    [None],
+    [],
+    [T([1]), T([[2]])],
+    [T([1]), T([1.0])],
+    [np.arange(2), None],
+    [[1, 2], [3.5]],
+    [[1], ["a"]],
+    [1, 2.5, True],
+    [("a",)],
+    [[[1, 2], [3]]],
+    [{"x.y[0]\\": 1}],
+    [{1: 2}],
+    [{str(at): at for at in range(65)}],
+    [[{}] * 9],
+    [1, "a"],
+    [np.array(["a"])],
+    [1j],
+    [[True]],
+]
+DATA: dict[str, Any] = {
+    "field called batch": {"batch": ROWS},
+    "fields called as sections": {"meta_info": ROWS, "x": ROWS},
+    "no section": {"batch": None},
+    "section with items": {"batch": SimpleNamespace(items=lambda: [("x", ROWS)])},
+    "key beside sections": {"batch": {"x": ROWS}, "extra": ROWS},
+    "nothing": {},
+    "metadata": {"meta_info": {"a": 1}},
+    "overlap": {"batch": {"x": ROWS}, "non_tensor_batch": {"x": ROWS}},
+    "sizes": {"x": ROWS, "y": np.arange(2)},
+}
+
+
+def cases() -> dict[str, Case]:
+    """Returns the cases by name."""
+    found: dict[str, Case] = {}
+    for ids in GROUPS:
+        config = Config(ids)
+        found[f"group of a batch {ids!r}"] = lambda config=config: group_of(
+            lambda one: one.put({"x": ROWS}, config=config)
+        )
+        found[f"group of a bundle {ids!r}"] = lambda config=config: [
+            each if each is None else list(each)
+            for each in group_of(lambda one: one.put_bundle(b"m", {"x": b"1"}, config=config))
+        ]
+        for group in ("g", ""):
+            found[f"append {ids!r} to group {group!r}"] = lambda group=group, config=config: (
+                appended(group, config)
+            )
+    found["group of a batch by default"] = lambda: group_of(lambda one: one.put({"x": ROWS}))
+    found["group of a bundle by default"] = lambda: group_of(lambda one: one.put_object(b"x"))
+    for name, change in CHANGES.items():
+        for is_read in (True, False):
+            found[f"{'read' if is_read else 'removal'} of changed {name}"] = (
+                lambda change=change, is_read=is_read: forged(change, is_read)
+            )
+    for of, rows in SCHEMAS:
+        found[f"{of.codec} {of.nullable} {of.metadata} {rows!r}"] = lambda of=of, rows=rows: (
+            encoded(of, rows)
+        )
+    for rows in STRUCTURES:
+        found[f"structure of {str(rows)[:60]}"] = lambda rows=rows: structure(rows)
+    for name, data in DATA.items():
+        found[f"put of {name}"] = lambda data=data: put(data)
+    for change in (
+        *({"version": each} for each in (1, "1", 2, 999, "absent")),
+        *({"storage_group_id": each} for each in (None, "", 3, "absent")),
+        *({"namespace": each} for each in (3, "absent")),
+        *({"partition": each} for each in (3, "absent")),
+        *({"meta_info": each} for each in (None, "absent")),
+        *({"global_indexes": each} for each in (None, [1], "absent")),
+        {"encoded_non_tensor": "absent"},
+        {"batch_size": "3"},
+        {"more": 1},
+    ):
+        found[f"handle with {change}"] = lambda change=change: imported(**change)
+    for options in (
+        {"type": "dict"},
+        {"type": "dict", "fields": ["y"], "meta_info_keys": ["z"]},
+        {"data_cls": 3},
+        {"rows": [0.5]},
+        {"rows": [3]},
+        {"rows": slice(None, None, -1)},
+        {"fields": ["q"]},
+    ):
+        found[f"get with {options}"] = lambda options=options: got(**options)
+    found |= {
+        "removal with batch_remove": lambda: removed(batch_remove=lambda keys, _: [0] * len(keys)),
+        "removal with failing batch_remove": lambda: removed(
+            batch_remove=lambda keys, _: [-1] * len(keys)
+        ),
+        "removal of what is gone": lambda: removed(
+            batch_remove=lambda keys, _: [-1] * len(keys), remove=raising(KeyError("x"))
+        ),
+        "removal with too few results": lambda: removed(batch_remove=lambda keys, _: []),
+        "removal with batch_remove of one argument": lambda: removed(
+            batch_remove=lambda keys: [-704] * len(keys)
+        ),
+        "removal with an exception": lambda: removed(batch_remove=raising(OSError("x"))),
+        "removal that fails": lambda: removed(remove=lambda key, force=False: -706),
+        "removal of nothing": lambda: removed(is_exist=lambda key: 0),
+        "removal without an answer": lambda: removed(is_exist=lambda key: -900),
+        "prefix": lambda: MooncakeBundleTransfer(Store({}), "a\n"),
+        "attributes": lambda: [
+            MooncakeBundleTransfer(Store({}), "/a/", 5).key_prefix,
+            MooncakeBundleTransfer(Store({}), "/a/", 5).default_chunk_bytes,
+        ],
+        "partition": lambda: transfer().put_bundle(b"", {}, partition="a\n"),
+        "buffer": lambda: transfer().put_bundle(b"", {"a\n": b""}),
+        "payload without buffers": lambda: StructuredObjectPayload({}),
+        "metadata that is no mapping": lambda: transfer().put_structured_object(
+            StructuredObjectPayload([1], {})
+        ),
+        "metadata without JSON": lambda: transfer().put_structured_object(
+            StructuredObjectPayload({"a": object()}, {})
+        ),
+        "zero copy of bytes": lambda: transfer().put_object(
+            {"x": b"1"}, policy=BundleTransferPolicy(copy_mode="zero_copy")
+        ),
+        "zero copy of a tensor": lambda: transfer().put_object(
+            {"x": T([1])}, policy=BundleTransferPolicy(copy_mode="zero_copy")
+        ),
+        "empty selection": lambda: transfer().materialize(
+            transfer().read_spec({"manifest_key": "p/x/y/manifest"}).select_members([])
+        ),
+    }
+    return found
+
+
+def observe() -> dict[str, Any]:
+    """Returns the outcome of each case: a value, or the classes of an error and its text."""
+    outcomes: dict[str, Any] = {}
+    for name, case in cases().items():
+        try:
+            outcomes[name] = {"value": case()}
+        except Exception as error:  # noqa: BLE001 # the test compares what is raised
+            classes = [each.__name__ for each in type(error).__mro__]
+            outcomes[name] = {"classes": classes, "text": str(error)}
+    return json.loads(json.dumps(outcomes, default=str))
+
+
+if __name__ == "__main__":
+    print(json.dumps(observe()))
