@@ -11,10 +11,10 @@ use mooncake_base::{Clock, Error, ErrorCode, Moment, Result, SystemClock};
 use super::{
     Journal, LogFile, LogSync, NOTHING_WAITS, NewFile,
     directory::{UNFINISHED, file_error, file_name},
-    frame::{self, FRAME_BYTES, Kind},
+    frame::{self, FRAME_BYTES, Kind, PAYLOAD_MAX, PAYLOAD_TARGET},
     recovery::SNAPSHOT_END,
 };
-use crate::state::{SnapshotCursor, State};
+use crate::state::{Effect, SnapshotCursor, State};
 
 /// A snapshot being taken.
 #[derive(Debug)]
@@ -102,9 +102,7 @@ impl Snapshot {
                     self.file.insert(file).clone()
                 }
             };
-            frame::seal(&mut self.bytes, 0, 0);
-            file.append(&self.bytes)?;
-            self.length += self.bytes.len() as u64;
+            self.length += append_frames(&*file, &mut self.bytes)?;
             self.bytes.truncate(FRAME_BYTES);
             Ok(())
         };
@@ -185,6 +183,30 @@ impl Snapshot {
             journal.set_synced(NOTHING_WAITS);
         }
     }
+}
+
+/// Appends the effects behind the space for a frame head, in frames of a few mebibytes: the head of a
+/// snapshot may be larger than a frame that is read. Returns the bytes written.
+fn append_frames(file: &dyn LogFile, bytes: &mut [u8]) -> io::Result<u64> {
+    if bytes.len() <= PAYLOAD_TARGET {
+        frame::seal(bytes, 0, 0);
+        file.append(bytes)?;
+        return Ok(bytes.len() as u64);
+    }
+    let mut written = 0;
+    let mut frame = Vec::new();
+    for part in Effect::split(&bytes[FRAME_BYTES..], PAYLOAD_TARGET) {
+        frame.clear();
+        frame.resize(FRAME_BYTES, 0);
+        frame.extend_from_slice(part);
+        if part.len() > PAYLOAD_MAX {
+            return Err(io::ErrorKind::FileTooLarge.into());
+        }
+        frame::seal(&mut frame, 0, 0);
+        file.append(&frame)?;
+        written += frame.len() as u64;
+    }
+    Ok(written)
 }
 
 fn failed_error() -> Error {

@@ -277,6 +277,42 @@ fn long_queue_is_written_in_frames_that_can_be_read() {
 }
 
 #[test]
+fn large_head_of_snapshot_is_written_in_frames_that_can_be_read() {
+    let disk = SimulatedDisk::default();
+    let pool = Pool::start(&disk, INTERVAL);
+    pool.put("a");
+    let (now, tenant, options) = (Moment::default(), TenantId::default(), PutOptions::default());
+    // The head has all unfinished puts.
+    for number in 0..200_u8 {
+        let key = vec![number; 60_000];
+        pool.change(|state| {
+            let put = Put {
+                key: KeyRef::new(&key).unwrap(),
+                length: 100,
+                group: b"",
+                options: &options,
+                is_replacing: false,
+                if_version: None,
+                request: 0,
+            };
+            state.puts().put_start(now, CLIENT, &tenant, put).unwrap();
+        });
+    }
+    pool.take_snapshot().unwrap();
+    let number = pool.journal().writer.lock().number;
+    drop(pool);
+    let snapshot = disk.read(&file_name(Kind::Snapshot, number)).unwrap();
+    let (mut at, mut longest) = (HEADER_BYTES, 0);
+    while at < snapshot.len() {
+        let frame = frame::Frame::read(&snapshot[at..]).unwrap();
+        longest = longest.max(frame.bytes());
+        at += frame.bytes();
+    }
+    assert!(snapshot.len() > 12_000_000 && longest < 5 << 20, "longest={longest}");
+    assert_eq!(Pool::start(&disk, INTERVAL).keys(), ["a"]);
+}
+
+#[test]
 fn hanging_disk_stops_no_call_that_needs_no_disk() {
     let disk = Arc::new(HangingDisk::default());
     let pool = Pool::try_open_on(Directory::on(disk.clone()), INTERVAL).unwrap();
