@@ -16,7 +16,13 @@ fn request(keys: usize) -> Request {
     let keys = Some(KeyColumn::pack((0..keys).map(|index| format!("{index:064}"))));
     let caller = Some(Caller { client: vec![7; 16].into(), tenant: String::new() });
     Request {
-        call: Some(Call::Locate(LocateRequest { caller, keys, lease: true, fence: true })),
+        call: Some(Call::Locate(LocateRequest {
+            caller,
+            keys,
+            lease: true,
+            fence: true,
+            ..Default::default()
+        })),
         ..Default::default()
     }
 }

@@ -196,7 +196,8 @@ impl Client {
 
     fn locate(&self, key: Bytes) -> Result<()> {
         let (caller, keys) = (self.caller(), Some(v1::KeyColumn::pack([key])));
-        let locate = v1::LocateRequest { caller, keys, lease: true, fence: false };
+        let locate =
+            v1::LocateRequest { caller, keys, fence: false, lease: true, ..Default::default() };
         black_box(self.call(Call::Locate(locate))?);
         Ok(())
     }

@@ -113,6 +113,10 @@ class Buffer:
     def size(self) -> int:
         """Return the length in bytes."""
 
+    @property
+    def buffer(self) -> memoryview:
+        """A view of the bytes."""
+
     def __len__(self) -> int: ...
     @overload
     def __getitem__(self, index: SupportsIndex, /) -> int:
@@ -382,7 +386,8 @@ class Pending:
         owner: object,
         *,
         lease: bool = True,
-    ) -> Begun[_List[int | MooncakeError]]:
+        tag: str | None = None,
+    ) -> Begun[_List[Any]]:
         """Begin what `read_grids` does; hold `owner`, whose memory it is, until it is taken."""
 
     def exists(self, keys: _Keys, *, lease: bool = True) -> Begun[_List[bool | MooncakeError]]:
@@ -1238,7 +1243,8 @@ def read_grids(
     *,
     is_registered: bool = False,
     lease: bool = True,
-) -> list[int | MooncakeError]:
+    tag: str | None = None,
+) -> list[Any]:
     """Read ranges of objects into memory: one call to the master, one transfer per peer.
 
     Args:
@@ -1250,9 +1256,11 @@ def read_grids(
             distances in the object and in memory. Without dimensions it is one range.
         is_registered: Refuse grids whose memory is not in one registered range.
         lease: Lease the objects.
+        tag: Name of a tag of the objects, whose value is returned, too.
 
     Returns:
-        For each object the number of bytes read, or the first failure among its ranges.
+        For each object the number of bytes read, or the first failure among its ranges. With `tag`
+        a pair of the number and the value of the tag, which is "" if the object does not have it.
     """
 
 def run_daemon(arguments: Sequence[str]) -> int:

@@ -153,7 +153,13 @@ fn frames(call: &str, items: usize, keys: &[Bytes], number: usize) -> Vec<BytesM
             .map(|keys| {
                 let caller = caller.clone();
                 let keys = Some(v1::KeyColumn::pack(&keys));
-                Call::Locate(v1::LocateRequest { caller, keys, lease: true, fence: true })
+                Call::Locate(v1::LocateRequest {
+                    caller,
+                    keys,
+                    lease: true,
+                    fence: true,
+                    ..Default::default()
+                })
             })
             .map(framed)
             .collect(),

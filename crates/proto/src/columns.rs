@@ -347,6 +347,8 @@ pub struct Located<'a> {
     pub length: u64,
     /// The checksum of the whole object, if it has one.
     pub checksum: Option<u64>,
+    /// The value of the tag that the call named; empty if the object does not have it.
+    pub tag: &'a str,
     /// The places of the object's copies.
     pub places: ItemPlaces<'a>,
 }
@@ -362,13 +364,18 @@ impl v1::LocatedColumns {
         let mut places =
             self.places.as_ref().map_or(Err(ColumnMismatch), |places| places.read(items))?;
         let mut checksums = Checksums::read(self.checksums.as_ref(), items)?;
+        let tags = match &self.tags[..] {
+            [] => None,
+            tags => Some(Column::each_or_uniform(tags, items)?),
+        };
         let mut failures = Failures::read(&self.failures, items)?;
         Ok((0..items).map(move |item| {
             let (places, checksum) = (places.take(), checksums.take(item));
+            let tag = tags.map_or("", |tags: Column<'_, String>| tags.at(item).as_str());
             match failures.take(item) {
                 None => {
                     let (version, length) = (*versions.at(item), *lengths.at(item));
-                    Ok(Located { version, length, checksum, places })
+                    Ok(Located { version, length, checksum, tag, places })
                 }
                 Some(failure) => Err(failure),
             }

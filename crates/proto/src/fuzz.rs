@@ -96,6 +96,7 @@ fn requests() -> Target {
             lease: true,
             fence: true,
             keys: Some(keys.clone()),
+            tag: "t".to_owned(),
         }),
         Call::PutStart(v1::PutStartRequest {
             caller,
@@ -194,6 +195,7 @@ fn responses() -> Target {
                 fences: vec![7, 0],
                 objects: vec![1, 0],
                 failures,
+                tags: vec!["v".to_owned(), String::new()],
             }),
             ..Default::default()
         }),

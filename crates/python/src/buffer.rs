@@ -433,6 +433,12 @@ impl Buffer {
         self.length
     }
 
+    /// A view of the bytes.
+    #[getter]
+    fn buffer<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyMemoryView>> {
+        PyMemoryView::from(slf)
+    }
+
     fn __len__(&self) -> usize {
         self.length
     }

@@ -242,7 +242,7 @@ impl Pending {
 
     /// Begins to read ranges of objects into memory at addresses, which belongs to `owner`. The
     /// outcome of each item is the number of bytes.
-    #[pyo3(signature = (keys, grids, owner, *, lease = true))]
+    #[pyo3(signature = (keys, grids, owner, *, lease = true, tag = None))]
     fn read_grids<'py>(
         &self,
         py: Python<'py>,
@@ -250,11 +250,12 @@ impl Pending {
         grids: Vec<Vec<GridArgument>>,
         owner: Py<PyAny>,
         lease: bool,
+        tag: Option<String>,
     ) -> PyResult<u64> {
         let table = GridTable::new(&keys, grids, py)?;
         let keys = unbound(keys);
         self.begin(py, move |client| {
-            let read = client.map(|client| table.read(client, false, lease));
+            let read = client.map(|client| table.read(client, false, lease, tag.as_deref()));
             Box::new(move |py| {
                 drop(owner);
                 outcome_objects(py, &keys, read)

@@ -194,6 +194,8 @@ pub struct Located {
     pub(crate) length: u64,
     pub(crate) places: SmallVec<[Place; 1]>,
     pub(crate) checksum: Option<u64>,
+    /// The value of the tag that the call named; empty if the object does not have it.
+    pub(crate) tag: Box<str>,
     /// Whether the locate call leased the object. A repetition of the call does the same.
     pub(crate) has_lease: bool,
     /// Time of the locate call.

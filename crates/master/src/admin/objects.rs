@@ -145,7 +145,7 @@ mod tests {
         let unknown = v1::Place { segment: 7, ..known };
         places.push(0, [known, unknown].into_iter());
         let places = places.read(1).unwrap().take();
-        let found = Located { version: 1, length: 3, checksum: None, places };
+        let found = Located { version: 1, length: 3, checksum: None, tag: "", places };
         let shown = replicas(&[segment], found);
         assert_eq!(
             shown,

@@ -124,13 +124,15 @@ pub(super) fn push_done(reply: &mut v1::DoneColumns, outcome: Result<(), Error>)
 
 /// The reply to locate, built object by object.
 #[derive(Debug)]
-pub(super) struct LocateReply {
+pub(super) struct LocateReply<'a> {
     columns: v1::LocatedColumns,
     places: v1::PlaceColumns,
+    /// Name of the wanted tag; empty: none.
+    tag: &'a str,
 }
 
-impl LocateReply {
-    pub(super) fn with_capacity(items: usize) -> Self {
+impl<'a> LocateReply<'a> {
+    pub(super) fn new(items: usize, tag: &'a str) -> Self {
         let columns = v1::LocatedColumns {
             versions: Vec::with_capacity(items),
             lengths: Vec::with_capacity(items),
@@ -138,7 +140,7 @@ impl LocateReply {
             objects: Vec::with_capacity(items),
             ..Default::default()
         };
-        Self { columns, places: place_columns(items) }
+        Self { columns, places: place_columns(items), tag }
     }
 
     pub(super) fn push(
@@ -147,8 +149,12 @@ impl LocateReply {
         segments: &mut SegmentTable,
         found: Result<LocatedObject>,
     ) {
-        let Self { columns, places } = self;
+        let Self { columns, places, tag } = self;
         let item = columns.versions.len();
+        if !tag.is_empty() {
+            let value = found.as_ref().ok().and_then(|object| state.tag(object, tag));
+            columns.tags.push(value.unwrap_or_default().to_owned());
+        }
         let (version, length, hold) = match found {
             Ok(object) => {
                 let each = object.places.iter();
@@ -171,10 +177,11 @@ impl LocateReply {
     }
 
     pub(super) fn into_response(self, segments: SegmentTable, fence_ms: u64) -> v1::LocateResponse {
-        let Self { mut columns, mut places } = self;
+        let Self { mut columns, mut places, .. } = self;
         collapse_if_uniform(&mut places.segments);
         collapse_if_uniform(&mut columns.lengths);
         collapse_if_uniform(&mut columns.fences);
+        collapse_if_uniform(&mut columns.tags);
         columns.places = Some(places);
         let segments = segments.into_segments();
         v1::LocateResponse { segments, fence_ms, columns: Some(columns) }

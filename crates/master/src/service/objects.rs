@@ -64,7 +64,7 @@ impl ObjectService {
         let tenant = self.shared.tenant(r.caller.as_ref())?;
         let grant = LocateOptions { has_lease: r.lease, has_fence: r.fence };
         let mut segments = SegmentTable::default();
-        let mut reply = LocateReply::with_capacity(keys.len());
+        let mut reply = LocateReply::new(keys.len(), &r.tag);
         let (mut hits, mut failed, mut bytes) = (0, FailedItems::default(), 0);
         // The state grants no longer fence than the log has on disk, so that nobody waits for it.
         let (_, fence) = {

@@ -136,6 +136,8 @@ pub struct LocatedObject {
     pub data_type: u8,
     /// Ticket to release the fence after the read; `None` while others read, too.
     pub ticket: Option<FenceTicket>,
+    /// Slot of the object; it may be reused.
+    pub slot: ObjectSlot,
 }
 
 /// A fence granted to one reader only, and the object that it protects.
@@ -331,6 +333,7 @@ impl Inventory {
             checksum: self.catalog.objects.checksum(slot),
             data_type: object.data_type,
             ticket,
+            slot,
         }
     }
 

@@ -237,6 +237,7 @@ impl<S: Read + Write> NativeClient<S> {
             lease: false,
             fence: true,
             keys: Some(v1::KeyColumn::pack([key])),
+            ..Default::default()
         };
         let response::Call::Locate(answer) = self.call(request::Call::Locate(call)) else {
             panic!("locate")

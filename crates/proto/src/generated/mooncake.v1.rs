@@ -574,6 +574,9 @@ pub struct LocateRequest {
     pub fence: bool,
     #[prost(message, optional, tag = "5")]
     pub keys: ::core::option::Option<KeyColumn>,
+    /// Name of a tag whose values are wanted; empty: none.
+    #[prost(string, tag = "6")]
+    pub tag: ::prost::alloc::string::String,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct LocateResponse {
@@ -607,6 +610,10 @@ pub struct LocatedColumns {
     pub objects: ::prost::alloc::vec::Vec<u32>,
     #[prost(message, repeated, tag = "7")]
     pub failures: ::prost::alloc::vec::Vec<ItemFailure>,
+    /// Values of the wanted tag, empty for objects without it; absent if none was wanted. May be one
+    /// value for all.
+    #[prost(string, repeated, tag = "8")]
+    pub tags: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct ReadRef {

@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use mooncake_base::{Error, ObjectKey, Result};
 use mooncake_store_client::{BufferScope, Client, Grid, GridDimension, GridParts};
-use pyo3::{prelude::*, types::PyList};
+use pyo3::{IntoPyObjectExt as _, prelude::*, types::PyList};
 
 use super::{Store, outcome::outcome_list};
 use crate::{
@@ -52,21 +52,45 @@ impl GridTable {
     }
 
     /// Reads the ranges with one call to the master and one transfer per peer. Returns the bytes
-    /// read of each object, or the first failure among its ranges.
+    /// read of each object and the value of a tag, or the first failure among its ranges.
     pub(crate) fn read(
         self,
         client: &Client,
         is_registered: bool,
         lease: bool,
-    ) -> Vec<Result<u64>> {
+        tag: Option<&str>,
+    ) -> Vec<Result<GridsRead>> {
         let Self { rows, grids } = self;
         let scope = if is_registered { BufferScope::Registered } else { BufferScope::Anywhere };
         call_with_valid(rows, |rows| {
             let parts = rows
                 .iter()
                 .map(|row| GridParts { key: &row.key, grids: &grids[row.grids.clone()] });
-            client.read_grids(&parts.collect::<Vec<_>>(), scope, lease)
+            client.read_grids(&parts.collect::<Vec<_>>(), scope, lease, tag.unwrap_or_default())
         })
+        .into_iter()
+        .map(|read| read.map(|(nbytes, value)| GridsRead { nbytes, tag: tag.map(|_| value) }))
+        .collect()
+    }
+}
+
+/// The outcome of one object: in Python the number of bytes, or a pair of it and the value of the
+/// wanted tag.
+pub(crate) struct GridsRead {
+    nbytes: u64,
+    tag: Option<Box<str>>,
+}
+
+impl<'py> IntoPyObject<'py> for GridsRead {
+    type Target = PyAny;
+    type Output = Bound<'py, PyAny>;
+    type Error = PyErr;
+
+    fn into_pyobject(self, py: Python<'py>) -> PyResult<Self::Output> {
+        match self.tag {
+            None => self.nbytes.into_bound_py_any(py),
+            Some(tag) => (self.nbytes, &*tag).into_bound_py_any(py),
+        }
     }
 }
 
@@ -87,17 +111,19 @@ impl TryFrom<GridArgument> for Grid {
 }
 
 /// Reads ranges of objects into memory at addresses; returns the bytes read of each object. Leases
-/// the objects unless `lease` is false.
+/// the objects unless `lease` is false. With `tag` the outcome has the value of that tag, too.
 #[pyfunction]
-#[pyo3(signature = (store, keys, grids, *, is_registered = false, lease = true))]
+#[pyo3(signature = (store, keys, grids, *, is_registered = false, lease = true, tag = None))]
 pub(crate) fn read_grids<'py>(
     store: &Bound<'py, Store>,
     keys: Vec<Bound<'py, PyAny>>,
     grids: Vec<Vec<GridArgument>>,
     is_registered: bool,
     lease: bool,
+    tag: Option<&str>,
 ) -> PyResult<Bound<'py, PyList>> {
     let table = GridTable::new(&keys, grids, store.py())?;
-    let read = store.get().call(store.py(), |client| table.read(client, is_registered, lease))?;
+    let read =
+        store.get().call(store.py(), |client| table.read(client, is_registered, lease, tag))?;
     outcome_list(store.py(), &keys, read)
 }

@@ -260,7 +260,7 @@ impl ClientInner {
         let keys = failed.iter().map(|&at| targets[at].located.key.clone()).collect();
         let lease = failed.iter().any(|&at| targets[at].located.has_lease);
         let deadline = objects.deadline().min(self.rpc.deadline());
-        let located = self.locate(keys, Grants { lease, fence: true }, deadline);
+        let located = self.locate(keys, Grants { lease, ..Grants::READ }, deadline);
         let now = SystemClock.now();
         for (&at, located) in failed.iter().zip(located) {
             let extent = match reads[at].span {

@@ -45,6 +45,37 @@ fn locate_all(service: &Service, keys: &[&str]) -> (Vec<Found>, Vec<v1::Segment>
 }
 
 #[test]
+fn wanted_tag_comes_with_each_object() {
+    let (service, id) = lent();
+    for (keys, value) in [(["a", "b"], Some("first")), (["c", "d"], None)] {
+        let mut call = put_start(id, &keys.map(|key| (key, 10)));
+        if let Some(value) = value {
+            let tag = v1::Tag { name: "call".to_owned(), value: value.to_owned() };
+            let other = v1::Tag { name: "a".to_owned(), value: "other".to_owned() };
+            call.config.get_or_insert_default().tags = vec![tag, other];
+        }
+        let (_, columns) = started(&service, call);
+        let refs = v1::PutRefColumns { versions: columns.versions, ..Default::default() };
+        end(&service, id, refs);
+    }
+    let tags = |tag: &str, keys: &[&str]| {
+        let (tag, column) = (tag.to_owned(), Some(v1::KeyColumn::pack(keys)));
+        let request = v1::LocateRequest { tag, keys: column, ..Default::default() };
+        locate(&service, request).columns.expect("columns")
+    };
+    let read = |columns: &v1::LocatedColumns, items| {
+        let tags = columns.read(items).unwrap().flatten().map(|found| found.tag.to_owned());
+        tags.collect::<Vec<_>>()
+    };
+    let mixed = tags("call", &["a", "c", "missing", "b"]);
+    assert_eq!(read(&mixed, 4), ["first", "", "first"]);
+    let same = tags("call", &["a", "b"]);
+    assert_eq!((same.tags.len(), read(&same, 2)), (1, vec!["first".to_owned(); 2]));
+    assert_eq!(read(&tags("unknown", &["a", "b"]), 2), ["", ""]);
+    assert!(tags("", &["a", "b"]).tags.is_empty(), "no tag is wanted");
+}
+
+#[test]
 fn batch_behaves_like_single_items() {
     let (service, id) = lent();
     let (answer, columns) = start(&service, id);
@@ -148,7 +179,13 @@ pub(super) fn any_call(id: ClientId) -> impl Strategy<Value = Call> {
         }
     });
     let locate = (keys(), any::<bool>()).prop_map(move |(keys, fence)| {
-        Call::Locate(v1::LocateRequest { caller: caller(id), keys, fence, lease: fence })
+        Call::Locate(v1::LocateRequest {
+            caller: caller(id),
+            keys,
+            fence,
+            lease: fence,
+            ..Default::default()
+        })
     });
     prop_oneof![start, close, locate]
 }

@@ -11,7 +11,7 @@ use crate::state::{
     ids::ObjectSlot,
     inventory::Inventory,
     put::PutCalls,
-    read::{not_found, not_ready},
+    read::{LocatedObject, not_found, not_ready},
 };
 
 /// Maximum number of tags of an object.
@@ -52,6 +52,12 @@ impl Tags {
     /// Returns names and values in the order of the names.
     pub fn iter(&self) -> impl ExactSizeIterator<Item = (&str, &str)> {
         self.0.iter().map(|(name, value)| (&**name, &**value))
+    }
+
+    /// Returns the value of a tag.
+    pub fn value(&self, name: &str) -> Option<&str> {
+        let at = self.0.binary_search_by(|(own, _)| (**own).cmp(name)).ok()?;
+        Some(&self.0[at].1)
     }
 
     /// Returns whether there are no tags.
@@ -160,6 +166,11 @@ impl PutCalls<'_> {
 }
 
 impl State {
+    /// Returns the value of a tag of a located object.
+    pub fn tag(&self, object: &LocatedObject, name: &str) -> Option<&str> {
+        self.inventory.catalog.annotations.of(object.slot)?.tags.value(name)
+    }
+
     /// Removes the object that expired first. Returns whether there was one.
     pub(in crate::state) fn remove_expired(&mut self, now: Moment) -> bool {
         let Self { inventory, .. } = self;

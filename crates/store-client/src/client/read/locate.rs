@@ -20,11 +20,13 @@ use crate::{
 
 /// What a locate call asks for besides the places of the replicas.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in crate::client) struct Grants {
+pub(in crate::client) struct Grants<'a> {
     /// Renew the lease, which delays eviction and removal.
     pub(in crate::client) lease: bool,
     /// Fence the memory for a read: it is not reused meanwhile.
     pub(in crate::client) fence: bool,
+    /// Name of a tag whose value is returned; empty: none.
+    pub(in crate::client) tag: &'a str,
 }
 
 /// The response to a locate call.
@@ -67,20 +69,23 @@ impl Client {
     /// # Errors
     /// Same as [`locate`](Self::locate).
     pub fn describe(&self, keys: &[ObjectKey]) -> Vec<Result<Located>> {
-        let grants = Grants { lease: true, fence: false };
+        let grants = Grants { fence: false, ..Grants::READ };
         self.inner.locate(keys.to_vec(), grants, self.inner.rpc.deadline())
     }
 
-    /// Locates objects to read them now, without leases: they can be removed and evicted as before.
-    pub(in crate::client) fn locate_unleased(&self, keys: Vec<ObjectKey>) -> Vec<Result<Located>> {
-        let grants = Grants { lease: false, fence: true };
+    /// Locates objects to read them now. Without a lease they can be removed and evicted as before.
+    pub(in crate::client) fn locate_with(
+        &self,
+        keys: Vec<ObjectKey>,
+        grants: Grants<'_>,
+    ) -> Vec<Result<Located>> {
         self.inner.locate(keys, grants, self.inner.rpc.deadline())
     }
 }
 
-impl Grants {
+impl Grants<'_> {
     /// The grants of a read.
-    pub(in crate::client) const READ: Self = Self { lease: true, fence: true };
+    pub(in crate::client) const READ: Self = Self { lease: true, fence: true, tag: "" };
 }
 
 impl ClientInner {
@@ -88,7 +93,7 @@ impl ClientInner {
     pub(in crate::client) fn locate(
         &self,
         keys: Vec<ObjectKey>,
-        grants: Grants,
+        grants: Grants<'_>,
         deadline: Moment,
     ) -> Vec<Result<Located>> {
         let mut located = Vec::with_capacity(keys.len());
@@ -134,7 +139,7 @@ impl ClientInner {
     fn request_locate(
         &self,
         keys: v1::KeyColumn,
-        grants: Grants,
+        grants: Grants<'_>,
         deadline: Moment,
     ) -> Result<LocateReply> {
         let call = Call::Locate(v1::LocateRequest {
@@ -142,6 +147,7 @@ impl ClientInner {
             lease: grants.lease,
             fence: grants.fence,
             keys: Some(keys),
+            tag: grants.tag.to_owned(),
         });
         let requested_at = SystemClock.now();
         let response = self.rpc.call_at((requested_at, deadline), call, |answer| match answer {
@@ -180,6 +186,7 @@ impl LocateGrant {
             version: Version(found.version),
             length: found.length,
             checksum: found.checksum,
+            tag: found.tag.into(),
             has_lease: self.has_lease,
             requested_at: self.requested_at,
             fence: self.fence,

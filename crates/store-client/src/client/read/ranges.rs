@@ -6,7 +6,7 @@ use mooncake_base::{Error, Moment, ObjectKey, Result};
 use mooncake_transfer_engine::{Engine, LocalRange, Region, RemoteRange};
 use rustc_hash::FxHashMap;
 
-use super::destination::check_part;
+use super::{destination::check_part, locate::Grants};
 use crate::{
     client::Client,
     object::{BufferScope, GridParts, Located, Parts, Read},
@@ -37,7 +37,8 @@ impl Client {
 
     /// Like [`read_parts`](Self::read_parts) for ranges at regular distances. An object fails as a
     /// whole if one of its ranges cannot be read. Leases the objects if `takes_lease` is set. Returns
-    /// the number of bytes read of each object.
+    /// for each object the number of bytes read, and the value of the tag with the name `tag`: of the
+    /// version whose bytes were read; empty if the object does not have it.
     ///
     /// # Errors
     /// By object: as [`read_parts`](Self::read_parts), for the object or its first grid that fails.
@@ -46,9 +47,10 @@ impl Client {
         wanted: &[GridParts<'_>],
         scope: BufferScope<'_>,
         takes_lease: bool,
-    ) -> Vec<Result<u64>> {
+        tag: &str,
+    ) -> Vec<Result<(u64, Box<str>)>> {
         let (keys, objects) = once(wanted.iter().map(|parts| parts.key));
-        let found = if takes_lease { self.locate_owned(keys) } else { self.locate_unleased(keys) };
+        let found = self.locate_with(keys, Grants { lease: takes_lease, fence: true, tag });
         let allowed = AllowedMemory::new(self.engine(), scope);
         let checked = objects.iter().zip(wanted).enumerate().map(|(at, (&object, parts))| {
             let located = found[object].as_ref().map_err(Clone::clone)?;
@@ -59,7 +61,11 @@ impl Client {
         let reads: Vec<_> = checked.iter().flatten().copied().collect();
         let begin = reads.first().map(|read| read.located.requested_at);
         let mut read = self.read_since(begin, &reads).into_iter();
-        checked.into_iter().map(|checked| checked.and_then(|_| next_of(&mut read))).collect()
+        let outcome = |checked: Result<Read<'_>>| {
+            let located = checked?.located;
+            Ok((next_of(&mut read)?, located.tag.clone()))
+        };
+        checked.into_iter().map(outcome).collect()
     }
 
     /// Reads parts of objects that are already located. The operation's duration counts from
