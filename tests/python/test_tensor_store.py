@@ -395,7 +395,7 @@ def test_shards_of_different_tensors_are_refused(store, key):
     store.put_tensor(key, numbers(2, 4), layout=Shard.tp(0, 2))
     store.put_tensor(key, numbers(2, 6), layout=Shard.tp(1, 2))
     with pytest.raises(mooncake.InvalidArgumentError, match="shards are of different tensors"):
-        store.get_tensor(key)
+        store.get_tensor(key, timeout_s=0.1)
 
 
 def test_overwrite_replaces_other_layouts(store, key):
@@ -413,13 +413,16 @@ def test_overwrite_replaces_other_layouts(store, key):
 
 
 def test_delete_removes_every_object_of_a_tensor(store, key):
-    layouts = (None, Layout(3), Layout(2, axes=(Axis.dp(0, 2),)), Shard((Axis.dp(0, 2),)))
-    for layout in layouts:
-        store.put_tensor(key, numbers(6), layout=layout)
+    replicas = (Layout(2, axes=(Axis.dp(0, 2),)), Shard((Axis.dp(0, 2),)))
+    for number, layout in enumerate((*replicas, Layout(3), None)):
+        name = f"{key}.{number}"
+        store.put_tensor(name, numbers(6), layout=layout)
+        for stored in list(store.keys(name)):
+            store.put(stored.replace(name, key, 1), store.get(stored), overwrite=True)
     store.put(f"{key}_tp_x", b"not a shard")
     store.put(f"{key}__notes", b"not a shard")
     store.delete_tensor(key, force=True)
-    assert list(store.keys(key)) == [f"{key}__notes", f"{key}_tp_x"]
+    assert list(store.keys(f"{key}_")) == [f"{key}__notes", f"{key}_tp_x"]
 
 
 def test_metadata_of_shards_is_that_of_the_format(store, key):

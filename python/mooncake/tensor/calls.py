@@ -6,6 +6,8 @@ the calls in the calling thread, `run_async` awaits them.
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
@@ -25,6 +27,7 @@ __all__ = [
     "List",
     "MemoryGrid",
     "Operation",
+    "Pause",
     "Put",
     "ReadGrids",
     "Remove",
@@ -32,6 +35,9 @@ __all__ = [
     "run",
     "run_async",
 ]
+
+_PAUSES_MAX_S = 30.0
+"""Time after which an operation without a limit of its own waits no longer."""
 
 T = TypeVar("T")
 Key: TypeAlias = str | bytes
@@ -54,7 +60,18 @@ class Call(Protocol):
         """Begin the call for an event loop and return its number."""
 
 
-Operation: TypeAlias = Generator[Call, Any, T]
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """Waits. The outcome is the time since the operation began, and whether there is time left.
+
+    Attributes:
+        seconds: Time to wait; 0 only asks for the time.
+    """
+
+    seconds: float = 0.0
+
+
+Operation: TypeAlias = Generator[Call | Pause, Any, T]
 """A generator that yields calls, receives the outcome of each, and returns a result."""
 
 
@@ -62,12 +79,15 @@ Operation: TypeAlias = Generator[Call, Any, T]
 class ReadGrids:
     """Reads ranges of objects into memory. The outcome is a number of bytes for each object.
 
+    With `tag` the outcome is a pair of that number and the value of the tag, "" without it.
+
     Attributes:
         keys: Keys of the objects.
         grids: The ranges of each object.
         owner: Object that keeps the memory.
         is_registered: Refuse memory that is not registered.
         lease: Lease the objects.
+        tag: Name of a tag of the objects, whose value is wanted, too.
     """
 
     keys: Sequence[Key]
@@ -75,16 +95,22 @@ class ReadGrids:
     owner: object
     is_registered: bool = False
     lease: bool = True
+    tag: str | None = None
 
     def make(self, store: _native.Store) -> Any:
         """Make the call."""
         return _native.read_grids(
-            store, self.keys, self.grids, is_registered=self.is_registered, lease=self.lease
+            store,
+            self.keys,
+            self.grids,
+            is_registered=self.is_registered,
+            lease=self.lease,
+            tag=self.tag,
         )
 
     def begin(self, calls: _native.Pending) -> _native.Begun[Any]:
         """Begin the call."""
-        return calls.read_grids(self.keys, self.grids, self.owner, lease=self.lease)
+        return calls.read_grids(self.keys, self.grids, self.owner, lease=self.lease, tag=self.tag)
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,12 +220,16 @@ class Describe:
 
 def run(store: _native.Store, operation: Operation[T], timeout_s: float | None = None) -> T:
     """Carry out an operation in this thread, within a time if one is given."""
-    next_store = limited(store, timeout_s)
+    next_store, clock = limited(store, timeout_s), _Clock(timeout_s)
     try:
         call = next(operation)
         while True:
             try:
-                outcome = call.make(next_store())
+                if isinstance(call, Pause):
+                    time.sleep(clock.allowed(call.seconds))
+                    outcome = clock.read()
+                else:
+                    outcome = call.make(next_store())
             except Exception as error:  # noqa: BLE001 - the operation handles it or raises it
                 call = operation.throw(error)
             else:
@@ -213,12 +243,16 @@ async def run_async(
     calls: AsyncNative, operation: Operation[T], timeout_s: float | None = None
 ) -> T:
     """Carry out an operation for the running event loop, within a time if one is given."""
-    next_calls = limited(calls, timeout_s)
+    next_calls, clock = limited(calls, timeout_s), _Clock(timeout_s)
     try:
         call = next(operation)
         while True:
             try:
-                outcome = await next_calls().outcome_of(call.begin)
+                if isinstance(call, Pause):
+                    await asyncio.sleep(clock.allowed(call.seconds))
+                    outcome = clock.read()
+                else:
+                    outcome = await next_calls().outcome_of(call.begin)
             except Exception as error:  # noqa: BLE001 - the operation handles it or raises it
                 call = operation.throw(error)
             else:
@@ -226,3 +260,20 @@ async def run_async(
     except StopIteration as end:
         result: T = end.value
         return result
+
+
+class _Clock:
+    """The time of one operation."""
+
+    def __init__(self, timeout_s: float | None) -> None:
+        self._begin = time.monotonic()
+        self._limit_s = _PAUSES_MAX_S if timeout_s is None else timeout_s
+
+    def read(self) -> tuple[float, bool]:
+        """Return the seconds since the operation began, and whether there is time left."""
+        passed = time.monotonic() - self._begin
+        return passed, passed < self._limit_s
+
+    def allowed(self, seconds: float) -> float:
+        """Return how long of that time the operation may wait."""
+        return min(seconds, max(self._limit_s - self.read()[0], 0.0))

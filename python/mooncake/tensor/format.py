@@ -23,6 +23,7 @@ __all__ = [
     "AXES_MAX",
     "AXIS_KINDS",
     "DIMS_MAX",
+    "GENERATION_TAG",
     "MANIFEST_BYTES",
     "METADATA_BYTES",
     "AxisKind",
@@ -39,6 +40,8 @@ __all__ = [
 METADATA_BYTES: Final = 304
 MANIFEST_BYTES: Final = 96
 DIMS_MAX: Final = 8
+GENERATION_TAG: Final = "mooncake.generation"
+"""Tag of the shards that one call has written together; its value differs for each call."""
 AXES_MAX: Final = 4
 
 AxisKind: TypeAlias = Literal["dp", "tp", "ep", "pp"]

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from mooncake._api.values import decoded
 from mooncake.errors import InvalidArgumentError, MooncakeError, NotFoundError
 from mooncake.tensor.calls import Describe
+from mooncake.tensor.format import GENERATION_TAG
 from mooncake.tensor.inventory import find, find_stored
 from mooncake.tensor.layout import Axis
-from mooncake.tensor.search import Found, find_all
+from mooncake.tensor.search import Found, Unsettled, find_all
 
 if TYPE_CHECKING:
     from mooncake.tensor.calls import Operation
@@ -111,7 +112,8 @@ def describe(keys: Sequence[bytes]) -> Operation[list[Info | MooncakeError]]:
         ],
         lease=False,
     )
-    return [_info(*each) for each in zip(keys, details, found, strict=True)]
+    settled = [each.error if isinstance(each, Unsettled) else each for each in found]
+    return [_info(*each) for each in zip(keys, details, settled, strict=True)]
 
 
 def _info(
@@ -123,7 +125,8 @@ def _info(
         return Info(decoded(key), _total_bytes(found), _tensor_info(found))
     if isinstance(details, MooncakeError):
         return details
-    info = Info(decoded(key), tensor=None, **details)
+    tags = {name: value for name, value in details["tags"].items() if name != GENERATION_TAG}
+    info = Info(decoded(key), tensor=None, **{**details, "tags": tags})
     if isinstance(found, Found):
         return replace(info, size=_total_bytes(found), tensor=_tensor_info(found))
     is_no_tensor = isinstance(found, InvalidArgumentError) or info.version is None

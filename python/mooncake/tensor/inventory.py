@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any
 
 from mooncake._api.values import decoded
 from mooncake._runtime import _native
-from mooncake.errors import MooncakeError
 from mooncake.tensor.format import (
     AXIS_KINDS,
     AxisKind,
@@ -40,13 +39,13 @@ from mooncake.tensor.search import (
     Names,
     Part,
     Search,
+    Unsettled,
     decoded_head,
     decoded_manifest,
     invalid,
     list_names,
     listed,
     missing,
-    read_heads,
 )
 from mooncake.tensor.shard_set import (
     Member,
@@ -58,9 +57,11 @@ from mooncake.tensor.shard_set import (
 )
 
 if TYPE_CHECKING:
+    from mooncake.errors import MooncakeError
     from mooncake.tensor.calls import Operation
+    from mooncake.tensor.forms import Form
 
-__all__ = ["find", "find_stored", "records", "stored_keys"]
+__all__ = ["axes_of", "find", "find_stored", "records", "stored_keys"]
 
 _NOT_FOUND = -704
 
@@ -83,16 +84,16 @@ def find(key: bytes, target: Shard | None, *, predicts: bool = False) -> Search:
     first = shard_key(key, [AxisRecord("tp", 0, 1)])
     manifests = _manifest_keys(key)
     exact_head, head, of_first, of_set, of_writers = yield Heads([exact, key, first], manifests)
+    manifest = None if of_set is None else decoded_manifest(manifests[0], of_set)
     if target is not None and exact_head is not None:
         part = _exact(exact, exact_head, target)
-        if part is not None:
+        if part is not None and _is_of_layout(target, manifest, of_first):
             return Found(key, part.box, (part,))
     query = Query(key, target, predicts)
     is_selective = target is not None and any(target.axis(kind) for kind in _SELECTIVE)
     if head is not None and not is_selective:
         return _whole(key, head, target)
     found: Found | None = None
-    manifest = None if of_set is None else decoded_manifest(manifests[0], of_set)
     if not is_selective:
         found = yield from _find_split(query, of_first, of_writers)
     has_others = target is not None and any(axis.kind != "tp" for axis in target.axes)
@@ -117,28 +118,32 @@ def find_stored(key: bytes) -> Search:
     """
     (head,) = yield Heads([key])
     if head is None:
-        raise missing(key, [key])
+        raise missing(key, [key]).error
     metadata = decoded_head(key, head)
     box = Box.whole(metadata.local_shape)
     return Found(key, box, (Part(key, head, metadata, box),))
 
 
-def stored_keys(key: bytes) -> Operation[list[bytes]]:
-    """Return the keys of all objects of a tensor, in whichever form it is stored; lease none."""
-    first, manifests = shard_key(key, [AxisRecord("tp", 0, 1)]), _manifest_keys(key)
-    heads = yield from read_heads([key, first], manifests, lease=False)
-    for outcome in heads:
-        if isinstance(outcome, MooncakeError):
-            raise outcome
-    head, of_first, of_set, of_writers = heads
-    keys = [key] if head is not None else []
-    shards = max(_size_of(of_first), _count_of(of_set))
+def stored_keys(form: Form, *, searches: bool = False) -> Operation[list[bytes]]:
+    """Return the keys of all objects of a tensor, in whichever forms it is stored; lease none.
+
+    Args:
+        form: What is known of it.
+        searches: List also the shards of a layout that nothing else tells of.
+    """
+    key = form.key
+    keys = [key] if form.is_whole else []
+    shards = max(form.size, form.manifest.shard_count if form.manifest else 0)
     keys += [shard_key(key, [AxisRecord("tp", rank, shards)]) for rank in range(shards)]
-    keys += [name for name, found in zip(manifests, (of_set, of_writers), strict=True) if found]
-    if of_writers is not None or of_set is not None or not keys:
+    manifests = zip(_manifest_keys(key), (form.manifest, form.writers), strict=True)
+    keys += [name for name, found in manifests if found is not None]
+    if searches or form.manifest is not None or form.writers is not None:
         names = yield from list_names(key + b"__")
-        keys += [name for name in names if _axes_of(key, name) or _writer_of(key, name)]
-    return keys
+        keys += [name for name in names if axes_of(key, name) or _writer_of(key, name)]
+    if searches:
+        names = yield from list_names(key + b"_tp_")
+        keys += [name for name in names if _SHARD.fullmatch(name, len(key))]
+    return list(dict.fromkeys(keys))
 
 
 def records(shard: Shard, extent: int = 0) -> list[AxisRecord]:
@@ -188,6 +193,22 @@ def _exact(key: bytes, head: bytes, target: Shard) -> Part | None:
     return Part(key, head, metadata, box) if box.shape == metadata.local_shape else None
 
 
+def _is_of_layout(target: Shard, manifest: Manifest | None, of_first: bytes | None) -> bool:
+    """Return whether a shard is of the layout in which the tensor is stored now.
+
+    Another layout may have left a shard that the present one does not replace.
+    """
+    axis = target.axis("tp")
+    if axis is None:
+        return True
+    if manifest is not None:
+        return (manifest.shard_count, manifest.split_dim) == (axis.size, axis.dim)
+    if of_first is None or len(target.axes) > 1:
+        return True
+    axes = decoded_head(b"", of_first).axes if of_first else ()
+    return any((each.size, each.split_dim) == (axis.size, axis.dim) for each in axes)
+
+
 # Sets of shards
 
 
@@ -229,19 +250,20 @@ def _find_named(query: Query, manifest: Manifest | None) -> Generator[Any, Any, 
         if head is not None:
             return (yield from find_members(query, members, head, manifest))
     names = yield Names(key + b"__")
-    stored = {name: axes for name in names if (axes := _axes_of(key, name))}
+    stored = {name: axes for name in names if (axes := axes_of(key, name))}
     if not stored:
         return None
     chosen = _select(key, target, list(stored.values()))
     if chosen is None:
         suffixes = listed([name[len(key) :] for name in stored])
-        raise _native.failure(
+        failure = _native.failure(
             _NOT_FOUND,
             "no stored shard fits the target",
             key=decoded(key),
             context={"target": target, "stored": suffixes},
             remedy="Ask for a shard of what is stored; `info` of the key shows the layout.",
         )
+        raise Unsettled(failure, is_mixed=False)
     return (yield from find_members(query, members_of(key, chosen)))
 
 
@@ -296,10 +318,11 @@ _SELECTIVE: tuple[AxisKind, ...] = ("ep", "pp")
 _KINDS: dict[bytes, AxisKind] = {kind.encode(): kind for kind in AXIS_KINDS}
 _SUFFIXES = {"dp": None, "tp": b"sd", "ep": b"eid", "pp": b"sid"}
 _AXIS = re.compile(rb"__(dp|tp|ep|pp)_(\d{1,9})of(\d{1,9})(?:_(sd|eid|sid)(\d{1,9}))?")
+_SHARD = re.compile(rb"_tp_(?:0|[1-9]\d{0,8})")
 _WRITER = re.compile(rb"__writer_\d{1,9}of\d{1,9}_sd\d{1,9}")
 
 
-def _axes_of(key: bytes, name: bytes) -> tuple[AxisRecord, ...]:
+def axes_of(key: bytes, name: bytes) -> tuple[AxisRecord, ...]:
     """Return the axes that the key of a shard names; none if it is not the key of a shard."""
     axes, at = [], len(key)
     while at < len(name):
@@ -334,12 +357,3 @@ def _size_of(head: bytes | MooncakeError | None) -> int:
     except FormatError:
         return 0
     return next((axis.size for axis in axes if axis.kind == "tp"), 0)
-
-
-def _count_of(head: bytes | MooncakeError | None) -> int:
-    if not isinstance(head, bytes):
-        return 0
-    try:
-        return Manifest.decode(head).shard_count
-    except FormatError:
-        return 0

@@ -7,14 +7,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
-from mooncake.errors import DeadlineError, InvalidArgumentError, MooncakeError, NotFoundError
+from mooncake.errors import DeadlineError, InvalidArgumentError, MooncakeError
 from mooncake.tensor import described, memory
 from mooncake.tensor.dtypes import DType, load_numpy, load_torch
 from mooncake.tensor.format import METADATA_BYTES, TensorMetadata
 from mooncake.tensor.inventory import find
 from mooncake.tensor.layout import Box
 from mooncake.tensor.recall import forget, recall, remember
-from mooncake.tensor.search import Evidence, Found, Part, find_all, invalid
+from mooncake.tensor.retries import Retries
+from mooncake.tensor.search import Evidence, Found, Part, Unsettled, find_all, invalid
 from mooncake.tensor.transfer import Job, fill, replaced
 
 if TYPE_CHECKING:
@@ -22,12 +23,6 @@ if TYPE_CHECKING:
     from mooncake.tensor.layout import Shard
 
 __all__ = ["Arrays", "Library", "Request", "Tensors", "read", "without_metadata"]
-
-_ATTEMPTS = 8
-"""Number of times that a tensor is looked for until it is not replaced during the read."""
-
-_REPLACED = (DeadlineError, InvalidArgumentError, NotFoundError)
-"""What a read of an object fails with if the object is replaced or removed meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +95,7 @@ def read(requests: Sequence[Request], library: Library) -> Operation[list[Any]]:
     """Read tensors: one call to find all of them, and one to read them.
 
     Shards that are stored unevenly, or replaced during the read, cost further calls. Tensors that
-    were read before cost one call.
+    were read before cost one call. While a tensor is being replaced, the read waits.
 
     Returns:
         For each request the filled value or its failure.
@@ -108,42 +103,73 @@ def read(requests: Sequence[Request], library: Library) -> Operation[list[Any]]:
     results: list[Any] = [None] * len(requests)
     pending = list(range(len(requests)))
     heads: dict[int, set[tuple[bytes, ...]]] = {at: set() for at in pending}
-    for attempt in range(_ATTEMPTS):
-        places = yield from _find([requests[at] for at in pending], is_first=attempt == 0)
-        readings: dict[int, _Reading] = {}
-        failed: list[int] = []
-        for at, (each, is_recalled) in zip(pending, places, strict=True):
-            try:
-                if isinstance(each, MooncakeError):
-                    raise each
-                evidence = (each.evidence or ()) if is_recalled else ()
-                readings[at] = _begin(each, requests[at], library, evidence)
-                heads[at].add(tuple(bytes(part.head) for part in each.parts))
-            except (MooncakeError, TypeError, ImportError) as error:
-                results[at] = error
-                if is_recalled:
-                    # The tensor may have become another one since.
-                    failed.append(at)
-        failures = yield from fill([reading.job for reading in readings.values()])
-        for (at, reading), failure in zip(readings.items(), failures, strict=True):
-            results[at] = _end(reading, requests[at], library) if failure is None else failure
-            if isinstance(failure, _REPLACED):
-                failed.append(at)
-        pending = failed
-        if not pending:
+    retries, is_first = Retries(), True
+    while pending:
+        try:
+            failed = yield from _attempt(requests, library, pending, results, heads, is_first)
+        except DeadlineError:
+            if is_first:
+                raise
             break
-        for at in pending:
+        for at in failed:
             forget(requests[at].key, requests[at].target)
-    for at in pending:
+        pending, is_first = (yield from retries.choose(failed)), False
+    for at, seen in heads.items():
         # A range outside of an object means damage only if the object stayed the same.
-        if isinstance(results[at], InvalidArgumentError) and len(heads[at]) > 1:
+        if isinstance(results[at], InvalidArgumentError) and len(seen) > 1:
             results[at] = replaced(requests[at].key)
+        if isinstance(results[at], DeadlineError):
+            results[at] = retries.reason(at) or results[at]
     return results
+
+
+def _attempt(
+    requests: Sequence[Request],
+    library: Library,
+    pending: Sequence[int],
+    results: list[Any],
+    heads: dict[int, set[tuple[bytes, ...]]],
+    is_first: bool,
+) -> Operation[dict[int, MooncakeError | Unsettled]]:
+    """Read those of the tensors that are pending; return what those failed with that may succeed.
+
+    Args:
+        requests: The tensors.
+        library: Library of the values.
+        pending: Places of those that are read.
+        results: Receives the filled values, and the failures.
+        heads: Receives which objects each was read from.
+        is_first: It is the first attempt.
+    """
+    places = yield from _find([requests[at] for at in pending], is_first=is_first)
+    readings: dict[int, _Reading] = {}
+    failed: dict[int, MooncakeError | Unsettled] = {}
+    for at, (each, is_recalled) in zip(pending, places, strict=True):
+        try:
+            if isinstance(each, Unsettled):
+                results[at], failed[at] = each.error, each
+                continue
+            if isinstance(each, MooncakeError):
+                raise each
+            evidence = (each.evidence or ()) if is_recalled else ()
+            readings[at] = _begin(each, requests[at], library, evidence)
+            heads[at].add(tuple(bytes(part.head) for part in each.parts))
+        except (MooncakeError, TypeError, ImportError) as error:
+            results[at] = error
+            if is_recalled:
+                # The tensor may have become another one since.
+                failed[at] = replaced(requests[at].key)
+    failures = yield from fill([reading.job for reading in readings.values()])
+    for (at, reading), failure in zip(readings.items(), failures, strict=True):
+        results[at] = _end(reading, requests[at], library) if failure is None else failure
+        if failure is not None:
+            failed[at] = failure
+    return failed
 
 
 def _find(
     requests: Sequence[Request], *, is_first: bool
-) -> Operation[list[tuple[Found | MooncakeError, bool]]]:
+) -> Operation[list[tuple[Found | MooncakeError | Unsettled, bool]]]:
     """Find tensors; the first attempt recalls where they were.
 
     Returns:
@@ -157,7 +183,7 @@ def _find(
         if known is None
     ]
     found = iter((yield from find_all(searches)))
-    places: list[tuple[Found | MooncakeError, bool]] = []
+    places: list[tuple[Found | MooncakeError | Unsettled, bool]] = []
     for request, known in zip(requests, recalled, strict=True):
         if known is not None:
             places.append((known, True))

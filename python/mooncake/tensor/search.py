@@ -13,9 +13,15 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from mooncake._api.values import decoded
 from mooncake._runtime import _native
-from mooncake.errors import InvalidArgumentError, MooncakeError, NotFoundError
+from mooncake.errors import (
+    InvalidArgumentError,
+    MooncakeError,
+    NotFoundError,
+    NotReadyError,
+)
 from mooncake.tensor.calls import List, ReadGrids
 from mooncake.tensor.format import (
+    GENERATION_TAG,
     MANIFEST_BYTES,
     METADATA_BYTES,
     FormatError,
@@ -34,6 +40,7 @@ __all__ = [
     "Names",
     "Part",
     "Search",
+    "Unsettled",
     "as_text",
     "decoded_head",
     "decoded_manifest",
@@ -42,10 +49,13 @@ __all__ = [
     "list_names",
     "listed",
     "missing",
+    "mixed",
+    "read_generations",
     "read_heads",
 ]
 
 _NOT_FOUND = -704
+_NOT_READY = -703
 _INVALID_PARAMS = -600
 _LISTED_MAX = 8
 """Maximum number of keys in the text of an error."""
@@ -85,7 +95,7 @@ class Evidence:
     def is_confirmed(self, outcome: int | MooncakeError, head: bytes | bytearray) -> bool:
         """Return whether a later read of the same bytes saw the same."""
         if self.head is None:
-            return isinstance(outcome, NotFoundError)
+            return isinstance(outcome, NotFoundError | NotReadyError)
         if not self.head:
             return isinstance(outcome, InvalidArgumentError)
         return not isinstance(outcome, MooncakeError) and head == self.head
@@ -112,6 +122,21 @@ class Found:
     def metadata(self) -> TensorMetadata:
         """Metadata of one of the parts; all have the same dtype and global shape."""
         return self.parts[0].metadata
+
+
+class Unsettled(Exception):  # noqa: N818 - it says that a search should be repeated
+    """A search saw objects that do not fit together, perhaps since they are being replaced.
+
+    Attributes:
+        error: The failure, if that does not change.
+        is_mixed: The objects are of different versions of the tensor; else objects are missing.
+    """
+
+    def __init__(self, error: MooncakeError, *, is_mixed: bool) -> None:
+        """Take the failure and its reason."""
+        super().__init__(str(error))
+        self.error = error
+        self.is_mixed = is_mixed
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,17 +166,18 @@ Search: TypeAlias = Generator[Heads | Names, Any, Found]
 
 def find_all(
     searches: Sequence[Search], *, lease: bool = True
-) -> Operation[list[Found | MooncakeError]]:
+) -> Operation[list[Found | MooncakeError | Unsettled]]:
     """Carry out searches; the requests of all of them go out together, round by round.
 
     Args:
         searches: The searches.
         lease: Lease the objects whose first bytes are read.
     """
-    results: list[Found | MooncakeError | None] = [None] * len(searches)
+    results: list[Found | MooncakeError | Unsettled | None] = [None] * len(searches)
     running = dict(enumerate(searches))
     answers: dict[int, Any] = dict.fromkeys(running)
     seen: dict[int, list[Evidence] | None] = {at: [] for at in running}
+    writing: dict[int, MooncakeError] = {}
     while running:
         wanted: dict[int, Heads | Names] = {}
         for at, search in list(running.items()):
@@ -159,11 +185,17 @@ def find_all(
                 wanted[at] = search.send(answers[at])
             except StopIteration as end:
                 results[at] = _with_evidence(end.value, seen[at])
+            except Unsettled as error:
+                # Shards that are missing may be those that are being put for the first time.
+                first_put = None if error.is_mixed else writing.get(at)
+                results[at] = Unsettled(first_put, is_mixed=True) if first_put else error
+            except NotFoundError as error:
+                results[at] = writing.get(at, error)
             except MooncakeError as error:
                 results[at] = error
             if at not in wanted:
                 del running[at]
-        answers = yield from _answer(wanted, lease=lease)
+        answers = yield from _answer(wanted, writing, lease=lease)
         for at, answer in answers.items():
             if isinstance(answer, MooncakeError):
                 results[at] = answer
@@ -181,6 +213,18 @@ def read_heads(
     keys: Sequence[bytes], manifests: Sequence[bytes] = (), *, lease: bool
 ) -> Operation[list[bytes | MooncakeError | None]]:
     """Return the first bytes of objects: None without an object, ``b""`` for a shorter one."""
+    heads = yield from read_generations(keys, manifests, lease=lease, tag=None)
+    return [head for head, _ in heads]
+
+
+def read_generations(
+    keys: Sequence[bytes],
+    manifests: Sequence[bytes] = (),
+    *,
+    lease: bool = False,
+    tag: str | None = GENERATION_TAG,
+) -> Operation[list[tuple[bytes | MooncakeError | None, str]]]:
+    """Return the first bytes of objects, as `read_heads`, and which call has written each."""
     names = [*keys, *manifests]
     if not names:
         return []
@@ -189,17 +233,19 @@ def read_heads(
     memory = bytearray(starts.pop())
     base, _ = _native.writable_range(memory)
     grids = [[(base + start, 0, length, ())] for start, length in zip(starts, lengths, strict=True)]
-    outcomes = yield ReadGrids([decoded(name) for name in names], grids, memory, lease=lease)
-    heads: list[bytes | MooncakeError | None] = []
+    texts = [decoded(name) for name in names]
+    outcomes = yield ReadGrids(texts, grids, memory, lease=lease, tag=tag)
+    heads: list[tuple[bytes | MooncakeError | None, str]] = []
     for start, length, outcome in zip(starts, lengths, outcomes, strict=True):
         if isinstance(outcome, NotFoundError):
-            heads.append(None)
+            heads.append((None, ""))
         elif isinstance(outcome, InvalidArgumentError):
-            heads.append(b"")
+            heads.append((b"", ""))
         elif isinstance(outcome, MooncakeError):
-            heads.append(outcome)
+            heads.append((outcome, ""))
         else:
-            heads.append(bytes(memory[start : start + length]))
+            generation = outcome[1] if tag is not None else ""
+            heads.append((bytes(memory[start : start + length]), generation))
     return heads
 
 
@@ -236,10 +282,21 @@ def invalid(key: bytes, text: str) -> MooncakeError:
     return _native.failure(_INVALID_PARAMS, text, key=decoded(key))
 
 
-def missing(key: bytes, names: Sequence[bytes]) -> MooncakeError:
-    """Return the error for a tensor of which objects do not exist."""
+def missing(key: bytes, names: Sequence[bytes]) -> Unsettled:
+    """Return the outcome for a tensor of which objects do not exist."""
     text = f"shards of the tensor are missing: {listed(names)}"
-    return _native.failure(_NOT_FOUND, text, key=decoded(key))
+    return Unsettled(_native.failure(_NOT_FOUND, text, key=decoded(key)), is_mixed=False)
+
+
+def mixed(key: bytes, versions: Sequence[str]) -> MooncakeError:
+    """Return the error for shards of different versions of a tensor."""
+    return _native.failure(
+        _NOT_READY,
+        "the stored shards are of different versions of the tensor",
+        key=decoded(key),
+        context={"versions": ", ".join(versions)},
+        remedy="Wait for the writer that replaces the tensor; if it died, put the tensor again.",
+    )
 
 
 def listed(names: Sequence[bytes]) -> str:
@@ -262,8 +319,13 @@ def _with_evidence(found: Found, seen: list[Evidence] | None) -> Found:
     return replace(found, evidence=evidence)
 
 
-def _answer(wanted: dict[int, Heads | Names], *, lease: bool) -> Operation[dict[int, Any]]:
-    """Answer the requests of one round."""
+def _answer(
+    wanted: dict[int, Heads | Names], writing: dict[int, MooncakeError], *, lease: bool
+) -> Operation[dict[int, Any]]:
+    """Answer the requests of one round.
+
+    An object that is put for the first time does not exist yet; it is recorded in `writing`.
+    """
     answers: dict[int, Any] = {}
     requests = {at: request for at, request in wanted.items() if isinstance(request, Heads)}
     keys = [key for request in requests.values() for key in request.keys]
@@ -273,6 +335,9 @@ def _answer(wanted: dict[int, Heads | Names], *, lease: bool) -> Operation[dict[
     for at, request in requests.items():
         own = [next(heads) for _ in request.keys]
         own += [next(of_manifests) for _ in request.manifests]
+        for index, each in enumerate(own):
+            if isinstance(each, NotReadyError):
+                writing[at], own[index] = each, None
         failed = (each for each in own if isinstance(each, MooncakeError))
         answers[at] = next(failed, own)
     for at, other in wanted.items():

@@ -6,7 +6,7 @@ import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from mooncake.tensor.format import AxisRecord, Manifest, TensorMetadata, shard_key
 from mooncake.tensor.layout import Box, Shard, split_bounds
@@ -15,13 +15,16 @@ from mooncake.tensor.search import (
     Heads,
     Part,
     Search,
+    Unsettled,
     as_text,
     decoded_head,
     invalid,
     missing,
+    mixed,
 )
 
 if TYPE_CHECKING:
+    from mooncake.errors import MooncakeError
     from mooncake.tensor.layout import Split
 
 __all__ = ["Member", "Query", "at_rank", "find_members", "members_of", "wanted_box"]
@@ -42,6 +45,10 @@ class Member:
 
     key: bytes
     rank: int
+
+
+_Stored: TypeAlias = tuple[Member, bytes, TensorMetadata]
+"""A stored shard: its place in a set, its head, and that decoded."""
 
 
 def find_members(
@@ -85,31 +92,25 @@ def _found(
 ) -> Found:
     """Return the members that overlap the wanted part, from the heads of all members."""
     key, target = query.key, query.target
-    present = {
+    stored = {
         member.rank: (member, head, decoded_head(member.key, head))
         for member, head in zip(members, heads, strict=True)
         if head is not None
     }
-    if not present:
+    if not stored:
         raise missing(key, [member.key for member in members])
-    _, _, metadata = next(iter(present.values()))
+    present = _of_one_set(len(members), stored)
+    if not present:
+        raise Unsettled(_contradiction(key, *[*stored.values()][:2]), is_mixed=True)
+    first = next(iter(present.values()))
+    metadata = first[2]
     shape, dim = metadata.global_shape, _split_dim(metadata, manifest)
-    for member, _, other in present.values():
-        if (other.dtype, other.global_shape) != (metadata.dtype, shape):
-            raise invalid(
-                key,
-                f"the shards are of different tensors: {as_text(member.key)} has "
-                f"dtype={other.dtype.name} shape={other.global_shape}, others have "
-                f"dtype={metadata.dtype.name} shape={shape}",
-            )
-    extents = {rank: other.local_shape[dim] for rank, (_, _, other) in present.items()}
+    extents = {rank: own.local_shape[dim] for rank, (_, _, own) in present.items()}
     rules = _bounds(shape[dim], len(members), extents)
     if not rules:
-        raise invalid(
-            key,
-            f"the shards do not add up to the tensor dim={dim} extent={shape[dim]} "
-            f"shards={[extents.get(rank) for rank in range(len(members))]}",
-        )
+        text = f"the shards do not add up to the tensor dim={dim} extent={shape[dim]} "
+        text += f"shards={[extents.get(rank) for rank in range(len(members))]}"
+        raise Unsettled(invalid(key, text), is_mixed=True)
     whole, wanted, bounds = Box.whole(shape), wanted_box(key, target, metadata), rules[0]
     needed = [
         member
@@ -118,15 +119,58 @@ def _found(
     ]
     # Without all shards, the place of one may be uncertain.
     required = needed if len(rules) == 1 else members
-    absent = [member.key for member in required if member.rank not in present]
+    absent = [member for member in required if member.rank not in present]
+    others = [stored[member.rank] for member in absent if member.rank in stored]
+    if others:
+        raise Unsettled(_contradiction(key, first, others[0]), is_mixed=True)
     if absent:
-        raise missing(key, absent)
-    chosen = [present[member.rank] for member in needed] or [next(iter(present.values()))]
+        raise missing(key, [member.key for member in absent])
+    chosen = [present[member.rank] for member in needed] or [first]
     parts = (
         Part(member.key, head, own, whole.narrow(dim, *bounds[member.rank : member.rank + 2]))
         for member, head, own in chosen
     )
     return Found(key, wanted, tuple(parts))
+
+
+def _of_one_set(size: int, stored: dict[int, _Stored]) -> dict[int, _Stored]:
+    """Return the shards that are of one set with the first one that is a member of such a set.
+
+    Shards of other sets have the same names if they are of another layout that was not removed, or
+    that is being written.
+    """
+    members = {}
+    for rank, each in stored.items():
+        axis = next((axis for axis in each[2].axes if axis.kind == "tp"), None)
+        if axis is None or (axis.rank, axis.size) == (rank, size):
+            members[rank] = each
+    of_set = _set_of(next(iter(members.values()))[2]) if members else None
+    return {rank: each for rank, each in members.items() if _set_of(each[2]) == of_set}
+
+
+def _set_of(metadata: TensorMetadata) -> tuple[object, ...]:
+    """Return what all shards of a set have in common."""
+    axes = tuple((axis.kind, axis.size, axis.split_dim, axis.id) for axis in metadata.axes)
+    return metadata.dtype, metadata.global_shape, axes
+
+
+def _contradiction(key: bytes, first: _Stored, *others: _Stored) -> MooncakeError:
+    """Return the error for shards that are not of one set."""
+    metadata, member, other = first[2], (others or (first,))[0][0], (others or (first,))[0][2]
+    if (other.dtype, other.global_shape) != (metadata.dtype, metadata.global_shape):
+        return invalid(
+            key,
+            f"the shards are of different tensors: {as_text(member.key)} has "
+            f"dtype={other.dtype.name} shape={other.global_shape}, others have "
+            f"dtype={metadata.dtype.name} shape={metadata.global_shape}",
+        )
+    places = [f"{as_text(each[0].key)} {_axes_text(each[2])}" for each in (first, *others)]
+    return mixed(key, places)
+
+
+def _axes_text(metadata: TensorMetadata) -> str:
+    texts = [f"{axis.kind}={axis.rank}/{axis.size} dim={axis.split_dim}" for axis in metadata.axes]
+    return " ".join(texts)
 
 
 def _predicted(members: Sequence[Member], of_first: bytes) -> list[bytes | None] | None:

@@ -12,10 +12,10 @@ from mooncake._api.values import decoded
 from mooncake._runtime import _native
 from mooncake.errors import MooncakeError
 from mooncake.tensor.calls import MemoryGrid, Operation, ReadGrids
-from mooncake.tensor.format import METADATA_BYTES
+from mooncake.tensor.format import GENERATION_TAG, METADATA_BYTES
 from mooncake.tensor.memory import at_address
 from mooncake.tensor.planner import Grid, IncompleteError, Source, plan
-from mooncake.tensor.search import Evidence, Found, invalid
+from mooncake.tensor.search import Evidence, Found, invalid, mixed
 
 __all__ = ["RANGES_MAX", "Job", "fill", "replaced"]
 
@@ -79,17 +79,22 @@ def fill(
     ]
     # A staged read keeps its own memory, too.
     owners = [heads, valid]
+    # Parts that were written by one call are of one version, parts of two calls are not.
+    tag = GENERATION_TAG if any(len(job.found.parts) > 1 for job, _ in valid) else None
     if is_registered:
         # The heads are read into memory of this call, which is not registered.
-        outcomes = yield ReadGrids(names, data, owners, is_registered=True)
+        outcomes = yield ReadGrids(names, data, owners, is_registered=True, tag=tag)
         checked = yield ReadGrids(names, checks, owners)
         outcomes = [
-            outcome if isinstance(outcome, MooncakeError) else check
+            check
+            if isinstance(check, MooncakeError) and not isinstance(outcome, MooncakeError)
+            else outcome
             for outcome, check in zip(outcomes, checked, strict=True)
         ]
     else:
         grids = [[*own, *check] for own, check in zip(data, checks, strict=True)]
-        outcomes = yield ReadGrids(names, grids, owners)
+        outcomes = yield ReadGrids(names, grids, owners, tag=tag)
+    generations = iter([outcome[1] if isinstance(outcome, tuple) else "" for outcome in outcomes])
     read = iter(
         row.failure(outcome, heads[start : start + row.evidence.length])
         for row, outcome, start in zip(rows, outcomes, starts, strict=False)
@@ -101,7 +106,11 @@ def fill(
             continue
         count = len(job.found.parts) + len(job.evidence)
         failures = [next(read) for _ in range(count)]
-        results.append(next((failure for failure in failures if failure is not None), None))
+        written = [next(generations) for _ in range(count)][: len(job.found.parts)]
+        failed = next((failure for failure in failures if failure is not None), None)
+        if failed is None and len(set(written)) > 1:
+            failed = mixed(job.found.key, sorted(set(written)))
+        results.append(failed)
         if isinstance(each, _Staged) and results[-1] is None:
             each.scatter(job)
     return results
@@ -121,7 +130,7 @@ class _Row:
     grids: list[MemoryGrid]
     is_part: bool
 
-    def failure(self, outcome: int | MooncakeError, head: bytearray) -> MooncakeError | None:
+    def failure(self, outcome: Any, head: bytearray) -> MooncakeError | None:
         """Return the failure of the read, if it has failed."""
         if self.is_part and isinstance(outcome, MooncakeError):
             return outcome

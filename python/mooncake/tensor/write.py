@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from mooncake._api.values import changed, decoded
 from mooncake._runtime import PutOptions, _native
@@ -12,6 +13,7 @@ from mooncake.errors import MooncakeError, NotFoundError
 from mooncake.tensor import described, memory
 from mooncake.tensor.calls import Operation, Put, Remove
 from mooncake.tensor.format import (
+    GENERATION_TAG,
     Manifest,
     TensorMetadata,
     manifest_key,
@@ -19,15 +21,17 @@ from mooncake.tensor.format import (
     writer_key,
     writer_manifest_key,
 )
-from mooncake.tensor.inventory import records, stored_keys
+from mooncake.tensor.forms import Form, forms_of, other_layout
+from mooncake.tensor.inventory import axes_of, records, stored_keys
 from mooncake.tensor.layout import Box, Layout, Shard
-from mooncake.tensor.search import invalid
+from mooncake.tensor.search import invalid, list_names, listed
 
 if TYPE_CHECKING:
     from mooncake.tensor.memory import TensorMemory
 
 __all__ = ["Item", "remove", "write"]
 
+_GENERATION_BYTES = 8
 _NOT_FOUND = -704
 _INVALID_PARAMS = -600
 
@@ -63,26 +67,29 @@ class _Object:
     is_manifest: bool = False
 
 
+Outcome: TypeAlias = bool | MooncakeError | TypeError
+
+
 def write(
     items: Sequence[Item],
     options: PutOptions | None,
     *,
     overwrite: bool,
-    removes_other_forms: bool = True,
-) -> Operation[list[bool | MooncakeError | TypeError]]:
-    """Write tensors in one batch, the manifests in a second one.
+    is_exclusive: bool = True,
+) -> Operation[list[Outcome]]:
+    """Write tensors: look up in which forms they are stored, put shards, then manifests.
 
     Args:
         items: The tensors.
         options: Number of copies, pins, placement; the groups and versions are one for each item.
         overwrite: Replace existing objects.
-        removes_other_forms: With `overwrite`, remove what is stored in another layout.
+        is_exclusive: A tensor has one layout: another one is refused, or removed with `overwrite`.
 
     Returns:
         For each item whether at least one of its objects was stored, or the first failure.
     """
     objects: list[tuple[int, _Object]] = []
-    results: list[bool | MooncakeError | TypeError] = [False] * len(items)
+    results: list[Outcome] = [False] * len(items)
     options = _checked_options(options, items)
     for at, item in enumerate(items):
         try:
@@ -91,26 +98,17 @@ def write(
             results[at] = error
         except ValueError as error:
             results[at] = invalid(item.key, str(error))
+    plans = yield from _plans(items, objects, results, overwrite, is_exclusive)
+    # Shards that one call writes together have the same tag, which readers compare.
+    for generation in dict.fromkeys(plan.generation for plan in plans.values()):
+        own = {at for at, plan in plans.items() if plan.generation == generation}
+        batch = [(at, each) for at, each in objects if at in own and not each.is_manifest]
+        yield from _put(batch, _tagged(options, generation), overwrite, results)
     # A manifest says that shards exist, so it is written after them.
-    for is_manifest in (False, True):
-        batch = [
-            (at, each)
-            for at, each in objects
-            if each.is_manifest == is_manifest and isinstance(results[at], bool)
-        ]
-        outcomes = yield Put(
-            [decoded(each.key) for _, each in batch],
-            [each.buffers for _, each in batch],
-            _for_objects(options, [at for at, _ in batch]),
-            overwrite,
-        )
-        for (at, _), outcome in zip(batch, outcomes, strict=True):
-            result = results[at]
-            if isinstance(result, bool):
-                is_failure = isinstance(outcome, MooncakeError)
-                results[at] = outcome if is_failure else result or (outcome and not is_manifest)
-    if overwrite and removes_other_forms:
-        yield from _remove_other_forms(items, {each.key for _, each in objects}, results)
+    manifests = [(at, each) for at, each in objects if each.is_manifest]
+    yield from _put(manifests, options, overwrite, results)
+    if overwrite and is_exclusive:
+        yield from _remove_other_forms(items, plans, objects, results)
     return results
 
 
@@ -121,8 +119,11 @@ def remove(key: bytes, *, force: bool) -> Operation[None]:
         NotFoundError: There is no object of the tensor.
         BusyError: An object is leased by a recent read.
     """
-    keys = yield from stored_keys(key)
-    outcomes = yield Remove([decoded(each) for each in keys], force)
+    (form,) = yield from forms_of([(key, ())])
+    if isinstance(form, MooncakeError):
+        raise form
+    keys = yield from stored_keys(form, searches=True)
+    outcomes = (yield Remove([decoded(each) for each in keys], force)) if keys else []
     failures = [each for each in outcomes if isinstance(each, MooncakeError)]
     others = [each for each in failures if not isinstance(each, NotFoundError)]
     if others:
@@ -132,22 +133,152 @@ def remove(key: bytes, *, force: bool) -> Operation[None]:
         raise _native.failure(_NOT_FOUND, text, key=decoded(key))
 
 
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """How an item is written.
+
+    Attributes:
+        generation: Value of the tag of its shards; "" for none.
+        form: What was stored of it before, if that was looked up.
+    """
+
+    generation: str = ""
+    form: Form | None = None
+
+
+def _plans(
+    items: Sequence[Item],
+    objects: Sequence[tuple[int, _Object]],
+    results: list[Outcome],
+    overwrite: bool,
+    is_exclusive: bool,
+) -> Operation[dict[int, _Plan]]:
+    """Return how the valid items are written; the others fail."""
+    shards: dict[int, list[bytes]] = {at: [] for at, each in enumerate(results) if each is False}
+    for at, each in objects:
+        if not each.is_manifest:
+            shards[at].append(each.key)
+    known: dict[int, Form | MooncakeError] = {}
+    wanted: dict[int, tuple[bytes, Sequence[bytes]]] = {}
+    for at, names in shards.items():
+        layout = items[at].layout
+        if is_exclusive or (overwrite and isinstance(layout, Shard)):
+            is_new = layout is None or (overwrite and isinstance(layout, Layout))
+            wanted[at] = items[at].key, () if is_new else names
+    if wanted:
+        known = dict(zip(wanted, (yield from forms_of([*wanted.values()])), strict=True))
+    for at, form in known.items():
+        if not overwrite and isinstance(form, Form) and form.may_have_axes(items[at].layout):
+            names = yield from list_names(items[at].key + b"__")
+            stored = [each[len(items[at].key) :] for each in names if axes_of(items[at].key, each)]
+            if stored:
+                known[at] = other_layout(form, items[at].layout, [listed(stored)])
+    generation, plans = secrets.token_hex(_GENERATION_BYTES), {}
+    for at, names in shards.items():
+        seen = known.get(at)
+        try:
+            if isinstance(seen, MooncakeError):
+                raise seen
+            own = _generation(items[at], seen, names, generation, overwrite)
+            plans[at] = _Plan(own, seen)
+        except MooncakeError as error:
+            results[at] = error
+    return plans
+
+
+def _generation(
+    item: Item, form: Form | None, names: Sequence[bytes], new: str, overwrite: bool
+) -> str:
+    """Return which call the shards of an item are said to be written by; "" for none.
+
+    Raises:
+        AlreadyExistsError: The tensor is stored in another layout, and is not overwritten.
+        NotReadyError: The stored shards that the item completes are of different versions.
+    """
+    layout = item.layout
+    if form is not None and not overwrite and not form.agrees_with(layout):
+        raise other_layout(form, layout, form.layouts)
+    if layout is None:
+        return ""
+    if isinstance(layout, Layout):
+        if overwrite:
+            return new
+        # Objects that exist are kept, so those that are missing join them.
+        stored = None if form is None else form.generation(names, layout)
+        return new if stored is None and form is not None else stored or ""
+    # A shard that is written alone takes the place of one that was written with the others.
+    return "" if form is None else form.generation_of_shard(names[0], layout)
+
+
+def _put(
+    batch: Sequence[tuple[int, _Object]],
+    options: PutOptions | None,
+    overwrite: bool,
+    results: list[Outcome],
+) -> Operation[None]:
+    """Put objects of items that have not failed."""
+    batch = [(at, each) for at, each in batch if isinstance(results[at], bool)]
+    if not batch:
+        return
+    outcomes = yield Put(
+        [decoded(each.key) for _, each in batch],
+        [each.buffers for _, each in batch],
+        _for_objects(options, [at for at, _ in batch]),
+        overwrite,
+    )
+    for (at, each), outcome in zip(batch, outcomes, strict=True):
+        result = results[at]
+        if isinstance(result, bool):
+            is_failure = isinstance(outcome, MooncakeError)
+            results[at] = outcome if is_failure else result or (outcome and not each.is_manifest)
+
+
 def _remove_other_forms(
     items: Sequence[Item],
-    written: set[bytes],
-    results: Sequence[bool | MooncakeError | TypeError],
+    plans: dict[int, _Plan],
+    objects: Sequence[tuple[int, _Object]],
+    results: list[Outcome],
 ) -> Operation[None]:
     """Remove what is left of an earlier form of overwritten tensors.
 
     A shard that is written alone replaces only itself: other ranks write the others.
     """
-    stale: list[bytes] = []
-    for item, result in zip(items, results, strict=True):
-        if isinstance(item.layout, Shard) or result is not True:
+    written = {each.key for _, each in objects}
+    stale: dict[bytes, int] = {}
+    for at, plan in plans.items():
+        layout, form = items[at].layout, plan.form
+        if isinstance(layout, Shard) or results[at] is not True or form is None:
             continue
-        stale += [key for key in (yield from stored_keys(item.key)) if key not in written]
-    if stale:
-        yield Remove([decoded(key) for key in stale], force=True)
+        if layout is None and not form.is_split:
+            continue
+        for name in (yield from stored_keys(form)):
+            if name not in written and not _is_of_others(items[at], name):
+                stale[name] = at
+    if not stale:
+        return
+    outcomes = yield Remove([decoded(name) for name in stale], force=True)
+    for at, outcome in zip(stale.values(), outcomes, strict=True):
+        if isinstance(outcome, MooncakeError) and not isinstance(outcome, NotFoundError):
+            results[at] = outcome
+
+
+def _is_of_others(item: Item, name: bytes) -> bool:
+    """Return whether an object is of an expert, stage or replica other than those of the item."""
+    own = {axis.kind: axis for axis in item.layout.axes} if item.layout is not None else {}
+    for axis in axes_of(item.key, name):
+        mine = own.get(axis.kind)
+        if mine is None or axis.kind == "tp":
+            continue
+        if axis.rank != mine.rank if axis.kind == "dp" else axis.id != (mine.id or 0):
+            return True
+    return False
+
+
+def _tagged(options: PutOptions | None, generation: str) -> PutOptions | None:
+    if not generation:
+        return options
+    tags = {} if options is None else options.tags
+    return changed(options, tags={**tags, GENERATION_TAG: generation})
 
 
 def _objects(item: Item) -> Iterator[_Object]:

@@ -61,6 +61,7 @@ class TensorCalls:
                 different shapes.
             overwrite: Replace existing objects; otherwise they are kept. A tensor that is put whole
                 or with a `Layout` also replaces what is stored under the key in another layout.
+                Readers get the old version or the new one, never a mixture.
             options: Number of copies, pins, placement.
             ttl_s: Time after which the objects are removed; None: never.
             tags: Text stored beside each object.
@@ -76,6 +77,9 @@ class TensorCalls:
             TypeError: The value is not a tensor, or of a kind that cannot be stored.
             InvalidArgumentError: The tensor does not have the dimension of the layout, or is not
                 that shard of a tensor of `shape`; or there is a layout and `if_version`.
+            AlreadyExistsError: The tensor is stored in another layout, and not overwritten. The
+                context of the error has both layouts, `stored` and `given`.
+            NotReadyError: The shards that would be completed are of different versions.
             NoSpaceError: No segment has enough free space, and nothing may be evicted.
 
         Example:
@@ -148,6 +152,8 @@ class TensorCalls:
                 the missing objects. Also a `KeyError`.
             InvalidArgumentError: The object is not a tensor, or `target`, `rows` or `out` does not
                 fit.
+            NotReadyError: The stored shards are of different versions, and the writer that replaces
+                them did not end within the time.
         """
         requests = [Request(encoded(key), target, out, rows)]
         return only(run(self._native, read(requests, Tensors()), timeout_s))

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from mooncake._aliases import accept_aliases
 from mooncake._api.values import encoded
 from mooncake._runtime import _native
-from mooncake.errors import MooncakeError
+from mooncake.errors import InvalidArgumentError, MooncakeError
 from mooncake.store.batch import Key, as_codes, check_lists, have_same_length, invalid_argument
 from mooncake.store.codes import INVALID_PARAMS
 from mooncake.store.config import ReplicateConfig, put_options
@@ -21,7 +22,8 @@ from mooncake.tensor.format import METADATA_BYTES, FormatError, TensorMetadata, 
 from mooncake.tensor.inventory import find, find_stored, records
 from mooncake.tensor.layout import Layout, Shard
 from mooncake.tensor.read import Request, Tensors, read, without_metadata
-from mooncake.tensor.search import Found, Search, find_all
+from mooncake.tensor.retries import Retries
+from mooncake.tensor.search import Found, Search, Unsettled, find_all
 from mooncake.tensor.transfer import Job, fill
 from mooncake.tensor.write import Item, write
 
@@ -338,12 +340,12 @@ class ParallelTensorCalls(TensorBase):
             return [None] * len(keys)
         load_torch()
         results: list[torch.Tensor | None] = [None] * len(keys)
-        searches: dict[int, tuple[Search, Shard | None]] = {}
+        searches: dict[int, tuple[Callable[[], Search], Shard | None]] = {}
         for at, (mode, each) in wanted.items():
             if mode == "as_stored":
-                searches[at] = find_stored(encoded(each)), None
+                searches[at] = functools.partial(find_stored, encoded(each)), None
             else:
-                searches[at] = find(encoded(keys[at]), each), each
+                searches[at] = functools.partial(find, encoded(keys[at]), each), each
         places = [(buffer_ptrs[at], sizes[at]) for at in searches]
         read = self._run_batch(len(places), lambda: _read_into([*searches.values()], places))
         for at, metadata in zip(searches, read, strict=True):
@@ -389,7 +391,7 @@ class ParallelTensorCalls(TensorBase):
                     [*items.values()],
                     put_options(config),
                     overwrite=is_upsert,
-                    removes_other_forms=False,
+                    is_exclusive=False,
                 ),
             )
             for at, outcome in zip(items, written, strict=True):
@@ -527,37 +529,55 @@ def _without_split(shard: Shard | None) -> Shard | None:
 
 
 def _read_into(
-    searches: Sequence[tuple[Search, Shard | None]], places: Sequence[tuple[int, int]]
-) -> Operation[list[TensorMetadata | MooncakeError]]:
+    wanted: Sequence[tuple[Callable[[], Search], Shard | None]],
+    places: Sequence[tuple[int, int]],
+) -> Operation[list[TensorMetadata | MooncakeError | None]]:
     """Read tensors into registered memory, behind their metadata."""
-    found = yield from find_all([search for search, _ in searches])
-    results: list[TensorMetadata | MooncakeError] = []
-    jobs: dict[int, Job] = {}
-    heads: dict[int, bytes] = {}
-    for at, (each, (_, shard), (address, size)) in enumerate(
-        zip(found, searches, places, strict=True)
-    ):
-        if isinstance(each, MooncakeError):
-            results.append(each)
-            continue
-        is_object = each.parts[0].metadata.local_shape == each.wanted.shape and len(each.parts) == 1
-        metadata = each.metadata if is_object else _metadata_of(each, shard)
-        results.append(metadata)
-        if metadata.total_bytes > size or address == 0:
-            results[at] = invalid_argument(
-                f"the memory is too small size={size} needed={metadata.total_bytes}"
-            )
-            continue
-        whole = without_metadata(each) if is_object else each
-        jobs[at] = Job(whole, address + METADATA_BYTES, None)
-        heads[at] = each.parts[0].head if is_object else metadata.encode()
-    failures = yield from _fill_registered([*jobs.values()])
-    for at, failure in zip(jobs, failures, strict=True):
-        if failure is None:
-            _native.write_memory(places[at][0], heads[at], METADATA_BYTES)
-        else:
-            results[at] = failure
+    results: list[TensorMetadata | MooncakeError | None] = [None] * len(wanted)
+    retries, pending = Retries(), list(range(len(wanted)))
+    while pending:
+        found = yield from find_all([wanted[at][0]() for at in pending])
+        failed: dict[int, MooncakeError | Unsettled] = {}
+        jobs: dict[int, tuple[Job, bytes]] = {}
+        for at, each in zip(pending, found, strict=True):
+            if isinstance(each, Unsettled):
+                results[at], failed[at] = each.error, each
+            elif isinstance(each, MooncakeError):
+                results[at] = each
+            else:
+                metadata, job, head = _job_of(each, wanted[at][1], places[at][0])
+                results[at] = metadata
+                if job is None or metadata.total_bytes > places[at][1]:
+                    results[at] = invalid_argument(
+                        f"the memory is too small size={places[at][1]} "
+                        f"needed={metadata.total_bytes}"
+                    )
+                else:
+                    jobs[at] = job, head
+        failures = yield from _fill_registered([job for job, _ in jobs.values()])
+        for (at, (_, head)), failure in zip(jobs.items(), failures, strict=True):
+            if failure is None:
+                _native.write_memory(places[at][0], head, METADATA_BYTES)
+            else:
+                results[at] = failure
+                # Memory that is not registered does not become so.
+                if not isinstance(failure, InvalidArgumentError):
+                    failed[at] = failure
+        pending = yield from retries.choose(failed)
     return results
+
+
+def _job_of(
+    found: Found, shard: Shard | None, address: int
+) -> tuple[TensorMetadata, Job | None, bytes]:
+    """Return the metadata of what is read, how to read it to an address, and its first bytes."""
+    is_object = found.parts[0].metadata.local_shape == found.wanted.shape and len(found.parts) == 1
+    metadata = found.metadata if is_object else _metadata_of(found, shard)
+    head = found.parts[0].head if is_object else metadata.encode()
+    if address == 0:
+        return metadata, None, head
+    whole = without_metadata(found) if is_object else found
+    return metadata, Job(whole, address + METADATA_BYTES, None), head
 
 
 def _fill_registered(jobs: Sequence[Job]) -> Operation[list[MooncakeError | None]]:
