@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,7 +18,7 @@ import pytest
 
 msgspec = pytest.importorskip("msgspec")
 zmq = pytest.importorskip("zmq")
-pytest.importorskip("torch")
+torch = pytest.importorskip("torch")
 
 import vllm_interface as vllm  # noqa: E402
 from upstream_package import run, upstream_python  # noqa: E402
@@ -607,3 +608,134 @@ def test_a_step_returns_before_its_transfers(decode):
         finish(decode, "d")
         assert time.monotonic() - started < 35
     assert decode.failed == set(decode.owned["d"][:2])
+
+
+# Pipeline stages
+
+
+@pytest.fixture
+def stages() -> Iterator[list[EngineProcess]]:
+    """The prefill workers of two stages on one host, which have ports one after the other."""
+    port = {PORT: str(free_port()), EXPIRY: "1"}
+    started = [EngineProcess(port, stage=stage, stages=2) for stage in range(2)]
+    yield started
+    for each in started:
+        each.end()
+
+
+@pytest.fixture
+def decode_stages(monkeypatch) -> Iterator[list[vllm.Engine]]:
+    monkeypatch.setenv("VLLM_MOONCAKE_PROTOCOL", "tcp")
+    made = [vllm.Engine("kv_consumer", stage=stage, stages=2) for stage in range(2)]
+    yield made
+    for each in made:
+        assert each.shutdown() == 0
+
+
+def test_each_stage_gets_the_layers_of_its_own(stages, decode_stages):
+    for number, (prefill, decode) in enumerate(zip(stages, decode_stages, strict=True)):
+        params = prefill("prefill", "p", 12, number)
+        assert decode.start_decode("d", 12, params) == (12, True)
+    for number, decode in enumerate(decode_stages):
+        finish(decode, "d")
+        assert decode.failed == set()
+        assert decode.mismatches("d", 12, number) == []
+
+
+def test_layers_of_another_stage_are_refused(stages, decode_stages):
+    """As where each stage has a host of its own, and all ask the host of the first one."""
+    params = stages[0]("prefill", "p", 12, 4)
+    decode = decode_stages[1]
+    decode.start_decode("d", 12, {**params, "remote_port": params["remote_port"] - 1})
+    finish(decode, "d")
+    assert decode.failed == set(decode.owned["d"][: vllm.blocks_of(12)])
+    assert not any(cache.any() for cache in decode.caches.values())
+
+
+def test_layers_of_other_names_are_refused(hasty_prefill, monkeypatch):
+    monkeypatch.setenv("VLLM_MOONCAKE_PROTOCOL", "tcp")
+    decode = vllm.Engine("kv_consumer")
+    decode.worker._receiver.use(
+        [replace(region, layer=f"draft.{region.layer}") for region in decode.worker._regions]
+    )
+    params = hasty_prefill("prefill", "p", 8, 4)
+    decode.start_decode("d", 8, params)
+    finish(decode, "d")
+    assert decode.failed == set(decode.owned["d"][: vllm.blocks_of(8)])
+    assert decode.shutdown() == 0
+
+
+def test_stage_refuses_a_call_without_names(stages):
+    params = stages[0]("prefill", "p", 12, 4)
+    call = connector_v1.MooncakeAgentMetadata(
+        remote_hostname="127.0.0.1",
+        remote_port=1,
+        request_ids=["p"],
+        kv_caches_base_addr=[4096] * 6,
+        block_ids=[[0, 1, 2]],
+    )
+    for said in ({}, {"stage": 0, "stages": 2}):
+        for name, value in said.items():
+            setattr(call, name, value)
+        answer = call_raw(params["remote_port"], msgspec.msgpack.encode(call))
+        assert answer == connector_v1.TRANS_ERROR
+
+
+def test_stages_compute_prompts_of_a_prefill_that_names_none(decode_stages):
+    params = {"do_remote_prefill": True, "remote_host": "h", "remote_port": 1}
+    assert decode_stages[0].start_decode("d", 8, params) == (0, False)
+    params["remote_pp_size"] = 3
+    assert decode_stages[0].start_decode("e", 8, params) == (0, False)
+
+
+# Versions of vLLM
+
+
+def test_failed_fetch_is_not_reported_as_done_to_a_vllm_that_takes_no_errors(monkeypatch, caplog):
+    monkeypatch.setenv("VLLM_MOONCAKE_PROTOCOL", "tcp")
+    vllm.install()
+    monkeypatch.delattr(vllm.KVConnectorBaseV1, "get_block_ids_with_load_errors")
+    decode = vllm.Engine("kv_consumer")
+    params = {"do_remote_prefill": True, "remote_host": "127.0.0.1", "remote_port": free_port()}
+    decode.start_decode("d", 8, params)
+    decode.until(lambda engine: engine.failed)
+    decode.step()
+    assert decode.received == set()
+    assert "these requests wait until aborted" in caplog.text
+    assert decode.shutdown() == 0
+
+
+def test_hybrid_caches_are_left_to_vllm():
+    vllm.install()
+    assert not issubclass(connector_v1.MooncakeConnector, vllm.SupportsHMA)
+
+
+def test_number_of_blocks_is_that_of_the_configuration_of_the_cache(monkeypatch):
+    monkeypatch.setenv("VLLM_MOONCAKE_PROTOCOL", "tcp")
+    vllm.install()
+    settings = vllm.config("kv_consumer", None)
+    caches = {"layer": torch.zeros(16, vllm.BLOCK_SIZE // 2, 8)}
+    for blocks, is_refused in ((8, True), (16, False), (None, True)):
+        cache = None
+        if blocks is not None:
+            cache = SimpleNamespace(kv_cache_groups=[None], num_blocks=blocks)
+        role = vllm.KVConnectorRole.WORKER
+        made = connector_v1.MooncakeConnector(settings, role, cache)
+        if is_refused:
+            with pytest.raises(ValueError, match=r"counts 8 blocks|number is not known"):
+                made.register_kv_caches(caches)
+        else:
+            made.register_kv_caches(caches)
+        made.shutdown()
+
+
+def test_replicas_of_dense_models_have_ports_of_their_own():
+    vllm.install()
+    port = connector_v1.get_mooncake_side_channel_port
+    settings = vllm.config("kv_producer", 8, tp_size=2, stages=3)
+    first = port(settings)
+    settings.parallel_config.data_parallel_index = 2
+    assert port(settings) == first + 2 * 2 * 3
+    del settings.parallel_config.data_parallel_index
+    settings.parallel_config.data_parallel_rank = 1
+    assert port(settings) == first + 2 * 3

@@ -20,6 +20,8 @@ from typing import Any
 import torch
 
 BLOCK_SIZE = 4
+# The group of pipeline parallelism of the worker that is made next.
+PIPELINE = types.SimpleNamespace(rank_in_group=0)
 HEADS, HEAD_SIZE = 2, 8
 
 
@@ -67,7 +69,10 @@ def install() -> None:
             "KVConnectorRole": KVConnectorRole,
             "SupportsHMA": SupportsHMA,
         },
-        "vllm.distributed.parallel_state": {"get_tensor_model_parallel_rank": lambda: 0},
+        "vllm.distributed.parallel_state": {
+            "get_tensor_model_parallel_rank": lambda: 0,
+            "get_pp_group": lambda: PIPELINE,
+        },
         "vllm.utils.network_utils": {"get_ip": lambda: os.environ.get("VLLM_HOST_IP", "127.0.0.1")},
         "vllm.v1.request": {"RequestStatus": RequestStatus},
     }
@@ -85,11 +90,13 @@ def add_module(name: str, values: dict[str, Any]) -> None:
     vars(sys.modules[name]).update(values)
 
 
-def config(role: str, blocks: int | None, tp_size: int = 1) -> Any:
+def config(role: str, blocks: int | None, tp_size: int = 1, stages: int = 1) -> Any:
     """The part of vLLM's configuration that the connector reads."""
     return types.SimpleNamespace(
         kv_transfer_config=types.SimpleNamespace(engine_id="engine", kv_role=role),
-        parallel_config=types.SimpleNamespace(data_parallel_rank=0, tensor_parallel_size=tp_size),
+        parallel_config=types.SimpleNamespace(
+            data_parallel_rank=0, tensor_parallel_size=tp_size, pipeline_parallel_size=stages
+        ),
         cache_config=types.SimpleNamespace(
             block_size=BLOCK_SIZE, num_gpu_blocks=blocks, cache_dtype="auto"
         ),
@@ -148,6 +155,9 @@ class Engine:
     heads: int = HEADS
     # vLLM may add blocks for the tokens that come.
     spare_tokens: int = BLOCK_SIZE
+    # Pipeline stage of the worker, and number of stages.
+    stage: int = 0
+    stages: int = 1
     free: list[int] = field(default_factory=list)
     owned: dict[str, list[int]] = field(default_factory=dict)
     requests: dict[str, Request] = field(default_factory=dict)
@@ -164,17 +174,21 @@ class Engine:
         block = (BLOCK_SIZE, self.heads, HEAD_SIZE)
         shape = (2, self.blocks, *block) if self.is_split else (self.blocks, 2, *block)
         self.caches = {
-            f"layer.{number}": torch.zeros(shape, dtype=torch.int32)
+            self.layer_name(number): torch.zeros(shape, dtype=torch.int32)
             for number in range(self.layers)
         }
-        settings = config(self.role, self.blocks)
+        settings = config(self.role, self.blocks, stages=self.stages)
+        PIPELINE.rank_in_group = self.stage
         self.scheduler = MooncakeConnector(settings, KVConnectorRole.SCHEDULER)
         self.connector = MooncakeConnector(settings, KVConnectorRole.WORKER)
         self.worker = self.connector.connector_worker
         self.connector.register_kv_caches(self.caches)
 
+    def layer_name(self, number: int) -> str:
+        return f"layer.{self.stage * self.layers + number}"
+
     def block(self, layer: int, block: int) -> torch.Tensor:
-        cache = self.caches[f"layer.{layer}"]
+        cache = self.caches[self.layer_name(layer)]
         return cache[:, block] if self.is_split else cache[block]
 
     def allocate(self, request_id: str, tokens: int) -> list[int]:
@@ -204,9 +218,7 @@ class Engine:
     ) -> dict[str, Any] | None:
         request = self.requests.pop(request_id)
         request.status = RequestStatus[status]
-        is_kept, params = self.scheduler.request_finished_all_groups(
-            request, (self.owned[request_id],)
-        )
+        is_kept, params = self.scheduler.request_finished(request, self.owned[request_id])
         if not is_kept:
             self.release(request_id)
         if is_stepping:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 __all__ = ["Copies", "Region", "group_concurrent_contiguous", "plan_copies", "regions_of"]
@@ -17,11 +17,13 @@ class Region:
         address: Address of block 0.
         block_bytes: Length of the part, and the distance from one block to the next.
         blocks: Number of blocks.
+        layer: Name of the layer, the first one if several share the memory.
     """
 
     address: int
     block_bytes: int
     blocks: int
+    layer: str = field(default="", compare=False)
 
     @property
     def length(self) -> int:
@@ -100,7 +102,9 @@ def plan_copies(
     return copies
 
 
-def regions_of(kv_caches: Mapping[str, Any], blocks: int | None) -> list[Region]:
+def regions_of(
+    kv_caches: Mapping[str, Any], blocks: int | None, block_tokens: int | None = None
+) -> list[Region]:
     """Returns the regions of the layers of a KV cache. Layers that share memory count once.
 
     A layer is a tensor whose first dimension counts blocks, or whose first dimension is 2 (keys,
@@ -109,6 +113,8 @@ def regions_of(kv_caches: Mapping[str, Any], blocks: int | None) -> list[Region]
     Args:
         kv_caches: Tensor of each layer.
         blocks: Number of blocks, if known.
+        block_tokens: Number of tokens of a block, which is compared if `blocks` is not known: the
+            kernels of some models have smaller blocks than the scheduler.
 
     Raises:
         ValueError: A layer is not stored block by block.
@@ -121,7 +127,7 @@ def regions_of(kv_caches: Mapping[str, Any], blocks: int | None) -> list[Region]
                 f"KV cache of layer {name} is a {type(cache).__name__}, not a tensor; "
                 "layers with several tensors are not supported"
             )
-        for part in _parts(name, cache, blocks):
+        for part in _parts(name, cache, blocks, block_tokens):
             region = _region(name, part)
             known = found.setdefault(region.address, region)
             if known != region:
@@ -131,7 +137,7 @@ def regions_of(kv_caches: Mapping[str, Any], blocks: int | None) -> list[Region]
     return list(found.values())
 
 
-def _parts(name: str, cache: Any, blocks: int | None) -> list[Any]:
+def _parts(name: str, cache: Any, blocks: int | None, block_tokens: int | None) -> list[Any]:
     """Returns the tensors of a layer whose first dimension counts blocks."""
     shape = tuple(cache.shape)
     if len(shape) < 2:
@@ -139,6 +145,13 @@ def _parts(name: str, cache: Any, blocks: int | None) -> list[Any]:
     if blocks is None:
         # Keys and values apart have five dimensions: 2, blocks, tokens, heads, head size.
         is_split = len(shape) == 5 and shape[0] == 2
+        tokens = shape[2] if len(shape) == 5 else shape[1]
+        if block_tokens is not None and tokens != block_tokens:
+            raise ValueError(
+                f"KV cache of layer {name} has the shape {shape} with blocks of {tokens} tokens, "
+                f"the scheduler has blocks of {block_tokens}, and their number is not known; set "
+                "it by --num-gpu-blocks-override, or choose a block size that the kernel has"
+            )
     elif shape[0] == blocks:
         is_split = False
     elif shape[0] == 2 and shape[1] == blocks:
@@ -165,4 +178,4 @@ def _region(name: str, part: Any) -> Region:
             f"KV cache of layer {name} is not stored block by block: shape {tuple(part.shape)}, "
             f"strides {tuple(part.stride())}"
         )
-    return Region(part.data_ptr(), elements * part.element_size(), blocks)
+    return Region(part.data_ptr(), elements * part.element_size(), blocks, name)

@@ -7,13 +7,13 @@ from typing import Any
 
 from mooncake._connector.metadata import MooncakeConnectorMetadata
 from mooncake._connector.scheduler import MooncakeConnectorScheduler
-from mooncake._connector.vllm_types import KVConnectorBase_V1, KVConnectorRole, SupportsHMA
+from mooncake._connector.vllm_types import KVConnectorBase_V1, KVConnectorRole
 from mooncake._connector.worker import MooncakeConnectorWorker
 
 __all__ = ["MooncakeConnector"]
 
 
-class MooncakeConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
+class MooncakeConnector(KVConnectorBase_V1):  # type: ignore[misc]
     """Hands the KV cache of a prompt from the vLLM that computed it to the vLLM that decodes.
 
     vLLM makes one in its scheduler and one in each worker.
@@ -49,7 +49,8 @@ class MooncakeConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         if role == KVConnectorRole.SCHEDULER:
             self.connector_scheduler = MooncakeConnectorScheduler(vllm_config, self.engine_id)
         else:
-            self.connector_worker = MooncakeConnectorWorker(vllm_config, self.engine_id)
+            blocks = getattr(kv_cache_config, "num_blocks", None)
+            self.connector_worker = MooncakeConnectorWorker(vllm_config, self.engine_id, blocks)
 
     @property
     def _scheduler(self) -> MooncakeConnectorScheduler:
@@ -89,6 +90,8 @@ class MooncakeConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         self, request: Any, block_ids: Sequence[Sequence[int]]
     ) -> tuple[bool, dict[str, Any] | None]:
         """Calls `request_finished` for the only group of KV caches.
+
+        vLLM makes this call for connectors of several groups only, of which this is none.
 
         Raises:
             ValueError: There are several groups.

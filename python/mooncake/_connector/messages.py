@@ -22,6 +22,9 @@ class MooncakeAgentMetadata(  # type: ignore[call-arg, unused-ignore]
         block_ids: For each request the blocks to fill.
         timeout_s: Time for which the decode worker waits; 0 if the sender does not say.
         block_bytes: Length of a block in each region; empty if the sender does not say.
+        layers: Name of the layer of each region; empty if the sender does not say.
+        stage: Pipeline stage of the decode worker.
+        stages: Number of pipeline stages; 0 if the sender does not say.
     """
 
     remote_hostname: str
@@ -31,6 +34,9 @@ class MooncakeAgentMetadata(  # type: ignore[call-arg, unused-ignore]
     block_ids: list[list[int]]
     timeout_s: float = 0.0
     block_bytes: list[int] = []
+    layers: list[str] = []
+    stage: int = 0
+    stages: int = 0
 
 
 _ENCODER = msgspec.msgpack.Encoder()

@@ -12,7 +12,7 @@ import zmq.asyncio
 from zmq.utils.monitor import recv_monitor_message
 
 from mooncake._connector import messages
-from mooncake._connector.requests import Finished, RecvReqMeta
+from mooncake._connector.requests import Finished, RecvReqMeta, Stage
 from mooncake._connector.sender import TRANS_DONE
 
 if TYPE_CHECKING:
@@ -38,7 +38,16 @@ Fetch = tuple[str, RecvReqMeta]
 class BlockReceiver:
     """Calls for blocks, of which each ends with the blocks filled or reported as failed."""
 
-    def __init__(self, loop: BackgroundLoop, host: str, port: int, timeout_s: float) -> None:
+    def __init__(
+        self,
+        loop: BackgroundLoop,
+        host: str,
+        port: int,
+        timeout_s: float,
+        *,
+        stage: Stage,
+        reports_failures: bool,
+    ) -> None:
         """Make a receiver.
 
         Args:
@@ -46,6 +55,9 @@ class BlockReceiver:
             host: Host of the engine of this worker.
             port: Port of that engine.
             timeout_s: Longest time to wait for an answer.
+            stage: Pipeline stage of this worker.
+            reports_failures: vLLM asks for the blocks that were not filled. If it does not, it
+                would decode from them, so that their requests are never reported as fetched.
         """
         self.finished = Finished()
         self.failed_blocks = Finished()
@@ -53,6 +65,8 @@ class BlockReceiver:
         self._host = host
         self._port = port
         self._timeout_s = timeout_s
+        self._stage = stage
+        self._reports_failures = reports_failures
         self._regions: Sequence[Region] = ()
         self._context: Any = None
         self._slots = asyncio.Semaphore(_CALLS_MAX)
@@ -88,6 +102,9 @@ class BlockReceiver:
                     port,
                 )
                 self.failed_blocks.add(meta.local_block_ids)
+            if not self._reports_failures:
+                _log.error("this vLLM cannot be told of it: these requests wait until aborted")
+                return
         self.finished.add(request_id for request_id, _ in waiting)
 
     async def _ask(self, host: str, port: int, fetches: Sequence[Fetch]) -> bool:
@@ -101,6 +118,9 @@ class BlockReceiver:
                 block_ids=[meta.local_block_ids for _, meta in fetches],
                 timeout_s=self._timeout_s,
                 block_bytes=[region.block_bytes for region in self._regions],
+                layers=[region.layer for region in self._regions],
+                stage=self._stage.rank,
+                stages=self._stage.count,
             )
         )
         async with self._slots:

@@ -9,7 +9,15 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["Finished", "RecvReqMeta", "RemotePrefill", "SendBlockMeta"]
+__all__ = ["Finished", "RecvReqMeta", "RemotePrefill", "SendBlockMeta", "Stage"]
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """A stage of pipeline parallelism: its rank, and how many there are."""
+
+    rank: int = 0
+    count: int = 1
 
 
 @dataclass
@@ -53,12 +61,14 @@ class RemotePrefill:
     request_id: str | None
 
     @classmethod
-    def parse(cls, params: Mapping[str, Any], tp_size: int) -> RemotePrefill:
+    def parse(cls, params: Mapping[str, Any], tp_size: int, stages: int = 1) -> RemotePrefill:
         """Reads the parameters of a request.
 
         Args:
             params: The parameters.
             tp_size: Size of the tensor-parallel group here.
+            stages: Number of pipeline stages here. A prefill that does not say its own has one, or
+                does not compare the layers of the stages.
 
         Raises:
             ValueError: A parameter is missing or wrong, or the groups differ in size.
@@ -76,6 +86,12 @@ class RemotePrefill:
             raise ValueError(
                 f"the prefill has tensor_parallel_size {remote_size} and this process {tp_size}; "
                 "start both with the same size"
+            )
+        remote_stages = params.get("remote_pp_size", 1)
+        if remote_stages != stages:
+            raise ValueError(
+                f"the prefill has pipeline_parallel_size {remote_stages} and this process "
+                f"{stages}; start both with the same size, from this package"
             )
         return cls(host, port, request_id)
 

@@ -11,7 +11,7 @@ from mooncake._connector.requests import RemotePrefill
 from mooncake._connector.settings import settings
 from mooncake._connector.vllm_types import RequestStatus, get_ip
 
-__all__ = ["MooncakeConnectorScheduler", "get_mooncake_side_channel_port"]
+__all__ = ["MooncakeConnectorScheduler", "get_mooncake_side_channel_port", "pipeline_stages"]
 
 _log = logging.getLogger("mooncake.connector")
 
@@ -19,8 +19,15 @@ _log = logging.getLogger("mooncake.connector")
 def get_mooncake_side_channel_port(vllm_config: Any) -> int:
     """Returns the port of the side channel of rank 0 in the data-parallel replica of a process."""
     parallel = vllm_config.parallel_config
-    offset = int(parallel.data_parallel_rank * parallel.tensor_parallel_size)
-    return settings().side_channel_port + offset
+    # Newer versions of vLLM keep 0 in `data_parallel_rank` of dense models.
+    replica = getattr(parallel, "data_parallel_index", parallel.data_parallel_rank)
+    workers = int(parallel.tensor_parallel_size) * pipeline_stages(vllm_config)
+    return settings().side_channel_port + int(replica) * workers
+
+
+def pipeline_stages(vllm_config: Any) -> int:
+    """Returns the number of pipeline stages."""
+    return int(getattr(vllm_config.parallel_config, "pipeline_parallel_size", 1))
 
 
 class MooncakeConnectorScheduler:
@@ -38,6 +45,7 @@ class MooncakeConnectorScheduler:
         self.side_channel_host = get_ip()
         self.side_channel_port = get_mooncake_side_channel_port(vllm_config)
         self._tp_size = int(vllm_config.parallel_config.tensor_parallel_size)
+        self._stages = pipeline_stages(vllm_config)
         self._block_size = int(vllm_config.cache_config.block_size)
         # For the workers' next step.
         self._to_recv: dict[str, tuple[dict[str, Any], list[int]]] = {}
@@ -122,7 +130,9 @@ class MooncakeConnectorScheduler:
             self._aborted.add(request.request_id)
             return False, None
         self._to_send[request.request_id] = blocks
+        stages = {"remote_pp_size": self._stages} if self._stages > 1 else {}
         return True, {
+            **stages,
             "do_remote_prefill": True,
             "do_remote_decode": False,
             "remote_host": self.side_channel_host,
@@ -144,7 +154,7 @@ class MooncakeConnectorScheduler:
             )
             return None
         try:
-            return RemotePrefill.parse(params, self._tp_size)
+            return RemotePrefill.parse(params, self._tp_size, self._stages)
         except ValueError as error:
             _log.warning("request %s: %s; its prompt is computed here", request.request_id, error)
             return None

@@ -16,7 +16,7 @@ import zmq.asyncio
 import mooncake
 from mooncake._connector import messages
 from mooncake._connector.blocks import Copies, Region, plan_copies
-from mooncake._connector.requests import Finished, SendBlockMeta
+from mooncake._connector.requests import Finished, SendBlockMeta, Stage
 
 if TYPE_CHECKING:
     from mooncake._connector.event_loop import BackgroundLoop
@@ -54,6 +54,7 @@ class BlockSender:
         workers: int,
         expiry_s: float,
         transfer_s: float,
+        stage: Stage,
     ) -> None:
         """Make a sender that serves nobody yet.
 
@@ -63,6 +64,7 @@ class BlockSender:
             workers: Number of threads that write.
             expiry_s: Time after which blocks that nobody asked for are freed.
             transfer_s: Longest time that a write takes.
+            stage: Pipeline stage of this worker.
         """
         self.finished = Finished()
         self.requests: dict[str, SendBlockMeta] = {}
@@ -70,6 +72,7 @@ class BlockSender:
         self._engine = engine
         self._expiry_s = expiry_s
         self._transfer_s = transfer_s
+        self._stage = stage
         self._claimed: set[str] = set()
         self._regions: Sequence[Region] = ()
         self._calls = 0
@@ -227,6 +230,23 @@ class BlockSender:
             self._release(request_ids, claimed)
 
     def _check_shape(self, call: Any) -> None:
+        own = self._stage
+        if (call.stages or 1) != own.count or call.stage != own.rank:
+            raise _RefusedError(
+                f"the decode worker is stage {call.stage} of {call.stages or 1}, this worker stage "
+                f"{own.rank} of {own.count}; both servers need the same pipeline_parallel_size, "
+                "and all stages of a server run on one host"
+            )
+        if call.layers and call.layers != [region.layer for region in self._regions]:
+            raise _RefusedError(
+                f"the decode worker has the layers {_ends(call.layers)}, this worker "
+                f"{_ends([region.layer for region in self._regions])}; both must serve one model"
+            )
+        if own.count > 1 and not call.layers:
+            raise _RefusedError(
+                "the decode worker does not name its layers, without which those of several "
+                "pipeline stages cannot be told apart; both servers need this package"
+            )
         here = [region.block_bytes for region in self._regions]
         if len(call.kv_caches_base_addr) != len(here):
             raise _RefusedError(
@@ -269,3 +289,8 @@ class BlockSender:
                 f"the write of {sum(copies.lengths)} bytes to {peer} failed: "
                 f"{mooncake.last_error() or result}"
             )
+
+
+def _ends(layers: Sequence[str]) -> str:
+    """Returns the first and the last layer as text."""
+    return f"{layers[0]} to {layers[-1]} ({len(layers)} regions)" if layers else "of no name"

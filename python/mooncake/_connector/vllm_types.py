@@ -10,14 +10,11 @@ __all__ = [
     "KVConnectorMetadata",
     "KVConnectorRole",
     "RequestStatus",
-    "SupportsHMA",
     "get_ip",
+    "pipeline_stage",
+    "reports_load_errors",
     "tensor_parallel_rank",
 ]
-
-
-class _NoHma:
-    """Stands for `SupportsHMA` in versions of vLLM without it."""
 
 
 def _module(*names: str) -> Any:
@@ -38,13 +35,22 @@ _base = _module("vllm.distributed.kv_transfer.kv_connector.v1.base")
 KVConnectorBase_V1: Any = _base.KVConnectorBase_V1
 KVConnectorMetadata: Any = _base.KVConnectorMetadata
 KVConnectorRole: Any = _base.KVConnectorRole
-SupportsHMA: Any = getattr(_base, "SupportsHMA", _NoHma)
 RequestStatus: Any = _module("vllm.v1.request").RequestStatus
 
 
 def get_ip() -> str:
     """Returns the address by which vLLM lets other hosts reach this one (``VLLM_HOST_IP``)."""
     return str(_module("vllm.utils.network_utils", "vllm.utils").get_ip())
+
+
+def reports_load_errors() -> bool:
+    """Returns whether vLLM asks workers for blocks that were not filled, as from 0.11 on."""
+    return hasattr(KVConnectorBase_V1, "get_block_ids_with_load_errors")
+
+
+def pipeline_stage() -> int:
+    """Returns the pipeline stage of this worker."""
+    return int(_module("vllm.distributed.parallel_state").get_pp_group().rank_in_group)
 
 
 def tensor_parallel_rank() -> int:

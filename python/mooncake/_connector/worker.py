@@ -11,10 +11,16 @@ import mooncake
 from mooncake._connector.blocks import Region, regions_of
 from mooncake._connector.event_loop import BackgroundLoop
 from mooncake._connector.receiver import BlockReceiver, Fetch
-from mooncake._connector.scheduler import get_mooncake_side_channel_port
+from mooncake._connector.requests import Stage
+from mooncake._connector.scheduler import get_mooncake_side_channel_port, pipeline_stages
 from mooncake._connector.sender import BlockSender
 from mooncake._connector.settings import settings
-from mooncake._connector.vllm_types import get_ip, tensor_parallel_rank
+from mooncake._connector.vllm_types import (
+    get_ip,
+    pipeline_stage,
+    reports_load_errors,
+    tensor_parallel_rank,
+)
 from mooncake.engine import TransferEngine
 from mooncake.engine.timeout import transfer_timeout_s
 
@@ -31,12 +37,13 @@ _log = logging.getLogger("mooncake.connector")
 class MooncakeConnectorWorker:
     """Hands blocks of a KV cache to decode workers, and fetches blocks from prefill workers."""
 
-    def __init__(self, vllm_config: Any, engine_id: str) -> None:
+    def __init__(self, vllm_config: Any, engine_id: str, blocks: int | None = None) -> None:
         """Start the transfer engine and the thread of the side channel.
 
         Args:
             vllm_config: Configuration of vLLM.
             engine_id: Id of this vLLM.
+            blocks: Number of blocks of the KV cache, if vLLM has said it.
 
         Raises:
             RuntimeError: The transfer engine does not start.
@@ -47,6 +54,12 @@ class MooncakeConnectorWorker:
         self.kv_role: str = vllm_config.kv_transfer_config.kv_role
         self.hostname = get_ip()
         self.tp_rank = tensor_parallel_rank()
+        stages = pipeline_stages(vllm_config)
+        self.stage = Stage(pipeline_stage() if stages > 1 else 0, stages)
+        # Workers of one host have a port each, in the order of their ranks.
+        self._rank = (
+            self.stage.rank * int(vllm_config.parallel_config.tensor_parallel_size) + self.tp_rank
+        )
         self.side_channel_port = get_mooncake_side_channel_port(vllm_config)
         self.engine = TransferEngine()
         if self.engine.initialize(self.hostname, "P2PHANDSHAKE", configured.protocol, "") != 0:
@@ -55,7 +68,8 @@ class MooncakeConnectorWorker:
                 "VLLM_HOST_IP sets the address, VLLM_MOONCAKE_PROTOCOL the protocol"
             )
         self.rpc_port = self.engine.get_rpc_port()
-        self._blocks: int | None = getattr(vllm_config.cache_config, "num_gpu_blocks", None)
+        self._cache_config = vllm_config.cache_config
+        self._blocks = blocks
         self._regions: list[Region] = []
         self._loop = BackgroundLoop("mooncake-connector")
         transfer_s = transfer_timeout_s()
@@ -65,12 +79,15 @@ class MooncakeConnectorWorker:
             workers=configured.sender_workers,
             expiry_s=configured.abort_request_timeout_s,
             transfer_s=transfer_s,
+            stage=self.stage,
         )
         self._receiver = BlockReceiver(
             self._loop,
             self.hostname,
             self.rpc_port,
             configured.abort_request_timeout_s + transfer_s,
+            stage=self.stage,
+            reports_failures=reports_load_errors(),
         )
         self._is_closed = False
 
@@ -101,13 +118,17 @@ class MooncakeConnectorWorker:
             kv_caches: Tensor of each layer.
 
         Raises:
-            ValueError: A layer is not stored block by block.
+            ValueError: A layer is not stored block by block, or the number of blocks is not known
+                and cannot be told from the tensors.
             RuntimeError: The memory cannot be registered, or is registered already.
             OSError: The port of the side channel is in use.
         """
         if self._regions:
             raise RuntimeError("the KV caches are registered already")
-        regions = regions_of(kv_caches, self._blocks)
+        config = self._cache_config
+        names = ("num_gpu_blocks", "num_gpu_blocks_override")
+        blocks = self._blocks or next(filter(None, (getattr(config, n, None) for n in names)), None)
+        regions = regions_of(kv_caches, blocks, getattr(config, "block_size", None))
         addresses = [region.address for region in regions]
         if self.engine.batch_register_memory(addresses, [each.length for each in regions]) != 0:
             raise RuntimeError(
@@ -118,7 +139,7 @@ class MooncakeConnectorWorker:
         self._receiver.use(regions)
         if self.is_sender:
             try:
-                self._sender.start(regions, self.hostname, self.side_channel_port + self.tp_rank)
+                self._sender.start(regions, self.hostname, self.side_channel_port + self._rank)
             except BaseException:
                 self._unregister()
                 raise
@@ -132,7 +153,7 @@ class MooncakeConnectorWorker:
             return
         peers: defaultdict[tuple[str, int], list[Fetch]] = defaultdict(list)
         for request_id, meta in metadata.reqs_to_recv.items():
-            peers[meta.remote_host, meta.remote_port + self.tp_rank].append((request_id, meta))
+            peers[meta.remote_host, meta.remote_port + self._rank].append((request_id, meta))
         for (host, port), fetches in peers.items():
             self._loop.call(self._receiver.fetch, host, port, fetches)
 
