@@ -56,6 +56,7 @@ def in_a_loop(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
 async def test_request_is_prefilled_and_then_decoded(monkeypatch):
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     given = {**STREAM, "max_tokens": 9, "max_completion_tokens": 9, "stream_options": {"x": 1}}
+    given |= {"min_tokens": 4, "n": 3, "best_of": 5}
     async with cluster() as peers:
         answer = await peers.post(given, headers={"Authorization": "Bearer mine"})
         assert (answer.status, answer.body) == (200, b"data: one\n\ndata: two\n\n")
@@ -69,6 +70,7 @@ async def test_request_is_prefilled_and_then_decoded(monkeypatch):
                 "stream": False,
                 "max_tokens": 1,
                 "max_completion_tokens": 1,
+                "n": 1,
                 "kv_transfer_params": {
                     "do_remote_decode": True,
                     "do_remote_prefill": False,

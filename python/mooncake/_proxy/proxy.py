@@ -196,9 +196,14 @@ async def _recorded(answer: Answer) -> AsyncIterator[bytes]:
         raise
 
 
+_OF_THE_DECODE = frozenset({"best_of", "min_tokens", "stream_options"})
+"""Fields that only the decode is asked for: more choices would be prompts that nobody fetches, and
+more tokens than one are refused."""
+
+
 def prefill_body(body: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the request that only fills the cache: one token, not streamed."""
-    changed = {name: value for name, value in body.items() if name != "stream_options"}
+    """Returns the request that only fills the cache: one token of one choice, not streamed."""
+    changed = {name: value for name, value in body.items() if name not in _OF_THE_DECODE}
     changed["kv_transfer_params"] = {
         "do_remote_decode": True,
         "do_remote_prefill": False,
@@ -211,6 +216,8 @@ def prefill_body(body: Mapping[str, Any]) -> dict[str, Any]:
     changed["max_tokens"] = 1
     if "max_completion_tokens" in changed:
         changed["max_completion_tokens"] = 1
+    if "n" in changed:
+        changed["n"] = 1
     return changed
 
 
