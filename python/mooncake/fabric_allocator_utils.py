@@ -7,10 +7,10 @@ import logging
 from pathlib import Path
 from typing import Any, TypeVar
 
-__all__ = ["get_mooncake_so_path", "probe_allocator_backend"]
+__all__ = ["ProbeValue", "get_mooncake_so_path", "logger", "probe_allocator_backend"]
 
-_log = logging.getLogger("mooncake.allocator")
-_Value = TypeVar("_Value")
+logger = logging.getLogger("mooncake.allocator")
+ProbeValue = TypeVar("ProbeValue")
 
 
 def get_mooncake_so_path(so_name: str, import_error_message: str) -> str:
@@ -29,8 +29,8 @@ def get_mooncake_so_path(so_name: str, import_error_message: str) -> str:
 
 
 def probe_allocator_backend(
-    so_path: str, probe_symbol: str, restype: Any, unsupported_value: _Value
-) -> _Value:
+    so_path: str, probe_symbol: str, restype: Any, unsupported_value: ProbeValue
+) -> ProbeValue:
     """Calls a function without arguments in a native library.
 
     Returns:
@@ -39,11 +39,11 @@ def probe_allocator_backend(
     try:
         probe = getattr(ctypes.CDLL(so_path), probe_symbol)
     except OSError as error:
-        _log.info("cannot load an allocator: %s", error)
+        logger.info("cannot load an allocator: %s", error)
         return unsupported_value
     except AttributeError:
-        _log.info("an allocator has no probe: path=%s symbol=%s", so_path, probe_symbol)
+        logger.info("an allocator has no probe: path=%s symbol=%s", so_path, probe_symbol)
         return unsupported_value
     probe.restype = restype
-    result: _Value = probe()
+    result: ProbeValue = probe()
     return result

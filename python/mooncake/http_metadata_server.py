@@ -132,8 +132,8 @@ def _admit(request: Request) -> int:
     return _VALUE_BYTES_MAX if request.method == "PUT" else _OTHER_BYTES_MAX
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Serve until SIGINT or SIGTERM; return the exit code.
+def parse_args(arguments: list[str] | None = None) -> argparse.Namespace:
+    """Return the options of the command.
 
     Args:
         arguments: Arguments of the command; None takes the command line.
@@ -146,7 +146,16 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("--host", default="0.0.0.0", help="address to listen at")
     parser.add_argument("--log-level", default="INFO", choices=_LEVELS)
-    options = parser.parse_args(arguments)
+    return parser.parse_args(arguments)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Serve until SIGINT or SIGTERM; return the exit code.
+
+    Args:
+        arguments: Arguments of the command; None takes the command line.
+    """
+    options = parse_args(arguments)
     logging.basicConfig(level=options.log_level)
     stop = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):

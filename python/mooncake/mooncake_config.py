@@ -10,7 +10,12 @@ from typing import Any
 
 from mooncake._units import parse_size
 
-__all__ = ["DEFAULT_GLOBAL_SEGMENT_SIZE", "DEFAULT_LOCAL_BUFFER_SIZE", "MooncakeConfig"]
+__all__ = [
+    "DEFAULT_GLOBAL_SEGMENT_SIZE",
+    "DEFAULT_LOCAL_BUFFER_SIZE",
+    "MooncakeConfig",
+    "logger",
+]
 
 DEFAULT_GLOBAL_SEGMENT_SIZE = 3355443200
 DEFAULT_LOCAL_BUFFER_SIZE = 1073741824
@@ -25,7 +30,7 @@ _REQUIRED = ("local_hostname", "metadata_server", "master_server_address")
 _TRUE = ("true", "1", "yes", "on", "enable")
 _FALSE = ("false", "0", "no", "off", "disable", "")
 
-_log = logging.getLogger("mooncake.config")
+logger = logging.getLogger("mooncake.config")
 
 
 @dataclass
@@ -74,7 +79,7 @@ class MooncakeConfig:
             )
         self.protocol = self.protocol.strip().lower()
         if self.protocol not in _PROTOCOLS:
-            _log.warning("unknown protocol %r", self.protocol)
+            logger.warning("unknown protocol %r", self.protocol)
         for field in ("global_segment_size", "local_buffer_size"):
             size = getattr(self, field)
             if size < 0:

@@ -53,10 +53,12 @@ MODULES: Final[dict[str, str]] = {
     "mooncake.dataproto_catalog": "DataProtoCatalog DataProtoCatalogTransfer",
     "mooncake.engine": "TransferEngine TransferNotify TransferOpcode",
     "mooncake.ep": f"{_EP} {_BACKEND}",
-    "mooncake.fabric_allocator_utils": "get_mooncake_so_path probe_allocator_backend",
-    "mooncake.http_metadata_server": "KVBootstrapServer KVPoll main",
+    "mooncake.fabric_allocator_utils": """
+        ProbeValue get_mooncake_so_path logger probe_allocator_backend
+    """,
+    "mooncake.http_metadata_server": "KVBootstrapServer KVPoll main parse_args",
     "mooncake.mooncake_config": """
-        DEFAULT_GLOBAL_SEGMENT_SIZE DEFAULT_LOCAL_BUFFER_SIZE MooncakeConfig
+        DEFAULT_GLOBAL_SEGMENT_SIZE DEFAULT_LOCAL_BUFFER_SIZE MooncakeConfig logger
     """,
     "mooncake.mooncake_connector_v1": """
         EngineId MooncakeAgentMetadata MooncakeConnector MooncakeConnectorMetadata
@@ -224,9 +226,6 @@ INTERNAL: Final[dict[str, str]] = {
     "mooncake": "extend_path",
     "mooncake.dataproto_catalog": "logger",
     "mooncake.ep": "torch_version version_suffix",
-    "mooncake.fabric_allocator_utils": "ProbeValue logger",
-    "mooncake.http_metadata_server": "parse_args",
-    "mooncake.mooncake_config": "logger",
     "mooncake.mooncake_connector_v1": "logger",
     "mooncake.pg": "torch_version version_suffix",
     "mooncake.reshard.weight.serde": "JsonObject JsonScalar JsonValue",
@@ -237,8 +236,6 @@ INTERNAL: Final[dict[str, str]] = {
     "mooncake.reshard.weight.types": """
         require_manifest_items require_sha256_digest validate_fragment_geometry
     """,
-    "mooncake.store:BufferLeaseView": "buffer",
-    "mooncake.store:RegisteredBufferLeaseView": "buffer",
     "mooncake.transfer_engine_topology_dump": """
         apply_backend dump_te_topology dump_tent_topology parse_args resolve_backend
         sanitize_tent_conf_for_discover

@@ -2,6 +2,14 @@
 
 from __future__ import annotations
 
+from ..contracts import ParticipantId, TopologyId
+from ._axes import ParallelRank
 from ._topology import ParallelTopology, TopologyParticipant
 
-__all__ = ["ParallelTopology", "TopologyParticipant"]
+__all__ = [
+    "ParallelRank",
+    "ParallelTopology",
+    "ParticipantId",
+    "TopologyId",
+    "TopologyParticipant",
+]

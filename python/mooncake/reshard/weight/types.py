@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ..contracts import PlacementFragmentId, TensorId
 from ..contracts.fragments import RuntimeBindingFragment, canonical_strides_bytes
 from ._axes import (
     OwnershipAxis,
@@ -20,10 +21,12 @@ __all__ = [
     "ParallelAxisKind",
     "ParallelRank",
     "PlacementFragment",
+    "PlacementFragmentId",
     "ReplicatedAxis",
     "RuntimeBindingFragment",
     "SplitAxis",
     "SplitAxisKind",
     "TensorDescriptor",
+    "TensorId",
     "canonical_strides_bytes",
 ]
