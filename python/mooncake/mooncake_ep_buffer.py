@@ -446,6 +446,9 @@ def _check_dispatch(
 def _as_bytes(rows: torch.Tensor, is_fp8: bool) -> torch.Tensor:
     """Returns each row as bytes: bf16, or fp8 followed by its scales."""
     if not is_fp8:
+        if not len(rows):
+            # Without rows, strides may be any: such a tensor cannot be viewed by other elements.
+            return torch.empty(0, 2 * rows.shape[1], dtype=torch.uint8, device="cpu")
         return rows.contiguous().view(torch.uint8)
     values, scales = quantize(rows)
     parts = [values.view(torch.uint8), scales.contiguous().view(torch.uint8)]

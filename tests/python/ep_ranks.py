@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from pg_faults import await_true, start
 
-from mooncake import pg
+from mooncake import mooncake_ep_buffer, pg
 from mooncake.ep import Buffer
 
 PER_RANK, TOP, MOST, HIDDEN = 4, 3, 32, 256
@@ -217,6 +217,28 @@ def old_rows_are_not_summed(rank, size, port, parent):
     result, _, _ = member.combine(tokens, member.outputs(rows), handle, 3_000_000)
     member.check_combined(tokens, result, [size - 1])
     assert member.mask.tolist() == [1] * (size - 1) + [0]
+
+
+def tags_of_a_round_left_out_come_again(rank, size, port, parent):
+    # Rank 1 takes the messages of a round, and sends none. Soon its tags are used again.
+    rounds = 8
+    mooncake_ep_buffer._ROUNDS_MAX = rounds
+    member = Member(rank, Buffer(start(rank, size, port)))
+    tokens = member.tokens(3)
+    tokens.choice[tokens.choice >= 0] %= PER_RANK
+    if rank == 0:
+        member.dispatch(tokens, 1000)
+        assert member.mask.tolist() == [1, 0]
+        member.mask.fill_(1)
+    else:
+        tag = member.buffer._next_round() | mooncake_ep_buffer._COUNTS
+        head = torch.zeros(PER_RANK + MOST * TOP, dtype=torch.int32)
+        member.buffer.group.recv([head], 0, tag).wait()
+    for seed in range(rounds + 1):
+        rows, counts, handle, _, _ = member.dispatch(member.tokens(seed))
+        assert member.mask.tolist() == [1, 1], seed
+        member.check_received(rows, counts, handle, seed)
+    dist.barrier()
 
 
 def dies_while_others_combine(rank, size, port, parent):

@@ -35,6 +35,7 @@ def _kill_the_last(scenario, size, *started):
         ("upstream_wheel_check", 2),
         ("rounds_of_two_buffers_overlap", 3),
         ("combine_takes_the_buffer_of_its_handle", 2),
+        ("tags_of_a_round_left_out_come_again", 2),
         ("wrong_arguments_are_refused", 1),
     ],
 )
