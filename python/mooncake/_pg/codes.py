@@ -9,7 +9,15 @@ import torch.distributed as dist
 
 from mooncake._runtime import _native
 
-__all__ = ["REDUCIBLE_DTYPES", "dtype_code", "element_code", "operation_code", "premultiplied"]
+__all__ = [
+    "PREMUL_SUM",
+    "REDUCIBLE_DTYPES",
+    "SUM",
+    "dtype_code",
+    "element_code",
+    "operation_code",
+    "premultiplied",
+]
 
 REDUCIBLE_DTYPES: dict[torch.dtype, int] = {
     torch.uint8: 0,
@@ -38,10 +46,14 @@ _ELEMENTS = {
 }
 _OTHER_ELEMENT = 255
 
-SUM, AVG, PRODUCT, MIN, MAX, BAND, BOR, BXOR = range(8)
-_NAMES = ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR")
-_OPERATIONS = {getattr(dist.ReduceOp, name): code for code, name in enumerate(_NAMES)}
-_PREMUL_SUM = getattr(dist.ReduceOp, "PREMUL_SUM", None)
+# The native side does not know the last one: its elements are scaled here.
+SUM, AVG, PRODUCT, MIN, MAX, BAND, BOR, BXOR, PREMUL_SUM = range(9)
+_NAMES = ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR", "PREMUL_SUM")
+_OPERATIONS = {
+    getattr(dist.ReduceOp, name): code
+    for code, name in enumerate(_NAMES)
+    if hasattr(dist.ReduceOp, name)
+}
 _FLOATING = {5, 6, 8, 9, 10, 11}
 _COMPLEX = {10, 11}
 
@@ -53,17 +65,14 @@ def operation_code(operation: Any, dtype: torch.dtype) -> int:
         TypeError: The reduction is not defined for `dtype`, or not known.
     """
     # A ReduceOp carries its kind in `op`; the kinds themselves (ReduceOp.SUM) are passed too.
-    kind_of_operation = getattr(operation, "op", operation)
-    code = _OPERATIONS.get(kind_of_operation)
-    if kind_of_operation == _PREMUL_SUM:
-        code = SUM
+    code = _OPERATIONS.get(getattr(operation, "op", operation))
     if code is None:
         raise TypeError(f"the reduction is not supported: operation={operation}")
     kind = dtype_code(dtype)
     undefined = (
         (code in (BAND, BOR, BXOR) and kind in _FLOATING)
         or (code in (MIN, MAX) and kind in _COMPLEX)
-        or (code == AVG and kind not in _FLOATING)
+        or (code in (AVG, PREMUL_SUM) and kind not in _FLOATING)
     )
     if undefined:
         raise TypeError(f"{_NAMES[code]} is not defined for the type: dtype={dtype}")
@@ -71,13 +80,11 @@ def operation_code(operation: Any, dtype: torch.dtype) -> int:
 
 
 def premultiplied(tensor: torch.Tensor, operation: Any) -> torch.Tensor:
-    """Returns what a reduction adds up: a scaled copy for PREMUL_SUM, else the tensor itself.
+    """Returns a copy of the tensor that is scaled by the factor of a PREMUL_SUM.
 
     Raises:
-        TypeError: PREMUL_SUM has no factor, or elements that it would not scale exactly.
+        TypeError: It has no factor.
     """
-    if getattr(operation, "op", operation) != _PREMUL_SUM:
-        return tensor
     factor = getattr(operation, "factor", None)
     if factor is None and hasattr(operation, "__getstate__"):
         # Before torch 2.15, only the state shows the factor.
@@ -85,8 +92,6 @@ def premultiplied(tensor: torch.Tensor, operation: Any) -> torch.Tensor:
         factor = state[1] if isinstance(state, tuple) else None
     if factor is None:
         raise TypeError("PREMUL_SUM needs a factor: ReduceOp.PREMUL_SUM(factor)")
-    if not (tensor.is_floating_point() or tensor.is_complex()):
-        raise TypeError(f"PREMUL_SUM is not defined for the type: dtype={tensor.dtype}")
     if isinstance(factor, torch.Tensor):
         factor = factor.detach().to(tensor.device, tensor.dtype).reshape(())
     return tensor.detach() * factor

@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from mooncake.errors import MooncakeError
 
-from .codes import dtype_code, element_code, operation_code, premultiplied
+from .codes import PREMUL_SUM, SUM, dtype_code, element_code, operation_code, premultiplied
 from .memory import HostMemory, check_same, read_from, uses_of, write_to
 from .settings import process_settings
 from .work import CombinedWork, MooncakeWork, PendingWorks
@@ -47,7 +47,8 @@ class Collectives:
         """Sends the tensor of the root to all ranks."""
         tensor = _single(tensors, "broadcast")
         root = self._root(opts, "broadcast")
-        self._await_overlapping([tensor])
+        if self._pending.collectives:
+            self._await_overlapping([tensor])
         memory = write_to(tensor, keeps_content=True)
         completion = self._begin(
             "broadcast", memory.address, memory.nbytes, root, element_code(tensor.dtype)
@@ -62,12 +63,13 @@ class Collectives:
     def _reduction(self, call: str, tensor: torch.Tensor, opts: Any, *root: int) -> MooncakeWork:
         operation = _operation(opts)
         code = operation_code(operation, tensor.dtype)
-        self._await_overlapping([tensor])
+        if self._pending.collectives:
+            self._await_overlapping([tensor])
         memory = write_to(tensor, keeps_content=True)
-        source, sources = memory, []
-        added = premultiplied(tensor, operation)
-        if added is not tensor:
-            source = read_from(added)
+        source: HostMemory = memory
+        sources: Sequence[HostMemory] = ()
+        if code == PREMUL_SUM:
+            code, source = SUM, read_from(premultiplied(tensor, operation))
             sources = [source]
         completion = self._begin(
             call,
@@ -89,7 +91,8 @@ class Collectives:
         self._check_count(len(wanted), "allgather", "output tensors")
         check_same(wanted, source.dtype, "allgather")
         _check_sizes(wanted, source, "allgather")
-        self._await_overlapping([source, *wanted])
+        if self._pending.collectives:
+            self._await_overlapping([source, *wanted])
         own = read_from(source)
         # A slot without a rank keeps its content.
         parts = [write_to(tensor, keeps_content=True) for tensor in wanted]
@@ -125,7 +128,8 @@ class Collectives:
         """Gathers one tensor of each rank into one tensor, in the order of ranks."""
         check_same([output], tensor.dtype, "all_gather_single")
         count = self._part_count(output, tensor, "all_gather_single: the output", "the input")
-        self._await_overlapping([output, tensor])
+        if self._pending.collectives:
+            self._await_overlapping([output, tensor])
         own = read_from(tensor)
         whole = write_to(output, keeps_content=True)
         addresses = [whole.address + i * own.nbytes for i in range(count)]
@@ -151,9 +155,12 @@ class Collectives:
         check_same(sources, output.dtype, "reduce_scatter")
         operation = _operation(opts)
         code = operation_code(operation, output.dtype)
-        self._await_overlapping([output, *sources])
+        if self._pending.collectives:
+            self._await_overlapping([output, *sources])
         memory = write_to(output, keeps_content=True)
-        parts = [read_from(premultiplied(tensor, operation)) for tensor in sources]
+        if code == PREMUL_SUM:
+            code, sources = SUM, [premultiplied(tensor, operation) for tensor in sources]
+        parts = [read_from(tensor) for tensor in sources]
         completion = self._begin(
             "reduce_scatter",
             [part.address for part in parts],
@@ -173,9 +180,12 @@ class Collectives:
         operation = _operation(opts)
         code = operation_code(operation, output.dtype)
         count = self._part_count(tensor, output, "reduce_scatter_single: the input", "the output")
-        self._await_overlapping([output, tensor])
+        if self._pending.collectives:
+            self._await_overlapping([output, tensor])
         memory = write_to(output, keeps_content=True)
-        whole = read_from(premultiplied(tensor, operation))
+        if code == PREMUL_SUM:
+            code, tensor = SUM, premultiplied(tensor, operation)
+        whole = read_from(tensor)
         completion = self._begin(
             "reduce_scatter",
             [whole.address + i * memory.nbytes for i in range(count)],
@@ -200,7 +210,8 @@ class Collectives:
         self._check_count(len(tensors), "alltoall", "input tensors")
         for tensor in (*outputs, *tensors):
             check_same([tensor], tensors[0].dtype, "alltoall")
-        self._await_overlapping([*outputs, *tensors])
+        if self._pending.collectives:
+            self._await_overlapping([*outputs, *tensors])
         sources = [read_from(tensor) for tensor in tensors]
         parts = [write_to(tensor, keeps_content=True) for tensor in outputs]
         completion = self._begin(
@@ -227,7 +238,8 @@ class Collectives:
         earlier divide otherwise, and the operation fails at all ranks.
         """
         check_same([output], tensor.dtype, "all_to_all_single")
-        self._await_overlapping([output, tensor])
+        if self._pending.collectives:
+            self._await_overlapping([output, tensor])
         source = read_from(tensor)
         memory = write_to(output, keeps_content=True)
         size = int(self._native_group().size())
@@ -249,7 +261,8 @@ class Collectives:
             self._check_count(len(wanted), "gather", "output tensors")
             check_same(wanted, source.dtype, "gather")
             _check_sizes(wanted, source, "gather")
-        self._await_overlapping([source, *wanted])
+        if self._pending.collectives:
+            self._await_overlapping([source, *wanted])
         own = read_from(source)
         parts = [write_to(tensor, keeps_content=True) for tensor in wanted]
         completion = self._begin(
@@ -274,7 +287,8 @@ class Collectives:
             self._check_count(len(given), "scatter", "input tensors")
             check_same(given, output.dtype, "scatter")
             _check_sizes(given, output, "scatter")
-        self._await_overlapping([output, *given])
+        if self._pending.collectives:
+            self._await_overlapping([output, *given])
         memory = write_to(output, keeps_content=True)
         parts = [read_from(tensor) for tensor in given]
         completion = self._begin(
@@ -348,16 +362,17 @@ class Collectives:
         survivors pass tensors for the smaller group. The operation fails if a rank that takes part
         in it has no part.
         """
-        most = self._pending.max_group_size
-        if not part.numel():
-            if not whole.numel():
-                return most
-        elif whole.numel() % part.numel() == 0 and 0 < whole.numel() // part.numel() <= most:
-            return int(whole.numel() // part.numel())
+        most, length, each = self._pending.max_group_size, whole.numel(), part.numel()
+        if each:
+            count, rest = divmod(length, each)
+            if not rest and 0 < count <= most:
+                return int(count)
+        elif not length:
+            return most
         size = int(self._native_group().size())
         raise ValueError(
             f"{whole_name} must have the elements of {part_name} for each rank: "
-            f"elements={whole.numel()}, expected={part.numel()} x {size}"
+            f"elements={length}, expected={each} x {size}"
         )
 
     def _await_overlapping(self, tensors: Tensors) -> None:
@@ -366,8 +381,7 @@ class Collectives:
         A copy is made when an operation is called, and written back when it has ended. Tensors that
         are their own memory are read and written in the order of calls.
         """
-        if self._pending.collectives:
-            self._pending.await_overlapping(uses_of(tensors))
+        self._pending.await_overlapping(uses_of(tensors))
 
     def _begin(self, operation: str, *arguments: Any) -> Any:
         """Begins an operation of the native group, and returns its completion.

@@ -84,7 +84,7 @@ def write_to(tensor: torch.Tensor, *, keeps_content: bool = False) -> HostMemory
         keeps_content: Whether the memory starts with the elements of the tensor.
     """
     _check(tensor)
-    if not _is_staged(tensor):
+    if tensor.is_cpu and tensor.is_contiguous() and not (tensor.is_conj() or tensor.is_neg()):
         return HostMemory(tensor, tensor, None)
     if any(
         not stride and size > 1 for size, stride in zip(tensor.shape, tensor.stride(), strict=True)

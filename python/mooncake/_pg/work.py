@@ -37,6 +37,14 @@ class MooncakeWork(_Work):  # type: ignore[misc]
     `failed_ranks`. It raises if the operation cannot be done at all, or if its time is up.
     """
 
+    _is_stored = False
+    # Why the results could not be stored, and whether somebody was told.
+    _failure: Exception | None = None
+    _is_told = False
+    # Results that are copied by a stream.
+    _streamed: Sequence[HostMemory] = ()
+    _future: Any = None
+
     def __init__(
         self,
         completion: Any,
@@ -57,14 +65,11 @@ class MooncakeWork(_Work):  # type: ignore[misc]
         self._is_ordered = is_ordered
         self.max_group_size = pending.max_group_size
         self._lock = threading.Lock()
-        self._is_stored = False
-        # Why the results could not be stored, and whether somebody was told.
-        self._failure: Exception | None = None
-        self._is_told = False
-        # Results that are copied by a stream.
-        self._streamed: list[HostMemory] = []
-        self._future: Any = None
-        self.number = pending.keep(self, is_ordered)
+        self.number = next(pending.numbers)
+        if pending.collectives or pending.orphans or pending.recent is not None:
+            pending.clean(self)
+        if is_ordered:
+            pending.collectives[self.number] = self
 
     def wait(self, timeout: timedelta | float | None = None) -> bool:
         """Waits until the operation is done and its results are in the tensors.
@@ -74,10 +79,15 @@ class MooncakeWork(_Work):  # type: ignore[misc]
         Raises:
             DistBackendError: The operation failed as a whole, or its time is up.
         """
-        self.await_end(_seconds(timeout) or self._timeout_s)
+        limit_s = _seconds(timeout) or self._timeout_s
+        if self._pending.stalled is not None:
+            self.await_end(limit_s)
+        elif not self._completion.wait(limit_s):
+            raise self._late(limit_s)
         self._store()
-        error = self._error()
-        if error is not None:
+        if self._failure is not None or self._completion.error() is not None:
+            error = self._error()
+            assert error is not None
             raise error
         for memory in self._streamed:
             memory.join()
@@ -100,14 +110,18 @@ class MooncakeWork(_Work):  # type: ignore[misc]
                 )
             self._pending.stalled = None
         if not self._completion.wait(limit_s):
-            if self._is_ordered and self._pending.stalled is None:
-                self._pending.stalled = self
-            raise dist.DistBackendError(
-                f"the operation is not done after {limit_s:g} s: another rank has not called it; "
-                "allow more time by the timeout of init_process_group"
-            )
+            raise self._late(limit_s)
         if earlier is self:
             self._pending.stalled = None
+
+    def _late(self, limit_s: float) -> dist.DistBackendError:
+        """Notes that the time of the operation is up, and returns the error that says so."""
+        if self._is_ordered and self._pending.stalled is None:
+            self._pending.stalled = self
+        return dist.DistBackendError(
+            f"the operation is not done after {limit_s:g} s: another rank has not called it; "
+            "allow more time by the timeout of init_process_group"
+        )
 
     def settle(self) -> None:
         """Waits until the results are in the tensors, whatever becomes of the operation.
@@ -209,7 +223,9 @@ class MooncakeWork(_Work):  # type: ignore[misc]
                 return
             try:
                 if self._completion.error() is None:
-                    self._streamed = [memory for memory in self._memory if memory.store()]
+                    for memory in self._memory:
+                        if memory.store():
+                            self._streamed = [*self._streamed, memory]
                 if self._pending.on_loss is not None and self.failed_ranks():
                     refresh = self._pending.on_loss()
                     if refresh is not None:
@@ -220,13 +236,13 @@ class MooncakeWork(_Work):  # type: ignore[misc]
             finally:
                 self._is_stored = True
                 self._sources = ()
-        self._pending.forget(self.number)
+        self._pending.collectives.pop(self.number, None)
 
     def __del__(self) -> None:
-        if not getattr(self, "_is_stored", True):
+        if not self._is_stored:
             # The tensors of a message that nobody waits for must live until it has arrived.
             self._pending.adopt(self._completion, self._memory, self._sources)
-        elif getattr(self, "_failure", None) is not None and not self._is_told:
+        elif self._failure is not None and not self._is_told:
             _log.warning(
                 "the result of an operation was not put into its tensor: %s", self._failure
             )
@@ -300,34 +316,25 @@ class PendingWorks:
         # The first operation whose time is up and that is not done.
         self.stalled: MooncakeWork | None = None
         self.collectives: dict[int, MooncakeWork] = {}
-        self._numbers = itertools.count()
+        self.numbers = itertools.count()
         self._lock = threading.Lock()
-        self._orphans: deque[tuple[Any, Sequence[HostMemory], Sequence[HostMemory]]] = deque()
+        self.orphans: deque[tuple[Any, Sequence[HostMemory], Sequence[HostMemory]]] = deque()
         # Before 2.7, C++ drops the Python half of a work that it was handed, and then waits for
         # ever in the base class.
-        self._recent: deque[Any] | None = deque(maxlen=256) if _TORCH < (2, 7) else None
+        self.recent: deque[Any] | None = deque(maxlen=256) if _TORCH < (2, 7) else None
 
-    def keep(self, work: MooncakeWork, is_ordered: bool) -> int:
-        """Holds a new work until its results are stored, and returns its number."""
-        if self._recent is not None:
-            self._recent.append(work)
+    def clean(self, work: MooncakeWork) -> None:
+        """Lets go of operations that have ended; holds a new work where torch would forget it."""
+        self.remember(work)
         if self.collectives:
             self._store_done()
-        if self._orphans:
+        if self.orphans:
             self._free_done()
-        number = next(self._numbers)
-        if is_ordered:
-            self.collectives[number] = work
-        return number
 
     def remember(self, work: Any) -> None:
         """Holds a new work where torch would forget it."""
-        if self._recent is not None:
-            self._recent.append(work)
-
-    def forget(self, number: int) -> None:
-        """Lets go of a work whose results are stored."""
-        self.collectives.pop(number, None)
+        if self.recent is not None:
+            self.recent.append(work)
 
     def await_overlapping(self, uses: Sequence[Use]) -> None:
         """Waits for the results of operations that such memory must wait for, in their order."""
@@ -345,7 +352,7 @@ class PendingWorks:
     ) -> None:
         """Holds the memory of a message whose work is gone until it has arrived."""
         # Called where an object is freed, perhaps in a thread that holds the lock.
-        self._orphans.append((completion, memory, sources))
+        self.orphans.append((completion, memory, sources))
 
     def _store_done(self) -> None:
         """Stores the results of works that nobody waits for, perhaps."""
@@ -358,10 +365,10 @@ class PendingWorks:
         if not self._lock.acquire(blocking=False):
             return
         try:
-            for _ in range(min(len(self._orphans), _LOOKS)):
-                completion, memory, sources = self._orphans.popleft()
+            for _ in range(min(len(self.orphans), _LOOKS)):
+                completion, memory, sources = self.orphans.popleft()
                 if not completion.has_ended:
-                    self._orphans.append((completion, memory, sources))
+                    self.orphans.append((completion, memory, sources))
                 elif completion.error() is None:
                     for part in memory:
                         _store_unawaited(part)
