@@ -221,10 +221,10 @@ impl Call {
         matches!(self, Self::RemoveAll { .. } | Self::RemovePrefix { .. } | Self::List { .. })
     }
 
-    /// True for calls that only look.
-    pub(crate) fn is_look(&self) -> bool {
-        use Call::{List, Locate, Overview, Verify, View};
-        matches!(self, Locate { .. } | Verify { .. } | View { .. } | List { .. } | Overview)
+    /// True for calls whose answer waits until all that it rests on is in the log.
+    pub(crate) fn waits_for_log(&self) -> bool {
+        use Call::{Heartbeat, List, Locate, Verify, View};
+        !matches!(self, Locate { .. } | Verify { .. } | View { .. } | List { .. } | Heartbeat(_))
     }
 
     /// True for calls by which a client stays registered.

@@ -21,8 +21,6 @@ pub(crate) const WORD_BYTES: u64 = 8;
 /// they are asked for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Defect {
-    /// Answers that rest on other calls do not wait for the log.
-    AnswersEarly,
     /// Heartbeats wait for the connections of other calls.
     StarvesHeartbeats,
     /// A move drops the last copy that can be read.
@@ -31,18 +29,14 @@ pub(crate) enum Defect {
     WrapsReplicaNumbers,
     /// A put does not name replicas that late pieces may reach.
     ForgetsLatePieces,
-    /// A description panics while a segment is swept.
-    PanicsInViews,
 }
 
 /// The defects that are not mended.
 const OPEN: &[Defect] = &[
-    Defect::AnswersEarly,
     Defect::StarvesHeartbeats,
     Defect::DropsLastCopy,
     Defect::WrapsReplicaNumbers,
     Defect::ForgetsLatePieces,
-    Defect::PanicsInViews,
 ];
 
 /// The parameters of a run.
@@ -147,12 +141,10 @@ impl Plan {
     /// Returns whether the run has the conditions of a defect.
     pub(crate) fn covers(&self, defect: Defect) -> bool {
         let planted = match defect {
-            Defect::AnswersEarly => false,
             Defect::StarvesHeartbeats => self.has(Bug::HeartbeatsShareConnections),
             Defect::DropsLastCopy => self.has(Bug::DropsLastReadableCopy),
             Defect::WrapsReplicaNumbers => self.has(Bug::ReusesReplicaNumbers),
             Defect::ForgetsLatePieces => self.has(Bug::ForgetsLatePieces),
-            Defect::PanicsInViews => self.has(Bug::PanicsInViews),
         };
         self.is_strict || planted || !OPEN.contains(&defect)
     }

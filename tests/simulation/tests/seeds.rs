@@ -71,6 +71,8 @@ fn planted_bugs_are_found() {
         Bug::AnswersRepeatedEndEarly,
         Bug::ReportsExistingEarly,
         Bug::HeartbeatsShareConnections,
+        Bug::PanicsInViews,
+        Bug::DropsLastReadableCopy,
         Bug::RepliesBeforeLog,
         Bug::FreesTooEarly,
         Bug::TrustsLateReads,

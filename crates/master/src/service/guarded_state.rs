@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use mooncake_base::{SystemClock, sync::MutexGuard};
 
-use super::{durability, shared_state::SharedState};
+use super::{shared_state::SharedState, state_guard};
 use crate::{journal::Journal, state::State};
 
 /// The state and the log of a running master.
@@ -31,9 +31,10 @@ impl GuardedState {
 
     /// Runs a slice of a call under the lock, and appends its effects to the log.
     pub fn run<R>(&self, slice: impl FnOnce(&mut State) -> R) -> Slice<R> {
-        let (ran, position) = durability::with_log_position(|| Ok(self.lock(slice)));
-        let (result, effects) = ran.expect("the slice does not panic");
-        Slice { result, effects, position }
+        // A panic is left to the simulation, which reports it with the seed.
+        state_guard::reset_log_position();
+        let (result, effects) = self.lock(slice);
+        Slice { result, effects, position: state_guard::seen_log_position() }
     }
 
     /// Runs a slice of a read, for whose effects nobody waits.

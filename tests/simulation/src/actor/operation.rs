@@ -11,7 +11,6 @@ use crate::{
         task::{self, TaskRunner},
     },
     call::{Call, ReplyMessage},
-    plan::Defect,
     simulator::{Event, Simulator},
 };
 
@@ -27,11 +26,9 @@ impl Simulator {
         let request = if self.random.happens(self.plan.task_requests) {
             task::random_request(self)
         } else if self.random.happens(self.plan.views) {
-            let is_open = !self.plan.covers(Defect::PanicsInViews);
             Some(match self.random.below(10) {
                 0 => Call::List { tenant },
                 1 => Call::Overview,
-                _ if is_open => Call::Overview,
                 _ => Call::View { key },
             })
         } else {

@@ -52,6 +52,10 @@ impl Simulator {
             self.outcome.hangs += 1;
             let length = self.random.between(50, faults.log_hang_max.as_millis() as u64);
             self.log_hangs_until = self.now + Duration::from_millis(length);
+            if !self.plan.covers(Defect::StarvesHeartbeats) {
+                // A registration waits for the log, and no heartbeat is sent meanwhile.
+                self.impair_all(self.log_hangs_until + self.plan.call_timeout);
+            }
             // Some masters are killed because their log hangs.
             if self.random.happens(400) {
                 let pause = Duration::from_millis(self.random.below(length + 100));

@@ -14,7 +14,7 @@ use crate::{
         calls::{self, Context, SliceEnd},
         running_call::{RunningCall, Work},
     },
-    plan::{Bug, Defect},
+    plan::Bug,
     simulator::{Event, Simulator, TICK},
 };
 
@@ -151,15 +151,14 @@ impl Simulator {
         };
         let (now, evicted) = (self.now, self.faded_objects());
         let work = &mut running.work;
-        // As in the service, a reader waits for no change that its lookup makes.
-        let is_read = matches!(call, Call::Locate { .. });
         let trusted = self.trusted_targets(&call);
         for &client in &trusted {
             self.host.run(|state| state.heartbeat(now, client));
         }
-        let slice = match is_read {
-            true => self.host.read(|state| context.run(state, now, &call, work)),
-            false => self.host.run(|state| context.run(state, now, &call, work)),
+        // As in the service, neither reads nor heartbeats wait for the log.
+        let slice = match call.waits_for_log() {
+            true => self.host.run(|state| context.run(state, now, &call, work)),
+            false => self.host.read(|state| context.run(state, now, &call, work)),
         };
         for client in trusted {
             self.host.run(|state| state.suspect(now, client));
@@ -245,10 +244,8 @@ impl Simulator {
             let operation = (client, message.caller.1);
             self.executed.check_removal(&self.history, operation, entries.clone())?;
         }
-        let is_read = matches!(call, Call::Heartbeat(_) | Call::Register) || call.is_look();
         let position = match self.is_answered_early(call, &reply, &entries) {
             true => 0,
-            false if !is_read && !self.plan.covers(Defect::AnswersEarly) => self.log_end(),
             false => position,
         };
         let answer = ReplyMessage { reply, entries, position };
@@ -284,11 +281,6 @@ impl Simulator {
             (Some(Bug::ReportsExistingEarly), _, Reply::Existed { .. }) => true,
             _ => false,
         }
-    }
-
-    /// Returns the position behind everything that is appended to the log.
-    fn log_end(&self) -> u64 {
-        self.host.state().map_or(0, |state| state.log().position())
     }
 
     /// Answers a call when the log has everything on which the answer rests.

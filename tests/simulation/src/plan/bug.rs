@@ -133,7 +133,8 @@ impl Plan {
                     _ => LogSync::Always,
                 };
             }
-            Bug::AnswersRepeatedStartEarly
+            Bug::RepliesBeforeLog
+            | Bug::AnswersRepeatedStartEarly
             | Bug::AnswersRepeatedEndEarly
             | Bug::ReportsExistingEarly => {
                 let faults = &mut self.faults;

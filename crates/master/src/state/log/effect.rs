@@ -288,12 +288,6 @@ impl Log {
         std::mem::take(&mut self.effects.count)
     }
 
-    /// Returns the log position behind all effects.
-    #[cfg(feature = "test-util")]
-    pub fn position(&self) -> u64 {
-        self.effects.position()
-    }
-
     /// Returns the effects to take.
     #[cfg(feature = "test-util")]
     pub fn pending_effects(&self) -> &[u8] {
