@@ -271,7 +271,8 @@ impl Fuzzer {
             26..=28 => {
                 let keys = Some(v1::KeyColumn::pack(self.keys()));
                 let (lease, fence) = (self.one_in(2), self.one_in(2));
-                Call::Locate(v1::LocateRequest { caller, keys, lease, fence })
+                let tag = if self.one_in(2) { "t".to_owned() } else { String::new() };
+                Call::Locate(v1::LocateRequest { caller, keys, lease, fence, tag })
             }
             29 => Call::Verify(v1::VerifyRequest { caller, reads: self.reads() }),
             30 => {

@@ -165,12 +165,14 @@ impl PutCalls<'_> {
     }
 }
 
-impl State {
-    /// Returns the value of a tag of a located object.
-    pub fn tag(&self, object: &LocatedObject, name: &str) -> Option<&str> {
-        self.inventory.catalog.annotations.of(object.slot)?.tags.value(name)
+impl LocatedObject {
+    /// Returns the value of a tag, in the state that has just located the object.
+    pub fn tag<'a>(&self, state: &'a State, name: &str) -> Option<&'a str> {
+        state.inventory.catalog.annotations.of(self.slot)?.tags.value(name)
     }
+}
 
+impl State {
     /// Removes the object that expired first. Returns whether there was one.
     pub(in crate::state) fn remove_expired(&mut self, now: Moment) -> bool {
         let Self { inventory, .. } = self;
