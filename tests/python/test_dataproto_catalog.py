@@ -26,8 +26,8 @@ def test_resolve_groups_fields_by_location(catalog):
     catalog.update("p", ["k1"], handle=handle("B", 1, "bc"))
     answer = catalog.resolve("p", ["k1", "k0"], ["a", "b"])
     assert answer["field_groups"] == [
-        {"fields": ["a"], "locations": [["A", 1], ["A", 0]]},
-        {"fields": ["b"], "locations": [["B", 0], ["A", 0]]},
+        {"fields": ["a"], "locations": [("A", 1), ("A", 0)]},
+        {"fields": ["b"], "locations": [("B", 0), ("A", 0)]},
     ]
     assert answer["handles"] == {"A": handle("A"), "B": handle("B", 1, "bc")}
     assert (answer["keys"], answer["fields"]) == (["k1", "k0"], ["a", "b"])
@@ -58,6 +58,29 @@ def test_answers_are_copies(catalog):
     assert catalog.resolve("p", ["k0"])["meta_info"] == {}
 
 
+@pytest.mark.parametrize("given", [{}, {"partition": "", "namespace": ""}, {"partition": "q"}])
+def test_partition_of_a_handle_need_not_be_the_catalogs(catalog, given):
+    whole = handle("A", 1)
+    bare = {name: whole[name] for name in ("type", "kind", "batch_size")}
+    bare |= {name: whole[name] for name in ("stage_refs", "field_index")}
+    catalog.publish("o", "p", ["k"], handle={**bare, **given, "version": "1", "later": 1})
+    found = catalog.resolve("p", ["k"])["handles"]["A"]
+    del whole["storage_group_id"]
+    assert found == {**whole, "partition": "default", **given}
+    assert list(found) == list(whole)
+    # The same fragment, with its fields written out.
+    catalog.publish("o1", "p", ["k"], handle=found)
+    catalog.remove("p", ["k"])
+    assert catalog.ack_retired([{**bare, **given, "version": 1}]) == {"retired_handles": []}
+
+
+def test_refused_handles_leave_no_partition(catalog):
+    for bad in (handle("A", 2), handle("A", 1, version=999), handle("A", 1, stage_refs={})):
+        with pytest.raises(ValueError, match="batch size|version|unknown stage"):
+            catalog.update("p", ["k"], handle=bad)
+    assert catalog.list() == {}
+
+
 def test_meta_info_is_merged_unless_it_conflicts(catalog):
     catalog.update("p", ["a"], handle=handle("A", 1, meta_info={"x": 1}))
     catalog.update("p", ["b"], handle=handle("B", 1, meta_info={"y": 2, "x": 1}))
@@ -80,7 +103,11 @@ def test_meta_info_is_merged_unless_it_conflicts(catalog):
         (lambda c: c.update("p", ["k"], handle=3), "not a Mooncake DataProto ref handle"),
         (lambda c: c.update("p", ["k"], handle=handle("A")), "batch size 2 does not match 1"),
         (lambda c: c.update("p", ["k"], handle=handle("A", 1, "")), "field names"),
-        (lambda c: c.update("p", ["k"], handle=handle("A", True)), "batch_size"),
+        (lambda c: c.update("p", ["k"], handle=handle("A", "x")), "batch_size"),
+        (
+            lambda c: c.update("p", ["k"], handle=handle("A", 1, version=999)),
+            "unsupported .* version",
+        ),
         (lambda c: c.update("p", ["k"], handle=handle("A", 1, stage_refs={})), "unknown stage"),
         (
             lambda c: c.update("p", ["k"], handle=appended(handle("A", 1), "s", "c")),
@@ -164,8 +191,8 @@ def test_append_leaves_fields_of_other_fragments(catalog):
     catalog.publish_append("o2", "A", "p", ["k0", "k1"], **given)
     groups = catalog.resolve("p", ["k0"])["field_groups"]
     assert groups == [
-        {"fields": ["a", "c"], "locations": [["A", 0]]},
-        {"fields": ["b"], "locations": [["B", 0]]},
+        {"fields": ["a", "c"], "locations": [("A", 0)]},
+        {"fields": ["b"], "locations": [("B", 0)]},
     ]
 
 
@@ -243,7 +270,7 @@ def test_fragment_that_is_only_read_can_be_published_again(catalog):
     catalog.remove("p", ["k0", "k1"])
     catalog.publish("o1", "p", ["k0", "k1"], handle=handle("A"))
     assert catalog.release_read(token) == {"retired_handles": []}
-    assert catalog.resolve("p", ["k1"])["field_groups"][0]["locations"] == [["A", 1]]
+    assert catalog.resolve("p", ["k1"])["field_groups"][0]["locations"] == [("A", 1)]
 
 
 def test_drain_retires_everything_and_refuses_more(catalog):

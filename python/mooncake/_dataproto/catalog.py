@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-import copy
 import threading
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from .handle import Handle, HandleView, checked_names, checked_tags, checked_text, view_handle
+from .handle import (
+    Handle,
+    HandleView,
+    checked_names,
+    checked_tags,
+    checked_text,
+    copied,
+    view_handle,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -109,7 +116,7 @@ class DataProtoCatalog:
             if recorded is None:
                 recorded = self._update(partition, keys, tags, handle, is_managed=True)
                 self._record(operation_id, recorded)
-            return copy.deepcopy(recorded)
+            return copied(recorded)
 
     def ack_publication(self, operation_id: str) -> None:
         """Forgets the result of a publication, which will not be repeated any more."""
@@ -151,7 +158,7 @@ class DataProtoCatalog:
                 else:
                     recorded = {"append_rejected": reason}
                 self._record(operation_id, recorded)
-            return copy.deepcopy(recorded)
+            return copied(recorded)
 
     def resolve(
         self,
@@ -188,25 +195,22 @@ class DataProtoCatalog:
                 if not wanted:
                     raise ValueError("requested keys do not contain any fields")
             groups: dict[tuple[Location, ...], list[str]] = {}
-            for key, entry in zip(names, entries, strict=True):
-                absent = [name for name in wanted if name not in entry.locations]
-                if absent:
-                    raise ValueError(f"fields are not ready for key {key!r}: {absent}")
             for name in wanted:
-                places = tuple(entry.locations[name] for entry in entries)
+                try:
+                    places = tuple([entry.locations[name] for entry in entries])
+                except KeyError:
+                    raise _not_ready(names, entries, wanted) from None
                 groups.setdefault(places, []).append(name)
             used = tuple(dict.fromkeys(place[0] for places in groups for place in places))
             answer = {
                 "keys": list(names),
-                "tags": [copy.deepcopy(entry.tag) for entry in entries],
+                "tags": [copied(entry.tag) for entry in entries],
                 "fields": list(wanted),
                 "field_groups": [
-                    {"fields": grouped, "locations": [list(place) for place in places]}
+                    {"fields": grouped, "locations": list(places)}
                     for places, grouped in groups.items()
                 ],
-                "handles": {
-                    name: copy.deepcopy(self._fragments[name].view.handle) for name in used
-                },
+                "handles": {name: copied(self._fragments[name].view.handle) for name in used},
                 "meta_info": self._meta_info(used),
             }
             if pin:
@@ -227,7 +231,7 @@ class DataProtoCatalog:
             checked_text(partition, "partition")
         with self._lock:
             return {
-                name: {key: copy.deepcopy(entry.tag) for key, entry in entries.items()}
+                name: {key: copied(entry.tag) for key, entry in entries.items()}
                 for name, entries in self._partitions.items()
                 if partition in (None, name)
             }
@@ -407,7 +411,7 @@ class DataProtoCatalog:
             for name, value in meta_info.items():
                 if merged.setdefault(name, value) != value:
                     raise ValueError(f"conflicting DataProto meta_info value for {name!r}")
-        return copy.deepcopy(merged)
+        return copied(merged)
 
     def _record(self, operation_id: str, result: dict[str, Any]) -> None:
         self._publications[operation_id] = result
@@ -418,13 +422,23 @@ class DataProtoCatalog:
         entries = self._entries(partition, keys)
         return {
             "keys": list(keys),
-            "tags": [copy.deepcopy(entry.tag) for entry in entries],
+            "tags": [copied(entry.tag) for entry in entries],
             "fields": list(_fields_of(entries)),
             **self._retired_handles(),
         }
 
     def _retired_handles(self) -> dict[str, Any]:
-        return {"retired_handles": [copy.deepcopy(handle) for handle in self._retired.values()]}
+        return {"retired_handles": [copied(handle) for handle in self._retired.values()]}
+
+
+def _not_ready(keys: Sequence[str], entries: Sequence[_Entry], wanted: Sequence[str]) -> ValueError:
+    """Returns the error that names the first key without all of the fields."""
+    key, absent = next(
+        (key, absent)
+        for key, entry in zip(keys, entries, strict=True)
+        if (absent := [name for name in wanted if name not in entry.locations])
+    )
+    return ValueError(f"fields are not ready for key {key!r}: {absent}")
 
 
 def _fields_of(entries: Sequence[_Entry]) -> tuple[str, ...]:

@@ -5,13 +5,23 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar, cast
 
-__all__ = ["Handle", "HandleView", "checked_names", "checked_tags", "checked_text", "view_handle"]
+__all__ = [
+    "Handle",
+    "HandleView",
+    "checked_names",
+    "checked_tags",
+    "checked_text",
+    "copied",
+    "view_handle",
+]
 
 Handle: TypeAlias = dict[str, Any]
 
-_TYPE = "mooncake_dataproto_ref"
+_Value = TypeVar("_Value")
+# Classes whose values cannot change.
+_PLAIN = frozenset((str, int, float, bool, bytes, type(None)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,35 +61,23 @@ class HandleView:
 
 
 def view_handle(handle: object) -> HandleView:
-    """Returns a checked copy of a handle that `export_dataproto_ref` made.
+    """Returns a checked copy of a handle that `export_dataproto_ref` made, with all of its fields.
 
     Raises:
-        ValueError: It is no such handle, or its fields name stages that it does not have.
+        ValueError: It is no such handle, its version is unknown, or its fields name stages that
+            it does not have.
     """
-    if not isinstance(handle, Mapping) or handle.get("type") != _TYPE:
-        raise ValueError("not a Mooncake DataProto ref handle")
-    batch_size, partition = handle.get("batch_size"), handle.get("partition")
-    if not isinstance(batch_size, int) or isinstance(batch_size, bool) or batch_size < 0:
-        raise ValueError(f"DataProto ref handle has an invalid batch_size: {batch_size!r}")
-    stages: dict[str, str] = {}
-    for stage, ref in _mapping(handle, "stage_refs").items():
-        key = ref.get("manifest_key") if isinstance(ref, Mapping) else None
-        stages[checked_text(stage, "DataProto stage")] = checked_text(
-            key, f"manifest_key of DataProto stage {stage!r}"
-        )
-    fields = _mapping(handle, "field_index")
-    for field, location in fields.items():
-        named = location.get("stage") if isinstance(location, Mapping) else None
-        if named not in stages:
-            raise ValueError(
-                f"DataProto ref handle field {field!r} references unknown stage {named!r}"
-            )
+    # Imported at use: it needs numpy.
+    from mooncake.structured.references import export_dataproto_ref, import_dataproto_ref
+
+    # import_dataproto_ref refuses what is no mapping.
+    ref = import_dataproto_ref(cast("Mapping[str, Any]", handle))
     return HandleView(
-        handle=copy.deepcopy(dict(handle)),
-        batch_size=batch_size,
-        partition=checked_text(partition, "DataProto partition"),
-        fields=checked_names(tuple(fields), "field names"),
-        stages=stages,
+        handle=export_dataproto_ref(ref),
+        batch_size=ref.batch_size,
+        partition=ref.partition,
+        fields=checked_names(tuple(ref.field_index), "field names"),
+        stages={stage: each.manifest_key for stage, each in ref.stage_refs.items()},
     )
 
 
@@ -114,7 +112,24 @@ def checked_tags(
         raise ValueError("tags must have the same length as keys")
     if not all(isinstance(tag, Mapping) for tag in tags):
         raise TypeError("tags must be mappings")
-    return [copy.deepcopy(dict(tag)) for tag in tags]
+    return [copied(dict(tag)) for tag in tags]
+
+
+def copied(value: _Value) -> _Value:
+    """Returns a deep copy of a value of JSON, several times faster than `copy.deepcopy`."""
+    result: Any = value
+    if value.__class__ in _PLAIN:
+        return value
+    if value.__class__ is dict:
+        # Most values are plain: they cost no call.
+        result = {
+            name: each if each.__class__ in _PLAIN else copied(each)
+            for name, each in result.items()
+        }
+        return cast("_Value", result)
+    if value.__class__ is list:
+        return cast("_Value", [copied(each) for each in result])
+    return copy.deepcopy(value)
 
 
 def checked_text(value: object, name: str) -> str:
@@ -125,11 +140,4 @@ def checked_text(value: object, name: str) -> str:
     """
     if not isinstance(value, str) or not value:
         raise ValueError(f"{name} must be a non-empty string")
-    return value
-
-
-def _mapping(handle: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    value = handle.get(name)
-    if not isinstance(value, Mapping):
-        raise ValueError(f"DataProto ref handle field {name} must be a mapping")
     return value
