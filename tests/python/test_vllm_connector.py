@@ -691,7 +691,7 @@ def test_stages_compute_prompts_of_a_prefill_that_names_none(decode_stages):
 # Versions of vLLM
 
 
-def test_failed_fetch_is_not_reported_as_done_to_a_vllm_that_takes_no_errors(monkeypatch, caplog):
+def test_failed_fetch_is_not_done_for_vllm_without_load_errors(monkeypatch, caplog):
     monkeypatch.setenv("VLLM_MOONCAKE_PROTOCOL", "tcp")
     vllm.install()
     monkeypatch.delattr(vllm.KVConnectorBaseV1, "get_block_ids_with_load_errors")
