@@ -76,7 +76,7 @@ def test_partition_of_a_handle_need_not_be_the_catalogs(catalog, given):
 
 def test_refused_handles_leave_no_partition(catalog):
     for bad in (handle("A", 2), handle("A", 1, version=999), handle("A", 1, stage_refs={})):
-        with pytest.raises(ValueError, match="batch size|version|unknown stage"):
+        with pytest.raises(ValueError, match=r"batch size|version|unknown stage"):
             catalog.update("p", ["k"], handle=bad)
     assert catalog.list() == {}
 

@@ -63,10 +63,43 @@ def test_box_functions_agree_with_counting_cells():
 
 
 def test_boxes_of_different_dimensions_are_refused():
-    with pytest.raises(ValueError, match="dimensions"):
+    with pytest.raises(ValueError, match="different lengths"):
         geometry.boxes_overlap([((0,), (2,)), ((0, 0), (2, 2))])
-    with pytest.raises(ValueError, match="argument"):
+    with pytest.raises(ValueError, match="different lengths"):
         geometry.box_contains((0,), (4,), (0, 0), (1, 1))
+
+
+def cut_rows(rows: int, dims: int = 2):
+    """Rows of a matrix, each cut in two at another column."""
+    rest, one = (0,) * (dims - 2), (1,) * (dims - 2)
+    for row in range(rows):
+        yield (row, 0, *rest), (1, row + 1, *one)
+        yield (row, row + 1, *rest), (1, rows - row, *one)
+
+
+def turned(boxes):
+    return [(offset[::-1], shape[::-1]) for offset, shape in boxes]
+
+
+@pytest.mark.timeout(30)
+def test_thousands_of_rectangles_are_compared_by_sweeping():
+    boxes = list(cut_rows(4096))
+    random.Random(3).shuffle(boxes)
+    assert geometry.boxes_exactly_cover((0, 0), (4096, 4097), boxes)
+    assert geometry.boxes_exactly_cover((0, 0), (4097, 4096), turned(boxes))
+    for extra in (((2000, 2000), (1, 1)), ((0, 4096), (4096, 1)), ((4095, 0), (1, 4097))):
+        assert geometry.boxes_overlap([*boxes, extra])
+        assert geometry.boxes_overlap([extra, *boxes])
+    assert not geometry.boxes_overlap([*boxes, ((0, 4097), (4096, 1))])
+
+
+def test_comparisons_of_solids_are_limited(monkeypatch):
+    boxes = list(cut_rows(40, dims=3))
+    assert geometry.boxes_exactly_cover((0, 0, 0), (40, 41, 1), boxes)
+    monkeypatch.setattr(geometry, "COMPARISONS_MAX", 500)
+    with pytest.raises(ValueError, match="high-dimensional overlap budget"):
+        geometry.boxes_exactly_cover((0, 0, 0), (40, 41, 1), boxes)
+    assert geometry.boxes_exactly_cover((0, 0), (40, 41), list(cut_rows(40)))
 
 
 def test_no_boxes_cover_nothing():

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from heapq import heappop, heappush
+from itertools import pairwise
 from math import prod
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
@@ -16,6 +19,9 @@ __all__ = [
     "boxes_overlap",
     "regions_exactly_cover",
 ]
+
+# Comparisons of two boxes of three or more dimensions in one check, which take a few seconds.
+COMPARISONS_MAX = 1_000_000
 
 Box: TypeAlias = tuple[tuple[int, ...], tuple[int, ...]]  # offset and shape
 
@@ -55,6 +61,9 @@ def box_contains(
     Raises:
         ValueError: The boxes do not have the same number of dimensions.
     """
+    lengths = {len(part) for part in (outer_offset, outer_shape, inner_offset, inner_shape)}
+    if len(lengths) > 1:
+        raise ValueError(f"boxes have different lengths: dimensions={sorted(lengths)}")
     return all(
         outer <= inner and inner + inner_extent <= outer + outer_extent
         for outer, outer_extent, inner, inner_extent in zip(
@@ -78,27 +87,76 @@ def intersection(first: Box, second: Box) -> Box | None:
 def boxes_overlap(boxes: Sequence[Box]) -> bool:
     """Returns whether any two of the boxes share an element.
 
+    In one and two dimensions the work grows as that of sorting. In more, it is limited.
+
     Raises:
-        ValueError: The boxes do not have the same number of dimensions.
+        ValueError: The boxes do not have the same number of dimensions, or more than
+            `COMPARISONS_MAX` pairs of boxes of three or more dimensions had to be compared.
     """
     filled = [box for box in boxes if prod(box[1])]
     dims = {len(extents) for box in filled for extents in box}
     if len(dims) > 1:
-        raise ValueError(f"boxes must have the same number of dimensions: {sorted(dims)}")
-    if dims == {0}:
-        return len(filled) > 1
-    if not filled:
+        raise ValueError(f"boxes have different lengths: dimensions={sorted(dims)}")
+    if len(filled) < 2:
         return False
-    # Sweep along the dimension that separates most boxes; compare those that are open at a time.
-    dim = max(range(dims.pop()), key=lambda d: len({offset[d] for offset, _ in filled}))
-    filled.sort(key=lambda box: box[0][dim])
-    opened: list[Box] = []
-    for box in filled:
-        start = box[0][dim]
-        opened = [other for other in opened if other[0][dim] + other[1][dim] > start]
-        if any(intersection(box, other) for other in opened):
+    count = dims.pop()
+    if count == 0:
+        return True
+    # Sweep along the dimension that tells most boxes apart: fewest are open at a time.
+    intervals = [
+        len({(offset[dim], shape[dim]) for offset, shape in filled}) for dim in range(count)
+    ]
+    swept = intervals.index(max(intervals))
+    filled.sort(key=lambda box: box[0][swept])
+    if count == 1:
+        return any(first[0][0] + first[1][0] > second[0][0] for first, second in pairwise(filled))
+    return _rectangles_overlap(filled, swept) if count == 2 else _solids_overlap(filled, swept)
+
+
+def _rectangles_overlap(boxes: Sequence[Box], swept: int) -> bool:
+    """Returns whether rectangles, sorted by their start in the dimension `swept`, overlap.
+
+    The intervals of the open rectangles in the other dimension are disjoint, or an overlap was
+    found. They are kept in order, so that a rectangle is compared with its two neighbours only.
+    """
+    across = 1 - swept
+    starts: list[int] = []  # of the open intervals, sorted
+    ends: list[int] = []
+    closing: list[tuple[int, int]] = []  # heap of: end in the dimension swept, start across
+    for offset, shape in boxes:
+        while closing and closing[0][0] <= offset[swept]:
+            index = bisect_left(starts, heappop(closing)[1])
+            del starts[index], ends[index]
+        start, end = offset[across], offset[across] + shape[across]
+        index = bisect_left(starts, start)
+        if (index > 0 and ends[index - 1] > start) or (index < len(starts) and starts[index] < end):
             return True
-        opened.append(box)
+        starts.insert(index, start)
+        ends.insert(index, end)
+        heappush(closing, (offset[swept] + shape[swept], start))
+    return False
+
+
+def _solids_overlap(boxes: Sequence[Box], swept: int) -> bool:
+    """Returns whether boxes, sorted by their start in the dimension `swept`, overlap."""
+    opened: dict[int, Box] = {}
+    closing: list[tuple[int, int]] = []
+    compared = 0
+    for index, box in enumerate(boxes):
+        start, extent = box[0][swept], box[1][swept]
+        while closing and closing[0][0] <= start:
+            del opened[heappop(closing)[1]]
+        for other in opened.values():
+            compared += 1
+            if compared > COMPARISONS_MAX:
+                raise ValueError(
+                    "boxes exceed the high-dimensional overlap budget: merge them, or describe "
+                    f"them in two dimensions: boxes={len(boxes)} comparisons={COMPARISONS_MAX}"
+                )
+            if intersection(box, other) is not None:
+                return True
+        opened[index] = box
+        heappush(closing, (start + extent, index))
     return False
 
 
