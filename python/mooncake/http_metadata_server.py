@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import hmac
 import logging
 import signal
 import threading
@@ -19,6 +20,9 @@ _VALUE_BYTES_MAX: Final = 16 << 20
 _OTHER_BYTES_MAX: Final = 1 << 16
 _KEY_BYTES_MAX: Final = 4096
 _KEYS_MAX: Final = 1 << 20
+# Engines with a transfer token send it with what they write about themselves.
+_OWNER: Final = "X-Mooncake-Owner"
+_OWNED: Final = b"the entry belongs to engines with a transfer token"
 _LEVELS: Final = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 
 _log = logging.getLogger("mooncake.http_metadata_server")
@@ -52,6 +56,8 @@ class KVBootstrapServer:
         self.port = port
         self.host = host
         self.store: dict[str, bytes] = {}
+        # Owners of the entries that were written with one; only they change and remove them.
+        self._owners: dict[str, str] = {}
         self._lock = threading.Lock()
         self._server: Server | None = None
         self._thread: threading.Thread | None = None
@@ -103,13 +109,15 @@ class KVBootstrapServer:
                     return Reply(HTTPStatus.NOT_FOUND, b"metadata not found")
                 return Reply(HTTPStatus.OK, value)
             case "PUT":
-                return self._put(key, request.body)
+                return self._put(key, request.body, request.headers.get(_OWNER, ""))
             case "DELETE":
-                return self._delete(key)
+                return self._delete(key, request.headers.get(_OWNER, ""))
         return Reply(HTTPStatus.METHOD_NOT_ALLOWED, b"405: Method Not Allowed")
 
-    def _put(self, key: str, value: bytes) -> Reply:
+    def _put(self, key: str, value: bytes, owner: str) -> Reply:
         with self._lock:
+            if not self._is_open_to(key, owner):
+                return Reply(HTTPStatus.FORBIDDEN, _OWNED)
             old = self.store.get(key)
             if old is not None and "rpc_meta" in key:
                 # The address of a live engine must not be overwritten by another engine.
@@ -119,10 +127,19 @@ class KVBootstrapServer:
             if old is None and len(self.store) >= _KEYS_MAX:
                 return Reply(HTTPStatus.INSUFFICIENT_STORAGE, b"too many keys")
             self.store[key] = value
+            if owner:
+                self._owners[key] = owner
             return Reply(HTTPStatus.OK, b"metadata updated")
 
-    def _delete(self, key: str) -> Reply:
+    def _is_open_to(self, key: str, owner: str) -> bool:
+        own = self._owners.get(key)
+        return own is None or hmac.compare_digest(own.encode(), owner.encode())
+
+    def _delete(self, key: str, owner: str) -> Reply:
         with self._lock:
+            if not self._is_open_to(key, owner):
+                return Reply(HTTPStatus.FORBIDDEN, _OWNED)
+            self._owners.pop(key, None)
             if self.store.pop(key, None) is None:
                 return Reply(HTTPStatus.NOT_FOUND, b"metadata not found")
             return Reply(HTTPStatus.OK, b"metadata deleted")

@@ -12,6 +12,10 @@ use sha2::Sha256;
 
 use crate::{Error, Result};
 
+/// The header of a metadata server with [`Token::metadata_owner`]. An entry that was written with it
+/// is changed and removed only with it.
+pub const METADATA_OWNER_HEADER: &str = "x-mooncake-owner";
+
 /// Length of a nonce.
 pub const NONCE_BYTES: usize = 32;
 
@@ -60,6 +64,13 @@ impl Token {
     /// Returns whether the text is the secret, in a time that depends on neither.
     pub fn is(&self, shown: &[u8]) -> bool {
         self.verify(&[shown], &self.proof(&[&self.0]))
+    }
+
+    /// Returns what shows a metadata server that an entry belongs to an engine with this token. It
+    /// differs by key, and does not show the token.
+    pub fn metadata_owner(&self, key: &str) -> String {
+        let proof = self.proof(&[b"metadata entry ", key.as_bytes()]);
+        proof.iter().map(|byte| format!("{byte:02x}")).collect()
     }
 
     fn hash(&self, parts: &[&[u8]]) -> Hmac<Sha256> {

@@ -14,7 +14,7 @@ use axum::{
     routing::{any, get},
 };
 use bytes::BytesMut;
-use mooncake_base::sync::Mutex;
+use mooncake_base::{sync::Mutex, token::METADATA_OWNER_HEADER};
 use mooncake_http::{LimitedListener, Peer};
 use tokio::{net::TcpListener, sync::Semaphore, time::timeout};
 use tokio_stream::StreamExt;
@@ -27,6 +27,13 @@ const VALUE_BYTES_MAX: usize = 16 << 20;
 
 /// The maximum length of a key.
 const KEY_BYTES_MAX: usize = 4096;
+
+/// The maximum length of an owner.
+const OWNER_BYTES_MAX: usize = 256;
+
+/// The refusal of a change by others than the owner.
+const OWNED: &str =
+    "the entry belongs to engines with a transfer token; this request shows none, or another";
 
 /// The maximum number of keys.
 const KEYS_MAX: usize = 1 << 20;
@@ -57,7 +64,28 @@ impl Default for Metadata {
 #[derive(Debug, Default)]
 struct Entries {
     values: HashMap<String, Bytes>,
+    /// Owners of the entries that were written with one; only they change and remove them.
+    owners: HashMap<String, Box<str>>,
     bytes: usize,
+}
+
+impl Entries {
+    /// Returns whether a request may change the entry.
+    fn is_open_to(&self, key: &str, owner: &str) -> bool {
+        self.owners.get(key).is_none_or(|own| is_same(own.as_bytes(), owner.as_bytes()))
+    }
+
+    fn remove(&mut self, key: &str) -> bool {
+        let old = self.values.remove(key);
+        self.owners.remove(key);
+        self.bytes -= old.as_ref().map_or(0, Bytes::len);
+        old.is_some()
+    }
+}
+
+/// Compares in a time that does not depend on the number of matching bytes.
+fn is_same(own: &[u8], shown: &[u8]) -> bool {
+    own.len() == shown.len() && own.iter().zip(shown).fold(0, |all, (a, b)| all | (a ^ b)) == 0
 }
 
 /// The outcome of a PUT.
@@ -71,13 +99,18 @@ pub enum PutOutcome {
     Duplicate,
     /// The store is full.
     Full,
+    /// The entry belongs to engines with a token that the request does not show.
+    Owned,
 }
 
 impl Metadata {
-    /// Stores the value, unless it would replace the address of another engine or the store is
-    /// full.
-    pub fn put(&self, key: &str, value: Bytes) -> PutOutcome {
+    /// Stores the value, unless it would replace the address of another engine, the entry has
+    /// another owner, or the store is full. An owner that is not empty owns the entry from then on.
+    pub fn put(&self, key: &str, value: Bytes, owner: &str) -> PutOutcome {
         let mut entries = self.entries.lock();
+        if !entries.is_open_to(key, owner) {
+            return PutOutcome::Owned;
+        }
         let old = entries.values.get(key);
         if key.contains("rpc_meta")
             && let Some(old) = old
@@ -92,6 +125,9 @@ impl Metadata {
         }
         entries.bytes = bytes;
         entries.values.insert(key.to_owned(), value);
+        if !owner.is_empty() {
+            entries.owners.insert(key.to_owned(), owner.into());
+        }
         PutOutcome::Updated
     }
 
@@ -100,12 +136,10 @@ impl Metadata {
         self.entries.lock().values.get(key).cloned()
     }
 
-    /// Deletes a key. Returns whether it existed.
-    pub fn delete(&self, key: &str) -> bool {
+    /// Deletes a key. Returns whether it existed; `None` if the entry has another owner.
+    pub fn delete(&self, key: &str, owner: &str) -> Option<bool> {
         let mut entries = self.entries.lock();
-        let old = entries.values.remove(key);
-        entries.bytes -= old.as_ref().map_or(0, Bytes::len);
-        old.is_some()
+        entries.is_open_to(key, owner).then(|| entries.remove(key))
     }
 
     /// Deletes the entries that an engine of that name stored about itself.
@@ -123,14 +157,13 @@ impl Metadata {
             .cloned()
             .collect();
         for key in gone {
-            let old = entries.values.remove(&key);
-            entries.bytes -= old.as_ref().map_or(0, Bytes::len);
+            entries.remove(&key);
         }
     }
 }
 
 /// Receives a value and stores it. No more than [`RECEIVED_BYTES_MAX`] bytes are received at a time.
-async fn receive_and_put(store: &Metadata, key: &str, body: Body) -> Response {
+async fn receive_and_put(store: &Metadata, key: &str, owner: &str, body: Body) -> Response {
     let mut permits = None;
     let receiving = async {
         let mut value = BytesMut::new();
@@ -157,12 +190,13 @@ async fn receive_and_put(store: &Metadata, key: &str, body: Body) -> Response {
         Ok(value.freeze())
     };
     match timeout(VALUE_DEADLINE, receiving).await {
-        Ok(Ok(value)) => match store.put(key, value) {
+        Ok(Ok(value)) => match store.put(key, value, owner) {
             PutOutcome::Updated => text_with_status(StatusCode::OK, "metadata updated"),
             PutOutcome::Unchanged => text_with_status(StatusCode::OK, "metadata unchanged"),
             PutOutcome::Duplicate => {
                 text_with_status(StatusCode::BAD_REQUEST, "Duplicate rpc_meta key not allowed")
             }
+            PutOutcome::Owned => text_with_status(StatusCode::FORBIDDEN, OWNED),
             PutOutcome::Full => {
                 text_with_status(StatusCode::INSUFFICIENT_STORAGE, "the metadata server is full")
             }
@@ -207,14 +241,22 @@ async fn answer(
     if key.len() > KEY_BYTES_MAX {
         return text_with_status(StatusCode::BAD_REQUEST, "the key is too long");
     }
+    let owner = request.headers().get(METADATA_OWNER_HEADER);
+    let owner = owner.and_then(|value| value.to_str().ok()).unwrap_or_default().to_owned();
+    if owner.len() > OWNER_BYTES_MAX {
+        return text_with_status(StatusCode::BAD_REQUEST, "the owner is too long");
+    }
     match method {
         Method::GET => match store.get(key) {
             Some(value) => ([(header::CONTENT_TYPE, "application/json")], value).into_response(),
             None => text_with_status(StatusCode::NOT_FOUND, "metadata not found"),
         },
-        Method::PUT => receive_and_put(&store, key, request.into_body()).await,
-        _ if store.delete(key) => text_with_status(StatusCode::OK, "metadata deleted"),
-        _ => text_with_status(StatusCode::NOT_FOUND, "metadata not found"),
+        Method::PUT => receive_and_put(&store, key, &owner, request.into_body()).await,
+        _ => match store.delete(key, &owner) {
+            Some(true) => text_with_status(StatusCode::OK, "metadata deleted"),
+            Some(false) => text_with_status(StatusCode::NOT_FOUND, "metadata not found"),
+            None => text_with_status(StatusCode::FORBIDDEN, OWNED),
+        },
     }
 }
 
@@ -227,6 +269,20 @@ mod tests {
     use super::*;
 
     #[test]
+    fn entries_with_an_owner_are_changed_by_the_owner_only() {
+        let store = Metadata::default();
+        let put = |value: &'static str, owner| store.put("k/rpc_meta/a", value.into(), owner);
+        assert_eq!(put("1", "me"), PutOutcome::Updated);
+        assert_eq!(store.delete("k/rpc_meta/a", ""), None);
+        assert_eq!(store.delete("k/rpc_meta/a", "you"), None);
+        assert_eq!(put("2", ""), PutOutcome::Owned);
+        assert_eq!(store.get("k/rpc_meta/a").unwrap(), "1");
+        assert_eq!(store.delete("k/rpc_meta/a", "me"), Some(true));
+        assert_eq!(put("2", ""), PutOutcome::Updated, "a free name is open to all");
+        assert_eq!(store.delete("k/rpc_meta/a", "you"), Some(true), "nobody owns it");
+    }
+
+    #[test]
     fn removes_only_entries_of_expired_engine() {
         let store = Metadata::default();
         for key in [
@@ -236,7 +292,7 @@ mod tests {
             "mooncake%2Fram%2Fba%3A1",
             "other%2Fram%2Fa%3A1",
         ] {
-            assert_eq!(store.put(key, Bytes::from_static(b"x")), PutOutcome::Updated);
+            assert_eq!(store.put(key, Bytes::from_static(b"x"), ""), PutOutcome::Updated);
         }
         store.remove_engine("a:1");
         assert!(store.get("mooncake%2Fram%2Fa%3A1").is_none());
@@ -250,10 +306,10 @@ mod tests {
     #[test]
     fn stored_bytes_follow_replacement_and_deletion() {
         let store = Metadata::default();
-        store.put("a", Bytes::from_static(b"12345"));
-        store.put("a", Bytes::from_static(b"1"));
+        store.put("a", Bytes::from_static(b"12345"), "");
+        store.put("a", Bytes::from_static(b"1"), "");
         assert_eq!(store.entries.lock().bytes, 1);
-        assert!(store.delete("a") && !store.delete("a"));
+        assert_eq!((store.delete("a", ""), store.delete("a", "")), (Some(true), Some(false)));
         assert_eq!(store.entries.lock().bytes, 0);
     }
 
@@ -265,7 +321,7 @@ mod tests {
         let (senders, bodies): (Vec<_>, Vec<_>) = channels.unzip();
         let receiving = bodies.into_iter().map(|receiver| {
             let stream = tokio_stream::wrappers::ReceiverStream::new(receiver);
-            Box::pin(receive_and_put(&store, "key", Body::from_stream(stream)))
+            Box::pin(receive_and_put(&store, "key", "", Body::from_stream(stream)))
         });
         let mut receiving: Vec<_> = receiving.collect();
         for (sender, put) in senders.iter().zip(&mut receiving) {
@@ -274,9 +330,9 @@ mod tests {
             assert!(put.as_mut().poll(&mut context).is_pending(), "a byte is missing");
         }
         assert_eq!(store.receivable.available_permits(), 4);
-        let refused = receive_and_put(&store, "other", Body::from(vec![1; 5])).await;
+        let refused = receive_and_put(&store, "other", "", Body::from(vec![1; 5])).await;
         assert_eq!(refused.status(), StatusCode::SERVICE_UNAVAILABLE);
-        let small = receive_and_put(&store, "other", Body::from(vec![1; 4])).await;
+        let small = receive_and_put(&store, "other", "", Body::from(vec![1; 4])).await;
         assert_eq!(small.status(), StatusCode::OK);
         drop(senders);
         for put in receiving {
@@ -284,7 +340,7 @@ mod tests {
         }
         assert_eq!(store.receivable.available_permits(), RECEIVED_BYTES_MAX);
         let large =
-            receive_and_put(&store, "large", Body::from(vec![1; VALUE_BYTES_MAX + 1])).await;
+            receive_and_put(&store, "large", "", Body::from(vec![1; VALUE_BYTES_MAX + 1])).await;
         assert_eq!(large.status(), StatusCode::PAYLOAD_TOO_LARGE);
     }
 }

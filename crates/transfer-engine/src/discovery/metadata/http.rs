@@ -1,6 +1,6 @@
 //! Upstream's HTTP metadata server: a key is a parameter of the URL.
 
-use mooncake_base::{Error, ErrorCode, Moment, Result};
+use mooncake_base::{Error, ErrorCode, Moment, Result, Token};
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 
 use super::{
@@ -18,6 +18,8 @@ const ESCAPED: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'
 pub(super) struct HttpServer {
     url: String,
     http_client: HttpClient,
+    /// The entries that are written belong to the engines that know it.
+    token: Option<Token>,
 }
 
 impl HttpServer {
@@ -30,7 +32,7 @@ impl HttpServer {
             return Err(Error::invalid("not the URL of a metadata server").with("address", url));
         }
         let http_client = HttpClient::new(settings.connect_timeout, DESCRIPTOR_BYTES_MAX as u64);
-        Ok(Self { url: url.to_owned(), http_client })
+        Ok(Self { url: url.to_owned(), http_client, token: settings.token.clone() })
     }
 
     /// Replaces the HTTP client.
@@ -41,7 +43,8 @@ impl HttpServer {
 
     fn exchange(&self, request: Request<'_>, key: &str, deadline: Moment) -> Result<Answer> {
         let url = format!("{}?key={}", self.url, utf8_percent_encode(key, ESCAPED));
-        self.http_client.call(request, &url, deadline)
+        let owner = self.token.as_ref().map(|token| token.metadata_owner(key)).unwrap_or_default();
+        self.http_client.call_as_owner(request, &url, &owner, deadline)
     }
 
     fn delete(&self, key: &str, deadline: Moment) -> Result<()> {

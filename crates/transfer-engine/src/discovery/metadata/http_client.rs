@@ -2,7 +2,9 @@
 
 use std::{io, time::Duration};
 
-use mooncake_base::{Clock, Error, ErrorCode, Moment, Result, SystemClock};
+use mooncake_base::{
+    Clock, Error, ErrorCode, Moment, Result, SystemClock, token::METADATA_OWNER_HEADER,
+};
 use ureq::{Agent, http::Uri};
 
 /// Maximum length of a quoted error page.
@@ -56,13 +58,39 @@ impl HttpClient {
     /// # Errors
     /// The server cannot be reached, or does not answer before the deadline.
     pub(super) fn call(&self, request: Request<'_>, url: &str, deadline: Moment) -> Result<Answer> {
+        self.call_as_owner(request, url, "", deadline)
+    }
+
+    /// Sends a request as the owner of an entry; with an empty text like [`call`](Self::call).
+    ///
+    /// # Errors
+    /// The server cannot be reached, or does not answer before the deadline.
+    pub(super) fn call_as_owner(
+        &self,
+        request: Request<'_>,
+        url: &str,
+        owner: &str,
+        deadline: Moment,
+    ) -> Result<Answer> {
         let failed = |failure| unreachable(failure, url);
         let left = Some(deadline.left(SystemClock.now()).max(Duration::from_millis(1)));
         let agent = &self.agent;
         let sent = match request {
             Request::Get => agent.get(url).config().timeout_global(left).build().call(),
-            Request::Delete => agent.delete(url).config().timeout_global(left).build().call(),
-            Request::Put(body) => agent.put(url).config().timeout_global(left).build().send(body),
+            Request::Delete => {
+                let mut delete = agent.delete(url).config().timeout_global(left).build();
+                if !owner.is_empty() {
+                    delete = delete.header(METADATA_OWNER_HEADER, owner);
+                }
+                delete.call()
+            }
+            Request::Put(body) => {
+                let mut put = agent.put(url).config().timeout_global(left).build();
+                if !owner.is_empty() {
+                    put = put.header(METADATA_OWNER_HEADER, owner);
+                }
+                put.send(body)
+            }
             Request::Post(body) => agent
                 .post(url)
                 .content_type("application/json")
