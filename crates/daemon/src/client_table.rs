@@ -26,15 +26,17 @@ impl ClientTable {
     /// Adds a connection of the client.
     ///
     /// # Errors
-    /// Another process uses the id, or there are too many clients.
+    /// Another process uses the id, or one of unknown process does over TCP; or there are too many
+    /// clients.
     pub(crate) fn add_connection(
         &mut self,
         client: ClientId,
         process: Option<&Process>,
     ) -> Result<()> {
         if let Some(entry) = self.by_id.get_mut(&client) {
-            let is_other = matches!((&entry.process, process), (Some(a), Some(b)) if !a.is_same(b));
-            if is_other {
+            // Any user of the host can connect over TCP, and could speak for the process.
+            let is_known = |own: &Process| process.is_some_and(|other| own.is_same(other));
+            if !entry.process.as_ref().is_none_or(is_known) {
                 let text = "another process uses this client id";
                 return Err(Error::new(ErrorCode::ILLEGAL_CLIENT, text).with("client", client));
             }
@@ -117,6 +119,16 @@ mod tests {
         assert_eq!(table.processes().len(), 1);
         table.add_connection(client, Some(&own())).unwrap();
         assert!(table.remove(client).is_some() && table.remove(client).is_none());
+    }
+
+    #[test]
+    fn nobody_speaks_over_tcp_for_a_known_process() {
+        let mut table = ClientTable::default();
+        let client = ClientId::random();
+        table.add_connection(client, Some(&own())).unwrap();
+        let refused = table.add_connection(client, None).unwrap_err();
+        assert_eq!(refused.code(), ErrorCode::ILLEGAL_CLIENT);
+        table.add_connection(client, Some(&own())).unwrap();
     }
 
     #[test]

@@ -17,6 +17,8 @@ pub struct DaemonConfig {
     pub host: String,
     /// Port for dummy clients; 0: a free port. The Unix socket is named after it.
     pub port: u16,
+    /// Serves only processes of this user and of root, over the Unix socket.
+    pub is_unix_only: bool,
     /// Memory lent to the pool.
     pub segment: ByteSize,
     /// Address of the master.
@@ -44,6 +46,7 @@ impl Default for DaemonConfig {
         Self {
             host: "0.0.0.0".to_owned(),
             port: 50052,
+            is_unix_only: false,
             segment: ByteSize::gib(4),
             master: "127.0.0.1:50051".to_owned(),
             metadata: "http://127.0.0.1:8080/metadata".to_owned(),
@@ -162,6 +165,9 @@ pub const OPTIONS: &[OptionSpec<DaemonConfig>] = &[
     value("port", "The port for processes of this host (`setup_dummy`); 0 takes a free port. The abstract Unix socket \
          is named mooncake_client_PORT.sock.",
         |c, t| read_number(t).map(|port| c.port = port), |c| c.port.to_string()),
+    switch("unix_only", "Serves only processes of the daemon's own user and of root, over the Unix socket. Without it \
+         any user of this host may use the daemon, which passes calls on with its token of the pool.",
+        |c, t| read_bool(t).map(|on| c.is_unix_only = on), |c| c.is_unix_only.to_string()),
     value("global_segment_size", "Memory lent to the pool: bytes, or with KB, MB, GB, TB. 0 lends none.",
         |c, t| read_size(t).map(|size| c.segment = size), |c| match c.segment.bytes() {
             bytes if bytes > 0 && bytes % (1 << 30) == 0 => format!("{} GB", bytes >> 30),

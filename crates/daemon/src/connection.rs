@@ -52,6 +52,8 @@ pub(crate) struct Peer<'a> {
     pub(crate) socket: &'a Socket,
     /// Unknown over TCP.
     pub(crate) process: Option<Process>,
+    /// Whether it is known to run as this user or as root.
+    pub(crate) is_of_this_user: bool,
     /// Set once a dummy client has made a call.
     pub(crate) is_known: &'a AtomicBool,
 }
@@ -132,6 +134,10 @@ impl Connection<'_> {
 
     /// Returns the caller, which must be the same for all calls of a connection.
     fn check_caller(&mut self, request: &mut v1::Request) -> Result<ClientId> {
+        if self.limits.own_user_only && !self.peer.is_of_this_user {
+            let text = "the daemon serves only processes of its own user, over its Unix socket";
+            return Err(Error::new(ErrorCode::ILLEGAL_CLIENT, text).with("option", "--unix_only"));
+        }
         let call = request.call.as_mut().ok_or_else(|| Error::invalid("the call is empty"))?;
         let client = Caller::try_from(call.caller_mut().as_ref())?.client;
         match self.client {

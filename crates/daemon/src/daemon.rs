@@ -72,7 +72,10 @@ impl Daemon {
         let relay = Relay::start(
             listeners,
             RelaySettings {
-                limits: RelayLimits::default(),
+                limits: RelayLimits {
+                    own_user_only: config.is_unix_only,
+                    ..RelayLimits::default()
+                },
                 link: Arc::new(SocketLink::new(&config.master, to_master)?),
                 host: name.parse::<Endpoint>()?.host,
                 daemon: DaemonGreeting { name, metadata: config.metadata.clone() },

@@ -7,9 +7,15 @@ use std::{
 
 use rustix::{
     net::sockopt::socket_peercred,
-    process::{Pid, PidfdFlags, pidfd_open},
+    process::{Pid, PidfdFlags, geteuid, pidfd_open},
 };
 use socket2::Socket;
+
+/// Returns whether the process at the other end of a Unix socket runs as this user, or as root.
+pub(crate) fn is_of_this_user(socket: &Socket) -> bool {
+    let user = socket_peercred(socket).map(|peer| peer.uid);
+    user.is_ok_and(|user| user.is_root() || user == geteuid())
+}
 
 /// A process, identified by a pidfd, so that a later process with the same id is not mistaken for
 /// it.

@@ -20,8 +20,14 @@ use rustc_hash::FxHashMap;
 use socket2::{SockAddr, SockRef, Socket};
 
 use crate::{
-    client_table::CLIENTS_MAX, connection, counters::Gauges, dummy_clients::DummyClients,
-    listeners::Listeners, process::Process, waker::waker_pair, watch,
+    client_table::CLIENTS_MAX,
+    connection,
+    counters::Gauges,
+    dummy_clients::DummyClients,
+    listeners::Listeners,
+    process::{Process, is_of_this_user},
+    waker::waker_pair,
+    watch,
 };
 
 /// Stack size of a connection thread.
@@ -63,6 +69,9 @@ pub struct RelayLimits {
     pub greeting_timeout: Duration,
     /// Time limit for each frame, from its first byte to its last, in both directions.
     pub frame_timeout: Duration,
+    /// Serves only processes of this user and of root, over the Unix socket. Over TCP the greeting
+    /// names that socket, and calls are refused.
+    pub own_user_only: bool,
 }
 
 impl Default for RelayLimits {
@@ -71,6 +80,7 @@ impl Default for RelayLimits {
             connections_max: 4096,
             greeting_timeout: Duration::from_secs(10),
             frame_timeout: Duration::from_secs(30),
+            own_user_only: false,
         }
     }
 }
@@ -228,7 +238,9 @@ impl Acceptor {
             self.dummy_clients.counters.count_refusal();
             return;
         };
-        let process = peer.is_unix().then(|| Process::of_peer(&socket)).flatten();
+        let is_unix = peer.is_unix();
+        let process = is_unix.then(|| Process::of_peer(&socket)).flatten();
+        let is_of_this_user = is_unix && is_of_this_user(&socket);
         let acceptor = Arc::clone(self);
         let serving = std::thread::Builder::new()
             .name("mc-dummy".to_owned())
@@ -236,7 +248,9 @@ impl Acceptor {
             .spawn(move || {
                 let guard = ConnectionGuard { acceptor, number };
                 let Self { dummy_clients, greeting, limits, .. } = &*guard.acceptor;
-                let peer = connection::Peer { socket: &socket, process, is_known: &is_known };
+                let socket = &socket;
+                let peer =
+                    connection::Peer { socket, process, is_of_this_user, is_known: &is_known };
                 connection::serve(dummy_clients, greeting, peer, *limits);
             });
         if let Err(error) = serving {
