@@ -13,7 +13,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from email.message import Message
 from http import HTTPStatus
@@ -23,6 +23,7 @@ from urllib.parse import urlsplit
 
 __all__ = [
     "Admission",
+    "Body",
     "ErrorHandler",
     "Handler",
     "Headers",
@@ -43,6 +44,8 @@ _LINGER_S = 5.0
 
 
 Headers: TypeAlias = tuple[tuple[str, str], ...]
+# An iterator yields the body in pieces while it is sent; the reply has its length.
+Body: TypeAlias = bytes | memoryview | Iterator[bytes]
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,17 +103,23 @@ class Reply:
 
     Attributes:
         status: Status code.
-        body: Body of the response.
+        body: Body of the response; of an iterator `length` is the length of all pieces together.
         kind: Content type.
         headers: Further headers.
         length: Content length where it is not that of the body: of the reply to a HEAD.
     """
 
     status: int
-    body: bytes | memoryview
+    body: Body
     kind: str = "application/json"
     headers: Headers = ()
     length: int | None = None
+
+    def content(self) -> bytes:
+        """Return the whole body."""
+        if isinstance(self.body, Iterator):
+            return b"".join(self.body)
+        return bytes(self.body)
 
 
 Handler = Callable[[Request], Reply]
@@ -446,7 +455,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_response(reply.status)
         # A reply without content has neither type nor length.
         if reply.status not in (HTTPStatus.NO_CONTENT, HTTPStatus.NOT_MODIFIED):
-            length = len(reply.body) if reply.length is None else reply.length
+            length = len(reply.content()) if reply.length is None else reply.length
             self.send_header("Content-Type", reply.kind)
             self.send_header("Content-Length", str(length))
         for name, value in reply.headers:
@@ -454,7 +463,14 @@ class _Handler(BaseHTTPRequestHandler):
         if self.close_connection:
             self.send_header("Connection", "close")
         self.end_headers()
-        body = b"" if self.command == "HEAD" else reply.body
+        if self.command == "HEAD":
+            self._send(b"")
+        elif isinstance(reply.body, Iterator):
+            self._send_pieces(reply.body)
+        else:
+            self._send(reply.body)
+
+    def _send(self, body: bytes | memoryview) -> None:
         # The time-out of `sendall` is that of the whole; the buffer would send in parts.
         self.connection.settimeout(self.server.limits.time_for(len(body)))
         if len(body) > _SMALL_BODY_BYTES:
@@ -463,3 +479,15 @@ class _Handler(BaseHTTPRequestHandler):
         else:
             self.wfile.write(body)
             self.wfile.flush()
+
+    def _send_pieces(self, pieces: Iterator[bytes]) -> None:
+        """Send a body in pieces, each within its time; a failure cuts the body off."""
+        try:
+            for piece in pieces:
+                self._send(piece)
+        except Exception as error:
+            # The headers are sent: a connection that ends early tells the client.
+            self.close_connection = True
+            if isinstance(error, OSError):
+                raise
+            _log.warning("%s %s was cut off: %s", self.command, self.path, error)

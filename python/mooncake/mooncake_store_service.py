@@ -16,11 +16,12 @@ from typing import Any, Final
 from urllib.parse import unquote_to_bytes
 
 from mooncake._http import Reply, Request, Server, listen_failure
-from mooncake._rest.access import refusal
+from mooncake._rest.access import Access
 from mooncake._rest.handlers import AiohttpHandlers
 from mooncake._rest.mountable import MountRefusedError, open_mountable, roots
-from mooncake._rest.objects import ObjectRoutes, is_route
+from mooncake._rest.objects import ObjectRoutes, is_object, is_route
 from mooncake._runtime import _native
+from mooncake.errors import MooncakeError
 from mooncake.mooncake_config import MooncakeConfig
 from mooncake.store import MooncakeDistributedStore
 
@@ -29,6 +30,7 @@ __all__ = ["MooncakeStoreService", "main", "parse_arguments", "sync_main"]
 _VALUE_BODY_BYTES_MAX: Final = 100 << 20
 _OTHER_BODY_BYTES_MAX: Final = 1 << 20
 _TOKEN: Final = "MOONCAKE_REST_TOKEN"
+_POOL_TOKEN: Final = "MOONCAKE_MASTER_TOKEN"
 _RETRY_S: Final = 1.0
 _GRACE_MAX_S: Final = 3600
 _SHARED_MEMORY: Final = "/dev/shm"
@@ -99,7 +101,7 @@ class MooncakeStoreService(AiohttpHandlers):
         self._server: Server | None = None
         self._thread: threading.Thread | None = None
         self._roots = roots(mount_root)
-        self._token = _token()
+        self._access = Access(_token(_TOKEN), _TOKEN, _token(_POOL_TOKEN))
         # Serializes mounting and unmounting.
         self._mounting = threading.Lock()
         # Descriptors of mounted files, by segment id: a store that lost its master opens the file
@@ -195,14 +197,19 @@ class MooncakeStoreService(AiohttpHandlers):
     # Routes
 
     def _admit(self, request: Request) -> int | Reply:
-        """Return the maximum length of the body; or the refusal of a stranger's change."""
+        """Return the maximum length of the body; or the refusal of a stranger's request."""
         route = _route_of(request.path)
-        is_ours = is_route(request.path) and request.method in ("PUT", "DELETE")
-        if is_ours or (route is not None and route[0] == request.method != "GET"):
-            reason = refusal(request, self._token, _TOKEN)
-            if reason is not None:
-                return _failed(403, reason)
-        is_put = route == ("PUT", "/api/put") or (is_ours and request.method == "PUT")
+        is_change = (is_route(request.path) and request.method in ("PUT", "DELETE")) or (
+            route is not None and route[0] == request.method != "GET"
+        )
+        reason = None
+        if is_change:
+            reason = self._access.refusal_of_change(request)
+        elif route is not None or is_object(request.path):
+            reason = self._access.refusal_of_read(request)
+        if reason is not None:
+            return _failed(403, reason)
+        is_put = route == ("PUT", "/api/put") or (is_change and is_object(request.path))
         return _VALUE_BODY_BYTES_MAX if is_put else _OTHER_BODY_BYTES_MAX
 
     def _answer(self, request: Request) -> Reply:
@@ -245,10 +252,13 @@ class MooncakeStoreService(AiohttpHandlers):
         return _done()
 
     def _get(self, store: MooncakeDistributedStore, key: bytes) -> Reply:
-        value = store.get(key)
-        if not value:
-            return _failed(404, "Key not found")
-        return Reply(200, value, "application/octet-stream")
+        native = store._native
+        try:
+            if native is not None:
+                return ObjectRoutes(native).whole(key)
+        except MooncakeError as error:
+            _log.debug("%s", error)
+        return _failed(404, "Key not found")
 
     def _exist(self, store: MooncakeDistributedStore, key: bytes) -> Reply:
         found = store.is_exist(key)
@@ -472,9 +482,10 @@ def _hint(reason: str) -> str:
     return f"; give it as -D {missing}={form}" if form else ""
 
 
-def _token() -> str:
-    """Return the token of the environment; "" for none."""
-    return next((value or "" for name, *_, value in _native.environment() if name == _TOKEN), "")
+def _token(variable: str) -> str:
+    """Return a token of the environment; "" for none."""
+    values = (value for name, *_, value in _native.environment() if name == variable)
+    return (next(values, "") or "").strip()
 
 
 def _route_of(path: str) -> tuple[str, str] | None:

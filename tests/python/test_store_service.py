@@ -23,7 +23,7 @@ import pytest
 from conftest import MIB, MasterProcess
 
 from mooncake._http import Request
-from mooncake._rest.access import refusal
+from mooncake._rest.access import Access, refusal
 from mooncake.mooncake_store_service import (
     MooncakeStoreService,
     main as service_main,
@@ -304,11 +304,43 @@ def test_token_allows_changes_from_elsewhere(
         assert call.raw(*put, {**elsewhere, "Authorization": "Bearer open"})[0] == 403
         assert call.raw(*put, elsewhere)[0] == 403
         assert call.raw(*put, right) == (200, b'{"status": "success"}')
-        assert call.raw("GET", "/api/get/t", headers=elsewhere) == (200, b"v")
+        for path in ("/api/get/t", "/api/exist/t", "/objects/t"):
+            assert call.raw("GET", path, headers=elsewhere)[0] == 403, "reads need it, too"
+            assert call.raw("GET", path, headers=right)[0] == 200, path
+        assert call.raw("GET", "/health", headers=elsewhere)[0] == 200
         assert call.raw(*put)[0] == 200, "this host needs no token"
         call.connection.close()
     finally:
         asyncio.run(service.stop())
+
+
+def test_token_of_the_pool_is_needed_from_this_host_too() -> None:
+    def why_not(read: bool, **headers: str) -> str | None:
+        message = Message()
+        for name, value in headers.items():
+            message[name] = value
+        request = Request("GET", "/objects/k", "", b"", message, "127.0.0.1", "127.0.0.1")
+        access = Access("rest secret", "TOKEN", "pool secret")
+        return access.refusal_of_read(request) if read else access.refusal_of_change(request)
+
+    for read in (True, False):
+        assert "TOKEN" in (why_not(read) or "")
+        assert why_not(read, Authorization="Bearer wrong")
+        assert why_not(read, Authorization="Bearer rest secret") is None
+        assert why_not(read, Authorization="Bearer pool secret") is None
+
+
+def test_browsers_may_not_read_under_a_foreign_name() -> None:
+    def why_not(host: str, agent: str) -> str | None:
+        message = Message()
+        message["Host"], message["User-Agent"] = host, agent
+        request = Request("GET", "/objects/k", "", b"", message, "192.0.2.7", "192.0.2.1")
+        return Access("", "TOKEN").refusal_of_read(request)
+
+    assert why_not("evil.example:8081", "Mozilla/5.0")
+    for host in ("192.0.2.1:8081", "localhost:8081", "[::1]:8081", socket.gethostname()):
+        assert why_not(host, "Mozilla/5.0") is None, host
+    assert why_not("evil.example:8081", "curl/8") is None
 
 
 @pytest.mark.parametrize(

@@ -165,7 +165,7 @@ variables! {
     MOONCAKE_STORE_CHECKSUM: Switch => "off", "Store a checksum with every object and verify it at every read.";
     MOONCAKE_MASTER_TOKEN: Token => "", "Shared secret of at least 8 bytes of a master and its clients, daemons and commands. Over the native protocol both sides prove to each other that they know it; calls over gRPC carry it as `authorization: Bearer TOKEN`. A master with the secret answers others with its health and nothing else; a client with the secret refuses a master without.";
     MOONCAKE_ADMIN_TOKEN: Text => "", "Token that requests from other hosts must carry to change state through the master's admin port.";
-    MOONCAKE_REST_TOKEN: Text => "", "Token that requests from other hosts must carry to change something through `mc_store_rest_server`.";
+    MOONCAKE_REST_TOKEN: Text => "", "Token that requests from other hosts must carry to read and change objects through `mc_store_rest_server`. In a pool with a token, requests from its own host need it or that of the pool, too.";
     MOONCAKE_TEST_CHAOS_SECONDS: Number(1, i64::MAX) => "15", "For the tests of this project: duration in seconds of each chaos test, which kills clients and masters under load; 600 with `MOONCAKE_LONG_TESTS`.";
     MOONCAKE_CONFIG_PATH: Text => "", "Path of a JSON file with the settings of a store, read by MooncakeConfig.load_from_env in Python.";
     MOONCAKE_MASTER: Text => "127.0.0.1:50051", "Address of the master for the command `mooncake`. MooncakeConfig.load_from_env reads this variable and the following ones if MOONCAKE_CONFIG_PATH is not set.";

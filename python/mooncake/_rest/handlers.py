@@ -96,4 +96,4 @@ def _response(reply: Reply) -> Any:
     from aiohttp import web
 
     headers = {"Content-Type": reply.kind, **dict(reply.headers)}
-    return web.Response(status=reply.status, body=bytes(reply.body), headers=headers)
+    return web.Response(status=reply.status, body=reply.content(), headers=headers)

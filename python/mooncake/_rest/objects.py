@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import parse_qsl, unquote_to_bytes
 
@@ -12,7 +12,7 @@ from mooncake._api.blocking.objects import ObjectCalls
 from mooncake._api.blocking.ranges import RangeCalls
 from mooncake._api.outcomes import only
 from mooncake._api.values import with_terms
-from mooncake._http import Headers, Reply, Request
+from mooncake._http import Body, Headers, Reply, Request
 from mooncake._rest.openapi import description
 from mooncake._runtime import __version__
 from mooncake.errors import (
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from mooncake._api.blocking.ranges import ObjectReader
     from mooncake._runtime import _native
 
-__all__ = ["ObjectRoutes", "is_route"]
+__all__ = ["ObjectRoutes", "is_object", "is_route"]
 
 _OBJECTS: Final = "/objects/"
 _METHODS: Final = {_OBJECTS: "GET, HEAD, PUT, DELETE"}
@@ -41,6 +41,8 @@ _RANGE: Final = re.compile(r"bytes=(\d{0,18})-(\d{0,18})", re.ASCII)
 _TAG: Final = re.compile(r'"(\d{1,20})"', re.ASCII)
 # Reads of an object that others replace meanwhile.
 _READS_MAX: Final = 4
+# Longer objects are read and sent in pieces of this length, so that a slow client holds one piece.
+_PIECE_BYTES: Final = 1 << 20
 _KEY_BYTES_MAX: Final = 64 << 10
 _LINKS: Final = {"objects": "/objects/{key}", "description": "/openapi.json", "health": "/health"}
 _OTHER_LINKS: Final = {"metrics": "/metrics", "upstream": "/api/"}
@@ -59,9 +61,14 @@ _STATUS: Final[list[tuple[type[MooncakeError], int]]] = [
 ]
 
 
+def is_object(path: str) -> bool:
+    """Return whether the path is that of an object."""
+    return path.startswith(_OBJECTS)
+
+
 def is_route(path: str) -> bool:
     """Return whether the path is one of these routes."""
-    return path in _PAGES or path.startswith(_OBJECTS)
+    return path in _PAGES or is_object(path)
 
 
 class ObjectRoutes(ObjectCalls, RangeCalls):
@@ -133,17 +140,30 @@ class ObjectRoutes(ObjectCalls, RangeCalls):
 
     def _read(self, key: bytes, request: Request) -> Reply:
         """Answer with bytes, size and version of one version of the object."""
+        reader = self.reader(key)
+        return self._described(reader, request) or self._whole(key, reader)
+
+    def whole(self, key: bytes) -> Reply:
+        """Answer with all bytes of an object.
+
+        Raises:
+            MooncakeError: The object does not exist, or cannot be read.
+        """
+        return self._whole(key, self.reader(key))
+
+    def _whole(self, key: bytes, reader: ObjectReader) -> Reply:
+        """Answer with all bytes of one version of the object."""
+        if reader.size > _PIECE_BYTES:
+            return _whole(reader, _pieces(reader, reader.size))
         for _ in range(_READS_MAX):
-            reader = self.reader(key)
-            reply = self._described(reader, request)
-            if reply is not None:
-                return reply
             # Reads the object anew, which verifies its checksum.
             body = memoryview(self.get_buffer(key))
-            if self.reader(key).version == reader.version:
+            again = self.reader(key)
+            if again.version == reader.version:
                 return _whole(reader, body)
+            reader = again
         # The object is replaced again and again; the bytes of one location are of one version.
-        return _whole(reader, reader.read())
+        return _whole(reader, _pieces(reader, reader.size))
 
     def _described(self, reader: ObjectReader, request: Request) -> Reply | None:
         """Return the reply of HEAD, of a condition, or of a range; None if all bytes are needed."""
@@ -162,7 +182,8 @@ class ObjectRoutes(ObjectCalls, RangeCalls):
         if request.method == "HEAD":
             return Reply(206, b"", _BINARY, (*headers, shown), length=end - begin)
         reader.seek(begin)
-        return Reply(206, reader.read(end - begin), _BINARY, (*headers, shown))
+        pieces = _pieces(reader, end - begin)
+        return Reply(206, pieces, _BINARY, (*headers, shown), length=end - begin)
 
     def _write(self, key: bytes, request: Request) -> Reply:
         if not request.body:
@@ -220,7 +241,22 @@ def _headers(reader: ObjectReader) -> Headers:
     return (("Accept-Ranges", "bytes"), ("ETag", _tag(reader.version)))
 
 
-def _whole(reader: ObjectReader, body: bytes | memoryview) -> Reply:
+def _pieces(reader: ObjectReader, length: int) -> Iterator[bytes]:
+    """Yield that many bytes from the position of the reader on; the first piece is read at once."""
+    first = reader.read(min(length, _PIECE_BYTES))
+
+    def rest() -> Iterator[bytes]:
+        yield first
+        left = length - len(first)
+        while left > 0:
+            piece = reader.read(min(left, _PIECE_BYTES))
+            left -= len(piece)
+            yield piece
+
+    return rest()
+
+
+def _whole(reader: ObjectReader, body: Body) -> Reply:
     return Reply(200, body, _BINARY, _headers(reader), length=reader.size)
 
 
