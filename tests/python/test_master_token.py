@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -129,12 +130,23 @@ def test_lines_of_the_page_guard_a_pool(tmp_path: Path) -> None:
             for lines, code in ((command, 1), (f"{export}\n{command}", 0)):
                 run = subprocess.run(["bash", "-c", lines], cwd=tmp_path, timeout=60, check=False)
                 assert run.returncode == code
-            # The admin port stays readable, as the page says.
-            with urllib.request.urlopen(f"http://{ready[2]}/get_all_keys", timeout=20) as answer:
-                assert answer.status == 200
             secrets = [
                 (tmp_path / f"{name}.token").read_text().strip() for name in ("master", "admin")
             ]
+            # Keys need one of the two tokens, and health needs none, as the page says.
+            keys = f"http://{ready[2]}/get_all_keys"
+            with pytest.raises(urllib.error.HTTPError) as refused:
+                urllib.request.urlopen(keys, timeout=20)
+            refused.value.close()
+            assert refused.value.code == 403
+            for secret in secrets:
+                shown = {"Authorization": f"Bearer {secret}"}
+                with urllib.request.urlopen(
+                    urllib.request.Request(keys, headers=shown), timeout=20
+                ) as answer:
+                    assert answer.status == 200
+            with urllib.request.urlopen(f"http://{ready[2]}/health", timeout=20) as answer:
+                assert answer.status == 200
             arguments = Path(f"/proc/{master.pid}/cmdline").read_text()
             assert [secret for secret in secrets if secret in arguments] == []
         finally:

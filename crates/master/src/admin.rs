@@ -1,6 +1,7 @@
 //! HTTP for operators: health, metrics, upstream's JSON endpoints, and a web page.
 //!
-//! Requests that change anything need a peer on this host or the admin token. [`metadata`] is the
+//! Requests that change anything need a peer on this host or the admin token. In a pool with a token
+//! they need a token from this host, too, and so do those that show keys. [`metadata`] is the
 //! embedded metadata server of the transfer engines, on its own port.
 
 mod access;
@@ -40,11 +41,9 @@ use serde_json::{Value, json};
 use tokio::{net::TcpListener, sync::Semaphore};
 use tokio_util::sync::CancellationToken;
 
+pub(crate) use self::access::Secrets;
 use self::{history::Samples, summary::Snapshot};
-use crate::{
-    config::Secret,
-    service::{AnsweringThread, Origin, Service},
-};
+use crate::service::{AnsweringThread, Origin, Service};
 
 /// The shared state of the handlers.
 #[derive(Debug)]
@@ -62,8 +61,8 @@ struct Admin {
 /// The settings of the admin port.
 #[derive(Debug)]
 pub(crate) struct Settings {
-    /// The token that allows changes from other hosts.
-    pub(crate) token: Secret,
+    /// The secrets that allow changes, and the reading of keys.
+    pub(crate) secrets: Secrets,
     /// Serves upstream's metric names, too.
     pub(crate) has_upstream_metrics: bool,
     /// Names under which browsers may read.
@@ -124,6 +123,7 @@ async fn sample(admin: Arc<Admin>) {
 fn router(admin: Arc<Admin>) -> Router {
     write_routes(&admin)
         .merge(read_routes())
+        .merge(key_routes(&admin))
         .layer(middleware::from_fn_with_state(admin.clone(), access::check_host))
         .fallback(|| async { not_found() })
         .method_not_allowed_fallback(|| async { not_found() })
@@ -157,19 +157,26 @@ fn read_routes() -> Router<Arc<Admin>> {
         )
         .route("/metrics", get(metrics::show))
         .route("/metrics/summary", get(summary::show))
-        .route("/get_all_keys", get(objects::all_keys))
-        .route("/query_key", get(objects::query_key))
-        .route("/batch_query_keys", get(objects::query_keys))
         .route("/get_all_segments", get(segments::names))
         .route("/get_segments_detail", get(segments::details))
         .route("/query_segment", get(segments::query))
         .route("/api/v1/segments/status", get(segments::status))
         .route("/api/v1/overview", get(overview::show))
-        .route("/api/v1/object", get(object::show))
         .route("/api/v1/memory", get(object::memory))
+        .merge(jobs::read_routes())
+}
+
+/// Returns the routes that show keys or objects. Any such route must be here, behind their guard.
+fn key_routes(admin: &Arc<Admin>) -> Router<Arc<Admin>> {
+    let guard = middleware::from_fn_with_state(admin.clone(), access::guard_keys);
+    Router::new()
+        .route("/get_all_keys", get(objects::all_keys))
+        .route("/query_key", get(objects::query_key))
+        .route("/batch_query_keys", get(objects::query_keys))
+        .route("/api/v1/object", get(object::show))
         .route("/api/v1/keys", get(browse::keys))
         .route("/api/v1/key_groups", get(browse::groups))
-        .merge(jobs::read_routes())
+        .route_layer(guard)
 }
 
 /// Returns the content of `/health`, also served on the RPC port: upstream's fields, then others.
@@ -226,7 +233,8 @@ async fn remove_all(State(admin): AdminContext, RawQuery(query): RawQuery) -> Re
     let tenant = parameter(&query, "tenant_id").map(decoded).unwrap_or_default();
     let tenant = String::from_utf8_lossy(&tenant).into_owned();
     let caller = Some(v1::Caller { client: Bytes::new(), tenant });
-    let call = v1::RemoveMatchingRequest { caller, selector: Some(selector), force };
+    let call =
+        v1::RemoveMatchingRequest { caller, selector: Some(selector), force, ..Default::default() };
     let _permit = match browse::begin_sweep(&admin) {
         Ok(permit) => permit,
         Err(refusal) => return *refusal,

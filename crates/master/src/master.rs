@@ -177,7 +177,10 @@ pub async fn start_with(config: MasterConfig, clock: Arc<dyn Clock>) -> Result<M
     }
     if let Some(listener) = admin {
         let settings = admin::Settings {
-            token: config.admin_token.clone(),
+            secrets: admin::Secrets {
+                admin: config.admin_token.clone(),
+                rpc: config.rpc_token.clone(),
+            },
             has_upstream_metrics: config.has_upstream_metrics,
             hosts: config.admin_hosts.clone(),
         };

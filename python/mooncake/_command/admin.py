@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
 from typing import Any
 from urllib.parse import quote
 
@@ -54,6 +55,14 @@ def object_of(admin: str, key: bytes, tenant: str) -> dict[str, Any] | None:
     return found
 
 
+def _credentials() -> dict[str, str]:
+    """Return the header with the admin token or else the master token of the environment."""
+    for name in ("MOONCAKE_ADMIN_TOKEN", "MOONCAKE_MASTER_TOKEN"):
+        if token := os.environ.get(name, "").strip():
+            return {"Authorization": f"Bearer {token}"}
+    return {}
+
+
 def fetch(admin: str, path: str) -> Any:
     """Return the JSON of a page.
 
@@ -72,12 +81,14 @@ def fetch(admin: str, path: str) -> Any:
         raise CommandError(f"not an address: {admin!r}", "Write it as HOST:PORT.")
     connection = http.client.HTTPConnection(host.strip("[]"), int(port), timeout=_TIMEOUT_S)
     try:
-        connection.request("GET", path)
+        connection.request("GET", path, headers=_credentials())
         response = connection.getresponse()
         body = response.read()
         is_json = response.getheader("content-type", "").startswith("application/json")
         if response.status == 404 and is_json:
             return None
+        if response.status == 403 and is_json:
+            raise CommandError(f"the admin port at {admin}: {json.loads(body)['error_message']}")
         if response.status != 200:
             text = f"the admin port at {admin} answers {path} with status {response.status}"
             raise CommandError(text)

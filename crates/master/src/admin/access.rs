@@ -1,4 +1,5 @@
-//! Access control of changes through the admin port: peers on this host and holders of the token.
+//! Access control of the admin port. Changes need a peer on this host or a token; in a pool with a
+//! token for its RPC port, changes and the names of keys need a token from everybody.
 
 use std::net::IpAddr;
 
@@ -8,7 +9,7 @@ use axum::{
     middleware::Next,
     response::Response,
 };
-use mooncake_base::{Error, ErrorCode};
+use mooncake_base::{Error, ErrorCode, token::Token};
 use mooncake_http::Peer;
 
 use super::{AdminContext, failure};
@@ -17,6 +18,44 @@ use crate::config::Secret;
 /// Headers added by proxies. Behind a proxy, the peer address is not the client's.
 const FORWARDED: [&str; 3] = ["forwarded", "x-forwarded-for", "x-real-ip"];
 
+/// The secrets that requests may carry as `Authorization: Bearer SECRET`.
+#[derive(Debug, Clone)]
+pub(crate) struct Secrets {
+    /// The admin token, which may be empty.
+    pub(crate) admin: Secret,
+    /// The token of the RPC port. Whoever knows it can read and change objects there.
+    pub(crate) rpc: Option<Token>,
+}
+
+impl Secrets {
+    /// Returns whether the request carries one of the secrets; `None` if it carries none at all.
+    fn are_shown(&self, headers: &HeaderMap) -> Option<bool> {
+        let shown = headers.get(header::AUTHORIZATION)?.as_bytes();
+        let shown = shown.strip_prefix(b"Bearer ").unwrap_or_default();
+        Some(self.admin.is(shown) || self.rpc.as_ref().is_some_and(|token| token.is(shown)))
+    }
+
+    /// Returns whether the request may see the keys of objects: everybody may, unless the RPC port
+    /// has a token.
+    pub(super) fn may_see_keys(&self, headers: &HeaderMap) -> bool {
+        self.rpc.is_none() || self.are_shown(headers) == Some(true)
+    }
+}
+
+/// The middleware that refuses requests that may not see the keys of objects.
+pub(super) async fn guard_keys(
+    State(admin): AdminContext,
+    request: Request,
+    next: Next,
+) -> Response {
+    if admin.settings.secrets.may_see_keys(request.headers()) {
+        return next.run(request).await;
+    }
+    let why = "this pool shows keys and objects only to holders of its token: send the master token \
+               or the admin token as Authorization: Bearer TOKEN";
+    failure(StatusCode::FORBIDDEN, &Error::new(ErrorCode::ILLEGAL_CLIENT, why))
+}
+
 /// The middleware that passes or refuses a request that changes something.
 pub(super) async fn guard(
     State(admin): AdminContext,
@@ -24,7 +63,7 @@ pub(super) async fn guard(
     request: Request,
     next: Next,
 ) -> Response {
-    match check(&admin.settings.token, peer.ip(), request.headers()) {
+    match check(&admin.settings.secrets, peer.ip(), request.headers()) {
         Ok(()) => next.run(request).await,
         Err(error) => failure(StatusCode::FORBIDDEN, &error),
     }
@@ -62,15 +101,17 @@ fn is_known_host(known: &[String], own: &str, headers: &HeaderMap) -> bool {
 }
 
 /// # Errors
-/// `ILLEGAL_CLIENT`: the peer is not on this host and has no valid token.
-fn check(token: &Secret, peer: IpAddr, headers: &HeaderMap) -> Result<(), Error> {
+/// `ILLEGAL_CLIENT`: the request has no valid token, and the peer is not on this host or the RPC port
+/// has a token.
+fn check(secrets: &Secrets, peer: IpAddr, headers: &HeaderMap) -> Result<(), Error> {
     let refuse = |why: &str| Err(Error::new(ErrorCode::ILLEGAL_CLIENT, why));
-    if let Some(shown) = headers.get(header::AUTHORIZATION) {
-        let shown = shown.as_bytes().strip_prefix(b"Bearer ").unwrap_or_default();
-        return match token.is(shown) {
-            true => Ok(()),
-            false => refuse("the token is not the admin token"),
-        };
+    match secrets.are_shown(headers) {
+        Some(true) => return Ok(()),
+        Some(false) => return refuse("the token is not the admin token"),
+        None => {}
+    }
+    if secrets.rpc.is_some() {
+        return refuse("changes in a pool with a token need the admin token or the master token");
     }
     if !peer.to_canonical().is_loopback() {
         return refuse("changes need the admin token, except from this host");
@@ -110,12 +151,36 @@ mod tests {
     const LOCAL: &str = "127.0.0.1";
     const REMOTE: &str = "192.0.2.7";
 
+    fn header_map(headers: &[(&'static str, &str)]) -> HeaderMap {
+        headers
+            .iter()
+            .map(|&(name, value)| (name.parse().unwrap(), value.parse().unwrap()))
+            .collect()
+    }
+
     fn is_allowed(token: &str, peer: &str, headers: &[(&'static str, &str)]) -> bool {
-        let mut map = HeaderMap::new();
-        for (name, value) in headers {
-            map.insert(*name, value.parse().unwrap());
+        let secrets = Secrets { admin: Secret::new(token), rpc: None };
+        check(&secrets, peer.parse().unwrap(), &header_map(headers)).is_ok()
+    }
+
+    #[test]
+    fn pools_with_a_token_need_one_for_keys_and_changes() {
+        let rpc = Some(Token::new("master token").unwrap());
+        let secrets = Secrets { admin: Secret::new("admin"), rpc };
+        for (shown, is_valid) in [
+            ("Bearer master token", true),
+            ("Bearer admin", true),
+            ("Bearer ", false),
+            ("x", false),
+        ] {
+            let headers = header_map(&[("authorization", shown)]);
+            assert_eq!(secrets.may_see_keys(&headers), is_valid, "{shown}");
+            assert_eq!(check(&secrets, LOCAL.parse().unwrap(), &headers).is_ok(), is_valid);
         }
-        check(&Secret::new(token), peer.parse().unwrap(), &map).is_ok()
+        assert!(!secrets.may_see_keys(&HeaderMap::new()));
+        assert!(check(&secrets, LOCAL.parse().unwrap(), &HeaderMap::new()).is_err());
+        let open = Secrets { admin: Secret::new("admin"), rpc: None };
+        assert!(open.may_see_keys(&HeaderMap::new()), "an admin token alone hides nothing");
     }
 
     #[test]

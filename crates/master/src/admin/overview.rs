@@ -2,6 +2,7 @@
 
 use axum::{
     extract::{RawQuery, State},
+    http::HeaderMap,
     response::Response,
 };
 use mooncake_base::ByteSize;
@@ -35,10 +36,19 @@ const SLOW_SHOWN: usize = 50;
 
 /// The history contains samples later than `since` (milliseconds since 1970); all samples without
 /// it.
-pub(super) async fn show(State(admin): AdminContext, RawQuery(query): RawQuery) -> Response {
+pub(super) async fn show(
+    State(admin): AdminContext,
+    RawQuery(query): RawQuery,
+    headers: HeaderMap,
+) -> Response {
     let query = query.unwrap_or_default();
     let since = parameter(&query, "since").and_then(|text| text.parse().ok()).unwrap_or(0);
     let mut shown = overview(&admin.service);
+    let shows_keys = admin.settings.secrets.may_see_keys(&headers);
+    shown["shows_keys"] = shows_keys.into();
+    if !shows_keys {
+        hide_keys(&mut shown);
+    }
     shown["history"] = admin.samples.lock().since(since);
     json_reply(&shown)
 }
@@ -218,6 +228,27 @@ fn calls(service: &Service) -> Value {
         })
     };
     Op::ALL.iter().filter_map(row).collect()
+}
+
+/// Takes the keys out of the tasks and the slow calls.
+fn hide_keys(overview: &mut Value) {
+    fn rows<'a>(overview: &'a mut Value, list: &str) -> impl Iterator<Item = &'a mut Value> {
+        overview.pointer_mut(list).and_then(Value::as_array_mut).into_iter().flatten()
+    }
+    for task in rows(overview, "/tasks/rows") {
+        // The name is "drain" with segments, or another verb with a key.
+        let verb = task["name"].as_str().and_then(|name| name.split(' ').next());
+        if let Some(verb) = verb.filter(|verb| *verb != "drain") {
+            task["name"] = verb.to_owned().into();
+            task["about"] = "".into();
+        }
+    }
+    for call in rows(overview, "/slow/latest") {
+        call["key"] = "".into();
+        if !call["failure"].is_null() {
+            call["failure"] = "failed".into();
+        }
+    }
 }
 
 fn slow_call(call: &SlowCall) -> Value {

@@ -114,7 +114,7 @@ pub const OPTIONS: &[Spec] = &[
     switch("enable_metric_reporting", "Logs a summary line every ten seconds (level info).",
         |c, t| read_bool(t).map(|on| c.is_reporting = on), |c| c.is_reporting.to_string()),
     with_env(value("admin_token", "The token that allows changes through the admin port from other hosts, sent as \
-         `Authorization: Bearer TOKEN`; peers on this host need no token.",
+         `Authorization: Bearer TOKEN`; peers on this host need no token, unless the RPC port has one.",
         |c, t| { c.admin_token = Secret::new(t); Ok(()) }, |_| String::new()), &env::MOONCAKE_ADMIN_TOKEN),
     value("ports_file", "A file that the bound addresses are written to, as JSON, once the master is ready.",
         |c, t| { t.clone_into(&mut c.ports_file); Ok(()) }, |c| c.ports_file.clone()),

@@ -1,6 +1,7 @@
 //! The admin endpoints in upstream's formats.
 
 use bytes::Bytes;
+use mooncake_base::Token;
 use mooncake_master::{
     MasterConfig,
     config::{Secret, StateDir},
@@ -221,6 +222,35 @@ fn remote_writes_need_token() {
     let wrong = "host: localhost\r\nauthorization: Bearer wrong\r\n";
     let refused = http_with(running.admin(), "POST", "/api/v1/remove_all", wrong, b"");
     assert_eq!((refused.status, &refused.json()["success"]), (403, &json!(false)));
+}
+
+#[test]
+fn pools_with_a_token_show_no_keys_without_it() {
+    let token = Token::new("open sesame").unwrap();
+    let running = Running::new(MasterConfig { rpc_token: Some(token), ..whole_config() });
+    let ask = |method: &str, target: &str, headers: &str| {
+        http_with(running.admin(), method, target, headers, b"").status
+    };
+    let shown = "authorization: Bearer open sesame\r\n";
+    for target in [
+        "/get_all_keys",
+        "/query_key?key=k",
+        "/batch_query_keys?keys=k",
+        "/api/v1/object?key=k",
+        "/api/v1/keys",
+        "/api/v1/key_groups",
+    ] {
+        assert_eq!(ask("GET", target, ""), 403, "{target}");
+        assert_eq!(ask("GET", target, "authorization: Bearer open sesam\r\n"), 403, "{target}");
+        assert_ne!(ask("GET", target, shown), 403, "{target}");
+    }
+    for target in ["/health", "/metrics", "/get_all_segments", "/api/v1/overview", "/"] {
+        assert_eq!(ask("GET", target, ""), 200, "{target}");
+    }
+    let overview = get(running.admin(), "/api/v1/overview").json();
+    assert_eq!(overview["shows_keys"], json!(false));
+    assert_eq!(ask("POST", "/api/v1/remove_all", "host: localhost\r\n"), 403);
+    assert_eq!(ask("POST", "/api/v1/remove_all", shown), 200);
 }
 
 #[test]

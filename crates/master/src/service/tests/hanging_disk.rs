@@ -327,8 +327,9 @@ async fn admin_call_holds_no_runtime_thread() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let stop = CancellationToken::new();
-    let token = crate::config::Secret::default();
-    let settings = crate::admin::Settings { token, has_upstream_metrics: true, hosts: Vec::new() };
+    let secrets = crate::admin::Secrets { admin: crate::config::Secret::default(), rpc: None };
+    let settings =
+        crate::admin::Settings { secrets, has_upstream_metrics: true, hosts: Vec::new() };
     let stopped = stop.clone();
     let mut server = JoinSet::new();
     server.spawn(crate::admin::serve(listener, service.clone(), settings, stopped));
