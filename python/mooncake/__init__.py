@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from mooncake._api.blocking.leases import Lease
     from mooncake._api.store import ObjectInfo, SegmentInfo, Store, StoreConfig
     from mooncake._api.tasks import CopyInfo, DrainInfo, TaskInfo
+    from mooncake._api.types import Cleared
     from mooncake._logs import log_to_python
     from mooncake._native import Buffer, PutOptions, last_error
     from mooncake.buffer_pool import BufferPool, RegisteredBufferPool
@@ -55,6 +56,7 @@ __all__ = [
     "Buffer",
     "BufferPool",
     "BusyError",
+    "Cleared",
     "ClosedError",
     "CopyInfo",
     "CorruptError",
@@ -95,6 +97,7 @@ _HOMES = {
     "AsyncTask": "mooncake._api.asynchronous.jobs",
     "Buffer": "mooncake._runtime",
     "BufferPool": "mooncake.buffer_pool",
+    "Cleared": "mooncake._api.types",
     "CopyInfo": "mooncake._api.tasks",
     "Drain": "mooncake._api.blocking.jobs",
     "DrainInfo": "mooncake._api.tasks",

@@ -403,13 +403,23 @@ class Pending:
         """Begin what `Store.set_expiry` does."""
 
     def remove(
-        self, keys: _Keys, *, force: bool = False, if_version: int | None = None
+        self,
+        keys: _Keys,
+        *,
+        force: bool = False,
+        spare_pinned: bool = False,
+        if_version: int | None = None,
     ) -> Begun[_List[bool | MooncakeError]]:
         """Begin what `Store.remove` does."""
 
     def remove_matching(
-        self, *, regex: str | None = None, prefix: bytes | None = None, force: bool = False
-    ) -> Begun[int]:
+        self,
+        *,
+        regex: str | None = None,
+        prefix: bytes | None = None,
+        force: bool = False,
+        spare_pinned: bool = False,
+    ) -> Begun[tuple[int, int, int, int]]:
         """Begin what `Store.remove_matching` does."""
 
     def list(
@@ -793,14 +803,28 @@ class Store:
         """Let objects expire after a time from now; None: never."""
 
     def remove(
-        self, keys: _Keys, *, force: bool = False, if_version: int | None = None
+        self,
+        keys: _Keys,
+        *,
+        force: bool = False,
+        spare_pinned: bool = False,
+        if_version: int | None = None,
     ) -> list[bool | MooncakeError]:
         """Remove objects, or those that have a version; with `force` also leased ones."""
 
     def remove_matching(
-        self, *, regex: str | None = None, prefix: bytes | None = None, force: bool = False
-    ) -> int:
-        """Remove all objects, or those that a regex or a prefix selects; return their number."""
+        self,
+        *,
+        regex: str | None = None,
+        prefix: bytes | None = None,
+        force: bool = False,
+        spare_pinned: bool = False,
+    ) -> tuple[int, int, int, int]:
+        """Remove all objects, or those that a regex or a prefix selects.
+
+        Returns:
+            Number of removed ones, and of those that stayed: leased, hard-pinned, being copied.
+        """
 
     def list(
         self, *, prefix: bytes = ..., after: bytes | None = None, limit: int = 0

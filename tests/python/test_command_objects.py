@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import pty
 import re
 import shlex
@@ -174,6 +175,62 @@ def test_dry_run_without_admin_port_says_that_leased_objects_stay():
         store.put("k", b"1")
         done = command("rm", f"--master={store.master_address}", "k", "--dry-run")
     assert done.stdout.splitlines()[-1].endswith("those that are leased would stay without --force")
+
+
+def test_rm_refuses_an_empty_prefix_and_names_all(pool: MasterProcess):
+    for words in (["-r", ""], ["-r", "old/", ""], ["-r", "--force", "--yes", ""]):
+        done = on(pool, "rm", *words)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert "--all" in done.stderr
+    for words, named in (([], "--all"), (["--all"], "--yes"), (["--all", "k"], "no keys")):
+        done = on(pool, "rm", *words)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert named in done.stderr
+    with mooncake.Store(pool.address) as store:
+        assert sum(1 for _ in store) >= 6
+
+
+def test_rm_all_asks_and_leaves_hard_pinned_objects():
+    master = start_master()
+    lends = mooncake.StoreConfig(segment_bytes=64 * MIB)
+    pinned = mooncake.PutOptions(is_hard_pinned=True)
+    try:
+        with mooncake.Store(master.address, lends) as store:
+            store.put_many({"a": b"1", "b": b"2"})
+            store.put("p", b"3", options=pinned)
+            shown = on_terminal(master, "rm", "--all", typed=b"n\n")
+            assert b"remove all 3 objects (3 B) in the pool of" in shown
+            assert store.exists_many(["a", "b", "p"]) == [True] * 3
+            dry = on(master, "rm", "--all", "--dry-run").stdout
+            assert "hard-pinned, which --pinned removes" in dry
+            done = on(master, "rm", "--all", "--yes", "--force")
+            assert (done.returncode, done.stdout) == (1, "removed 2 objects\n")
+            assert "hard-pinned" in done.stderr
+            assert store.exists_many(["a", "b", "p"]) == [False, False, True]
+            assert on(master, "rm", "-r", "p", "--force").returncode == 1
+            assert on(master, "rm", "p", "--pinned").returncode == 0
+            assert store.exists("p") is False
+    finally:
+        master.stop()
+
+
+def test_removals_of_our_api_leave_hard_pinned_objects():
+    pinned = mooncake.PutOptions(is_hard_pinned=True)
+    with mooncake.Store(config=mooncake.StoreConfig(segment_bytes=16 * MIB)) as store:
+        store.put("p", b"1", options=pinned)
+        store.put("a", b"1")
+        with pytest.raises(mooncake.BusyError, match="hard-pinned"):
+            store.delete("p", force=True)
+        with pytest.raises(mooncake.BusyError):
+            store.delete_many(["p"], force=True)
+        cleared = store.clear(force=True)
+        assert (cleared, cleared.removed, cleared.kept, cleared.pinned) == (1, 1, 1, 1)
+        assert pickle.loads(pickle.dumps(cleared)).pinned == 1
+        assert list(store.keys()) == ["p"]
+        assert store.clear(pinned=True, force=True) == 1
+        store.put("p", b"1", options=pinned)
+        store.delete("p", pinned=True)
+        assert not store.exists("p")
 
 
 def test_rm_asks_on_a_terminal(pool: MasterProcess):

@@ -185,7 +185,7 @@ fn put(stream: &mut UnixStream, start: &[u8], items: usize, number: usize) {
             caller: caller(number),
             keys,
             force: true,
-            if_versions: vec![],
+            ..Default::default()
         }),
     );
 }

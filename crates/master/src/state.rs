@@ -44,7 +44,9 @@ pub use self::{
     catalog::{
         annotations::Tags,
         object::ObjectState,
-        query::{Listing, ObjectSummary, PAGE_MAX, Page, Removal, Selector},
+        query::{
+            Listing, ObjectSummary, PAGE_MAX, Page, Removal, RemovalTerms, Selector, SparedObjects,
+        },
         tenant::TenantQuota,
         view::{CopyView, ObjectView},
     },

@@ -19,7 +19,7 @@ use std::{
 use mooncake_base::sync::Mutex;
 use mooncake_base::{Clock, Error, ObjectKey, Result, SystemClock, Version};
 use mooncake_os::call_limit::{CallLimit, run_under};
-use mooncake_store_client::{Client, DrainInfo, NewDrain, NewTask, Selector};
+use mooncake_store_client::{Client, DrainInfo, NewDrain, NewTask, RemovalTerms, Selector};
 use mooncake_transfer_engine::LocalRange;
 use pyo3::{IntoPyObjectExt, prelude::*};
 
@@ -37,7 +37,8 @@ use crate::{
         grids::{GridArgument, GridTable},
         located::{Located, RangeRead},
         outcome::{
-            done, is_there, length_of, listing, outcome_list, probe, single_key, writable_views,
+            done, is_there, length_of, listing, outcome_list, probe, removal_numbers, single_key,
+            terms_of_sweep, writable_views,
         },
         settings::seconds,
         tasks::{self, IdParts},
@@ -301,34 +302,38 @@ impl Pending {
     }
 
     /// Begins to remove objects, or those that have a version.
-    #[pyo3(signature = (keys, *, force = false, if_version = None))]
+    #[pyo3(signature = (keys, *, force = false, spare_pinned = false, if_version = None))]
     fn remove<'py>(
         &self,
         py: Python<'py>,
         keys: Keys<'py>,
         force: bool,
+        spare_pinned: bool,
         if_version: Option<u64>,
     ) -> PyResult<u64> {
-        let version = if_version.map(Version);
+        let if_version = if_version.map(Version);
+        let terms = RemovalTerms { is_forced: force, spares_hard_pinned: spare_pinned, if_version };
         self.begin_for_keys(py, keys, move |client, names| {
-            done(call_with_valid(names, |names| client.remove_if(&names, force, version)))
+            done(call_with_valid(names, |names| client.remove_under(&names, &terms)))
         })
     }
 
     /// Begins to remove all objects, or those that a regex or a prefix selects. The outcome is
-    /// their number.
-    #[pyo3(signature = (*, regex = None, prefix = None, force = false))]
+    /// what the blocking call returns.
+    #[pyo3(signature = (*, regex = None, prefix = None, force = false, spare_pinned = false))]
     fn remove_matching(
         &self,
         py: Python<'_>,
         regex: Option<String>,
         prefix: Option<Vec<u8>>,
         force: bool,
+        spare_pinned: bool,
     ) -> PyResult<u64> {
         let which = or_raise(py, selector(regex, prefix))?;
+        let terms = terms_of_sweep(force, spare_pinned);
         self.begin(py, move |client| {
-            let removed = client.and_then(|client| client.remove_matching(&which, force));
-            Box::new(move |py| to_object(py, or_raise(py, removed)?))
+            let counts = client.and_then(|client| client.remove_matching_under(&which, &terms));
+            Box::new(move |py| to_object(py, removal_numbers(or_raise(py, counts)?)))
         })
     }
 

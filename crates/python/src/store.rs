@@ -18,7 +18,7 @@ pub(crate) mod transfer;
 use std::{path::PathBuf, slice, sync::Arc, time::Duration};
 
 use mooncake_base::{Error, ErrorCode, ObjectKey, Result, SegmentId, Version};
-use mooncake_store_client::{Client, NewDrain, NewTask, Presence, Selector};
+use mooncake_store_client::{Client, NewDrain, NewTask, Presence, RemovalTerms, Selector};
 use mooncake_transfer_engine::LocalRange;
 use pyo3::{
     prelude::*,
@@ -31,8 +31,8 @@ use self::{
     located::{Located, RangeRead},
     open::metrics_text,
     outcome::{
-        Entry, batch_options, done, is_there, length_of, listing, outcome_list, probe, single_key,
-        writable_views,
+        Entry, RemovalNumbers, batch_options, done, is_there, length_of, listing, outcome_list,
+        probe, removal_numbers, single_key, terms_of_sweep, writable_views,
     },
     parts::{Columns, Table},
     settings::{Arguments, DummyArguments, Settings},
@@ -579,31 +579,37 @@ impl Store {
         self.call_for_keys(py, &keys, |client, names| done(client.set_expiry(names, ttl)))
     }
 
-    /// Removes objects, or those that have a version; with `force` also leased ones.
-    #[pyo3(signature = (keys, *, force = false, if_version = None))]
+    /// Removes objects, or those that have a version; with `force` also leased ones. Hard-pinned
+    /// ones stay if they are spared.
+    #[pyo3(signature = (keys, *, force = false, spare_pinned = false, if_version = None))]
     fn remove<'py>(
         &self,
         py: Python<'py>,
         keys: Keys<'py>,
         force: bool,
+        spare_pinned: bool,
         if_version: Option<u64>,
     ) -> PyResult<Bound<'py, PyList>> {
-        let version = if_version.map(Version);
-        self.call_for_keys(py, &keys, |client, names| done(client.remove_if(names, force, version)))
+        let if_version = if_version.map(Version);
+        let terms = RemovalTerms { is_forced: force, spares_hard_pinned: spare_pinned, if_version };
+        self.call_for_keys(py, &keys, |client, names| done(client.remove_under(names, &terms)))
     }
 
-    /// Removes all objects, or those that a regex or a prefix selects; returns their number.
-    #[pyo3(signature = (*, regex = None, prefix = None, force = false))]
+    /// Removes all objects, or those that a regex or a prefix selects. Returns the number of removed
+    /// ones, and of those that stayed: leased, hard-pinned, being copied.
+    #[pyo3(signature = (*, regex = None, prefix = None, force = false, spare_pinned = false))]
     fn remove_matching(
         &self,
         py: Python<'_>,
         regex: Option<String>,
         prefix: Option<Vec<u8>>,
         force: bool,
-    ) -> PyResult<u64> {
+        spare_pinned: bool,
+    ) -> PyResult<RemovalNumbers> {
         let which = or_raise(py, argument::selector(regex, prefix))?;
-        let removed = self.call(py, |client| client.remove_matching(&which, force))?;
-        or_raise(py, removed)
+        let terms = terms_of_sweep(force, spare_pinned);
+        let counts = self.call(py, |client| client.remove_matching_under(&which, &terms))?;
+        Ok(removal_numbers(or_raise(py, counts)?))
     }
 
     /// Lists one page of the objects whose key has a prefix, in key order.

@@ -32,8 +32,8 @@ pub use link::{CallFailure, DaemonGreeting, DaemonLink, InProcessLink, MasterLin
 pub use metrics::MetricsSnapshot;
 pub use object::{
     BufferScope, GridParts, Located, MasterStatus, ObjectDetails, ObjectPage, ObjectStatus,
-    ObjectSummary, Parts, Place, Presence, PutItem, PutOptions, PutOutcome, Read, SegmentInfo,
-    SegmentUse, Selector, SoftPin, Span,
+    ObjectSummary, Parts, Place, Presence, PutItem, PutOptions, PutOutcome, Read, RemovalCounts,
+    RemovalTerms, SegmentInfo, SegmentUse, Selector, SoftPin, Span,
 };
 pub use store::Store;
 pub use task::{DrainInfo, DrainStatus, NewDrain, NewTask, TaskInfo, TaskKind, TaskStatus};

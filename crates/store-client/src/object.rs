@@ -362,6 +362,30 @@ pub struct ObjectSummary {
     pub replicas: u32,
 }
 
+/// Which objects a removal may take.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct RemovalTerms {
+    /// Takes leased objects, and objects that are being copied.
+    pub is_forced: bool,
+    /// Leaves hard-pinned objects, forced or not.
+    pub spares_hard_pinned: bool,
+    /// Takes a single object in this version only.
+    pub if_version: Option<Version>,
+}
+
+/// Number of selected objects that a removal took, and of those that it left by the reason.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct RemovalCounts {
+    /// Removed objects.
+    pub removed: u64,
+    /// Objects that stayed because of a lease.
+    pub leased: u64,
+    /// Hard-pinned objects that stayed.
+    pub hard_pinned: u64,
+    /// Objects that stayed because a client is copying them.
+    pub being_copied: u64,
+}
+
 /// One page of a listing, in the byte order of the keys.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ObjectPage {

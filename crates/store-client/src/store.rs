@@ -14,7 +14,7 @@ use crate::{
     config::{ClientConfig, LinkConfig},
     http::HttpServer,
     link::SocketLink,
-    object::{PutOptions, PutOutcome, Selector},
+    object::{PutOptions, PutOutcome, RemovalTerms, Selector},
 };
 
 /// Threads that serve TCP transfers from other processes.
@@ -22,6 +22,10 @@ const WORKERS: usize = 2;
 
 /// Time limit for the metadata server while the engine closes.
 const CLOSE_PATIENCE: Duration = Duration::from_secs(1);
+
+/// Removals take leased objects, and leave hard-pinned ones.
+const TERMS: RemovalTerms =
+    RemovalTerms { is_forced: true, spares_hard_pinned: true, if_version: None };
 
 /// A member of a pool: lends memory, and puts and gets whole values.
 ///
@@ -106,21 +110,21 @@ impl Store {
     /// Removes an object, even if a recent read has leased it. Returns whether the object existed.
     ///
     /// # Errors
-    /// The object is being written, or the master cannot be reached.
+    /// The object is hard-pinned ([`Client::remove`] takes it) or being written, or the master cannot be reached.
     pub fn remove(&self, key: &ObjectKey) -> Result<bool> {
-        match only(self.client.remove(std::slice::from_ref(key), true)) {
+        match only(self.client.remove_under(std::slice::from_ref(key), &TERMS)) {
             Ok(()) => Ok(true),
             Err(error) if error.kind() == ErrorKind::NotFound => Ok(false),
             Err(error) => Err(error),
         }
     }
 
-    /// Removes the selected objects and returns their number.
+    /// Removes the selected objects, except hard-pinned ones, and returns their number.
     ///
     /// # Errors
     /// A bad expression, or the master cannot be reached.
     pub fn remove_matching(&self, which: &Selector) -> Result<u64> {
-        self.client.remove_matching(which, true)
+        Ok(self.client.remove_matching_under(which, &TERMS)?.removed)
     }
 
     /// The underlying client, with the full API.

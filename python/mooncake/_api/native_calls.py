@@ -148,17 +148,28 @@ class AsyncNative:
         return await self.outcome_of(lambda calls: calls.set_expiry(keys, ttl_ms))
 
     async def remove(
-        self, keys: Keys, *, force: bool = False, if_version: int | None = None
+        self,
+        keys: Keys,
+        *,
+        force: bool = False,
+        spare_pinned: bool = False,
+        if_version: int | None = None,
     ) -> _List[bool | MooncakeError]:
         """Remove objects, or those that have a version."""
         return await self.outcome_of(
-            lambda calls: calls.remove(keys, force=force, if_version=if_version)
+            lambda calls: calls.remove(
+                keys, force=force, spare_pinned=spare_pinned, if_version=if_version
+            )
         )
 
-    async def remove_matching(self, *, prefix: bytes | None = None, force: bool = False) -> int:
-        """Remove all objects, or those that a prefix selects; return their number."""
+    async def remove_matching(
+        self, *, prefix: bytes | None = None, force: bool = False, spare_pinned: bool = False
+    ) -> tuple[int, int, int, int]:
+        """Remove all objects, or those that a prefix selects; return what went and what stayed."""
         return await self.outcome_of(
-            lambda calls: calls.remove_matching(prefix=prefix, force=force)
+            lambda calls: calls.remove_matching(
+                prefix=prefix, force=force, spare_pinned=spare_pinned
+            )
         )
 
     async def list(

@@ -4,14 +4,64 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, Self, TypeAlias
 
-__all__ = ["Key", "ObjectInfo", "Progress", "SegmentInfo"]
+__all__ = ["Cleared", "Key", "ObjectInfo", "Progress", "SegmentInfo"]
 
 Key: TypeAlias = str | bytes
 
 Progress: TypeAlias = Callable[[int, int], object]
 """Called with the number of finished items and the number of all items."""
+
+
+class Cleared(int):
+    """Number of objects that `clear` removed, and of those that stayed.
+
+    Attributes:
+        leased: Objects that stayed because a recent read has leased them; `force` removes them.
+        pinned: Hard-pinned objects that stayed; `pinned=True` removes them.
+        being_copied: Objects that stayed because a copy of them is running; `force` removes them.
+    """
+
+    leased: int
+    pinned: int
+    being_copied: int
+
+    def __new__(
+        cls, removed: int = 0, *, leased: int = 0, pinned: int = 0, being_copied: int = 0
+    ) -> Self:
+        """Make a number of removed objects."""
+        self = super().__new__(cls, removed)
+        self.leased, self.pinned, self.being_copied = leased, pinned, being_copied
+        return self
+
+    @property
+    def removed(self) -> int:
+        """Number of removed objects; the value itself."""
+        return int(self)
+
+    @property
+    def kept(self) -> int:
+        """Number of objects that stayed."""
+        return self.leased + self.pinned + self.being_copied
+
+    def __repr__(self) -> str:
+        reasons = f"leased={self.leased}, pinned={self.pinned}, being_copied={self.being_copied}"
+        return f"Cleared({int(self)}, {reasons})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _cleared, (int(self), self.leased, self.pinned, self.being_copied)
+
+    @classmethod
+    def of(cls, counts: tuple[int, int, int, int]) -> Self:
+        """Return what a call of the native store counted."""
+        removed, leased, pinned, being_copied = counts
+        return cls(removed, leased=leased, pinned=pinned, being_copied=being_copied)
+
+
+def _cleared(*counts: int) -> Cleared:
+    removed, leased, pinned, being_copied = counts
+    return Cleared.of((removed, leased, pinned, being_copied))
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from mooncake._command.files import joined
 from mooncake._command.output import (
     CommandError,
     UsageError,
+    has_terminal,
     is_absent,
     is_confirmed,
     missing,
@@ -186,7 +187,7 @@ def add_rm_options(parser: argparse.ArgumentParser) -> None:
     """Declare the options of `rm`."""
     parser.add_argument(
         "keys",
-        nargs="+",
+        nargs="*",
         metavar="key",
         type=os.fsencode,
         help="key of an object; with --recursive the beginning of keys",
@@ -197,14 +198,24 @@ def add_rm_options(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="remove all objects whose keys begin with a given text",
     )
+    parser.add_argument(
+        "--all",
+        action="store_true",
+        dest="is_all",
+        help="remove all objects of the tenant; needs --yes where there is no terminal to ask on",
+    )
     parser.add_argument("--force", action="store_true", help="also objects that are leased")
+    parser.add_argument("--pinned", action="store_true", help="also objects that are hard-pinned")
     parser.add_argument(
         "--dry-run",
         action="store_true",
         help="print sizes and leases of what would be removed, and remove nothing",
     )
     parser.add_argument(
-        "-y", "--yes", action="store_true", help="do not ask on a terminal before --recursive"
+        "-y",
+        "--yes",
+        action="store_true",
+        help="do not ask on a terminal before --recursive and --all",
     )
     add_json(parser)
 
@@ -215,18 +226,22 @@ def rm(options: argparse.Namespace) -> int:
     Returns:
         0; 1 if one was not removed.
     """
+    _check_rm(options)
+    prefixes = [b""] if options.is_all else options.keys
     with joined(options) as store:
-        if not options.recursive:
+        if not (options.recursive or options.is_all):
             keys = list(options.keys)
             if options.dry_run:
                 rows = {key: row for key in keys for row in _row_of(store, key)}
                 absent = [missing(key) for key in keys if key not in rows]
                 return _would_remove(store, options, list(rows.values()), absent)
             return _removed(store, options, keys)
-        found = {row.key: row for prefix in options.keys for row in _rows(store, prefix)}
+        found = {row.key: row for prefix in prefixes for row in _rows(store, prefix)}
         total = format_bytes(sum(row.size for row in found.values()))
-        prefixes = ", ".join(quoted(prefix) if prefix else "all keys" for prefix in options.keys)
-        text = f"{len(found)} objects ({total}) under {prefixes} in the pool of {options.master}"
+        under = "" if options.is_all else f" under {', '.join(map(quoted, prefixes))}"
+        text = f"{len(found)} objects ({total}){under} in the pool of {options.master}"
+        if options.is_all:
+            text = f"all {text}"
         if not options.dry_run and not options.yes and not is_confirmed(f"remove {text}?"):
             print("mooncake: nothing was removed", file=sys.stderr)
             return 1
@@ -234,6 +249,19 @@ def rm(options: argparse.Namespace) -> int:
             return _would_remove(store, options, list(found.values()))
         keys = [key.encode("utf-8", "surrogateescape") for key in found]
         return _removed(store, options, keys)
+
+
+def _check_rm(options: argparse.Namespace) -> None:
+    """Refuse to remove nothing by name, and everything unasked."""
+    if options.is_all and options.keys:
+        raise UsageError("--all takes no keys: it removes every object")
+    if not options.is_all and not options.keys:
+        raise UsageError("name the keys to remove, or --all for every object")
+    if options.recursive and b"" in options.keys:
+        raise UsageError("an empty prefix would remove every object; --all does that")
+    is_asked = options.yes or options.dry_run or has_terminal()
+    if options.is_all and not is_asked:
+        raise UsageError("--all removes every object: confirm it with --yes")
 
 
 def _row_of(store: Store, key: bytes) -> Iterator[Row]:
@@ -248,33 +276,39 @@ def _would_remove(
     rows: list[Row],
     absent: Sequence[MooncakeError] = (),
 ) -> int:
-    """Print which objects would be removed, which are leased, and how much memory that is."""
-    leased = set[str]() if options.force else _leased(store, options, rows)
-    gone = [row for row in rows if row.key not in (leased or ())]
-    kept = [row.key for row in rows if leased and row.key in leased]
+    """Print which objects would be removed, what protects others, and how much memory that is."""
+    protected = _protected(store, options, rows)
+    protections = protected or {}
+    gone = [row for row in rows if row.key not in protections]
+    leased = sorted(key for key, word in protections.items() if word == "leased")
+    pinned = sorted(key for key, word in protections.items() if word == "hard-pinned")
     size, memory = sum(row.size for row in gone), sum(row.memory for row in gone)
     if options.is_json:
-        keys = {"would_remove": [row.key for row in gone], "leased": leased and sorted(leased)}
+        known = None if protected is None else leased
+        keys = {"would_remove": [row.key for row in gone], "leased": known}
         sizes = {"bytes": size, "memory_bytes": memory}
-        print_json({**keys, "kept": _for_json(absent), **sizes})
+        # As in the answer to a removal, which fails for them.
+        kept = [{"key": key, "code": "OBJECT_HAS_LEASE", "number": -706} for key in pinned]
+        print_json({**keys, "kept": [*_for_json(absent), *kept], **sizes})
         report(*absent)
         return 1 if absent else 0
     for row in rows:
-        is_kept = leased is not None and row.key in leased
-        verb = "would keep  " if is_kept else "would remove"
-        write_line(
-            f"{verb}  {format_bytes(row.size):>10}  ", row.key, "  leased" if is_kept else ""
-        )
+        word = protections.get(row.key, "")
+        verb = "would keep  " if word else "would remove"
+        write_line(f"{verb}  {format_bytes(row.size):>10}  ", row.key, word and f"  {word}")
     sys.stdout.flush()
     report(*absent)
     if absent and not rows:
         return 1
     text = f"would remove {_objects(len(gone))}, {format_bytes(size)}; with all copies "
     text += format_bytes(memory)
-    if kept:
-        text += f"; {_objects(len(kept))} leased, which --force removes"
-    elif leased is None:
-        text += "; those that are leased would stay without --force"
+    if leased:
+        text += f"; {_objects(len(leased))} leased, which --force removes"
+    if pinned:
+        text += f"; {_objects(len(pinned))} hard-pinned, which --pinned removes"
+    if protected is None:
+        text += "; hard-pinned ones without --pinned, and those that are leased would stay "
+        text += "without --force"
     print(text)
     return 1 if absent else 0
 
@@ -283,20 +317,29 @@ def _objects(number: int) -> str:
     return "1 object" if number == 1 else f"{number} objects"
 
 
-def _leased(store: Store, options: argparse.Namespace, rows: list[Row]) -> set[str] | None:
-    """Return the keys that are leased; None if there are too many keys, or no admin port."""
+def _protected(store: Store, options: argparse.Namespace, rows: list[Row]) -> dict[str, str] | None:
+    """Return what protects each key that would stay; None if that cannot be told.
+
+    It cannot if there are too many keys, or if the admin port does not answer.
+    """
+    if options.force and options.pinned:
+        return {}
     if len(rows) > _LEASES_MAX:
         return None
     try:
-        at, leased = admin.address_of_pool(store), set[str]()
+        at, protected = admin.address_of_pool(store), dict[str, str]()
         for row in rows:
             key = row.key.encode("utf-8", "surrogateescape")
             seen = admin.object_of(at, key, options.tenant)
-            if seen is not None and seen["lease_left_ms"] > 0:
-                leased.add(row.key)
+            if seen is None:
+                continue
+            if seen["is_hard_pinned"] and not options.pinned:
+                protected[row.key] = "hard-pinned"
+            elif seen["lease_left_ms"] > 0 and not options.force:
+                protected[row.key] = "leased"
     except CommandError:
         return None
-    return leased
+    return protected
 
 
 def _removed(store: Store, options: argparse.Namespace, keys: list[bytes]) -> int:
@@ -304,12 +347,12 @@ def _removed(store: Store, options: argparse.Namespace, keys: list[bytes]) -> in
     removed, failures = 0, list[MooncakeError]()
     try:
         for part in _parts(keys):
-            for key, outcome in zip(part, _outcomes(store, part, options.force), strict=True):
+            for key, outcome in zip(part, _outcomes(store, part, options), strict=True):
                 if isinstance(outcome, MooncakeError):
                     failures.append(outcome)
                 elif outcome:
                     removed += 1
-                elif not options.recursive:
+                elif options.keys and not options.recursive:
                     failures.append(missing(key))
     except KeyboardInterrupt:
         text = f"interrupted: at least {_objects(removed)} of {len(keys)} removed"
@@ -317,15 +360,17 @@ def _removed(store: Store, options: argparse.Namespace, keys: list[bytes]) -> in
         raise
     if options.is_json:
         print_json({"removed": removed, "kept": _for_json(failures)})
-    elif options.recursive:
+    elif options.recursive or options.is_all:
         print(f"removed {_objects(removed)}")
     report(*failures)
     return 1 if failures else 0
 
 
-def _outcomes(store: Store, keys: list[bytes], force: bool) -> list[bool | MooncakeError]:
+def _outcomes(
+    store: Store, keys: list[bytes], options: argparse.Namespace
+) -> list[bool | MooncakeError]:
     try:
-        return list(store.delete_many(keys, force=force))
+        return list(store.delete_many(keys, force=options.force, pinned=options.pinned))
     except MooncakeError as error:
         if error.outcomes is None:
             raise

@@ -20,6 +20,7 @@ __all__ = [
     "Progress",
     "UsageError",
     "described",
+    "has_terminal",
     "is_absent",
     "is_confirmed",
     "missing",
@@ -199,9 +200,14 @@ def _remedy_of(code: int) -> str:
     return next(remedy for number, _, _, remedy in _native.codes() if number == code)
 
 
+def has_terminal() -> bool:
+    """Return whether somebody can be asked."""
+    return sys.stdin.isatty() and sys.stderr.isatty()
+
+
 def is_confirmed(question: str) -> bool:
     """Ask on the terminal; without one nobody is asked and the answer is yes."""
-    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+    if not has_terminal():
         return True
     print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)
     return sys.stdin.readline().strip().lower() in ("y", "yes")

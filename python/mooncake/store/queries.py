@@ -76,7 +76,7 @@ class QueryCalls(StoreBase):
             raise TypeError(f"regex_pattern must be a str, not {type(regex_pattern).__name__}")
         is_forced = as_bool("force", force)
         return self._call_count(
-            lambda native: native.remove_matching(regex=regex_pattern, force=is_forced)
+            lambda native: native.remove_matching(regex=regex_pattern, force=is_forced)[0]
         )
 
     def remove_all(self, force: bool = False) -> int:
@@ -90,4 +90,4 @@ class QueryCalls(StoreBase):
             Number of removed objects, or a negative number.
         """
         is_forced = as_bool("force", force)
-        return self._call_count(lambda native: native.remove_matching(force=is_forced))
+        return self._call_count(lambda native: native.remove_matching(force=is_forced)[0])

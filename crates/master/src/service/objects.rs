@@ -23,7 +23,7 @@ use super::{
 };
 use crate::state::{
     FenceTicket, Listing, LocateOptions, ObjectSlot, ObjectState, ObjectSummary, ObjectView,
-    PutRef, Removal, State,
+    PutRef, Removal, RemovalTerms, SparedObjects, State,
 };
 
 /// The maximum length of a group name.
@@ -156,10 +156,12 @@ impl ObjectService {
         let versions = versions(&r.if_versions, r.keys.len())?;
         let numbered: Vec<_> = r.keys.iter().enumerate().collect();
         let results = self.shared.map_in_slices(&numbered, |state, &(item, key)| {
-            ItemResult::from(match version_at(versions, item) {
-                None => state.remove(now, &tenant, key, r.force),
-                Some(version) => state.remove_version(now, &tenant, key, r.force, version),
-            })
+            let terms = RemovalTerms {
+                is_forced: r.force,
+                spares_hard_pinned: r.spare_hard_pinned,
+                if_version: version_at(versions, item),
+            };
+            ItemResult::from(state.remove_under(now, &tenant, key, &terms))
         });
         let failed = FailedItems::of(&results);
         self.shared.op_metrics().count_items(Op::Remove, results.len(), failed);
@@ -175,14 +177,21 @@ impl ObjectService {
         let op = if is_all { Op::RemoveAll } else { Op::RemoveMatching };
         self.shared.op_metrics().count_one(op, || {
             let tenant = self.shared.tenant(r.caller.as_ref())?;
-            let mut removal =
-                Removal::new(tenant.into_owned(), selector(r.selector.as_ref())?, r.force);
+            let terms = RemovalTerms {
+                is_forced: r.force,
+                spares_hard_pinned: r.spare_hard_pinned,
+                if_version: None,
+            };
+            let selector = selector(r.selector.as_ref())?;
+            let mut removal = Removal::with_terms(tenant.into_owned(), selector, terms);
             self.shared.run_to_completion(
                 &mut removal,
                 |state, removal| state.remove_matching(self.shared.now(), removal),
                 Removal::match_keys,
             );
-            Ok(v1::RemoveMatchingResponse { removed: removal.removed() })
+            let SparedObjects { leased, hard_pinned, being_copied } = removal.spared();
+            let removed = removal.removed();
+            Ok(v1::RemoveMatchingResponse { removed, leased, hard_pinned, being_copied })
         })
     }
 

@@ -274,7 +274,8 @@ fn empty_selector_removes_nothing() {
     let (service, _) = lent();
     for by in [None, Some(v1::key_selector::By::All(false))] {
         let selector = Some(v1::KeySelector { by });
-        let remove = v1::RemoveMatchingRequest { caller: None, selector, force: true };
+        let remove =
+            v1::RemoveMatchingRequest { caller: None, selector, force: true, ..Default::default() };
         assert!(matches!(
             ask(&service, Call::RemoveMatching(remove)),
             response::Call::Failure(f) if f.code == -600

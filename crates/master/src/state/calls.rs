@@ -8,8 +8,8 @@ use mooncake_base::{
 
 use super::{
     ExpiredClient, FenceTicket, JobView, Listing, LocateOptions, Located, LocatedObject, MemoryUse,
-    ObjectView, Probed, RecoveryScope, Removal, SegmentSlot, SegmentSpec, SegmentView, State,
-    TaskView, TenantQuota, UnfinishedPut, reclaim::SegmentFilter,
+    ObjectView, Probed, RecoveryScope, Removal, RemovalTerms, SegmentSlot, SegmentSpec,
+    SegmentView, State, TaskView, TenantQuota, UnfinishedPut, reclaim::SegmentFilter,
 };
 
 impl State {
@@ -45,22 +45,23 @@ impl State {
         key: &[u8],
         is_forced: bool,
     ) -> Result<()> {
-        self.inventory.remove(now, tenant, key, (is_forced, None))
+        let terms = RemovalTerms { is_forced, ..RemovalTerms::default() };
+        self.inventory.remove(now, tenant, key, &terms)
     }
 
-    /// Removes the object if it has this version, like [`remove`](Self::remove).
+    /// Removes the object if the terms allow it, like [`remove`](Self::remove).
     ///
     /// # Errors
-    /// The errors of [`remove`](Self::remove); `OBJECT_ALREADY_EXISTS`: it has another version.
-    pub fn remove_version(
+    /// The errors of [`remove`](Self::remove); `OBJECT_HAS_LEASE` for a hard-pinned object that the
+    /// terms spare; `OBJECT_ALREADY_EXISTS`: it has another version.
+    pub fn remove_under(
         &mut self,
         now: Moment,
         tenant: &TenantId,
         key: &[u8],
-        is_forced: bool,
-        version: Version,
+        terms: &RemovalTerms,
     ) -> Result<()> {
-        self.inventory.remove(now, tenant, key, (is_forced, Some(version)))
+        self.inventory.remove(now, tenant, key, terms)
     }
 
     /// Runs one slice of a removal. Returns whether it is done.

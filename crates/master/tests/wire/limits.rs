@@ -74,7 +74,12 @@ fn refuses_excess_large_calls_and_serves_small_ones() {
     fill(&mut owner, 16_384);
     let regex = "no-such-key-[0-9]{3}".to_owned();
     let selector = v1::KeySelector { by: Some(v1::key_selector::By::Regex(regex)) };
-    let sweep = v1::RemoveMatchingRequest { caller: None, selector: Some(selector), force: false };
+    let sweep = v1::RemoveMatchingRequest {
+        caller: None,
+        selector: Some(selector),
+        force: false,
+        ..Default::default()
+    };
     let mut callers: Vec<_> = (0..400).map(|_| running.native()).collect();
     for caller in &mut callers {
         caller.stream.set_read_timeout(Some(WAIT_MAX)).unwrap();

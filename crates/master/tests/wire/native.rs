@@ -179,6 +179,7 @@ fn close_and_locate<S: Read + Write>(running: &Running, mut owner: NativeClient<
         caller: reader.caller(),
         selector: Some(selector),
         force: true,
+        ..Default::default()
     };
     reader.call(request::Call::RemoveMatching(call));
 }
@@ -217,7 +218,7 @@ fn call_repeated_over_another_connection_gets_first_response() {
     second.id = first.id;
     let keys = vec![Bytes::from_static(b"a")];
     let remove =
-        v1::RemoveRequest { caller: first.caller(), keys, force: true, if_versions: vec![] };
+        v1::RemoveRequest { caller: first.caller(), keys, force: true, ..Default::default() };
     let remove = request::Call::Remove(remove);
     // The connection breaks after the call was delivered.
     first.send_numbered(1, remove.clone());

@@ -724,6 +724,9 @@ pub struct RemoveRequest {
     /// Each key is removed only in this version. Empty: no condition; 0: none for that key.
     #[prost(fixed64, repeated, tag = "4")]
     pub if_versions: ::prost::alloc::vec::Vec<u64>,
+    /// Hard-pinned objects stay, with `force`, too.
+    #[prost(bool, tag = "5")]
+    pub spare_hard_pinned: bool,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct RemoveResponse {
@@ -738,11 +741,20 @@ pub struct RemoveMatchingRequest {
     pub selector: ::core::option::Option<KeySelector>,
     #[prost(bool, tag = "3")]
     pub force: bool,
+    #[prost(bool, tag = "4")]
+    pub spare_hard_pinned: bool,
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct RemoveMatchingResponse {
     #[prost(uint64, tag = "1")]
     pub removed: u64,
+    /// Selected complete objects that stayed, by the reason.
+    #[prost(uint64, tag = "2")]
+    pub leased: u64,
+    #[prost(uint64, tag = "3")]
+    pub hard_pinned: u64,
+    #[prost(uint64, tag = "4")]
+    pub being_copied: u64,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct KeySelector {

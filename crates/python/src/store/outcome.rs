@@ -1,7 +1,9 @@
 //! Arguments and outcomes that blocking calls and calls of event loops share.
 
 use mooncake_base::{Error, ErrorCode, ObjectKey, Result};
-use mooncake_store_client::{Client, ObjectPage, ObjectStatus, ObjectSummary};
+use mooncake_store_client::{
+    Client, ObjectPage, ObjectStatus, ObjectSummary, RemovalCounts, RemovalTerms,
+};
 use pyo3::{
     prelude::*,
     types::{PyBytes, PyList},
@@ -93,6 +95,19 @@ pub(crate) fn single_key(key: Bound<'_, PyAny>) -> PyResult<Result<ObjectKey>> {
 /// Returns true for each success, as calls without a value have it in Python.
 pub(crate) fn done(results: Vec<Result<()>>) -> Vec<Result<bool>> {
     results.into_iter().map(|result| result.map(|()| true)).collect()
+}
+
+/// Numbers of objects: removed, and left because they are leased, hard-pinned or being copied.
+pub(crate) type RemovalNumbers = (u64, u64, u64, u64);
+
+/// Returns the numbers of a removal as Python has them.
+pub(crate) fn removal_numbers(counts: RemovalCounts) -> RemovalNumbers {
+    (counts.removed, counts.leased, counts.hard_pinned, counts.being_copied)
+}
+
+/// Returns the terms of the removal of any versions.
+pub(crate) fn terms_of_sweep(is_forced: bool, spares_hard_pinned: bool) -> RemovalTerms {
+    RemovalTerms { is_forced, spares_hard_pinned, if_version: None }
 }
 
 /// Returns a list with each value, or the exception in its place.

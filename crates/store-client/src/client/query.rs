@@ -9,8 +9,8 @@ use mooncake_proto::v1::{self, key_selector::By, request::Call, response::Call a
 use super::{Client, ClientInner, put::wire_millis};
 use crate::{
     object::{
-        MasterStatus, ObjectDetails, ObjectPage, ObjectStatus, ObjectSummary, Presence, SegmentUse,
-        Selector,
+        MasterStatus, ObjectDetails, ObjectPage, ObjectStatus, ObjectSummary, Presence,
+        RemovalCounts, RemovalTerms, SegmentUse, Selector,
     },
     rpc::{batch, response},
 };
@@ -74,27 +74,23 @@ impl Client {
     /// By key: `OBJECT_NOT_FOUND`, `OBJECT_HAS_LEASE`, `REPLICA_IS_NOT_READY` while it is being
     /// written for the first time, or the master cannot be reached.
     pub fn remove(&self, keys: &[ObjectKey], is_forced: bool) -> Vec<Result<()>> {
-        self.remove_if(keys, is_forced, None)
+        self.remove_under(keys, &RemovalTerms { is_forced, ..RemovalTerms::default() })
     }
 
-    /// Removes objects like [`remove`](Self::remove); with a version, only those that have it.
+    /// Removes objects like [`remove`](Self::remove), if the terms allow it.
     ///
     /// # Errors
-    /// By key: `OBJECT_ALREADY_EXISTS`: it has another version; or the errors of
-    /// [`remove`](Self::remove).
-    pub fn remove_if(
-        &self,
-        keys: &[ObjectKey],
-        is_forced: bool,
-        version: Option<Version>,
-    ) -> Vec<Result<()>> {
+    /// By key: `OBJECT_ALREADY_EXISTS`: it has another version; `OBJECT_HAS_LEASE`: it is
+    /// hard-pinned; or the errors of [`remove`](Self::remove).
+    pub fn remove_under(&self, keys: &[ObjectKey], terms: &RemovalTerms) -> Vec<Result<()>> {
         let deadline = self.inner.rpc.deadline();
         batch::for_keys(keys, |keys, packed| {
             let call = Call::Remove(v1::RemoveRequest {
                 caller: self.inner.rpc.caller(),
                 keys: packed,
-                force: is_forced,
-                if_versions: version.iter().map(|version| version.0).collect(),
+                force: terms.is_forced,
+                if_versions: terms.if_version.iter().map(|version| version.0).collect(),
+                spare_hard_pinned: terms.spares_hard_pinned,
             });
             let response = self.inner.rpc.call_until(call, deadline, |answer| match answer {
                 Reply::Remove(response) => Some(response),
@@ -156,14 +152,35 @@ impl Client {
     /// # Errors
     /// The regular expression is invalid, or the master cannot be reached.
     pub fn remove_matching(&self, selector: &Selector, is_forced: bool) -> Result<u64> {
+        let terms = RemovalTerms { is_forced, ..RemovalTerms::default() };
+        Ok(self.remove_matching_under(selector, &terms)?.removed)
+    }
+
+    /// Removes the selected objects that the terms allow, in any version, except objects being
+    /// written.
+    ///
+    /// # Errors
+    /// The regular expression is invalid, or the master cannot be reached.
+    pub fn remove_matching_under(
+        &self,
+        selector: &Selector,
+        terms: &RemovalTerms,
+    ) -> Result<RemovalCounts> {
         let call = Call::RemoveMatching(v1::RemoveMatchingRequest {
             caller: self.inner.rpc.caller(),
             selector: Some(wire_selector(selector)),
-            force: is_forced,
+            force: terms.is_forced,
+            spare_hard_pinned: terms.spares_hard_pinned,
         });
-        self.inner.rpc.call(call, |answer| match answer {
-            Reply::RemoveMatching(response) => Some(response.removed),
+        let answer = self.inner.rpc.call(call, |answer| match answer {
+            Reply::RemoveMatching(response) => Some(response),
             _ => None,
+        })?;
+        Ok(RemovalCounts {
+            removed: answer.removed,
+            leased: answer.leased,
+            hard_pinned: answer.hard_pinned,
+            being_copied: answer.being_copied,
         })
     }
 

@@ -12,7 +12,7 @@ from mooncake._api.blocking.leases import Lease
 from mooncake._api.buffers import readable, writable
 from mooncake._api.outcomes import MISSING, about, all_of, batches, only, options_of, or_default
 from mooncake._api.tasks import CopyInfo, JobId, copies_of
-from mooncake._api.types import Key, ObjectInfo, Progress, SegmentInfo
+from mooncake._api.types import Cleared, Key, ObjectInfo, Progress, SegmentInfo
 from mooncake._api.values import (
     decoded,
     encoded,
@@ -334,6 +334,7 @@ class ObjectCalls:
         key: Key,
         *,
         force: bool = False,
+        pinned: bool = False,
         missing_ok: bool = False,
         if_version: int | None = None,
         timeout_s: float | None = None,
@@ -343,28 +344,35 @@ class ObjectCalls:
         Args:
             key: Key of the object.
             force: Remove the object even if it was read recently and is still leased.
+            pinned: Remove the object even if it is hard-pinned.
             missing_ok: Do not raise if the object does not exist.
             if_version: Remove the object only if it has this version, which `info` returns.
             timeout_s: Longest duration of the call.
 
         Raises:
             NotFoundError: The object does not exist.
-            BusyError: The object is leased by a recent read.
+            BusyError: The object is leased by a recent read, or hard-pinned.
             AlreadyExistsError: The object has another version than `if_version`.
         """
         native = self._within(timeout_s)
-        outcomes = native.remove([key], force=force, if_version=if_version)
+        outcomes = native.remove([key], force=force, spare_pinned=not pinned, if_version=if_version)
         if not (missing_ok and isinstance(outcomes[0], NotFoundError)):
             only(outcomes)
 
     def delete_many(
-        self, keys: Iterable[Key], *, force: bool = False, timeout_s: float | None = None
+        self,
+        keys: Iterable[Key],
+        *,
+        force: bool = False,
+        pinned: bool = False,
+        timeout_s: float | None = None,
     ) -> list[bool]:
         """Remove many objects in one batch.
 
         Args:
             keys: Keys of the objects.
             force: Remove objects even if they were read recently and are still leased.
+            pinned: Remove hard-pinned objects, too.
             timeout_s: Longest duration of the call.
 
         Returns:
@@ -374,7 +382,8 @@ class ObjectCalls:
             MooncakeError: The first failure other than a missing object, after every object was
                 tried. Its attribute `outcomes` has the result or the failure of each.
         """
-        outcomes = self._within(timeout_s).remove(key_list(keys), force=force)
+        native = self._within(timeout_s)
+        outcomes = native.remove(key_list(keys), force=force, spare_pinned=not pinned)
         return all_of([False if isinstance(found, NotFoundError) else found for found in outcomes])
 
     def expire(self, key: Key, ttl_s: float, *, timeout_s: float | None = None) -> None:
@@ -399,20 +408,30 @@ class ObjectCalls:
         only(self._within(timeout_s).set_expiry([key], None))
 
     def clear(
-        self, prefix: Key = b"", *, force: bool = False, timeout_s: float | None = None
-    ) -> int:
-        """Remove the objects whose key has a prefix; leased objects only with `force`.
+        self,
+        prefix: Key = b"",
+        *,
+        force: bool = False,
+        pinned: bool = False,
+        timeout_s: float | None = None,
+    ) -> Cleared:
+        """Remove the objects whose key has a prefix, but for those that something protects.
 
         Args:
             prefix: Beginning of the keys; b"" removes all objects.
-            force: Remove objects even if they were read recently and are still leased.
+            force: Remove objects even if they were read recently and are still leased, or are
+                being copied.
+            pinned: Remove hard-pinned objects, too.
             timeout_s: Longest duration of the call.
 
         Returns:
-            Number of removed objects.
+            Number of removed objects, with the numbers of those that stayed by the reason.
         """
         native = self._within(timeout_s)
-        return native.remove_matching(prefix=encoded(prefix) or None, force=force)
+        chosen = encoded(prefix) or None
+        return Cleared.of(
+            native.remove_matching(prefix=chosen, force=force, spare_pinned=not pinned)
+        )
 
     # Copies
 

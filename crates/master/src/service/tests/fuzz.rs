@@ -284,14 +284,21 @@ impl Fuzzer {
                 Call::SetExpiry(v1::SetExpiryRequest { caller, keys: self.keys(), ttl_ms })
             }
             35 => {
-                let (keys, force) = (self.keys(), self.one_in(2));
                 let if_versions = if self.one_in(4) { vec![self.number()] } else { vec![] };
-                Call::Remove(v1::RemoveRequest { caller, keys, force, if_versions })
+                Call::Remove(v1::RemoveRequest {
+                    caller,
+                    keys: self.keys(),
+                    force: self.one_in(2),
+                    if_versions,
+                    spare_hard_pinned: self.one_in(2),
+                })
             }
-            36 => {
-                let (selector, force) = (self.selector(), self.one_in(2));
-                Call::RemoveMatching(v1::RemoveMatchingRequest { caller, selector, force })
-            }
+            36 => Call::RemoveMatching(v1::RemoveMatchingRequest {
+                caller,
+                selector: self.selector(),
+                force: self.one_in(2),
+                spare_hard_pinned: self.one_in(2),
+            }),
             37 => {
                 let (selector, after, limit) = (self.selector(), self.key(), self.below(9) as u32);
                 Call::ListObjects(v1::ListObjectsRequest { caller, selector, after, limit })

@@ -197,7 +197,7 @@ fn end_a(id: ClientId, version: u64) -> Call {
 
 fn remove_a(id: ClientId) -> Call {
     let keys = vec![Bytes::from_static(b"a")];
-    Call::Remove(v1::RemoveRequest { caller: caller(id), keys, force: true, if_versions: vec![] })
+    Call::Remove(v1::RemoveRequest { caller: caller(id), keys, force: true, ..Default::default() })
 }
 
 /// Returns the version of a put that started, or the code of its refusal.

@@ -40,7 +40,7 @@ fn put(service: &Service, id: ClientId) -> u64 {
 
 fn remove(id: ClientId) -> Call {
     let keys = vec![Bytes::from_static(KEY)];
-    Call::Remove(v1::RemoveRequest { caller: caller(id), keys, force: true, if_versions: vec![] })
+    Call::Remove(v1::RemoveRequest { caller: caller(id), keys, force: true, ..Default::default() })
 }
 
 fn code(answer: &response::Call) -> Option<ErrorCode> {
@@ -60,9 +60,17 @@ fn repeated_call_gets_first_response() {
     assert_eq!(ask_numbered(&service, 1, 1, remove(id)), first);
     assert_eq!(service.totals().keys, 1, "the repetition does not remove the later object");
     let selector = Some(v1::KeySelector { by: Some(v1::key_selector::By::All(true)) });
-    let all = v1::RemoveMatchingRequest { caller: caller(id), selector, force: true };
+    let all = v1::RemoveMatchingRequest {
+        caller: caller(id),
+        selector,
+        force: true,
+        ..Default::default()
+    };
     let sweep = || ask_numbered(&service, 2, 1, Call::RemoveMatching(all.clone()));
-    let expected = response::Call::RemoveMatching(v1::RemoveMatchingResponse { removed: 1 });
+    let expected = response::Call::RemoveMatching(v1::RemoveMatchingResponse {
+        removed: 1,
+        ..Default::default()
+    });
     assert_eq!([sweep(), sweep()], [expected.clone(), expected]);
     assert_eq!(failures(&ask(&service, remove(id))), 1, "a call without number is executed");
 }

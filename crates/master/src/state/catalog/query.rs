@@ -169,14 +169,61 @@ pub struct Page {
     pub is_last: bool,
 }
 
+/// Which objects a removal may take.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct RemovalTerms {
+    /// Takes leased objects, and objects that are being copied.
+    pub is_forced: bool,
+    /// Leaves hard-pinned objects, forced or not.
+    pub spares_hard_pinned: bool,
+    /// Takes a single object in this version only.
+    pub if_version: Option<Version>,
+}
+
+/// A reason for which a removal leaves a complete object.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Protection {
+    Lease,
+    HardPin,
+    RunningCopy,
+}
+
+impl RemovalTerms {
+    /// Returns what protects the object from this removal.
+    fn protection(&self, now: Moment, object: &Object) -> Option<Protection> {
+        if self.spares_hard_pinned && object.flags.has(Flags::HARD_PINNED) {
+            return Some(Protection::HardPin);
+        }
+        if self.is_forced {
+            return None;
+        }
+        match object.protection.is_leased(now) {
+            true => Some(Protection::Lease),
+            false => object.flags.has(Flags::BEING_COPIED).then_some(Protection::RunningCopy),
+        }
+    }
+}
+
+/// Number of selected complete objects that a removal left, by the reason.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct SparedObjects {
+    /// Objects with a lease.
+    pub leased: u64,
+    /// Hard-pinned objects.
+    pub hard_pinned: u64,
+    /// Objects that a client is copying.
+    pub being_copied: u64,
+}
+
 /// A removal of many objects in progress, in slices like [`Listing`].
 #[derive(Debug)]
 pub struct Removal {
-    pub(in crate::state) tenant: TenantId,
-    pub(in crate::state) selector: Selector,
-    pub(in crate::state) is_forced: bool,
-    pub(in crate::state) next_slot: u32,
-    pub(in crate::state) removed: u64,
+    tenant: TenantId,
+    selector: Selector,
+    terms: RemovalTerms,
+    next_slot: u32,
+    removed: u64,
+    spared: SparedObjects,
     pub(in crate::state) candidates: Candidates,
 }
 
@@ -184,8 +231,13 @@ impl Removal {
     /// Creates a removal of the selected complete objects. Leased objects are skipped unless
     /// forced.
     pub fn new(tenant: TenantId, selector: Selector, is_forced: bool) -> Self {
-        let candidates = Candidates::default();
-        Self { tenant, selector, is_forced, next_slot: 0, removed: 0, candidates }
+        Self::with_terms(tenant, selector, RemovalTerms { is_forced, ..RemovalTerms::default() })
+    }
+
+    /// Creates a removal of those selected complete objects that the terms allow, in any version.
+    pub fn with_terms(tenant: TenantId, selector: Selector, terms: RemovalTerms) -> Self {
+        let (candidates, spared) = (Candidates::default(), SparedObjects::default());
+        Self { tenant, selector, terms, next_slot: 0, removed: 0, spared, candidates }
     }
 
     /// Matches a pattern with the keys of the last slice, like [`Listing::match_keys`].
@@ -197,6 +249,11 @@ impl Removal {
     pub fn removed(&self) -> u64 {
         self.removed
     }
+
+    /// Returns the number of selected objects left so far.
+    pub fn spared(&self) -> SparedObjects {
+        self.spared
+    }
 }
 
 impl Inventory {
@@ -204,14 +261,15 @@ impl Inventory {
     ///
     /// # Errors
     /// `OBJECT_NOT_FOUND`; `REPLICA_IS_NOT_READY`: the first put is unfinished, forced or not;
-    /// `OBJECT_HAS_LEASE` and `OBJECT_HAS_REPLICATION_TASK` unless forced;
-    /// `OBJECT_ALREADY_EXISTS`: it has another version than `if_version`.
+    /// `OBJECT_HAS_LEASE`: it is hard-pinned and the terms spare it, or it has a lease;
+    /// `OBJECT_HAS_REPLICATION_TASK`; `OBJECT_ALREADY_EXISTS`: it has another version than
+    /// `if_version`.
     pub(in crate::state) fn remove(
         &mut self,
         now: Moment,
         tenant: &TenantId,
         key: &[u8],
-        (is_forced, if_version): (bool, Option<Version>),
+        terms: &RemovalTerms,
     ) -> Result<()> {
         let tenant = self.catalog.objects.tenant_index(tenant);
         let slot = tenant.and_then(|tenant| self.find(now, tenant, key));
@@ -225,18 +283,11 @@ impl Inventory {
         if !object.is_complete() {
             return Err(not_ready(key));
         }
-        if let Some(expected) = if_version.filter(|&expected| expected != object.version()) {
+        if let Some(expected) = terms.if_version.filter(|&expected| expected != object.version()) {
             return Err(other_version(key, expected, Some(object.version())));
         }
-        if object.protection.is_leased(now) && !is_forced {
-            return Err(Error::new(ErrorCode::OBJECT_HAS_LEASE, "the object has a lease")
-                .with("key", Printed(key))
-                .with("lease_left_ms", object.protection.lease_left(now).as_millis()));
-        }
-        if object.flags.has(Flags::BEING_COPIED) && !is_forced {
-            let why = "a client is copying the object";
-            let code = ErrorCode::OBJECT_HAS_REPLICATION_TASK;
-            return Err(Error::new(code, why).with("key", Printed(key)));
+        if let Some(protection) = terms.protection(now, object) {
+            return Err(protected(now, protection, object, key));
         }
         self.remove_value(now, slot);
         Ok(())
@@ -280,7 +331,7 @@ impl Removal {
         };
         self.match_keys();
         for (slot, key) in std::mem::take(&mut self.candidates.found) {
-            if self.is_removable(now, inventory, slot, tenant)
+            if self.is_candidate(inventory, slot, tenant)
                 && inventory.catalog.objects.key(inventory.catalog.objects.at(slot)) == &key[..]
             {
                 self.remove_selected(now, inventory, slot);
@@ -296,7 +347,7 @@ impl Removal {
                 break;
             }
             end += 1;
-            if !self.is_removable(now, inventory, slot, tenant) {
+            if !self.is_candidate(inventory, slot, tenant) {
                 continue;
             }
             let key = inventory.catalog.objects.key(inventory.catalog.objects.at(slot));
@@ -318,23 +369,25 @@ impl Removal {
         is_done
     }
 
-    /// Returns whether the self takes the object if its key is selected.
-    fn is_removable(
-        &self,
-        now: Moment,
-        inventory: &Inventory,
-        slot: ObjectSlot,
-        tenant: TenantIndex,
-    ) -> bool {
-        inventory.catalog.objects.get(slot).is_some_and(|object| {
-            object.tenant == tenant
-                && object.is_complete()
-                && (self.is_forced || !is_protected(now, object) || inventory.is_unclaimed(slot))
-        })
+    /// Returns whether the removal asks for the object if its key is selected.
+    fn is_candidate(&self, inventory: &Inventory, slot: ObjectSlot, tenant: TenantIndex) -> bool {
+        let found = inventory.catalog.objects.get(slot);
+        found.is_some_and(|object| object.tenant == tenant && object.is_complete())
     }
 
-    /// Removes a selected object. A lost object is not counted as removed; the sweep drops it.
+    /// Removes a selected object, or counts what protects it. A lost object is not counted as
+    /// removed; the sweep drops it.
     fn remove_selected(&mut self, now: Moment, inventory: &mut Inventory, slot: ObjectSlot) {
+        let protection = match inventory.is_unclaimed(slot) {
+            true => None,
+            false => self.terms.protection(now, inventory.catalog.objects.at(slot)),
+        };
+        match protection {
+            None => {}
+            Some(Protection::Lease) => return self.spared.leased += 1,
+            Some(Protection::HardPin) => return self.spared.hard_pinned += 1,
+            Some(Protection::RunningCopy) => return self.spared.being_copied += 1,
+        }
         if inventory.drop_lost_replicas(slot) {
             self.removed += u64::from(!inventory.is_unclaimed(slot));
             inventory.remove_value(now, slot);
@@ -437,7 +490,20 @@ fn end_of_slice(objects: &Objects, start: u32) -> u32 {
     start.saturating_add(SLICE).min(objects.slot_count())
 }
 
-/// Returns whether a lease or a running copy protects the object from a plain removal.
-fn is_protected(now: Moment, object: &Object) -> bool {
-    object.protection.is_leased(now) || object.flags.has(Flags::BEING_COPIED)
+/// Returns the refusal to remove a protected object.
+fn protected(now: Moment, protection: Protection, object: &Object, key: &[u8]) -> Error {
+    let (code, why) = match protection {
+        Protection::Lease => (ErrorCode::OBJECT_HAS_LEASE, "the object has a lease"),
+        Protection::HardPin => (ErrorCode::OBJECT_HAS_LEASE, "the object is hard-pinned"),
+        Protection::RunningCopy => {
+            (ErrorCode::OBJECT_HAS_REPLICATION_TASK, "a client is copying the object")
+        }
+    };
+    let error = Error::new(code, why).with("key", Printed(key));
+    match protection {
+        Protection::Lease => {
+            error.with("lease_left_ms", object.protection.lease_left(now).as_millis())
+        }
+        Protection::HardPin | Protection::RunningCopy => error,
+    }
 }

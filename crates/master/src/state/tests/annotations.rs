@@ -149,7 +149,8 @@ fn removes_only_the_version_it_names() {
     let second = pool.upsert("k", MIB).unwrap().version;
     let mut remove = |version| {
         let (now, tenant) = (pool.now, pool.tenant.clone());
-        pool.state.remove_version(now, &tenant, b"k", false, version)
+        let terms = RemovalTerms { if_version: Some(version), ..RemovalTerms::default() };
+        pool.state.remove_under(now, &tenant, b"k", &terms)
     };
     fails(remove(first), ErrorCode::OBJECT_ALREADY_EXISTS);
     remove(second).unwrap();
