@@ -35,7 +35,8 @@ use self::{
     random::Random,
     read::MaxGranted,
     reclaim::{
-        Ahead, Reclaimer, Searches, eviction_queue::EvictionQueue, pins::Pins, sweep::Sweeps,
+        Ahead, Reclaimer, ReleasedObjects, Searches, eviction_queue::EvictionQueue, pins::Pins,
+        sweep::Sweeps,
     },
     task::{Tasks, drain::Jobs},
     timer::{Timer, Timers},
@@ -192,6 +193,7 @@ impl State {
                     pins: Pins::default(),
                     queue: EvictionQueue::new(eviction::policy(rules.eviction)),
                     annotations: Annotations::default(),
+                    released: ReleasedObjects::default(),
                     copied: FxHashMap::default(),
                 },
                 sweeps: Sweeps::default(),

@@ -96,7 +96,7 @@ impl State {
 
     /// Returns the bytes of the segments that accept objects, by the reason that holds them.
     pub fn memory_use(&self, now: Moment) -> MemoryUse {
-        self.inventory.memory_use(now, SegmentFilter::All, None)
+        self.inventory.memory_use(now, SegmentFilter::All).0
     }
 
     /// Sets the quota of a tenant in bytes.
@@ -356,8 +356,8 @@ impl State {
         self.inventory.max_granted.confirm_durable(position);
     }
 
-    /// Returns how many steps searches for memory have taken since the start: objects and blocks
-    /// looked at or evicted.
+    /// Returns how many steps searches for memory have taken since the start: segments tried, objects
+    /// and blocks looked at or evicted, for the text of a refusal, too.
     pub fn search_steps(&self) -> u64 {
         self.searches.steps()
     }

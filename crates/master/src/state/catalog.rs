@@ -17,7 +17,7 @@ use rustc_hash::FxHashMap;
 use self::{annotations::Annotations, group::Groups, object::Objects, tenant::Tenants};
 use super::{
     ids::ObjectSlot,
-    reclaim::{eviction_queue::EvictionQueue, pins::Pins},
+    reclaim::{ReleasedObjects, eviction_queue::EvictionQueue, pins::Pins},
 };
 
 /// Objects by key, and the tables that name them by their slots.
@@ -32,6 +32,7 @@ pub(super) struct Catalog {
     pub(super) pins: Pins,
     pub(super) queue: EvictionQueue,
     pub(super) annotations: Annotations,
+    pub(super) released: ReleasedObjects,
     /// Objects that clients copy, and until when.
     pub(super) copied: FxHashMap<ObjectSlot, Moment>,
 }

@@ -19,6 +19,7 @@ use crate::state::{
     },
     ids::{KeyHash, ObjectSlot, SegmentSlot, TenantIndex},
     inventory::Inventory,
+    pool::segment::SegmentSet,
     put::{
         options::{PutOptions, RequestedPin, SoftPin, Terms},
         write::{Write, Writes},
@@ -29,6 +30,8 @@ use crate::state::{
 
 /// Maximum unfinished puts of one key (upserts by several clients).
 const WRITERS_PER_KEY_MAX: usize = 64;
+/// Maximum number of endpoints that a put avoids. Clients name those first that failed last.
+const AVOIDED_ENDPOINTS_MAX: usize = 256;
 /// Maximum length of a group name.
 const GROUP_BYTES_MAX: usize = 64 * 1024;
 
@@ -59,7 +62,16 @@ pub(crate) struct PutOwner {
     /// Empty if unknown.
     host: Arc<str>,
     /// Segments of peers that the client could not reach, used only if no other has room.
-    avoided: Vec<SegmentSlot>,
+    avoided: SegmentSet,
+}
+
+#[cfg(test)]
+impl PutOwner {
+    /// Returns the avoided segments.
+    pub(super) fn avoided_segments(&self) -> Vec<SegmentSlot> {
+        let slots = (0..1 << 16).map(SegmentSlot::new);
+        slots.filter(|&slot| self.avoided.contains(slot)).collect()
+    }
 }
 
 /// A writer's reference to an unfinished put.
@@ -164,20 +176,17 @@ impl PutCalls<'_> {
         self.inventory.catalog.tenants.check_tenant(tenant)?;
         let tenant = self.inventory.catalog.objects.intern_tenant(tenant)?;
         let host = self.inventory.clients.host(client);
-        Ok(PutOwner { client, tenant, host, avoided: Vec::new() })
+        Ok(PutOwner { client, tenant, host, avoided: SegmentSet::default() })
     }
 
     /// Lets the owner's puts use segments of these endpoints only if no other segment has room.
+    /// Ignores endpoints beyond [`AVOIDED_ENDPOINTS_MAX`].
     pub(crate) fn avoiding(&self, put_owner: PutOwner, endpoints: &[String]) -> PutOwner {
         if endpoints.is_empty() {
             return put_owner;
         }
-        let is_avoided = |slot: &&SegmentSlot| {
-            endpoints.contains(&self.inventory.pool.segments.at(**slot).spec.endpoint)
-        };
-        let avoided =
-            self.inventory.pool.segments.open().iter().filter(is_avoided).copied().collect();
-        PutOwner { avoided, ..put_owner }
+        let named = &endpoints[..endpoints.len().min(AVOIDED_ENDPOINTS_MAX)];
+        PutOwner { avoided: self.inventory.pool.segments.at_endpoints(named), ..put_owner }
     }
 
     /// Returns the hashes of the keys that the owner puts next, and prefetches their table entries.
@@ -282,7 +291,11 @@ impl PutCalls<'_> {
                 return Ok(PutStep::Started(started));
             }
             self.check_version(slot, put.if_version)?;
-            self.check_existing(slot, put.is_replacing)?;
+            if let Err(error) = self.check_existing(slot, put.is_replacing) {
+                // The writer may count the object as stored.
+                self.inventory.take_back(slot);
+                return Err(error);
+            }
         } else if let Some(version) = put.if_version {
             return Err(other_version(put.key.as_bytes(), version, None));
         }
@@ -367,14 +380,14 @@ impl PutCalls<'_> {
             replicas,
             filter: match put_owner.avoided.is_empty() || progress.uses_avoided {
                 true => SegmentFilter::All,
-                false => SegmentFilter::Except(&put_owner.avoided),
+                false => SegmentFilter::Avoiding(&put_owner.avoided),
             },
             host: &put_owner.host,
             options: put.options,
             spared: existing,
         };
         let mut allocated = self.reclaimer().allocate_copies(now, &request, &mut progress.search);
-        if allocated.is_err() && matches!(request.filter, SegmentFilter::Except(_)) {
+        if allocated.is_err() && matches!(request.filter, SegmentFilter::Avoiding(_)) {
             progress.uses_avoided = true;
             self.reclaimer().cancel_search(progress.search.take());
             let request = AllocRequest { filter: SegmentFilter::All, ..request };

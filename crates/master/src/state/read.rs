@@ -340,6 +340,7 @@ impl Inventory {
     /// Renews the lease. A use shortly after another one does not count for the order of eviction:
     /// the object cannot be evicted before the lease ends.
     fn extend_lease(&mut self, now: Moment, slot: ObjectSlot) {
+        self.take_back(slot);
         let object = self.catalog.objects.at_mut(slot);
         let is_new = object.protection.renew_lease(now, self.rules.lease_ttl);
         if is_new || object.flags.has(Flags::PARKED) || object.flags.has(Flags::SOFT_PINNED) {

@@ -12,6 +12,7 @@ pub(super) mod eviction_queue;
 mod free_memory;
 pub(super) mod out_of_space;
 pub(super) mod pins;
+mod released;
 mod search;
 pub(super) mod sweep;
 mod victims;
@@ -25,6 +26,7 @@ use smallvec::{SmallVec, smallvec};
 
 pub(super) use self::{
     ahead::Ahead,
+    released::{ReleasedObjects, logged_object},
     search::{SearchId, Searches},
     window::Capture,
 };
@@ -36,7 +38,7 @@ use crate::state::{
     },
     ids::{ObjectSlot, SegmentSlot},
     inventory::Inventory,
-    pool::allocator::footprint,
+    pool::{allocator::footprint, segment::SegmentSet},
     put::options::PutOptions,
     read::lease::Timestamp,
     reclaim::eviction::EvictionPolicy,
@@ -90,6 +92,8 @@ pub(super) enum SegmentFilter<'a> {
     Only(&'a [SegmentSlot]),
     /// All segments but these.
     Except(&'a [SegmentSlot]),
+    /// All segments but those of peers that the writer could not reach.
+    Avoiding(&'a SegmentSet),
 }
 
 impl SegmentFilter<'_> {
@@ -98,6 +102,7 @@ impl SegmentFilter<'_> {
             Self::All => true,
             Self::Only(these) => these.contains(&segment),
             Self::Except(these) => !these.contains(&segment),
+            Self::Avoiding(these) => !these.contains(segment),
         }
     }
 }
@@ -161,7 +166,8 @@ impl Reclaimer<'_> {
             if copies == 0 {
                 return self.await_segment(now, request);
             }
-            self.inventory.pool.try_allocate(request, copies, &mut replicas);
+            let tried = self.inventory.pool.try_allocate(request, copies, &mut replicas);
+            self.searches.steps += tried as u64;
         }
         if replicas.len() < copies || search.is_some() {
             let found = self.search_copies(now, (need, copies), request, replicas, search);
@@ -174,7 +180,7 @@ impl Reclaimer<'_> {
         if replicas.len() < request.replicas as usize {
             self.inventory.log.counters.puts_with_fewer_copies += 1;
         }
-        self.inventory.prepare_ahead(now, need, request.spared);
+        self.prepare_ahead(now, need, request.spared);
         Ok(Allocation::Ready(replicas))
     }
 
@@ -295,7 +301,10 @@ impl Inventory {
         self.log.counters.evicted_bytes += self.catalog.objects.at(object).bytes();
         self.log.counters.offloads_missed += u64::from(self.wants_offload(object));
         let is_plain = !self.catalog.objects.at(object).flags.has(Flags::SOFT_PINNED);
-        self.drop_value(now, object);
+        match self.catalog.released.position(object) {
+            Some(position) => self.drop_released(now, object, position),
+            None => self.drop_value(now, object),
+        }
         if is_plain {
             self.catalog.queue.plain.on_evicted(object, self.catalog.objects.key_hash(object));
         }

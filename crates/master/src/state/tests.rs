@@ -8,6 +8,7 @@ mod pool;
 mod puts;
 mod reads;
 mod recovery;
+mod released;
 mod repeated_calls;
 mod searches;
 mod task_records;

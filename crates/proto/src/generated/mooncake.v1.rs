@@ -453,7 +453,8 @@ pub struct PutStartRequest {
     #[prost(message, optional, tag = "6")]
     pub columns: ::core::option::Option<PutColumns>,
     /// Peers that the client could not reach a moment ago. Their segments are used only if the objects
-    /// fit nowhere else.
+    /// fit nowhere else. The master takes 256 of them and ignores more: those that failed last come
+    /// first.
     #[prost(string, repeated, tag = "9")]
     pub avoided_endpoints: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
 }

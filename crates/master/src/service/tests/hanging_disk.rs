@@ -349,3 +349,29 @@ async fn admin_call_holds_no_runtime_thread() {
     server.join_next().await.expect("a task").unwrap();
     drop(maintenance);
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn probe_that_meets_expired_object_does_not_wait() {
+    let disk = Arc::new(HangingDisk::default());
+    let (service, _maintenance) = start(&disk, LogSync::Always);
+    let id = lend(&service);
+    put_whole(&service, id);
+    let expiry =
+        v1::SetExpiryRequest { caller: caller(id), keys: vec![b"a"[..].into()], ttl_ms: Some(1) };
+    ask(&service, Call::SetExpiry(expiry));
+    let expired = service.now() + Duration::from_millis(1);
+    while !expired.has_passed(service.now()) {
+        tokio::task::yield_now().await;
+    }
+    disk.hang(true);
+    let mut tasks = JoinSet::new();
+    for lease in [false, true] {
+        let probe = v1::ProbeRequest { caller: caller(id), keys: vec![b"a"[..].into()], lease };
+        answer(&mut tasks, &service, Call::Probe(probe));
+        let probed = next(&mut tasks).await;
+        let absent = i32::from(v1::ObjectState::Absent);
+        assert!(matches!(&probed, response::Call::Probe(p) if p.states == [absent]), "{probed:?}");
+    }
+    assert_eq!(service.totals().counters.objects_expired, 1, "the first probe dropped it");
+    disk.hang(false);
+}

@@ -154,6 +154,7 @@ impl PutCalls<'_> {
         if !self.inventory.catalog.objects.at(slot).is_complete() {
             return Err(not_ready(key));
         }
+        self.inventory.take_back(slot);
         let tags = self.inventory.catalog.annotations.of(slot).map(|found| found.tags.clone());
         let expires = ttl.map(|ttl| now + ttl);
         let annotation = Annotation { expires, tags: tags.unwrap_or_default() };

@@ -10,6 +10,7 @@ use crate::state::{
     },
     ids::{KeyHash, ObjectSlot, SegmentSlot, TenantIndex},
     inventory::Inventory,
+    log::Log,
     read::{FenceTicket, lease::Timestamp},
 };
 
@@ -48,15 +49,18 @@ impl Inventory {
 
     /// Drops the value of an object. The memory is freed, or quarantined while a fence covers it.
     pub(in crate::state) fn drop_value(&mut self, now: Moment, slot: ObjectSlot) {
-        if !self.catalog.objects.at(slot).is_complete() {
-            return;
+        if self.catalog.objects.at(slot).is_complete() {
+            // Recorded again if the object was released ahead: who asks for a removal waits for
+            // this record.
+            self.log.record_release(&self.catalog, slot);
+            self.drop_released(now, slot, self.log.effects.position());
         }
+    }
+
+    /// Drops the value of an object whose release is recorded below the log position.
+    pub(in crate::state) fn drop_released(&mut self, now: Moment, slot: ObjectSlot, position: u64) {
         self.catalog.dequeue(slot);
         let copied = self.catalog.copying_until(slot);
-        let object = self.catalog.objects.at(slot);
-        self.log
-            .effects
-            .record(|| Effect::Dropped { object: self.catalog.objects.logged_name(object) });
         let object = self.catalog.objects.at_mut(slot);
         let until = object.protection.fence().max(copied);
         let version = object.version;
@@ -68,7 +72,7 @@ impl Inventory {
             if is_hard_pinned {
                 self.pool.remove_hard_pin(&replica);
             }
-            self.free_or_quarantine(now, replica, until, version);
+            self.free_or_quarantine(now, replica, (until, version), position);
         }
         self.clear_value(slot);
     }
@@ -77,6 +81,7 @@ impl Inventory {
     pub(in crate::state) fn clear_value(&mut self, slot: ObjectSlot) {
         self.log.emit_removed(&self.catalog, slot);
         self.catalog.dequeue(slot);
+        self.catalog.released.remove(slot);
         let object = self.catalog.objects.at_mut(slot);
         let flags = object.flags;
         object.flags = Flags::default();
@@ -96,6 +101,7 @@ impl Inventory {
 
     /// Adds a replica to a complete object.
     pub(in crate::state) fn add_copy(&mut self, slot: ObjectSlot, replica: Replica) {
+        self.take_back(slot);
         let object = self.catalog.objects.at_mut(slot);
         object.replicas.push(replica);
         let length = object.length;
@@ -185,17 +191,17 @@ impl Inventory {
 
     /// Frees the memory of a replica, after a quarantine until `until`.
     pub(in crate::state) fn release(&mut self, now: Moment, replica: Replica, until: Timestamp) {
-        self.free_or_quarantine(now, replica, until, 0);
+        self.free_or_quarantine(now, replica, (until, 0), self.log.effects.position());
     }
 
-    /// Frees the memory of a replica. If its readers release their fence of `version` earlier, the
-    /// quarantine ends then.
+    /// Frees the memory of a replica whose release is recorded below the log position. If its
+    /// readers release their fence of `version` earlier, the quarantine ends then.
     fn free_or_quarantine(
         &mut self,
         now: Moment,
         replica: Replica,
-        until: Timestamp,
-        version: u64,
+        (until, version): (Timestamp, u64),
+        position: u64,
     ) {
         let segment = self.pool.segments.at(replica.segment);
         if !segment.is_mounted() {
@@ -213,8 +219,16 @@ impl Inventory {
             let position = self.log.effects.position();
             self.pool.quarantine_block(until, version, (replica.segment, replica.block), position);
         } else {
-            self.pool.free_block(replica.segment, replica.block, self.log.effects.position());
+            self.pool.free_block(replica.segment, replica.block, position);
         }
+    }
+}
+
+impl Log {
+    /// Records that an object is gone.
+    pub(in crate::state) fn record_release(&mut self, catalog: &Catalog, slot: ObjectSlot) {
+        let object = catalog.objects.at(slot);
+        self.effects.record(|| Effect::Dropped { object: catalog.objects.logged_name(object) });
     }
 }
 

@@ -9,12 +9,13 @@ use std::time::Duration;
 use mooncake_base::Moment;
 
 use crate::state::{
-    Effect, LoggedPin, State,
-    catalog::object::{Flags, Object},
+    Effect, State,
+    catalog::object::Object,
     ids::{ObjectSlot, SegmentSlot, Slot},
     inventory::Inventory,
-    log::{effect::Value, task_record::append_records},
+    log::task_record::append_records,
     pool::segment::SegmentStatus,
+    reclaim::logged_object,
 };
 
 /// Position of a snapshot that [`State::begin_snapshot`](crate::state::State::begin_snapshot) started.
@@ -71,7 +72,8 @@ impl State {
             cursor.next.saturating_add(objects).min(self.inventory.catalog.objects.slot_count());
         for slot in ObjectSlot::range(cursor.next, end) {
             let Some(object) = self.inventory.catalog.objects.get(slot) else { continue };
-            if object.is_complete() {
+            // A released object is gone for the log, also if the log begins after its release.
+            if object.is_complete() && !self.inventory.catalog.released.contains(slot) {
                 append_object(&self.inventory, slot, object, into);
             }
         }
@@ -82,23 +84,9 @@ impl State {
 
 /// Appends an object.
 fn append_object(inventory: &Inventory, slot: ObjectSlot, object: &Object, into: &mut Vec<u8>) {
-    let copies = inventory.pool.logged_copies(&object.replicas);
-    if copies.is_empty() {
-        return;
-    }
-    let value = Value {
-        tenant: inventory.catalog.objects.logged_tenant(object.tenant),
-        key: inventory.catalog.objects.key(object),
-        length: object.length,
-        copies,
-        data_type: object.data_type,
-        is_hard_pinned: object.flags.has(Flags::HARD_PINNED),
-        group: inventory.catalog.groups.name(slot).unwrap_or_default(),
-        pin: LoggedPin::None,
-    };
-    let pin = inventory.catalog.pins.requested_ttl(slot);
-    let (version, checksum) = (object.version, inventory.catalog.objects.checksum(slot));
-    Effect::ObjectSnapshot { version, value, checksum, pin }.encode(into);
+    let logged = logged_object(&inventory.catalog, &inventory.pool, slot, object);
+    let Some(logged) = logged else { return };
+    logged.encode(into);
     if let Some(annotation) = inventory.catalog.annotations.of(slot) {
         let object = inventory.catalog.objects.logged_name(object);
         let expires = annotation.expires.map(|at| inventory.rules.unix_time(at));

@@ -7,28 +7,37 @@ use crate::state::{
     catalog::object::{Object, Replica, Replicas},
     ids::SegmentSlot,
     put::Place,
-    reclaim::AllocRequest,
+    reclaim::{AllocRequest, SegmentFilter},
 };
 
 impl Pool {
-    /// Allocates replicas from free memory.
+    /// Allocates replicas from free memory. Returns the number of segments that it tried.
     pub(in crate::state) fn try_allocate(
         &mut self,
         request: &AllocRequest<'_>,
         copies: usize,
         replicas: &mut Replicas,
-    ) {
+    ) -> usize {
+        // A full pool is not looked through for each put.
+        if !self.segments.may_have_free(request.length) {
+            return 0;
+        }
         let mut candidates = std::mem::take(&mut self.candidates);
         candidates.clear();
         self.preferred_order(request, &mut candidates);
-        self.try_segments(&candidates, request, copies, replicas);
+        let mut tried = self.try_segments(&candidates, request, copies, replicas);
         // The other segments, perhaps thousands, are tried after the preferred ones.
         if replicas.len() < copies {
             candidates.clear();
             candidates.extend(self.segments.open());
-            self.try_segments(&candidates, request, copies, replicas);
+            let is_all = replicas.is_empty() && matches!(request.filter, SegmentFilter::All);
+            tried += self.try_segments(&candidates, request, copies, replicas);
+            if is_all && replicas.is_empty() {
+                self.segments.record_full(request.length);
+            }
         }
         self.candidates = candidates;
+        tried
     }
 
     /// Lists the segments to try first, in order.
@@ -53,13 +62,16 @@ impl Pool {
         request: &AllocRequest<'_>,
         copies: usize,
         replicas: &mut Replicas,
-    ) {
+    ) -> usize {
+        let mut tried = 0;
         for &slot in slots.iter().filter(|&&slot| request.filter.admits(slot)) {
             if replicas.len() == copies {
-                return;
+                break;
             }
+            tried += 1;
             self.try_segment(slot, request.length, replicas);
         }
+        tried
     }
 
     fn try_segment(&mut self, slot: SegmentSlot, length: u64, replicas: &mut Replicas) {

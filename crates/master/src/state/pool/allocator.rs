@@ -162,11 +162,12 @@ impl Allocator {
         Some(BlockId(block))
     }
 
-    /// Frees a block and merges it with free neighbors.
+    /// Frees a block and merges it with free neighbors. Returns the length of the free range that
+    /// it is part of then.
     ///
     /// # Panics
     /// If the block is not allocated.
-    pub fn free(&mut self, block: BlockId) {
+    pub fn free(&mut self, block: BlockId) -> u64 {
         let mut block = block.0;
         assert!(!self.is_free(block), "a block is given back once");
         self.used -= self.size_of(block);
@@ -183,6 +184,7 @@ impl Allocator {
             self.merge_next(block);
         }
         self.insert_free(block);
+        self.size_of(block)
     }
 
     /// Returns the first block of a run around `around` that would fit `length` if the `taken`

@@ -1,11 +1,13 @@
 //! Segments: memory that clients offer to the pool.
 
+mod set;
 mod table;
 
 use std::time::Duration;
 
 use mooncake_base::{ClientId, Error, ErrorCode, Incarnation, Moment, Result, SegmentId};
 
+pub(in crate::state) use self::set::SegmentSet;
 pub use self::table::Segments;
 use crate::state::{
     client::ClientCalls,

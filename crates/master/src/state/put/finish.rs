@@ -211,6 +211,8 @@ impl PutCalls<'_> {
         let tenant = object.tenant;
         if !write.group.is_empty() {
             self.inventory.catalog.groups.join(tenant, &write.group, slot);
+            // The group is to be evicted with the new object or not at all.
+            self.inventory.take_back(slot);
         }
         self.inventory.catalog.objects.complete += 1;
         self.inventory.catalog.tenants.add_object(tenant, slot);

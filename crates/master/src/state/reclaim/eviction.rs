@@ -8,6 +8,8 @@ mod lru;
 mod s3fifo;
 mod tiers;
 
+use std::ops::ControlFlow;
+
 pub(in crate::state) use self::index_list::{IndexLinks, IndexList};
 pub use self::{adaptive::Adaptive, lru::Lru, s3fifo::S3Fifo};
 use crate::state::{
@@ -36,6 +38,10 @@ pub trait EvictionPolicy: std::fmt::Debug + Send {
 
     /// Removes and returns the next victim.
     fn pop(&mut self) -> Option<ObjectSlot>;
+
+    /// Passes objects to `visit` in the order in which [`pop`](Self::pop) would return them, as far
+    /// as that is known, until it breaks. Takes a step per object, and some that are passed over.
+    fn visit_next(&self, visit: &mut dyn FnMut(ObjectSlot) -> ControlFlow<()>);
 
     /// Inserts an object again, as the next victim, that was popped but not evicted.
     fn put_back(&mut self, object: ObjectSlot);
@@ -72,9 +78,26 @@ mod tests {
         }
         policy.remove(slot(50));
         policy.touch(slot(7));
+        let mut next = Vec::new();
+        let mut visit = |object| {
+            next.push(object);
+            if next.len() < 50 { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+        };
+        policy.visit_next(&mut visit);
         let victim = policy.pop().unwrap();
         policy.put_back(victim);
         assert_eq!(policy.pop(), Some(victim), "an object put back is the next victim");
+        let mut popped = vec![victim];
+        popped.extend((1..50).map_while(|index| {
+            // As in a full pool, a new object takes the place of each victim.
+            policy.insert(slot(1000 + index), KeyHash::new(1000 + index));
+            policy.pop()
+        }));
+        assert_eq!(next, popped, "the next victims are known");
+        for object in popped.into_iter().skip(1).rev() {
+            policy.put_back(object);
+        }
+        (1..50).for_each(|index| policy.remove(slot(1000 + index)));
         let mut seen = vec![victim];
         while let Some(object) = policy.pop() {
             seen.push(object);

@@ -130,6 +130,7 @@ impl Catalog {
 impl Inventory {
     /// Records a use: the object is evicted later, and its soft pin is renewed.
     pub(in crate::state) fn touch(&mut self, now: Moment, slot: ObjectSlot) {
+        self.take_back(slot);
         self.catalog.queue.plain.touch(slot);
         self.catalog.tenants.touch_object(self.catalog.objects.at(slot).tenant, slot);
         let flags = &mut self.catalog.objects.at_mut(slot).flags;

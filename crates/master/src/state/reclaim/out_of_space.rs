@@ -1,11 +1,16 @@
 //! Error of a put without free memory: the bytes in use, by reason.
 
+use std::time::Duration;
+
 use mooncake_base::{Error, ErrorCode, Moment};
 use rustc_hash::FxHashMap;
 
 use super::{AllocRequest, SegmentFilter};
 use crate::state::{
-    catalog::{group::GroupIndex, object::Flags},
+    catalog::{
+        group::GroupIndex,
+        object::{Flags, Object},
+    },
     ids::{ObjectSlot, SegmentSlot, Slot},
     inventory::Inventory,
     pool::segment::SegmentStatus,
@@ -14,7 +19,9 @@ use crate::state::{
 
 /// Maximum objects scanned, and maximum members of their groups examined. The result is extrapolated
 /// to all objects, so that a client that retries all the time does not block the others.
-const SCAN_MAX: u32 = 16_384;
+const SCAN_MAX: u32 = 4096;
+/// How long refusals show the same use of the memory.
+const REFUSED_USE_KEPT: Duration = Duration::from_millis(100);
 
 /// Bytes of objects by the reason that keeps them, apart from quarantined, written and hard-pinned
 /// bytes.
@@ -24,8 +31,6 @@ struct HeldBytes {
     leased: u64,
     /// Soft-pinned, where the rules forbid evicting these.
     soft_pinned: u64,
-    /// Of the object to be replaced.
-    replaced: u64,
     /// Evictable, but too little or too scattered.
     evictable: u64,
 }
@@ -35,7 +40,6 @@ struct HeldBytes {
 enum Blocker {
     Leased,
     SoftPinned,
-    Replaced,
     None,
 }
 
@@ -63,18 +67,27 @@ pub struct MemoryUse {
     pub awaiting_sync: u64,
 }
 
+/// Use of the memory that puts were refused with, shown for [`REFUSED_USE_KEPT`]: clients repeat
+/// refused puts, and all of them together must not stop the others.
+#[derive(Debug, Clone, Copy)]
+pub(in crate::state) struct RefusedUse {
+    taken: Moment,
+    total: MemoryUse,
+    /// The most that a segment could offer once its quarantined memory is free.
+    fenced_fit: u64,
+}
+
 impl HeldBytes {
     fn add(&mut self, blocker: Blocker, bytes: u64) {
         *match blocker {
             Blocker::Leased => &mut self.leased,
             Blocker::SoftPinned => &mut self.soft_pinned,
-            Blocker::Replaced => &mut self.replaced,
             Blocker::None => &mut self.evictable,
         } += bytes;
     }
 
     fn sum(&self) -> u64 {
-        self.leased + self.soft_pinned + self.replaced + self.evictable
+        self.leased + self.soft_pinned + self.evictable
     }
 
     /// Scales the parts to another sum.
@@ -82,8 +95,7 @@ impl HeldBytes {
         let seen = u128::from(self.sum().max(1));
         let share = |part: u64| (u128::from(part) * u128::from(sum) / seen) as u64;
         let (leased, soft_pinned) = (share(self.leased), share(self.soft_pinned));
-        let replaced = share(self.replaced);
-        Self { leased, soft_pinned, replaced, evictable: sum - leased - soft_pinned - replaced }
+        Self { leased, soft_pinned, evictable: sum - leased - soft_pinned }
     }
 }
 
@@ -134,18 +146,14 @@ impl Reclaimer<'_> {
 
     /// Builds the error; its parts add up to all memory that the request may use.
     pub(super) fn out_of_space_error(
-        &self,
+        &mut self,
         now: Moment,
         need: u64,
         request: &AllocRequest<'_>,
     ) -> Error {
+        let RefusedUse { total: found, fenced_fit, .. } = self.refused_use(now, request);
         let inventory = &*self.inventory;
-        let found = inventory.memory_use(now, request.filter, request.spared);
-        let waits_for_fence = admitted(inventory, request.filter).any(|slot| {
-            let segment = inventory.pool.segments.at(slot);
-            let fenced = segment.reserved().fenced;
-            fenced > 0 && segment.free() + fenced >= need
-        });
+        let waits_for_fence = fenced_fit >= need;
         let why = match waits_for_fence {
             true => "freed memory is quarantined until readers and late writers are done; retry",
             false if found.evictable > 0 => {
@@ -176,19 +184,51 @@ impl Reclaimer<'_> {
     }
 }
 
+impl Reclaimer<'_> {
+    /// Returns the use of the memory for the text of a refusal; for a request that may use all
+    /// segments, as it was a moment ago.
+    fn refused_use(&mut self, now: Moment, request: &AllocRequest<'_>) -> RefusedUse {
+        let is_all = matches!(request.filter, SegmentFilter::All);
+        let is_recent = |known: &RefusedUse| !(known.taken + REFUSED_USE_KEPT).has_passed(now);
+        let known = self.searches.refused.filter(is_recent).filter(|_| is_all);
+        let mut found = known.unwrap_or_else(|| self.take_refused_use(now, request.filter));
+        if is_all {
+            self.searches.refused = Some(found);
+        }
+        let replaced = replaceable_bytes(self.inventory, now, request).min(found.total.evictable);
+        found.total.evictable -= replaced;
+        found.total.replaced += replaced;
+        found
+    }
+
+    fn take_refused_use(&mut self, now: Moment, filter: SegmentFilter<'_>) -> RefusedUse {
+        let inventory = &*self.inventory;
+        let (total, steps) = inventory.memory_use(now, filter);
+        self.searches.steps += steps;
+        let fenced_fit = admitted(inventory, filter).map(|slot| {
+            let segment = inventory.pool.segments.at(slot);
+            let fenced = segment.reserved().fenced;
+            if fenced > 0 { segment.free() + fenced } else { 0 }
+        });
+        RefusedUse { taken: now, total, fenced_fit: fenced_fit.max().unwrap_or(0) }
+    }
+}
+
 impl Inventory {
     /// Returns the bytes of the segments that accept objects, by the reason that holds them. The
-    /// bytes of objects are extrapolated from the first ones.
+    /// bytes of objects are extrapolated from the first ones. Returns the number of segments and
+    /// objects looked at, too.
     pub(in crate::state) fn memory_use(
         &self,
         now: Moment,
         filter: SegmentFilter<'_>,
-        spared: Option<ObjectSlot>,
-    ) -> MemoryUse {
+    ) -> (MemoryUse, u64) {
+        let mut steps = 0;
         let (mut found, mut rest) = (MemoryUse::default(), 0);
         for slot in admitted(self, filter) {
             let segment = self.pool.segments.at(slot);
             let reserved = segment.reserved();
+            steps += 1;
             found.free += segment.free();
             found.fenced += reserved.fenced;
             found.writing += reserved.writing;
@@ -196,23 +236,19 @@ impl Inventory {
             found.awaiting_sync += reserved.withheld;
             rest += segment.reclaimable() - segment.free().min(segment.reclaimable());
         }
-        let held = self.held_bytes(now, filter, spared).scaled(rest);
-        MemoryUse {
+        let scanned = self.catalog.objects.slot_count().min(SCAN_MAX);
+        let held = self.held_bytes(now, filter).scaled(rest);
+        let total = MemoryUse {
             leased: held.leased,
             soft_pinned: held.soft_pinned,
-            replaced: held.replaced,
             evictable: held.evictable,
             ..found
-        }
+        };
+        (total, steps + u64::from(scanned))
     }
 
     /// Sums up the scanned objects by the reason that keeps them.
-    fn held_bytes(
-        &self,
-        now: Moment,
-        filter: SegmentFilter<'_>,
-        spared: Option<ObjectSlot>,
-    ) -> HeldBytes {
+    fn held_bytes(&self, now: Moment, filter: SegmentFilter<'_>) -> HeldBytes {
         let mut held = HeldBytes::default();
         let mut groups: FxHashMap<GroupIndex, Blocker> = FxHashMap::default();
         let mut members_left = SCAN_MAX as usize;
@@ -221,22 +257,22 @@ impl Inventory {
             if !object.is_complete() || object.flags.has(Flags::HARD_PINNED) {
                 continue;
             }
-            let copies = object.replicas.iter().map(|copy| {
-                let segment = self.pool.segments.at(copy.segment);
-                let counts = segment.accepts_new() && filter.admits(copy.segment);
-                if counts { segment.allocator.size(copy.block) } else { 0 }
-            });
-            let bytes: u64 = copies.sum();
+            let bytes = bytes_in(self, slot, filter);
             if bytes == 0 {
                 continue;
             }
             let blocker = match self.catalog.groups.index(slot) {
-                None => self.blocker(now, &[slot], spared),
+                None => self.blocker(now, &[slot]),
                 Some(group) => *groups.entry(group).or_insert_with(|| {
+                    let known = self.catalog.groups.blocker(slot);
+                    let known = known.map(|member| self.blocker(now, &[member]));
+                    if let Some(blocker) = known.filter(|&known| known != Blocker::None) {
+                        return blocker;
+                    }
                     let members = self.catalog.groups.members(slot);
                     let examined = &members[..members.len().min(members_left)];
                     members_left -= examined.len();
-                    self.blocker(now, examined, spared)
+                    self.blocker(now, examined)
                 }),
             };
             held.add(blocker, bytes);
@@ -245,7 +281,7 @@ impl Inventory {
     }
 
     /// Returns the reason that keeps these objects from eviction, one of them at least.
-    fn blocker(&self, now: Moment, group: &[ObjectSlot], spared: Option<ObjectSlot>) -> Blocker {
+    fn blocker(&self, now: Moment, group: &[ObjectSlot]) -> Blocker {
         let is_leased = |&member: &ObjectSlot| {
             let object = self.catalog.objects.at(member);
             let end = object.protection.protected_until().max(self.catalog.copying_until(member));
@@ -255,14 +291,36 @@ impl Inventory {
             |&member: &ObjectSlot| self.catalog.objects.at(member).flags.has(Flags::SOFT_PINNED);
         if group.iter().any(is_leased) {
             Blocker::Leased
-        } else if spared.is_some_and(|spared| group.contains(&spared)) {
-            Blocker::Replaced
         } else if !self.rules.is_soft_pin_evictable && group.iter().any(is_soft) {
             Blocker::SoftPinned
         } else {
             Blocker::None
         }
     }
+}
+
+/// Returns the bytes of the object that a request replaces, if it could be evicted otherwise.
+fn replaceable_bytes(inventory: &Inventory, now: Moment, request: &AllocRequest<'_>) -> u64 {
+    let Some(slot) = request.spared else { return 0 };
+    let is_held = |object: &Object| {
+        !object.is_complete()
+            || object.flags.has(Flags::HARD_PINNED)
+            || inventory.blocker(now, &[slot]) != Blocker::None
+    };
+    match inventory.catalog.objects.get(slot) {
+        Some(object) if !is_held(object) => bytes_in(inventory, slot, request.filter),
+        _ => 0,
+    }
+}
+
+/// Returns the bytes of an object in the segments that accept objects and pass the filter.
+fn bytes_in(inventory: &Inventory, slot: ObjectSlot, filter: SegmentFilter<'_>) -> u64 {
+    let copies = inventory.catalog.objects.at(slot).replicas.iter().map(|copy| {
+        let segment = inventory.pool.segments.at(copy.segment);
+        let counts = segment.accepts_new() && filter.admits(copy.segment);
+        if counts { segment.allocator.size(copy.block) } else { 0 }
+    });
+    copies.sum()
 }
 
 /// Returns the segments that accept objects and pass the filter.

@@ -6,7 +6,10 @@ use mooncake_base::Moment;
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
-use super::{AllocRequest, Allocation, Pending, victims::VictimOutcome, window::Scan};
+use super::{
+    AllocRequest, Allocation, Pending, out_of_space::RefusedUse, victims::VictimOutcome,
+    window::Scan,
+};
 #[cfg(test)]
 use crate::state::pool::allocator::BlockId;
 use crate::state::{
@@ -36,6 +39,8 @@ pub(in crate::state) struct Searches {
     last_id: u64,
     /// Steps of all searches so far.
     pub(super) steps: u64,
+    /// Use of the memory when a put was last refused.
+    pub(in crate::state) refused: Option<RefusedUse>,
 }
 
 /// A search for memory: what it found, and where it continues.
@@ -76,7 +81,8 @@ enum Found {
 }
 
 impl Searches {
-    /// Returns how many steps all searches have taken: objects and blocks looked at or evicted.
+    /// Returns how many steps all searches have taken: segments tried, objects and blocks looked at
+    /// or evicted, for the text of a refusal, too.
     pub(in crate::state) fn steps(&self) -> u64 {
         self.steps
     }
@@ -195,7 +201,8 @@ impl Reclaimer<'_> {
         if search.replicas.len() < copies {
             self.release_due(now);
             let mut replicas = std::mem::take(&mut search.replicas);
-            self.inventory.pool.try_allocate(request, copies, &mut replicas);
+            let tried = self.inventory.pool.try_allocate(request, copies, &mut replicas);
+            self.searches.steps += tried as u64;
             search.replicas = replicas;
         }
         if search.replicas.len() < copies
@@ -203,7 +210,7 @@ impl Reclaimer<'_> {
             && self.may_fit_when_synced(need, request, search)
         {
             search.freed_waits += 1;
-            self.count_wait(now, need, request, search);
+            self.await_log(now, (need, 0), request, search);
             return self.inventory.pool.unsynced_until().map(Pending::Sync);
         }
         while search.replicas.len() < copies {
@@ -214,8 +221,8 @@ impl Reclaimer<'_> {
             }
         }
         if !self.inventory.pool.unsynced.is_synced(search.position) {
-            self.count_wait(now, need, request, search);
-            return Some(Pending::Sync(self.inventory.log.effects.position()));
+            let position = self.await_log(now, (need, search.position), request, search);
+            return Some(Pending::Sync(position));
         }
         if search.replicas.len() >= copies {
             return None;
@@ -229,16 +236,18 @@ impl Reclaimer<'_> {
         Some(Pending::Sync(position))
     }
 
-    /// Counts the first wait of a search for the log: later puts should not have to wait.
-    fn count_wait(
+    /// Returns the log position that a search waits for, at least `evicted`. At its first wait,
+    /// objects are released ahead: later puts should not have to wait.
+    fn await_log(
         &mut self,
         now: Moment,
-        need: u64,
+        (need, evicted): (u64, u64),
         request: &AllocRequest<'_>,
         search: &mut Search,
-    ) {
-        if !std::mem::replace(&mut search.has_waited, true) {
-            self.inventory.raise_ahead(now, need, request.spared);
+    ) -> u64 {
+        match std::mem::replace(&mut search.has_waited, true) {
+            true => evicted,
+            false => self.raise_ahead(now, (need, evicted), request.spared),
         }
     }
 

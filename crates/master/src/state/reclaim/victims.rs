@@ -13,6 +13,8 @@ use crate::state::{
 /// Steps of one search: objects taken from the order, and blocks looked at around them. About a
 /// millisecond.
 pub(super) const STEPS: usize = 1024;
+/// Victims that a search passes over because their release is not on disk.
+const PASSED_MAX: usize = 128;
 
 /// The end of a search along the eviction order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -33,12 +35,13 @@ struct VictimSearch {
     /// Per segment: bytes that are free or would be without the victims; `None` for a segment that
     /// is too small or excluded.
     reachable: FxHashMap<SegmentSlot, Option<u64>>,
-    /// Objects taken from the queue, evicted if their blocks form a large enough run.
-    victims: Vec<ObjectSlot>,
+    /// Whether only objects are evicted whose release is on disk.
+    is_released_only: bool,
+    /// Objects taken from the queue, in their order. Those in `blocks` are victims: they are evicted
+    /// if their blocks form a large enough run.
+    taken: Vec<ObjectSlot>,
     /// Blocks of the victims: segment and block, and the object.
     blocks: FxHashMap<(SegmentSlot, BlockId), ObjectSlot>,
-    /// Objects taken from the queue without success.
-    set_aside: Vec<ObjectSlot>,
     /// Steps left.
     steps: usize,
 }
@@ -58,26 +61,51 @@ impl Reclaimer<'_> {
             return VictimOutcome::Exhausted;
         }
         self.inventory.catalog.unpark_due(now);
+        if self.prefers_released(now) {
+            let (outcome, taken) =
+                self.search_order(now, (need, true), &[EvictionPass::Plain], request, found);
+            if taken > PASSED_MAX / 2 {
+                self.release_soon();
+            }
+            if outcome == VictimOutcome::Found {
+                return outcome;
+            }
+        }
+        let passes = EvictionPass::allowed(&self.inventory.rules);
+        self.search_order(now, (need, false), passes, request, found).0
+    }
+
+    /// Runs a search with these passes. Returns the number of objects that it took from the order,
+    /// too.
+    fn search_order(
+        &mut self,
+        now: Moment,
+        (need, is_released_only): (u64, bool),
+        passes: &[EvictionPass],
+        request: &AllocRequest<'_>,
+        found: &mut Search,
+    ) -> (VictimOutcome, usize) {
         let mut search = VictimSearch {
             need,
             reachable: FxHashMap::default(),
-            victims: Vec::new(),
+            is_released_only,
+            taken: Vec::new(),
             blocks: FxHashMap::default(),
-            set_aside: Vec::new(),
             steps: STEPS,
         };
         let mut outcome = VictimOutcome::Exhausted;
-        for &pass in EvictionPass::allowed(&self.inventory.rules) {
+        for &pass in passes {
             outcome = self.search_pass(now, pass, request, &mut search, found);
             if outcome != VictimOutcome::Exhausted {
                 break;
             }
         }
         self.searches.steps += (STEPS - search.steps) as u64;
-        for object in search.victims.into_iter().chain(search.set_aside).rev() {
+        let taken = search.taken.len();
+        for object in search.taken.into_iter().rev() {
             self.inventory.catalog.put_back(object);
         }
-        outcome
+        (outcome, taken)
     }
 
     /// Returns whether evictions in the segment could make space for one more replica.
@@ -108,6 +136,9 @@ impl Reclaimer<'_> {
             if search.steps == 0 {
                 return VictimOutcome::TooLong;
             }
+            if search.is_released_only && search.taken.len() >= PASSED_MAX {
+                return VictimOutcome::Exhausted;
+            }
             search.steps -= 1;
             let Some(object) = self.inventory.catalog.pop(pass) else {
                 return VictimOutcome::Exhausted;
@@ -117,18 +148,19 @@ impl Reclaimer<'_> {
                 Verdict::Demote => {
                     self.inventory.catalog.queue.soft.insert(object, KeyHash::new(0))
                 }
-                Verdict::Skip => search.set_aside.push(object),
+                Verdict::Skip => search.taken.push(object),
                 Verdict::Evict => {
                     let group = self.inventory.catalog.eviction_group(object);
                     search.steps = search.steps.saturating_sub(group.len());
-                    if !self.add_victims(search, &group, request, found) {
-                        search.set_aside.push(object);
+                    let is_passed_over = search.is_released_only && !self.are_released(&group);
+                    if is_passed_over || !self.add_victims(search, &group, request, found) {
+                        search.taken.push(object);
                         continue;
                     }
                     for &member in &group {
                         self.inventory.catalog.dequeue(member);
                     }
-                    search.victims.extend(&group);
+                    search.taken.extend(&group);
                     if let Some(outcome) =
                         self.evict_run(now, pass, search, (&group, request), found)
                     {

@@ -259,6 +259,8 @@ impl Model {
     ) {
         let before = self.readable_version(key);
         let is_unreachable = self.is_unreachable(key);
+        // A refusal shows the present use of the memory.
+        self.pool.state.searches.refused = None;
         let started = self.pool.start_with(CLIENTS[client], KEYS[key], length, replaces, options);
         let after = self.readable_version(key);
         assert_eq!(before, after, "what can be read stays until the put has ended");

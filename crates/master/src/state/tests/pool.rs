@@ -385,3 +385,48 @@ fn expired_client_is_reported_with_its_copies() {
     assert_eq!(pool.state.take_expired(), [gone]);
     assert_eq!(pool.state.take_expired(), []);
 }
+
+/// The cost of a put must not grow with avoided peers times segments.
+#[test]
+fn avoided_peers_are_looked_up_per_segment_only_once() {
+    let rules = Rules { segments_per_client_max: usize::MAX, ..Rules::default() };
+    let mut pool = Pool::with(rules, 1);
+    let peers = 500_u128;
+    for id in 2..2 + 4 * peers {
+        let mut segment = spec(A, id, 1, 1);
+        segment.endpoint = format!("peer-{}:1", id % peers);
+        pool.state.mount(pool.now, A, segment).unwrap();
+    }
+    let avoided: Vec<String> = (0..peers).map(|peer| format!("peer-{peer}:1")).collect();
+    let owner = |pool: &mut Pool, endpoints: &[String]| {
+        let owner = pool.state.puts().put_owner(pool.now, A, &pool.tenant).unwrap();
+        pool.state.puts().avoiding(owner, endpoints).avoided_segments()
+    };
+    assert_eq!(owner(&mut pool, &avoided[..10]).len(), 40);
+    assert_eq!(owner(&mut pool, &avoided).len(), 4 * 256, "the first 256 peers are avoided");
+    // Peers that left are not looked for.
+    pool.state.unmount(pool.now, A, SegmentId::from_bits(peers), Duration::ZERO).unwrap();
+    assert_eq!(owner(&mut pool, &avoided[..1]).len(), 3);
+    // Most segments are avoided: a put looks at each candidate once.
+    let before = pool.state.search_steps();
+    let put_owner = pool.state.puts().put_owner(pool.now, A, &pool.tenant).unwrap();
+    let put_owner = pool.state.puts().avoiding(put_owner, &avoided[..200]);
+    let key = KeyRef::new(b"k").unwrap();
+    let hash = pool.state.puts().prefetch_hashes(Some(&put_owner), [&b"k"[..]].into_iter())[0];
+    let options = PutOptions::default();
+    let (length, group) = (MIB, &b""[..]);
+    let put = Put {
+        key,
+        length,
+        group,
+        options: &options,
+        is_replacing: false,
+        if_version: None,
+        request: 0,
+    };
+    let mut progress = PutProgress::default();
+    let now = pool.now;
+    let step = pool.state.puts().put_step_hashed(now, &put_owner, hash, &put, &mut progress);
+    assert!(matches!(step, Ok(PutStep::Started(_))), "{step:?}");
+    assert!(pool.state.search_steps() - before <= 8);
+}

@@ -208,6 +208,8 @@ fn evicts_nothing_when_it_cannot_help() {
     let options = PutOptions { is_hard_pinned: true, ..PutOptions::default() };
     pool.put_with("pinned", 2 * MIB, false, &options).unwrap();
     fails(pool.put("large", 7 * MIB), ErrorCode::NO_AVAILABLE_HANDLE);
+    // Refusals show the use of the memory a moment ago.
+    pool.now = pool.now + Duration::from_millis(200);
     pool.locate("k0", true, false).unwrap();
     let error = fails(pool.put("large", 6 * MIB), ErrorCode::NO_AVAILABLE_HANDLE);
     assert!(error.to_string().contains("leased=1048576 hard_pinned=2097152"), "{error}");

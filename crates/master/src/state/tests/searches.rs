@@ -122,3 +122,48 @@ fn segment_that_leaves_ends_the_search_in_it() {
     pool.mount(B, 2, 4).unwrap();
     assert!(matches!(pool.step("large", MIB, &mut progress), Ok(PutStep::Started(_))));
 }
+
+#[test]
+fn refusals_count_and_share_one_look_at_the_pool() {
+    let (mut pool, objects) = crowd(16, 1024, 2);
+    for index in 0..objects {
+        let _ = pool.locate(&format!("k{index}"), true, false);
+    }
+    let refuse = |pool: &mut Pool| {
+        let before = pool.state.search_steps();
+        fails(pool.put("large", MIB), ErrorCode::NO_AVAILABLE_HANDLE);
+        pool.state.search_steps() - before
+    };
+    while refuse(&mut pool) > 8 {}
+    pool.now = pool.now + Duration::from_millis(200);
+    assert!(refuse(&mut pool) >= 4096, "the look counts as work under the lock");
+    let steps: u64 = (0..1000).map(|_| refuse(&mut pool)).sum();
+    assert!(steps <= 1000 * 8, "{steps} steps for 1000 refusals");
+    pool.upsert("k1", MIB).unwrap_err();
+    assert!(refuse(&mut pool) <= 8, "a put that replaces uses the same look");
+}
+
+#[test]
+fn full_pool_is_not_tried_segment_by_segment() {
+    let mut pool = Pool::new(1);
+    for id in 2..1000 {
+        pool.mount(A, id, 1).unwrap();
+    }
+    for index in 0..1000 {
+        pool.put(&format!("k{index}"), MIB).unwrap();
+    }
+    pool.put("first", MIB).unwrap();
+    let before = pool.state.search_steps();
+    for index in 0..100 {
+        pool.put(&format!("l{index}"), MIB).unwrap();
+    }
+    let steps = pool.state.search_steps() - before;
+    assert!(steps <= 100 * 16, "{steps} steps for 100 puts");
+    // Freed memory and new segments are found.
+    pool.remove("l99", true).unwrap();
+    let evicted = pool.state.totals().counters.evicted_keys;
+    pool.put("m0", MIB).unwrap();
+    pool.mount(A, 2000, 1).unwrap();
+    pool.put("m1", MIB).unwrap();
+    assert_eq!(pool.state.totals().counters.evicted_keys, evicted);
+}

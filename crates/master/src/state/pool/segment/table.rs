@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use mooncake_base::{ClientId, Incarnation, Moment, SegmentId};
 use rustc_hash::FxHashMap;
 
-use super::{Segment, SegmentNumber, SegmentStatus};
+use super::{Segment, SegmentNumber, SegmentSet, SegmentStatus};
 use crate::state::{
     ids::{SegmentSlot, Slot},
     pool::{
@@ -25,6 +25,7 @@ pub struct Segments {
     free_slots: Vec<SegmentSlot>,
     by_id: FxHashMap<SegmentId, SegmentSlot>,
     by_name: FxHashMap<Box<str>, Vec<SegmentSlot>>,
+    by_endpoint: FxHashMap<Box<str>, Vec<SegmentSlot>>,
     /// Mounted segments of each client by their base; they do not overlap.
     by_client: FxHashMap<ClientId, BTreeSet<(u64, SegmentSlot)>>,
     /// Segments that accept new objects, in no order; each knows its index.
@@ -32,6 +33,8 @@ pub struct Segments {
     open_by_host: BTreeMap<Box<str>, Vec<SegmentSlot>>,
     /// Bytes of all mounted segments.
     pub(in crate::state) mounted_bytes: u64,
+    /// No free range in a segment that accepts new objects is longer than this.
+    free_range_max: u64,
     /// Allocated bytes in all mounted segments.
     pub(in crate::state) used_bytes: u64,
     next_number: u32,
@@ -119,7 +122,19 @@ impl Segments {
 
     /// Frees a block.
     pub(in crate::state) fn free(&mut self, slot: SegmentSlot, block: BlockId) {
-        self.with_allocator(slot, |allocator| allocator.free(block));
+        let range = self.with_allocator(slot, |allocator| allocator.free(block));
+        self.free_range_max = self.free_range_max.max(range);
+    }
+
+    /// Returns whether a free range of that length is possible in a segment that accepts new
+    /// objects.
+    pub(in crate::state) fn may_have_free(&self, length: u64) -> bool {
+        length <= self.free_range_max
+    }
+
+    /// Records that no segment that accepts new objects could allocate that length.
+    pub(in crate::state) fn record_full(&mut self, length: u64) {
+        self.free_range_max = self.free_range_max.min(length.saturating_sub(1));
     }
 
     /// Returns the number for the next segment.
@@ -135,6 +150,14 @@ impl Segments {
     /// Returns the segments of that name.
     pub(in crate::state) fn named(&self, name: &str) -> &[SegmentSlot] {
         self.by_name.get(name).map_or(&[], Vec::as_slice)
+    }
+
+    /// Returns the set of the segments at these endpoints, in time proportional to their number.
+    pub(in crate::state) fn at_endpoints(&self, endpoints: &[String]) -> SegmentSet {
+        let slots = endpoints.iter().filter_map(|endpoint| self.by_endpoint.get(endpoint.as_str()));
+        let mut set = SegmentSet::default();
+        slots.flatten().for_each(|&slot| set.insert(slot));
+        set
     }
 
     pub(in crate::state) fn by_id(&self, id: SegmentId) -> Option<SegmentSlot> {
@@ -194,6 +217,7 @@ impl Segments {
         self.by_client.entry(segment.client).or_default().insert((segment.spec.base, slot));
         self.by_id.insert(segment.spec.id, slot);
         self.by_name.entry(segment.spec.name.as_str().into()).or_default().push(slot);
+        self.by_endpoint.entry(segment.spec.endpoint.as_str().into()).or_default().push(slot);
         self.slots[slot.index()] = Some(segment);
         self.refresh(slot);
         slot
@@ -225,6 +249,7 @@ impl Segments {
         segment.status = SegmentStatus::Unmounting;
         segment.reserved = ReservedBytes::default();
         let (id, name) = (segment.spec.id, segment.spec.name.clone());
+        let endpoint = segment.spec.endpoint.clone();
         let (client, base, length) = (segment.client, segment.spec.base, segment.spec.length);
         let (incarnation, busy_until) = (segment.spec.incarnation, segment.busy_until);
         // The allocator is no longer needed, and may be large.
@@ -237,10 +262,12 @@ impl Segments {
         gone.busy_until = gone.busy_until.max(busy_until);
         gone.position = position;
         self.by_id.remove(&id);
-        if let Some(named) = self.by_name.get_mut(name.as_str()) {
-            named.retain(|&other| other != slot);
-            if named.is_empty() {
-                self.by_name.remove(name.as_str());
+        for (index, text) in [(&mut self.by_name, name), (&mut self.by_endpoint, endpoint)] {
+            if let Some(slots) = index.get_mut(text.as_str()) {
+                slots.retain(|&other| other != slot);
+                if slots.is_empty() {
+                    index.remove(text.as_str());
+                }
             }
         }
         if let Some(ranges) = self.by_client.get_mut(&client) {
@@ -278,9 +305,11 @@ impl Segments {
         let open = self.open.len();
         let segment = self.at_mut(slot);
         let (accepts, host) = (segment.accepts_new(), segment.host.clone());
+        let free = segment.free();
         match (accepts, segment.open_index) {
             (true, None) => {
                 segment.open_index = Some(open);
+                self.free_range_max = self.free_range_max.max(free);
                 self.open.push(slot);
                 self.open_by_host.entry(host).or_default().push(slot);
             }

@@ -1,5 +1,7 @@
 //! The adaptive policy: recency and frequency, combined with weights chosen by set dueling.
 
+use std::ops::ControlFlow;
+
 use super::{
     EvictionPolicy,
     dueling::{OBJECTS_MAX, ShadowCaches},
@@ -138,6 +140,10 @@ impl EvictionPolicy for Adaptive {
 
     fn pop(&mut self) -> Option<ObjectSlot> {
         self.tiers.pop(self.tick, self.shadows.bonus())
+    }
+
+    fn visit_next(&self, visit: &mut dyn FnMut(ObjectSlot) -> ControlFlow<()>) {
+        self.tiers.visit_next(self.tick, self.shadows.bonus(), visit);
     }
 
     fn put_back(&mut self, object: ObjectSlot) {

@@ -68,6 +68,14 @@ impl<I: Slot> IndexList<I> {
         (self.first != NONE).then(|| I::from_number(self.first))
     }
 
+    /// Returns the entries in order.
+    pub(crate) fn iter(&self, links: &IndexLinks<I>) -> impl Iterator<Item = I> {
+        let known = |number: u32| (number != NONE).then(|| I::from_number(number));
+        std::iter::successors(known(self.first), move |number| {
+            known(links.links[number.index()].later)
+        })
+    }
+
     /// Removes and returns the first entry.
     pub(crate) fn pop_first(&mut self, links: &mut IndexLinks<I>) -> Option<I> {
         let first = self.first()?;

@@ -1,5 +1,7 @@
 //! The LRU policy: least recently used first.
 
+use std::ops::ControlFlow;
+
 use super::{EvictionPolicy, IndexLinks, IndexList};
 use crate::state::ids::{KeyHash, ObjectSlot};
 
@@ -38,6 +40,10 @@ impl EvictionPolicy for Lru {
 
     fn pop(&mut self) -> Option<ObjectSlot> {
         self.list.pop_first(&mut self.links)
+    }
+
+    fn visit_next(&self, visit: &mut dyn FnMut(ObjectSlot) -> ControlFlow<()>) {
+        let _ = self.list.iter(&self.links).try_for_each(visit);
     }
 
     fn put_back(&mut self, object: ObjectSlot) {

@@ -1,5 +1,7 @@
 //! The S3-FIFO policy: a small FIFO queue, a main FIFO queue, and ghosts of evicted keys.
 
+use std::ops::ControlFlow;
+
 use super::{EvictionPolicy, IndexLinks, IndexList};
 use crate::state::ids::{KeyHash, ObjectSlot, Slot};
 
@@ -103,6 +105,36 @@ impl EvictionPolicy for S3Fifo {
             self.pop_small().or_else(|| self.pop_main())
         } else {
             self.pop_main().or_else(|| self.pop_small())
+        }
+    }
+
+    /// Assumes that a new object enters the small queue for each victim, as in a full pool.
+    fn visit_next(&self, visit: &mut dyn FnMut(ObjectSlot) -> ControlFlow<()>) {
+        let all = self.small.count() + self.main.count();
+        let mut small_count = self.small.count();
+        let is_unused = |object: &ObjectSlot| self.entries[object.index()].uses == 0;
+        let mut small = self.small.iter(&self.links);
+        let mut main = self.main.iter(&self.links);
+        loop {
+            let is_small_first = small_count * SMALL_SHARE > all;
+            let mut from_small = || {
+                let object = small.find(|object| {
+                    let is_victim = is_unused(object);
+                    small_count -= usize::from(!is_victim);
+                    is_victim
+                });
+                object.inspect(|_| small_count -= 1)
+            };
+            let next = if is_small_first {
+                from_small().or_else(|| main.find(is_unused))
+            } else {
+                main.find(is_unused).or_else(from_small)
+            };
+            let Some(object) = next else { return };
+            small_count += 1;
+            if visit(object).is_break() {
+                return;
+            }
         }
     }
 

@@ -1,6 +1,6 @@
 //! Objects in tiers by use count, each tier in the order of last use.
 
-use std::marker::PhantomData;
+use std::{marker::PhantomData, ops::ControlFlow};
 
 use crate::state::ids::{KeyHash, Slot};
 
@@ -123,14 +123,39 @@ impl<S: Slot> Tiers<S> {
     /// Removes and returns the object that has exceeded its tier's lifetime by most; `bonus` is the
     /// extra lifetime of each tier.
     pub(super) fn pop(&mut self, tick: u32, bonus: &[u32; TIERS]) -> Option<S> {
-        let first = |tier: usize| {
-            let object = self.tiers[tier].first;
+        let firsts = self.tiers.map(|tier| tier.first);
+        let tier = self.most_overdue(firsts, tick, bonus)?;
+        self.unlink(firsts[tier]);
+        Some(S::from_number(firsts[tier]))
+    }
+
+    /// Passes objects to `visit` in the order in which [`pop`](Self::pop) would return them now,
+    /// until it breaks.
+    pub(super) fn visit_next(
+        &self,
+        tick: u32,
+        bonus: &[u32; TIERS],
+        visit: &mut dyn FnMut(S) -> ControlFlow<()>,
+    ) {
+        let mut firsts = self.tiers.map(|tier| tier.first);
+        while let Some(tier) = self.most_overdue(firsts, tick, bonus) {
+            let object = firsts[tier];
+            firsts[tier] = self.entries[object as usize].later;
+            if visit(S::from_number(object)).is_break() {
+                return;
+            }
+        }
+    }
+
+    /// Returns the tier whose first object has exceeded the tier's lifetime by most.
+    fn most_overdue(&self, firsts: [u32; TIERS], tick: u32, bonus: &[u32; TIERS]) -> Option<usize> {
+        let overdue = |tier: usize| {
+            let object = firsts[tier];
             let overdue = || i64::from(self.age(object, tick)) - i64::from(bonus[tier]);
-            (object != NONE).then(|| (overdue(), object))
+            (object != NONE).then(|| (overdue(), tier))
         };
-        let (_, object) = (0..TIERS).filter_map(first).max_by_key(|(overdue, _)| *overdue)?;
-        self.unlink(object);
-        Some(S::from_number(object))
+        let found = (0..TIERS).filter_map(overdue).max_by_key(|(overdue, _)| *overdue);
+        found.map(|(_, tier)| tier)
     }
 
     /// Clears the record of an object that is in no tier.
