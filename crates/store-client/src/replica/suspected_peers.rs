@@ -15,6 +15,9 @@ const SUSPICION_TIME: Duration = Duration::from_secs(5);
 /// Maximum number of suspected peers.
 const SUSPECTED_PEERS_MAX: usize = 1024;
 
+/// Maximum number of suspected peers that are named to the master, which ignores more.
+const NAMED_PEERS_MAX: usize = 256;
+
 /// Pause after a peer stayed silent, before it is tried again. Doubles up to the maximum while the
 /// peer stays silent.
 const SILENCE_PAUSE_MIN: Duration = Duration::from_millis(500);
@@ -110,15 +113,22 @@ impl SuspectedPeers {
         }
     }
 
-    /// Returns the suspected peers.
+    /// Returns the suspected peers, as many as the master takes: those that failed last.
     pub(crate) fn endpoints(&self) -> Vec<String> {
         if self.count.load(Ordering::Relaxed) == 0 {
             return Vec::new();
         }
-        let now = SystemClock.now();
+        self.endpoints_at(SystemClock.now())
+    }
+
+    fn endpoints_at(&self, now: Moment) -> Vec<String> {
         let peers = self.peers.lock();
-        let suspected = peers.iter().filter(|(_, suspicion)| !suspicion.until.has_passed(now));
-        suspected.map(|(endpoint, _)| endpoint.clone()).collect()
+        let is_suspected = |suspicion: &Suspicion| !suspicion.until.has_passed(now);
+        let mut suspected: Vec<_> =
+            peers.iter().filter(|(_, suspicion)| is_suspected(suspicion)).collect();
+        suspected.sort_unstable_by_key(|(_, suspicion)| std::cmp::Reverse(suspicion.until));
+        suspected.truncate(NAMED_PEERS_MAX);
+        suspected.into_iter().map(|(endpoint, _)| endpoint.clone()).collect()
     }
 
     pub(crate) fn is_suspected(&self, endpoint: &str, now: Moment) -> bool {
@@ -197,6 +207,22 @@ mod tests {
         let error = peers.check_at("a", None, now).unwrap_err();
         assert_eq!(error.code(), ErrorCode::RPC_TIMEOUT);
         assert!(error.to_string().contains("peer=a"), "{error}");
+    }
+
+    #[test]
+    fn names_the_peers_that_failed_last() {
+        let peers = SuspectedPeers::default();
+        let start = Moment::default() + Duration::from_secs(100);
+        let at = |peer: usize| start + Duration::from_millis(peer as u64);
+        for peer in 0..NAMED_PEERS_MAX + 10 {
+            peers.add(&format!("p{peer}"), at(peer));
+        }
+        let named = peers.endpoints_at(at(NAMED_PEERS_MAX + 10));
+        assert_eq!(named.len(), NAMED_PEERS_MAX);
+        assert_eq!(named[0], format!("p{}", NAMED_PEERS_MAX + 9));
+        assert!(!named.contains(&"p9".to_owned()) && named.contains(&"p10".to_owned()));
+        assert_eq!(peers.endpoints_at(at(9) + SUSPICION_TIME).len(), NAMED_PEERS_MAX);
+        assert_eq!(peers.endpoints_at(at(19) + SUSPICION_TIME).len(), NAMED_PEERS_MAX - 10);
     }
 
     #[test]
