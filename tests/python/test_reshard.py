@@ -10,6 +10,7 @@ import random
 import pytest
 from reshard_model import ROWS, fragment, placement, split, stored, tensor, topology
 
+from mooncake import reshard
 from mooncake.reshard import ResourceKind, geometry, weight
 from mooncake.reshard.contracts import validate_resource_binding_identity
 from mooncake.reshard.weight import (
@@ -126,17 +127,31 @@ def test_ids_are_those_of_upstream():
     [
         (lambda: ParallelRank(tp=-1), "at least 0"),
         (lambda: ParallelRank(tp=True), "integer"),
-        (lambda: SplitAxis("dp", 0), "only ep and tp"),
+        (lambda: tensor(axes=(3,)), "explicit axis"),
+        (lambda: dataclasses.replace(tensor(), shard_dims=(0, 0)), "duplicates"),
+        (lambda: dataclasses.replace(tensor(), shard_dims=(1, 0)), "sorted"),
+        (lambda: dataclasses.replace(tensor(), global_shape=4), "must contain integers"),
+        (
+            lambda: dataclasses.replace(
+                tensor(axes=(SplitAxis("tp", 0),)),
+                parallel_axes=(
+                    SplitAxis("tp", 0),
+                    SplitAxis("ep", 0),
+                ),
+            ),
+            "share a dimension",
+        ),
+        (lambda: SplitAxis("dp", 0), "split semantics"),
         (lambda: SplitAxis("xx", 0), "one of dp, pp, ep, tp"),
         (lambda: OwnershipAxis(""), "non-empty"),
         (lambda: tensor(""), "tensor_id"),
         (lambda: tensor(shape=()), "at least one dimension"),
         (lambda: tensor(shape=(0, 4)), "at least 1"),
-        (lambda: tensor(axes=(SplitAxis("tp", 2),)), "below the number of dimensions"),
-        (lambda: tensor(axes=(SplitAxis("ep", 1),)), "dimension 0"),
+        (lambda: tensor(axes=(SplitAxis("tp", 2),)), "out-of-range"),
+        (lambda: tensor(axes=(SplitAxis("ep", 1),)), "EP must split the leading"),
         (lambda: tensor(axes=(SplitAxis("ep", 0),), expert_id=1), "OwnershipAxis"),
-        (lambda: tensor(axes=(SplitAxis("tp", 0), SplitAxis("ep", 0))), "must not repeat"),
-        (lambda: tensor(axes=(SplitAxis("tp", 0), ReplicatedAxis("tp"))), "must not repeat"),
+        (lambda: tensor(axes=(SplitAxis("tp", 0), SplitAxis("ep", 0))), "duplicate"),
+        (lambda: tensor(axes=(SplitAxis("tp", 0), ReplicatedAxis("tp"))), "duplicate"),
         (lambda: dataclasses.replace(tensor(), shard_dims=()), "dimensions of the split axes"),
         (lambda: fragment("t", (0,), (0,), ParallelRank()), "at least 1"),
         (lambda: PlacementFragment("t", (0,), (1,), 2**64, ParallelRank()), "nbytes"),
@@ -159,7 +174,7 @@ def test_records_refuse_bad_fields(build, reason):
         ((), "at least one participant"),
         ((("a", 0), ("a", 1)), "participant_id"),
         ((("a", 0), ("b", 0)), "rank"),
-        ((("a", 0), ("b", 2)), "below the size"),
+        ((("a", 0), ("b", 2)), "tp rank"),
     ],
 )
 def test_topology_refuses_bad_participants(members, reason):
@@ -189,12 +204,12 @@ def test_a_tensor_may_be_split_unevenly():
     [
         (lambda: rows((0, 2), (2, 3)), "not fully covered"),
         (lambda: rows((0, 3), (2, 4)), "not fully covered"),
-        (lambda: rows((0, 4), tp=2), "a rank of a split axis holds no part"),
-        (lambda: rows((0, 4), axes=(ReplicatedAxis("tp"),), tp=2), "a replica is missing"),
-        (lambda: rows((0, 4), axes=(), tp=2), "how it behaves along the axis tp"),
-        (lambda: rows((0, 4), (0, 4), axes=()), "how it behaves along the axis tp"),
-        (lambda: placement(topology(), [], []), "at least one tensor"),
-        (lambda: placement(topology(), [tensor()], []), "at least one tensor"),
+        (lambda: rows((0, 4), tp=2), "split-axis participant"),
+        (lambda: rows((0, 4), axes=(ReplicatedAxis("tp"),), tp=2), "replicated-axis participant"),
+        (lambda: rows((0, 4), axes=(), tp=2), "active undeclared tp axis"),
+        (lambda: rows((0, 4), (0, 4), axes=()), "independently along the undeclared tp axis"),
+        (lambda: placement(topology(), [], []), "must contain tensors"),
+        (lambda: placement(topology(), [tensor()], []), "unreferenced tensor"),
         (
             lambda: placement(topology(), [tensor()], [fragment("u", (0,), (4,), ParallelRank())]),
             "unknown tensor",
@@ -206,7 +221,7 @@ def test_a_tensor_may_be_split_unevenly():
             "no participant",
         ),
         (lambda: split(2, weight_generation=2**64), "weight_generation"),
-        (lambda: split(2, placement_id="x"), "does not belong"),
+        (lambda: split(2, placement_id="x"), "canonical logical content"),
         (
             lambda: placement(
                 topology(2),
@@ -216,7 +231,7 @@ def test_a_tensor_may_be_split_unevenly():
                     fragment("t", (0, 2), (4, 2), ParallelRank(tp=1)),
                 ],
             ),
-            "share indices",
+            "split-axis rank geometry",
         ),
     ],
 )
@@ -249,8 +264,8 @@ def test_placement_needs_one_part_of_each_participant():
         for name in ("resource_id", "revision", "weight_generation", "placement_set_id")
     }
     for parts, reason in (
-        (given.parts[:1], "has no part"),
-        ((*given.parts, given.parts[0]), "must not repeat"),
+        (given.parts[:1], "missing topology participant"),
+        ((*given.parts, given.parts[0]), "duplicate"),
         ((given.parts[0], dataclasses.replace(given.parts[1], revision="x")), "another revision"),
     ):
         with pytest.raises(ValueError, match=reason):
@@ -266,7 +281,7 @@ def test_aliases_are_declared_by_all_their_tensors():
         return placement(topology(), [tensor("t"), tensor("u")], parts)
 
     assert build(("t", "u"), ("u", "t")).fragments[0].aliases == ("t", "u")
-    with pytest.raises(ValueError, match="the same aliases"):
+    with pytest.raises(ValueError, match="alias group is not declared consistently"):
         build(("t", "u"), ())
     with pytest.raises(ValueError, match="unknown tensor"):
         build(("t", "v"), ())
@@ -288,7 +303,7 @@ def test_json_reads_back_in_any_order():
         (lambda record: record.update(resource_kind="kv_cache"), "resource_kind"),
         (lambda record: record.update(weight_generation=2), "placement_id"),
         (lambda record: record.update(weight_generation=1.0), "integer"),
-        (lambda record: record.update(tensors=record["tensors"] * 2), "must not repeat"),
+        (lambda record: record.update(tensors=record["tensors"] * 2), "duplicate"),
         (lambda record: record["topology"].update(topology_id="x"), "topology_id"),
         (lambda record: record["topology"].update(topology_id=None), "topology_id"),
         (lambda record: record.update(placement_id=None), "placement_id"),
@@ -312,9 +327,9 @@ def test_json_with_other_content_is_refused(change, reason):
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "NaN", '{"a": 1, "a": 2}', "[" * 100_000, 3, None])
 def test_text_that_is_no_record_is_refused(text):
-    with pytest.raises(ValueError, match=r"JSON|finite"):
+    with pytest.raises(ValueError, match=r"JSON|finite|schema fields"):
         weight_placement_from_json(text)
-    with pytest.raises(ValueError, match=r"JSON|finite"):
+    with pytest.raises(ValueError, match=r"JSON|finite|schema fields"):
         WeightManifest.from_json(text)
 
 
@@ -375,9 +390,9 @@ def test_bindings_of_all_participants_are_accepted():
         ({"placement_id": "x"}, "another placement_id"),
         ({"placement_digest": "0" * 64}, "another placement digest"),
         ({"revision": "x"}, "another revision"),
-        ({"participant_id": "x"}, "no such participant"),
-        ({"participant_id": "p1"}, "no such fragment"),
-        ({"fragments": ()}, "not bound"),
+        ({"participant_id": "x"}, "unknown runtime binding participant"),
+        ({"participant_id": "p1"}, "unknown placement fragment"),
+        ({"fragments": ()}, "missing placement fragment"),
     ],
 )
 def test_bindings_of_another_placement_are_refused(fields, reason):
@@ -389,10 +404,10 @@ def test_bindings_of_another_placement_are_refused(fields, reason):
 @pytest.mark.parametrize(
     ("fields", "reason"),
     [
-        ({"local_shape": (8, 1), "strides_bytes": (2, 2)}, "another local_shape"),
-        ({"strides_bytes": (2, 4)}, "another strides_bytes"),
-        ({"nbytes": 15}, "another nbytes"),
-        ({"itemsize": 1, "strides_bytes": (4, 1)}, "another itemsize"),
+        ({"local_shape": (8, 1), "strides_bytes": (2, 2)}, "local_shape of the bound"),
+        ({"strides_bytes": (2, 4)}, "strides_bytes of the bound"),
+        ({"nbytes": 15}, "byte size of the bound"),
+        ({"itemsize": 1, "strides_bytes": (4, 1)}, "itemsize of the bound"),
     ],
 )
 def test_memory_of_another_shape_is_refused(fields, reason):
@@ -407,10 +422,10 @@ def test_memory_of_another_shape_is_refused(fields, reason):
     [
         ({"storage_address": 0}, "storage_address"),
         ({"storage_offset_bytes": 8}, "storage_address"),
-        ({"storage_nbytes": 8}, "inside its storage"),
+        ({"storage_nbytes": 8}, "inside its storage allocation"),
         ({"strides_bytes": (8,)}, "one entry per dimension"),
         ({"strides_bytes": (0, 2)}, "must be positive"),
-        ({"storage_nbytes": 2**64 - 4096}, "64 bits"),
+        ({"storage_nbytes": 2**64 - 4096}, "64-bit"),
         ({"device": ""}, "device"),
     ],
 )
@@ -446,7 +461,7 @@ def test_memory_is_shared_by_declared_aliases_only():
         (("t", "u"), 4096 + 16, {}),
         (("t", "u"), 4096, {"layer_id": 1}),
     ):
-        with pytest.raises(ValueError, match="share memory"):
+        with pytest.raises(ValueError, match="address ranges overlap"):
             validate(aliases, address, **fields)
 
 
@@ -454,15 +469,81 @@ def test_each_participant_is_bound_once():
     placed = split(2)
     one, other = binding(placed), binding(placed, 1, address=8192)
     for bindings, reason in (
-        ([one], "has no binding"),
-        ([one, one], "must not repeat"),
-        ([one, binding(placed, 1, address=4096)], "share memory"),
+        ([one], "missing runtime binding participant"),
+        ([one, one], "duplicate runtime binding participant"),
+        ([one, binding(placed, 1, address=4096)], "address ranges overlap"),
         (one, "sequence"),
         ([3], "WeightRuntimeBindingManifest only"),
     ):
         with pytest.raises(ValueError, match=reason):
             validate_runtime_bindings(placed, bindings)
     validate_runtime_bindings(placed, [other, one])
+
+
+def test_storages_are_the_same_or_disjoint():
+    placed = placement(
+        topology(),
+        [tensor("t"), tensor("u")],
+        [fragment(name, (0, 0), (4, 4), ParallelRank()) for name in "tu"],
+    )
+
+    def validate(*storages, first=4096, second=4160, device="cpu"):
+        pieces = [
+            memory(
+                part,
+                address,
+                storage_address=start,
+                storage_nbytes=size,
+                storage_offset_bytes=address - start,
+            )
+            for part, address, (start, size) in zip(
+                placed.fragments, (first, second), storages, strict=True
+            )
+        ]
+        pieces[1] = dataclasses.replace(pieces[1], device=device)
+        validate_runtime_binding(placed, binding(placed, fragments=tuple(pieces)))
+
+    validate((4096, 128), (4096, 128))
+    validate((4096, 64), (4160, 64))
+    for storages in (
+        ((4096, 80), (4160, 64)),  # the end of one is in the other
+        ((4096, 128), (4128, 96)),  # nested
+        ((4096, 32), (4096, 128)),  # the same start, another length
+    ):
+        with pytest.raises(ValueError, match="storage allocation ranges overlap"):
+            validate(*storages)
+        validate(*storages, device="another")
+    with pytest.raises(ValueError, match=r"^address ranges overlap"):
+        validate((4096, 128), (4096, 64), second=4112)
+
+
+def test_placements_and_bindings_are_instances():
+    class Look:
+        def __init__(self, value):
+            self.value = value
+
+        def __getattr__(self, name):
+            return getattr(self.value, name)
+
+    placed = split(2)
+    one, other = binding(placed), binding(placed, 1, address=8192)
+    for call, reason in (
+        (lambda: validate_runtime_binding(Look(placed), one), "WeightPlacementManifest"),
+        (lambda: validate_runtime_binding(placed, Look(one)), "WeightRuntimeBindingManifest"),
+        (lambda: validate_runtime_bindings(Look(placed), [one, other]), "WeightPlacementManifest"),
+        (lambda: validate_runtime_bindings(placed, [one, Look(other)]), "RuntimeBindingManifest"),
+    ):
+        with pytest.raises(ValueError, match=reason):
+            call()
+
+
+def test_participants_without_fragments_are_not_bound():
+    parts = [fragment("t", (0, 0), (4, 4), ParallelRank())]
+    placed = placement(topology(2), [tensor(axes=(OwnershipAxis("tp"),))], parts)
+    validate_runtime_bindings(placed, [binding(placed)])
+    validate_runtime_binding(placed, binding(placed, 1))
+    with pytest.raises(ValueError, match="unknown runtime binding participant"):
+        validate_runtime_bindings(placed, [binding(placed), binding(placed, 1)])
 
 
 # Stored weights
@@ -483,9 +564,9 @@ def test_manifest_reads_back_from_json():
         (lambda: stored(manifest_key="g/other"), "g/manifest"),
         (lambda: stored(group_id="h", manifest_key="h/manifest"), "h/payload/"),
         (lambda: stored(fragments=stored().fragments[:1]), "not fully covered"),
-        (lambda: stored(fragments=stored().fragments * 2), "must not repeat"),
+        (lambda: stored(fragments=stored().fragments * 2), "duplicate"),
         (lambda: stored(tensors=()), "unknown tensor"),
-        (lambda: stored(tensors=(tensor(), tensor())), "must not repeat"),
+        (lambda: stored(tensors=(tensor(), tensor())), "duplicate"),
         (lambda: stored(created_at=""), "created_at"),
         (
             lambda: stored(
@@ -493,11 +574,11 @@ def test_manifest_reads_back_from_json():
                     dataclasses.replace(piece, object_offset=0) for piece in stored().fragments
                 )
             ),
-            "overlap in an object",
+            "object ranges overlap",
         ),
         (
             lambda: stored(fragments=(dataclasses.replace(stored(1).fragments[0], nbytes=31),)),
-            "another size",
+            "byte size mismatch",
         ),
         (
             lambda: stored(
@@ -512,6 +593,13 @@ def test_contradictory_manifests_are_refused(build, reason):
         build()
 
 
-def test_public_names_are_those_of_the_contract():
-    assert {"ParallelRank", "LogicalTransferPlan", "TransferRegion"} <= set(weight.__all__)
+def test_public_names_are_in_the_order_of_the_contract():
     assert len(weight.__all__) == 27
+    assert weight.__all__[:3] == ["ParallelRank", "ParallelTopology", "PlacementFragment"]
+    assert weight.__all__[-2:] == [
+        "plan_placement_transfer_to_local_target",
+        "plan_stored_transfer_to_target_placement",
+    ]
+    assert reshard.__all__ == [
+        "ResourceKind", "ResourceManifest", "PlacementManifest", "RuntimeBindingManifest",
+    ]  # fmt: skip

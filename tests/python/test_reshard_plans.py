@@ -119,14 +119,14 @@ def test_source_owned_by_many_dp_ranks_is_ambiguous():
 @pytest.mark.parametrize(
     ("target", "reason"),
     [
-        (lambda: split(2, resource_id="x"), "another resource_id"),
-        (lambda: split(2, revision="x"), "another revision"),
-        (lambda: split(2, weight_generation=9), "another weight_generation"),
+        (lambda: split(2, resource_id="x"), "resource_id differ"),
+        (lambda: split(2, revision="x"), "revision differ"),
+        (lambda: split(2, weight_generation=9), "weight_generation differ"),
         (
             lambda: placement(
                 topology(), [tensor("u")], [fragment("u", (0, 0), (4, 4), ParallelRank())]
             ),
-            "lacks tensors of the target",
+            "target manifests are missing tensors",
         ),
         (
             lambda: placement(
@@ -134,7 +134,7 @@ def test_source_owned_by_many_dp_ranks_is_ambiguous():
                 [tensor(layer_id=3)],
                 [fragment("t", (0, 0), (4, 4), ParallelRank())],
             ),
-            "describe a tensor differently.*layer_id",
+            r"tensor descriptor mismatch.*layer_id",
         ),
         (lambda: None, "target_placement must be a WeightPlacementManifest"),
     ],
@@ -148,7 +148,7 @@ def test_local_plan_fills_one_participant():
     plan = plan_placement_transfer_to_local_target(split(4), split(2), "p1")
     assert {item.target.rank.tp for item in plan.operations} == {1}
     assert plan.total_bytes == 16
-    for arguments, reason in (((), "must be given"), (("x",), "no such participant")):
+    for arguments, reason in (((), "must be given"), (("x",), "unknown target participant")):
         with pytest.raises(ValueError, match=reason):
             plan_placement_transfer_to_local_target(split(4), split(2), *arguments)
     assert plan_placement_transfer_to_local_target(split(4), split(1)).total_bytes == 32
@@ -160,7 +160,7 @@ def test_segments_are_nested_strided_copies():
     assert (region.segment_count, region.nbytes, region.repeat) == (2, 4, 2)
     assert (region.source_stride, region.target_stride) == (8, 4)
     assert list(region.iter_segments(max_segments=2)) == [(0, 8, 4), (8, 12, 4)]
-    with pytest.raises(ValueError, match="max_segments"):
+    with pytest.raises(ValueError, match="exceeds max_segments"):
         region.iter_segments(max_segments=1)
     whole = plan_placement_transfer(split(2), split(2)).operations[0]
     assert (whole.segment_count, whole.source_stride) == (1, 0)
@@ -169,8 +169,8 @@ def test_segments_are_nested_strided_copies():
 def test_regions_with_other_loops_are_refused():
     region = plan_placement_transfer(split(2), split(2)).operations[0]
     for fields, reason in (
-        ({"inner_bytes": 8}, "do not copy its box"),
-        ({"source_base_offset": 8}, "do not copy its box"),
+        ({"inner_bytes": 8}, "canonical"),
+        ({"source_base_offset": 8}, "canonical"),
         ({"overlap_offset": (9, 0)}, "must lie in its source"),
         ({"tensor_id": "u"}, "another tensor"),
         ({"inner_bytes": 0}, "at least 1"),
@@ -203,10 +203,10 @@ def test_plans_are_checked_against_their_placements():
         ({"operations": plan.operations[:1]}, "executors"),
         ({"operations": plan.operations * 2}, "exactly once"),
         ({"source_placement": None}, "one source"),
-        ({"source_placement": split(2)}, "no such fragment"),
-        ({"target_tensors": ()}, "target_tensors"),
-        ({"source_tensors": ()}, "source_tensors"),
-        ({"source_executors": ()}, "source_executors"),
+        ({"source_placement": split(2)}, "source placement fragment snapshots differ"),
+        ({"target_tensors": ()}, "target tensor catalog differs"),
+        ({"source_tensors": ()}, "source tensor catalog differs"),
+        ({"source_executors": ()}, "no source executor metadata"),
         ({"revision": "x"}, "another revision"),
         ({"planning_limits": None}, "PlanningLimits"),
     ):
@@ -232,3 +232,19 @@ def test_plan_keeps_the_identity_of_its_stored_source():
     object.__setattr__(plan.source_manifest, "created_at", "changed")
     with pytest.raises(ValueError, match="has changed"):
         plan.validate_source_manifest_snapshot()
+
+
+def test_tensors_of_a_stored_source_are_in_order():
+    pieces = tuple(
+        dataclasses.replace(
+            stored(1).fragments[0], tensor_id=name, fragment_id=name, object_offset=offset
+        )
+        for name, offset in (("u", 0), ("t", 64))
+    )
+    given = stored(tensors=(tensor("u"), tensor("t")), fragments=pieces)
+    parts = [fragment(name, (0, 0), (4, 4), ParallelRank()) for name in "ut"]
+    target = placement(topology(), [tensor("u"), tensor("t")], parts)
+    plan = plan_stored_transfer_to_target_placement(given, target)
+    assert [item.tensor_id for item in plan.source_tensors] == ["t", "u"]
+    assert [item.tensor_id for item in plan.source_manifest.tensors] == ["u", "t"]
+    assert plan.total_bytes == 64

@@ -2,4 +2,10 @@
 
 from .contracts import PlacementManifest, ResourceKind, ResourceManifest, RuntimeBindingManifest
 
-__all__ = ["PlacementManifest", "ResourceKind", "ResourceManifest", "RuntimeBindingManifest"]
+# The order is upstream's, whose tests compare lists.
+__all__ = [  # noqa: RUF022
+    "ResourceKind",
+    "ResourceManifest",
+    "PlacementManifest",
+    "RuntimeBindingManifest",
+]

@@ -48,6 +48,8 @@ def require_integer(
         raise ValueError(f"{name} must be an integer: {name}={value!r}")
     if value < minimum or (maximum is not None and value > maximum):
         limits = f"at least {minimum}" if maximum is None else f"from {minimum} to {maximum}"
+        if maximum == U64_MAX and value > maximum:
+            limits += ", a 64-bit integer"
         raise ValueError(f"{name} must be {limits}: {name}={value}")
     return value
 
@@ -91,7 +93,9 @@ def require_sequence(values: object, name: str) -> Sequence[object]:
 def require_sha256(value: object, name: str) -> str:
     """Returns `value` if it is a SHA-256 digest in lower-case hexadecimal digits."""
     if not isinstance(value, str) or not _SHA256.fullmatch(value):
-        raise ValueError(f"{name} must be 64 lower-case hexadecimal digits: {name}={value!r}")
+        raise ValueError(
+            f"{name} must be a SHA-256 digest of 64 lower-case hexadecimal digits: {name}={value!r}"
+        )
     return value
 
 
@@ -100,7 +104,7 @@ def require_distinct(values: Sequence[object], name: str) -> None:
     seen = set()
     for value in values:
         if value in seen:
-            raise ValueError(f"{name} must not repeat: {name}={value!r}")
+            raise ValueError(f"duplicate {name}: {value!r} is given twice")
         seen.add(value)
 
 
@@ -149,7 +153,7 @@ def require_fields(
     if missing or unknown:
         details = [f"missing={sorted(missing)}"] if missing else []
         details += [f"unknown={sorted(unknown)}"] if unknown else []
-        raise ValueError(f"{name} does not have the fields of its schema: {' '.join(details)}")
+        raise ValueError(f"{name} does not match its schema fields: {' '.join(details)}")
     return record
 
 
@@ -167,4 +171,4 @@ def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _refuse(constant: str) -> object:
-    raise ValueError(f"JSON numbers must be finite: {constant}")
+    raise ValueError(f"non-finite JSON number: {constant}")

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Iterable, Sequence
 from heapq import heappop, heappush
 from itertools import pairwise
 from math import prod
-from typing import TYPE_CHECKING, Protocol, TypeAlias
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+from typing import Protocol, TypeAlias
 
 __all__ = [
     "LogicalBox",

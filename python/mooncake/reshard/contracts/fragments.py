@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from .._checks import (
     U64_MAX,
@@ -13,9 +12,7 @@ from .._checks import (
     require_u64,
     set_fields,
 )
-
-if TYPE_CHECKING:
-    from .ids import PlacementFragmentId, RuntimeFragmentId
+from .ids import PlacementFragmentId, RuntimeFragmentId
 
 __all__ = ["RuntimeBindingFragment", "canonical_strides_bytes"]
 
@@ -69,16 +66,16 @@ class RuntimeBindingFragment:
             first = require_u64(getattr(self, start), start, minimum=1)
             size = require_u64(getattr(self, length), length, minimum=1)
             if first + size > U64_MAX:
-                raise ValueError(f"{start} + {length} must fit into 64 bits: {start}={first}")
+                raise ValueError(f"{start} + {length} must be a 64-bit integer: {start}={first}")
         offset = require_u64(self.storage_offset_bytes, "storage_offset_bytes")
         if self.address != self.storage_address + offset:
             raise ValueError(
-                "address must be storage_address + storage_offset_bytes: "
+                "address must be storage_address plus storage_offset_bytes: "
                 f"address={self.address} storage_address={self.storage_address} offset={offset}"
             )
         if offset + self.nbytes > self.storage_nbytes:
             raise ValueError(
-                "the view must end inside its storage: "
+                "the view must end inside its storage allocation: "
                 f"end={offset + self.nbytes} storage_nbytes={self.storage_nbytes}"
             )
 

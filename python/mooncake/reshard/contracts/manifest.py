@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from enum import Enum
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
-if TYPE_CHECKING:
-    from .ids import LeaseId, PlacementId, ResourceId, RuntimeInstanceId
+from .ids import LeaseId, PlacementId, ResourceId, RuntimeInstanceId
 
 __all__ = [
     "PlacementManifest",

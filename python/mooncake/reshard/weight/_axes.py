@@ -55,8 +55,10 @@ class SplitAxis:
 
     def __post_init__(self) -> None:
         if require_axis_kind(self.kind) not in SPLIT_AXIS_KINDS:
-            raise ValueError(f"only ep and tp can split a tensor: kind={self.kind}")
+            raise ValueError(f"only ep and tp have split semantics: kind={self.kind}")
         require_integer(self.dim, "split dim")
+        if self.kind == "ep" and self.dim != 0:
+            raise ValueError(f"EP must split the leading dimension, of experts: dim={self.dim}")
 
 
 @dataclass(frozen=True)

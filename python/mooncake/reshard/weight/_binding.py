@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from itertools import pairwise
 
 from .._checks import (
     require_distinct,
@@ -28,12 +29,8 @@ from ..contracts import (
     validate_resource_binding_identity,
 )
 from ..contracts.fragments import canonical_strides_bytes
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from ._placement import WeightPlacementManifest, WeightPlacementPart
-    from ._tensor import PlacementFragment, TensorDescriptor
+from ._placement import WeightPlacementManifest, WeightPlacementPart
+from ._tensor import PlacementFragment, TensorDescriptor
 
 __all__ = [
     "WeightRuntimeBindingManifest",
@@ -68,8 +65,8 @@ class WeightRuntimeBindingManifest:
         require_sha256(self.placement_digest, "placement_digest")
         require_u64(self.generation, "generation")
         fragments = require_items(self.fragments, "fragments", RuntimeBindingFragment)
-        require_distinct([part.placement_fragment_id for part in fragments], "fragment")
-        require_distinct([part.fragment_id for part in fragments], "fragment_id")
+        require_distinct([part.placement_fragment_id for part in fragments], "placement fragment")
+        require_distinct([part.fragment_id for part in fragments], "runtime fragment_id")
         set_fields(self, fragments=fragments)
 
     @property
@@ -88,24 +85,29 @@ def validate_runtime_binding(
             part has not, a fragment is not a dense array of the placed size, or memory is shared
             by fragments that are not declared as aliases.
     """
+    _require_placement(placement)
+    if not isinstance(binding, WeightRuntimeBindingManifest):
+        kind = type(binding).__name__
+        raise ValueError(f"binding must be a WeightRuntimeBindingManifest, not {kind}")
     _validate_bindings(placement, [binding])
 
 
 def validate_runtime_bindings(placement: WeightPlacementManifest, bindings: object) -> None:
-    """Refuses bindings that do not bind each participant of a placement once.
+    """Refuses bindings that do not bind each participant with fragments once.
 
     Raises:
-        ValueError: As `validate_runtime_binding`, or a participant is missing or bound twice.
+        ValueError: As `validate_runtime_binding`, a participant with fragments is missing or
+            bound twice, or one without fragments is bound.
     """
+    _require_placement(placement)
     checked = require_items(bindings, "bindings", WeightRuntimeBindingManifest)
-    require_distinct([binding.participant_id for binding in checked], "participant_id")
-    bound = {binding.participant_id for binding in checked}
-    for member in placement.topology.participants:
-        if member.participant_id not in bound:
-            raise ValueError(
-                f"a participant has no binding: participant_id={member.participant_id}"
-            )
+    ids = [binding.participant_id for binding in checked]
+    require_distinct(ids, "runtime binding participant")
     _validate_bindings(placement, checked)
+    wanted = {part.participant_id for part in placement.parts if part.fragments}
+    for name, left in (("missing", wanted.difference(ids)), ("unknown", set(ids) - wanted)):
+        if left:
+            raise ValueError(f"{name} runtime binding participant: participant_id={min(left)}")
 
 
 def _validate_bindings(
@@ -125,13 +127,32 @@ def _validate_bindings(
         part = parts.get(binding.participant_id)
         if part is None:
             raise ValueError(
-                f"the placement has no such participant: participant_id={binding.participant_id}"
+                "unknown runtime binding participant, which the placement has not: "
+                f"participant_id={binding.participant_id}"
             )
         for bound in _bound_fragments(part, binding, tensors):
             memory = bound.memory
             spaces[binding.instance_id, memory.worker_id, memory.device].append(bound)
     for group in spaces.values():
         _validate_memory_is_disjoint(group, tensors)
+        _validate_storages([bound.memory for bound in group])
+
+
+def _require_placement(placement: object) -> None:
+    if not isinstance(placement, WeightPlacementManifest):
+        kind = type(placement).__name__
+        raise ValueError(f"placement must be a WeightPlacementManifest, not {kind}")
+
+
+def _validate_storages(group: list[RuntimeBindingFragment]) -> None:
+    """Refuses storages that overlap: views name the same storage, or disjoint ones."""
+    storages = sorted({(memory.storage_address, memory.storage_nbytes) for memory in group})
+    for (start, size), (after, other) in pairwise(storages):
+        if start + size > after:
+            raise ValueError(
+                "storage allocation ranges overlap: "
+                f"address={start} nbytes={size} and address={after} nbytes={other}"
+            )
 
 
 @dataclass(frozen=True)
@@ -153,7 +174,7 @@ def _bound_fragments(
         fragment = placed.pop(memory.placement_fragment_id, None)
         if fragment is None:
             raise ValueError(
-                "the participant's part has no such fragment: "
+                "unknown placement fragment, which the participant's part has not: "
                 f"placement_fragment_id={memory.placement_fragment_id} "
                 f"participant_id={part.participant_id}"
             )
@@ -161,7 +182,7 @@ def _bound_fragments(
         bound.append(_BoundFragment(fragment, memory))
     for missing in placed:
         raise ValueError(
-            f"a fragment is not bound: placement_fragment_id={missing} "
+            f"missing placement fragment, which is not bound: placement_fragment_id={missing} "
             f"participant_id={part.participant_id}"
         )
     return bound
@@ -181,8 +202,9 @@ def _validate_memory_fits(
         ),
     ):
         if bound != placed:
+            label = "byte size" if name == "nbytes" else name
             raise ValueError(
-                f"the bound memory has another {name} than the placed fragment: {bound}, not "
+                f"{label} of the bound memory differs from the placed fragment's: {bound}, not "
                 f"{placed}: placement_fragment_id={fragment.placement_fragment_id}"
             )
 
@@ -196,7 +218,7 @@ def _validate_memory_is_disjoint(
     for bound in group:
         if bound.memory.address < end and last is not None and not _aliased(last, bound, tensors):
             raise ValueError(
-                "fragments share memory without being aliases: "
+                "address ranges overlap, of fragments that are no declared aliases: "
                 f"fragment_id={last.memory.fragment_id} and {bound.memory.fragment_id} "
                 f"address={bound.memory.address}"
             )

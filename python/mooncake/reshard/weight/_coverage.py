@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from itertools import product
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 from .._checks import require_distinct
+from ..contracts import TensorId
 from ..geometry import boxes_exactly_cover, boxes_overlap
 from ._axes import (
     AXIS_KINDS,
@@ -18,10 +19,7 @@ from ._axes import (
     ReplicatedAxis,
 )
 from ._tensor import PlacementFragment, TensorDescriptor, validate_fragment_geometry
-
-if TYPE_CHECKING:
-    from ..contracts import TensorId
-    from ._topology import ParallelTopology
+from ._topology import ParallelTopology
 
 __all__ = [
     "Coordinates",
@@ -30,6 +28,8 @@ __all__ = [
     "validate_complete_placement",
     "validate_fragments",
 ]
+
+_NOT_COVERED = "global placement tensor is not fully covered"
 
 Coordinates: TypeAlias = tuple[int, ...]
 Fragments: TypeAlias = Sequence[PlacementFragment]
@@ -46,10 +46,12 @@ def validate_fragments(tensors: Mapping[TensorId, TensorDescriptor], fragments: 
         validate_fragment_geometry(tensor, fragment)
         held[fragment.tensor_id, fragment.rank].append(fragment)
     for tensor_id in sorted(tensors.keys() - {fragment.tensor_id for fragment in fragments}):
-        raise ValueError(f"no fragment holds the tensor: tensor_id={tensor_id}")
+        raise ValueError(f"unreferenced tensor, which no fragment holds: tensor_id={tensor_id}")
     for (tensor_id, rank), group in held.items():
         if boxes_overlap([(part.global_offset, part.local_shape) for part in group]):
-            raise ValueError(f"fragments of one rank overlap: tensor_id={tensor_id} rank={rank}")
+            raise ValueError(
+                f"logical fragment boxes overlap on one rank: tensor_id={tensor_id} rank={rank}"
+            )
 
 
 def validate_complete_placement(
@@ -57,7 +59,7 @@ def validate_complete_placement(
 ) -> None:
     """Refuses a placement in which a tensor lacks a part, a replica or a declared axis."""
     if not tensors:
-        raise ValueError("a placement must contain at least one tensor")
+        raise ValueError("a placement must contain tensors")
     held: dict[TensorId, list[PlacementFragment]] = defaultdict(list)
     for fragment in fragments:
         held[fragment.tensor_id].append(fragment)
@@ -81,12 +83,12 @@ def _validate_alias_groups(
         for alias in aliases:
             if alias not in tensors:
                 raise ValueError(
-                    f"an alias names an unknown tensor: tensor_id={tensor_id} alias={alias}"
+                    f"an alias group references unknown tensor: tensor_id={tensor_id} alias={alias}"
                 )
         members = aliases or (tensor_id,)
         if any(part.aliases != aliases for member in members for part in held[member]):
             raise ValueError(
-                "all fragments of tensors that share memory must list the same aliases: "
+                "an alias group is not declared consistently by all fragments of its tensors: "
                 f"tensor_id={tensor_id} aliases={aliases}"
             )
 
@@ -112,10 +114,17 @@ def _validate_undeclared_axes(
             and all(len(group) == 1 for group in values.values())
         )
         if not is_overlay:
+            is_independent = kind in SPLIT_AXIS_KINDS and any(
+                len(group) > 1 for group in values.values()
+            )
+            what = (
+                f"a tensor varies independently along the undeclared {kind} axis"
+                if is_independent
+                else f"a tensor has an active undeclared {kind} axis"
+            )
             raise ValueError(
-                f"the tensor must say how it behaves along the axis {kind}, which has "
-                f"{topology.size(kind)} ranks: add it to parallel_axes: "
-                f"tensor_id={tensor.tensor_id}"
+                f"{what}: add it to parallel_axes: tensor_id={tensor.tensor_id} "
+                f"size={topology.size(kind)}"
             )
 
 
@@ -139,8 +148,8 @@ def _validate_replicas(
         }
         if replicas.keys() != expected:
             raise ValueError(
-                f"the tensor is not fully covered, a replica is missing: "
-                f"tensor_id={tensor.tensor_id} axes={replica_kinds} "
+                f"{_NOT_COVERED}: {tensor.tensor_id}: a replicated-axis participant has no part: "
+                f"axes={replica_kinds} "
                 f"missing={sorted(expected - replicas.keys())}"
             )
         for group in replicas.values():
@@ -155,15 +164,18 @@ def _validate_replica(
     whole = (0,) * len(tensor.global_shape)
     if not boxes_exactly_cover(whole, tensor.global_shape, boxes):
         raise ValueError(
-            f"the tensor is not fully covered: tensor_id={tensor.tensor_id} "
-            f"shape={tensor.global_shape} boxes={boxes[:4]}"
+            f"{_NOT_COVERED}: {tensor.tensor_id}: shape={tensor.global_shape} boxes={boxes[:4]}"
         )
     expected = set(product(*(range(topology.size(kind)) for kind in kinds)))
     missing = expected - {coordinates(part.rank, kinds) for part in fragments}
     if missing:
+        has_each_rank = all(
+            len({part.rank.on(kind) for part in fragments}) == topology.size(kind) for kind in kinds
+        )
         raise ValueError(
-            "the tensor is not fully covered, a rank of a split axis holds no part: "
-            f"tensor_id={tensor.tensor_id} axes={kinds} missing={sorted(missing)[:4]}"
+            f"{_NOT_COVERED}: {tensor.tensor_id}: a split-axis participant has no part"
+            f"{' (non-Cartesian split-axis ranks)' if has_each_rank else ''}: "
+            f"axes={kinds} missing={sorted(missing)[:4]}"
         )
     for axis in tensor.split_axes:
         spans = sorted(
@@ -174,7 +186,7 @@ def _validate_replica(
         for start, extent, rank in spans:
             if start < end and rank != last:
                 raise ValueError(
-                    f"ranks of {axis.kind} share indices of the dimension that it splits: "
+                    f"inconsistent split-axis rank geometry: ranks of {axis.kind} share indices: "
                     f"tensor_id={tensor.tensor_id} dim={axis.dim} index={start}"
                 )
             end, last = max(end, start + extent), rank

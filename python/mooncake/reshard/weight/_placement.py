@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from .._checks import (
     canonical_json,
@@ -31,9 +31,6 @@ from ._coverage import validate_complete_placement, validate_fragments
 from ._tensor import PlacementFragment, TensorDescriptor
 from ._topology import ParallelTopology
 from ._wire import placement_content, placement_record
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 __all__ = [
     "WeightPlacementManifest",
@@ -143,7 +140,8 @@ class WeightPlacementManifest:
         computed = content_id({"schema": "complete-weight-placement", **placement_content(self)})
         if placement_id is not None and placement_id != computed:
             raise ValueError(
-                f"placement_id does not belong to this placement: {placement_id!r}, not {computed}"
+                "placement_id is not that of the canonical logical content: "
+                f"{placement_id!r}, not {computed}"
             )
         set_fields(self, placement_id=PlacementId(computed))
 
@@ -187,7 +185,10 @@ class WeightPlacementManifest:
         )
         for rank in held:
             raise ValueError(f"no participant of the topology has the rank of a fragment: {rank}")
-        manifest = cls(
+        _require_references(
+            catalog, {fragment.tensor_id for part in parts for fragment in part.fragments}
+        )
+        return cls(
             resource_id=resource_id,
             revision=revision,
             weight_generation=weight_generation,
@@ -196,9 +197,6 @@ class WeightPlacementManifest:
             parts=parts,
             placement_id=placement_id,
         )
-        for tensor_id in sorted(catalog.keys() - {tensor.tensor_id for tensor in manifest.tensors}):
-            raise ValueError(f"no fragment holds the tensor: tensor_id={tensor_id}")
-        return manifest
 
     @property
     def resource_kind(self) -> ResourceKind:
@@ -215,13 +213,18 @@ class WeightPlacementManifest:
 
     def _validate_parts(self) -> None:
         topology = self.topology
-        require_distinct([part.participant_id for part in self.parts], "participant_id")
+        require_distinct([part.participant_id for part in self.parts], "placement participant")
         given = {part.participant_id: part for part in self.parts}
+        for participant_id in given.keys() - {
+            item.participant_id for item in topology.participants
+        }:
+            raise ValueError(f"unknown topology participant of a part: {participant_id}")
         for member in topology.participants:
             part = given.pop(member.participant_id, None)
             if part is None:
                 raise ValueError(
-                    f"a participant has no part: participant_id={member.participant_id}"
+                    "missing topology participant, which has no part: "
+                    f"participant_id={member.participant_id}"
                 )
             for name, wanted in (
                 ("resource_id", self.resource_id),
@@ -236,8 +239,6 @@ class WeightPlacementManifest:
                         f"a part has another {name} than its placement: {getattr(part, name)!r}, "
                         f"not {wanted!r}: participant_id={member.participant_id}"
                     )
-        for participant_id in given:
-            raise ValueError(f"a part names no participant of the topology: {participant_id}")
 
     def _collect_parts(self) -> None:
         catalog: dict[TensorId, TensorDescriptor] = {}
@@ -260,6 +261,11 @@ class WeightPlacementManifest:
 def _tensors_by_id(tensors: Sequence[TensorDescriptor]) -> dict[TensorId, TensorDescriptor]:
     require_distinct([tensor.tensor_id for tensor in tensors], "tensor_id")
     return {tensor.tensor_id: tensor for tensor in tensors}
+
+
+def _require_references(catalog: dict[TensorId, TensorDescriptor], held: set[TensorId]) -> None:
+    for tensor_id in sorted(catalog.keys() - held):
+        raise ValueError(f"unreferenced tensor, which no fragment holds: tensor_id={tensor_id}")
 
 
 def _referenced(

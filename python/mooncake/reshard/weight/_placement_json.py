@@ -99,5 +99,5 @@ def weight_placement_from_json(value: str) -> WeightPlacementManifest:
         placement_id=PlacementId(require_text(record["placement_id"], "placement_id")),
     )
     for tensor_id in sorted(catalog.keys() - {tensor.tensor_id for tensor in placement.tensors}):
-        raise ValueError(f"no fragment holds the tensor: tensor_id={tensor_id}")
+        raise ValueError(f"unreferenced tensor, which no fragment holds: tensor_id={tensor_id}")
     return placement

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, TypeAlias, cast
+from typing import Literal, TypeAlias, cast
 
 from .._checks import (
     optional_integer,
@@ -16,19 +17,14 @@ from .._checks import (
     set_fields,
     sha256_hex,
 )
+from ..contracts import ParticipantId, PlacementFragmentId, PlacementId, ResourceId, RevisionId
 from ..geometry import regions_exactly_cover
-from ._axes import AXIS_KINDS
+from ._axes import AXIS_KINDS, ParallelRank
 from ._coverage import coordinates
+from ._placement import WeightPlacementManifest
 from ._region import PlanningLimits, TransferRegion
 from ._stored import StoredFragment, StoredManifestIdentity, WeightManifest
 from ._tensor import PlacementFragment, TensorDescriptor
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from ..contracts import ParticipantId, PlacementFragmentId, PlacementId, ResourceId, RevisionId
-    from ._axes import ParallelRank
-    from ._placement import WeightPlacementManifest
 
 __all__ = [
     "LogicalTransferOperation",
@@ -38,6 +34,7 @@ __all__ = [
     "Side",
     "check_limit",
     "executors_of",
+    "in_tensor_order",
     "validate_limits",
 ]
 
@@ -202,7 +199,7 @@ class LogicalTransferPlan:
             fragment_id = _fragment_id(operation, "source")
             if placed.get(fragment_id) != operation.source:
                 raise ValueError(
-                    f"the source placement has no such fragment: fragment_id={fragment_id}"
+                    f"source placement fragment snapshots differ: fragment_id={fragment_id}"
                 )
 
     def _validate_identity(self) -> None:
@@ -211,6 +208,12 @@ class LogicalTransferPlan:
         if (self.source_placement is None) == (self.source_manifest is None):
             raise ValueError("a plan must have one source: a placement or a stored manifest")
         source = self.source_placement or self.source_manifest
+        generations = (
+            getattr(source, "weight_generation", None),
+            self.target_placement.weight_generation,
+        )
+        if generations[0] != generations[1]:
+            raise ValueError(f"source and target weight_generation differ: {generations}")
         for name, side in (("source", source), ("target", self.target_placement)):
             for item in ("resource_id", "revision"):
                 if getattr(side, item) != getattr(self, item):
@@ -221,17 +224,20 @@ class LogicalTransferPlan:
 
     def _validate_source(self) -> None:
         source = self.source_placement or self.source_manifest
-        if source is not None and self.source_tensors != source.tensors:
-            raise ValueError("source_tensors must be the tensors of the source")
+        if source is not None and self.source_tensors != in_tensor_order(source.tensors):
+            raise ValueError(
+                "source tensor catalog differs: source_tensors must be the tensors of the source"
+            )
         if self.source_placement is None:
             if self.source_executors:
-                raise ValueError("a stored source has no executors")
+                raise ValueError("a stored source must have no source executor metadata")
             assert self.source_manifest is not None
             stored = {str(part.fragment_id): part for part in self.source_manifest.fragments}
             for operation in self.operations:
                 if stored.get(operation.source.fragment_id) != operation.source:
                     raise ValueError(
-                        f"the manifest has no such fragment: {operation.source.fragment_id}"
+                        "source manifest fragment snapshots differ: "
+                        f"fragment_id={operation.source.fragment_id}"
                     )
             return
         self.validate_source_placement_snapshot()
@@ -242,8 +248,10 @@ class LogicalTransferPlan:
         receivers = {executor.participant_id for executor in self.target_executors}
         parts = [part for part in self.target_placement.parts if part.participant_id in receivers]
         tensors = {tensor for part in parts for tensor in part.tensors}
-        if self.target_tensors != tuple(sorted(tensors, key=lambda tensor: tensor.tensor_id)):
-            raise ValueError("target_tensors must be the tensors of the receiving participants")
+        if self.target_tensors != in_tensor_order(tensors):
+            raise ValueError(
+                "target tensor catalog differs: target_tensors must be those of the receivers"
+            )
         regions: dict[str, list[LogicalTransferOperation]] = defaultdict(list)
         for operation in self.operations:
             regions[operation.target.fragment_id].append(operation)
@@ -268,11 +276,18 @@ class LogicalTransferPlan:
         placement: WeightPlacementManifest,
         executors: Sequence[PlacementExecutorPlan],
     ) -> None:
+        if not executors:
+            raise ValueError(f"the plan has no {side} executor metadata")
         expected = executors_of(placement, self.operations, side)
         if tuple(executors) != expected:
             raise ValueError(
                 f"{side}_executors must be the participants of the operations with their fragments"
             )
+
+
+def in_tensor_order(tensors: Iterable[TensorDescriptor]) -> tuple[TensorDescriptor, ...]:
+    """Returns tensors in the order that plans list them: by their ids."""
+    return tuple(sorted(tensors, key=lambda tensor: tensor.tensor_id))
 
 
 def executors_of(

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
+from ..contracts import ParticipantId
 from ._placement import WeightPlacementManifest, WeightPlacementPart
-from ._plan import LogicalTransferOperation, LogicalTransferPlan, check_limit, executors_of
+from ._plan import (
+    LogicalTransferOperation,
+    LogicalTransferPlan,
+    check_limit,
+    executors_of,
+    in_tensor_order,
+)
 from ._region import PlanningLimits, region_between
 from ._sources import PlacedSources, StoredSources
 from ._stored import WeightManifest
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from ..contracts import ParticipantId
-    from ._tensor import TensorDescriptor
+from ._tensor import TensorDescriptor
 
 __all__ = [
     "plan_placement_transfer",
@@ -110,7 +112,7 @@ def _plan(
         revision=source.revision,
         source_placement=placement,
         target_placement=target,
-        source_tensors=source.tensors,
+        source_tensors=in_tensor_order(source.tensors),
         target_tensors=tensors,
         operations=operations,
         source_manifest=source if isinstance(source, WeightManifest) else None,
@@ -151,9 +153,9 @@ def _target_part(
     for part in placement.parts:
         if participant_id is None or part.participant_id == participant_id:
             if not part.fragments:
-                raise ValueError(f"the target participant holds nothing: {part.participant_id}")
+                raise ValueError(f"the target participant has no fragments: {part.participant_id}")
             return part
-    raise ValueError(f"the target placement has no such participant: {participant_id!r}")
+    raise ValueError(f"unknown target participant: {participant_id!r}")
 
 
 def _tensors_of(parts: Sequence[WeightPlacementPart]) -> tuple[TensorDescriptor, ...]:
@@ -167,7 +169,7 @@ def _validate_same_weights(
     for name in ("resource_id", "revision", "weight_generation"):
         given, wanted = getattr(source, name), getattr(target, name)
         if given != wanted:
-            raise ValueError(f"source and target have another {name}: {given!r} and {wanted!r}")
+            raise ValueError(f"source and target {name} differ: {given!r} and {wanted!r}")
 
 
 def _validate_tensors(
@@ -179,18 +181,19 @@ def _validate_tensors(
     """
     available = {tensor.tensor_id: tensor for tensor in source}
     wanted = {tensor.tensor_id: tensor for tensor in target}
-    if unknown := sorted(wanted.keys() - available.keys()):
-        raise ValueError(f"the source lacks tensors of the target: {unknown[:4]}")
     if is_complete and (missing := sorted(available.keys() - wanted.keys())):
-        raise ValueError(f"the target lacks tensors of the source: {missing[:4]}")
+        raise ValueError(f"target manifests are missing tensors of the source: {missing[:4]}")
+    if unknown := sorted(wanted.keys() - available.keys()):
+        raise ValueError(f"the target has unknown tensors, which the source lacks: {unknown[:4]}")
     for tensor_id, tensor in wanted.items():
         for name in (
             "global_shape", "dtype", "itemsize", "layout_fingerprint", "layer_id", "expert_id",
         ):  # fmt: skip
             given, expected = getattr(available[tensor_id], name), getattr(tensor, name)
             if given != expected:
+                what = "layout" if name == "layout_fingerprint" else "tensor descriptor"
                 raise ValueError(
-                    f"source and target describe a tensor differently: tensor_id={tensor_id} "
+                    f"{what} mismatch between source and target: tensor_id={tensor_id} "
                     f"{name}={given!r} and {expected!r}"
                 )
 

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
 from math import prod
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import Generic, TypeVar
 
 from .._checks import require_integer, require_integers, require_text, set_fields
+from ..contracts import TensorId
 from ..contracts.fragments import canonical_strides_bytes
 from ..geometry import Box, box_contains
 from ._tensor import TensorPart
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from ..contracts import TensorId
 
 __all__ = [
     "PlanningLimits",
@@ -157,7 +154,8 @@ class TransferRegion(Generic[_Source, _Target]):
             given, derived = getattr(self, name), getattr(loops, name)
             if given != derived:
                 raise ValueError(
-                    f"the loops of the region do not copy its box: {name}={given}, not {derived}"
+                    "the loops of the region are not the canonical ones of its box: "
+                    f"{name}={given}, not {derived}"
                 )
 
     def iter_segments(self, *, max_segments: int) -> Iterator[tuple[int, int, int]]:
@@ -169,8 +167,7 @@ class TransferRegion(Generic[_Source, _Target]):
         require_integer(max_segments, "max_segments", minimum=1)
         if self.segment_count > max_segments:
             raise ValueError(
-                f"the region has more segments than max_segments: {self.segment_count} > "
-                f"{max_segments}"
+                f"the region exceeds max_segments: {self.segment_count} > {max_segments}"
             )
         return self._segments()
 

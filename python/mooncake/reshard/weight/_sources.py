@@ -4,19 +4,16 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
-from typing import TYPE_CHECKING, Generic, TypeVar
+from collections.abc import Iterator, Sequence
+from typing import Generic, TypeVar
 
+from ..contracts import TensorId
 from ..geometry import Box, intersection
 from ._axes import OwnershipAxis, ReplicatedAxis
 from ._coverage import Coordinates, coordinates
+from ._placement import WeightPlacementManifest
+from ._stored import StoredFragment
 from ._tensor import PlacementFragment, TensorDescriptor, TensorPart
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from ..contracts import TensorId
-    from ._placement import WeightPlacementManifest
-    from ._stored import StoredFragment
 
 __all__ = [
     "FragmentIndex",
@@ -111,7 +108,7 @@ def _replicas_by_dp(
     owners = {coordinates(fragment.rank, owner_kinds) for fragment in fragments}
     if "dp" in owner_kinds and len(owners) > 1:
         raise ValueError(
-            "the source of a tensor is ambiguous: it is owned along dp and has several owners: "
+            "the source of a tensor has ambiguous declared owners along dp: "
             f"tensor_id={tensor.tensor_id} axes={owner_kinds} owners={sorted(owners)}"
         )
     kinds = (*owner_kinds, *tensor.axis_kinds(ReplicatedAxis))

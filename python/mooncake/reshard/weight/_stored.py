@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from .._checks import (
     canonical_json,
@@ -25,9 +26,6 @@ from ..contracts import ResourceId, ResourceKind, RevisionId, StoredFragmentId, 
 from ..geometry import boxes_exactly_cover
 from ._tensor import TensorDescriptor, checked_aliases, validate_fragment_geometry
 from ._wire import tensor_from_record, tensor_record
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
 
 __all__ = [
     "StoredFragment",
@@ -118,8 +116,8 @@ class WeightManifest:
         require_u64(self.weight_generation, "weight_generation")
         set_fields(
             self,
-            tensors=require_items(self.tensors, "tensors", TensorDescriptor),
-            fragments=require_items(self.fragments, "fragments", StoredFragment),
+            tensors=require_items(self.tensors, "WeightManifest tensors", TensorDescriptor),
+            fragments=require_items(self.fragments, "WeightManifest fragments", StoredFragment),
         )
         self._validate_keys()
         self._validate_fragments()
@@ -192,12 +190,14 @@ class WeightManifest:
     def _validate_keys(self) -> None:
         wanted = f"{self.group_id}/manifest"
         if self.manifest_key != wanted:
-            raise ValueError(f"manifest_key must be {wanted}: manifest_key={self.manifest_key}")
+            raise ValueError(
+                f"manifest_key must be that of the group, {wanted}: {self.manifest_key}"
+            )
         prefix = f"{self.group_id}/payload/"
         for fragment in self.fragments:
             if not fragment.object_key.startswith(prefix):
                 raise ValueError(
-                    f"the key of a payload must begin with {prefix}: {fragment.object_key}"
+                    f"a payload must lie in the group, below {prefix}: {fragment.object_key}"
                 )
 
     def _validate_fragments(self) -> None:
@@ -212,6 +212,7 @@ class WeightManifest:
             validate_fragment_geometry(tensor, fragment)
             held[tensor.tensor_id].append((fragment.global_offset, fragment.local_shape))
         for tensor in self.tensors:
+            require_distinct(held[tensor.tensor_id], f"fragment geometry of {tensor.tensor_id}")
             whole = (0,) * len(tensor.global_shape)
             if not boxes_exactly_cover(whole, tensor.global_shape, held[tensor.tensor_id]):
                 raise ValueError(f"the tensor is not fully covered: tensor_id={tensor.tensor_id}")
@@ -235,7 +236,7 @@ def _validate_aliases(
     for fragment in fragments:
         for alias in fragment.aliases:
             if alias not in tensors:
-                raise ValueError(f"an alias names an unknown tensor: alias={alias}")
+                raise ValueError(f"an alias group references unknown tensor: alias={alias}")
             described = replace(tensors[alias], tensor_id=fragment.tensor_id)
             if described != tensors[fragment.tensor_id]:
                 raise ValueError(
@@ -262,6 +263,6 @@ def _validate_object_ranges(fragments: Iterable[StoredFragment]) -> None:
         for first, second in pairwise(group):
             if first.object_offset + first.nbytes > second.object_offset:
                 raise ValueError(
-                    f"fragments overlap in an object: {first.fragment_id} and "
+                    f"object ranges overlap: {first.fragment_id} and "
                     f"{second.fragment_id} object_key={key} offset={second.object_offset}"
                 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Protocol
@@ -62,7 +63,7 @@ class TensorDescriptor:
     def __post_init__(self) -> None:
         for name in ("tensor_id", "dtype", "layout_fingerprint"):
             require_text(getattr(self, name), name)
-        shape = require_integers(self.global_shape, "global_shape", minimum=1)
+        shape = _checked_shape(self.global_shape)
         if not shape:
             raise ValueError("global_shape must have at least one dimension")
         require_integer(self.itemsize, "itemsize", minimum=1)
@@ -78,7 +79,8 @@ class TensorDescriptor:
 
     def _validate_split_axes(self) -> None:
         splits = [axis for axis in self.parallel_axes if isinstance(axis, SplitAxis)]
-        require_distinct([axis.dim for axis in splits], "dimension of split axes")
+        if len({axis.dim for axis in splits}) < len(splits):
+            raise ValueError(f"split axes share a dimension: tensor_id={self.tensor_id}")
         if tuple(sorted(axis.dim for axis in splits)) != self.shard_dims:
             raise ValueError(
                 "shard_dims must be the dimensions of the split axes: "
@@ -87,11 +89,9 @@ class TensorDescriptor:
         for axis in splits:
             if axis.kind != "ep":
                 continue
-            if axis.dim != 0:
-                raise ValueError(f"ep can split dimension 0 only: dim={axis.dim}")
             if self.expert_id is not None:
                 raise ValueError(
-                    "a tensor of one expert cannot be split by ep; use an OwnershipAxis: "
+                    "ep cannot split an individually allocated expert; use an OwnershipAxis: "
                     f"tensor_id={self.tensor_id} expert_id={self.expert_id}"
                 )
 
@@ -204,7 +204,7 @@ class PlacementFragment:
 def checked_aliases(aliases: object, tensor_id: TensorId) -> tuple[TensorId, ...]:
     """Returns the tensors that share a fragment's memory, in order; none if it is not shared."""
     ids = [TensorId(require_text(alias, "alias")) for alias in require_sequence(aliases, "aliases")]
-    require_distinct(ids, "alias")
+    require_distinct(ids, "entry of aliases")
     if ids and (tensor_id not in ids or len(ids) < 2):
         raise ValueError(
             f"aliases must name the tensor itself and at least one other: "
@@ -223,23 +223,34 @@ def validate_fragment_geometry(tensor: TensorDescriptor, fragment: TensorPart) -
         end = fragment.global_offset[dim] + fragment.local_shape[dim]
         if end > extent:
             raise ValueError(
-                f"a fragment ends beyond the tensor: dim={dim} end={end} extent={extent} {named}"
+                f"a fragment is out of bounds: dim={dim} end={end} extent={extent} {named}"
             )
     expected = prod(fragment.local_shape) * tensor.itemsize
     if fragment.nbytes != expected:
         raise ValueError(
-            f"a fragment has another size than its box: nbytes={fragment.nbytes} "
+            f"byte size mismatch of a fragment and its box: nbytes={fragment.nbytes} "
             f"expected={expected} {named}"
         )
 
 
+def _checked_shape(shape: object) -> tuple[int, ...]:
+    if not isinstance(shape, Sequence) or isinstance(shape, str | bytes | bytearray):
+        raise ValueError(
+            f"global_shape must contain integers, in a sequence: {type(shape).__name__}"
+        )
+    return require_integers(shape, "global_shape", minimum=1)
+
+
 def _checked_shard_dims(shard_dims: object, dims: int) -> tuple[int, ...]:
     checked = require_integers(shard_dims, "shard_dims")
-    require_distinct(checked, "shard_dims")
+    if len(set(checked)) < len(checked):
+        raise ValueError(f"shard_dims contains duplicates: shard_dims={checked}")
     if list(checked) != sorted(checked):
-        raise ValueError(f"shard_dims must be in ascending order: shard_dims={checked}")
+        raise ValueError(f"shard_dims must be sorted in ascending order: shard_dims={checked}")
     if checked and checked[-1] >= dims:
-        raise ValueError(f"shard_dims must be below the number of dimensions, {dims}: {checked}")
+        raise ValueError(
+            f"shard_dims contains an out-of-range dimension: dims={dims} shard_dims={checked}"
+        )
     return checked
 
 
@@ -248,7 +259,7 @@ def _in_axis_order(axes: object) -> tuple[ParallelAxis, ...]:
     for axis in require_sequence(axes, "parallel_axes"):
         if not isinstance(axis, SplitAxis | ReplicatedAxis | OwnershipAxis):
             raise ValueError(
-                "parallel_axes must contain SplitAxis, ReplicatedAxis and OwnershipAxis only, "
+                "parallel_axes must contain explicit axis objects, as SplitAxis, "
                 f"not {type(axis).__name__}"
             )
         checked.append(axis)

@@ -88,7 +88,7 @@ class ParallelTopology:
                 rank, size = member.rank.on(kind), self.size(kind)
                 if rank >= size:
                     raise ValueError(
-                        f"a rank must be below the size of its axis: {kind}={rank} size={size} "
+                        f"{kind} rank must be below the size of its axis: rank={rank} size={size} "
                         f"participant_id={member.participant_id}"
                     )
 

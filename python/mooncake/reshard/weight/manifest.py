@@ -13,19 +13,20 @@ from ._placement import WeightPlacementManifest, WeightPlacementPart
 from ._tensor import PlacementFragment, TensorDescriptor
 from ._topology import ParallelTopology, TopologyParticipant
 
-__all__ = [
-    "OwnershipAxis",
+# The order is upstream's, whose tests compare lists.
+__all__ = [  # noqa: RUF022
     "ParallelRank",
     "ParallelTopology",
     "PlacementFragment",
-    "ReplicatedAxis",
-    "RuntimeBindingFragment",
-    "SplitAxis",
-    "TensorDescriptor",
     "TopologyParticipant",
     "WeightPlacementManifest",
     "WeightPlacementPart",
+    "RuntimeBindingFragment",
     "WeightRuntimeBindingManifest",
+    "SplitAxis",
+    "ReplicatedAxis",
+    "OwnershipAxis",
+    "TensorDescriptor",
     "validate_runtime_binding",
     "validate_runtime_bindings",
 ]

@@ -15,12 +15,13 @@ from ._planner import (
 )
 from ._region import PlanningLimits, TransferRegion
 
-__all__ = [
-    "LogicalTransferOperation",
+# The order is upstream's, whose tests compare lists.
+__all__ = [  # noqa: RUF022
     "LogicalTransferPlan",
+    "LogicalTransferOperation",
+    "PlanningLimits",
     "PipelineRouteGroup",
     "PlacementExecutorPlan",
-    "PlanningLimits",
     "TransferRegion",
     "plan_placement_transfer",
     "plan_placement_transfer_to_local_target",
