@@ -112,7 +112,7 @@ counted_id! {
     Version
 }
 counted_id! {
-    /// The id of one copy of an object, unique for the lifetime of a master.
+    /// The id of one copy of a version of an object. Copies of other versions may have the same id.
     ReplicaId
 }
 counted_id! {

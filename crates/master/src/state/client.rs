@@ -67,6 +67,9 @@ impl ExpiredClient {
 pub(super) struct Client {
     host: Arc<str>,
     last_heartbeat: Moment,
+    /// The time of the last call that was reported. Unlike `last_heartbeat`, a pause of the master
+    /// does not change it.
+    last_heard: Moment,
     is_suspect: bool,
     /// Its process closed its connection or is dead; it sent no heartbeat since.
     is_disconnected: bool,
@@ -95,6 +98,11 @@ impl Clients {
     /// Returns whether any client is suspect.
     pub(super) fn has_suspects(&self) -> bool {
         self.suspects > 0
+    }
+
+    /// Returns whether the client called later than that, as far as the state was told.
+    pub(super) fn was_heard_after(&self, client: ClientId, moment: Moment) -> bool {
+        self.by_id.get(&client).is_some_and(|client| client.last_heard > moment)
     }
 
     pub(super) fn is_suspect(&self, client: ClientId) -> bool {
@@ -166,6 +174,7 @@ impl ClientCalls<'_> {
         let new = Client {
             host: host_of(name).into(),
             last_heartbeat: now,
+            last_heard: now,
             is_suspect: false,
             is_disconnected: false,
             registration,
@@ -188,6 +197,7 @@ impl ClientCalls<'_> {
     pub(in crate::state) fn heartbeat(&mut self, now: Moment, client: ClientId) -> bool {
         let Some(known) = self.inventory.clients.by_id.get_mut(&client) else { return false };
         known.last_heartbeat = known.last_heartbeat.max(now);
+        known.last_heard = known.last_heard.max(now);
         known.is_disconnected = false;
         if std::mem::take(&mut known.is_suspect) {
             self.inventory.clients.suspects -= 1;
@@ -309,6 +319,12 @@ impl Inventory {
                 .replicas
                 .iter()
                 .any(|replica| offloading.contains(&self.pool.segments.at(replica.segment).client))
+    }
+
+    /// Records that the master could not answer since `since`. The next run of the timers extends the
+    /// time of all clients by that.
+    pub(in crate::state) fn record_stall(&mut self, since: Moment) {
+        self.advanced = self.advanced.map(|last| last.min(since));
     }
 
     /// Extends the time of all clients by a pause of the master, in which no heartbeat could

@@ -7,6 +7,7 @@
 //! replaced or removed, the task fails.
 
 mod attempt;
+mod confirmation;
 pub(super) mod drain;
 mod record;
 mod table;
@@ -272,7 +273,7 @@ impl TaskCalls<'_> {
         let failed = |replica: ReplicaId| end.failed_replicas.contains(&replica);
         let bytes = (0..=WHY_BYTES_MAX).rev().find(|&at| end.why.is_char_boundary(at));
         let why = &end.why[..bytes.unwrap_or_default()];
-        self.end_attempt(now, end.id, why, &failed, until.into());
+        self.end_attempt(now, end.id, why, &failed, until.into(), Some(client));
         self.advance_jobs(now);
         Ok(())
     }
@@ -403,6 +404,7 @@ impl TaskCalls<'_> {
                         "the client expired or unregistered",
                         &|_| true,
                         until,
+                        None,
                     );
                 }
                 None => {

@@ -4,6 +4,7 @@ mod annotations;
 mod events;
 mod groups;
 mod model;
+mod moves;
 mod pool;
 mod puts;
 mod reads;

@@ -22,8 +22,11 @@ const TABLES: usize = 1024;
 const OBJECTS_MAX: usize = u32::MAX as usize - 2;
 /// No object.
 pub(in crate::state) const NO_OBJECT: ObjectSlot = ObjectSlot::NONE;
-/// The id of a replica is the version, shifted by this, and the ordinal of the replica.
-const ORDINAL_BITS: u32 = 16;
+/// The id of a replica is the low half of the version, and the ordinal of the replica.
+const ORDINAL_BITS: u32 = 32;
+/// The same in masters up to version 0.4.0. The writer of a put that began under such a master may name
+/// its replicas by these ids after a restart.
+const ORDINAL_BITS_BEFORE: u32 = 16;
 /// Maximum replicas of one object. Ordinals of replicas that a put makes are below it, ordinals of
 /// replicas that a task adds are above it.
 pub(in crate::state) const REPLICAS_MAX: u32 = 128;
@@ -91,18 +94,20 @@ impl Flags {
 pub(in crate::state) struct Replica {
     pub(in crate::state) segment: SegmentSlot,
     pub(in crate::state) block: BlockId,
-    pub(in crate::state) ordinal: u16,
+    pub(in crate::state) ordinal: u32,
 }
 
 impl Replica {
+    /// Returns the id, which no other replica of that version has.
     pub(in crate::state) fn id(self, version: u64) -> ReplicaId {
         ReplicaId(version << ORDINAL_BITS | u64::from(self.ordinal))
     }
-}
 
-/// Returns the ordinal of a replica, if it belongs to that version.
-pub(in crate::state) fn ordinal_of(replica: ReplicaId, version: u64) -> Option<u16> {
-    (replica.0 >> ORDINAL_BITS == version).then_some(replica.0 as u16)
+    /// Returns whether the writer of that version names the replica.
+    pub(in crate::state) fn is_in(self, named: &[ReplicaId], version: u64) -> bool {
+        let before = version << ORDINAL_BITS_BEFORE | u64::from(self.ordinal);
+        named.contains(&self.id(version)) || named.contains(&ReplicaId(before))
+    }
 }
 
 /// Replicas of an object. The usual single replica needs no heap memory.
@@ -196,6 +201,8 @@ pub(in crate::state) struct Objects {
     tenants: HashMap<TenantId, TenantIndex, rustc_hash::FxSeededState>,
     tenant_names: Vec<TenantId>,
     seed: u64,
+    /// Number of objects, unfinished ones included, by tenant.
+    by_tenant: Vec<u64>,
     /// Number of readable objects.
     pub(in crate::state) complete: u64,
 }
@@ -222,6 +229,7 @@ impl Objects {
             tenants,
             tenant_names: vec![TenantId::default()],
             seed,
+            by_tenant: Vec::new(),
             complete: 0,
         }
     }
@@ -327,6 +335,10 @@ impl Objects {
                 ObjectSlot::from_index(self.slots.len() - 1)
             }
         };
+        if tenant.index() >= self.by_tenant.len() {
+            self.by_tenant.resize(tenant.index() + 1, 0);
+        }
+        self.by_tenant[tenant.index()] += 1;
         self.slots[slot.index()] = Some(Object {
             key: self.keys.insert(key.as_bytes()),
             tenant,
@@ -350,9 +362,15 @@ impl Objects {
             .expect("every object is in the table")
             .remove();
         if let Some(object) = self.slots[slot.index()].take() {
+            self.by_tenant[object.tenant.index()] -= 1;
             self.keys.remove(object.key);
             self.vacant.push(slot);
         }
+    }
+
+    /// Returns the number of objects of a tenant, unfinished ones included.
+    pub(in crate::state) fn count_of(&self, tenant: TenantIndex) -> u64 {
+        self.by_tenant.get(tenant.index()).copied().unwrap_or_default()
     }
 
     /// Sets or clears the checksum of an object.

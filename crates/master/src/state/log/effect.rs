@@ -114,7 +114,7 @@ pub enum Effect<'a> {
         /// Name of the object.
         object: ObjectName<'a>,
         /// Ordinal of the replica.
-        ordinal: u16,
+        ordinal: u32,
     },
     /// The soft pin of an object started or ended.
     Pinned {
@@ -214,7 +214,7 @@ pub struct LoggedCopy {
     /// Offset from its base.
     pub offset: u64,
     /// Ordinal of the replica.
-    pub ordinal: u16,
+    pub ordinal: u32,
 }
 
 /// Name and version of an object.

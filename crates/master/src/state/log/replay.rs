@@ -38,7 +38,7 @@ pub struct Image {
     pub(in crate::state) tasks: BTreeMap<u128, Box<[u8]>>,
     pub(in crate::state) quotas: BTreeMap<Box<str>, u64>,
     /// Lowest ordinal for the next replica that a task makes.
-    pub(in crate::state) next_ordinal: u16,
+    pub(in crate::state) next_ordinal: u32,
 }
 
 /// A segment of the pool.
@@ -164,9 +164,7 @@ impl Image {
                 }
             }
             Effect::ReplicaAdded { object, copy } => self.apply_replica(&object, copy),
-            Effect::ReplicaDropped { object, ordinal } => {
-                self.update(&object, |found| found.copies.retain(|copy| copy.ordinal != ordinal));
-            }
+            Effect::ReplicaDropped { object, ordinal } => self.apply_dropped(&object, ordinal),
             Effect::Annotated { object, expires, tags } => {
                 self.apply_annotation(&object, LoggedAnnotation { expires, tags });
             }
@@ -193,9 +191,20 @@ impl Image {
 
     fn apply_replica(&mut self, object: &ObjectName<'_>, copy: LoggedCopy) {
         self.next_ordinal = ordinal_after(self.next_ordinal, copy.ordinal);
+        let place = (copy.segment, copy.offset);
         self.update(object, |found| {
-            found.copies.retain(|other| other.ordinal != copy.ordinal);
+            found.copies.retain(|other| (other.segment, other.offset) != place);
             found.copies.push(copy);
+        });
+    }
+
+    /// Drops the replica of that ordinal. Logs up to version 0.4.0 may have two: the earlier one is
+    /// the source of a move.
+    fn apply_dropped(&mut self, object: &ObjectName<'_>, ordinal: u32) {
+        self.update(object, |found| {
+            if let Some(at) = found.copies.iter().position(|copy| copy.ordinal == ordinal) {
+                found.copies.remove(at);
+            }
         });
     }
 
@@ -311,8 +320,8 @@ impl LiveObject {
 
 /// Returns the next ordinal after a logged one. Tasks do not end in the order of their ordinals,
 /// and ordinals wrap around.
-fn ordinal_after(next: u16, ordinal: u16) -> u16 {
+fn ordinal_after(next: u32, ordinal: u32) -> u32 {
     let after = ordinal.wrapping_add(1);
-    let is_ahead = after.wrapping_sub(next) < 1 << 15;
+    let is_ahead = after.wrapping_sub(next) < 1 << 31;
     if is_ahead { after } else { next }
 }

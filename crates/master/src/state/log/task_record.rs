@@ -86,8 +86,8 @@ pub(in crate::state) fn read_texts<T: for<'a> From<&'a str>>(
 }
 
 /// Decodes the ordinal of the next replica, if the record contains it.
-pub(in crate::state) fn next_ordinal(id: u128, record: Option<&[u8]>) -> Option<u16> {
-    (id == ALL).then(|| u16::try_from(Reader::new(record?).int()?).ok())?
+pub(in crate::state) fn next_ordinal(id: u128, record: Option<&[u8]>) -> Option<u32> {
+    (id == ALL).then(|| u32::try_from(Reader::new(record?).int()?).ok())?
 }
 
 impl TaskCalls<'_> {
@@ -96,7 +96,7 @@ impl TaskCalls<'_> {
         &mut self,
         now: Moment,
         records: BTreeMap<u128, Box<[u8]>>,
-        ordinal: u16,
+        ordinal: u32,
     ) -> RestoredRecords {
         self.tasks.resume_ordinals(ordinal);
         let mut restored = RestoredRecords::default();

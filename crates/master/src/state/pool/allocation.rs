@@ -82,7 +82,7 @@ impl Pool {
         }
         let allocated = self.segments.with_allocator(slot, |allocator| allocator.allocate(length));
         if let Some(block) = allocated {
-            replicas.push(Replica { segment: slot, block, ordinal: replicas.len() as u16 });
+            replicas.push(Replica { segment: slot, block, ordinal: replicas.len() as u32 });
         }
     }
 

@@ -2,10 +2,8 @@
 
 use std::time::Duration;
 
-use super::PutRef;
 use crate::state::{
     Effect, LoggedPin, Value,
-    catalog::object::ordinal_of,
     ids::WriteSlot,
     inventory::Inventory,
     put::{PutCalls, options::RequestedPin, write::Write},
@@ -32,22 +30,11 @@ impl PutCalls<'_> {
     pub(super) fn log_put_published(
         &mut self,
         version: u64,
-        put: &PutRef<'_>,
+        failed: &[u8],
+        checksum: Option<u64>,
         pin: Option<Duration>,
     ) {
-        if self.inventory.log.effects.is_recording() {
-            // The replicas of a put have the lowest ordinals.
-            let failed = put.failed_replicas.iter().filter_map(|&id| ordinal_of(id, version));
-            let failed: Vec<u8> = failed.filter_map(|number| number.try_into().ok()).collect();
-            let checksum = put.checksum;
-            let failed = &failed[..];
-            self.inventory.log.effects.record(|| Effect::Published {
-                version,
-                failed,
-                checksum,
-                pin,
-            });
-        }
+        self.inventory.log.effects.record(|| Effect::Published { version, failed, checksum, pin });
     }
 }
 

@@ -1,5 +1,7 @@
 //! Unfinished puts, by version and in the order of their starts.
 
+use std::collections::hash_map::Entry;
+
 use mooncake_base::{ClientId, Moment, Version};
 use rustc_hash::FxHashMap;
 
@@ -43,6 +45,8 @@ pub(in crate::state) struct Writes {
     slots: Vec<Option<Write>>,
     vacant: Vec<WriteSlot>,
     by_version: FxHashMap<u64, WriteSlot>,
+    /// Number of puts by client.
+    by_client: FxHashMap<ClientId, u64>,
     links: IndexLinks<WriteSlot>,
     by_start: IndexList<WriteSlot>,
 }
@@ -58,6 +62,7 @@ impl Writes {
             }
         };
         self.by_version.insert(write.version, number);
+        *self.by_client.entry(write.client).or_default() += 1;
         self.slots[number.index()] = Some(write);
         self.by_start.push_last(&mut self.links, number);
         number
@@ -68,6 +73,12 @@ impl Writes {
         self.vacant.push(number);
         let write = self.slots[number.index()].take().expect("the caller has just found it");
         self.by_version.remove(&write.version);
+        if let Entry::Occupied(mut count) = self.by_client.entry(write.client) {
+            *count.get_mut() -= 1;
+            if *count.get() == 0 {
+                count.remove();
+            }
+        }
         write
     }
 
@@ -105,6 +116,11 @@ impl Writes {
     /// Returns the put that started first.
     pub(in crate::state) fn oldest(&self) -> Option<WriteSlot> {
         self.by_start.first()
+    }
+
+    /// Returns the number of puts of a client.
+    pub(in crate::state) fn count_of(&self, client: ClientId) -> u64 {
+        self.by_client.get(&client).copied().unwrap_or_default()
     }
 
     /// Returns the puts of a client.

@@ -344,7 +344,7 @@ impl Reclaimer<'_> {
     }
 
     fn add_found(&mut self, found: &mut Search, segment: SegmentSlot, block: BlockId) {
-        let ordinal = found.replicas.len() as u16;
+        let ordinal = found.replicas.len() as u32;
         found.replicas.push(Replica { segment, block, ordinal });
     }
 

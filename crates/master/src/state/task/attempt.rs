@@ -90,7 +90,7 @@ impl TaskCalls<'_> {
         match plan {
             Plan::Copy(source, targets) => self.start_attempt(now, id, source, &targets),
             Plan::Finish => {
-                self.complete_task(now, id, 0);
+                self.confirm_task(now, id, 0, None);
                 None
             }
             Plan::Reassign => {
@@ -131,8 +131,14 @@ impl TaskCalls<'_> {
         };
         let sources = self.sources(&task.goal);
         let is_on = |slots: &[SegmentSlot]| {
-            let mut stays = readable.iter().filter(|(copy, _)| !sources.contains(&copy.segment));
-            stays.any(|(copy, _)| slots.contains(&copy.segment))
+            copies.iter().any(|copy| {
+                let segment = self.inventory.pool.segments.at(copy.segment);
+                let counts = match task.goal {
+                    Goal::Copy { .. } => segment.is_readable(),
+                    Goal::Move { .. } | Goal::Evacuate { .. } => segment.may_replace(),
+                };
+                counts && slots.contains(&copy.segment) && !sources.contains(&copy.segment)
+            })
         };
         let targets = match &task.goal {
             Goal::Copy { targets } => {
@@ -316,7 +322,9 @@ impl TaskCalls<'_> {
             };
             match outcome {
                 Ok(Some(found)) => {
-                    let ordinal = self.tasks.take_ordinal();
+                    let object = self.inventory.catalog.objects.get(slot);
+                    let present = object.map_or(&[][..], |object| &object.replicas);
+                    let ordinal = self.tasks.take_ordinal(present);
                     placed.extend(found.iter().map(|&copy| Replica { ordinal, ..copy }));
                 }
                 Ok(None) => is_pending = true,
@@ -370,7 +378,7 @@ impl TaskCalls<'_> {
     }
 
     /// Ends an attempt. The replicas in `failed` are dropped, and their space is quarantined until
-    /// the deadline of the attempt.
+    /// the deadline of the attempt. `reporter` is the client that has just reported the end.
     pub(super) fn end_attempt(
         &mut self,
         now: Moment,
@@ -378,6 +386,7 @@ impl TaskCalls<'_> {
         why: &str,
         failed: &dyn Fn(ReplicaId) -> bool,
         until: Timestamp,
+        reporter: Option<ClientId>,
     ) {
         let Some(attempt) = self.tasks.stop(id) else { return };
         let Some(task) = self.tasks.get(id) else { return };
@@ -410,23 +419,15 @@ impl TaskCalls<'_> {
         if !is_same {
             self.fail_task(now, id, CHANGED);
         } else if is_whole {
-            self.complete_task(now, id, copied);
+            self.confirm_task(now, id, copied, reporter);
         } else {
             let why = if why.is_empty() { "not all replicas were written" } else { why };
             self.retry_task(now, id, why);
         }
     }
 
-    /// Completes a task whose replicas exist: removes the source of a move.
-    fn complete_task(&mut self, now: Moment, id: TaskId, copied: u64) {
-        let Some(task) = self.tasks.get(id) else { return };
-        let (slot, sources) = (task.subject.slot, self.sources(&task.goal));
-        self.inventory.drop_copies(now, slot, &sources);
-        self.finish_task(now, id, Ok(copied));
-    }
-
     /// Retries a task that is in no queue after a delay, unless it has no retries left.
-    fn retry_task(&mut self, now: Moment, id: TaskId, why: &str) {
+    pub(super) fn retry_task(&mut self, now: Moment, id: TaskId, why: &str) {
         let limits = &self.inventory.rules.tasks;
         let Some(task) = self.tasks.get_mut(id) else { return };
         let retries_max = task.job.map_or(limits.retries_max, |_| DRAIN_RETRIES_MAX);
@@ -451,7 +452,7 @@ impl TaskCalls<'_> {
         self.finish_task(now, id, Err(why));
     }
 
-    fn finish_task(&mut self, now: Moment, id: TaskId, outcome: Result<u64, &str>) {
+    pub(super) fn finish_task(&mut self, now: Moment, id: TaskId, outcome: Result<u64, &str>) {
         let Some(task) = self.tasks.get_mut(id) else { return };
         task.updated = now;
         (task.status, task.message) = match outcome {
@@ -492,9 +493,12 @@ impl TaskCalls<'_> {
         let task = self.tasks.get(id).filter(|task| task.phase == phase);
         let Some(task) = task else { return };
         match task.status {
+            TaskStatus::Processing if task.confirmation.is_some() => {
+                self.check_confirmation(now, id);
+            }
             TaskStatus::Processing => {
                 let why = "the client did not report in time";
-                self.end_attempt(now, id, why, &|_| true, Timestamp::default());
+                self.end_attempt(now, id, why, &|_| true, Timestamp::default(), None);
             }
             TaskStatus::Pending => {
                 self.tasks.unqueue(id);

@@ -28,6 +28,9 @@ use crate::state::{
 const SLICE: u32 = 4096;
 /// The default number of concurrent moves.
 const CONCURRENCY: u32 = 4;
+/// The maximum number of moves of a job that wait for a sign of life of their target without counting
+/// as concurrent moves.
+const CONFIRMING_MAX: u32 = 4096;
 /// The maximum number of concurrent moves.
 const CONCURRENCY_MAX: u32 = 1024;
 /// The pause between two slices of one pass, in which other calls can lock the state.
@@ -132,6 +135,8 @@ pub(in crate::state) struct Job {
     blocked: u64,
     /// Objects that could not be moved, with their versions.
     given_up: FxHashMap<ObjectSlot, u64>,
+    /// Moves that wait for a sign of life of their target.
+    pub(super) confirming: u32,
     /// Objects being moved.
     busy: FxHashSet<(ObjectSlot, u64)>,
     /// The item of a numbered call that created the job.
@@ -190,6 +195,16 @@ impl Jobs {
         }
     }
 
+    /// Counts a move of the job that begins or ends to wait for a sign of life of its target.
+    pub(super) fn count_confirming(&mut self, id: JobId, begins: bool) {
+        if let Some(job) = self.by_id.get_mut(&id) {
+            match begins {
+                true => job.confirming += 1,
+                false => job.confirming -= 1,
+            }
+        }
+    }
+
     /// Returns all jobs that have not been forgotten.
     pub(in crate::state) fn all(&self) -> impl Iterator<Item = (JobId, &Job)> {
         self.by_id.iter().map(|(id, job)| (*id, job))
@@ -229,6 +244,11 @@ impl Jobs {
 }
 
 impl Job {
+    /// Returns the number of concurrent moves.
+    fn concurrent_moves(&self) -> u32 {
+        self.view.active - self.confirming.min(CONFIRMING_MAX)
+    }
+
     fn is_over(&self) -> bool {
         self.view.status.is_over()
     }
@@ -304,6 +324,7 @@ impl TaskCalls<'_> {
             found: 0,
             blocked: 0,
             given_up: FxHashMap::default(),
+            confirming: 0,
             busy: FxHashSet::default(),
             item,
             view: JobView {
@@ -388,7 +409,7 @@ impl TaskCalls<'_> {
     pub(in crate::state) fn advance_jobs(&mut self, now: Moment) {
         for id in self.jobs.running.clone() {
             let job = self.jobs.running(id);
-            if job.is_some_and(|job| job.view.active < job.concurrency && job.cursor > 0) {
+            if job.is_some_and(|job| job.concurrent_moves() < job.concurrency && job.cursor > 0) {
                 self.advance_job(now, id);
             }
         }
@@ -401,7 +422,7 @@ impl TaskCalls<'_> {
             JobStatus::Created => JobStatus::Planning,
             _ => JobStatus::Running,
         };
-        let (mut active, concurrency) = (job.view.active, job.concurrency);
+        let (mut active, concurrency) = (job.concurrent_moves(), job.concurrency);
         let (start, mut found, mut blocked) = (job.cursor, 0, 0);
         let sources = self.job_segments(id);
         if sources.is_empty() {

@@ -5,7 +5,7 @@ use std::collections::{BTreeSet, VecDeque};
 use mooncake_base::{ClientId, JobId, Moment, ObjectKey, SegmentId, TaskId};
 use rustc_hash::{FxHashMap, FxHashSet};
 
-use super::{TaskKind, TaskSource, TaskStatus};
+use super::{TaskKind, TaskSource, TaskStatus, confirmation::Confirmation};
 use crate::state::{
     CallItem,
     catalog::object::{REPLICAS_MAX, Replica},
@@ -41,6 +41,8 @@ pub(in super::super) struct Task {
     pub(super) item: Option<CallItem>,
     /// The present attempt, while the task runs.
     pub(super) attempt: Option<Attempt>,
+    /// What the task waits for after its last attempt.
+    pub(super) confirmation: Option<Confirmation>,
 }
 
 /// The object of a task.
@@ -106,6 +108,7 @@ impl Task {
             job,
             item,
             attempt: None,
+            confirmation: None,
         }
     }
 }
@@ -124,8 +127,10 @@ pub(in super::super) struct Tasks {
     queued_as: FxHashMap<TaskId, u64>,
     /// Tasks that clients are carrying out.
     running: FxHashSet<TaskId>,
+    /// Tasks whose replicas are written, and whose source is still there.
+    pub(super) confirming: FxHashSet<TaskId>,
     finished: VecDeque<TaskId>,
-    next_ordinal: u16,
+    next_ordinal: u32,
 }
 
 impl Tasks {
@@ -138,8 +143,9 @@ impl Tasks {
             next_sequence: 0,
             queued_as: FxHashMap::default(),
             running: FxHashSet::default(),
+            confirming: FxHashSet::default(),
             finished: VecDeque::new(),
-            next_ordinal: REPLICAS_MAX as u16,
+            next_ordinal: REPLICAS_MAX,
         }
     }
 
@@ -252,21 +258,25 @@ impl Tasks {
     }
 
     /// Returns the ordinal of the next replica.
-    pub(in super::super) fn next_ordinal(&self) -> u16 {
+    pub(in super::super) fn next_ordinal(&self) -> u32 {
         self.next_ordinal
     }
 
     /// Sets the ordinal of the next replica.
-    pub(in super::super) fn resume_ordinals(&mut self, ordinal: u16) {
-        self.next_ordinal = ordinal.max(REPLICAS_MAX as u16);
+    pub(in super::super) fn resume_ordinals(&mut self, ordinal: u32) {
+        self.next_ordinal = ordinal.max(REPLICAS_MAX);
     }
 
-    /// Returns an ordinal for a new replica that no other replica of the same object has had for a
-    /// long time.
-    pub(super) fn take_ordinal(&mut self) -> u16 {
-        let ordinal = self.next_ordinal;
-        self.next_ordinal = ordinal.checked_add(1).unwrap_or(REPLICAS_MAX as u16);
-        ordinal
+    /// Returns an ordinal for a new replica of an object that has these, none of which has it. No
+    /// other replica of the object has had it for a long time.
+    pub(super) fn take_ordinal(&mut self, present: &[Replica]) -> u32 {
+        loop {
+            let ordinal = self.next_ordinal;
+            self.next_ordinal = ordinal.checked_add(1).unwrap_or(REPLICAS_MAX);
+            if !present.iter().any(|replica| replica.ordinal == ordinal) {
+                return ordinal;
+            }
+        }
     }
 
     /// Returns the task that an item of a numbered call created.
@@ -284,7 +294,7 @@ impl Tasks {
 
     /// Returns running tasks, then pending tasks.
     pub(super) fn underway(&self) -> impl Iterator<Item = TaskId> {
-        self.running.iter().chain(self.queued_as.keys()).copied()
+        self.running.iter().chain(&self.confirming).chain(self.queued_as.keys()).copied()
     }
 
     /// Returns the number of pending tasks.
@@ -292,9 +302,9 @@ impl Tasks {
         self.queued_as.len()
     }
 
-    /// Returns the number of running tasks.
+    /// Returns the number of running tasks, those included that wait for a sign of life.
     pub(in crate::state) fn processing(&self) -> usize {
-        self.running.len()
+        self.running.len() + self.confirming.len()
     }
 
     /// Returns how many more tasks may run.

@@ -484,7 +484,7 @@ impl Model {
         let charged = state.quota(&self.pool.tenant).unwrap().charged;
         assert_eq!(charged, stored + put + copied, "what is charged is what there is");
         for object in objects.clone().filter(|object| object.is_complete()) {
-            let mut ids: Vec<u16> = object.replicas.iter().map(|c| c.ordinal).collect();
+            let mut ids: Vec<u32> = object.replicas.iter().map(|c| c.ordinal).collect();
             ids.sort_unstable();
             assert!(ids.windows(2).all(|pair| pair[0] != pair[1]), "copies have numbers");
         }

@@ -1,7 +1,6 @@
 //! Tasks and drain jobs across restarts of the master: they resume, or fail with a reason.
 
 use super::{
-    super::catalog::object::ordinal_of,
     recovery::{self, Log, restarted},
     tasks::{drain, drain_with, on, segment_status, two},
     *,
@@ -61,6 +60,7 @@ fn attempt_dies_with_master_and_is_retried() {
     assert_ne!(places[0], places[1], "the first may still be written");
     pool.done(A, &second).unwrap();
     fails(pool.done(A, &first), ErrorCode::TASK_NOT_FOUND);
+    pool.wait(1);
     assert_eq!(
         (pool.status(id).0, pool.holders("k")),
         (TaskStatus::Success, vec!["host-b:1".to_owned()])
@@ -80,7 +80,7 @@ fn replica_ordinals_are_not_reused_after_restart() {
     for key in ["x", "y"] {
         pool.copy(key, &["host-b:1"]).unwrap();
     }
-    let number = |work: &Work| ordinal_of(work.targets[0].replica, work.version.0);
+    let number = |work: &Work| work.targets[0].replica.0 as u32;
     let mut works = pool.fetch(A);
     works.sort_by_key(number);
     // The last task finishes first.
@@ -185,6 +185,7 @@ fn drain_resumes_and_segment_stays_drained() {
         pool.done(A, &work).unwrap();
     }
     assert_eq!(pool.fetch(A).len(), 2, "two moves are running");
+    pool.wait(1);
     let before = pool.state.job(job).unwrap();
     assert_eq!((before.succeeded, before.moved_bytes), (2, 200_000));
     let mut pool = restarted(&mut pool);

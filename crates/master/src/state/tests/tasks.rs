@@ -110,6 +110,9 @@ fn move_leaves_one_replica_and_quarantines_source() {
     let id = pool.shift("k", "host-a:1", "host-b:1").unwrap();
     let work = pool.fetch(A).remove(0);
     pool.done(A, &work).unwrap();
+    pool.state.heartbeat(pool.now + Duration::from_millis(1), B);
+    pool.now = pool.now + Duration::from_millis(255);
+    pool.advance_all();
     assert_eq!(
         (pool.holders("k"), pool.status(id).0),
         (vec!["host-b:1".into()], TaskStatus::Success)
@@ -587,6 +590,7 @@ fn cancelled_drain_reopens_segment() {
     assert_eq!(pool.state.job(job).unwrap().status, JobStatus::Canceled);
     assert_eq!(segment_status(&pool, "host-a:1"), SegmentStatus::Ok);
     pool.done(A, &work).unwrap();
+    pool.wait(1);
     assert_eq!(pool.holders("k"), ["host-b:1"], "what was being moved is moved");
     fails(pool.state.tasks().cancel_job(pool.now, JobId::from_bits(3)), ErrorCode::JOB_NOT_FOUND);
     fails(pool.state.job(JobId::from_bits(3)), ErrorCode::JOB_NOT_FOUND);

@@ -302,8 +302,8 @@ impl<'a> Reader<'a> {
         Some(self.raw(1)?[0])
     }
 
-    fn ordinal(&mut self) -> Option<u16> {
-        u16::try_from(self.int()?).ok()
+    fn ordinal(&mut self) -> Option<u32> {
+        u32::try_from(self.int()?).ok()
     }
 
     pub(in crate::state) fn bool(&mut self) -> Option<bool> {
@@ -420,7 +420,7 @@ mod tests {
     fn each() -> Vec<Effect<'static>> {
         let copies = [
             LoggedCopy { segment: SegmentNumber(0), offset: 0, ordinal: 0 },
-            LoggedCopy { segment: SegmentNumber(u32::MAX), offset: u64::MAX, ordinal: u16::MAX },
+            LoggedCopy { segment: SegmentNumber(u32::MAX), offset: u64::MAX, ordinal: u32::MAX },
         ];
         let value = Value {
             tenant: "t",

@@ -57,7 +57,7 @@ impl TenantObjects {
         self.vacant.push(slot);
     }
 
-    pub(super) fn get_mut(&mut self, key: &[u8]) -> Option<&mut LiveObject> {
+    pub(in crate::state) fn get_mut(&mut self, key: &[u8]) -> Option<&mut LiveObject> {
         let slot = self.find(hash_of(key), key)?;
         self.slots[slot as usize].as_mut().map(|(_, live)| live)
     }

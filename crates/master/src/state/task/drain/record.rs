@@ -93,6 +93,7 @@ impl TaskCalls<'_> {
             found: 0,
             blocked: 0,
             given_up: FxHashMap::default(),
+            confirming: 0,
             busy: FxHashSet::default(),
             item: None,
             view: JobView {

@@ -1,0 +1,187 @@
+//! The end of a move: the source is kept until the process that holds the new replica was heard of
+//! after the bytes were written.
+//!
+//! The client that wrote the bytes reports what was true before: meanwhile the process of the target
+//! may be dead or leaving, and the source may be the last replica that can be read. A call of any kind
+//! shows that it lives. A replica in a segment that is lost or leaving replaces no other.
+
+use std::time::Duration;
+
+use mooncake_base::{ClientId, Moment, TaskId};
+
+use super::{CHANGED, TaskStatus, table::Goal};
+use crate::state::{
+    catalog::object::{Flags, Object},
+    ids::SegmentSlot,
+    pool::segment::{Segment, SegmentStatus},
+    task::TaskCalls,
+};
+
+/// How often a task looks for the sign of life that it waits for.
+const CONFIRM_PAUSE: Duration = Duration::from_millis(250);
+
+/// Why a move starts again.
+const TARGET_LOST: &str = "the process that holds the new replica is lost or leaves";
+
+/// A move whose replicas are written, and whose source is still there.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Confirmation {
+    /// When the end of the attempt was reported.
+    since: Moment,
+    /// Bytes that were copied.
+    copied: u64,
+}
+
+/// What is known of the replicas that replace the source of a move.
+enum Replacement {
+    /// One of them is in use.
+    Confirmed,
+    /// The process of one of them has not been heard of yet.
+    Awaited,
+    Lost,
+}
+
+impl Segment {
+    /// Returns whether its replicas may take the place of others: it can be read and does not leave.
+    pub(super) fn may_replace(&self) -> bool {
+        self.is_readable() && self.status == SegmentStatus::Ok
+    }
+}
+
+impl TaskCalls<'_> {
+    /// Completes a task whose replicas exist. `reporter` is the client that has just reported it.
+    pub(super) fn confirm_task(
+        &mut self,
+        now: Moment,
+        id: TaskId,
+        copied: u64,
+        reporter: Option<ClientId>,
+    ) {
+        self.try_to_confirm(now, id, Confirmation { since: now, copied }, reporter);
+    }
+
+    /// Handles the timer of a task that waits for a sign of life.
+    pub(super) fn check_confirmation(&mut self, now: Moment, id: TaskId) {
+        let Some(confirmation) = self.end_confirmation(id) else { return };
+        let Some(task) = self.tasks.get(id) else { return };
+        let slot = task.subject.slot;
+        let is_same = self.subject(task).is_some() && self.inventory.drop_lost_replicas(slot);
+        match is_same {
+            true => self.try_to_confirm(now, id, confirmation, None),
+            false => self.fail_task(now, id, CHANGED),
+        }
+        self.advance_jobs(now);
+    }
+
+    fn try_to_confirm(
+        &mut self,
+        now: Moment,
+        id: TaskId,
+        confirmation: Confirmation,
+        reporter: Option<ClientId>,
+    ) {
+        let Some(task) = self.tasks.get(id) else { return };
+        let Some(object) = self.subject(task) else { return self.fail_task(now, id, CHANGED) };
+        let (slot, sources) = (task.subject.slot, self.sources(&task.goal));
+        if !object.replicas.iter().any(|copy| sources.contains(&copy.segment)) {
+            return self.finish_task(now, id, Ok(confirmation.copied));
+        }
+        match self.replacement(&task.goal, object, &sources, confirmation.since, reporter) {
+            Replacement::Confirmed => {
+                self.inventory.drop_copies(now, slot, &sources);
+                self.finish_task(now, id, Ok(confirmation.copied));
+            }
+            Replacement::Awaited => self.await_confirmation(now, id, confirmation),
+            Replacement::Lost => self.retry_task(now, id, TARGET_LOST),
+        }
+    }
+
+    fn replacement(
+        &self,
+        goal: &Goal,
+        object: &Object,
+        sources: &[SegmentSlot],
+        since: Moment,
+        reporter: Option<ClientId>,
+    ) -> Replacement {
+        let segments = &self.inventory.pool.segments;
+        let targets: Vec<SegmentSlot> = match goal {
+            Goal::Copy { .. } => Vec::new(),
+            Goal::Move { target, .. } => segments.named(target).to_vec(),
+            Goal::Evacuate { targets, .. } => {
+                targets.iter().flat_map(|name| segments.named(name)).copied().collect()
+            }
+        };
+        let is_anywhere = matches!(goal, Goal::Evacuate { targets, .. } if targets.is_empty());
+        let mut owners = object
+            .replicas
+            .iter()
+            .filter(|copy| is_anywhere || targets.contains(&copy.segment))
+            .filter(|copy| !sources.contains(&copy.segment))
+            .map(|copy| segments.at(copy.segment))
+            .filter(|segment| segment.may_replace())
+            .map(|segment| segment.client)
+            .peekable();
+        if owners.peek().is_none() {
+            return Replacement::Lost;
+        }
+        let lives = |owner: ClientId| {
+            reporter == Some(owner) || self.inventory.clients.was_heard_after(owner, since)
+        };
+        match owners.any(lives) {
+            true => Replacement::Confirmed,
+            false => Replacement::Awaited,
+        }
+    }
+
+    /// Lets a task that is in no queue wait. It occupies no place of its drain job meanwhile, and its
+    /// object is not evicted.
+    fn await_confirmation(&mut self, now: Moment, id: TaskId, confirmation: Confirmation) {
+        let Some(task) = self.tasks.get(id) else { return };
+        let slot = task.subject.slot;
+        self.inventory.catalog.objects.at_mut(slot).flags.set(Flags::BEING_COPIED, true);
+        // The owner of the target is heard of before then, or has expired.
+        let until = confirmation.since + self.inventory.rules.client_ttl * 2;
+        self.inventory.catalog.copied.insert(slot, until);
+        self.tasks.begin_confirmation(id, confirmation);
+        self.set_task_timer(id, now + CONFIRM_PAUSE);
+        if let Some(job) = self.tasks.get(id).and_then(|task| task.job) {
+            self.jobs.count_confirming(job, true);
+        }
+    }
+
+    fn end_confirmation(&mut self, id: TaskId) -> Option<Confirmation> {
+        let confirmation = self.tasks.end_confirmation(id)?;
+        let task = self.tasks.get(id)?;
+        let (slot, job) = (task.subject.slot, task.job);
+        if self.subject(task).is_some() {
+            self.inventory.catalog.objects.at_mut(slot).flags.set(Flags::BEING_COPIED, false);
+            self.inventory.catalog.copied.remove(&slot);
+            self.inventory.catalog.unpark_early(slot);
+        }
+        if let Some(job) = job {
+            self.jobs.count_confirming(job, false);
+        }
+        Some(confirmation)
+    }
+}
+
+impl super::Tasks {
+    fn begin_confirmation(&mut self, id: TaskId, confirmation: Confirmation) {
+        if let Some(task) = self.get_mut(id) {
+            task.phase += 1;
+            task.status = TaskStatus::Processing;
+            task.confirmation = Some(confirmation);
+            self.confirming.insert(id);
+        }
+    }
+
+    fn end_confirmation(&mut self, id: TaskId) -> Option<Confirmation> {
+        let task = self.get_mut(id)?;
+        let confirmation = task.confirmation.take()?;
+        task.phase += 1;
+        task.status = TaskStatus::Pending;
+        self.confirming.remove(&id);
+        Some(confirmation)
+    }
+}
