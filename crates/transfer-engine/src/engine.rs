@@ -98,6 +98,8 @@ struct Inner {
     reporter: Mutex<Option<tokio::task::JoinHandle<()>>>,
     /// Task that publishes changes of RDMA devices on a metadata server.
     republisher: Mutex<Option<tokio::task::JoinHandle<()>>>,
+    /// Task that closes unused connections.
+    idle_closer: Mutex<Option<tokio::task::JoinHandle<()>>>,
     is_closed: AtomicBool,
 }
 

@@ -112,12 +112,16 @@ pub struct TransferEntry {
     pub remote: u64,
     /// `None` until the entry is done.
     pub outcome: Option<Result<()>>,
+    /// Whether bytes of a write may still arrive at the peer after the entry is done: an attempt was
+    /// given up on one connection or path, and another one was made. The memory must not be given to
+    /// others before such bytes are out of date.
+    pub may_arrive_late: bool,
 }
 
 impl TransferEntry {
     /// Creates an entry that is still to be done.
     pub const fn new(local: LocalRange, remote: u64) -> Self {
-        Self { local, remote, outcome: None }
+        Self { local, remote, outcome: None, may_arrive_late: false }
     }
 
     /// Returns how many of the first entries are open and contiguous on both sides, and the local
@@ -136,6 +140,14 @@ impl TransferEntry {
             count += 1;
         }
         (count, whole)
+    }
+
+    /// Records that a write of the open entries was given up and will be tried again.
+    pub(crate) fn mark_given_up(opcode: Opcode, entries: &mut [Self]) {
+        if opcode == Opcode::Write {
+            let open = entries.iter_mut().filter(|entry| entry.outcome.is_none());
+            open.for_each(|entry| entry.may_arrive_late = true);
+        }
     }
 
     /// The range on the peer's side.

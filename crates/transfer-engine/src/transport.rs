@@ -83,6 +83,9 @@ pub trait Transport: fmt::Debug + Send + Sync {
     /// The peer cannot be reached over this transport; the message says why. The engine then uses
     /// another transport.
     fn connect(&self, peer: &SegmentDescriptor, deadline: Moment) -> Result<Arc<dyn Path>>;
+
+    /// Closes connections that were not used for a while. Cheap when called often.
+    fn close_idle(&self, _now: Moment) {}
 }
 
 /// A verified connection to one peer over one transport.

@@ -4,7 +4,7 @@
 //! connection gives way first, then the one that has waited longest for its peer.
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, BTreeSet, HashMap},
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
@@ -21,6 +21,13 @@ const SILENT_TIME_MIN: Duration = Duration::from_millis(100);
 /// A connection that has sent a valid request gives way only after waiting this long for its peer.
 const WAIT_TIME_MIN: Duration = Duration::from_millis(500);
 
+/// The number of connections that are looked at for one that gives way. The others are looked at when
+/// room is asked for again.
+const LOOKS_MAX: usize = 16;
+
+/// When room may be asked for again after that.
+const LOOK_PAUSE: Duration = Duration::from_millis(10);
+
 /// The open connections of one listener.
 #[derive(Debug)]
 pub(super) struct ConnectionTable {
@@ -35,7 +42,61 @@ struct TableState {
     /// Connections that have not sent a valid request yet, oldest first.
     silent: BTreeMap<u64, Arc<Entry>>,
     /// The other connections.
-    known: HashMap<u64, Arc<Entry>>,
+    known: KnownConnections,
+}
+
+/// Connections that have sent a valid request, in the order in which they are looked at.
+#[derive(Debug, Default)]
+struct KnownConnections {
+    by_id: HashMap<u64, (Arc<Entry>, u64)>,
+    /// By the earliest time since which each may wait, as its last look has shown: its real time is
+    /// that or a later one. So the first whose real time is that one has waited longest.
+    by_time: BTreeSet<(u64, u64)>,
+    /// Connections looked at since the start.
+    looks: u64,
+}
+
+/// What was found among the known connections.
+enum Found {
+    /// This one has waited longest, since this time.
+    Waiting(u64, u64),
+    /// Those looked at have worked since their last look.
+    Unknown,
+    /// Those looked at are at work.
+    AtWork,
+}
+
+impl KnownConnections {
+    fn insert(&mut self, id: u64, entry: Arc<Entry>, time: u64) {
+        self.by_id.insert(id, (entry, time));
+        self.by_time.insert((time, id));
+    }
+
+    fn remove(&mut self, id: u64) -> Option<Arc<Entry>> {
+        let (entry, time) = self.by_id.remove(&id)?;
+        self.by_time.remove(&(time, id));
+        Some(entry)
+    }
+
+    /// Returns the connection that has waited longest. Looks at few connections.
+    fn longest_wait(&mut self, now: u64) -> Found {
+        let mut found = Found::AtWork;
+        for _ in 0..LOOKS_MAX {
+            let Some((time, id)) = self.by_time.pop_first() else { break };
+            let Some((entry, last)) = self.by_id.get_mut(&id) else { continue };
+            self.looks += 1;
+            let waiting = entry.waiting_since.load(Ordering::Relaxed).checked_sub(1);
+            // One at work waits later than now, if at all.
+            *last = waiting.unwrap_or(now + 1).max(time);
+            self.by_time.insert((*last, id));
+            match waiting {
+                Some(since) if since <= time => return Found::Waiting(id, since),
+                Some(_) => found = Found::Unknown,
+                None => {}
+            }
+        }
+        found
+    }
 }
 
 #[derive(Debug)]
@@ -93,24 +154,25 @@ impl ConnectionTable {
             let entry = state.silent.remove(&id);
             return Self::end(entry);
         }
-        let waiting = state.known.iter().filter_map(|(id, entry)| {
-            let since = entry.waiting_since.load(Ordering::Relaxed).checked_sub(1)?;
-            Some((since, *id))
-        });
-        let longest = waiting.min().map(|(since, id)| {
-            let since = self.start + Duration::from_millis(since);
-            (id, now.saturating_duration_since(since))
-        });
-        if let Some((id, waited)) = longest
-            && waited >= WAIT_TIME_MIN
-        {
-            let entry = state.known.remove(&id);
-            return Self::end(entry);
-        }
         let silent = oldest.map(|(_, age)| SILENT_TIME_MIN.saturating_sub(age));
-        let waiting = longest.map(|(_, waited)| WAIT_TIME_MIN.saturating_sub(waited));
+        let waiting = match state.known.longest_wait(self.millis(now)) {
+            Found::Waiting(id, since) => {
+                let since = self.start + Duration::from_millis(since);
+                let waited = now.saturating_duration_since(since);
+                if waited >= WAIT_TIME_MIN {
+                    return Self::end(state.known.remove(id));
+                }
+                Some(WAIT_TIME_MIN.saturating_sub(waited))
+            }
+            Found::Unknown => Some(LOOK_PAUSE),
+            Found::AtWork => None,
+        };
         let soonest = silent.into_iter().chain(waiting).min();
         soonest.map_or(Displacement::Refused, Displacement::After)
+    }
+
+    fn millis(&self, at: Instant) -> u64 {
+        at.saturating_duration_since(self.start).as_millis() as u64
     }
 
     fn end(entry: Option<Arc<Entry>>) -> Displacement {
@@ -124,13 +186,14 @@ impl ConnectionEntry {
     pub(super) fn mark_known(&self) {
         let mut state = self.table.state.lock();
         if let Some(entry) = state.silent.remove(&self.id) {
-            state.known.insert(self.id, entry);
+            let since = self.table.millis(entry.since);
+            state.known.insert(self.id, entry, since);
         }
     }
 
     /// Marks the connection as waiting for its peer.
     pub(super) fn begin_wait(&self, now: Instant) {
-        let since = now.saturating_duration_since(self.table.start).as_millis() as u64 + 1;
+        let since = self.table.millis(now) + 1;
         self.entry.waiting_since.store(since, Ordering::Relaxed);
     }
 
@@ -143,7 +206,7 @@ impl Drop for ConnectionEntry {
     fn drop(&mut self) {
         let mut state = self.table.state.lock();
         if state.silent.remove(&self.id).is_none() {
-            state.known.remove(&self.id);
+            state.known.remove(self.id);
         }
     }
 }
@@ -190,5 +253,35 @@ mod tests {
         assert!(cuts[0].is_cancelled() && !cuts[1].is_cancelled(), "the longest wait ends first");
         drop(entries);
         assert_eq!(table.displace(start + 99 * SECOND), Displacement::Refused, "all have left");
+    }
+
+    #[test]
+    fn few_connections_are_looked_at_for_each_that_gives_way() {
+        const CONNECTIONS: u64 = 8192;
+        let start = Instant::now();
+        let table = Arc::new(ConnectionTable::new(start));
+        let millis = Duration::from_millis;
+        let mut entries: Vec<_> = (0..CONNECTIONS)
+            .map(|_| table.add(CancellationToken::new(), start))
+            .inspect(ConnectionEntry::mark_known)
+            .collect();
+        // The later ones wait for longer.
+        for (at, entry) in (0..).zip(&entries) {
+            entry.begin_wait(start + millis(CONNECTIONS - at));
+        }
+        let mut now = start + 10 * SECOND;
+        for nth in 0..1000 {
+            while table.displace(now) != Displacement::Ended {
+                now += LOOK_PAUSE;
+            }
+            let last = entries.pop().unwrap();
+            assert!(last.entry.cut.is_cancelled(), "the longest wait ends first: {nth}");
+            drop(last);
+            // One that waits begins to work, and another one comes.
+            entries[nth].end_wait();
+            entries[nth].begin_wait(now);
+        }
+        let looks = table.state.lock().known.looks;
+        assert!(looks < CONNECTIONS + 5000, "{looks} looks");
     }
 }

@@ -11,7 +11,7 @@ use std::{
 
 use mooncake_base::sync::{Mutex, RwLock};
 use mooncake_base::{Clock, Endpoint, EngineId, Error, Moment, Result, SystemClock};
-use mooncake_os::fork;
+use mooncake_os::{fork, rlimit};
 
 use super::{
     Engine, Inner, descriptor_template::DescriptorTemplate, listen::Listeners, rdma::Rdma,
@@ -53,6 +53,8 @@ impl Engine {
     /// has another live engine under that name. Nothing is left behind then.
     pub fn start(config: EngineConfig, runtime: tokio::runtime::Handle) -> Result<Self> {
         config.check()?;
+        // An engine of a large pool has connections to thousands of peers.
+        rlimit::raise();
         let generation = fork::generation();
         let metadata = metadata::open(&config.metadata, metadata_settings(&config))?;
         let Listeners { host, rpc, data } = Listeners::bind(&config)?;
@@ -114,12 +116,14 @@ impl Engine {
             prefaulter,
             reporter: Mutex::default(),
             republisher: Mutex::default(),
+            idle_closer: Mutex::default(),
             is_closed: AtomicBool::new(false),
         });
         let engine = Self { inner };
         engine.inner.publish()?;
         engine.report_on(&runtime);
         engine.republish_on(&runtime);
+        engine.close_idle_on(&runtime);
         Ok(engine)
     }
 
@@ -154,7 +158,7 @@ impl Inner {
         }
         let soon = deadline.min(SystemClock.now() + WITHDRAW_TIMEOUT);
         self.exported.unregister();
-        for task in [&self.reporter, &self.republisher] {
+        for task in [&self.reporter, &self.republisher, &self.idle_closer] {
             if let Some(task) = task.lock().take() {
                 task.abort();
             }
@@ -251,6 +255,7 @@ fn transports(
         connect_timeout: config.connect_timeout,
         token: config.token.clone(),
         refusals: Arc::clone(refusals),
+        ..TcpSettings::default()
     };
     let mut transports: Vec<Arc<dyn Transport>> = vec![Arc::new(TcpTransport::new(tcp))];
     if config.is_tcp_forced && config.copies_own {

@@ -5,6 +5,7 @@ use std::{
     time::Duration,
 };
 
+use mooncake_base::{Clock, SystemClock};
 use mooncake_os::fork;
 
 use tokio::{runtime::Handle, sync::Notify, time::Instant};
@@ -17,6 +18,8 @@ const REPORT_INTERVAL_MIN: Duration = Duration::from_millis(10);
 
 /// Pause before a change is published again that the metadata server did not take.
 const REPUBLISH_INTERVAL: Duration = Duration::from_secs(5);
+/// How often connections are looked for that nobody uses.
+const IDLE_INTERVAL: Duration = Duration::from_secs(30);
 
 /// Log target of the transfer statistics.
 const TARGET: &str = "mooncake::metric";
@@ -70,6 +73,20 @@ impl Engine {
             }
         });
         *self.inner.republisher.lock() = Some(task);
+    }
+
+    /// Starts the task that closes connections which were not used for a while.
+    pub(super) fn close_idle_on(&self, runtime: &Handle) {
+        let engine = Arc::downgrade(&self.inner);
+        let task = runtime.spawn(async move {
+            loop {
+                tokio::time::sleep(IDLE_INTERVAL).await;
+                let Some(inner) = engine.upgrade() else { return };
+                let now = SystemClock.now();
+                inner.transports.iter().for_each(|transport| transport.close_idle(now));
+            }
+        });
+        *self.inner.idle_closer.lock() = Some(task);
     }
 
     /// Returns the transfer counters and the usage of all pools and queues.

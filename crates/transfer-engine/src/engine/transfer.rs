@@ -161,6 +161,9 @@ impl Inner {
                 entry.outcome = None;
             });
             let work = self.transfer_over(&*path, params, entries);
+            if may_deliver_late(path.kind()) {
+                mark_failed(params.opcode, entries);
+            }
             if work.after.entries() > work.before.entries() {
                 *served = Some(work.kind);
             }
@@ -259,6 +262,19 @@ fn is_final(entry: &TransferEntry) -> bool {
         Some(Ok(())) => true,
         Some(Err(error)) => error.kind() == ErrorKind::InvalidArgument,
         None => false,
+    }
+}
+
+/// Returns whether bytes of an attempt that failed may still be on their way.
+fn may_deliver_late(kind: TransportKind) -> bool {
+    matches!(kind, TransportKind::Tcp | TransportKind::Rdma)
+}
+
+/// Records of the entries that failed, and may be tried again, that bytes of them may arrive later.
+fn mark_failed(opcode: Opcode, entries: &mut [TransferEntry]) {
+    if opcode == Opcode::Write {
+        let failed = entries.iter_mut().filter(|entry| !is_final(entry));
+        failed.for_each(|entry| entry.may_arrive_late = true);
     }
 }
 

@@ -61,6 +61,10 @@ impl Transport for TcpTransport {
         let path = client::TcpPath::connect(peer, &self.settings, deadline)?;
         Ok(Arc::new(path))
     }
+
+    fn close_idle(&self, now: Moment) {
+        self.settings.budget.sweep(now);
+    }
 }
 
 #[cfg(test)]

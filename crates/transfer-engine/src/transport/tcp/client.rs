@@ -2,12 +2,14 @@
 //! ([`connection_pool`]), or over several at once if the transfer is large ([`request_window`]).
 
 mod connection;
+pub(crate) mod connection_budget;
 mod connection_pool;
 mod path;
 mod request_window;
 
 use std::{sync::Arc, time::Duration};
 
+use self::connection_budget::ConnectionBudget;
 pub(super) use self::path::TcpPath;
 use crate::{metrics::Refusals, token::Token};
 
@@ -25,6 +27,8 @@ pub struct TcpSettings {
     pub token: Option<Token>,
     /// Counts refused tokens.
     pub refusals: Arc<Refusals>,
+    /// The connections of the engine.
+    pub(crate) budget: Arc<ConnectionBudget>,
 }
 
 impl Default for TcpSettings {
@@ -35,6 +39,7 @@ impl Default for TcpSettings {
             connect_timeout: Duration::from_secs(5),
             token: None,
             refusals: Arc::default(),
+            budget: ConnectionBudget::for_process(),
         }
     }
 }

@@ -7,13 +7,14 @@ use std::{
     time::Duration,
 };
 
-use mooncake_base::Moment;
+use mooncake_base::{Clock, Moment, SystemClock};
 use mooncake_os::{
     call_limit, fork,
     spin_wait::{ANSWER_SPIN_TIME, SpinWait},
 };
 use socket2::SockRef;
 
+use super::connection_budget::CountedConnection;
 use crate::transport::{
     TimeLimits,
     tcp::{
@@ -41,6 +42,10 @@ pub(super) struct DataConnection {
     spin_wait: SpinWait,
     /// True after the first exchange: the peer may have closed the connection while it was idle.
     pub(super) is_used: bool,
+    /// The number of looks for idle connections before the last use.
+    pub(super) last_use: u64,
+    /// Counts the connection while it is open.
+    pub(super) count: Option<CountedConnection>,
 }
 
 /// The wait for a peer during one exchange. Each byte that moves extends it.
@@ -73,6 +78,8 @@ impl DataConnection {
             discard: DiscardBuffer::default(),
             spin_wait: SpinWait::new(ANSWER_SPIN_TIME),
             is_used: false,
+            last_use: 0,
+            count: None,
         })
     }
 
@@ -116,7 +123,13 @@ impl DataConnection {
     pub(super) fn send(&mut self, limits: TimeLimits) -> Result<(), SendFailure> {
         let mut cursor = Cursor::default();
         let mut wait = PeerWait::new(limits);
+        let mut is_first = true;
         while !cursor.is_done(&self.wire, &self.spans) {
+            // The caller has looked before the first piece. Past the deadline the memory may belong
+            // to others, however well the bytes move.
+            if !std::mem::take(&mut is_first) && limits.deadline.has_passed(SystemClock.now()) {
+                return Err(SendFailure::Broken(io::ErrorKind::TimedOut.into()));
+            }
             let sent = vectored_io::send(self.socket.as_fd(), &self.wire, &self.spans, &mut cursor);
             match sent {
                 Ok(()) => wait.record_progress(),

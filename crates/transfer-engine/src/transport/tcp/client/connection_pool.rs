@@ -1,7 +1,10 @@
 //! The pool of connections to one peer: at most a few, each borrowed for one transfer.
 
 use std::{
-    sync::atomic::{AtomicBool, AtomicUsize, Ordering},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+    },
     time::Duration,
 };
 
@@ -43,7 +46,7 @@ pub(super) struct ConnectionPool {
     destination: Destination,
     settings: TcpSettings,
     generation: u64,
-    state: Mutex<PoolState>,
+    state: Arc<Mutex<PoolState>>,
     released: Condvar,
     /// Cleared once nothing, or another engine, listens at the destination.
     is_alive: AtomicBool,
@@ -52,7 +55,7 @@ pub(super) struct ConnectionPool {
 }
 
 #[derive(Debug, Default)]
-struct PoolState {
+pub(super) struct PoolState {
     idle: Vec<DataConnection>,
     /// The number of connections, including the idle ones.
     open: usize,
@@ -73,11 +76,13 @@ pub(super) struct PooledConnection<'a> {
 
 impl ConnectionPool {
     pub(super) fn new(destination: Destination, settings: &TcpSettings) -> Self {
+        let state = Arc::default();
+        settings.budget.add_pool(&state);
         Self {
             destination,
             settings: settings.clone(),
             generation: fork::generation(),
-            state: Mutex::default(),
+            state,
             released: Condvar::new(),
             is_alive: AtomicBool::new(true),
             waiters: AtomicUsize::new(0),
@@ -124,7 +129,7 @@ impl ConnectionPool {
             if let Some(connection) = state.idle.pop() {
                 return Ok(self.pooled(Some(connection)));
             }
-            if state.open < self.settings.connections_per_peer {
+            if state.open < self.limit() {
                 state.open += 1;
                 break;
             }
@@ -164,7 +169,7 @@ impl ConnectionPool {
         if let Some(connection) = state.idle.pop() {
             return Some(self.pooled(Some(connection)));
         }
-        if state.open >= self.settings.connections_per_peer {
+        if state.open >= self.limit() {
             return None;
         }
         state.open += 1;
@@ -172,6 +177,11 @@ impl ConnectionPool {
         let mut pooled = self.pooled(None);
         pooled.connection = Some(self.connect(deadline).ok()?);
         Some(pooled)
+    }
+
+    /// Returns the maximum number of connections to the peer now.
+    fn limit(&self) -> usize {
+        self.settings.budget.per_peer(self.settings.connections_per_peer)
     }
 
     fn pooled(&self, connection: Option<DataConnection>) -> PooledConnection<'_> {
@@ -224,7 +234,9 @@ impl ConnectionPool {
     }
 
     fn connect(&self, deadline: Moment) -> Result<DataConnection> {
-        let deadline = deadline.min(SystemClock.now() + self.settings.connect_timeout);
+        let now = SystemClock.now();
+        self.settings.budget.sweep(now);
+        let deadline = deadline.min(now + self.settings.connect_timeout);
         let endpoint = &self.destination.endpoint;
         let stream = dial(endpoint, deadline).inspect_err(|error| {
             if is_refused(error) {
@@ -233,6 +245,7 @@ impl ConnectionPool {
         })?;
         let failed = |source| peer_error("the data connection failed", endpoint, source);
         let mut connection = DataConnection::new(stream).map_err(failed)?;
+        connection.count = Some(self.settings.budget.count());
         if let Some(engine) = self.destination.native {
             let engine = engine.map_or(0, EngineId::bits);
             let ours = Greeting { version: VERSION, engine, requires_token: false };
@@ -293,6 +306,16 @@ impl ConnectionPool {
     }
 }
 
+impl PoolState {
+    /// Takes out the idle connections that were not used since before the last of so many looks.
+    pub(super) fn take_unused(&mut self, looks: u64) -> Vec<DataConnection> {
+        // They lie in the order of their last use.
+        let unused = self.idle.iter().take_while(|connection| connection.last_use < looks).count();
+        self.open -= unused;
+        self.idle.drain(..unused).collect()
+    }
+}
+
 impl PooledConnection<'_> {
     /// Returns the connection.
     pub(super) fn get_mut(&mut self) -> &mut DataConnection {
@@ -329,6 +352,7 @@ impl PooledConnection<'_> {
     pub(super) fn release(mut self) {
         if let Some(mut connection) = self.connection.take() {
             connection.is_used = true;
+            connection.last_use = self.pool.settings.budget.sweeps();
             let mut state = self.pool.state.lock();
             if state.is_closed {
                 // Dropping `self` decrements the count of connections.
@@ -368,7 +392,53 @@ mod tests {
 
     use mooncake_base::ErrorKind;
 
-    use super::*;
+    use super::{super::connection_budget::ConnectionBudget, *};
+
+    /// Returns a pool of a peer with upstream's frames, which sends no greeting.
+    fn pool(listener: &TcpListener, settings: &TcpSettings) -> ConnectionPool {
+        let endpoint = Endpoint::new("127.0.0.1", listener.local_addr().unwrap().port());
+        ConnectionPool::new(Destination { endpoint, native: None }, settings)
+    }
+
+    #[test]
+    fn idle_connections_are_closed_after_a_while() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let settings = TcpSettings::default();
+        let [unused, used] = [(); 2].map(|()| pool(&listener, &settings));
+        let now = SystemClock.now();
+        let until = || (SystemClock.now() + Duration::from_secs(60)).into();
+        [&unused, &used].map(|pool| pool.acquire(until()).unwrap().release());
+        let borrowed = unused.acquire(until()).unwrap();
+        unused.acquire(until()).unwrap().release();
+        for minutes in 1..4 {
+            settings.budget.sweep(now + Duration::from_secs(60) * minutes);
+            used.acquire(until()).unwrap().release();
+        }
+        assert_eq!(
+            (unused.snapshot().open, unused.snapshot().idle),
+            (1, 0),
+            "only the borrowed one"
+        );
+        borrowed.release();
+        assert_eq!((used.snapshot().open, used.snapshot().idle), (1, 1));
+        assert_eq!(unused.snapshot().idle, 1, "it was used just now");
+    }
+
+    #[test]
+    fn peer_gets_one_connection_while_there_are_many() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let settings =
+            TcpSettings { budget: ConnectionBudget::with_limit(6), ..TcpSettings::default() };
+        let pools = [(); 10].map(|()| pool(&listener, &settings));
+        let until = SystemClock.now() + Duration::from_secs(60);
+        let mut borrowed = Vec::new();
+        for pool in &pools {
+            borrowed.push(pool.acquire(until.into()).unwrap());
+            borrowed.extend(std::iter::from_fn(|| pool.try_acquire_extra(until)));
+        }
+        let open = pools.each_ref().map(|pool| pool.snapshot().open);
+        assert_eq!(open, [4, 2, 1, 1, 1, 1, 1, 1, 1, 1]);
+    }
 
     #[test]
     fn waits_for_a_busy_connection_until_the_deadline() {

@@ -123,6 +123,7 @@ impl TcpPath {
             Err(failure) => {
                 let peer = self.endpoint();
                 tracing::debug!(%peer, %failure, "a large transfer was interrupted");
+                TransferEntry::mark_given_up(opcode, entries);
                 Ok(())
             }
             Ok(()) => Ok(()),
@@ -163,6 +164,7 @@ impl TcpPath {
                         return Err(Error::invalid("too many local addresses cannot be read"));
                     }
                     parts.retain(|part| entries[part.entry].outcome.is_none());
+                    mark_resent(opcode, &parts, entries);
                     if parts.is_empty() {
                         framer.next_frame(entries, &mut parts);
                     }
@@ -173,6 +175,7 @@ impl TcpPath {
                 FrameOutcome::Broken { is_before_response: true, source }
                     if pooled.get_mut().is_used && source.kind() != io::ErrorKind::TimedOut =>
                 {
+                    mark_resent(opcode, &parts, entries);
                     pooled.reconnect(limits.give_up_at())?;
                 }
                 FrameOutcome::Broken { source, .. } if source.kind() == io::ErrorKind::TimedOut => {
@@ -425,6 +428,13 @@ fn destination(peer: &SegmentDescriptor) -> Result<Destination> {
     let host = host.parse::<Endpoint>()?.host;
     let native = peer.mooncake.as_ref().map(|own| own.engine());
     Ok(Destination { endpoint: Endpoint::new(host, peer.tcp_data_port), native })
+}
+
+/// Records that parts of writes are sent again: the peer may still read those of the closed connection.
+fn mark_resent(opcode: Opcode, parts: &[Part], entries: &mut [TransferEntry]) {
+    if opcode == Opcode::Write {
+        parts.iter().for_each(|part| entries[part.entry].may_arrive_late = true);
+    }
 }
 
 fn bad_local_error(part: &Part) -> Error {

@@ -12,7 +12,7 @@ use std::{
     os::fd::{AsRawFd, BorrowedFd},
 };
 
-use mooncake_base::{Endpoint, Result};
+use mooncake_base::{Clock, Endpoint, Result, SystemClock};
 
 use super::{
     connection::PeerWait,
@@ -142,6 +142,10 @@ impl WindowedTransfer<'_, '_> {
         loop {
             let mut has_moved = false;
             for index in 0..self.connections.len() {
+                // Also while bytes move: past the deadline the memory may belong to others.
+                if self.batch.limits.deadline.has_passed(SystemClock.now()) {
+                    return Err(io::ErrorKind::TimedOut.into());
+                }
                 has_moved |= self.enqueue(index);
                 has_moved |= self.connections[index].send(self.batch.opcode)?;
                 has_moved |= self.receive(index)?;

@@ -230,6 +230,31 @@ fn replaces_connections_that_broke_while_idle() {
     assert_eq!(back.bytes(), theirs.bytes());
 }
 
+/// The peer may still read the bytes that were sent over the connection that broke.
+#[test]
+fn write_that_was_sent_again_says_so() {
+    for length in [100, 12 << 20] {
+        let (owner, theirs) = Owner::with_memory(length);
+        let path = owner.path(WireProtocol::Native);
+        let ours = Memory::patterned(length, 4);
+        let write = || {
+            let mut batch = [ours.entry(0, length, &theirs, 0)];
+            path.transfer(Opcode::Write, &mut batch, soon().into());
+            assert!(moved(&batch[0]), "{:?}", batch[0].outcome);
+            batch[0].may_arrive_late
+        };
+        assert!(!write(), "it was sent once");
+        let (address, engine) = (owner.server.address(), owner.engine);
+        owner.server.close();
+        let settings = TcpServerSettings { engine: Some(engine), ..TcpServerSettings::default() };
+        let again = Owner::start_with(&address.to_string(), settings);
+        drop(again.lend(&theirs));
+        assert!(write(), "{length}");
+        assert!(!write(), "nothing is left of the first attempt of another write");
+        assert_eq!(theirs.bytes(), ours.bytes());
+    }
+}
+
 #[test]
 fn rejects_another_engine_at_the_same_address() {
     let (owner, theirs) = Owner::with_memory(100);

@@ -137,6 +137,20 @@ fn silent_peer_costs_a_large_transfer_its_deadline() {
     }
 }
 
+/// The memory may belong to others then.
+#[test]
+fn nothing_is_written_past_the_deadline_however_fast_bytes_move() {
+    let (owner, theirs) = Owner::with_memory(LENGTH);
+    let path = path_over(&owner, 2);
+    let ours = Memory::patterned(LENGTH, 7);
+    let before = theirs.bytes();
+    let mut batch = [ours.entry(0, LENGTH, &theirs, 0)];
+    path.transfer(Opcode::Write, &mut batch, SystemClock.now().into());
+    let error = batch[0].outcome.take().unwrap().unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Timeout, "{error}");
+    assert!(theirs.bytes() == before);
+}
+
 #[test]
 fn small_transfers_get_connections_during_large_ones() {
     let (owner, theirs) = Owner::with_memory(LENGTH);

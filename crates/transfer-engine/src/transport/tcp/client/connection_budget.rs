@@ -1,0 +1,108 @@
+//! The connections of an engine to all its peers: how many they are, and which have been idle for long.
+//!
+//! A client of a large pool meets thousands of peers, each of which has a limit of connections, too.
+//! While an engine has many connections, it opens one per peer, and those that nobody uses are closed
+//! after a while.
+
+use std::{
+    sync::{
+        Arc, Weak,
+        atomic::{AtomicU64, AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use mooncake_base::Moment;
+use mooncake_base::sync::Mutex;
+use mooncake_os::rlimit;
+
+use super::connection_pool::PoolState;
+
+/// The number of connections from which on each peer gets only one, where descriptors suffice.
+const MANY: usize = 1024;
+
+/// The interval of looking for idle connections. One that was not used between two looks is closed.
+const SWEEP_INTERVAL: Duration = Duration::from_secs(30);
+
+/// The connections of one engine.
+#[derive(Debug)]
+pub(crate) struct ConnectionBudget {
+    many: usize,
+    open: AtomicUsize,
+    /// The number of looks for idle connections.
+    sweeps: AtomicU64,
+    last_sweep: Mutex<Option<Moment>>,
+    pools: Mutex<Vec<Weak<Mutex<PoolState>>>>,
+}
+
+/// The count of one open connection.
+#[derive(Debug)]
+pub(super) struct CountedConnection(Arc<ConnectionBudget>);
+
+impl ConnectionBudget {
+    /// Returns a budget for the descriptors of this process.
+    pub(crate) fn for_process() -> Arc<Self> {
+        let share = usize::try_from(rlimit::limit() / 4).unwrap_or(usize::MAX);
+        Self::with_limit(MANY.min(share))
+    }
+
+    /// Returns a budget of which `many` connections are many.
+    pub(super) fn with_limit(many: usize) -> Arc<Self> {
+        Arc::new(Self {
+            many,
+            open: AtomicUsize::new(0),
+            sweeps: AtomicU64::new(0),
+            last_sweep: Mutex::default(),
+            pools: Mutex::default(),
+        })
+    }
+
+    /// Returns the maximum number of connections to one peer now.
+    pub(super) fn per_peer(&self, wanted: usize) -> usize {
+        if self.open.load(Ordering::Relaxed) < self.many { wanted } else { 1 }
+    }
+
+    /// Counts a new connection.
+    pub(super) fn count(self: &Arc<Self>) -> CountedConnection {
+        self.open.fetch_add(1, Ordering::Relaxed);
+        CountedConnection(Arc::clone(self))
+    }
+
+    /// Adds a pool, whose idle connections are closed after a while.
+    pub(super) fn add_pool(&self, pool: &Arc<Mutex<PoolState>>) {
+        let mut pools = self.pools.lock();
+        if pools.len() == pools.capacity() {
+            pools.retain(|pool| pool.strong_count() > 0);
+        }
+        pools.push(Arc::downgrade(pool));
+    }
+
+    /// Returns the number of looks for idle connections so far.
+    pub(super) fn sweeps(&self) -> u64 {
+        self.sweeps.load(Ordering::Relaxed)
+    }
+
+    /// Closes the connections that were not used between the last two looks, if another look is due.
+    pub(crate) fn sweep(&self, now: Moment) {
+        {
+            let mut last = self.last_sweep.lock();
+            if last.is_some_and(|last| now.since(last) < SWEEP_INTERVAL) {
+                return;
+            }
+            *last = Some(now);
+        }
+        let sweeps = self.sweeps.fetch_add(1, Ordering::Relaxed);
+        let pools: Vec<_> = self.pools.lock().iter().filter_map(Weak::upgrade).collect();
+        for pool in pools {
+            let unused = pool.lock().take_unused(sweeps);
+            // Closed without the lock.
+            drop(unused);
+        }
+    }
+}
+
+impl Drop for CountedConnection {
+    fn drop(&mut self) {
+        self.0.open.fetch_sub(1, Ordering::Relaxed);
+    }
+}
