@@ -67,7 +67,8 @@ impl Daemon {
         let to_master = link_config()?;
         let link = Arc::new(SocketLink::new(&config.master, to_master.clone())?);
         let client = Client::connect(own, engine.clone(), link)?;
-        let to_master = LinkConfig { connections_max: CONNECTIONS_MAX, ..to_master };
+        let to_master =
+            LinkConfig { connections_max: CONNECTIONS_MAX, passes_on_calls: true, ..to_master };
         let name = client.name().to_owned();
         let relay = Relay::start(
             listeners,

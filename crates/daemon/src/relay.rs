@@ -62,7 +62,7 @@ pub struct RelaySettings {
 /// Limits of connections of dummy clients.
 #[derive(Debug, Clone, Copy)]
 pub struct RelayLimits {
-    /// Maximum number of connections. A dummy client opens up to 16. Above it, the oldest connection
+    /// Maximum number of connections. A dummy client opens up to 17. Above it, the oldest connection
     /// that has not made a call gives way.
     pub connections_max: usize,
     /// Time limit for the peer's greeting.

@@ -394,6 +394,31 @@ pub struct PutRef<'a> {
     pub checksum: Option<u64>,
     /// The copies that were not written.
     pub failed_replicas: &'a [u64],
+    /// The copies that were written, and at which bytes of an earlier attempt may still arrive.
+    pub late_replicas: &'a [u64],
+}
+
+/// Replicas of some items, by the number of the item.
+#[derive(Debug, Clone, Copy)]
+struct ReplicasByItem<'a> {
+    items: &'a [u32],
+    replicas: &'a [u64],
+}
+
+impl<'a> ReplicasByItem<'a> {
+    fn read(items: &'a [u32], replicas: &'a [u64], count: usize) -> Checked<Self> {
+        let last = items.last().map_or(0, |&item| item as usize + 1);
+        let is_consistent = items.len() == replicas.len() && items.is_sorted() && last <= count;
+        if is_consistent { Ok(Self { items, replicas }) } else { Err(ColumnMismatch) }
+    }
+
+    /// Takes the replicas of an item; the items before it were taken.
+    fn take(&mut self, item: usize) -> &'a [u64] {
+        let count = self.items.iter().take_while(|&&other| other as usize == item).count();
+        let (taken, others) = self.replicas.split_at(count);
+        (self.items, self.replicas) = (&self.items[count..], others);
+        taken
+    }
 }
 
 /// An iterator over the puts that a call ends.
@@ -404,8 +429,8 @@ pub struct PutRefs<'a> {
     /// Empty if the call contains no keys.
     keys: std::vec::IntoIter<&'a [u8]>,
     checksums: Checksums<'a>,
-    failed_items: &'a [u32],
-    failed_replicas: &'a [u64],
+    failed: ReplicasByItem<'a>,
+    late: ReplicasByItem<'a>,
 }
 
 impl<'a> PutRefs<'a> {
@@ -414,15 +439,10 @@ impl<'a> PutRefs<'a> {
     /// # Errors
     /// If the columns are inconsistent.
     pub fn read(columns: &'a v1::PutRefColumns) -> Checked<Self> {
-        let v1::PutRefColumns { versions, failed_items, failed_replicas, .. } = columns;
+        let versions = &columns.versions;
         let items = versions.len();
-        let last = failed_items.last().map_or(0, |&item| item as usize + 1);
-        let is_consistent = failed_items.len() == failed_replicas.len()
-            && failed_items.is_sorted()
-            && last <= items;
-        if !is_consistent {
-            return Err(ColumnMismatch);
-        }
+        let failed = ReplicasByItem::read(&columns.failed_items, &columns.failed_replicas, items)?;
+        let late = ReplicasByItem::read(&columns.late_items, &columns.late_replicas, items)?;
         let keys = match &columns.keys {
             None => Vec::new(),
             Some(keys) if keys.lengths.len() == items => keys.keys()?,
@@ -434,8 +454,8 @@ impl<'a> PutRefs<'a> {
             item: 0,
             keys: keys.into_iter(),
             checksums,
-            failed_items,
-            failed_replicas,
+            failed,
+            late,
         })
     }
 }
@@ -447,12 +467,10 @@ impl<'a> Iterator for PutRefs<'a> {
         let version = *self.versions.next()?;
         let item = self.item;
         self.item += 1;
-        let count = self.failed_items.iter().take_while(|&&failed| failed as usize == item).count();
-        let (failed_replicas, others) = self.failed_replicas.split_at(count);
-        self.failed_items = &self.failed_items[count..];
-        self.failed_replicas = others;
         let key = self.keys.next().unwrap_or_default();
-        Some(PutRef { key, version, checksum: self.checksums.take(item), failed_replicas })
+        let checksum = self.checksums.take(item);
+        let (failed_replicas, late_replicas) = (self.failed.take(item), self.late.take(item));
+        Some(PutRef { key, version, checksum, failed_replicas, late_replicas })
     }
 }
 

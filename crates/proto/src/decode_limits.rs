@@ -208,6 +208,8 @@ mod tests {
             }),
             failed_items: items.flat_map(|item| [item; 2]).collect(),
             failed_replicas: vec![u64::MAX; 2 * ITEMS_MAX],
+            late_items: Vec::new(),
+            late_replicas: Vec::new(),
             keys: Some(v1::KeyColumn::pack(vec![[b'k'; 64]; ITEMS_MAX])),
         };
         let fence = v1::FenceRelease { fence: 7, versions: vec![1], objects: vec![1] };

@@ -117,6 +117,8 @@ fn requests() -> Target {
                 failed_items: vec![0, 1],
                 failed_replicas: vec![1 << 16, 2],
                 keys: None,
+                late_items: vec![1],
+                late_replicas: vec![3],
             }),
             ..Default::default()
         }),
@@ -127,6 +129,7 @@ fn requests() -> Target {
         released_fences: vec![fence.clone()],
         call_number: u64::MAX,
         answered_below: 1,
+        caller_address: "unix".to_owned(),
     });
     let mut seeds: Vec<_> = empty_calls().chain(full.iter().map(frame)).collect();
     seeds.push([frame(&full[0]), frame(&full[1])].concat());

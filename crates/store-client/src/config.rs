@@ -100,10 +100,13 @@ impl Default for MetricsConfig {
 pub struct LinkConfig {
     /// Time limit for connecting, over all addresses of the host name together. Default: 5 s.
     pub connect_timeout: Duration,
-    /// Maximum open connections. Default: 16.
+    /// Maximum open connections for calls; heartbeats have one more of their own. Default: 16.
     pub connections_max: usize,
     /// Whether to use the Unix socket that the master announces, if it is reachable. Default: yes.
     pub may_use_unix_socket: bool,
+    /// Whether the link passes on calls of other processes, as a daemon does. The end of a connection
+    /// then does not mean that the process is dead that called over it. Default: no.
+    pub passes_on_calls: bool,
     /// The token of the master, which both sides must know. Default: none; then a master with a
     /// token refuses the link.
     pub token: Option<Token>,
@@ -115,6 +118,7 @@ impl Default for LinkConfig {
             connect_timeout: Duration::from_secs(5),
             connections_max: 16,
             may_use_unix_socket: true,
+            passes_on_calls: false,
             token: None,
         }
     }

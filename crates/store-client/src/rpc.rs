@@ -168,8 +168,13 @@ impl MasterRpc {
             false => (0, 0),
         };
         let released_fences = self.pending_releases.take();
-        let request =
-            v1::Request { call: Some(call), released_fences, call_number, answered_below };
+        let request = v1::Request {
+            call: Some(call),
+            released_fences,
+            call_number,
+            answered_below,
+            ..v1::Request::default()
+        };
         let response = self.call_with_retries(request, sent, &mut retry, prepare);
         let is_limit_over = call_limit::is_over() || (is_limited && retry.is_out_of_time());
         let response = response.map_err(|error| match is_limit_over {

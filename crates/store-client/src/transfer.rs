@@ -43,6 +43,8 @@ struct Job {
     is_chosen: bool,
     /// Result; `None` until the job has run.
     outcome: Option<Result<()>>,
+    /// Whether bytes of it may still arrive at the peer after it has succeeded.
+    may_arrive_late: bool,
 }
 
 /// Options common to all groups of one run.
@@ -86,7 +88,7 @@ impl Jobs {
         let before = self.entries.len();
         self.entries.extend(entries);
         let entries = self.entries.len() - before;
-        self.jobs.push(Job { segment, entries, is_chosen, outcome: None });
+        self.jobs.push(Job { segment, entries, is_chosen, outcome: None, may_arrive_late: false });
     }
 
     /// Number of jobs.
@@ -102,6 +104,13 @@ impl Jobs {
     /// Returns the results in the order of the jobs. A job that never ran has failed.
     pub(crate) fn finish(self) -> impl Iterator<Item = Result<()>> {
         self.jobs.into_iter().map(|job| job.outcome.unwrap_or_else(|| Err(not_transferred())))
+    }
+
+    /// Returns the results of writes like [`finish`](Self::finish), each with whether bytes may still
+    /// arrive.
+    pub(crate) fn finish_writes(self) -> impl Iterator<Item = (Result<()>, bool)> {
+        let late: Vec<bool> = self.jobs.iter().map(|job| job.may_arrive_late).collect();
+        self.finish().zip(late)
     }
 
     fn segment_index(&mut self, segment: &Arc<SegmentInfo>) -> usize {
@@ -295,7 +304,9 @@ impl Transfers {
         let mut entries = std::mem::take(&mut group.entries).into_iter();
         let mut totals = OutcomeTotals::default();
         for job in &mut group.jobs {
-            let outcome = job_outcome(entries.by_ref().take(job.entries), &mut totals);
+            let of_job = entries.by_ref().take(job.entries);
+            let of_job = of_job.inspect(|entry| job.may_arrive_late |= entry.may_arrive_late);
+            let outcome = job_outcome(of_job, &mut totals);
             let blame = |error| self.record_peer_failure(error, &segments[job.segment], limits);
             job.outcome = Some(outcome.map_err(blame));
         }

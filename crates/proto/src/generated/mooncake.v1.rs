@@ -12,6 +12,8 @@ pub struct Request {
     /// The client waits for no call with a smaller number. 0: unknown.
     #[prost(uint64, tag = "103")]
     pub answered_below: u64,
+    #[prost(string, tag = "104")]
+    pub caller_address: ::prost::alloc::string::String,
     #[prost(
         oneof = "request::Call",
         tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 30, 31, 32, 33, 34, 35, 36, 37, 38, 39, 40, 41"
@@ -554,6 +556,10 @@ pub struct PutRefColumns {
     /// of a put whose value is the present one of its key succeeds again.
     #[prost(message, optional, tag = "6")]
     pub keys: ::core::option::Option<KeyColumn>,
+    #[prost(fixed32, repeated, tag = "7")]
+    pub late_items: ::prost::alloc::vec::Vec<u32>,
+    #[prost(fixed64, repeated, tag = "8")]
+    pub late_replicas: ::prost::alloc::vec::Vec<u64>,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct DoneColumns {

@@ -68,6 +68,15 @@ impl Connection {
         &self.socket
     }
 
+    /// Returns the address of this end; "unix" for a Unix socket.
+    pub(super) fn own_address(&self) -> String {
+        let own = self.socket.local_addr().ok();
+        match own.and_then(|own| own.as_socket()) {
+            Some(address) => address.to_string(),
+            None => "unix".to_owned(),
+        }
+    }
+
     /// Sends the client greeting and reads the server greeting.
     pub(super) fn greet(
         &mut self,

@@ -25,12 +25,21 @@ const DEFAULT_PORT: u16 = 50051;
 /// Idle time after which a connection is checked before it is used again.
 const TRUSTED_IDLE_MAX: Duration = Duration::from_millis(100);
 
+/// For each so many connections, there is one that only heartbeats use. A client has one; a daemon,
+/// which passes on the heartbeats of many dummy clients, has several.
+const CONNECTIONS_PER_HEARTBEAT: usize = 16;
+
+/// What the first call over a connection says in place of the address of the caller.
+const RELAYED: &str = "relayed";
+
 /// A link over TCP, or over the Unix socket that the master names in its greeting.
 #[derive(Debug)]
 pub struct SocketLink {
     address: Endpoint,
     config: LinkConfig,
     pool: Pool,
+    /// The connections of heartbeats, which must not wait for calls that hang.
+    heartbeats: Pool,
     circuit: Mutex<Circuit>,
     generation: u64,
 }
@@ -49,6 +58,7 @@ impl SocketLink {
         Self {
             address,
             pool: Pool::new(config.connections_max),
+            heartbeats: Pool::new(config.connections_max / CONNECTIONS_PER_HEARTBEAT),
             config,
             circuit: Mutex::default(),
             generation: fork::generation(),
@@ -62,7 +72,7 @@ impl SocketLink {
     }
 
     /// Connects, unless the circuit breaker is open.
-    fn connect(&self, deadline: Moment) -> Result<Connection> {
+    fn connect(&self, pool: &Pool, deadline: Moment) -> Result<Connection> {
         let timeout = self.config.connect_timeout;
         let start = SystemClock.now();
         self.circuit.lock().check_attempt(start, timeout)?;
@@ -72,7 +82,7 @@ impl SocketLink {
         match dialed {
             Ok(connection) => {
                 self.circuit.lock().record_success();
-                self.pool.track(&connection)?;
+                pool.track(&connection)?;
                 Ok(connection)
             }
             Err(error) if call_limit::is_over() => {
@@ -86,16 +96,37 @@ impl SocketLink {
         }
     }
 
+    /// Returns the connections for a request.
+    fn pool_of(&self, request: &v1::Request) -> &Pool {
+        match &request.call {
+            Some(Call::Heartbeat(_)) => &self.heartbeats,
+            _ => &self.pool,
+        }
+    }
+
+    fn drop_idle(&self) {
+        self.pool.drop_idle();
+        self.heartbeats.drop_idle();
+    }
+
     /// Makes one attempt.
     fn attempt(
         &self,
-        request: &v1::Request,
+        request: &mut v1::Request,
         deadline: Moment,
     ) -> Result<v1::Response, (AttemptFailure, Error)> {
-        let mut slot = self.pool.acquire(deadline).map_err(unreachable)?;
+        let pool = self.pool_of(request);
+        let mut slot = pool.acquire(deadline).map_err(unreachable)?;
         let (mut connection, is_fresh) =
             self.connection(&mut slot, request, deadline).map_err(unreachable)?;
-        let error = match connection.exchange(request, deadline) {
+        request.caller_address = match (is_fresh, self.config.passes_on_calls) {
+            (false, _) => String::new(),
+            (true, false) => connection.own_address(),
+            (true, true) => RELAYED.to_owned(),
+        };
+        let exchanged = connection.exchange(&*request, deadline);
+        request.caller_address.clear();
+        let error = match exchanged {
             Ok(Ok(response)) => {
                 slot.connection = Some(connection);
                 return match refusal(&response) {
@@ -111,7 +142,7 @@ impl SocketLink {
         };
         if !is_fresh {
             // The other connections are as old.
-            self.pool.drop_idle();
+            self.drop_idle();
         }
         let broken = |source| {
             let text = "the connection to the master broke before a response arrived";
@@ -149,16 +180,16 @@ impl SocketLink {
             if is_trusted || !pooled.is_closed_by_peer() {
                 return Ok((pooled, false));
             }
-            self.pool.drop_idle();
+            self.drop_idle();
         }
-        self.connect(deadline).map(|connection| (connection, true))
+        self.connect(self.pool_of(request), deadline).map(|connection| (connection, true))
     }
 }
 
 impl MasterLink for SocketLink {
     fn call(
         &self,
-        request: v1::Request,
+        mut request: v1::Request,
         deadline: Moment,
     ) -> Result<v1::Response, Box<CallFailure>> {
         if fork::is_forked_since(self.generation) {
@@ -166,7 +197,7 @@ impl MasterLink for SocketLink {
                 "the link to the master was made before a fork and belongs to the parent process";
             return Err(CallFailure::last(Error::closed(text).with("master", &self.address)));
         }
-        self.attempt(&request, deadline).map_err(|(kind, error)| {
+        self.attempt(&mut request, deadline).map_err(|(kind, error)| {
             let error = match kind {
                 AttemptFailure::Refused => error,
                 _ => error.with("master", &self.address),
@@ -183,6 +214,7 @@ impl MasterLink for SocketLink {
         // In a forked child, the sockets belong to the parent, too.
         if !fork::is_forked_since(self.generation) {
             self.pool.close();
+            self.heartbeats.close();
         }
     }
 }

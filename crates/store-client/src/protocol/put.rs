@@ -213,9 +213,8 @@ impl PutRetry {
             ErrorCode::OBJECT_NOT_FOUND => Some(Self::Forgotten),
             ErrorCode::NO_AVAILABLE_HANDLE => {
                 // The master adds the delay if the put only has to wait for a fence to end.
-                let (_, after) = error.message().split_once("retry_after_ms=")?;
-                let digits = after.find(|c: char| !c.is_ascii_digit()).unwrap_or(after.len());
-                let wait = Duration::from_millis(after[..digits].parse().ok()?);
+                let (_, after) = error.context().find(|(name, _)| *name == "retry_after_ms")?;
+                let wait = Duration::from_millis(after.parse().ok()?);
                 Some(Self::After(wait.clamp(FENCE_RETRY_MIN, FENCE_RETRY_MAX)))
             }
             _ => None,
@@ -306,7 +305,9 @@ mod tests {
     fn retries_only_puts_that_can_succeed_soon() {
         let full = |text: &'static str| Error::new(ErrorCode::NO_AVAILABLE_HANDLE, text);
         assert_eq!(PutRetry::of(&full("no memory is free")), None);
-        let waits = PutRetry::of(&full("fenced, retry_after_ms=9"));
+        let named = full("no memory is free").with("key", "retry_after_ms=9");
+        assert_eq!(PutRetry::of(&named), None, "a key says nothing about the memory");
+        let waits = PutRetry::of(&named.with("retry_after_ms", 9));
         assert_eq!(waits, Some(PutRetry::After(Duration::from_millis(9))));
         let of = |code| PutRetry::of(&Error::new(code, "unknown"));
         assert_eq!(of(ErrorCode::CLIENT_NOT_FOUND), Some(PutRetry::Registered));

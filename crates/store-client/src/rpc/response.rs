@@ -22,7 +22,8 @@ pub(crate) fn item_error(failure: &v1::Failure, key: impl Display) -> Error {
 
 /// Adds the key to an error that does not name it.
 pub(crate) fn named_error(error: Error, key: impl Display) -> Error {
-    if error.message().contains("key=") { error } else { error.with("key", key) }
+    let names_key = error.context().any(|(name, _)| name == "key");
+    if names_key { error } else { error.with("key", key) }
 }
 
 /// An error for a response that violates the protocol.

@@ -149,7 +149,7 @@ impl ClientInner {
         deadline: Moment,
         results: &mut Vec<Result<()>>,
     ) -> Result<()> {
-        let (caller, columns) = (self.rpc.caller(), Some(put_refs(puts)));
+        let (caller, columns) = (self.rpc.caller(), Some(put_refs(puts, kind)));
         let call = match kind {
             CloseCall::End => Call::PutEnd(v1::PutEndRequest { caller, columns }),
             CloseCall::Revoke => Call::PutRevoke(v1::PutRevokeRequest { caller, columns }),
@@ -178,7 +178,7 @@ impl ClientInner {
 }
 
 /// Converts puts to columns. Their versions identify them.
-fn put_refs(puts: &[KeyedUpload<'_>]) -> v1::PutRefColumns {
+fn put_refs(puts: &[KeyedUpload<'_>], kind: CloseCall) -> v1::PutRefColumns {
     let mut columns = v1::PutRefColumns {
         versions: puts.iter().map(|(_, upload)| upload.version().0).collect(),
         ..Default::default()
@@ -187,7 +187,16 @@ fn put_refs(puts: &[KeyedUpload<'_>]) -> v1::PutRefColumns {
         if let Some(checksum) = upload.checksum() {
             columns.checksums.get_or_insert_default().push(item as usize, checksum);
         }
-        push_failed(&mut columns, item, upload.failed_replicas());
+        match kind {
+            CloseCall::End => {
+                push_failed(&mut columns, item, upload.failed_replicas().iter().copied());
+                for replica in upload.late_replicas() {
+                    columns.late_items.push(item);
+                    columns.late_replicas.push(replica.0);
+                }
+            }
+            CloseCall::Revoke => push_failed(&mut columns, item, upload.unsettled_replicas()),
+        }
     }
     columns
 }
@@ -200,12 +209,16 @@ fn unconfirmed_refs(puts: &[UnconfirmedPut]) -> v1::PutRefColumns {
         ..Default::default()
     };
     for (put, item) in puts.iter().zip(0_u32..) {
-        push_failed(&mut columns, item, &put.failed_replicas);
+        push_failed(&mut columns, item, put.failed_replicas.iter().copied());
     }
     columns
 }
 
-fn push_failed(columns: &mut v1::PutRefColumns, item: u32, replicas: &[ReplicaId]) {
+fn push_failed(
+    columns: &mut v1::PutRefColumns,
+    item: u32,
+    replicas: impl Iterator<Item = ReplicaId>,
+) {
     for replica in replicas {
         columns.failed_items.push(item);
         columns.failed_replicas.push(replica.0);

@@ -55,7 +55,7 @@ impl Sessions<'_> {
         let located = self.0.locate(keys);
         let mut reads = self.0.inner.io_sessions.reads.lock();
         let mut insert = |(located, key): (Result<Located>, &ObjectKey)| {
-            check_open_sessions(reads.len())?;
+            Room::beside(reads.len()).take()?;
             reads.insert(key.clone(), Arc::new(located?));
             Ok(())
         };
@@ -104,11 +104,12 @@ impl Sessions<'_> {
     ) -> Vec<Result<()>> {
         let mut outcomes: Vec<Option<Result<()>>> = {
             let writes = self.0.inner.io_sessions.writes.lock();
-            let refuse = |(key, _): &(ObjectKey, u64)| match writes.contains_key(key) {
+            let mut room = Room::beside(writes.len());
+            let mut refuse = |(key, _): &(ObjectKey, u64)| match writes.contains_key(key) {
                 true => Some(Err(already_begun(key))),
-                false => check_open_sessions(writes.len()).err().map(Err),
+                false => room.take().err().map(Err),
             };
-            items.iter().map(refuse).collect()
+            items.iter().map(&mut refuse).collect()
         };
         let fresh: Vec<usize> = (0..items.len()).filter(|&at| outcomes[at].is_none()).collect();
         let wanted: Vec<_> = fresh.iter().map(|&at| items[at].clone()).collect();
@@ -122,11 +123,17 @@ impl Sessions<'_> {
         let reserved = self.0.reserve(&wanted, &options);
         let mut duplicates = Vec::new();
         let mut writes = self.0.inner.io_sessions.writes.lock();
+        // Others may have opened sessions meanwhile.
+        let mut room = Room::beside(writes.len());
         for (&at, reserved) in fresh.iter().zip(reserved) {
             outcomes[at] = Some(reserved.and_then(|reserved| {
                 let reservation = reserved.ok_or_else(|| already_exists(&items[at].0))?;
                 match writes.entry(items[at].0.clone()) {
                     Entry::Vacant(vacant) => {
+                        if let Err(error) = room.take() {
+                            duplicates.push(reservation);
+                            return Err(error);
+                        }
                         vacant.insert(OpenWrite { reservation, writers: 0 });
                         Ok(())
                     }
@@ -233,11 +240,23 @@ impl Sessions<'_> {
     }
 }
 
-fn check_open_sessions(open: usize) -> Result<()> {
-    if open < SESSIONS_MAX {
-        return Ok(());
+/// The sessions of one kind that may still be opened.
+#[derive(Debug)]
+struct Room(usize);
+
+impl Room {
+    /// Returns the room beside those that are open.
+    fn beside(open: usize) -> Self {
+        Self(SESSIONS_MAX.saturating_sub(open))
     }
-    Err(Error::invalid("too many read or write sessions are open").with("limit", SESSIONS_MAX))
+
+    /// Takes the room of one session.
+    fn take(&mut self) -> Result<()> {
+        let text = "too many read or write sessions are open";
+        let left = self.0.checked_sub(1);
+        self.0 = left.ok_or_else(|| Error::invalid(text).with("limit", SESSIONS_MAX))?;
+        Ok(())
+    }
 }
 
 fn check_lists(parts: &Parts<'_>) -> Result<()> {
@@ -261,4 +280,21 @@ fn not_begun(what: &str, key: &ObjectKey) -> Error {
 fn already_exists(key: &ObjectKey) -> Error {
     let text = "an object with this key exists or is being written";
     Error::new(ErrorCode::OBJECT_ALREADY_EXISTS, text).with("key", key)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn batch_opens_no_more_sessions_than_there_is_room_for() {
+        let opened = |open, wanted: usize| {
+            let mut room = Room::beside(open);
+            (0..wanted).filter(|_| room.take().is_ok()).count()
+        };
+        assert_eq!(opened(0, 3), 3);
+        assert_eq!(opened(SESSIONS_MAX - 2, 3), 2, "each item takes room");
+        assert_eq!(opened(SESSIONS_MAX, 3), 0);
+        assert_eq!(opened(SESSIONS_MAX + 1, 3), 0);
+    }
 }

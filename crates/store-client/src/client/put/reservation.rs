@@ -51,6 +51,8 @@ pub(in crate::client) struct Upload {
     error: Option<Error>,
     /// Of the failed replicas, those whose holder was only silent.
     silent: Vec<ReplicaId>,
+    /// Replicas at which bytes of an earlier attempt may still arrive.
+    late: Vec<ReplicaId>,
     /// Whether each failure so far was one of a peer.
     has_only_peer_failures: bool,
     /// End of the write window; writing later is forbidden.
@@ -136,6 +138,9 @@ impl Reservation {
                 own.failed.push(replica);
             }
         }
+        for replica in other.late {
+            own.add_late(replica);
+        }
         own.error = own.error.take().or(other.error);
         own.has_only_peer_failures &= other.has_only_peer_failures;
     }
@@ -158,6 +163,7 @@ impl Upload {
             failed: Vec::new(),
             error: None,
             silent: Vec::new(),
+            late: Vec::new(),
             has_only_peer_failures: true,
             until,
         }
@@ -180,6 +186,17 @@ impl Upload {
         &self.failed
     }
 
+    /// Returns the replicas that were written and at which bytes of an earlier attempt may still
+    /// arrive.
+    pub(in crate::client) fn late_replicas(&self) -> impl Iterator<Item = ReplicaId> {
+        self.late.iter().copied().filter(|replica| !self.failed.contains(replica))
+    }
+
+    /// Returns the replicas at which bytes may still arrive after the put was given up.
+    pub(in crate::client) fn unsettled_replicas(&self) -> impl Iterator<Item = ReplicaId> {
+        self.failed.iter().copied().chain(self.late_replicas())
+    }
+
     /// Returns the end of the write window.
     pub(in crate::client) fn write_until(&self) -> Moment {
         self.until
@@ -193,7 +210,7 @@ impl Upload {
     /// Returns the put as one that the master may still hold.
     pub(in crate::client) fn to_unconfirmed(&self, key: KeyRef<'_>) -> Option<UnconfirmedPut> {
         let key = ObjectKey::new(key.as_bytes()).ok()?;
-        let failed_replicas = self.failed.iter().copied().collect();
+        let failed_replicas = self.unsettled_replicas().collect();
         Some(UnconfirmedPut { key, version: self.version, failed_replicas })
     }
 
@@ -235,8 +252,16 @@ impl Upload {
         }
         let silent = std::mem::take(&mut self.silent);
         self.failed.retain(|replica| !silent.contains(replica));
+        // The connections of the first attempt may still hold bytes that nobody has read.
+        silent.into_iter().for_each(|replica| self.add_late(replica));
         self.error = None;
         true
+    }
+
+    fn add_late(&mut self, replica: ReplicaId) {
+        if !self.late.contains(&replica) {
+            self.late.push(replica);
+        }
     }
 
     fn fail_replica(&mut self, replica: ReplicaId, error: Error, key: KeyRef<'_>) {
@@ -318,7 +343,10 @@ impl ClientInner {
             let took = SystemClock.now().since(now);
             self.metrics.count_transfer(Opcode::Write, puts.len(), took);
         }
-        for (outcome, (at, replica)) in jobs.finish().zip(owners) {
+        for ((outcome, may_arrive_late), (at, replica)) in jobs.finish_writes().zip(owners) {
+            if may_arrive_late {
+                puts[at].upload.add_late(replica);
+            }
             if let Err(error) = outcome {
                 self.metrics.count_lost(1);
                 let UploadWrite { key, upload, .. } = &mut puts[at];
@@ -339,8 +367,50 @@ impl ClientInner {
 
 #[cfg(test)]
 mod tests {
+    use mooncake_base::SegmentId;
+    use smallvec::smallvec;
+
     use super::*;
-    use crate::client::bytes::dangling_range;
+    use crate::{client::bytes::dangling_range, object::SegmentInfo};
+
+    fn upload(replicas: u64) -> Upload {
+        let segment = Arc::new(SegmentInfo {
+            id: SegmentId::from_bits(1),
+            name: "h:1".to_owned(),
+            endpoint: "h:1".to_owned(),
+            base: 0,
+            length: 1 << 20,
+            protocol: "tcp".to_owned(),
+        });
+        let place = |replica| Place {
+            segment: Arc::clone(&segment),
+            offset: 0,
+            length: 1,
+            replica: ReplicaId(replica),
+        };
+        Upload::new(Version(7), 1, 1, (0..replicas).map(place).collect(), Moment::default())
+    }
+
+    #[test]
+    fn silent_holder_that_is_taken_back_may_get_late_bytes() {
+        let key = KeyRef::new(b"k").unwrap();
+        let error = || Error::new(ErrorCode::RPC_TIMEOUT, "silent");
+        let mut put = upload(2);
+        put.fail_replica(ReplicaId(0), error(), key);
+        put.silent.push(ReplicaId(0));
+        assert!(!put.readmit_silent_replicas(), "the other one is written");
+        assert_eq!(put.late_replicas().count(), 0);
+        put.fail_replica(ReplicaId(1), error(), key);
+        put.silent.push(ReplicaId(1));
+        assert!(put.readmit_silent_replicas());
+        let late: Vec<_> = put.late_replicas().collect();
+        assert_eq!((late, put.failed_replicas()), (vec![ReplicaId(0), ReplicaId(1)], &[][..]));
+        put.fail_replica(ReplicaId(1), error(), key);
+        assert_eq!(put.late_replicas().collect::<Vec<_>>(), [ReplicaId(0)]);
+        let unconfirmed = put.to_unconfirmed(key).unwrap().failed_replicas;
+        let all: SmallVec<[ReplicaId; 1]> = smallvec![ReplicaId(1), ReplicaId(0)];
+        assert_eq!(unconfirmed, all, "nobody knows what still arrives");
+    }
 
     #[test]
     fn layout_yields_offsets_of_parts_and_ranges() {

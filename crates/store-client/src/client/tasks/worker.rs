@@ -191,8 +191,10 @@ impl ClientInner {
             self.transfers.run(opcode, &mut jobs, until);
             // Segments that were unmounted meanwhile are unmapped here.
             drop(held);
-            for ((at, nth), outcome) in owners.into_iter().zip(jobs.finish()) {
-                tasks[at].outcomes[nth] = Some(outcome);
+            for ((at, nth), (outcome, may_arrive_late)) in
+                owners.into_iter().zip(jobs.finish_writes())
+            {
+                tasks[at].outcomes[nth] = Some(outcome.and_then(|()| on_time(may_arrive_late)));
             }
         }
         for assigned in tasks {
@@ -250,8 +252,8 @@ impl ClientInner {
                 jobs.push(&targets[nth].segment, [entry], false);
             }
             self.transfers.run(Opcode::Write, &mut jobs, until);
-            for (nth, outcome) in open.into_iter().zip(jobs.finish()) {
-                outcomes[nth] = outcome;
+            for (nth, (outcome, may_arrive_late)) in open.into_iter().zip(jobs.finish_writes()) {
+                outcomes[nth] = outcome.and_then(|()| on_time(may_arrive_late));
             }
             done += length;
         }
@@ -286,6 +288,12 @@ impl ClientInner {
             _ => None,
         })
     }
+}
+
+/// Checks that no byte of a copy can arrive after its task.
+fn on_time(may_arrive_late: bool) -> Result<()> {
+    let text = "bytes of an interrupted attempt may still arrive";
+    if may_arrive_late { Err(Error::new(ErrorCode::TRANSFER_FAIL, text)) } else { Ok(()) }
 }
 
 fn not_copied() -> Error {

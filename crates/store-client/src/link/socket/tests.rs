@@ -276,6 +276,30 @@ fn respects_connection_limit() {
 }
 
 #[test]
+fn heartbeat_does_not_wait_for_calls_that_hang() {
+    let first_is_silent = |connection, _| match connection {
+        0 => Reaction::Silence,
+        _ => Reaction::Reply,
+    };
+    let server = Server::start(first_is_silent);
+    let link = Arc::new(server.link(LinkConfig { connections_max: 1, ..LinkConfig::default() }));
+    let other = Arc::clone(&link);
+    let waiter = std::thread::spawn(move || other.call(status(), SystemClock.now() + 60 * SECOND));
+    let limit = Instant::now() + 10 * SECOND;
+    while server.connections.load(Ordering::SeqCst) == 0 {
+        assert!(Instant::now() < limit, "the call never arrived");
+        std::thread::yield_now();
+    }
+    let heartbeat = Call::Heartbeat(v1::HeartbeatRequest::default());
+    for _ in 0..3 {
+        let request = v1::Request { call: Some(heartbeat.clone()), ..Default::default() };
+        assert_eq!(answered(link.call(request, soon())).0, 1, "a connection of their own");
+    }
+    link.close();
+    assert!(waiter.join().unwrap().is_err());
+}
+
+#[test]
 fn names_dead_address_and_pauses_retries() {
     let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let link = SocketLink::new(&address.to_string(), LinkConfig::default()).unwrap();
