@@ -132,6 +132,10 @@ pub struct MasterConfig {
     pub put_discard_timeout: Duration,
     /// The age at which the memory of an unfinished put is reused.
     pub put_release_timeout: Duration,
+    /// The maximum number of objects of a tenant.
+    pub objects_per_tenant_max: u64,
+    /// The maximum number of unfinished puts of a client.
+    pub unfinished_puts_per_client_max: u64,
     /// The allocation strategy: how segments are chosen.
     pub allocation: AllocationStrategy,
     /// The name of the cluster.
@@ -198,6 +202,8 @@ impl Default for MasterConfig {
             client_ttl: Duration::from_secs(10),
             put_discard_timeout: Duration::from_secs(30),
             put_release_timeout: Duration::from_secs(600),
+            objects_per_tenant_max: Rules::default().objects_per_tenant_max,
+            unfinished_puts_per_client_max: Rules::default().unfinished_puts_per_client_max,
             allocation: AllocationStrategy::Random,
             cluster_id: "mooncake_cluster".to_owned(),
             events: EventsConfig::default(),
@@ -337,6 +343,8 @@ impl MasterConfig {
             eviction: self.eviction,
             tasks: self.tasks.clone(),
             is_multi_tenant: self.is_multi_tenant,
+            objects_per_tenant_max: self.objects_per_tenant_max,
+            unfinished_puts_per_client_max: self.unfinished_puts_per_client_max,
             ..Rules::default()
         }
     }

@@ -25,6 +25,7 @@ mod snapshot;
 mod status;
 #[cfg(test)]
 mod tests;
+mod waiting;
 mod writing;
 
 use std::{
@@ -44,6 +45,7 @@ use self::{
     frame::{FRAME_BYTES, Kind},
     queue::Queue,
     request::Requests,
+    waiting::WaitingEffect,
 };
 use crate::{
     fatal::FatalError,
@@ -138,6 +140,8 @@ pub struct Journal {
     wakes_sync_waiters: Condvar,
     /// Whether there is a log: false from a failure until the log is restarted.
     is_healthy: AtomicBool,
+    /// An effect for which calls wait, or will.
+    waiting: Mutex<Option<WaitingEffect>>,
     /// Requests to the maintenance threads.
     write_requests: Requests,
     sync_requests: Requests,
@@ -246,6 +250,7 @@ impl Journal {
             sync_waiters: Mutex::default(),
             wakes_sync_waiters: Condvar::new(),
             is_healthy: AtomicBool::new(true),
+            waiting: Mutex::default(),
             write_requests: Requests::default(),
             sync_requests: Requests::default(),
             snapshot_requests: Requests::default(),

@@ -122,6 +122,25 @@ pub async fn start(config: MasterConfig) -> Result<Master> {
 /// # Errors
 /// The same as for [`start`].
 pub async fn start_with(config: MasterConfig, clock: Arc<dyn Clock>) -> Result<Master> {
+    start_in(config, clock, None).await
+}
+
+/// Starts a master as [`start`] does, with its log on a disk of the caller.
+///
+/// # Errors
+/// The same as for [`start`].
+#[cfg(feature = "test-util")]
+pub async fn start_on(config: MasterConfig, disk: Arc<dyn crate::Disk>) -> Result<Master> {
+    start_in(config, SystemClock::shared(), Some(Directory::on(disk))).await
+}
+
+/// Starts a master with its log in the directory, if there is one, or else in that of its
+/// configuration.
+async fn start_in(
+    config: MasterConfig,
+    clock: Arc<dyn Clock>,
+    directory: Option<Directory>,
+) -> Result<Master> {
     config.check()?;
     let host = match &config.rpc_interface[..] {
         "" => config.rpc_address.clone(),
@@ -144,7 +163,13 @@ pub async fn start_with(config: MasterConfig, clock: Arc<dyn Clock>) -> Result<M
         metadata: metadata.as_ref().map(local_addr_of).transpose()?,
         events: events.as_ref().map(local_addr_of).transpose()?,
     };
-    let service = open_service(&config, clock).await?;
+    let service = match directory {
+        None => open_service(&config, clock).await?,
+        Some(directory) => {
+            let opened = Journal::open(directory, config.log_sync)?;
+            Arc::new(Service::from_log(config.rules(), clock, opened).0)
+        }
+    };
     if config.is_multi_tenant {
         service.load_quota_file(&config.tenant_policy)?;
     }

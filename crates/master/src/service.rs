@@ -273,10 +273,16 @@ impl Service {
     ///
     /// # Errors
     /// `RPC_TIMEOUT`: the first execution takes too long.
-    pub(crate) async fn wait_before(&self, request: &v1::Request) -> Result<()> {
+    pub(crate) async fn wait_before(&self, request: &v1::Request, origin: &Origin) -> Result<()> {
+        self.record_arrival(request.call.as_ref(), origin);
         self.repeated_calls.wait_for_first(request).await?;
         self.wait_for_owners(request.call.as_ref()).await;
         Ok(())
+    }
+
+    /// Records that a client calls, before the call waits for anything.
+    pub(crate) fn record_arrival(&self, call: Option<&request::Call>, origin: &Origin) {
+        self.clients.record_call(call, origin);
     }
 
     /// Waits for owners of the call's objects that may come back after a restart or a pause.
@@ -302,10 +308,22 @@ impl Service {
         }
         // Changes wait for the log to catch up with a slow disk. Nobody waits for those made here:
         // they are written with the next call or the next sync.
-        if self.shared.journal().is_some_and(Journal::is_behind) {
+        if self.shared.journal().is_some_and(Journal::is_behind) || self.is_stalled(now) {
             return Some(now);
         }
         self.clients.advance(now)
+    }
+
+    /// Returns whether calls have waited for the log for so long that clients may seem dead which
+    /// wait for the master. Their time stands still until the log goes on.
+    fn is_stalled(&self, now: Moment) -> bool {
+        let waiting = self.shared.journal().and_then(|journal| journal.waiting_since(now));
+        let Some(since) = waiting else { return false };
+        let is_stalled = (since + self.clients.client_ttl() / 2).has_passed(now);
+        if is_stalled {
+            self.clients.record_stall(since);
+        }
+        is_stalled
     }
 
     /// Returns the clients that expired since the last call, by name: no heartbeat within their

@@ -54,7 +54,7 @@ pub use self::{
     client::{
         ExpiredClient,
         answers::{Answers, Begun, CallItem},
-        recovery::RecoveryScope,
+        recovery::{AwaitedOwner, RecoveryScope},
     },
     ids::{KeyHash, ObjectSlot, SegmentSlot},
     log::{
@@ -144,6 +144,9 @@ pub struct Counters {
     pub offloads_missed: u64,
     /// Puts refused because no memory could be freed.
     pub puts_without_room: u64,
+    /// Puts refused because their tenant has too many objects, or their client too many unfinished
+    /// puts.
+    pub puts_over_count: u64,
     /// Puts that got fewer replicas than requested.
     pub puts_with_fewer_copies: u64,
     /// Unfinished puts displaced by another writer or by the loss of their client.

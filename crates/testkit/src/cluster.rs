@@ -3,7 +3,7 @@
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use mooncake_base::{ByteSize, Clock, Error, ObjectKey, Result, SystemClock};
-use mooncake_master::{Master, MasterConfig, Origin};
+use mooncake_master::{Disk, Master, MasterConfig, Origin, master::start_on, state::Totals};
 use mooncake_proto::v1;
 use mooncake_store_client::{
     Client, ClientConfig, InProcessLink, LinkConfig, MasterLink, PutOptions, PutOutcome, SocketLink,
@@ -27,6 +27,8 @@ pub struct ClusterSettings {
     pub master: MasterConfig,
     /// Whether transfers use TCP even within this process.
     pub is_tcp_forced: bool,
+    /// The disk of the master's log; `None`: as the master's settings say.
+    pub disk: Option<Arc<dyn Disk>>,
 }
 
 impl Default for ClusterSettings {
@@ -36,6 +38,7 @@ impl Default for ClusterSettings {
             segment_bytes: ByteSize::mib(64).bytes(),
             master: MasterConfig::embedded(),
             is_tcp_forced: false,
+            disk: None,
         }
     }
 }
@@ -72,7 +75,11 @@ impl Cluster {
             .enable_all()
             .build()
             .map_err(|source| Error::internal("no runtime").caused_by(source))?;
-        let master = runtime.block_on(mooncake_master::start(settings.master.clone()))?;
+        let config = settings.master.clone();
+        let master = match &settings.disk {
+            None => runtime.block_on(mooncake_master::start(config))?,
+            Some(disk) => runtime.block_on(start_on(config, Arc::clone(disk)))?,
+        };
         let address = master.addresses().rpc;
         let nodes = Vec::with_capacity(settings.nodes);
         let mut cluster = Self { nodes, settings, master: Some(master), address, runtime };
@@ -140,6 +147,14 @@ impl Cluster {
             tamper(&mut response);
             Ok(response)
         }))
+    }
+
+    /// Returns the totals of the pool.
+    ///
+    /// # Panics
+    /// If the master is stopped.
+    pub fn totals(&self) -> Totals {
+        self.master.as_ref().expect("the test did not stop the master").service().totals()
     }
 
     /// Stops the master; the nodes keep running.

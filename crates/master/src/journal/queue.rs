@@ -67,6 +67,11 @@ impl Queue {
         self.batch.next_file = Some((self.batch.cuts.len(), file));
     }
 
+    /// Returns the position behind the last effect.
+    pub(super) fn end(&self) -> u64 {
+        self.end
+    }
+
     /// Returns the bytes that wait to be written.
     pub(super) fn backlog(&self) -> usize {
         self.batch.bytes.len()

@@ -39,13 +39,23 @@ pub(super) struct ClientService {
     sessions: Sessions,
     pending_owners: PendingOwners,
     log: ClientLog,
+    client_ttl: Duration,
+    heartbeat_interval: Duration,
 }
 
 impl ClientService {
     /// `is_recovering`: the log brought back segments, whose owners have not come back yet.
     pub(super) fn new(shared: Arc<SharedState>, is_recovering: bool) -> Self {
         let pending_owners = PendingOwners::new(is_recovering);
-        Self { shared, sessions: Sessions::default(), pending_owners, log: ClientLog::default() }
+        let client_ttl = shared.lock().rules().client_ttl;
+        Self {
+            shared,
+            sessions: Sessions::default(),
+            pending_owners,
+            log: ClientLog::default(),
+            client_ttl,
+            heartbeat_interval: HEARTBEAT_MAX.min(client_ttl / HEARTBEATS_PER_TTL),
+        }
     }
 
     /// Opens the session of a new connection.
@@ -79,19 +89,36 @@ impl ClientService {
         self.pending_owners.add(state.is_recovering(now));
     }
 
-    /// Records that a client calls: one that was suspect is alive again.
+    /// Records that a client calls, which shows that it lives: one that was suspect is alive again.
     pub(super) fn record_call(&self, call: Option<&Call>, origin: &Origin) {
-        if let Some(caller) = call.and_then(Call::caller)
-            && let Some(client) = self.sessions.record_call(&caller.client, origin)
-        {
+        let Some(caller) = call.and_then(Call::caller) else { return };
+        let (shared, interval) = (&self.shared, self.heartbeat_interval);
+        let Some(sign) = self.sessions.record_call(&caller.client, origin, shared.now(), interval)
+        else {
+            return;
+        };
+        if sign.is_reconnected {
             // It was suspect because its last connection had closed.
-            let name = self.sessions.name(client);
+            let name = self.sessions.name(sign.client);
             tracing::info!(client = name, "a client has a connection again");
-            let now = self.shared.now();
-            let mut state = self.shared.lock();
-            state.heartbeat(now, client);
-            self.pending_owners.update(state.is_recovering(now));
         }
+        let now = shared.now();
+        let mut state = shared.lock();
+        state.heartbeat(now, sign.client);
+        if sign.is_reconnected {
+            self.pending_owners.wake(sign.client, state.is_recovering(now));
+        }
+    }
+
+    /// Lets no client expire because of the time since `since`, in which the log kept the master from
+    /// answering.
+    pub(super) fn record_stall(&self, since: Moment) {
+        self.shared.lock().record_stall(since);
+    }
+
+    /// Returns the time without a heartbeat after which a client expires.
+    pub(super) fn client_ttl(&self) -> Duration {
+        self.client_ttl
     }
 
     /// Runs all timers that are due. Returns the latest time of the next call, if a timer is set.
@@ -108,6 +135,12 @@ impl ClientService {
     /// Cancel-safe.
     pub(super) async fn wait_for_owners(&self, call: Option<&Call>) {
         self.pending_owners.wait_for(&self.shared, call).await;
+    }
+
+    /// Returns how many keys calls that wait for owners have looked at.
+    #[cfg(test)]
+    pub(super) fn looks(&self) -> u64 {
+        self.pending_owners.looks()
     }
 
     /// Returns the registered clients, sorted by name.
@@ -143,7 +176,7 @@ impl ClientService {
                 r.log_mark.as_ref().is_some_and(|heard| shared.is_another_master(heard));
             let has_other_log =
                 r.log_mark.as_ref().is_some_and(|heard| shared.has_other_log(heard));
-            let (ttl, registration, is_new) = {
+            let (registration, is_new) = {
                 let mut state = shared.lock();
                 if has_lost {
                     drop_recovered(&mut state, now, &r.name);
@@ -156,7 +189,7 @@ impl ClientService {
                     self.pending_owners.add(state.is_recovering(now));
                 }
                 let registration = state.registration(caller.client);
-                (state.rules().client_ttl, registration, before != registration)
+                (registration, before != registration)
             };
             self.sessions.register(caller.client, &r.name, origin, now);
             tracing::info!(client = r.name, is_new, version = r.version, "a client registered");
@@ -164,8 +197,8 @@ impl ClientService {
                 self.log.other_log(now, &r.name);
             }
             Ok(v1::RegisterResponse {
-                heartbeat_interval_ms: millis(HEARTBEAT_MAX.min(ttl / HEARTBEATS_PER_TTL)).max(1),
-                client_ttl_ms: millis(ttl),
+                heartbeat_interval_ms: millis(self.heartbeat_interval).max(1),
+                client_ttl_ms: millis(self.client_ttl),
                 master: Bytes::copy_from_slice(shared.identity()),
                 version: VERSION.to_owned(),
                 timeline_id: shared.timeline_id(),
@@ -249,7 +282,7 @@ impl ClientService {
                 break is_recovering;
             }
         };
-        self.pending_owners.update(is_recovering);
+        self.pending_owners.wake(caller.client, is_recovering);
         Ok(v1::MountResponse { results })
     }
 

@@ -2,6 +2,7 @@
 
 use std::{
     io,
+    net::SocketAddr,
     pin::Pin,
     sync::Arc,
     task::{Context, Poll},
@@ -74,6 +75,9 @@ impl ServerContext {
     }
 }
 
+/// The address of callers whose connection is that of another process.
+const RELAYED: &str = "relayed";
+
 /// How a connection ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ConnectionEnd {
@@ -93,6 +97,11 @@ pub(super) struct Connection {
     pub(super) origin: Origin,
     /// What is known of how the connection ended.
     end: ConnectionEnd,
+    /// The peer's address; `None` for a Unix socket.
+    peer: Option<SocketAddr>,
+    /// Whether the other end belongs to the process that calls, and not to a proxy: then the end of
+    /// the connection shows that the process closed it or is dead.
+    is_direct: bool,
     /// The master stops.
     stop: CancellationToken,
     _permit: OwnedSemaphorePermit,
@@ -103,17 +112,44 @@ impl Connection {
     pub(super) fn new(
         context: &ServerContext,
         is_local: bool,
+        peer: Option<SocketAddr>,
         permit: OwnedSemaphorePermit,
     ) -> Self {
         let origin = context.service.open_session(is_local);
         let service = context.service.clone();
         let stop = context.stop.clone();
-        Self { service, origin, end: ConnectionEnd::Unknown, stop, _permit: permit }
+        let (end, is_direct) = (ConnectionEnd::Unknown, peer.is_none());
+        Self { service, origin, end, peer, is_direct, stop, _permit: permit }
+    }
+
+    /// Records the address that the caller has at its own end of the connection; empty in all calls
+    /// but the first.
+    pub(super) fn record_caller_address(&mut self, address: &str) {
+        if address.is_empty() {
+            return;
+        }
+        self.is_direct = match self.peer {
+            None => address != RELAYED,
+            Some(peer) => address.parse::<SocketAddr>().is_ok_and(|own| {
+                (own.ip().to_canonical(), own.port()) == (peer.ip().to_canonical(), peer.port())
+            }),
+        };
     }
 
     /// Notes that the master closes the connection because it was idle.
     pub(super) fn end_idle(&mut self) {
         self.end = ConnectionEnd::ByMaster;
+    }
+
+    /// Returns how the connection ends if it ends now.
+    fn end(&self) -> ConnectionEnd {
+        match self.end {
+            // Clients hang up on a master that stops. Calls that it still answers find their objects.
+            _ if self.stop.is_cancelled() => ConnectionEnd::ByMaster,
+            // It may be the end of a proxy, and the process may go on.
+            ConnectionEnd::ByPeer if !self.is_direct => ConnectionEnd::Unknown,
+            end => end,
+        }
     }
 
     /// Records the outcome of reading from the connection.
@@ -130,9 +166,7 @@ impl Connection {
 
 impl Drop for Connection {
     fn drop(&mut self) {
-        // Clients hang up on a master that stops. Calls that it still answers find their objects.
-        let end = if self.stop.is_cancelled() { ConnectionEnd::ByMaster } else { self.end };
-        self.service.close_session(&self.origin, end);
+        self.service.close_session(&self.origin, self.end());
     }
 }
 
@@ -208,5 +242,40 @@ impl AsyncWrite for GrpcStream {
 
     fn is_write_vectored(&self) -> bool {
         self.stream.is_write_vectored()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use mooncake_base::SystemClock;
+
+    use super::*;
+    use crate::state::Rules;
+
+    /// Returns how a connection ends whose peer closes it after its caller has said that address.
+    fn end_of(peer: Option<&str>, said: &str) -> ConnectionEnd {
+        let service = Arc::new(Service::new(Rules::default(), SystemClock::shared()));
+        let context = ServerContext::for_tests(service, 0);
+        let permit = context.permits.clone().try_acquire_owned().unwrap();
+        let peer = peer.map(|peer| peer.parse().unwrap());
+        let mut connection = Connection::new(&context, false, peer, permit);
+        connection.record_caller_address(said);
+        connection.record_caller_address("");
+        connection.record_read(&Ok(0));
+        connection.end()
+    }
+
+    #[test]
+    fn only_end_of_direct_connection_is_end_of_process() {
+        let (direct, relayed) = (ConnectionEnd::ByPeer, ConnectionEnd::Unknown);
+        assert_eq!(end_of(Some("10.0.0.1:5"), "10.0.0.1:5"), direct);
+        assert_eq!(end_of(Some("[::ffff:10.0.0.1]:5"), "10.0.0.1:5"), direct);
+        assert_eq!(end_of(Some("10.0.0.9:5"), "10.0.0.1:5"), relayed, "a proxy is between");
+        assert_eq!(end_of(Some("10.0.0.1:6"), "10.0.0.1:5"), relayed, "one on the same host");
+        assert_eq!(end_of(Some("10.0.0.1:5"), ""), relayed, "an earlier client");
+        assert_eq!(end_of(Some("10.0.0.1:5"), RELAYED), relayed);
+        assert_eq!(end_of(None, "unix"), direct);
+        assert_eq!(end_of(None, ""), direct);
+        assert_eq!(end_of(None, RELAYED), relayed, "a daemon of the host");
     }
 }

@@ -242,18 +242,21 @@ mod tests {
             failed_items: vec![0, 0],
             failed_replicas: vec![5, 6],
             keys: None,
+            late_items: vec![1],
+            late_replicas: vec![7],
         };
         let found = put_refs(Some(&columns)).unwrap();
         let shown: Vec<_> = found
             .iter()
             .map(|put| (put.key, put.version, put.checksum, put.failed_replicas))
             .collect();
+        assert_eq!([found[0].late_replicas, found[1].late_replicas], [&[][..], &[7]]);
         assert_eq!(shown, [(&b""[..], 3, None, &[5, 6][..]), (b"", 4, Some(9), &[])]);
         let with_keys = v1::PutRefColumns { keys: keys(), ..columns.clone() };
         let found = put_refs(Some(&with_keys)).unwrap();
         assert_eq!([found[0].key, found[1].key], [&b"a"[..], b"bc"]);
         type Break = fn(&mut v1::PutRefColumns);
-        let breaks: [Break; 5] = [
+        let breaks: [Break; 7] = [
             |columns| {
                 columns.keys = Some(v1::KeyColumn { lengths: vec![1], bytes: vec![9].into() })
             },
@@ -261,6 +264,8 @@ mod tests {
             |columns| columns.failed_items = vec![0, 2],
             |columns| columns.failed_items = vec![1, 0],
             |columns| columns.failed_replicas.truncate(1),
+            |columns| columns.late_items = vec![2],
+            |columns| columns.late_replicas.clear(),
         ];
         for (number, spoil) in breaks.iter().enumerate() {
             let mut columns = columns.clone();

@@ -117,6 +117,7 @@ impl GrpcService {
         let origin = request.extensions().get::<Origin>().cloned();
         let origin = origin.unwrap_or_else(|| self.service.open_session(false));
         let call = Some(wrap(request.into_inner()));
+        self.service.record_arrival(call.as_ref(), &origin);
         self.service.wait_for_owners(call.as_ref()).await;
         let permit = self.admission.admit(call.as_ref()).await.map_err(|error| status(&error))?;
         let request = v1::Request { call, ..Default::default() };

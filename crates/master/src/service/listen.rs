@@ -61,7 +61,7 @@ pub async fn serve_tcp(listener: TcpListener, context: ServerContext) {
             continue;
         };
         set_socket_options(&stream, context.is_nodelay);
-        let connection = Connection::new(&context, is_local(&stream, peer), permit);
+        let connection = Connection::new(&context, is_local(&stream, peer), Some(peer), permit);
         let (to_grpc, inner) = (to_grpc.clone(), context.clone());
         context.spawn(async move { route(stream, connection, inner, to_grpc).await });
     }
@@ -81,7 +81,7 @@ pub async fn serve_unix(listener: UnixListener, context: ServerContext) {
             log_refusal(&"the Unix socket");
             continue;
         };
-        let connection = Connection::new(&context, true, permit);
+        let connection = Connection::new(&context, true, None, permit);
         let inner = context.clone();
         context.spawn(native::serve_local(stream, connection, inner));
     }

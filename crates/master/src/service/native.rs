@@ -269,10 +269,11 @@ impl<S: AsyncRead + AsyncWrite + Unpin> ConnectionDriver<S> {
 
     /// Answers a call. Returns `None` if the master stops while the call waits to begin: its client
     /// makes it again, at the next master.
-    async fn answer(&self, request: v1::Request) -> Option<v1::Response> {
+    async fn answer(&mut self, request: v1::Request) -> Option<v1::Response> {
+        self.connection.record_caller_address(&request.caller_address);
         let waited = tokio::select! {
             biased;
-            waited = self.context.service.wait_before(&request) => waited,
+            waited = self.context.service.wait_before(&request, &self.connection.origin) => waited,
             () = self.context.stop.cancelled() => return None,
         };
         if let Err(error) = waited {

@@ -231,6 +231,7 @@ impl ObjectService {
         self.shared.for_each_slice(&puts, |state, puts| {
             for put in puts {
                 let failed_replicas = replicas(put.failed_replicas);
+                let late = replicas(put.late_replicas);
                 let put = PutRef {
                     key: put.key,
                     version: Version(put.version),
@@ -239,7 +240,7 @@ impl ObjectService {
                 };
                 let client = caller.client;
                 let ended = match op {
-                    Op::PutEnd => state.puts().put_end(now, client, &tenant, put),
+                    Op::PutEnd => state.puts().put_end_late(now, client, &tenant, put, &late),
                     _ => state.puts().put_revoke(now, client, &tenant, put),
                 };
                 push_done(&mut reply, ended);

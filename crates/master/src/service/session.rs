@@ -39,11 +39,29 @@ impl Origin {
 #[derive(Debug)]
 struct Session {
     number: u64,
-    /// The client that called last, and the generation of [`Sessions`] then. A connection usually has
-    /// one client, so that its calls need no lock that other connections share.
-    last_caller: Mutex<Option<(ClientId, u64)>>,
+    /// The client that called last. A connection usually has one client, so that its calls need no
+    /// lock that other connections share.
+    last_caller: Mutex<Option<LastCaller>>,
     /// The clients that called over this connection; `None` once it is closed.
     clients: Mutex<Option<FxHashSet<ClientId>>>,
+}
+
+/// The client that called last over a connection.
+#[derive(Debug, Clone, Copy)]
+struct LastCaller {
+    client: ClientId,
+    /// The generation of [`Sessions`] at its first call.
+    generation: u64,
+    /// When the state heard of it over this connection.
+    reported: Moment,
+}
+
+/// A client that called, and of which the state has to be told.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct SignOfLife {
+    pub(super) client: ClientId,
+    /// Whether it had no other connection.
+    pub(super) is_reconnected: bool,
 }
 
 /// A client that has registered and not unregistered.
@@ -114,25 +132,45 @@ impl Sessions {
     }
 
     /// Records the connection over which a client calls. Returns the client if it had no other
-    /// connection, and is alive again.
-    pub(super) fn record_call(&self, client: &[u8], origin: &Origin) -> Option<ClientId> {
+    /// connection, or if the last call that was returned is `interval` ago: any call shows that the
+    /// client lives.
+    pub(super) fn record_call(
+        &self,
+        client: &[u8],
+        origin: &Origin,
+        now: Moment,
+        interval: Duration,
+    ) -> Option<SignOfLife> {
         let session = origin.session.as_ref()?;
         let client = ClientId::from_bytes(client)?;
-        let caller = (client, self.generation.load(Ordering::Relaxed));
-        if session.last_caller.lock().replace(caller) == Some(caller) {
-            return None;
+        let generation = self.generation.load(Ordering::Relaxed);
+        let is_known = {
+            let mut last = session.last_caller.lock();
+            let known = last.filter(|last| (last.client, last.generation) == (client, generation));
+            if known.is_some_and(|known| now.since(known.reported) < interval) {
+                return None;
+            }
+            *last = Some(LastCaller { client, generation, reported: now });
+            known.is_some()
+        };
+        if is_known {
+            // A call that is executed after its connection closed may be that of a dead process.
+            let is_open = session.clients.lock().is_some();
+            return is_open.then_some(SignOfLife { client, is_reconnected: false });
         }
-        self.add_connection(client, session).then_some(client)
+        let is_reconnected = self.add_connection(client, session)?;
+        Some(SignOfLife { client, is_reconnected })
     }
 
-    /// Adds a connection to those of a registered client. Returns whether it is the only one.
-    fn add_connection(&self, client: ClientId, session: &Session) -> bool {
+    /// Adds a connection to those of a registered client. Returns whether it is the only one; `None`
+    /// if the connection is closed or the client is not registered.
+    fn add_connection(&self, client: ClientId, session: &Session) -> Option<bool> {
         let mut clients = session.clients.lock();
-        let Some(clients) = clients.as_mut() else { return false };
+        let clients = clients.as_mut()?;
         let mut registered = self.clients.lock();
-        let Some(known) = registered.get_mut(&client) else { return false };
+        let known = registered.get_mut(&client)?;
         clients.insert(client);
-        known.sessions.insert(session.number) && known.sessions.len() == 1
+        Some(known.sessions.insert(session.number) && known.sessions.len() == 1)
     }
 
     /// Returns whether the client has an open connection.
@@ -193,8 +231,29 @@ impl Sessions {
 mod tests {
     use super::*;
 
+    const INTERVAL: Duration = Duration::from_secs(1);
+
+    /// Returns the client if it had no other connection.
     fn call(sessions: &Sessions, client: ClientId, origin: &Origin) -> Option<ClientId> {
-        sessions.record_call(&client.to_bytes(), origin)
+        let sign = sessions.record_call(&client.to_bytes(), origin, Moment::default(), INTERVAL);
+        sign.filter(|sign| sign.is_reconnected).map(|sign| sign.client)
+    }
+
+    #[test]
+    fn any_call_is_a_sign_of_life_once_per_interval() {
+        let sessions = Sessions::default();
+        let client = ClientId::random();
+        let origin = sessions.open(false);
+        let call_at = |seconds| {
+            let now = Moment::default() + INTERVAL * seconds;
+            sessions.record_call(&client.to_bytes(), &origin, now, INTERVAL)
+        };
+        assert_eq!(call_at(0), None, "not registered yet");
+        sessions.register(client, "a:1", &origin, Moment::default());
+        let sign = Some(SignOfLife { client, is_reconnected: false });
+        assert_eq!([1, 1, 2, 2].map(call_at), [sign, None, sign, None]);
+        sessions.close(&origin);
+        assert_eq!(call_at(3), None, "its process may be dead");
     }
 
     #[test]

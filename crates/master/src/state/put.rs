@@ -299,6 +299,7 @@ impl PutCalls<'_> {
         } else if let Some(version) = put.if_version {
             return Err(other_version(put.key.as_bytes(), version, None));
         }
+        self.check_counts(put_owner, existing.is_none(), put.key)?;
         // The value of an unreachable object stays until the new one is published: if the put fails
         // and a holder comes back, it is readable again.
         let is_replacing =
@@ -414,13 +415,30 @@ impl PutCalls<'_> {
         tenant: &TenantId,
         put: PutRef<'_>,
     ) -> Result<()> {
+        self.put_end_late(now, client, tenant, put, &[])
+    }
+
+    /// Publishes the written value like [`put_end`](Self::put_end). Replicas in `late` are kept, but
+    /// bytes of an earlier attempt may still arrive there: their memory is not reused before that is
+    /// over.
+    ///
+    /// # Errors
+    /// The errors of [`put_end`](Self::put_end).
+    pub fn put_end_late(
+        &mut self,
+        now: Moment,
+        client: ClientId,
+        tenant: &TenantId,
+        put: PutRef<'_>,
+        late: &[ReplicaId],
+    ) -> Result<()> {
         let (slot, number) = match self.find_write(now, client, tenant, &put) {
             Ok(found) => found,
             Err(_) if self.is_published(now, tenant, &put) => return Ok(()),
             Err(error) => return Err(error),
         };
         let mut write = self.remove_write(slot, number);
-        self.drop_failed_copies(now, &mut write, put.failed_replicas);
+        let failed = self.drop_failed_copies(now, &mut write, put.failed_replicas);
         if write.replicas.is_empty() {
             self.log_put_dropped(write.version);
             let error = Error::new(ErrorCode::REPLICA_IS_GONE, "no copy of the object is left")
@@ -434,20 +452,25 @@ impl PutCalls<'_> {
             self.inventory.catalog.remove_if_empty(slot);
             return Err(error);
         }
+        let late_until = self.late_until(now, &write, late);
         let is_late = !write.is_replacing && self.inventory.drop_lost_replicas(slot);
         let if_version = write.terms.as_ref().and_then(|terms| terms.if_version);
         if let Err(error) = self.check_version(slot, if_version.map(Version)) {
             self.log_put_dropped(write.version);
-            self.release_put_memory(now, &write, Timestamp::default());
+            self.release_put_memory(now, &write, late_until);
             self.inventory.catalog.remove_if_empty(slot);
             return Err(error);
         }
         if is_late {
             self.log_put_dropped(write.version);
-            self.release_put_memory(now, &write, Timestamp::default());
+            self.release_put_memory(now, &write, late_until);
             return Ok(());
         }
-        self.publish(now, slot, write, &put);
+        self.publish(now, slot, write, (&put, &failed));
+        if late_until > now.into() {
+            let object = self.inventory.catalog.objects.at_mut(slot);
+            object.protection.extend_fence(late_until.moment());
+        }
         Ok(())
     }
 
@@ -526,6 +549,34 @@ impl PutCalls<'_> {
             version: Version(write.version),
             places: self.inventory.pool.places(write.version, write.length, write.replicas.iter()),
         })
+    }
+
+    /// Checks that the put exceeds neither the objects of its tenant nor the unfinished puts of its
+    /// client: each takes memory of the master, however few bytes it has.
+    fn check_counts(&mut self, owner: &PutOwner, is_new: bool, key: KeyRef<'_>) -> Result<()> {
+        let rules = &self.inventory.rules;
+        let objects = self.inventory.catalog.objects.count_of(owner.tenant);
+        let (code, text, limit, option) =
+            if self.writes.count_of(owner.client) >= rules.unfinished_puts_per_client_max {
+                (
+                    ErrorCode::NO_AVAILABLE_HANDLE,
+                    "the client has too many unfinished puts",
+                    rules.unfinished_puts_per_client_max,
+                    "max_unfinished_puts_per_client",
+                )
+            } else if is_new && objects >= rules.objects_per_tenant_max {
+                (
+                    ErrorCode::TENANT_QUOTA_EXCEEDED,
+                    "the tenant has too many objects",
+                    rules.objects_per_tenant_max,
+                    "max_objects_per_tenant",
+                )
+            } else {
+                return Ok(());
+            };
+        self.inventory.log.counters.puts_over_count += 1;
+        let error = Error::new(code, text).with("key", key);
+        Err(error.with("limit", limit).with("option", format_args!("--{option}")))
     }
 
     /// Checks that the object has the version that a put replaces.

@@ -63,7 +63,13 @@ impl MaxGranted {
     }
 
     /// Records a larger bound in the log before a fence needs it. Returns whether it did.
-    fn raise(&mut self, now: Moment, fence: Duration, rules: &Rules, log: &mut Log) -> bool {
+    pub(in crate::state) fn raise(
+        &mut self,
+        now: Moment,
+        fence: Duration,
+        rules: &Rules,
+        log: &mut Log,
+    ) -> bool {
         let needed = rules.fence_max().min(fence * 2);
         if needed > BOUND_MIN {
             self.raised_until = self.raised_until.max(now + fence + BOUND_KEPT);

@@ -52,6 +52,10 @@ pub struct Rules {
     pub is_multi_tenant: bool,
     /// Maximum number of mounted segments of a client.
     pub segments_per_client_max: usize,
+    /// Maximum number of objects of a tenant, unfinished ones included.
+    pub objects_per_tenant_max: u64,
+    /// Maximum number of unfinished puts of a client.
+    pub unfinished_puts_per_client_max: u64,
     /// When the machine was booted, since 1970. The log has the expiry of objects in this time, so
     /// that they also expire after a restart on another machine.
     pub booted: Duration,
@@ -108,6 +112,8 @@ impl Default for Rules {
             // A client lends a few large segments. The limit bounds the work of one mount message,
             // and of the expiry of one client, to some milliseconds.
             segments_per_client_max: 1024,
+            objects_per_tenant_max: 100_000_000,
+            unfinished_puts_per_client_max: 1_000_000,
             booted: Duration::ZERO,
         }
     }

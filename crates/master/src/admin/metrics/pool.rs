@@ -128,6 +128,11 @@ fn objects(out: &mut Exposition, service: &Service, totals: &Totals) {
         ("evicted_bytes_total", "Bytes evicted.", c.evicted_bytes),
         ("puts_without_memory_total", "Puts refused for lack of memory.", c.puts_without_room),
         (
+            "puts_over_count_total",
+            "Puts refused because of --max_objects_per_tenant or --max_unfinished_puts_per_client.",
+            c.puts_over_count,
+        ),
+        (
             "puts_with_fewer_copies_total",
             "Puts that got fewer copies than requested.",
             c.puts_with_fewer_copies,

@@ -40,7 +40,7 @@ fn context(dedicated_threads: usize) -> ServerContext {
 async fn connect(context: &ServerContext) -> Served {
     let (near, far) = UnixStream::pair().unwrap();
     let permit = context.permits.clone().try_acquire_owned().unwrap();
-    let connection = super::super::connection::Connection::new(context, true, permit);
+    let connection = super::super::connection::Connection::new(context, true, None, permit);
     context.spawn(serve_local(far, connection, context.clone()));
     let mut served = Served { stream: near, input: BytesMut::new(), context: context.clone() };
     served.stream.write_all(&native_frame::client_greeting()).await.unwrap();

@@ -89,7 +89,7 @@ fn batch_behaves_like_single_items() {
         // The only replica fails, and with it the object.
         failed_items: vec![2],
         failed_replicas: vec![columns.places.as_ref().unwrap().replicas[2]],
-        keys: None,
+        ..v1::PutRefColumns::default()
     };
     let ended = end(&service, id, written);
     let failed: Vec<_> = ended.failures.iter().map(|failure| failure.item).collect();
@@ -166,6 +166,8 @@ pub(super) fn any_call(id: ClientId) -> impl Strategy<Value = Call> {
         |(versions, summed, failed_items, failed_replicas)| v1::PutRefColumns {
             checksums: Some(v1::ChecksumColumn { items: summed, checksums: versions.clone() }),
             versions,
+            late_items: failed_items.clone(),
+            late_replicas: failed_replicas.clone(),
             failed_items,
             failed_replicas,
             keys: None,

@@ -105,7 +105,52 @@ pub enum RecoveryScope<'a> {
     All,
 }
 
+/// The first object of a call whose owner has not come back.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct AwaitedOwner {
+    /// The number of its key.
+    pub key: usize,
+    /// The owner; `None` if it is not known which one is missing.
+    pub client: Option<ClientId>,
+    /// The deadline of the wait.
+    pub until: Moment,
+}
+
 impl Inventory {
+    /// Returns the first of the keys for whose owner a call waits; `None` if it need not wait.
+    pub(in crate::state) fn awaited_owner(
+        &self,
+        now: Moment,
+        tenant: &TenantId,
+        keys: &[&[u8]],
+    ) -> Option<AwaitedOwner> {
+        let restart_wait = self.restart_grace(now);
+        let doubt = restart_wait.filter(|_| self.recovery.is_doubtful);
+        let pause_wait = self.pause_grace(now);
+        if restart_wait.is_none() && pause_wait.is_none() {
+            return None;
+        }
+        let objects = &self.catalog.objects;
+        let tenant = objects.tenant_index(tenant)?;
+        keys.iter().enumerate().find_map(|(key, name)| {
+            let slot = objects.find(tenant, name)?;
+            let restart_wait = restart_wait.filter(|_| self.is_unclaimed(slot));
+            let pause_wait = pause_wait.filter(|_| self.is_unreachable(slot));
+            let until = restart_wait.or(doubt).or(pause_wait)?;
+            let copies = objects.at(slot).replicas.iter();
+            let missing = copies
+                .map(|copy| self.pool.segments.at(copy.segment))
+                .find(|segment| segment.is_mounted() && !segment.is_readable());
+            Some(AwaitedOwner { key, client: missing.map(|segment| segment.client), until })
+        })
+    }
+
+    /// Returns until when calls may wait for owners after a restart.
+    fn restart_grace(&self, now: Moment) -> Option<Moment> {
+        let is_over = self.recovery.segments == 0 && !self.recovery.is_doubtful;
+        (!is_over && !self.recovery.grace.has_passed(now)).then_some(self.recovery.grace)
+    }
+
     /// Returns the deadline of the call's wait for owners that have not come back; `None` if it
     /// need not wait.
     pub(in crate::state) fn recovery_wait(
@@ -113,55 +158,19 @@ impl Inventory {
         now: Moment,
         awaited: &RecoveryScope<'_>,
     ) -> Option<Moment> {
-        let return_wait = || match awaited {
-            RecoveryScope::Space => self.recovery.return_wait(now, &self.pool),
-            RecoveryScope::Keys(..) | RecoveryScope::All => None,
-        };
-        self.restart_wait(now, awaited)
-            .or_else(|| self.pause_wait(now, awaited))
-            .or_else(return_wait)
-    }
-
-    fn restart_wait(&self, now: Moment, awaited: &RecoveryScope<'_>) -> Option<Moment> {
-        let is_over = self.recovery.segments == 0 && !self.recovery.is_doubtful;
-        if is_over || self.recovery.grace.has_passed(now) {
-            return None;
-        }
-        let is_doubtful = self.recovery.is_doubtful;
-        let awaits = match awaited {
-            RecoveryScope::All => true,
-            RecoveryScope::Space => self.pool.segments.open().is_empty(),
+        let has_no_room = || self.pool.segments.open().is_empty();
+        match awaited {
             RecoveryScope::Keys(tenant, keys) => {
-                self.any_object(tenant, keys, |slot| is_doubtful || self.is_unclaimed(slot))
+                self.awaited_owner(now, tenant, keys).map(|owner| owner.until)
             }
-        };
-        awaits.then_some(self.recovery.grace)
-    }
-
-    /// Returns the end of the call's wait for clients that hung up during a pause of the master.
-    fn pause_wait(&self, now: Moment, awaited: &RecoveryScope<'_>) -> Option<Moment> {
-        let until = self.pause_grace(now)?;
-        let awaits = match awaited {
             // Lists show the objects of suspect clients, too.
-            RecoveryScope::All => false,
-            RecoveryScope::Space => self.pool.segments.open().is_empty(),
-            RecoveryScope::Keys(tenant, keys) => {
-                self.any_object(tenant, keys, |slot| self.is_unreachable(slot))
-            }
-        };
-        awaits.then_some(until)
-    }
-
-    /// Returns whether the condition holds for an object of one of the keys.
-    fn any_object(
-        &self,
-        tenant: &TenantId,
-        keys: &[&[u8]],
-        condition: impl Fn(ObjectSlot) -> bool,
-    ) -> bool {
-        self.catalog.objects.tenant_index(tenant).is_some_and(|tenant| {
-            keys.iter().any(|key| self.catalog.objects.find(tenant, key).is_some_and(&condition))
-        })
+            RecoveryScope::All => self.restart_grace(now),
+            RecoveryScope::Space => self
+                .restart_grace(now)
+                .filter(|_| has_no_room())
+                .or_else(|| self.pause_grace(now).filter(|_| has_no_room()))
+                .or_else(|| self.recovery.return_wait(now, &self.pool)),
+        }
     }
 
     /// Returns until when calls may wait for suspect clients; `None` if there are none, or if the

@@ -10,7 +10,7 @@ use crate::state::{
     catalog::{
         Catalog,
         annotations::Annotation,
-        object::{Flags, NO_WRITE},
+        object::{Flags, NO_WRITE, Replica},
     },
     ids::{ObjectSlot, WriteSlot},
     inventory::Inventory,
@@ -149,34 +149,59 @@ impl PutCalls<'_> {
         write
     }
 
-    /// Drops the replicas that failed and quarantines their memory.
+    /// Returns until when bytes may still arrive at replicas of the put, of which the writer names
+    /// those. A restart before then quarantines the memory, too.
+    pub(super) fn late_until(
+        &mut self,
+        now: Moment,
+        write: &Write,
+        late: &[ReplicaId],
+    ) -> Timestamp {
+        let is_late = |replica: &Replica| replica.is_in(late, write.version);
+        if late.is_empty() || !write.replicas.iter().any(is_late) {
+            return Timestamp::default();
+        }
+        let until = write.started + self.inventory.rules.write_end();
+        let Inventory { max_granted, rules, log, .. } = &mut *self.inventory;
+        if max_granted.raise(now, until.left(now), rules, log) {
+            self.inventory.pool.unsynced.is_sync_wanted = true;
+        }
+        until.into()
+    }
+
+    /// Drops the replicas that failed and quarantines their memory. Returns their ordinals.
     pub(super) fn drop_failed_copies(
         &mut self,
         now: Moment,
         write: &mut Write,
         failed: &[ReplicaId],
-    ) {
+    ) -> Vec<u8> {
+        let mut dropped = Vec::new();
         if failed.is_empty() {
-            return;
+            return dropped;
         }
         let until = (write.started + self.inventory.rules.write_end()).into();
         write.replicas.retain(|replica| {
-            let is_kept = !failed.contains(&replica.id(write.version));
+            let is_kept = !replica.is_in(failed, write.version);
             if !is_kept {
+                // The replicas of a put have the lowest ordinals.
+                dropped.extend(u8::try_from(replica.ordinal));
                 self.inventory.catalog.tenants.uncharge(write.tenant, write.length);
                 self.inventory.release(now, *replica, until);
             }
             is_kept
         });
+        dropped
     }
 
-    /// Publishes the value of a put in place of the earlier one.
+    /// Publishes the value of a put in place of the earlier one. `failed` are the ordinals of its
+    /// replicas that were dropped.
     pub(super) fn publish(
         &mut self,
         now: Moment,
         slot: ObjectSlot,
         write: Write,
-        put: &PutRef<'_>,
+        (put, failed): (&PutRef<'_>, &[u8]),
     ) {
         let checksum = put.checksum;
         let pin = match write.soft_pin {
@@ -193,7 +218,7 @@ impl PutCalls<'_> {
             let Inventory { log, catalog, rules, .. } = &mut *self.inventory;
             log.annotate(&catalog.objects, rules, (slot, write.version), annotation);
         }
-        self.log_put_published(write.version, put, pin);
+        self.log_put_published(write.version, failed, checksum, pin);
         if write.is_hard_pinned {
             for replica in write.replicas.iter() {
                 self.inventory.pool.add_hard_pin(replica);

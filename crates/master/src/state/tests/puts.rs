@@ -1,6 +1,9 @@
 //! Puts: start, end, revoke, displacement, upsert, eviction.
 
-use super::*;
+use super::{
+    recovery::{self, Log},
+    *,
+};
 
 #[test]
 fn put_is_visible_after_end_and_keeps_first_value() {
@@ -433,4 +436,62 @@ fn oversized_object_error_names_both_sizes() {
     }
     assert_eq!(pool.probe("small"), ObjectState::Complete, "nothing is evicted without need");
     pool.start(A, "k", 4 * MIB).unwrap();
+}
+
+#[test]
+fn memory_with_late_bytes_is_not_reused_before_they_are_out_of_date() {
+    for restarts in [false, true] {
+        let mut pool = Pool::new(4);
+        let mut log = Log::begin(&mut pool);
+        let started = pool.start(A, "k", 4 * MIB).unwrap();
+        pool.wait(5);
+        let put =
+            PutRef { key: b"k", version: started.version, failed_replicas: &[], checksum: Some(7) };
+        let late = [started.places[0].replica];
+        pool.state.puts().put_end_late(pool.now, A, &pool.tenant, put, &late).unwrap();
+        assert_eq!(pool.locate("k", false, false).unwrap().places.len(), 1, "it is readable");
+        log.check(&mut pool);
+        let begun = pool.now;
+        if restarts {
+            pool.state = log.restart(pool.now, &Rules::default());
+            pool.state.register(pool.now, A, "host-a:1").unwrap();
+            pool.state.register(pool.now, B, "host-b:1").unwrap();
+            pool.state.resume(A, &spec(A, 1, 1, 4)).unwrap();
+        }
+        pool.remove("k", true).unwrap();
+        while pool.start(A, "next", 4 * MIB).is_err() {
+            pool.wait(1);
+        }
+        let rested = pool.now.since(begun);
+        let needed = Rules::default().write_end() - Duration::from_secs(5);
+        assert!(rested >= needed, "restarted: {restarts}, after {rested:?}");
+    }
+}
+
+#[test]
+fn objects_and_unfinished_puts_are_bounded_by_number() {
+    let rules =
+        Rules { objects_per_tenant_max: 5, unfinished_puts_per_client_max: 2, ..Rules::default() };
+    let mut pool = Pool::with(rules, 4);
+    let started = ["a", "b"].map(|key| pool.start(A, key, 8).unwrap());
+    let error = fails(pool.start(A, "c", 8), ErrorCode::NO_AVAILABLE_HANDLE);
+    assert!(
+        error.to_string().contains("limit=2 option=--max_unfinished_puts_per_client"),
+        "{error}"
+    );
+    let other = pool.start(B, "c", 8).unwrap();
+    pool.end(B, "c", &other).unwrap();
+    pool.end(A, "a", &started[0]).unwrap();
+    pool.revoke(A, "b", &started[1]).unwrap();
+    for key in ["b", "d", "e"] {
+        pool.put(key, 8).unwrap();
+    }
+    let error = fails(pool.put("f", 8), ErrorCode::TENANT_QUOTA_EXCEEDED);
+    assert!(error.to_string().contains("limit=5 option=--max_objects_per_tenant"), "{error}");
+    pool.upsert("e", 16).unwrap();
+    pool.remove("e", true).unwrap();
+    pool.put("f", 8).unwrap();
+    assert_eq!(pool.state.totals().counters.puts_over_count, 2);
+    let mut pool = recovery::restarted(&mut pool);
+    fails(pool.put("g", 8), ErrorCode::TENANT_QUOTA_EXCEEDED);
 }
