@@ -12,6 +12,10 @@ pub struct Request {
     /// The client waits for no call with a smaller number. 0: unknown.
     #[prost(uint64, tag = "103")]
     pub answered_below: u64,
+    /// Only in the first call over a connection: the address of the caller's own end of it, "unix" for a
+    /// Unix socket. If it is the address that the master sees, the end of the connection is the end of
+    /// the caller's process, and not that of a proxy. "relayed": the connection is that of a process
+    /// which passes on the calls of others.
     #[prost(string, tag = "104")]
     pub caller_address: ::prost::alloc::string::String,
     #[prost(
@@ -556,6 +560,9 @@ pub struct PutRefColumns {
     /// of a put whose value is the present one of its key succeeds again.
     #[prost(message, optional, tag = "6")]
     pub keys: ::core::option::Option<KeyColumn>,
+    /// Only for PutEnd: copies that were written and that the objects keep, at which bytes of an earlier
+    /// attempt may still arrive, and the numbers of their items in non-descending order. Their memory is
+    /// not reused while such bytes may arrive.
     #[prost(fixed32, repeated, tag = "7")]
     pub late_items: ::prost::alloc::vec::Vec<u32>,
     #[prost(fixed64, repeated, tag = "8")]
