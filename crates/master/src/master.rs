@@ -163,13 +163,7 @@ async fn start_in(
         metadata: metadata.as_ref().map(local_addr_of).transpose()?,
         events: events.as_ref().map(local_addr_of).transpose()?,
     };
-    let service = match directory {
-        None => open_service(&config, clock).await?,
-        Some(directory) => {
-            let opened = Journal::open(directory, config.log_sync)?;
-            Arc::new(Service::from_log(config.rules(), clock, opened).0)
-        }
-    };
+    let service = open_service(&config, clock, directory).await?;
     if config.is_multi_tenant {
         service.load_quota_file(&config.tenant_policy)?;
     }
@@ -238,8 +232,16 @@ fn server_context(config: &MasterConfig, master: &Master, unix_name: Arc<str>) -
 }
 
 /// Creates the service, from the log if the configuration has one.
-async fn open_service(config: &MasterConfig, clock: Arc<dyn Clock>) -> Result<Arc<Service>> {
+async fn open_service(
+    config: &MasterConfig,
+    clock: Arc<dyn Clock>,
+    directory: Option<Directory>,
+) -> Result<Arc<Service>> {
     let rules = config.rules();
+    if let Some(directory) = directory {
+        let opened = Journal::open(directory, config.log_sync)?;
+        return Ok(Arc::new(Service::from_log(rules, clock, opened).0));
+    }
     let Some((path, is_asked_for)) = config.state_path() else {
         return Ok(Arc::new(Service::new(rules, clock)));
     };

@@ -354,6 +354,6 @@ impl TaskCalls<'_> {
     /// Advances the number of the next replica that a task makes, as after that many replicas.
     pub fn skip_replica_ordinals(&mut self, count: u16) {
         let next = self.tasks.next_ordinal();
-        self.tasks.resume_ordinals(next.wrapping_add(count));
+        self.tasks.resume_ordinals(next.wrapping_add(count.into()));
     }
 }

@@ -273,7 +273,7 @@ impl TaskCalls<'_> {
         let failed = |replica: ReplicaId| end.failed_replicas.contains(&replica);
         let bytes = (0..=WHY_BYTES_MAX).rev().find(|&at| end.why.is_char_boundary(at));
         let why = &end.why[..bytes.unwrap_or_default()];
-        self.end_attempt(now, end.id, why, &failed, until.into(), Some(client));
+        self.end_attempt(now, end.id, why, &failed, (until.into(), Some(client)));
         self.advance_jobs(now);
         Ok(())
     }
@@ -403,8 +403,7 @@ impl TaskCalls<'_> {
                         id,
                         "the client expired or unregistered",
                         &|_| true,
-                        until,
-                        None,
+                        (until, None),
                     );
                 }
                 None => {

@@ -11,7 +11,7 @@ use std::{
 
 use mooncake_base::sync::{Mutex, RwLock};
 use mooncake_base::{Clock, Endpoint, EngineId, Error, Moment, Result, SystemClock};
-use mooncake_os::{fork, rlimit};
+use mooncake_os::fork;
 
 use super::{
     Engine, Inner, descriptor_template::DescriptorTemplate, listen::Listeners, rdma::Rdma,
@@ -53,8 +53,6 @@ impl Engine {
     /// has another live engine under that name. Nothing is left behind then.
     pub fn start(config: EngineConfig, runtime: tokio::runtime::Handle) -> Result<Self> {
         config.check()?;
-        // An engine of a large pool has connections to thousands of peers.
-        rlimit::raise();
         let generation = fork::generation();
         let metadata = metadata::open(&config.metadata, metadata_settings(&config))?;
         let Listeners { host, rpc, data } = Listeners::bind(&config)?;
@@ -121,9 +119,7 @@ impl Engine {
         });
         let engine = Self { inner };
         engine.inner.publish()?;
-        engine.report_on(&runtime);
-        engine.republish_on(&runtime);
-        engine.close_idle_on(&runtime);
+        engine.start_tasks(&runtime);
         Ok(engine)
     }
 

@@ -25,9 +25,16 @@ const IDLE_INTERVAL: Duration = Duration::from_secs(30);
 const TARGET: &str = "mooncake::metric";
 
 impl Engine {
+    /// Starts the tasks of the engine.
+    pub(super) fn start_tasks(&self, runtime: &Handle) {
+        self.report_on(runtime);
+        self.republish_on(runtime);
+        self.close_idle_on(runtime);
+    }
+
     /// Starts the task that logs transfer statistics at an interval, if enabled. Idle intervals log
     /// nothing.
-    pub(super) fn report_on(&self, runtime: &Handle) {
+    fn report_on(&self, runtime: &Handle) {
         let Some(interval) = self.inner.config.report_interval else { return };
         let engine = Arc::downgrade(&self.inner);
         let name = self.segment_name().to_owned();
@@ -50,7 +57,7 @@ impl Engine {
 
     /// Starts the task that publishes changes of RDMA devices on the metadata server. Peers that ask the
     /// engine itself always get the current state.
-    pub(super) fn republish_on(&self, runtime: &Handle) {
+    fn republish_on(&self, runtime: &Handle) {
         if self.inner.config.is_p2p() || self.inner.config.is_unpublished {
             return;
         }
@@ -76,7 +83,7 @@ impl Engine {
     }
 
     /// Starts the task that closes connections which were not used for a while.
-    pub(super) fn close_idle_on(&self, runtime: &Handle) {
+    fn close_idle_on(&self, runtime: &Handle) {
         let engine = Arc::downgrade(&self.inner);
         let task = runtime.spawn(async move {
             loop {

@@ -385,8 +385,7 @@ impl TaskCalls<'_> {
         id: TaskId,
         why: &str,
         failed: &dyn Fn(ReplicaId) -> bool,
-        until: Timestamp,
-        reporter: Option<ClientId>,
+        (until, reporter): (Timestamp, Option<ClientId>),
     ) {
         let Some(attempt) = self.tasks.stop(id) else { return };
         let Some(task) = self.tasks.get(id) else { return };
@@ -498,7 +497,7 @@ impl TaskCalls<'_> {
             }
             TaskStatus::Processing => {
                 let why = "the client did not report in time";
-                self.end_attempt(now, id, why, &|_| true, Timestamp::default(), None);
+                self.end_attempt(now, id, why, &|_| true, (Timestamp::default(), None));
             }
             TaskStatus::Pending => {
                 self.tasks.unqueue(id);

@@ -40,8 +40,9 @@ pub(crate) struct ConnectionBudget {
 pub(super) struct CountedConnection(Arc<ConnectionBudget>);
 
 impl ConnectionBudget {
-    /// Returns a budget for the descriptors of this process.
+    /// Raises the limit of open files of this process, and returns a budget for it.
     pub(crate) fn for_process() -> Arc<Self> {
+        rlimit::raise();
         let share = usize::try_from(rlimit::limit() / 4).unwrap_or(usize::MAX);
         Self::with_limit(MANY.min(share))
     }

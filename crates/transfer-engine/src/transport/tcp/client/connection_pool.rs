@@ -407,7 +407,9 @@ mod tests {
         let [unused, used] = [(); 2].map(|()| pool(&listener, &settings));
         let now = SystemClock.now();
         let until = || (SystemClock.now() + Duration::from_secs(60)).into();
-        [&unused, &used].map(|pool| pool.acquire(until()).unwrap().release());
+        for pool in [&unused, &used] {
+            pool.acquire(until()).unwrap().release();
+        }
         let borrowed = unused.acquire(until()).unwrap();
         unused.acquire(until()).unwrap().release();
         for minutes in 1..4 {
