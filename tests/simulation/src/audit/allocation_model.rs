@@ -112,7 +112,7 @@ impl AllocationModel {
     }
 
     /// Returns the copy of an object with this ordinal: its key and its segment.
-    pub(crate) fn replica(&self, object: &ObjectName<'_>, ordinal: u16) -> Option<DroppedCopy> {
+    pub(crate) fn replica(&self, object: &ObjectName<'_>, ordinal: u32) -> Option<DroppedCopy> {
         let allocation = self.published.get(object.key)?;
         let is_match = |copy: &&LoggedCopy| copy.ordinal == ordinal;
         let copy = allocation.copies.iter().find(is_match)?;
@@ -151,7 +151,7 @@ impl AllocationModel {
     }
 
     /// Records that one copy was dropped and others remain.
-    fn drop_copy(&mut self, object: &ObjectName<'_>, ordinal: u16) -> Result<(), String> {
+    fn drop_copy(&mut self, object: &ObjectName<'_>, ordinal: u32) -> Result<(), String> {
         let published = self.published.get_mut(object.key);
         let Some(allocation) = published.filter(|allocation| allocation.version == object.version)
         else {

@@ -13,7 +13,7 @@ use crate::{
 /// The pause before a failed log is started anew.
 const RESTART_PAUSE: Duration = Duration::from_secs(1);
 /// The first number of a replica that a task makes.
-const FIRST_TASK_ORDINAL: u16 = 128;
+const FIRST_TASK_ORDINAL: u32 = 128;
 
 impl Simulator {
     /// Gives the effects of a slice to the checkers, and has them written. Returns the entries of the
@@ -190,7 +190,7 @@ impl Simulator {
 }
 
 /// Returns the number of a replica as if numbers were few.
-fn reused(ordinal: u16) -> u16 {
+fn reused(ordinal: u32) -> u32 {
     match ordinal {
         0..FIRST_TASK_ORDINAL => ordinal,
         _ => FIRST_TASK_ORDINAL + ordinal % 2,

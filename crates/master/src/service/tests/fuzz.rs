@@ -201,8 +201,13 @@ impl Fuzzer {
         };
         let fence = self.pick(self.known.fences.len()).filter(|_| self.one_in(4));
         let released_fences = fence.map(|at| self.known.fences[at].clone()).into_iter().collect();
-        let request =
-            v1::Request { call: Some(call), call_number, answered_below, released_fences };
+        let request = v1::Request {
+            call: Some(call),
+            call_number,
+            answered_below,
+            released_fences,
+            ..v1::Request::default()
+        };
         let answer = self.service.dispatch(request, &self.origins[client]);
         let bytes = answer.encode_to_vec();
         assert!(bytes.len() <= mooncake_proto::native_frame::FRAME_BYTES_MAX);
@@ -502,7 +507,10 @@ impl Fuzzer {
             false => (0..self.below(4)).map(|_| self.known_put(client)).collect(),
         };
         let is_failed = self.one_in(5) && !puts.is_empty();
+        let is_late = self.one_in(5) && !puts.is_empty();
         v1::PutRefColumns {
+            late_items: if is_late { vec![0] } else { vec![] },
+            late_replicas: if is_late { vec![self.replica()] } else { vec![] },
             versions: puts.iter().map(|put| put.1).collect(),
             checksums: None,
             failed_items: if is_failed { vec![0] } else { vec![] },
