@@ -113,7 +113,7 @@ impl ClientService {
     /// Lets no client expire because of the time since `since`, in which the log kept the master from
     /// answering.
     pub(super) fn record_stall(&self, since: Moment) {
-        self.shared.lock().record_stall(since);
+        self.shared.lock().clients().record_stall(since);
     }
 
     /// Returns the time without a heartbeat after which a client expires.

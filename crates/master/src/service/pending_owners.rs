@@ -149,13 +149,13 @@ impl PendingOwners {
     /// Returns what the call waits for; `None` if nothing is missing.
     fn next_wait(&self, shared: &SharedState, needs: &mut Needs<'_>) -> Option<Wait> {
         let now = shared.now();
-        let state = shared.lock();
+        let mut state = shared.lock();
         let without_client = |until| Wait { client: None, until };
         if !needs.has_keys {
             return state.recovery_wait(now, &RecoveryScope::All).map(without_client);
         }
         let rest = &needs.keys[needs.next..];
-        let missing = state.awaited_owner(now, needs.tenant, rest);
+        let missing = state.clients().awaited_owner(now, needs.tenant, rest);
         #[cfg(test)]
         self.count_looks(missing.map_or(rest.len(), |missing| missing.key + 1));
         match missing {

@@ -152,12 +152,6 @@ impl State {
         self.clients().heartbeat(now, client)
     }
 
-    /// Records that the master could not answer since `since`. The next
-    /// [`advance`](Self::advance) extends the time of all clients by that.
-    pub fn record_stall(&mut self, since: Moment) {
-        self.inventory.record_stall(since);
-    }
-
     /// Returns the number of the client's registration; 0 for an unknown client.
     ///
     /// A client that expired can be registered again by a late duplicate of an old message. The
@@ -211,16 +205,6 @@ impl State {
     /// need not wait.
     pub fn recovery_wait(&self, now: Moment, awaited: &RecoveryScope<'_>) -> Option<Moment> {
         self.inventory.recovery_wait(now, awaited)
-    }
-
-    /// Returns the first of the keys for whose owner a call waits; `None` if it need not wait.
-    pub fn awaited_owner(
-        &self,
-        now: Moment,
-        tenant: &TenantId,
-        keys: &[&[u8]],
-    ) -> Option<AwaitedOwner> {
-        self.inventory.awaited_owner(now, tenant, keys)
     }
 
     /// Returns whether calls may have to wait: segments are unclaimed, the recovered state is in

@@ -15,7 +15,7 @@ use crate::state::{
 };
 use std::sync::Arc;
 
-use mooncake_base::{ClientId, Error, ErrorCode, Moment, Result};
+use mooncake_base::{ClientId, Error, ErrorCode, Moment, Result, TenantId};
 use rustc_hash::{FxHashMap, FxHashSet};
 
 /// Maximum number of clients.
@@ -185,6 +185,22 @@ impl ClientCalls<'_> {
             .timers
             .push(now + self.inventory.rules.client_ttl, Timer::Client(client, registration));
         Ok(())
+    }
+
+    /// Records that the master could not answer since `since`. The next run of the timers extends the
+    /// time of all clients by that.
+    pub(crate) fn record_stall(&mut self, since: Moment) {
+        self.inventory.record_stall(since);
+    }
+
+    /// Returns the first of the keys for whose owner a call waits; `None` if it need not wait.
+    pub(crate) fn awaited_owner(
+        &self,
+        now: Moment,
+        tenant: &TenantId,
+        keys: &[&[u8]],
+    ) -> Option<recovery::AwaitedOwner> {
+        self.inventory.awaited_owner(now, tenant, keys)
     }
 
     /// Records that a client has come from another master, whose other clients may come as well.

@@ -6,6 +6,7 @@ use mooncake_base::{ClientId, Error, ErrorCode, Moment, ReplicaId, Result, TaskI
 
 use super::{
     CHANGED, TaskKind, TaskStatus, Work,
+    confirmation::{check_confirmation, confirm_task},
     drain::NO_DESTINATION,
     pick_source,
     table::{Attempt, Goal, Task},
@@ -90,7 +91,7 @@ impl TaskCalls<'_> {
         match plan {
             Plan::Copy(source, targets) => self.start_attempt(now, id, source, &targets),
             Plan::Finish => {
-                self.confirm_task(now, id, 0, None);
+                confirm_task(self, now, id, 0, None);
                 None
             }
             Plan::Reassign => {
@@ -418,7 +419,7 @@ impl TaskCalls<'_> {
         if !is_same {
             self.fail_task(now, id, CHANGED);
         } else if is_whole {
-            self.confirm_task(now, id, copied, reporter);
+            confirm_task(self, now, id, copied, reporter);
         } else {
             let why = if why.is_empty() { "not all replicas were written" } else { why };
             self.retry_task(now, id, why);
@@ -493,7 +494,7 @@ impl TaskCalls<'_> {
         let Some(task) = task else { return };
         match task.status {
             TaskStatus::Processing if task.confirmation.is_some() => {
-                self.check_confirmation(now, id);
+                check_confirmation(self, now, id);
             }
             TaskStatus::Processing => {
                 let why = "the client did not report in time";

@@ -48,122 +48,125 @@ impl Segment {
     }
 }
 
-impl TaskCalls<'_> {
-    /// Completes a task whose replicas exist. `reporter` is the client that has just reported it.
-    pub(super) fn confirm_task(
-        &mut self,
-        now: Moment,
-        id: TaskId,
-        copied: u64,
-        reporter: Option<ClientId>,
-    ) {
-        self.try_to_confirm(now, id, Confirmation { since: now, copied }, reporter);
-    }
+/// Completes a task whose replicas exist. `reporter` is the client that has just reported it.
+pub(super) fn confirm_task(
+    calls: &mut TaskCalls<'_>,
+    now: Moment,
+    id: TaskId,
+    copied: u64,
+    reporter: Option<ClientId>,
+) {
+    try_to_confirm(calls, now, id, Confirmation { since: now, copied }, reporter);
+}
 
-    /// Handles the timer of a task that waits for a sign of life.
-    pub(super) fn check_confirmation(&mut self, now: Moment, id: TaskId) {
-        let Some(confirmation) = self.end_confirmation(id) else { return };
-        let Some(task) = self.tasks.get(id) else { return };
-        let slot = task.subject.slot;
-        let is_same = self.subject(task).is_some() && self.inventory.drop_lost_replicas(slot);
-        match is_same {
-            true => self.try_to_confirm(now, id, confirmation, None),
-            false => self.fail_task(now, id, CHANGED),
-        }
-        self.advance_jobs(now);
+/// Handles the timer of a task that waits for a sign of life.
+pub(super) fn check_confirmation(calls: &mut TaskCalls<'_>, now: Moment, id: TaskId) {
+    let Some(confirmation) = end_confirmation(calls, id) else { return };
+    let Some(task) = calls.tasks.get(id) else { return };
+    let slot = task.subject.slot;
+    let is_same = calls.subject(task).is_some() && calls.inventory.drop_lost_replicas(slot);
+    match is_same {
+        true => try_to_confirm(calls, now, id, confirmation, None),
+        false => calls.fail_task(now, id, CHANGED),
     }
+    calls.advance_jobs(now);
+}
 
-    fn try_to_confirm(
-        &mut self,
-        now: Moment,
-        id: TaskId,
-        confirmation: Confirmation,
-        reporter: Option<ClientId>,
-    ) {
-        let Some(task) = self.tasks.get(id) else { return };
-        let Some(object) = self.subject(task) else { return self.fail_task(now, id, CHANGED) };
-        let (slot, sources) = (task.subject.slot, self.sources(&task.goal));
-        if !object.replicas.iter().any(|copy| sources.contains(&copy.segment)) {
-            return self.finish_task(now, id, Ok(confirmation.copied));
-        }
-        match self.replacement(&task.goal, object, &sources, confirmation.since, reporter) {
-            Replacement::Confirmed => {
-                self.inventory.drop_copies(now, slot, &sources);
-                self.finish_task(now, id, Ok(confirmation.copied));
-            }
-            Replacement::Awaited => self.await_confirmation(now, id, confirmation),
-            Replacement::Lost => self.retry_task(now, id, TARGET_LOST),
-        }
+fn try_to_confirm(
+    calls: &mut TaskCalls<'_>,
+    now: Moment,
+    id: TaskId,
+    confirmation: Confirmation,
+    reporter: Option<ClientId>,
+) {
+    let Some(task) = calls.tasks.get(id) else { return };
+    let Some(object) = calls.subject(task) else { return calls.fail_task(now, id, CHANGED) };
+    let (slot, sources) = (task.subject.slot, calls.sources(&task.goal));
+    if !object.replicas.iter().any(|copy| sources.contains(&copy.segment)) {
+        return calls.finish_task(now, id, Ok(confirmation.copied));
     }
+    match replacement(calls, &task.goal, object, &sources, confirmation.since, reporter) {
+        Replacement::Confirmed => {
+            calls.inventory.drop_copies(now, slot, &sources);
+            calls.finish_task(now, id, Ok(confirmation.copied));
+        }
+        Replacement::Awaited => await_confirmation(calls, now, id, confirmation),
+        Replacement::Lost => calls.retry_task(now, id, TARGET_LOST),
+    }
+}
 
-    fn replacement(
-        &self,
-        goal: &Goal,
-        object: &Object,
-        sources: &[SegmentSlot],
-        since: Moment,
-        reporter: Option<ClientId>,
-    ) -> Replacement {
-        let segments = &self.inventory.pool.segments;
-        let targets: Vec<SegmentSlot> = match goal {
-            Goal::Copy { .. } => Vec::new(),
-            Goal::Move { target, .. } => segments.named(target).to_vec(),
-            Goal::Evacuate { targets, .. } => {
-                targets.iter().flat_map(|name| segments.named(name)).copied().collect()
-            }
-        };
-        let is_anywhere = matches!(goal, Goal::Evacuate { targets, .. } if targets.is_empty());
-        let mut owners = object
-            .replicas
-            .iter()
-            .filter(|copy| is_anywhere || targets.contains(&copy.segment))
-            .filter(|copy| !sources.contains(&copy.segment))
-            .map(|copy| segments.at(copy.segment))
-            .filter(|segment| segment.may_replace())
-            .map(|segment| segment.client)
-            .peekable();
-        if owners.peek().is_none() {
-            return Replacement::Lost;
+fn replacement(
+    calls: &TaskCalls<'_>,
+    goal: &Goal,
+    object: &Object,
+    sources: &[SegmentSlot],
+    since: Moment,
+    reporter: Option<ClientId>,
+) -> Replacement {
+    let segments = &calls.inventory.pool.segments;
+    let targets: Vec<SegmentSlot> = match goal {
+        Goal::Copy { .. } => Vec::new(),
+        Goal::Move { target, .. } => segments.named(target).to_vec(),
+        Goal::Evacuate { targets, .. } => {
+            targets.iter().flat_map(|name| segments.named(name)).copied().collect()
         }
-        let lives = |owner: ClientId| {
-            reporter == Some(owner) || self.inventory.clients.was_heard_after(owner, since)
-        };
-        match owners.any(lives) {
-            true => Replacement::Confirmed,
-            false => Replacement::Awaited,
-        }
+    };
+    let is_anywhere = matches!(goal, Goal::Evacuate { targets, .. } if targets.is_empty());
+    let mut owners = object
+        .replicas
+        .iter()
+        .filter(|copy| is_anywhere || targets.contains(&copy.segment))
+        .filter(|copy| !sources.contains(&copy.segment))
+        .map(|copy| segments.at(copy.segment))
+        .filter(|segment| segment.may_replace())
+        .map(|segment| segment.client)
+        .peekable();
+    if owners.peek().is_none() {
+        return Replacement::Lost;
     }
+    let lives = |owner: ClientId| {
+        reporter == Some(owner) || calls.inventory.clients.was_heard_after(owner, since)
+    };
+    match owners.any(lives) {
+        true => Replacement::Confirmed,
+        false => Replacement::Awaited,
+    }
+}
 
-    /// Lets a task that is in no queue wait. It occupies no place of its drain job meanwhile, and its
-    /// object is not evicted.
-    fn await_confirmation(&mut self, now: Moment, id: TaskId, confirmation: Confirmation) {
-        let Some(task) = self.tasks.get(id) else { return };
-        let slot = task.subject.slot;
-        self.inventory.catalog.objects.at_mut(slot).flags.set(Flags::BEING_COPIED, true);
-        // The owner of the target is heard of before then, or has expired.
-        let until = confirmation.since + self.inventory.rules.client_ttl * 2;
-        self.inventory.catalog.copied.insert(slot, until);
-        self.tasks.begin_confirmation(id, confirmation);
-        self.set_task_timer(id, now + CONFIRM_PAUSE);
-        if let Some(job) = self.tasks.get(id).and_then(|task| task.job) {
-            self.jobs.count_confirming(job, true);
-        }
+/// Lets a task that is in no queue wait. It occupies no place of its drain job meanwhile, and its
+/// object is not evicted.
+fn await_confirmation(
+    calls: &mut TaskCalls<'_>,
+    now: Moment,
+    id: TaskId,
+    confirmation: Confirmation,
+) {
+    let Some(task) = calls.tasks.get(id) else { return };
+    let slot = task.subject.slot;
+    calls.inventory.catalog.objects.at_mut(slot).flags.set(Flags::BEING_COPIED, true);
+    // The owner of the target is heard of before then, or has expired.
+    let until = confirmation.since + calls.inventory.rules.client_ttl * 2;
+    calls.inventory.catalog.copied.insert(slot, until);
+    calls.tasks.begin_confirmation(id, confirmation);
+    calls.set_task_timer(id, now + CONFIRM_PAUSE);
+    if let Some(job) = calls.tasks.get(id).and_then(|task| task.job) {
+        calls.jobs.count_confirming(job, true);
     }
+}
 
-    fn end_confirmation(&mut self, id: TaskId) -> Option<Confirmation> {
-        let confirmation = self.tasks.end_confirmation(id)?;
-        let task = self.tasks.get(id)?;
-        let (slot, job) = (task.subject.slot, task.job);
-        if self.subject(task).is_some() {
-            self.inventory.catalog.objects.at_mut(slot).flags.set(Flags::BEING_COPIED, false);
-            self.inventory.catalog.copied.remove(&slot);
-            self.inventory.catalog.unpark_early(slot);
-        }
-        if let Some(job) = job {
-            self.jobs.count_confirming(job, false);
-        }
-        Some(confirmation)
+fn end_confirmation(calls: &mut TaskCalls<'_>, id: TaskId) -> Option<Confirmation> {
+    let confirmation = calls.tasks.end_confirmation(id)?;
+    let task = calls.tasks.get(id)?;
+    let (slot, job) = (task.subject.slot, task.job);
+    if calls.subject(task).is_some() {
+        calls.inventory.catalog.objects.at_mut(slot).flags.set(Flags::BEING_COPIED, false);
+        calls.inventory.catalog.copied.remove(&slot);
+        calls.inventory.catalog.unpark_early(slot);
     }
+    if let Some(job) = job {
+        calls.jobs.count_confirming(job, false);
+    }
+    Some(confirmation)
 }
 
 impl super::Tasks {
