@@ -48,16 +48,26 @@ impl QuotaFile {
     /// Sets or removes the quota of a tenant, and rewrites the file atomically.
     ///
     /// # Errors
-    /// The file cannot be written.
+    /// The file cannot be written; nothing has changed.
     pub fn set(&mut self, tenant: &str, bytes: Option<u64>) -> Result<()> {
+        let earlier = self.insert(tenant, bytes);
+        self.write().inspect_err(|_| {
+            self.insert(tenant, earlier);
+        })
+    }
+
+    fn insert(&mut self, tenant: &str, bytes: Option<u64>) -> Option<u64> {
         match bytes {
             Some(bytes) => self.quotas.insert(tenant.to_owned(), bytes),
             None => self.quotas.remove(tenant),
-        };
+        }
+    }
+
+    fn write(&self) -> Result<()> {
         let failed = |source: std::io::Error| {
             Error::new(
                 ErrorCode::FILE_WRITE_FAIL,
-                "the quotas are in effect but cannot be written to the quota file",
+                "the quota file cannot be written; the quota stays as it was",
             )
             .with("file", self.path.display())
             .caused_by(source)

@@ -88,16 +88,21 @@ impl QuotaService {
         }
         check_name("tenant", &quota.tenant)?;
         let tenant = TenantId::new(&quota.tenant);
-        {
-            let mut state = self.shared.lock();
-            match quota.bytes {
-                Some(bytes) => state.set_quota(&tenant, bytes)?,
-                None => state.remove_quota(&tenant)?,
-            }
-        }
-        match quota_file {
-            Some(quota_file) => quota_file.set(&quota.tenant, quota.bytes),
-            None => Ok(()),
+        let earlier = self.shared.lock().quota(&tenant).ok().map(|quota| quota.requested);
+        self.apply(&tenant, quota.bytes)?;
+        let Some(quota_file) = quota_file else { return Ok(()) };
+        quota_file.set(&quota.tenant, quota.bytes).inspect_err(|_| {
+            // A quota that the next master would not know is not in effect here either. A tenant
+            // that has begun to write meanwhile keeps its quota: it cannot be removed.
+            let _ = self.apply(&tenant, earlier);
+        })
+    }
+
+    fn apply(&self, tenant: &TenantId, bytes: Option<u64>) -> Result<()> {
+        let mut state = self.shared.lock();
+        match bytes {
+            Some(bytes) => state.set_quota(tenant, bytes),
+            None => state.remove_quota(tenant),
         }
     }
 }

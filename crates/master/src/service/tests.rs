@@ -323,8 +323,14 @@ fn multi_tenancy_separates_keys_and_persists_quotas() {
     assert_eq!((set("", Some(5)), set("c", Some(0))), (-600, -600));
     let text = std::fs::read_to_string(&path).unwrap();
     assert_eq!(text, "version: 1\ntenants:\n  - name: \"b\"\n    quota: 5\n");
-    let quotas: Vec<_> = service.quotas().into_iter().map(|q| (q.tenant, q.requested)).collect();
-    assert_eq!(quotas, [(TenantId::new("b"), 5)]);
+    let quotas =
+        || -> Vec<_> { service.quotas().into_iter().map(|q| (q.tenant, q.requested)).collect() };
+    assert_eq!(quotas(), [(TenantId::new("b"), 5)]);
+    // A quota that cannot be written to the file is not in effect.
+    drop(folder);
+    let failed = ErrorCode::FILE_WRITE_FAIL.number();
+    assert_eq!((set("b", Some(6)), set("b", None), set("c", Some(7))), (failed, failed, failed));
+    assert_eq!(quotas(), [(TenantId::new("b"), 5)]);
 }
 
 #[tokio::test]
