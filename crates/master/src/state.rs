@@ -352,8 +352,13 @@ impl State {
 #[cfg(feature = "test-util")]
 impl TaskCalls<'_> {
     /// Advances the number of the next replica that a task makes, as after that many replicas.
-    pub fn skip_replica_ordinals(&mut self, count: u16) {
+    pub fn skip_replica_ordinals(&mut self, count: u32) {
         let next = self.tasks.next_ordinal();
-        self.tasks.resume_ordinals(next.wrapping_add(count.into()));
+        // The numbers of puts are not among them.
+        let skipped = match next.checked_add(count) {
+            Some(number) => number,
+            None => next.wrapping_add(count) + catalog::object::REPLICAS_MAX,
+        };
+        self.tasks.resume_ordinals(skipped);
     }
 }

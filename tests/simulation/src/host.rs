@@ -9,12 +9,12 @@ pub(crate) mod running_call;
 pub(crate) mod waiting_answers;
 
 use std::{
-    collections::{BTreeMap, HashSet, VecDeque},
+    collections::{BTreeMap, VecDeque},
     result,
     time::Duration,
 };
 
-use mooncake_base::{ClientId, Moment, Result, SegmentId, sync::MutexGuard};
+use mooncake_base::{Moment, Result, SegmentId, sync::MutexGuard};
 use mooncake_master::{
     GuardedState, Journal, LogSync, Slice, Snapshot,
     state::{Answers, Effect, RecoveryScope, Rules, State},
@@ -49,8 +49,6 @@ pub(crate) struct Host {
     pub(crate) answers: Answers<ReplyMessage>,
     /// The calls that are being executed in slices.
     pub(crate) calls: BTreeMap<u64, RunningCall>,
-    /// The clients without a connection.
-    pub(crate) disconnected: HashSet<ClientId>,
     /// Large calls that wait for the permit of another.
     pub(crate) queue: VecDeque<CallMessage>,
 }
@@ -72,7 +70,6 @@ impl Host {
             snapshot: None,
             answers: Answers::default(),
             calls: BTreeMap::new(),
-            disconnected: HashSet::new(),
             queue: VecDeque::new(),
         };
         host.restart(now, seed, |effect, kept| effect.encode(kept))?;
@@ -96,6 +93,13 @@ impl Host {
         Some(self.running.as_ref()?.read(slice))
     }
 
+    /// Lets no client expire because of the time since `since`.
+    pub(crate) fn record_stall(&self, since: Moment) {
+        if let Some(running) = &self.running {
+            running.record_stall(since);
+        }
+    }
+
     /// Returns the state for a look at it.
     pub(crate) fn state(&self) -> Option<MutexGuard<'_, State>> {
         self.running.as_ref().map(GuardedState::look)
@@ -115,7 +119,6 @@ impl Host {
         (self.running, self.snapshot) = (None, None);
         self.answers = Answers::default();
         self.calls.clear();
-        self.disconnected.clear();
         self.queue.clear();
     }
 

@@ -17,28 +17,6 @@ pub(crate) use self::faults::Faults;
 /// Bytes of a word, the smallest unit of simulated memory.
 pub(crate) const WORD_BYTES: u64 = 8;
 
-/// A defect of the program that is known and not mended yet. Runs leave its conditions out, unless
-/// they are asked for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Defect {
-    /// Heartbeats wait for the connections of other calls.
-    StarvesHeartbeats,
-    /// A move drops the last copy that can be read.
-    DropsLastCopy,
-    /// The numbers of replicas are given twice.
-    WrapsReplicaNumbers,
-    /// A put does not name replicas that late pieces may reach.
-    ForgetsLatePieces,
-}
-
-/// The defects that are not mended.
-const OPEN: &[Defect] = &[
-    Defect::StarvesHeartbeats,
-    Defect::DropsLastCopy,
-    Defect::WrapsReplicaNumbers,
-    Defect::ForgetsLatePieces,
-];
-
 /// The parameters of a run.
 #[derive(Debug, Clone)]
 pub struct Plan {
@@ -48,8 +26,6 @@ pub struct Plan {
     pub bug: Option<Bug>,
     /// True if every event is printed.
     pub is_traced: bool,
-    /// True if the conditions of defects that are known are not left out.
-    pub is_strict: bool,
     pub(crate) clients: u64,
     pub(crate) workers: u64,
     pub(crate) keys: u64,
@@ -97,7 +73,6 @@ impl Plan {
             seed,
             bug: None,
             is_traced: false,
-            is_strict: false,
             clients: profile.clients,
             workers: profile.workers,
             keys: profile.keys,
@@ -138,21 +113,9 @@ impl Plan {
         self.bug == Some(bug)
     }
 
-    /// Returns whether the run has the conditions of a defect.
-    pub(crate) fn covers(&self, defect: Defect) -> bool {
-        let planted = match defect {
-            Defect::StarvesHeartbeats => self.has(Bug::HeartbeatsShareConnections),
-            Defect::DropsLastCopy => self.has(Bug::DropsLastReadableCopy),
-            Defect::WrapsReplicaNumbers => self.has(Bug::ReusesReplicaNumbers),
-            Defect::ForgetsLatePieces => self.has(Bug::ForgetsLatePieces),
-        };
-        self.is_strict || planted || !OPEN.contains(&defect)
-    }
-
     /// Returns whether heartbeats have a connection of their own.
     pub(crate) fn has_heartbeat_connection(&self) -> bool {
-        let is_open = OPEN.contains(&Defect::StarvesHeartbeats);
-        !(self.has(Bug::HeartbeatsShareConnections) || self.is_strict && is_open)
+        !self.has(Bug::HeartbeatsShareConnections)
     }
 
     /// Returns the quota of a tenant in bytes: less than the pool for some.

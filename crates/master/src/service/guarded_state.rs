@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use mooncake_base::{SystemClock, sync::MutexGuard};
+use mooncake_base::{Moment, SystemClock, sync::MutexGuard};
 
 use super::{shared_state::SharedState, state_guard};
 use crate::{journal::Journal, state::State};
@@ -41,6 +41,11 @@ impl GuardedState {
     pub fn read<R>(&self, slice: impl FnOnce(&mut State) -> R) -> Slice<R> {
         let (result, effects) = self.lock(slice);
         Slice { result, effects, position: 0 }
+    }
+
+    /// Lets no client expire because of the time since `since`, in which the log answered nobody.
+    pub fn record_stall(&self, since: Moment) {
+        self.0.lock().clients().record_stall(since);
     }
 
     /// Locks the state for a look at it. Changes stay out of the log until the next slice.

@@ -14,7 +14,7 @@ use crate::{
     actor::repeated_call::{Progress, RepeatedCall},
     audit::history,
     call::{Call, Place, PutTerms, Reply, ReplyMessage, key_name},
-    plan::{Bug, Defect},
+    plan::Bug,
     simulator::Simulator,
 };
 
@@ -353,7 +353,7 @@ impl Put {
     /// Sends the next piece, or ends or revokes the put.
     fn advance(&mut self, simulator: &mut Simulator, caller: (u64, u64)) {
         let Stage::Writing(writing) = &mut self.stage else { return };
-        if simulator.plan.covers(Defect::ForgetsLatePieces) && writing.readmit() {
+        if writing.readmit() {
             simulator.outcome.readmissions += 1;
         }
         let has_replica = writing.failed.len() < writing.places.len();
@@ -384,7 +384,10 @@ impl Put {
             return;
         }
         let failed = std::mem::take(&mut writing.failed);
-        let late = std::mem::take(&mut writing.late);
+        let mut late = std::mem::take(&mut writing.late);
+        if simulator.plan.has(Bug::ForgetsLatePieces) {
+            late.clear();
+        }
         let mut close = ClosePuts::default();
         close.push(0, closing);
         let is_end = matches!(close.next_step(), CloseStep::End(_));

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use mooncake_base::SegmentId;
 
-use crate::{host::calls::is_staying, plan::Defect, simulator::Simulator};
+use crate::{host::calls::is_staying, simulator::Simulator};
 
 /// The time that a client has beyond its time to live, before the loss of its memory is a violation.
 const MARGIN: Duration = Duration::from_secs(1);
@@ -20,7 +20,7 @@ impl Simulator {
     /// # Errors
     /// One of them was.
     pub(crate) fn check_dropped(&self, dropped: &[DroppedCopy]) -> Result<(), String> {
-        if dropped.is_empty() || !self.plan.covers(Defect::DropsLastCopy) {
+        if dropped.is_empty() {
             return Ok(());
         }
         let Some(state) = self.host.state() else { return Ok(()) };

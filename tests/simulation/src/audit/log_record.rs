@@ -14,6 +14,8 @@ pub(crate) struct LogRecord {
     items: Vec<Item>,
     /// When the master crashed last, and whether its machine did.
     crashed: Option<(Moment, bool)>,
+    /// When the oldest effects that are not written were appended.
+    waiting_since: Option<Moment>,
     /// When the log was synced last.
     synced: Moment,
     /// The log has failed, and was not restarted since.
@@ -34,12 +36,14 @@ struct Item {
 
 impl LogRecord {
     /// Records effects that were appended.
-    pub(crate) fn append(&mut self, effects: Vec<u8>, entries: usize) {
+    pub(crate) fn append(&mut self, now: Moment, effects: Vec<u8>, entries: usize) {
+        self.waiting_since.get_or_insert(now);
         self.items.push(Item { effects: Some(effects), next_frame: UNWRITTEN, entries });
     }
 
     /// Records that all effects are written before this frame.
     pub(crate) fn written(&mut self, next_frame: u64) {
+        self.waiting_since = None;
         for item in self.items.iter_mut().rev() {
             if item.next_frame != UNWRITTEN {
                 break;
@@ -55,6 +59,7 @@ impl LogRecord {
 
     /// Records that the log has failed. Returns false if that is known.
     pub(crate) fn fail(&mut self) -> bool {
+        self.waiting_since = None;
         self.restart_at = None;
         !std::mem::replace(&mut self.is_failed, true)
     }
@@ -62,6 +67,11 @@ impl LogRecord {
     /// Returns whether the log has failed, so that a crash loses everything.
     pub(crate) fn is_failed(&self) -> bool {
         self.is_failed
+    }
+
+    /// Returns since when something waits to be written.
+    pub(crate) fn waiting_since(&self) -> Option<Moment> {
+        self.waiting_since
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -83,6 +93,7 @@ impl LogRecord {
 
     /// Records that the master was killed, or that its machine crashed.
     pub(crate) fn crash(&mut self, now: Moment, is_power_loss: bool) {
+        self.waiting_since = None;
         self.crashed = Some((now, is_power_loss));
     }
 

@@ -11,13 +11,12 @@ simulate: runs a simulated cluster in one thread, with a manual clock and inject
   --first N    first seed (default 0)
   --seeds N    number of seeds (default 1000)
   --bug NAME   plant a bug and stop at the first violation; an unknown NAME lists all
-  --strict     also the conditions of known defects that are not mended
   --all        do not stop at a violation; count the seeds by their violation
   --trace      print every event (use with --seeds 1)";
 
 fn main() -> ExitCode {
     let (mut first, mut seeds, mut bug, mut is_traced) = (0_u64, 1000_u64, None, false);
-    let (mut is_strict, mut goes_on, mut violated) = (false, false, 0_u64);
+    let (mut goes_on, mut violated) = (false, 0_u64);
     let mut arguments = std::env::args().skip(1);
     while let Some(argument) = arguments.next() {
         let mut number = || arguments.next().and_then(|text| text.parse().ok());
@@ -25,7 +24,6 @@ fn main() -> ExitCode {
             "--first" => first = number().unwrap_or(first),
             "--seeds" => seeds = number().unwrap_or(seeds),
             "--trace" => is_traced = true,
-            "--strict" => is_strict = true,
             "--all" => goes_on = true,
             "--bug" => {
                 let name = arguments.next().unwrap_or_default();
@@ -52,7 +50,7 @@ fn main() -> ExitCode {
         if let Some(bug) = bug {
             plan = plan.with_bug(bug);
         }
-        (plan.is_traced, plan.is_strict) = (is_traced, is_strict);
+        plan.is_traced = is_traced;
         match run(plan) {
             Ok(outcome) => sums.add(&outcome),
             Err(violation) => {

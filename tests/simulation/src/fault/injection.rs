@@ -7,13 +7,12 @@ use mooncake_master::LogSync;
 use crate::{
     actor::task::AcceptedTasks,
     host::disk::DiskFailure,
-    plan::Defect,
     simulator::{Event, Simulator},
 };
 
-/// The replicas of tasks after which their numbers start again: all numbers of 16 bits but those of
+/// The replicas of tasks after which their numbers start again: all numbers of 32 bits but those of
 /// puts.
-const REPLICA_NUMBERS: u64 = (1 << 16) - 128;
+const REPLICA_NUMBERS: u32 = u32::MAX - 127;
 
 impl Simulator {
     /// Injects the faults of a second.
@@ -34,10 +33,10 @@ impl Simulator {
             let jumped = Duration::from_secs(1_700_000_000 + self.random.below(20));
             self.host.set_wall_clock(jumped);
         }
-        if self.random.happens(faults.wrap) && self.plan.covers(Defect::WrapsReplicaNumbers) {
+        if self.random.happens(faults.wrap) {
             self.outcome.wraps += 1;
-            let made = REPLICA_NUMBERS - self.random.below(6);
-            self.host.run(|state| state.tasks().skip_replica_ordinals(made as u16));
+            let made = REPLICA_NUMBERS - self.random.below(6) as u32;
+            self.host.run(|state| state.tasks().skip_replica_ordinals(made));
         }
         self.inject_disk_faults();
         let processes: Vec<u64> = self.processes.keys().copied().collect();
@@ -52,10 +51,6 @@ impl Simulator {
             self.outcome.hangs += 1;
             let length = self.random.between(50, faults.log_hang_max.as_millis() as u64);
             self.log_hangs_until = self.now + Duration::from_millis(length);
-            if !self.plan.covers(Defect::StarvesHeartbeats) {
-                // A registration waits for the log, and no heartbeat is sent meanwhile.
-                self.impair_all(self.log_hangs_until + self.plan.call_timeout);
-            }
             // Some masters are killed because their log hangs.
             if self.random.happens(400) {
                 let pause = Duration::from_millis(self.random.below(length + 100));

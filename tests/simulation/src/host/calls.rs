@@ -144,12 +144,10 @@ impl Context<'_> {
     fn end_put(&self, state: &mut State, now: Moment, call: &Call) -> Result<Reply> {
         match call {
             Call::PutEnd { version, failed, late, checksum, key } => {
-                // The master does not know replicas that late pieces may reach, yet.
-                let _ = late;
                 let key = key.clone().unwrap_or_default();
                 let (version, failed_replicas, checksum) = (*version, &failed[..], *checksum);
                 let put = PutRef { key: &key, version, failed_replicas, checksum };
-                state.puts().put_end(now, self.client, self.tenant, put)?;
+                state.puts().put_end_late(now, self.client, self.tenant, put, late)?;
             }
             Call::PutRevoke { version, failed } => {
                 let (version, failed_replicas) = (*version, &failed[..]);

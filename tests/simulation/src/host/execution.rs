@@ -52,6 +52,7 @@ impl Simulator {
             self.at(stalled_until, Event::Call(message));
             return Ok(());
         }
+        self.record_sign_of_life(message.caller.0)?;
         let large = self.host.calls.values().filter(|call| call.is_large).count();
         if message.request.call.is_large() && large >= LARGE_CALLS {
             self.outcome.queued += 1;
@@ -67,6 +68,18 @@ impl Simulator {
             return Ok(());
         }
         self.serve_once(message)
+    }
+
+    /// Records that a client calls: it lives, unless its connection has closed since.
+    fn record_sign_of_life(&mut self, process: u64) -> Result<(), String> {
+        if !self.processes.contains_key(&process) {
+            return Ok(());
+        }
+        let (now, client) = (self.now, Process::new(process).client);
+        let Some(slice) = self.host.run(|state| state.heartbeat(now, client)) else {
+            return Ok(());
+        };
+        self.appended(slice).map(drop)
     }
 
     fn refuse(&mut self, message: &CallMessage, code: ErrorCode) {
@@ -101,12 +114,6 @@ impl Simulator {
     fn execute(&mut self, message: CallMessage, is_numbered: bool) -> Result<(), String> {
         let client = Process::new(message.caller.0).client;
         let call = &message.request.call;
-        if self.host.disconnected.remove(&client) {
-            let now = self.now;
-            if let Some(slice) = self.host.run(|state| state.heartbeat(now, client)) {
-                self.appended(slice)?;
-            }
-        }
         if let Some(slice) =
             self.host.run(|state| calls::release_fences(state, &message.request.released))
         {
@@ -151,18 +158,11 @@ impl Simulator {
         };
         let (now, evicted) = (self.now, self.faded_objects());
         let work = &mut running.work;
-        let trusted = self.trusted_targets(&call);
-        for &client in &trusted {
-            self.host.run(|state| state.heartbeat(now, client));
-        }
         // As in the service, neither reads nor heartbeats wait for the log.
         let slice = match call.waits_for_log() {
             true => self.host.run(|state| context.run(state, now, &call, work)),
             false => self.host.read(|state| context.run(state, now, &call, work)),
         };
-        for client in trusted {
-            self.host.run(|state| state.suspect(now, client));
-        }
         let Some(slice) = slice else { return Ok(()) };
         running.position = running.position.max(slice.position);
         running.slices += 1;
@@ -201,9 +201,9 @@ impl Simulator {
         }
     }
 
-    /// Returns the clients that a planted bug takes for alive while a task ends.
-    fn trusted_targets(&self, call: &Call) -> Vec<ClientId> {
-        if !self.plan.has(Bug::DropsLastReadableCopy) || !matches!(call, Call::EndTask { .. }) {
+    /// Returns the clients that a planted bug takes for alive while moves end.
+    fn trusted_targets(&self) -> Vec<ClientId> {
+        if !self.plan.has(Bug::DropsLastReadableCopy) || self.is_quiet {
             return Vec::new();
         }
         let Some(state) = self.host.state() else { return Vec::new() };
@@ -324,8 +324,20 @@ impl Simulator {
             return Ok(());
         }
         let (now, evicted) = (self.now, self.faded_objects());
+        if let Some(since) = self.log_record.waiting_since()
+            && (since + self.plan.rules.client_ttl / 2).has_passed(now)
+        {
+            // As in the service, the time of clients stands still while the log answers nobody.
+            self.host.record_stall(since);
+            return Ok(());
+        }
+        let trusted = self.trusted_targets();
         let Some(slice) = self.host.run(|state| {
+            trusted.iter().for_each(|&client| {
+                state.heartbeat(now, client);
+            });
             state.advance(now);
+            trusted.iter().for_each(|&client| state.suspect(now, client));
             state.take_expired()
         }) else {
             return Ok(());
@@ -349,7 +361,6 @@ impl Simulator {
             return Ok(());
         }
         let (now, client) = (self.now, Process::new(process).client);
-        self.host.disconnected.insert(client);
         let Some(slice) = self.host.run(|state| {
             state.suspect(now, client);
             if is_dead {

@@ -22,7 +22,7 @@ impl Simulator {
         let Slice { result, effects, .. } = slice;
         let entries = self.record_effects(&effects)?;
         if !effects.is_empty() {
-            self.log_record.append(effects, self.history.len());
+            self.log_record.append(self.now, effects, self.history.len());
             let pause = self.write_delay();
             self.after(pause, Event::WriteLog);
         }
