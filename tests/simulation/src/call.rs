@@ -300,6 +300,12 @@ pub(crate) fn key_name(key: u64) -> Vec<u8> {
     format!("key-{}/{key}", key / 4).into_bytes()
 }
 
+/// Returns the key with this name.
+pub(crate) fn key_number(name: &[u8]) -> u64 {
+    let text = String::from_utf8_lossy(name);
+    text.rsplit('/').next().and_then(|number| number.parse().ok()).unwrap_or_default()
+}
+
 /// Returns the beginning that the names of the key's group share.
 pub(crate) fn key_prefix(key: u64) -> Vec<u8> {
     format!("key-{}/", key / 4).into_bytes()

@@ -78,6 +78,9 @@ impl AllocationModel {
                     changes.push((allocation.key, Change::Gone(object.version)));
                 }
             }
+            Effect::ObjectSnapshot { version, value, .. } => {
+                return self.take_back(version, &value, changes);
+            }
             Effect::ReplicaAdded { object, copy } => return self.add_copy(&object, copy),
             Effect::ReplicaDropped { object, ordinal } => {
                 return self.drop_copy(&object, ordinal);
@@ -132,6 +135,21 @@ impl AllocationModel {
         let (key, copies) = (value.key.to_vec(), value.copies.to_vec());
         let length = value.length;
         self.writes.insert(version, Allocation { key, version, length, copies });
+        Ok(())
+    }
+
+    /// Takes back that an object was dropped: it was released ahead of need, and is used again.
+    fn take_back(
+        &mut self,
+        version: u64,
+        value: &Value<'_>,
+        changes: &mut Vec<(Vec<u8>, Change)>,
+    ) -> Result<(), String> {
+        if self.published.get(value.key).is_some_and(|found| found.version == version) {
+            return Ok(());
+        }
+        self.start(version, value)?;
+        self.publish(version, &[], changes);
         Ok(())
     }
 

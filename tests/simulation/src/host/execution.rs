@@ -8,7 +8,8 @@ use mooncake_master::state::{Begun, Pending};
 
 use crate::{
     actor::client::Process,
-    call::{Call, CallMessage, CallNumber, Reply, ReplyMessage, tenant_name},
+    audit::allocation_model::Change,
+    call::{Call, CallMessage, CallNumber, Reply, ReplyMessage, key_number, tenant_name},
     fault::network,
     host::{
         calls::{self, Context, SliceEnd},
@@ -389,7 +390,8 @@ impl Simulator {
     ) -> Result<(R, Range<usize>), String> {
         let before = self.model.dropped;
         let appended = self.appended(slice)?;
-        let vanished = self.model.dropped - before;
+        let released = self.released_ahead(appended.1.clone());
+        let vanished = (self.model.dropped - before).saturating_sub(released);
         match may_vanish {
             // An object that has lost its segment may also expire.
             Some(may_vanish) if vanished > may_vanish => Err(format!(
@@ -397,6 +399,19 @@ impl Simulator {
             )),
             _ => Ok(appended),
         }
+    }
+
+    /// Returns how many of the objects that these entries of the history drop are still readable: the
+    /// record of their release was written ahead of need.
+    fn released_ahead(&self, entries: Range<usize>) -> u64 {
+        let Some(state) = self.host.state() else { return 0 };
+        let is_readable = |(key, change): &(&[u8], Change)| {
+            let Change::Gone(version) = *change else { return false };
+            let tenant = self.host.tenant_of(key_number(key));
+            let view = state.view_object(self.now, &tenant, key);
+            view.is_ok_and(|view| view.version.is_some_and(|found| found.0 == version))
+        };
+        self.history.changes(entries).filter(is_readable).count() as u64
     }
 
     pub(crate) fn tenant_of_call(&self, call: &Call) -> mooncake_base::TenantId {
