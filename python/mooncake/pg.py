@@ -5,7 +5,8 @@ Importing it registers the backends "mooncake" (CPU and CUDA tensors) and "moonc
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 from ._pg import torch_version, version_suffix
 from ._pg.group import MooncakeProcessGroup, create_process_group
@@ -33,9 +34,6 @@ from ._pg.membership import (
 )
 from ._pg.settings import MooncakeBackendOptions, process_settings
 from ._pg.work import MooncakeWork
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 __all__ = [
     "MooncakeBackendOptions",

@@ -12,6 +12,7 @@ import logging
 import signal
 import sys
 import uuid
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -23,8 +24,6 @@ from ._proxy.proxy import Proxy, prefill_body
 from ._proxy.server import ProxyServer
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping, Sequence
-
     from ._proxy.asgi import Receive, Scope, Send
 
 __all__ = [

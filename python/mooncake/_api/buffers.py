@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
-if TYPE_CHECKING:
-    from typing import TypeAlias
-
-    from typing_extensions import Buffer
+from mooncake._hints import Readable as Buffer
 
 __all__ = ["SupportsArrayInterface", "SupportsDLPack", "check_value", "readable", "writable"]
 
@@ -35,9 +32,8 @@ class SupportsDLPack(Protocol):
         """Return the array in a capsule."""
 
 
-if TYPE_CHECKING:
-    Readable: TypeAlias = Buffer | SupportsArrayInterface | SupportsDLPack
-    """Contiguous bytes: the buffer protocol, an array of numpy, or DLPack in host memory."""
+Readable: TypeAlias = Buffer | SupportsArrayInterface | SupportsDLPack
+"""Contiguous bytes: the buffer protocol, an array of numpy, or DLPack in host memory."""
 
 
 def check_value(value: object) -> None:

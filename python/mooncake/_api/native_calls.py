@@ -5,16 +5,12 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from mooncake._api.types import Key
-from mooncake._runtime import _native
-
-if TYPE_CHECKING:
-    from typing_extensions import Buffer as Readable
-
-    from mooncake._runtime import Buffer, PutOptions
-    from mooncake.errors import MooncakeError
+from mooncake._hints import Readable
+from mooncake._runtime import Buffer, PutOptions, _native
+from mooncake.errors import MooncakeError
 
 __all__ = ["AsyncNative", "Located", "Native", "async_pause", "pause"]
 

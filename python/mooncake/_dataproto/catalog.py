@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 from .handle import (
     Handle,
@@ -15,9 +16,6 @@ from .handle import (
     copied,
     view_handle,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
 
 __all__ = ["UNACKNOWLEDGED_MAX", "DataProtoCatalog"]
 

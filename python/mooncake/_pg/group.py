@@ -6,19 +6,16 @@ import os
 import threading
 import time
 import weakref
-from typing import TYPE_CHECKING, Any
+from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from .collectives import Collectives
+from .context import ProcessContext
+from .settings import GroupSettings
 from .work import PendingWorks
-
-if TYPE_CHECKING:
-    from datetime import timedelta
-
-    from .context import ProcessContext
-    from .settings import GroupSettings
 
 __all__ = ["MooncakeProcessGroup"]
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -16,9 +17,6 @@ from mooncake.errors import MooncakeError
 from .group import MooncakeProcessGroup
 from .settings import process_settings
 from .work import CombinedWork, MooncakeWork
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 __all__ = [
     "ProposalStatus",

@@ -6,17 +6,18 @@ import itertools
 import logging
 import threading
 from collections import deque
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 
+from .memory import HostMemory, Use
+
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
     from weakref import WeakMethod
 
-    from .memory import HostMemory, Use
 
 __all__ = ["CombinedWork", "MooncakeWork", "PendingWorks"]
 

@@ -9,11 +9,10 @@ import os
 import queue
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
-if TYPE_CHECKING:
-    # Slow to import; a caller with an event loop has imported it already.
-    import asyncio
+# Slow to import; a caller with an event loop has imported it already.
+from mooncake._hints import asyncio
 
 __all__ = ["run_in_background"]
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, Self
+from types import TracebackType
+from typing import Literal, Self, TypeAlias
 
-if TYPE_CHECKING:
-    from types import TracebackType
-
-    from mooncake._runtime import _native
+from mooncake._runtime import _native
 
 __all__ = ["EngineLifetime"]
+
+_Engine: TypeAlias = _native.Engine
 
 
 class EngineLifetime:
@@ -17,7 +17,7 @@ class EngineLifetime:
 
     __slots__ = ("_native",)
 
-    _native: _native.Engine | None
+    _native: _Engine | None
 
     def __enter__(self) -> Self:
         """Return the engine; the end of the block releases it."""

@@ -8,16 +8,14 @@ import os
 import sys
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+# Slow to import; a caller with an event loop has imported it already.
+from mooncake._hints import asyncio
 from mooncake._runtime import Buffer, _native
 from mooncake.engine import codes
 from mooncake.engine.background import run_in_background
 from mooncake.errors import ClosedError, MooncakeError
-
-if TYPE_CHECKING:
-    # Slow to import; a caller with an event loop has imported it already.
-    import asyncio
 
 __all__ = [
     "ReceivedData",

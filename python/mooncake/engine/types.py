@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from enum import Enum
-from typing import TYPE_CHECKING
+from typing import TypeAlias
 
-if TYPE_CHECKING:
-    from mooncake._runtime import _native
+from mooncake._runtime import _native
 
 __all__ = [
     "InnerTransferEngine",
@@ -15,6 +14,8 @@ __all__ = [
     "inner_engine",
     "shared_engine",
 ]
+
+_Engine: TypeAlias = _native.Engine
 
 
 class TransferOpcode(Enum):
@@ -75,7 +76,7 @@ class InnerTransferEngine:
 
     __slots__ = ("__weakref__", "_native")
 
-    _native: _native.Engine
+    _native: _Engine
 
     def __init__(self) -> None:
         """Raise: only `TransferEngine.get_engine` makes instances."""

@@ -5,14 +5,12 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Sequence
 from enum import Enum
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
+from mooncake._hints import Readable
 from mooncake._runtime import _native
 from mooncake.errors import MooncakeError
 from mooncake.store.codes import BUFFER_OVERFLOW, INVALID_PARAMS, OK
-
-if TYPE_CHECKING:
-    from typing_extensions import Buffer as Readable
 
 __all__ = [
     "Key",

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from mooncake._hints import np, npt
 from mooncake.errors import MooncakeError, NotFoundError
+from mooncake.store.base import StoreBase
 from mooncake.store.batch import as_bool
 from mooncake.store.codes import INVALID_PARAMS
 from mooncake.store.pool import inner_store
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-    from mooncake.store.base import StoreBase
 
 __all__ = ["EngramStore", "EngramStoreConfig"]
 
@@ -103,7 +99,7 @@ class EngramStore:
             if outcome is False:
                 raise RuntimeError(f"populate failed: {key!r} is there already")
 
-    def lookup(self, row_ids: object) -> NDArray[np.float32]:
+    def lookup(self, row_ids: object) -> npt.NDArray[np.float32]:
         """Read only the requested rows of the tables.
 
         Args:
@@ -188,7 +184,7 @@ class EngramStore:
 
 
 def _parts(
-    wanted: NDArray[Any], head: int, heads: int, row_bytes: int
+    wanted: npt.NDArray[Any], head: int, heads: int, row_bytes: int
 ) -> tuple[Sequence[int], Sequence[int], Sequence[int]]:
     """Return destinations, sources and lengths of the rows of one head."""
     destinations = [(place * heads + head) * row_bytes for place in range(len(wanted))]

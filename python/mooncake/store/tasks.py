@@ -7,14 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 from mooncake.errors import MooncakeError
 from mooncake.store.base import StoreBase
-from mooncake.store.batch import check_lists
+from mooncake.store.batch import Key, check_lists
 from mooncake.store.codes import INVALID_PARAMS, OK, SEGMENT_NOT_FOUND
 from mooncake.store.config import TaskStatus, TaskType
 from mooncake.store.descriptors import QueryTaskResponse, ReplicaDescriptor, memory_replica
 
 if TYPE_CHECKING:
     from mooncake._runtime import _native
-    from mooncake.store.batch import Key
 
 __all__ = ["TaskCalls"]
 

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from mooncake._api.buffers import check_value
+from mooncake._hints import Readable
 from mooncake._runtime import Buffer as BufferHandle, _native
 from mooncake.errors import MooncakeError
 from mooncake.store.base import StoreBase
 from mooncake.store.batch import Key, as_bytes, as_codes, check_lists, contiguous, invalid_argument
 from mooncake.store.codes import OK
 from mooncake.store.config import ReplicateConfig, put_options
-
-if TYPE_CHECKING:
-    from typing_extensions import Buffer as Readable
 
 __all__ = ["ValueCalls"]
 

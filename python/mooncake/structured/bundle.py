@@ -6,7 +6,7 @@ import contextlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from mooncake.structured.bundle_store import ObjectRead, Objects
 from mooncake.structured.manifest import (
@@ -22,10 +22,8 @@ from mooncake.structured.manifest import (
     object_ids_of,
 )
 from mooncake.structured.payloads import Payload, bytes_payload
+from mooncake.structured.policy import WriteOptions
 from mooncake.structured.writes import Form, ObjectPut, Writes
-
-if TYPE_CHECKING:
-    from mooncake.structured.policy import WriteOptions
 
 __all__ = ["DEFAULT_BUNDLE_CHUNK_BYTES", "BundlePayload", "Bundles", "payload_reads"]
 

@@ -6,7 +6,7 @@ import contextlib
 import warnings
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from mooncake.structured.columns.column import encode_column, private_dtypes
 from mooncake.structured.envelope import Envelope, FieldSchemas, column_values, schema_of
@@ -16,14 +16,12 @@ from mooncake.structured.members import (
     encode_metadata,
     field_of,
 )
+from mooncake.structured.policy import WriteOptions
 from mooncake.structured.references import (
     MooncakeDataProtoRef,
     StructuredFieldLocation,
 )
 from mooncake.structured.structured_object import StructuredObjects, encode_object
-
-if TYPE_CHECKING:
-    from mooncake.structured.policy import WriteOptions
 
 __all__ = ["BatchOptions", "DataProtos"]
 

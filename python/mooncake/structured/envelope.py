@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 
@@ -13,9 +13,7 @@ from mooncake.structured.columns.leaf import FieldSchema
 from mooncake.structured.columns.ragged import is_tensor
 from mooncake.structured.destinations import TensorObjectBuffer
 from mooncake.structured.manifest import checked_name
-
-if TYPE_CHECKING:
-    from mooncake.structured.references import Section
+from mooncake.structured.references import Section
 
 __all__ = [
     "Envelope",

@@ -5,14 +5,12 @@ from __future__ import annotations
 import contextlib
 import weakref
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 
+from mooncake.structured.payloads import Array
 from mooncake.tensor.format import METADATA_BYTES
-
-if TYPE_CHECKING:
-    from mooncake.structured.payloads import Array
 
 __all__ = ["ResultMemory", "is_leased", "release"]
 

@@ -17,6 +17,7 @@ from mooncake.structured.destinations import (
     raw_bytes,
 )
 from mooncake.structured.leases import ResultMemory, is_leased
+from mooncake.structured.manifest import PayloadSpec
 from mooncake.structured.members import (
     METADATA_BYTES,
     ArrayField,
@@ -27,6 +28,7 @@ from mooncake.structured.members import (
     view_as,
 )
 from mooncake.structured.nested import decode_nested, select_nested
+from mooncake.structured.payloads import Array
 from mooncake.structured.rows import (
     StructuredMemberSlice,
     covering_span,
@@ -37,8 +39,6 @@ from mooncake.tensor import dtypes, format as tensor_format, memory
 
 if TYPE_CHECKING:
     from mooncake.structured.bundle_store import ObjectRead
-    from mooncake.structured.manifest import PayloadSpec
-    from mooncake.structured.payloads import Array
 
 __all__ = ["MemberReads", "Pending"]
 

@@ -6,12 +6,11 @@ import itertools
 import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 
-if TYPE_CHECKING:
-    from mooncake.structured.payloads import Array
+from mooncake.structured.payloads import Array
 
 __all__ = [
     "RowSpan",

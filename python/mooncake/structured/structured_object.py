@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
+from mooncake.structured.bundle import BundlePayload, Bundles
+from mooncake.structured.leases import ResultMemory
 from mooncake.structured.manifest import (
     Manifest,
     RemoteBundleRef,
@@ -19,13 +21,9 @@ from mooncake.structured.members import (
     encode_metadata,
     field_of,
 )
+from mooncake.structured.policy import WriteOptions
 from mooncake.structured.reading import MemberReads
 from mooncake.structured.rows import StructuredMemberSlice
-
-if TYPE_CHECKING:
-    from mooncake.structured.bundle import BundlePayload, Bundles
-    from mooncake.structured.leases import ResultMemory
-    from mooncake.structured.policy import WriteOptions
 
 __all__ = [
     "StructuredObjectPayload",

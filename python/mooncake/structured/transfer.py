@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import Any, Final, Literal
 
 from mooncake.structured.bundle import DEFAULT_BUNDLE_CHUNK_BYTES, BundlePayload, Bundles
 from mooncake.structured.bundle_store import BundleStore, Objects
+from mooncake.structured.columns.leaf import FieldSchema
 from mooncake.structured.dataproto import BatchOptions, DataProtos
 from mooncake.structured.dataproto_read import FieldSelection, read_batch, selected_fields
 from mooncake.structured.envelope import (
@@ -38,9 +39,6 @@ from mooncake.structured.structured_object import (
     StructuredObjectResult,
     StructuredObjects,
 )
-
-if TYPE_CHECKING:
-    from mooncake.structured.columns.leaf import FieldSchema
 
 __all__ = ["MooncakeBundleTransfer"]
 

@@ -6,17 +6,15 @@ import ctypes
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from mooncake.structured.bundle_store import BATCH_KEYS_MAX, Objects, check_codes
+from mooncake.structured.payloads import Payload
 from mooncake.structured.policy import (
     AUTO_PARALLEL_MIN_BYTES,
     AUTO_PARALLEL_MIN_CHUNKS,
     WriteOptions,
 )
-
-if TYPE_CHECKING:
-    from mooncake.structured.payloads import Payload
 
 __all__ = ["Form", "ObjectPut", "Writes"]
 

@@ -10,15 +10,12 @@ import asyncio
 import time
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 from mooncake._api.limits import limited
+from mooncake._api.native_calls import AsyncNative
+from mooncake._hints import Begun, Readable
 from mooncake._runtime import PutOptions, _native
-
-if TYPE_CHECKING:
-    from typing_extensions import Buffer as Readable
-
-    from mooncake._api.native_calls import AsyncNative
 
 __all__ = [
     "Call",
@@ -56,7 +53,7 @@ class Call(Protocol):
     def make(self, store: _native.Store) -> Any:
         """Make the call and return its outcome."""
 
-    def begin(self, calls: _native.Pending) -> _native.Begun[Any]:
+    def begin(self, calls: _native.Pending) -> Begun[Any]:
         """Begin the call for an event loop and return its number."""
 
 
@@ -108,7 +105,7 @@ class ReadGrids:
             tag=self.tag,
         )
 
-    def begin(self, calls: _native.Pending) -> _native.Begun[Any]:
+    def begin(self, calls: _native.Pending) -> Begun[Any]:
         """Begin the call."""
         return calls.read_grids(self.keys, self.grids, self.owner, lease=self.lease, tag=self.tag)
 
@@ -133,7 +130,7 @@ class Put:
         """Make the call."""
         return store.put(self.keys, self.values, options=self.options, is_upsert=self.is_upsert)
 
-    def begin(self, calls: _native.Pending) -> _native.Begun[Any]:
+    def begin(self, calls: _native.Pending) -> Begun[Any]:
         """Begin the call."""
         return calls.put(self.keys, self.values, options=self.options, is_upsert=self.is_upsert)
 
@@ -154,7 +151,7 @@ class Remove:
         """Make the call."""
         return store.remove(self.keys, force=self.force)
 
-    def begin(self, calls: _native.Pending) -> _native.Begun[Any]:
+    def begin(self, calls: _native.Pending) -> Begun[Any]:
         """Begin the call."""
         return calls.remove(self.keys, force=self.force)
 
@@ -175,7 +172,7 @@ class List:
         """Make the call."""
         return store.list(prefix=self.prefix, after=self.after)
 
-    def begin(self, calls: _native.Pending) -> _native.Begun[Any]:
+    def begin(self, calls: _native.Pending) -> Begun[Any]:
         """Begin the call."""
         return calls.list(prefix=self.prefix, after=self.after)
 
@@ -194,7 +191,7 @@ class Sizes:
         """Make the call."""
         return store.sizes(self.keys, lease=False)
 
-    def begin(self, calls: _native.Pending) -> _native.Begun[Any]:
+    def begin(self, calls: _native.Pending) -> Begun[Any]:
         """Begin the call."""
         return calls.sizes(self.keys, lease=False)
 
@@ -213,7 +210,7 @@ class Describe:
         """Make the call."""
         return store.describe(self.keys)
 
-    def begin(self, calls: _native.Pending) -> _native.Begun[Any]:
+    def begin(self, calls: _native.Pending) -> Begun[Any]:
         """Begin the call."""
         return calls.describe(self.keys)
 

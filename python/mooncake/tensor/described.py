@@ -9,14 +9,12 @@ from __future__ import annotations
 
 import ast
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from mooncake._hints import np
 from mooncake.tensor.dtypes import DType, load_numpy
 from mooncake.tensor.format import METADATA_BYTES, TensorMetadata
 from mooncake.tensor.memory import TensorMemory
-
-if TYPE_CHECKING:
-    import numpy as np
 
 __all__ = ["encode", "is_described", "restore"]
 

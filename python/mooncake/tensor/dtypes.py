@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
+from mooncake._hints import np, torch
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    import numpy as np
-    import torch
 
 __all__ = ["ALL", "EXTENSION_CODE_MIN", "DType", "load_numpy", "load_torch"]
 

@@ -12,12 +12,10 @@ import math
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Literal, TypeAlias, TypeVar
+from typing import Final, Literal, TypeAlias, TypeVar
 
+from mooncake._hints import Readable
 from mooncake.tensor.dtypes import EXTENSION_CODE_MIN, DType
-
-if TYPE_CHECKING:
-    from typing_extensions import Buffer as Readable
 
 __all__ = [
     "AXES_MAX",

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from mooncake._api.values import decoded
 from mooncake._runtime import _native
 from mooncake.errors import MooncakeError, NotReadyError
+from mooncake.tensor.calls import Operation
 from mooncake.tensor.format import (
     AxisRecord,
     FormatError,
@@ -20,9 +20,6 @@ from mooncake.tensor.format import (
 )
 from mooncake.tensor.layout import Layout, Shard
 from mooncake.tensor.search import mixed, read_generations
-
-if TYPE_CHECKING:
-    from mooncake.tensor.calls import Operation
 
 __all__ = ["Form", "forms_of", "other_layout"]
 

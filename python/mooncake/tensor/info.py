@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from mooncake._api.values import decoded
 from mooncake.errors import InvalidArgumentError, MooncakeError, NotFoundError
-from mooncake.tensor.calls import Describe
+from mooncake.tensor.calls import Describe, Operation
 from mooncake.tensor.format import GENERATION_TAG
 from mooncake.tensor.inventory import find, find_stored
 from mooncake.tensor.layout import Axis
 from mooncake.tensor.search import Found, Unsettled, find_all
 
 if TYPE_CHECKING:
-    from mooncake.tensor.calls import Operation
     from mooncake.tensor.search import Part
 
 __all__ = ["Info", "PartInfo", "TensorInfo", "describe"]

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from mooncake._api.values import decoded
 from mooncake._runtime import _native
+from mooncake.tensor.calls import Operation
 from mooncake.tensor.format import (
     AXIS_KINDS,
     AxisKind,
@@ -32,6 +33,7 @@ from mooncake.tensor.format import (
     writer_key,
     writer_manifest_key,
 )
+from mooncake.tensor.forms import Form
 from mooncake.tensor.layout import Axis, Box, Shard
 from mooncake.tensor.search import (
     Found,
@@ -58,8 +60,6 @@ from mooncake.tensor.shard_set import (
 
 if TYPE_CHECKING:
     from mooncake.errors import MooncakeError
-    from mooncake.tensor.calls import Operation
-    from mooncake.tensor.forms import Form
 
 __all__ = ["axes_of", "find", "find_stored", "records", "stored_keys"]
 

@@ -6,15 +6,11 @@ import ctypes
 import math
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
+from mooncake._hints import Readable, np, torch
 from mooncake.tensor.dtypes import DType, load_numpy, load_torch
 from mooncake.tensor.format import DIMS_MAX, METADATA_BYTES, FormatError, TensorMetadata
-
-if TYPE_CHECKING:
-    import numpy as np
-    import torch
-    from typing_extensions import Buffer as Readable
 
 __all__ = ["TensorMemory", "as_numpy", "as_torch", "at_address", "of", "restore"]
 

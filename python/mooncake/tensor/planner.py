@@ -6,11 +6,9 @@ import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from mooncake.tensor.calls import Dimension
-    from mooncake.tensor.layout import Box
+from mooncake.tensor.calls import Dimension
+from mooncake.tensor.layout import Box
 
 __all__ = ["Grid", "IncompleteError", "Source", "plan"]
 

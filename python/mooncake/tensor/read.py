@@ -5,22 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from mooncake.errors import DeadlineError, InvalidArgumentError, MooncakeError
 from mooncake.tensor import described, memory
+from mooncake.tensor.calls import Operation
 from mooncake.tensor.dtypes import DType, load_numpy, load_torch
 from mooncake.tensor.format import METADATA_BYTES, TensorMetadata
 from mooncake.tensor.inventory import find
-from mooncake.tensor.layout import Box
+from mooncake.tensor.layout import Box, Shard
 from mooncake.tensor.recall import forget, recall, remember
 from mooncake.tensor.retries import Retries
 from mooncake.tensor.search import Evidence, Found, Part, Unsettled, find_all, invalid
 from mooncake.tensor.transfer import Job, fill, replaced
-
-if TYPE_CHECKING:
-    from mooncake.tensor.calls import Operation
-    from mooncake.tensor.layout import Shard
 
 __all__ = ["Arrays", "Library", "Request", "Tensors", "read", "without_metadata"]
 

@@ -9,11 +9,9 @@ layout all the time.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from mooncake.tensor.layout import Shard
-    from mooncake.tensor.search import Found
+from mooncake.tensor.layout import Shard
+from mooncake.tensor.search import Found
 
 __all__ = ["forget", "recall", "remember"]
 

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 from mooncake._api.types import Key
 from mooncake._api.values import encoded, key_list
+from mooncake.tensor.layout import Layout, Shard
 from mooncake.tensor.read import Request
 from mooncake.tensor.write import Item
-
-if TYPE_CHECKING:
-    from mooncake.tensor.layout import Layout, Shard
 
 __all__ = ["Items", "Targets", "item", "item_list", "request_list"]
 

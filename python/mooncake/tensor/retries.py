@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from mooncake.errors import (
     DeadlineError,
     InvalidArgumentError,
@@ -11,11 +9,8 @@ from mooncake.errors import (
     NotFoundError,
     NotReadyError,
 )
-from mooncake.tensor.calls import Pause
+from mooncake.tensor.calls import Operation, Pause
 from mooncake.tensor.search import Unsettled
-
-if TYPE_CHECKING:
-    from mooncake.tensor.calls import Operation
 
 __all__ = ["Retries"]
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 from mooncake._api.values import decoded
 from mooncake._runtime import _native
@@ -19,7 +19,7 @@ from mooncake.errors import (
     NotFoundError,
     NotReadyError,
 )
-from mooncake.tensor.calls import List, ReadGrids
+from mooncake.tensor.calls import List, Operation, ReadGrids
 from mooncake.tensor.format import (
     GENERATION_TAG,
     MANIFEST_BYTES,
@@ -28,10 +28,7 @@ from mooncake.tensor.format import (
     Manifest,
     TensorMetadata,
 )
-
-if TYPE_CHECKING:
-    from mooncake.tensor.calls import Operation
-    from mooncake.tensor.layout import Box
+from mooncake.tensor.layout import Box
 
 __all__ = [
     "Evidence",

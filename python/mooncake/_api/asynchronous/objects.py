@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
+from typing import Any, Literal, TypeVar, overload
 
 from mooncake._api.asynchronous.jobs import AsyncDrain, AsyncTask
 from mooncake._api.asynchronous.leases import AsyncLease
-from mooncake._api.buffers import readable, writable
+from mooncake._api.buffers import Readable, readable, writable
+from mooncake._api.config import StoreConfig
+from mooncake._api.native_calls import AsyncNative
 from mooncake._api.outcomes import MISSING, about, all_of, batches, only, options_of, or_default
 from mooncake._api.tasks import CopyInfo, JobId, copies_of
 from mooncake._api.types import Cleared, Key, ObjectInfo, Progress, SegmentInfo
@@ -19,13 +21,8 @@ from mooncake._api.values import (
     name_list,
     with_terms,
 )
+from mooncake._runtime import Buffer, PutOptions
 from mooncake.errors import LeaseLostError, MooncakeError, NotFoundError
-
-if TYPE_CHECKING:
-    from mooncake._api.buffers import Readable
-    from mooncake._api.config import StoreConfig
-    from mooncake._api.native_calls import AsyncNative
-    from mooncake._runtime import Buffer, PutOptions
 
 __all__ = ["AsyncObjectCalls"]
 

@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from mooncake._api.native_calls import AsyncNative
 from mooncake._api.outcomes import all_of, only
+from mooncake._api.types import Key
 from mooncake._api.values import encoded, key_list, with_terms
+from mooncake._hints import np, torch
+from mooncake._runtime import PutOptions
 from mooncake.errors import NotFoundError
 from mooncake.tensor.calls import run_async
 from mooncake.tensor.info import Info, describe
+from mooncake.tensor.layout import Layout, Shard
 from mooncake.tensor.read import Arrays, Request, Tensors, read
 from mooncake.tensor.requests import Items, Targets, item, item_list, request_list
 from mooncake.tensor.write import remove, write
-
-if TYPE_CHECKING:
-    import numpy as np
-    import torch
-
-    from mooncake._api.native_calls import AsyncNative
-    from mooncake._api.types import Key
-    from mooncake._runtime import PutOptions
-    from mooncake.tensor.layout import Layout, Shard
 
 __all__ = ["AsyncTensorCalls"]
 

@@ -9,14 +9,14 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Literal, Self
 
 from mooncake._api.background import Repeater
+from mooncake._api.native_calls import Native
 from mooncake._api.outcomes import all_of
+from mooncake._api.types import Key
 from mooncake.errors import LeaseLostError, MooncakeError
 
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from mooncake._api.native_calls import Native
-    from mooncake._api.types import Key
 
 __all__ = ["Lease"]
 

@@ -5,11 +5,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
+from typing import Any, Literal, TypeVar, overload
 
 from mooncake._api.blocking.jobs import Drain, Task
 from mooncake._api.blocking.leases import Lease
-from mooncake._api.buffers import readable, writable
+from mooncake._api.buffers import Readable, readable, writable
+from mooncake._api.config import StoreConfig
+from mooncake._api.native_calls import Native
 from mooncake._api.outcomes import MISSING, about, all_of, batches, only, options_of, or_default
 from mooncake._api.tasks import CopyInfo, JobId, copies_of
 from mooncake._api.types import Cleared, Key, ObjectInfo, Progress, SegmentInfo
@@ -21,13 +23,8 @@ from mooncake._api.values import (
     name_list,
     with_terms,
 )
+from mooncake._runtime import Buffer, PutOptions
 from mooncake.errors import LeaseLostError, MooncakeError, NotFoundError
-
-if TYPE_CHECKING:
-    from mooncake._api.buffers import Readable
-    from mooncake._api.config import StoreConfig
-    from mooncake._api.native_calls import Native
-    from mooncake._runtime import Buffer, PutOptions
 
 __all__ = ["ObjectCalls"]
 

@@ -6,16 +6,12 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
-from mooncake._api.buffers import writable
+from mooncake._api.buffers import Readable, writable
 from mooncake._api.limits import limited
+from mooncake._api.native_calls import Located, Native
 from mooncake._api.outcomes import only
-
-if TYPE_CHECKING:
-    from mooncake._api.buffers import Readable
-    from mooncake._api.native_calls import Located, Native
-    from mooncake._api.types import Key
+from mooncake._api.types import Key
 
 __all__ = ["ObjectReader", "RangeCalls"]
 

@@ -18,13 +18,13 @@ from mooncake.store.config import ReplicateConfig, put_options
 from mooncake.tensor import memory
 from mooncake.tensor.dtypes import load_torch
 from mooncake.tensor.format import METADATA_BYTES, FormatError, TensorMetadata
+from mooncake.tensor.memory import TensorMemory
 
 if TYPE_CHECKING:
     import torch
 
     from mooncake._runtime import Buffer
     from mooncake.tensor.dtypes import DType
-    from mooncake.tensor.memory import TensorMemory
 
 __all__ = ["Item", "TensorBase", "head_of", "item_of", "tensor_memory"]
 

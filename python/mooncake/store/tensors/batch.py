@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from mooncake._aliases import accept_aliases
+from mooncake._hints import torch
+from mooncake.store.batch import Key
+from mooncake.store.config import ReplicateConfig
 from mooncake.store.tensors.base import TensorBase
-
-if TYPE_CHECKING:
-    import torch
-
-    from mooncake.store.batch import Key
-    from mooncake.store.config import ReplicateConfig
 
 __all__ = ["BatchTensorCalls"]
 

@@ -7,14 +7,13 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from mooncake._aliases import accept_aliases
+from mooncake._hints import torch
 from mooncake.store.batch import Key, as_numbers, check_lists, have_same_length, invalid_argument
 from mooncake.store.codes import INVALID_PARAMS
 from mooncake.store.tensors.base import TensorBase, tensor_memory
 from mooncake.tensor.format import METADATA_BYTES, FormatError, TensorMetadata
 
 if TYPE_CHECKING:
-    import torch
-
     from mooncake._runtime import _native
     from mooncake.errors import MooncakeError
     from mooncake.tensor.memory import TensorMemory

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mooncake._aliases import accept_aliases
 from mooncake._api.values import encoded
+from mooncake._hints import torch
 from mooncake._runtime import _native
 from mooncake.errors import InvalidArgumentError, MooncakeError
 from mooncake.store.batch import Key, as_codes, check_lists, have_same_length, invalid_argument
@@ -26,9 +27,6 @@ from mooncake.tensor.retries import Retries
 from mooncake.tensor.search import Found, Search, Unsettled, find_all
 from mooncake.tensor.transfer import Job, fill
 from mooncake.tensor.write import Item, write
-
-if TYPE_CHECKING:
-    import torch
 
 __all__ = ["ParallelTensorCalls"]
 

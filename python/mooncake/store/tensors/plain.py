@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from mooncake._hints import torch
+from mooncake.store.batch import Key
+from mooncake.store.config import ReplicateConfig
 from mooncake.store.tensors.base import TensorBase
-
-if TYPE_CHECKING:
-    import torch
-
-    from mooncake.store.batch import Key
-    from mooncake.store.config import ReplicateConfig
 
 __all__ = ["PlainTensorCalls"]
 

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import importlib
 import os
-from typing import TYPE_CHECKING, Final
+from typing import Final, TypeAlias
 
+from mooncake._hints import torch
 from mooncake._runtime import _native
+from mooncake.store.batch import Key
 from mooncake.store.codes import FILE_NOT_FOUND, INVALID_PARAMS, OK
 from mooncake.store.tensors.base import TensorBase
 
-if TYPE_CHECKING:
-    import torch
-
-    from mooncake.store.batch import Key
-
-    FileName = str | os.PathLike[str]
-
 __all__ = ["SafetensorsCalls"]
+
+FileName: TypeAlias = str | os.PathLike[str]
 
 # Exceptions of safetensors for files that cannot be read or written, and for tensors that it does
 # not support; beside `SafetensorError`.

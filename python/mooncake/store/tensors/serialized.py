@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from mooncake._hints import Readable, torch
 from mooncake.store.tensors.base import item_of
 from mooncake.tensor import memory
 from mooncake.tensor.format import METADATA_BYTES, FormatError, TensorMetadata
-
-if TYPE_CHECKING:
-    import torch
-    from typing_extensions import Buffer as Readable
 
 __all__ = ["deserialize_tensor", "serialize_tensor", "tensor_metadata_size"]
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mooncake._aliases import accept_aliases
+from mooncake._hints import torch
 from mooncake.store.batch import Key, check_lists, have_same_length, invalid_argument, unsigned
 from mooncake.store.codes import INVALID_PARAMS, OK
+from mooncake.store.config import ReplicateConfig
 from mooncake.store.tensors.base import (
     Item,
     TensorBase,
@@ -19,11 +21,6 @@ from mooncake.store.tensors.base import (
 from mooncake.tensor import memory
 from mooncake.tensor.dtypes import load_torch
 from mooncake.tensor.format import AxisRecord, FormatError, TensorMetadata, shard_key
-
-if TYPE_CHECKING:
-    import torch
-
-    from mooncake.store.config import ReplicateConfig
 
 __all__ = ["TensorParallelCalls"]
 

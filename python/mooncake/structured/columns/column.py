@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -20,10 +20,8 @@ from mooncake.structured.columns.leaf import (
 )
 from mooncake.structured.columns.ragged import TENSORS
 from mooncake.structured.columns.table import CODECS, codec_of, encode_leaf
+from mooncake.structured.payloads import Array
 from mooncake.tensor.dtypes import DType
-
-if TYPE_CHECKING:
-    from mooncake.structured.payloads import Array
 
 __all__ = [
     "LeafPart",

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 
-if TYPE_CHECKING:
-    from mooncake.structured.payloads import Array
+from mooncake.structured.payloads import Array
 
 __all__ = [
     "MISSING",
