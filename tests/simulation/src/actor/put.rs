@@ -50,6 +50,7 @@ enum Stage {
     /// Waits for the reply to the end or the revocation.
     Closing {
         version: Version,
+        /// Replicas that words of the put may still reach.
         failed: Vec<ReplicaId>,
         is_end: bool,
         call: RepeatedCall,
@@ -391,15 +392,17 @@ impl Put {
         let mut close = ClosePuts::default();
         close.push(0, closing);
         let is_end = matches!(close.next_step(), CloseStep::End(_));
+        // Words may still arrive at both, if the put is revoked now or given up later.
+        let unsettled = failed.iter().chain(&late).copied().collect();
         let call = match is_end {
             true => {
                 let checksum = self.terms.has_checksum.then(|| history::checksum(version));
-                Call::PutEnd { version, failed: failed.clone(), late, checksum, key: None }
+                Call::PutEnd { version, failed, late, checksum, key: None }
             }
-            false => Call::PutRevoke { version, failed: failed.clone() },
+            false => Call::PutRevoke { version, failed: Vec::clone(&unsettled) },
         };
         let call = RepeatedCall::send_about(simulator, caller, call, key_name(self.key));
-        self.stage = Stage::Closing { version, failed, is_end, call };
+        self.stage = Stage::Closing { version, failed: unsettled, is_end, call };
     }
 }
 
