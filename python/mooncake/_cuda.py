@@ -6,10 +6,11 @@ fork any more.
 
 from __future__ import annotations
 
-import ctypes.util
 import functools
 import os
 from pathlib import Path
+
+__all__ = ["is_usable"]
 
 # Where the kernel shows the devices of the driver: its list, device files (also of WSL and Jetson).
 _DEVICES = (
@@ -36,7 +37,10 @@ def _has_driver(named: str) -> bool:
     folders = os.environ.get("LD_LIBRARY_PATH", "").split(":")
     if any((Path(folder) / name).exists() for folder in folders if folder):
         return True
-    return ctypes.util.find_library(name.removeprefix("lib").split(".so")[0]) is not None
+    # Costs milliseconds: only a host with a device gets here.
+    from ctypes.util import find_library
+
+    return find_library(name.removeprefix("lib").split(".so")[0]) is not None
 
 
 def _has_match(pattern: str) -> bool:

@@ -38,7 +38,9 @@ FOREIGN_PROGRAM = re.compile(
 )
 # Options of others that stand alone.
 FOREIGN_FLAGS = {
-    *("--device", "--ipc", "--kv-transfer-config", "--tensor-parallel-size", "--ulimit"),
+    *("--cap-add", "--device", "--ipc", "--ulimit"),
+    *("--kv-transfer-config", "--tensor-parallel-size", "--pipeline-parallel-size"),
+    *("--block-size", "--num-gpu-blocks-override"),
     "--env-file",
     *("--disable-hybrid-kv-cache-manager", "--hicache-storage-backend-extra-config"),
     *("--disaggregation-ib-device", "--base-gpu-id", "--max-restarts"),

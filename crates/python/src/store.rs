@@ -41,8 +41,8 @@ use self::{
 };
 use crate::{
     argument::{
-        self, PackedKeys, Unsigned, call_with_valid, check_same_length, invalid_as_missing,
-        key_batch, object_keys,
+        self, Unsigned, call_with_valid, check_same_length, invalid_as_missing, key_batch,
+        object_keys,
     },
     buffer::{Ranges, Views, uninit_bytes},
     detach::{detached, limited},
@@ -240,7 +240,9 @@ impl Store {
         is_upsert: bool,
     ) -> PyResult<Bound<'py, PyList>> {
         or_raise(py, check_same_length("ranges", ranges.len(), keys.len()))?;
-        put_ranges(self, py, &keys, &ranges.items(), (options, is_upsert), |it| it.is_some())
+        transfer::put_ranges(self, py, &keys, &ranges.items(), (options, is_upsert), |it| {
+            it.is_some()
+        })
     }
 
     /// Gets objects as `bytes`.
@@ -777,23 +779,8 @@ impl Store {
         or_raise(py, check_same_length("values", values.len(), keys.len()))?;
         let views = values.iter().map(Views::of).collect::<PyResult<Vec<_>>>()?;
         let ranges: Vec<&[LocalRange]> = views.iter().map(Views::ranges).collect();
-        put_ranges(self, py, keys, &ranges, how, outcome)
+        transfer::put_ranges(self, py, keys, &ranges, how, outcome)
     }
-}
-
-fn put_ranges<'py, T: IntoPyObject<'py>>(
-    store: &Store,
-    py: Python<'py>,
-    keys: &[Bound<'py, PyAny>],
-    values: &[&[LocalRange]],
-    (options, is_upsert): (Option<&Bound<'py, PutOptions>>, bool),
-    outcome: impl Fn(Option<Version>) -> T,
-) -> PyResult<Bound<'py, PyList>> {
-    let names = PackedKeys::from_slice(keys)?;
-    let options = batch_options(py, options, is_upsert, keys.len())?;
-    let stored = store.call(py, |client| transfer::put(client, &names, values, options))?;
-    let outcomes = stored.into_iter().map(|stored| stored.map(&outcome)).collect();
-    outcome_list(py, keys, outcomes)
 }
 
 impl Drop for Store {

@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn blocked_stream_holds_nobody_up_and_left_out_lines_are_counted() {
+    fn blocked_stream_delays_nobody_and_lost_lines_are_counted() {
         let stream = Stream::default();
         let queue = LogQueue::start(stream.clone()).unwrap();
         let surplus = 500;

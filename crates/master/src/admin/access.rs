@@ -23,7 +23,7 @@ const FORWARDED: [&str; 3] = ["forwarded", "x-forwarded-for", "x-real-ip"];
 pub(crate) struct Secrets {
     /// The admin token, which may be empty.
     pub(crate) admin: Secret,
-    /// The token of the RPC port. Whoever knows it can read and change objects there.
+    /// The token of the RPC port. Its holders can read and change objects there.
     pub(crate) rpc: Option<Token>,
 }
 

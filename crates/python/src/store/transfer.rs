@@ -6,15 +6,39 @@ use mooncake_base::sync::Mutex;
 use mooncake_base::{Clock, Error, ErrorCode, Moment, ObjectKey, Result, SystemClock, Version};
 use mooncake_store_client::{Client, Located, PutItem, PutOptions, PutOutcome, Read};
 use mooncake_transfer_engine::LocalRange;
-use pyo3::{prelude::*, types::PyBytes};
+use pyo3::{
+    prelude::*,
+    types::{PyBytes, PyList},
+};
 
+use super::{
+    Store,
+    outcome::{batch_options, outcome_list},
+};
 use crate::{
     argument::{PackedKeys, call_with_valid, partition_valid},
     buffer::{Buffer, uninit_bytes},
+    options,
 };
 
 /// Shortest time between two warnings about copies that were not made.
 const WARNING_INTERVAL: Duration = Duration::from_secs(10);
+
+/// Puts ranges of memory under the keys. Returns what `outcome` makes of each new version, or the failure.
+pub(super) fn put_ranges<'py, T: IntoPyObject<'py>>(
+    store: &Store,
+    py: Python<'py>,
+    keys: &[Bound<'py, PyAny>],
+    values: &[&[LocalRange]],
+    (options, is_upsert): (Option<&Bound<'py, options::PutOptions>>, bool),
+    outcome: impl Fn(Option<Version>) -> T,
+) -> PyResult<Bound<'py, PyList>> {
+    let names = PackedKeys::from_slice(keys)?;
+    let options = batch_options(py, options, is_upsert, keys.len())?;
+    let stored = store.call(py, |client| put(client, &names, values, options))?;
+    let outcomes = stored.into_iter().map(|stored| stored.map(&outcome)).collect();
+    outcome_list(py, keys, outcomes)
+}
 
 /// Puts the valid items. Returns the version of each new object; `None`: an existing object was kept.
 pub(crate) fn put(
