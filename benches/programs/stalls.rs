@@ -210,6 +210,7 @@ impl Client {
             keys,
             force: true,
             if_versions: vec![],
+            spare_hard_pinned: false,
         }))?;
         Ok(())
     }
@@ -234,7 +235,12 @@ impl Client {
 
     fn remove(&self, by: By) -> Result<u64> {
         let (caller, selector) = (self.caller(), Some(v1::KeySelector { by: Some(by) }));
-        let remove = v1::RemoveMatchingRequest { caller, selector, force: true };
+        let remove = v1::RemoveMatchingRequest {
+            caller,
+            selector,
+            force: true,
+            spare_hard_pinned: false,
+        };
         match self.call(Call::RemoveMatching(remove))? {
             response::Call::RemoveMatching(answer) => Ok(answer.removed),
             _ => bail!("unexpected reply"),
