@@ -235,12 +235,8 @@ impl Client {
 
     fn remove(&self, by: By) -> Result<u64> {
         let (caller, selector) = (self.caller(), Some(v1::KeySelector { by: Some(by) }));
-        let remove = v1::RemoveMatchingRequest {
-            caller,
-            selector,
-            force: true,
-            spare_hard_pinned: false,
-        };
+        let remove =
+            v1::RemoveMatchingRequest { caller, selector, force: true, spare_hard_pinned: false };
         match self.call(Call::RemoveMatching(remove))? {
             response::Call::RemoveMatching(answer) => Ok(answer.removed),
             _ => bail!("unexpected reply"),
