@@ -195,14 +195,7 @@ async fn start_in(
         master.spawn(listen::serve_unix(unix, context.clone()));
     }
     if let Some(listener) = admin {
-        let settings = admin::Settings {
-            secrets: admin::Secrets {
-                admin: config.admin_token.clone(),
-                rpc: config.rpc_token.clone(),
-            },
-            has_upstream_metrics: config.has_upstream_metrics,
-            hosts: config.admin_hosts.clone(),
-        };
+        let settings = admin_settings(&config);
         master.spawn(admin::serve(listener, service, settings, master.stop.clone()));
     }
     if let Some(listener) = metadata {
@@ -210,6 +203,17 @@ async fn start_in(
     }
     master.spawn(listen::serve_tcp(rpc, context));
     Ok(master)
+}
+
+fn admin_settings(config: &MasterConfig) -> admin::Settings {
+    admin::Settings {
+        secrets: admin::Secrets {
+            admin: config.admin_token.clone(),
+            rpc: config.rpc_token.clone(),
+        },
+        has_upstream_metrics: config.has_upstream_metrics,
+        hosts: config.admin_hosts.clone(),
+    }
 }
 
 /// Creates the context shared by all connections.

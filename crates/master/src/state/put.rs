@@ -291,11 +291,9 @@ impl PutCalls<'_> {
                 return Ok(PutStep::Started(started));
             }
             self.check_version(slot, put.if_version)?;
-            if let Err(error) = self.check_existing(slot, put.is_replacing) {
-                // The writer may count the object as stored.
-                self.inventory.take_back(slot);
-                return Err(error);
-            }
+            // The writer may count an object that exists as stored.
+            let checked = self.check_existing(slot, put.is_replacing);
+            checked.inspect_err(|_| self.inventory.take_back(slot))?;
         } else if let Some(version) = put.if_version {
             return Err(other_version(put.key.as_bytes(), version, None));
         }
