@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_speaks_over_tcp_for_known_process() {
+    fn tcp_caller_speaks_for_no_known_process() {
         let mut table = ClientTable::default();
         let client = ClientId::random();
         table.add_connection(client, Some(&own())).unwrap();

@@ -37,7 +37,7 @@ enum Replacement {
     /// One of them is in use.
     Confirmed,
     /// The process of one of them has not been heard of yet.
-    Awaited,
+    Unconfirmed,
     Lost,
 }
 
@@ -90,7 +90,7 @@ fn try_to_confirm(
             calls.inventory.drop_copies(now, slot, &sources);
             calls.finish_task(now, id, Ok(confirmation.copied));
         }
-        Replacement::Awaited => await_confirmation(calls, now, id, confirmation),
+        Replacement::Unconfirmed => await_confirmation(calls, now, id, confirmation),
         Replacement::Lost => calls.retry_task(now, id, TARGET_LOST),
     }
 }
@@ -129,7 +129,7 @@ fn replacement(
     };
     match owners.any(lives) {
         true => Replacement::Confirmed,
-        false => Replacement::Awaited,
+        false => Replacement::Unconfirmed,
     }
 }
 

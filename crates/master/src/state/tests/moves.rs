@@ -231,7 +231,7 @@ fn earlier_log_with_equal_ordinals_keeps_the_moved_replica() {
 }
 
 #[test]
-fn writer_from_before_an_upgrade_names_replicas_by_their_former_ids() {
+fn writer_from_before_upgrade_names_former_replica_ids() {
     let mut pool = two();
     let both = PutOptions { replicas: 2, ..PutOptions::default() };
     let started = pool.start_with(A, "k", MIB, false, &both).unwrap();

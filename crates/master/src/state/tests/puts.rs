@@ -439,7 +439,7 @@ fn oversized_object_error_names_both_sizes() {
 }
 
 #[test]
-fn memory_with_late_bytes_is_not_reused_before_they_are_out_of_date() {
+fn memory_with_late_bytes_is_not_reused_in_write_window() {
     for restarts in [false, true] {
         let mut pool = Pool::new(4);
         let mut log = Log::begin(&mut pool);
