@@ -137,14 +137,12 @@ def _rectangles_overlap(boxes: Sequence[Box], swept: int) -> bool:
 
 def _solids_overlap(boxes: Sequence[Box], swept: int) -> bool:
     """Returns whether boxes, sorted by their start in the dimension `swept`, overlap."""
-    opened: dict[int, Box] = {}
-    closing: list[tuple[int, int]] = []
+    opened: list[Box] = []
     compared = 0
-    for index, box in enumerate(boxes):
-        start, extent = box[0][swept], box[1][swept]
-        while closing and closing[0][0] <= start:
-            del opened[heappop(closing)[1]]
-        for other in opened.values():
+    for box in boxes:
+        start = box[0][swept]
+        opened = [other for other in opened if other[0][swept] + other[1][swept] > start]
+        for other in opened:
             compared += 1
             if compared > COMPARISONS_MAX:
                 raise ValueError(
@@ -153,8 +151,7 @@ def _solids_overlap(boxes: Sequence[Box], swept: int) -> bool:
                 )
             if intersection(box, other) is not None:
                 return True
-        opened[index] = box
-        heappush(closing, (start + extent, index))
+        opened.append(box)
     return False
 
 
