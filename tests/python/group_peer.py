@@ -12,7 +12,7 @@ import sys
 
 from mooncake import _native
 
-INT64, SUM = 4, 0
+UINT8, INT64, SUM = 0, 4, 0
 LIMIT_S = 200.0
 
 
@@ -42,7 +42,7 @@ def main() -> None:
             memory = ctypes.create_string_buffer(arguments[0])
             if rank == 0:
                 memory.raw = pattern(arguments[0])
-            completion = group.broadcast(ctypes.addressof(memory), arguments[0], 0)
+            completion = group.broadcast(ctypes.addressof(memory), arguments[0], 0, UINT8)
             answer = ended(completion) and memory.raw == pattern(arguments[0])
         elif command == "sum":
             count = arguments[0]
