@@ -37,7 +37,7 @@ def main() -> None:
         for reader in readers:
             reader.join(60)
         assert sums == {float(weights.sum())}, sums
-        removed = store.clear("checkpoint/7/", force=True)
+        removed = store.clear("checkpoint/7/", force=True, pinned=True)
         print(f"{READERS} processes loaded version 7; {removed} objects removed")
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import os
-from pathlib import Path
 
 __all__ = ["is_usable"]
 
@@ -28,14 +27,14 @@ def is_usable() -> bool:
     named = os.environ.get("MC_CUDA_DRIVER", "")
     if "/" in named:
         # A library that was named stands for its own devices.
-        return Path(named).exists()
+        return os.path.exists(named)
     return any(_has_match(pattern) for pattern in _DEVICES) and _has_driver(named)
 
 
 def _has_driver(named: str) -> bool:
     name = named or "libcuda.so.1"
     folders = os.environ.get("LD_LIBRARY_PATH", "").split(":")
-    if any((Path(folder) / name).exists() for folder in folders if folder):
+    if any(os.path.exists(os.path.join(folder, name)) for folder in folders if folder):
         return True
     # Costs milliseconds: only a host with a device gets here.
     from ctypes.util import find_library
@@ -44,5 +43,6 @@ def _has_driver(named: str) -> bool:
 
 
 def _has_match(pattern: str) -> bool:
-    path = Path(pattern)
-    return any(path.parent.glob(path.name))
+    from glob import iglob
+
+    return any(True for _ in iglob(pattern))

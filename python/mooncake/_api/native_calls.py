@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias, TypeVar
 
 from mooncake._api.types import Key
-from mooncake._hints import Readable
+from mooncake._hints import Readable, asyncio
 from mooncake._runtime import Buffer, PutOptions, _native
 from mooncake.errors import MooncakeError
 
@@ -23,7 +22,11 @@ Native: TypeAlias = _native.Store
 
 Located: TypeAlias = _native.Located
 pause = time.sleep
-async_pause = asyncio.sleep
+
+
+async def async_pause(seconds: float) -> None:
+    """Wait without blocking the event loop."""
+    await asyncio.sleep(seconds)
 
 
 class AsyncNative:

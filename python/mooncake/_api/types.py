@@ -45,6 +45,9 @@ class Cleared(int):
         """Number of objects that stayed."""
         return self.leased + self.pinned + self.being_copied
 
+    def __str__(self) -> str:
+        return int.__repr__(self)
+
     def __repr__(self) -> str:
         reasons = f"leased={self.leased}, pinned={self.pinned}, being_copied={self.being_copied}"
         return f"Cleared({int(self)}, {reasons})"

@@ -192,6 +192,8 @@ def add_rm_options(parser: argparse.ArgumentParser) -> None:
         type=os.fsencode,
         help="key of an object; with --recursive the beginning of keys",
     )
+    # Prints the usage and exits with 2.
+    parser.set_defaults(refuse=parser.error)
     parser.add_argument(
         "-r",
         "--recursive",
@@ -256,7 +258,7 @@ def _check_rm(options: argparse.Namespace) -> None:
     if options.is_all and options.keys:
         raise UsageError("--all takes no keys: it removes every object")
     if not options.is_all and not options.keys:
-        raise UsageError("name the keys to remove, or --all for every object")
+        options.refuse("the following arguments are required: key, or --all for every object")
     if options.recursive and b"" in options.keys:
         raise UsageError("an empty prefix would remove every object; --all does that")
     is_asked = options.yes or options.dry_run or has_terminal()

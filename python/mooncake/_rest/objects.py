@@ -140,8 +140,20 @@ class ObjectRoutes(ObjectCalls, RangeCalls):
 
     def _read(self, key: bytes, request: Request) -> Reply:
         """Answer with bytes, size and version of one version of the object."""
-        reader = self.reader(key)
-        return self._described(reader, request) or self._whole(key, reader)
+        for _ in range(_READS_MAX):
+            reader = self.reader(key)
+            reply = self._described(reader, request)
+            if reply is not None:
+                return reply
+            if reader.size > _PIECE_BYTES:
+                break
+            # Reads the object anew, which verifies its checksum.
+            body = memoryview(self.get_buffer(key))
+            if self.reader(key).version == reader.version:
+                return _whole(reader, body)
+        # The object is long, or is replaced again and again; the bytes of one location are of one
+        # version.
+        return _whole(reader, _pieces(reader, reader.size))
 
     def whole(self, key: bytes) -> Reply:
         """Answer with all bytes of an object.
@@ -149,21 +161,7 @@ class ObjectRoutes(ObjectCalls, RangeCalls):
         Raises:
             MooncakeError: The object does not exist, or cannot be read.
         """
-        return self._whole(key, self.reader(key))
-
-    def _whole(self, key: bytes, reader: ObjectReader) -> Reply:
-        """Answer with all bytes of one version of the object."""
-        if reader.size > _PIECE_BYTES:
-            return _whole(reader, _pieces(reader, reader.size))
-        for _ in range(_READS_MAX):
-            # Reads the object anew, which verifies its checksum.
-            body = memoryview(self.get_buffer(key))
-            again = self.reader(key)
-            if again.version == reader.version:
-                return _whole(reader, body)
-            reader = again
-        # The object is replaced again and again; the bytes of one location are of one version.
-        return _whole(reader, _pieces(reader, reader.size))
+        return self._read(key, Request("GET", "", "", b""))
 
     def _described(self, reader: ObjectReader, request: Request) -> Reply | None:
         """Return the reply of HEAD, of a condition, or of a range; None if all bytes are needed."""

@@ -6,7 +6,6 @@ the calls in the calling thread, `run_async` awaits them.
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ from typing import Any, Protocol, TypeAlias, TypeVar
 
 from mooncake._api.limits import limited
 from mooncake._api.native_calls import AsyncNative
-from mooncake._hints import Begun, Readable
+from mooncake._hints import Begun, Readable, asyncio
 from mooncake._runtime import PutOptions, _native
 
 __all__ = [
