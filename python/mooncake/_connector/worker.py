@@ -5,13 +5,14 @@ from __future__ import annotations
 import logging
 from collections import defaultdict
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import mooncake
 from mooncake._connector.blocks import Region, regions_of
 from mooncake._connector.event_loop import BackgroundLoop
+from mooncake._connector.metadata import MooncakeConnectorMetadata
 from mooncake._connector.receiver import BlockReceiver, Fetch
-from mooncake._connector.requests import Stage
+from mooncake._connector.requests import SendBlockMeta, Stage
 from mooncake._connector.scheduler import get_mooncake_side_channel_port, pipeline_stages
 from mooncake._connector.sender import BlockSender
 from mooncake._connector.settings import settings
@@ -23,10 +24,6 @@ from mooncake._connector.vllm_types import (
 )
 from mooncake.engine import TransferEngine
 from mooncake.engine.timeout import transfer_timeout_s
-
-if TYPE_CHECKING:
-    from mooncake._connector.metadata import MooncakeConnectorMetadata
-    from mooncake._connector.requests import SendBlockMeta
 
 __all__ = ["MooncakeConnectorWorker"]
 
