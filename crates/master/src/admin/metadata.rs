@@ -21,6 +21,7 @@ use tokio_stream::StreamExt;
 use tokio_util::sync::CancellationToken;
 
 use super::{decoded, not_found, parameter, text_reply};
+use crate::config::Secret;
 
 /// The maximum size of a value.
 const VALUE_BYTES_MAX: usize = 16 << 20;
@@ -65,14 +66,14 @@ impl Default for Metadata {
 struct Entries {
     values: HashMap<String, Bytes>,
     /// Owners of the entries that were written with one; only they change and remove them.
-    owners: HashMap<String, Box<str>>,
+    owners: HashMap<String, Secret>,
     bytes: usize,
 }
 
 impl Entries {
     /// Returns whether a request may change the entry.
     fn is_open_to(&self, key: &str, owner: &str) -> bool {
-        self.owners.get(key).is_none_or(|own| is_same(own.as_bytes(), owner.as_bytes()))
+        self.owners.get(key).is_none_or(|own| own.is(owner.as_bytes()))
     }
 
     fn remove(&mut self, key: &str) -> bool {
@@ -81,11 +82,6 @@ impl Entries {
         self.bytes -= old.as_ref().map_or(0, Bytes::len);
         old.is_some()
     }
-}
-
-/// Compares in a time that does not depend on the number of matching bytes.
-fn is_same(own: &[u8], shown: &[u8]) -> bool {
-    own.len() == shown.len() && own.iter().zip(shown).fold(0, |all, (a, b)| all | (a ^ b)) == 0
 }
 
 /// The outcome of a PUT.
@@ -126,7 +122,7 @@ impl Metadata {
         entries.bytes = bytes;
         entries.values.insert(key.to_owned(), value);
         if !owner.is_empty() {
-            entries.owners.insert(key.to_owned(), owner.into());
+            entries.owners.insert(key.to_owned(), Secret::new(owner));
         }
         PutOutcome::Updated
     }
