@@ -2,23 +2,26 @@
 //!
 //! A native thread must not wait for the interpreter in order to log, because the thread that holds
 //! the interpreter may be waiting for it. Records for Python therefore go into a bounded queue that
-//! a Python thread drains. A record that finds the queue full or locked is counted and dropped.
+//! a Python thread drains. A record that finds the queue full, or locked for long (a fork may leave
+//! it locked for ever in the child), is counted and dropped.
 
 use std::{
     collections::VecDeque,
     fmt::Write as _,
     fs::File,
     io::{self, Write as _},
+    mem,
     os::fd::AsFd,
     sync::{
         Once,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
-    time::Duration,
+    thread,
+    time::{Duration, Instant},
 };
 
 use mooncake_base::env::{self, Unsupported};
-use mooncake_base::sync::{Condvar, Mutex};
+use mooncake_base::sync::{Condvar, Mutex, MutexGuard};
 use pyo3::prelude::*;
 use tracing::{
     Event, Level, Subscriber,
@@ -30,6 +33,9 @@ use crate::{detach::detached, error::or_raise};
 
 /// Maximum number of records that wait for Python's `logging`.
 const QUEUE_MAX: usize = 4096;
+/// How long a record waits for the queue. Others hold it for less than a microsecond, unless the
+/// system takes the processor away from them.
+const QUEUE_WAIT: Duration = Duration::from_millis(100);
 
 /// A record for Python: level in the numbers of `logging`, logger, text.
 type Record = (u8, String, String);
@@ -86,7 +92,7 @@ pub(crate) fn take_log_records(py: Python<'_>, timeout_s: f64) -> PyResult<(Vec<
         if queue.is_empty() {
             ARRIVED.wait_for(&mut queue, timeout);
         }
-        queue.drain(..).collect()
+        mem::take(&mut *queue).into()
     });
     Ok((or_raise(py, records)?, DROPPED.swap(0, Ordering::Relaxed)))
 }
@@ -109,12 +115,26 @@ impl<S: Subscriber> Layer<S> for Log {
 }
 
 fn enqueue(record: Record) {
-    let Some(mut queue) = QUEUE.try_lock().filter(|queue| queue.len() < QUEUE_MAX) else {
+    let Some(mut queue) = lock_queue().filter(|queue| queue.len() < QUEUE_MAX) else {
         DROPPED.fetch_add(1, Ordering::Relaxed);
         return;
     };
     queue.push_back(record);
     ARRIVED.notify_one();
+}
+
+fn lock_queue() -> Option<MutexGuard<'static, VecDeque<Record>>> {
+    if let Some(queue) = QUEUE.try_lock() {
+        return Some(queue);
+    }
+    let begin = Instant::now();
+    while begin.elapsed() < QUEUE_WAIT {
+        thread::yield_now();
+        if let Some(queue) = QUEUE.try_lock() {
+            return Some(queue);
+        }
+    }
+    None
 }
 
 /// Writes a line with one `write` to the current standard error, without the lock of
