@@ -13,6 +13,7 @@ The module can be imported without vLLM. The names that need vLLM, msgspec or py
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
@@ -50,8 +51,11 @@ __all__ = [
     "SendBlockMeta",
     "get_mooncake_side_channel_port",
     "group_concurrent_contiguous",
+    "logger",
     "zmq_ctx",
 ]
+
+logger = logging.getLogger("mooncake.connector")
 
 EngineId = str
 ReqId = str

@@ -18,9 +18,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ._http import listen_failure
-from ._proxy.asgi import serve_http, serve_lifespan
+from ._proxy.asgi import ProxyResponse, respond, serve_http, serve_lifespan
 from ._proxy.backend import Backend, BackendPool, Timeouts
 from ._proxy.proxy import Proxy, prefill_body
+from ._proxy.routes import health
 from ._proxy.server import ProxyServer
 
 if TYPE_CHECKING:
@@ -30,12 +31,18 @@ __all__ = [
     "ProxyApp",
     "app",
     "get_next_client",
+    "handle_chat_completions",
+    "handle_completions",
+    "healthcheck",
     "lifespan",
+    "logger",
     "main",
     "parse_args",
     "send_request_to_service",
     "stream_service_response",
 ]
+
+logger = logging.getLogger("mooncake.proxy")
 
 
 @dataclass(slots=True, eq=False)
@@ -198,6 +205,32 @@ async def stream_service_response(
             yield piece
 
 
+async def handle_completions(request: Any) -> ProxyResponse:
+    """Answers `/v1/completions`, as a route of a program that has Starlette or FastAPI.
+
+    The proxy is that of the request's application, if `lifespan` was entered with it, else that of
+    `app`. Errors are answers, too.
+
+    Raises:
+        RuntimeError: `lifespan` is not entered.
+    """
+    return await respond(_proxy_of(request), "/v1/completions", request)
+
+
+async def handle_chat_completions(request: Any) -> ProxyResponse:
+    """Answers `/v1/chat/completions`, as `handle_completions`."""
+    return await respond(_proxy_of(request), "/v1/chat/completions", request)
+
+
+async def healthcheck() -> dict[str, Any]:
+    """Returns how many servers the proxy of `app` has.
+
+    Raises:
+        RuntimeError: `lifespan` is not entered.
+    """
+    return health(_running(app))
+
+
 async def _run(options: argparse.Namespace) -> None:
     stopped = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -211,6 +244,11 @@ async def _run(options: argparse.Namespace) -> None:
             sys.exit(f"vllm_v1_proxy_server: {reason}")
         print(f"vllm_v1_proxy_server ready http={options.host}:{port}", flush=True)
         await stopped.wait()
+
+
+def _proxy_of(request: Any) -> Proxy:
+    own = getattr(getattr(request, "app", None), "proxy", None)
+    return own if isinstance(own, Proxy) else _running(app)
 
 
 def _running(app: ProxyApp) -> Proxy:

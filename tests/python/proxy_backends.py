@@ -29,6 +29,7 @@ class FakeBackend:
     pieces: tuple[bytes, ...] = (b"data: one\n\n", b"data: two\n\n")
     seen: list[dict[str, Any]] = field(default_factory=list)
     headers: list[dict[str, str]] = field(default_factory=list)
+    paths: list[str] = field(default_factory=list)
     hang_ups: int = 0
     most_in_flight: int = 0
     in_flight: int = 0
@@ -58,6 +59,7 @@ class FakeBackend:
             body = await reader.readexactly(int(headers["content-length"]))
             self.seen.append(json.loads(body))
             self.headers.append(headers)
+            self.paths.append(lines[0].split()[1])
             await self._answer(reader, writer)
         except (asyncio.IncompleteReadError, OSError):
             self.hang_ups += 1

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import vllm_interface
 from conftest import assert_quiet, run_script
-from upstream_names import INTERNAL, MEMBERS, MODULES, PARAMETERS
+from upstream_names import MEMBERS, MODULES, PARAMETERS
 from upstream_package import run, upstream_python
 
 # Prints the public names that each module of the package defines, without importing one.
@@ -88,7 +88,7 @@ def test_lists_have_every_name_of_upstreams_package():
     assert done.returncode == 0, done.stderr
     missing = {}
     for module, names in json.loads(done.stdout).items():
-        known = {*MODULES.get(module, "").split(), *INTERNAL.get(module, "").split()}
+        known = MODULES.get(module, "").split()
         if unknown := [name for name in names if name not in known]:
             missing[module] = [name for name in unknown if not hasattr(resolve(module), name)]
     assert {module: names for module, names in missing.items() if names} == {}
@@ -104,11 +104,10 @@ def test_compiled_modules_have_the_members_of_upstreams_package():
         value = resolve(path)
         # Names and values belong to the members of an enumeration.
         sample = next(iter(value)) if isinstance(value, EnumMeta) else value
-        internal = INTERNAL.get(path, "").split()
         if absent := [each for each in members if not hasattr(sample, each)]:
-            missing[path] = [each for each in absent if each not in internal]
+            missing[path] = absent
     assert len(found) > 50
-    assert {path: members for path, members in missing.items() if members} == {}
+    assert missing == {}
 
 
 def test_links_between_gpus_are_refused_with_a_sentence():

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +12,12 @@ from pathlib import Path
 import pytest
 
 import mooncake
-from mooncake import allocator, fabric_allocator_utils, mooncake_config
+from mooncake import (
+    allocator,
+    fabric_allocator_utils,
+    mooncake_config,
+    transfer_engine_topology_dump as topology,
+)
 from mooncake._nof_tools import NofUnsupportedError
 from mooncake.mooncake_ssd_register import MooncakeNoFRegister
 from mooncake.mooncake_ssd_unregister import MooncakeNoFUnregister
@@ -91,3 +98,31 @@ def test_segment_sizes_are_parsed_under_upstreams_name():
     assert mooncake_config._parse_segment_size(7) == 7
     with pytest.raises(ValueError, match="size"):
         mooncake_config._parse_segment_size("")
+
+
+def test_helpers_of_the_topology_program_choose_the_engine(monkeypatch, tmp_path):
+    for name in ("MC_USE_TENT", "MC_USE_TEV1", "MC_TENT_CONF", "MC_CUSTOM_TOPO_JSON"):
+        monkeypatch.delenv(name, raising=False)
+    options = topology.parse_args(["--device-name", "mlx5_0", "--use-custom-topo"])
+    assert (options.device_name, options.use_custom_topo) == ("mlx5_0", True)
+    assert (options.backend, options.custom_topo_json) == ("auto", None)
+    assert topology.resolve_backend("auto") == "te"
+    topology.apply_backend("tent")
+    assert topology.resolve_backend("auto") == "tent"
+    assert topology.resolve_backend("te") == "te"
+    topology.apply_backend("te")
+    assert topology.resolve_backend("auto") == "te"
+    assert "cpu:0" in json.loads(topology.dump_te_topology(""))
+    with pytest.raises(mooncake.NotSupportedError, match="dump_te_topology"):
+        topology.dump_tent_topology("")
+    assert topology.sanitize_tent_conf_for_discover() is None
+    kept = {"topology": {"other": 1}, "log": 2}
+    overriding = {**kept, "topology": {"other": 1, "priority_matrix": {}}}
+    conf = tmp_path / "tent.json"
+    conf.write_text(json.dumps(overriding))
+    for value in (str(conf), json.dumps(overriding)):
+        monkeypatch.setenv("MC_TENT_CONF", value)
+        path = topology.sanitize_tent_conf_for_discover()
+        assert os.environ["MC_TENT_CONF"] == path
+        assert json.loads(Path(path).read_text()) == kept
+        Path(path).unlink()

@@ -155,3 +155,44 @@ def test_server_enters_and_leaves_the_lifespan():
             await module.app({"type": "websocket"}, messages.get, send)
 
     asyncio.run(run())
+
+
+class Request:
+    """A request as Starlette passes it to a route."""
+
+    def __init__(self, app: object, body: bytes) -> None:
+        self.app = app
+        self.headers = {"Authorization": "Bearer mine"}
+        self._body = body
+
+    async def body(self) -> bytes:
+        return self._body
+
+
+@pytest.mark.parametrize("is_chat", [False, True])
+def test_handlers_answer_as_the_routes(is_chat: bool):
+    async def run() -> None:
+        async with application() as peers:
+            text = json.dumps({"model": "m", "prompt": "p", "stream": True}).encode()
+            handle = module.handle_chat_completions if is_chat else module.handle_completions
+            response = await handle(Request(module.app, text))
+            call = AsgiCall("POST", "/of the program")
+            await response(call.scope, call.messages.get, call.send)
+            assert (call.status, call.is_whole) == (200, True)
+            assert call.body == b"data: one\n\ndata: two\n\n"
+            assert peers.decode[0].seen[0]["kv_transfer_params"] == PARAMETERS
+            path = "/v1/chat/completions" if is_chat else PATH
+            assert [each.paths for each in (*peers.prefill, *peers.decode)] == [[path], [path]]
+            assert await module.healthcheck() == {
+                "status": "ok",
+                "prefill_instances": 1,
+                "decode_instances": 1,
+            }
+            refused = await handle(Request(object(), b"[]"))
+            call = AsgiCall("POST", PATH)
+            await refused(call.scope, call.messages.get, call.send)
+            assert call.status == 400
+        with pytest.raises(RuntimeError, match="enter lifespan"):
+            await module.handle_completions(Request(module.app, text))
+
+    asyncio.run(run())

@@ -43,16 +43,16 @@ _PLANNER: Final = """
 """
 
 MODULES: Final[dict[str, str]] = {
-    "mooncake": "BufferPool RegisteredBufferPool",
+    "mooncake": "BufferPool RegisteredBufferPool extend_path",
     "mooncake._ep": _EP,
     "mooncake.async_store": "MooncakeDistributedStoreAsync",
     "mooncake.buffer_pool": "BufferPool RegisteredBufferPool",
     "mooncake.cli": "main",
     "mooncake.cli_bench": "main",
     "mooncake.cli_client": "main",
-    "mooncake.dataproto_catalog": "DataProtoCatalog DataProtoCatalogTransfer",
+    "mooncake.dataproto_catalog": "DataProtoCatalog DataProtoCatalogTransfer logger",
     "mooncake.engine": "TransferEngine TransferNotify TransferOpcode",
-    "mooncake.ep": f"{_EP} {_BACKEND}",
+    "mooncake.ep": f"{_EP} {_BACKEND} torch_version version_suffix",
     "mooncake.fabric_allocator_utils": """
         ProbeValue get_mooncake_so_path logger probe_allocator_backend
     """,
@@ -65,7 +65,7 @@ MODULES: Final[dict[str, str]] = {
         MooncakeConnectorScheduler MooncakeConnectorWorker RecvReqMeta ReqId SendBlockMeta
         TRANS_DONE TRANS_ERROR VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT VLLM_MOONCAKE_PROTOCOL
         VLLM_MOONCAKE_SENDER_WORKERS VLLM_MOONCAKE_SIDE_CHANNEL_PORT
-        get_mooncake_side_channel_port group_concurrent_contiguous zmq_ctx
+        get_mooncake_side_channel_port group_concurrent_contiguous logger zmq_ctx
     """,
     "mooncake.mooncake_elastic_buffer": "EPHandle ElasticBuffer EventOverlap",
     "mooncake.mooncake_ep_buffer": "Buffer EventOverlap",
@@ -75,7 +75,7 @@ MODULES: Final[dict[str, str]] = {
     "mooncake.pg": f"""
         {_BACKEND} activate_ranks deactivate_ranks get_current_epoch get_failed_ranks_hint
         get_local_success join_group set_collective_timeout_us set_fault_reconciliation_window_us
-        set_p2p_timeout_us set_transfer_engine sync_after_failure
+        set_p2p_timeout_us set_transfer_engine sync_after_failure torch_version version_suffix
     """,
     "mooncake.reshard": """
         PlacementManifest ResourceKind ResourceManifest RuntimeBindingManifest
@@ -98,13 +98,17 @@ MODULES: Final[dict[str, str]] = {
     "mooncake.reshard.weight.placement": "WeightPlacementManifest",
     "mooncake.reshard.weight.planner": _PLANNER,
     "mooncake.reshard.weight.runtime": "WeightRuntimeBindingManifest",
-    "mooncake.reshard.weight.serde": "weight_placement_from_json weight_placement_to_json",
+    "mooncake.reshard.weight.serde": """
+        JsonObject JsonScalar JsonValue weight_placement_from_json weight_placement_to_json
+    """,
     "mooncake.reshard.weight.storage_manifest": """
-        StoredFragment StoredManifestIdentity WeightManifest
+        StoredAliasDescriptorKey StoredAliasGeometryKey StoredFragment StoredGeometryKey
+        StoredManifestIdentity WeightManifest validate_weight_manifest_snapshot
     """,
     "mooncake.reshard.weight.topology": "ParallelTopology TopologyParticipant",
     "mooncake.reshard.weight.types": f"""
         {_TYPES} ParallelAxis ParallelAxisKind SplitAxisKind canonical_strides_bytes
+        require_manifest_items require_sha256_digest validate_fragment_geometry
     """,
     "mooncake.reshard.weight.validation": "",
     "mooncake.shared_segment": """
@@ -122,9 +126,13 @@ MODULES: Final[dict[str, str]] = {
         import_dataproto_ref import_ref infer_structure is_dataproto_ref_handle raw_destination
         tensor_object_buffer
     """,
-    "mooncake.transfer_engine_topology_dump": "main",
+    "mooncake.transfer_engine_topology_dump": """
+        apply_backend dump_te_topology dump_tent_topology main parse_args resolve_backend
+        sanitize_tent_conf_for_discover
+    """,
     "mooncake.vllm_v1_proxy_server": """
-        app get_next_client lifespan parse_args send_request_to_service stream_service_response
+        app get_next_client handle_chat_completions handle_completions healthcheck lifespan logger
+        parse_args send_request_to_service stream_service_response
     """,
 }
 
@@ -196,6 +204,14 @@ MEMBERS: Final[dict[str, str]] = {
 }
 
 PARAMETERS: Final[dict[str, str]] = {
+    "mooncake.reshard.weight.types:validate_fragment_geometry": """
+        tensor fragment_id global_offset local_shape nbytes
+    """,
+    "mooncake.transfer_engine_topology_dump:dump_te_topology": "device_name",
+    "mooncake.transfer_engine_topology_dump:dump_tent_topology": "device_name",
+    "mooncake.transfer_engine_topology_dump:resolve_backend": "backend",
+    "mooncake.vllm_v1_proxy_server:handle_chat_completions": "request",
+    "mooncake.vllm_v1_proxy_server:handle_completions": "request",
     "mooncake.fabric_allocator_utils:get_mooncake_so_path": "so_name import_error_message",
     "mooncake.fabric_allocator_utils:probe_allocator_backend": """
         so_path probe_symbol restype unsupported_value
@@ -218,29 +234,5 @@ PARAMETERS: Final[dict[str, str]] = {
     """,
     "mooncake.vllm_v1_proxy_server:stream_service_response": """
         client_info endpoint req_data request_id
-    """,
-}
-
-# Names of upstream's modules and classes that are no part of its documents, and are not here.
-INTERNAL: Final[dict[str, str]] = {
-    "mooncake": "extend_path",
-    "mooncake.dataproto_catalog": "logger",
-    "mooncake.ep": "torch_version version_suffix",
-    "mooncake.mooncake_connector_v1": "logger",
-    "mooncake.pg": "torch_version version_suffix",
-    "mooncake.reshard.weight.serde": "JsonObject JsonScalar JsonValue",
-    "mooncake.reshard.weight.storage_manifest": """
-        StoredAliasDescriptorKey StoredAliasGeometryKey StoredGeometryKey
-        validate_weight_manifest_snapshot
-    """,
-    "mooncake.reshard.weight.types": """
-        require_manifest_items require_sha256_digest validate_fragment_geometry
-    """,
-    "mooncake.transfer_engine_topology_dump": """
-        apply_backend dump_te_topology dump_tent_topology parse_args resolve_backend
-        sanitize_tent_conf_for_discover
-    """,
-    "mooncake.vllm_v1_proxy_server": """
-        handle_chat_completions handle_completions healthcheck logger
     """,
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from .routes import answer, send_error
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
 
     from .proxy import Proxy
 
-__all__ = ["Receive", "Scope", "Send", "serve_http", "serve_lifespan"]
+__all__ = ["ProxyResponse", "Receive", "Scope", "Send", "respond", "serve_http", "serve_lifespan"]
 
 Scope: TypeAlias = "MutableMapping[str, Any]"
 Receive: TypeAlias = "Callable[[], Awaitable[MutableMapping[str, Any]]]"
@@ -55,8 +56,52 @@ async def serve_http(proxy: Proxy, scope: Scope, receive: Receive, send: Send) -
     except HttpError as error:
         await send_error(response, error.status, str(error))
         return
-    if body is None:
-        return
+    if body is not None:
+        await _answer(proxy, head, body, receive, response)
+
+
+class ProxyResponse:
+    """The answer to a request whose body was read: an application of ASGI that sends it.
+
+    Routes of Starlette return it as it is. For FastAPI, which looks at the class of what a route
+    returns, `respond` makes it a response of Starlette.
+    """
+
+    status_code = 200
+    background: Any = None
+
+    def __init__(self, proxy: Proxy, head: Head, body: bytes) -> None:
+        """Take the request."""
+        self._request = proxy, head, body
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002
+        """Sends the answer.
+
+        Raises:
+            BrokenOffError: The answer broke off after its head was sent.
+        """
+        proxy, head, body = self._request
+        await _answer(proxy, head, body, receive, _AsgiResponse(send))
+
+
+async def respond(proxy: Proxy, path: str, request: Any) -> ProxyResponse:
+    """Returns the answer to a request for a path, as Starlette and FastAPI pass it."""
+    headers = {name.lower(): value for name, value in request.headers.items()}
+    head = Head("POST", path, headers, keeps_alive=True)
+    kind: type[ProxyResponse] = ProxyResponse
+    if (starlette := sys.modules.get("starlette.responses")) is not None:
+        kind = type(kind.__name__, (ProxyResponse, starlette.Response), {})
+    return kind(proxy, head, await request.body())
+
+
+async def _answer(
+    proxy: Proxy, head: Head, body: bytes, receive: Receive, response: _AsgiResponse
+) -> None:
+    """Answers a request until the client hangs up.
+
+    Raises:
+        BrokenOffError: The answer broke off after its head was sent.
+    """
     serving = asyncio.ensure_future(answer(proxy, head, body, response))
     watching = asyncio.ensure_future(_until_disconnected(receive))
     try:

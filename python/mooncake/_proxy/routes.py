@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from .wire import Head
 
-__all__ = ["ResponseWriter", "answer", "send_error"]
+__all__ = ["ResponseWriter", "answer", "health", "send_error"]
 
 _log = logging.getLogger("mooncake.proxy")
 
@@ -50,13 +50,17 @@ async def answer(proxy: Proxy, head: Head, body: bytes, response: ResponseWriter
     if head.method != "GET":
         return await send_error(response, 404, f"there is no {head.method} {head.path}")
     if head.path == "/healthcheck":
-        sizes = (len(proxy.prefill.backends), len(proxy.decode.backends))
-        record = {"status": "ok", "prefill_instances": sizes[0], "decode_instances": sizes[1]}
-        return await _send(response, 200, json.dumps(record).encode(), "application/json")
+        return await _send(response, 200, json.dumps(health(proxy)).encode(), "application/json")
     if head.path == "/metrics":
         text = proxy.metrics().encode()
         return await _send(response, 200, text, "text/plain; version=0.0.4")
     return await send_error(response, 404, f"there is no {head.path}")
+
+
+def health(proxy: Proxy) -> dict[str, object]:
+    """Returns how many servers a proxy has."""
+    sizes = (len(proxy.prefill.backends), len(proxy.decode.backends))
+    return {"status": "ok", "prefill_instances": sizes[0], "decode_instances": sizes[1]}
 
 
 async def send_error(response: ResponseWriter, status: int, text: str) -> bool:

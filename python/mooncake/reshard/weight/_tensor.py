@@ -33,6 +33,7 @@ __all__ = [
     "PlacementFragment",
     "TensorDescriptor",
     "TensorPart",
+    "check_geometry",
     "checked_aliases",
     "validate_fragment_geometry",
 ]
@@ -215,20 +216,37 @@ def checked_aliases(aliases: object, tensor_id: TensorId) -> tuple[TensorId, ...
 
 def validate_fragment_geometry(tensor: TensorDescriptor, fragment: TensorPart) -> None:
     """Refuses a fragment that is not a box of the tensor, or has another size than its box."""
-    named = f"tensor_id={tensor.tensor_id} fragment_id={fragment.fragment_id}"
+    check_geometry(
+        tensor,
+        fragment.fragment_id,
+        fragment.global_offset,
+        fragment.local_shape,
+        fragment.nbytes,
+    )
+
+
+def check_geometry(
+    tensor: TensorDescriptor,
+    fragment_id: str,
+    global_offset: tuple[int, ...],
+    local_shape: tuple[int, ...],
+    nbytes: int,
+) -> None:
+    """Refuses a box that is not in the tensor, or has another size than `nbytes`."""
+    named = f"tensor_id={tensor.tensor_id} fragment_id={fragment_id}"
     dims = len(tensor.global_shape)
-    if len(fragment.global_offset) != dims or len(fragment.local_shape) != dims:
+    if len(global_offset) != dims or len(local_shape) != dims:
         raise ValueError(f"a fragment must have the tensor's {dims} dimensions: {named}")
     for dim, extent in enumerate(tensor.global_shape):
-        end = fragment.global_offset[dim] + fragment.local_shape[dim]
+        end = global_offset[dim] + local_shape[dim]
         if end > extent:
             raise ValueError(
                 f"a fragment is out of bounds: dim={dim} end={end} extent={extent} {named}"
             )
-    expected = prod(fragment.local_shape) * tensor.itemsize
-    if fragment.nbytes != expected:
+    expected = prod(local_shape) * tensor.itemsize
+    if nbytes != expected:
         raise ValueError(
-            f"byte size mismatch of a fragment and its box: nbytes={fragment.nbytes} "
+            f"byte size mismatch of a fragment and its box: nbytes={nbytes} "
             f"expected={expected} {named}"
         )
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import TypeAlias
+
 from ..contracts import (
     ParticipantId,
     PlacementFragmentId,
@@ -28,6 +31,9 @@ from ._tensor import PlacementFragment, TensorDescriptor
 from ._topology import ParallelTopology, TopologyParticipant
 
 __all__ = [
+    "JsonObject",
+    "JsonScalar",
+    "JsonValue",
     "OwnershipAxis",
     "ParallelAxis",
     "ParallelAxisKind",
@@ -53,3 +59,7 @@ __all__ = [
     "weight_placement_from_json",
     "weight_placement_to_json",
 ]
+
+JsonScalar: TypeAlias = bool | int | float | str | None
+JsonValue: TypeAlias = "JsonScalar | list[JsonValue] | dict[str, JsonValue]"
+JsonObject: TypeAlias = Mapping[str, JsonValue]
