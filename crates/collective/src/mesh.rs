@@ -358,16 +358,16 @@ impl Mesh {
         };
         stream.set_read_timeout(Some(DIAL_LIMIT))?;
         let is_same_host = stream.peer_addr()?.ip() == stream.local_addr()?.ip();
-        if is_same_host {
-            // Before the peer knows where to read.
-            peer_memory::allow_reading();
-        }
         stream.write_all(&std::process::id().to_le_bytes())?;
-        stream.write_all(&self.secret.address().to_le_bytes())?;
         let (mut process, mut address) = ([0; 4], [0; 8]);
         stream.read_exact(&mut process)?;
-        stream.read_exact(&mut address)?;
         let process = u32::from_le_bytes(process);
+        if is_same_host {
+            // Before the peer knows where to read.
+            peer_memory::allow_reading(process);
+        }
+        stream.write_all(&self.secret.address().to_le_bytes())?;
+        stream.read_exact(&mut address)?;
         let mut seen = Nonce::default();
         let is_read = is_same_host
             && peer_memory::read(process, u64::from_le_bytes(address), &mut seen).is_ok();

@@ -7,13 +7,17 @@
 
 use std::{
     io,
+    path::Path,
     sync::{
-        LazyLock, Once,
+        LazyLock,
         atomic::{AtomicU64, Ordering, fence},
     },
 };
 
-use mooncake_base::token::{Nonce, nonce};
+use mooncake_base::{
+    sync::Mutex,
+    token::{Nonce, nonce},
+};
 
 use crate::staging::Place;
 
@@ -154,20 +158,37 @@ impl Secret {
     }
 }
 
-/// Lets processes of this user read this one where the kernel allows it only to parents. The kernel takes one
-/// process, with its descendants, or all: the peers have no parent in common that this one knows of. So it
-/// is called only once there is a peer on this host.
-pub(crate) fn allow_reading() {
-    static ONCE: Once = Once::new();
-    ONCE.call_once(|| {
-        let is_restricted =
-            std::fs::read_to_string(PTRACE_SCOPE).is_ok_and(|scope| scope.trim() == "1");
-        if is_restricted {
-            // SAFETY: the call changes a property of this process and takes no pointer.
-            let failed = unsafe { libc::prctl(libc::PR_SET_PTRACER, libc::PR_SET_PTRACER_ANY) };
-            tracing::debug!(failed, "peers of this host were allowed to read this process");
-        }
+/// Lets a peer read this process where the kernel allows it only to parents. The kernel takes one process,
+/// with its descendants, or all of this user: with a second peer on this host, all may read. An ancestor of
+/// the peers would be narrower, but once it ends, the kernel forgets it, and reads fail.
+pub(crate) fn allow_reading(peer: u32) {
+    static PEERS: Mutex<Vec<u32>> = Mutex::new(Vec::new());
+    static IS_RESTRICTED: LazyLock<bool> = LazyLock::new(|| {
+        std::fs::read_to_string(PTRACE_SCOPE).is_ok_and(|scope| scope.trim() == "1")
     });
+    if !*IS_RESTRICTED {
+        return;
+    }
+    let mut peers = PEERS.lock();
+    let is_alive = |peer: u32| Path::new(&format!("/proc/{peer}")).exists();
+    let set = |reader: libc::c_ulong| {
+        // SAFETY: the call changes a property of this process and takes no pointer.
+        unsafe { libc::prctl(libc::PR_SET_PTRACER, reader) }
+    };
+    let reader = reader_of(&mut peers, peer, is_alive);
+    let failed = match reader {
+        Some(process) if set(libc::c_ulong::from(process)) == 0 => 0,
+        // The number may be that of another namespace.
+        _ => set(libc::PR_SET_PTRACER_ANY),
+    };
+    tracing::debug!(peer, ?reader, failed, "a peer of this host was allowed to read this process");
+}
+
+/// Adds a peer, and returns the only one that lives; `None` if there are several.
+fn reader_of(peers: &mut Vec<u32>, peer: u32, is_alive: impl Fn(u32) -> bool) -> Option<u32> {
+    peers.retain(|&other| other != peer && is_alive(other));
+    peers.push(peer);
+    (peers.len() == 1).then_some(peer)
 }
 
 #[cfg(test)]
@@ -192,6 +213,16 @@ mod tests {
         assert!(loan.is_current(std::process::id()).unwrap());
         cell.end();
         assert!(!loan.is_current(std::process::id()).unwrap());
+    }
+
+    #[test]
+    fn only_peer_is_the_only_reader() {
+        let mut peers = Vec::new();
+        assert_eq!(reader_of(&mut peers, 7, |_| true), Some(7));
+        assert_eq!(reader_of(&mut peers, 7, |_| true), Some(7), "connected again");
+        assert_eq!(reader_of(&mut peers, 8, |_| true), None);
+        assert_eq!(reader_of(&mut peers, 9, |other| other == 8), None, "7 has ended");
+        assert_eq!(reader_of(&mut peers, 10, |_| false), Some(10), "all others have ended");
     }
 
     #[test]
