@@ -351,7 +351,13 @@ class Pending:
         """Take the delivered outcomes: the number of each call, and its value or its exception."""
 
     def put(
-        self, keys: _Keys, values: _Values, *, options: _Options = None, is_upsert: bool = False
+        self,
+        keys: _Keys,
+        values: _Values,
+        *,
+        options: _Options = None,
+        is_upsert: bool = False,
+        if_absent: _Keys | None = None,
     ) -> Begun[_List[bool | MooncakeError]]:
         """Begin what `Store.put` does. The memory is held until the outcome is taken."""
 
@@ -654,12 +660,20 @@ class Store:
         """Leave the pool. Idempotent."""
 
     def put(
-        self, keys: _Keys, values: _Values, *, options: _Options = None, is_upsert: bool = False
+        self,
+        keys: _Keys,
+        values: _Values,
+        *,
+        options: _Options = None,
+        is_upsert: bool = False,
+        if_absent: _Keys | None = None,
     ) -> list[bool | MooncakeError]:
         """Put values: true where the value was stored, false where an existing object was kept.
 
         A value is a contiguous buffer, or a list or tuple of buffers that make up one object. The
-        memory is read in place during the call.
+        memory is read in place during the call. If an object of `if_absent` is readable, nothing is
+        put, and each outcome is an `AlreadyExistsError`; a batch that takes several calls makes the
+        check in each.
         """
 
     def put_versions(

@@ -184,6 +184,7 @@ impl PutOptions {
             ttl: self.ttl_ms.map(Duration::from_millis),
             tags: self.tags.clone(),
             if_versions: self.if_versions.iter().flatten().copied().map(Version).collect(),
+            if_absent: Vec::new(),
         })
     }
 

@@ -37,8 +37,8 @@ use crate::{
         grids::{GridArgument, GridTable},
         located::{Located, RangeRead},
         outcome::{
-            done, is_there, length_of, listing, outcome_list, probe, removal_numbers, single_key,
-            terms_of_sweep, writable_views,
+            batch_options, done, is_there, length_of, listing, outcome_list, probe,
+            removal_numbers, single_key, terms_of_sweep, with_condition, writable_views,
         },
         settings::seconds,
         tasks::{self, IdParts},
@@ -125,7 +125,7 @@ impl Pending {
     }
 
     /// Begins to put values. The outcome of each item is true if the value was stored.
-    #[pyo3(signature = (keys, values, *, options = None, is_upsert = false))]
+    #[pyo3(signature = (keys, values, *, options = None, is_upsert = false, if_absent = None))]
     fn put<'py>(
         &self,
         py: Python<'py>,
@@ -133,14 +133,13 @@ impl Pending {
         values: Vec<Bound<'py, PyAny>>,
         options: Option<&Bound<'py, PutOptions>>,
         is_upsert: bool,
+        if_absent: Option<Keys<'py>>,
     ) -> PyResult<u64> {
         or_raise(py, check_same_length("values", values.len(), keys.len()))?;
         let views = values.iter().map(Views::of).collect::<PyResult<Vec<_>>>()?;
         let names = PackedKeys::from_slice(&keys)?;
-        let options = match options {
-            Some(options) => or_raise(py, options.get().for_batch(is_upsert, keys.len()))?,
-            None => mooncake_store_client::PutOptions { is_upsert, ..Default::default() },
-        };
+        let options = batch_options(py, options, is_upsert, keys.len())?;
+        let options = with_condition(options, if_absent.as_deref())?;
         let keys = unbound(keys);
         self.begin(py, move |client| {
             let stored = client.map(|client| {

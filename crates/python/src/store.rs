@@ -32,7 +32,7 @@ use self::{
     open::metrics_text,
     outcome::{
         Entry, RemovalNumbers, batch_options, done, is_there, length_of, listing, outcome_list,
-        probe, removal_numbers, single_key, terms_of_sweep, writable_views,
+        probe, removal_numbers, single_key, terms_of_sweep, with_condition, writable_views,
     },
     parts::{Columns, Table},
     settings::{Arguments, DummyArguments, Settings},
@@ -202,7 +202,7 @@ impl Store {
     }
 
     /// Puts values: true where the value was stored, false where an existing object was kept.
-    #[pyo3(signature = (keys, values, *, options = None, is_upsert = false))]
+    #[pyo3(signature = (keys, values, *, options = None, is_upsert = false, if_absent = None))]
     fn put<'py>(
         &self,
         py: Python<'py>,
@@ -210,8 +210,11 @@ impl Store {
         values: Vec<Bound<'py, PyAny>>,
         options: Option<&Bound<'py, PutOptions>>,
         is_upsert: bool,
+        if_absent: Option<Keys<'py>>,
     ) -> PyResult<Bound<'py, PyList>> {
-        self.put_values(py, &keys, &values, (options, is_upsert), |it| it.is_some())
+        let options = batch_options(py, options, is_upsert, keys.len())?;
+        let options = with_condition(options, if_absent.as_deref())?;
+        self.put_values(py, &keys, &values, options, |it| it.is_some())
     }
 
     /// Puts values: the version of each new object, 0 where an existing object was kept.
@@ -225,7 +228,8 @@ impl Store {
         is_upsert: bool,
     ) -> PyResult<Bound<'py, PyList>> {
         let version = |stored: Option<Version>| stored.map_or(0, |version| version.0);
-        self.put_values(py, &keys, &values, (options, is_upsert), version)
+        let options = batch_options(py, options, is_upsert, keys.len())?;
+        self.put_values(py, &keys, &values, options, version)
     }
 
     /// Puts values from addresses: true where the value was stored, false where an existing object
@@ -240,9 +244,8 @@ impl Store {
         is_upsert: bool,
     ) -> PyResult<Bound<'py, PyList>> {
         or_raise(py, check_same_length("ranges", ranges.len(), keys.len()))?;
-        transfer::put_ranges(self, py, &keys, &ranges.items(), (options, is_upsert), |it| {
-            it.is_some()
-        })
+        let options = batch_options(py, options, is_upsert, keys.len())?;
+        transfer::put_ranges(self, py, &keys, &ranges.items(), options, |it| it.is_some())
     }
 
     /// Gets objects as `bytes`.
@@ -773,13 +776,13 @@ impl Store {
         py: Python<'py>,
         keys: &[Bound<'py, PyAny>],
         values: &[Bound<'py, PyAny>],
-        how: (Option<&Bound<'py, PutOptions>>, bool),
+        options: mooncake_store_client::PutOptions,
         outcome: impl Fn(Option<Version>) -> T,
     ) -> PyResult<Bound<'py, PyList>> {
         or_raise(py, check_same_length("values", values.len(), keys.len()))?;
         let views = values.iter().map(Views::of).collect::<PyResult<Vec<_>>>()?;
         let ranges: Vec<&[LocalRange]> = views.iter().map(Views::ranges).collect();
-        transfer::put_ranges(self, py, keys, &ranges, how, outcome)
+        transfer::put_ranges(self, py, keys, &ranges, options, outcome)
     }
 }
 

@@ -48,6 +48,10 @@ pub struct PutOptions {
     /// Version that each item replaces; empty (the default): no condition. Such a put has the
     /// outcome `Existed` if the object has another version, or is gone. Needs `is_upsert`.
     pub if_versions: Vec<Version>,
+    /// Keys of objects of which none may be readable: nothing is put, and each item fails with
+    /// `OBJECT_ALREADY_EXISTS`, if one is. They are keys of no item. A batch that takes several
+    /// calls makes the check in each. Default: none.
+    pub if_absent: Vec<ObjectKey>,
 }
 
 impl PutOptions {
@@ -80,6 +84,7 @@ impl Default for PutOptions {
             ttl: None,
             tags: BTreeMap::new(),
             if_versions: Vec::new(),
+            if_absent: Vec::new(),
         }
     }
 }

@@ -463,6 +463,10 @@ pub struct PutStartRequest {
     /// first.
     #[prost(string, repeated, tag = "9")]
     pub avoided_endpoints: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    /// Nothing is put, and the call fails with OBJECT_ALREADY_EXISTS, if an object with one of these
+    /// keys is readable. They are keys of no item. Absent: no condition. Older masters ignore them.
+    #[prost(message, optional, tag = "10")]
+    pub if_absent: ::core::option::Option<KeyColumn>,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct PutColumns {

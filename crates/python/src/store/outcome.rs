@@ -29,6 +29,16 @@ pub(crate) fn batch_options(
     }
 }
 
+/// Adds the keys of objects that must not exist. No object has an invalid key.
+pub(crate) fn with_condition(
+    options: mooncake_store_client::PutOptions,
+    if_absent: Option<&[Bound<'_, PyAny>]>,
+) -> PyResult<mooncake_store_client::PutOptions> {
+    let keys = object_keys(if_absent.unwrap_or_default())?;
+    let if_absent = keys.into_iter().filter_map(Result::ok).collect();
+    Ok(mooncake_store_client::PutOptions { if_absent, ..options })
+}
+
 /// An object in a listing: key, length, whether it is complete, number of copies.
 pub(crate) type Entry<'py> = (Bound<'py, PyBytes>, u64, bool, u32);
 

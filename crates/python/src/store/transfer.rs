@@ -11,14 +11,10 @@ use pyo3::{
     types::{PyBytes, PyList},
 };
 
-use super::{
-    Store,
-    outcome::{batch_options, outcome_list},
-};
+use super::{Store, outcome::outcome_list};
 use crate::{
     argument::{PackedKeys, call_with_valid, partition_valid},
     buffer::{Buffer, uninit_bytes},
-    options,
 };
 
 /// Shortest time between two warnings about copies that were not made.
@@ -30,11 +26,10 @@ pub(super) fn put_ranges<'py, T: IntoPyObject<'py>>(
     py: Python<'py>,
     keys: &[Bound<'py, PyAny>],
     values: &[&[LocalRange]],
-    (options, is_upsert): (Option<&Bound<'py, options::PutOptions>>, bool),
+    options: PutOptions,
     outcome: impl Fn(Option<Version>) -> T,
 ) -> PyResult<Bound<'py, PyList>> {
     let names = PackedKeys::from_slice(keys)?;
-    let options = batch_options(py, options, is_upsert, keys.len())?;
     let stored = store.call(py, |client| put(client, &names, values, options))?;
     let outcomes = stored.into_iter().map(|stored| stored.map(&outcome)).collect();
     outcome_list(py, keys, outcomes)

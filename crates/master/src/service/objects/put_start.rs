@@ -3,7 +3,9 @@
 
 use std::{sync::Arc, time::Duration};
 
-use mooncake_base::{Clock, Error, ErrorCode, KeyRef, Moment, Result, SystemClock, TenantId};
+use mooncake_base::{
+    Clock, Error, ErrorCode, KeyRef, Moment, Result, SystemClock, TenantId, key::Printed,
+};
 use mooncake_proto::{convert::Caller, v1};
 
 use super::{ObjectService, check_call_number, check_group, item_id, unfinished_put};
@@ -16,7 +18,7 @@ use crate::{
         state_guard::StateGuard,
         wire::{SegmentTable, put_options},
     },
-    state::{Pending, Put, PutOptions, PutProgress, PutStep},
+    state::{ObjectState, Pending, Probed, Put, PutOptions, PutProgress, PutStep},
 };
 
 /// How long one call waits for memory in all.
@@ -98,6 +100,7 @@ impl ObjectService {
         let caller = Caller::try_from(r.caller.as_ref())?;
         let tenant = self.shared.tenant(r.caller.as_ref())?.into_owned();
         let options = put_options(r.config.as_ref())?;
+        self.check_absent(&tenant, r.if_absent.as_ref())?;
         Ok(PutStartCall {
             request_id: r.request_id,
             is_replacing: r.replace,
@@ -114,6 +117,24 @@ impl ObjectService {
             deadline: SystemClock.now() + WAIT_MAX,
             request,
         })
+    }
+
+    /// Fails if an object exists whose absence is a condition of the call.
+    fn check_absent(&self, tenant: &TenantId, keys: Option<&v1::KeyColumn>) -> Result<()> {
+        let Some(keys) = keys else { return Ok(()) };
+        check_batch(keys.lengths.len())?;
+        let keys = keys.keys()?;
+        let now = self.shared.now();
+        let probed = self.shared.lock().probe_all(now, tenant, &keys, false);
+        let is_stored = |probed: &Probed| probed.state == ObjectState::Complete;
+        match probed.iter().position(is_stored) {
+            None => Ok(()),
+            Some(at) => {
+                let text = "an object exists without which the objects were to be put";
+                Err(Error::new(ErrorCode::OBJECT_ALREADY_EXISTS, text)
+                    .with("exists", Printed(keys[at])))
+            }
+        }
     }
 
     /// Starts the puts that are left. Returns `false` if one has to wait and `may_wait` is not set.

@@ -203,6 +203,28 @@ fn fits(answer: &response::Call, items: usize) -> bool {
     }
 }
 
+#[test]
+fn nothing_is_put_if_an_object_exists_that_must_not() {
+    let (service, id) = lent();
+    let start = |key: &'static str, absent: &[&str]| {
+        let if_absent = Some(v1::KeyColumn::pack(absent));
+        Call::PutStart(v1::PutStartRequest { if_absent, ..put_start(id, &[(key, 64)]) })
+    };
+    let begun = ask(&service, start("a", &["b", "c"]));
+    let response::Call::PutStart(begun) = begun else { panic!("{begun:?}") };
+    // An object that is being written does not exist yet.
+    assert!(matches!(ask(&service, start("x", &["b", "a"])), response::Call::PutStart(_)));
+    ask(&service, put_end(id, &begun.columns.unwrap().versions));
+    let response::Call::Failure(failure) = ask(&service, start("y", &["b", "a"])) else {
+        panic!("the object exists")
+    };
+    assert_eq!(failure.code, ErrorCode::OBJECT_ALREADY_EXISTS.number());
+    let response::Call::PutStart(kept) = ask(&service, start("a", &["b"])) else {
+        panic!("the condition holds")
+    };
+    assert_eq!(kept.columns.unwrap().failures.len(), 1, "the object itself is kept");
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 300, failure_persistence: None, ..ProptestConfig::default() })]
 

@@ -493,6 +493,7 @@ impl Fuzzer {
             request_id: if self.one_in(2) { self.below(9) as u64 } else { 0 },
             columns: Some(columns),
             avoided_endpoints: if self.one_in(6) { vec![self.name()] } else { vec![] },
+            if_absent: self.one_in(12).then(|| v1::KeyColumn::pack(self.keys())),
         }
     }
 

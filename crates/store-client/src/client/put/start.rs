@@ -176,6 +176,9 @@ impl ClientInner {
         let if_version = |item: &ReserveItem<'_>| Some(options.if_versions.get(item.at)?.0);
         let if_versions = items.iter().filter_map(if_version).collect();
         let columns = v1::PutColumns::pack(items.iter().map(|item| (item.key, item.length)));
+        let absent = &options.if_absent;
+        let if_absent =
+            (!absent.is_empty()).then(|| v1::KeyColumn::pack(absent.iter().map(KeyRef::from)));
         Call::PutStart(v1::PutStartRequest {
             caller: self.rpc.caller(),
             config: Some(wire_options(options)),
@@ -183,6 +186,7 @@ impl ClientInner {
             request_id: request,
             columns: Some(v1::PutColumns { groups, if_versions, ..columns }),
             avoided_endpoints: self.transfers.replicas().suspected().endpoints(),
+            if_absent,
         })
     }
 
