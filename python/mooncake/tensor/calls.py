@@ -118,20 +118,35 @@ class Put:
         values: For each object the buffers that make it up.
         options: Number of copies, pins, placement.
         is_upsert: Replace existing objects.
+        if_absent: Keys of objects that must not exist; an `AlreadyExistsError` is the outcome of
+            the objects that were not put since one does.
     """
 
     keys: Sequence[Key]
     values: Sequence[Sequence[Readable]]
     options: PutOptions | None = None
     is_upsert: bool = False
+    if_absent: Sequence[Key] = ()
 
     def make(self, store: _native.Store) -> Any:
         """Make the call."""
-        return store.put(self.keys, self.values, options=self.options, is_upsert=self.is_upsert)
+        return store.put(
+            self.keys,
+            self.values,
+            options=self.options,
+            is_upsert=self.is_upsert,
+            if_absent=self.if_absent,
+        )
 
     def begin(self, calls: _native.Pending) -> Begun[Any]:
         """Begin the call."""
-        return calls.put(self.keys, self.values, options=self.options, is_upsert=self.is_upsert)
+        return calls.put(
+            self.keys,
+            self.values,
+            options=self.options,
+            is_upsert=self.is_upsert,
+            if_absent=self.if_absent,
+        )
 
 
 @dataclass(frozen=True, slots=True)

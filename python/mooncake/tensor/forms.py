@@ -21,7 +21,7 @@ from mooncake.tensor.format import (
 from mooncake.tensor.layout import Layout, Shard
 from mooncake.tensor.search import mixed, read_generations
 
-__all__ = ["Form", "forms_of", "other_layout"]
+__all__ = ["Form", "forms_of", "is_shard_of", "other_layout"]
 
 _ALREADY_EXISTS = -705
 
@@ -142,6 +142,12 @@ def forms_of(
         failed = next((each for each in failures if not isinstance(each, NotReadyError)), None)
         forms.append(_form(key, shards, own) if failed is None else failed)
     return forms
+
+
+def is_shard_of(head: bytes | MooncakeError | None, layout: Shard) -> bool:
+    """Return whether the head of an object is that of a shard of a layout."""
+    metadata = _metadata(head)
+    return metadata is not None and _is_of(metadata, layout)
 
 
 def other_layout(form: Form, layout: Layout | Shard | None, stored: Sequence[str]) -> MooncakeError:

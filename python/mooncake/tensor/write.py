@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Container, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from mooncake._api.values import changed, decoded
 from mooncake._runtime import PutOptions, _native
-from mooncake.errors import MooncakeError, NotFoundError
+from mooncake.errors import AlreadyExistsError, MooncakeError, NotFoundError
 from mooncake.tensor import described, memory
 from mooncake.tensor.calls import Operation, Put, Remove
 from mooncake.tensor.format import (
     GENERATION_TAG,
+    AxisRecord,
     Manifest,
     TensorMetadata,
     manifest_key,
@@ -21,10 +22,11 @@ from mooncake.tensor.format import (
     writer_key,
     writer_manifest_key,
 )
-from mooncake.tensor.forms import Form, forms_of, other_layout
+from mooncake.tensor.forms import Form, forms_of, is_shard_of, other_layout
 from mooncake.tensor.inventory import axes_of, records, stored_keys
 from mooncake.tensor.layout import Box, Layout, Shard
-from mooncake.tensor.search import invalid, list_names, listed
+from mooncake.tensor.search import invalid, list_names, listed, mixed, read_generations
+from mooncake.tensor.shard_set import Member, members_of
 
 if TYPE_CHECKING:
     from mooncake.tensor.memory import TensorMemory
@@ -32,6 +34,8 @@ if TYPE_CHECKING:
 __all__ = ["Item", "remove", "write"]
 
 _GENERATION_BYTES = 8
+_CONDITIONS_MAX = 1024
+"""Number of keys on which a put may depend; more are looked up."""
 _NOT_FOUND = -704
 _INVALID_PARAMS = -600
 
@@ -70,46 +74,163 @@ class _Object:
 Outcome: TypeAlias = bool | MooncakeError | TypeError
 
 
+@dataclass(slots=True)
+class _Batch:
+    """Tensors that one call writes.
+
+    Attributes:
+        items: The tensors.
+        options: Number of copies, pins, placement; groups and versions are one for each item.
+        overwrite: Replace existing objects.
+        is_exclusive: A tensor has one layout.
+        generation: What the caller calls the version; "" for no name.
+        objects: The objects to put, and the place of the item of each.
+        results: The outcome of each item; false before it is put.
+    """
+
+    items: Sequence[Item]
+    options: PutOptions | None
+    overwrite: bool
+    is_exclusive: bool
+    generation: str
+    objects: list[tuple[int, _Object]] = field(default_factory=list)
+    results: list[Outcome] = field(default_factory=list)
+
+    def prepare(self) -> set[int]:
+        """Make the objects; return the items of which they could be made."""
+        for at, item in enumerate(self.items):
+            self.results.append(False)
+            try:
+                self.objects += [(at, each) for each in _objects(item)]
+            except (MooncakeError, TypeError) as error:
+                self.results[at] = error
+            except ValueError as error:
+                self.results[at] = invalid(item.key, str(error))
+        return {at for at, result in enumerate(self.results) if result is False}
+
+    def of(self, items: Container[int], *, manifests: bool) -> list[tuple[int, _Object]]:
+        """Return the shards of items that have not failed, or their manifests."""
+        return [
+            (at, each)
+            for at, each in self.objects
+            if at in items and each.is_manifest == manifests and isinstance(self.results[at], bool)
+        ]
+
+    def put(
+        self, objects: Sequence[tuple[int, _Object]], generation: str, if_absent: Sequence[str] = ()
+    ) -> Put:
+        """Return the call that puts objects."""
+        options = _for_objects(_tagged(self.options, generation), [at for at, _ in objects])
+        return Put(
+            [decoded(each.key) for _, each in objects],
+            [each.buffers for _, each in objects],
+            options,
+            self.overwrite,
+            if_absent,
+        )
+
+    def add(self, objects: Sequence[tuple[int, _Object]], outcomes: Sequence[Any]) -> None:
+        """Add the outcomes of a call to the results."""
+        for (at, each), outcome in zip(objects, outcomes, strict=True):
+            result = self.results[at]
+            if isinstance(result, bool):
+                is_failure = isinstance(outcome, MooncakeError)
+                self.results[at] = (
+                    outcome if is_failure else result or (outcome and not each.is_manifest)
+                )
+
+
 def write(
     items: Sequence[Item],
     options: PutOptions | None,
     *,
     overwrite: bool,
     is_exclusive: bool = True,
+    generation: str | None = None,
 ) -> Operation[list[Outcome]]:
-    """Write tensors: look up in which forms they are stored, put shards, then manifests.
+    """Write tensors: shards first, then manifests.
 
     Args:
         items: The tensors.
         options: Number of copies, pins, placement; the groups and versions are one for each item.
         overwrite: Replace existing objects.
         is_exclusive: A tensor has one layout: another one is refused, or removed with `overwrite`.
+        generation: Name of the version, the same at all ranks that write shards of it.
 
     Returns:
         For each item whether at least one of its objects was stored, or the first failure.
     """
-    objects: list[tuple[int, _Object]] = []
-    results: list[Outcome] = [False] * len(items)
+    if generation == "":
+        text = "a generation has a name: the step of a training, for instance"
+        raise _native.failure(_INVALID_PARAMS, text)
     options = _checked_options(options, items)
-    for at, item in enumerate(items):
-        try:
-            objects += [(at, each) for each in _objects(item)]
-        except (MooncakeError, TypeError) as error:
-            results[at] = error
-        except ValueError as error:
-            results[at] = invalid(item.key, str(error))
-    plans = yield from _plans(items, objects, results, overwrite, is_exclusive)
+    batch = _Batch(items, options, overwrite, is_exclusive, generation or "")
+    left = batch.prepare()
+    if is_exclusive and not overwrite:
+        left = yield from _put_new(batch, left)
+    if left:
+        yield from _put_beside(batch, left)
+    return batch.results
+
+
+def _put_new(batch: _Batch, items: set[int]) -> Operation[set[int]]:
+    """Put tensors of which nothing is stored, without a look-up: the puts have a condition.
+
+    Returns:
+        The items that are left: something is stored, or their shards depend on what is.
+    """
+    kinds = {type(batch.items[at].layout) for at in items}
+    others = [name for at in items for name in _other_forms(batch.items[at])]
+    has_versions = batch.options is not None and batch.options.if_versions is not None
+    if len(kinds) != 1 or Shard in kinds or has_versions or len(others) > _CONDITIONS_MAX:
+        return items
+    generation = ""
+    if Layout in kinds:
+        generation = batch.generation or secrets.token_hex(_GENERATION_BYTES)
+    objects = batch.of(items, manifests=False)
+    outcomes = yield batch.put(objects, generation, list(map(decoded, others)))
+    left = {
+        at
+        for (at, _), outcome in zip(objects, outcomes, strict=True)
+        if isinstance(outcome, AlreadyExistsError) or (generation and outcome is False)
+    }
+    done = [row for row in zip(objects, outcomes, strict=True) if row[0][0] not in left]
+    batch.add([each for each, _ in done], [outcome for _, outcome in done])
+    # Shards that join those of another call have the tag of that one.
+    stored = zip(objects, outcomes, strict=True)
+    wrong = [decoded(each.key) for (at, each), put in stored if at in left and put is True]
+    if wrong:
+        yield Remove(wrong, force=True)
+    yield from _put_manifests(batch, items - left)
+    return left
+
+
+def _put_beside(batch: _Batch, items: set[int]) -> Operation[None]:
+    """Look up in which forms tensors are stored, and put them accordingly."""
+    plans = yield from _plans(batch, items)
     # Shards that one call writes together have the same tag, which readers compare.
     for generation in dict.fromkeys(plan.generation for plan in plans.values()):
         own = {at for at, plan in plans.items() if plan.generation == generation}
-        batch = [(at, each) for at, each in objects if at in own and not each.is_manifest]
-        yield from _put(batch, _tagged(options, generation), overwrite, results)
-    # A manifest says that shards exist, so it is written after them.
-    manifests = [(at, each) for at, each in objects if each.is_manifest]
-    yield from _put(manifests, options, overwrite, results)
-    if overwrite and is_exclusive:
-        yield from _remove_other_forms(items, plans, objects, results)
-    return results
+        if objects := batch.of(own, manifests=False):
+            batch.add(objects, (yield batch.put(objects, generation)))
+    yield from _put_manifests(batch, items)
+    if batch.overwrite and batch.is_exclusive:
+        yield from _remove_other_forms(batch, plans)
+
+
+def _put_manifests(batch: _Batch, items: set[int]) -> Operation[None]:
+    """Put manifests, which say that shards exist, after the shards."""
+    if manifests := batch.of(items, manifests=True):
+        batch.add(manifests, (yield batch.put(manifests, "")))
+
+
+def _other_forms(item: Item) -> list[bytes]:
+    """Return the keys of which one exists if the tensor is stored in another form."""
+    first = shard_key(item.key, [AxisRecord("tp", 0, 1)])
+    names = [manifest_key(item.key), writer_manifest_key(item.key)]
+    if item.layout is None:
+        return [first, *names]
+    return [item.key, *names, *([first] if len(item.layout.axes) > 0 else [])]
 
 
 def remove(key: bytes, *, force: bool) -> Operation[None]:
@@ -146,120 +267,102 @@ class _Plan:
     form: Form | None = None
 
 
-def _plans(
-    items: Sequence[Item],
-    objects: Sequence[tuple[int, _Object]],
-    results: list[Outcome],
-    overwrite: bool,
-    is_exclusive: bool,
-) -> Operation[dict[int, _Plan]]:
-    """Return how the valid items are written; the others fail."""
-    shards: dict[int, list[bytes]] = {at: [] for at, each in enumerate(results) if each is False}
-    for at, each in objects:
-        if not each.is_manifest:
-            shards[at].append(each.key)
+def _plans(batch: _Batch, items: set[int]) -> Operation[dict[int, _Plan]]:
+    """Return how items are written; those that cannot be fail."""
+    shards: dict[int, list[bytes]] = {at: [] for at in sorted(items)}
+    for at, each in batch.of(items, manifests=False):
+        shards[at].append(each.key)
     known: dict[int, Form | MooncakeError] = {}
     wanted: dict[int, tuple[bytes, Sequence[bytes]]] = {}
     for at, names in shards.items():
-        layout = items[at].layout
-        if is_exclusive or (overwrite and isinstance(layout, Shard)):
-            is_new = layout is None or (overwrite and isinstance(layout, Layout))
-            wanted[at] = items[at].key, () if is_new else names
+        item = batch.items[at]
+        if batch.is_exclusive or (batch.overwrite and isinstance(item.layout, Shard)):
+            is_whole = item.layout is None
+            is_new = is_whole or (batch.overwrite and isinstance(item.layout, Layout))
+            wanted[at] = item.key, () if is_new else names
     if wanted:
         known = dict(zip(wanted, (yield from forms_of([*wanted.values()])), strict=True))
     for at, form in known.items():
-        if not overwrite and isinstance(form, Form) and form.may_have_axes(items[at].layout):
-            names = yield from list_names(items[at].key + b"__")
-            stored = [each[len(items[at].key) :] for each in names if axes_of(items[at].key, each)]
+        item = batch.items[at]
+        if not batch.overwrite and isinstance(form, Form) and form.may_have_axes(item.layout):
+            names = yield from list_names(item.key + b"__")
+            stored = [each[len(item.key) :] for each in names if axes_of(item.key, each)]
             if stored:
-                known[at] = other_layout(form, items[at].layout, [listed(stored)])
-    generation, plans = secrets.token_hex(_GENERATION_BYTES), {}
+                known[at] = other_layout(form, item.layout, [listed(stored)])
+    new, plans = batch.generation or secrets.token_hex(_GENERATION_BYTES), {}
     for at, names in shards.items():
         seen = known.get(at)
         try:
             if isinstance(seen, MooncakeError):
                 raise seen
-            own = _generation(items[at], seen, names, generation, overwrite)
-            plans[at] = _Plan(own, seen)
+            plans[at] = _Plan(_generation(batch, batch.items[at], seen, names, new), seen)
         except MooncakeError as error:
-            results[at] = error
+            batch.results[at] = error
     return plans
 
 
 def _generation(
-    item: Item, form: Form | None, names: Sequence[bytes], new: str, overwrite: bool
+    batch: _Batch, item: Item, form: Form | None, names: Sequence[bytes], new: str
 ) -> str:
     """Return which call the shards of an item are said to be written by; "" for none.
 
     Raises:
         AlreadyExistsError: The tensor is stored in another layout, and is not overwritten.
-        NotReadyError: The stored shards that the item completes are of different versions.
+        NotReadyError: The stored shards that the item completes are of different versions, or of
+            another one than that which the caller names.
     """
     layout = item.layout
-    if form is not None and not overwrite and not form.agrees_with(layout):
+    if form is not None and not batch.overwrite and not form.agrees_with(layout):
         raise other_layout(form, layout, form.layouts)
     if layout is None:
         return ""
     if isinstance(layout, Layout):
-        if overwrite:
+        if batch.overwrite:
             return new
         # Objects that exist are kept, so those that are missing join them.
         stored = None if form is None else form.generation(names, layout)
+        if stored is not None and batch.generation not in ("", stored):
+            raise mixed(item.key, [stored or "without a generation", batch.generation])
         return new if stored is None and form is not None else stored or ""
+    if batch.generation:
+        return batch.generation
     # A shard that is written alone takes the place of one that was written with the others.
     return "" if form is None else form.generation_of_shard(names[0], layout)
 
 
-def _put(
-    batch: Sequence[tuple[int, _Object]],
-    options: PutOptions | None,
-    overwrite: bool,
-    results: list[Outcome],
-) -> Operation[None]:
-    """Put objects of items that have not failed."""
-    batch = [(at, each) for at, each in batch if isinstance(results[at], bool)]
-    if not batch:
-        return
-    outcomes = yield Put(
-        [decoded(each.key) for _, each in batch],
-        [each.buffers for _, each in batch],
-        _for_objects(options, [at for at, _ in batch]),
-        overwrite,
-    )
-    for (at, each), outcome in zip(batch, outcomes, strict=True):
-        result = results[at]
-        if isinstance(result, bool):
-            is_failure = isinstance(outcome, MooncakeError)
-            results[at] = outcome if is_failure else result or (outcome and not each.is_manifest)
-
-
-def _remove_other_forms(
-    items: Sequence[Item],
-    plans: dict[int, _Plan],
-    objects: Sequence[tuple[int, _Object]],
-    results: list[Outcome],
-) -> Operation[None]:
+def _remove_other_forms(batch: _Batch, plans: dict[int, _Plan]) -> Operation[None]:
     """Remove what is left of an earlier form of overwritten tensors.
 
-    A shard that is written alone replaces only itself: other ranks write the others.
+    Where each rank writes its shard alone, the last one does.
     """
-    written = {each.key for _, each in objects}
+    written = {each.key for _, each in batch.objects}
     stale: dict[bytes, int] = {}
     for at, plan in plans.items():
-        layout, form = items[at].layout, plan.form
-        if isinstance(layout, Shard) or results[at] is not True or form is None:
+        layout, form = batch.items[at].layout, plan.form
+        if batch.results[at] is not True or form is None:
             continue
         if layout is None and not form.is_split:
             continue
+        if isinstance(layout, Shard):
+            members = members_of(form.key, tuple(records(layout)))
+            if form.agrees_with(layout) or not (yield from _is_whole_set(members, layout, plan)):
+                continue
+            written.update(member.key for member in members)
         for name in (yield from stored_keys(form)):
-            if name not in written and not _is_of_others(items[at], name):
+            if name not in written and not _is_of_others(batch.items[at], name):
                 stale[name] = at
     if not stale:
         return
     outcomes = yield Remove([decoded(name) for name in stale], force=True)
     for at, outcome in zip(stale.values(), outcomes, strict=True):
         if isinstance(outcome, MooncakeError) and not isinstance(outcome, NotFoundError):
-            results[at] = outcome
+            batch.results[at] = outcome
+
+
+def _is_whole_set(members: Sequence[Member], layout: Shard, plan: _Plan) -> Operation[bool]:
+    """Return whether all shards of a layout are stored, in the version of one of them."""
+    heads = yield from read_generations([member.key for member in members])
+    return all(is_shard_of(head, layout) and each == plan.generation for head, each in heads)
 
 
 def _is_of_others(item: Item, name: bytes) -> bool:

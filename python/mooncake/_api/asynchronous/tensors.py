@@ -41,6 +41,7 @@ class AsyncTensorCalls:
         ttl_s: float | None = None,
         tags: Mapping[str, str] | None = None,
         if_version: int | None = None,
+        generation: str | None = None,
         timeout_s: float | None = None,
     ) -> bool:
         """Put a tensor of torch, with its dtype and shape.
@@ -61,6 +62,10 @@ class AsyncTensorCalls:
             tags: Text stored beside each object.
             if_version: Replace the tensor only if it has this version, which `info` returns. Only
                 for a tensor that is stored whole: shards have versions of their own.
+            generation: Name of the version of the tensor, the same at all ranks that put a `Shard`
+                of it, such as the step of a training. Shards of different generations are never
+                read as one tensor. Without it, a shard that a rank replaces counts beside the
+                others at once.
             timeout_s: Longest duration of the call; None uses the limits of the configuration.
 
         Returns:
@@ -73,7 +78,8 @@ class AsyncTensorCalls:
                 that shard of a tensor of `shape`; or there is a layout and `if_version`.
             AlreadyExistsError: The tensor is stored in another layout, and not overwritten. The
                 context of the error has both layouts, `stored` and `given`.
-            NotReadyError: The shards that would be completed are of different versions.
+            NotReadyError: The shards that would be completed are of different versions, or of
+                another one than `generation`.
             NoSpaceError: No segment has enough free space, and nothing may be evicted.
 
         Example:
@@ -84,7 +90,7 @@ class AsyncTensorCalls:
         """
         given = item(key, tensor, layout, shape)
         options = with_terms(options, ttl_s=ttl_s, tags=tags, if_version=if_version)
-        operation = write([given], options, overwrite=overwrite)
+        operation = write([given], options, overwrite=overwrite, generation=generation)
         return only(await run_async(self._native, operation, timeout_s))
 
     async def put_tensors(
@@ -96,6 +102,7 @@ class AsyncTensorCalls:
         options: PutOptions | None = None,
         ttl_s: float | None = None,
         tags: Mapping[str, str] | None = None,
+        generation: str | None = None,
         timeout_s: float | None = None,
     ) -> list[bool]:
         """Put many tensors in one batch.
@@ -108,6 +115,7 @@ class AsyncTensorCalls:
                 tensor.
             ttl_s: Time after which the objects are removed; None: never.
             tags: Text stored beside each object.
+            generation: Name of the version of all tensors, as for `put_tensor`.
             timeout_s: Longest duration of the call.
 
         Returns:
@@ -117,7 +125,8 @@ class AsyncTensorCalls:
             MooncakeError: The first failure, after every tensor was tried.
         """
         options = with_terms(options, ttl_s=ttl_s, tags=tags)
-        operation = write(item_list(items, layout), options, overwrite=overwrite)
+        given = item_list(items, layout)
+        operation = write(given, options, overwrite=overwrite, generation=generation)
         return all_of(await run_async(self._native, operation, timeout_s))
 
     async def get_tensor(
@@ -186,6 +195,7 @@ class AsyncTensorCalls:
         ttl_s: float | None = None,
         tags: Mapping[str, str] | None = None,
         if_version: int | None = None,
+        generation: str | None = None,
         timeout_s: float | None = None,
     ) -> bool:
         """Put a numpy array; the arguments and results are those of `put_tensor`.
@@ -195,7 +205,7 @@ class AsyncTensorCalls:
         """
         given = item(key, array, layout, shape)
         options = with_terms(options, ttl_s=ttl_s, tags=tags, if_version=if_version)
-        operation = write([given], options, overwrite=overwrite)
+        operation = write([given], options, overwrite=overwrite, generation=generation)
         return only(await run_async(self._native, operation, timeout_s))
 
     async def get_array(

@@ -43,6 +43,7 @@ class TensorCalls:
         ttl_s: float | None = None,
         tags: Mapping[str, str] | None = None,
         if_version: int | None = None,
+        generation: str | None = None,
         timeout_s: float | None = None,
     ) -> bool:
         """Put a tensor of torch, with its dtype and shape.
@@ -63,6 +64,10 @@ class TensorCalls:
             tags: Text stored beside each object.
             if_version: Replace the tensor only if it has this version, which `info` returns. Only
                 for a tensor that is stored whole: shards have versions of their own.
+            generation: Name of the version of the tensor, the same at all ranks that put a `Shard`
+                of it, such as the step of a training. Shards of different generations are never
+                read as one tensor. Without it, a shard that a rank replaces counts beside the
+                others at once.
             timeout_s: Longest duration of the call; None uses the limits of the configuration.
 
         Returns:
@@ -75,7 +80,8 @@ class TensorCalls:
                 that shard of a tensor of `shape`; or there is a layout and `if_version`.
             AlreadyExistsError: The tensor is stored in another layout, and not overwritten. The
                 context of the error has both layouts, `stored` and `given`.
-            NotReadyError: The shards that would be completed are of different versions.
+            NotReadyError: The shards that would be completed are of different versions, or of
+                another one than `generation`.
             NoSpaceError: No segment has enough free space, and nothing may be evicted.
 
         Example:
@@ -86,7 +92,7 @@ class TensorCalls:
         """
         given = item(key, tensor, layout, shape)
         options = with_terms(options, ttl_s=ttl_s, tags=tags, if_version=if_version)
-        operation = write([given], options, overwrite=overwrite)
+        operation = write([given], options, overwrite=overwrite, generation=generation)
         return only(run(self._native, operation, timeout_s))
 
     def put_tensors(
@@ -98,6 +104,7 @@ class TensorCalls:
         options: PutOptions | None = None,
         ttl_s: float | None = None,
         tags: Mapping[str, str] | None = None,
+        generation: str | None = None,
         timeout_s: float | None = None,
     ) -> list[bool]:
         """Put many tensors in one batch.
@@ -110,6 +117,7 @@ class TensorCalls:
                 tensor.
             ttl_s: Time after which the objects are removed; None: never.
             tags: Text stored beside each object.
+            generation: Name of the version of all tensors, as for `put_tensor`.
             timeout_s: Longest duration of the call.
 
         Returns:
@@ -119,7 +127,8 @@ class TensorCalls:
             MooncakeError: The first failure, after every tensor was tried.
         """
         options = with_terms(options, ttl_s=ttl_s, tags=tags)
-        operation = write(item_list(items, layout), options, overwrite=overwrite)
+        given = item_list(items, layout)
+        operation = write(given, options, overwrite=overwrite, generation=generation)
         return all_of(run(self._native, operation, timeout_s))
 
     def get_tensor(
@@ -188,6 +197,7 @@ class TensorCalls:
         ttl_s: float | None = None,
         tags: Mapping[str, str] | None = None,
         if_version: int | None = None,
+        generation: str | None = None,
         timeout_s: float | None = None,
     ) -> bool:
         """Put a numpy array; the arguments and results are those of `put_tensor`.
@@ -197,7 +207,7 @@ class TensorCalls:
         """
         given = item(key, array, layout, shape)
         options = with_terms(options, ttl_s=ttl_s, tags=tags, if_version=if_version)
-        operation = write([given], options, overwrite=overwrite)
+        operation = write([given], options, overwrite=overwrite, generation=generation)
         return only(run(self._native, operation, timeout_s))
 
     def get_array(
