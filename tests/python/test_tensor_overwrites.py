@@ -28,6 +28,7 @@ LAYOUTS = {
     "2 along 1": Layout(2, 1),
     "4 uneven along 1": Layout(4, 1),
     "2 of a replica": Layout(2, axes=(Axis.dp(0, 1),)),
+    "4 of a replica": Layout(4, axes=(Axis.dp(0, 1),)),
 }
 TARGETS = [None, Shard.tp(1, 2), Shard.tp(3, 4), Shard.tp(2, 3, 1), Shard.tp(7, 8)]
 PAIRS = [*itertools.product(LAYOUTS, LAYOUTS)]

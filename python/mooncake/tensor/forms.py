@@ -83,12 +83,20 @@ class Form:
         return known is None or (known.shard_count, known.split_dim) == (size, dim)
 
     def may_have_axes(self, layout: Layout | Shard | None) -> bool:
-        """Return whether the manifest may be of shards with other axes than those of a layout.
+        """Return whether shards with further axes may be stored, in another layout.
 
-        A layout of one axis has a first shard beside its manifest, unless that was lost.
+        A layout of one axis has a first shard beside its manifest, unless that was lost. Shards of
+        several experts or stages have one manifest, which is that of the last one that was put.
         """
-        is_plain = isinstance(layout, Layout) and not layout.axes
-        return is_plain and self.size == 0 and self.manifest is not None
+        if layout is None or self.size > 0 or self.manifest is None:
+            return False
+        size, dim, has_others = _split_of(layout)
+        if not has_others:
+            return isinstance(layout, Layout)
+        return dim is not None and (self.manifest.shard_count, self.manifest.split_dim) != (
+            size,
+            dim,
+        )
 
     def generation(self, names: Sequence[bytes], layout: Layout | Shard) -> str | None:
         """Return which call has written the shards that a put would complete; None without any.

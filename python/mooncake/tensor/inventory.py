@@ -253,7 +253,7 @@ def _find_named(query: Query, manifest: Manifest | None) -> Generator[Any, Any, 
     stored = {name: axes for name in names if (axes := axes_of(key, name))}
     if not stored:
         return None
-    chosen = _select(key, target, list(stored.values()))
+    chosen = _select(key, target, list(stored.values()), manifest)
     if chosen is None:
         suffixes = listed([name[len(key) :] for name in stored])
         failure = _native.failure(
@@ -268,9 +268,16 @@ def _find_named(query: Query, manifest: Manifest | None) -> Generator[Any, Any, 
 
 
 def _select(
-    key: bytes, target: Shard | None, stored: Sequence[tuple[AxisRecord, ...]]
+    key: bytes,
+    target: Shard | None,
+    stored: Sequence[tuple[AxisRecord, ...]],
+    manifest: Manifest | None,
 ) -> tuple[AxisRecord, ...] | None:
-    """Choose the set of shards to read: its axes, with rank 0 of ``tp``."""
+    """Choose the set of shards to read: its axes, with rank 0 of ``tp``.
+
+    Of two whole sets, that of the manifest was written last.
+    """
+    present = None if manifest is None else (manifest.shard_count, manifest.split_dim)
     counts = Counter(at_rank(axes, 0) for axes in stored)
     candidates = list(counts)
     for kind in _SELECTIVE:
@@ -292,10 +299,12 @@ def _select(
         candidates = _of_replica(candidates, wanted)
     kinds = {axis.kind for axis in target.axes} if target is not None else set()
 
-    def preference(axes: tuple[AxisRecord, ...]) -> tuple[bool, int, str]:
+    def preference(axes: tuple[AxisRecord, ...]) -> tuple[bool, bool, int, str]:
         is_incomplete = counts[axes] < len(members_of(b"", axes))
+        splits = [(axis.size, axis.split_dim) for axis in axes if axis.kind == "tp"]
         unlike = len(kinds ^ {axis.kind for axis in axes})
-        return is_incomplete, unlike, "".join(axis.key_part for axis in axes)
+        is_old = present not in (None, *splits)
+        return is_incomplete, is_old, unlike, "".join(axis.key_part for axis in axes)
 
     return min(candidates, key=preference, default=None)
 

@@ -286,7 +286,7 @@ def _plans(batch: _Batch, items: set[int]) -> Operation[dict[int, _Plan]]:
         item = batch.items[at]
         if not batch.overwrite and isinstance(form, Form) and form.may_have_axes(item.layout):
             names = yield from list_names(item.key + b"__")
-            stored = [each[len(item.key) :] for each in names if axes_of(item.key, each)]
+            stored = [each[len(item.key) :] for each in names if _is_in_another_layout(item, each)]
             if stored:
                 known[at] = other_layout(form, item.layout, [listed(stored)])
     new, plans = batch.generation or secrets.token_hex(_GENERATION_BYTES), {}
@@ -375,6 +375,21 @@ def _is_of_others(item: Item, name: bytes) -> bool:
         if axis.rank != mine.rank if axis.kind == "dp" else axis.id != (mine.id or 0):
             return True
     return False
+
+
+def _is_in_another_layout(item: Item, name: bytes) -> bool:
+    """Return whether an object is a shard with further axes in another layout than the item.
+
+    It is of the same expert, stage and replica.
+    """
+    axes, layout = axes_of(item.key, name), item.layout
+    if not axes or layout is None or all(axis.kind == "tp" for axis in layout.axes):
+        return bool(axes)
+    shard = layout.shard(0) if isinstance(layout, Layout) else layout
+    own, split = shard.axis("tp"), next((axis for axis in axes if axis.kind == "tp"), None)
+    if own is None or split is None or _is_of_others(item, name):
+        return False
+    return (split.size, split.split_dim) != (own.size, own.dim)
 
 
 def _tagged(options: PutOptions | None, generation: str) -> PutOptions | None:
