@@ -413,7 +413,7 @@ def test_partial_set_of_another_layout_is_replaced(store, key):
     [
         (None, False, ["Put"]),
         (Layout(2), False, ["Put", "Put"]),
-        (None, True, ["ReadGrids", "Put"]),
+        (None, True, ["Put"]),
         (Layout(2), True, ["ReadGrids", "Put", "Put", "List"]),
     ],
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from mooncake.tensor.calls import Dimension
 from mooncake.tensor.layout import Box
@@ -42,22 +42,22 @@ class Grid:
         length: Length of each range in bytes; 0 if nothing is read of the source.
         dimensions: Number of ranges along each dimension, and their distances in the object and in
             the memory of the wanted box, outermost first. Without dimensions it is one range.
+        count: Number of ranges.
+        nbytes: Length of all ranges together.
     """
 
     offset: int
     destination: int
     length: int
     dimensions: tuple[Dimension, ...] = ()
+    count: int = field(init=False, compare=False)
+    nbytes: int = field(init=False, compare=False)
 
-    @property
-    def count(self) -> int:
-        """Number of ranges."""
-        return math.prod(count for count, _, _ in self.dimensions) if self.length else 0
-
-    @property
-    def nbytes(self) -> int:
-        """Length of all ranges together."""
-        return self.count * self.length
+    def __post_init__(self) -> None:
+        """Count the ranges, once for all reads of a plan."""
+        count = math.prod(count for count, _, _ in self.dimensions) if self.length else 0
+        object.__setattr__(self, "count", count)
+        object.__setattr__(self, "nbytes", count * self.length)
 
     @property
     def span(self) -> int:

@@ -99,7 +99,7 @@ def read(requests: Sequence[Request], library: Library) -> Operation[list[Any]]:
     """
     results: list[Any] = [None] * len(requests)
     pending = list(range(len(requests)))
-    heads: dict[int, set[tuple[bytes, ...]]] = {at: set() for at in pending}
+    heads: dict[int, list[tuple[Part, ...]]] = {at: [] for at in pending}
     retries, is_first = Retries(), True
     while pending:
         try:
@@ -113,7 +113,9 @@ def read(requests: Sequence[Request], library: Library) -> Operation[list[Any]]:
         pending, is_first = (yield from retries.choose(failed)), False
     for at, seen in heads.items():
         # A range outside of an object means damage only if the object stayed the same.
-        if isinstance(results[at], InvalidArgumentError) and len(seen) > 1:
+        if isinstance(results[at], InvalidArgumentError) and any(
+            [part.head for part in parts] != [part.head for part in seen[0]] for parts in seen
+        ):
             results[at] = replaced(requests[at].key)
         if isinstance(results[at], DeadlineError):
             results[at] = retries.reason(at) or results[at]
@@ -125,7 +127,7 @@ def _attempt(
     library: Library,
     pending: Sequence[int],
     results: list[Any],
-    heads: dict[int, set[tuple[bytes, ...]]],
+    heads: dict[int, list[tuple[Part, ...]]],
     is_first: bool,
 ) -> Operation[dict[int, MooncakeError | Unsettled]]:
     """Read those of the tensors that are pending; return what those failed with that may succeed.
@@ -150,7 +152,7 @@ def _attempt(
                 raise each
             evidence = (each.evidence or ()) if is_recalled else ()
             readings[at] = _begin(each, requests[at], library, evidence)
-            heads[at].add(tuple(bytes(part.head) for part in each.parts))
+            heads[at].append(each.parts)
         except (MooncakeError, TypeError, ImportError) as error:
             results[at] = error
             if is_recalled:

@@ -94,24 +94,26 @@ def fill(
     else:
         grids = [[*own, *check] for own, check in zip(data, checks, strict=True)]
         outcomes = yield ReadGrids(names, grids, owners, tag=tag)
-    generations = iter([outcome[1] if isinstance(outcome, tuple) else "" for outcome in outcomes])
-    read = iter(
+    read = [
         row.failure(outcome, heads[start : start + row.evidence.length])
         for row, outcome, start in zip(rows, outcomes, starts, strict=False)
-    )
+    ]
+    first = 0
     results: list[MooncakeError | None] = []
     for job, each in planned:
         if isinstance(each, MooncakeError):
             results.append(each)
             continue
-        count = len(job.found.parts) + len(job.evidence)
-        failures = [next(read) for _ in range(count)]
-        written = [next(generations) for _ in range(count)][: len(job.found.parts)]
-        failed = next((failure for failure in failures if failure is not None), None)
-        if failed is None and len(set(written)) > 1:
-            failed = mixed(job.found.key, sorted(set(written)))
+        parts = len(job.found.parts)
+        after = first + parts + len(job.evidence)
+        failed = next(filter(None, read[first:after]), None)
+        if failed is None and parts > 1:
+            written = {outcome[1] for outcome in outcomes[first : first + parts]}
+            if len(written) > 1:
+                failed = mixed(job.found.key, sorted(written))
+        first = after
         results.append(failed)
-        if isinstance(each, _Staged) and results[-1] is None:
+        if isinstance(each, _Staged) and failed is None:
             each.scatter(job)
     return results
 

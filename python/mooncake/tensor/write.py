@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import secrets
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -29,6 +30,7 @@ from mooncake.tensor.search import invalid, list_names, listed, mixed, read_gene
 from mooncake.tensor.shard_set import Member, members_of
 
 if TYPE_CHECKING:
+    from mooncake.tensor.dtypes import DType
     from mooncake.tensor.memory import TensorMemory
 
 __all__ = ["Item", "remove", "write"]
@@ -72,6 +74,7 @@ class _Object:
 
 
 Outcome: TypeAlias = bool | MooncakeError | TypeError
+_Rows: TypeAlias = "list[tuple[int, _Object]]"
 
 
 @dataclass(slots=True)
@@ -84,7 +87,8 @@ class _Batch:
         overwrite: Replace existing objects.
         is_exclusive: A tensor has one layout.
         generation: What the caller calls the version; "" for no name.
-        objects: The objects to put, and the place of the item of each.
+        shards: The objects to put, and the place of the item of each.
+        manifests: The manifests to put after them.
         results: The outcome of each item; false before it is put.
     """
 
@@ -93,32 +97,32 @@ class _Batch:
     overwrite: bool
     is_exclusive: bool
     generation: str
-    objects: list[tuple[int, _Object]] = field(default_factory=list)
+    shards: _Rows = field(default_factory=list)
+    manifests: _Rows = field(default_factory=list)
     results: list[Outcome] = field(default_factory=list)
 
     def prepare(self) -> set[int]:
         """Make the objects; return the items of which they could be made."""
+        items = set()
         for at, item in enumerate(self.items):
             self.results.append(False)
             try:
-                self.objects += [(at, each) for each in _objects(item)]
+                objects = _objects(item)
             except (MooncakeError, TypeError) as error:
                 self.results[at] = error
             except ValueError as error:
                 self.results[at] = invalid(item.key, str(error))
-        return {at for at, result in enumerate(self.results) if result is False}
+            else:
+                items.add(at)
+                for each in objects:
+                    (self.manifests if each.is_manifest else self.shards).append((at, each))
+        return items
 
-    def of(self, items: Container[int], *, manifests: bool) -> list[tuple[int, _Object]]:
-        """Return the shards of items that have not failed, or their manifests."""
-        return [
-            (at, each)
-            for at, each in self.objects
-            if at in items and each.is_manifest == manifests and isinstance(self.results[at], bool)
-        ]
+    def of(self, items: Container[int], rows: _Rows) -> _Rows:
+        """Return the shards or manifests of items that have not failed."""
+        return [row for row in rows if row[0] in items and isinstance(self.results[row[0]], bool)]
 
-    def put(
-        self, objects: Sequence[tuple[int, _Object]], generation: str, if_absent: Sequence[str] = ()
-    ) -> Put:
+    def put(self, objects: _Rows, generation: str, if_absent: Sequence[bytes] = ()) -> Put:
         """Return the call that puts objects."""
         options = _for_objects(_tagged(self.options, generation), [at for at, _ in objects])
         return Put(
@@ -129,7 +133,7 @@ class _Batch:
             if_absent,
         )
 
-    def add(self, objects: Sequence[tuple[int, _Object]], outcomes: Sequence[Any]) -> None:
+    def add(self, objects: _Rows, outcomes: Sequence[Any]) -> None:
         """Add the outcomes of a call to the results."""
         for (at, each), outcome in zip(objects, outcomes, strict=True):
             result = self.results[at]
@@ -166,7 +170,7 @@ def write(
     options = _checked_options(options, items)
     batch = _Batch(items, options, overwrite, is_exclusive, generation or "")
     left = batch.prepare()
-    if is_exclusive and not overwrite:
+    if is_exclusive:
         left = yield from _put_new(batch, left)
     if left:
         yield from _put_beside(batch, left)
@@ -174,33 +178,40 @@ def write(
 
 
 def _put_new(batch: _Batch, items: set[int]) -> Operation[set[int]]:
-    """Put tensors of which nothing is stored, without a look-up: the puts have a condition.
+    """Put tensors that are stored in no other form, without a look-up: the puts have a condition.
 
     Returns:
         The items that are left: something is stored, or their shards depend on what is.
     """
     kinds = {type(batch.items[at].layout) for at in items}
     others = [name for at in items for name in _other_forms(batch.items[at])]
+    is_split = Layout in kinds
     has_versions = batch.options is not None and batch.options.if_versions is not None
     if len(kinds) != 1 or Shard in kinds or has_versions or len(others) > _CONDITIONS_MAX:
         return items
+    if is_split and batch.overwrite:
+        return items
     generation = ""
-    if Layout in kinds:
+    if is_split:
         generation = batch.generation or secrets.token_hex(_GENERATION_BYTES)
-    objects = batch.of(items, manifests=False)
-    outcomes = yield batch.put(objects, generation, list(map(decoded, others)))
+    objects = batch.of(items, batch.shards)
+    outcomes = yield batch.put(objects, generation, others)
     left = {
         at
         for (at, _), outcome in zip(objects, outcomes, strict=True)
-        if isinstance(outcome, AlreadyExistsError) or (generation and outcome is False)
+        if outcome is not True
+        and (isinstance(outcome, AlreadyExistsError) or (is_split and outcome is False))
     }
-    done = [row for row in zip(objects, outcomes, strict=True) if row[0][0] not in left]
-    batch.add([each for each, _ in done], [outcome for _, outcome in done])
-    # Shards that join those of another call have the tag of that one.
-    stored = zip(objects, outcomes, strict=True)
-    wrong = [decoded(each.key) for (at, each), put in stored if at in left and put is True]
-    if wrong:
-        yield Remove(wrong, force=True)
+    if not left:
+        batch.add(objects, outcomes)
+    else:
+        rows = list(zip(objects, outcomes, strict=True))
+        done = [row for row in rows if row[0][0] not in left]
+        batch.add([each for each, _ in done], [outcome for _, outcome in done])
+        # Shards that join those of another call have the tag of that one.
+        wrong = [decoded(each.key) for (at, each), put in rows if at in left and put is True]
+        if wrong:
+            yield Remove(wrong, force=True)
     yield from _put_manifests(batch, items - left)
     return left
 
@@ -211,7 +222,7 @@ def _put_beside(batch: _Batch, items: set[int]) -> Operation[None]:
     # Shards that one call writes together have the same tag, which readers compare.
     for generation in dict.fromkeys(plan.generation for plan in plans.values()):
         own = {at for at, plan in plans.items() if plan.generation == generation}
-        if objects := batch.of(own, manifests=False):
+        if objects := batch.of(own, batch.shards):
             batch.add(objects, (yield batch.put(objects, generation)))
     yield from _put_manifests(batch, items)
     if batch.overwrite and batch.is_exclusive:
@@ -220,17 +231,21 @@ def _put_beside(batch: _Batch, items: set[int]) -> Operation[None]:
 
 def _put_manifests(batch: _Batch, items: set[int]) -> Operation[None]:
     """Put manifests, which say that shards exist, after the shards."""
-    if manifests := batch.of(items, manifests=True):
+    if manifests := batch.of(items, batch.manifests):
         batch.add(manifests, (yield batch.put(manifests, "")))
 
 
-def _other_forms(item: Item) -> list[bytes]:
+_FIRST = shard_key(b"", [AxisRecord("tp", 0, 1)])
+_MANIFEST, _WRITERS = manifest_key(b""), writer_manifest_key(b"")
+
+
+def _other_forms(item: Item) -> tuple[bytes, ...]:
     """Return the keys of which one exists if the tensor is stored in another form."""
-    first = shard_key(item.key, [AxisRecord("tp", 0, 1)])
-    names = [manifest_key(item.key), writer_manifest_key(item.key)]
+    key = item.key
     if item.layout is None:
-        return [first, *names]
-    return [item.key, *names, *([first] if len(item.layout.axes) > 0 else [])]
+        return key + _FIRST, key + _MANIFEST, key + _WRITERS
+    names = key, key + _MANIFEST, key + _WRITERS
+    return (*names, key + _FIRST) if item.layout.axes else names
 
 
 def remove(key: bytes, *, force: bool) -> Operation[None]:
@@ -270,7 +285,7 @@ class _Plan:
 def _plans(batch: _Batch, items: set[int]) -> Operation[dict[int, _Plan]]:
     """Return how items are written; those that cannot be fail."""
     shards: dict[int, list[bytes]] = {at: [] for at in sorted(items)}
-    for at, each in batch.of(items, manifests=False):
+    for at, each in batch.of(items, batch.shards):
         shards[at].append(each.key)
     known: dict[int, Form | MooncakeError] = {}
     wanted: dict[int, tuple[bytes, Sequence[bytes]]] = {}
@@ -335,7 +350,7 @@ def _remove_other_forms(batch: _Batch, plans: dict[int, _Plan]) -> Operation[Non
 
     Where each rank writes its shard alone, the last one does.
     """
-    written = {each.key for _, each in batch.objects}
+    written = {each.key for _, each in (*batch.shards, *batch.manifests)}
     stale: dict[bytes, int] = {}
     for at, plan in plans.items():
         layout, form = batch.items[at].layout, plan.form
@@ -399,42 +414,86 @@ def _tagged(options: PutOptions | None, generation: str) -> PutOptions | None:
     return changed(options, tags={**tags, GENERATION_TAG: generation})
 
 
-def _objects(item: Item) -> Iterator[_Object]:
+def _objects(item: Item) -> list[_Object]:
     """Return the objects of an item, with the manifest of its shards last."""
     if described.is_described(item.value):
         if item.layout is not None:
             raise invalid(item.key, "a structured array has no shards; put it whole")
-        head, descr, payload = described.encode(item.value)
-        yield _Object(item.key, [head.encode(), descr, *_buffers(payload)])
-        return
+        metadata, descr, payload = described.encode(item.value)
+        return [_Object(item.key, [metadata.encode(), descr, *_buffers(payload)])]
     place = memory.of(item.value)
-    if item.layout is None:
-        yield _Object(item.key, [place.metadata().encode(), *_buffers(place)])
-        return
     if place.ragged_dim is not None:
-        raise invalid(item.key, "a jagged tensor has no shards; put it whole")
-    if isinstance(item.layout, Shard):
-        shards, shape = [item.layout], _whole_shape(item, item.layout, place.shape)
-        boxes = [Box.whole(place.shape)]
+        if item.layout is not None:
+            raise invalid(item.key, "a jagged tensor has no shards; put it whole")
+        return [_Object(item.key, [place.metadata().encode(), *_buffers(place)])]
+    if item.layout is None:
+        return [_Object(item.key, [_whole_head(place.dtype, place.shape), *_buffers(place)])]
+    if isinstance(item.layout, Layout):
+        shape, objects = place.shape, []
+        for cut in _cuts(item.layout, place.dtype, shape):
+            part = place if cut.index is None else memory.of(item.value[cut.index])
+            objects.append(_Object(item.key + cut.suffix, [cut.head, *_buffers(part)]))
+        dim, size = item.layout.dim, item.layout.size
     else:
-        shards, shape = list(item.layout.shards()), place.shape
-        boxes = [shard.box(shape) for shard in shards]
-    for shard, box in zip(shards, boxes, strict=True):
-        part = place if box.shape == place.shape else memory.of(_cut(item.value, box))
-        axis = shard.axis("tp")
-        extent = 0 if axis is None or axis.dim is None else part.shape[axis.dim]
-        axes = tuple(records(shard, extent))
-        head = TensorMetadata(part.dtype, shape, part.shape, axes)
-        name = shard_key(item.key, axes)
-        if item.is_writer and axis is not None:
-            name = writer_key(item.key, axis.rank, axis.size, axis.dim or 0)
-        yield _Object(name, [head.encode(), *_buffers(part)])
+        shape = _whole_shape(item, item.layout, place.shape)
+        objects = [_shard(item, item.layout, place, shape)]
+        axis = item.layout.axis("tp")
+        dim, size = (axis.dim or 0, axis.size) if axis is not None else (0, 1)
     if shape and item.has_manifest:
-        axis = shards[0].axis("tp")
-        dim, size = (axis.dim, axis.size) if axis is not None else (0, 1)
-        manifest = Manifest(place.dtype, shape, dim or 0, size)
-        name = writer_manifest_key(item.key) if item.is_writer else manifest_key(item.key)
-        yield _Object(name, [manifest.encode()], is_manifest=True)
+        name = item.key + (_WRITERS if item.is_writer else _MANIFEST)
+        manifest = _manifest(place.dtype, shape, dim, size)
+        objects.append(_Object(name, [manifest], is_manifest=True))
+    return objects
+
+
+def _shard(item: Item, shard: Shard, place: TensorMemory, shape: tuple[int, ...]) -> _Object:
+    """Return the object of one shard of a tensor of a shape."""
+    axis = shard.axis("tp")
+    extent = 0 if axis is None or axis.dim is None else place.shape[axis.dim]
+    axes = tuple(records(shard, extent))
+    head = TensorMetadata(place.dtype, shape, place.shape, axes)
+    name = shard_key(item.key, axes)
+    if item.is_writer and axis is not None:
+        name = writer_key(item.key, axis.rank, axis.size, axis.dim or 0)
+    return _Object(name, [head.encode(), *_buffers(place)])
+
+
+@dataclass(frozen=True, slots=True)
+class _Cut:
+    """A shard of a layout.
+
+    Attributes:
+        suffix: End of its key.
+        head: Its metadata.
+        index: Which part of the tensor it is; None for all of it.
+    """
+
+    suffix: bytes
+    head: bytes
+    index: tuple[slice, ...] | None
+
+
+# Tensors of one shape, as those of all layers, are cut once.
+@functools.lru_cache(maxsize=256)
+def _cuts(layout: Layout, dtype: DType, shape: tuple[int, ...]) -> tuple[_Cut, ...]:
+    cuts = []
+    for shard in layout.shards():
+        box = shard.box(shape)
+        axes = tuple(records(shard, box.shape[layout.dim]))
+        head = TensorMetadata(dtype, shape, box.shape, axes).encode()
+        index = tuple(slice(*ends) for ends in zip(box.start, box.stop, strict=True))
+        cuts.append(_Cut(shard_key(b"", axes), head, None if box.shape == shape else index))
+    return tuple(cuts)
+
+
+@functools.lru_cache(maxsize=256)
+def _whole_head(dtype: DType, shape: tuple[int, ...]) -> bytes:
+    return TensorMetadata(dtype, shape, shape).encode()
+
+
+@functools.lru_cache(maxsize=256)
+def _manifest(dtype: DType, shape: tuple[int, ...], dim: int, size: int) -> bytes:
+    return Manifest(dtype, shape, dim, size).encode()
 
 
 def _whole_shape(item: Item, shard: Shard, own: tuple[int, ...]) -> tuple[int, ...]:
@@ -456,10 +515,6 @@ def _whole_shape(item: Item, shard: Shard, own: tuple[int, ...]) -> tuple[int, .
             f"expected={expected} given={own}"
         )
     return tuple(item.shape)
-
-
-def _cut(value: Any, box: Box) -> Any:
-    return value[tuple(slice(*ends) for ends in zip(box.start, box.stop, strict=True))]
 
 
 def _buffers(place: TensorMemory) -> list[Any]:
