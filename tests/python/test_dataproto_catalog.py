@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import json
+import pickle
 import random
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -56,6 +59,64 @@ def test_answers_are_copies(catalog):
     catalog.resolve("p", ["k0"])["handles"]["A"]["meta_info"]["changed"] = 1
     assert catalog.list("p")["p"]["k0"] == {"x": []}
     assert catalog.resolve("p", ["k0"])["meta_info"] == {}
+
+
+@pytest.mark.parametrize(
+    "take",
+    [
+        lambda handles: handles["A"],
+        lambda handles: handles.get("A"),
+        lambda handles: dict(handles)["A"],
+        lambda handles: {**handles}["A"],
+        lambda handles: (handles | {})["A"],
+        lambda handles: handles.copy()["A"],
+        lambda handles: copy.copy(handles)["A"],
+        lambda handles: pickle.loads(pickle.dumps(handles))["A"],
+        lambda handles: json.loads(json.dumps(handles))["A"],
+        lambda handles: dict(handles.items())["A"],
+        lambda handles: next(iter(handles.values())),
+        lambda handles: handles.pop("A"),
+        lambda handles: handles.popitem()[1],
+        lambda handles: handles.setdefault("A", None),
+    ],
+)
+def test_handles_of_an_answer_may_be_changed(catalog, take):
+    catalog.update("p", ["k0", "k1"], handle=handle("A"))
+    handles = catalog.resolve("p", ["k0"])["handles"]
+    assert (isinstance(handles, dict), handles.get("B"), len(handles)) == (True, None, 1)
+    taken = take(handles)
+    assert taken == handle("A")
+    taken["field_index"]["a"]["stage"] = taken["kind"] = "changed"
+    assert catalog.resolve("p", ["k0"])["handles"] == {"A": handle("A")}
+
+
+def test_look_up_copies_no_handle(catalog, monkeypatch):
+    for number in range(50):
+        catalog.update("p", [f"k{number}"], handle=handle(f"A{number}", 1))
+    copies = []
+    monkeypatch.setattr("mooncake._dataproto.handle.copied", copies.append)
+    answer = catalog.resolve("p", [f"k{number}" for number in range(50)])
+    assert (len(answer["handles"]), copies) == (50, [])
+    _ = answer["handles"]["A7"]
+    assert copies == [handle("A7", 1)]
+
+
+@pytest.mark.parametrize("names", [("k0", "k1"), iter(["k0", "k1"]), {"k0": 0, "k1": 1}])
+def test_keys_are_any_names_with_an_order(catalog, names):
+    assert catalog.update("p", names, handle=handle("A"))["keys"] == ["k0", "k1"]
+    for other in ({"k0", "k1"}, 3, None):
+        with pytest.raises(ValueError, match="must be a sequence of non-empty strings"):
+            catalog.update("p", other, handle=handle("B"))
+
+
+def test_fields_of_several_fragments_are_counted(catalog):
+    catalog.publish("o1", "p", ["k0", "k1"], handle=handle("A", 2, "ab"))
+    catalog.publish("o2", "p", ["k0"], handle=handle("B", 1, "bc"))
+    catalog.publish("o3", "p", ["k0"], handle=handle("C", 1, "abc"))
+    assert catalog.resolve("p", ["k0"])["handles"] == {"C": handle("C", 1, "abc")}
+    done = catalog.publish("o4", "p", ["k1"], handle=handle("D", 1, "ab"))
+    retired = {each["stage_refs"]["default"]["manifest_key"] for each in done["retired_handles"]}
+    assert retired == {"A", "B"}
 
 
 @pytest.mark.parametrize("given", [{}, {"partition": "", "namespace": ""}, {"partition": "q"}])
@@ -348,3 +409,19 @@ def test_threads_may_share_a_catalog(catalog):
         assert sum(pool.map(work, range(8))) >= 8 * 100 - 1
     last = catalog.resolve("p", ["shared"])["handles"]
     assert catalog.drain()["retired_handles"] == list(last.values())
+
+
+def test_stage_with_more_fields_replaces_its_fragment(catalog):
+    """A later field in an existing stage gives the stage another manifest."""
+    names = ["k0", "k1"]
+    catalog.publish("o1", "p", names, handle=handle("A"))
+    longer = handle("A", fields="abc")
+    longer["stage_refs"]["default"]["manifest_key"] = "merged"
+    done = catalog.publish_append("o2", "A", "p", names, previous_handle=handle("A"), handle=longer)
+    assert done["fields"] == ["a", "b", "c"]
+    assert catalog.resolve("p", names)["handles"] == {"A": longer}
+    assert catalog.remove("p", names)["retired_handles"] == [longer]
+    with pytest.raises(ValueError, match="retired DataProto fragment mismatch: 'A'"):
+        catalog.ack_retired([handle("A")])
+    assert catalog.ack_retired([longer]) == {"retired_handles": []}
+    catalog.publish("o3", "p", names, handle=handle("A"))

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from .handle import (
     Handle,
+    HandleCopies,
     HandleView,
     checked_names,
     checked_tags,
@@ -28,10 +29,40 @@ Location: TypeAlias = tuple[str, int]
 
 @dataclass(slots=True)
 class _Entry:
-    """A key: its tags, and the fragment and row of each of its fields."""
+    """A key: its tags, and the fragment and row of each of its fields.
 
-    tag: dict[str, Any] = field(default_factory=dict)
-    locations: dict[str, Location] = field(default_factory=dict)
+    There are millions of entries, and a look-up finds most of their parts in no cache. Most have no
+    tags, and all fields in one place, so these have no dictionaries of their own: `names` is shared
+    by all entries of a fragment, and `place` is the place of its fields. Once a key has fields of
+    several fragments, `locations` has them all.
+    """
+
+    tag: dict[str, Any] | None = None
+    names: tuple[str, ...] = ()
+    place: Location | None = None
+    locations: dict[str, Location] | None = None
+
+    def fields(self) -> Iterable[str]:
+        """Returns the names of the fields, in the order in which they came."""
+        return self.names if self.locations is None else self.locations
+
+    def places(self) -> Iterable[Location]:
+        """Returns the place of each field."""
+        if self.locations is not None:
+            return self.locations.values()
+        return () if self.place is None else (self.place,) * len(self.names)
+
+    def locate(self, names: tuple[str, ...], place: Location) -> list[Location]:
+        """Sets the place of fields; returns the places that they had."""
+        if self.locations is None and (self.place is None or names == self.names):
+            previous = list(self.places())
+            self.names, self.place = names, place
+            return previous
+        if self.locations is None:
+            self.locations = dict(zip(self.names, self.places(), strict=True))
+        previous = [self.locations[name] for name in names if name in self.locations]
+        self.locations.update(dict.fromkeys(names, place))
+        return previous
 
 
 @dataclass(slots=True)
@@ -45,6 +76,19 @@ class _Fragment:
     is_managed: bool
     references: int = 0
     readers: int = 0
+    # The handle and its `meta_info` as in `view`: a look-up reads nothing else of a fragment.
+    handle: Handle = field(init=False)
+    meta_info: Mapping[str, Any] | None = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.show(self.view, None)
+
+    def show(self, view: HandleView, shared: Mapping[str, Any] | None) -> None:
+        """Takes a handle, with the `meta_info` of another fragment if that is equal."""
+        self.view = view
+        self.handle = view.handle
+        own = view.handle.get("meta_info") or None
+        self.meta_info = shared if shared == own else own
 
 
 class DataProtoCatalog:
@@ -61,11 +105,14 @@ class DataProtoCatalog:
         self._lock = threading.RLock()
         self._partitions: dict[str, dict[str, _Entry]] = {}
         self._fragments: dict[str, _Fragment] = {}
-        self._retired: dict[str, Handle] = {}
+        self._retired: dict[str, HandleView] = {}
+        # The fragment of each stage of the retired: a later stage has another key than a fragment.
+        self._retired_stages: dict[str, str] = {}
         self._publications: dict[str, dict[str, Any]] = {}
         self._reads: dict[int, tuple[str, ...]] = {}
         self._next_token = 1
         self._is_drained = False
+        self._last_meta_info: Mapping[str, Any] | None = None
 
     def update(
         self,
@@ -194,21 +241,20 @@ class DataProtoCatalog:
                     raise ValueError("requested keys do not contain any fields")
             groups: dict[tuple[Location, ...], list[str]] = {}
             for name in wanted:
-                try:
-                    places = tuple([entry.locations[name] for entry in entries])
-                except KeyError:
-                    raise _not_ready(names, entries, wanted) from None
+                places = _places_of(entries, name)
+                if places is None:
+                    raise _not_ready(names, entries, wanted)
                 groups.setdefault(places, []).append(name)
             used = tuple(dict.fromkeys(place[0] for places in groups for place in places))
             answer = {
                 "keys": list(names),
-                "tags": [copied(entry.tag) for entry in entries],
+                "tags": _tags_of(entries),
                 "fields": list(wanted),
                 "field_groups": [
                     {"fields": grouped, "locations": list(places)}
                     for places, grouped in groups.items()
                 ],
-                "handles": {name: copied(self._fragments[name].view.handle) for name in used},
+                "handles": HandleCopies({name: self._fragments[name].handle for name in used}),
                 "meta_info": self._meta_info(used),
             }
             if pin:
@@ -229,7 +275,7 @@ class DataProtoCatalog:
             checked_text(partition, "partition")
         with self._lock:
             return {
-                name: {key: copied(entry.tag) for key, entry in entries.items()}
+                name: {key: copied(entry.tag or {}) for key, entry in entries.items()}
                 for name, entries in self._partitions.items()
                 if partition in (None, name)
             }
@@ -242,7 +288,7 @@ class DataProtoCatalog:
             entries = self._partitions.get(partition, {})
             for key in names:
                 entry = entries.pop(key, None)
-                for location in entry.locations.values() if entry else ():
+                for location in entry.places() if entry else ():
                     self._drop_reference(location[0])
             if not entries:
                 self._partitions.pop(partition, None)
@@ -274,13 +320,14 @@ class DataProtoCatalog:
         views = [view_handle(handle) for handle in handles]
         with self._lock:
             for view in views:
-                for fragment_id in view.stages.values():
+                keys = view.stages.values()
+                ids = [self._retired_stages.get(key, key) for key in keys]
+                for fragment_id in dict.fromkeys((*keys, *ids)):
                     retired = self._retired.get(fragment_id)
-                    if retired is None:
-                        continue
-                    if retired != view.handle:
+                    if retired is not None and retired.handle == view.handle:
+                        self._forget_retired(fragment_id)
+                    elif retired is not None and fragment_id in keys:
                         raise ValueError(f"retired DataProto fragment mismatch: {fragment_id!r}")
-                    del self._retired[fragment_id]
             return self._retired_handles()
 
     def _update(
@@ -308,8 +355,8 @@ class DataProtoCatalog:
         entries = self._partitions.setdefault(partition, {})
         for row, key in enumerate(names):
             entry = entries.setdefault(key, _Entry())
-            if checked is not None:
-                entry.tag.update(checked[row])
+            if checked is not None and checked[row]:
+                entry.tag = {**(entry.tag or {}), **checked[row]}
             if view is not None:
                 self._locate(entry, view.fields, (fragment_id, row))
         return self._result(partition, names)
@@ -342,7 +389,8 @@ class DataProtoCatalog:
             return f"keys not found in partition {partition!r}: {absent}"
         index, previous_index = (view.handle["field_index"] for view in (after, before))
         keeps_fields = all(index.get(name) == previous_index[name] for name in before.fields)
-        if not keeps_fields or not before.stages.items() <= after.stages.items():
+        # A stage that got more fields has another manifest, which names all of them.
+        if not keeps_fields or not before.stages.keys() <= after.stages.keys():
             return "appended DataProto handle changed existing fields"
         return None
 
@@ -350,8 +398,8 @@ class DataProtoCatalog:
         self, fragment_id: str, partition: str, keys: Sequence[str], view: HandleView
     ) -> dict[str, Any]:
         fragment = self._fragments[fragment_id]
-        added = [name for name in view.fields if name not in fragment.view.fields]
-        fragment.view = view
+        added = tuple(name for name in view.fields if name not in fragment.view.fields)
+        fragment.show(view, fragment.meta_info)
         entries = self._partitions[partition]
         for row, key in enumerate(keys):
             self._locate(entries[key], added, (fragment_id, row))
@@ -360,20 +408,26 @@ class DataProtoCatalog:
     def _add_fragment(self, fragment_id: str, view: HandleView, *, is_managed: bool) -> None:
         if fragment_id in self._retired:
             raise ValueError(f"DataProto fragment id is pending retirement: {fragment_id!r}")
-        fragment = self._fragments.setdefault(fragment_id, _Fragment(view, is_managed))
+        fragment = self._fragments.get(fragment_id)
+        if fragment is None:
+            fragment = _Fragment(view, is_managed)
+            # Fragments of one producer have the same, which is then compared once for all of them.
+            fragment.show(view, self._last_meta_info)
+            self._last_meta_info = fragment.meta_info
+            self._fragments[fragment_id] = fragment
         if fragment.view.handle != view.handle:
             raise ValueError(f"DataProto fragment id collision: {fragment_id!r}")
         if fragment.is_managed != is_managed:
             raise ValueError(f"DataProto fragment management mismatch: {fragment_id!r}")
 
-    def _locate(self, entry: _Entry, fields: Sequence[str], location: Location) -> None:
-        for name in fields:
-            previous = entry.locations.get(name)
-            entry.locations[name] = location
-            # Counted before the previous one is dropped, which may be the same fragment.
-            self._fragments[location[0]].references += 1
-            if previous is not None:
-                self._drop_reference(previous[0])
+    def _locate(self, entry: _Entry, fields: tuple[str, ...], location: Location) -> None:
+        if not fields:
+            return
+        previous = entry.locate(fields, location)
+        # Counted before the previous ones are dropped, which may be of the same fragment.
+        self._fragments[location[0]].references += len(fields)
+        for each in previous:
+            self._drop_reference(each[0])
 
     def _drop_reference(self, fragment_id: str) -> None:
         self._fragments[fragment_id].references -= 1
@@ -385,7 +439,13 @@ class DataProtoCatalog:
             return
         del self._fragments[fragment_id]
         if fragment.is_managed:
-            self._retired[fragment_id] = fragment.view.handle
+            self._retired[fragment_id] = fragment.view
+            stages = dict.fromkeys(fragment.view.stages.values(), fragment_id)
+            self._retired_stages.update(stages)
+
+    def _forget_retired(self, fragment_id: str) -> None:
+        for key in self._retired.pop(fragment_id).stages.values():
+            self._retired_stages.pop(key, None)
 
     def _pin(self, fragment_ids: tuple[str, ...]) -> int:
         token = self._next_token
@@ -404,8 +464,12 @@ class DataProtoCatalog:
 
     def _meta_info(self, fragment_ids: Sequence[str]) -> dict[str, Any]:
         merged: dict[str, Any] = {}
+        last = None
         for fragment_id in fragment_ids:
-            meta_info = self._fragments[fragment_id].view.handle.get("meta_info") or {}
+            meta_info = self._fragments[fragment_id].meta_info
+            if meta_info is None or meta_info is last:
+                continue
+            last = meta_info
             for name, value in meta_info.items():
                 if merged.setdefault(name, value) != value:
                     raise ValueError(f"conflicting DataProto meta_info value for {name!r}")
@@ -420,13 +484,13 @@ class DataProtoCatalog:
         entries = self._entries(partition, keys)
         return {
             "keys": list(keys),
-            "tags": [copied(entry.tag) for entry in entries],
+            "tags": _tags_of(entries),
             "fields": list(_fields_of(entries)),
             **self._retired_handles(),
         }
 
     def _retired_handles(self) -> dict[str, Any]:
-        return {"retired_handles": [copied(handle) for handle in self._retired.values()]}
+        return {"retired_handles": [copied(view.handle) for view in self._retired.values()]}
 
 
 def _not_ready(keys: Sequence[str], entries: Sequence[_Entry], wanted: Sequence[str]) -> ValueError:
@@ -434,11 +498,38 @@ def _not_ready(keys: Sequence[str], entries: Sequence[_Entry], wanted: Sequence[
     key, absent = next(
         (key, absent)
         for key, entry in zip(keys, entries, strict=True)
-        if (absent := [name for name in wanted if name not in entry.locations])
+        if (absent := [name for name in wanted if name not in entry.fields()])
     )
     return ValueError(f"fields are not ready for key {key!r}: {absent}")
 
 
 def _fields_of(entries: Sequence[_Entry]) -> tuple[str, ...]:
     """Returns the fields that any of the keys has, each once, in order."""
-    return tuple(dict.fromkeys(name for entry in entries for name in entry.locations))
+    # Entries of one producer have the same fields.
+    layouts = dict.fromkeys([entry.names for entry in entries if entry.locations is None])
+    if len(layouts) == 1 and all(entry.locations is None for entry in entries):
+        return next(iter(layouts))
+    return tuple(dict.fromkeys(name for entry in entries for name in entry.fields()))
+
+
+def _places_of(entries: Sequence[_Entry], name: str) -> tuple[Location, ...] | None:
+    """Returns the place of a field of each key; None if a key lacks the field."""
+    places = []
+    names: tuple[str, ...] | None = None
+    for entry in entries:
+        place = entry.place
+        if entry.locations is not None:
+            place = entry.locations.get(name)
+        elif entry.names is not names:
+            if name not in entry.names:
+                return None
+            names = entry.names
+        if place is None:
+            return None
+        places.append(place)
+    return tuple(places)
+
+
+def _tags_of(entries: Sequence[_Entry]) -> list[dict[str, Any]]:
+    """Returns a copy of the tags of each key."""
+    return [copied(entry.tag) if entry.tag else {} for entry in entries]

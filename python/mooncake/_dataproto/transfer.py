@@ -134,8 +134,8 @@ class DataProtoCatalogTransfer:
         self, partition: str, keys: Sequence[str], fields: Sequence[str] | None = None
     ) -> dict[str, Any]:
         """Returns where fields of keys lie, and keeps them until `release_read`."""
-        answer = self._catalog_call("resolve", partition, keys, fields, pin=True)
-        return dict(answer)
+        answer: dict[str, Any] = self._catalog_call("resolve", partition, keys, fields, pin=True)
+        return answer
 
     def release_read(self, token: int) -> None:
         """Ends a read that `resolve` began, and deletes fragments that nothing refers to."""
@@ -172,7 +172,8 @@ class DataProtoCatalogTransfer:
 
     def list(self, partition: str | None = None) -> dict[str, dict[str, Any]]:
         """Returns the tags of each key of one or of all partitions."""
-        return dict(self._catalog_call("list", partition))
+        tags: dict[str, dict[str, Any]] = self._catalog_call("list", partition)
+        return tags
 
     def remove(self, partition: str, keys: Sequence[str]) -> None:
         """Removes keys, and deletes fragments that nothing refers to any more."""
