@@ -103,6 +103,24 @@ def test_comparisons_of_solids_are_limited(monkeypatch):
     assert geometry.boxes_exactly_cover((0, 0), (40, 41), list(cut_rows(40)))
 
 
+def test_boxes_without_elements_overlap_nothing():
+    for shape in ((0, 2), (-1, 2), (-1, -2)):
+        assert not geometry.boxes_overlap([((0, 0), (2, 2)), ((0, 0), shape)])
+
+
+@pytest.mark.timeout(30)
+def test_solids_beyond_the_budget_are_refused_in_seconds():
+    def overlapping_everywhere(dims: int):
+        # Each box is long in the dimension that is swept, so that all are open at once.
+        for number in range(1600):
+            at = (number, *[number] * (dims - 1))
+            yield at, (1600, *[1] * (dims - 1))
+
+    with pytest.raises(ValueError, match="high-dimensional overlap budget"):
+        geometry.boxes_overlap(list(overlapping_everywhere(3)))
+    assert not geometry.boxes_overlap(list(overlapping_everywhere(2)))
+
+
 def test_no_boxes_cover_nothing():
     assert not geometry.boxes_exactly_cover((0,), (0,), [])
     assert geometry.boxes_exactly_cover((), (), [((), ())])
@@ -152,14 +170,14 @@ def test_ids_are_those_of_upstream():
         (lambda: tensor(axes=(SplitAxis("ep", 0),), expert_id=1), "OwnershipAxis"),
         (lambda: tensor(axes=(SplitAxis("tp", 0), SplitAxis("ep", 0))), "duplicate"),
         (lambda: tensor(axes=(SplitAxis("tp", 0), ReplicatedAxis("tp"))), "duplicate"),
-        (lambda: dataclasses.replace(tensor(), shard_dims=()), "dimensions of the split axes"),
+        (lambda: dataclasses.replace(tensor(), shard_dims=()), "split dimensions conflict"),
         (lambda: fragment("t", (0,), (0,), ParallelRank()), "at least 1"),
         (lambda: PlacementFragment("t", (0,), (1,), 2**64, ParallelRank()), "nbytes"),
         (lambda: fragment("t", (0,), (1,), None), "ParallelRank"),
         (lambda: fragment("t", (0,), (1,), ParallelRank(), aliases=("t",)), "at least one other"),
         (lambda: fragment("t", (0,), (1,), ParallelRank(), aliases=("u", "v")), "itself"),
         (lambda: fragment("t", (0,), (1,), ParallelRank(), aliases="tu"), "sequence"),
-        (lambda: dataclasses.replace(topology(), topology_id="x"), "does not belong"),
+        (lambda: dataclasses.replace(topology(), topology_id="x"), "does not match canonical"),
         (lambda: PlanningLimits(max_transfer_regions=0), "at least 1"),
     ],
 )
@@ -423,7 +441,7 @@ def test_memory_of_another_shape_is_refused(fields, reason):
         ({"storage_address": 0}, "storage_address"),
         ({"storage_offset_bytes": 8}, "storage_address"),
         ({"storage_nbytes": 8}, "inside its storage allocation"),
-        ({"strides_bytes": (8,)}, "one entry per dimension"),
+        ({"strides_bytes": (8,)}, "runtime stride rank differs"),
         ({"strides_bytes": (0, 2)}, "must be positive"),
         ({"storage_nbytes": 2**64 - 4096}, "64-bit"),
         ({"device": ""}, "device"),

@@ -136,7 +136,7 @@ def test_source_owned_by_many_dp_ranks_is_ambiguous():
             ),
             r"tensor descriptor mismatch.*layer_id",
         ),
-        (lambda: None, "target_placement must be a WeightPlacementManifest"),
+        (lambda: None, "target placement manifests must be WeightPlacementManifest"),
     ],
 )
 def test_plans_between_different_weights_are_refused(target, reason):
@@ -171,7 +171,7 @@ def test_regions_with_other_loops_are_refused():
     for fields, reason in (
         ({"inner_bytes": 8}, "canonical"),
         ({"source_base_offset": 8}, "canonical"),
-        ({"overlap_offset": (9, 0)}, "must lie in its source"),
+        ({"overlap_offset": (9, 0)}, "exceeds source logical fragment"),
         ({"tensor_id": "u"}, "another tensor"),
         ({"inner_bytes": 0}, "at least 1"),
     ):
@@ -198,6 +198,9 @@ def test_plans_beyond_their_limits_are_refused(limit):
 
 def test_plans_are_checked_against_their_placements():
     plan = plan_placement_transfer(split(4), split(2))
+    from_store = plan_stored_transfer_to_target_placement(stored(), split(2))
+    with pytest.raises(ValueError, match="source has no placement"):
+        dataclasses.replace(from_store, operations=plan.operations)
     for fields, reason in (
         ({"operations": ()}, "executors"),
         ({"operations": plan.operations[:1]}, "executors"),
@@ -207,11 +210,31 @@ def test_plans_are_checked_against_their_placements():
         ({"target_tensors": ()}, "target tensor catalog differs"),
         ({"source_tensors": ()}, "source tensor catalog differs"),
         ({"source_executors": ()}, "no source executor metadata"),
-        ({"revision": "x"}, "another revision"),
-        ({"planning_limits": None}, "PlanningLimits"),
+        ({"revision": "x"}, "source placement identity differs"),
+        ({"planning_limits": None}, "planning_limits is invalid"),
+        ({"resource_id": ""}, "identifiers must not be empty"),
+        ({"target_placement": None}, "target placement is invalid"),
+        ({"source_placement": plan}, "source placement is invalid"),
+        ({"source_placement": None, "source_manifest": 3}, "source manifest is invalid"),
+        ({"operations": (3,)}, "requires a canonical transfer operation"),
+        ({"operations": from_store.operations}, "source must be a placement"),
+        ({"target_executors": (3,)}, "invalid canonical executor metadata"),
+        (
+            {"target_executors": plan.source_executors},
+            "target executor placement differs from target",
+        ),
     ):
         with pytest.raises(ValueError, match=reason):
             dataclasses.replace(plan, **fields)
+
+
+def test_order_of_executors_has_no_meaning():
+    plan = plan_placement_transfer(split(4), split(2))
+    for name in ("source_executors", "target_executors"):
+        given = getattr(plan, name)[::-1]
+        assert getattr(dataclasses.replace(plan, **{name: given}), name) == given
+        with pytest.raises(ValueError, match="executors differ from planned operations"):
+            dataclasses.replace(plan, **{name: given * 2})
 
 
 def test_executors_know_their_operations():

@@ -6,7 +6,7 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeGuard, TypeVar
 
 __all__ = [
     "U64_MAX",
@@ -45,12 +45,12 @@ def require_integer(
 ) -> int:
     """Returns `value` if it is an integer, not a bool, within the limits."""
     if not isinstance(value, int) or isinstance(value, bool):
-        raise ValueError(f"{name} must be an integer: {name}={value!r}")
-    if value < minimum or (maximum is not None and value > maximum):
-        limits = f"at least {minimum}" if maximum is None else f"from {minimum} to {maximum}"
-        if maximum == U64_MAX and value > maximum:
-            limits += ", a 64-bit integer"
-        raise ValueError(f"{name} must be {limits}: {name}={value}")
+        raise ValueError(f"{name} must be an integer at least {minimum}: {name}={value!r}")
+    if value < minimum:
+        raise ValueError(f"{name} must be at least {minimum}: {name}={value}")
+    if maximum is not None and value > maximum:
+        kind = ", a 64-bit integer" if maximum == U64_MAX else ""
+        raise ValueError(f"{name} must be from {minimum} to {maximum}{kind}: {name}={value}")
     return value
 
 
@@ -66,10 +66,13 @@ def optional_integer(value: object, name: str) -> int | None:
 
 def require_integers(values: object, name: str, *, minimum: int = 0) -> tuple[int, ...]:
     """Returns the integers of a sequence."""
-    return tuple(
-        require_integer(value, f"{name}[{index}]", minimum=minimum)
-        for index, value in enumerate(require_sequence(values, name))
-    )
+    if not _is_sequence(values):
+        kind = type(values).__name__
+        raise ValueError(f"{name} must contain integers, in a tuple or list: it is {kind}")
+    try:
+        return tuple(require_integer(value, name, minimum=minimum) for value in values)
+    except ValueError as error:
+        raise ValueError(f"{error} in {values!r}") from None
 
 
 def require_items(values: object, name: str, item_type: type[_Item]) -> tuple[_Item, ...]:
@@ -85,9 +88,13 @@ def require_items(values: object, name: str, item_type: type[_Item]) -> tuple[_I
 
 def require_sequence(values: object, name: str) -> Sequence[object]:
     """Returns `values` if it is a sequence other than a string."""
-    if not isinstance(values, Sequence) or isinstance(values, str | bytes | bytearray):
+    if not _is_sequence(values):
         raise ValueError(f"{name} must be a sequence, not {type(values).__name__}")
     return values
+
+
+def _is_sequence(values: object) -> TypeGuard[Sequence[object]]:
+    return isinstance(values, Sequence) and not isinstance(values, str | bytes | bytearray)
 
 
 def require_sha256(value: object, name: str) -> str:

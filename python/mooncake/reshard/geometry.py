@@ -91,7 +91,7 @@ def boxes_overlap(boxes: Sequence[Box]) -> bool:
         ValueError: The boxes do not have the same number of dimensions, or more than
             `COMPARISONS_MAX` pairs of boxes of three or more dimensions had to be compared.
     """
-    filled = [box for box in boxes if prod(box[1])]
+    filled = [box for box in boxes if min(box[1], default=1) > 0]
     dims = {len(extents) for box in filled for extents in box}
     if len(dims) > 1:
         raise ValueError(f"boxes have different lengths: dimensions={sorted(dims)}")

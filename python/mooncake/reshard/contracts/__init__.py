@@ -26,7 +26,8 @@ from .manifest import (
     validate_resource_binding_identity,
 )
 
-__all__ = [
+# The order is upstream's, whose tests compare lists.
+__all__ = [  # noqa: RUF022
     "LeaseId",
     "ParticipantId",
     "PlacementFragmentId",
@@ -37,13 +38,13 @@ __all__ = [
     "ResourceKind",
     "ResourceManifest",
     "RevisionId",
-    "RuntimeBindingFragment",
     "RuntimeBindingManifest",
+    "RuntimeBindingFragment",
     "RuntimeFragmentId",
     "RuntimeInstanceId",
     "StoredFragmentId",
-    "StoredResourceManifest",
     "TensorId",
     "TopologyId",
+    "StoredResourceManifest",
     "validate_resource_binding_identity",
 ]

@@ -46,12 +46,12 @@ class RuntimeBindingFragment:
     def __post_init__(self) -> None:
         for name in ("placement_fragment_id", "fragment_id", "worker_id", "endpoint", "device"):
             require_text(getattr(self, name), name)
-        require_integer(self.itemsize, "itemsize", minimum=1)
-        shape = require_integers(self.local_shape, "local_shape", minimum=1)
-        strides = require_integers(self.strides_bytes, "strides_bytes")
+        require_integer(self.itemsize, "runtime itemsize", minimum=1)
+        shape = _require_extents(self.local_shape, "runtime local_shape", minimum=1)
+        strides = _require_extents(self.strides_bytes, "runtime strides_bytes")
         if len(shape) != len(strides):
             raise ValueError(
-                f"strides_bytes must have one entry per dimension of local_shape: "
+                "runtime stride rank differs from local_shape: strides_bytes and local_shape have "
                 f"{len(strides)} and {len(shape)}"
             )
         set_fields(
@@ -88,6 +88,13 @@ def canonical_strides_bytes(shape: tuple[int, ...], itemsize: int) -> tuple[int,
         strides.append(stride)
         stride *= extent
     return tuple(reversed(strides))
+
+
+def _require_extents(values: object, name: str, *, minimum: int = 0) -> tuple[int, ...]:
+    """Returns integers, which a tuple or a list must hold."""
+    if not isinstance(values, tuple | list):
+        raise ValueError(f"{name} must be a tuple or list, not {type(values).__name__}")
+    return require_integers(values, name, minimum=minimum)
 
 
 def _with_canonical_singletons(

@@ -39,7 +39,7 @@ class ParallelRank:
 
     def __post_init__(self) -> None:
         for kind in AXIS_KINDS:
-            require_integer(self.on(kind), f"rank {kind}")
+            require_integer(self.on(kind), f"parallel rank {kind}")
 
     def on(self, kind: ParallelAxisKind) -> int:
         """Returns the coordinate on one axis."""
@@ -56,7 +56,7 @@ class SplitAxis:
     def __post_init__(self) -> None:
         if require_axis_kind(self.kind) not in SPLIT_AXIS_KINDS:
             raise ValueError(f"only ep and tp have split semantics: kind={self.kind}")
-        require_integer(self.dim, "split dim")
+        require_integer(self.dim, "split axis dim")
         if self.kind == "ep" and self.dim != 0:
             raise ValueError(f"EP must split the leading dimension, of experts: dim={self.dim}")
 

@@ -64,7 +64,9 @@ class WeightRuntimeBindingManifest:
             require_text(getattr(self, name), name)
         require_sha256(self.placement_digest, "placement_digest")
         require_u64(self.generation, "generation")
-        fragments = require_items(self.fragments, "fragments", RuntimeBindingFragment)
+        fragments = require_items(
+            self.fragments, "WeightRuntimeBindingManifest fragments", RuntimeBindingFragment
+        )
         require_distinct([part.placement_fragment_id for part in fragments], "placement fragment")
         require_distinct([part.fragment_id for part in fragments], "runtime fragment_id")
         set_fields(self, fragments=fragments)
@@ -100,7 +102,7 @@ def validate_runtime_bindings(placement: WeightPlacementManifest, bindings: obje
             bound twice, or one without fragments is bound.
     """
     _require_placement(placement)
-    checked = require_items(bindings, "bindings", WeightRuntimeBindingManifest)
+    checked = require_items(bindings, "runtime bindings", WeightRuntimeBindingManifest)
     ids = [binding.participant_id for binding in checked]
     require_distinct(ids, "runtime binding participant")
     _validate_bindings(placement, checked)

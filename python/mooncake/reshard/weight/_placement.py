@@ -64,9 +64,12 @@ class WeightPlacementPart:
             require_text(getattr(self, name), name)
         require_u64(self.weight_generation, "weight_generation")
         if not isinstance(self.rank, ParallelRank):
-            raise ValueError(f"rank must be a ParallelRank, not {type(self.rank).__name__}")
-        tensors = require_items(self.tensors, "tensors", TensorDescriptor)
-        fragments = require_items(self.fragments, "fragments", PlacementFragment)
+            kind = type(self.rank).__name__
+            raise ValueError(f"placement part rank must be a ParallelRank, not {kind}")
+        tensors = require_items(self.tensors, "WeightPlacementPart tensors", TensorDescriptor)
+        fragments = require_items(
+            self.fragments, "WeightPlacementPart fragments", PlacementFragment
+        )
         require_distinct([tensor.tensor_id for tensor in tensors], "tensor_id")
         set_fields(
             self,
@@ -76,7 +79,7 @@ class WeightPlacementPart:
         for fragment in fragments:
             if fragment.rank != self.rank:
                 raise ValueError(
-                    f"a fragment has another rank than its participant: {fragment.rank}, "
+                    f"placement part fragment rank differs from part rank: {fragment.rank}, "
                     f"not {self.rank}: fragment_id={fragment.fragment_id}"
                 )
         validate_fragments({tensor.tensor_id: tensor for tensor in tensors}, fragments)
@@ -124,7 +127,7 @@ class WeightPlacementManifest:
         require_u64(weight_generation, "weight_generation")
         if not isinstance(topology, ParallelTopology):
             raise ValueError(f"topology must be a ParallelTopology, not {type(topology).__name__}")
-        checked = require_items(parts, "parts", WeightPlacementPart)
+        checked = require_items(parts, "WeightPlacementManifest parts", WeightPlacementPart)
         set_fields(
             self,
             resource_id=resource_id,
@@ -140,7 +143,7 @@ class WeightPlacementManifest:
         computed = content_id({"schema": "complete-weight-placement", **placement_content(self)})
         if placement_id is not None and placement_id != computed:
             raise ValueError(
-                "placement_id is not that of the canonical logical content: "
+                "placement_id does not match canonical logical content: "
                 f"{placement_id!r}, not {computed}"
             )
         set_fields(self, placement_id=PlacementId(computed))

@@ -8,11 +8,10 @@ from dataclasses import dataclass, field
 from typing import Literal, TypeAlias, cast
 
 from .._checks import (
-    optional_integer,
     require_distinct,
-    require_integer,
     require_integers,
     require_items,
+    require_sequence,
     require_text,
     set_fields,
     sha256_hex,
@@ -54,8 +53,9 @@ class PlacementExecutorPlan:
     placement_fragment_ids: tuple[PlacementFragmentId, ...]
 
     def __post_init__(self) -> None:
-        require_text(self.placement_id, "placement_id")
-        require_text(self.participant_id, "participant_id")
+        label = "placement executor identifiers must not be empty:"
+        require_text(self.placement_id, f"{label} placement_id")
+        require_text(self.participant_id, f"{label} participant_id")
         ids = require_items(self.placement_fragment_ids, "placement_fragment_ids", str)
         if not ids:
             raise ValueError(f"an executor must have a fragment: {self.participant_id}")
@@ -74,12 +74,14 @@ class PipelineRouteGroup:
     operation_indices: tuple[int, ...]
 
     def __post_init__(self) -> None:
-        optional_integer(self.source_pp, "source_pp")
-        optional_integer(self.source_pipeline_stage_id, "source_pipeline_stage_id")
-        require_integer(self.target_pp, "target_pp")
-        optional_integer(self.target_pipeline_stage_id, "target_pipeline_stage_id")
-        indices = require_integers(self.operation_indices, "operation_indices")
-        require_distinct(indices, "operation index")
+        for name in ("source_pp", "source_pipeline_stage_id", "target_pp"):
+            is_optional = name != "target_pp"
+            _require_stage(getattr(self, name), name, is_optional=is_optional)
+        _require_stage(self.target_pipeline_stage_id, "target_pipeline_stage_id", is_optional=True)
+        label = "pipeline route indices must be non-negative integers: operation_indices"
+        indices = require_integers(self.operation_indices, label)
+        if len(set(indices)) < len(indices):
+            raise ValueError(f"pipeline route has duplicate operation indices: {indices}")
         set_fields(self, operation_indices=indices)
 
 
@@ -109,14 +111,12 @@ class LogicalTransferPlan:
     source_manifest_identity: StoredManifestIdentity | None = field(init=False)
 
     def __post_init__(self) -> None:
-        for name, item_type in (
-            ("source_tensors", TensorDescriptor),
-            ("target_tensors", TensorDescriptor),
-            ("operations", TransferRegion),
-            ("source_executors", PlacementExecutorPlan),
-            ("target_executors", PlacementExecutorPlan),
-        ):
-            set_fields(self, **{name: require_items(getattr(self, name), name, item_type)})
+        for name in (
+            "source_tensors", "target_tensors", "operations", "source_executors",
+            "target_executors",
+        ):  # fmt: skip
+            set_fields(self, **{name: tuple(require_sequence(getattr(self, name), name))})
+        self._validate_parts()
         manifest = self.source_manifest
         set_fields(self, source_manifest_identity=manifest.manifest_identity if manifest else None)
         self._validate_identity()
@@ -197,46 +197,83 @@ class LogicalTransferPlan:
         placed = {part.fragment_id: part for part in self.source_placement.fragments}
         for operation in self.operations:
             fragment_id = _fragment_id(operation, "source")
+            if not isinstance(operation.source, PlacementFragment):
+                raise ValueError(
+                    "logical transfer plan source must be a placement, but an operation has a "
+                    f"stored source: fragment_id={fragment_id}"
+                )
             if placed.get(fragment_id) != operation.source:
                 raise ValueError(
-                    f"source placement fragment snapshots differ: fragment_id={fragment_id}"
+                    "logical plan and source placement fragment snapshots differ: "
+                    f"fragment_id={fragment_id}"
                 )
 
-    def _validate_identity(self) -> None:
-        if not isinstance(self.planning_limits, PlanningLimits):
-            raise ValueError("planning_limits must be a PlanningLimits")
+    def _validate_parts(self) -> None:
+        """Refuses parts of other classes, and a plan without one source."""
+        label = "logical transfer plan identifiers must not be empty:"
+        require_text(self.resource_id, f"{label} resource_id")
+        require_text(self.revision, f"{label} revision")
+        _require_class(self.target_placement, WeightPlacementManifest, "target placement")
+        _require_class(self.planning_limits, PlanningLimits, "planning_limits")
         if (self.source_placement is None) == (self.source_manifest is None):
-            raise ValueError("a plan must have one source: a placement or a stored manifest")
+            raise ValueError(
+                "logical transfer plan requires exactly one source provenance: a placement or a "
+                "stored manifest"
+            )
+        if self.source_placement is not None:
+            _require_class(self.source_placement, WeightPlacementManifest, "source placement")
+        if self.source_manifest is not None:
+            _require_class(self.source_manifest, WeightManifest, "source manifest")
+        label = "logical transfer plan requires a canonical transfer operation: operations"
+        require_items(self.operations, label, TransferRegion)
+        label = "logical transfer plan has invalid canonical executor metadata"
+        for name in ("source_executors", "target_executors"):
+            require_items(getattr(self, name), f"{label}: {name}", PlacementExecutorPlan)
+
+    def _validate_identity(self) -> None:
         source = self.source_placement or self.source_manifest
         generations = (
             getattr(source, "weight_generation", None),
             self.target_placement.weight_generation,
         )
         if generations[0] != generations[1]:
-            raise ValueError(f"source and target weight_generation differ: {generations}")
-        for name, side in (("source", source), ("target", self.target_placement)):
+            raise ValueError(
+                f"logical transfer plan source and target weight_generation differs: {generations}"
+            )
+        sides = [("source placement", self.source_placement)]
+        sides += [("target placement", self.target_placement)]
+        for name, side in (*sides, ("source manifest", self.source_manifest)):
             for item in ("resource_id", "revision"):
-                if getattr(side, item) != getattr(self, item):
+                if side is not None and getattr(side, item) != getattr(self, item):
                     raise ValueError(
-                        f"the {name} has another {item} than the plan: {getattr(side, item)!r}, "
-                        f"not {getattr(self, item)!r}"
+                        f"logical transfer plan {name} identity differs: {item}="
+                        f"{getattr(side, item)!r}, not {getattr(self, item)!r}"
                     )
 
     def _validate_source(self) -> None:
         source = self.source_placement or self.source_manifest
         if source is not None and self.source_tensors != in_tensor_order(source.tensors):
+            of = " from placement" if self.source_placement is not None else ""
             raise ValueError(
-                "source tensor catalog differs: source_tensors must be the tensors of the source"
+                f"logical plan source tensor catalog differs{of}: source_tensors must be the "
+                "tensors of the source"
             )
         if self.source_placement is None:
             if self.source_executors:
-                raise ValueError("a stored source must have no source executor metadata")
+                raise ValueError(
+                    "logical plan has no source executor metadata if its source is stored"
+                )
             assert self.source_manifest is not None
             stored = {str(part.fragment_id): part for part in self.source_manifest.fragments}
             for operation in self.operations:
+                if not isinstance(operation.source, StoredFragment):
+                    raise ValueError(
+                        "logical transfer plan source has no placement, but an operation has a "
+                        f"placed source: fragment_id={operation.source.fragment_id}"
+                    )
                 if stored.get(operation.source.fragment_id) != operation.source:
                     raise ValueError(
-                        "source manifest fragment snapshots differ: "
+                        "logical plan and source manifest fragment snapshots differ: "
                         f"fragment_id={operation.source.fragment_id}"
                     )
             return
@@ -250,7 +287,8 @@ class LogicalTransferPlan:
         tensors = {tensor for part in parts for tensor in part.tensors}
         if self.target_tensors != in_tensor_order(tensors):
             raise ValueError(
-                "target tensor catalog differs: target_tensors must be those of the receivers"
+                "logical target tensor catalog differs from placement: target_tensors must be "
+                "those of the receivers"
             )
         regions: dict[str, list[LogicalTransferOperation]] = defaultdict(list)
         for operation in self.operations:
@@ -259,16 +297,20 @@ class LogicalTransferPlan:
             group = regions.pop(fragment.fragment_id, [])
             if any(operation.target != fragment for operation in group):
                 raise ValueError(
-                    "an operation names another target fragment than the placement: "
+                    "logical plan and target placement fragment snapshots differ: "
                     f"fragment_id={fragment.fragment_id}"
                 )
             if not regions_exactly_cover(fragment, group):
                 raise ValueError(
-                    "the plan must fill each element of a target fragment exactly once: "
+                    "logical target executor operations differ from target placement, whose "
+                    "fragments must be filled exactly once: "
                     f"fragment_id={fragment.fragment_id}"
                 )
         for fragment_id in regions:
-            raise ValueError(f"no receiving participant has the fragment: {fragment_id}")
+            raise ValueError(
+                "logical plan and target placement fragment snapshots differ: no receiver has "
+                f"the fragment: {fragment_id}"
+            )
 
     def _validate_executors(
         self,
@@ -277,11 +319,15 @@ class LogicalTransferPlan:
         executors: Sequence[PlacementExecutorPlan],
     ) -> None:
         if not executors:
-            raise ValueError(f"the plan has no {side} executor metadata")
+            raise ValueError(f"logical plan has no {side} executor metadata")
+        if any(executor.placement_id != placement.placement_id for executor in executors):
+            raise ValueError(f"logical {side} executor placement differs from {side}")
         expected = executors_of(placement, self.operations, side)
-        if tuple(executors) != expected:
+        # Their order has no meaning.
+        if len(executors) != len(expected) or set(executors) != set(expected):
             raise ValueError(
-                f"{side}_executors must be the participants of the operations with their fragments"
+                f"logical {side} executors differ from planned operations: they must be the "
+                "participants of the operations with their fragments"
             )
 
 
@@ -322,6 +368,20 @@ def check_limit(count: int, name: str, limits: PlanningLimits) -> None:
     limit = getattr(limits, name)
     if count > limit:
         raise ValueError(f"the plan exceeds the planning limit {name}: {count} > {limit}")
+
+
+def _require_class(value: object, wanted: type, name: str) -> None:
+    if not isinstance(value, wanted):
+        kind = type(value).__name__
+        raise ValueError(f"logical transfer plan {name} is invalid: {kind} is no {wanted.__name__}")
+
+
+def _require_stage(value: object, name: str, *, is_optional: bool) -> None:
+    """Refuses a coordinate or a stage that is no integer from 0 on."""
+    if value is None and is_optional:
+        return
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise ValueError(f"pipeline route {name} must be non-negative, at least 0: {value!r}")
 
 
 def _route_order(item: tuple[tuple[int | None, ...], list[int]]) -> tuple[int, ...]:

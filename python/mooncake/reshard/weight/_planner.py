@@ -201,4 +201,7 @@ def _validate_tensors(
 def _require_placement(value: object, name: str) -> None:
     if not isinstance(value, WeightPlacementManifest):
         kind = type(value).__name__
-        raise ValueError(f"{name} must be a WeightPlacementManifest, not {kind}")
+        side = name.removesuffix("_placement")
+        raise ValueError(
+            f"{side} placement manifests must be WeightPlacementManifest: {name} is {kind}"
+        )

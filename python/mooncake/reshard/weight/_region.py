@@ -36,7 +36,7 @@ class PlanningLimits:
 
     def __post_init__(self) -> None:
         for name in self.__dataclass_fields__:
-            require_integer(getattr(self, name), name, minimum=1)
+            _require_positive(getattr(self, name), name)
 
 
 @dataclass(frozen=True)
@@ -74,13 +74,21 @@ class TransferRegion(Generic[_Source, _Target]):
     target_strides: tuple[int, ...]
 
     def __post_init__(self) -> None:
-        require_text(self.tensor_id, "tensor_id")
-        for name in ("outer_loop_counts", "source_strides", "target_strides", "overlap_shape"):
-            set_fields(self, **{name: require_integers(getattr(self, name), name, minimum=1)})
-        set_fields(self, overlap_offset=require_integers(self.overlap_offset, "overlap_offset"))
-        for name in ("source_base_offset", "target_base_offset"):
-            require_integer(getattr(self, name), name)
-        require_integer(self.inner_bytes, "inner_bytes", minimum=1)
+        require_text(self.tensor_id, "transfer region tensor_id must not be empty: tensor_id")
+        for name, minimum in (
+            ("overlap_offset", 0),
+            ("overlap_shape", 1),
+            ("outer_loop_counts", 1),
+            ("source_strides", 1),
+            ("target_strides", 1),
+        ):
+            label = f"transfer region {name}"
+            integers = require_integers(getattr(self, name), label, minimum=minimum)
+            set_fields(self, **{name: integers})
+        for name, minimum in (
+            ("source_base_offset", 0), ("target_base_offset", 0), ("inner_bytes", 1),
+        ):  # fmt: skip
+            require_integer(getattr(self, name), f"transfer region {name}", minimum=minimum)
         self.validate_bounds()
 
     @property
@@ -140,14 +148,15 @@ class TransferRegion(Generic[_Source, _Target]):
         for side, fragment in (("source", self.source), ("target", self.target)):
             if fragment.tensor_id != self.tensor_id:
                 raise ValueError(
-                    f"the {side} fragment is of another tensor than the region: "
+                    f"transfer region tensor mismatch: the {side} fragment is of another tensor: "
                     f"{fragment.tensor_id}, not {self.tensor_id}"
                 )
             box = (fragment.global_offset, fragment.local_shape)
             if not box_contains(*box, self.overlap_offset, self.overlap_shape):
                 raise ValueError(
-                    f"the region must lie in its {side} fragment: offset={self.overlap_offset} "
-                    f"shape={self.overlap_shape} fragment_id={fragment.fragment_id}"
+                    f"transfer region exceeds {side} logical fragment: "
+                    f"offset={self.overlap_offset} shape={self.overlap_shape} "
+                    f"fragment_id={fragment.fragment_id}"
                 )
         loops = derive_loops(self.source, self.target, (self.overlap_offset, self.overlap_shape))
         for name in RegionLoops.__dataclass_fields__:
@@ -178,6 +187,14 @@ class TransferRegion(Generic[_Source, _Target]):
                 self.target_base_offset + _dot(steps, self.target_strides),
                 self.inner_bytes,
             )
+
+
+def _require_positive(value: object, name: str) -> None:
+    """Refuses a limit that allows nothing."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise ValueError(
+            f"planning limit {name} must be a positive integer, at least 1: {name}={value!r}"
+        )
 
 
 def region_between(source: _Source, target: _Target, box: Box) -> TransferRegion[_Source, _Target]:

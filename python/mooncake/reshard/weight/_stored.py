@@ -55,13 +55,16 @@ class StoredFragment:
 
     def __post_init__(self) -> None:
         for name in ("fragment_id", "tensor_id", "object_key"):
-            require_text(getattr(self, name), name)
-        require_u64(self.object_offset, "object_offset")
-        require_u64(self.nbytes, "nbytes", minimum=1)
+            require_text(getattr(self, name), f"stored fragment {name}")
+        require_u64(self.object_offset, "stored fragment object_offset")
+        require_u64(self.nbytes, "stored fragment nbytes", minimum=1)
+        offset = require_integers(self.global_offset, "stored fragment global_offset")
         set_fields(
             self,
-            global_offset=require_integers(self.global_offset, "global_offset"),
-            local_shape=require_integers(self.local_shape, "local_shape", minimum=1),
+            global_offset=offset,
+            local_shape=require_integers(
+                self.local_shape, "stored fragment local_shape", minimum=1
+            ),
             aliases=checked_aliases(self.aliases, self.tensor_id),
         )
 
@@ -191,7 +194,8 @@ class WeightManifest:
         wanted = f"{self.group_id}/manifest"
         if self.manifest_key != wanted:
             raise ValueError(
-                f"manifest_key must be that of the group, {wanted}: {self.manifest_key}"
+                "manifest_key does not belong to manifest group, whose manifest is "
+                f"{wanted}: {self.manifest_key}"
             )
         prefix = f"{self.group_id}/payload/"
         for fragment in self.fragments:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Protocol
@@ -84,7 +83,7 @@ class TensorDescriptor:
             raise ValueError(f"split axes share a dimension: tensor_id={self.tensor_id}")
         if tuple(sorted(axis.dim for axis in splits)) != self.shard_dims:
             raise ValueError(
-                "shard_dims must be the dimensions of the split axes: "
+                "parallel axis split dimensions conflict with shard_dims: "
                 f"tensor_id={self.tensor_id} shard_dims={self.shard_dims}"
             )
         for axis in splits:
@@ -204,7 +203,10 @@ class PlacementFragment:
 
 def checked_aliases(aliases: object, tensor_id: TensorId) -> tuple[TensorId, ...]:
     """Returns the tensors that share a fragment's memory, in order; none if it is not shared."""
-    ids = [TensorId(require_text(alias, "alias")) for alias in require_sequence(aliases, "aliases")]
+    ids = [
+        TensorId(require_text(alias, "aliases must contain non-empty strings: alias"))
+        for alias in require_sequence(aliases, "aliases")
+    ]
     require_distinct(ids, "entry of aliases")
     if ids and (tensor_id not in ids or len(ids) < 2):
         raise ValueError(
@@ -236,7 +238,10 @@ def check_geometry(
     named = f"tensor_id={tensor.tensor_id} fragment_id={fragment_id}"
     dims = len(tensor.global_shape)
     if len(global_offset) != dims or len(local_shape) != dims:
-        raise ValueError(f"a fragment must have the tensor's {dims} dimensions: {named}")
+        raise ValueError(
+            f"fragment rank mismatch: {fragment_id}: it must have the tensor's {dims} "
+            f"dimensions: {named}"
+        )
     for dim, extent in enumerate(tensor.global_shape):
         end = global_offset[dim] + local_shape[dim]
         if end > extent:
@@ -252,10 +257,6 @@ def check_geometry(
 
 
 def _checked_shape(shape: object) -> tuple[int, ...]:
-    if not isinstance(shape, Sequence) or isinstance(shape, str | bytes | bytearray):
-        raise ValueError(
-            f"global_shape must contain integers, in a sequence: {type(shape).__name__}"
-        )
     return require_integers(shape, "global_shape", minimum=1)
 
 
@@ -274,10 +275,10 @@ def _checked_shard_dims(shard_dims: object, dims: int) -> tuple[int, ...]:
 
 def _in_axis_order(axes: object) -> tuple[ParallelAxis, ...]:
     checked: list[ParallelAxis] = []
-    for axis in require_sequence(axes, "parallel_axes"):
+    for axis in require_sequence(axes, "TensorDescriptor parallel_axes"):
         if not isinstance(axis, SplitAxis | ReplicatedAxis | OwnershipAxis):
             raise ValueError(
-                "parallel_axes must contain explicit axis objects, as SplitAxis, "
+                "TensorDescriptor parallel_axes must contain explicit axis values, as SplitAxis, "
                 f"not {type(axis).__name__}"
             )
         checked.append(axis)

@@ -32,7 +32,8 @@ class TopologyParticipant:
     def __post_init__(self) -> None:
         require_text(self.participant_id, "participant_id")
         if not isinstance(self.rank, ParallelRank):
-            raise ValueError(f"rank must be a ParallelRank, not {type(self.rank).__name__}")
+            kind = type(self.rank).__name__
+            raise ValueError(f"topology participant rank must be a ParallelRank, not {kind}")
 
 
 @dataclass(frozen=True, init=False)
@@ -67,14 +68,14 @@ class ParallelTopology:
         sizes = {"tp_size": tp_size, "pp_size": pp_size, "ep_size": ep_size, "dp_size": dp_size}
         for name, size in sizes.items():
             require_integer(size, name, minimum=1)
-        members = require_items(participants, "participants", TopologyParticipant)
+        members = require_items(participants, "ParallelTopology participants", TopologyParticipant)
         members = tuple(sorted(members, key=lambda member: member.participant_id))
         set_fields(self, **sizes, participants=members)
         self._validate_participants()
         computed = content_id({"schema": "weight-parallel-topology", **self.content()})
         if topology_id is not None and topology_id != computed:
             raise ValueError(
-                f"topology_id does not belong to this topology: {topology_id!r}, not {computed}"
+                f"topology_id does not match canonical topology: {topology_id!r}, not {computed}"
             )
         set_fields(self, topology_id=TopologyId(computed))
 
