@@ -145,6 +145,32 @@ def got(**options: Any) -> Any:
     return repr(one.get(ref, **options))
 
 
+def described_stages() -> Any:
+    one = transfer()
+    view = one.dataproto_manifest_view(one.put({"x": ROWS}, config=Config("g")))
+    return sorted(view), [list(stage) for stage in view["stages"].values()]
+
+
+def exported(meta_info: dict[Any, Any]) -> Any:
+    ref = transfer().put({"batch": {"x": ROWS}, "meta_info": meta_info})
+    return export_dataproto_ref(ref)["meta_info"]
+
+
+def order_of_puts() -> Any:
+    one = transfer()
+    one.put_object({"y": ROWS, "t": T([1]), "x": b"1"})
+    return [key.split("/", 3)[-1] for key in one.store.objects]
+
+
+# Arguments of which two are wrong: the first that is checked is named.
+CHECKS: list[dict[str, Any]] = [
+    {"partition": "a/b", "meta": None},
+    {"meta": None, "chunk_bytes": 0},
+    {"chunk_bytes": 0, "value": None},
+    {"chunk_bytes": 0, "name": "a/b"},
+    {"max_inflight_put": 0, "value": None},
+    {"name": "a/b", "value": None},
+]
 GROUPS: list[Any] = [None, [], (), "g", ["g"], ("g",), "h", [""], "", ["a", "b"]]
 CHANGES: dict[str, Callable[[Any, Any], Any]] = {
     "nothing": lambda own, other: None,
@@ -268,6 +294,7 @@ def cases() -> dict[str, Case]:
         {"encoded_non_tensor": "absent"},
         {"batch_size": "3"},
         {"more": 1},
+        *({"global_indexes": each} for each in (3, ["a"])),
     ):
         found[f"handle with {change}"] = lambda change=change: imported(**change)
     for options in (
@@ -278,6 +305,9 @@ def cases() -> dict[str, Case]:
         {"rows": [3]},
         {"rows": slice(None, None, -1)},
         {"fields": ["q"]},
+        {"fields": ["q"], "batch_fields": []},
+        {"rows": [True], "fields": []},
+        {"rows": [np.True_], "fields": []},
     ):
         found[f"get with {options}"] = lambda options=options: got(**options)
     found |= {
@@ -296,6 +326,23 @@ def cases() -> dict[str, Case]:
         "removal that fails": lambda: removed(remove=lambda key, force=False: -706),
         "removal of nothing": lambda: removed(is_exist=lambda key: 0),
         "removal without an answer": lambda: removed(is_exist=lambda key: -900),
+        "description": lambda: described_stages(),
+        "metadata of a handle": lambda: exported({1: np.arange(2), "a": (None, np.True_)}),
+        "tensor in a handle": lambda: exported({"a": T([1])}),
+        "set in a handle": lambda: exported({"a": {1}}),
+        "order of puts": lambda: order_of_puts(),
+        "raw bytes": lambda: transfer().put_object(np.zeros(2, dtype="V4")).manifest["version"],
+        **{
+            f"checks of {sorted(options)}": lambda options=options: transfer().put_bundle(
+                options.get("meta", b""),
+                {options.get("name", "x"): options.get("value", b"1")},
+                partition=options.get("partition", "default"),
+                chunk_bytes=options.get("chunk_bytes"),
+                max_inflight_put=options.get("max_inflight_put"),
+                config=options.get("config"),
+            )
+            for options in CHECKS
+        },
         "prefix": lambda: MooncakeBundleTransfer(Store({}), "a\n"),
         "attributes": lambda: [
             MooncakeBundleTransfer(Store({}), "/a/", 5).key_prefix,

@@ -73,6 +73,8 @@ class FullStore(PlainStore):
 
     def get_into_ranges(self, buffers, keys, to, of, sizes) -> list[Any]:
         self.calls.append("get_into_ranges")
+        # As upstream's store, this one knows a buffer by its beginning.
+        assert all(base in self.registered for base in buffers)
         return [
             [
                 [

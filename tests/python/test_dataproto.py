@@ -149,6 +149,7 @@ def test_rows_are_selected_in_every_field(transfer: MooncakeBundleTransfer):
         (slice(None, None, 2), [0, 2]),
         (StructuredMemberSlice(0, 1, 3), [1, 2]),
         ([2, 0, -1], [2, 0, 2]),
+        ([True, 0], [1, 0]),
         (np.array([1]), [1]),
         (slice(5, 9), []),
     ]:
@@ -163,7 +164,7 @@ def test_wrong_rows_are_refused(transfer: MooncakeBundleTransfer):
     for rows, kind, text in [
         ([3], IndexError, "row index 3 out of range for 3 rows"),
         ("ab", TypeError, "rows must be a slice"),
-        ([True], TypeError, "row indices must be integers, not bool"),
+        ([np.True_], TypeError, "row indices must be integers, not bool"),
         (slice(None, None, -1), ValueError, "step must be positive"),
         (StructuredMemberSlice(1, 0, 1), ValueError, "axis=0 only"),
     ]:
@@ -332,3 +333,31 @@ def test_false_handles_are_refused(plain: PlainStore, change: dict, text: str):
         import_dataproto_ref({**handle, **change})
     with pytest.raises(TypeError, match="expected MooncakeDataProtoRef or DataProto handle"):
         transfer.get({"a": 1})
+
+
+def test_handle_has_json_types_only(transfer: MooncakeBundleTransfer):
+    plain = {1: np.float32(0.5), "a": (np.arange(2), [None, True])}
+    ref = transfer.put({"batch": {"x": np.arange(3)}, "meta_info": plain})
+    assert export_dataproto_ref(ref)["meta_info"] == {"1": 0.5, "a": [[0, 1], [None, True]]}
+    for value in (torch.ones(2), b"x", {1}, object()):
+        ref = transfer.put({"batch": {"x": np.arange(3)}, "meta_info": {"v": [value]}})
+        kind = type(value).__name__
+        with pytest.raises(TypeError, match=f"only JSON-safe values, got {kind}"):
+            export_dataproto_ref(ref)
+
+
+@pytest.mark.parametrize("stage", ["", None])
+def test_stage_has_a_name(transfer: MooncakeBundleTransfer, stage: Any):
+    ref = transfer.put({"x": np.arange(3)})
+    with pytest.raises(ValueError, match="stage must be a non-empty string"):
+        transfer.put({"x": np.arange(3)}, stage=stage)
+    with pytest.raises(ValueError, match="stage must be a non-empty string"):
+        transfer.append_dataproto_fields(ref, {"y": np.arange(3)}, stage=stage)
+
+
+def test_description_names_the_manifest_of_each_stage(transfer: MooncakeBundleTransfer):
+    ref = transfer.put({"x": np.arange(3)})
+    key = ref.stage_refs["default"].manifest_key
+    (stage,) = transfer.dataproto_manifest_view(ref)["stages"].values()
+    assert (list(stage), stage["manifest_key"]) == (["manifest_key", "dataproto"], key)
+    assert stage["dataproto"]["batch_size"] == 3

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import ctypes
 from typing import Any
+from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
 import structured_stores
 from structured_stores import Config, FullStore, PlainStore, Pool, column
 
+from mooncake.structured.bundle_store import Objects
 from mooncake.structured_object_store import (
     BundleTransferPolicy,
     MooncakeBundleTransfer,
@@ -119,15 +121,20 @@ def test_memory_is_registered_for_the_read_only(full: FullStore):
     assert (read(transfer, ref)["x"] == ROWS).all()
     rows = transfer.read_spec(ref).slice_member("x", 0, 1, 3)
     assert (transfer.materialize(rows).objects["x"] == ROWS[1:]).all()
-    assert (full.calls, full.registered) == (["batch_get_into", "get_into_ranges"], {})
+    # The metadata of the object is read by the first call of each read.
+    calls = ["batch_get_into", "get_into_ranges"] * 2
+    assert (full.calls, full.registered) == (calls, {})
 
 
 def test_memory_that_is_registered_already_stays_registered(full: FullStore):
     transfer = MooncakeBundleTransfer(full, "p")
     ref = put(transfer, x=ROWS)
     into = np.empty_like(ROWS)
+    register = full.register_buffer
     full.registered[into.ctypes.data] = into.nbytes
-    full.register_buffer = lambda address, size: -600
+    full.register_buffer = lambda address, size: (
+        -600 if address in full.registered else register(address, size)
+    )
     read(transfer, ref, x=into)
     assert ((into == ROWS).all(), list(full.registered)) == (True, [into.ctypes.data])
     full.register_buffer = lambda address, size: -1
@@ -445,3 +452,65 @@ def test_read_only_destination_is_refused(plain: PlainStore):
     into.flags.writeable = False
     with pytest.raises(ValueError, match="writeable"):
         read(transfer, put(transfer, x=ROWS), x=into)
+
+
+# Stores of tests
+
+
+def test_store_that_has_any_attribute_is_not_one_of_this_package():
+    """A mock answers every call, so only those that upstream's package makes may be made."""
+    objects: dict[str, bytes] = {}
+    store = MagicMock()
+    store.put.side_effect = lambda key, value, **config: objects.update({key: bytes(value)}) or 0
+    store.get.side_effect = objects.get
+    store.batch_remove.side_effect = lambda keys, force: [objects.pop(key) and 0 for key in keys]
+    transfer = MooncakeBundleTransfer(store, "p")
+    ref = transfer.put_bundle(b"meta", {"x": b"12", "y": ROWS})
+    assert list(objects) == [
+        ref.manifest["meta"]["key"],
+        *(each["key"] for each in ref.manifest["buffers"].values()),
+        ref.manifest_key,
+    ]
+    transfer.remove_bundle(ref)
+    assert (objects, store.batch_put_from_multi_buffers.called) == ({}, False)
+    store.put.side_effect = None
+    store.put.return_value = -1
+    with pytest.raises(RuntimeError, match=r"put failed for p/default/.*/meta: -1"):
+        transfer.put_bundle(b"meta", {"x": b"12"})
+
+
+def test_wrapper_of_a_store_reads_memory_in_place(compat_store: Any):
+    class Wrapper:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(compat_store, name)
+
+    assert Objects(Wrapper()).is_native
+    assert Objects(compat_store).is_native
+    assert not Objects(MagicMock()).is_native
+    assert not Objects(PlainStore()).is_native
+
+
+def test_members_are_put_in_their_order(full: FullStore):
+    transfer = MooncakeBundleTransfer(full, "p")
+    put(transfer, t=torch.ones(2), x=ROWS, u=torch.ones(2))
+    names = [key.split("/", 3)[-1] for key in full.objects]
+    assert names == ["meta", "buffer/t", "buffer/x", "buffer/u", "manifest"]
+
+
+@pytest.mark.parametrize("has_pool", [False, True])
+def test_rows_are_read_into_one_buffer(full: FullStore, has_pool: bool):
+    pool = Pool(full) if has_pool else None
+    transfer = MooncakeBundleTransfer(full, "p", default_chunk_bytes=8, buffer_pool=pool)
+    texts = column(["a", "bc", "def"])
+    ref = transfer.put({"batch": {"x": ROWS}, "non_tensor_batch": {"t": texts}})
+    register = full.register_buffer
+    spans: list[int] = []
+    full.register_buffer = lambda address, size: spans.append(size) or register(address, size)
+    full.calls.clear()
+    batch = transfer.get(ref, fields=["x"], rows=[2, 0])["batch"]
+    assert (batch["x"] == ROWS[[2, 0]]).all()
+    assert full.calls == ["batch_get_into", "get_into_ranges"]
+    # A lease is registered already. The other memory is that of the metadata.
+    assert spans[1:] == ([] if has_pool else [16])
+    back = transfer.get(ref, fields=["t"], rows=[2, 0])["non_tensor_batch"]
+    assert list(back["t"]) == ["def", "a"]

@@ -126,6 +126,12 @@ WORDS = {
     "zero copy of bytes": ["zero-copy put"],
     "zero copy of a tensor": ["BufferPool tensor-object buffer"],
     "prefix": ["key_prefix"],
+    "tensor in a handle": ["JSON-safe values, got Tensor"],
+    "set in a handle": ["JSON-safe values, got set"],
+    "checks of ['meta', 'partition']": ["invalid bundle partition"],
+    "checks of ['chunk_bytes', 'value']": ["chunk_bytes must be positive"],
+    "checks of ['max_inflight_put', 'value']": ["max_inflight_put must be positive"],
+    "checks of ['name', 'value']": ["invalid bundle buffer name"],
 }
 
 

@@ -8,6 +8,7 @@ import json
 import os
 import subprocess
 import sys
+from typing import Any
 
 import numpy as np
 import pytest
@@ -275,7 +276,7 @@ def test_closed_store_is_named(compat_store: MooncakeDistributedStore):
 
 def test_manifest_is_written_last(plain: PlainStore):
     put(MooncakeBundleTransfer(plain, "p"), a=b"1")
-    assert key_names(plain) == ["buffer/a", "meta", "manifest"]
+    assert key_names(plain) == ["meta", "buffer/a", "manifest"]
 
 
 def test_removal_is_idempotent(transfer: MooncakeBundleTransfer):
@@ -467,3 +468,29 @@ def test_forked_child_is_told_to_make_its_own_store(plain: PlainStore):
         assert "the store belongs to another process" in pipe.read()
     assert os.waitpid(child, 0)[1] == 0
     assert read(transfer, ref) == {"x": b"1"}
+
+
+def test_arrays_of_raw_bytes_come_back(plain: PlainStore):
+    raw = np.frombuffer(b"abcdefgh", dtype="V4")
+    transfer = MooncakeBundleTransfer(plain, "p")
+    ref = put(transfer, x=raw)
+    assert read(transfer, ref)["x"].tobytes() == b"abcdefgh"
+    assert transfer.get(transfer.put({"x": raw}), rows=[1])["batch"]["x"].tobytes() == b"efgh"
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"partition": "a/b", "meta": None, "chunk_bytes": 0}, "invalid bundle partition"),
+        ({"chunk_bytes": 0, "x": None}, "chunk_bytes must be positive"),
+        ({"max_inflight_put": 0, "x": None}, "max_inflight_put must be positive"),
+        ({"name": "a/b", "x": None}, "invalid bundle buffer name"),
+    ],
+)
+def test_options_are_checked_before_payloads(plain: PlainStore, options: Any, text: str):
+    transfer = MooncakeBundleTransfer(plain, "p")
+    given = {"meta": b"m", "name": "x", "x": b"1", **options}
+    meta, buffers = given.pop("meta"), {given.pop("name"): given.pop("x")}
+    with pytest.raises(ValueError, match=text):
+        transfer.put_bundle(meta, buffers, **given)
+    assert plain.objects == {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -154,11 +155,16 @@ def test_append_has_the_rows_of_the_batch(plain: PlainStore, overwrite: bool):
             transfer.append_dataproto_fields(ref, data, stage="s", overwrite=overwrite)
 
 
+# 1000 rounds take a minute.
+ROUNDS = 1000 if os.environ.get("MOONCAKE_LONG_TESTS") else 20
+
+
+@pytest.mark.timeout(600)
 def test_rounds_leave_nothing(transfer: MooncakeBundleTransfer):
-    """Put, get, append, overwrite and cleanup; 1000 rounds of it take a minute."""
+    """Put, get, append, overwrite and cleanup."""
     store = transfer.store
     texts = column(["a", None, "c"])
-    for number in range(20):
+    for number in range(ROUNDS):
         ref = transfer.put({"batch": {"x": ROWS + number}, "non_tensor_batch": {"t": texts}})
         ref = append(transfer, export_dataproto_ref(ref), y=ROWS)
         ref = append(transfer, ref, stage="other", z=ROWS)

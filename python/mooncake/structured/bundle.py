@@ -8,6 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+import numpy as np
+
 from mooncake.structured.bundle_store import ObjectRead, Objects
 from mooncake.structured.manifest import (
     BundleKeys,
@@ -82,7 +84,7 @@ class Bundles:
         chunk_bytes: int,
         options: WriteOptions,
     ) -> RemoteBundleRef:
-        """Put payloads, then metadata, then the manifest.
+        """Put metadata, then payloads, then the manifest.
 
         A reader therefore never finds a manifest whose payloads are missing. What was written is
         removed again if the put fails.
@@ -166,6 +168,11 @@ class Bundles:
         chunks = manifest.meta.chunks
         keys, sizes = [key for key, _ in chunks], [size for _, size in chunks]
         self.objects.check_sizes(dict(chunks))
+        if chunks and self.objects.can_read_into:
+            data = np.empty(manifest.meta.nbytes, dtype=np.uint8)
+            address = data.__array_interface__["data"][0]
+            self.objects.read(payload_reads(manifest.meta, 0, data.nbytes, address))
+            return data.tobytes()
         return b"".join(self.objects.read_bytes(keys, sizes))
 
     def remove(
@@ -240,7 +247,7 @@ class Bundles:
             whole = Manifest(keys.object_id, spec, buffers, tuple(ids), unique)
         manifest = whole.encode()
         encoded = json.dumps(manifest, separators=(",", ":"), ensure_ascii=False).encode()
-        all_objects = [*objects, *chunks]
+        all_objects = [*chunks, *objects]
         writes.check_config()
         try:
             writes.put(all_objects)
@@ -314,7 +321,13 @@ class Bundles:
 
 
 def payload_reads(
-    spec: PayloadSpec, offset: int, size: int, address: int, *, is_registered: bool = False
+    spec: PayloadSpec,
+    offset: int,
+    size: int,
+    address: int,
+    *,
+    is_registered: bool = False,
+    is_array: bool = False,
 ) -> list[ObjectRead]:
     """Return the reads of a range of a payload into memory.
 
@@ -324,6 +337,7 @@ def payload_reads(
         size: Length of the range.
         address: Address of the destination.
         is_registered: True if the destination is registered memory.
+        is_array: True if the payload is an array.
 
     Raises:
         ValueError: The range is not inside of the payload.
@@ -339,7 +353,9 @@ def payload_reads(
         first, last = max(offset, begin), min(offset + size, begin + length)
         if first < last:
             to = address + first - offset
-            reads.append(ObjectRead(key, length, first - begin, last - first, to, is_registered))
+            reads.append(
+                ObjectRead(key, length, first - begin, last - first, to, is_registered, is_array)
+            )
         begin += length
     return reads
 

@@ -57,6 +57,7 @@ class ObjectRead:
         size: Length of the range; never 0.
         address: Address of the destination.
         is_registered: True if the destination is registered memory of the store.
+        is_array: True for a part of an array, which other stores are asked for by another call.
     """
 
     key: str
@@ -65,6 +66,7 @@ class ObjectRead:
     size: int
     address: int
     is_registered: bool = False
+    is_array: bool = False
 
     @property
     def is_whole(self) -> bool:
@@ -88,7 +90,7 @@ class Objects:
         self._process = os.getpid()
         # Stores of this package read and write memory that is not registered, and tensors are bytes
         # in them. Nothing is assumed of others.
-        self.is_native = self.call("_get_pyclient_capsule") is not None
+        self.is_native = _is_native(store)
 
     @property
     def store(self) -> BundleStore:
@@ -117,26 +119,20 @@ class Objects:
         """
         # Checks the process.
         _ = self.store
-        copied: list[ObjectRead] = []
-        whole: list[ObjectRead] = []
-        ranges: list[ObjectRead] = []
-        by_pointer = self.is_native or self._can_register()
-        into = self.call("batch_get_into") or self.call("get_into")
-        has_ranges = self.call("get_into_ranges") is not None
-        for read in reads:
-            is_leased = read.is_registered and not self.is_native
-            if not (by_pointer or read.is_registered):
-                copied.append(read)
-            elif read.is_whole and into is not None and not (is_leased and has_ranges):
-                whole.append(read)
-            elif has_ranges:
-                ranges.append(read)
-            else:
-                copied.append(read)
-        self._copy_parts(copied)
+        if not self.is_native:
+            for group in _adjacent(reads):
+                self._read_foreign(group)
+            return
+        whole = [read for read in reads if read.is_whole]
         for at in range(0, len(whole), BATCH_KEYS_MAX):
             self._get_whole(whole[at : at + BATCH_KEYS_MAX])
-        self._get_ranges(ranges)
+        self._get_ranges([read for read in reads if not read.is_whole])
+
+    @property
+    def can_read_into(self) -> bool:
+        """True if a store that is not of this package reads objects into memory."""
+        has_call = self.call("batch_get_into") is not None
+        return has_call and self._can_register() and not self.is_native
 
     def read_bytes(self, keys: Sequence[str], sizes: Sequence[int]) -> list[bytes]:
         """Return objects as bytes.
@@ -247,21 +243,15 @@ class Objects:
         except KeyError:
             return MISSING_OBJECT_ERROR
 
-    def _get_whole(self, batch: Sequence[ObjectRead]) -> None:
-        """Read whole objects."""
-        many, one = self.call("batch_get_into"), self.call("get_into")
-        keys, sizes = [read.key for read in batch], [read.size for read in batch]
-        addresses = [read.address for read in batch]
-        is_own = self.is_native
-        spans = () if is_own else _spans([read for read in batch if not read.is_registered])
-        with self.registered(spans):
-            if many is not None:
-                check_codes("batch_get_into", keys, sizes, many(keys, addresses, sizes))
-            elif one is not None:
-                got = [one(*each) for each in zip(keys, addresses, sizes, strict=True)]
-                check_codes("get_into", keys, sizes, got)
+    def _get_whole(self, reads: Sequence[ObjectRead]) -> None:
+        """Read whole objects of a store of this package."""
+        store: Any = self.store
+        keys, sizes = [read.key for read in reads], [read.size for read in reads]
+        got = store.batch_get_into(keys, [read.address for read in reads], sizes)
+        check_codes("batch_get_into", keys, sizes, got)
 
     def _get_ranges(self, reads: Sequence[ObjectRead]) -> None:
+        """Read parts of objects of a store of this package."""
         if not reads:
             return
         rows: dict[str, list[ObjectRead]] = {}
@@ -280,6 +270,50 @@ class Objects:
             sizes = [read.size for read in row]
             check_codes("get_into_ranges", [key] * len(row), sizes, codes[0])
 
+    def _read_foreign(self, reads: Sequence[ObjectRead]) -> None:
+        """Read into one piece of memory, which the reads fill one after the other.
+
+        Stores that are not of this package may know no addresses but those of registered memory, so
+        the whole piece is registered, and its beginning is the base of all addresses.
+        """
+        is_registered = all(read.is_registered for read in reads)
+        call = self._foreign_call(reads, is_registered=is_registered)
+        if call is None or not (is_registered or self._can_register()):
+            self._copy_parts(reads)
+            return
+        store: Any = self.store
+        keys, sizes = [read.key for read in reads], [read.size for read in reads]
+        addresses = [read.address for read in reads]
+        base = addresses[0]
+        with self.registered(() if is_registered else [(base, sum(sizes))]):
+            if call == "get_into_ranges":
+                to = [[address - base] for address in addresses]
+                of = [[read.offset] for read in reads]
+                got = store.get_into_ranges(
+                    [base], [keys], [to], [of], [[[size] for size in sizes]]
+                )
+                codes = [each[0] for row in got for each in row]
+            elif call == "batch_get_into":
+                codes = store.batch_get_into(keys, addresses, sizes)
+            else:
+                codes = [store.get_into(*each) for each in zip(keys, addresses, sizes, strict=True)]
+        check_codes(call, keys, sizes, codes)
+
+    def _foreign_call(self, reads: Sequence[ObjectRead], *, is_registered: bool) -> str | None:
+        """Return the call of another store that reads into one piece of memory; None for `get`."""
+        one, many = self.call("get_into"), self.call("batch_get_into")
+        is_whole = all(read.is_whole for read in reads)
+        is_array = reads[0].is_array
+        if is_whole and is_array and not is_registered and one is not None and len(reads) == 1:
+            return "get_into"
+        needs_no_range = is_whole and not is_registered and not is_array
+        has_other = is_whole and (one is not None or many is not None)
+        if self.call("get_into_ranges") is not None and not (needs_no_range and has_other):
+            return "get_into_ranges"
+        if not has_other:
+            return None
+        return "get_into" if many is None else "batch_get_into"
+
     def _copy_parts(self, reads: Sequence[ObjectRead]) -> None:
         """Read whole objects and copy parts of them, for a store without reads into memory."""
         by_key: dict[str, list[ObjectRead]] = {}
@@ -291,6 +325,19 @@ class Objects:
                 part = memoryview(value)[read.offset : read.offset + read.size]
                 destination = (ctypes.c_char * read.size).from_address(read.address)
                 memoryview(destination).cast("B")[:] = part
+
+
+def _is_native(store: Any) -> bool:
+    """Return whether a store is one of this package, or passes all calls on to one.
+
+    Objects that have any attribute, as those of `unittest.mock`, are not.
+    """
+    if callable(getattr(type(store), "_get_pyclient_capsule", None)):
+        return True
+    capsule = getattr(store, "_get_pyclient_capsule", None)
+    from mooncake.store import MooncakeDistributedStore
+
+    return callable(capsule) and isinstance(capsule(), MooncakeDistributedStore)
 
 
 def check_codes(call: str, keys: Sequence[str], expected: Sequence[int], got: Any) -> None:
@@ -315,6 +362,20 @@ def _forced(remove: Callable[..., Any], keys: Any) -> Any:
         return remove(keys, True)
     except TypeError:
         return remove(keys)
+
+
+def _adjacent(reads: Sequence[ObjectRead]) -> list[list[ObjectRead]]:
+    """Return the runs of reads that fill memory one after the other."""
+    runs: list[list[ObjectRead]] = []
+    end = None
+    for read in reads:
+        is_next = read.address == end and read.is_registered == runs[-1][-1].is_registered
+        if is_next:
+            runs[-1].append(read)
+        else:
+            runs.append([read])
+        end = read.address + read.size
+    return runs
 
 
 def _spans(reads: Sequence[ObjectRead]) -> list[tuple[int, int]]:

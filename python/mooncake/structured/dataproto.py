@@ -79,6 +79,7 @@ class DataProtos:
             ValueError: A field has no codec, or the fields differ in their number of rows.
         """
         checked_name("partition", options.partition)
+        _check_stage(options.stage)
         data.check_names()
         data.check_sections(options.schemas)
         rows = data.row_count
@@ -122,6 +123,7 @@ class DataProtos:
             RuntimeError: The store could not take the fields.
             ValueError: A field exists already, has another number of rows, or is missing.
         """
+        _check_stage(options.stage)
         data.check_names()
         data.check_sections(options.schemas)
         names = [*data.batch, *data.non_tensor_batch]
@@ -218,10 +220,9 @@ class DataProtos:
             "stages": {
                 name: {
                     "manifest_key": ref.stage_refs[name].manifest_key,
-                    "members": list(manifest.buffers),
                     "dataproto": metadata.get("dataproto", {}),
                 }
-                for name, (manifest, metadata, _) in stages.items()
+                for name, (_, metadata, _) in stages.items()
             },
         }
 
@@ -282,6 +283,16 @@ class DataProtos:
             raise
         bundles.discard_manifest(after)
         return merged
+
+
+def _check_stage(stage: Any) -> None:
+    """Check the name of a stage, without which no handle of the batch could be read.
+
+    Raises:
+        ValueError: It is no text, or empty.
+    """
+    if not isinstance(stage, str) or not stage:
+        raise ValueError(f"DataProto stage must be a non-empty string, got {stage!r}")
 
 
 def _check_replaced(ref: MooncakeDataProtoRef, stage: str, names: Collection[str]) -> None:

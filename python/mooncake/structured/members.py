@@ -264,7 +264,7 @@ def _array_field(name: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> dic
     if dtype.fields is not None or dtype.subdtype is not None:
         raise TypeError(f"{name} is an array of dtype {dtype}; store each of its fields")
     # numpy has no code for the types of ml_dtypes, only their names.
-    code = dtype.name if dtype.kind == "V" else dtype.str
+    code = dtype.name if dtype.kind == "V" and dtype.type is not np.void else dtype.str
     return {"encoding": "ndarray", "dtype": code, "shape": list(shape)}
 
 

@@ -158,10 +158,11 @@ class MemberReads:
             index += np.arange(total)
             return lambda: whole.view(kind.dtype)[index]
         data = self._allocate(spec, total * itemsize)
-        at = 0
+        at, leased = 0, is_leased(data)
         for first, last in zip(firsts.tolist(), lasts.tolist(), strict=True):
             size = (last - first) * itemsize
-            self._read(spec, first * itemsize, data[at : at + size])
+            part = data[at : at + size]
+            self._read(spec, first * itemsize, part, is_registered=leased, is_array=True)
             at += size
         return lambda: data.view(kind.dtype)
 
@@ -414,7 +415,7 @@ class MemberReads:
         nbytes = math.prod(shape) * itemsize if rows is None else len(rows) * row_bytes
         data = self._allocate(spec, nbytes) if into is None else into
         if rows is None:
-            self._read(spec, offset, data, is_registered=is_registered)
+            self._read(spec, offset, data, is_registered=is_registered, is_array=True)
             return lambda: data
         spans = row_spans(rows, row_bytes)
         if spans is None:
@@ -428,9 +429,16 @@ class MemberReads:
                 return data
 
             return gather
+        is_registered = is_registered or is_leased(data)
         for span in spans:
             part = data[span.at * row_bytes : (span.at + span.count) * row_bytes]
-            self._read(spec, offset + span.first * row_bytes, part, is_registered=is_registered)
+            self._read(
+                spec,
+                offset + span.first * row_bytes,
+                part,
+                is_registered=is_registered,
+                is_array=True,
+            )
         return lambda: data
 
     def _described(self, spec: PayloadSpec) -> dict[str, Any]:
@@ -453,7 +461,13 @@ class MemberReads:
         return self._results.allocate(nbytes, is_member=is_member)
 
     def _read(
-        self, spec: PayloadSpec, offset: int, into: Array, *, is_registered: bool = False
+        self,
+        spec: PayloadSpec,
+        offset: int,
+        into: Array,
+        *,
+        is_registered: bool = False,
+        is_array: bool = False,
     ) -> None:
         if into.nbytes:
             address = into.__array_interface__["data"][0]
@@ -463,6 +477,7 @@ class MemberReads:
                 into.nbytes,
                 address,
                 is_registered=is_registered or is_leased(into),
+                is_array=is_array,
             )
 
 

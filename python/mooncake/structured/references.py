@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, TypeAlias
@@ -92,11 +91,12 @@ def export_dataproto_ref(ref: MooncakeDataProtoRef) -> dict[str, Any]:
     """Return the JSON form of a reference.
 
     Raises:
-        TypeError: The argument is no reference, or its `meta_info` has no JSON form.
+        TypeError: The argument is no reference, or its `meta_info` has values without a JSON form,
+            such as tensors.
     """
     if not isinstance(ref, MooncakeDataProtoRef):
         raise TypeError(f"expected MooncakeDataProtoRef, got {type(ref).__name__}")
-    handle = {
+    handle: dict[str, Any] = {
         "type": DATAPROTO_REF_HANDLE_TYPE,
         "version": DATAPROTO_REF_HANDLE_VERSION,
         "kind": _KIND,
@@ -116,10 +116,6 @@ def export_dataproto_ref(ref: MooncakeDataProtoRef) -> dict[str, Any]:
     }
     if ref._storage_group_id is not None:
         handle[STORAGE_GROUP_ID] = ref._storage_group_id
-    try:
-        json.dumps(handle, ensure_ascii=False)
-    except (TypeError, ValueError) as error:
-        raise TypeError(f"meta_info must be JSON-serializable to be exported: {error}") from error
     return handle
 
 
@@ -218,21 +214,28 @@ def _whole(value: Any) -> int | None:
 def _indexes(value: Any) -> list[int] | None:
     if value is None:
         return None
-    if not isinstance(value, list) or not all(type(each) is int for each in value):
-        raise ValueError("DataProto ref handle global_indexes must be a list of integers")
+    if not isinstance(value, list):
+        raise ValueError("DataProto ref handle global_indexes must be a list or null")
+    if not all(type(each) is int for each in value):
+        raise ValueError("DataProto ref handle global_indexes must contain integers")
     return value
 
 
 def _plain(value: Any) -> Any:
-    """Return a value with the types of JSON, for numbers and arrays of numpy and tuples."""
+    """Return a value with the types of JSON, for numbers and arrays of numpy and tuples.
+
+    Raises:
+        TypeError: The value has no such form.
+    """
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
     if isinstance(value, Mapping):
-        return {key: _plain(each) for key, each in value.items()}
+        return {str(key): _plain(each) for key, each in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(each) for each in value]
-    if isinstance(value, np.generic):
-        return value.item()
-    if isinstance(value, np.ndarray) and not value.dtype.hasobject:
-        return value.tolist()
-    if hasattr(value, "detach") and hasattr(value, "tolist"):
-        return value.detach().cpu().tolist()
-    return value
+    if isinstance(value, np.generic | np.ndarray):
+        plain = value.tolist()
+        return _plain(plain) if value.dtype.kind not in "biuf" else plain
+    raise TypeError(
+        f"DataProto ref handles support only JSON-safe values, got {type(value).__name__}"
+    )

@@ -105,7 +105,7 @@ def rows_of(rows: Any, total: int) -> Array | None:
         )
     numbers: list[int] = []
     for row in rows:
-        if isinstance(row, bool | np.bool_) or not hasattr(row, "__index__"):
+        if isinstance(row, np.bool_) or not hasattr(row, "__index__"):
             raise TypeError(f"DataProto row indices must be integers, not {type(row).__name__}")
         number = operator.index(row)
         if not -total <= number < total:

@@ -30,6 +30,7 @@ __all__ = [
     "StructuredObjectReadSpec",
     "StructuredObjectResult",
     "StructuredObjects",
+    "checked_payload",
 ]
 
 _LAYOUT: Final = "structured"
@@ -154,6 +155,24 @@ def encode_object(
     return EncodedObject(encode_metadata(metadata, fields, layout), payloads, fields)
 
 
+def checked_payload(payload: Any) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+    """Return the metadata and the members of an object to put.
+
+    Raises:
+        TypeError: The argument is no such object, or its metadata have no JSON form.
+        ValueError: The metadata have a reserved key, or a layout that is not text.
+    """
+    if not isinstance(payload, StructuredObjectPayload):
+        raise TypeError(f"expected StructuredObjectPayload, got {type(payload).__name__}")
+    metadata, buffers = payload.metadata, payload.buffers
+    if not isinstance(metadata, Mapping):
+        raise TypeError(f"structured metadata must be a mapping, not {type(metadata).__name__}")
+    if not isinstance(buffers, Mapping):
+        raise TypeError(f"structured buffers must be a mapping, not {type(buffers).__name__}")
+    encode_metadata(metadata, {}, _LAYOUT)
+    return metadata, buffers
+
+
 class StructuredObjects:
     """The structured objects under one prefix of keys."""
 
@@ -182,13 +201,7 @@ class StructuredObjects:
             TypeError: A member is of a type that is not stored.
             ValueError: A name or the metadata is not valid.
         """
-        if not isinstance(payload, StructuredObjectPayload):
-            raise TypeError(f"expected StructuredObjectPayload, got {type(payload).__name__}")
-        metadata, buffers = payload.metadata, payload.buffers
-        if not isinstance(metadata, Mapping):
-            raise TypeError(f"structured metadata must be a mapping, not {type(metadata).__name__}")
-        if not isinstance(buffers, Mapping):
-            raise TypeError(f"structured buffers must be a mapping, not {type(buffers).__name__}")
+        metadata, buffers = checked_payload(payload)
         encoded = encode_object(metadata, buffers)
         return self.bundles.put(
             encoded.meta,

@@ -18,7 +18,7 @@ from mooncake.structured.envelope import (
     flat_result,
 )
 from mooncake.structured.leases import ResultMemory, release
-from mooncake.structured.manifest import RemoteBundleRef, checked_prefix
+from mooncake.structured.manifest import RemoteBundleRef, checked_name, checked_prefix
 from mooncake.structured.payloads import bytes_payload
 from mooncake.structured.policy import (
     BundleTransferPolicy,
@@ -38,6 +38,7 @@ from mooncake.structured.structured_object import (
     StructuredObjectReadSpec,
     StructuredObjectResult,
     StructuredObjects,
+    checked_payload,
 )
 
 __all__ = ["MooncakeBundleTransfer"]
@@ -117,15 +118,16 @@ class MooncakeBundleTransfer:
             TypeError: A payload is not bytes-like.
             ValueError: A name or an option is not valid.
         """
+        checked_name("partition", partition)
+        data = bytes_payload(meta, "meta").tobytes()
+        chunks = self._chunks(chunk_bytes)
+        options = options_of_bundle(checked_policy(policy, max_inflight_put), config)
         payloads = {
-            name: BundlePayload(bytes_payload(value, str(name))) for name, value in buffers.items()
+            checked_name("buffer name", name): BundlePayload(bytes_payload(value, name))
+            for name, value in buffers.items()
         }
         return self._bundles.put(
-            bytes_payload(meta, "meta").tobytes(),
-            payloads,
-            partition=partition,
-            chunk_bytes=self._chunks(chunk_bytes),
-            options=options_of_bundle(checked_policy(policy, max_inflight_put), config),
+            data, payloads, partition=partition, chunk_bytes=chunks, options=options
         )
 
     def remove_bundle(self, ref: BundleRefLike) -> None:
@@ -168,11 +170,14 @@ class MooncakeBundleTransfer:
             TypeError: A member is of a type that is not stored, or the metadata has no JSON form.
             ValueError: A name, the metadata or an option is not valid.
         """
+        chosen = checked_policy(policy, max_inflight_put)
+        checked_payload(payload)
+        checked_name("partition", partition)
         return self._structured.put(
             payload,
             partition=partition,
             chunk_bytes=self._chunks(chunk_bytes),
-            options=options_of_bundle(checked_policy(policy, max_inflight_put), config),
+            options=options_of_bundle(chosen, config),
         )
 
     def put_object(

@@ -70,20 +70,22 @@ class Writes:
         self._options.config_for(1)
 
     def put(self, objects: Sequence[ObjectPut]) -> None:
-        """Put objects.
+        """Put objects, in their order.
 
         Raises:
             RuntimeError: An object could not be stored; others may be stored.
         """
         batch: list[ObjectPut] = []
         for each in objects:
-            if self._objects.is_native or each.form in ("meta", "data"):
+            is_tensor = each.form == "tensor" and self._tensor_call is not None
+            if self._objects.is_native or not (is_tensor or each.form == "memory"):
                 batch.append(each)
-            elif each.form == "memory":
+                continue
+            self._put_batch(batch)
+            batch = []
+            if each.form == "memory":
                 self._put_memory(each)
-            elif self._tensor_call is None:
-                batch.append(each)
-            else:
+            elif self._tensor_call is not None:
                 self._put_tensor(each, self._tensor_call)
         self._put_batch(batch)
 
@@ -107,14 +109,9 @@ class Writes:
 
     def _putter(self) -> Callable[[Sequence[ObjectPut]], None]:
         """Return the function that puts a batch with the fastest call of the store."""
-        can_pin = None not in (
-            self._objects.call("register_buffer"),
-            self._objects.call("unregister_buffer"),
-        )
-        in_place = self._objects.call("batch_put_from_multi_buffers") is not None
         if self._options.policy.copy_mode == "copy":
             return self._put_copies
-        if in_place and (self._objects.is_native or (can_pin and self._pool is None)):
+        if self._objects.is_native:
             return self._put_in_place
         return self._put_copies if self._pool is None else self._put_staged
 
@@ -122,14 +119,10 @@ class Writes:
         keys = [each.key for each in objects]
         addresses = [each.payload.addresses for each in objects]
         sizes = [each.payload.sizes for each in objects]
-        spans: list[tuple[int, int]] = []
-        for each in () if self._objects.is_native else objects:
-            spans += zip(each.payload.addresses, each.payload.sizes, strict=True)
         store: Any = self._objects.store
-        with self._objects.registered(spans):
-            codes = store.batch_put_from_multi_buffers(
-                keys, addresses, sizes, **self._config(len(keys))
-            )
+        codes = store.batch_put_from_multi_buffers(
+            keys, addresses, sizes, **self._config(len(keys))
+        )
         check_codes("batch_put_from_multi_buffers", keys, [0] * len(keys), codes)
 
     def _put_copies(self, objects: Sequence[ObjectPut]) -> None:

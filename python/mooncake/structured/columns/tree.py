@@ -159,7 +159,9 @@ def encode_tree(path: str, values: Sequence[Any]) -> EncodedLeaf:
     return EncodedLeaf(CODEC, len(values), metadata, payloads)
 
 
-def infer_structure(path: str, values: list[Any], leaves: list[Leaf], nodes: list[Node]) -> None:
+def infer_structure(
+    path: str, values: list[Any], leaves: list[Leaf], nodes: list[Node], *, _depth: int = 0
+) -> None:
     """Split rows into the nodes and leaves of a tree, as upstream's package does.
 
     Dicts with at most 64 different keys are split, and lists of at most 8 items that are all dicts,
@@ -175,7 +177,7 @@ def infer_structure(path: str, values: list[Any], leaves: list[Leaf], nodes: lis
     Raises:
         ValueError: The rows are nested too deeply.
     """
-    _split(path, values, leaves, nodes, _PUBLIC, 0)
+    _split(path, values, leaves, nodes, _PUBLIC, _depth)
 
 
 def _split(
