@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -15,8 +16,8 @@ __all__ = [
     "SUM",
     "dtype_code",
     "element_code",
-    "operation_code",
     "premultiplied",
+    "reduction_codes",
 ]
 
 REDUCIBLE_DTYPES: dict[torch.dtype, int] = {
@@ -58,14 +59,19 @@ _FLOATING = {5, 6, 8, 9, 10, 11}
 _COMPLEX = {10, 11}
 
 
-def operation_code(operation: Any, dtype: torch.dtype) -> int:
-    """Returns the code of a reduction.
+def reduction_codes(operation: Any, dtype: torch.dtype) -> tuple[int, int]:
+    """Returns the codes of a reduction, and of the type of its elements.
 
     Raises:
         TypeError: The reduction is not defined for `dtype`, or not known.
     """
     # A ReduceOp carries its kind in `op`; the kinds themselves (ReduceOp.SUM) are passed too.
-    code = _OPERATIONS.get(getattr(operation, "op", operation))
+    return _codes(getattr(operation, "op", operation), dtype)
+
+
+@functools.cache
+def _codes(operation: Any, dtype: torch.dtype) -> tuple[int, int]:
+    code = _OPERATIONS.get(operation)
     if code is None:
         raise TypeError(f"the reduction is not supported: operation={operation}")
     kind = dtype_code(dtype)
@@ -76,7 +82,7 @@ def operation_code(operation: Any, dtype: torch.dtype) -> int:
     )
     if undefined:
         raise TypeError(f"{_NAMES[code]} is not defined for the type: dtype={dtype}")
-    return code
+    return code, kind
 
 
 def premultiplied(tensor: torch.Tensor, operation: Any) -> torch.Tensor:

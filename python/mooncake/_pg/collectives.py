@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from mooncake.errors import MooncakeError
 
-from .codes import PREMUL_SUM, SUM, dtype_code, element_code, operation_code, premultiplied
+from .codes import PREMUL_SUM, SUM, element_code, premultiplied, reduction_codes
 from .memory import HostMemory, check_same, read_from, uses_of, write_to
 from .settings import process_settings
 from .work import CombinedWork, MooncakeWork, PendingWorks
@@ -58,11 +58,13 @@ class Collectives:
     def reduce(self, tensors: Tensors, opts: Any = None) -> MooncakeWork:
         """Reduces one tensor over all ranks, in place at the root."""
         tensor = _single(tensors, "reduce")
-        return self._reduction("reduce", tensor, opts, self._root(opts, "reduce"))
+        return self._reduction("reduce", tensor, opts, (self._root(opts, "reduce"),))
 
-    def _reduction(self, call: str, tensor: torch.Tensor, opts: Any, *root: int) -> MooncakeWork:
+    def _reduction(
+        self, call: str, tensor: torch.Tensor, opts: Any, root: tuple[int, ...] = ()
+    ) -> MooncakeWork:
         operation = _operation(opts)
-        code = operation_code(operation, tensor.dtype)
+        code, kind = reduction_codes(operation, tensor.dtype)
         if self._pending.collectives:
             self._await_overlapping([tensor])
         memory = write_to(tensor, keeps_content=True)
@@ -71,15 +73,12 @@ class Collectives:
         if code == PREMUL_SUM:
             code, source = SUM, read_from(premultiplied(tensor, operation))
             sources = [source]
-        completion = self._begin(
-            call,
-            source.address,
-            memory.address,
-            memory.numel,
-            dtype_code(tensor.dtype),
-            code,
-            *root,
-        )
+        begin = getattr(self._native_group(), call)
+        try:
+            # As `_begin`, which small reductions notice.
+            completion = begin(source.address, memory.address, memory.numel, kind, code, *root)
+        except MooncakeError as error:
+            raise dist.DistBackendError(str(error)) from error
         return self._begun(completion, [memory], [tensor], opts, sources)
 
     def allgather(
@@ -154,7 +153,7 @@ class Collectives:
         self._check_count(len(sources), "reduce_scatter", "input tensors")
         check_same(sources, output.dtype, "reduce_scatter")
         operation = _operation(opts)
-        code = operation_code(operation, output.dtype)
+        code, kind = reduction_codes(operation, output.dtype)
         if self._pending.collectives:
             self._await_overlapping([output, *sources])
         memory = write_to(output, keeps_content=True)
@@ -167,7 +166,7 @@ class Collectives:
             [part.numel for part in parts],
             memory.address,
             memory.numel,
-            dtype_code(output.dtype),
+            kind,
             code,
         )
         return self._begun(completion, [memory], [output], opts, parts)
@@ -178,7 +177,7 @@ class Collectives:
         """Reduces one tensor over all ranks; each rank gets the part of its place."""
         check_same([tensor], output.dtype, "reduce_scatter_single")
         operation = _operation(opts)
-        code = operation_code(operation, output.dtype)
+        code, kind = reduction_codes(operation, output.dtype)
         count = self._part_count(tensor, output, "reduce_scatter_single: the input", "the output")
         if self._pending.collectives:
             self._await_overlapping([output, tensor])
@@ -192,7 +191,7 @@ class Collectives:
             [memory.numel] * count,
             memory.address,
             memory.numel,
-            dtype_code(output.dtype),
+            kind,
             code,
         )
         return self._begun(completion, [memory], [output], opts, [whole])
@@ -423,12 +422,18 @@ class Collectives:
     ) -> MooncakeWork:
         """Returns the work of an operation that writes `memory` and reads `sources`."""
         # Before torch 2.8, the options do not say whether the caller waits at once.
-        if getattr(opts, "asyncOp", True):
+        is_awaited = not getattr(opts, "asyncOp", True)
+        if not is_awaited:
             completion.start()
         timeout_s = self._timeout_s if opts is None else _timeout(opts, self._timeout_s)
-        work = MooncakeWork(completion, memory, sources, results, timeout_s, self._pending)
-        if self._coalesced is not None:
-            self._coalesced.append(work)
+        coalesced = self._coalesced
+        if coalesced is not None:
+            is_awaited = False
+        work = MooncakeWork(
+            completion, memory, sources, results, timeout_s, self._pending, True, is_awaited
+        )
+        if coalesced is not None:
+            coalesced.append(work)
         return work
 
     def _together(self, works: list[MooncakeWork]) -> Any:

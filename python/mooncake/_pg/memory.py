@@ -28,10 +28,10 @@ class HostMemory:
         self._tensor = tensor
         self._host = host
         self._staging = staging
-        self.numel = host.numel()
-        self.nbytes = self.numel * host.element_size()
+        self.numel = numel = host.numel()
+        self.nbytes = numel * host.element_size()
         # The address of an empty tensor may be null or stale; the native side must not see it.
-        self.address = host.data_ptr() if self.nbytes else 0
+        self.address = host.data_ptr() if numel else 0
 
     def store(self) -> bool:
         """Copies the bytes into the tensor, if they are not its own memory.

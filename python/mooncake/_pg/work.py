@@ -45,6 +45,10 @@ class MooncakeWork(_Work):  # type: ignore[misc]
     # Results that are copied by a stream.
     _streamed: Sequence[HostMemory] = ()
     _future: Any = None
+    # Why the operation has failed, once that is known.
+    _cause: Any = None
+    # Its place among the operations that later ones may have to wait for.
+    _number = -1
 
     def __init__(
         self,
@@ -55,6 +59,7 @@ class MooncakeWork(_Work):  # type: ignore[misc]
         timeout_s: float,
         pending: PendingWorks,
         is_ordered: bool = True,
+        is_awaited: bool = False,
     ) -> None:
         super().__init__()
         self._completion = completion
@@ -66,11 +71,12 @@ class MooncakeWork(_Work):  # type: ignore[misc]
         self._is_ordered = is_ordered
         self.max_group_size = pending.max_group_size
         self._lock = threading.Lock()
-        self.number = next(pending.numbers)
         if pending.collectives or pending.orphans or pending.recent is not None:
             pending.clean(self)
-        if is_ordered:
-            pending.collectives[self.number] = self
+        # No later operation begins before one for which its caller waits at once.
+        if is_ordered and not is_awaited:
+            self._number = next(pending.numbers)
+            pending.collectives[self._number] = self
 
     def wait(self, timeout: timedelta | float | None = None) -> bool:
         """Waits until the operation is done and its results are in the tensors.
@@ -80,13 +86,13 @@ class MooncakeWork(_Work):  # type: ignore[misc]
         Raises:
             DistBackendError: The operation failed as a whole, or its time is up.
         """
-        limit_s = _seconds(timeout) or self._timeout_s
+        limit_s = self._timeout_s if timeout is None else _seconds(timeout) or self._timeout_s
         if self._pending.stalled is not None:
             self.await_end(limit_s)
         elif not self._completion.wait(limit_s):
             raise self._late(limit_s)
         self._store()
-        if self._failure is not None or self._completion.error() is not None:
+        if self._failure is not None or self._cause is not None:
             error = self._error()
             assert error is not None
             raise error
@@ -223,7 +229,8 @@ class MooncakeWork(_Work):  # type: ignore[misc]
             if self._is_stored:
                 return
             try:
-                if self._completion.error() is None:
+                self._cause = self._completion.error()
+                if self._cause is None:
                     for memory in self._memory:
                         if memory.store():
                             self._streamed = [*self._streamed, memory]
@@ -237,7 +244,8 @@ class MooncakeWork(_Work):  # type: ignore[misc]
             finally:
                 self._is_stored = True
                 self._sources = ()
-        self._pending.collectives.pop(self.number, None)
+        if self._number >= 0:
+            self._pending.collectives.pop(self._number, None)
 
     def __del__(self) -> None:
         if not self._is_stored:
