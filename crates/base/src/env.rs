@@ -98,7 +98,7 @@ variables! {
     MC_LOG_LEVEL: Level => "warn", "Log level: trace, debug, info, warn or error. Upstream's values are accepted, too: TRACE, INFO, WARNING and ERROR, or 0 (info), 1 (warning) and 2 (error).";
     MOONCAKE_LOG: Text => "", "Log filter with a level per module, in the syntax of tracing's EnvFilter; takes precedence over MC_LOG_LEVEL.";
     MC_FORCE_TCP: Switch => "off", "Move bytes over TCP only, even within one process or host; see also MC_STORE_MEMCPY.";
-    MC_TRANSFER_TIMEOUT: Seconds => "30", "Seconds that a transfer may take before it fails (at least 5).";
+    MC_TRANSFER_TIMEOUT: Seconds => "30", "Seconds that a transfer may take before it fails (at least 5); of an object of more than 64 MiB, seconds for each 64 MiB.";
     MC_TCP_BIND_ADDRESS: Text => "", "Address that the transfer engine binds and publishes instead of the detected one.";
     MC_RDMA_BIND_ADDRESS: Text => "", "Address of this host under which peers connect RDMA devices, instead of the published one.";
     MC_MIN_RPC_PORT ("MC_MIN_PRC_PORT"): Number(0, 65_535) => "15000", "First port that the transfer engine may listen on, two for each engine; 0: any port.";

@@ -166,6 +166,7 @@ impl Service {
             Some(Call::Mount(r)) => clients.mount(r).map(Answer::Mount),
             Some(Call::Unmount(r)) => clients.unmount(&r).map(Answer::Unmount),
             Some(Call::PutStart(r)) => objects.put_start(r).map(Answer::PutStart),
+            Some(Call::PutRenew(r)) => objects.put_renew(&r).map(Answer::PutRenew),
             Some(Call::PutEnd(r)) => objects.put_end(&r).map(Answer::PutEnd),
             Some(Call::PutRevoke(r)) => objects.put_revoke(&r).map(Answer::PutRevoke),
             Some(Call::Locate(r)) => objects.locate(&r).map(Answer::Locate),

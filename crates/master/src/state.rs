@@ -278,7 +278,7 @@ impl State {
         let sweep = (self.inventory.sweep() | self.inventory.pool.has_synced() | has_condemned)
             .then_some(now);
         let ahead = self.inventory.evict_ahead(now);
-        let oldest = self.writes.oldest().map(|oldest| self.writes.at(oldest).started);
+        let oldest = self.writes.oldest().map(|oldest| self.writes.at(oldest).window_began);
         let release = oldest.map(|started| started + self.inventory.rules.put_release);
         let due = [
             sweep,

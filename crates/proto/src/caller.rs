@@ -14,6 +14,7 @@ macro_rules! caller_field {
             Call::PutStart(r) => $($reference)+ r.caller,
             Call::PutEnd(r) => $($reference)+ r.caller,
             Call::PutRevoke(r) => $($reference)+ r.caller,
+            Call::PutRenew(r) => $($reference)+ r.caller,
             Call::Locate(r) => $($reference)+ r.caller,
             Call::Verify(r) => $($reference)+ r.caller,
             Call::Probe(r) => $($reference)+ r.caller,

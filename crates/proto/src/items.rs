@@ -17,6 +17,7 @@ impl Call {
             Self::PutStart(r) => r.count(),
             Self::PutEnd(r) => count_refs(r.columns.as_ref()),
             Self::PutRevoke(r) => count_refs(r.columns.as_ref()),
+            Self::PutRenew(r) => r.versions.len(),
             Self::Locate(r) => r.count(),
             Self::Verify(r) => r.reads.len(),
             Self::Probe(r) => r.keys.len(),

@@ -7,6 +7,7 @@ mod mount;
 mod put;
 mod query;
 mod read;
+mod rounds;
 mod tasks;
 
 use std::{

@@ -34,8 +34,12 @@ pub struct ClientConfig {
     /// Whether a read of an object fails with `TRANSFER_FAIL` while every process that holds a copy
     /// has lost its connection, as upstream's does. If not, the object counts as absent. Default: no.
     pub reports_lost_holders: bool,
-    /// Time limit of the transfers of one call. Default: 30 s.
+    /// Time limit of the transfers of one call; of a large object, of each
+    /// `round_bytes`. Default: 30 s.
     pub transfer_timeout: Duration,
+    /// Bytes of an object that are moved at a time; each part has a time limit of its own. A part costs
+    /// a round trip to the peer. Default: 64 MiB.
+    pub round_bytes: usize,
     /// Time that a put waits for memory that only read fences hold. Default: 3 s.
     pub fenced_wait: Duration,
     /// Whether a checksum is stored with every object that is put whole, and verified when such an
@@ -76,6 +80,7 @@ impl Default for ClientConfig {
             awaits_master: true,
             reports_lost_holders: false,
             transfer_timeout: Duration::from_secs(30),
+            round_bytes: 64 << 20,
             fenced_wait: Duration::from_secs(3),
             has_checksums: false,
             metrics: MetricsConfig::default(),

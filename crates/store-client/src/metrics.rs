@@ -220,6 +220,14 @@ impl OutcomeTotals {
             None => self.failed += 1,
         }
     }
+
+    /// Adds the bytes of a part, whose whole is added later.
+    pub(crate) fn add_part(&mut self, bytes: Option<u64>) {
+        match bytes {
+            Some(bytes) => self.bytes += bytes,
+            None => self.failed += 1,
+        }
+    }
 }
 
 impl Metrics {

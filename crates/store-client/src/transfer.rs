@@ -41,6 +41,8 @@ struct Job {
     entries: usize,
     /// Whether another peer could have served the job as well.
     is_chosen: bool,
+    /// Whether later jobs move the rest of the same object.
+    is_part: bool,
     /// Result; `None` until the job has run.
     outcome: Option<Result<()>>,
     /// Whether bytes of it may still arrive at the peer after it has succeeded.
@@ -84,16 +86,23 @@ impl Jobs {
         entries: impl IntoIterator<Item = TransferEntry>,
         is_chosen: bool,
     ) {
+        self.push_part(segment, entries, is_chosen, false);
+    }
+
+    /// Adds a job like [`push`](Self::push). Set `is_part` if later jobs move the rest of its object.
+    pub(crate) fn push_part(
+        &mut self,
+        segment: &Arc<SegmentInfo>,
+        entries: impl IntoIterator<Item = TransferEntry>,
+        is_chosen: bool,
+        is_part: bool,
+    ) {
         let segment = self.segment_index(segment);
         let before = self.entries.len();
         self.entries.extend(entries);
         let entries = self.entries.len() - before;
-        self.jobs.push(Job { segment, entries, is_chosen, outcome: None, may_arrive_late: false });
-    }
-
-    /// Number of jobs.
-    pub(crate) fn len(&self) -> usize {
-        self.jobs.len()
+        let (outcome, may_arrive_late) = (None, false);
+        self.jobs.push(Job { segment, entries, is_chosen, is_part, outcome, may_arrive_late });
     }
 
     /// Whether the batch has no jobs.
@@ -306,7 +315,7 @@ impl Transfers {
         for job in &mut group.jobs {
             let of_job = entries.by_ref().take(job.entries);
             let of_job = of_job.inspect(|entry| job.may_arrive_late |= entry.may_arrive_late);
-            let outcome = job_outcome(of_job, &mut totals);
+            let outcome = job_outcome(of_job, job.is_part, &mut totals);
             let blame = |error| self.record_peer_failure(error, &segments[job.segment], limits);
             job.outcome = Some(outcome.map_err(blame));
         }
@@ -353,6 +362,7 @@ impl Transfers {
 /// Combines the results of a job's entries.
 fn job_outcome(
     entries: impl Iterator<Item = TransferEntry>,
+    is_part: bool,
     totals: &mut OutcomeTotals,
 ) -> Result<()> {
     let mut bytes = 0;
@@ -365,7 +375,11 @@ fn job_outcome(
             None => failed = failed.or_else(|| Some(not_transferred())),
         }
     }
-    totals.add(failed.is_none().then_some(bytes));
+    let moved = failed.is_none().then_some(bytes);
+    match is_part {
+        true => totals.add_part(moved),
+        false => totals.add(moved),
+    }
     failed.map_or(Ok(()), Err)
 }
 

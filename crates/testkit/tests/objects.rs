@@ -4,7 +4,7 @@
 use std::{
     sync::{
         Arc,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicU32, Ordering},
     },
     time::{Duration, Instant},
 };
@@ -221,16 +221,49 @@ fn small_destination_error_names_both_sizes() {
 #[test]
 fn put_after_its_window_leaves_nothing_behind() {
     let cluster = cluster(1);
-    let link = cluster.tampering_link(|response| {
-        if let Some(Answer::PutStart(started)) = &mut response.call {
-            started.write_window_ms = 0;
-        }
+    let link = cluster.tampering_link(|response| match &mut response.call {
+        Some(Answer::PutStart(started)) => started.write_window_ms = 0,
+        Some(Answer::PutRenew(renewed)) => renewed.write_window_ms = 0,
+        _ => {}
     });
     let late = cluster.join_by(ClientConfig::default(), link).unwrap();
     assert_eq!(code(late.put("k", b"late")), ErrorCode::WRITE_FAIL);
     assert_eq!(cluster.nodes[0].get("k").unwrap(), None);
     cluster.nodes[0].put("k", b"again").unwrap();
     assert_eq!(cluster.nodes[0].get("k").unwrap().unwrap(), b"again");
+}
+
+#[test]
+fn put_longer_than_its_window_is_renewed() {
+    const WINDOW_MS: u64 = 600;
+    let cluster = cluster(1);
+    let renewals = Arc::new(AtomicU32::new(0));
+    let counted = Arc::clone(&renewals);
+    // Each window is half over when its answer arrives, so that every round asks for another one.
+    let link = cluster.tampering_link(move |response| {
+        match &mut response.call {
+            Some(Answer::PutStart(started)) => started.write_window_ms = WINDOW_MS,
+            Some(Answer::PutRenew(renewed)) => {
+                renewed.write_window_ms = WINDOW_MS;
+                counted.fetch_add(1, Ordering::SeqCst);
+            }
+            _ => return,
+        }
+        std::thread::sleep(Duration::from_millis(WINDOW_MS / 2 + 20));
+    });
+    let config = ClientConfig { round_bytes: 1 << 20, ..ClientConfig::default() };
+    let writer = cluster.join_by(config, link).unwrap();
+    let value = Random::new().bytes((4 << 20) + 7);
+    let begin = Instant::now();
+    writer.put("k", &value).unwrap();
+    assert!(begin.elapsed() > Duration::from_millis(2 * WINDOW_MS));
+    assert!(renewals.load(Ordering::SeqCst) >= 4);
+    assert_eq!(writer.get("k").unwrap().unwrap(), value, "read in rounds, too");
+    let counts = writer.client.metrics();
+    let copies: Vec<_> = counts.by_transport.values().map(|count| count.total()).collect();
+    let moved = copies.iter().map(|count| (count.done, count.bytes));
+    let total = moved.fold((0, 0), |(done, bytes), (d, b)| (done + d, bytes + b));
+    assert_eq!(total, (2, 2 * value.len() as u64), "a put and a read of one copy each");
 }
 
 #[test]

@@ -49,8 +49,8 @@ class StoreConfig:
         rpc_timeout_s: Timeout of a call to the master; None uses ``MC_RPC_TIMEOUT_MS``.
         connect_timeout_s: Timeout for connecting to the master; None uses
             ``MC_RPC_CONNECT_TIMEOUT_MS``.
-        transfer_timeout_s: Timeout of the transfers of one call; None uses
-            ``MC_TRANSFER_TIMEOUT``.
+        transfer_timeout_s: Timeout of the transfers of one call, of an object of more than 64 MiB
+            for each 64 MiB; None uses ``MC_TRANSFER_TIMEOUT``.
         retry_s: Time during which a call to the master is repeated after its first failure, and
             waits for a master that is away; 0 lets it fail at once. None is 2 s. A copy that cannot
             be read or written is replaced by another one in any case.

@@ -18,7 +18,7 @@ pub const BOUNDS_US: [u64; 16] = [
 pub(super) struct CallKind(usize);
 
 /// The names of the kinds.
-const NAMES: [&str; 29] = [
+const NAMES: [&str; 30] = [
     "register",
     "heartbeat",
     "unregister",
@@ -47,6 +47,7 @@ const NAMES: [&str; 29] = [
     "set_quotas",
     "describe",
     "set_expiry",
+    "put_renew",
     "other",
 ];
 
@@ -81,6 +82,7 @@ impl CallKind {
             Call::SetQuotas(_) => 25,
             Call::Describe(_) => 26,
             Call::SetExpiry(_) => 27,
+            Call::PutRenew(_) => 28,
             #[allow(unreachable_patterns, reason = "calls that are new here have no name yet")]
             _ => NAMES.len() - 1,
         })

@@ -176,6 +176,8 @@ pub(super) fn waits_for_log(call: &Call) -> bool {
         | Call::ListObjects(_)
         | Call::QueryQuotas(_)
         | Call::Status(_)
+        // A window protects memory in this process; a restart begins a new one for each put.
+        | Call::PutRenew(_)
         // A client must not expire while the disk hangs.
         | Call::Heartbeat(_) => false,
         // A node is shut down after its drain has ended.

@@ -182,6 +182,7 @@ grpc_service! {
     mount(MountRequest) -> MountResponse as Mount;
     unmount(UnmountRequest) -> UnmountResponse as Unmount;
     put_start(PutStartRequest) -> PutStartResponse as PutStart;
+    put_renew(PutRenewRequest) -> PutRenewResponse as PutRenew;
     put_end(PutEndRequest) -> PutEndResponse as PutEnd;
     put_revoke(PutRevokeRequest) -> PutRevokeResponse as PutRevoke;
     locate(LocateRequest) -> LocateResponse as Locate;

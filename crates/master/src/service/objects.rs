@@ -46,6 +46,24 @@ impl ObjectService {
         self.traffic.count()
     }
 
+    /// Gives unfinished puts a new write window.
+    pub(super) fn put_renew(&self, r: &v1::PutRenewRequest) -> Result<v1::PutRenewResponse> {
+        check_batch(r.versions.len())?;
+        let tenant = self.shared.tenant(r.caller.as_ref())?;
+        let client = Caller::try_from(r.caller.as_ref())?.client;
+        let (mut done, mut write_window_ms) = (v1::DoneColumns::default(), 0);
+        self.shared.for_each_slice(&r.versions, |state, versions| {
+            write_window_ms = millis(state.rules().write_window);
+            let now = self.shared.now();
+            for &version in versions {
+                let put = PutRef::of(Version(version));
+                push_done(&mut done, state.puts().put_renew(now, client, &tenant, put));
+            }
+        });
+        self.shared.op_metrics().count_batch(Op::PutRenew, r.versions.len(), done.failures.len());
+        Ok(v1::PutRenewResponse { write_window_ms, columns: Some(done) })
+    }
+
     pub(super) fn put_end(&self, r: &v1::PutEndRequest) -> Result<v1::PutEndResponse> {
         let done = self.end_puts(Op::PutEnd, r.caller.as_ref(), r.columns.as_ref())?;
         Ok(v1::PutEndResponse { columns: Some(done) })

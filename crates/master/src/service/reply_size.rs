@@ -30,6 +30,7 @@ pub(super) fn shorten(reply: &mut Call) {
     };
     match reply {
         Call::PutStart(r) => r.columns.iter_mut().for_each(|c| each_of_columns(&mut c.failures)),
+        Call::PutRenew(r) => r.columns.iter_mut().for_each(|c| each_of_columns(&mut c.failures)),
         Call::PutEnd(r) => r.columns.iter_mut().for_each(|c| each_of_columns(&mut c.failures)),
         Call::PutRevoke(r) => r.columns.iter_mut().for_each(|c| each_of_columns(&mut c.failures)),
         Call::Locate(r) => r.columns.iter_mut().for_each(|c| each_of_columns(&mut c.failures)),

@@ -147,6 +147,7 @@ impl CallSummary {
             Call::Mount(r) => ("mount", &r.caller),
             Call::Unmount(r) => ("unmount", &r.caller),
             Call::PutStart(r) => ("put_start", &r.caller),
+            Call::PutRenew(r) => ("put_renew", &r.caller),
             Call::PutEnd(r) => ("put_end", &r.caller),
             Call::PutRevoke(r) => ("put_revoke", &r.caller),
             Call::Locate(r) => ("locate", &r.caller),

@@ -87,6 +87,13 @@ pub struct PutRef<'a> {
     pub checksum: Option<u64>,
 }
 
+impl PutRef<'_> {
+    /// The put of a version, of which nothing else is known.
+    pub fn of(version: Version) -> Self {
+        Self { key: &[], version, failed_replicas: &[], checksum: None }
+    }
+}
+
 /// The progress of a put that has to wait for memory; empty at first. Pass the same one to each
 /// call about the put.
 #[derive(Debug, Default)]
@@ -345,7 +352,7 @@ impl PutCalls<'_> {
             version,
             client,
             request: put.request,
-            started: now,
+            window_began: now,
             length: put.length,
             replicas,
             soft_pin,
@@ -394,6 +401,25 @@ impl PutCalls<'_> {
         }
         self.inventory.log.counters.puts_without_room += u64::from(allocated.is_err());
         allocated
+    }
+
+    /// Begins a new write window for an unfinished put, whose writer may go on for another
+    /// `write_window` from now. Nothing is logged: a restart begins a window, too.
+    ///
+    /// # Errors
+    /// `OBJECT_NOT_FOUND`, `ILLEGAL_CLIENT`: as [`put_end`](Self::put_end). The window ends as before.
+    pub fn put_renew(
+        &mut self,
+        now: Moment,
+        client: ClientId,
+        tenant: &TenantId,
+        put: PutRef<'_>,
+    ) -> Result<()> {
+        let (_, number) = self.find_write(now, client, tenant, &put)?;
+        self.writes.renew(number, now);
+        let until = now + self.inventory.rules.write_end();
+        self.inventory.pool.extend_write(&self.writes.at(number).replicas, until);
+        Ok(())
     }
 
     /// Publishes the written value in place of the earlier one. `put.failed_replicas` are dropped;

@@ -115,6 +115,11 @@ impl Pool {
         self.state.puts().put_revoke(self.now, client, &self.tenant, put)
     }
 
+    fn renew(&mut self, client: ClientId, started: &Started) -> Result<()> {
+        let put = PutRef::of(started.version);
+        self.state.puts().put_renew(self.now, client, &self.tenant, put)
+    }
+
     fn put(&mut self, key: &str, length: u64) -> Result<Started> {
         self.put_with(key, length, false, &PutOptions::default())
     }

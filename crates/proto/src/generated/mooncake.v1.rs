@@ -20,7 +20,7 @@ pub struct Request {
     pub caller_address: ::prost::alloc::string::String,
     #[prost(
         oneof = "request::Call",
-        tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 30, 31, 32, 33, 34, 35, 36, 37, 38, 39, 40, 41"
+        tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 30, 31, 32, 33, 34, 35, 36, 37, 38, 39, 40, 41, 42"
     )]
     pub call: ::core::option::Option<request::Call>,
 }
@@ -84,6 +84,8 @@ pub mod request {
         Describe(super::DescribeRequest),
         #[prost(message, tag = "41")]
         SetExpiry(super::SetExpiryRequest),
+        #[prost(message, tag = "42")]
+        PutRenew(super::PutRenewRequest),
     }
 }
 /// The release of a fence that one locate granted. A master ignores a fence that it does not know or
@@ -103,7 +105,7 @@ pub struct FenceRelease {
 pub struct Response {
     #[prost(
         oneof = "response::Call",
-        tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 30, 31, 32, 33, 34, 35, 36, 37, 38, 39, 40, 41, 100"
+        tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 30, 31, 32, 33, 34, 35, 36, 37, 38, 39, 40, 41, 42, 100"
     )]
     pub call: ::core::option::Option<response::Call>,
 }
@@ -167,6 +169,8 @@ pub mod response {
         Describe(super::DescribeResponse),
         #[prost(message, tag = "41")]
         SetExpiry(super::SetExpiryResponse),
+        #[prost(message, tag = "42")]
+        PutRenew(super::PutRenewResponse),
         #[prost(message, tag = "100")]
         Failure(super::Failure),
     }
@@ -521,6 +525,23 @@ pub struct Place {
     pub length: u64,
     #[prost(uint64, tag = "4")]
     pub replica: u64,
+}
+/// Asks for a new write window for unfinished puts, which may be renewed as often as needed.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct PutRenewRequest {
+    #[prost(message, optional, tag = "1")]
+    pub caller: ::core::option::Option<Caller>,
+    #[prost(fixed64, repeated, tag = "2")]
+    pub versions: ::prost::alloc::vec::Vec<u64>,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct PutRenewResponse {
+    /// The new write window of the puts that have no failure: no byte may be written later than this
+    /// after the call was sent. The window of a put with a failure ends as before.
+    #[prost(uint64, tag = "1")]
+    pub write_window_ms: u64,
+    #[prost(message, optional, tag = "2")]
+    pub columns: ::core::option::Option<DoneColumns>,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct PutEndRequest {

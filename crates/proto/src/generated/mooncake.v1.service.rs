@@ -205,7 +205,8 @@ pub mod master_client {
                 .insert(GrpcMethod::new("mooncake.v1.Master", "Unmount"));
             self.inner.unary(req, path, codec).await
         }
-        /// Writing: start allocates, the client writes, then end publishes or revoke frees.
+        /// Writing: start allocates, the client writes, then end publishes or revoke frees. Renew gives
+        /// more time to write.
         pub async fn put_start(
             &mut self,
             request: impl tonic::IntoRequest<super::PutStartRequest>,
@@ -228,6 +229,30 @@ pub mod master_client {
             let mut req = request.into_request();
             req.extensions_mut()
                 .insert(GrpcMethod::new("mooncake.v1.Master", "PutStart"));
+            self.inner.unary(req, path, codec).await
+        }
+        pub async fn put_renew(
+            &mut self,
+            request: impl tonic::IntoRequest<super::PutRenewRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::PutRenewResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = crate::grpc::LimitedCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/mooncake.v1.Master/PutRenew",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("mooncake.v1.Master", "PutRenew"));
             self.inner.unary(req, path, codec).await
         }
         pub async fn put_end(
@@ -783,12 +808,20 @@ pub mod master_server {
             &self,
             request: tonic::Request<super::UnmountRequest>,
         ) -> std::result::Result<tonic::Response<super::UnmountResponse>, tonic::Status>;
-        /// Writing: start allocates, the client writes, then end publishes or revoke frees.
+        /// Writing: start allocates, the client writes, then end publishes or revoke frees. Renew gives
+        /// more time to write.
         async fn put_start(
             &self,
             request: tonic::Request<super::PutStartRequest>,
         ) -> std::result::Result<
             tonic::Response<super::PutStartResponse>,
+            tonic::Status,
+        >;
+        async fn put_renew(
+            &self,
+            request: tonic::Request<super::PutRenewRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::PutRenewResponse>,
             tonic::Status,
         >;
         async fn put_end(
@@ -1253,6 +1286,49 @@ pub mod master_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = PutStartSvc(inner);
+                        let codec = crate::grpc::LimitedCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/mooncake.v1.Master/PutRenew" => {
+                    #[allow(non_camel_case_types)]
+                    struct PutRenewSvc<T: Master>(pub Arc<T>);
+                    impl<T: Master> tonic::server::UnaryService<super::PutRenewRequest>
+                    for PutRenewSvc<T> {
+                        type Response = super::PutRenewResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::PutRenewRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Master>::put_renew(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = PutRenewSvc(inner);
                         let codec = crate::grpc::LimitedCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(

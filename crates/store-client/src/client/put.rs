@@ -8,6 +8,8 @@ mod overlapped;
 pub(super) mod reservation;
 mod restart;
 mod start;
+mod upload;
+mod window;
 
 pub(in crate::client) use start::wire_millis;
 

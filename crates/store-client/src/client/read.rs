@@ -16,7 +16,7 @@ use self::{
     destination::{Layout, layout},
     locate::Grants,
 };
-use super::{Client, ClientInner, checksum::Checksummer};
+use super::{Client, ClientInner, checksum::Checksummer, rounds::RoundCursor};
 use crate::{
     metrics::{Operation, OutcomeTotals},
     object::{Located, Read, Span},
@@ -161,19 +161,62 @@ impl ClientInner {
         limits: TimeLimits,
         begin: Moment,
     ) -> Moment {
-        let mut jobs = Jobs::with_capacity(reads.len());
-        for &(at, place) in reads {
-            targets[at].push_job(place, &mut jobs);
-        }
-        self.transfers.run(Opcode::Read, &mut jobs, limits);
+        let round_bytes = self.config.round_bytes as u64;
+        let outcomes = match reads.iter().any(|&(at, _)| targets[at].length > round_bytes) {
+            true => self.read_in_rounds(objects, targets, reads, limits),
+            false => {
+                let mut jobs = Jobs::with_capacity(reads.len());
+                for &(at, place) in reads {
+                    targets[at].push_job(place, &mut jobs);
+                }
+                self.transfers.run(Opcode::Read, &mut jobs, limits);
+                jobs.finish().collect()
+            }
+        };
         let now = SystemClock.now();
-        self.metrics.count_transfer(Opcode::Read, jobs.len(), now.since(begin));
-        for (&(at, _), outcome) in reads.iter().zip(jobs.finish()) {
+        self.metrics.count_transfer(Opcode::Read, reads.len(), now.since(begin));
+        for (&(at, _), outcome) in reads.iter().zip(outcomes) {
             if objects.transferred(at, outcome, now) {
                 self.metrics.count_skipped(1);
             }
         }
         now
+    }
+
+    /// Reads objects of which some are large, in rounds. Each round that moves bytes moves the
+    /// deadline.
+    fn read_in_rounds(
+        &self,
+        objects: &mut ReadObjects,
+        targets: &[Target<'_>],
+        reads: &[(usize, usize)],
+        mut limits: TimeLimits,
+    ) -> Vec<Result<()>> {
+        let mut outcomes: Vec<Result<()>> = vec![Ok(()); reads.len()];
+        let layouts = reads.iter().map(|&(at, _)| RoundCursor::new(targets[at].layout.ranges()));
+        let mut cursors: Vec<_> = layouts.collect();
+        loop {
+            let is_open = |nth: &usize| outcomes[*nth].is_ok() && !cursors[*nth].is_at_end();
+            let open: Vec<usize> = (0..reads.len()).filter(is_open).collect();
+            if open.is_empty() {
+                return outcomes;
+            }
+            let mut jobs = Jobs::with_capacity(open.len());
+            for &nth in &open {
+                let (at, place) = reads[nth];
+                let ranges = cursors[nth].take(self.config.round_bytes);
+                targets[at].push_part(place, &ranges, !cursors[nth].is_at_end(), &mut jobs);
+            }
+            self.transfers.run(Opcode::Read, &mut jobs, limits);
+            for (&nth, outcome) in open.iter().zip(jobs.finish()) {
+                outcomes[nth] = outcome;
+            }
+            if open.iter().any(|&nth| outcomes[nth].is_ok()) {
+                let deadline = SystemClock.now() + self.config.transfer_timeout;
+                objects.extend_deadline(call_limit::capped(deadline));
+                limits.deadline = objects.deadline();
+            }
+        }
     }
 
     /// Asks the master whether the replicas of late reads still exist.
@@ -290,5 +333,21 @@ impl Target<'_> {
         let is_chosen = self.located.places.len() > 1;
         jobs.reserve(self.layout.count_max());
         jobs.push(&place.segment, self.layout.ranges().map(entry), is_chosen);
+    }
+
+    /// Adds a transfer of some of the ranges. `is_part`: later ones move the rest.
+    fn push_part(
+        &self,
+        place: usize,
+        ranges: &[(u64, LocalRange)],
+        is_part: bool,
+        jobs: &mut Jobs,
+    ) {
+        let place = &self.located.places[place];
+        let entry = |&(offset, range): &(u64, LocalRange)| {
+            TransferEntry::new(range, place.address() + offset)
+        };
+        let is_chosen = self.located.places.len() > 1;
+        jobs.push_part(&place.segment, ranges.iter().map(entry), is_chosen, is_part);
     }
 }

@@ -3,7 +3,7 @@
 use mooncake_proto::v1::request::Call;
 
 /// Metric name by call index.
-pub(super) const CALLS: [&str; 29] = [
+pub(super) const CALLS: [&str; 30] = [
     "RegisterClient",
     "Ping",
     "UnregisterClient",
@@ -32,6 +32,7 @@ pub(super) const CALLS: [&str; 29] = [
     "SetQuotas",
     "Describe",
     "SetExpiry",
+    "PutRenew",
     "Other",
 ];
 
@@ -67,7 +68,8 @@ pub(crate) const fn call_index(call: &Call) -> usize {
         Call::SetQuotas(_) => 25,
         Call::Describe(_) => 26,
         Call::SetExpiry(_) => 27,
-        _ => 28,
+        Call::PutRenew(_) => 28,
+        _ => 29,
     }
 }
 

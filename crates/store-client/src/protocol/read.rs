@@ -121,6 +121,11 @@ impl ReadObjects {
         self.deadline
     }
 
+    /// Gives the reads more time, since bytes have arrived. An earlier deadline changes nothing.
+    pub fn extend_deadline(&mut self, deadline: Moment) {
+        self.deadline = self.deadline.max(deadline);
+    }
+
     /// Adds an object to read.
     pub fn push(&mut self, source: ReadSource, extent: ReadExtent) {
         self.objects.push(ObjectRead::new(source, extent));
@@ -512,6 +517,15 @@ mod tests {
         objects.transferred(0, silent(), START);
         objects.transferred(1, Ok(()), START);
         assert_eq!(objects.next_step(START), transfer(&[(0, 0)], None));
+    }
+
+    #[test]
+    fn deadline_moves_only_forward() {
+        let mut objects = ReadObjects::new(Moment::from_boot(Duration::from_secs(30)));
+        for (seconds, expected) in [(20, 30), (40, 40), (35, 40)] {
+            objects.extend_deadline(Moment::from_boot(Duration::from_secs(seconds)));
+            assert_eq!(objects.deadline(), Moment::from_boot(Duration::from_secs(expected)));
+        }
     }
 
     #[test]

@@ -327,7 +327,7 @@ impl Restoration {
             version: logged.value.version,
             client: logged.client,
             request: logged.request,
-            started: self.now,
+            window_began: self.now,
             length: logged.value.length,
             replicas: replicas.into(),
             soft_pin: match logged.pin {

@@ -113,7 +113,7 @@ fn append_quarantine(state: &State, now: Moment, into: &mut Vec<u8>) {
         append(replica.segment, replica.block, state.inventory.rules.write_end());
     }
     for write in state.writes.iter().filter(|write| write.object.is_none()) {
-        let end = write.started + state.inventory.rules.write_end();
+        let end = write.window_began + state.inventory.rules.write_end();
         for replica in write.replicas.iter() {
             append(replica.segment, replica.block, end.left(now));
         }

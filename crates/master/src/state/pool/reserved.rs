@@ -58,6 +58,13 @@ impl Pool {
         }
     }
 
+    /// Records that bytes of an unfinished write may arrive until then.
+    pub(in crate::state) fn extend_write(&mut self, replicas: &[Replica], until: Moment) {
+        for replica in replicas {
+            self.segments.at_mut(replica.segment).extend_busy(until);
+        }
+    }
+
     /// Ends the write of a replica.
     pub(in crate::state) fn end_write(&mut self, replica: &Replica) {
         let segment = self.segments.at_mut(replica.segment);

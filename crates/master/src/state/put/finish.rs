@@ -34,7 +34,7 @@ impl PutCalls<'_> {
             if why == AbandonReason::Leaving {
                 let write = self.unregister_write(number);
                 self.log_put_dropped(write.version);
-                let until = (write.started + self.inventory.rules.write_end()).into();
+                let until = (write.window_began + self.inventory.rules.write_end()).into();
                 self.release_put_memory(now, &write, until);
             }
         }
@@ -61,7 +61,8 @@ impl PutCalls<'_> {
     /// Releases the memory of the oldest unfinished put if its timeout has passed.
     pub(in crate::state) fn release_oldest_write(&mut self, now: Moment) -> bool {
         let Some(number) = self.writes.oldest() else { return false };
-        if !(self.writes.at(number).started + self.inventory.rules.put_release).has_passed(now) {
+        if !(self.writes.at(number).window_began + self.inventory.rules.put_release).has_passed(now)
+        {
             return false;
         }
         self.displace(number);
@@ -78,7 +79,7 @@ impl PutCalls<'_> {
         let stale: Vec<WriteSlot> = self
             .writes
             .chain(self.inventory.catalog.objects.at(slot).newest_write)
-            .filter(|&number| (self.writes.at(number).started + discard).has_passed(now))
+            .filter(|&number| (self.writes.at(number).window_began + discard).has_passed(now))
             .collect();
         for number in stale {
             self.displace(number);
@@ -110,7 +111,7 @@ impl PutCalls<'_> {
             return Err(Error::new(ErrorCode::ILLEGAL_CLIENT, "the put belongs to another client")
                 .with("key", Printed(self.inventory.catalog.objects.key(object))));
         }
-        if (write.started + self.inventory.rules.put_release).has_passed(now) {
+        if (write.window_began + self.inventory.rules.put_release).has_passed(now) {
             return Err(missing());
         }
         Ok((slot, number))
@@ -161,7 +162,7 @@ impl PutCalls<'_> {
         if late.is_empty() || !write.replicas.iter().any(is_late) {
             return Timestamp::default();
         }
-        let until = write.started + self.inventory.rules.write_end();
+        let until = write.window_began + self.inventory.rules.write_end();
         let Inventory { max_granted, rules, log, .. } = &mut *self.inventory;
         if max_granted.raise(now, until.left(now), rules, log) {
             self.inventory.pool.unsynced.is_sync_wanted = true;
@@ -180,7 +181,7 @@ impl PutCalls<'_> {
         if failed.is_empty() {
             return dropped;
         }
-        let until = (write.started + self.inventory.rules.write_end()).into();
+        let until = (write.window_began + self.inventory.rules.write_end()).into();
         write.replicas.retain(|replica| {
             let is_kept = !replica.is_in(failed, write.version);
             if !is_kept {

@@ -1,4 +1,4 @@
-//! Unfinished puts, by version and in the order of their starts.
+//! Unfinished puts, by version and in the order in which their write windows began.
 
 use std::collections::hash_map::Entry;
 
@@ -27,7 +27,8 @@ pub(in crate::state) struct Write {
     pub(in crate::state) client: ClientId,
     /// Request id of the client; 0: unknown.
     pub(in crate::state) request: u64,
-    pub(in crate::state) started: Moment,
+    /// When the write window began: at the start of the put, or when it was renewed last.
+    pub(in crate::state) window_began: Moment,
     pub(in crate::state) length: u64,
     pub(in crate::state) replicas: Replicas,
     pub(in crate::state) soft_pin: RequestedPin,
@@ -48,7 +49,7 @@ pub(in crate::state) struct Writes {
     /// Number of puts by client.
     by_client: FxHashMap<ClientId, u64>,
     links: IndexLinks<WriteSlot>,
-    by_start: IndexList<WriteSlot>,
+    by_window: IndexList<WriteSlot>,
 }
 
 impl Writes {
@@ -64,12 +65,19 @@ impl Writes {
         self.by_version.insert(write.version, number);
         *self.by_client.entry(write.client).or_default() += 1;
         self.slots[number.index()] = Some(write);
-        self.by_start.push_last(&mut self.links, number);
+        self.by_window.push_last(&mut self.links, number);
         number
     }
 
+    /// Begins a new write window.
+    pub(in crate::state) fn renew(&mut self, number: WriteSlot, now: Moment) {
+        self.at_mut(number).window_began = now;
+        self.by_window.remove(&mut self.links, number);
+        self.by_window.push_last(&mut self.links, number);
+    }
+
     pub(in crate::state) fn remove(&mut self, number: WriteSlot) -> Write {
-        self.by_start.remove(&mut self.links, number);
+        self.by_window.remove(&mut self.links, number);
         self.vacant.push(number);
         let write = self.slots[number.index()].take().expect("the caller has just found it");
         self.by_version.remove(&write.version);
@@ -113,9 +121,9 @@ impl Writes {
         self.by_version.get(&version.0).copied()
     }
 
-    /// Returns the put that started first.
+    /// Returns the put whose write window began first.
     pub(in crate::state) fn oldest(&self) -> Option<WriteSlot> {
-        self.by_start.first()
+        self.by_window.first()
     }
 
     /// Returns the number of puts of a client.

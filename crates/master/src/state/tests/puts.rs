@@ -469,6 +469,59 @@ fn memory_with_late_bytes_is_not_reused_in_write_window() {
 }
 
 #[test]
+fn renewed_put_is_displaced_by_nobody_and_ends() {
+    let mut pool = Pool::new(8);
+    let started = pool.start(A, "k", 4 * MIB).unwrap();
+    for _ in 0..10 {
+        pool.wait(15);
+        pool.state.heartbeat(pool.now, A);
+        pool.renew(A, &started).unwrap();
+        fails(pool.start(B, "k", MIB), ErrorCode::OBJECT_ALREADY_EXISTS);
+    }
+    pool.end(A, "k", &started).unwrap();
+    fails(pool.renew(A, &started), ErrorCode::OBJECT_NOT_FOUND);
+}
+
+#[test]
+fn displaced_or_foreign_put_is_not_renewed() {
+    let mut pool = Pool::new(8);
+    let started = pool.start(A, "k", 4 * MIB).unwrap();
+    fails(pool.renew(B, &started), ErrorCode::ILLEGAL_CLIENT);
+    pool.now = pool.now + Rules::default().put_discard;
+    pool.state.heartbeat(pool.now, A);
+    pool.start(B, "k", MIB).unwrap();
+    fails(pool.renew(A, &started), ErrorCode::OBJECT_NOT_FOUND);
+}
+
+#[test]
+fn memory_of_renewed_put_is_not_reused_in_its_last_window() {
+    for restarts in [false, true] {
+        let mut pool = Pool::new(4);
+        let mut log = Log::begin(&mut pool);
+        let started = pool.start(A, "k", 4 * MIB).unwrap();
+        log.check(&mut pool);
+        pool.wait(15);
+        pool.state.heartbeat(pool.now, A);
+        pool.renew(A, &started).unwrap();
+        let renewed = pool.now;
+        if restarts {
+            pool.state = log.restart(pool.now, &Rules::default());
+            pool.state.register(pool.now, A, "host-a:1").unwrap();
+            pool.state.register(pool.now, B, "host-b:1").unwrap();
+            pool.state.resume(A, &spec(A, 1, 1, 4)).unwrap();
+        }
+        let failed_replicas = &[started.places[0].replica][..];
+        let put = PutRef { failed_replicas, ..PutRef::of(started.version) };
+        pool.state.puts().put_revoke(pool.now, A, &pool.tenant, put).unwrap();
+        while pool.start(B, "next", 4 * MIB).is_err() {
+            pool.wait(1);
+        }
+        let rested = pool.now.since(renewed);
+        assert!(rested >= Rules::default().write_end(), "restarted: {restarts}, {rested:?}");
+    }
+}
+
+#[test]
 fn objects_and_unfinished_puts_are_bounded_by_number() {
     let rules =
         Rules { objects_per_tenant_max: 5, unfinished_puts_per_client_max: 2, ..Rules::default() };

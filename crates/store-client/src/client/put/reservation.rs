@@ -3,20 +3,21 @@
 use std::{sync::Arc, time::Duration};
 
 use mooncake_base::{
-    Clock, Error, ErrorCode, ErrorKind, KeyRef, Moment, ObjectKey, ReplicaId, Result, SystemClock,
-    Version,
+    Error, ErrorCode, ErrorKind, KeyRef, Moment, ObjectKey, ReplicaId, Result, Version,
 };
-use mooncake_os::call_limit;
-use mooncake_transfer_engine::{LocalRange, Opcode, TimeLimits, TransferEntry};
+use mooncake_transfer_engine::{LocalRange, TransferEntry};
 use smallvec::SmallVec;
 
 use super::open_puts::{OpenPuts, ReservedPut};
-use crate::client::{ClientInner, checksum::Checksummer};
+use crate::client::checksum::Checksummer;
 use crate::{
     object::{Place, PutItem},
     protocol::UnconfirmedPut,
-    transfer::Jobs,
 };
+
+/// Subtracted from the write window, since the local clock and the master's may run at different
+/// speeds.
+const WINDOW_MARGIN: Duration = Duration::from_millis(50);
 
 /// Space reserved for a new object: to be written, then published or revoked.
 ///
@@ -55,8 +56,16 @@ pub(in crate::client) struct Upload {
     late: Vec<ReplicaId>,
     /// Whether each failure so far was one of a peer.
     has_only_peer_failures: bool,
-    /// End of the write window; writing later is forbidden.
-    until: Moment,
+    window: WriteWindow,
+}
+
+/// The time within which an upload may be written.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(in crate::client) struct WriteWindow {
+    /// Writing later is forbidden.
+    pub(in crate::client) until: Moment,
+    /// From then on a new window is asked for.
+    pub(in crate::client) renew_at: Moment,
 }
 
 /// A write into an upload.
@@ -81,7 +90,7 @@ pub(in crate::client) type KeyedUpload<'a> = (KeyRef<'a>, &'a Upload);
 
 impl Layout<'_> {
     /// Iterates over offsets within the object and their source ranges.
-    fn ranges(self) -> impl Iterator<Item = (u64, LocalRange)> {
+    pub(in crate::client) fn ranges(self) -> impl Iterator<Item = (u64, LocalRange)> {
         let count = match self {
             Self::InOrder(parts) => parts.len(),
             Self::At(ranges) => ranges.len(),
@@ -143,6 +152,16 @@ impl Reservation {
         }
         own.error = own.error.take().or(other.error);
         own.has_only_peer_failures &= other.has_only_peer_failures;
+        if own.window.until < other.window.until {
+            own.window = other.window;
+        }
+    }
+}
+
+impl WriteWindow {
+    /// The window that the master has granted in answer to a call that was sent then.
+    pub(in crate::client) fn granted(sent: Moment, length: Duration) -> Self {
+        Self { until: sent + length.saturating_sub(WINDOW_MARGIN), renew_at: sent + length / 2 }
     }
 }
 
@@ -152,7 +171,7 @@ impl Upload {
         request: u64,
         length: u64,
         places: SmallVec<[Place; 1]>,
-        until: Moment,
+        window: WriteWindow,
     ) -> Self {
         Self {
             version,
@@ -165,7 +184,7 @@ impl Upload {
             silent: Vec::new(),
             late: Vec::new(),
             has_only_peer_failures: true,
-            until,
+            window,
         }
     }
 
@@ -199,7 +218,20 @@ impl Upload {
 
     /// Returns the end of the write window.
     pub(in crate::client) fn write_until(&self) -> Moment {
-        self.until
+        self.window.until
+    }
+
+    /// Returns whether a new write window is to be asked for.
+    pub(in crate::client) fn is_to_be_renewed(&self, now: Moment) -> bool {
+        self.window.renew_at.has_passed(now) && !self.has_no_replica()
+    }
+
+    pub(in crate::client) fn set_window(&mut self, window: WriteWindow) {
+        self.window = window;
+    }
+
+    pub(in crate::client) fn length(&self) -> u64 {
+        self.length
     }
 
     /// Returns the number of replicas that were written.
@@ -231,11 +263,11 @@ impl Upload {
         }
     }
 
-    fn healthy(&self) -> impl Iterator<Item = &Place> {
+    pub(in crate::client) fn healthy(&self) -> impl Iterator<Item = &Place> {
         self.places.iter().filter(|place| !self.failed.contains(&place.replica))
     }
 
-    fn has_no_replica(&self) -> bool {
+    pub(in crate::client) fn has_no_replica(&self) -> bool {
         self.healthy().next().is_none()
     }
 
@@ -258,7 +290,7 @@ impl Upload {
         true
     }
 
-    fn add_late(&mut self, replica: ReplicaId) {
+    pub(in crate::client) fn add_late(&mut self, replica: ReplicaId) {
         if !self.late.contains(&replica) {
             self.late.push(replica);
         }
@@ -267,6 +299,31 @@ impl Upload {
     fn fail_replica(&mut self, replica: ReplicaId, error: Error, key: KeyRef<'_>) {
         self.failed.push(replica);
         self.error = Some(error.with("key", key));
+    }
+
+    /// Records that a replica could not be written. `may_be_left`: a holder that is silent was not
+    /// awaited, since another one may take the put.
+    pub(in crate::client) fn fail_write(
+        &mut self,
+        (key, replica): (KeyRef<'_>, ReplicaId),
+        error: Error,
+        may_be_left: bool,
+    ) {
+        if error.kind() == ErrorKind::Timeout && may_be_left {
+            self.silent.push(replica);
+        }
+        self.has_only_peer_failures &=
+            !matches!(error.kind(), ErrorKind::InvalidArgument | ErrorKind::Closed);
+        self.fail_replica(replica, error, key);
+    }
+
+    /// Gives up all replicas, whose write window is over.
+    fn fail_window(&mut self, key: KeyRef<'_>) -> Error {
+        let error = self.window_error(key);
+        self.has_only_peer_failures = false;
+        self.failed = self.places.iter().map(|place| place.replica).collect();
+        self.error = Some(error.clone());
+        error
     }
 
     /// Returns the error for an upload without healthy replicas.
@@ -285,13 +342,8 @@ impl Upload {
 
 impl UploadWrite<'_> {
     /// Checks that the write is possible now.
-    fn check(&self, now: Moment) -> Result<()> {
-        if self.upload.has_no_replica() {
-            return Err(self.upload.no_replica_error(self.key));
-        }
-        if self.upload.until.has_passed(now) {
-            return Err(self.upload.window_error(self.key));
-        }
+    pub(in crate::client) fn check(&mut self, now: Moment) -> Result<()> {
+        self.check_window(now)?;
         for (offset, range) in self.layout.ranges() {
             let end = offset.checked_add(range.length() as u64);
             if end.is_none_or(|end| end > self.upload.length) {
@@ -305,63 +357,24 @@ impl UploadWrite<'_> {
         Ok(())
     }
 
-    /// Returns the transfers into one replica.
-    fn transfers_to(&self, place: &Place) -> impl Iterator<Item = TransferEntry> {
-        let address = place.address();
+    /// Checks that there is a replica to write, and time for it.
+    pub(in crate::client) fn check_window(&mut self, now: Moment) -> Result<()> {
+        if self.upload.has_no_replica() {
+            return Err(self.upload.no_replica_error(self.key));
+        }
+        if self.upload.window.until.has_passed(now) {
+            return Err(self.upload.fail_window(self.key));
+        }
+        Ok(())
+    }
+
+    /// Returns the transfers into the replica at an address.
+    pub(in crate::client) fn transfers_to(
+        &self,
+        address: u64,
+    ) -> impl Iterator<Item = TransferEntry> {
         let some = self.layout.ranges().filter(|(_, range)| range.length() > 0);
         some.map(move |(offset, range)| TransferEntry::new(range, address + offset))
-    }
-}
-
-impl ClientInner {
-    /// Writes into every healthy replica, side by side. Leaves a holder that stays silent for longer
-    /// than `stall`. Failures are also recorded in the upload.
-    pub(in crate::client) fn write_once(
-        &self,
-        puts: &mut [UploadWrite<'_>],
-        stall: Option<Duration>,
-        now: Moment,
-    ) -> Vec<Result<()>> {
-        let mut until = call_limit::capped(now + self.config.transfer_timeout);
-        let mut jobs = Jobs::with_capacity(puts.len());
-        let mut owners = Vec::with_capacity(puts.len());
-        let mut outcomes: Vec<Result<()>> = Vec::with_capacity(puts.len());
-        let open = self.lifetime.check_open();
-        for (at, put) in puts.iter().enumerate() {
-            let checked = open.clone().and_then(|()| put.check(now));
-            if checked.is_ok() {
-                until = until.min(put.upload.until);
-                for place in put.upload.healthy() {
-                    jobs.push(&place.segment, put.transfers_to(place), false);
-                    owners.push((at, place.replica));
-                }
-            }
-            outcomes.push(checked);
-        }
-        if !jobs.is_empty() {
-            self.transfers.run(Opcode::Write, &mut jobs, TimeLimits { deadline: until, stall });
-            let took = SystemClock.now().since(now);
-            self.metrics.count_transfer(Opcode::Write, puts.len(), took);
-        }
-        for ((outcome, may_arrive_late), (at, replica)) in jobs.finish_writes().zip(owners) {
-            if may_arrive_late {
-                puts[at].upload.add_late(replica);
-            }
-            if let Err(error) = outcome {
-                self.metrics.count_lost(1);
-                let UploadWrite { key, upload, .. } = &mut puts[at];
-                if error.kind() == ErrorKind::Timeout && stall.is_some() {
-                    upload.silent.push(replica);
-                }
-                upload.has_only_peer_failures &=
-                    !matches!(error.kind(), ErrorKind::InvalidArgument | ErrorKind::Closed);
-                upload.fail_replica(replica, error, *key);
-                if upload.has_no_replica() {
-                    outcomes[at] = Err(upload.no_replica_error(*key));
-                }
-            }
-        }
-        outcomes
     }
 }
 
@@ -388,7 +401,7 @@ mod tests {
             length: 1,
             replica: ReplicaId(replica),
         };
-        Upload::new(Version(7), 1, 1, (0..replicas).map(place).collect(), Moment::default())
+        Upload::new(Version(7), 1, 1, (0..replicas).map(place).collect(), WriteWindow::default())
     }
 
     #[test]

@@ -3,7 +3,7 @@
 
 use mooncake_base::{Moment, Result};
 
-use super::reservation::UploadWrite;
+use super::{reservation::UploadWrite, upload::Written};
 use crate::{client::ClientInner, protocol::STALL_LIMIT};
 
 /// Maximum number of times that a put is started again on other segments.
@@ -17,8 +17,8 @@ impl ClientInner {
         puts: &mut [UploadWrite<'_>],
         now: Moment,
     ) -> Vec<Result<()>> {
-        let mut outcomes = self.write_once(puts, Some(STALL_LIMIT), now);
-        self.write_to_silent(puts, &mut outcomes, now);
+        let Written { mut outcomes, last_round } = self.write_once(puts, Some(STALL_LIMIT), now);
+        self.write_to_silent(puts, &mut outcomes, last_round);
         outcomes
     }
 
@@ -30,13 +30,13 @@ impl ClientInner {
         restarts_left: usize,
         now: Moment,
     ) -> Vec<usize> {
-        let mut outcomes = self.write_once(puts, Some(STALL_LIMIT), now);
+        let Written { mut outcomes, last_round } = self.write_once(puts, Some(STALL_LIMIT), now);
         let is_lost = |put: &UploadWrite<'_>| put.upload.is_lost_to_peers();
         if !puts.iter().any(is_lost) {
             return Vec::new();
         }
         if restarts_left == 0 || !self.has_other_holder() {
-            self.write_to_silent(puts, &mut outcomes, now);
+            self.write_to_silent(puts, &mut outcomes, last_round);
             return Vec::new();
         }
         (0..puts.len()).filter(|&at| is_lost(&puts[at])).collect()
@@ -61,7 +61,8 @@ impl ClientInner {
         if again.is_empty() {
             return;
         }
-        for (at, outcome) in owners.into_iter().zip(self.write_once(&mut again, None, now)) {
+        let written = self.write_once(&mut again, None, now).outcomes;
+        for (at, outcome) in owners.into_iter().zip(written) {
             outcomes[at] = outcome;
         }
     }

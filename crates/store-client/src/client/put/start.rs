@@ -10,7 +10,7 @@ use mooncake_proto::{
     v1::{self, request::Call, response::Call as Reply},
 };
 
-use super::reservation::Upload;
+use super::reservation::{Upload, WriteWindow};
 use crate::{
     client::ClientInner,
     object::{PutOptions, SoftPin},
@@ -19,10 +19,6 @@ use crate::{
     },
     rpc::{batch, response},
 };
-
-/// Subtracted from the write window, since the local clock and the master's may run at different
-/// speeds.
-const WINDOW_MARGIN: Duration = Duration::from_millis(50);
 
 /// An object to reserve space for, with its index in the batch.
 #[derive(Debug, Clone)]
@@ -203,7 +199,7 @@ impl ClientInner {
         let started = columns.read(items.len()).map_err(response::column_mismatch)?;
         let segments = response::read_segments(response.segments)?;
         let window = Duration::from_millis(response.write_window_ms);
-        let until = sent + window.saturating_sub(WINDOW_MARGIN);
+        let window = WriteWindow::granted(sent, window);
         let mut read = |item: usize, started: Outcome<'_, (u64, ItemPlaces<'_>)>| {
             let length = items[item].length;
             let (version, places) = match started {
@@ -211,7 +207,7 @@ impl ClientInner {
                 Ok(started) => started,
             };
             let places = response::read_places(places.to_messages(length), &segments, length)?;
-            Ok(Some(Upload::new(Version(version), request, length, places, until)))
+            Ok(Some(Upload::new(Version(version), request, length, places, window)))
         };
         Ok(started.enumerate().map(|(item, started)| read(item, started)).collect())
     }
