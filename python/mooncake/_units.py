@@ -9,7 +9,8 @@ __all__ = [
     "format_bytes",
     "format_count",
     "format_duration",
-    "format_rate",
+    "format_seconds",
+    "format_speed",
     "parse_duration",
     "parse_size",
 ]
@@ -86,6 +87,17 @@ def format_duration(seconds: float) -> str:
     return f"{hours} h {minutes % 60:02} min" if hours < 48 else f"{hours // 24} d {hours % 24} h"
 
 
-def format_rate(size: int, seconds: float) -> str:
-    """Return bytes per second, in units of 1000."""
-    return f"{size / seconds / 1e9:.2f} GB/s"
+def format_seconds(seconds: float) -> str:
+    """Return a time as people read it: 0.42 s, 12 s, 2 min 05 s, 1 h 02 min."""
+    if seconds < 10:
+        return f"{seconds:.2f} s" if seconds < 1 else f"{seconds:.1f} s"
+    if seconds < 60:
+        return f"{seconds:.0f} s"
+    if seconds < 3600:
+        return f"{int(seconds) // 60} min {int(seconds) % 60:02} s"
+    return format_duration(seconds)
+
+
+def format_speed(bytes_per_second: float) -> str:
+    """Return bytes per second, in the units of `format_bytes`."""
+    return f"{format_bytes(bytes_per_second)}/s"

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from mooncake._api.store import Store, StoreConfig
 from mooncake._command.output import print_json
-from mooncake._units import format_bytes, format_rate
+from mooncake._units import format_bytes, format_speed
 
 __all__ = ["probe", "run"]
 
@@ -56,11 +56,11 @@ def run(options: argparse.Namespace) -> int:
         begin = time.perf_counter()
         store.put("from-parent", value)
         taken = time.perf_counter() - begin
-        speed = format_rate(len(value), taken)
+        speed = format_speed(len(value) / taken)
         tell(f"  put {format_bytes(len(value))} in {taken * 1e3:.1f} ms ({speed})")
         length, seconds, served = _run_child(store, {})
         tell("a second process joined at that address")
-        speed = format_rate(length, seconds)
+        speed = format_speed(length / seconds)
         tell(f"  get {format_bytes(length)} in {seconds * 1e3:.1f} ms ({speed})")
         tell(f"  the bytes went over: {', '.join(served)}")
         _check_child_bytes(store, value)
@@ -92,9 +92,8 @@ def probe(name: str) -> str:
         _check_child_bytes(store, value)
     if name not in served:
         raise RuntimeError(f"{', '.join(served) or 'no transport'} served instead")
-    return (
-        f"works: {format_bytes(length)} in {seconds * 1e3:.2f} ms ({format_rate(length, seconds)})"
-    )
+    speed = format_speed(length / seconds)
+    return f"works: {format_bytes(length)} in {seconds * 1e3:.2f} ms ({speed})"
 
 
 def _run_child(store: Store, environment: dict[str, str]) -> tuple[int, float, list[str]]:

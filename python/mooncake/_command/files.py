@@ -17,8 +17,9 @@ from typing import IO, TYPE_CHECKING
 from mooncake._api.outcomes import only
 from mooncake._api.store import Store, StoreConfig
 from mooncake._command import admin
-from mooncake._command.output import CommandError, Progress, UsageError, quoted
+from mooncake._command.output import CommandError, UsageError, quoted
 from mooncake._command.parser import add_json, add_metadata, duration
+from mooncake._command.progress import Progress, add_progress
 from mooncake._runtime import _native
 from mooncake._units import format_bytes
 from mooncake.errors import (
@@ -133,6 +134,7 @@ def add_put_options(parser: argparse.ArgumentParser) -> None:
         metavar="NAME=VALUE",
         help="store text beside the object; may be repeated",
     )
+    add_progress(parser)
     add_metadata(parser)
     add_json(parser)
 
@@ -145,7 +147,7 @@ def put(options: argparse.Namespace) -> int:
     """
     with (
         _telling_of_interruption(),
-        _content(options.file) as value,
+        _content(options.file, options.progress) as value,
         joined_for_bytes(options) as store,
     ):
         tags = dict(options.tags) if options.tags else None
@@ -162,6 +164,7 @@ def add_get_options(parser: argparse.ArgumentParser) -> None:
         help="file to write, replaced when the object is complete; - or none is standard output",
     )
     parser.add_argument("--force", action="store_true", help="write binary data to a terminal, too")
+    add_progress(parser)
     add_metadata(parser)
     add_json(parser)
 
@@ -174,9 +177,13 @@ def get(options: argparse.Namespace) -> int:
     """
     if options.is_json and options.file == "-":
         raise UsageError("--json needs a file for the object", "Name it after the key.")
-    with joined_for_bytes(options) as store, _pieces(store, options.key, "get") as (size, pieces):
+    with (
+        joined_for_bytes(options) as store,
+        _pieces(store, options.key, ("get", options.progress)) as (size, pieces, progress),
+    ):
         if options.file != "-":
             _write_file(options.file, size, pieces)
+            progress.close(size)
             if options.is_json:
                 key, file = os.fsdecode(options.key), options.file
                 print(json.dumps({"key": key, "bytes": size, "file": file}))
@@ -189,6 +196,9 @@ def get(options: argparse.Namespace) -> int:
                 raise CommandError(text, remedy)
             sys.stdout.buffer.write(piece)
         sys.stdout.buffer.flush()
+        # Beside a text on the same terminal the line would only disturb.
+        if options.progress or not sys.stdout.isatty():
+            progress.close(size)
     return 0
 
 
@@ -197,6 +207,7 @@ def add_cp_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("source", type=os.fsencode, help="key of the object to copy")
     parser.add_argument("target", type=os.fsencode, help="key of the copy")
     parser.add_argument("--overwrite", action="store_true", help="replace an existing object")
+    add_progress(parser)
     add_metadata(parser)
     add_json(parser)
 
@@ -211,12 +222,15 @@ def cp(options: argparse.Namespace) -> int:
     with (
         _telling_of_interruption(),
         joined_for_bytes(options) as store,
-        _pieces(store, options.source, "cp") as (size, pieces),
+        _pieces(store, options.source, ("cp", options.progress)) as (size, pieces, progress),
     ):
-        if size <= _WHOLE_BYTES:
-            return _stored(store, options, target, next(pieces))
         with _checking_after_interruption(store, target, options.overwrite):
-            is_stored = _put_pieces(store, target, size, pieces, overwrite=options.overwrite)
+            if size <= _WHOLE_BYTES:
+                is_stored = store.put(target, next(pieces), overwrite=options.overwrite)
+            else:
+                is_stored = _put_pieces(store, target, size, pieces, overwrite=options.overwrite)
+        if is_stored:
+            progress.close(size)
         return _print_stored(options, target, size, is_stored)
 
 
@@ -291,8 +305,11 @@ def _stored(
 ) -> int:
     size = memoryview(value).nbytes  # type: ignore[arg-type]
     is_overwritten: bool = options.overwrite
-    with _checking_after_interruption(store, key, is_overwritten), _ticking("put", size, store):
+    progress = Progress("put", quoted(key), size, options.progress)
+    with _checking_after_interruption(store, key, is_overwritten), _ticking(progress, size, store):
         is_stored = store.put(key, value, overwrite=is_overwritten, ttl_s=ttl_s, tags=tags)
+    if is_stored:
+        progress.close(size)
     return _print_stored(options, key, size, is_stored)
 
 
@@ -307,27 +324,27 @@ def _print_stored(options: argparse.Namespace, key: bytes, size: int, is_stored:
 
 
 @contextlib.contextmanager
-def _content(name: str) -> Iterator[Readable]:
+def _content(name: str, is_shown: bool | None) -> Iterator[Readable]:
     """Open a file, or standard input, as memory."""
     if name == "-":
         if sys.stdin.isatty():
             print("mooncake: reading standard input; Ctrl-D ends it", file=sys.stderr)
-        with _memory_of(sys.stdin.buffer) as value:
+        with _memory_of(sys.stdin.buffer, is_shown) as value:
             yield value
         return
-    with open(name, "rb") as file, _memory_of(file) as value:
+    with open(name, "rb") as file, _memory_of(file, is_shown) as value:
         yield value
 
 
 @contextlib.contextmanager
-def _memory_of(file: IO[bytes]) -> Iterator[Readable]:
+def _memory_of(file: IO[bytes], is_shown: bool | None) -> Iterator[Readable]:
     """Map a regular file; read others, of which a long one is mapped from a temporary file."""
     state = os.fstat(file.fileno())
     if stat.S_ISREG(state.st_mode) and state.st_size > 0 and file.tell() == 0:
         with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
             yield mapped
         return
-    pieces = _read(file)
+    pieces = _read(file, is_shown)
     head = bytearray()
     for piece in pieces:
         head += piece
@@ -346,9 +363,10 @@ def _memory_of(file: IO[bytes]) -> Iterator[Readable]:
             yield mapped
 
 
-def _read(file: IO[bytes]) -> Iterator[bytes]:
+def _read(file: IO[bytes], is_shown: bool | None) -> Iterator[bytes]:
     """Read a file to its end, in pieces as they arrive, and show how many bytes there are."""
-    progress, done = Progress("read", None), 0
+    name = "standard input" if file is sys.stdin.buffer else quoted(str(file.name))
+    progress, done = Progress("read", name, None, is_shown), 0
     # Of a pipe, a piece is what is there; `read` would wait for the whole length.
     read = getattr(file, "read1", file.read)
     try:
@@ -363,8 +381,18 @@ def _read(file: IO[bytes]) -> Iterator[bytes]:
 
 
 @contextlib.contextmanager
-def _pieces(store: Store, key: bytes, verb: str) -> Iterator[tuple[int, Iterator[memoryview]]]:
-    """Yield the size of an object and its bytes in pieces, all from one version."""
+def _pieces(
+    store: Store, key: bytes, shown: tuple[str, bool | None]
+) -> Iterator[tuple[int, Iterator[memoryview], Progress]]:
+    """Yield the size of an object, its bytes in pieces, all from one version, and the progress.
+
+    Args:
+        store: The store.
+        key: Key of the object.
+        shown: What is done with the object, and whether to show it.
+    """
+    verb, is_shown = shown
+    progress = Progress(verb, quoted(key), None, is_shown)
     try:
         size = store.size(key)
     except NotFoundError:
@@ -372,13 +400,14 @@ def _pieces(store: Store, key: bytes, verb: str) -> Iterator[tuple[int, Iterator
         size = memoryview(store.get_buffer(key)).nbytes
     if size <= _WHOLE_BYTES:
         value = memoryview(store.get_buffer(key))
-        yield value.nbytes, iter([value])
+        yield value.nbytes, iter([value]), progress
         return
     with store.lease(key):
         reader = store.reader(key)
+        progress = Progress(verb, quoted(key), reader.size, is_shown)
 
         def pieces() -> Iterator[memoryview]:
-            buffer, progress, done = bytearray(_CHUNK_BYTES), Progress(verb, reader.size), 0
+            buffer, done = bytearray(_CHUNK_BYTES), 0
             try:
                 while length := reader.readinto(buffer):
                     yield memoryview(buffer)[:length]
@@ -387,7 +416,7 @@ def _pieces(store: Store, key: bytes, verb: str) -> Iterator[tuple[int, Iterator
             finally:
                 progress.end()
 
-        yield reader.size, pieces()
+        yield reader.size, pieces(), progress
 
 
 def _write_file(name: str, size: int, pieces: Iterator[memoryview]) -> None:
@@ -453,17 +482,17 @@ def _is_text(piece: memoryview) -> bool:
 
 
 @contextlib.contextmanager
-def _ticking(verb: str, size: int, store: Store) -> Iterator[None]:
+def _ticking(progress: Progress, size: int, store: Store) -> Iterator[None]:
     """Show the progress of one call that moves many bytes, from the counters of the store."""
-    if not sys.stderr.isatty():
+    if not progress.is_shown:
         yield
         return
-    progress, is_over = Progress(verb, size), threading.Event()
+    is_over = threading.Event()
 
     def tick() -> None:
         while not is_over.wait(_TICK_S):
-            counts = store.stats()["store"]["by_transport"].values()
-            progress.advance(min(sum(count["bytes"] for count in counts), size))
+            counts = store._native.metrics()["by_transport"].values()
+            progress.advance(min(sum(count["written_bytes"] for count in counts), size))
 
     thread = threading.Thread(target=tick, name="mooncake-progress", daemon=True)
     thread.start()

@@ -1,4 +1,4 @@
-"""What the commands print: keys, tables, JSON, failures, questions and progress."""
+"""What the commands print: keys, tables, JSON, failures and questions."""
 
 from __future__ import annotations
 
@@ -6,18 +6,15 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 from mooncake._runtime import _native
-from mooncake._units import format_bytes, format_rate
 from mooncake.errors import MooncakeError, NotFoundError
 
 __all__ = [
     "FAILURES",
     "CommandError",
-    "Progress",
     "UsageError",
     "described",
     "has_terminal",
@@ -47,8 +44,6 @@ FAILURES = (
 
 _MISSING = -704
 _WRONG_ARGUMENT = -600
-_STEP_S = 0.2
-_SLOW_S = 1.0
 _ESCAPES = {"\n": "\\n", "\t": "\\t", "\r": "\\r", "'": "\\'", "\\": "\\\\"}
 
 
@@ -215,42 +210,3 @@ def is_confirmed(question: str) -> bool:
 
 class UsageError(CommandError):
     """Options that do not fit together."""
-
-
-class Progress:
-    """A line about a long transfer on the terminal; without a terminal nothing is printed."""
-
-    __slots__ = ("_begin", "_is_shown", "_next", "_size", "_verb")
-
-    def __init__(self, verb: str, size: int | None) -> None:
-        """Start the clock.
-
-        Args:
-            verb: What is done, for instance "get".
-            size: Bytes in total; None if unknown.
-        """
-        self._verb, self._size = verb, size
-        self._begin = time.monotonic()
-        self._next = self._begin + _SLOW_S
-        self._is_shown = False
-
-    def advance(self, done: int) -> None:
-        """Show how many bytes are done, once the transfer takes a second."""
-        now = time.monotonic()
-        if now < self._next or not sys.stderr.isatty():
-            return
-        self._next = now + _STEP_S
-        self._is_shown = True
-        speed = format_rate(done, now - self._begin)
-        text = f"{self._verb} {format_bytes(done)}"
-        if self._size is not None:
-            share = done / self._size if self._size else 1.0
-            text += f" of {format_bytes(self._size)} ({share:.0%})"
-        sys.stderr.write(f"\r{text} {speed}\033[K")
-        sys.stderr.flush()
-
-    def end(self) -> None:
-        """Clear the line."""
-        if self._is_shown:
-            sys.stderr.write("\r\033[K")
-            sys.stderr.flush()
