@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from conftest import MIB, set_up, start_master
 
-from mooncake.store import MooncakeDistributedStore
+from mooncake.store import MooncakeDistributedStore, ReplicateConfig
 
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser")
 DEADLINE = 120
@@ -50,7 +50,13 @@ def test_page_shows_the_pool_and_escapes_names(tmp_path: Path) -> None:
         assert store.put("other/key", b"x") == 0
         assert store.put("model\x1b[31m", b"x") == 0
         assert store.get("other/key") == b"x"
+        pinned = ReplicateConfig()
+        pinned.with_hard_pin = True
+        assert store.put("model/pinned", b"x" * MIB, pinned) == 0
+        assert store.put("larger than the pool", b"x" * 65 * MIB) == -200
         url = master.admin
+        with urllib.request.urlopen(f"{url}/grafana.json", timeout=DEADLINE) as answer:
+            assert json.load(answer)["title"] == "Mooncake pool"
         with urllib.request.urlopen(f"{url}/api/v1/overview", timeout=DEADLINE) as answer:
             segment = json.load(answer)["segments"][0]["name"]
 
@@ -66,7 +72,14 @@ def test_page_shows_the_pool_and_escapes_names(tmp_path: Path) -> None:
         assert "other/key" not in dom, "the key does not have the prefix"
         assert "all keys" in dom
         # The axes of the plots, and misses and rates beside the totals.
-        assert re.search(r'class="axis"><span>\d+ s ago</span><span>0 B to \S+ \w+</span>', dom)
+        assert re.search(r'<text x="0" y="[\d.]+">64.0 MiB</text>', dom), "the pool's size"
+        assert re.search(r'text-anchor="end">\d\d:\d\d</text>', dom), "the time"
+        assert "<dt style=" in dom, "what holds the memory"
+        assert ">Hard-pinned</dt><dd>1.00 MiB, 2 %</dd>" in dom
+        # What is wrong stands at the top.
+        assert '<li class="bad"><b>1 put found no memory in the last 5 minutes</b>' in dom
+        assert re.search(r'id="groups">.*>model@</button>.*<td class="n">1</td>', dom)
+        assert '<a href="/grafana.json" download="mooncake.json">' in dom
         assert ">Missed</th>" in dom
         assert ">A second</th>" in dom
         assert "0.0.0.0" not in dom

@@ -144,6 +144,8 @@ fn read_routes() -> Router<Arc<Admin>> {
     Router::new()
         .route("/", get(page::show))
         .route("/guide", get(page::guide))
+        .route("/grafana.json", get(page::dashboard))
+        .route("/alerts.yml", get(page::alerts))
         .route(
             "/health",
             get(|State(admin): AdminContext| async move { json_reply(&health(&admin.service)) }),

@@ -3,7 +3,10 @@
 //! Both sweep all objects, slice by slice, outside of the runtime. The number of concurrent sweeps is
 //! limited; further requests are refused as retryable.
 
-use std::collections::HashMap;
+use std::{
+    cmp::Reverse,
+    collections::{BinaryHeap, HashMap},
+};
 
 use axum::{
     extract::{RawQuery, State},
@@ -27,6 +30,9 @@ const KEYS_MAX: u32 = 500;
 
 /// The maximum number of groups in one reply. Keys of further groups are counted together.
 const GROUPS_MAX: usize = 200;
+
+/// The number of largest objects in one reply.
+const LARGEST_MAX: usize = 10;
 
 /// The maximum length of a prefix or search text.
 const QUERY_BYTES_MAX: usize = 4096;
@@ -70,11 +76,13 @@ pub(super) async fn keys(State(admin): AdminContext, RawQuery(query): RawQuery) 
     }
 }
 
-/// GET /api/v1/key_groups?prefix=P: groups keys by the text from P up to the next delimiter, with
-/// the number of keys and their bytes, largest first.
+/// GET /api/v1/key_groups?prefix=P&sort=bytes: groups keys by the text from P up to the next delimiter,
+/// with the number of keys and their bytes, those with most keys first, or with most bytes, and the
+/// largest objects.
 pub(super) async fn groups(State(admin): AdminContext, RawQuery(query): RawQuery) -> Response {
     let query = query.unwrap_or_default();
     let prefix = decoded(parameter(&query, "prefix").unwrap_or_default());
+    let is_by_bytes = parameter(&query, "sort") == Some("bytes");
     let permit = match begin_sweep(&admin) {
         Ok(permit) => permit,
         Err(refusal) => return *refusal,
@@ -86,7 +94,7 @@ pub(super) async fn groups(State(admin): AdminContext, RawQuery(query): RawQuery
         while let Some(start) = from {
             from = admin.service.walk(start, &mut |key, length| groups.add(key, length));
         }
-        json_reply(&groups.json())
+        json_reply(&groups.json(is_by_bytes))
     });
     swept.await.unwrap_or_else(|source| {
         let error = Error::internal("the search panicked").caused_by(source);
@@ -130,11 +138,14 @@ struct Groups {
     prefix: Vec<u8>,
     counts: HashMap<Box<[u8]>, (u64, u64)>,
     others: (u64, u64),
+    /// The largest objects, the smallest of them on top.
+    largest: BinaryHeap<Reverse<(u64, Box<[u8]>)>>,
 }
 
 impl Groups {
     fn new(prefix: Vec<u8>) -> Self {
-        Self { prefix, counts: HashMap::new(), others: (0, 0) }
+        let largest = BinaryHeap::with_capacity(LARGEST_MAX + 1);
+        Self { prefix, counts: HashMap::new(), others: (0, 0), largest }
     }
 
     fn add(&mut self, key: &[u8], length: u64) {
@@ -149,11 +160,22 @@ impl Groups {
         };
         count.0 += 1;
         count.1 += length;
+        let is_large = self.largest.peek().is_none_or(|Reverse((least, _))| length > *least);
+        if is_large || self.largest.len() < LARGEST_MAX {
+            self.largest.push(Reverse((length, Box::from(key))));
+            if self.largest.len() > LARGEST_MAX {
+                self.largest.pop();
+            }
+        }
     }
 
-    fn json(self) -> Value {
+    fn json(self, is_by_bytes: bool) -> Value {
+        let order = |(keys, bytes): &(u64, u64)| match is_by_bytes {
+            true => (*bytes, *keys),
+            false => (*keys, *bytes),
+        };
         let mut groups: Vec<_> = self.counts.into_iter().collect();
-        groups.sort_by(|(a, (_, m)), (b, (_, n))| n.cmp(m).then(a.cmp(b)));
+        groups.sort_by(|(a, one), (b, other)| order(other).cmp(&order(one)).then(a.cmp(b)));
         let rows: Vec<Value> = groups
             .iter()
             .map(|(group, (keys, bytes))| {
@@ -165,8 +187,12 @@ impl Groups {
                 })
             })
             .collect();
+        let largest = self.largest.into_sorted_vec().into_iter().map(
+            |Reverse((bytes, key))| json!({"key": String::from_utf8_lossy(&key), "bytes": bytes}),
+        );
         json!({
             "success": true,
+            "largest": largest.collect::<Vec<_>>(),
             "groups": rows,
             "others": {"keys": self.others.0, "bytes": self.others.1},
         })
@@ -183,7 +209,7 @@ mod tests {
         for (key, length) in [("m/a/1", 1), ("m/a/2", 2), ("m/b@1", 4), ("m/c", 8), ("x/a", 9)] {
             groups.add(key.as_bytes(), length);
         }
-        let shown = groups.json();
+        let shown = groups.json(true);
         let rows: Vec<_> = shown["groups"].as_array().unwrap().iter().collect();
         let row =
             |at: usize| (rows[at]["group"].as_str().unwrap(), rows[at]["keys"].as_u64().unwrap());
@@ -192,12 +218,31 @@ mod tests {
     }
 
     #[test]
+    fn sorts_groups_and_names_the_largest_objects() {
+        let groups = || {
+            let mut groups = Groups::new(Vec::new());
+            for number in 0..LARGEST_MAX as u64 + 5 {
+                groups.add(format!("many/{number}").as_bytes(), number);
+            }
+            groups.add(b"few/a", 1000);
+            groups
+        };
+        let first = |shown: &Value| shown["groups"][0]["group"].as_str().unwrap().to_owned();
+        assert_eq!(first(&groups().json(false)), "many/");
+        let shown = groups().json(true);
+        assert_eq!(first(&shown), "few/");
+        let largest = shown["largest"].as_array().unwrap();
+        assert_eq!((largest.len(), &largest[0]["key"]), (LARGEST_MAX, &json!("few/a")));
+        assert_eq!(largest[9]["bytes"], 6, "the smaller ones are left out");
+    }
+
+    #[test]
     fn counts_groups_beyond_limit_together() {
         let mut groups = Groups::new(Vec::new());
         for number in 0..GROUPS_MAX + 5 {
             groups.add(format!("{number}/k").as_bytes(), 1);
         }
-        assert_eq!(groups.json()["others"], json!({"keys": 5, "bytes": 5}));
+        assert_eq!(groups.json(false)["others"], json!({"keys": 5, "bytes": 5}));
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! Samples of the last minutes, taken at a fixed interval, for the charts of the page.
+//! Samples of the last hour, taken at a fixed interval, for the charts of the page.
 
 use std::{
     collections::VecDeque,
@@ -7,15 +7,18 @@ use std::{
 
 use serde_json::{Value, json};
 
-use crate::service::{Service, op_metrics::Op};
+use crate::service::{Service, call_times::BOUNDS_US, op_metrics::Op};
 
 /// The sampling interval.
 pub(super) const STEP: Duration = Duration::from_secs(2);
 
-/// The number of samples kept: ten minutes.
-const SAMPLES_MAX: usize = 300;
+/// The number of samples kept: one hour, 200 KB.
+const SAMPLES_MAX: usize = 1800;
 
-/// One sample. Counters are cumulative.
+/// The number of calls by class of duration.
+type Classes = [u64; BOUNDS_US.len() + 1];
+
+/// One sample. Counters are cumulative; latencies are those of the calls since the sample before.
 #[derive(Debug, Clone, Copy)]
 struct Sample {
     at_ms: u64,
@@ -27,11 +30,23 @@ struct Sample {
     puts: u64,
     calls: u64,
     evicted: u64,
+    read_bytes: u64,
+    put_bytes: u64,
+    expired: u64,
+    without_room: u64,
+    refused: u64,
+    /// `None` if there was no call.
+    p50_us: Option<u64>,
+    p99_us: Option<u64>,
 }
 
 /// The latest samples, oldest first.
 #[derive(Debug, Default)]
-pub(super) struct Samples(VecDeque<Sample>);
+pub(super) struct Samples {
+    samples: VecDeque<Sample>,
+    /// The calls up to the last sample.
+    calls: Classes,
+}
 
 impl Samples {
     /// Takes a sample.
@@ -39,10 +54,14 @@ impl Samples {
         let totals = service.totals();
         let traffic = service.traffic();
         let count = |op| service.op_metrics().count(op);
-        if self.0.len() == SAMPLES_MAX {
-            self.0.pop_front();
+        let calls = classes_of_calls(service);
+        let new: Classes =
+            std::array::from_fn(|class| calls[class].saturating_sub(self.calls[class]));
+        self.calls = calls;
+        if self.samples.len() == SAMPLES_MAX {
+            self.samples.pop_front();
         }
-        self.0.push_back(Sample {
+        self.samples.push_back(Sample {
             at_ms: now_ms(),
             used: totals.used,
             capacity: totals.capacity,
@@ -52,14 +71,21 @@ impl Samples {
             puts: count(Op::PutEnd).all_items(),
             calls: Op::ALL.iter().map(|(op, _, _)| count(*op).calls()).sum(),
             evicted: totals.counters.evicted_keys,
+            read_bytes: traffic.hit_bytes,
+            put_bytes: traffic.size_sum,
+            expired: totals.counters.clients_expired,
+            without_room: totals.counters.puts_without_room,
+            refused: service.admission().map_or(0, crate::service::Admission::refused),
+            p50_us: quantile(&new, 0.5),
+            p99_us: quantile(&new, 0.99),
         });
     }
 
     /// Returns the samples later than `at_ms`, column by column.
     pub(super) fn since(&self, at_ms: u64) -> Value {
-        let column = |pick: fn(&Sample) -> u64| -> Vec<u64> {
-            self.0.iter().filter(|sample| sample.at_ms > at_ms).map(pick).collect()
-        };
+        let new = || self.samples.iter().filter(|sample| sample.at_ms > at_ms);
+        let column = |pick: fn(&Sample) -> u64| -> Vec<u64> { new().map(pick).collect() };
+        let times = |pick: fn(&Sample) -> Option<u64>| -> Vec<_> { new().map(pick).collect() };
         json!({
             "at_ms": column(|s| s.at_ms),
             "used": column(|s| s.used),
@@ -70,8 +96,43 @@ impl Samples {
             "puts": column(|s| s.puts),
             "calls": column(|s| s.calls),
             "evicted": column(|s| s.evicted),
+            "read_bytes": column(|s| s.read_bytes),
+            "put_bytes": column(|s| s.put_bytes),
+            "expired": column(|s| s.expired),
+            "without_room": column(|s| s.without_room),
+            "refused": column(|s| s.refused),
+            "p50_us": times(|s| s.p50_us),
+            "p99_us": times(|s| s.p99_us),
         })
     }
+}
+
+/// Returns the number of calls by duration, without heartbeats.
+fn classes_of_calls(service: &Service) -> Classes {
+    let mut classes = Classes::default();
+    for time in service.call_times().snapshot().iter().filter(|time| time.call != "heartbeat") {
+        classes.iter_mut().zip(&time.classes).for_each(|(sum, calls)| *sum += calls);
+    }
+    classes
+}
+
+/// Returns the duration in microseconds that this share of the calls stays below, as if the calls of
+/// a class were spread evenly over it.
+fn quantile(classes: &Classes, share: f64) -> Option<u64> {
+    let calls: u64 = classes.iter().sum();
+    let wanted = calls as f64 * share;
+    let mut below = 0.0;
+    for (class, &count) in classes.iter().enumerate().filter(|(_, count)| **count > 0) {
+        if below + count as f64 >= wanted {
+            let low = if class == 0 { 0 } else { BOUNDS_US[class - 1] };
+            // The last class has no upper bound.
+            let high = BOUNDS_US.get(class).copied().unwrap_or(low);
+            let part = (wanted - below) / count as f64;
+            return Some(low + ((high - low) as f64 * part) as u64);
+        }
+        below += count as f64;
+    }
+    None
 }
 
 /// Returns the present time in milliseconds since 1970.
@@ -100,5 +161,18 @@ mod tests {
         let last = all["at_ms"][SAMPLES_MAX - 1].as_u64().unwrap();
         assert_eq!(length(&samples.since(last)), 0);
         assert!(length(&samples.since(last - 1)) >= 1);
+    }
+
+    #[test]
+    fn quantile_lies_within_the_class_of_its_call() {
+        let mut classes = Classes::default();
+        assert_eq!(quantile(&classes, 0.5), None, "there was no call");
+        classes[0] = 100;
+        assert_eq!(quantile(&classes, 0.5), Some(12));
+        classes[3] = 100;
+        let p99 = quantile(&classes, 0.99).unwrap();
+        assert!((BOUNDS_US[2]..=BOUNDS_US[3]).contains(&p99), "{p99}");
+        classes[BOUNDS_US.len()] = 1000;
+        assert_eq!(quantile(&classes, 0.99), Some(BOUNDS_US[BOUNDS_US.len() - 1]));
     }
 }

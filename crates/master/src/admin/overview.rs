@@ -18,6 +18,7 @@ use crate::{
     journal::JournalStatus,
     service::{
         SIZE_BOUNDS, Service, VERSION,
+        call_times::{BOUNDS_US, CallTime},
         op_metrics::{Op, OpCount},
         slow_log::SlowCall,
     },
@@ -66,6 +67,7 @@ fn overview(service: &Service) -> Value {
         "addresses": addresses(service),
         "pool": {
             "used": t.used, "capacity": t.capacity, "writing": t.writing, "fenced": t.fenced,
+            "awaiting_sync": t.awaiting_sync,
             "keys": t.keys, "soft_pinned_keys": t.soft_pinned_keys,
             "clients": t.clients, "segments": t.segments,
         },
@@ -77,12 +79,13 @@ fn overview(service: &Service) -> Value {
         },
         "puts": {
             "without_room": c.puts_without_room, "with_fewer_copies": c.puts_with_fewer_copies,
-            "displaced": c.puts_displaced, "released": c.puts_released,
+            "displaced": c.puts_displaced, "released": c.puts_released, "bytes": traffic.size_sum,
         },
         "clients_expired": c.clients_expired,
         "segments": segments(service),
         "clients": clients(service),
         "calls": calls(service),
+        "call_times": call_times(service),
         "events": super::kv_events(service),
         "journal": service.journal_status().map(|status| journal(service, &status)),
         "tasks": tasks(service),
@@ -228,6 +231,14 @@ fn calls(service: &Service) -> Value {
         })
     };
     Op::ALL.iter().filter_map(row).collect()
+}
+
+/// Returns the durations of calls by kind: the number of calls by class, whose upper bounds are in
+/// microseconds.
+fn call_times(service: &Service) -> Value {
+    let times = service.call_times().snapshot();
+    let row = |time: &CallTime| json!({"name": time.call, "classes": time.classes});
+    json!({"bounds_us": BOUNDS_US, "kinds": times.iter().map(row).collect::<Vec<_>>()})
 }
 
 /// Takes the keys out of the tasks and the slow calls.

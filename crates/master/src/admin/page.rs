@@ -15,9 +15,23 @@ const POLICY: &str = include_str!("page/policy.txt");
 
 const GUIDE: &str = include_str!("page/guide.txt");
 
+/// The dashboard for Grafana, and the alerts for Prometheus, of the folder `deploy`.
+const DASHBOARD: &str = include_str!("page/dashboard.json");
+const ALERTS: &str = include_str!("page/alerts.yml");
+
 /// Shows the guide of this version as text.
 pub(super) async fn guide() -> Response {
     reply::text(GUIDE)
+}
+
+/// Shows the dashboard of this version, to be imported into Grafana.
+pub(super) async fn dashboard() -> Response {
+    ([(header::CONTENT_TYPE, "application/json")], DASHBOARD).into_response()
+}
+
+/// Shows the alerts of this version, for Prometheus.
+pub(super) async fn alerts() -> Response {
+    reply::text(ALERTS)
 }
 
 pub(super) async fn show() -> Response {
@@ -51,6 +65,9 @@ mod tests {
     fn page_links_to_the_guide() {
         assert!(PAGE.contains("<a href=\"/guide\">"));
         assert!(GUIDE.starts_with("# Running a pool\n") && GUIDE.contains("/metrics"));
+        for path in ["/grafana.json", "/alerts.yml"] {
+            assert!(PAGE.contains(&format!("<a href=\"{path}\"")), "{path}");
+        }
     }
 
     #[test]
