@@ -19,7 +19,6 @@ import mooncake
 ROOT = Path(__file__).resolve().parents[2]
 TUTORIALS = ROOT / "docs/tutorials"
 READY = re.compile(r"mooncake_master ready rpc=(\S+)")
-DAEMON_READY = re.compile(r"mooncake_client ready rpc=(\S+)")
 # The tests must not lend gigabytes.
 SMALL = {"global_segment_size": "64MB", "local_buffer_size": "16MB"}
 
@@ -59,135 +58,32 @@ def settings_of(page: str) -> dict[str, Any]:
     return yaml_mapping(blocks(page, "yaml")[0], name)
 
 
-def run_check(folder: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    """Runs the program of the page that tries settings, as it is printed."""
-    program = folder / "check_settings.py"
-    if not program.exists():
-        program.write_text(blocks("../how-to/check-settings.md", "text")[0], encoding="utf-8")
-    return subprocess.run(
-        [sys.executable, str(program), *arguments],
-        env=os.environ | variables,
+def written(page: str, master: str, folder: Path) -> Path:
+    """Returns a file with the settings of a tutorial, for this master and with little memory."""
+    text = blocks(page, "json" if page in {"vllm.md", "sglang.md"} else "yaml")[0]
+    assert "127.0.0.1:50051" in text
+    text = text.replace("127.0.0.1:50051", master)
+    for name, size in SMALL.items():
+        text = re.sub(rf'({name}"?): [^,\n]+', rf'\1: "{size}"', text)
+    file = folder / page.replace(".md", ".settings")
+    file.write_text(text, encoding="utf-8")
+    return file
+
+
+@pytest.mark.parametrize("page", ["vllm.md", "sglang.md", "lmcache.md", "transfer-queue.md"])
+def test_settings_of_a_tutorial_open_a_store(page: str, master: str, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "mooncake", "check", str(written(page, master, tmp_path)), "--try"],
         capture_output=True,
         text=True,
         timeout=60,
         check=False,
     )
-
-
-def check_settings(folder: Path, *arguments: str, **variables: str) -> list[str]:
-    """Returns the warnings of the program that tries settings, which must succeed."""
-    ended = run_check(folder, *arguments, **variables)
-    assert ended.returncode == 0, ended.stderr
-    *warnings, last = ended.stdout.splitlines()
-    assert re.match(r"the settings work: (MooncakeConfig\(|daemon )", last)
-    return warnings
-
-
-def write_settings(folder: Path, **settings: str) -> str:
-    """Returns the path of a file with the settings of the page about vLLM and those given."""
-    file = folder / "settings.json"
-    file.write_text(json.dumps(settings_of("vllm.md") | SMALL | settings), encoding="utf-8")
-    return str(file)
-
-
-@pytest.mark.parametrize("page", ["vllm.md", "sglang.md", "lmcache.md", "transfer-queue.md"])
-def test_settings_of_a_tutorial_open_a_store(page: str, master: str, tmp_path: Path) -> None:
-    settings = settings_of(page)
-    assert settings["master_server_address"] == "127.0.0.1:50051"
-    file = tmp_path / "settings.json"
-    file.write_text(
-        json.dumps(settings | {"master_server_address": master} | SMALL), encoding="utf-8"
-    )
-    own = {"lmcache.md": "transfer_timeout", "transfer-queue.md": "auto_init"}
-    expected = [f"warning: a store has no setting {own[page]}"] if page in own else []
-    warnings = check_settings(tmp_path, str(file))
-    assert [line.partition(";")[0] for line in warnings] == expected
-
-
-def test_misspelled_setting_is_named(master: str, tmp_path: Path) -> None:
-    file = write_settings(tmp_path, master_server_address=master, protocols="tcp")
-    warnings = check_settings(tmp_path, file)
-    assert warnings == ["warning: a store has no setting protocols; is protocol meant?"]
-
-
-def test_check_of_settings_warns_of_a_loopback_address(master: str, tmp_path: Path) -> None:
-    program = blocks("../how-to/check-settings.md", "text")[0]
-    # The master of the test is on loopback, too.
-    condition = "not is_loopback(host_of(config.master_server_address))"
-    assert condition in program
-    (tmp_path / "check_settings.py").write_text(program.replace(condition, "True"), "utf-8")
-    file = write_settings(tmp_path, master_server_address=master, local_hostname="localhost")
-    published = "warning: this process publishes localhost: other hosts cannot read what it lends."
-    assert check_settings(tmp_path, file)[0] == published
-
-
-def test_failed_check_of_settings_says_which_step(master: str, tmp_path: Path) -> None:
-    missing = run_check(tmp_path, str(tmp_path / "none.json"))
-    absent = run_check(tmp_path, write_settings(tmp_path, master_server_address="127.0.0.1:1"))
-    lends_nothing = run_check(
-        tmp_path, write_settings(tmp_path, master_server_address=master, global_segment_size="0")
-    )
-    ended = (missing, absent, lends_nothing)
-    last = [each.stderr.splitlines()[-1] for each in ended]
-    assert [each.returncode for each in ended] == [1, 1, 1]
-    assert last[0].startswith("the settings cannot be read: ")
-    assert last[1].startswith("setup failed with -600: no connection to the master")
-    assert "check that it runs at the address" in last[1], "what to do"
-    assert last[2].startswith("put failed with -200: ")
-    assert re.search(r" \(Lend a segment .*\)$", last[2]), "what to do"
-
-
-@pytest.mark.parametrize(
-    ("text", "reason"),
-    [
-        ("[]", "the settings cannot be read: .*settings.json has no JSON object"),
-        (
-            '{"master_server_address": 50051}',
-            'the settings cannot be read: .* is text, as "HOST:50051", not 50051',
-        ),
-        (
-            '{"master_server_address": "nowhere.invalid:50051"}',
-            r"the host nowhere\.invalid cannot be reached: .*Correct master_server_address\.\)",
-        ),
-        (
-            '{"master_server_address": "127.0.0.1:1"}',
-            ".*Missing required config field: metadata_server; P2PHANDSHAKE needs no server",
-        ),
-    ],
-)
-def test_check_of_settings_names_what_is_wrong(text: str, reason: str, tmp_path: Path) -> None:
-    (tmp_path / "settings.json").write_text(text, encoding="utf-8")
-    ended = run_check(tmp_path, str(tmp_path / "settings.json"))
-    assert ended.returncode == 1
-    [line] = ended.stderr.splitlines()
-    assert re.fullmatch(reason, line)
-
-
-def test_check_of_settings_joins_a_daemon(master: str, tmp_path: Path) -> None:
-    flags = ["--host=127.0.0.1", "--port=0", "--global_segment_size=64MB"]
-    flags += [f"--master_server_address={master}", "--metadata_server=P2PHANDSHAKE"]
-    command = [sys.executable, "-m", "mooncake.cli_client", *flags]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        ready = DAEMON_READY.search(process.stdout.readline())
-        assert ready is not None
-        variables = {"MOONCAKE_STANDALONE_STORAGE": "1", "MOONCAKE_CLIENT": ready.group(1)}
-        assert check_settings(tmp_path, **variables) == []
-        # The same from a file, whose settings of a daemon are known.
-        daemon = {"standalone_storage": "1", "client_server_address": ready.group(1)}
-        assert check_settings(tmp_path, write_settings(tmp_path, **daemon)) == []
-        process.terminate()
-
-
-def test_settings_of_the_environment_open_a_store(master: str, tmp_path: Path) -> None:
-    warnings = check_settings(
-        tmp_path,
-        MOONCAKE_MASTER=master,
-        MOONCAKE_GLOBAL_SEGMENT_SIZE="64mb",
-        MOONCAKE_LOCAL_BUFFER_SIZE="16mb",
-        MOONCAKE_DEVICE='{"0": "mlx5_0"}',
-    )
-    assert warnings == []
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.startswith(f"settings of {page.removesuffix('.md')}:"), done.stdout
+    assert "a store was opened with these settings, and moved an object" in done.stdout
+    assert "ERROR" not in done.stdout
+    assert "warning" not in done.stdout.splitlines()[-1], done.stdout
 
 
 def test_transfer_queue_starts_no_second_master() -> None:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from mooncake import env
 from mooncake._command import (
     bench as _bench,
+    check,
     completion,
     demo,
     doctor as _doctor,
@@ -99,6 +100,8 @@ def _parser() -> argparse.ArgumentParser:
     _bench.add_options(add("bench", _bench.run, about, joins=False))
     about = "start a pool, and put and get from a second process"
     add_json(add("demo", demo.run, about, joins=False))
+    about = "tell what is right and wrong in the settings of vLLM, SGLang, LMCache, TransferQueue"
+    check.add_options(add("check", check.run, about, joins=False))
     about = "try the transports and show what this machine has"
     add_json(add("doctor", _diagnose, about, joins=False))
     about = "show the environment variables and where their values come from"

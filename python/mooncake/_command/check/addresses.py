@@ -1,0 +1,139 @@
+"""Addresses in settings: of the master, of a metadata server, of this host."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+import socket
+from typing import Any
+
+from mooncake._command.check.findings import Findings
+
+__all__ = ["check_local_hostname", "check_master", "check_metadata", "host_of", "is_loopback"]
+
+_SCHEME = re.compile(r"([a-z][a-z0-9+.-]*)://(.*)", re.IGNORECASE)
+_ADDRESS = re.compile(r"(\[[0-9a-fA-F:.]+\]|[^\s:/\[\]]+):(\d{1,5})")
+# Ports that other servers of a pool have by default.
+_OTHER_PORTS = {
+    9003: "the admin port, with the web page and the metrics",
+    8080: "the metadata server",
+    50052: "a daemon (mooncake_client)",
+    9300: "the metrics of a daemon",
+}
+_EXAMPLE = 'Write HOST:PORT, as "10.0.0.1:50051".'
+
+
+def check_master(findings: Findings, name: str, value: Any) -> str | None:
+    """Check the address of a master; return it if it may be right."""
+    if not isinstance(value, str) or not value.strip():
+        findings.add("error", name, f"is {value!r}, not the address of a master", _EXAMPLE)
+        return None
+    scheme = _SCHEME.fullmatch(value)
+    if scheme:
+        kind, rest = scheme[1].lower(), scheme[2].rstrip("/")
+        if kind == "mooncake":
+            return check_master(findings, name, rest)
+        what = f"begins with {kind}://"
+        if kind in ("etcd", "redis", "k8s"):
+            remedy = "There is one master and no election here: write its HOST:PORT."
+        else:
+            remedy = f"Write {rest} without {kind}://; the port is 50051 unless --rpc_port says so."
+        findings.add("error", name, what, remedy)
+        return None
+    if value == "embedded":
+        findings.add("ok", name, "the program starts a master of its own")
+        return None
+    found = _ADDRESS.fullmatch(value)
+    if not found or not 0 < int(found[2]) < 1 << 16:
+        is_host = re.fullmatch(r"[^\s:/]+", value) is not None
+        remedy = f'Write "{value}:50051".' if is_host else _EXAMPLE
+        findings.add(
+            "error", name, f"{value!r} has no port" if is_host else f"is {value!r}", remedy
+        )
+        return None
+    port = int(found[2])
+    if port in _OTHER_PORTS:
+        text = f"port {port} is by default that of {_OTHER_PORTS[port]}"
+        findings.add(
+            "warning", name, text, "The master listens on 50051 unless --rpc_port says so."
+        )
+    return value
+
+
+def check_metadata(findings: Findings, name: str, value: Any) -> str | None:
+    """Check a metadata server; return it if it may be right."""
+    if not isinstance(value, str) or not value.strip():
+        findings.add("error", name, f"is {value!r}", "Write P2PHANDSHAKE, which needs no server.")
+        return None
+    if value == "P2PHANDSHAKE":
+        return value
+    if value.upper().replace("_", "").replace("-", "") == "P2PHANDSHAKE":
+        findings.add("error", name, f"is {value!r}", "Write P2PHANDSHAKE, in capitals.")
+        return None
+    scheme = _SCHEME.fullmatch(value)
+    if not scheme:
+        remedy = f"Write http://{value}/metadata, or P2PHANDSHAKE if there is no metadata server."
+        findings.add("warning", name, f"{value!r} has no scheme", remedy)
+        return value
+    if scheme[1].lower() in ("http", "https") and not scheme[2].rstrip("/").endswith("/metadata"):
+        remedy = f"Write {value.rstrip('/')}/metadata if it is the server in a mooncake_master."
+        findings.add("warning", name, f"{value} does not end with /metadata", remedy)
+    if scheme[1].lower() not in ("http", "https", "etcd", "redis"):
+        remedy = "Write P2PHANDSHAKE, http://HOST:8080/metadata, etcd://… or redis://…"
+        findings.add("error", name, f"{scheme[1]}:// is no kind of metadata server", remedy)
+        return None
+    return value
+
+
+def check_local_hostname(findings: Findings, name: str, value: Any, master: str | None) -> None:
+    """Check the address that this process tells others."""
+    if not isinstance(value, str):
+        findings.add("error", name, f"is {value!r}, not text", "Write the address of this host.")
+        return
+    host = host_of(value)
+    if _SCHEME.match(value):
+        findings.add("error", name, f"is {value!r}", "Write the host alone, without a scheme.")
+        return
+    try:
+        found = sorted({str(entry[4][0]) for entry in socket.getaddrinfo(host, None)})
+    except OSError as error:
+        remedy = "Write an address of this host."
+        findings.add("error", name, f"the name {host} is not known here: {error.strerror}", remedy)
+        return
+    if all(ipaddress.ip_address(each).is_loopback for each in found):
+        if master is not None and not is_loopback(host_of(master)):
+            text = f"is {host}: other hosts cannot read what this process lends"
+            findings.add("warning", name, text, "Write the address of this host.")
+        return
+    if not any(_is_own(each) for each in found):
+        text = f"{host} is no address of this host"
+        findings.add("error", name, text, "Each host has its own file with its own address.")
+        return
+    findings.add("ok", name, f"{host} is an address of this host")
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether a host is this one by the loopback network; False if its name is not known."""
+    try:
+        found = {entry[4][0] for entry in socket.getaddrinfo(host, None)}
+    except OSError:
+        return False
+    return all(ipaddress.ip_address(each).is_loopback for each in found)
+
+
+def host_of(address: str) -> str:
+    """Return the host of ``host:port``; an IPv6 address without its brackets."""
+    if address.startswith("["):
+        return address[1:].partition("]")[0]
+    host, colon, port = address.rpartition(":")
+    return host if colon and port.isdigit() and ":" not in host else address
+
+
+def _is_own(address: str) -> bool:
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.bind((address, 0))
+        except OSError:
+            return False
+    return True

@@ -1,0 +1,339 @@
+"""`mooncake check`: the settings of each engine, in the forms in which its users write them."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from mooncake._command.check.yaml_subset import _Reader
+from mooncake._command.main import main
+
+if TYPE_CHECKING:
+    from conftest import MasterProcess
+
+STORE = {
+    "metadata_server": "P2PHANDSHAKE",
+    "master_server_address": "127.0.0.1:50051",
+    "global_segment_size": "4GB",
+    "local_buffer_size": "1GB",
+    "protocol": "tcp",
+    "device_name": "",
+}
+LMCACHE = """\
+chunk_size: 256
+local_cpu: false  # nothing else
+remote_url: "mooncakestore://127.0.0.1:50051/"
+remote_serde: "naive"
+extra_config:
+  local_hostname: "localhost"
+  metadata_server: "P2PHANDSHAKE"
+  master_server_address: "127.0.0.1:50051"
+  protocol: "tcp"
+  global_segment_size: 4294967296
+  local_buffer_size: 1073741824
+  transfer_timeout: 1
+"""
+DAEMON_READY = re.compile(r"mooncake_client ready rpc=(\S+)")
+
+
+@pytest.fixture(autouse=True)
+def _no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in os.environ:
+        if name.startswith(("MOONCAKE_", "MC_", "LMCACHE_", "SGLANG_", "VLLM_")):
+            monkeypatch.delenv(name)
+
+
+@pytest.fixture
+def check(capsys: pytest.CaptureFixture[str]) -> Any:
+    """Runs the command; returns its code, and the level and remedy of each field that is named."""
+
+    def run(*words: str, offline: bool = True) -> tuple[int, dict[str, list[tuple[str, str, str]]]]:
+        code = main(["check", *words, "--json", *(["--offline"] if offline else [])])
+        found: dict[str, list[tuple[str, str, str]]] = {}
+        answer = json.loads(capsys.readouterr().out)
+        if "error" in answer:
+            return code, {"": [("unreadable", answer["error"], "")]}
+        for row in answer["findings"]:
+            found.setdefault(row["field"], []).append((row["level"], row["text"], row["remedy"]))
+        found["engine"] = [(answer["engine"], "", "")]
+        return code, found
+
+    return run
+
+
+def errors(found: dict[str, list[tuple[str, str, str]]]) -> dict[str, str]:
+    """Returns text and remedy of each error, by field."""
+    return {
+        field: f"{text} | {remedy}"
+        for field, rows in found.items()
+        for level, text, remedy in rows
+        if level == "error"
+    }
+
+
+@pytest.mark.parametrize(
+    ("engine", "config"),
+    [
+        ("vllm", json.dumps(STORE)),
+        ("vllm", '{"kv_connector": "MooncakeConnector", "kv_role": "kv_producer"}'),
+        ("sglang", json.dumps(STORE | {"local_hostname": "localhost", "check_server": True})),
+        ("sglang", json.dumps(STORE | {"device_name": '{"0": ""}', "prefetch_threshold": 256})),
+        ("lmcache", LMCACHE),
+        ("lmcache", LMCACHE.replace("50051/", "50051/?device=")),
+    ],
+)
+def test_right_settings_are_right(check: Any, tmp_path: Path, engine: str, config: str):
+    file = tmp_path / "config"
+    file.write_text(config, encoding="utf-8")
+    code, found = check(str(file))
+    assert (code, errors(found)) == (0, {})
+    assert found["engine"][0][0] == engine
+    if config.startswith("{"):
+        assert check(config) == (code, found), "the text itself"
+
+
+@pytest.mark.parametrize(
+    ("changes", "field", "expected"),
+    [
+        ({"protocols": "tcp"}, "protocols", "is no setting | Write protocol."),
+        ({"protocol": "rmda"}, "protocol", "'rmda' is no protocol | Write rdma."),
+        (
+            {"protocol": "rdma", "device_name": "mlx5_77"},
+            "device_name",
+            "this machine has no device mlx5_77; .*uses all active devices",
+        ),
+        (
+            {"master_server_address": "http://10.0.0.1:50051"},
+            "master_server_address",
+            "begins with http:// | Write 10.0.0.1:50051 without http://; .*",
+        ),
+        (
+            {"master_server_address": "etcd://a:2379"},
+            "master_server_address",
+            "begins with etcd:// | There is one master.*",
+        ),
+        (
+            {"master_server_address": "10.0.0.1"},
+            "master_server_address",
+            "'10.0.0.1' has no port | Write \"10.0.0.1:50051\".",
+        ),
+        ({"master_server_address": 50051}, "master_server_address", "is 50051, not the address"),
+        (
+            {"metadata_server": "p2p_handshake"},
+            "metadata_server",
+            ".* | Write P2PHANDSHAKE, in cap",
+        ),
+        ({"metadata_server": None}, "metadata_server", "is None | Write P2PHANDSHAKE"),
+        ({"global_segment_size": 4}, "global_segment_size", "is 4 bytes: too small .*4GB"),
+        ({"global_segment_size": "lots"}, "global_segment_size", "not a size: 'lots'"),
+        ({"global_segment_size": True}, "global_segment_size", "is True, not a size"),
+        ({"global_segment_size": "900TB"}, "global_segment_size", "is 900 TiB, and this machine"),
+        ({"local_buffer_size": "-1"}, "local_buffer_size", "not a size: '-1'"),
+        ({"local_hostname": "nowhere.invalid"}, "local_hostname", "the name nowhere.invalid is"),
+        ({"local_hostname": "192.0.2.1"}, "local_hostname", "192.0.2.1 is no address of this h"),
+        ({"standalone_storage": "maybe"}, "standalone_storage", "is 'maybe' | Write true or f"),
+        ({"standalone_storage": "1"}, "client_server_address", "is missing: .*127.0.0.1:50052"),
+        ({"tenant_id": 7}, "tenant_id", "is 7, not text"),
+    ],
+)
+def test_wrong_setting_is_named(check: Any, changes: dict[str, Any], field: str, expected: str):
+    code, found = check(json.dumps(STORE | changes))
+    assert code == 1
+    named = errors(found)
+    assert list(named) == [field]
+    assert re.match(expected.replace(" | ", r" \| "), named[field]), named
+
+
+def test_missing_setting_is_named(check: Any):
+    code, found = check('{"protocol": "tcp", "global_segment_size": "1GB"}')
+    assert code == 1
+    assert list(errors(found)) == ["metadata_server", "master_server_address"]
+
+
+def test_odd_settings_are_warned_of(check: Any):
+    changes = {"master_server_address": "10.0.0.1:9003", "local_hostname": "localhost"}
+    changes |= {"metadata_server": "http://10.0.0.1:8080", "enable_ssd_offload": "true"}
+    code, found = check(json.dumps(STORE | changes | {"own_thing": 1, "global_segment_size": 0}))
+    assert code == 0
+    levels = {field: rows[0][0] for field, rows in found.items()}
+    assert {field: level for field, level in levels.items() if level == "warning"} == {
+        "master_server_address": "warning",
+        "metadata_server": "warning",
+        "local_hostname": "warning",
+        "enable_ssd_offload": "warning",
+    }
+    assert (levels["own_thing"], levels["global_segment_size"]) == ("note", "note")
+    assert "admin port" in found["master_server_address"][0][1]
+
+
+@pytest.mark.parametrize(
+    ("config", "field", "expected"),
+    [
+        ({"kv_connector": "MooncakeConector"}, "kv_connector", ".*Write MooncakeConnector"),
+        ({"kv_connector": "NixlConnector"}, "kv_connector", ".*does not use Mooncake"),
+        ({"kv_role": "kv_bth"}, "kv_role", "'kv_bth' is no role .*Write kv_both"),
+        ({"kv_roles": "kv_both"}, "kv_roles", "is no setting .*Write kv_role"),
+        (
+            {"kv_connector_extra_config": {"mooncake_protocols": "tcp"}},
+            "kv_connector_extra_config.mooncake_protocols",
+            "is no setting .*Write mooncake_protocol",
+        ),
+        (
+            {"kv_connector_extra_config": {"mooncake_protocol": "tpc"}},
+            "kv_connector_extra_config.mooncake_protocol",
+            "'tpc' is no protocol .*Write tcp",
+        ),
+        (
+            {"kv_connector_extra_config": []},
+            "kv_connector_extra_config",
+            "is \\[\\], not an object",
+        ),
+        ({"kv_connector": "MooncakeStoreConnector"}, "MOONCAKE_CONFIG_PATH", "is not set"),
+        (
+            {
+                "kv_connector": "MultiConnector",
+                "kv_connector_extra_config": {
+                    "connectors": [{"kv_connector": "MooncakeConnector", "kv_role": "both"}]
+                },
+            },
+            "kv_connector_extra_config.connectors[0].kv_role",
+            "'both' is no role",
+        ),
+    ],
+)
+def test_transfer_config_of_vllm(check: Any, config: dict[str, Any], field: str, expected: str):
+    right = {"kv_connector": "MooncakeConnector", "kv_role": "kv_both"}
+    code, found = check(json.dumps(right | config))
+    assert code == 1
+    assert list(errors(found)) == [field]
+    assert re.match(expected, errors(found)[field]), found
+
+
+def test_store_connector_reads_its_file(
+    check: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    file = tmp_path / "mooncake_config.json"
+    file.write_text(json.dumps(STORE | {"protocol": "tpc"}), encoding="utf-8")
+    monkeypatch.setenv("MOONCAKE_CONFIG_PATH", str(file))
+    monkeypatch.delenv("PYTHONHASHSEED", raising=False)
+    code, found = check('{"kv_connector": "MooncakeStoreConnector", "kv_role": "kv_both"}')
+    assert (code, list(errors(found))) == (1, ["protocol"])
+    assert found["PYTHONHASHSEED"][0][0] == "warning"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "field", "expected"),
+    [
+        ("mooncakestore://", "mooncake_store://", "remote_url", '.*Write "mooncakestore://HOST'),
+        ("mooncakestore://", "redis://", "remote_url", ".*another backend"),
+        ("remote_url", "remote_uri", "remote_uri", "is no setting .*Write remote_url"),
+        ("extra_config", "extra_conf", "extra_conf", "is no setting .*Write extra_config"),
+        ('address: "127.0.0.1:50051"', 'address: "127.0.0.1:50061"', "remote_url", "names another"),
+        ("  protocol", "  protocl", "extra_config.protocl", "is no setting .*Write protocol"),
+        (
+            '  local_hostname: "localhost"\n',
+            "",
+            "extra_config.local_hostname",
+            "is missing, and LM",
+        ),
+    ],
+)
+def test_file_of_lmcache(check: Any, tmp_path: Path, old: str, new: str, field: str, expected: str):
+    file = tmp_path / "lmcache.yaml"
+    file.write_text(LMCACHE.replace(old, new), encoding="utf-8")
+    code, found = check(str(file))
+    assert code == 1
+    assert re.match(expected, errors(found)[field]), found
+
+
+def test_variables_are_checked(check: Any, monkeypatch: pytest.MonkeyPatch):
+    code, found = check()
+    assert code == 2
+    assert "MOONCAKE_MASTER is not set" in found[""][0][1]
+    monkeypatch.setenv("MOONCAKE_MASTER", "127.0.0.1:50051")
+    monkeypatch.setenv("MOONCAKE_PROTOCOL", "tcp")
+    monkeypatch.setenv("MOONCAKE_GLOBAL_SEGMENT_SIZE", "4gb")
+    assert check()[0] == 0
+    monkeypatch.setenv("MOONCAKE_PROTOCOL", "tpc")
+    code, found = check()
+    assert (code, list(errors(found))) == (1, ["MOONCAKE_PROTOCOL"])
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("[]", "has no settings"),
+        ('{"a": ', "is no JSON"),
+        ("a: b\n  c: d", "line 2"),
+        ("", "has no settings"),
+    ],
+)
+def test_unreadable_file_gives_code_two(check: Any, tmp_path: Path, text: str, why: str):
+    file = tmp_path / "config"
+    file.write_text(text, encoding="utf-8")
+    code, found = check(str(file))
+    assert code == 2
+    assert why in found[""][0][1] or "is no YAML" in found[""][0][1]
+    assert check(str(tmp_path / "none"))[0] == 2
+
+
+def test_yaml_without_a_library_reads_what_engines_use():
+    assert _Reader(LMCACHE).document()["extra_config"]["global_segment_size"] == 4 << 30
+    text = 'a:\n- 1\n- \'x # y\'\nb: {"c": [1]}\nd: "q"  # e\nf:\n  g: null\n  h: 1.5\n'
+    expected = {"a": [1, "x # y"], "b": {"c": [1]}, "d": "q", "f": {"g": None, "h": 1.5}}
+    assert _Reader(text).document() == expected
+    for bad, line in [("a: &x 1", 1), ("a: 1\n b: 2", 2), ("a: 'x", 1), ("x", 1)]:
+        with pytest.raises(ValueError, match=f"line {line} "):
+            _Reader(bad).document()
+
+
+def test_servers_are_asked(check: Any, master: MasterProcess):
+    right = STORE | {"master_server_address": master.address, "global_segment_size": "64MB"}
+    code, found = check(json.dumps(right), offline=False)
+    assert code == 0
+    assert "answers" in found["master_server_address"][-1][1]
+    code, found = check(json.dumps(right | {"local_hostname": "localhost"}), "--try", offline=False)
+    assert (code, errors(found)) == (0, {})
+    assert any("moved an object" in text for _, text, _ in found[""])
+    nobody = right | {"master_server_address": "127.0.0.1:1"}
+    code, found = check(json.dumps(nobody), offline=False)
+    assert code == 1
+    assert "no connection to the master" in errors(found)["master_server_address"]
+    wrong = right | {"master_server_address": master.admin.removeprefix("http://")}
+    assert check(json.dumps(wrong), offline=False)[0] == 1, "the admin port"
+    silent = right | {"metadata_server": "http://127.0.0.1:1/metadata"}
+    code, found = check(json.dumps(silent), offline=False)
+    assert list(errors(found)) == ["metadata_server"]
+
+
+def test_daemon_is_asked(check: Any, master: MasterProcess):
+    flags = ["--host=127.0.0.1", "--port=0", "--global_segment_size=64MB"]
+    flags += [f"--master_server_address={master.address}", "--metadata_server=P2PHANDSHAKE"]
+    command = [sys.executable, "-m", "mooncake.cli_client", *flags]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            ready = DAEMON_READY.search(process.stdout.readline())
+            assert ready is not None
+            daemon = {"standalone_storage": True, "client_server_address": ready.group(1)}
+            code, found = check(json.dumps(STORE | daemon), offline=False)
+            assert (code, errors(found)) == (0, {})
+            assert "answers" in found["client_server_address"][0][1]
+        finally:
+            process.terminate()
+    code, found = check(json.dumps(STORE | daemon), offline=False)
+    assert list(errors(found)) == ["client_server_address"]
+
+
+def test_text_names_field_and_remedy(capsys: pytest.CaptureFixture[str]):
+    assert main(["check", json.dumps(STORE | {"protocol": "tpc"}), "--offline"]) == 1
+    shown = capsys.readouterr().out
+    assert "ERROR    protocol: 'tpc' is no protocol\n           Write tcp.\n" in shown
+    assert shown.endswith("something is wrong: 1 error, 0 warnings\n")
