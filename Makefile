@@ -52,7 +52,7 @@ $(VENV)/.test-tools: $(VENV)/.tools scripts/test-tools.txt
 dev: $(VENV)/.extension ## Build the extension and install it into .venv for work
 
 $(VENV)/.extension: $(VENV)/.tools $(NATIVE_SOURCES)
-	$(BIN)/maturin develop --locked --quiet
+	@scripts/run-quietly.sh "building the extension (minutes, the first time)" $(BIN)/maturin develop --locked --quiet
 	@touch $@
 
 .PHONY: demo
@@ -209,13 +209,13 @@ bench: setup ## Micro-benchmarks
 # Only the wheel's target uses this linker: docs/decisions/0002-wheel.md.
 .PHONY: wheel
 wheel: setup ## Build the wheel into dist/, and try it in clean environments
-	rm -f dist/*.whl
-	ZIG="$$($(BIN)/python -c 'import pathlib, ziglang; print(pathlib.Path(ziglang.__file__).parent / "zig")')" \
+	@rm -f dist/*.whl
+	@ZIG="$$($(BIN)/python -c 'import pathlib, ziglang; print(pathlib.Path(ziglang.__file__).parent / "zig")')" \
 	ZIG_TARGET=$(ARCHITECTURE)-linux-gnu.$(GLIBC) \
 	$(WHEEL_LINKER)=$(CURDIR)/scripts/link-for-wheel.sh \
-	$(BIN)/maturin build --release --locked --target $(WHEEL_TARGET) \
+	scripts/run-quietly.sh "building the wheel (about 8 minutes on 2 cores)" $(BIN)/maturin build --release --locked --target $(WHEEL_TARGET) \
 	  --compatibility manylinux_$(subst .,_,$(GLIBC)) --out dist
-	$(BIN)/python scripts/check_wheel.py dist/*.whl
+	@$(BIN)/python scripts/check_wheel.py dist/*.whl
 
 .PHONY: ci
 ci: ## Everything that CI runs, as on a fresh machine
