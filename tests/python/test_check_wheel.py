@@ -134,3 +134,19 @@ def test_rejects_other_platform_tags(script, tmp_path, name):
     os.rename(wheel, tmp_path / name)
     with pytest.raises(SystemExit, match="does not end in"):
         script.check_name_and_size(tmp_path / name)
+
+
+@pytest.mark.parametrize("code", [0, 3])
+def test_output_of_tools_is_shown_if_they_fail(code: int) -> None:
+    runner = SCRIPT.with_name("run-quietly.sh")
+    command = [str(runner), "building it", "bash", "-c", f"echo of a tool; exit {code}"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    assert done.returncode == code
+    lines = done.stdout.splitlines()
+    if code == 0:
+        assert lines[0] == "building it ..."
+        assert lines[1].startswith("building it: done in ")
+        assert (len(lines), done.stderr) == (2, "")
+    else:
+        assert lines == ["building it ..."]
+        assert done.stderr.splitlines() == ["of a tool", "building it: failed with exit code 3"]

@@ -36,7 +36,8 @@ impl ClientInner {
         stall: Option<Duration>,
         now: Moment,
     ) -> Written {
-        self.renew_windows(puts, now);
+        let begin = now;
+        let now = self.renew_windows(puts, now);
         let open = self.lifetime.check_open();
         let mut outcomes: Vec<Result<()>> =
             puts.iter_mut().map(|put| open.clone().and_then(|()| put.check(now))).collect();
@@ -52,7 +53,7 @@ impl ClientInner {
                 now
             }
         };
-        let took = SystemClock.now().since(now);
+        let took = SystemClock.now().since(begin);
         self.metrics.count_transfer(Opcode::Write, puts.len(), took);
         Written { outcomes, last_round }
     }
@@ -85,8 +86,7 @@ impl ClientInner {
             if !(0..puts.len()).any(is_open) {
                 return now;
             }
-            now = SystemClock.now();
-            self.renew_windows(puts, now);
+            now = self.renew_windows(puts, SystemClock.now());
             let open = self.lifetime.check_open();
             for (put, outcome) in puts.iter_mut().zip(&mut *outcomes).filter(|(_, o)| o.is_ok()) {
                 *outcome = open.clone().and_then(|()| put.check_window(now));

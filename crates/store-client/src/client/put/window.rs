@@ -12,8 +12,15 @@ use crate::{
 
 impl ClientInner {
     /// Asks for new write windows if half of one is over. A failure changes nothing: the old windows
-    /// last for a while, and later calls ask again.
-    pub(in crate::client) fn renew_windows(&self, puts: &mut [UploadWrite<'_>], now: Moment) {
+    /// last for a while, and later calls ask again. Returns the time afterwards.
+    pub(in crate::client) fn renew_windows(
+        &self,
+        puts: &mut [UploadWrite<'_>],
+        now: Moment,
+    ) -> Moment {
+        if !puts.iter().any(|put| put.upload.is_to_be_renewed(now)) {
+            return now;
+        }
         let mut due: Vec<&mut UploadWrite<'_>> =
             puts.iter_mut().filter(|put| put.upload.is_to_be_renewed(now)).collect();
         for part in due.chunks_mut(batch::ITEMS_MAX) {
@@ -21,6 +28,7 @@ impl ClientInner {
                 tracing::debug!(puts = part.len(), %error, "cannot renew write windows yet");
             }
         }
+        SystemClock.now()
     }
 
     /// Renews the windows of one message.
