@@ -236,7 +236,7 @@ def test_store_connector_reads_its_file(
         ("remote_url", "remote_uri", "remote_uri", "is no setting .*Write remote_url"),
         ("extra_config", "extra_conf", "extra_conf", "is no setting .*Write extra_config"),
         ('address: "127.0.0.1:50051"', 'address: "127.0.0.1:50061"', "remote_url", "names another"),
-        ("  protocol", "  protocl", "extra_config.protocl", "is no setting .*Write protocol"),
+        ("  protocol", "  protocols", "extra_config.protocols", "is no setting .*Write protocol"),
         (
             '  local_hostname: "localhost"\n',
             "",

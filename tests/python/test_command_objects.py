@@ -19,7 +19,7 @@ from conftest import MIB, MasterProcess, start_master
 from test_commands import command, read_until
 
 import mooncake
-from mooncake._command import files, output, pool as _pool
+from mooncake._command import files, pool as _pool, progress
 from mooncake._command.output import quoted
 from mooncake._units import format_bytes
 
@@ -370,8 +370,9 @@ def test_cp_copies_to_another_key(pool: MasterProcess):
 # Runs a command that moves objects above 1 MiB in pieces of 300 KiB, and shows progress at once.
 _IN_PIECES = """
 import sys
-from mooncake._command import files, main, output
-files._WHOLE_BYTES, files._CHUNK_BYTES, output._SLOW_S, output._STEP_S = 1 << 20, 300 << 10, 0, 0
+from mooncake._command import files, main, progress
+files._WHOLE_BYTES, files._CHUNK_BYTES = 1 << 20, 300 << 10
+progress._SLOW_S = progress._STEP_S = 0
 sys.exit(main.main(sys.argv[1:]))
 """
 
@@ -436,9 +437,10 @@ def test_progress_is_shown_on_a_terminal_and_cleared(
 ):
     target = {"get": str(tmp_path / "file"), "cp": "large/copy"}[verb]
     shown = shown_by(in_pieces(pool, verb, "large", target))
-    assert f"\r{verb} 300 KiB of 5 MiB (6%) ".encode() in shown
-    assert f"\r{verb} 5 MiB of 5 MiB (100%) ".encode() in shown
-    assert shown.endswith(b"\r\x1b[K"), "the line is cleared"
+    assert f"\r{verb} large: 300 KiB of 5 MiB (6%), ".encode() in shown
+    assert f"\r{verb} large: 5 MiB of 5 MiB (100%), ".encode() in shown
+    closing = rf"\r\x1b\[K{verb} large: 5 MiB in [0-9.]+ s, [0-9.]+ [KMG]iB/s\r\n"
+    assert re.search(closing.encode() + b"$", shown), "the line is cleared"
     piped = subprocess.run(
         [*in_pieces(pool, verb, "large", target), *(["--overwrite"] if verb == "cp" else [])],
         capture_output=True,
@@ -453,7 +455,7 @@ def test_put_of_a_pipe_shows_what_it_has_read(pool: MasterProcess, size: int):
     put = shlex.join(in_pieces(pool, "put", "large/piped", "--overwrite"))
     line = f"set -o pipefail; head -c {size} /dev/zero | {put}"
     shown = shown_by(["bash", "-c", line])
-    steps = re.findall(rb"\rread ([0-9.]+ [KM]?i?B) [^\r]*/s", shown)
+    steps = re.findall(rb"\rread [^:\r]*: ([0-9.]+ [KM]?i?B), [^\r]*/s", shown)
     assert steps[-1].decode() == format_bytes(size), shown
     with mooncake.Store(pool.address) as store:
         assert store.size("large/piped") == size
@@ -464,16 +466,16 @@ def test_progress_of_a_put_comes_from_its_counters(
     pool: MasterProcess, monkeypatch: pytest.MonkeyPatch
 ):
     leader, follower = pty.openpty()
-    monkeypatch.setattr(output, "_SLOW_S", 0)
+    monkeypatch.setattr(progress, "_SLOW_S", 0)
     with (
         os.fdopen(leader, "rb", 0) as terminal,
         os.fdopen(follower, "w") as written,
         mooncake.Store(pool.address) as store,
     ):
         monkeypatch.setattr(sys, "stderr", written)
-        with files._ticking("put", 2 * MIB, store):
+        with files._ticking(progress.Progress("put", "k", 2 * MIB, None), 2 * MIB, store):
             store.put("large/half", bytes(MIB))
-            read_until(terminal.fileno(), b"put 1 MiB of 2 MiB (50%)")
+            read_until(terminal.fileno(), b"put k: 1 MiB of 2 MiB (50%)")
         assert b"\r\x1b[K" in read_until(terminal.fileno(), b"\r\x1b[K")
         store.delete("large/half", force=True)
 
