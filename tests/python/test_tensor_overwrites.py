@@ -303,6 +303,21 @@ def test_ranks_that_name_a_generation_are_told_apart(store, key):
         check_all(store, key, number)
 
 
+def test_ranks_that_come_back_to_a_layout_meet_no_old_shard(store, key):
+    for number, size in enumerate((4, 2, 4)):
+        for shard in Layout(size).shards():
+            value = part(version(number), shard)
+            store.put_tensor(key, value, layout=shard, overwrite=True)
+            for target in TARGETS if number > 0 else ():
+                try:
+                    got = store.get_tensor(key, target=target, timeout_s=0.1)
+                except (mooncake.NotReadyError, mooncake.NotFoundError):
+                    continue
+                assert len(set(got.flatten().tolist())) == 1, (number, shard, target, got)
+        check_all(store, key, number)
+        assert len(list(store.keys(key))) == size + 1
+
+
 def test_reader_waits_for_the_last_rank_of_a_generation(store, key):
     def put(rank, number):
         shard = Shard.tp(rank, 2)

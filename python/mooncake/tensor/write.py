@@ -359,8 +359,12 @@ def _remove_other_forms(batch: _Batch, plans: dict[int, _Plan]) -> Operation[Non
         if layout is None and not form.is_split:
             continue
         if isinstance(layout, Shard):
+            if form.agrees_with(layout):
+                continue
+            # No rank replaces these, and they would count in a later layout of their size.
+            stale.update(dict.fromkeys(_surplus(form, layout), at))
             members = members_of(form.key, tuple(records(layout)))
-            if form.agrees_with(layout) or not (yield from _is_whole_set(members, layout, plan)):
+            if not (yield from _is_whole_set(members, layout, plan)):
                 continue
             written.update(member.key for member in members)
         for name in (yield from stored_keys(form)):
@@ -372,6 +376,16 @@ def _remove_other_forms(batch: _Batch, plans: dict[int, _Plan]) -> Operation[Non
     for at, outcome in zip(stale.values(), outcomes, strict=True):
         if isinstance(outcome, MooncakeError) and not isinstance(outcome, NotFoundError):
             batch.results[at] = outcome
+
+
+def _surplus(form: Form, layout: Shard) -> list[bytes]:
+    """Return the stored shards of one axis whose ranks a layout does not have."""
+    axis = layout.axis("tp")
+    if axis is None or len(layout.axes) > 1:
+        return []
+    stored = max(form.size, form.manifest.shard_count if form.manifest else 0)
+    ranks = range(axis.size, stored)
+    return [shard_key(form.key, [AxisRecord("tp", rank, stored)]) for rank in ranks]
 
 
 def _is_whole_set(members: Sequence[Member], layout: Shard, plan: _Plan) -> Operation[bool]:
