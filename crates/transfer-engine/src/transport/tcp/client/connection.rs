@@ -94,6 +94,17 @@ impl DataConnection {
         })
     }
 
+    /// Closes the connection within an exchange. What the system has not sent of a write is dropped
+    /// with it: otherwise it would be sent for as long as the peer takes nothing, while the memory may
+    /// go to others.
+    pub(super) fn abort(self) {
+        // In a forked child the number of the socket may refer to another file.
+        if !fork::is_forked_since(self.socket.generation) {
+            // If this fails, the bytes are sent, and the connection is closed all the same.
+            let _ = SockRef::from(self.stream()).set_linger(Some(Duration::ZERO));
+        }
+    }
+
     pub(super) fn as_fd(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
     }

@@ -64,7 +64,7 @@ pub(super) struct PoolState {
     is_closed: bool,
 }
 
-/// A connection borrowed from the pool. Dropping it closes the connection;
+/// A connection borrowed from the pool. Dropping it aborts the connection;
 /// [`PooledConnection::release`] returns it.
 #[derive(Debug)]
 pub(super) struct PooledConnection<'a> {
@@ -327,9 +327,11 @@ impl PooledConnection<'_> {
         self.connection.as_ref().expect("a connection is in place before it is handed out")
     }
 
-    /// Closes the connection but keeps its slot in the pool.
+    /// Aborts the connection but keeps its slot in the pool.
     pub(super) fn close(&mut self) {
-        self.connection = None;
+        if let Some(connection) = self.connection.take() {
+            connection.abort();
+        }
     }
 
     /// Returns whether the slot holds a connection.
@@ -339,10 +341,13 @@ impl PooledConnection<'_> {
 
     /// Replaces a broken connection by a new one.
     pub(super) fn reconnect(&mut self, deadline: Moment) -> Result<()> {
-        let broken = self.connection.take();
-        if broken.is_some_and(|connection| connection.is_used) {
+        if let Some(broken) = self.connection.take() {
             // The cause most likely broke the idle connections as well.
-            self.pool.close_idle();
+            let breaks_idle = broken.is_used;
+            broken.abort();
+            if breaks_idle {
+                self.pool.close_idle();
+            }
         }
         self.connection = Some(self.pool.connect(deadline)?);
         Ok(())
@@ -372,7 +377,7 @@ impl Drop for PooledConnection<'_> {
         if self.is_released {
             return;
         }
-        drop(self.connection.take());
+        self.close();
         let mut state = self.pool.state.lock();
         state.open -= 1;
         self.pool.notify_waiter(state);

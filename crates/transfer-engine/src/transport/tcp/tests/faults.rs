@@ -1,8 +1,9 @@
 //! Faults: unmapped memory, and peers that are silent, gone, slow, or violate the protocol.
 
 use std::{
-    io::{Read, Write},
+    io::{self, Read, Write},
     net::{TcpListener, TcpStream},
+    sync::{Mutex, mpsc},
     thread,
     time::{Duration, Instant},
 };
@@ -99,7 +100,7 @@ fn connect(descriptor: &SegmentDescriptor) -> std::sync::Arc<dyn Path> {
 
 #[test]
 fn silent_peer_costs_at_most_the_deadline() {
-    let held = std::sync::Mutex::new(Vec::new());
+    let held = Mutex::new(Vec::new());
     let path = connect(&greeting_peer(move |stream| held.lock().unwrap().push(stream)));
     // A write larger than the socket buffers blocks in sending, a read in receiving.
     let ours = Memory::zeroed(PAYLOAD);
@@ -119,7 +120,7 @@ const PAYLOAD: usize = 16 << 20;
 
 #[test]
 fn silent_peer_costs_the_stall_limit() {
-    let held = std::sync::Mutex::new(Vec::new());
+    let held = Mutex::new(Vec::new());
     let path = connect(&greeting_peer(move |stream| held.lock().unwrap().push(stream)));
     let ours = Memory::zeroed(PAYLOAD);
     for (opcode, length) in [(Opcode::Read, 100), (Opcode::Write, 100), (Opcode::Write, PAYLOAD)] {
@@ -333,13 +334,45 @@ fn malformed_bytes_close_only_their_connection() {
         let mut answer = Vec::new();
         // The connection is reset or closed, but over.
         if let Err(failure) = stream.read_to_end(&mut answer) {
-            assert_eq!(failure.kind(), std::io::ErrorKind::ConnectionReset, "{bytes:?}");
+            assert_eq!(failure.kind(), io::ErrorKind::ConnectionReset, "{bytes:?}");
         }
     }
     let back = Memory::zeroed(100);
     let mut batch = [back.entry(0, 100, &theirs, 0)];
     path.transfer(Opcode::Read, &mut batch, soon().into());
     assert!(moved(&batch[0]));
+}
+
+/// A peer that was stopped, or not reached, would get them much later.
+#[test]
+fn unsent_bytes_of_an_abandoned_write_are_dropped() {
+    for length in [PAYLOAD / 4, 2 * PAYLOAD] {
+        let (given_up, goes_on) = mpsc::sync_channel::<()>(1);
+        let (received, end) = mpsc::sync_channel(1);
+        let goes_on = Mutex::new(goes_on);
+        let path = connect(&greeting_peer(move |mut stream| {
+            let mut part = vec![0; 64 << 10];
+            // The peer is stopped within the write.
+            stream.read_exact(&mut part[..1]).unwrap();
+            let _ = goes_on.lock().unwrap().recv();
+            let failure = loop {
+                match stream.read(&mut part) {
+                    Ok(0) => break None,
+                    Ok(_) => {}
+                    Err(failure) => break Some(failure.kind()),
+                }
+            };
+            let _ = received.send(failure);
+        }));
+        let ours = Memory::zeroed(length);
+        let mut batch = [ours.part(0, length, 1 << 20)];
+        let stall = Some(Duration::from_millis(150));
+        path.transfer(Opcode::Write, &mut batch, TimeLimits { deadline: soon(), stall });
+        assert_eq!(outcomes(&batch), [false]);
+        drop(given_up);
+        let failure = end.recv_timeout(Duration::from_secs(20)).unwrap();
+        assert_eq!(failure, Some(io::ErrorKind::ConnectionReset), "{length}");
+    }
 }
 
 #[test]
