@@ -364,6 +364,12 @@ impl Journal {
         self.is_healthy.load(Ordering::Acquire)
     }
 
+    /// Returns whether the log failed and its master must end.
+    #[cfg(feature = "test-util")]
+    pub fn has_ended(&self) -> bool {
+        self.fatal.is_raised()
+    }
+
     /// Returns the number of the next frame.
     #[cfg(feature = "test-util")]
     pub fn next_frame(&self) -> u64 {

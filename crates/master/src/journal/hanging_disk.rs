@@ -41,6 +41,7 @@ struct Gate {
     is_full: AtomicBool,
     is_read_only: AtomicBool,
     keeps_files: AtomicBool,
+    forgets_names: AtomicBool,
     waiting: AtomicU64,
 }
 
@@ -116,6 +117,11 @@ impl HangingDisk {
         self.gate.keeps_files.store(keeps_files, Ordering::Release);
     }
 
+    /// Makes syncs of the directory fail, or ends that.
+    pub(crate) fn forget_names(&self, forgets_names: bool) {
+        self.gate.forgets_names.store(forgets_names, Ordering::Release);
+    }
+
     /// Makes all changes fail, or ends that.
     pub(crate) fn set_read_only(&self, is_read_only: bool) {
         self.gate.is_read_only.store(is_read_only, Ordering::Release);
@@ -136,8 +142,14 @@ impl Disk for HangingDisk {
     forward! {
         list() -> io::Result<Vec<String>>;
         read(name: &str) -> io::Result<Vec<u8>>;
-        sync_directory() -> io::Result<()>;
         boot_id() -> [u8; 16];
+    }
+
+    fn sync_directory(&self) -> io::Result<()> {
+        match self.gate.forgets_names.load(Ordering::Acquire) {
+            true => Err(io::Error::other("the device failed")),
+            false => self.disk.sync_directory(),
+        }
     }
 
     fn rename(&self, from: &str, to: &str) -> io::Result<()> {

@@ -9,7 +9,7 @@ use std::{
 use mooncake_base::{Clock, Error, ErrorCode, Moment, Result, SystemClock};
 
 use super::{
-    Journal, LogFile, LogSync, NOTHING_WAITS, NewFile,
+    Journal, LogFile, LogSync, NewFile,
     directory::{UNFINISHED, file_error, file_name},
     frame::{self, FRAME_BYTES, Kind, PAYLOAD_MAX, PAYLOAD_TARGET},
     recovery::SNAPSHOT_END,
@@ -130,8 +130,15 @@ impl Snapshot {
             })?;
         }
         directory.sync()?;
-        directory.remove_before(self.number)?;
-        directory.remove_markers(Some(self.timeline_id))?;
+        let removed = directory
+            .remove_before(self.number)
+            .and_then(|()| directory.remove_markers(Some(self.timeline_id)));
+        if let Err(error) = removed {
+            tracing::error!(
+                %error,
+                "files that a snapshot replaces cannot be removed; the next one tries again"
+            );
+        }
         self.report(journal, now)
     }
 
@@ -180,7 +187,7 @@ impl Snapshot {
     /// Gives the snapshot up. After a failure of the log, nothing waits for a sync again.
     pub fn give_up(journal: &Journal) {
         if !journal.is_healthy.load(Ordering::Acquire) {
-            journal.set_synced(NOTHING_WAITS);
+            journal.abandon_restart();
         }
     }
 }

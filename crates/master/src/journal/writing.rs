@@ -150,9 +150,20 @@ impl Journal {
         self.set_synced(NOTHING_WAITS);
     }
 
-    /// Makes the files void: by the marker of their timeline, which needs no space on the disk, and
-    /// by their removal. Either suffices.
     fn continue_without_log(&self, writer: &mut Writer, error: Error) {
+        if !self.make_void(writer) {
+            tracing::error!(%error, "the log failed");
+            return;
+        }
+        tracing::error!(
+            %error,
+            "the log failed: the master continues, but a restart would forget everything"
+        );
+    }
+
+    /// Makes the files void: by the marker of their timeline, which needs no space on the disk, and
+    /// by their removal. Either suffices. If both fail, the master ends; returns false then.
+    fn make_void(&self, writer: &mut Writer) -> bool {
         let marker = writer.marker.take();
         let is_marked =
             marker.is_some_and(|marker| marker.truncate(0).and_then(|()| marker.sync()).is_ok());
@@ -162,19 +173,27 @@ impl Journal {
         };
         match removed {
             Err(removal) if !is_marked => {
-                tracing::error!(%error, "the log failed");
                 self.fatal.raise(stale_error().caused_by(removal));
-                return;
+                return false;
             }
             Err(removal) => {
                 tracing::warn!(error = %removal, "a restart will ignore the files of the log that failed");
             }
             Ok(()) => {}
         }
-        tracing::error!(
-            %error,
-            "the log failed: the master continues, but a restart would forget everything"
-        );
+        true
+    }
+
+    /// Gives up to restart a log that failed. Its snapshot may be in place; from here on memory is
+    /// reused before the log has its release on disk, so that its files must not be used.
+    pub(super) fn abandon_restart(&self) {
+        let writer = &mut *self.writer.lock();
+        if writer.file.take().is_some() {
+            writer.unsynced.clear();
+            self.failures.fetch_add(1, Ordering::AcqRel);
+            self.make_void(writer);
+        }
+        self.set_synced(NOTHING_WAITS);
     }
 }
 

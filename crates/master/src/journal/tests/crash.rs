@@ -227,6 +227,46 @@ fn snapshot_of_failed_log_is_not_put_in_place() {
 }
 
 #[test]
+fn log_is_restarted_although_its_old_files_stay() {
+    let disk = Arc::new(HangingDisk::default());
+    let start = || Pool::try_open_on(Directory::on(disk.clone()), INTERVAL).unwrap();
+    let pool = start();
+    pool.put("a");
+    disk.keep_files(true);
+    let error = io::Error::other("test");
+    pool.journal().fail(&mut pool.journal().writer.lock(), "failed", error);
+    pool.take_snapshot_on(Some([7; 16])).unwrap();
+    assert!(pool.journal().status().is_healthy);
+    pool.put("b");
+    pool.journal().sync_now();
+    drop(pool);
+    disk.lose_power();
+    assert_eq!(start().keys(), ["a", "b"]);
+}
+
+/// Memory is reused before the log has its release.
+#[test]
+fn abandoned_restart_of_log_leaves_no_state() {
+    let disk = Arc::new(HangingDisk::default());
+    let start = || Pool::try_open_on(Directory::on(disk.clone()), INTERVAL).unwrap();
+    let pool = start();
+    pool.put("a");
+    let error = io::Error::other("test");
+    pool.journal().fail(&mut pool.journal().writer.lock(), "failed", error);
+    let mut snapshot = Snapshot::prepare(pool.journal(), Some([7; 16])).unwrap();
+    snapshot.begin(pool.journal(), &pool.state.lock(), Moment::default());
+    assert!(snapshot.slice(&pool.state.lock(), 100));
+    disk.forget_names(true);
+    snapshot.finish(pool.journal(), Moment::default()).unwrap_err();
+    disk.forget_names(false);
+    Snapshot::give_up(pool.journal());
+    assert_eq!(pool.journal().synced_position(), u64::MAX);
+    pool.put("b");
+    drop(pool);
+    assert_eq!(start().keys(), [""; 0]);
+}
+
+#[test]
 fn removed_files_leave_no_state_at_any_point() {
     for steps in 0..6 {
         let disk = SimulatedDisk::default();
