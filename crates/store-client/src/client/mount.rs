@@ -38,7 +38,7 @@ impl Client {
     ///
     /// # Errors
     /// The segment does not belong to this client, or the master cannot be reached; then it stays
-    /// mounted.
+    /// mounted, but one with a grace may leave at its end: the master may have got the call.
     pub fn unmount(&self, segment: SegmentId, grace: Duration) -> Result<()> {
         self.inner.session.unmount(segment, grace)
     }

@@ -206,7 +206,12 @@ impl ClientSession {
 
     /// Frees the segments whose grace period is over.
     pub(crate) fn free_expired(&self) {
-        free_in_background(self.segments.take_expired(SystemClock.now()));
+        let expired = self.segments.take_expired(SystemClock.now());
+        if !expired.is_empty() {
+            // A master that was restarted may have lost the record of the unmount.
+            self.mark_segments_uncertain();
+        }
+        free_in_background(expired);
     }
 
     /// Lends a part of a file to the pool.
@@ -301,8 +306,14 @@ impl ClientSession {
             response::check_count(results.len(), 1)?;
             Ok(results)
         });
-        // Without an answer, the master may have dropped the segment nevertheless.
-        let results = answer.inspect_err(|_| self.mark_segments_uncertain())?;
+        // Without an answer, the master may drop the segment nevertheless: at once, which the next
+        // registration mends, or at the end of the grace.
+        let results = answer.inspect_err(|_| {
+            self.mark_segments_uncertain();
+            if !grace.is_zero() {
+                self.segments.set_expiry(id, SystemClock.now() + grace);
+            }
+        })?;
         match Result::from(&results[0]) {
             Err(error) if !is_already_gone(&error) => Err(error.with("segment", id)),
             Ok(()) if !grace.is_zero() => {

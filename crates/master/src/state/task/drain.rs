@@ -620,9 +620,13 @@ impl TaskCalls<'_> {
         (spec.id, spec.incarnation)
     }
 
+    /// Sets the status of segments, but of those that their owners unmount after a grace: they leave.
     fn set_status(&mut self, slots: &[SegmentSlot], status: SegmentStatus) {
         for &slot in slots {
             let segment = self.inventory.pool.segments.at_mut(slot);
+            if segment.unmount_at.is_some() {
+                continue;
+            }
             segment.status = status;
             let (number, status, grace) = (segment.number, status.code(), Duration::ZERO);
             self.inventory.log.effects.record(|| Effect::SegmentStatus { number, status, grace });

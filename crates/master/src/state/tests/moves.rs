@@ -122,6 +122,38 @@ fn drain_moves_elsewhere_when_target_leaves_or_dies() {
     }
 }
 
+/// The client frees the memory at the end of the grace, whatever the job did meanwhile.
+#[test]
+fn segment_leaves_after_its_grace_although_it_is_drained() {
+    for how in ["succeeds", "is cancelled"] {
+        for restarts in [false, true] {
+            let mut pool = two();
+            let mut log = Log::begin(&mut pool);
+            let job = drain(&mut pool, &["host-a:1"], &[]).unwrap();
+            let grace = Duration::from_secs(20);
+            pool.state.unmount(pool.now, A, SegmentId::from_bits(1), grace).unwrap();
+            match how {
+                "succeeds" => pool.pass(5, &[A, B]),
+                _ => pool.state.tasks().cancel_job(pool.now, job).unwrap(),
+            }
+            assert!(pool.state.job(job).unwrap().status.is_over());
+            log.check(&mut pool);
+            if restarts {
+                pool.state = log.restart(pool.now, &Rules::default());
+                for (client, segment) in [(A, 1), (B, 2)] {
+                    pool.state.register(pool.now, client, "host:1").unwrap();
+                    pool.state.resume(client, &spec(client, segment, 1, 4)).unwrap();
+                }
+            }
+            assert_eq!(segment_status(&pool, "host-a:1"), SegmentStatus::GracefullyUnmounting);
+            pool.pass(21, &[A, B]);
+            let left = pool.state.list_segments();
+            let left: Vec<_> = left.iter().map(|view| view.spec.name.as_str()).collect();
+            assert_eq!(left, ["host-b:1"], "{how}, restarts: {restarts}");
+        }
+    }
+}
+
 #[test]
 fn drain_keeps_last_copy_whose_target_dies() {
     let mut pool = two();
