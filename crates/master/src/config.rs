@@ -324,8 +324,9 @@ impl MasterConfig {
         let defaults = Rules::default();
         // The writer must have stopped well before its put may be displaced.
         let window = self.put_discard_timeout.saturating_sub(WRITE_MARGIN) * 2 / 3;
-        Rules {
+        let rules = Rules {
             client_ttl: self.client_ttl,
+            stop_max: self.client_ttl,
             resume_grace: self.resume_grace,
             unclaimed_ttl: UNCLAIMED_TTL.max(2 * self.client_ttl),
             lease_ttl: self.lease_ttl,
@@ -346,7 +347,9 @@ impl MasterConfig {
             objects_per_tenant_max: self.objects_per_tenant_max,
             unfinished_puts_per_client_max: self.unfinished_puts_per_client_max,
             ..Rules::default()
-        }
+        };
+        // A writer may be stopped within a copy, and go on.
+        Rules { put_release: rules.put_release.max(rules.late_end()), ..rules }
     }
 
     /// Returns one warning per given option without effect.

@@ -3,7 +3,8 @@
 
 use std::time::{Duration, Instant};
 
-use mooncake_cluster_tests::{MasterProcess, NodeProcess};
+use mooncake_cluster_tests::{MasterProcess, NodeProcess, REPLY_TIMEOUT};
+use mooncake_testkit::until;
 
 /// The longest time that a call may take while one of two holders is stopped.
 const CALL_MAX: Duration = Duration::from_secs(3);
@@ -88,4 +89,63 @@ fn only_holder_is_waited_for() {
     assert_eq!(reader.reply("get"), "same");
     assert_eq!(writer.reply("put"), "stored 1");
     check(&mut reader, "get new 2000000 2", "same");
+}
+
+/// The bytes of the first attempt lie in the system of the holder: after the object is removed, no other
+/// gets its memory before they can no longer arrive.
+#[test]
+fn memory_of_readmitted_replica_rests_after_removal() {
+    let master = MasterProcess::start("127.0.0.1:0", &["--client_ttl=120"]);
+    let mut holder = NodeProcess::start(&master.address, &["--tcp", "--small-segment"]);
+    let mut writer = NodeProcess::start(&master.address, &["--tcp", "--no-segment"]);
+    // Two objects do not fit side by side.
+    for key in ["one", "two"] {
+        check(&mut writer, &format!("put {key} 10000000 1"), "stored 1");
+        check(&mut writer, &format!("remove {key}"), "removed");
+    }
+    assert_eq!(timed(&mut holder, "segments").0, "1");
+    holder.suspend();
+    writer.send("put late 10000000 2");
+    // Longer than the stall limit: the holder is left, and taken back as the only one.
+    assert_eq!(writer.reply_within(Duration::from_millis(2500)), None);
+    holder.resume();
+    assert_eq!(writer.reply("put"), "stored 1");
+    check(&mut writer, "get late 10000000 2", "same");
+    check(&mut writer, "remove late", "removed");
+    let reply = writer.request("put next 10000000 3");
+    assert!(reply.contains("late writers"), "{reply}");
+}
+
+/// A holder is stopped within a write and goes on before it expires. Its system has taken bytes of that
+/// write, and other processes of the host write to its memory meanwhile.
+#[test]
+fn bytes_of_failed_write_reach_no_other_object() {
+    let flags = ["--client_ttl=6", "--put_start_discard_timeout_sec=4"];
+    let master = MasterProcess::start("127.0.0.1:0", &flags);
+    let mut holder = NodeProcess::start(&master.address, &["--small-segment"]);
+    let mut remote = NodeProcess::start(&master.address, &["--tcp", "--no-segment"]);
+    let mut local = NodeProcess::start(&master.address, &["--no-segment"]);
+    for user in [&mut remote, &mut local] {
+        check(user, "fill warm 10000000 1", "stored 1");
+        check(user, "version warm", "1");
+        check(user, "remove warm", "removed");
+    }
+    assert_eq!(timed(&mut holder, "segments").0, "1");
+    holder.suspend();
+    let stopped = Instant::now();
+    let reply = remote.request("fill failed 10000000 2");
+    assert!(reply.starts_with("error"), "{reply}");
+    let resumed = std::thread::spawn(move || {
+        let end = Duration::from_millis(4500);
+        // Only time passes: there is no event to wait for.
+        until(REPLY_TIMEOUT, "time passes", || (stopped.elapsed() > end).then_some(()));
+        holder.resume();
+        holder
+    });
+    until(REPLY_TIMEOUT, "memory is free", || {
+        (local.request("fill other 10000000 3") == "stored 1").then_some(())
+    });
+    let _holder = resumed.join().unwrap();
+    check(&mut local, "version other", "3");
+    check(&mut remote, "version other", "3");
 }

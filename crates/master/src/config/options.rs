@@ -152,7 +152,7 @@ pub const OPTIONS: &[Spec] = &[
     value("put_start_discard_timeout_sec", "Seconds after which an unfinished put may be displaced by another.",
         |c, t| read_seconds(t).map(|d| c.put_discard_timeout = d),
         |c| c.put_discard_timeout.as_secs().to_string()),
-    value("put_start_release_timeout_sec", "Seconds after which the memory of an unfinished put is reused.",
+    value("put_start_release_timeout_sec", "Seconds after which the memory of an unfinished put is reused; at least as long as its bytes may still arrive (32 with the other defaults).",
         |c, t| read_seconds(t).map(|d| c.put_release_timeout = d),
         |c| c.put_release_timeout.as_secs().to_string()),
     value("max_objects_per_tenant", "Maximum number of objects of a tenant; without tenants, of the pool. More are refused: each takes memory of the master, however small it is.",

@@ -40,7 +40,7 @@ impl Service {
         let (seed, _) = SegmentId::random().halves();
         // Writers that got memory through changes missing from the log may continue writing for
         // this long.
-        let quiet = if recovered.may_lack_end { rules.write_end() } else { Duration::ZERO };
+        let quiet = if recovered.may_lack_end { rules.late_end() } else { Duration::ZERO };
         let (state, restored) = State::restore(rules, seed, clock.now(), recovered.image, quiet);
         let service =
             Self::with_state(state, clock, Some(recovered.journal), restored.segments > 0);

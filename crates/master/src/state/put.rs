@@ -342,7 +342,7 @@ impl PutCalls<'_> {
             version: Version(version),
             places: self.inventory.pool.places(version, put.length, replicas.iter()),
         };
-        let until = now + self.inventory.rules.write_end();
+        let until = now + self.inventory.rules.late_end();
         self.inventory.pool.begin_write(Some(slot), &replicas, until);
         let number = self.writes.insert(Write {
             object: Some(slot),
@@ -417,7 +417,7 @@ impl PutCalls<'_> {
     ) -> Result<()> {
         let (_, number) = self.find_write(now, client, tenant, &put)?;
         self.writes.renew(number, now);
-        let until = now + self.inventory.rules.write_end();
+        let until = now + self.inventory.rules.late_end();
         self.inventory.pool.extend_write(&self.writes.at(number).replicas, until);
         Ok(())
     }

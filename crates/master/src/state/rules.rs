@@ -21,6 +21,10 @@ const FENCE_MAX: Duration = Duration::from_secs(60);
 pub struct Rules {
     /// A client without a heartbeat for this long has expired.
     pub client_ttl: Duration,
+    /// Longest time for which a process may be stopped and not expire: `client_ttl` or more. The
+    /// memory of a write that failed is reused only after a stop of this length cannot delay its
+    /// bytes any more.
+    pub stop_max: Duration,
     /// Length of a retention lease from the last read or probe.
     pub lease_ttl: Duration,
     /// Length of a soft pin if the put names none.
@@ -34,7 +38,7 @@ pub struct Rules {
     /// An unfinished put older than this may be displaced by another put of its key.
     pub put_discard: Duration,
     /// The memory of an unfinished put is freed this long after its start, not sooner, unless its
-    /// writer is known to be dead.
+    /// writer is known to be dead. Not below [`late_end`](Self::late_end).
     pub put_release: Duration,
     /// Time after a restart during which calls wait for the owners of unclaimed segments.
     pub resume_grace: Duration,
@@ -95,6 +99,7 @@ impl Default for Rules {
     fn default() -> Self {
         Self {
             client_ttl: Duration::from_secs(10),
+            stop_max: Duration::from_secs(10),
             lease_ttl: Duration::from_secs(10),
             soft_pin_ttl: Duration::from_secs(30 * 60),
             soft_pin_ttl_max: Duration::from_secs(24 * 60 * 60),
@@ -151,6 +156,13 @@ impl Rules {
     /// window can no longer write.
     pub fn write_end(&self) -> Duration {
         self.write_window + WRITE_MARGIN
+    }
+
+    /// Returns the time from the start of a write after which no byte of it can arrive, although a
+    /// process was stopped in between: the writer within a copy, or the holder, whose system has taken
+    /// bytes that the process has not read.
+    pub fn late_end(&self) -> Duration {
+        self.write_end() + self.stop_max
     }
 }
 
@@ -209,5 +221,6 @@ mod tests {
     fn write_window_ends_before_displacement() {
         let rules = Rules::default();
         assert!(rules.write_end() < rules.put_discard && rules.put_discard < rules.put_release);
+        assert!(rules.late_end() < rules.put_release);
     }
 }

@@ -265,7 +265,7 @@ impl TaskCalls<'_> {
     pub fn end_task(&mut self, now: Moment, client: ClientId, end: TaskEnd<'_>) -> Result<()> {
         let task = self.tasks.get(end.id).ok_or_else(|| unknown(end.id))?;
         let attempt = task.attempt.as_ref().filter(|_| task.phase == end.attempt);
-        let until = attempt.ok_or_else(|| unknown(end.id))?.until;
+        attempt.ok_or_else(|| unknown(end.id))?;
         if task.client != client {
             let why = "the task belongs to another client";
             return Err(Error::new(ErrorCode::ILLEGAL_CLIENT, why).with("task", end.id));
@@ -273,7 +273,7 @@ impl TaskCalls<'_> {
         let failed = |replica: ReplicaId| end.failed_replicas.contains(&replica);
         let bytes = (0..=WHY_BYTES_MAX).rev().find(|&at| end.why.is_char_boundary(at));
         let why = &end.why[..bytes.unwrap_or_default()];
-        self.end_attempt(now, end.id, why, &failed, (until.into(), Some(client)));
+        self.end_attempt(now, end.id, why, &failed, Some(client));
         self.advance_jobs(now);
         Ok(())
     }
@@ -396,15 +396,9 @@ impl TaskCalls<'_> {
         for id in self.tasks.of_client(client) {
             let Some(task) = self.tasks.get(id) else { continue };
             match &task.attempt {
-                Some(attempt) => {
-                    let until = attempt.until.into();
-                    self.end_attempt(
-                        now,
-                        id,
-                        "the client expired or unregistered",
-                        &|_| true,
-                        (until, None),
-                    );
+                Some(_) => {
+                    let why = "the client expired or unregistered";
+                    self.end_attempt(now, id, why, &|_| true, None);
                 }
                 None => {
                     self.tasks.unqueue(id);

@@ -184,6 +184,12 @@ impl Pool {
     }
 }
 
+/// The time from the start of a write to the end of a stop of its holder that goes unnoticed.
+fn late_end() -> Duration {
+    let rules = Rules::default();
+    rules.write_end() + rules.client_ttl
+}
+
 fn spec(client: ClientId, id: u128, incarnation: u64, mib: u64) -> SegmentSpec {
     let host = if client == A { "host-a:1" } else { "host-b:1" };
     SegmentSpec {

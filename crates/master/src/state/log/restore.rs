@@ -314,7 +314,7 @@ impl Restoration {
                 .record(|| Effect::WriteDropped { version: logged.value.version });
             return;
         };
-        let end = self.now + state.inventory.rules.write_end();
+        let end = self.now + state.inventory.rules.late_end();
         state.inventory.pool.begin_write(object, &replicas, end);
         state.inventory.catalog.tenants.charge(tenant, logged.value.length * replicas.len() as u64);
         let number = state.writes.insert(Write {

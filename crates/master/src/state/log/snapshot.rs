@@ -110,10 +110,10 @@ fn append_quarantine(state: &State, now: Moment, into: &mut Vec<u8>) {
     }
     // The target of a task becomes a replica only when the task ends.
     for replica in state.tasks.placed() {
-        append(replica.segment, replica.block, state.inventory.rules.write_end());
+        append(replica.segment, replica.block, state.inventory.rules.late_end());
     }
     for write in state.writes.iter().filter(|write| write.object.is_none()) {
-        let end = write.window_began + state.inventory.rules.write_end();
+        let end = write.window_began + state.inventory.rules.late_end();
         for replica in write.replicas.iter() {
             append(replica.segment, replica.block, end.left(now));
         }

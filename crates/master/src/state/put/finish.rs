@@ -34,7 +34,7 @@ impl PutCalls<'_> {
             if why == AbandonReason::Leaving {
                 let write = self.unregister_write(number);
                 self.log_put_dropped(write.version);
-                let until = (write.window_began + self.inventory.rules.write_end()).into();
+                let until = (write.window_began + self.inventory.rules.late_end()).into();
                 self.release_put_memory(now, &write, until);
             }
         }
@@ -162,7 +162,7 @@ impl PutCalls<'_> {
         if late.is_empty() || !write.replicas.iter().any(is_late) {
             return Timestamp::default();
         }
-        let until = write.window_began + self.inventory.rules.write_end();
+        let until = write.window_began + self.inventory.rules.late_end();
         let Inventory { max_granted, rules, log, .. } = &mut *self.inventory;
         if max_granted.raise(now, until.left(now), rules, log) {
             self.inventory.pool.unsynced.is_sync_wanted = true;
@@ -181,7 +181,7 @@ impl PutCalls<'_> {
         if failed.is_empty() {
             return dropped;
         }
-        let until = (write.window_began + self.inventory.rules.write_end()).into();
+        let until = (write.window_began + self.inventory.rules.late_end()).into();
         write.replicas.retain(|replica| {
             let is_kept = !replica.is_in(failed, write.version);
             if !is_kept {

@@ -258,11 +258,12 @@ impl TaskCalls<'_> {
             return None;
         }
         let until = now + self.inventory.rules.write_end();
-        self.inventory.pool.begin_write(Some(slot), &placed, until);
+        let late_end = self.inventory.rules.late_end();
+        self.inventory.pool.begin_write(Some(slot), &placed, now + late_end);
         for replica in &placed {
             let segment = self.inventory.pool.segments.at(replica.segment);
             // If the master dies before the write is complete, bytes may still arrive.
-            let (number, time) = (segment.number, self.inventory.rules.write_end());
+            let (number, time) = (segment.number, late_end);
             let offset = segment.allocator.offset(replica.block);
             self.inventory.log.effects.record(|| Effect::Quarantined {
                 number,
@@ -278,7 +279,8 @@ impl TaskCalls<'_> {
         let is_whole = why.is_none();
         let targets = self.inventory.pool.places(version, length, &placed).to_vec();
         let source = *self.inventory.pool.places(version, length, &[source]).first()?;
-        self.tasks.run(id, Attempt { until, tenant, length, placed, is_whole });
+        let late_until = now + late_end;
+        self.tasks.run(id, Attempt { late_until, tenant, length, placed, is_whole });
         let task = self.tasks.get_mut(id)?;
         task.begun.get_or_insert(now);
         task.updated = now;
@@ -379,14 +381,14 @@ impl TaskCalls<'_> {
     }
 
     /// Ends an attempt. The replicas in `failed` are dropped, and their space is quarantined until
-    /// the deadline of the attempt. `reporter` is the client that has just reported the end.
+    /// no late byte can arrive. `reporter` is the client that has just reported the end.
     pub(super) fn end_attempt(
         &mut self,
         now: Moment,
         id: TaskId,
         why: &str,
         failed: &dyn Fn(ReplicaId) -> bool,
-        (until, reporter): (Timestamp, Option<ClientId>),
+        reporter: Option<ClientId>,
     ) {
         let Some(attempt) = self.tasks.stop(id) else { return };
         let Some(task) = self.tasks.get(id) else { return };
@@ -409,11 +411,9 @@ impl TaskCalls<'_> {
                 copied += attempt.length;
             } else {
                 self.inventory.catalog.tenants.uncharge(attempt.tenant, attempt.length);
-                self.inventory.release(
-                    now,
-                    replica,
-                    if has_failed { until } else { Timestamp::default() },
-                );
+                let until =
+                    if has_failed { attempt.late_until.into() } else { Timestamp::default() };
+                self.inventory.release(now, replica, until);
             }
         }
         if !is_same {
@@ -498,7 +498,7 @@ impl TaskCalls<'_> {
             }
             TaskStatus::Processing => {
                 let why = "the client did not report in time";
-                self.end_attempt(now, id, why, &|_| true, (Timestamp::default(), None));
+                self.end_attempt(now, id, why, &|_| true, None);
             }
             TaskStatus::Pending => {
                 self.tasks.unqueue(id);

@@ -69,8 +69,8 @@ pub(in super::super) enum Goal {
 /// An attempt in progress.
 #[derive(Debug)]
 pub(super) struct Attempt {
-    /// The deadline: no byte is read or written later.
-    pub(super) until: Moment,
+    /// No byte is written later, also if the writer or a holder was stopped meanwhile.
+    pub(super) late_until: Moment,
     /// The tenant charged for the replicas, and the bytes per replica.
     pub(super) tenant: TenantIndex,
     pub(super) length: u64,

@@ -69,7 +69,7 @@ fn unregistered_and_expired_writers_free_space_differently() {
         how(&mut pool);
         assert_eq!(pool.probe("k"), ObjectState::Absent);
         assert_eq!(pool.state.totals().used, at_once);
-        pool.wait(30);
+        pool.wait(35);
         assert_eq!(pool.state.totals().used, soon);
         pool.start(A, "k", MIB).unwrap();
     };
@@ -92,7 +92,7 @@ fn upsert_may_evict_object_it_replaces() {
     // The same memory is mounted again, and is quarantined until no late write is possible.
     pool.state.unmount(pool.now, B, SegmentId::from_bits(2), Duration::ZERO).unwrap();
     pool.mount(B, 2, 16).unwrap();
-    pool.wait(11);
+    pool.wait(21);
     pool.start(A, "k", MIB).unwrap();
     // A sends no more heartbeats, so that it expires just before the quarantine ends.
     for _ in 0..10 {
@@ -146,7 +146,7 @@ fn failed_replica_is_dropped_and_quarantined() {
     assert_eq!(pool.locate("k", false, false).unwrap().places[..], [second]);
     assert!(!pool.state.verify(&pool.tenant, b"k", started.version, first.replica));
     assert_eq!(pool.state.totals().fenced, MIB);
-    pool.wait(22);
+    pool.wait(32);
     assert_eq!((pool.state.totals().fenced, pool.state.totals().used), (0, MIB));
 }
 
@@ -439,7 +439,7 @@ fn oversized_object_error_names_both_sizes() {
 }
 
 #[test]
-fn memory_with_late_bytes_is_not_reused_in_write_window() {
+fn memory_with_late_bytes_outlasts_stop_of_holder() {
     for restarts in [false, true] {
         let mut pool = Pool::new(4);
         let mut log = Log::begin(&mut pool);
@@ -463,8 +463,33 @@ fn memory_with_late_bytes_is_not_reused_in_write_window() {
             pool.wait(1);
         }
         let rested = pool.now.since(begun);
-        let needed = Rules::default().write_end() - Duration::from_secs(5);
+        let needed = late_end() - Duration::from_secs(5);
         assert!(rested >= needed, "restarted: {restarts}, after {rested:?}");
+    }
+}
+
+/// The holder may be stopped with the bytes in its system, until just before it would expire.
+#[test]
+fn memory_of_failed_write_outlasts_stop_of_holder() {
+    for how in ["end", "revoke"] {
+        let mut pool = Pool::new(4);
+        let started = pool.start(A, "k", 4 * MIB).unwrap();
+        let begun = pool.now;
+        let failed = [started.places[0].replica];
+        let version = started.version;
+        let put = PutRef { key: b"k", version, failed_replicas: &failed, checksum: None };
+        let tenant = pool.tenant.clone();
+        match how {
+            "end" => {
+                let ended = pool.state.puts().put_end(pool.now, A, &tenant, put);
+                fails(ended, ErrorCode::REPLICA_IS_GONE);
+            }
+            _ => pool.state.puts().put_revoke(pool.now, A, &tenant, put).unwrap(),
+        }
+        while pool.start(A, "next", 4 * MIB).is_err() {
+            pool.wait(1);
+        }
+        assert_eq!(pool.now.since(begun), late_end(), "{how}");
     }
 }
 

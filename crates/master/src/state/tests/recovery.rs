@@ -369,7 +369,7 @@ fn quarantine_survives_restart() {
     pool.wait(2);
     pool.put("small", MIB / 2).unwrap();
     fails(pool.put("l", 15 * MIB), ErrorCode::NO_AVAILABLE_HANDLE);
-    pool.wait(21);
+    pool.wait(31);
     pool.put("l", 15 * MIB).unwrap();
 }
 

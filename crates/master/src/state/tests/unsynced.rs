@@ -108,7 +108,7 @@ fn memory_waits_for_the_log_after_its_fence() {
 fn remounted_memory_waits_for_the_log() {
     let mut pool = Pool::logged(4);
     pool.put("a", MIB).unwrap();
-    pool.wait(30);
+    pool.wait(40);
     pool.sync();
     pool.state.unmount(pool.now, A, SEGMENT, Duration::ZERO).unwrap();
     pool.mount(A, 1, 4).unwrap();
