@@ -15,7 +15,11 @@ pub(crate) enum Call {
         segments: Vec<SegmentSpec>,
         kind: Announcement,
     },
-    Unmount(SegmentId),
+    Unmount {
+        segment: SegmentId,
+        /// The segment can be read for so long.
+        grace: Duration,
+    },
     PutStart {
         key: u64,
         length: u64,
@@ -199,7 +203,7 @@ impl Call {
         use Call::{CancelDrain, Copy, Drain, EndTask, Move, Remove, Unmount};
         matches!(
             self,
-            Unmount(_)
+            Unmount { .. }
                 | Remove { .. }
                 | Self::RemoveAll { .. }
                 | Self::RemovePrefix { .. }
@@ -248,12 +252,12 @@ impl Call {
     /// failed as a whole has none. All but [`Call::Unmount`] are batches in the real protocol: their
     /// failures belong to items.
     pub(crate) fn is_answered_by(&self, reply: &Reply) -> bool {
-        !matches!((self, reply), (Self::Unmount(_), Reply::Failed(_)))
+        !matches!((self, reply), (Self::Unmount { .. }, Reply::Failed(_)))
     }
 
     /// True for calls about the caller's segments, which carry a sequence number.
     pub(crate) fn is_about_segments(&self) -> bool {
-        matches!(self, Self::Announce { .. } | Self::Unmount(_))
+        matches!(self, Self::Announce { .. } | Self::Unmount { .. })
     }
 }
 

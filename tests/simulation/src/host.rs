@@ -16,7 +16,7 @@ use std::{
 
 use mooncake_base::{Moment, Result, SegmentId, sync::MutexGuard};
 use mooncake_master::{
-    GuardedState, Journal, LogSync, Slice, Snapshot,
+    GuardedState, Journal, LogSync, OnLogFailure, Slice, Snapshot,
     state::{Answers, Effect, RecoveryScope, Rules, State},
 };
 use mooncake_store_client::protocol::MasterIdentity;
@@ -42,6 +42,7 @@ pub(crate) struct Host {
     pub(crate) starts: u64,
     pub(crate) disk: Disk,
     log_sync: LogSync,
+    on_log_failure: OnLogFailure,
     /// Freed memory is given away before the record of its release is on disk.
     reuses_unsynced_memory: bool,
     snapshot: Option<Snapshot>,
@@ -66,6 +67,7 @@ impl Host {
             starts: 0,
             disk: Disk::new(plan.bug),
             log_sync: plan.log_sync,
+            on_log_failure: plan.on_log_failure,
             reuses_unsynced_memory: plan.has(Bug::ReusesUnsyncedMemory),
             snapshot: None,
             answers: Answers::default(),
@@ -149,14 +151,15 @@ impl Host {
         self.starts += 1;
         // The master lets memory rest that may have been granted by what is missing.
         let quiet = match found.may_lack_end {
-            true => self.rules.write_end(),
+            true => self.rules.late_end(),
             false => Duration::ZERO,
         };
         let (state, restored) = State::restore(self.rules.clone(), seed, now, found.image, quiet);
         // A log that is synced begins with a frame of its own.
         let own = u64::from(self.log_sync != LogSync::Never);
         let next_frame = found.journal.next_frame() - own;
-        self.running = Some(GuardedState::new(state, found.journal));
+        let journal = found.journal.with_failure_policy(self.on_log_failure);
+        self.running = Some(GuardedState::new(state, journal));
         match restored.conflicts {
             0 => Ok(next_frame),
             _ => Err(format!("the log allocates memory twice: {restored:?}")),

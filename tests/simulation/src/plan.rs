@@ -6,7 +6,7 @@ mod profile;
 
 use std::time::Duration;
 
-use mooncake_master::{LogSync, state::Rules};
+use mooncake_master::{LogSync, OnLogFailure, state::Rules};
 
 use self::profile::Profile;
 use crate::random::Random;
@@ -55,6 +55,8 @@ pub struct Plan {
     pub(crate) faults: Faults,
     pub(crate) rules: Rules,
     pub(crate) log_sync: LogSync,
+    /// What the master does when its log cannot be written.
+    pub(crate) on_log_failure: OnLogFailure,
 }
 
 impl Plan {
@@ -92,6 +94,7 @@ impl Plan {
             faults: Faults::new(seed),
             rules: profile::rules(&mut random, tenants > 1),
             log_sync: LogSync::Always,
+            on_log_failure: OnLogFailure::Continue,
         };
         plan.with_power_losses()
     }
@@ -105,6 +108,9 @@ impl Plan {
         if random.happens(600) {
             self.faults.power_loss = random.below(800);
             self.faults.damage = random.below(100);
+        }
+        if random.happens(400) {
+            self.on_log_failure = OnLogFailure::Stop;
         }
         self
     }

@@ -73,6 +73,8 @@ pub(crate) enum Event {
     Heartbeat(u64),
     /// A process mounts a segment, if some are missing.
     Mount(u64),
+    /// The grace of a segment of a process is over.
+    EndGrace(u64),
     /// A process settles unconfirmed puts.
     Settle(u64),
     /// A call reaches the master.
@@ -214,6 +216,10 @@ impl Simulator {
             Event::Settle(process) => self.start_settling(process),
             Event::Heartbeat(process) => self.start_heartbeat(process),
             Event::Mount(process) => self.start_mount(process),
+            Event::EndGrace(process) => {
+                self.end_graces(process);
+                Ok(())
+            }
             Event::Call(message) => self.serve(message),
             Event::Slice(number) => self.continue_call(number),
             Event::Reply { caller, attempt, message } => {

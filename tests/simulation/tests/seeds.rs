@@ -51,9 +51,11 @@ fn no_invariant_is_violated_under_faults() {
         "{sums:?}"
     );
     assert!(sums.hangs > runs / 5 && sums.starved > runs, "{sums:?}");
-    assert!(sums.log_failures > 0 && sums.log_restarts > 0, "{sums:?}");
+    assert!(sums.log_failures > 0 && sums.log_restarts > 0 && sums.endings > 0, "{sums:?}");
+    assert!(sums.graces > 0, "{sums:?}");
     assert!(sums.existed > runs && sums.faded > runs / 10, "{sums:?}");
     assert!(sums.suspensions > 0 && sums.expired > 0 && sums.late_pieces > 0, "{sums:?}");
+    assert!(sums.stopped_pieces > runs, "{sums:?}");
     assert!(sums.readmissions > 0 && sums.wraps > runs && sums.views_in_sweep > 0, "{sums:?}");
     assert!(sums.tasks > runs && sums.drains > runs / 2, "{sums:?}");
     assert!(sums.succeeded > runs / 2 && sums.drained > runs / 4, "{sums:?}");
@@ -72,6 +74,7 @@ fn planted_bugs_are_found() {
         Bug::AnswersRepeatedEndEarly,
         Bug::ReportsExistingEarly,
         Bug::HeartbeatsShareConnections,
+        Bug::IgnoresStops,
         Bug::PanicsInViews,
         Bug::ReusesReplicaNumbers,
         Bug::ForgetsLatePieces,

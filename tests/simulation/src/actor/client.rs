@@ -1,6 +1,9 @@
 //! A process with a client: its segments, its operations, and its registration with the master.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
 
 use mooncake_base::{ClientId, Incarnation, Moment, SegmentId};
 use mooncake_master::state::SegmentSpec;
@@ -52,8 +55,10 @@ pub(crate) struct Process {
     pub(crate) impaired_until: Moment,
     /// The master knows the segments of the process.
     pub(crate) is_registered: bool,
-    /// The segment that the process asked to unmount last.
-    pub(crate) unmounting: Option<SegmentId>,
+    /// The segments that the process asked to unmount.
+    pub(crate) unmounting: BTreeSet<SegmentId>,
+    /// The ends of the grace of those that are still there.
+    pub(crate) leaving: BTreeMap<SegmentId, Moment>,
 }
 
 /// A running operation.
@@ -123,7 +128,8 @@ impl Process {
             clock_ahead: Duration::ZERO,
             impaired_until: Moment::default(),
             is_registered: false,
-            unmounting: None,
+            unmounting: BTreeSet::new(),
+            leaving: BTreeMap::new(),
         }
     }
 }

@@ -1,6 +1,8 @@
 //! The session of a client: heartbeats, registrations, and the segments that it lends. The store
 //! client's code decides; this file carries the decisions out.
 
+use std::time::Duration;
+
 use mooncake_base::{Error, ErrorCode, SegmentId};
 use mooncake_master::state::SegmentSpec;
 use mooncake_store_client::protocol::{
@@ -12,8 +14,11 @@ use crate::{
     actor::repeated_call::{Progress, RepeatedCall},
     call::{Call, Reply},
     plan::Bug,
-    simulator::Simulator,
+    simulator::{Event, Simulator},
 };
+
+/// The longest grace of a segment that is unmounted.
+const GRACE_MILLIS_MAX: u64 = 5000;
 
 /// A heartbeat, and the registration that follows if the master does not know the client.
 #[derive(Debug)]
@@ -37,7 +42,7 @@ pub(crate) struct Registering {
 pub(crate) enum SegmentChange {
     Unmount,
     Mount,
-    Unmounting(SegmentId, RepeatedCall),
+    Unmounting((SegmentId, Duration), RepeatedCall),
     Mounting(SegmentSpec, RepeatedCall),
 }
 
@@ -114,7 +119,36 @@ impl Simulator {
         }
     }
 
-    /// Replaces lost segments of a process by fresh memory.
+    /// Lets a segment go at the end of its grace.
+    fn let_leave(&mut self, process: u64, segment: SegmentId, grace: Duration) {
+        self.outcome.graces += 1;
+        let end = self.now + grace;
+        let Some(found) = self.processes.get_mut(&process) else { return };
+        let known = found.leaving.entry(segment).or_insert(end);
+        *known = end.min(*known);
+        self.at(end, Event::EndGrace(process));
+    }
+
+    /// Frees the segments of a process whose grace is over.
+    pub(crate) fn end_graces(&mut self, process: u64) {
+        let now = self.now;
+        let Some(found) = self.processes.get_mut(&process) else { return };
+        if !found.stalled_until.has_passed(now) {
+            let stalled_until = found.stalled_until;
+            return self.at(stalled_until, Event::EndGrace(process));
+        }
+        let ended = found.leaving.iter().filter(|(_, end)| end.has_passed(now));
+        let over: Vec<SegmentId> = ended.map(|(&segment, _)| segment).collect();
+        found.leaving.retain(|_, end| !end.has_passed(now));
+        found.segments.retain(|segment| !over.contains(&segment.id));
+        if !over.is_empty() {
+            self.mark_segments_uncertain(process);
+        }
+        over.into_iter().for_each(|segment| self.memories.remove(segment));
+        self.mount_soon(process);
+    }
+
+    /// Replaces lost segments of a process by fresh memory; those that leave are dropped.
     fn replace_segments(&mut self, process: u64, lost: &LostSegments, announced: &[SegmentSpec]) {
         let Some(found) = self.processes.get(&process) else { return };
         let lost: Vec<SegmentId> = match lost {
@@ -126,6 +160,12 @@ impl Simulator {
         }
         for id in lost {
             self.memories.remove(id);
+            if let Some(found) = self.processes.get_mut(&process)
+                && found.leaving.remove(&id).is_some()
+            {
+                found.segments.retain(|segment| segment.id != id);
+                continue;
+            }
             let fresh = self.new_segment(process);
             let segments = self.processes.get_mut(&process).map(|found| &mut found.segments);
             let old = segments.into_iter().flatten().find(|segment| segment.id == id);
@@ -290,16 +330,25 @@ impl SegmentChange {
     ) -> Option<Self> {
         match self {
             Self::Unmount => {
+                let grace = match simulator.random.happens(300) {
+                    true => Duration::from_millis(simulator.random.below(GRACE_MILLIS_MAX)),
+                    false => Duration::ZERO,
+                };
                 let process = simulator.processes.get_mut(&caller.0)?;
-                let id = process.segments.first()?.id;
-                process.unmounting = Some(id);
-                let call = RepeatedCall::send(simulator, caller, Call::Unmount(id));
-                Some(Self::Unmounting(id, call))
+                let segment = process.segments.first()?.id;
+                process.unmounting.insert(segment);
+                let call = Call::Unmount { segment, grace };
+                let call = RepeatedCall::send(simulator, caller, call);
+                Some(Self::Unmounting((segment, grace), call))
             }
             Self::Mount => Some(Self::mount(simulator, caller)),
-            Self::Unmounting(id, mut call) => match call.step(simulator, caller, input) {
-                Progress::Waiting => Some(Self::Unmounting(id, call)),
+            Self::Unmounting((id, grace), mut call) => match call.step(simulator, caller, input) {
+                Progress::Waiting => Some(Self::Unmounting((id, grace), call)),
                 Progress::Answered(message) => match message.reply {
+                    Reply::Done if !grace.is_zero() => {
+                        simulator.let_leave(caller.0, id, grace);
+                        None
+                    }
                     Reply::Done | Reply::Failed(ErrorCode::SEGMENT_NOT_FOUND) => {
                         let process = simulator.processes.get_mut(&caller.0)?;
                         process.segments.retain(|segment| segment.id != id);
@@ -310,6 +359,9 @@ impl SegmentChange {
                 },
                 Progress::GivenUp => {
                     simulator.mark_segments_uncertain(caller.0);
+                    if !grace.is_zero() {
+                        simulator.let_leave(caller.0, id, grace);
+                    }
                     None
                 }
             },

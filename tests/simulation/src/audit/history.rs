@@ -254,12 +254,16 @@ impl History {
         let entries = self.by_key.get(&key_name(key)).map_or(&[][..], Vec::as_slice);
         let is_match =
             |&number: &usize| self.entries[number].change == Change::Published(version.0);
-        let Some(published) = entries.iter().rposition(is_match) else {
+        if !entries.iter().any(is_match) {
             return Err(format!("read version {version} of key {key}, which is not published"));
-        };
-        if self.entries[entries[published]].undone.is_some_and(|undone| undone < asked) {
-            return Err(format!("read version {version} of key {key}, which was lost"));
         }
+        // One that was released ahead and taken back is published again.
+        let is_kept = |number: &usize| {
+            is_match(number) && self.entries[*number].undone.is_none_or(|undone| undone >= asked)
+        };
+        let Some(published) = entries.iter().rposition(is_kept) else {
+            return Err(format!("read version {version} of key {key}, which was lost"));
+        };
         let newer = entries[published + 1..].iter().find(|&&number| {
             let entry = &self.entries[number];
             entry.undone.is_none()

@@ -52,7 +52,7 @@ impl Simulator {
     pub(crate) fn check_lost_segment(&self, id: SegmentId) -> Result<(), String> {
         let owner = self.processes.iter().find(|(_, process)| {
             process.segments.iter().any(|segment| segment.id == id)
-                && process.unmounting != Some(id)
+                && !process.unmounting.contains(&id)
         });
         let Some((number, process)) = owner else { return Ok(()) };
         let silent = self.plan.rules.client_ttl + MARGIN;

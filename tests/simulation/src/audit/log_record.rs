@@ -60,7 +60,6 @@ impl LogRecord {
     /// Records that the log has failed. Returns false if that is known.
     pub(crate) fn fail(&mut self) -> bool {
         self.waiting_since = None;
-        self.restart_at = None;
         !std::mem::replace(&mut self.is_failed, true)
     }
 

@@ -58,7 +58,13 @@ impl Simulator {
             }
         }
         if self.random.happens(faults.disk_failure) {
-            let kinds = [DiskFailure::Full, DiskFailure::Broken];
+            let kinds = [
+                DiskFailure::Full,
+                DiskFailure::Broken,
+                DiskFailure::Stuck,
+                DiskFailure::Undeletable,
+                DiskFailure::ReadOnly,
+            ];
             self.host.disk.set_failure(self.random.pick(&kinds).copied());
         } else if self.random.happens(500) {
             self.host.disk.set_failure(None);
@@ -77,7 +83,9 @@ impl Simulator {
         let is_partitioned = self.random.happens(faults.partition);
         let remounts = self.random.happens(faults.remount);
         if let Some(found) = self.processes.get_mut(&process) {
-            found.stalled_until = if stalls { time } else { found.stalled_until };
+            if stalls && found.stalled_until.has_passed(self.now) {
+                found.stalled_until = time;
+            }
             found.partitioned_until = if is_partitioned { time } else { found.partitioned_until };
         }
         if stalls || is_partitioned {
@@ -121,15 +129,28 @@ impl Simulator {
             journal.write_only();
             match journal.is_healthy() {
                 true => self.log_record.written(journal.next_frame()),
+                // The files hold all that was acknowledged.
+                false if journal.has_ended() => {}
                 false => {
                     self.log_record.fail();
                 }
             }
         }
+        self.stop_master();
+    }
+
+    /// Stops the master, perhaps with its machine, and starts it again later.
+    pub(crate) fn stop_master(&mut self) {
         self.host.kill();
         self.waiting.clear();
         self.log_record.crash(self.now, false);
-        if self.log_record.is_failed() || self.random.happens(self.plan.faults.wipe) {
+        if self.log_record.is_failed() {
+            // The files that are left are void.
+            if self.random.happens(self.plan.faults.power_loss) {
+                self.host.lose_power(&mut self.random);
+            }
+            self.forget_log();
+        } else if self.random.happens(self.plan.faults.wipe) {
             self.host.disk.wipe();
             self.forget_log();
         } else if self.random.happens(self.plan.faults.power_loss) {

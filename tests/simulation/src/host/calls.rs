@@ -86,9 +86,10 @@ impl Context<'_> {
                 }
                 Reply::Done
             }
-            (Call::Register | Call::Heartbeat(_) | Call::Announce { .. } | Call::Unmount(_), _) => {
-                self.serve_session(state, now, call)?
-            }
+            (
+                Call::Register | Call::Heartbeat(_) | Call::Announce { .. } | Call::Unmount { .. },
+                _,
+            ) => self.serve_session(state, now, call)?,
             (Call::PutEnd { .. } | Call::PutRevoke { .. }, _) => self.end_put(state, now, call)?,
             (Call::Locate { .. } | Call::Verify { .. } | Call::View { .. } | Call::Overview, _) => {
                 self.look(state, now, call)?
@@ -232,8 +233,8 @@ impl Context<'_> {
                 });
                 Ok(Reply::Announced(results.collect()))
             }
-            Call::Unmount(id) => {
-                state.unmount(now, client, *id, Duration::ZERO).map(|()| Reply::Done)
+            Call::Unmount { segment, grace } => {
+                state.unmount(now, client, *segment, *grace).map(|()| Reply::Done)
             }
             _ => Err(Error::internal("not a call about a session")),
         }

@@ -5,10 +5,11 @@ use std::{
     io,
     sync::{
         Arc,
-        atomic::{AtomicBool, AtomicU8, Ordering},
+        atomic::{AtomicBool, Ordering},
     },
 };
 
+use mooncake_base::sync::Mutex;
 use mooncake_master::{Directory, LogFile, SimulatedDisk};
 
 use crate::{plan::Bug, random::Random};
@@ -19,16 +20,58 @@ pub(crate) struct Disk {
     disk: SimulatedDisk,
     bug: Option<Bug>,
     is_damaged: Arc<AtomicBool>,
-    failure: Arc<AtomicU8>,
+    failure: Failure,
 }
 
-/// The reason for which a disk refuses writes and syncs.
+/// What a disk refuses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum DiskFailure {
     /// There is no space (`ENOSPC`): nothing can be appended.
     Full,
     /// The device fails (`EIO`): what was written cannot be synced.
     Broken,
+    /// Nothing can be appended, and no file can be removed (`EIO`).
+    Stuck,
+    /// No file can be removed (`EIO`); all else is taken.
+    Undeletable,
+    /// The file system became read-only (`EROFS`).
+    ReadOnly,
+}
+
+/// A change of a disk.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Change {
+    Append,
+    Sync,
+    Truncate,
+    Remove,
+    /// A new or another name, or a sync of the names.
+    Name,
+}
+
+/// The failure of a disk, shared by its files.
+#[derive(Debug, Clone, Default)]
+struct Failure(Arc<Mutex<Option<DiskFailure>>>);
+
+impl Failure {
+    /// Returns the error of a change that the disk refuses.
+    fn check(&self, change: Change) -> io::Result<()> {
+        use Change::{Append, Remove, Sync};
+        let Some(failure) = *self.0.lock() else { return Ok(()) };
+        let is_refused = match failure {
+            DiskFailure::Full => change == Append,
+            DiskFailure::Broken => change == Sync,
+            DiskFailure::Stuck => matches!(change, Append | Remove),
+            DiskFailure::Undeletable => change == Remove,
+            DiskFailure::ReadOnly => true,
+        };
+        match failure {
+            _ if !is_refused => Ok(()),
+            DiskFailure::Full => Err(io::ErrorKind::StorageFull.into()),
+            DiskFailure::ReadOnly => Err(io::ErrorKind::ReadOnlyFilesystem.into()),
+            _ => Err(io::Error::other("the device failed")),
+        }
+    }
 }
 
 /// A file of the disk.
@@ -37,12 +80,12 @@ struct File {
     file: Arc<dyn LogFile>,
     /// A sync does nothing.
     is_unsynced: bool,
-    failure: Arc<AtomicU8>,
+    failure: Failure,
 }
 
 impl Disk {
     pub(crate) fn new(bug: Option<Bug>) -> Self {
-        let (is_damaged, failure) = (Arc::default(), Arc::default());
+        let (is_damaged, failure) = (Arc::default(), Failure::default());
         Self { disk: SimulatedDisk::default(), bug, is_damaged, failure }
     }
 
@@ -50,14 +93,14 @@ impl Disk {
         Directory::on(Arc::new(self.clone()))
     }
 
-    /// Refuses writes and syncs from now on, or takes them again.
+    /// Refuses some changes from now on, or takes them again.
     pub(crate) fn set_failure(&self, failure: Option<DiskFailure>) {
-        let code = match failure {
-            None => 0,
-            Some(DiskFailure::Full) => 1,
-            Some(DiskFailure::Broken) => 2,
-        };
-        self.failure.store(code, Ordering::Relaxed);
+        *self.failure.0.lock() = failure;
+    }
+
+    /// Returns whether bytes can be appended.
+    pub(crate) fn takes_bytes(&self) -> bool {
+        self.failure.check(Change::Append).is_ok()
     }
 
     fn file(&self, file: Arc<dyn LogFile>, is_unsynced: bool) -> Arc<dyn LogFile> {
@@ -107,6 +150,7 @@ impl mooncake_master::Disk for Disk {
     }
 
     fn create(&self, name: &str) -> io::Result<Arc<dyn LogFile>> {
+        self.failure.check(Change::Name)?;
         Ok(self.file(self.disk.create(name)?, false))
     }
 
@@ -116,14 +160,17 @@ impl mooncake_master::Disk for Disk {
     }
 
     fn rename(&self, from: &str, to: &str) -> io::Result<()> {
+        self.failure.check(Change::Name)?;
         self.disk.rename(from, to)
     }
 
     fn remove(&self, name: &str) -> io::Result<()> {
+        self.failure.check(Change::Remove)?;
         self.disk.remove(name)
     }
 
     fn sync_directory(&self) -> io::Result<()> {
+        self.failure.check(Change::Name)?;
         self.disk.sync_directory()
     }
 
@@ -136,28 +183,19 @@ impl mooncake_master::Disk for Disk {
     }
 }
 
-impl File {
-    fn check(&self, refused: u8) -> io::Result<()> {
-        match self.failure.load(Ordering::Relaxed) {
-            failure if failure != refused => Ok(()),
-            1 => Err(io::ErrorKind::StorageFull.into()),
-            _ => Err(io::Error::other("the device failed")),
-        }
-    }
-}
-
 impl LogFile for File {
     fn append(&self, bytes: &[u8]) -> io::Result<()> {
-        self.check(1)?;
+        self.failure.check(Change::Append)?;
         self.file.append(bytes)
     }
 
     fn truncate(&self, length: u64) -> io::Result<()> {
+        self.failure.check(Change::Truncate)?;
         self.file.truncate(length)
     }
 
     fn sync(&self) -> io::Result<()> {
-        self.check(2)?;
+        self.failure.check(Change::Sync)?;
         match self.is_unsynced {
             true => Ok(()),
             false => self.file.sync(),

@@ -102,6 +102,10 @@ impl Simulator {
     /// Handles that all appended effects are written, or that the log has failed.
     fn log_written(&mut self) -> Result<(), String> {
         let Some(journal) = self.host.journal() else { return Ok(()) };
+        if journal.has_ended() {
+            self.end_master();
+            return Ok(());
+        }
         let next_frame = journal.next_frame();
         let is_healthy = journal.is_healthy();
         let answers = self.waiting.take_durable(|position| journal.is_durable(position));
@@ -118,6 +122,18 @@ impl Simulator {
             self.send_reply(&call, answer);
         }
         Ok(())
+    }
+
+    /// Ends the master because its log failed. It answers no call, and its files stay.
+    fn end_master(&mut self) {
+        self.outcome.endings += 1;
+        if self.host.disk.takes_bytes()
+            && let Some(journal) = self.host.journal()
+        {
+            // What could not be synced is written.
+            self.log_record.written(journal.next_frame());
+        }
+        self.stop_master();
     }
 
     /// Starts the log anew after a failure, with a snapshot and on another timeline.

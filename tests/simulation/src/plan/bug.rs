@@ -62,13 +62,15 @@ pub enum Bug {
     ReusesReplicaNumbers,
     /// A put does not say which replicas earlier pieces may still reach.
     ForgetsLatePieces,
+    /// The master forgets that the holder or the writer of late bytes may be stopped.
+    IgnoresStops,
     /// The master panics when it describes an object of a segment that has left the pool.
     PanicsInViews,
 }
 
 impl Bug {
     /// All planted bugs, with their names on the command line.
-    pub const ALL: [(&str, Self); 27] = [
+    pub const ALL: [(&str, Self); 28] = [
         ("replies-before-log", Self::RepliesBeforeLog),
         ("forgets-fences", Self::ForgetsFences),
         ("frees-too-early", Self::FreesTooEarly),
@@ -95,6 +97,7 @@ impl Bug {
         ("drops-last-readable-copy", Self::DropsLastReadableCopy),
         ("reuses-replica-numbers", Self::ReusesReplicaNumbers),
         ("forgets-late-pieces", Self::ForgetsLatePieces),
+        ("ignores-stops", Self::IgnoresStops),
         ("panics-in-views", Self::PanicsInViews),
     ];
 }
@@ -154,6 +157,17 @@ impl Plan {
             Bug::ReusesReplicaNumbers => {
                 (self.faults.master_crash, self.task_requests) = (200, 300);
                 self.faults.wipe = 0;
+            }
+            Bug::IgnoresStops => {
+                let faults = &mut self.faults;
+                (faults.client_stall, faults.client_crash) = (300, 0);
+                (faults.master_crash, faults.master_stall, faults.lost) = (0, 0, 0);
+                self.rules.client_ttl = Duration::from_secs(8);
+                self.rules.write_window = Duration::from_millis(300);
+                self.rules.put_release = Duration::from_secs(12);
+                self.rules.stop_max = Duration::ZERO;
+                (self.keys, self.workers) = (24, 4);
+                self.segment_words = self.object_words * 3;
             }
             Bug::PanicsInViews => (self.views, self.faults.remount) = (300, 300),
             Bug::ReusesUnsyncedMemory => {

@@ -53,7 +53,7 @@ impl Faults {
     pub(crate) fn new(seed: u64) -> Self {
         let mut random = Random::new(seed ^ 0x51ed_270b);
         let mut rate = |max: u64| if random.happens(400) { 0 } else { random.below(max + 1) };
-        let is_failing = (1..250).contains(&rate(1000));
+        let is_failing = (1..500).contains(&rate(1000));
         Self {
             lost: rate(60),
             duplicated: rate(40),

@@ -75,16 +75,18 @@ impl Profile {
 }
 
 /// Returns rules with short times, so that a short run covers much. `put_discard` and `put_release`
-/// must be longer than the write window.
+/// must be longer than the write window, the latter also than that and the stop of a process.
 pub(crate) fn rules(random: &mut Random, is_multi_tenant: bool) -> Rules {
     let kinds = [EvictionKind::Adaptive, EvictionKind::Lru, EvictionKind::S3Fifo];
     let window = Duration::from_millis(random.between(500, 4000));
+    let client_ttl = Duration::from_millis(random.between(1000, 6000));
     Rules {
-        client_ttl: Duration::from_millis(random.between(1000, 6000)),
+        client_ttl,
+        stop_max: client_ttl,
         lease_ttl: Duration::from_millis(random.between(1, 2000)),
         write_window: window,
         put_discard: window + Duration::from_millis(2100),
-        put_release: window + Duration::from_millis(2100 + random.below(4000)),
+        put_release: window + client_ttl + Duration::from_millis(2100 + random.below(4000)),
         resume_grace: Duration::from_millis(random.between(100, 3000)),
         unclaimed_ttl: Duration::from_millis(random.between(3000, 10_000)),
         eviction: *random.pick(&kinds).unwrap_or(&EvictionKind::Adaptive),

@@ -49,6 +49,8 @@ counts! {
     hangs,
     /// Failures of the log, after which it was restarted on another timeline.
     log_failures,
+    /// Masters that ended because their log failed.
+    endings,
     /// Restarts of the log without a restart of the master.
     log_restarts,
     /// Restarts of the master.
@@ -65,10 +67,14 @@ counts! {
     suspensions,
     /// Segments replaced by new memory because the master did not know them.
     renewals,
+    /// Segments that were unmounted with a grace.
+    graces,
     /// Started snapshots.
     snapshots,
     /// Pieces of writes that reached memory after their writer had given them up.
     late_pieces,
+    /// Pieces that waited for a process that was stopped.
+    stopped_pieces,
     /// Holders that were silent and taken back by the put.
     readmissions,
     /// Advances of the numbers of replicas to the end of their range.
