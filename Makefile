@@ -44,6 +44,9 @@ $(VENV)/.tools: scripts/setup.sh scripts/tools.txt
 	@bash scripts/setup.sh $(VENV)
 	@touch $@
 
+.PHONY: test-tools
+test-tools: $(VENV)/.test-tools ## Install what the Python tests import into .venv
+
 $(VENV)/.test-tools: $(VENV)/.tools scripts/test-tools.txt
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -r scripts/test-tools.txt
 	@touch $@
