@@ -81,7 +81,14 @@ fn dial_tcp(
             },
             Err(error) => {
                 let text = "no connection to the master";
+                let is_refused = error.kind() == io::ErrorKind::ConnectionRefused;
                 last = unreachable(text).with("resolved", address).caused_by(error);
+                if is_refused {
+                    last = last.with_remedy(
+                        "No program listens there: start `mooncake_master`, whose port is 50051 \
+                         unless --rpc_port says otherwise, or correct the address.",
+                    );
+                }
             }
         }
     }

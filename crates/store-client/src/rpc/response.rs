@@ -11,13 +11,30 @@ use crate::object::{Place, SegmentInfo};
 /// Converts the master's failure for one key and adds the key if the message lacks it.
 pub(crate) fn item_error(failure: &v1::Failure, key: impl Display) -> Error {
     let error = named_error(failure.into(), key);
-    // Of the errors about memory only that about an object larger than any segment names one.
-    let is_too_large = error.code() == ErrorCode::NO_AVAILABLE_HANDLE
-        && error.context().any(|(name, _)| name == "largest_segment");
-    if !is_too_large {
+    if error.code() != ErrorCode::NO_AVAILABLE_HANDLE {
         return error;
     }
-    error.with_remedy("Lend a segment that is larger than the object, or put it in parts.")
+    match remedy_for_space(&error) {
+        Some(remedy) => error.with_remedy(remedy),
+        None => error,
+    }
+}
+
+/// Returns what helps a put that found no memory, where that is not what helps usually.
+fn remedy_for_space(error: &Error) -> Option<&'static str> {
+    let value = |wanted| error.context().find(|&(name, _)| name == wanted).map(|(_, value)| value);
+    if value("retry_after_ms").is_some() {
+        return Some("Put it again after that time; nothing has to be unpinned or added.");
+    }
+    // Only errors about an object that is larger than any segment name the largest one.
+    match value("largest_segment")? {
+        "0" => Some(
+            "Lend memory, for instance with StoreConfig(segment_bytes=\"4GB\") in a process that \
+             stays, or with `mooncake_client --master_server_address=HOST:PORT \
+             --global_segment_size=4GB`.",
+        ),
+        _ => Some("Lend a segment that is larger than the object, or put it in parts."),
+    }
 }
 
 /// Adds the key to an error that does not name it.

@@ -135,7 +135,7 @@ impl Reclaimer<'_> {
             }
         }
         match (is_drained, is_lost) {
-            (false, false) => "no segment accepts objects: none is mounted",
+            (false, false) => "no segment accepts objects: no process lends memory to the pool",
             (true, false) => "no segment accepts objects: all are being drained or were drained",
             (false, true) => "no segment accepts objects: their clients lost contact",
             (true, true) => {
