@@ -23,7 +23,7 @@ use crate::{
     argument::Unsigned,
     buffer::{Views, caller_range, caller_ranges, uninit_bytes},
     detach::detached,
-    error::or_raise,
+    error::{forget_last, or_raise},
     log,
     runtime::runtime,
 };
@@ -56,6 +56,7 @@ impl Engine {
         let started = detached(py, || Running::start(config, runtime)).and_then(|started| started);
         let running = Arc::new(or_raise(py, started)?);
         open::track(&running);
+        forget_last();
         Ok(Self(Some(running)))
     }
 
@@ -325,7 +326,9 @@ impl Engine {
         call: impl FnOnce(&Running) -> Result<T> + Send,
     ) -> PyResult<T> {
         let running = self.running();
-        or_raise(py, detached(py, || call(running)).and_then(|answer| answer))
+        let answer = or_raise(py, detached(py, || call(running)).and_then(|answer| answer))?;
+        forget_last();
+        Ok(answer)
     }
 }
 

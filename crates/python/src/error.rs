@@ -62,7 +62,16 @@ pub(crate) fn or_raise<T>(py: Python<'_>, result: Result<T>) -> PyResult<T> {
     result.map_err(|error| py_error(py, &error))
 }
 
-/// Returns the exception for the last error of this thread.
+/// Forgets the last error of this thread, since a call has succeeded.
+pub(crate) fn forget_last() {
+    LAST.with_borrow_mut(|last| {
+        if last.is_some() {
+            *last = None;
+        }
+    });
+}
+
+/// Returns the exception for the last error of this thread; `None` after a call that succeeded.
 #[pyfunction]
 pub(crate) fn last_error(py: Python<'_>) -> PyResult<Option<Bound<'_, PyAny>>> {
     let Some((error, own)) = LAST.with_borrow(Clone::clone) else { return Ok(None) };

@@ -6,14 +6,30 @@ use mooncake_base::{Error, Result, Version};
 use mooncake_store_client as client;
 use mooncake_store_client::SoftPin;
 use pyo3::{
+    exceptions::PyTypeError,
     prelude::*,
-    types::{PyDict, PyTuple},
+    types::{PyDict, PyMapping, PyTuple},
 };
 
 use crate::{
     argument::{self, NumberOption},
     error::or_raise,
 };
+
+/// Names of the options.
+const OPTIONS: [&str; 11] = [
+    "replicas",
+    "soft_pin",
+    "soft_pin_ttl_ms",
+    "is_hard_pinned",
+    "preferred_segments",
+    "prefers_own_segments",
+    "data_type",
+    "groups",
+    "ttl_ms",
+    "tags",
+    "if_versions",
+];
 
 /// Options of puts. Immutable; may be used for any number of puts.
 ///
@@ -64,6 +80,7 @@ impl PutOptions {
         ttl_ms = None,
         tags = BTreeMap::new(),
         if_versions = None,
+        **unknown,
         ),
         text_signature = "(*, replicas=1, soft_pin='preserve', soft_pin_ttl_ms=None, \
             is_hard_pinned=False, preferred_segments=(), prefers_own_segments=False, data_type=0, \
@@ -81,9 +98,13 @@ impl PutOptions {
         data_type: NumberOption<u32>,
         groups: Option<Vec<String>>,
         ttl_ms: Option<NumberOption<u64>>,
-        tags: BTreeMap<String, String>,
+        #[pyo3(from_py_with = tags_of)] tags: BTreeMap<String, String>,
         if_versions: Option<Vec<NumberOption<u64>>>,
+        unknown: Option<&Bound<'_, PyDict>>,
     ) -> PyResult<Self> {
+        if let Some((name, _)) = unknown.and_then(|unknown| unknown.iter().next()) {
+            return Err(unknown_option(&name)?);
+        }
         let optional = |name, number: Option<NumberOption<u64>>| {
             or_raise(py, number.map(|number| number.named(name)).transpose())
         };
@@ -159,6 +180,37 @@ impl PutOptions {
         }
         text + ")"
     }
+}
+
+/// Returns the error for an unknown option, with the option that has a similar name.
+fn unknown_option(name: &Bound<'_, PyAny>) -> PyResult<PyErr> {
+    let suggestion = name
+        .py()
+        .import("mooncake._api.keywords")?
+        .call_method1("suggestion", (name, OPTIONS))?
+        .extract::<String>()?;
+    let text = format!("PutOptions() got an unexpected keyword argument '{name}'{suggestion}");
+    Ok(PyTypeError::new_err(text))
+}
+
+/// Reads tags for `from_py_with`; the error for another value than text names the tag.
+fn tags_of(tags: &Bound<'_, PyAny>) -> PyResult<BTreeMap<String, String>> {
+    let Ok(tags) = tags.cast::<PyMapping>() else {
+        let kind = tags.get_type().name()?;
+        return Err(PyTypeError::new_err(format!("tags are names and values, not {kind}")));
+    };
+    let mut read = BTreeMap::new();
+    for item in tags.items()? {
+        let (name, value): (Bound<'_, PyAny>, Bound<'_, PyAny>) = item.extract()?;
+        let (Ok(text), Ok(tag)) = (value.extract(), name.extract()) else {
+            let (kind, shown) = (value.get_type().name()?, name.repr()?);
+            return Err(PyTypeError::new_err(format!(
+                "names and values of tags are text: tags[{shown}] is of type {kind}; use str()"
+            )));
+        };
+        read.insert(tag, text);
+    }
+    Ok(read)
 }
 
 impl PutOptions {

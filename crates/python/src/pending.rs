@@ -42,7 +42,7 @@ use crate::{
         },
         settings::seconds,
         tasks::{self, IdParts},
-        transfer,
+        transfer::{self, GetTerms},
     },
     workers::{self, DropQueue},
 };
@@ -155,12 +155,18 @@ impl Pending {
     }
 
     /// Begins to get objects, as bytes or as buffers.
-    #[pyo3(signature = (keys, *, as_bytes = false))]
-    fn get<'py>(&self, py: Python<'py>, keys: Keys<'py>, as_bytes: bool) -> PyResult<u64> {
+    #[pyo3(signature = (keys, *, as_bytes = false, lease = true))]
+    fn get<'py>(
+        &self,
+        py: Python<'py>,
+        keys: Keys<'py>,
+        as_bytes: bool,
+        lease: bool,
+    ) -> PyResult<u64> {
         let names = invalid_as_missing(object_keys(&keys)?);
         let keys = unbound(keys);
         self.begin(py, move |client| {
-            let fetched = client.map(|client| fetch(client, names));
+            let fetched = client.map(|client| fetch(client, names, lease));
             Box::new(move |py| {
                 if !as_bytes {
                     return outcome_objects(py, &keys, fetched);
@@ -177,11 +183,13 @@ impl Pending {
 
     /// Begins to get objects into writable buffers. The outcome of each item is the object's
     /// length.
+    #[pyo3(signature = (keys, buffers, *, lease = true))]
     fn read_into<'py>(
         &self,
         py: Python<'py>,
         keys: Keys<'py>,
         buffers: Vec<Bound<'py, PyAny>>,
+        lease: bool,
     ) -> PyResult<u64> {
         let views = writable_views(&keys, &buffers)?;
         let names = invalid_as_missing(object_keys(&keys)?);
@@ -189,7 +197,8 @@ impl Pending {
         self.begin(py, move |client| {
             let lengths = client.map(|client| {
                 let ranges: Vec<_> = views.iter().map(Views::ranges).collect();
-                transfer::get_into(client, names, &ranges, false)
+                let terms = GetTerms { is_exact: false, takes_lease: lease };
+                transfer::get_into(client, names, &ranges, terms)
             });
             Box::new(move |py| {
                 drop(views);
@@ -199,8 +208,9 @@ impl Pending {
     }
 
     /// Begins to locate objects, to read ranges of them.
-    fn locate<'py>(&self, py: Python<'py>, keys: Keys<'py>) -> PyResult<u64> {
-        self.begin_for_keys(py, keys, Located::find)
+    #[pyo3(signature = (keys, *, lease = true))]
+    fn locate<'py>(&self, py: Python<'py>, keys: Keys<'py>, lease: bool) -> PyResult<u64> {
+        self.begin_for_keys(py, keys, move |client, names| Located::find(client, names, lease))
     }
 
     /// Begins to read a range of a located object as `bytes`.
@@ -374,13 +384,14 @@ impl Pending {
         })
     }
 
-    /// Begins to locate the copies of objects. Leases the objects.
-    fn replicas<'py>(&self, py: Python<'py>, keys: Keys<'py>) -> PyResult<u64> {
+    /// Begins to locate the copies of objects.
+    #[pyo3(signature = (keys, *, lease = true))]
+    fn replicas<'py>(&self, py: Python<'py>, keys: Keys<'py>, lease: bool) -> PyResult<u64> {
         let names = invalid_as_missing(object_keys(&keys)?);
         let keys = unbound(keys);
         self.begin(py, move |client| {
             let described =
-                client.map(|client| call_with_valid(names, |names| client.describe(&names)));
+                client.map(|client| call_with_valid(names, |names| client.describe(&names, lease)));
             Box::new(move |py| {
                 let mut places = Vec::with_capacity(keys.len());
                 for located in or_raise(py, described)? {
@@ -588,12 +599,12 @@ fn waker_pair() -> Result<(UnixStream, UnixStream)> {
 }
 
 /// Gets objects into buffers that own their memory.
-fn fetch(client: &Client, names: Vec<Result<ObjectKey>>) -> Vec<Result<Buffer>> {
+fn fetch(client: &Client, names: Vec<Result<ObjectKey>>, takes_lease: bool) -> Vec<Result<Buffer>> {
     let target = |length| {
         Buffer::uninit(length, false)
             .map_err(|_| Error::internal("no memory for the object").with("length", length))
     };
-    let located = transfer::locate(client, names);
+    let located = transfer::locate(client, names, takes_lease);
     let targets: Vec<Result<(Buffer, LocalRange)>> = located
         .iter()
         .map(|located| located.as_ref().map_err(Clone::clone).and_then(|l| target(l.length())))

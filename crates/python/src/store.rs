@@ -1,6 +1,8 @@
 //! `Store`: a handle on a pool. Every call is a batch: a failed item is an exception instance at
 //! its place in the result, a failed call raises.
 
+mod advice;
+mod calls;
 pub(crate) mod describe;
 pub(crate) mod details;
 mod fetch;
@@ -17,8 +19,8 @@ pub(crate) mod transfer;
 
 use std::{path::PathBuf, slice, sync::Arc, time::Duration};
 
-use mooncake_base::{Error, ErrorCode, ObjectKey, Result, SegmentId, Version};
-use mooncake_store_client::{Client, NewDrain, NewTask, Presence, RemovalTerms, Selector};
+use mooncake_base::{Error, ErrorCode, ObjectKey, SegmentId, Version};
+use mooncake_store_client::{NewDrain, NewTask, Presence, RemovalTerms, Selector};
 use mooncake_transfer_engine::LocalRange;
 use pyo3::{
     prelude::*,
@@ -37,7 +39,7 @@ use self::{
     parts::{Columns, Table},
     settings::{Arguments, DummyArguments, Settings},
     tasks::IdParts,
-    transfer::{Signed, Unsigned as UnsignedBuffer},
+    transfer::{GetTerms, Signed, Unsigned as UnsignedBuffer},
 };
 use crate::{
     argument::{
@@ -47,7 +49,7 @@ use crate::{
     buffer::{Ranges, Views, uninit_bytes},
     detach::{detached, limited},
     engine::Engine,
-    error::{exception, or_raise},
+    error::{exception, forget_last, or_raise},
     log,
     options::PutOptions,
     runtime::runtime,
@@ -139,6 +141,7 @@ impl Store {
         let opened = limited(py, None, || Open::start(settings, shared, runtime))?;
         let store = Arc::new(opened);
         open::track(&store);
+        forget_last();
         Ok(Self { open: Some(store), timeout: None })
     }
 
@@ -179,6 +182,7 @@ impl Store {
         let open = || Open::start_dummy(&daemon, pool_bytes, &arguments, runtime);
         let store = Arc::new(limited(py, None, open)?);
         open::track(&store);
+        forget_last();
         Ok(Self { open: Some(store), timeout: None })
     }
 
@@ -248,62 +252,83 @@ impl Store {
         transfer::put_ranges(self, py, &keys, &ranges.items(), options, |it| it.is_some())
     }
 
-    /// Gets objects as `bytes`.
-    fn get<'py>(&self, py: Python<'py>, keys: Keys<'py>) -> PyResult<Bound<'py, PyList>> {
-        self.fetch::<Py<PyBytes>>(py, &keys, |py, bytes| Ok(bytes.into_bound(py).into_any()))
+    /// Gets objects as `bytes`. Leases them unless `lease` is false.
+    #[pyo3(signature = (keys, *, lease = true))]
+    fn get<'py>(
+        &self,
+        py: Python<'py>,
+        keys: Keys<'py>,
+        lease: bool,
+    ) -> PyResult<Bound<'py, PyList>> {
+        let finish = |py, bytes: Py<PyBytes>| Ok(bytes.into_bound(py).into_any());
+        self.fetch::<Py<PyBytes>>(py, &keys, lease, finish)
     }
 
-    /// Gets objects as buffers that own their memory.
-    #[pyo3(signature = (keys, *, is_signed = false))]
+    /// Gets objects as buffers that own their memory. Leases them unless `lease` is false.
+    #[pyo3(signature = (keys, *, is_signed = false, lease = true))]
     fn get_buffers<'py>(
         &self,
         py: Python<'py>,
         keys: Keys<'py>,
         is_signed: bool,
+        lease: bool,
     ) -> PyResult<Bound<'py, PyList>> {
         if is_signed {
-            self.fetch::<Signed>(py, &keys, |py, target| Ok(Bound::new(py, target.0)?.into_any()))
+            let bind = |py, target: Signed| Ok(Bound::new(py, target.0)?.into_any());
+            self.fetch::<Signed>(py, &keys, lease, bind)
         } else {
             let bind = |py, target: UnsignedBuffer| Ok(Bound::new(py, target.0)?.into_any());
-            self.fetch::<UnsignedBuffer>(py, &keys, bind)
+            self.fetch::<UnsignedBuffer>(py, &keys, lease, bind)
         }
     }
 
-    /// Gets objects into memory at addresses; returns their lengths.
-    #[pyo3(signature = (keys, ranges, *, is_exact = false))]
+    /// Gets objects into memory at addresses; returns their lengths. Leases the objects unless
+    /// `lease` is false.
+    #[pyo3(signature = (keys, ranges, *, is_exact = false, lease = true))]
     fn get_into<'py>(
         &self,
         py: Python<'py>,
         keys: Keys<'py>,
         ranges: Ranges,
         is_exact: bool,
+        lease: bool,
     ) -> PyResult<Bound<'py, PyList>> {
         or_raise(py, check_same_length("ranges", ranges.len(), keys.len()))?;
         let names = invalid_as_missing(object_keys(&keys)?);
         let ranges = ranges.items();
-        let lengths =
-            self.call(py, |client| transfer::get_into(client, names, &ranges, is_exact))?;
+        let terms = GetTerms { is_exact, takes_lease: lease };
+        let lengths = self.call(py, |client| transfer::get_into(client, names, &ranges, terms))?;
         outcome_list(py, &keys, lengths)
     }
 
-    /// Gets objects into writable buffers; returns their lengths.
+    /// Gets objects into writable buffers; returns their lengths. Leases the objects unless `lease`
+    /// is false.
+    #[pyo3(signature = (keys, buffers, *, lease = true))]
     fn read_into<'py>(
         &self,
         py: Python<'py>,
         keys: Keys<'py>,
         buffers: Vec<Bound<'py, PyAny>>,
+        lease: bool,
     ) -> PyResult<Bound<'py, PyList>> {
         let views = writable_views(&keys, &buffers)?;
         let names = invalid_as_missing(object_keys(&keys)?);
         let ranges: Vec<&[LocalRange]> = views.iter().map(Views::ranges).collect();
-        let lengths = self.call(py, |client| transfer::get_into(client, names, &ranges, false))?;
+        let terms = GetTerms { is_exact: false, takes_lease: lease };
+        let lengths = self.call(py, |client| transfer::get_into(client, names, &ranges, terms))?;
         outcome_list(py, &keys, lengths)
     }
 
-    /// Locates objects, to read ranges of them.
-    fn locate<'py>(&self, py: Python<'py>, keys: Keys<'py>) -> PyResult<Bound<'py, PyList>> {
+    /// Locates objects, to read ranges of them. Leases them unless `lease` is false.
+    #[pyo3(signature = (keys, *, lease = true))]
+    fn locate<'py>(
+        &self,
+        py: Python<'py>,
+        keys: Keys<'py>,
+        lease: bool,
+    ) -> PyResult<Bound<'py, PyList>> {
         let names = invalid_as_missing(object_keys(&keys)?);
-        let located = self.call(py, |client| Located::find(client, names))?;
+        let located = self.call(py, |client| Located::find(client, names, lease))?;
         outcome_list(py, &keys, located)
     }
 
@@ -437,11 +462,17 @@ impl Store {
         outcome_list(py, &keys, ended.into_iter().map(|ended| ended.map(|()| true)).collect())
     }
 
-    /// Returns where the copies of objects are. Leases the objects.
-    fn replicas<'py>(&self, py: Python<'py>, keys: Keys<'py>) -> PyResult<Bound<'py, PyList>> {
+    /// Returns where the copies of objects are. Leases the objects unless `lease` is false.
+    #[pyo3(signature = (keys, *, lease = true))]
+    fn replicas<'py>(
+        &self,
+        py: Python<'py>,
+        keys: Keys<'py>,
+        lease: bool,
+    ) -> PyResult<Bound<'py, PyList>> {
         let names = invalid_as_missing(object_keys(&keys)?);
         let described =
-            self.call(py, |client| call_with_valid(names, |keys| client.describe(&keys)))?;
+            self.call(py, |client| call_with_valid(names, |keys| client.describe(&keys, lease)))?;
         let mut places = Vec::with_capacity(described.len());
         for located in described {
             places.push(match located {
@@ -750,39 +781,6 @@ impl Store {
 impl Store {
     pub(crate) fn open(&self) -> &Arc<Open> {
         self.open.as_ref().expect("only drop takes what is inside")
-    }
-
-    /// Makes a call of the client without holding the interpreter.
-    fn call<T: Send>(&self, py: Python<'_>, call: impl FnOnce(&Client) -> T + Send) -> PyResult<T> {
-        let open = self.open();
-        limited(py, self.timeout, || open.client().map(call))
-    }
-
-    /// Makes a call about the objects of keys; an invalid key is that of a missing object.
-    fn call_for_keys<'py, T: IntoPyObject<'py> + Send>(
-        &self,
-        py: Python<'py>,
-        keys: &[Bound<'py, PyAny>],
-        call: impl FnOnce(&Client, &[ObjectKey]) -> Vec<Result<T>> + Send,
-    ) -> PyResult<Bound<'py, PyList>> {
-        let names = invalid_as_missing(object_keys(keys)?);
-        let results =
-            self.call(py, |client| call_with_valid(names, |names| call(client, &names)))?;
-        outcome_list(py, keys, results)
-    }
-
-    fn put_values<'py, T: IntoPyObject<'py>>(
-        &self,
-        py: Python<'py>,
-        keys: &[Bound<'py, PyAny>],
-        values: &[Bound<'py, PyAny>],
-        options: mooncake_store_client::PutOptions,
-        outcome: impl Fn(Option<Version>) -> T,
-    ) -> PyResult<Bound<'py, PyList>> {
-        or_raise(py, check_same_length("values", values.len(), keys.len()))?;
-        let views = values.iter().map(Views::of).collect::<PyResult<Vec<_>>>()?;
-        let ranges: Vec<&[LocalRange]> = views.iter().map(Views::ranges).collect();
-        transfer::put_ranges(self, py, keys, &ranges, options, outcome)
     }
 }
 

@@ -99,7 +99,7 @@ impl Store {
         self.put_with(key, value, &PutOptions { is_upsert: true, ..PutOptions::default() })
     }
 
-    /// Gets a value; `None` if no object has the key.
+    /// Gets a value; `None` if no object has the key. Takes no lease.
     ///
     /// # Errors
     /// The object is still being written, or the master or all replicas cannot be reached.
@@ -107,7 +107,7 @@ impl Store {
         self.client.get_bytes(key)
     }
 
-    /// Removes an object, even if a recent read has leased it. Returns whether the object existed.
+    /// Removes an object, even if another client has leased it. Returns whether the object existed.
     ///
     /// # Errors
     /// The object is hard-pinned ([`Client::remove`] takes it) or being written, or the master cannot be reached.

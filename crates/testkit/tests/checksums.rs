@@ -15,7 +15,7 @@ fn cluster(nodes: usize) -> Cluster {
 
 /// Returns the places of the object's copies.
 fn places(node: &Node, name: &str) -> Vec<Place> {
-    node.client.describe(&[key(name)]).remove(0).expect("it is there").places().to_vec()
+    node.client.describe(&[key(name)], false).remove(0).expect("it is there").places().to_vec()
 }
 
 /// Changes one byte of a copy without the master's knowledge.
@@ -79,11 +79,11 @@ fn reserved_object_has_no_checksum() {
     assert!(cluster.nodes[0].client.config().has_checksums, "test nodes turn checksums on");
     assert!(!ClientConfig::default().has_checksums, "checksums are off by default");
     cluster.nodes[0].put("k", b"value").unwrap();
-    let summed = cluster.nodes[0].client.describe(&[key("k")]).remove(0).unwrap().checksum();
+    let summed = cluster.nodes[0].client.describe(&[key("k")], false).remove(0).unwrap().checksum();
     assert!(summed.is_some());
     let reserved = cluster.nodes[0].client.reserve(&[(key("r"), 5)], &PutOptions::default());
     let reservation = reserved.into_iter().next().unwrap().unwrap().unwrap();
     cluster.nodes[0].client.publish(vec![reservation]).remove(0).unwrap();
-    let bare = cluster.nodes[0].client.describe(&[key("r")]).remove(0).unwrap().checksum();
+    let bare = cluster.nodes[0].client.describe(&[key("r")], false).remove(0).unwrap().checksum();
     assert!(bare.is_none());
 }

@@ -52,7 +52,7 @@ fn over(by: &Node, id: TaskId) -> TaskInfo {
 
 /// Returns the names of the segments that hold a copy.
 fn holders(by: &Node, name: &str) -> Vec<String> {
-    let found = by.client.describe(&[key(name)]).remove(0).expect("the object is there");
+    let found = by.client.describe(&[key(name)], false).remove(0).expect("the object is there");
     let mut names: Vec<_> = found.places().iter().map(|place| place.segment.name.clone()).collect();
     names.sort();
     names

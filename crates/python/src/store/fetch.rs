@@ -15,16 +15,18 @@ use crate::{
 };
 
 impl Store {
-    /// Locates objects, allocates a target for each, and reads into the targets.
+    /// Locates objects, allocates a target for each, and reads into the targets. Leases the objects
+    /// if `takes_lease` is set.
     pub(super) fn fetch<'py, B: GetTarget>(
         &self,
         py: Python<'py>,
         keys: &[Bound<'py, PyAny>],
+        takes_lease: bool,
         finish: impl Fn(Python<'py>, B) -> PyResult<Bound<'py, PyAny>>,
     ) -> PyResult<Bound<'py, PyList>> {
         let deadline = self.timeout.map(|timeout| SystemClock.now() + timeout);
         let names = invalid_as_missing(object_keys(keys)?);
-        let located = self.call(py, |client| transfer::locate(client, names))?;
+        let located = self.call(py, |client| transfer::locate(client, names, takes_lease))?;
         let mut targets = Vec::with_capacity(keys.len());
         let mut ranges = Vec::with_capacity(keys.len());
         for located in located.iter().filter_map(|located| located.as_ref().ok()) {

@@ -42,9 +42,14 @@ impl Located {
         Self(Arc::new(places))
     }
 
-    /// Locates objects.
-    pub(crate) fn find(client: &Client, keys: Vec<Result<ObjectKey>>) -> Vec<Result<Self>> {
-        transfer::locate(client, keys).into_iter().map(|found| found.map(Self::new)).collect()
+    /// Locates objects. Leases them if `takes_lease` is set.
+    pub(crate) fn find(
+        client: &Client,
+        keys: Vec<Result<ObjectKey>>,
+        takes_lease: bool,
+    ) -> Vec<Result<Self>> {
+        let located = transfer::locate(client, keys, takes_lease);
+        located.into_iter().map(|found| found.map(Self::new)).collect()
     }
 
     /// Reads from an offset on into memory, which is filled.

@@ -12,7 +12,7 @@ use pyo3::{
 use crate::{
     argument::{call_with_valid, check_same_length, invalid_as_missing, object_keys},
     buffer::Views,
-    error::{exception, or_raise},
+    error::{exception, forget_last, or_raise},
     options::PutOptions,
 };
 
@@ -127,6 +127,9 @@ pub(crate) fn outcome_list<'a, 'py: 'a, T: IntoPyObject<'py>>(
     results: Vec<Result<T>>,
 ) -> PyResult<Bound<'py, PyList>> {
     let list = PyList::empty(py);
+    if results.iter().all(Result::is_ok) {
+        forget_last();
+    }
     for (key, result) in keys.into_iter().zip(results) {
         match result {
             Ok(value) => list.append(value)?,

@@ -190,8 +190,8 @@ pub(crate) fn seconds(name: &'static str, seconds: Option<f64>) -> Result<Option
     match Duration::try_from_secs_f64(seconds) {
         Ok(duration) if !duration.is_zero() => Ok(Some(duration)),
         _ => {
-            Err(Error::invalid("a timeout must be a positive number of seconds")
-                .with(name, seconds))
+            let text = "a timeout is a positive number of seconds; no call answers in no time";
+            Err(Error::invalid(text).with(name, seconds))
         }
     }
 }

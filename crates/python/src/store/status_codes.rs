@@ -10,16 +10,24 @@ use pyo3::{
     types::{PyBytes, PyList},
 };
 
-use super::{Store, outcome::batch_options, transfer, transfer::GetTarget};
+use super::{
+    Store,
+    outcome::batch_options,
+    transfer,
+    transfer::{GetTarget, GetTerms},
+};
 use crate::{
     argument::{
         PackedKeys, Unsigned, check_same_length, column, invalid_as_missing, object_key,
         object_keys_of, one_key,
     },
     buffer::{Values, caller_range},
-    error::{exception, or_raise, py_error_for_key},
+    error::{exception, forget_last, or_raise, py_error_for_key},
     options::PutOptions,
 };
+
+/// Reads of the upstream calls lease the objects.
+const LEASED: GetTerms = GetTerms { is_exact: false, takes_lease: true };
 
 /// One entry for each key, and the exception of the last failure.
 type ColumnReply<'py> = (Bound<'py, PyList>, Option<Bound<'py, PyAny>>);
@@ -70,7 +78,7 @@ pub(crate) fn get_columns<'py>(
     or_raise(py, check_same_length("addresses", memory.len(), names.len()))?;
     let memory: Vec<&[LocalRange]> = memory.iter().map(std::slice::from_ref).collect();
     let store = store.get();
-    let read = store.call(py, |client| transfer::get_into(client, names, &memory, false))?;
+    let read = store.call(py, |client| transfer::get_into(client, names, &memory, LEASED))?;
     codes_and_failure(keys, read, |length| i64::try_from(length).unwrap_or(i64::MAX))
 }
 
@@ -83,7 +91,7 @@ pub(crate) fn get_values<'py>(
     let py = store.py();
     let names = invalid_as_missing(object_keys_of(keys)?);
     let store = store.get();
-    let located = store.call(py, |client| transfer::locate(client, names))?;
+    let located = store.call(py, |client| transfer::locate(client, names, true))?;
     let mut filled = Vec::with_capacity(located.len());
     let mut ranges = Vec::with_capacity(located.len());
     for located in located.iter().flatten() {
@@ -119,7 +127,10 @@ pub(crate) fn is_present(store: &Bound<'_, Store>, key: &Bound<'_, PyAny>) -> Py
     let (py, keys) = (store.py(), one_key(key)?);
     let Presence { found, failure } = store.get().call(py, |client| client.presence(keys, true))?;
     match (failure, found.first()) {
-        (None, Some(Some(is_there))) => Ok(u8::from(*is_there)),
+        (None, Some(Some(is_there))) => {
+            forget_last();
+            Ok(u8::from(*is_there))
+        }
         (failure, _) => or_raise(py, Err(failure.unwrap_or_else(no_outcome))),
     }
 }
@@ -152,13 +163,16 @@ pub(crate) fn get_one(
 ) -> PyResult<u64> {
     let names = invalid_as_missing(vec![object_key(key)?]);
     let memory = [caller_range(buffer_ptr.0, size.0)];
-    let get = |client: &_| transfer::get_into(client, names, &[&memory[..]], false);
+    let get = |client: &_| transfer::get_into(client, names, &[&memory[..]], LEASED);
     single_outcome(key, store.get().call(store.py(), get)?)
 }
 
 /// Returns the outcome of a batch of one, or raises its error.
 fn single_outcome<T>(key: &Bound<'_, PyAny>, outcomes: Vec<Result<T>>) -> PyResult<T> {
     let outcome = outcomes.into_iter().next().unwrap_or_else(|| Err(no_outcome()));
+    if outcome.is_ok() {
+        forget_last();
+    }
     outcome.map_err(|error| py_error_for_key(key.py(), &error, Some(key)))
 }
 
@@ -211,7 +225,10 @@ fn failure_object<'py>(
     keys: &Bound<'py, PyAny>,
     failure: Option<(usize, Error)>,
 ) -> PyResult<Option<Bound<'py, PyAny>>> {
-    let Some((at, error)) = failure else { return Ok(None) };
+    let Some((at, error)) = failure else {
+        forget_last();
+        return Ok(None);
+    };
     let key = keys.get_item(at).ok();
     exception(keys.py(), &error, key.as_ref()).map(Some)
 }

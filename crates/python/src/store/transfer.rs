@@ -1,9 +1,6 @@
 //! Puts and gets between caller memory and the pool, one batch per call.
 
-use std::time::Duration;
-
-use mooncake_base::sync::Mutex;
-use mooncake_base::{Clock, Error, ErrorCode, Moment, ObjectKey, Result, SystemClock, Version};
+use mooncake_base::{Error, ErrorCode, ObjectKey, Result, Version};
 use mooncake_store_client::{Client, Located, PutItem, PutOptions, PutOutcome, Read};
 use mooncake_transfer_engine::LocalRange;
 use pyo3::{
@@ -11,14 +8,11 @@ use pyo3::{
     types::{PyBytes, PyList},
 };
 
-use super::{Store, outcome::outcome_list};
+use super::{Store, advice, outcome::outcome_list};
 use crate::{
     argument::{PackedKeys, call_with_valid, partition_valid},
     buffer::{Buffer, uninit_bytes},
 };
-
-/// Shortest time between two warnings about copies that were not made.
-const WARNING_INTERVAL: Duration = Duration::from_secs(10);
 
 /// Puts ranges of memory under the keys. Returns what `outcome` makes of each new version, or the failure.
 pub(super) fn put_ranges<'py, T: IntoPyObject<'py>>(
@@ -53,7 +47,7 @@ pub(crate) fn put(
     });
     let (items, invalid) = partition_valid(checked);
     let outcomes = invalid.merge_into(client.put(&items, &options));
-    warn_of_fewer_copies(&outcomes, options.replicas);
+    advice::warn(client, &outcomes, &options);
     let version = |outcome| match outcome {
         PutOutcome::Stored { version, .. } => Some(version),
         PutOutcome::Existed => None,
@@ -61,32 +55,13 @@ pub(crate) fn put(
     outcomes.into_iter().map(|outcome| outcome.map(version)).collect()
 }
 
-/// Logs that objects have fewer copies than asked, at most once in [`WARNING_INTERVAL`].
-fn warn_of_fewer_copies(outcomes: &[Result<PutOutcome>], asked: u32) {
-    static WARNED_AT: Mutex<Option<Moment>> = Mutex::new(None);
-    let copies = |outcome: &Result<PutOutcome>| match outcome {
-        Ok(PutOutcome::Stored { replicas, .. }) if *replicas < asked => Some(*replicas),
-        _ => None,
-    };
-    let Some(made) = outcomes.iter().filter_map(copies).min() else { return };
-    let now = SystemClock.now();
-    let mut warned_at = WARNED_AT.lock();
-    if warned_at.is_some_and(|at| now.since(at) < WARNING_INTERVAL) {
-        return;
-    }
-    *warned_at = Some(now);
-    let objects = outcomes.iter().filter_map(copies).count();
-    tracing::warn!(
-        objects,
-        asked,
-        made,
-        "objects have fewer copies than asked: each copy needs a segment of its own with free space"
-    );
-}
-
-/// Locates objects, to be read next.
-pub(crate) fn locate(client: &Client, keys: Vec<Result<ObjectKey>>) -> Vec<Result<Located>> {
-    call_with_valid(keys, |keys| client.locate_owned(keys))
+/// Locates objects, to be read next. Leases them if `takes_lease` is set.
+pub(crate) fn locate(
+    client: &Client,
+    keys: Vec<Result<ObjectKey>>,
+    takes_lease: bool,
+) -> Vec<Result<Located>> {
+    call_with_valid(keys, |keys| client.locate_owned(keys, takes_lease))
 }
 
 /// Memory that a get allocates for an object and fills.
@@ -136,21 +111,29 @@ pub(crate) fn read(
     })
 }
 
-/// Reads whole objects into caller memory. With `is_exact` the memory must be exactly as large as
-/// the object.
+/// How whole objects are read into caller memory.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct GetTerms {
+    /// The memory must be exactly as large as the object.
+    pub(crate) is_exact: bool,
+    /// Lease the objects.
+    pub(crate) takes_lease: bool,
+}
+
+/// Reads whole objects into caller memory.
 pub(crate) fn get_into(
     client: &Client,
     keys: Vec<Result<ObjectKey>>,
     into: &[&[LocalRange]],
-    is_exact: bool,
+    terms: GetTerms,
 ) -> Vec<Result<u64>> {
-    let located = locate(client, keys);
+    let located = locate(client, keys, terms.takes_lease);
     let fitting: Vec<Result<(&Located, &[LocalRange])>> = located
         .iter()
         .zip(into)
         .map(|(located, into)| {
             let located = located.as_ref().map_err(Clone::clone)?;
-            check_destination(located.length(), into, is_exact)?;
+            check_destination(located.length(), into, terms.is_exact)?;
             Ok((located, *into))
         })
         .collect();

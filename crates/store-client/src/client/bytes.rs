@@ -29,7 +29,7 @@ impl Client {
         only(self.put(&[PutItem { key: key.into(), parts: &[part] }], options))
     }
 
-    /// Gets one value; `None` if no object has the key.
+    /// Gets one value; `None` if no object has the key. Takes no lease.
     ///
     /// # Errors
     /// Same as [`locate`](Self::locate) and [`read`](Self::read).
@@ -48,7 +48,7 @@ impl Client {
     }
 
     fn read_value(&self, key: &ObjectKey) -> Result<Vec<u8>> {
-        let located = only(self.locate(std::slice::from_ref(key)))?;
+        let located = only(self.locate_owned(vec![key.clone()], false))?;
         let mut value = zeroed(located.length()).map_err(|error| error.with("key", key))?;
         // SAFETY: this function owns the vector, which stays alive and unmoved until the read
         // returns.

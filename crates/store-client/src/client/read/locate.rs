@@ -52,28 +52,30 @@ impl Client {
     /// By key: `OBJECT_NOT_FOUND`, `REPLICA_IS_NOT_READY` while it is being written, or the
     /// master cannot be reached.
     pub fn locate(&self, keys: &[ObjectKey]) -> Vec<Result<Located>> {
-        self.locate_owned(keys.to_vec())
+        self.locate_owned(keys.to_vec(), true)
     }
 
-    /// Like [`locate`](Self::locate), for callers that do not need the keys afterwards.
+    /// Locates objects that will be read soon: fences their memory for the read, and leases them if
+    /// `takes_lease` is set. Without a lease they can be removed and evicted as before; the read then
+    /// returns the bytes of one version, or fails.
     ///
     /// # Errors
     /// Same as [`locate`](Self::locate).
-    pub fn locate_owned(&self, keys: Vec<ObjectKey>) -> Vec<Result<Located>> {
-        self.inner.locate(keys, Grants::READ, self.inner.rpc.deadline())
+    pub fn locate_owned(&self, keys: Vec<ObjectKey>, takes_lease: bool) -> Vec<Result<Located>> {
+        self.locate_with(keys, Grants { lease: takes_lease, ..Grants::READ })
     }
 
-    /// Locates objects without the intention to read them: takes leases but no fences. Reading them
-    /// anyway costs one more call.
+    /// Locates objects without the intention to read them: takes no fences, and leases if
+    /// `takes_lease` is set. Reading them anyway costs one more call.
     ///
     /// # Errors
     /// Same as [`locate`](Self::locate).
-    pub fn describe(&self, keys: &[ObjectKey]) -> Vec<Result<Located>> {
-        let grants = Grants { fence: false, ..Grants::READ };
-        self.inner.locate(keys.to_vec(), grants, self.inner.rpc.deadline())
+    pub fn describe(&self, keys: &[ObjectKey], takes_lease: bool) -> Vec<Result<Located>> {
+        let grants = Grants { lease: takes_lease, fence: false, ..Grants::READ };
+        self.locate_with(keys.to_vec(), grants)
     }
 
-    /// Locates objects to read them now. Without a lease they can be removed and evicted as before.
+    /// Locates objects with these grants.
     pub(in crate::client) fn locate_with(
         &self,
         keys: Vec<ObjectKey>,

@@ -28,7 +28,7 @@ impl Client {
     /// still read.
     pub fn read_parts(&self, wanted: &[Parts<'_>], scope: BufferScope<'_>) -> Vec<PartOutcomes> {
         let (keys, objects) = once(wanted.iter().map(|parts| parts.key));
-        let found = self.locate_owned(keys);
+        let found = self.locate_owned(keys, true);
         let located: Vec<_> =
             objects.iter().map(|&at| found[at].as_ref().map_err(Clone::clone)).collect();
         let begin = located.iter().flatten().next().map(|located| located.requested_at);
