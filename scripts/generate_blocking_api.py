@@ -40,7 +40,7 @@ PREFIXED = re.compile(r"\bAsync(?=[A-Z])")
 
 def blocking_text(text: str) -> str:
     """Return prose or code in a string without the words of coroutines."""
-    text = re.sub(r"\(await (store\.\w+\([^()]*(?:\([^()]*\))?[^()]*\))\)", r"\1", text)
+    text = re.sub(r"\(await (\w+\.\w+\([^()]*(?:\([^()]*\))?[^()]*\))\)", r"\1", text)
     text = DROPPED.sub("", text).replace(", as coroutines", "")
     text = text.replace("whose calls are coroutines", "whose calls block")
     return PREFIXED.sub("", text)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from mooncake._api.blocking.leases import Lease
     from mooncake._api.store import ObjectInfo, SegmentInfo, Store, StoreConfig
     from mooncake._api.tasks import CopyInfo, DrainInfo, TaskInfo
-    from mooncake._api.types import Cleared
+    from mooncake._api.types import Cleared, Deleted
     from mooncake._logs import log_to_python
     from mooncake._native import Buffer, PutOptions, last_error
     from mooncake.buffer_pool import BufferPool, RegisteredBufferPool
@@ -37,9 +37,11 @@ if TYPE_CHECKING:
         NotReadyError,
         NotSupportedError,
         QuotaExceededError,
+        ShardedTensorError,
         StorageError,
         TransferFailedError,
         UnavailableError,
+        VersionDiffersError,
     )
 
     __version__: str
@@ -61,6 +63,7 @@ __all__ = [
     "CopyInfo",
     "CorruptError",
     "DeadlineError",
+    "Deleted",
     "DeniedError",
     "Drain",
     "DrainInfo",
@@ -78,6 +81,7 @@ __all__ = [
     "QuotaExceededError",
     "RegisteredBufferPool",
     "SegmentInfo",
+    "ShardedTensorError",
     "StorageError",
     "Store",
     "StoreConfig",
@@ -85,6 +89,7 @@ __all__ = [
     "TaskInfo",
     "TransferFailedError",
     "UnavailableError",
+    "VersionDiffersError",
     "__version__",
     "last_error",
     "log_to_python",
@@ -98,6 +103,7 @@ _HOMES = {
     "Buffer": "mooncake._runtime",
     "BufferPool": "mooncake.buffer_pool",
     "Cleared": "mooncake._api.types",
+    "Deleted": "mooncake._api.types",
     "CopyInfo": "mooncake._api.tasks",
     "Drain": "mooncake._api.blocking.jobs",
     "DrainInfo": "mooncake._api.tasks",

@@ -363,20 +363,20 @@ class Pending:
 
     @overload
     def get(
-        self, keys: _Keys, *, as_bytes: Literal[True]
+        self, keys: _Keys, *, as_bytes: Literal[True], lease: bool = True
     ) -> Begun[_List[bytes | MooncakeError]]: ...
     @overload
     def get(
-        self, keys: _Keys, *, as_bytes: Literal[False] = False
+        self, keys: _Keys, *, as_bytes: Literal[False] = False, lease: bool = True
     ) -> Begun[_List[Buffer | MooncakeError]]:
         """Begin to get objects as buffers, or as bytes, which `take` copies."""
 
     def read_into(
-        self, keys: _Keys, buffers: Sequence[_Readable]
+        self, keys: _Keys, buffers: Sequence[_Readable], *, lease: bool = True
     ) -> Begun[_List[int | MooncakeError]]:
         """Begin what `Store.read_into` does. The memory is held until the outcome is taken."""
 
-    def locate(self, keys: _Keys) -> Begun[_List[Located | MooncakeError]]:
+    def locate(self, keys: _Keys, *, lease: bool = True) -> Begun[_List[Located | MooncakeError]]:
         """Begin what `Store.locate` does."""
 
     def read_located(self, located: Located, offset: int, length: int) -> Begun[bytes]:
@@ -442,7 +442,9 @@ class Pending:
     def health(self) -> Begun[None]:
         """Begin what `Store.health` does."""
 
-    def replicas(self, keys: _Keys) -> Begun[Sequence[_List[dict[str, Any]] | MooncakeError]]:
+    def replicas(
+        self, keys: _Keys, *, lease: bool = True
+    ) -> Begun[Sequence[_List[dict[str, Any]] | MooncakeError]]:
         """Begin what `Store.replicas` does."""
 
     def copy_object(self, key: _Key, targets: Sequence[str]) -> Begun[tuple[int, int]]:
@@ -686,25 +688,29 @@ class Store:
     ) -> list[bool | MooncakeError]:
         """Put values from ``(address, length)`` ranges."""
 
-    def get(self, keys: _Keys) -> list[bytes | MooncakeError]:
-        """Get objects as bytes."""
+    def get(self, keys: _Keys, *, lease: bool = True) -> list[bytes | MooncakeError]:
+        """Get objects as bytes; lease them unless `lease` is false."""
 
-    def get_buffers(self, keys: _Keys, *, is_signed: bool = False) -> list[Buffer | MooncakeError]:
+    def get_buffers(
+        self, keys: _Keys, *, is_signed: bool = False, lease: bool = True
+    ) -> list[Buffer | MooncakeError]:
         """Get objects as buffers of unsigned (format B) or signed (format b) bytes."""
 
     def get_into(
-        self, keys: _Keys, ranges: _Ranges, *, is_exact: bool = False
+        self, keys: _Keys, ranges: _Ranges, *, is_exact: bool = False, lease: bool = True
     ) -> list[int | MooncakeError]:
         """Get objects into memory at addresses; return their lengths.
 
         With `is_exact` the memory must be exactly as large as the object.
         """
 
-    def read_into(self, keys: _Keys, buffers: Sequence[_Readable]) -> list[int | MooncakeError]:
+    def read_into(
+        self, keys: _Keys, buffers: Sequence[_Readable], *, lease: bool = True
+    ) -> list[int | MooncakeError]:
         """Get objects into writable buffers, one for each key; return their lengths."""
 
-    def locate(self, keys: _Keys) -> list[Located | MooncakeError]:
-        """Locate objects, to read ranges of them."""
+    def locate(self, keys: _Keys, *, lease: bool = True) -> list[Located | MooncakeError]:
+        """Locate objects, to read ranges of them; lease them unless `lease` is false."""
 
     def read_located(self, located: Located, offset: int, length: int) -> bytes:
         """Read a range of a located object."""
@@ -760,8 +766,10 @@ class Store:
     def end_writes(self, keys: _Keys, *, is_revoked: bool = False) -> list[bool | MooncakeError]:
         """Make written objects readable, or give their space back."""
 
-    def replicas(self, keys: _Keys) -> list[list[dict[str, Any]] | MooncakeError]:
-        """Describe the copies of objects and lease the objects.
+    def replicas(
+        self, keys: _Keys, *, lease: bool = True
+    ) -> list[list[dict[str, Any]] | MooncakeError]:
+        """Describe the copies of objects; lease the objects unless `lease` is false.
 
         Returns:
             For each copy ``replica``, ``segment_id``, ``segment``, ``endpoint``, ``address`` (in

@@ -2,9 +2,11 @@
 
 MooncakeError
 ├── InvalidArgumentError (ValueError)      the call is invalid: fix the arguments
+│   └── ShardedTensorError                 the key is that of a tensor in shards: get_tensor
 ├── ClosedError (ValueError)               not set up, closed, or made before a fork: set it up
 ├── NotFoundError (KeyError)               the named thing does not exist
 ├── AlreadyExistsError                     the named thing exists already
+│   └── VersionDiffersError                another version than `if_version`: ask for it again
 ├── NotReadyError                          the object is still being written: wait
 ├── BusyError                              a lease, a task or a reader holds it: wait, or force
 ├── LeaseLostError                         a lease could not be renewed: read the objects again
@@ -45,9 +47,11 @@ __all__ = [
     "NotReadyError",
     "NotSupportedError",
     "QuotaExceededError",
+    "ShardedTensorError",
     "StorageError",
     "TransferFailedError",
     "UnavailableError",
+    "VersionDiffersError",
     "explain",
 ]
 
@@ -81,9 +85,20 @@ class MooncakeError(Exception):
         """Pickle by arguments and attributes, not by the rules of a second base class."""
         return type(self), self.args, self.__dict__
 
+    @classmethod
+    def of(cls, failure: MooncakeError) -> Self:
+        """Return a failure as one of this class, with the same text, code and context."""
+        made = cls(*failure.args)
+        made.__dict__.update(failure.__dict__)
+        return made
+
 
 class InvalidArgumentError(MooncakeError, ValueError):
     """The call is invalid: fix the arguments."""
+
+
+class ShardedTensorError(InvalidArgumentError):
+    """The call is about one object, and the key is that of a tensor that is stored in shards."""
 
 
 class ClosedError(MooncakeError, ValueError):
@@ -96,6 +111,10 @@ class NotFoundError(MooncakeError, KeyError):
 
 class AlreadyExistsError(MooncakeError):
     """The named thing exists already."""
+
+
+class VersionDiffersError(AlreadyExistsError):
+    """The object has another version than `if_version`: it was replaced meanwhile."""
 
 
 class NotReadyError(MooncakeError):

@@ -127,7 +127,7 @@ def test_quoted_keys_are_words_of_a_shell(key, shown):
 def test_rm_removes_a_prefix(pool: MasterProcess):
     with mooncake.Store(pool.address) as store:
         store.put_many({f"old/{at}": b"x" for at in range(4)})
-        store.get("old/2")
+        store.lease("old/2").renew()
         assert on(pool, "rm", "-r", "old/", "--dry-run").returncode == 0
         assert store.exists("old/0"), "a dry run removes nothing"
         done = on(pool, "rm", "-r", "old/")
@@ -142,7 +142,7 @@ def test_rm_removes_a_prefix(pool: MasterProcess):
 def test_dry_run_shows_sizes_sum_and_leases(pool: MasterProcess):
     with mooncake.Store(pool.address) as store:
         store.put_many({f"dry/{at}": bytes(1024) for at in range(3)})
-        store.get("dry/1")
+        store.lease("dry/1").renew()
         done = on(pool, "rm", "-r", "dry/", "--dry-run")
         text = "would remove 2 objects, 2 KiB; with all copies 2 KiB"
         assert done.stdout.splitlines() == [
@@ -221,8 +221,7 @@ def test_removals_of_our_api_leave_hard_pinned_objects():
         store.put("a", b"1")
         with pytest.raises(mooncake.BusyError, match="hard-pinned"):
             store.delete("p", force=True)
-        with pytest.raises(mooncake.BusyError):
-            store.delete_many(["p"], force=True)
+        assert "hard-pinned" in str(store.delete_many(["p"], force=True).kept["p"])
         cleared = store.clear(force=True)
         assert (cleared, cleared.removed, cleared.kept, cleared.pinned) == (1, 1, 1, 1)
         assert pickle.loads(pickle.dumps(cleared)).pinned == 1
@@ -248,7 +247,7 @@ def test_stat_shows_copies_leases_and_pins(pool: MasterProcess):
     assert (seen["bytes"], seen["is_hard_pinned"], seen["lease_left_ms"]) == (1, True, 0)
     assert [copy["segment"] for copy in seen["copies"]] == ["localhost:7001"]
     with mooncake.Store(pool.address) as store:
-        store.get("kv/a/0")
+        store.lease("kv/a/0").renew()
     text = on(pool, "stat", "kv/a/0").stdout
     assert "s left; not evicted" in text
     assert "copy      localhost:7001  at " in text
@@ -295,7 +294,7 @@ def test_stat_says_why_puts_fail():
         with mooncake.Store(master.address, lends) as store:
             for at in range(4):
                 store.put(f"k{at}", bytes(4 * MIB))
-                store.get(f"k{at}")
+                store.lease(f"k{at}").renew()
             with pytest.raises(mooncake.NoSpaceError):
                 store.put("more", bytes(4 * MIB))
             seen = json.loads(on(master, "stat", "--json").stdout)

@@ -201,8 +201,8 @@ def test_body_has_the_version_of_its_etag(
 def test_put_replaces_a_leased_object_unless_told_otherwise(service: MooncakeStoreService):
     path = "/objects/in-use"
     call(service, "PUT", path, b"1")
-    assert call(service, "GET", path).body == b"1"
-    assert call(service, "DELETE", path).status == 409, "it is leased"
+    assert call(service, "GET", "/api/get/in-use").status == 200
+    assert call(service, "DELETE", path).status == 409, "upstream's route leases it"
     kept = call(service, "PUT", f"{path}?overwrite=false", b"2")
     assert (kept.status, json.loads(kept.body)["code"]) == (409, "OBJECT_ALREADY_EXISTS")
     replaced = call(service, "PUT", path, b"2")
@@ -250,7 +250,7 @@ def test_unknown_parameters_are_refused(
 
 def test_failures_have_their_status(service: MooncakeStoreService):
     call(service, "PUT", "/objects/leased", b"1")
-    call(service, "GET", "/objects/leased")
+    call(service, "GET", "/api/get/leased")
     leased = call(service, "DELETE", "/objects/leased")
     assert (leased.status, "lease" in leased.error) == (409, True)
     assert call(service, "DELETE", "/objects/none").status == 404

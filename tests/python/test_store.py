@@ -58,8 +58,7 @@ def test_store_supports_the_mapping_protocol(store: Store):
 
 def test_delete_of_leased_object_raises_busy(store: Store):
     store.put("k", b"v")
-    store.get("k")
-    with pytest.raises(mooncake.BusyError):
+    with store.lease("k"), pytest.raises(mooncake.BusyError):
         store.delete("k")
     store.delete("k", force=True)
     with pytest.raises(mooncake.NotFoundError):

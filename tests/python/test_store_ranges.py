@@ -135,11 +135,12 @@ def test_put_many_tells_what_was_stored(store):
 def test_delete_many_says_which_objects_existed(store):
     store.put_many({"a": b"1", "b": b"2"})
     assert store.delete_many(["a", "none", "b"]) == [True, False, True]
-    store.put("c", b"3")
-    store.get("c")
-    with pytest.raises(mooncake.BusyError) as caught:
-        store.delete_many(["none", "c"])
-    assert caught.value.outcomes[0] is False
+    store.put_many({"c": b"3", "d": b"4"})
+    with store.lease("c"):
+        deleted = store.delete_many(["none", "c", "d"])
+    assert deleted == [False, False, True]
+    assert (deleted.removed, deleted.missing, list(deleted.kept)) == (["d"], ["none"], ["c"])
+    assert isinstance(deleted.kept["c"], mooncake.BusyError)
     assert store.delete_many(["c"], force=True) == [True]
 
 

@@ -139,7 +139,7 @@ def test_overwrite_of_any_layout_by_any_other_is_read_in_one_version(store, key,
     assert not readers.failed
     check_all(store, key, 6)
     store.delete_tensor(key, force=True)
-    assert list(store.keys(key)) == []
+    assert list(store.keys(key, internal=True)) == []
 
 
 @pytest.mark.parametrize(("first", "second"), PAIRS)
@@ -159,9 +159,9 @@ def test_overwrite_by_ranks_leaves_the_new_version(store, key, first, second):
             assert len(set(got.flatten().tolist())) == 1, (shard, target, got)
     check_all(store, key, 1)
     # Stale shards do not count; a stale tensor would.
-    assert (key in list(store.keys(key))) == (second == "whole")
+    assert (key in list(store.keys(key, internal=True))) == (second == "whole")
     store.delete_tensor(key, force=True)
-    assert list(store.keys(key)) == []
+    assert list(store.keys(key, internal=True)) == []
 
 
 @pytest.mark.parametrize("sizes", [*itertools.permutations([1, 2, 4, 8], 2)])
@@ -184,20 +184,20 @@ def test_upserts_with_upstreams_names_are_not_mixed(store, upstream, key, sizes,
         assert torch.equal(got, part(version(1), wanted)), wanted
     check_all(store, key, 1)
     store.delete_tensor(key, force=True)
-    assert list(store.keys(key)) == []
+    assert list(store.keys(key, internal=True)) == []
 
 
 @pytest.mark.parametrize(("first", "second"), PAIRS)
 def test_put_over_another_layout_names_both(store, key, first, second):
     store.put_tensor(key, version(0), layout=LAYOUTS[first])
-    names = list(store.keys(key))
+    names = list(store.keys(key, internal=True))
     if first == second:
         assert not store.put_tensor(key, version(1), layout=LAYOUTS[second])
     else:
         with pytest.raises(mooncake.AlreadyExistsError, match="stored in another layout") as raised:
             store.put_tensor(key, version(1), layout=LAYOUTS[second])
         assert {"stored", "given"} <= set(raised.value.context)
-    assert list(store.keys(key)) == names
+    assert list(store.keys(key, internal=True)) == names
     check_all(store, key, 0)
 
 
@@ -219,7 +219,7 @@ def test_shrinking_five_times_leaves_nothing(store, key):
         store.put_tensor(key, torch.ones(16, 2), layout=Layout(1), overwrite=True)
         assert store.get_tensor(key, target=Shard.tp(15, 16)).tolist() == [[1, 1]]
         store.delete_tensor(key, force=True)
-        assert list(store.keys(key)) == []
+        assert list(store.keys(key, internal=True)) == []
 
 
 def test_delete_keeps_keys_that_only_share_the_prefix(store, key):
@@ -229,7 +229,7 @@ def test_delete_keeps_keys_that_only_share_the_prefix(store, key):
     store.put_tensor(key, version(0), layout=Layout(4))
     store.put(f"{key}_tp_9", store.get(f"{key}_tp_3"))
     store.delete_tensor(key, force=True)
-    assert sorted(store.keys(key)) == sorted(others)
+    assert sorted(store.keys(key, internal=True)) == sorted(others)
 
 
 def half_overwritten(store, key, layout):
@@ -351,16 +351,16 @@ def test_put_of_another_generation_completes_nothing(store, key):
 def test_put_joins_a_shard_that_has_no_manifest(store, key):
     """A writer that died between its shards and the manifest leaves such shards."""
     store.put_tensor(key, version(0), layout=Layout(4))
-    for name in set(store.keys(key)) - {f"{key}_tp_2"}:
+    for name in set(store.keys(key, internal=True)) - {f"{key}_tp_2"}:
         store.delete(name, force=True)
     assert store.put_tensor(key, version(0), layout=Layout(4))
     check_all(store, key, 0)
     # One of another layout is in the way.
-    for name in set(store.keys(key)) - {f"{key}_tp_1"}:
+    for name in set(store.keys(key, internal=True)) - {f"{key}_tp_1"}:
         store.delete(name, force=True)
     with pytest.raises(mooncake.AlreadyExistsError, match="stored=4 shards along dimension 0"):
         store.put_tensor(key, version(1), layout=Layout(2))
-    assert list(store.keys(key)) == [f"{key}_tp_1"]
+    assert list(store.keys(key, internal=True)) == [f"{key}_tp_1"]
 
 
 def test_batch_of_new_and_stored_tensors_is_put_as_each_alone(store, key):
@@ -410,7 +410,7 @@ def test_overwrite_of_an_expert_keeps_the_others(store, key):
     for expert, number in ((0, 7), (1, 1)):
         got = store.get_tensor(key, target=Shard((Axis.ep(0, 1, expert=expert),)))
         assert torch.equal(got, version(number))
-    assert f"{key}__tp_1of2_sd0__ep_0of2_eid0" not in list(store.keys(key))
+    assert f"{key}__tp_1of2_sd0__ep_0of2_eid0" not in list(store.keys(key, internal=True))
 
 
 def test_partial_set_of_another_layout_is_replaced(store, key):
@@ -420,7 +420,7 @@ def test_partial_set_of_another_layout_is_replaced(store, key):
         store.put_tensor(key, version(1), layout=Layout(2))
     store.put_tensor(key, version(1), layout=Layout(2), overwrite=True)
     check_all(store, key, 1)
-    assert f"{key}_tp_3" not in list(store.keys(key))
+    assert f"{key}_tp_3" not in list(store.keys(key, internal=True))
 
 
 @pytest.mark.parametrize(

@@ -408,7 +408,7 @@ def test_overwrite_replaces_other_layouts(store, key):
         target = Shard.tp(1, 2)
         assert torch.equal(store.get_tensor(key, target=target), part(second, target))
         first, second = second, second + 1000
-    names = list(store.keys(key))
+    names = list(store.keys(key, internal=True))
     assert names == [f"{key}__parallelism_manifest", *(f"{key}_tp_{rank}" for rank in range(3))]
 
 
@@ -417,12 +417,12 @@ def test_delete_removes_every_object_of_a_tensor(store, key):
     for number, layout in enumerate((*replicas, Layout(3), None)):
         name = f"{key}.{number}"
         store.put_tensor(name, numbers(6), layout=layout)
-        for stored in list(store.keys(name)):
+        for stored in list(store.keys(name, internal=True)):
             store.put(stored.replace(name, key, 1), store.get(stored), overwrite=True)
     store.put(f"{key}_tp_x", b"not a shard")
     store.put(f"{key}__notes", b"not a shard")
     store.delete_tensor(key, force=True)
-    assert list(store.keys(f"{key}_")) == [f"{key}__notes", f"{key}_tp_x"]
+    assert list(store.keys(f"{key}_", internal=True)) == [f"{key}__notes", f"{key}_tp_x"]
 
 
 def test_metadata_of_shards_is_that_of_the_format(store, key):

@@ -17,6 +17,7 @@ from mooncake._api.config import (
     checked_config,
     master_of_environment,
 )
+from mooncake._api.keywords import suggesting, suggesting_methods
 from mooncake._api.native_calls import AsyncNative
 from mooncake._api.store import Store
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["AsyncStore"]
 
 
+@suggesting_methods
 class AsyncStore(AsyncObjectCalls, AsyncRangeCalls, AsyncTensorCalls):
     """A handle on a pool of memory for event loops: the methods of `Store` as coroutines.
 
@@ -48,6 +50,7 @@ class AsyncStore(AsyncObjectCalls, AsyncRangeCalls, AsyncTensorCalls):
 
     __slots__ = ("__weakref__", "_config", "_daemon", "_master", "_native", "_store")
 
+    @suggesting
     def __init__(
         self,
         master: str = "embedded",

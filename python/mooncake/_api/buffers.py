@@ -6,7 +6,14 @@ from typing import Any, Protocol, TypeAlias
 
 from mooncake._hints import Readable as Buffer
 
-__all__ = ["SupportsArrayInterface", "SupportsDLPack", "check_value", "readable", "writable"]
+__all__ = [
+    "SupportsArrayInterface",
+    "SupportsDLPack",
+    "Writable",
+    "check_value",
+    "readable",
+    "writable",
+]
 
 _PLAIN = (bytes, bytearray, memoryview)
 _LISTS = (list, tuple)
@@ -36,6 +43,16 @@ Readable: TypeAlias = Buffer | SupportsArrayInterface | SupportsDLPack
 """Contiguous bytes: the buffer protocol, an array of numpy, or DLPack in host memory."""
 
 
+Writable: TypeAlias = Buffer | SupportsArrayInterface | SupportsDLPack
+"""Contiguous memory that can be written, of the same kinds; not ``bytes``."""
+
+_ADVICE: dict[type, str] = {
+    type(None): "to remove an object, call delete",
+    str: "encode it: text.encode()",
+    dict: "encode it, for instance json.dumps(value).encode() or pickle.dumps(value)",
+}
+
+
 def check_value(value: object) -> None:
     """Refuse a list of values for a single value, and a tensor for its bytes."""
     if isinstance(value, _LISTS):
@@ -45,8 +62,12 @@ def check_value(value: object) -> None:
         raise TypeError("a value is a bytes-like object, not a tensor; use put_tensor")
 
 
-def readable(value: object) -> Buffer:
+def readable(value: object, key: str | bytes | None = None) -> Buffer:
     """Return a value to put as an object with the buffer protocol, over the same memory.
+
+    Args:
+        value: The value.
+        key: Key of the object, for the text of an error.
 
     Raises:
         TypeError: The value has no bytes that can be read in place.
@@ -55,7 +76,13 @@ def readable(value: object) -> Buffer:
     if isinstance(value, _PLAIN):
         return value
     check_value(value)
-    return _exported(value)
+    exported = _exported(value)
+    if not _has_buffer(exported):
+        of = "" if key is None else f" of {key!r}"
+        kind = type(value)
+        advice = _ADVICE.get(kind, "encode it, for instance with pickle.dumps(value)")
+        raise TypeError(f"the value{of} is a bytes-like object, not {kind.__name__}; {advice}")
+    return exported
 
 
 def writable(target: object) -> Buffer:
@@ -65,11 +92,24 @@ def writable(target: object) -> Buffer:
         TypeError: The destination has no memory that can be written in place.
         BufferError: The memory is not contiguous.
     """
+    if isinstance(target, bytes):
+        raise BufferError("the memory of bytes is read-only; use a bytearray")
     if isinstance(target, _PLAIN):
         return target
     if hasattr(target, "data_ptr"):
         raise TypeError("a destination is a writable buffer, not a tensor; use get_tensor with out")
     return _exported(target)
+
+
+def _has_buffer(value: Any) -> bool:
+    """Return whether a value has the buffer protocol, with whatever memory."""
+    try:
+        memoryview(value).release()
+    except TypeError:
+        return False
+    except (BufferError, ValueError):
+        return True
+    return True
 
 
 def _exported(value: Any) -> Buffer:

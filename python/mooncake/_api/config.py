@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Self
 from urllib.parse import parse_qs, urlsplit
 
+from mooncake._api.keywords import suggesting
 from mooncake._runtime import _native
 from mooncake._units import parse_size
 
@@ -104,11 +105,13 @@ class StoreConfig:
         )
 
     def __post_init__(self) -> None:
-        """Check the port.
+        """Check the port and the size of the memory.
 
         Raises:
-            InvalidArgumentError: It is out of range.
+            InvalidArgumentError: The port is out of range, or the size is none.
         """
+        if self.segment_bytes is not None:
+            _lent_bytes(self.segment_bytes)
         port = self.http_port
         if port is None:
             return
@@ -125,6 +128,9 @@ class StoreConfig:
         environment.
         """
         return replace(self, segment_bytes=None, name="", http_port=None, token=None, listen="")
+
+
+StoreConfig.__init__ = suggesting(StoreConfig.__init__)  # type: ignore[method-assign]
 
 
 def checked_config(config: object) -> StoreConfig:
@@ -220,7 +226,11 @@ def connect(master: str, config: StoreConfig) -> _native.Store:
 
 def _lent_bytes(given: int | str) -> int:
     """Return the size of the memory that a store lends."""
-    lent = parse_size(given)
+    try:
+        lent = parse_size(given)
+    except ValueError as error:
+        text = f"the memory to lend is a number of bytes, or text like '4GB': {error}"
+        raise _native.failure(_INVALID_PARAMS, text, context={"segment_bytes": given}) from None
     if not 0 <= lent <= _BYTES_MAX:
         text = "the size of the lent memory is out of range"
         raise _native.failure(_INVALID_PARAMS, text, context={"segment_bytes": given})

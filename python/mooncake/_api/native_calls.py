@@ -104,21 +104,25 @@ class AsyncNative:
             lambda calls: calls.put(keys, values, options=options, is_upsert=is_upsert)
         )
 
-    async def get(self, keys: Keys) -> list[bytes | MooncakeError]:
+    async def get(self, keys: Keys, *, lease: bool = True) -> list[bytes | MooncakeError]:
         """Get objects as bytes, which the loop's thread copies."""
-        return await self.outcome_of(lambda calls: calls.get(keys, as_bytes=True))
+        return await self.outcome_of(lambda calls: calls.get(keys, as_bytes=True, lease=lease))
 
-    async def get_buffers(self, keys: Keys) -> list[Buffer | MooncakeError]:
+    async def get_buffers(self, keys: Keys, *, lease: bool = True) -> list[Buffer | MooncakeError]:
         """Get objects as buffers."""
-        return await self.outcome_of(lambda calls: calls.get(keys))
+        return await self.outcome_of(lambda calls: calls.get(keys, lease=lease))
 
-    async def read_into(self, keys: Keys, buffers: Sequence[Readable]) -> list[int | MooncakeError]:
+    async def read_into(
+        self, keys: Keys, buffers: Sequence[Readable], *, lease: bool = True
+    ) -> list[int | MooncakeError]:
         """Get objects into writable memory; return their lengths."""
-        return await self.outcome_of(lambda calls: calls.read_into(keys, buffers))
+        return await self.outcome_of(lambda calls: calls.read_into(keys, buffers, lease=lease))
 
-    async def locate(self, keys: Keys) -> list[_native.Located | MooncakeError]:
+    async def locate(
+        self, keys: Keys, *, lease: bool = True
+    ) -> list[_native.Located | MooncakeError]:
         """Locate objects, to read ranges of them."""
-        return await self.outcome_of(lambda calls: calls.locate(keys))
+        return await self.outcome_of(lambda calls: calls.locate(keys, lease=lease))
 
     async def read_located(self, located: _native.Located, offset: int, length: int) -> bytes:
         """Read a range of a located object."""
@@ -162,12 +166,22 @@ class AsyncNative:
         )
 
     async def remove_matching(
-        self, *, prefix: bytes | None = None, force: bool = False, spare_pinned: bool = False
+        self,
+        *,
+        regex: str | None = None,
+        prefix: bytes | None = None,
+        force: bool = False,
+        spare_pinned: bool = False,
     ) -> tuple[int, int, int, int]:
-        """Remove all objects, or those that a prefix selects; return what went and what stayed."""
+        """Remove all objects, or those that a prefix or a regular expression selects.
+
+        Returns:
+            Numbers of objects: removed, and left because they are leased, hard-pinned or being
+            copied.
+        """
         return await self.outcome_of(
             lambda calls: calls.remove_matching(
-                prefix=prefix, force=force, spare_pinned=spare_pinned
+                regex=regex, prefix=prefix, force=force, spare_pinned=spare_pinned
             )
         )
 
@@ -179,9 +193,11 @@ class AsyncNative:
             lambda calls: calls.list(prefix=prefix, after=after, limit=limit)
         )
 
-    async def replicas(self, keys: Keys) -> Sequence[_List[dict[str, Any]] | MooncakeError]:
+    async def replicas(
+        self, keys: Keys, *, lease: bool = True
+    ) -> Sequence[_List[dict[str, Any]] | MooncakeError]:
         """Describe the copies of objects."""
-        return await self.outcome_of(lambda calls: calls.replicas(keys))
+        return await self.outcome_of(lambda calls: calls.replicas(keys, lease=lease))
 
     async def copy_object(self, key: Key, targets: Sequence[str]) -> tuple[int, int]:
         """Create a copy task; return its id."""

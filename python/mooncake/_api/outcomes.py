@@ -18,7 +18,16 @@ __all__ = ["MISSING", "about", "all_of", "batches", "only", "options_of", "or_de
 T = TypeVar("T")
 
 _PROGRESS_ITEMS = 64
-MISSING: Any = object()
+
+
+class _NoDefault:
+    """The default of an argument whose absence differs from every value."""
+
+    def __repr__(self) -> str:
+        return "<none>"
+
+
+MISSING: Any = _NoDefault()
 
 
 def only(outcomes: Sequence[T | Exception]) -> T:

@@ -20,6 +20,7 @@ from mooncake._api.config import (
     master_of_environment,
 )
 from mooncake._api.files import ObjectFile
+from mooncake._api.keywords import suggesting, suggesting_methods
 from mooncake._api.types import Key, ObjectInfo, SegmentInfo
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 __all__ = ["ObjectInfo", "SegmentInfo", "Store", "StoreConfig"]
 
 
+@suggesting_methods
 class Store(ObjectCalls, RangeCalls, TensorCalls):
     """A handle on a pool of memory, in which objects are put and got by key.
 
@@ -48,6 +50,7 @@ class Store(ObjectCalls, RangeCalls, TensorCalls):
 
     __slots__ = ("__weakref__", "_config", "_native")
 
+    @suggesting
     def __init__(
         self,
         master: str = "embedded",

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Self, TypeAlias
 
-__all__ = ["Cleared", "Key", "ObjectInfo", "Progress", "SegmentInfo"]
+from mooncake._api.outcomes import all_of
+from mooncake.errors import BusyError, MooncakeError, NotFoundError, NotReadyError
+
+__all__ = ["Cleared", "Deleted", "Key", "ObjectInfo", "Progress", "SegmentInfo"]
 
 Key: TypeAlias = str | bytes
 
@@ -17,8 +20,11 @@ Progress: TypeAlias = Callable[[int, int], object]
 class Cleared(int):
     """Number of objects that `clear` removed, and of those that stayed.
 
+    A tensor in shards is one removed object. The other numbers count the objects of which it
+    consists.
+
     Attributes:
-        leased: Objects that stayed because a recent read has leased them; `force` removes them.
+        leased: Objects that stayed because a client holds a lease on them; `force` removes them.
         pinned: Hard-pinned objects that stayed; `pinned=True` removes them.
         being_copied: Objects that stayed because a copy of them is running; `force` removes them.
     """
@@ -56,15 +62,60 @@ class Cleared(int):
         return _cleared, (int(self), self.leased, self.pinned, self.being_copied)
 
     @classmethod
-    def of(cls, counts: tuple[int, int, int, int]) -> Self:
-        """Return what a call of the native store counted."""
-        removed, leased, pinned, being_copied = counts
+    def of(
+        cls,
+        manifests: tuple[int, int, int, int],
+        shards: tuple[int, int, int, int],
+        others: tuple[int, int, int, int],
+    ) -> Self:
+        """Return what the calls for the parts of tensors and for all others counted."""
+        leased, pinned, being_copied = [
+            sum(counts) for counts in zip(manifests[1:], shards[1:], others[1:], strict=True)
+        ]
+        removed = manifests[0] + others[0]
         return cls(removed, leased=leased, pinned=pinned, being_copied=being_copied)
 
 
-def _cleared(*counts: int) -> Cleared:
-    removed, leased, pinned, being_copied = counts
-    return Cleared.of((removed, leased, pinned, being_copied))
+def _cleared(removed: int, leased: int, pinned: int, being_copied: int) -> Cleared:
+    return Cleared(removed, leased=leased, pinned=pinned, being_copied=being_copied)
+
+
+class Deleted(list[bool]):
+    """For each key of `delete_many` in order whether its object was removed.
+
+    Attributes:
+        removed: Keys of the removed objects.
+        missing: Keys that no object has.
+        kept: Keys of the objects that stayed, and for each the reason: a `BusyError` (leased,
+            hard-pinned, being copied) or a `NotReadyError` (being written).
+    """
+
+    removed: list[Key]
+    missing: list[Key]
+    kept: dict[Key, MooncakeError]
+
+    @classmethod
+    def of(cls, keys: Sequence[Key], outcomes: Sequence[bool | MooncakeError]) -> Self:
+        """Return the result of a removal, or raise the first failure that is no reason to stay."""
+        missing = [isinstance(each, NotFoundError) for each in outcomes]
+        kept = [isinstance(each, BusyError | NotReadyError) for each in outcomes]
+        plain = [
+            False if is_missing or is_kept else each
+            for each, is_missing, is_kept in zip(outcomes, missing, kept, strict=True)
+        ]
+        made = cls(all_of(plain))
+        made.removed = [key for key, is_removed in zip(keys, made, strict=True) if is_removed]
+        made.missing = [key for key, is_missing in zip(keys, missing, strict=True) if is_missing]
+        made.kept = {
+            key: each
+            for key, each in zip(keys, outcomes, strict=True)
+            if isinstance(each, BusyError | NotReadyError)
+        }
+        return made
+
+    def __repr__(self) -> str:
+        counts = f"removed={len(self.removed)}, missing={len(self.missing)}"
+        return f"Deleted({counts}, kept={[*self.kept]})"
 
 
 @dataclass(frozen=True, slots=True)

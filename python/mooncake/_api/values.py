@@ -4,19 +4,27 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from datetime import timedelta
+from typing import Any, TypeAlias, TypeVar, cast
 
 from mooncake._runtime import PutOptions, _native
 
 __all__ = [
+    "Seconds",
     "changed",
     "decoded",
     "encoded",
     "key_list",
     "milliseconds",
     "name_list",
+    "pairs_of",
     "with_terms",
 ]
+
+Seconds: TypeAlias = float | timedelta
+"""A duration: a number of seconds, or a `timedelta`."""
+
+T = TypeVar("T")
 
 _TEXTS = (str, bytes)
 _SECONDS_MAX = 1e12
@@ -69,7 +77,7 @@ def changed(options: PutOptions | None, **changes: Any) -> PutOptions:
 def with_terms(
     options: PutOptions | None,
     *,
-    ttl_s: float | None,
+    ttl_s: Seconds | None,
     tags: Mapping[str, str] | None,
     if_version: int | None = None,
 ) -> PutOptions | None:
@@ -84,13 +92,36 @@ def with_terms(
     return changed(options, **changes) if changes else options
 
 
-def milliseconds(seconds: float) -> int:
+def milliseconds(seconds: Seconds) -> int:
     """Return a duration in milliseconds, rounded up.
 
     Raises:
-        InvalidArgumentError: It is not a positive number.
+        TypeError: It is neither a number nor a `timedelta`.
+        InvalidArgumentError: It is not positive.
     """
+    if isinstance(seconds, timedelta):
+        seconds = seconds.total_seconds()
+    if isinstance(seconds, (*_TEXTS, bool)) or not hasattr(seconds, "__float__"):
+        kind = type(seconds).__name__
+        raise TypeError(f"ttl_s is a number of seconds or a timedelta, not {kind}: {seconds!r}")
     if not 0 < seconds < _SECONDS_MAX:
         text = "a time to live is a positive number of seconds"
         raise _native.failure(_INVALID_PARAMS, text, context={"ttl_s": seconds})
     return math.ceil(seconds * 1000)
+
+
+def pairs_of(
+    items: Mapping[str, T] | Mapping[bytes, T] | Iterable[tuple[str | bytes, T]],
+) -> list[tuple[str | bytes, T]]:
+    """Return keys and values of a batch; refuse what has no pair for each item."""
+    if isinstance(items, Mapping):
+        return list(items.items())
+    if isinstance(items, _TEXTS) or not isinstance(items, Iterable):
+        kind = type(items).__name__
+        raise TypeError(f"the items are a mapping or pairs of key and value, not {kind}")
+    pairs: list[Any] = list(items)
+    for pair in pairs:
+        if not isinstance(pair, tuple | list) or len(pair) != 2:
+            text = "each item is a pair of key and value, as in {'a': b'1'} or [('a', b'1')]"
+            raise TypeError(f"{text}, not {pair!r:.60}")
+    return cast("list[tuple[str | bytes, T]]", pairs)

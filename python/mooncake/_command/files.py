@@ -82,7 +82,8 @@ def hinting(store: Store, metadata: str) -> Iterator[None]:
         with contextlib.suppress(MooncakeError):
             if not store.segments():
                 error.remedy = (
-                    f"No process lends memory to the pool; start `{lending_line(store)}`."
+                    f"No process lends memory to the pool; start `{lending_line(store)}`, or "
+                    'open a store that lends some: StoreConfig(segment_bytes="1GB").'
                 )
         raise
     except (NotFoundError, TransferFailedError) as error:
@@ -402,21 +403,20 @@ def _pieces(
         value = memoryview(store.get_buffer(key))
         yield value.nbytes, iter([value]), progress
         return
-    with store.lease(key):
-        reader = store.reader(key)
-        progress = Progress(verb, quoted(key), reader.size, is_shown)
+    reader = store.reader(key)
+    progress = Progress(verb, quoted(key), reader.size, is_shown)
 
-        def pieces() -> Iterator[memoryview]:
-            buffer, done = bytearray(_CHUNK_BYTES), 0
-            try:
-                while length := reader.readinto(buffer):
-                    yield memoryview(buffer)[:length]
-                    done += length
-                    progress.advance(done)
-            finally:
-                progress.end()
+    def pieces() -> Iterator[memoryview]:
+        buffer, done = bytearray(_CHUNK_BYTES), 0
+        try:
+            while length := reader.readinto(buffer):
+                yield memoryview(buffer)[:length]
+                done += length
+                progress.advance(done)
+        finally:
+            progress.end()
 
-        yield reader.size, pieces(), progress
+    yield reader.size, pieces(), progress
 
 
 def _write_file(name: str, size: int, pieces: Iterator[memoryview]) -> None:

@@ -108,6 +108,12 @@ def add_ls_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--bytes", action="store_true", dest="is_exact", help="sizes in bytes")
     parser.add_argument(
+        "--internal",
+        action="store_true",
+        dest="is_internal",
+        help="list the shards and manifests of tensors instead of the tensors",
+    )
+    parser.add_argument(
         "--keys", action="store_true", dest="is_bare", help="print the keys only, for scripts"
     )
     add_json(parser)
@@ -120,7 +126,7 @@ def ls(options: argparse.Namespace) -> int:
         0.
     """
     with joined(options) as store:
-        rows: Iterator[Row] = _rows(store, options.prefix)
+        rows: Iterator[Row] = _rows(store, options.prefix, internal=options.is_internal)
         if options.is_counted:
             _print_count(options, list(rows))
             return 0
@@ -139,8 +145,8 @@ def ls(options: argparse.Namespace) -> int:
     return 0
 
 
-def _rows(store: Store, prefix: bytes) -> Iterator[Row]:
-    for found in store.objects(prefix):
+def _rows(store: Store, prefix: bytes, *, internal: bool = False) -> Iterator[Row]:
+    for found in store.objects(prefix, internal=internal):
         memory = found.size * found.replicas
         yield Row(found.key, None, found.size, memory, found.replicas, found.is_complete)
 
@@ -267,9 +273,9 @@ def _check_rm(options: argparse.Namespace) -> None:
 
 
 def _row_of(store: Store, key: bytes) -> Iterator[Row]:
-    """Yield the object of a key, unless there is none."""
-    # Keys are listed in their order, so that the key itself precedes those that begin with it.
-    return itertools.takewhile(lambda row: os.fsencode(row.key) == key, _rows(store, key))
+    """Yield the object or the tensor of a key, unless there is none."""
+    named = (row for row in _rows(store, key) if os.fsencode(row.key) == key)
+    return itertools.islice(named, 1)
 
 
 def _would_remove(
@@ -372,7 +378,8 @@ def _outcomes(
     store: Store, keys: list[bytes], options: argparse.Namespace
 ) -> list[bool | MooncakeError]:
     try:
-        return list(store.delete_many(keys, force=options.force, pinned=options.pinned))
+        deleted = store.delete_many(keys, force=options.force, pinned=options.pinned)
+        return [deleted.kept.get(key, is_gone) for key, is_gone in zip(keys, deleted, strict=True)]
     except MooncakeError as error:
         if error.outcomes is None:
             raise
@@ -468,5 +475,5 @@ def exists(options: argparse.Namespace) -> int:
 
 def _unreadable(store: Store, keys: list[bytes]) -> list[MooncakeError]:
     """Return the failures of objects of which no copy can be read now."""
-    found = store._native.replicas(keys) if keys else []
+    found = store._native.replicas(keys, lease=False) if keys else []
     return [each for each in found if isinstance(each, NotFoundError) and not is_absent(each)]

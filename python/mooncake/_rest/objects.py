@@ -25,7 +25,9 @@ from mooncake.errors import (
     NotFoundError,
     NotReadyError,
     QuotaExceededError,
+    ShardedTensorError,
     UnavailableError,
+    VersionDiffersError,
 )
 
 if TYPE_CHECKING:
@@ -52,6 +54,7 @@ _STATUS: Final[list[tuple[type[MooncakeError], int]]] = [
     (NotFoundError, 404),
     (BusyError, 409),
     (NotReadyError, 409),
+    (ShardedTensorError, 409),
     (AlreadyExistsError, 409),
     (InvalidArgumentError, 400),
     (NoSpaceError, 507),
@@ -94,7 +97,7 @@ class ObjectRoutes(ObjectCalls, RangeCalls):
             return refused.reply
         except MooncakeError as error:
             status = next((code for kind, code in _STATUS if isinstance(error, kind)), 500)
-            return _failed(status, str(error), code=error.code_name)
+            return _failed(status, str(error), code=error.code_name, remedy=error.remedy)
 
     def _page(self, request: Request) -> Reply:
         if request.method not in ("GET", "HEAD"):
@@ -156,11 +159,12 @@ class ObjectRoutes(ObjectCalls, RangeCalls):
         return _whole(reader, _pieces(reader, reader.size))
 
     def whole(self, key: bytes) -> Reply:
-        """Answer with all bytes of an object.
+        """Answer with all bytes of an object, and lease it, as upstream's route does.
 
         Raises:
             MooncakeError: The object does not exist, or cannot be read.
         """
+        only(self._native.sizes([key], lease=True))
         return self._read(key, Request("GET", "", "", b""))
 
     def _described(self, reader: ObjectReader, request: Request) -> Reply | None:
@@ -212,7 +216,7 @@ class ObjectRoutes(ObjectCalls, RangeCalls):
         force = _switch(request, "force", default=False)
         try:
             self.delete(key, force=force, if_version=_version(request))
-        except AlreadyExistsError as error:
+        except VersionDiffersError as error:
             return _failed(412, str(error), code=_OTHER_VERSION)
         return Reply(204, b"", _BINARY, length=None)
 
@@ -323,8 +327,9 @@ def _not_allowed(methods: str) -> Reply:
     return Reply(405, failed.body, failed.kind, (("Allow", methods),))
 
 
-def _failed(status: int, text: str, *, code: str | None = None) -> Reply:
-    return _json(status, {"error": text} if code is None else {"error": text, "code": code})
+def _failed(status: int, text: str, *, code: str | None = None, remedy: str = "") -> Reply:
+    told = {"error": text, "code": code, "remedy": remedy}
+    return _json(status, {name: value for name, value in told.items() if value})
 
 
 def _json(status: int, values: dict[str, Any]) -> Reply:

@@ -18,14 +18,14 @@ _KEY = {
 _FAILURE = {
     "type": "object",
     "required": ["error"],
-    "properties": {"error": {"type": "string"}, "code": {"type": "string"}},
+    "properties": {name: {"type": "string"} for name in ("error", "code", "remedy")},
 }
 _BYTES = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
 _TEXTS = {
     "400": "The request is not valid.",
     "403": "A change from another host without the token of MOONCAKE_REST_TOKEN.",
     "404": "No object has that key.",
-    "409": "The object is leased, or is being written, or exists and was to be kept.",
+    "409": "The object is leased, being written, a tensor in shards, or exists and was to be kept.",
     "411": "The body has no Content-Length.",
     "412": "The object has another version than If-Match, or exists and If-None-Match was *.",
     "413": "The body is too large.",

@@ -39,6 +39,11 @@ _LOCATION = "*"
 # Protocols without a transport in this build. All other words mean TCP, as in upstream on a host
 # without such a device.
 _PROTOCOLS_REFUSED = ("xgmi",)
+# Words that callers pass on purpose; another one is probably a mistake, and is logged.
+_PROTOCOLS_KNOWN = (
+    *("tcp", "rdma", "efa", "ascend", "ascend_direct", "hccl", "nvlink", "nvlink_intra"),
+    *("barex", "cxl", "shm", "local", "rpc_only", "ub", "hip", "maca"),
+)
 
 _log = logging.getLogger("mooncake.engine")
 
@@ -82,7 +87,8 @@ class TransferEngine(DeviceTransfers, EngineLifetime):
                 ignored, and the segment is ``host:get_rpc_port()``.
             metadata_server: ``"P2PHANDSHAKE"``, ``"http://host:port/metadata"``,
                 ``"etcd://host:port"`` (also without the scheme) or ``"redis://host:port"``.
-            protocol: ``"rdma"`` uses RDMA devices, if there are any; other words mean TCP.
+            protocol: ``"rdma"`` uses RDMA devices, if there are any; other words mean TCP, and one
+                that is unknown is logged.
             device_name: Names of RDMA devices, separated by commas; "" or None uses all.
 
         Returns:
@@ -139,6 +145,11 @@ class TransferEngine(DeviceTransfers, EngineLifetime):
             _log.error("initialize failed: %s", with_remedy(error))
             return codes.FAILED
         self._local_name = local_hostname.strip()
+        if protocol and protocol.lower() not in _PROTOCOLS_KNOWN:
+            known = ", ".join(sorted(_PROTOCOLS_KNOWN))
+            text = f"the protocol {protocol!r} is unknown; TCP is used; known are {known}"
+            # Upstream returns success, too; the text is for `mooncake.last_error()`.
+            _log.warning("%s", _native.failure(codes.NOT_SUPPORTED, text))
         return codes.OK
 
     def get_rpc_port(self) -> int:

@@ -20,6 +20,7 @@ __all__ = [
     "Call",
     "Describe",
     "Dimension",
+    "Exists",
     "List",
     "MemoryGrid",
     "Operation",
@@ -156,18 +157,20 @@ class Remove:
     Attributes:
         keys: Keys of the objects.
         force: Remove leased objects, too.
+        spare_pinned: Leave hard-pinned objects.
     """
 
     keys: Sequence[Key]
     force: bool = False
+    spare_pinned: bool = False
 
     def make(self, store: _native.Store) -> Any:
         """Make the call."""
-        return store.remove(self.keys, force=self.force)
+        return store.remove(self.keys, force=self.force, spare_pinned=self.spare_pinned)
 
     def begin(self, calls: _native.Pending) -> Begun[Any]:
         """Begin the call."""
-        return calls.remove(self.keys, force=self.force)
+        return calls.remove(self.keys, force=self.force, spare_pinned=self.spare_pinned)
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,6 +192,28 @@ class List:
     def begin(self, calls: _native.Pending) -> Begun[Any]:
         """Begin the call."""
         return calls.list(prefix=self.prefix, after=self.after)
+
+
+@dataclass(frozen=True, slots=True)
+class Exists:
+    """Looks up which objects exist, without leasing them; the outcome is a boolean for each.
+
+    Attributes:
+        keys: Keys of the objects.
+    """
+
+    keys: Sequence[Key]
+
+    def make(self, store: _native.Store) -> Any:
+        """Make the call."""
+        numbers, failure = store.presence(self.keys, lease=False)
+        if failure is not None:
+            raise failure
+        return [number == 1 for number in numbers]
+
+    def begin(self, calls: _native.Pending) -> Begun[Any]:
+        """Begin the call."""
+        return calls.exists(self.keys, lease=False)
 
 
 @dataclass(frozen=True, slots=True)

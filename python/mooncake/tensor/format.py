@@ -29,6 +29,7 @@ __all__ = [
     "FormatError",
     "Manifest",
     "TensorMetadata",
+    "guides",
     "manifest_key",
     "shard_key",
     "writer_key",
@@ -317,6 +318,11 @@ def writer_key(key: KeyT, rank: int, size: int, split_dim: int) -> KeyT:
 def writer_manifest_key(key: KeyT) -> KeyT:
     """Return the key of the manifest of the writers' shards."""
     return _extended(key, "__writer_manifest")
+
+
+def guides(key: KeyT) -> tuple[KeyT, KeyT, KeyT]:
+    """Return the keys of the objects that tell whether a tensor is stored in shards."""
+    return manifest_key(key), writer_manifest_key(key), _extended(key, "_tp_0")
 
 
 def _extended(key: KeyT, suffix: str) -> KeyT:

@@ -80,7 +80,9 @@ def of(value: object) -> TensorMemory:
     numpy = sys.modules.get("numpy")
     if numpy is not None and isinstance(value, numpy.ndarray):
         return _of_array(numpy, value)
-    raise TypeError(f"a tensor must be of torch or numpy, not {type(value).__name__}")
+    kind = type(value).__name__
+    text = f"a tensor must be of torch or numpy, not {kind}"
+    raise TypeError(f"{text}; make one with numpy.asarray or torch.as_tensor")
 
 
 def as_torch(

@@ -88,11 +88,18 @@ class Arrays:
         return described.restore(stored, metadata)
 
 
-def read(requests: Sequence[Request], library: Library) -> Operation[list[Any]]:
+def read(
+    requests: Sequence[Request], library: Library, *, lease: bool = False
+) -> Operation[list[Any]]:
     """Read tensors: one call to find all of them, and one to read them.
 
     Shards that are stored unevenly, or replaced during the read, cost further calls. Tensors that
     were read before cost one call. While a tensor is being replaced, the read waits.
+
+    Args:
+        requests: The tensors.
+        library: Library of the values.
+        lease: Lease the objects.
 
     Returns:
         For each request the filled value or its failure.
@@ -103,7 +110,8 @@ def read(requests: Sequence[Request], library: Library) -> Operation[list[Any]]:
     retries, is_first = Retries(), True
     while pending:
         try:
-            failed = yield from _attempt(requests, library, pending, results, heads, is_first)
+            attempt = _attempt(requests, library, pending, results, heads, is_first, lease)
+            failed = yield from attempt
         except DeadlineError:
             if is_first:
                 raise
@@ -129,6 +137,7 @@ def _attempt(
     results: list[Any],
     heads: dict[int, list[tuple[Part, ...]]],
     is_first: bool,
+    lease: bool,
 ) -> Operation[dict[int, MooncakeError | Unsettled]]:
     """Read those of the tensors that are pending; return what those failed with that may succeed.
 
@@ -139,8 +148,10 @@ def _attempt(
         results: Receives the filled values, and the failures.
         heads: Receives which objects each was read from.
         is_first: It is the first attempt.
+        lease: Lease the objects.
     """
-    places = yield from _find([requests[at] for at in pending], is_first=is_first)
+    wanted = [requests[at] for at in pending]
+    places = yield from _find(wanted, is_first=is_first, lease=lease)
     readings: dict[int, _Reading] = {}
     failed: dict[int, MooncakeError | Unsettled] = {}
     for at, (each, is_recalled) in zip(pending, places, strict=True):
@@ -158,7 +169,7 @@ def _attempt(
             if is_recalled:
                 # The tensor may have become another one since.
                 failed[at] = replaced(requests[at].key)
-    failures = yield from fill([reading.job for reading in readings.values()])
+    failures = yield from fill([reading.job for reading in readings.values()], lease=lease)
     for (at, reading), failure in zip(readings.items(), failures, strict=True):
         results[at] = _end(reading, requests[at], library) if failure is None else failure
         if failure is not None:
@@ -167,7 +178,7 @@ def _attempt(
 
 
 def _find(
-    requests: Sequence[Request], *, is_first: bool
+    requests: Sequence[Request], *, is_first: bool, lease: bool
 ) -> Operation[list[tuple[Found | MooncakeError | Unsettled, bool]]]:
     """Find tensors; the first attempt recalls where they were.
 
@@ -181,7 +192,7 @@ def _find(
         for request, known in zip(requests, recalled, strict=True)
         if known is None
     ]
-    found = iter((yield from find_all(searches)))
+    found = iter((yield from find_all(searches, lease=lease)))
     places: list[tuple[Found | MooncakeError | Unsettled, bool]] = []
     for request, known in zip(requests, recalled, strict=True):
         if known is not None:
@@ -224,6 +235,9 @@ def _begin(
 
 def _with_rows(found: Found, rows: slice) -> Found:
     """Narrow what is wanted to a part of its first dimension."""
+    if not isinstance(rows, slice):
+        text = "rows is a slice, as in rows=slice(10, 20) or rows=slice(5, 6) for one row"
+        raise TypeError(f"{text}, not {type(rows).__name__}: {rows!r:.60}")
     wanted = found.wanted
     if not wanted.shape:
         raise invalid(found.key, "a tensor without dimensions has no rows")

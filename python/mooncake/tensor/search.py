@@ -55,6 +55,7 @@ _NOT_FOUND = -704
 _NOT_READY = -703
 _INVALID_PARAMS = -600
 _LISTED_MAX = 8
+_BYTES_REMEDY = "If the object is no tensor, get or get_buffer return its bytes."
 """Maximum number of keys in the text of an error."""
 
 
@@ -162,7 +163,7 @@ Search: TypeAlias = Generator[Heads | Names, Any, Found]
 
 
 def find_all(
-    searches: Sequence[Search], *, lease: bool = True
+    searches: Sequence[Search], *, lease: bool
 ) -> Operation[list[Found | MooncakeError | Unsettled]]:
     """Carry out searches; the requests of all of them go out together, round by round.
 
@@ -260,10 +261,13 @@ def list_names(prefix: bytes) -> Operation[list[bytes]]:
 
 def decoded_head(key: bytes, head: bytes) -> TensorMetadata:
     """Decode the metadata of an object."""
+    if not head:
+        text = f"not a tensor object: it is shorter than {METADATA_BYTES} bytes of metadata"
+        raise invalid(key, text, _BYTES_REMEDY)
     try:
         return TensorMetadata.decode(head)
     except FormatError as error:
-        raise invalid(key, str(error)) from None
+        raise invalid(key, str(error), _BYTES_REMEDY) from None
 
 
 def decoded_manifest(key: bytes, head: bytes) -> Manifest:
@@ -274,9 +278,9 @@ def decoded_manifest(key: bytes, head: bytes) -> Manifest:
         raise invalid(key, str(error)) from None
 
 
-def invalid(key: bytes, text: str) -> MooncakeError:
+def invalid(key: bytes, text: str, remedy: str | None = None) -> MooncakeError:
     """Return the error for a tensor that cannot be read or written as asked."""
-    return _native.failure(_INVALID_PARAMS, text, key=decoded(key))
+    return _native.failure(_INVALID_PARAMS, text, key=decoded(key), remedy=remedy)
 
 
 def missing(key: bytes, names: Sequence[bytes]) -> Unsettled:

@@ -52,12 +52,13 @@ class Job:
 
 
 def fill(
-    jobs: Sequence[Job], *, is_registered: bool = False
+    jobs: Sequence[Job], *, lease: bool, is_registered: bool = False
 ) -> Operation[list[MooncakeError | None]]:
     """Fill the memory of each job.
 
     Args:
         jobs: What to read.
+        lease: Lease the objects.
         is_registered: Refuse memory that is not registered.
 
     Returns:
@@ -83,8 +84,8 @@ def fill(
     tag = GENERATION_TAG if any(len(job.found.parts) > 1 for job, _ in valid) else None
     if is_registered:
         # The heads are read into memory of this call, which is not registered.
-        outcomes = yield ReadGrids(names, data, owners, is_registered=True, tag=tag)
-        checked = yield ReadGrids(names, checks, owners)
+        outcomes = yield ReadGrids(names, data, owners, is_registered=True, lease=lease, tag=tag)
+        checked = yield ReadGrids(names, checks, owners, lease=lease)
         outcomes = [
             check
             if isinstance(check, MooncakeError) and not isinstance(outcome, MooncakeError)
@@ -93,7 +94,7 @@ def fill(
         ]
     else:
         grids = [[*own, *check] for own, check in zip(data, checks, strict=True)]
-        outcomes = yield ReadGrids(names, grids, owners, tag=tag)
+        outcomes = yield ReadGrids(names, grids, owners, lease=lease, tag=tag)
     read = [
         row.failure(outcome, heads[start : start + row.evidence.length])
         for row, outcome, start in zip(rows, outcomes, starts, strict=False)

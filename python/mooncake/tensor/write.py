@@ -18,6 +18,7 @@ from mooncake.tensor.format import (
     AxisRecord,
     Manifest,
     TensorMetadata,
+    guides,
     manifest_key,
     shard_key,
     writer_key,
@@ -248,23 +249,38 @@ def _other_forms(item: Item) -> tuple[bytes, ...]:
     return (*names, key + _FIRST) if item.layout.axes else names
 
 
-def remove(key: bytes, *, force: bool) -> Operation[None]:
+def remove(key: bytes, *, force: bool, spare_pinned: bool = False) -> Operation[None]:
     """Remove a tensor with all of its shards and manifests.
+
+    Args:
+        key: Key of the tensor.
+        force: Remove leased objects, too.
+        spare_pinned: Leave hard-pinned objects.
 
     Raises:
         NotFoundError: There is no object of the tensor.
-        BusyError: An object is leased by a recent read.
+        BusyError: An object is leased, hard-pinned or being copied. What tells of the tensor stays,
+            so that the removal can be repeated.
     """
     (form,) = yield from forms_of([(key, ())])
     if isinstance(form, MooncakeError):
         raise form
     keys = yield from stored_keys(form, searches=True)
-    outcomes = (yield Remove([decoded(each) for each in keys], force)) if keys else []
-    failures = [each for each in outcomes if isinstance(each, MooncakeError)]
-    others = [each for each in failures if not isinstance(each, NotFoundError)]
-    if others:
-        raise others[0]
-    if len(failures) == len(outcomes):
+    told = guides(key)
+    removed = 0
+    for part in (
+        [each for each in keys if each not in told],
+        [each for each in keys if each in told],
+    ):
+        if not part:
+            continue
+        outcomes = yield Remove([decoded(each) for each in part], force, spare_pinned)
+        failures = [each for each in outcomes if isinstance(each, MooncakeError)]
+        others = [each for each in failures if not isinstance(each, NotFoundError)]
+        if others:
+            raise others[0]
+        removed += len(outcomes) - len(failures)
+    if removed == 0:
         text = "neither the tensor nor shards of it are stored"
         raise _native.failure(_NOT_FOUND, text, key=decoded(key))
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import io
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 
-from mooncake._api.buffers import Readable, writable
+from mooncake._api.asynchronous.sharded import explained
+from mooncake._api.buffers import Writable, writable
 from mooncake._api.limits import limited
 from mooncake._api.native_calls import AsyncNative, Located
 from mooncake._api.outcomes import only
@@ -20,7 +21,8 @@ class AsyncObjectReader:
     """Reads one version of an object in pieces, like a file that is open for reading.
 
     All pieces come from the version that was found when the reader was made. Once the object was
-    replaced or removed, and its memory reused, reads fail; they never mix two versions.
+    replaced, removed or evicted, and its memory reused, reads fail; they never mix two versions.
+    `lease` keeps an object from that.
     """
 
     __slots__ = ("_located", "_native", "_position")
@@ -75,7 +77,7 @@ class AsyncObjectReader:
         self._position += length
         return read
 
-    async def readinto(self, buffer: Readable) -> int:
+    async def readinto(self, buffer: Writable) -> int:
         """Fill writable, contiguous memory as far as there are bytes; return their number."""
         with memoryview(writable(buffer)) as view, view.cast("B") as whole:
             length = min(max(self.size - self._position, 0), len(whole))
@@ -106,8 +108,8 @@ class AsyncRangeCalls:
         Raises:
             NotFoundError: The object does not exist.
         """
-        native = self._within(timeout_s)
-        return AsyncObjectReader(native, only(await native.locate([key])))
+        step = limited(self._native, timeout_s)
+        return AsyncObjectReader(self._within(timeout_s), await _located(step, key))
 
     async def get_range(
         self,
@@ -132,13 +134,13 @@ class AsyncRangeCalls:
         if offset < 0 or (length is not None and length < 0):
             raise ValueError(f"a range is not negative: offset={offset} length={length}")
         native = limited(self._native, timeout_s)
-        located = only(await native().locate([key]))
+        located = await _located(native, key)
         left = max(located.size - offset, 0)
         wanted = left if length is None else min(length, left)
         return await native().read_located(located, offset, wanted) if wanted else b""
 
     async def get_range_into(
-        self, key: Key, offset: int, buffer: Readable, *, timeout_s: float | None = None
+        self, key: Key, offset: int, buffer: Writable, *, timeout_s: float | None = None
     ) -> int:
         """Fill writable, contiguous memory with a part of an object.
 
@@ -155,7 +157,7 @@ class AsyncRangeCalls:
             NotFoundError: The object does not exist.
         """
         native = limited(self._native, timeout_s)
-        located = only(await native().locate([key]))
+        located = await _located(native, key)
         reader = AsyncObjectReader(native(), located)
         reader.seek(offset)
         return await reader.readinto(buffer)
@@ -178,3 +180,9 @@ class AsyncRangeCalls:
         reader = await self.reader(key, timeout_s=timeout_s)
         while chunk := await reader.read(chunk_bytes):
             yield chunk
+
+
+async def _located(native: Callable[[], AsyncNative], key: Key) -> Located:
+    """Locate an object, without a lease."""
+    located = await native().locate([key], lease=False)
+    return only(await explained(native, [key], located))

@@ -9,29 +9,35 @@ from typing import Any, Literal, TypeVar, overload
 
 from mooncake._api.blocking.jobs import Drain, Task
 from mooncake._api.blocking.leases import Lease
-from mooncake._api.buffers import Readable, readable, writable
+from mooncake._api.blocking.removals import RemovalCalls
+from mooncake._api.blocking.sharded import explained, sharded_keys
+from mooncake._api.buffers import Readable, Writable, readable, writable
 from mooncake._api.config import StoreConfig
+from mooncake._api.limits import limited
 from mooncake._api.native_calls import Native
 from mooncake._api.outcomes import MISSING, about, all_of, batches, only, options_of, or_default
 from mooncake._api.tasks import CopyInfo, JobId, copies_of
-from mooncake._api.types import Cleared, Key, ObjectInfo, Progress, SegmentInfo
+from mooncake._api.types import Key, ObjectInfo, Progress, SegmentInfo
 from mooncake._api.values import (
+    Seconds,
     decoded,
     encoded,
     key_list,
-    milliseconds,
     name_list,
+    pairs_of,
     with_terms,
 )
 from mooncake._runtime import Buffer, PutOptions
 from mooncake.errors import LeaseLostError, MooncakeError, NotFoundError
+from mooncake.tensor.format import guides
+from mooncake.tensor.sharded import TensorListing
 
 __all__ = ["ObjectCalls"]
 
 T = TypeVar("T")
 
 
-class ObjectCalls:
+class ObjectCalls(RemovalCalls):
     """The methods of `Store` for objects, and for the pool that they are in."""
 
     __slots__ = ()
@@ -51,7 +57,7 @@ class ObjectCalls:
         *,
         overwrite: bool = False,
         options: PutOptions | None = None,
-        ttl_s: float | None = None,
+        ttl_s: Seconds | None = None,
         tags: Mapping[str, str] | None = None,
         if_version: int | None = None,
         timeout_s: float | None = None,
@@ -82,7 +88,7 @@ class ObjectCalls:
             DeadlineError: The call took longer than `timeout_s`. The value is not stored, or is
                 stored whole.
         """
-        source = readable(value)
+        source = readable(value, key)
         native = self._within(timeout_s)
         options = with_terms(options, ttl_s=ttl_s, tags=tags, if_version=if_version)
         return only(native.put([key], [source], options=options, is_upsert=overwrite))
@@ -93,7 +99,7 @@ class ObjectCalls:
         *,
         overwrite: bool = False,
         options: PutOptions | None = None,
-        ttl_s: float | None = None,
+        ttl_s: Seconds | None = None,
         tags: Mapping[str, str] | None = None,
         progress: Progress | None = None,
         timeout_s: float | None = None,
@@ -119,8 +125,8 @@ class ObjectCalls:
                 has for each item the result of `put`, or its failure.
         """
         native = self._within(timeout_s)
-        pairs = list(items.items() if isinstance(items, Mapping) else items)
-        keys, values = [key for key, _ in pairs], [readable(value) for _, value in pairs]
+        pairs = pairs_of(items)
+        keys, values = [key for key, _ in pairs], [readable(value, key) for key, value in pairs]
         options = with_terms(options, ttl_s=ttl_s, tags=tags)
         outcomes: list[bool | MooncakeError] = []
         for part in batches(len(keys), progress):
@@ -141,7 +147,10 @@ class ObjectCalls:
     @overload
     def get(self, key: Key, default: T, *, timeout_s: float | None = None) -> bytes | T: ...
     def get(self, key: Key, default: Any = MISSING, *, timeout_s: float | None = None) -> Any:
-        """Get an object as bytes. The loop's thread copies them; `get_buffer` avoids the copy.
+        """Get an object as bytes, which are copied once more; `get_buffer` avoids that copy.
+
+        Takes no lease: the object can be removed and evicted at once. A read that is in progress
+        then ends with the bytes of one version, or fails.
 
         Args:
             key: Key of the object.
@@ -150,9 +159,12 @@ class ObjectCalls:
 
         Raises:
             NotFoundError: The object does not exist, and no default was given. Also a `KeyError`.
+            ShardedTensorError: The key is that of a tensor in shards; use `get_tensor`.
             DeadlineError: The call took longer than `timeout_s`.
         """
-        return or_default((self._within(timeout_s).get([key]))[0], default)
+        native = limited(self._native, timeout_s)
+        outcomes = native().get([key], lease=False)
+        return or_default((explained(native, [key], outcomes))[0], default)
 
     def get_many(
         self,
@@ -174,10 +186,12 @@ class ObjectCalls:
         Raises:
             MooncakeError: The first failure other than a missing object.
         """
-        wanted, native = key_list(keys), self._within(timeout_s)
+        wanted = key_list(keys)
         values: list[bytes | MooncakeError] = []
         for part in batches(len(wanted), progress):
-            values += native.get(wanted[part])
+            native = limited(self._native, timeout_s)
+            got = native().get(wanted[part], lease=False)
+            values += explained(native, wanted[part], got)
             if progress is not None:
                 progress(len(values), len(wanted))
         return all_of([default if isinstance(value, NotFoundError) else value for value in values])
@@ -190,7 +204,9 @@ class ObjectCalls:
         Raises:
             NotFoundError: The object does not exist.
         """
-        return only(self._within(timeout_s).get_buffers([key]))
+        native = limited(self._native, timeout_s)
+        buffers = native().get_buffers([key], lease=False)
+        return only(explained(native, [key], buffers))
 
     def get_buffers(
         self, keys: Iterable[Key], *, timeout_s: float | None = None
@@ -200,22 +216,26 @@ class ObjectCalls:
         Raises:
             MooncakeError: The first failure other than a missing object.
         """
-        values = self._within(timeout_s).get_buffers(key_list(keys))
+        wanted, native = key_list(keys), limited(self._native, timeout_s)
+        buffers = native().get_buffers(wanted, lease=False)
+        values = explained(native, wanted, buffers)
         return all_of([None if isinstance(value, NotFoundError) else value for value in values])
 
-    def get_into(self, key: Key, buffer: Readable, *, timeout_s: float | None = None) -> int:
+    def get_into(self, key: Key, buffer: Writable, *, timeout_s: float | None = None) -> int:
         """Get an object into writable, contiguous memory; return its length.
 
         Raises:
             NotFoundError: The object does not exist.
             InvalidArgumentError: The memory is smaller than the object.
         """
-        return only(self._within(timeout_s).read_into([key], [writable(buffer)]))
+        target, native = writable(buffer), limited(self._native, timeout_s)
+        lengths = native().read_into([key], [target], lease=False)
+        return only(explained(native, [key], lengths))
 
     def get_into_many(
         self,
         keys: Iterable[Key],
-        buffers: Iterable[Readable],
+        buffers: Iterable[Writable],
         *,
         timeout_s: float | None = None,
     ) -> list[int | None]:
@@ -238,7 +258,9 @@ class ObjectCalls:
             >>> store.get_into_many([f"block/{at}" for at in range(64)], cache)
         """
         targets = [writable(buffer) for buffer in buffers]
-        lengths = self._within(timeout_s).read_into(key_list(keys), targets)
+        wanted, native = key_list(keys), limited(self._native, timeout_s)
+        read = native().read_into(wanted, targets, lease=False)
+        lengths = explained(native, wanted, read)
         return all_of([None if isinstance(length, NotFoundError) else length for length in lengths])
 
     def lease(
@@ -267,173 +289,107 @@ class ObjectCalls:
         return Lease(self._within(timeout_s), key_list(keys), every_s, on_lost)
 
     def exists(self, key: Key, *, timeout_s: float | None = None) -> bool:
-        """Return whether an object exists and is complete, without leasing it."""
-        return only(self._within(timeout_s).exists([key], lease=False))
+        """Return whether an object, or a tensor in shards, exists and is complete.
+
+        Takes no lease.
+        """
+        native, name = limited(self._native, timeout_s), encoded(key)
+        found = all_of(native().exists([name, *guides(name)], lease=False))
+        if found[0] or not any(found):
+            return found[0]
+        return (sharded_keys(native, [name]))[0]
 
     def exists_many(self, keys: Iterable[Key], *, timeout_s: float | None = None) -> list[bool]:
-        """Return for each key whether the object exists and is complete, without leasing it."""
-        return all_of(self._within(timeout_s).exists(key_list(keys), lease=False))
+        """Do what `exists` does for many keys in one batch."""
+        wanted, native = key_list(keys), limited(self._native, timeout_s)
+        found = all_of(native().exists(wanted, lease=False))
+        missing = [at for at, is_there in enumerate(found) if not is_there]
+        others = sharded_keys(native, [wanted[at] for at in missing])
+        for at, is_sharded in zip(missing, others, strict=True):
+            found[at] = is_sharded
+        return found
 
     def size(self, key: Key, *, timeout_s: float | None = None) -> int:
-        """Return the length of an object in bytes.
+        """Return the length of an object in bytes; `info` also has that of a tensor in shards.
 
         Raises:
             NotFoundError: The object does not exist.
+            ShardedTensorError: The key is that of a tensor in shards.
         """
-        return only(self._within(timeout_s).sizes([key], lease=False))
+        native = limited(self._native, timeout_s)
+        sizes = native().sizes([key], lease=False)
+        return only(explained(native, [key], sizes))
 
-    def objects(self, prefix: Key = b"", *, timeout_s: float | None = None) -> Iterator[ObjectInfo]:
+    def objects(
+        self, prefix: Key = b"", *, internal: bool = False, timeout_s: float | None = None
+    ) -> Iterator[ObjectInfo]:
         """Iterate over the objects whose key has a prefix, in byte order of the keys.
 
-        Objects that are added or removed meanwhile may or may not be listed.
+        A tensor in shards is one object with the key of the tensor, which follows the keys of its
+        shards. Objects that are added or removed meanwhile may or may not be listed.
 
         Args:
             prefix: Beginning of the keys.
+            internal: List the shards and manifests of such tensors instead.
             timeout_s: Longest duration of each call to the master, which returns many objects.
         """
         start, after = encoded(prefix), None
-        native = self._within(timeout_s)
+        native, tensors = self._within(timeout_s), TensorListing(start)
         while True:
             page, is_last = native.list(prefix=start, after=after)
             for key, size, is_complete, replicas in page:
-                yield ObjectInfo(decoded(key), size, is_complete, replicas)
+                found = ObjectInfo(decoded(key), size, is_complete, replicas)
+                for each in [found] if internal else tensors.add(found):
+                    yield each
             if is_last or not page:
-                return
+                break
             after = page[-1][0]
+        for each in tensors.rest():
+            yield each
 
     @overload
     def keys(
-        self, prefix: Key = b"", *, as_bytes: Literal[False] = False, timeout_s: float | None = None
+        self,
+        prefix: Key = b"",
+        *,
+        as_bytes: Literal[False] = False,
+        internal: bool = False,
+        timeout_s: float | None = None,
     ) -> Iterator[str]: ...
     @overload
     def keys(
-        self, prefix: Key = b"", *, as_bytes: Literal[True], timeout_s: float | None = None
+        self,
+        prefix: Key = b"",
+        *,
+        as_bytes: Literal[True],
+        internal: bool = False,
+        timeout_s: float | None = None,
     ) -> Iterator[bytes]: ...
     def keys(
-        self, prefix: Key = b"", *, as_bytes: bool = False, timeout_s: float | None = None
+        self,
+        prefix: Key = b"",
+        *,
+        as_bytes: bool = False,
+        internal: bool = False,
+        timeout_s: float | None = None,
     ) -> Iterator[Any]:
-        """Iterate over the keys of the complete objects, in byte order.
+        """Iterate over the keys of the complete objects and tensors, in the order of `objects`.
 
         Args:
             prefix: Beginning of the keys.
             as_bytes: Return the keys as bytes. As text, bytes that are not valid UTF-8 are
                 surrogates, as Python has them in names of files; every call takes such keys.
+            internal: List the keys of the shards and manifests of tensors instead of their own.
             timeout_s: Longest duration of each call to the master, which returns many keys.
         """
-        for found in self.objects(prefix, timeout_s=timeout_s):
+        for found in self.objects(prefix, internal=internal, timeout_s=timeout_s):
             if found.is_complete:
                 yield found.key_bytes if as_bytes else found.key
-
-    # Removing
-
-    def delete(
-        self,
-        key: Key,
-        *,
-        force: bool = False,
-        pinned: bool = False,
-        missing_ok: bool = False,
-        if_version: int | None = None,
-        timeout_s: float | None = None,
-    ) -> None:
-        """Remove an object.
-
-        Args:
-            key: Key of the object.
-            force: Remove the object even if it was read recently and is still leased.
-            pinned: Remove the object even if it is hard-pinned.
-            missing_ok: Do not raise if the object does not exist.
-            if_version: Remove the object only if it has this version, which `info` returns.
-            timeout_s: Longest duration of the call.
-
-        Raises:
-            NotFoundError: The object does not exist.
-            BusyError: The object is leased by a recent read, or hard-pinned.
-            AlreadyExistsError: The object has another version than `if_version`.
-        """
-        native = self._within(timeout_s)
-        outcomes = native.remove([key], force=force, spare_pinned=not pinned, if_version=if_version)
-        if not (missing_ok and isinstance(outcomes[0], NotFoundError)):
-            only(outcomes)
-
-    def delete_many(
-        self,
-        keys: Iterable[Key],
-        *,
-        force: bool = False,
-        pinned: bool = False,
-        timeout_s: float | None = None,
-    ) -> list[bool]:
-        """Remove many objects in one batch.
-
-        Args:
-            keys: Keys of the objects.
-            force: Remove objects even if they were read recently and are still leased.
-            pinned: Remove hard-pinned objects, too.
-            timeout_s: Longest duration of the call.
-
-        Returns:
-            For each key in order true if the object was removed; false if it does not exist.
-
-        Raises:
-            MooncakeError: The first failure other than a missing object, after every object was
-                tried. Its attribute `outcomes` has the result or the failure of each.
-        """
-        native = self._within(timeout_s)
-        outcomes = native.remove(key_list(keys), force=force, spare_pinned=not pinned)
-        return all_of([False if isinstance(found, NotFoundError) else found for found in outcomes])
-
-    def expire(self, key: Key, ttl_s: float, *, timeout_s: float | None = None) -> None:
-        """Remove an object a while from now, even if it is leased then.
-
-        Args:
-            key: Key of the object.
-            ttl_s: Time from now; replaces the one that the object had.
-            timeout_s: Longest duration of the call.
-
-        Raises:
-            NotFoundError: The object does not exist.
-        """
-        only(self._within(timeout_s).set_expiry([key], milliseconds(ttl_s)))
-
-    def persist(self, key: Key, *, timeout_s: float | None = None) -> None:
-        """Keep an object that would expire. It may still be evicted.
-
-        Raises:
-            NotFoundError: The object does not exist.
-        """
-        only(self._within(timeout_s).set_expiry([key], None))
-
-    def clear(
-        self,
-        prefix: Key = b"",
-        *,
-        force: bool = False,
-        pinned: bool = False,
-        timeout_s: float | None = None,
-    ) -> Cleared:
-        """Remove the objects whose key has a prefix, but for those that something protects.
-
-        Args:
-            prefix: Beginning of the keys; b"" removes all objects.
-            force: Remove objects even if they were read recently and are still leased, or are
-                being copied.
-            pinned: Remove hard-pinned objects, too.
-            timeout_s: Longest duration of the call.
-
-        Returns:
-            Number of removed objects, with the numbers of those that stayed by the reason.
-        """
-        native = self._within(timeout_s)
-        chosen = encoded(prefix) or None
-        return Cleared.of(
-            native.remove_matching(prefix=chosen, force=force, spare_pinned=not pinned)
-        )
 
     # Copies
 
     def copies(self, key: Key, *, timeout_s: float | None = None) -> list[CopyInfo]:
-        """Return where the copies of an object are, and lease the object.
+        """Return where the copies of an object are.
 
         Args:
             key: Key of the object.
@@ -443,7 +399,9 @@ class ObjectCalls:
             NotFoundError: The object does not exist.
             NotReadyError: The object is still being written.
         """
-        return copies_of(only(self._within(timeout_s).replicas([key])))
+        native = limited(self._native, timeout_s)
+        places = list(native().replicas([key], lease=False))
+        return copies_of(only(explained(native, [key], places)))
 
     def copy(self, key: Key, to: str | Sequence[str], *, timeout_s: float | None = None) -> Task:
         """Create a task that copies an object to more segments; it runs in the background.
@@ -514,7 +472,8 @@ class ObjectCalls:
 
         Example:
             >>> with store.drain("10.0.0.2:15000") as drain:
-            ...     print((drain.info()).state)
+            ...     info = drain.info()
+            ...     print(info.state)
             running
         """
         begun = self._within(timeout_s).drain(

@@ -5,9 +5,10 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
-from mooncake._api.buffers import Readable, writable
+from mooncake._api.blocking.sharded import explained
+from mooncake._api.buffers import Writable, writable
 from mooncake._api.limits import limited
 from mooncake._api.native_calls import Located, Native
 from mooncake._api.outcomes import only
@@ -22,7 +23,8 @@ class ObjectReader:
     """Reads one version of an object in pieces, like a file that is open for reading.
 
     All pieces come from the version that was found when the reader was made. Once the object was
-    replaced or removed, and its memory reused, reads fail; they never mix two versions.
+    replaced, removed or evicted, and its memory reused, reads fail; they never mix two versions.
+    `lease` keeps an object from that.
     """
 
     __slots__ = ("_located", "_native", "_position")
@@ -77,7 +79,7 @@ class ObjectReader:
         self._position += length
         return read
 
-    def readinto(self, buffer: Readable) -> int:
+    def readinto(self, buffer: Writable) -> int:
         """Fill writable, contiguous memory as far as there are bytes; return their number."""
         with memoryview(writable(buffer)) as view, view.cast("B") as whole:
             length = min(max(self.size - self._position, 0), len(whole))
@@ -108,8 +110,8 @@ class RangeCalls:
         Raises:
             NotFoundError: The object does not exist.
         """
-        native = self._within(timeout_s)
-        return ObjectReader(native, only(native.locate([key])))
+        step = limited(self._native, timeout_s)
+        return ObjectReader(self._within(timeout_s), _located(step, key))
 
     def get_range(
         self,
@@ -134,13 +136,13 @@ class RangeCalls:
         if offset < 0 or (length is not None and length < 0):
             raise ValueError(f"a range is not negative: offset={offset} length={length}")
         native = limited(self._native, timeout_s)
-        located = only(native().locate([key]))
+        located = _located(native, key)
         left = max(located.size - offset, 0)
         wanted = left if length is None else min(length, left)
         return native().read_located(located, offset, wanted) if wanted else b""
 
     def get_range_into(
-        self, key: Key, offset: int, buffer: Readable, *, timeout_s: float | None = None
+        self, key: Key, offset: int, buffer: Writable, *, timeout_s: float | None = None
     ) -> int:
         """Fill writable, contiguous memory with a part of an object.
 
@@ -157,7 +159,7 @@ class RangeCalls:
             NotFoundError: The object does not exist.
         """
         native = limited(self._native, timeout_s)
-        located = only(native().locate([key]))
+        located = _located(native, key)
         reader = ObjectReader(native(), located)
         reader.seek(offset)
         return reader.readinto(buffer)
@@ -180,3 +182,9 @@ class RangeCalls:
         reader = self.reader(key, timeout_s=timeout_s)
         while chunk := reader.read(chunk_bytes):
             yield chunk
+
+
+def _located(native: Callable[[], Native], key: Key) -> Located:
+    """Locate an object, without a lease."""
+    located = native().locate([key], lease=False)
+    return only(explained(native, [key], located))

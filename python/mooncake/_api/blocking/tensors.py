@@ -10,7 +10,7 @@ from typing import Any
 from mooncake._api.native_calls import Native
 from mooncake._api.outcomes import all_of, only
 from mooncake._api.types import Key
-from mooncake._api.values import encoded, key_list, with_terms
+from mooncake._api.values import Seconds, encoded, key_list, with_terms
 from mooncake._hints import np, torch
 from mooncake._runtime import PutOptions
 from mooncake.errors import NotFoundError
@@ -40,7 +40,7 @@ class TensorCalls:
         shape: Sequence[int] | None = None,
         overwrite: bool = False,
         options: PutOptions | None = None,
-        ttl_s: float | None = None,
+        ttl_s: Seconds | None = None,
         tags: Mapping[str, str] | None = None,
         if_version: int | None = None,
         generation: str | None = None,
@@ -102,7 +102,7 @@ class TensorCalls:
         layout: Layout | Shard | None = None,
         overwrite: bool = False,
         options: PutOptions | None = None,
-        ttl_s: float | None = None,
+        ttl_s: Seconds | None = None,
         tags: Mapping[str, str] | None = None,
         generation: str | None = None,
         timeout_s: float | None = None,
@@ -194,7 +194,7 @@ class TensorCalls:
         shape: Sequence[int] | None = None,
         overwrite: bool = False,
         options: PutOptions | None = None,
-        ttl_s: float | None = None,
+        ttl_s: Seconds | None = None,
         tags: Mapping[str, str] | None = None,
         if_version: int | None = None,
         generation: str | None = None,
@@ -242,12 +242,12 @@ class TensorCalls:
 
         Args:
             key: Key of the tensor.
-            force: Remove it even if it was read recently and is still leased.
+            force: Remove it even if a client holds a lease on it.
             timeout_s: Longest duration of the call.
 
         Raises:
             NotFoundError: Neither the tensor nor shards of it exist.
-            BusyError: An object is leased by a recent read.
+            BusyError: An object is leased.
         """
         run(self._native, remove(encoded(key), force=force), timeout_s)
 

@@ -288,7 +288,9 @@ class ParallelTensorCalls(TensorBase):
             for at, (mode, each) in wanted.items()
             if mode != "as_stored"
         }
-        got = self._run_batch(len(requests), lambda: read([*requests.values()], Tensors()))
+        got = self._run_batch(
+            len(requests), lambda: read([*requests.values()], Tensors(), lease=True)
+        )
         for at, value in zip(requests, got, strict=True):
             results[at] = None if isinstance(value, Exception) else value
         return results
@@ -534,7 +536,7 @@ def _read_into(
     results: list[TensorMetadata | MooncakeError | None] = [None] * len(wanted)
     retries, pending = Retries(), list(range(len(wanted)))
     while pending:
-        found = yield from find_all([wanted[at][0]() for at in pending])
+        found = yield from find_all([wanted[at][0]() for at in pending], lease=True)
         failed: dict[int, MooncakeError | Unsettled] = {}
         jobs: dict[int, tuple[Job, bytes]] = {}
         for at, each in zip(pending, found, strict=True):
@@ -583,7 +585,7 @@ def _fill_registered(jobs: Sequence[Job]) -> Operation[list[MooncakeError | None
     heads = [[(job.address - METADATA_BYTES, 0, METADATA_BYTES, ())] for job in jobs]
     names = [job.found.parts[0].key for job in jobs]
     reserved = yield ReadGrids(names, heads, None, is_registered=True)
-    failures = yield from fill(jobs, is_registered=True)
+    failures = yield from fill(jobs, lease=True, is_registered=True)
     return [
         first if isinstance(first, MooncakeError) else second
         for first, second in zip(reserved, failures, strict=True)

@@ -1,0 +1,52 @@
+"""Calls about one object whose key is that of a tensor in shards, as coroutines."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from mooncake._api.native_calls import AsyncNative
+from mooncake._api.types import Key
+from mooncake._api.values import encoded
+from mooncake.errors import MooncakeError, NotFoundError
+from mooncake.tensor.calls import run_async
+from mooncake.tensor.sharded import are_sharded, refusal
+
+__all__ = ["explained", "sharded_keys"]
+
+T = TypeVar("T")
+
+
+async def sharded_keys(native: Callable[[], AsyncNative], keys: Sequence[Key]) -> list[bool]:
+    """Return for each key, which no object has, whether a tensor is stored in shards under it.
+
+    Args:
+        native: Returns the native store for the next call.
+        keys: The keys.
+    """
+    if not keys:
+        return []
+    return await run_async(native(), are_sharded([encoded(key) for key in keys]))
+
+
+async def explained(
+    native: Callable[[], AsyncNative], keys: Sequence[Key], outcomes: Sequence[T | MooncakeError]
+) -> Sequence[T | MooncakeError]:
+    """Replace the failures of missing objects where tensors are stored in shards under their keys.
+
+    This costs a call if objects are missing.
+
+    Args:
+        native: Returns the native store for the next call.
+        keys: Keys of the objects.
+        outcomes: The value of each object, or its failure.
+    """
+    missing = [at for at, each in enumerate(outcomes) if isinstance(each, NotFoundError)]
+    if not missing:
+        return outcomes
+    found = await sharded_keys(native, [keys[at] for at in missing])
+    told = list(outcomes)
+    for at, is_sharded in zip(missing, found, strict=True):
+        if is_sharded:
+            told[at] = refusal(keys[at])
+    return told

@@ -1,0 +1,151 @@
+"""Tensors that are stored in shards, by the keys of their objects.
+
+No object has the key of such a tensor itself. A manifest or the first shard beside it tells that
+the tensor is there.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+
+from mooncake._api.types import ObjectInfo
+from mooncake._api.values import decoded
+from mooncake._runtime import _native
+from mooncake.errors import MooncakeError, ShardedTensorError
+from mooncake.tensor.calls import Exists, Operation
+from mooncake.tensor.format import (
+    MANIFEST_BYTES,
+    guides,
+)
+from mooncake.tensor.forms import Form, forms_of
+
+__all__ = [
+    "TensorListing",
+    "are_sharded",
+    "internal_pattern",
+    "manifest_pattern",
+    "refusal",
+]
+
+_INVALID_PARAMS = -600
+_MANIFEST = rb"__(?:parallelism|writer)_manifest"
+_AXES = rb"(?:__(?:dp|tp|ep|pp)_\d{1,9}of\d{1,9}(?:_(?:sd|eid|sid)\d{1,9})?)+"
+_PART = rb"(?:" + _AXES + rb"|__writer_\d{1,9}of\d{1,9}_sd\d{1,9})"
+_PLAIN = rb"_tp_(?:0|[1-9]\d{0,8})"
+_IS_MANIFEST = re.compile(rb"(.+)" + _MANIFEST, re.DOTALL)
+_IS_PART = re.compile(rb"(.+?)" + _PART, re.DOTALL)
+# The keys of all objects of a tensor precede its own with this behind it.
+_BEHIND = b"_tp_:"
+_SUFFIXES = guides(b"")
+_IS_PLAIN = re.compile(rb"(.+)" + _PLAIN, re.DOTALL)
+
+
+def are_sharded(keys: Sequence[bytes]) -> Operation[list[bool]]:
+    """Return for each key whether a tensor is stored in shards under it; lease nothing.
+
+    One call, and a second one if there are objects with the names of manifests or shards: anybody
+    may give such a name to other objects.
+
+    Args:
+        keys: Keys that no object has.
+    """
+    # Many keys of a batch may be missing, so that little is done for each.
+    found = yield Exists([key + suffix for key in keys for suffix in _SUFFIXES])
+    if True not in found:
+        return [False] * len(keys)
+    seen = [[each is True for each in found[at : at + 3]] for at in range(0, len(found), 3)]
+    wanted = [key for key, each in zip(keys, seen, strict=True) if any(each)]
+    forms = dict(zip(wanted, (yield from forms_of([(key, ()) for key in wanted])), strict=True))
+    return [_is_split(forms.get(key), each) for key, each in zip(keys, seen, strict=True)]
+
+
+def refusal(key: str | bytes, *, text: str = "") -> ShardedTensorError:
+    """Return the error for a call that is about one object, where a tensor is stored in shards.
+
+    Args:
+        key: Key of the tensor.
+        text: Why the call cannot be made; "" for the usual reason.
+    """
+    why = text or "the key is that of a tensor that is stored in shards, not of one object"
+    remedy = "Use get_tensor or get_array to read it; `info` has its layout and its objects."
+    failure = _native.failure(_INVALID_PARAMS, why, key=key, remedy=remedy)
+    return ShardedTensorError.of(failure)
+
+
+def manifest_pattern(prefix: bytes) -> str:
+    """Return a regular expression for the manifests of the tensors whose keys have a prefix."""
+    return _pattern(prefix, _MANIFEST)
+
+
+def internal_pattern(prefix: bytes) -> str:
+    """Return a regular expression for the shards of the tensors whose keys have a prefix."""
+    return _pattern(prefix, rb"(?:" + _PART + rb"|" + _PLAIN + rb")")
+
+
+def _pattern(prefix: bytes, suffix: bytes) -> str:
+    literal = "".join(f"\\x{byte:02x}" for byte in prefix)
+    return f"(?s-u)^{literal}.*{suffix.decode()}$"
+
+
+def _is_split(form: Form | MooncakeError | None, seen: Sequence[bool]) -> bool:
+    if isinstance(form, MooncakeError):
+        # Nobody can read the objects now; manifests have names that nobody else gives.
+        return any(seen[:2])
+    return form is not None and form.is_split
+
+
+class TensorListing:
+    """Puts the objects of tensors in shards together, in a listing in the byte order of keys."""
+
+    __slots__ = ("_open", "_prefix", "_whole")
+
+    def __init__(self, prefix: bytes) -> None:
+        """Begin a listing.
+
+        Args:
+            prefix: Prefix of the listed keys; tensors whose keys do not have it are left out.
+        """
+        self._prefix = prefix
+        self._open: dict[bytes, list[ObjectInfo]] = {}
+        # The listed keys with which the present one begins.
+        self._whole: list[bytes] = []
+
+    def add(self, found: ObjectInfo) -> Iterator[ObjectInfo]:
+        """Take the next object; yield it, or the tensors of which no more objects can follow."""
+        key = found.key_bytes
+        for base in [base for base in self._open if key > base + _BEHIND]:
+            yield from self._close(base)
+        while self._whole and not key.startswith(self._whole[-1]):
+            self._whole.pop()
+        of = self._tensor_of(key, found.size)
+        if of is not None:
+            self._open.setdefault(of, []).append(found)
+            return
+        self._whole.append(key)
+        yield found
+
+    def rest(self) -> Iterator[ObjectInfo]:
+        """Yield the tensors that are left at the end."""
+        for base in list(self._open):
+            yield from self._close(base)
+
+    def _tensor_of(self, key: bytes, size: int) -> bytes | None:
+        """Return the key of the tensor of which an object is a part; None if it is none."""
+        match = _IS_MANIFEST.fullmatch(key) if size == MANIFEST_BYTES else None
+        match = match or _IS_PART.fullmatch(key)
+        if match is not None:
+            return match[1]
+        match = _IS_PLAIN.fullmatch(key)
+        # Other objects may have such names, too; the manifest precedes the shards.
+        return match[1] if match is not None and match[1] in self._open else None
+
+    def _close(self, base: bytes) -> Iterator[ObjectInfo]:
+        parts = self._open.pop(base)
+        if base.startswith(self._prefix) and base not in self._whole:
+            yield ObjectInfo(
+                decoded(base),
+                sum(part.size for part in parts),
+                all(part.is_complete for part in parts),
+                min(part.replicas for part in parts),
+            )

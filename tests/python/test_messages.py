@@ -1,0 +1,160 @@
+"""Errors of wrong arguments name the argument and the remedy; nothing wrong passes in silence."""
+
+from __future__ import annotations
+
+import datetime
+import inspect
+import io
+import logging
+import pydoc
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+from conftest import start_master
+
+import mooncake
+from mooncake.engine import TransferEngine
+from mooncake.store import MooncakeDistributedStore
+
+MIB = 1 << 20
+
+
+@pytest.fixture(scope="module")
+def store() -> Iterator[mooncake.Store]:
+    """A store with a pool of its own."""
+    with mooncake.Store(config=mooncake.StoreConfig(segment_bytes=16 * MIB)) as store:
+        store.put("short", b"0123456789")
+        store.put_array("array", np.arange(12.0).reshape(6, 2))
+        yield store
+
+
+WRONG: dict[str, tuple[Callable[[mooncake.Store], object], type[Exception], str]] = {
+    "row": (lambda s: s.get_array("array", rows=5), TypeError, "rows=slice"),  # type: ignore[arg-type]
+    "rows": (lambda s: s.get_array("array", rows=(1, 2)), TypeError, "rows=slice"),  # type: ignore[arg-type]
+    "ttl text": (lambda s: s.put("k", b"1", ttl_s="2s"), TypeError, "ttl_s is a number"),  # type: ignore[arg-type]
+    "ttl": (lambda s: s.put("k", b"1", ttl=2), TypeError, "did you mean 'ttl_s'"),  # type: ignore[call-arg]
+    "replica": (lambda s: s.put("k", b"1", replica=2), TypeError, r"PutOptions\(replicas="),  # type: ignore[call-arg]
+    "tag": (lambda s: s.put("k", b"1", tags={"a": 1}), TypeError, r"tags\['a'\]"),  # type: ignore[dict-item]
+    "pair": (lambda s: s.put_many(["a"]), TypeError, "pair of key and value"),  # type: ignore[list-item]
+    "list": (lambda s: s.put_array("k", [1, 2]), TypeError, "numpy.asarray"),  # type: ignore[arg-type]
+    "none": (lambda s: s.put("k", None), TypeError, "value of 'k'.*call delete"),  # type: ignore[arg-type]
+    "dict": (lambda s: s.put("k", {}), TypeError, "value of 'k'.*json.dumps"),  # type: ignore[arg-type]
+    "text": (lambda s: s.put("k", "v"), TypeError, "encode"),  # type: ignore[arg-type]
+    "no tensor": (
+        lambda s: s.get_tensor("short"),
+        mooncake.InvalidArgumentError,
+        "shorter than 304 bytes of metadata key",
+    ),
+    "read-only": (lambda s: s.get_into("short", b"0123456789"), BufferError, "bytearray"),
+    "no time": (
+        lambda s: s.get("short", timeout_s=0),
+        mooncake.InvalidArgumentError,
+        "positive number of seconds.*timeout_s=0",
+    ),
+    "option": (lambda _: mooncake.PutOptions(replica=2), TypeError, "did you mean 'replicas'"),  # type: ignore[call-arg]
+    "setting": (
+        lambda _: mooncake.StoreConfig(segment_size=1),  # type: ignore[call-arg]
+        TypeError,
+        "did you mean 'segment_bytes'",
+    ),
+    "argument": (
+        lambda _: mooncake.Store(segment_size=1),  # type: ignore[call-arg]
+        TypeError,
+        r"StoreConfig\(segment_bytes=",
+    ),
+    "size": (
+        lambda _: mooncake.StoreConfig(segment_bytes="lots"),
+        mooncake.InvalidArgumentError,
+        "segment_bytes=lots",
+    ),
+}
+
+
+@pytest.mark.parametrize(("call", "kind", "text"), WRONG.values(), ids=WRONG)
+def test_error_names_argument_and_remedy(store, call, kind, text):
+    with pytest.raises(kind, match=text):
+        call(store)
+
+
+def test_other_type_errors_stay_as_they_are(store):
+    with pytest.raises(TypeError, match="a key is str or bytes, not int"):
+        store.put(7, b"1")
+
+
+def test_duration_may_be_a_timedelta(store):
+    store.put("t", b"1", ttl_s=datetime.timedelta(minutes=1))
+    assert 50 < store.info("t").expires_in_s <= 60
+    store.expire("t", datetime.timedelta(hours=1))
+    assert 3500 < store.info("t").expires_in_s <= 3600
+    with pytest.raises(mooncake.InvalidArgumentError, match="positive"):
+        store.expire("t", datetime.timedelta())
+
+
+def test_other_version_has_an_error_of_its_own(store):
+    store.put("v", b"1", overwrite=True)
+    with pytest.raises(mooncake.VersionDiffersError) as caught:
+        store.delete("v", if_version=1)
+    assert isinstance(caught.value, mooncake.AlreadyExistsError)
+    assert (caught.value.code, caught.value.key) == (-705, "v")
+    assert store.delete("v", if_version=store.info("v").version) is None
+
+
+def test_put_without_a_lender_says_how_memory_is_lent():
+    master = start_master()
+    try:
+        with mooncake.Store(master.address) as store:
+            with pytest.raises(mooncake.NoSpaceError, match="no process lends memory") as caught:
+                store.put("k", b"1")
+            assert "segment_bytes=" in caught.value.remedy
+            assert "mooncake_client" in caught.value.remedy
+    finally:
+        master.stop()
+
+
+def test_put_larger_than_a_segment_has_another_remedy(store):
+    with pytest.raises(mooncake.NoSpaceError) as caught:
+        store.put("huge", bytes(17 * MIB))
+    assert "in parts" in caught.value.remedy
+
+
+def test_refused_connection_names_the_usual_cause():
+    with pytest.raises(mooncake.UnavailableError) as caught:
+        mooncake.Store("127.0.0.1:1")
+    assert "start `mooncake_master`" in caught.value.remedy
+
+
+def test_last_error_is_gone_after_a_success():
+    store = MooncakeDistributedStore()
+    assert store.setup("localhost", "P2PHANDSHAKE", 16 * MIB, MIB, "tcp", "", "embedded") == 0
+    try:
+        assert mooncake.last_error() is None
+        assert store.remove("none") == -704
+        assert mooncake.last_error() is not None
+        assert store.put("k", b"1") == 0
+        assert mooncake.last_error() is None
+    finally:
+        store.close()
+
+
+def test_unknown_protocol_is_told_and_accepted(caplog):
+    engine = TransferEngine()
+    with caplog.at_level(logging.WARNING, "mooncake.engine"):
+        assert engine.initialize("127.0.0.1", "P2PHANDSHAKE", "quic", "") == 0, "as upstream"
+    assert "protocol 'quic' is unknown" in str(mooncake.last_error())
+    assert "protocol 'quic' is unknown" in caplog.text
+    caplog.clear()
+    with caplog.at_level(logging.WARNING, "mooncake.engine"):
+        assert engine.initialize("127.0.0.1", "P2PHANDSHAKE", "tcp", "") == 0
+    assert (caplog.text, mooncake.last_error()) == ("", None)
+
+
+@pytest.mark.parametrize("name", ["Store", "AsyncStore"])
+def test_help_shows_defaults_that_can_be_read(name):
+    shown = io.StringIO()
+    pydoc.Helper(output=shown)(getattr(mooncake, name))
+    assert "<object object" not in shown.getvalue()
+    if name == "Store":
+        assert "loop" not in inspect.getdoc(mooncake.Store.get)
+        assert "(drain.info())" not in shown.getvalue()
+    assert "buffer: 'Writable'" in shown.getvalue()

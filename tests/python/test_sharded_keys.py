@@ -1,0 +1,158 @@
+"""Tensors in shards: every call gives the same answer about their keys."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+
+import mooncake
+from mooncake.tensor import Axis, Layout, Shard
+
+MIB = 1 << 20
+ARRAY = np.arange(12.0).reshape(6, 2)
+PARTS = ["w__parallelism_manifest", "w_tp_0", "w_tp_1"]
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[mooncake.Store]:
+    """A store with a pool of its own."""
+    with mooncake.Store(config=mooncake.StoreConfig(segment_bytes=64 * MIB)) as store:
+        yield store
+
+
+@pytest.fixture
+def store(pool: mooncake.Store) -> mooncake.Store:
+    """The store with a tensor in shards, and objects with similar keys."""
+    pool.clear(force=True, pinned=True)
+    pool.put_array("w", ARRAY, layout=Layout(2))
+    pool.put_many({"w/x": b"1", "mine_tp_0": b"2", "wide": b"3"})
+    return pool
+
+
+def command(store: mooncake.Store, *words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "mooncake", *words],
+        env={**os.environ, "MOONCAKE_MASTER": store.master_address},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def test_tensor_exists_by_its_key(store):
+    assert store.exists("w")
+    assert "w" in store
+    assert store.exists_many(["w", "none", "w/x"]) == [True, False, True]
+    assert not store.exists("mine"), "the object mine_tp_0 is no shard"
+
+
+ONE_OBJECT: dict[str, Callable[[mooncake.Store], object]] = {
+    "get": lambda store: store.get("w"),
+    "get with a default": lambda store: store.get("w", None),
+    "get_many": lambda store: store.get_many(["w"]),
+    "get_buffer": lambda store: store.get_buffer("w"),
+    "get_into": lambda store: store.get_into("w", bytearray(1000)),
+    "get_range": lambda store: store.get_range("w", 0),
+    "file": lambda store: store.file("w"),
+    "size": lambda store: store.size("w"),
+    "copies": lambda store: store.copies("w"),
+    "expire": lambda store: store.expire("w", 60),
+    "delete of a version": lambda store: store.delete("w", if_version=7),
+}
+
+
+@pytest.mark.parametrize("call", ONE_OBJECT.values(), ids=ONE_OBJECT)
+def test_calls_for_one_object_name_the_other_call(store, call):
+    with pytest.raises(mooncake.ShardedTensorError) as caught:
+        call(store)
+    assert isinstance(caught.value, mooncake.InvalidArgumentError)
+    assert (caught.value.key, "get_tensor" in caught.value.remedy) == ("w", True)
+    assert store.exists("w")
+
+
+def test_missing_object_is_still_missing(store):
+    assert store.get("none", None) is None
+    assert store.get_many(["none", "mine"]) == [None, None]
+    with pytest.raises(mooncake.NotFoundError):
+        store.get("none")
+
+
+def test_listings_show_the_tensor_and_hide_its_objects(store):
+    assert sorted(store.keys()) == ["mine_tp_0", "w", "w/x", "wide"]
+    sizes = {found.key: found.size for found in store.objects("w")}
+    assert sizes["w"] == sum(store.size(part) for part in PARTS)
+    assert list(store.keys("w_", internal=True)) == PARTS
+
+    async def keys() -> list[str]:
+        async with mooncake.AsyncStore(store.master_address) as joined:
+            return [key async for key in joined.keys()]  # noqa: SIM118
+
+    assert sorted(asyncio.run(keys())) == ["mine_tp_0", "w", "w/x", "wide"]
+
+
+def test_shards_of_experts_are_one_tensor_in_a_listing(store):
+    expert = Shard((Axis.ep(0, 2, 5), Axis.tp(0, 2)))
+    store.put_array("e", ARRAY[:3], layout=expert, shape=ARRAY.shape)
+    assert list(store.keys("e")) == ["e"]
+    store.put_array("e", ARRAY, overwrite=False, layout=Layout(2, axes=(Axis.ep(1, 2, 6),)))
+    assert list(store.keys("e")) == ["e"]
+
+
+def test_whole_tensor_with_stale_shards_is_listed_once(store):
+    store.put("w", b"whole")
+    assert list(store.keys("w")).count("w") == 1
+
+
+def test_delete_removes_the_whole_tensor(store):
+    store.delete("w")
+    assert list(store.keys(internal=True)) == ["mine_tp_0", "w/x", "wide"]
+    with pytest.raises(mooncake.NotFoundError):
+        store.delete("w")
+    store.put_array("w", ARRAY, layout=Layout(2))
+    deleted = store.delete_many(["w", "none", "wide"])
+    assert (deleted, deleted.missing) == ([True, False, True], ["none"])
+    assert list(store.keys(internal=True)) == ["mine_tp_0", "w/x"]
+
+
+def test_delete_of_a_missing_key_leaves_similar_objects(store):
+    with pytest.raises(mooncake.NotFoundError):
+        store.delete("mine")
+    assert store.exists("mine_tp_0")
+
+
+def test_leased_shard_keeps_the_tensor_busy(store):
+    with store.lease("w_tp_1"):
+        with pytest.raises(mooncake.BusyError):
+            store.delete("w")
+        assert store.delete_many(["w"]).kept.keys() == {"w"}
+    store.delete("w", force=True)
+
+
+def test_clear_counts_a_tensor_as_one(store):
+    cleared = store.clear("w")
+    assert (cleared, cleared.kept) == (3, 0), "w, w/x and wide"
+    assert list(store.keys(internal=True)) == ["mine_tp_0"]
+    assert store.clear() == 1
+
+
+def test_command_agrees_with_the_calls(store):
+    assert command(store, "exists", "w").stdout == "yes  w\n"
+    listed = command(store, "ls", "--keys").stdout.split()
+    assert sorted(listed) == ["mine_tp_0", "w", "w/x", "wide"]
+    assert command(store, "ls", "--keys", "--internal", "w_").stdout.split() == PARTS
+    got = command(store, "get", "w")
+    assert (got.returncode, "get_tensor" in got.stderr) == (1, True)
+    dry = json.loads(command(store, "rm", "w", "--dry-run", "--json").stdout)
+    assert dry["would_remove"] == ["w"]
+    assert command(store, "rm", "w").returncode == 0
+    assert list(store.keys("w_", internal=True)) == []
+    assert command(store, "rm", "w").returncode == 1
