@@ -145,6 +145,12 @@ def got(**options: Any) -> Any:
     return repr(one.get(ref, **options))
 
 
+def append_to_x(data: Any, **options: Any) -> Any:
+    one = transfer()
+    ref = one.put({"x": ROWS, "z": ROWS})
+    return one.append_dataproto_fields(ref, data, stage="default", **options)
+
+
 def described_stages() -> Any:
     one = transfer()
     view = one.dataproto_manifest_view(one.put({"x": ROWS}, config=Config("g")))
@@ -327,6 +333,26 @@ def cases() -> dict[str, Case]:
         "removal of nothing": lambda: removed(is_exist=lambda key: 0),
         "removal without an answer": lambda: removed(is_exist=lambda key: -900),
         "description": lambda: described_stages(),
+        **{
+            f"fields before options: {', '.join(data)}; {', '.join(options)}": (
+                lambda data=data, options=options: transfer().put(data, **options)
+            )
+            for data in ({"x": ROWS, "y": np.arange(2)}, {"batch": {"x": ROWS}})
+            for options in (
+                {"partition": "a/b"},
+                {"chunk_bytes": 0},
+                {"config": Config(["a", "b"])},
+                {"policy": BundleTransferPolicy(0), "chunk_bytes": 0},
+                {"field_schemas": {"x": schema("auto", section="meta_info")}, "partition": "/"},
+            )
+        },
+        **{
+            f"append of {data} {overwrite}": lambda data=data, overwrite=overwrite: append_to_x(
+                data, overwrite=overwrite, policy=BundleTransferPolicy(0)
+            )
+            for data in ({"x": np.arange(2)}, {"x": ROWS}, {"y": ROWS}, {"y": np.arange(2)})
+            for overwrite in (False, True)
+        },
         "metadata of a handle": lambda: exported({1: np.arange(2), "a": (None, np.True_)}),
         "tensor in a handle": lambda: exported({"a": T([1])}),
         "set in a handle": lambda: exported({"a": {1}}),

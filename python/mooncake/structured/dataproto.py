@@ -71,7 +71,7 @@ class DataProtos:
         self._objects = objects
 
     def put(self, data: Envelope, options: BatchOptions) -> MooncakeDataProtoRef:
-        """Put a batch as one stage. A batch without fields stores nothing.
+        """Put a batch as one stage, after `Envelope.check`. One without fields stores nothing.
 
         Raises:
             RuntimeError: The store could not take it.
@@ -80,8 +80,6 @@ class DataProtos:
         """
         checked_name("partition", options.partition)
         _check_stage(options.stage)
-        data.check_names()
-        data.check_sections(options.schemas)
         rows = data.row_count
         ref = MooncakeDataProtoRef(
             rows,
@@ -107,7 +105,7 @@ class DataProtos:
         *,
         overwrite: bool,
     ) -> MooncakeDataProtoRef:
-        """Put more fields of a batch, as a new stage or in place of one.
+        """Put more fields of a batch, as a new stage or in place of one, after `check_append`.
 
         Args:
             ref: The batch, which stays valid.
@@ -121,30 +119,20 @@ class DataProtos:
 
         Raises:
             RuntimeError: The store could not take the fields.
-            ValueError: A field exists already, has another number of rows, or is missing.
+            TypeError: A field is of a type that is not stored.
+            ValueError: A field has no codec.
         """
         _check_stage(options.stage)
-        data.check_names()
-        data.check_sections(options.schemas)
         names = [*data.batch, *data.non_tensor_batch]
-        existing = sorted(name for name in names if name in ref.field_index)
-        if existing and not overwrite:
-            raise ValueError(f"DataProto fields already exist: {existing}")
         rows = data.row_count
-        if rows != ref.batch_size:
-            raise ValueError(
-                f"DataProto append batch size {rows} does not match ref batch size {ref.batch_size}"
-            )
         old = ref.stage_refs.get(options.stage)
-        if old is not None and overwrite:
-            _check_replaced(ref, options.stage, names)
         appended = replace(
             ref,
             stage_refs=dict(ref.stage_refs),
             field_index=dict(ref.field_index),
             meta_info={**ref.meta_info, **data.meta_info},
             encoded_non_tensor={
-                name: each for name, each in ref.encoded_non_tensor.items() if name not in existing
+                name: each for name, each in ref.encoded_non_tensor.items() if name not in names
             },
         )
         if not names:
@@ -163,6 +151,40 @@ class DataProtos:
                 error.add_note(f"the new fields are stored under {added.manifest_key!r}")
                 raise
         return appended
+
+    @staticmethod
+    def check_append(
+        ref: MooncakeDataProtoRef,
+        data: Envelope,
+        schemas: FieldSchemas,
+        stage: str,
+        *,
+        overwrite: bool,
+    ) -> None:
+        """Check more fields of a batch, before their options.
+
+        Args:
+            ref: The batch.
+            data: The fields.
+            schemas: How the fields are stored.
+            stage: Name of the stage that they are put into.
+            overwrite: True to replace fields that exist.
+
+        Raises:
+            ValueError: A field exists already, has another number of rows, or is missing.
+        """
+        data.check(schemas)
+        rows = data.row_count
+        if rows != ref.batch_size:
+            raise ValueError(
+                f"DataProto append batch size {rows} does not match ref batch size {ref.batch_size}"
+            )
+        names = [*data.batch, *data.non_tensor_batch]
+        existing = sorted(name for name in names if name in ref.field_index)
+        if existing and not overwrite:
+            raise ValueError(f"DataProto fields already exist: {existing}")
+        if overwrite and stage in ref.stage_refs:
+            _check_replaced(ref, stage, names)
 
     def remove(self, ref: MooncakeDataProtoRef) -> None:
         """Remove a batch. A batch that is gone already is fine.

@@ -299,15 +299,13 @@ class MooncakeBundleTransfer:
             ValueError: A column has no codec, or the fields differ in their number of rows.
         """
         schemas = field_schemas or {}
+        batch = _envelope(data, type, schemas)
+        batch.check(schemas)
+        write = options_of_batch(checked_policy(policy), config)
         options = BatchOptions(
-            namespace,
-            partition,
-            stage,
-            self._chunks(chunk_bytes),
-            options_of_batch(checked_policy(policy), config),
-            schemas,
+            namespace, partition, stage, self._chunks(chunk_bytes), write, schemas
         )
-        return self._batches.put(_envelope(data, type, schemas), options)
+        return self._batches.put(batch, options)
 
     def get(
         self,
@@ -435,21 +433,12 @@ class MooncakeBundleTransfer:
             ValueError: A field exists already, has another number of rows, or is missing; or the
                 group of `config` is not that of the batch.
         """
-        found = resolved_ref(ref)
-        options = options_of_append(checked_policy(policy), config, found._storage_group_id)
-        return self._batches.append(
-            found,
-            envelope_of(data),
-            BatchOptions(
-                found.namespace,
-                found.partition,
-                stage,
-                self._chunks(chunk_bytes),
-                options,
-                field_schemas or {},
-            ),
-            overwrite=overwrite,
-        )
+        found, batch, schemas = resolved_ref(ref), envelope_of(data), field_schemas or {}
+        self._batches.check_append(found, batch, schemas, stage, overwrite=overwrite)
+        write = options_of_append(checked_policy(policy), config, found._storage_group_id)
+        chunks = self._chunks(chunk_bytes)
+        options = BatchOptions(found.namespace, found.partition, stage, chunks, write, schemas)
+        return self._batches.append(found, batch, options, overwrite=overwrite)
 
     def dataproto_manifest_view(self, ref: DataProtoRefLike) -> dict[str, Any]:
         """Return a description of a batch: its fields with their types, and its stages."""
