@@ -15,10 +15,10 @@ import uuid
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ._http import listen_failure
-from ._proxy.asgi import ProxyResponse, respond, serve_http, serve_lifespan
+from ._proxy.asgi import respond, serve_http, serve_lifespan
 from ._proxy.backend import Backend, BackendPool, Timeouts
 from ._proxy.proxy import Proxy, prefill_body
 from ._proxy.routes import health
@@ -26,6 +26,11 @@ from ._proxy.server import ProxyServer
 
 if TYPE_CHECKING:
     from ._proxy.asgi import Receive, Scope, Send
+
+    Request: TypeAlias = Any
+else:
+    # FastAPI passes the request to a parameter of this class.
+    Request = getattr(sys.modules.get("starlette.requests"), "Request", Any)
 
 __all__ = [
     "ProxyApp",
@@ -205,7 +210,7 @@ async def stream_service_response(
             yield piece
 
 
-async def handle_completions(request: Any) -> ProxyResponse:
+async def handle_completions(request: Request) -> Any:
     """Answers `/v1/completions`, as a route of a program that has Starlette or FastAPI.
 
     The proxy is that of the request's application, if `lifespan` was entered with it, else that of
@@ -217,7 +222,7 @@ async def handle_completions(request: Any) -> ProxyResponse:
     return await respond(_proxy_of(request), "/v1/completions", request)
 
 
-async def handle_chat_completions(request: Any) -> ProxyResponse:
+async def handle_chat_completions(request: Request) -> Any:
     """Answers `/v1/chat/completions`, as `handle_completions`."""
     return await respond(_proxy_of(request), "/v1/chat/completions", request)
 
