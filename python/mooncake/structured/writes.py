@@ -54,6 +54,8 @@ class Writes:
         self._pool: Any = None if objects.is_native else pool
         self._options = options
         self._tensor_call = self._find_tensor_call()
+        # By the number of keys: making one takes as long as a put into a store in memory.
+        self._configs: dict[int, dict[str, Any]] = {}
 
     @property
     def takes_tensors(self) -> bool:
@@ -67,7 +69,7 @@ class Writes:
         Raises:
             TypeError: It needs a group, but can neither be copied nor made anew.
         """
-        self._options.config_for(1)
+        self._config(1)
 
     def put(self, objects: Sequence[ObjectPut]) -> None:
         """Put objects, in their order.
@@ -186,8 +188,12 @@ class Writes:
         return self._objects.call("put_tensor" if is_default else "pub_tensor")
 
     def _config(self, key_count: int) -> dict[str, Any]:
-        config = self._options.config_for(key_count)
-        return {} if config is None else {"config": config}
+        found = self._configs.get(key_count)
+        if found is None:
+            config = self._options.config_for(key_count)
+            found = {} if config is None else {"config": config}
+            self._configs[key_count] = found
+        return found
 
 
 def _check(call: str, key: str, code: Any) -> None:
