@@ -109,6 +109,33 @@ def test_readers_find_limits_and_dashboards_from_the_start() -> None:
     assert "(guide/operating.md#dashboards-and-alerts)" in index
 
 
+@pytest.mark.parametrize(
+    ("row", "file", "constant", "value"),
+    [
+        ("length of a key | 64 KiB", "base/src/key.rs", "KEY_BYTES_MAX", "64 * 1024"),
+        ("copies of an object | 128", "master/src/state/catalog/object.rs", "REPLICAS_MAX", "128"),
+        ("tags of an object | 32", "master/src/state/catalog/annotations.rs", "TAGS_MAX", "32"),
+        ("tenants | 65,536", "master/src/state/catalog/object.rs", "TENANTS_MAX", "1 << 16"),
+        ("key at a time | 64", "master/src/state/put.rs", "WRITERS_PER_KEY_MAX", "64"),
+        ("up to 8,192", "store-client/src/rpc/batch.rs", "ITEMS_MAX", "8192"),
+        ("over gRPC | 131,072", "proto/src/decode_limits.rs", "ITEMS_MAX", "1 << 17"),
+        ("to the master | 16 MiB", "proto/src/native_frame.rs", "FRAME_BYTES_MAX", "16 << 20"),
+        ("keys | 16 KiB", "master/src/state/catalog/query.rs", "PATTERN_BYTES_MAX", "16 * 1024"),
+        ("clients of a master | 65,536", "master/src/state/client.rs", "CLIENTS_MAX", "65_536"),
+        ("drains | 64", "master/src/state/task/drain.rs", "RUNNING_MAX", "64"),
+        ("events of objects | 64", "master/src/events.rs", "SUBSCRIBERS_MAX", "64"),
+        ("slow calls | 128", "master/src/service/slow_log.rs", "KEPT_MAX", "128"),
+        ("web page | 1 h", "master/src/admin/history.rs", "SAMPLES_MAX", "1800"),
+    ],
+)
+def test_limits_are_those_of_the_code(row: str, file: str, constant: str, value: str) -> None:
+    assert row in (DOCS / "limits.md").read_text(encoding="utf-8")
+    code = (ROOT / "crates" / file).read_text(encoding="utf-8")
+    found = re.search(rf"const {constant}: \w+ = (.*);", code)
+    assert found is not None
+    assert found[1].removesuffix(" as usize") == value
+
+
 def test_metadata_of_the_wheel_names_no_other_project() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     assert not [url for url in project.get("urls", {}).values() if "kvcache-ai" in url]

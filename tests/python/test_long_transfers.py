@@ -93,6 +93,7 @@ class Brake:
         self.thread.join()
 
 
+@pytest.mark.timeout(180)
 @pytest.mark.skipif(not IS_LONG, reason="needs MOONCAKE_LONG_TESTS=1")
 def test_slow_put_that_makes_progress_succeeds(hasty: MasterProcess, lender: subprocess.Popen[str]):
     # Over TCP the holder moves the bytes, so that stopping it makes the transfer slow. The whole
@@ -109,19 +110,20 @@ def test_slow_put_that_makes_progress_succeeds(hasty: MasterProcess, lender: sub
         assert store.size("k") == SIZE
 
 
+@pytest.mark.timeout(180)
 @pytest.mark.skipif(not IS_LONG, reason="needs MOONCAKE_LONG_TESTS=1")
 def test_slow_read_that_makes_progress_succeeds(
     hasty: MasterProcess, lender: subprocess.Popen[str]
 ):
-    config = mooncake.StoreConfig(is_tcp_forced=True, transfer_timeout_s=3)
+    config = mooncake.StoreConfig(is_tcp_forced=True, transfer_timeout_s=2)
     with mooncake.Store(hasty.address, config) as store:
-        assert store.put("k", bytes(SIZE))
+        assert store.put("k", bytes(4 * ROUND))
         with Brake(store, "read_bytes", lender.pid) as brake:
             begun = time.monotonic()
-            assert len(memoryview(store.get_buffer("k"))) == SIZE
+            assert len(memoryview(store.get_buffer("k"))) == 4 * ROUND
             took = time.monotonic() - begun
-        assert brake.pauses >= 4
-        assert took > 3
+        assert brake.pauses >= 3
+        assert took > 2
 
 
 @pytest.mark.parametrize("is_tcp", [False, True])

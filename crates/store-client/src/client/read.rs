@@ -162,17 +162,26 @@ impl ClientInner {
         begin: Moment,
     ) -> Moment {
         let round_bytes = self.config.round_bytes as u64;
-        let outcomes = match reads.iter().any(|&(at, _)| targets[at].length > round_bytes) {
-            true => self.read_in_rounds(objects, targets, reads, limits),
-            false => {
-                let mut jobs = Jobs::with_capacity(reads.len());
-                for &(at, place) in reads {
-                    targets[at].push_job(place, &mut jobs);
-                }
-                self.transfers.run(Opcode::Read, &mut jobs, limits);
-                jobs.finish().collect()
-            }
-        };
+        if reads.iter().any(|&(at, _)| targets[at].length > round_bytes) {
+            let outcomes = self.read_in_rounds(objects, targets, reads, limits);
+            return self.end_step(objects, reads, outcomes, begin);
+        }
+        let mut jobs = Jobs::with_capacity(reads.len());
+        for &(at, place) in reads {
+            targets[at].push_job(place, &mut jobs);
+        }
+        self.transfers.run(Opcode::Read, &mut jobs, limits);
+        self.end_step(objects, reads, jobs.finish(), begin)
+    }
+
+    /// Reports the outcomes of reads and returns the time.
+    fn end_step(
+        &self,
+        objects: &mut ReadObjects,
+        reads: &[(usize, usize)],
+        outcomes: impl IntoIterator<Item = Result<()>>,
+        begin: Moment,
+    ) -> Moment {
         let now = SystemClock.now();
         self.metrics.count_transfer(Opcode::Read, reads.len(), now.since(begin));
         for (&(at, _), outcome) in reads.iter().zip(outcomes) {
