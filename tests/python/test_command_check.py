@@ -176,7 +176,7 @@ def test_odd_settings_are_warned_of(check: Any):
 @pytest.mark.parametrize(
     ("config", "field", "expected"),
     [
-        ({"kv_connector": "MooncakeConector"}, "kv_connector", ".*Write MooncakeConnector"),
+        ({"kv_connector": "MooncakeConnection"}, "kv_connector", ".*Write MooncakeConnector"),
         ({"kv_connector": "NixlConnector"}, "kv_connector", ".*does not use Mooncake"),
         ({"kv_role": "kv_bth"}, "kv_role", "'kv_bth' is no role .*Write kv_both"),
         ({"kv_roles": "kv_both"}, "kv_roles", "is no setting .*Write kv_role"),
