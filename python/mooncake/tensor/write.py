@@ -19,10 +19,8 @@ from mooncake.tensor.format import (
     Manifest,
     TensorMetadata,
     guides,
-    manifest_key,
     shard_key,
     writer_key,
-    writer_manifest_key,
 )
 from mooncake.tensor.forms import Form, forms_of, is_shard_of, other_layout
 from mooncake.tensor.inventory import axes_of, records, stored_keys
@@ -236,8 +234,7 @@ def _put_manifests(batch: _Batch, items: set[int]) -> Operation[None]:
         batch.add(manifests, (yield batch.put(manifests, "")))
 
 
-_FIRST = shard_key(b"", [AxisRecord("tp", 0, 1)])
-_MANIFEST, _WRITERS = manifest_key(b""), writer_manifest_key(b"")
+_MANIFEST, _WRITERS, _FIRST = guides(b"")
 
 
 def _other_forms(item: Item) -> tuple[bytes, ...]:
