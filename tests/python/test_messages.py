@@ -112,6 +112,19 @@ def test_put_without_a_lender_says_how_memory_is_lent():
         master.stop()
 
 
+def test_upstream_put_without_a_lender_is_logged_once(caplog):
+    master = start_master()
+    store = MooncakeDistributedStore()
+    try:
+        assert store.setup("localhost", "P2PHANDSHAKE", 0, MIB, "tcp", "", master.address) == 0
+        with caplog.at_level(logging.WARNING, "mooncake.store"):
+            assert [store.put("k", b"1"), store.put("k", b"1")] == [-200, -200]
+        assert caplog.text.count("mooncake_client") == 1
+    finally:
+        store.close()
+        master.stop()
+
+
 def test_put_larger_than_a_segment_has_another_remedy(store):
     with pytest.raises(mooncake.NoSpaceError) as caught:
         store.put("huge", bytes(17 * MIB))

@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING, TypeVar
 
 from mooncake.errors import MooncakeError, with_remedy
 from mooncake.store.batch import Key, as_numbers, as_upstream, not_set_up
-from mooncake.store.codes import INVALID_PARAMS, OK, RPC_FAIL, RPC_TIMEOUT
+from mooncake.store.codes import (
+    INVALID_PARAMS,
+    NO_AVAILABLE_HANDLE,
+    OK,
+    RPC_FAIL,
+    RPC_TIMEOUT,
+)
 
 if TYPE_CHECKING:
     from mooncake._runtime import _native
@@ -127,7 +133,10 @@ class StoreBase:
         return OK
 
     def _log_outage(self, error: MooncakeError) -> None:
-        """Log that the master is unreachable, once per outage."""
-        if error.code in (RPC_FAIL, RPC_TIMEOUT) and not self._is_outage_logged:
+        """Log that the master is unreachable, or that nobody lends memory, once per outage."""
+        is_outage = error.code in (RPC_FAIL, RPC_TIMEOUT) or (
+            error.code == NO_AVAILABLE_HANDLE and error.context.get("largest_segment") == "0"
+        )
+        if is_outage and not self._is_outage_logged:
             self._is_outage_logged = True
             _log.warning("%s", with_remedy(error))

@@ -11,6 +11,7 @@ __all__ = [
     "INTERNAL_ERROR",
     "INVALID_PARAMS",
     "NOT_SUPPORTED",
+    "NO_AVAILABLE_HANDLE",
     "OK",
     "RPC_FAIL",
     "RPC_TIMEOUT",
@@ -22,6 +23,7 @@ OK: Final = 0
 INTERNAL_ERROR: Final = -1
 BUFFER_OVERFLOW: Final = -10
 SEGMENT_NOT_FOUND: Final = -101
+NO_AVAILABLE_HANDLE: Final = -200
 INVALID_PARAMS: Final = -600
 RPC_FAIL: Final = -900
 RPC_TIMEOUT: Final = -901

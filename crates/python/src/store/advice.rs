@@ -3,7 +3,7 @@
 use std::{collections::HashSet, time::Duration};
 
 use mooncake_base::sync::Mutex;
-use mooncake_base::{Clock, ErrorCode, Moment, Result, SystemClock};
+use mooncake_base::{Clock, Moment, Result, SystemClock};
 use mooncake_store_client::{Client, PutOptions, PutOutcome};
 
 /// Shortest time between two warnings of one kind.
@@ -35,7 +35,6 @@ impl Throttle {
 /// Warns of what a batch of puts did not do.
 pub(super) fn warn(client: &Client, outcomes: &[Result<PutOutcome>], options: &PutOptions) {
     warn_of_fewer_copies(outcomes, options.replicas);
-    warn_of_closed_pool(outcomes);
     if !options.preferred_segments.is_empty() {
         warn_of_unknown_segments(client, &options.preferred_segments);
     }
@@ -59,21 +58,6 @@ fn warn_of_fewer_copies(outcomes: &[Result<PutOutcome>], asked: u32) {
         made,
         "objects have fewer copies than asked: each copy needs a segment of its own with free space"
     );
-}
-
-/// Logs that no process lends memory that accepts objects, and how memory is lent.
-fn warn_of_closed_pool(outcomes: &[Result<PutOutcome>]) {
-    static THROTTLE: Throttle = Throttle::new();
-    let is_closed = |error: &&mooncake_base::Error| {
-        error.code() == ErrorCode::NO_AVAILABLE_HANDLE
-            && error.context().any(|item| item == ("largest_segment", "0"))
-    };
-    let errors = outcomes.iter().filter_map(|outcome| outcome.as_ref().err());
-    if let Some(error) = errors.into_iter().find(is_closed)
-        && THROTTLE.is_due()
-    {
-        tracing::warn!(%error, remedy = error.remedy(), "a put found no memory in the pool");
-    }
 }
 
 /// Logs that preferred segments are not in the pool, so that objects are placed elsewhere. Asks the
