@@ -1,5 +1,6 @@
 //! Measures the cost of the log and the duration of a restart: puts objects (1,000,000 by default)
-//! into a master without a log and into one with a log, and restarts the second.
+//! into a master without a log and into one with a log, and restarts the second in another process,
+//! whose memory it shows.
 //!
 //! `cargo run --release -p mooncake-master --example restart -- [OBJECTS]`
 #![allow(
@@ -8,7 +9,10 @@
     reason = "a program that prints, for its author"
 )]
 
-use std::time::{Duration, Instant};
+use std::{
+    process::Command,
+    time::{Duration, Instant},
+};
 
 use bytes::Bytes;
 use mooncake_base::{ClientId, SegmentId};
@@ -21,10 +25,17 @@ use mooncake_proto::v1::{self, request::Call, response};
 const BATCH: usize = 1000;
 const OBJECT_BYTES: u64 = 4096;
 
+/// The argument, with a state directory, that makes this program the restarted master.
+const RESTARTED: &str = "--restarted";
+
 fn main() {
-    let objects = std::env::args().nth(1).map_or(1_000_000, |text| text.parse().unwrap());
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
-    runtime.block_on(measure(objects));
+    match &arguments[..] {
+        [mode, folder] if mode == RESTARTED => runtime.block_on(restart(folder)),
+        [objects] => runtime.block_on(measure(objects.parse().unwrap())),
+        _ => runtime.block_on(measure(1_000_000)),
+    }
 }
 
 async fn measure(objects: usize) {
@@ -46,12 +57,35 @@ async fn measure(objects: usize) {
             master.stop().await;
         }
     }
+    let own = std::env::current_exe().unwrap();
+    let status = Command::new(own).args([RESTARTED.as_ref(), folder.path().as_os_str()]).status();
+    assert!(status.unwrap().success());
+}
+
+/// Starts a master on a state directory. Prints its time and its memory.
+async fn restart(folder: &str) {
+    let files = std::fs::read_dir(folder).unwrap();
+    let bytes: u64 = files.map(|file| file.unwrap().metadata().unwrap().len()).sum();
+    let before = memory("VmRSS");
     let begun = Instant::now();
-    let master: Master = start(config(at)).await.unwrap();
+    let master: Master = start(config(StateDir::At(folder.into()))).await.unwrap();
     let taken = begun.elapsed();
     let totals = master.service().totals();
     println!("restart with {} objects: serving after {} ms", totals.keys, taken.as_millis());
+    println!(
+        "  {} MiB of log and snapshot; {} MiB of memory, {} MiB at most",
+        bytes >> 20,
+        (memory("VmRSS") - before) >> 10,
+        (memory("VmHWM") - before) >> 10
+    );
     master.stop().await;
+}
+
+/// Returns a number of KiB that the kernel knows of this process.
+fn memory(name: &str) -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find(|line| line.starts_with(name)).unwrap();
+    line.split_whitespace().nth(1).unwrap().parse().unwrap()
 }
 
 fn config(state_dir: StateDir) -> MasterConfig {

@@ -3,7 +3,7 @@
 use std::{
     fmt,
     fs::{self, File},
-    io::{self, Write as _},
+    io::{self, Read as _, Seek as _, Write as _},
     path::PathBuf,
     sync::Arc,
 };
@@ -21,6 +21,12 @@ pub trait Disk: fmt::Debug + Send + Sync {
     /// # Errors
     /// The file cannot be read.
     fn read(&self, name: &str) -> io::Result<Vec<u8>>;
+
+    /// Reads a part of a file: so many bytes from `offset` on, or fewer at its end.
+    ///
+    /// # Errors
+    /// The file cannot be read.
+    fn read_part(&self, name: &str, offset: u64, length: usize) -> io::Result<Vec<u8>>;
 
     /// Creates a file, or empties it if it exists.
     ///
@@ -95,6 +101,14 @@ impl Disk for SystemDisk {
 
     fn read(&self, name: &str) -> io::Result<Vec<u8>> {
         fs::read(self.path.join(name))
+    }
+
+    fn read_part(&self, name: &str, offset: u64, length: usize) -> io::Result<Vec<u8>> {
+        let mut file = File::open(self.path.join(name))?;
+        file.seek(io::SeekFrom::Start(offset))?;
+        let mut bytes = Vec::new();
+        file.take(length as u64).read_to_end(&mut bytes)?;
+        Ok(bytes)
     }
 
     fn create(&self, name: &str) -> io::Result<Arc<dyn LogFile>> {

@@ -127,6 +127,14 @@ pub(super) fn seal(frame: &mut [u8], number: u64, synced: u64) {
     frame[4..8].copy_from_slice(&checksum.to_le_bytes());
 }
 
+/// Returns the size of the frame at the start of `bytes` as its head says; `None` if there is no head
+/// of a valid frame.
+pub(super) fn frame_bytes(bytes: &[u8]) -> Option<usize> {
+    let head = bytes.first_chunk::<FRAME_BYTES>()?;
+    let length = number_of(&head[..4]) as usize;
+    (length <= PAYLOAD_MAX).then_some(FRAME_BYTES + length)
+}
+
 /// A complete frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Frame<'a> {

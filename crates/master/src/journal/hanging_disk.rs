@@ -142,6 +142,7 @@ impl Disk for HangingDisk {
     forward! {
         list() -> io::Result<Vec<String>>;
         read(name: &str) -> io::Result<Vec<u8>>;
+        read_part(name: &str, offset: u64, length: usize) -> io::Result<Vec<u8>>;
         boot_id() -> [u8; 16];
     }
 

@@ -6,12 +6,15 @@
 //! the master refuses to start. A log that was never synced is of no use after a crash of the
 //! machine, because memory that it says is an object's may have been reused since.
 
-use mooncake_base::{Error, ErrorCode, Result, SegmentId};
+mod log_file;
 
+use mooncake_base::{Result, SegmentId};
+
+use self::log_file::{LogFile, damaged_error};
 use super::{
     Replay,
-    directory::{Directory, file_error, file_name},
-    frame::{Frame, HEADER_BYTES, Header, Kind, Synced},
+    directory::{Directory, file_error},
+    frame::{FRAME_BYTES, Frame, HEADER_BYTES, Kind, Synced},
 };
 use crate::state::Image;
 
@@ -37,14 +40,6 @@ pub(super) struct Recovered {
     kept: Vec<String>,
 }
 
-/// A log file or snapshot, read into memory.
-struct LogFile {
-    name: String,
-    number: u64,
-    header: Option<Header>,
-    bytes: Vec<u8>,
-}
-
 /// Recovers the state from the directory; `boot` is the present boot of the machine.
 ///
 /// # Errors
@@ -64,11 +59,12 @@ pub(super) fn recover(
         // The first log file was removed when the log failed, and no snapshot followed.
         return recovered.forget(directory, "the log failed earlier and lacks its first file");
     }
-    let files = logs.iter().map(|&log| read(directory, Kind::Log, log));
+    let files = logs.iter().map(|&log| LogFile::open(directory, Kind::Log, log));
     let files: Vec<LogFile> = files.collect::<Result<_>>()?;
     recovered.next_file = 1 + logs.last().copied().max(snapshot).unwrap_or(0);
-    let snapshot = snapshot.map(|number| read(directory, Kind::Snapshot, number)).transpose()?;
-    if is_useless(snapshot.as_ref(), &files, boot) {
+    let snapshot = snapshot.map(|number| LogFile::open(directory, Kind::Snapshot, number));
+    let snapshot = snapshot.transpose()?;
+    if is_useless(directory, snapshot.as_ref(), &files, boot)? {
         return recovered
             .forget(directory, "the machine went down, and the log ran with --log_sync=never");
     }
@@ -129,16 +125,16 @@ impl Recovered {
         let damaged = |at| damaged_error(directory, file, at);
         let header = file.header.ok_or_else(|| damaged(0))?;
         self.timeline_id = header.timeline_id;
-        self.snapshot_bytes = file.bytes.len() as u64;
-        let mut at = HEADER_BYTES;
+        let mut frames = file.frames(directory);
         loop {
-            let frame = Frame::read(&file.bytes[at..]).ok_or_else(|| damaged(at))?;
+            let at = frames.offset();
+            let frame = frames.next_frame()?.ok_or_else(|| damaged(at))?;
             if frame.number == SNAPSHOT_END {
                 self.next_frame = frame.synced;
+                self.snapshot_bytes = (at + FRAME_BYTES) as u64;
                 return Ok(());
             }
             replay(&mut self.image, frame.payload).map_err(|_| damaged(at))?;
-            at += frame.bytes();
         }
     }
 
@@ -151,7 +147,6 @@ impl Recovered {
         replay: Replay<'_>,
     ) -> Result<()> {
         for (nth, file) in files.iter().enumerate() {
-            self.log_bytes += file.bytes.len() as u64;
             let Some(header) = file.header else {
                 return self.cut_torn_end(directory, &files[nth..], 0, boot);
             };
@@ -163,20 +158,23 @@ impl Recovered {
             }
             // A file without effects says nothing: the process before it may have been the first
             // after the crash, and was killed before it recorded what it let rest.
-            if nth == 0 || file.has_effects() {
+            let has_effects = |frame: &Frame<'_>| !frame.payload.is_empty();
+            if nth == 0 || file.any_frame(directory, 2, has_effects)? {
                 self.may_lack_end = header.boot != boot && header.synced != Synced::Always;
             }
-            let mut at = HEADER_BYTES;
-            while at < file.bytes.len() {
-                let frame = Frame::read(&file.bytes[at..]);
+            let mut frames = file.frames(directory);
+            while !frames.is_at_end()? {
+                let at = frames.offset();
+                let frame = frames.next_frame()?;
                 let Some(frame) = frame.filter(|frame| frame.number == self.next_frame) else {
+                    self.log_bytes += at as u64;
                     return self.cut_torn_end(directory, &files[nth..], at, boot);
                 };
                 replay(&mut self.image, frame.payload)
                     .map_err(|_| damaged_error(directory, file, at))?;
                 self.next_frame += 1;
-                at += frame.bytes();
             }
+            self.log_bytes += frames.offset() as u64;
         }
         Ok(())
     }
@@ -192,27 +190,28 @@ impl Recovered {
     ) -> Result<()> {
         let Some((first, later)) = files.split_first() else { return Ok(()) };
         let same_boot = files.iter().filter_map(|file| file.header).any(|h| h.boot == boot);
-        // Frame numbers keep rising, so a frame of an earlier log does not match.
-        let mut behind = frames_behind(first, at, self.next_frame)
-            .chain(later.iter().flat_map(|file| frames_behind(file, 0, self.next_frame)));
-        // Written data can be read again unless the machine went down. After a crash of the machine
-        // only what a sound frame says to be on disk is certain.
-        let is_lost = match same_boot {
-            true => {
-                let has_later = later.iter().any(|file| file.bytes.len() > HEADER_BYTES);
-                has_later || behind.next().is_some()
-            }
-            false => behind.any(|frame| frame.synced > self.next_frame),
-        };
+        let (mut is_lost, mut cut) = (false, 0);
+        for (nth, file) in files.iter().enumerate() {
+            let bytes = file.read_whole(directory)?;
+            let from = if nth == 0 { at.min(bytes.len()) } else { 0 };
+            cut += bytes.len() - from;
+            // Frame numbers keep rising, so a frame of an earlier log does not match.
+            let mut behind = frames_in(&bytes[from..], self.next_frame);
+            // Written data can be read again unless the machine went down. After a crash of the machine
+            // only what a sound frame says to be on disk is certain.
+            is_lost |= match same_boot {
+                true => (nth > 0 && bytes.len() > HEADER_BYTES) || behind.next().is_some(),
+                false => behind.any(|frame| frame.synced > self.next_frame),
+            };
+        }
         if is_lost {
             return Err(damaged_error(directory, first, at));
         }
         self.may_lack_end |= !same_boot;
-        let cut: usize = later.iter().map(|file| file.bytes.len()).sum();
         tracing::warn!(
             file = %directory.path_of(&first.name).display(),
             offset = at,
-            bytes = first.bytes.len() - at + cut,
+            bytes = cut,
             "the log ends in a torn write, which was truncated"
         );
         // From the end, so that a kill meanwhile leaves a log with a torn end again.
@@ -231,25 +230,9 @@ impl Recovered {
     }
 }
 
-impl LogFile {
-    /// Returns the frames up to the first invalid one.
-    fn frames(&self) -> impl Iterator<Item = Frame<'_>> {
-        let mut rest = self.bytes.get(HEADER_BYTES..).unwrap_or_default();
-        std::iter::from_fn(move || {
-            let frame = Frame::read(rest)?;
-            rest = &rest[frame.bytes()..];
-            Some(frame)
-        })
-    }
-
-    fn has_effects(&self) -> bool {
-        self.frames().take(2).any(|frame| !frame.payload.is_empty())
-    }
-}
-
-/// Returns all sound frames at or behind an offset, wherever they begin.
-fn frames_behind(file: &LogFile, at: usize, at_least: u64) -> impl Iterator<Item = Frame<'_>> {
-    let mut rest = &file.bytes[at.min(file.bytes.len())..];
+/// Returns all sound frames, wherever they begin.
+fn frames_in(bytes: &[u8], at_least: u64) -> impl Iterator<Item = Frame<'_>> {
+    let mut rest = bytes;
     std::iter::from_fn(move || {
         let (frame, behind) = Frame::find(rest, at_least)?;
         rest = behind;
@@ -265,47 +248,24 @@ fn is_void(directory: &Directory, snapshot: Option<&LogFile>, logs: &[LogFile]) 
 
 /// Returns whether the machine crashed after a process ran without syncing, and no later process
 /// has made sure that its frames are on disk.
-fn is_useless(snapshot: Option<&LogFile>, logs: &[LogFile], boot: [u8; 16]) -> bool {
+fn is_useless(
+    directory: &Directory,
+    snapshot: Option<&LogFile>,
+    logs: &[LogFile],
+    boot: [u8; 16],
+) -> Result<bool> {
     let is_never = |file: &LogFile| {
         file.header.is_some_and(|header| header.synced == Synced::Never && header.boot != boot)
     };
-    // A process that syncs says so in its first frame, before which it has synced all files.
-    match logs.iter().rposition(is_never) {
-        Some(last) => !logs[last + 1..].iter().flat_map(LogFile::frames).any(|f| f.synced > 0),
+    let Some(last) = logs.iter().rposition(is_never) else {
         // The log that began with the snapshot may be what was lost.
-        None => logs.is_empty() && snapshot.is_some_and(is_never),
+        return Ok(logs.is_empty() && snapshot.is_some_and(is_never));
+    };
+    // A process that syncs says so in its first frame, before which it has synced all files.
+    for file in &logs[last + 1..] {
+        if file.any_frame(directory, usize::MAX, |frame| frame.synced > 0)? {
+            return Ok(false);
+        }
     }
-}
-
-fn read(directory: &Directory, kind: Kind, number: u64) -> Result<LogFile> {
-    let name = file_name(kind, number);
-    let path = directory.path_of(&name);
-    let bytes = directory
-        .disk()
-        .read(&name)
-        .map_err(|source| file_error("cannot be read", &path, source))?;
-    let header = Header::decode(&bytes).map_err(|error| {
-        let folder = directory.path().display();
-        let set_aside = format_args!("mv {folder} {folder}.old").to_string();
-        error.with("file", path.display()).with("set_aside_by", set_aside)
-    })?;
-    let mut file = LogFile { name, number, header, bytes };
-    if let Some(header) = file.header
-        && (header.kind, header.number) != (kind, number)
-    {
-        file.header = None;
-        return Err(damaged_error(directory, &file, 0)
-            .with("because", "its header does not match its name"));
-    }
-    Ok(file)
-}
-
-fn damaged_error(directory: &Directory, file: &LogFile, at: usize) -> Error {
-    Error::new(
-        ErrorCode::PERSISTENT_FAIL,
-        "the log of the master is damaged; restore a good copy, or move the state directory away \
-         to start with an empty pool",
-    )
-    .with("file", directory.path_of(&file.name).display())
-    .with("offset", at)
+    Ok(true)
 }

@@ -149,6 +149,14 @@ impl Disk for SimulatedDisk {
         Ok(content.files[content.find(name)?].bytes.clone())
     }
 
+    fn read_part(&self, name: &str, offset: u64, length: usize) -> io::Result<Vec<u8>> {
+        let content = self.0.lock();
+        let bytes = &content.files[content.find(name)?].bytes;
+        let start = bytes.len().min(usize::try_from(offset).unwrap_or(usize::MAX));
+        let end = bytes.len().min(start.saturating_add(length));
+        Ok(bytes[start..end].to_vec())
+    }
+
     fn create(&self, name: &str) -> io::Result<Arc<dyn LogFile>> {
         let content = &mut *self.0.lock();
         if let Ok(file) = content.find(name) {

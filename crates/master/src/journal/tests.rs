@@ -365,4 +365,5 @@ fn waits_for_sync_share_one_and_end_at_their_deadline() {
 }
 
 mod crash;
+mod streaming;
 mod versions;

@@ -149,6 +149,10 @@ impl mooncake_master::Disk for Disk {
         self.disk.read(name)
     }
 
+    fn read_part(&self, name: &str, offset: u64, length: usize) -> io::Result<Vec<u8>> {
+        self.disk.read_part(name, offset, length)
+    }
+
     fn create(&self, name: &str) -> io::Result<Arc<dyn LogFile>> {
         self.failure.check(Change::Name)?;
         Ok(self.file(self.disk.create(name)?, false))

@@ -18,7 +18,7 @@ impl Pool {
         Self::try_start(disk, sync).unwrap()
     }
 
-    fn take_snapshot(&self) -> Result<()> {
+    pub(super) fn take_snapshot(&self) -> Result<()> {
         self.take_snapshot_on(None)
     }
 
@@ -392,6 +392,7 @@ impl Disk for FailingDisk {
     forward! {
         list() -> io::Result<Vec<String>>;
         read(name: &str) -> io::Result<Vec<u8>>;
+        read_part(name: &str, offset: u64, length: usize) -> io::Result<Vec<u8>>;
         create(name: &str) -> io::Result<Arc<dyn LogFile>>;
         open(name: &str) -> io::Result<Arc<dyn LogFile>>;
         rename(from: &str, to: &str) -> io::Result<()>;
