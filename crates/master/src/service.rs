@@ -67,7 +67,7 @@ use crate::{
     addresses::Addresses,
     events::Events,
     journal::Journal,
-    state::{ExpiredClient, MemoryUse, ObjectView, Rules, State, TenantQuota, Totals},
+    state::{ExpiredClient, MemoryUse, ObjectView, Rules, SegmentView, State, TenantQuota, Totals},
 };
 
 /// The maximum number of items in one call. The reply for that many items fits one frame.
@@ -75,6 +75,10 @@ pub const BATCH_ITEMS_MAX: usize = mooncake_proto::decode_limits::ITEMS_MAX;
 
 /// The number of items handled before the lock on the state is released for other calls.
 const SLICE_ITEMS: usize = 1024;
+
+/// The number of steps of the state after which the lock is released for other calls, before the
+/// slice has that many items; about a millisecond.
+const STEPS_PER_SLICE: u64 = 4096;
 
 /// The maximum length of the name, endpoint or protocol of a client or segment.
 const NAME_BYTES_MAX: usize = 1024;
@@ -401,15 +405,30 @@ impl Service {
 
     /// Returns every segment in its wire form.
     pub fn segments(&self) -> Vec<v1::SegmentSummary> {
-        let state = self.shared.lock();
-        let summary = |view: &crate::state::SegmentView<'_>| v1::SegmentSummary {
+        let summary = |view: SegmentView<'_>| v1::SegmentSummary {
             segment: Some(segment_to_wire(view.spec)),
             client: Bytes::copy_from_slice(&view.client.to_bytes()),
             status: segment_status(view.status).into(),
             used: view.used,
             is_lost: view.is_suspect,
         };
-        state.list_segments().iter().map(summary).collect()
+        let mut segments: Vec<v1::SegmentSummary> = Vec::new();
+        for from in (0..).step_by(SLICE_ITEMS) {
+            let mut state = self.shared.lock();
+            let (slice, has_more) = state.clients().segments_in(from, SLICE_ITEMS);
+            segments.extend(slice.map(summary));
+            if !has_more {
+                break;
+            }
+            state.unlock_fair();
+        }
+        fn order(summary: &v1::SegmentSummary) -> Option<(&str, &[u8])> {
+            summary.segment.as_ref().map(|segment| (segment.name.as_str(), &segment.id[..]))
+        }
+        segments.sort_by(|a, b| order(a).cmp(&order(b)));
+        // A segment that was mounted again between two slices may be found in two slots.
+        segments.dedup_by(|a, b| order(a) == order(b));
+        segments
     }
 
     /// Returns the registered clients, sorted by name.

@@ -83,6 +83,9 @@ pub use self::{pool::allocator, reclaim::eviction};
 /// Due timers and releases that one call of [`State::advance`] handles.
 const ADVANCE_SLICE: usize = 1024;
 
+/// Steps after which one call of [`State::advance`] ends; about a millisecond.
+const ADVANCE_STEPS: u64 = 4096;
+
 /// Clients that one call of [`State::advance`] expires, each with all its segments and puts.
 const EXPIRED_SLICE: u64 = 16;
 
@@ -263,14 +266,16 @@ impl State {
         self.inventory.pool.release_synced();
         let Self { inventory, searches, .. } = self;
         Reclaimer { inventory, searches }.expire_searches(now);
-        let expired = self.inventory.log.counters.clients_expired;
+        let (expired, steps) = (self.inventory.log.counters.clients_expired, self.searches.steps);
         for _ in 0..ADVANCE_SLICE {
             let did_one = self.fire_timer(now)
                 | self.inventory.pool.free_due_quarantine(now)
                 | self.puts().release_oldest_write(now)
                 | self.inventory.evict_condemned(now)
                 | self.remove_expired(now);
-            if !did_one || self.inventory.log.counters.clients_expired - expired >= EXPIRED_SLICE {
+            let has_expired =
+                self.inventory.log.counters.clients_expired - expired >= EXPIRED_SLICE;
+            if !did_one || has_expired || self.searches.steps - steps > ADVANCE_STEPS {
                 break;
             }
         }

@@ -97,10 +97,10 @@ fn large_put_among_many_small_objects_takes_short_slices() {
         let mut progress = PutProgress::default();
         let (mut longest, mut all, begun) = (Duration::ZERO, 0, thread_time());
         let result = loop {
-            let (call, before) = (thread_time(), state.search_steps());
+            let (call, before) = (thread_time(), state.steps());
             let step = step(&mut state, "large", length, &mut progress);
             longest = longest.max(spent_since(call));
-            let steps = state.search_steps() - before;
+            let steps = state.steps() - before;
             assert!(steps <= STEPS_MAX, "steps={steps}");
             all += steps;
             match step {

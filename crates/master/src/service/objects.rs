@@ -13,7 +13,7 @@ use mooncake_proto::{
 };
 
 use super::{
-    BATCH_ITEMS_MAX, check_batch,
+    BATCH_ITEMS_MAX, SLICE_ITEMS, check_batch,
     encoding::{LocateReply, push_done, put_refs, version_at, versions},
     millis,
     op_metrics::{FailedItems, Op},
@@ -74,8 +74,9 @@ impl ObjectService {
         Ok(v1::PutRevokeResponse { columns: Some(done) })
     }
 
-    /// Handles all keys in one call of the state, because the fence is sized by the bytes of all of
-    /// them.
+    /// The fence is sized by the bytes of all objects together. Those of many keys are counted before
+    /// any is granted, so that the state is unlocked meanwhile. An object that is replaced by a larger
+    /// one in between makes the fence shorter than its size asks for, which readers allow for.
     pub(super) fn locate(&self, r: &v1::LocateRequest) -> Result<v1::LocateResponse> {
         check_batch(r.count())?;
         let keys = r.keys()?;
@@ -84,18 +85,29 @@ impl ObjectService {
         let mut segments = SegmentTable::default();
         let mut reply = LocateReply::new(keys.len(), &r.tag);
         let (mut hits, mut failed, mut bytes) = (0, FailedItems::default(), 0);
+        let now = self.shared.now();
+        let counted = (r.fence && keys.len() > SLICE_ITEMS).then(|| {
+            let mut counted: u64 = 0;
+            self.shared.for_each_slice(&keys, |state, keys| {
+                let found = state.probe_all(now, &tenant, keys, false);
+                counted = found.iter().map(|it| it.length).fold(counted, u64::saturating_add);
+            });
+            counted
+        });
         // The state grants no longer fence than the log has on disk, so that nobody waits for it.
-        let (_, fence) = {
-            let mut state = self.shared.lock();
-            let now = self.shared.now();
-            state.locate_with(now, &tenant, &keys, grant, |state, object| {
-                match &object {
-                    Ok(object) => (hits, bytes) = (hits + 1, bytes + object.length),
-                    Err(error) => failed.add(error.code()),
-                }
-                reply.push(state, &mut segments, object);
-            })
-        };
+        let mut fence = None;
+        self.shared.for_each_slice(&keys, |state, keys| {
+            let located =
+                state.locate_counted(now, &tenant, keys, (grant, counted), |state, it| {
+                    match &it {
+                        Ok(object) => (hits, bytes) = (hits + 1, bytes + object.length),
+                        Err(error) => failed.add(error.code()),
+                    }
+                    reply.push(state, &mut segments, it);
+                });
+            fence = Some(fence.map_or(located.1, |fence: Duration| fence.min(located.1)));
+        });
+        let fence = fence.unwrap_or_default();
         if r.lease || r.fence {
             self.traffic.looked_up(keys.len(), hits, bytes);
         }

@@ -14,7 +14,7 @@ use mooncake_base::{Clock, Moment, Result, SegmentId, TenantId};
 use mooncake_proto::v1;
 
 use super::{
-    SLICE_ITEMS, check_name,
+    SLICE_ITEMS, STEPS_PER_SLICE, check_name,
     op_metrics::OpMetrics,
     state_guard::{self, StateGuard},
 };
@@ -36,6 +36,9 @@ pub(super) struct SharedState {
     fatal: Arc<FatalError>,
     events: OnceLock<Arc<Events>>,
     op_metrics: OpMetrics,
+    /// How often the state was locked.
+    #[cfg(test)]
+    locks: std::sync::atomic::AtomicU64,
 }
 
 impl SharedState {
@@ -51,6 +54,8 @@ impl SharedState {
             fatal,
             events: OnceLock::new(),
             op_metrics: OpMetrics::default(),
+            #[cfg(test)]
+            locks: Default::default(),
         }
     }
 
@@ -62,6 +67,8 @@ impl SharedState {
 
     /// Locks the state. Unlocking publishes events and appends effects to the log.
     pub(super) fn lock(&self) -> StateGuard<'_> {
+        #[cfg(test)]
+        self.locks.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
         let (events, journal) = (self.events.get(), self.journal.as_ref());
         let mut state = self.state.lock();
         if let Some(journal) = journal {
@@ -84,20 +91,32 @@ impl SharedState {
         }
     }
 
-    /// Handles the items in order, one slice at a time, and unlocks the state between slices.
+    /// Handles the items in order, one slice at a time, and unlocks the state between slices. A slice
+    /// ends early when its items took many steps.
     pub(super) fn map_in_slices<T, R>(
         &self,
         items: &[T],
         mut handle: impl FnMut(&mut State, &T) -> R,
     ) -> Vec<R> {
         let mut results = Vec::with_capacity(items.len());
-        self.for_each_slice(items, |state, slice| {
-            results.extend(slice.iter().map(|item| handle(state, item)));
-        });
+        while let rest @ [_, ..] = &items[results.len()..] {
+            let mut state = self.lock();
+            let steps = state.steps();
+            for item in rest.iter().take(SLICE_ITEMS) {
+                results.push(handle(&mut state, item));
+                if state.steps() - steps > STEPS_PER_SLICE {
+                    break;
+                }
+            }
+            if items.len() > SLICE_ITEMS || results.len() < items.len() {
+                state.unlock_fair();
+            }
+        }
         results
     }
 
-    /// Like [`map_in_slices`](Self::map_in_slices), but passes whole slices to `handle`.
+    /// Passes the items to `handle` in order, one slice at a time, and unlocks the state between
+    /// slices.
     pub(super) fn for_each_slice<T>(&self, items: &[T], mut handle: impl FnMut(&mut State, &[T])) {
         for slice in items.chunks(SLICE_ITEMS) {
             let mut state = self.lock();
@@ -134,6 +153,12 @@ impl SharedState {
         if let Some(journal) = self.journal.as_ref().filter(|journal| journal.is_behind()) {
             journal.wait_durable(state_guard::own_log_position());
         }
+    }
+
+    /// Returns how often the state was locked.
+    #[cfg(test)]
+    pub(super) fn locks(&self) -> u64 {
+        self.locks.load(std::sync::atomic::Ordering::Relaxed)
     }
 
     pub(super) fn identity(&self) -> &[u8; 16] {

@@ -10,7 +10,7 @@ use mooncake_proto::{
 };
 
 use super::{
-    check_batch, millis,
+    STEPS_PER_SLICE, check_batch, millis,
     objects::{check_call_number, item_id},
     op_metrics::Op,
     shared_state::SharedState,
@@ -121,13 +121,23 @@ impl TaskService {
         self.shared.op_metrics().count_one(Op::FetchTasks, || {
             let caller = Caller::try_from(r.caller.as_ref())?;
             let limit = usize::try_from(r.limit).unwrap_or(usize::MAX).min(FETCHED_MAX);
-            let mut state = self.shared.lock();
-            let work =
-                state.tasks().fetch_tasks(self.shared.now(), caller.client, limit, r.bytes)?;
+            let (mut tasks, mut bytes) = (Vec::new(), 0_u64);
             let mut segments = SegmentTable::default();
-            let tasks = work.into_iter().map(|work| work_to_wire(&state, &mut segments, work));
-            let tasks = tasks.collect();
-            let window_ms = millis(state.rules().write_window);
+            let window_ms = loop {
+                let mut state = self.shared.lock();
+                let (now, steps) = (self.shared.now(), state.steps());
+                let left = (limit - tasks.len(), r.bytes.saturating_sub(bytes));
+                let work = state.tasks().fetch_tasks(now, caller.client, left.0, left.1)?;
+                // Where all tasks of a slice have to wait, the next heartbeat tells of the others.
+                let is_cut = !work.is_empty() && state.steps() - steps > STEPS_PER_SLICE;
+                bytes += work.iter().map(|work| work.length).sum::<u64>();
+                tasks.extend(work.into_iter().map(|it| work_to_wire(&state, &mut segments, it)));
+                let window_ms = millis(state.rules().write_window);
+                state.unlock_fair();
+                if !is_cut || tasks.len() >= limit || bytes >= r.bytes {
+                    break window_ms;
+                }
+            };
             Ok(v1::FetchTasksResponse { tasks, segments: segments.into_segments(), window_ms })
         })
     }

@@ -10,6 +10,7 @@ mod pause;
 mod repeated_calls;
 mod reply_size;
 mod restart;
+mod slices;
 mod stalled_log;
 
 use std::time::Duration;

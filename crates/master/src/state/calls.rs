@@ -9,7 +9,8 @@ use mooncake_base::{
 use super::{
     ExpiredClient, FenceTicket, JobView, Listing, LocateOptions, Located, LocatedObject, MemoryUse,
     ObjectView, Probed, RecoveryScope, Removal, RemovalTerms, SegmentSlot, SegmentSpec,
-    SegmentView, State, TaskView, TenantQuota, UnfinishedPut, reclaim::SegmentFilter,
+    SegmentView, State, TaskView, TenantQuota, UnfinishedPut, ids::ObjectSlot,
+    inventory::Inventory, reclaim::SegmentFilter,
 };
 
 impl State {
@@ -303,20 +304,36 @@ impl State {
         keys: &[K],
         options: LocateOptions,
     ) -> Located {
-        let (objects, fence) = self.locate_with(now, tenant, keys, options, |_, object| object);
+        let (objects, fence) =
+            self.locate_counted(now, tenant, keys, (options, None), |_, object| object);
         Located { objects, fence }
     }
 
-    /// Locates objects like [`locate`](Self::locate) and converts each result with `make`.
-    pub fn locate_with<K: AsRef<[u8]>, R>(
+    /// Locates objects like [`locate`](Self::locate), as a part of a call whose objects have so many
+    /// bytes together; `None`: these are all of them. Converts each result with `make`.
+    pub fn locate_counted<K: AsRef<[u8]>, R>(
         &mut self,
         now: Moment,
         tenant: &TenantId,
         keys: &[K],
-        options: LocateOptions,
+        (options, bytes): (LocateOptions, Option<u64>),
         mut make: impl FnMut(&Self, Result<LocatedObject>) -> R,
     ) -> (Vec<R>, Duration) {
-        let (found, fence) = self.inventory.find_readable(now, tenant, keys, options);
+        let found = self.inventory.find_readable(now, tenant, keys);
+        let fence = match options.has_fence {
+            true => {
+                let Inventory { catalog, rules, max_granted, log, pool, .. } = &mut self.inventory;
+                let bytes_of = |slot: &ObjectSlot| catalog.objects.at(*slot).length;
+                let found = found.iter().flatten().map(bytes_of);
+                let fence =
+                    rules.fence(bytes.unwrap_or_else(|| found.fold(0, u64::saturating_add)));
+                if max_granted.raise(now, fence, rules, log) {
+                    pool.unsynced.is_sync_wanted = true;
+                }
+                max_granted.grantable(fence)
+            }
+            false => Duration::ZERO,
+        };
         let answers = found.into_iter().map(|slot| {
             let object = slot.map(|slot| self.inventory.locate_one(now, slot, options, fence));
             make(self, object)
@@ -356,9 +373,10 @@ impl State {
         self.inventory.max_granted.confirm_durable(position);
     }
 
-    /// Returns how many steps searches for memory have taken since the start: segments tried, objects
-    /// and blocks looked at or evicted, for the text of a refusal, too.
-    pub fn search_steps(&self) -> u64 {
+    /// Returns how many steps calls have taken since the start, as far as a call may take many of
+    /// them: segments tried, objects and blocks looked at or evicted by searches for memory, for the
+    /// text of a refusal, too, tasks begun, and objects looked at by drain jobs.
+    pub fn steps(&self) -> u64 {
         self.searches.steps()
     }
 

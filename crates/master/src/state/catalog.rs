@@ -8,6 +8,7 @@ pub(super) mod key_arena;
 pub(super) mod lifecycle;
 pub(super) mod object;
 pub(super) mod query;
+pub(super) mod split_map;
 pub(super) mod tenant;
 pub(super) mod view;
 

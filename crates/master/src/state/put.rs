@@ -494,6 +494,7 @@ impl PutCalls<'_> {
         if late_until > now.into() {
             let object = self.inventory.catalog.objects.at_mut(slot);
             object.protection.extend_fence(late_until.moment());
+            self.inventory.catalog.groups.record_protection(slot);
         }
         Ok(())
     }

@@ -50,7 +50,7 @@ impl MaxGranted {
     }
 
     /// Returns the fence that may be granted to a read that needs `fence`.
-    fn grantable(&self, fence: Duration) -> Duration {
+    pub(in crate::state) fn grantable(&self, fence: Duration) -> Duration {
         if self.durable.is_some() { fence.min(self.durable_fence) } else { fence }
     }
 
@@ -167,34 +167,20 @@ pub struct Probed {
 }
 
 impl Inventory {
-    /// Finds objects that are located together. Returns them in the order of the keys, and the length
-    /// of the fence of all of them.
+    /// Finds objects that are located together, in the order of the keys.
     pub(super) fn find_readable<K: AsRef<[u8]>>(
         &mut self,
         now: Moment,
         tenant: &TenantId,
         keys: &[K],
-        options: LocateOptions,
-    ) -> (Vec<Result<ObjectSlot>>, Duration) {
+    ) -> Vec<Result<ObjectSlot>> {
         self.catalog.queue.begin_batch(now);
         let tenant = self.catalog.objects.tenant_index(tenant);
         let hashes = self.catalog.objects.prefetch_hashes(tenant, keys.iter().map(AsRef::as_ref));
-        let found: Vec<Result<ObjectSlot>> = keys
-            .iter()
+        keys.iter()
             .zip(hashes)
             .map(|(key, hash)| self.readable(now, tenant, hash, key.as_ref()))
-            .collect();
-        let bytes = |slot: &ObjectSlot| self.catalog.objects.at(*slot).length;
-        let fence = match options.has_fence {
-            true => {
-                self.rules.fence(found.iter().flatten().map(bytes).fold(0, u64::saturating_add))
-            }
-            false => Duration::ZERO,
-        };
-        if self.max_granted.raise(now, fence, &self.rules, &mut self.log) {
-            self.pool.unsynced.is_sync_wanted = true;
-        }
-        (found, self.max_granted.grantable(fence))
+            .collect()
     }
 
     /// Returns whether the replica of that version exists and has existed since the locate.
@@ -321,10 +307,13 @@ impl Inventory {
             let object = self.catalog.objects.at_mut(slot);
             let own = object.protection.grant_fence(now, now + fence);
             let end = object.protection.fence().moment();
-            let version = object.version();
+            let (version, flags) = (object.version(), object.flags);
             ticket = own.map(|fence| FenceTicket { object: slot, version, fence: fence.to_bits() });
             for replica in object.replicas.iter() {
                 self.pool.segments.at_mut(replica.segment).extend_busy(end);
+            }
+            if flags.has(Flags::GROUPED) {
+                self.catalog.groups.record_protection(slot);
             }
         }
         let object = self.catalog.objects.at(slot);
@@ -349,7 +338,11 @@ impl Inventory {
         self.take_back(slot);
         let object = self.catalog.objects.at_mut(slot);
         let is_new = object.protection.renew_lease(now, self.rules.lease_ttl);
-        if is_new || object.flags.has(Flags::PARKED) || object.flags.has(Flags::SOFT_PINNED) {
+        let flags = object.flags;
+        if flags.has(Flags::GROUPED) {
+            self.catalog.groups.record_protection(slot);
+        }
+        if is_new || flags.has(Flags::PARKED) || flags.has(Flags::SOFT_PINNED) {
             self.touch(now, slot);
         }
     }

@@ -36,7 +36,7 @@ use crate::state::{
         Catalog,
         object::{Flags, Replicas},
     },
-    ids::{ObjectSlot, SegmentSlot},
+    ids::{KeyHash, ObjectSlot, SegmentSlot},
     inventory::Inventory,
     pool::{allocator::footprint, segment::SegmentSet},
     put::options::PutOptions,
@@ -131,6 +131,8 @@ pub(super) enum Verdict {
     Demote,
     /// Not useful, or spared by this request.
     Skip,
+    /// Its group takes more steps to examine. The next call goes on with it.
+    Unfinished,
 }
 
 /// The search for memory, with the parts that it changes.
@@ -228,24 +230,64 @@ impl Inventory {
         if self.catalog.groups.is_condemned(object) {
             return Verdict::Evict;
         }
-        // A large group is not looked through while the member that kept it before still does.
+        let flags = self.catalog.objects.at(object).flags;
+        if flags.has(Flags::GROUPED) {
+            return self.classify_group(now, object, pass, spared, steps);
+        }
+        let end = self.protected_until(now, object);
+        if spared == Some(object) {
+            Verdict::Skip
+        } else if end > now.into() {
+            Verdict::Wait(end)
+        } else if pass == EvictionPass::Plain && flags.has(Flags::SOFT_PINNED) {
+            Verdict::Demote
+        } else {
+            Verdict::Evict
+        }
+    }
+
+    /// Decides whether the group of an object may be evicted, like [`classify`](Self::classify).
+    fn classify_group(
+        &mut self,
+        now: Moment,
+        object: ObjectSlot,
+        pass: EvictionPass,
+        spared: Option<ObjectSlot>,
+        steps: &mut usize,
+    ) -> Verdict {
+        // A group is not looked through while the member that kept it before still does.
         let blocker =
             self.catalog.groups.blocker(object).map(|member| self.protected_until(now, member));
         if let Some(until) = blocker.filter(|&until| until > now.into()) {
             return Verdict::Wait(until);
         }
-        let group = self.catalog.eviction_group(object);
-        *steps = steps.saturating_sub(group.len() - 1);
-        let ends = group.iter().map(|&member| (self.protected_until(now, member), member));
-        let (end, blocker) = ends.max().unwrap_or_else(|| (Timestamp::default(), object));
-        let is_soft =
-            |&member: &ObjectSlot| self.catalog.objects.at(member).flags.has(Flags::SOFT_PINNED);
-        if spared.is_some_and(|spared| group.contains(&spared)) {
-            Verdict::Skip
-        } else if end > now.into() {
+        let group = self.catalog.groups.index(object);
+        if spared.is_some_and(|spared| self.catalog.groups.index(spared) == group) {
+            return Verdict::Skip;
+        }
+        let members = self.catalog.groups.members(object);
+        let mut examined = self.catalog.groups.examined(object);
+        // A small group is examined at once.
+        let slice = (*steps).max(GROUP_SLICE);
+        let mut found = None;
+        for &member in members[examined..].iter().take(slice) {
+            let end = self.protected_until(now, member);
+            if end > now.into() {
+                found = Some((end, member));
+                break;
+            }
+            examined += 1;
+            *steps = steps.saturating_sub(usize::from(member != object));
+        }
+        let is_whole = examined == members.len();
+        self.catalog.groups.set_examined(object, examined);
+        if let Some((end, blocker)) = found {
             self.catalog.groups.set_blocker(object, blocker);
             Verdict::Wait(end)
-        } else if pass == EvictionPass::Plain && group.iter().any(is_soft) {
+        } else if !is_whole {
+            *steps = 0;
+            Verdict::Unfinished
+        } else if pass == EvictionPass::Plain && self.catalog.groups.has_soft_pin(object) {
             Verdict::Demote
         } else {
             Verdict::Evict
@@ -268,13 +310,12 @@ impl Inventory {
     /// Evicts an object and its group: the first members at once, and the others in further calls
     /// of [`evict_condemned`](Self::evict_condemned). Returns the number of evicted objects.
     pub(super) fn evict_group(&mut self, now: Moment, object: ObjectSlot) -> usize {
-        let group = self.catalog.eviction_group(object);
-        if group.len() > GROUP_SLICE {
+        let first = self.catalog.first_of_group(object);
+        if self.catalog.groups.members(object).len() > GROUP_SLICE {
             self.catalog.groups.condemn(object);
         }
-        let others = group.iter().filter(|&&member| member != object).take(GROUP_SLICE - 1);
         let mut evicted = 0;
-        for &member in [object].iter().chain(others) {
+        for member in first {
             self.catalog.dequeue(member);
             self.evict(now, member);
             evicted += 1;
@@ -312,14 +353,33 @@ impl Inventory {
 }
 
 impl Catalog {
-    /// Returns the objects that are evicted together with this one, itself included. Each member of
-    /// a condemned group is evicted on its own.
-    pub(super) fn eviction_group(&self, object: ObjectSlot) -> SmallVec<[ObjectSlot; 1]> {
-        match self.groups.members(object) {
-            [] => smallvec![object],
-            _ if self.groups.is_condemned(object) => smallvec![object],
-            siblings => SmallVec::from_slice(siblings),
+    /// Returns the object and the first of those that are evicted together with it: all of a small
+    /// group. Each member of a condemned group is evicted on its own.
+    pub(super) fn first_of_group(&self, object: ObjectSlot) -> SmallVec<[ObjectSlot; 1]> {
+        let mut first = smallvec![object];
+        if !self.groups.is_condemned(object) {
+            let members = self.groups.members(object).iter().copied();
+            first.extend(members.filter(|&member| member != object).take(GROUP_SLICE - 1));
         }
+        first
+    }
+
+    /// Puts an object into the order of those that are evicted after all others.
+    pub(super) fn demote(&mut self, object: ObjectSlot) {
+        self.queue.soft.insert(object, KeyHash::new(0));
+        self.record_waiting(object);
+    }
+
+    /// Records that a member of a group left the order of eviction, perhaps because of another.
+    pub(super) fn record_waiting(&mut self, object: ObjectSlot) {
+        let Self { groups, objects, queue, .. } = self;
+        if !objects.at(object).flags.has(Flags::GROUPED) {
+            return;
+        }
+        groups.add_waiting(object, |other| {
+            let is_parked = objects.get(other).is_some_and(|found| found.flags.has(Flags::PARKED));
+            is_parked || queue.soft.contains(other)
+        });
     }
 
     pub(in crate::state) fn pop(&mut self, pass: EvictionPass) -> Option<ObjectSlot> {

@@ -35,6 +35,10 @@ use table::{Goal, Subject, Task};
 
 /// The maximum number of targets of one copy.
 const TARGETS_MAX: usize = 128;
+/// Steps after which no more tasks are handed to a client in one call; about a millisecond.
+const FETCH_STEPS: u64 = 4096;
+/// Steps that one task counts, apart from a search for memory.
+const TASK_STEPS: u64 = 16;
 /// The maximum length of a failure reason; longer reasons are truncated.
 const WHY_BYTES_MAX: usize = 1024;
 
@@ -228,7 +232,8 @@ impl TaskCalls<'_> {
 
     /// Hands tasks to the client that is to carry them out: at most `limit` tasks, and no more once
     /// their objects exceed `bytes` bytes. Space is allocated in the targets, by eviction if
-    /// needed. The client may write for the rules' `write_window`.
+    /// needed. The client may write for the rules' `write_window`. A call takes a bounded number of
+    /// [steps](crate::state::State::steps), after which other tasks may be left to hand over.
     ///
     /// # Errors
     /// `CLIENT_NOT_FOUND`: register first.
@@ -241,16 +246,21 @@ impl TaskCalls<'_> {
     ) -> Result<Vec<Work>> {
         self.inventory.clients.check(client)?;
         self.puts().release_due(now);
-        let mut work = Vec::new();
+        let (mut work, mut fetched): (Vec<Work>, u64) = (Vec::new(), 0);
+        let steps = self.searches.steps;
         for id in self.tasks.due(now, client) {
-            let limit = limit.min(
-                work.len() + self.tasks.processing_left(self.inventory.rules.tasks.processing_max),
-            );
-            let fetched: u64 = work.iter().map(|work: &Work| work.length).sum();
-            if work.len() >= limit || (fetched >= bytes && !work.is_empty()) {
+            let left = self.tasks.processing_left(self.inventory.rules.tasks.processing_max);
+            if work.len() >= limit.min(work.len() + left) || (fetched >= bytes && !work.is_empty())
+            {
                 break;
             }
-            work.extend(self.begin_task(now, client, id));
+            let begun = self.begin_task(now, client, id);
+            fetched += begun.as_ref().map_or(0, |begun| begun.length);
+            work.extend(begun);
+            self.searches.steps += TASK_STEPS;
+            if self.searches.steps - steps > FETCH_STEPS {
+                break;
+            }
         }
         // Some tasks may have ended because nothing was left to do.
         self.advance_jobs(now);
@@ -407,16 +417,16 @@ impl TaskCalls<'_> {
             }
         }
     }
-
-    /// Removes a segment, and with it the space that tasks allocated there.
-    pub(super) fn drop_task_replicas(&mut self, segment: SegmentSlot) {
-        for (tenant, bytes) in self.tasks.forget_segment(segment) {
-            self.inventory.catalog.tenants.uncharge(tenant, bytes);
-        }
-    }
 }
 
 impl Catalog {
+    /// Keeps the object from eviction while a client copies it.
+    pub(super) fn protect_copied(&mut self, slot: ObjectSlot, until: Moment) {
+        self.objects.at_mut(slot).flags.set(Flags::BEING_COPIED, true);
+        self.groups.record_protection(slot);
+        self.copied.insert(slot, until);
+    }
+
     /// Returns the time until which a client may read the object for a task.
     pub(super) fn copying_until(&self, slot: ObjectSlot) -> Timestamp {
         match self.objects.at(slot).flags.has(Flags::BEING_COPIED) {

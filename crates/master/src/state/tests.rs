@@ -3,6 +3,7 @@
 mod annotations;
 mod events;
 mod groups;
+mod holds;
 mod model;
 mod moves;
 mod pool;

@@ -11,7 +11,7 @@ use mooncake_proto::{convert::Caller, v1};
 use super::{ObjectService, check_call_number, check_group, item_id, unfinished_put};
 use crate::{
     service::{
-        SLICE_ITEMS, check_batch, durability,
+        SLICE_ITEMS, STEPS_PER_SLICE, check_batch, durability,
         encoding::{PutItem, PutStartReply, put_items},
         millis,
         op_metrics::{FailedItems, Op},
@@ -27,8 +27,6 @@ const WAIT_MAX: Duration = Duration::from_secs(3);
 const TURN_PAUSE: Duration = Duration::from_millis(1);
 /// When the client of a put that waited too long should try again.
 const RETRY_AFTER: Duration = Duration::from_millis(20);
-/// Steps of searches for memory after which the state is unlocked; about a millisecond.
-const STEPS_PER_SLICE: u64 = 4096;
 
 /// A call that starts puts, between two slices of its items.
 #[derive(Debug)]
@@ -188,7 +186,7 @@ impl ObjectService {
             put_owner.map(|owner| state.puts().avoiding(owner, &call.avoided_endpoints));
         let keys = slice.iter().map(|item| item.key);
         let hashes = state.puts().prefetch_hashes(put_owner.as_ref().ok(), keys);
-        let steps = state.search_steps();
+        let steps = state.steps();
         for (&item, hash) in slice.iter().zip(hashes) {
             let PutItem { length, group, if_version, .. } = item;
             let request = item_id(call.request_id, call.next as u64);
@@ -218,7 +216,7 @@ impl ObjectService {
             }
             call.reply.push(state, &mut call.segments, started);
             call.next += 1;
-            if state.search_steps() - steps > STEPS_PER_SLICE {
+            if state.steps() - steps > STEPS_PER_SLICE {
                 break;
             }
         }

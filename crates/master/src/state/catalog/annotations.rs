@@ -3,11 +3,10 @@
 use std::{collections::BTreeSet, time::Duration};
 
 use mooncake_base::{Error, Moment, Result, TenantId, Version};
-use rustc_hash::FxHashMap;
 
 use crate::state::{
     Effect, Log, ObjectName, Rules, State,
-    catalog::object::Objects,
+    catalog::{object::Objects, split_map::SplitMap},
     ids::ObjectSlot,
     inventory::Inventory,
     put::PutCalls,
@@ -77,7 +76,7 @@ pub(in crate::state) struct Annotation {
 /// The annotations of all objects.
 #[derive(Debug, Default)]
 pub(in crate::state) struct Annotations {
-    by_object: FxHashMap<ObjectSlot, Annotation>,
+    by_object: SplitMap<ObjectSlot, Annotation>,
     by_expiry: BTreeSet<(Moment, ObjectSlot)>,
 }
 

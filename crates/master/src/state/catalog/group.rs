@@ -2,21 +2,26 @@
 //!
 //! A large group is evicted in slices. From the first slice on the group is *condemned*: its members
 //! count as evicted, and objects that join later make a new group of the same name.
+//!
+//! A large group is examined in slices, too. Members that were found evictable are not examined
+//! again unless one of them is protected meanwhile.
 
-use std::collections::HashMap;
+use crate::state::{
+    catalog::split_map::{SeededState, SplitMap},
+    ids::{ObjectSlot, TenantIndex},
+};
 
-use rustc_hash::FxHashMap;
-
-use crate::state::ids::{ObjectSlot, TenantIndex};
+/// Members of a group that are remembered as waiting for its eviction.
+const WAITING_MAX: usize = 64;
 
 /// Members of each group. Objects without a group cost nothing here.
 #[derive(Debug)]
 pub(in crate::state) struct Groups {
-    names: HashMap<(TenantIndex, Box<[u8]>), GroupIndex, rustc_hash::FxSeededState>,
-    groups: FxHashMap<GroupIndex, Group>,
+    names: SplitMap<(TenantIndex, Box<[u8]>), GroupIndex, SeededState>,
+    groups: Vec<Option<Group>>,
+    vacant: Vec<GroupIndex>,
     /// Group of each object, and its position among the members.
-    memberships: FxHashMap<ObjectSlot, (GroupIndex, usize)>,
-    next: u32,
+    memberships: SplitMap<ObjectSlot, (GroupIndex, u32)>,
     /// Condemned groups that have members left.
     condemned: Vec<GroupIndex>,
 }
@@ -32,16 +37,23 @@ struct Group {
     /// The member that kept the group from eviction when it was last examined.
     blocker: Option<ObjectSlot>,
     is_condemned: bool,
+    /// So many of the first members were found evictable.
+    examined: usize,
+    /// Members that have a soft pin.
+    soft_pinned: usize,
+    /// Members that left the order of eviction because of another member.
+    waiting: Vec<ObjectSlot>,
+    /// There are more of these.
+    has_more_waiting: bool,
 }
 
 impl Groups {
     pub(in crate::state) fn new(seed: u64) -> Self {
-        let names = HashMap::with_hasher(rustc_hash::FxSeededState::with_seed(seed as usize));
         Self {
-            names,
-            groups: FxHashMap::default(),
-            memberships: FxHashMap::default(),
-            next: 0,
+            names: SplitMap::with_hasher(SeededState::with_seed(seed as usize)),
+            groups: Vec::new(),
+            vacant: Vec::new(),
+            memberships: SplitMap::default(),
             condemned: Vec::new(),
         }
     }
@@ -52,35 +64,38 @@ impl Groups {
         let number = match self.names.get(&name) {
             Some(&number) => number,
             None => {
-                while self.groups.contains_key(&GroupIndex(self.next)) {
-                    self.next = self.next.wrapping_add(1);
-                }
-                let number = GroupIndex(self.next);
-                self.next = self.next.wrapping_add(1);
+                let number = self.vacant.pop().unwrap_or_else(|| {
+                    self.groups.push(None);
+                    // Each group has an object at least, whose number has 32 bits.
+                    GroupIndex(self.groups.len() as u32 - 1)
+                });
                 self.names.insert(name.clone(), number);
-                let group = Group { name, members: Vec::new(), blocker: None, is_condemned: false };
-                self.groups.insert(number, group);
+                self.groups[number.0 as usize] = Some(Group::new(name));
                 number
             }
         };
-        let group = self.groups.get_mut(&number).expect("a name has its group");
-        self.memberships.insert(object, (number, group.members.len()));
-        group.members.push(object);
+        let place = self.at(number).members.len() as u32;
+        self.memberships.insert(object, (number, place));
+        self.at_mut(number).members.push(object);
     }
 
     /// Removes an object from its group, if it has one; an empty group is removed.
     pub(in crate::state) fn leave(&mut self, object: ObjectSlot) {
         let Some((number, place)) = self.memberships.remove(&object) else { return };
-        let group = self.groups.get_mut(&number).expect("a member has its group");
-        group.members.swap_remove(place);
-        if let Some(moved) = group.members.get(place) {
-            self.memberships.insert(*moved, (number, place));
-        }
+        let group = self.at_mut(number);
+        group.members.swap_remove(place as usize);
+        // The last member has come to this place.
+        group.examined = group.examined.min(place as usize);
         if group.blocker == Some(object) {
             group.blocker = None;
         }
-        if group.members.is_empty() {
-            let group = self.groups.remove(&number).expect("it was there a line ago");
+        let (moved, is_empty) =
+            (group.members.get(place as usize).copied(), group.members.is_empty());
+        if let Some(moved) = moved {
+            self.memberships.insert(moved, (number, place));
+        }
+        if is_empty && let Some(group) = self.groups[number.0 as usize].take() {
+            self.vacant.push(number);
             if group.is_condemned {
                 self.condemned.retain(|&other| other != number);
             } else {
@@ -92,7 +107,7 @@ impl Groups {
     /// Condemns the group of an object, which is being evicted.
     pub(in crate::state) fn condemn(&mut self, object: ObjectSlot) {
         let Some(&(number, _)) = self.memberships.get(&object) else { return };
-        let group = self.groups.get_mut(&number).expect("a member has its group");
+        let Some(group) = &mut self.groups[number.0 as usize] else { return };
         if !std::mem::replace(&mut group.is_condemned, true) {
             self.names.remove(&group.name);
             self.condemned.push(number);
@@ -101,7 +116,7 @@ impl Groups {
 
     /// Returns a member of a condemned group; `None` if no condemned group has members left.
     pub(in crate::state) fn next_condemned(&self) -> Option<ObjectSlot> {
-        self.groups[self.condemned.last()?].members.last().copied()
+        self.at(*self.condemned.last()?).members.last().copied()
     }
 
     /// Returns whether the object belongs to a condemned group.
@@ -110,20 +125,98 @@ impl Groups {
             && self
                 .memberships
                 .get(&object)
-                .is_some_and(|(number, _)| self.groups[number].is_condemned)
+                .is_some_and(|&(number, _)| self.at(number).is_condemned)
     }
 
     /// Returns the member that kept the object's group from eviction when it was last examined.
     pub(in crate::state) fn blocker(&self, object: ObjectSlot) -> Option<ObjectSlot> {
-        let (number, _) = self.memberships.get(&object)?;
-        self.groups[number].blocker
+        let &(number, _) = self.memberships.get(&object)?;
+        self.at(number).blocker
     }
 
     /// Records the member that keeps the object's group from eviction.
     pub(in crate::state) fn set_blocker(&mut self, object: ObjectSlot, blocker: ObjectSlot) {
-        if let Some((number, _)) = self.memberships.get(&object) {
-            self.groups.get_mut(number).expect("a member has its group").blocker = Some(blocker);
+        if let Some(&(number, _)) = self.memberships.get(&object) {
+            self.at_mut(number).blocker = Some(blocker);
         }
+    }
+
+    /// Returns how many of the first members of the object's group were found evictable.
+    pub(in crate::state) fn examined(&self, object: ObjectSlot) -> usize {
+        self.memberships.get(&object).map_or(0, |&(number, _)| self.at(number).examined)
+    }
+
+    /// Records how many of the first members of the object's group were found evictable.
+    pub(in crate::state) fn set_examined(&mut self, object: ObjectSlot, examined: usize) {
+        if let Some(&(number, _)) = self.memberships.get(&object) {
+            self.at_mut(number).examined = examined;
+        }
+    }
+
+    /// Records that a member may not be evicted for some time.
+    pub(in crate::state) fn record_protection(&mut self, object: ObjectSlot) {
+        let Some(&(number, place)) = self.memberships.get(&object) else { return };
+        let group = self.at_mut(number);
+        group.examined = group.examined.min(place as usize);
+    }
+
+    /// Counts a soft pin of a member that begins or ends.
+    pub(in crate::state) fn count_soft_pin(&mut self, object: ObjectSlot, begins: bool) {
+        let Some(&(number, _)) = self.memberships.get(&object) else { return };
+        let group = self.at_mut(number);
+        match begins {
+            true => group.soft_pinned += 1,
+            false => group.soft_pinned -= 1,
+        }
+    }
+
+    /// Returns whether a member of the object's group has a soft pin.
+    pub(in crate::state) fn has_soft_pin(&self, object: ObjectSlot) -> bool {
+        self.memberships.get(&object).is_some_and(|&(number, _)| self.at(number).soft_pinned > 0)
+    }
+
+    /// Records that a member left the order of eviction because of another member.
+    /// `is_waiting` tells whether a recorded one still does.
+    pub(in crate::state) fn add_waiting(
+        &mut self,
+        object: ObjectSlot,
+        is_waiting: impl Fn(ObjectSlot) -> bool,
+    ) {
+        let Some(&(number, _)) = self.memberships.get(&object) else { return };
+        let memberships = &self.memberships;
+        let Some(group) = &mut self.groups[number.0 as usize] else { return };
+        if group.waiting.len() >= WAITING_MAX {
+            let is_member = |other: &ObjectSlot| {
+                memberships.get(other).is_some_and(|&(of, _)| of == number) && is_waiting(*other)
+            };
+            group.waiting.retain(is_member);
+        }
+        match group.waiting.len() < WAITING_MAX {
+            true => group.waiting.push(object),
+            false => group.has_more_waiting = true,
+        }
+    }
+
+    /// Returns members that may have left the order of eviction because of another member, at most
+    /// 64 of them: any one of them brings the group back. Members that left the group meanwhile are
+    /// among them.
+    pub(in crate::state) fn take_waiting(&mut self, object: ObjectSlot) -> Vec<ObjectSlot> {
+        let Some(&(number, _)) = self.memberships.get(&object) else { return Vec::new() };
+        let group = self.at_mut(number);
+        let waiting = std::mem::take(&mut group.waiting);
+        match waiting.is_empty() && std::mem::take(&mut group.has_more_waiting) {
+            // Those that were recorded have left.
+            true => group.members.clone(),
+            false => waiting,
+        }
+    }
+
+    fn at(&self, number: GroupIndex) -> &Group {
+        self.groups[number.0 as usize].as_ref().expect("a member has its group")
+    }
+
+    fn at_mut(&mut self, number: GroupIndex) -> &mut Group {
+        self.groups[number.0 as usize].as_mut().expect("a member has its group")
     }
 
     /// Returns the id of the object's group.
@@ -133,15 +226,30 @@ impl Groups {
 
     /// Returns the name of the object's group.
     pub(in crate::state) fn name(&self, object: ObjectSlot) -> Option<&[u8]> {
-        let (number, _) = self.memberships.get(&object)?;
-        Some(&self.groups[number].name.1)
+        let &(number, _) = self.memberships.get(&object)?;
+        Some(&self.at(number).name.1)
     }
 
     /// Returns all members of the object's group, itself included; empty if it has no group.
     pub(in crate::state) fn members(&self, object: ObjectSlot) -> &[ObjectSlot] {
         match self.memberships.get(&object) {
-            Some((number, _)) => &self.groups[number].members,
+            Some(&(number, _)) => &self.at(number).members,
             None => &[],
+        }
+    }
+}
+
+impl Group {
+    fn new(name: (TenantIndex, Box<[u8]>)) -> Self {
+        Self {
+            name,
+            members: Vec::new(),
+            blocker: None,
+            is_condemned: false,
+            examined: 0,
+            soft_pinned: 0,
+            waiting: Vec::new(),
+            has_more_waiting: false,
         }
     }
 }
@@ -173,7 +281,7 @@ mod tests {
         for object in 1..4 {
             groups.leave(slot(object));
         }
-        assert_eq!((groups.names.len(), groups.groups.len()), (1, 1));
+        assert_eq!((groups.names.len(), groups.groups.iter().flatten().count()), (1, 1));
     }
 
     #[test]
@@ -192,7 +300,8 @@ mod tests {
             left.push(member);
         }
         assert_eq!(left, [2, 1, 0].map(slot));
-        assert_eq!((groups.members(slot(7)), groups.groups.len()), (&[slot(7)][..], 1));
+        let left = groups.groups.iter().flatten().count();
+        assert_eq!((groups.members(slot(7)), left), (&[slot(7)][..], 1));
         groups.join(tenant, b"a", slot(8));
         assert_eq!(groups.members(slot(8)).len(), 2, "the name belongs to the new group");
     }

@@ -12,6 +12,7 @@ use crate::state::{
     inventory::Inventory,
     log::Log,
     read::{FenceTicket, lease::Timestamp},
+    reclaim::eviction::EvictionPolicy,
 };
 
 impl Inventory {
@@ -92,6 +93,7 @@ impl Inventory {
         }
         if flags.has(Flags::SOFT_PINNED) {
             self.catalog.pins.remove(slot);
+            self.catalog.groups.count_soft_pin(slot, false);
         }
         self.catalog.annotations.remove(slot);
         if flags.has(Flags::GROUPED) {
@@ -236,10 +238,41 @@ impl Catalog {
     /// Removes the object from its group. If the object was hard-pinned, the group may be evicted
     /// from now on.
     pub(in crate::state) fn leave_group(&mut self, slot: ObjectSlot, was_hard_pinned: bool) {
-        let siblings = if was_hard_pinned { self.groups.members(slot).to_vec() } else { vec![] };
-        self.groups.leave(slot);
-        for member in siblings.into_iter().filter(|&member| member != slot) {
-            self.unpark_early(member);
+        if was_hard_pinned {
+            self.requeue_waiting(slot);
         }
+        self.groups.leave(slot);
+    }
+
+    /// Returns members of the object's group to the order of eviction that left it because of this
+    /// object: one is enough to evict the group.
+    pub(in crate::state) fn requeue_waiting(&mut self, slot: ObjectSlot) {
+        let mut has_any = false;
+        // The second time if those that were recorded have left since.
+        for _ in 0..2 {
+            for member in self.groups.take_waiting(slot) {
+                if member != slot && self.groups.index(member) == self.groups.index(slot) {
+                    has_any |= self.requeue(member);
+                }
+            }
+            if has_any {
+                return;
+            }
+        }
+    }
+
+    /// Returns an object that was parked or demoted because of another member of its group to the
+    /// order of eviction. Returns whether it was.
+    fn requeue(&mut self, slot: ObjectSlot) -> bool {
+        if self.objects.at(slot).flags.has(Flags::PARKED) {
+            self.unpark_early(slot);
+            return true;
+        }
+        let is_demoted = self.queue.soft.contains(slot);
+        if is_demoted {
+            self.queue.soft.remove(slot);
+            self.enqueue(slot);
+        }
+        is_demoted
     }
 }

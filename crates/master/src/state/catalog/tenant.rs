@@ -325,6 +325,9 @@ impl Inventory {
                     }
                     // A skipped object goes to the end, so that the next put examines others.
                     let verdict = self.classify(now, object, pass, spared, &mut left);
+                    if matches!(verdict, Verdict::Unfinished) {
+                        return false;
+                    }
                     if !matches!(verdict, Verdict::Evict) {
                         if self
                             .catalog

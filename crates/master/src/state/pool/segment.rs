@@ -205,7 +205,7 @@ impl Segment {
         self.allocator.length().saturating_sub(self.reserved.sum())
     }
 
-    fn view(&self) -> SegmentView<'_> {
+    pub(in crate::state) fn view(&self) -> SegmentView<'_> {
         SegmentView {
             spec: &self.spec,
             client: self.client,
@@ -213,6 +213,20 @@ impl Segment {
             used: self.allocator.used(),
             is_suspect: self.is_suspect,
         }
+    }
+}
+
+impl<'a> ClientCalls<'a> {
+    /// Returns the mounted segments in so many slots of the table from one on, and whether there are
+    /// more slots.
+    pub(crate) fn segments_in(
+        self,
+        from: usize,
+        slots: usize,
+    ) -> (impl Iterator<Item = SegmentView<'a>>, bool) {
+        let pool: &'a Pool = &self.inventory.pool;
+        let (segments, has_more) = pool.segments.claimed_in(from, slots);
+        (segments.map(Segment::view), has_more)
     }
 }
 
@@ -388,10 +402,10 @@ impl ClientCalls<'_> {
         }
         self.searches.forget(is_gone);
         if was_written {
-            for (tenant, bytes) in self.writes.forget_segments(is_gone) {
+            let freed = slots.iter().flat_map(|&slot| self.writes.forget_segment(slot));
+            for (tenant, bytes) in freed.chain(self.tasks.forget_segments(is_gone)) {
                 self.inventory.catalog.tenants.uncharge(tenant, bytes);
             }
-            slots.iter().for_each(|&slot| self.tasks().drop_task_replicas(slot));
         }
         unused.into_iter().for_each(|slot| self.inventory.pool.segments.free_slot(slot));
     }

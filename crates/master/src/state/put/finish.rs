@@ -42,7 +42,7 @@ impl PutCalls<'_> {
 
     /// Abandons the puts of which no replica is left, so that they no longer keep their keys.
     pub(in crate::state) fn abandon_lost_writes(&mut self) {
-        for number in self.writes.without_replicas() {
+        for number in self.writes.take_emptied() {
             self.displace(number);
             let write = self.unregister_write(number);
             self.log_put_dropped(write.version);

@@ -1,12 +1,15 @@
-//! Unfinished puts, by version and in the order in which their write windows began.
+//! Unfinished puts, by version, client and segment, and in the order in which their write windows began.
 
-use std::collections::hash_map::Entry;
+use std::collections::{BTreeSet, hash_map::Entry};
 
 use mooncake_base::{ClientId, Moment, Version};
 use rustc_hash::FxHashMap;
 
 use crate::state::{
-    catalog::object::{NO_WRITE, Replicas},
+    catalog::{
+        object::{NO_WRITE, Replicas},
+        split_map::SplitMap,
+    },
     ids::{KeyHash, ObjectSlot, SegmentSlot, Slot, TenantIndex, WriteSlot},
     put::options::{RequestedPin, Terms},
     reclaim::eviction::{IndexLinks, IndexList},
@@ -45,11 +48,18 @@ pub(in crate::state) struct Write {
 pub(in crate::state) struct Writes {
     slots: Vec<Option<Write>>,
     vacant: Vec<WriteSlot>,
-    by_version: FxHashMap<u64, WriteSlot>,
-    /// Number of puts by client.
-    by_client: FxHashMap<ClientId, u64>,
+    by_version: SplitMap<u64, WriteSlot>,
+    by_client: FxHashMap<ClientId, IndexList<WriteSlot>>,
+    client_links: IndexLinks<WriteSlot>,
     links: IndexLinks<WriteSlot>,
     by_window: IndexList<WriteSlot>,
+    /// Puts by the segment of their first replica, at the index of the segment.
+    by_segment: Vec<IndexList<WriteSlot>>,
+    segment_links: IndexLinks<WriteSlot>,
+    /// Puts by the segments of their other replicas, which most do not have.
+    by_other_segment: BTreeSet<(SegmentSlot, WriteSlot)>,
+    /// Puts that had no replica left when they were added here.
+    emptied: Vec<WriteSlot>,
 }
 
 impl Writes {
@@ -63,7 +73,9 @@ impl Writes {
             }
         };
         self.by_version.insert(write.version, number);
-        *self.by_client.entry(write.client).or_default() += 1;
+        let of_client = self.by_client.entry(write.client).or_default();
+        of_client.push_last(&mut self.client_links, number);
+        self.link_segments(&write.replicas, number);
         self.slots[number.index()] = Some(write);
         self.by_window.push_last(&mut self.links, number);
         number
@@ -81,31 +93,81 @@ impl Writes {
         self.vacant.push(number);
         let write = self.slots[number.index()].take().expect("the caller has just found it");
         self.by_version.remove(&write.version);
-        if let Entry::Occupied(mut count) = self.by_client.entry(write.client) {
-            *count.get_mut() -= 1;
-            if *count.get() == 0 {
-                count.remove();
+        if let Entry::Occupied(mut list) = self.by_client.entry(write.client) {
+            list.get_mut().remove(&mut self.client_links, number);
+            if list.get().count() == 0 {
+                list.remove();
             }
         }
+        self.unlink_segments(&write.replicas, number);
         write
     }
 
-    /// Drops the replicas in segments that left the pool. Returns the tenants and the bytes that
+    /// Drops the replicas in a segment that left the pool. Returns the tenants and the bytes that
     /// they are no longer charged for.
-    pub(in crate::state) fn forget_segments(
+    pub(in crate::state) fn forget_segment(
         &mut self,
-        is_gone: impl Fn(SegmentSlot) -> bool,
+        segment: SegmentSlot,
     ) -> Vec<(TenantIndex, u64)> {
-        let mut freed = Vec::new();
-        for write in self.slots.iter_mut().flatten() {
-            let before = write.replicas.len();
-            write.replicas.retain(|replica| !is_gone(replica.segment));
-            let lost = (before - write.replicas.len()) as u64;
-            if lost > 0 {
-                freed.push((write.tenant, write.length * lost));
+        let mut numbers = Vec::new();
+        if let Some(list) = self.by_segment.get_mut(segment.index()) {
+            while let Some(number) = list.pop_first(&mut self.segment_links) {
+                numbers.push(number);
+            }
+        }
+        for number in self.in_other_segment(segment).collect::<Vec<_>>() {
+            self.by_other_segment.remove(&(segment, number));
+            numbers.push(number);
+        }
+        let mut freed = Vec::with_capacity(numbers.len());
+        for number in numbers {
+            let write = self.at_mut(number);
+            write.replicas.retain(|replica| replica.segment != segment);
+            freed.push((write.tenant, write.length));
+            if write.replicas.is_empty() {
+                self.emptied.push(number);
             }
         }
         freed
+    }
+
+    fn link_segments(&mut self, replicas: &Replicas, number: WriteSlot) {
+        let Some((first, others)) = replicas.split_first() else {
+            self.emptied.push(number);
+            return;
+        };
+        let index = first.segment.index();
+        if index >= self.by_segment.len() {
+            self.by_segment.resize_with(index + 1, IndexList::default);
+        }
+        self.by_segment[index].push_last(&mut self.segment_links, number);
+        for other in others {
+            self.by_other_segment.insert((other.segment, number));
+        }
+    }
+
+    fn unlink_segments(&mut self, replicas: &Replicas, number: WriteSlot) {
+        let mut others = &replicas[..];
+        if self.segment_links.contains(number)
+            && let Some((first, rest)) = replicas.split_first()
+        {
+            self.by_segment[first.segment.index()].remove(&mut self.segment_links, number);
+            others = rest;
+        }
+        for other in others {
+            self.by_other_segment.remove(&(other.segment, number));
+        }
+    }
+
+    fn in_other_segment(&self, segment: SegmentSlot) -> impl Iterator<Item = WriteSlot> {
+        let all = (segment, WriteSlot::new(0))..=(segment, WriteSlot::NONE);
+        self.by_other_segment.range(all).map(|&(_, number)| number)
+    }
+
+    /// Returns the number of replicas of puts in a segment.
+    pub(in crate::state) fn count_in(&self, segment: SegmentSlot) -> usize {
+        let first = self.by_segment.get(segment.index()).map_or(0, IndexList::count);
+        first + self.in_other_segment(segment).count()
     }
 
     pub(in crate::state) fn at_mut(&mut self, number: WriteSlot) -> &mut Write {
@@ -128,25 +190,27 @@ impl Writes {
 
     /// Returns the number of puts of a client.
     pub(in crate::state) fn count_of(&self, client: ClientId) -> u64 {
-        self.by_client.get(&client).copied().unwrap_or_default()
+        self.by_client.get(&client).map_or(0, |list| list.count() as u64)
     }
 
     /// Returns the puts of a client.
     pub(in crate::state) fn of_client(&self, client: ClientId) -> Vec<WriteSlot> {
-        self.filtered(|write| write.client == client)
+        let list = self.by_client.get(&client).into_iter();
+        list.flat_map(|list| list.iter(&self.client_links)).collect()
     }
 
     /// Returns the puts that lost all their replicas with their segments.
-    pub(in crate::state) fn without_replicas(&self) -> Vec<WriteSlot> {
-        self.filtered(|write| write.replicas.is_empty())
-    }
-
-    fn filtered(&self, is_meant: impl Fn(&Write) -> bool) -> Vec<WriteSlot> {
-        let numbered = (0..).map(WriteSlot::new).zip(&self.slots);
-        numbered
-            .filter(|(_, write)| write.as_ref().is_some_and(&is_meant))
-            .map(|(number, _)| number)
-            .collect()
+    pub(in crate::state) fn take_emptied(&mut self) -> Vec<WriteSlot> {
+        let mut emptied = std::mem::take(&mut self.emptied);
+        emptied.sort_unstable();
+        emptied.dedup();
+        // A put that ended meanwhile may have left its place to another one.
+        let is_empty = |number: &WriteSlot| {
+            let write = self.slots[number.index()].as_ref();
+            write.is_some_and(|write| write.replicas.is_empty())
+        };
+        emptied.retain(is_empty);
+        emptied
     }
 
     /// Returns the puts of an object, newest first.
@@ -157,8 +221,8 @@ impl Writes {
         })
     }
 
-    /// Returns all puts.
+    /// Returns all puts in the order in which their write windows began.
     pub(in crate::state) fn iter(&self) -> impl Iterator<Item = &Write> {
-        self.slots.iter().flatten()
+        self.by_window.iter(&self.links).map(|number| self.at(number))
     }
 }

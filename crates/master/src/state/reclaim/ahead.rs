@@ -7,10 +7,7 @@ use mooncake_base::Moment;
 
 use super::{EvictionPass, GROUP_SLICE, Verdict};
 use crate::state::{
-    catalog::object::Flags,
-    ids::{KeyHash, ObjectSlot},
-    inventory::Inventory,
-    reclaim::{Reclaimer, eviction::EvictionPolicy},
+    catalog::object::Flags, ids::ObjectSlot, inventory::Inventory, reclaim::Reclaimer,
 };
 
 /// Objects examined or evicted ahead of need at a time.
@@ -125,8 +122,8 @@ impl Inventory {
                 self.evict_group(now, object);
             }
             Verdict::Wait(until) => self.catalog.park(object, until),
-            Verdict::Demote => self.catalog.queue.soft.insert(object, KeyHash::new(0)),
-            Verdict::Skip => self.catalog.put_back(object),
+            Verdict::Demote => self.catalog.demote(object),
+            Verdict::Skip | Verdict::Unfinished => self.catalog.put_back(object),
         }
         true
     }
@@ -229,7 +226,7 @@ impl Reclaimer<'_> {
         });
         let is_done = found.len() < RELEASED_SLICE;
         for object in found {
-            for member in self.inventory.catalog.eviction_group(object) {
+            for member in self.inventory.catalog.first_of_group(object) {
                 if !self.inventory.catalog.released.contains(member) {
                     let Inventory { log, catalog, .. } = &mut *self.inventory;
                     log.record_release(catalog, member);

@@ -78,6 +78,7 @@ impl Catalog {
         object.flags.set(Flags::PARKED, true);
         self.queue.parked_bytes += object.bytes();
         self.queue.parked.push(Reverse((until, slot, object.version)));
+        self.record_waiting(slot);
     }
 
     /// Returns parked objects whose protection has ended to the eviction order.

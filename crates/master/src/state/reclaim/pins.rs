@@ -3,16 +3,19 @@
 use std::time::Duration;
 
 use mooncake_base::Moment;
-use rustc_hash::FxHashMap;
 
 use crate::state::{
-    Effect, catalog::object::Flags, ids::ObjectSlot, inventory::Inventory,
-    reclaim::eviction::EvictionPolicy, timer::Timer,
+    Effect,
+    catalog::{object::Flags, split_map::SplitMap},
+    ids::ObjectSlot,
+    inventory::Inventory,
+    reclaim::eviction::EvictionPolicy,
+    timer::Timer,
 };
 
 /// Soft pins; few objects have one.
 #[derive(Debug, Default)]
-pub(in crate::state) struct Pins(FxHashMap<ObjectSlot, Pin>);
+pub(in crate::state) struct Pins(SplitMap<ObjectSlot, Pin>);
 
 #[derive(Debug, Clone, Copy)]
 struct Pin {
@@ -46,8 +49,11 @@ impl Inventory {
     pub(in crate::state) fn pin(&mut self, now: Moment, slot: ObjectSlot, ttl: Duration) {
         let until = now + ttl;
         let object = self.catalog.objects.at_mut(slot);
+        let (version, flags) = (object.version, object.flags);
         object.flags.set(Flags::SOFT_PINNED, true);
-        let version = object.version;
+        if flags.has(Flags::GROUPED) && !flags.has(Flags::SOFT_PINNED) {
+            self.catalog.groups.count_soft_pin(slot, true);
+        }
         if self.catalog.pins.0.insert(slot, Pin { until, ttl }).is_none() {
             self.timers.push(until, Timer::SoftPin(slot, version));
         }
@@ -65,18 +71,17 @@ impl Inventory {
         }
         self.catalog.pins.0.remove(&slot);
         self.catalog.objects.at_mut(slot).flags.set(Flags::SOFT_PINNED, false);
+        self.catalog.groups.count_soft_pin(slot, false);
         let object = self.catalog.objects.at(slot);
         self.log.effects.record(|| Effect::Pinned {
             object: self.catalog.objects.logged_name(object),
             pin: None,
         });
-        // Members of its group may have been demoted because of this pin.
-        let siblings = self.catalog.groups.members(slot).to_vec();
-        for member in siblings.into_iter().chain([slot]) {
-            if self.catalog.queue.soft.contains(member) {
-                self.catalog.queue.soft.remove(member);
-                self.catalog.enqueue(member);
-            }
+        if self.catalog.queue.soft.contains(slot) {
+            self.catalog.queue.soft.remove(slot);
+            self.catalog.enqueue(slot);
         }
+        // Members of its group may have been demoted because of this pin.
+        self.catalog.requeue_waiting(slot);
     }
 }

@@ -2,7 +2,6 @@
 //! memory needs no wait for the log when it is given away. Until then they are objects like others:
 //! readable, and at their place in the order of eviction.
 
-use rustc_hash::FxHashMap;
 use smallvec::{SmallVec, smallvec};
 
 use crate::state::{
@@ -10,16 +9,18 @@ use crate::state::{
     catalog::{
         Catalog,
         object::{Flags, Object},
+        split_map::SplitMap,
     },
     ids::ObjectSlot,
     inventory::Inventory,
     pool::Pool,
+    reclaim::GROUP_SLICE,
 };
 
 /// Objects whose release is recorded, but that were not evicted.
 #[derive(Debug, Default)]
 pub(in crate::state) struct ReleasedObjects {
-    by_object: FxHashMap<ObjectSlot, Release>,
+    by_object: SplitMap<ObjectSlot, Release>,
     bytes: u64,
 }
 
@@ -91,6 +92,8 @@ fn take_back_group(inventory: &mut Inventory, object: ObjectSlot) {
     let catalog = &inventory.catalog;
     let members: SmallVec<[ObjectSlot; 1]> = match catalog.groups.members(object) {
         [] => smallvec![object],
+        // Only small groups are released, and the member that joins one takes it back.
+        members if members.len() > GROUP_SLICE + 1 => smallvec![object],
         members => {
             let is_released = |&member: &ObjectSlot| catalog.released.contains(member);
             members.iter().copied().filter(is_released).collect()

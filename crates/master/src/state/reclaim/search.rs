@@ -37,8 +37,8 @@ pub(in crate::state) struct SearchId(u64);
 pub(in crate::state) struct Searches {
     by_id: FxHashMap<SearchId, Search>,
     last_id: u64,
-    /// Steps of all searches so far.
-    pub(super) steps: u64,
+    /// Steps of all searches, tasks and drain jobs so far.
+    pub(in crate::state) steps: u64,
     /// Use of the memory when a put was last refused.
     pub(in crate::state) refused: Option<RefusedUse>,
 }
@@ -280,6 +280,11 @@ impl Reclaimer<'_> {
                     VictimOutcome::Found => return self.count_found(search),
                     VictimOutcome::Exhausted => return Found::Nothing,
                     VictimOutcome::TooLong => return Found::Pending(Pending::Yield),
+                    VictimOutcome::Unfinished => {
+                        self.inventory.log.counters.evictions_attempted -= 1;
+                        search.is_order_tried = false;
+                        return Found::Pending(Pending::Yield);
+                    }
                 }
             }
             if self.searches.scans() >= SCANS_MAX {

@@ -5,9 +5,9 @@ use rustc_hash::FxHashMap;
 
 use super::{AllocRequest, EvictionPass, Verdict, search::Search};
 use crate::state::{
-    ids::{KeyHash, ObjectSlot, SegmentSlot},
+    ids::{ObjectSlot, SegmentSlot},
     pool::allocator::BlockId,
-    reclaim::{Reclaimer, eviction::EvictionPolicy},
+    reclaim::Reclaimer,
 };
 
 /// Steps of one search: objects taken from the order, and blocks looked at around them. About a
@@ -25,6 +25,8 @@ pub(super) enum VictimOutcome {
     Exhausted,
     /// The search took too many steps. The scan of the search goes on, if there is one.
     TooLong,
+    /// The group of the next victim takes more steps to examine. The next search goes on with it.
+    Unfinished,
 }
 
 /// A search for objects to evict.
@@ -145,12 +147,14 @@ impl Reclaimer<'_> {
             };
             match self.inventory.classify(now, object, pass, request.spared, &mut search.steps) {
                 Verdict::Wait(until) => self.inventory.catalog.park(object, until),
-                Verdict::Demote => {
-                    self.inventory.catalog.queue.soft.insert(object, KeyHash::new(0))
-                }
+                Verdict::Demote => self.inventory.catalog.demote(object),
                 Verdict::Skip => search.taken.push(object),
+                Verdict::Unfinished => {
+                    search.taken.push(object);
+                    return VictimOutcome::Unfinished;
+                }
                 Verdict::Evict => {
-                    let group = self.inventory.catalog.eviction_group(object);
+                    let group = self.inventory.catalog.first_of_group(object);
                     search.steps = search.steps.saturating_sub(group.len());
                     let is_passed_over = search.is_released_only && !self.are_released(&group);
                     if is_passed_over || !self.add_victims(search, &group, request, found) {

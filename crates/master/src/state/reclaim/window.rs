@@ -75,6 +75,14 @@ pub(in crate::state) struct Capture {
     fill: Fill,
 }
 
+/// Whether the object of a block may be evicted.
+enum Evictable {
+    Is(ObjectSlot),
+    IsNot,
+    /// Its group takes more steps to examine.
+    Unknown,
+}
+
 /// The end of one slice of an eviction.
 enum Filled {
     Done(BlockId),
@@ -278,7 +286,11 @@ impl Reclaimer<'_> {
             let allocator = &self.inventory.pool.segments.at(segment).allocator;
             let block = allocator.marked(at);
             let is_clear = allocator.is_block_free(block)
-                || self.evictable(now, pass, request, (segment, block), steps).is_some();
+                || match self.evictable(now, pass, request, (segment, block), steps) {
+                    Evictable::Is(_) => true,
+                    Evictable::IsNot => false,
+                    Evictable::Unknown => return false,
+                };
             let allocator = &mut self.inventory.pool.segments.at_mut(segment).allocator;
             if is_clear && allocator.window_fits(allocator.marked(first), block, request.length) {
                 present.fill = Some(Fill::default());
@@ -378,10 +390,11 @@ impl Reclaimer<'_> {
             }
             if !allocator.is_block_free(next) && !fill.captured.remove(&next) {
                 let place = (segment, next);
-                let victim = self.evictable(now, pass, request, place, steps);
-                if victim.is_none() {
-                    return Filled::Blocked(Some(next));
-                }
+                let victim = match self.evictable(now, pass, request, place, steps) {
+                    Evictable::Is(victim) => Some(victim),
+                    Evictable::IsNot => return Filled::Blocked(Some(next)),
+                    Evictable::Unknown => return Filled::TimeIsUp,
+                };
                 self.evict_captured(now, victim, (segment, first, next), (length, fill), steps);
                 if !fill.captured.remove(&next) {
                     return Filled::Blocked(Some(next));
@@ -440,8 +453,8 @@ impl Reclaimer<'_> {
         }
     }
 
-    /// Returns the object to evict for this block; `None` if it may not be evicted. Subtracts the
-    /// members of its group from `steps`.
+    /// Returns whether an object may be evicted for this block. Subtracts the members of its group
+    /// from `steps`.
     fn evictable(
         &mut self,
         now: Moment,
@@ -449,18 +462,23 @@ impl Reclaimer<'_> {
         request: &AllocRequest<'_>,
         (segment, block): (SegmentSlot, BlockId),
         steps: &mut usize,
-    ) -> Option<ObjectSlot> {
-        let owner =
-            ObjectSlot::new(self.inventory.pool.segments.at(segment).allocator.owner(block)?);
-        let object =
-            self.inventory.catalog.objects.get(owner).filter(|object| object.is_complete())?;
-        let mut replicas = object.replicas.iter();
+    ) -> Evictable {
+        let owner = self.inventory.pool.segments.at(segment).allocator.owner(block);
+        let Some(owner) = owner.map(ObjectSlot::new) else { return Evictable::IsNot };
+        let object = self.inventory.catalog.objects.get(owner).filter(|found| found.is_complete());
         // The owner is known from the start of the put, and may have other memory by now.
-        if !replicas.any(|replica| (replica.segment, replica.block) == (segment, block)) {
-            return None;
+        let is_here = object.is_some_and(|object| {
+            let mut replicas = object.replicas.iter();
+            replicas.any(|replica| (replica.segment, replica.block) == (segment, block))
+        });
+        if !is_here {
+            return Evictable::IsNot;
         }
-        let verdict = self.inventory.classify(now, owner, pass, request.spared, steps);
-        matches!(verdict, Verdict::Evict).then_some(owner)
+        match self.inventory.classify(now, owner, pass, request.spared, steps) {
+            Verdict::Evict => Evictable::Is(owner),
+            Verdict::Unfinished => Evictable::Unknown,
+            Verdict::Wait(_) | Verdict::Demote | Verdict::Skip => Evictable::IsNot,
+        }
     }
 }
 

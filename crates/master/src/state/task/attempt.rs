@@ -29,8 +29,10 @@ const RETRY_PAUSE: Duration = Duration::from_millis(250);
 const RETRY_PAUSE_MAX: Duration = Duration::from_secs(5);
 /// How often a task checks whether an absent segment has come back.
 const WAIT_PAUSE: Duration = Duration::from_millis(250);
-/// Slices of a search for memory that one attempt runs.
+/// Slices of searches for memory that one attempt runs, besides one for each replica.
 const TURNS_MAX: usize = 4;
+/// Steps that a slice of evictions for a quota counts.
+const ADMIT_STEPS: u64 = 1024;
 /// The maximum number of retries per object of a drain.
 const DRAIN_RETRIES_MAX: u32 = 3;
 
@@ -274,8 +276,7 @@ impl TaskCalls<'_> {
         }
         self.inventory.pool.segments.at_mut(source.segment).extend_busy(until);
         self.inventory.catalog.tenants.charge(tenant, length * placed.len() as u64);
-        self.inventory.catalog.objects.at_mut(slot).flags.set(Flags::BEING_COPIED, true);
-        self.inventory.catalog.copied.insert(slot, until);
+        self.inventory.catalog.protect_copied(slot, until);
         let is_whole = why.is_none();
         let targets = self.inventory.pool.places(version, length, &placed).to_vec();
         let source = *self.inventory.pool.places(version, length, &[source]).first()?;
@@ -304,12 +305,21 @@ impl TaskCalls<'_> {
         let (tenant, length) = (object.tenant, object.length);
         if kind == TaskKind::Copy {
             let need = length.saturating_mul(targets.len() as u64);
-            while !self.inventory.admit(now, tenant, need, Some(slot))? {}
+            let mut turns = TURNS_MAX;
+            while !self.inventory.admit(now, tenant, need, Some(slot))? {
+                turns -= 1;
+                self.searches.steps += ADMIT_STEPS;
+                if turns == 0 {
+                    // What was evicted stays so when the task is tried again.
+                    return Ok(Placed::Later);
+                }
+            }
         }
         let options = PutOptions::default();
         let mut placed = Vec::with_capacity(targets.len());
         let mut failure: Option<Error> = None;
         let mut is_pending = false;
+        let mut turns = TURNS_MAX;
         for target in targets {
             let request = AllocRequest {
                 length,
@@ -320,7 +330,7 @@ impl TaskCalls<'_> {
                 spared: Some(slot),
             };
             let outcome = match may_evict {
-                true => self.place_copy(now, &request),
+                true => self.place_copy(now, &request, &mut turns),
                 false => self.place_copy_in_free_memory(now, &request),
             };
             match outcome {
@@ -348,13 +358,19 @@ impl TaskCalls<'_> {
         }
     }
 
-    /// Allocates one replica; `None` if memory is still being freed for it.
-    fn place_copy(&mut self, now: Moment, request: &AllocRequest<'_>) -> Result<Option<Replicas>> {
+    /// Allocates one replica; `None` if memory is still being freed for it. Takes the slices of its
+    /// search but the first from `turns`.
+    fn place_copy(
+        &mut self,
+        now: Moment,
+        request: &AllocRequest<'_>,
+        turns: &mut usize,
+    ) -> Result<Option<Replicas>> {
         let mut search = None;
-        for _ in 0..TURNS_MAX {
+        loop {
             match self.reclaimer().allocate_copies(now, request, &mut search)? {
                 Allocation::Ready(found) => return Ok(Some(found)),
-                Allocation::Pending(Pending::Yield) => {}
+                Allocation::Pending(Pending::Yield) if *turns > 0 => *turns -= 1,
                 Allocation::Pending(_) => break,
             }
         }

@@ -143,10 +143,9 @@ fn await_confirmation(
 ) {
     let Some(task) = calls.tasks.get(id) else { return };
     let slot = task.subject.slot;
-    calls.inventory.catalog.objects.at_mut(slot).flags.set(Flags::BEING_COPIED, true);
     // The owner of the target is heard of before then, or has expired.
     let until = confirmation.since + calls.inventory.rules.client_ttl * 2;
-    calls.inventory.catalog.copied.insert(slot, until);
+    calls.inventory.catalog.protect_copied(slot, until);
     calls.tasks.begin_confirmation(id, confirmation);
     calls.set_task_timer(id, now + CONFIRM_PAUSE);
     if let Some(job) = calls.tasks.get(id).and_then(|task| task.job) {

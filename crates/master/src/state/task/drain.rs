@@ -18,7 +18,7 @@ use crate::state::{
     CallItem, Effect,
     catalog::object::Flags,
     ids::{ObjectSlot, SegmentSlot},
-    pool::segment::SegmentStatus,
+    pool::segment::{SegmentSet, SegmentStatus},
     random::Random,
     task::{TaskCalls, TaskKind, TaskSource, drain_goal, unknown_segment},
     timer::Timer,
@@ -35,6 +35,12 @@ const CONFIRMING_MAX: u32 = 4096;
 const CONCURRENCY_MAX: u32 = 1024;
 /// The pause between two slices of one pass, in which other calls can lock the state.
 const SLICE_PAUSE: Duration = Duration::from_millis(1);
+/// Steps that a segment of a job counts in each slice of the job: it is looked up.
+const SEGMENTS_PER_STEP: usize = 8;
+/// The number of segments up to which the progress of a job is logged with each move…
+const LOGGED_SEGMENTS_MAX: usize = 16;
+/// … and how often that of a larger one is.
+const LOG_PAUSE: Duration = Duration::from_secs(1);
 /// The pause between two passes.
 const PASS_PAUSE: Duration = Duration::from_millis(500);
 /// The maximum number of running jobs.
@@ -141,6 +147,8 @@ pub(in crate::state) struct Job {
     busy: FxHashSet<(ObjectSlot, u64)>,
     /// The item of a numbered call that created the job.
     item: Option<CallItem>,
+    /// When the job was last logged.
+    logged: Moment,
     view: JobView,
 }
 
@@ -287,23 +295,7 @@ impl TaskCalls<'_> {
         {
             return Ok(id);
         }
-        if new.segments.is_empty() {
-            return Err(Error::invalid("the job names no segments"));
-        }
-        if let Some(name) = new.targets.iter().find(|name| new.segments.contains(name)) {
-            let why = "a segment cannot be drained into itself";
-            return Err(Error::invalid(why).with("segment", name));
-        }
-        let mut slots = Vec::new();
-        for name in new.segments.iter().chain(new.targets) {
-            let named = self.inventory.pool.segments.named(name);
-            if named.is_empty() {
-                return Err(unknown_segment(name));
-            }
-            if new.segments.contains(name) {
-                slots.extend(named);
-            }
-        }
+        let mut slots = self.named_sources(&new)?;
         if let Some(error) = slots.iter().find_map(|&slot| self.busy_error(slot)) {
             return Err(error);
         }
@@ -327,6 +319,7 @@ impl TaskCalls<'_> {
             confirming: 0,
             busy: FxHashSet::default(),
             item,
+            logged: now,
             view: JobView {
                 id,
                 status: JobStatus::Created,
@@ -352,6 +345,30 @@ impl TaskCalls<'_> {
         self.log_job(id);
         self.schedule_job(id, now);
         Ok(id)
+    }
+
+    /// Returns the segments that a new job drains.
+    fn named_sources(&mut self, new: &NewJob<'_>) -> Result<Vec<SegmentSlot>> {
+        if new.segments.is_empty() {
+            return Err(Error::invalid("the job names no segments"));
+        }
+        let sources: FxHashSet<&str> = new.segments.iter().map(String::as_str).collect();
+        self.searches.steps += (new.segments.len() + new.targets.len()) as u64;
+        if let Some(name) = new.targets.iter().find(|name| sources.contains(name.as_str())) {
+            let why = "a segment cannot be drained into itself";
+            return Err(Error::invalid(why).with("segment", name));
+        }
+        let mut slots = Vec::new();
+        for name in new.segments.iter().chain(new.targets) {
+            let named = self.inventory.pool.segments.named(name);
+            if named.is_empty() {
+                return Err(unknown_segment(name));
+            }
+            if sources.contains(name.as_str()) {
+                slots.extend(named);
+            }
+        }
+        Ok(slots)
     }
 
     /// Cancels a job. Moves in progress are completed, and its segments accept objects again.
@@ -405,12 +422,17 @@ impl TaskCalls<'_> {
         self.advance_job(now, id);
     }
 
-    /// Schedules jobs that have capacity for more moves.
+    /// Goes on with jobs that have capacity for more moves, until their slices count as one.
+    /// The others go on with their timers.
     pub(in crate::state) fn advance_jobs(&mut self, now: Moment) {
+        let steps = self.searches.steps;
         for id in self.jobs.running.clone() {
             let job = self.jobs.running(id);
             if job.is_some_and(|job| job.concurrent_moves() < job.concurrency && job.cursor > 0) {
-                self.advance_job(now, id);
+                match self.searches.steps - steps < u64::from(SLICE) {
+                    true => self.advance_job(now, id),
+                    false => self.schedule_job(id, now),
+                }
             }
         }
     }
@@ -424,11 +446,12 @@ impl TaskCalls<'_> {
         };
         let (mut active, concurrency) = (job.concurrent_moves(), job.concurrency);
         let (start, mut found, mut blocked) = (job.cursor, 0, 0);
-        let sources = self.job_segments(id);
-        if sources.is_empty() {
+        let slots = self.job_segments(id);
+        if slots.is_empty() {
             let why = "the segments were unmounted before they were empty";
             return self.end_job(now, id, JobStatus::Failed, why);
         }
+        let sources = slots.iter().copied().collect();
         let end = start.saturating_add(SLICE).min(self.inventory.catalog.objects.slot_count());
         let is_stuck = self.is_stuck(id, &sources);
         let mut slot = start;
@@ -448,6 +471,7 @@ impl TaskCalls<'_> {
             }
             slot += 1;
         }
+        self.searches.steps += u64::from(slot - start) + (slots.len() / SEGMENTS_PER_STEP) as u64;
         let is_pass_over = slot == self.inventory.catalog.objects.slot_count();
         let Some(job) = self.jobs.running(id) else { return };
         (job.cursor, job.found) = (slot, job.found + found);
@@ -455,19 +479,19 @@ impl TaskCalls<'_> {
         if active >= concurrency {
             // The end of a task continues the job.
         } else if is_pass_over {
-            self.end_pass(now, id, &sources);
+            self.end_pass(now, id, &slots, &sources);
         } else {
             self.schedule_job(id, now + SLICE_PAUSE);
         }
     }
 
     /// Returns whether a job that has moved nothing has no segment to move objects to.
-    fn is_stuck(&self, id: JobId, sources: &[SegmentSlot]) -> bool {
+    fn is_stuck(&self, id: JobId, sources: &SegmentSet) -> bool {
         let job = &self.jobs.by_id[&id];
         let segments = &self.inventory.pool.segments;
         let takes = |slot: SegmentSlot| {
             let segment = segments.at(slot);
-            !sources.contains(&slot) && (segment.accepts_new() || segment.is_coming_back())
+            !sources.contains(slot) && (segment.accepts_new() || segment.is_coming_back())
         };
         let has_begun = job.view.active > 0 || job.view.succeeded > 0;
         let mut named = job.targets.iter().flat_map(|name| segments.named(name));
@@ -479,17 +503,17 @@ impl TaskCalls<'_> {
     }
 
     /// Returns whether another segment holds a readable replica of the object.
-    fn has_other_copy(&self, slot: ObjectSlot, sources: &[SegmentSlot]) -> bool {
+    fn has_other_copy(&self, slot: ObjectSlot, sources: &SegmentSet) -> bool {
         let object = self.inventory.catalog.objects.at(slot);
         let mut copies = self.inventory.pool.readable_copies(object);
-        copies.any(|copy| !sources.contains(&copy.segment))
+        copies.any(|copy| !sources.contains(copy.segment))
     }
 
-    fn check_object(&self, job: JobId, slot: ObjectSlot, sources: &[SegmentSlot]) -> DrainCheck {
+    fn check_object(&self, job: JobId, slot: ObjectSlot, sources: &SegmentSet) -> DrainCheck {
         let object = self.inventory.catalog.objects.get(slot).filter(|object| object.is_complete());
         let Some(object) = object else { return DrainCheck::Nothing };
         let mut copies = object.replicas.iter();
-        let source = copies.find(|copy| sources.contains(&copy.segment));
+        let source = copies.find(|copy| sources.contains(copy.segment));
         let Some(source) = source else { return DrainCheck::Nothing };
         let job = &self.jobs.by_id[&job];
         let segment = self.inventory.pool.segments.at(source.segment);
@@ -516,12 +540,10 @@ impl TaskCalls<'_> {
     }
 
     /// Ends a pass: the segments are empty, or another pass follows.
-    fn end_pass(&mut self, now: Moment, id: JobId, sources: &[SegmentSlot]) {
-        let is_written = sources
-            .iter()
-            .any(|&slot| self.inventory.pool.segments.at(slot).reserved().writing > 0);
-        let written = self.writes.iter().flat_map(|write| write.replicas.iter());
-        let written = written.filter(|copy| sources.contains(&copy.segment)).count() as u64;
+    fn end_pass(&mut self, now: Moment, id: JobId, slots: &[SegmentSlot], sources: &SegmentSet) {
+        let is_written =
+            slots.iter().any(|&slot| self.inventory.pool.segments.at(slot).reserved().writing > 0);
+        let written = slots.iter().map(|&slot| self.writes.count_in(slot) as u64).sum::<u64>();
         let Some(job) = self.jobs.running(id) else { return };
         job.view.blocked = job.blocked + written;
         let is_empty = job.found == 0 && job.view.active == 0 && !is_written;
@@ -534,12 +556,12 @@ impl TaskCalls<'_> {
             self.inventory.catalog.objects.get(**slot).is_some_and(|object| {
                 let copies = &object.replicas[..];
                 object.version == **version
-                    && copies.iter().any(|copy| sources.contains(&copy.segment))
+                    && copies.iter().any(|copy| sources.contains(copy.segment))
             })
         });
         match left.count() {
             0 => {
-                self.set_status(sources, SegmentStatus::Drained);
+                self.set_status(slots, SegmentStatus::Drained);
                 self.end_job(now, id, JobStatus::Succeeded, "the segments are empty");
             }
             left => {
@@ -577,7 +599,11 @@ impl TaskCalls<'_> {
                 job.given_up.insert(slot, version);
             }
         }
-        self.log_job(id);
+        // The record names all segments of the job.
+        if job.segments.len() <= LOGGED_SEGMENTS_MAX || (job.logged + LOG_PAUSE).has_passed(now) {
+            job.logged = now;
+            self.log_job(id);
+        }
         self.schedule_job(id, now);
     }
 

@@ -236,13 +236,18 @@ impl Tasks {
         oldest
     }
 
-    /// Removes a segment from all attempts. Returns how many bytes to uncharge from which tenant.
-    pub(super) fn forget_segment(&mut self, segment: SegmentSlot) -> Vec<(TenantIndex, u64)> {
+    /// Drops the replicas in segments that left the pool from all attempts. Returns how many bytes to
+    /// uncharge from which tenant.
+    pub(in super::super) fn forget_segments(
+        &mut self,
+        is_gone: impl Fn(SegmentSlot) -> bool,
+    ) -> Vec<(TenantIndex, u64)> {
         let mut freed = Vec::new();
-        let attempts = self.by_id.values_mut().filter_map(|task| task.attempt.as_mut());
-        for attempt in attempts {
+        for id in &self.running {
+            let Some(task) = self.by_id.get_mut(id) else { continue };
+            let Some(attempt) = &mut task.attempt else { continue };
             let before = attempt.placed.len();
-            attempt.placed.retain(|replica| replica.segment != segment);
+            attempt.placed.retain(|replica| !is_gone(replica.segment));
             let lost = (before - attempt.placed.len()) as u64;
             if lost > 0 {
                 attempt.is_whole = false;
@@ -345,7 +350,8 @@ impl Tasks {
 
     /// Returns the replicas being written.
     pub(in super::super) fn placed(&self) -> impl Iterator<Item = &Replica> {
-        let attempts = self.by_id.values().filter_map(|task| task.attempt.as_ref());
+        let running = self.running.iter().filter_map(|id| self.by_id.get(id));
+        let attempts = running.filter_map(|task| task.attempt.as_ref());
         attempts.flat_map(|attempt| &attempt.placed)
     }
 

@@ -408,7 +408,7 @@ fn avoided_peers_are_looked_up_per_segment_only_once() {
     pool.state.unmount(pool.now, A, SegmentId::from_bits(peers), Duration::ZERO).unwrap();
     assert_eq!(owner(&mut pool, &avoided[..1]).len(), 3);
     // Most segments are avoided: a put looks at each candidate once.
-    let before = pool.state.search_steps();
+    let before = pool.state.steps();
     let put_owner = pool.state.puts().put_owner(pool.now, A, &pool.tenant).unwrap();
     let put_owner = pool.state.puts().avoiding(put_owner, &avoided[..200]);
     let key = KeyRef::new(b"k").unwrap();
@@ -428,5 +428,5 @@ fn avoided_peers_are_looked_up_per_segment_only_once() {
     let now = pool.now;
     let step = pool.state.puts().put_step_hashed(now, &put_owner, hash, &put, &mut progress);
     assert!(matches!(step, Ok(PutStep::Started(_))), "{step:?}");
-    assert!(pool.state.search_steps() - before <= 8);
+    assert!(pool.state.steps() - before <= 8);
 }

@@ -28,19 +28,19 @@ fn crowd(mib: u64, length: u64, leased: u64) -> (Pool, u64) {
 /// Starts a put in slices. Returns the result, the number of calls and of steps.
 fn start_in_slices(pool: &mut Pool, key: &str, length: u64) -> (Result<Started>, u64, u64) {
     let mut progress = PutProgress::default();
-    let (mut calls, before) = (0, pool.state.search_steps());
+    let (mut calls, before) = (0, pool.state.steps());
     loop {
         calls += 1;
-        let steps = pool.state.search_steps();
+        let steps = pool.state.steps();
         let step = pool.step(key, length, &mut progress);
-        let taken = pool.state.search_steps() - steps;
+        let taken = pool.state.steps() - steps;
         assert!(taken <= STEPS_MAX, "one call took {taken} steps");
         let result = match step {
             Ok(PutStep::Started(started)) => Ok(started),
             Ok(PutStep::Pending(_)) => continue,
             Err(error) => Err(error),
         };
-        return (result, calls, pool.state.search_steps() - before);
+        return (result, calls, pool.state.steps() - before);
     }
 }
 
@@ -130,9 +130,9 @@ fn refusals_count_and_share_one_look_at_the_pool() {
         let _ = pool.locate(&format!("k{index}"), true, false);
     }
     let refuse = |pool: &mut Pool| {
-        let before = pool.state.search_steps();
+        let before = pool.state.steps();
         fails(pool.put("large", MIB), ErrorCode::NO_AVAILABLE_HANDLE);
-        pool.state.search_steps() - before
+        pool.state.steps() - before
     };
     while refuse(&mut pool) > 8 {}
     pool.now = pool.now + Duration::from_millis(200);
@@ -153,11 +153,11 @@ fn full_pool_is_not_tried_segment_by_segment() {
         pool.put(&format!("k{index}"), MIB).unwrap();
     }
     pool.put("first", MIB).unwrap();
-    let before = pool.state.search_steps();
+    let before = pool.state.steps();
     for index in 0..100 {
         pool.put(&format!("l{index}"), MIB).unwrap();
     }
-    let steps = pool.state.search_steps() - before;
+    let steps = pool.state.steps() - before;
     assert!(steps <= 100 * 16, "{steps} steps for 100 puts");
     // Freed memory and new segments are found.
     pool.remove("l99", true).unwrap();

@@ -25,6 +25,14 @@ impl SegmentSet {
     }
 }
 
+impl FromIterator<SegmentSlot> for SegmentSet {
+    fn from_iter<I: IntoIterator<Item = SegmentSlot>>(slots: I) -> Self {
+        let mut set = Self::default();
+        slots.into_iter().for_each(|slot| set.insert(slot));
+        set
+    }
+}
+
 fn place(segment: SegmentSlot) -> (usize, u64) {
     let index = segment.index();
     (index / u64::BITS as usize, 1 << (index % u64::BITS as usize))

@@ -194,6 +194,18 @@ impl Segments {
         self.mounted().filter(|(_, segment)| segment.is_claimed())
     }
 
+    /// Returns the mounted segments without unclaimed ones in so many slots from one on, and whether
+    /// there are more slots.
+    pub(in crate::state) fn claimed_in(
+        &self,
+        from: usize,
+        slots: usize,
+    ) -> (impl Iterator<Item = &Segment>, bool) {
+        let rest = self.slots.get(from..).unwrap_or_default();
+        let slice = &rest[..rest.len().min(slots)];
+        (slice.iter().flatten().filter(|it| it.is_mounted() && it.is_claimed()), rest.len() > slots)
+    }
+
     /// Returns the mounted segments.
     pub(in crate::state) fn mounted(&self) -> impl Iterator<Item = (SegmentSlot, &Segment)> {
         let numbered = self.slots.iter().enumerate();

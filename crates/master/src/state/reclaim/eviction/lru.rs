@@ -13,7 +13,7 @@ pub struct Lru {
 }
 
 impl Lru {
-    pub(in super::super) fn contains(&self, object: ObjectSlot) -> bool {
+    pub(in crate::state) fn contains(&self, object: ObjectSlot) -> bool {
         self.links.contains(object)
     }
 }

@@ -11,7 +11,7 @@ use crate::state::{
         effect::codec::{Reader, Writer},
         task_record::{Kind, read_moment, read_texts, write_moment, write_texts},
     },
-    pool::segment::SegmentStatus,
+    pool::segment::{SegmentSet, SegmentStatus},
     task::TaskCalls,
 };
 
@@ -96,6 +96,7 @@ impl TaskCalls<'_> {
             confirming: 0,
             busy: FxHashSet::default(),
             item: None,
+            logged: now,
             view: JobView {
                 id,
                 status,
@@ -149,10 +150,10 @@ impl TaskCalls<'_> {
             }
         }
         // Segments whose job is unknown accept objects again.
-        let drained: Vec<SegmentSlot> =
+        let drained: SegmentSet =
             self.jobs.running.iter().flat_map(|&id| self.job_segments(id)).collect();
         let draining = self.inventory.pool.segments.mounted().filter(|(slot, segment)| {
-            segment.status == SegmentStatus::Draining && !drained.contains(slot)
+            segment.status == SegmentStatus::Draining && !drained.contains(*slot)
         });
         let stray: Vec<SegmentSlot> = draining.map(|(slot, _)| slot).collect();
         self.set_status(&stray, SegmentStatus::Ok);
