@@ -75,7 +75,7 @@ pub struct MasterConfig {
     pub rpc_threads: usize,
     /// The older limit of threads, honoured when `rpc_threads` is 0.
     pub threads_max: Option<usize>,
-    /// The idle timeout of RPC connections; zero disables it.
+    /// The idle timeout of RPC connections; zero: none, but ten minutes for those of HTTP/2.
     pub rpc_idle_timeout: Duration,
     /// Sets `TCP_NODELAY` on RPC connections.
     pub is_tcp_nodelay: bool,

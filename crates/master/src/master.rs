@@ -25,6 +25,7 @@ use crate::{
         connection::ServerContext,
         dedicated_thread::DEDICATED_THREADS_MAX,
         listen::{self, CONNECTIONS_MAX},
+        unproven::ConnectionPermits,
     },
 };
 
@@ -230,7 +231,7 @@ fn server_context(config: &MasterConfig, master: &Master, unix_name: Arc<str>) -
         kill: master.kill.clone(),
         tasks: master.tasks.clone(),
         admission,
-        permits: Arc::new(Semaphore::new(connections_max(CONNECTIONS_MAX, limit()))),
+        permits: ConnectionPermits::new(connections_max(CONNECTIONS_MAX, limit())),
         dedicated_threads: Arc::new(Semaphore::new(DEDICATED_THREADS_MAX)),
     }
 }

@@ -30,6 +30,7 @@ pub mod slow_log;
 mod state_guard;
 mod tasks;
 mod traffic;
+pub mod unproven;
 mod wire;
 
 use std::{
@@ -133,6 +134,7 @@ impl Service {
     /// failure. If there is a log, all changes are in the log before this returns. Like
     /// [`answer`](Self::answer), does not wait for owners that have not come back after a restart.
     pub fn dispatch(&self, request: v1::Request, origin: &Origin) -> v1::Response {
+        self.record_arrival(request.call.as_ref(), origin);
         let (response, position) = self.execute_logged(request, origin);
         if let Some(journal) = self.shared.journal() {
             journal.wait_durable(position);
@@ -161,7 +163,7 @@ impl Service {
     fn execute(&self, request: v1::Request, origin: &Origin) -> v1::Response {
         use request::Call;
         use response::Call as Answer;
-        let pending = self.begin_call(&request, origin);
+        let pending = self.begin_call(&request);
         let (clients, objects) = (&self.clients, &self.objects);
         let answer = match request.call {
             Some(Call::Register(r)) => clients.register(&r, origin).map(Answer::Register),
@@ -213,10 +215,8 @@ impl Service {
         }
     }
 
-    /// Does what precedes every call: its client lives, the fences that it returns are released, and
-    /// its time is taken.
-    fn begin_call(&self, request: &v1::Request, origin: &Origin) -> Option<PendingCall> {
-        self.clients.record_call(request.call.as_ref(), origin);
+    /// Does what precedes every call: the fences that it returns are released, and its time is taken.
+    fn begin_call(&self, request: &v1::Request) -> Option<PendingCall> {
         if !request.released_fences.is_empty() {
             self.objects.release_fences(&request.released_fences);
         }
@@ -285,7 +285,7 @@ impl Service {
         Ok(())
     }
 
-    /// Records that a client calls, before the call waits for anything.
+    /// Records that a client calls: once for each call, before the call waits for anything.
     pub(crate) fn record_arrival(&self, call: Option<&request::Call>, origin: &Origin) {
         self.clients.record_call(call, origin);
     }
@@ -343,6 +343,16 @@ impl Service {
     /// Records that a client was refused because of its token.
     pub(crate) fn record_refusal(&self, error: &Error) {
         self.clients.record_refusal(error);
+    }
+
+    /// Records that a connection ended for a newer one before its peer had shown that it may call.
+    pub(crate) fn record_displaced(&self) {
+        self.clients.record_displaced();
+    }
+
+    /// Records that a client was refused because there are too many connections.
+    pub(crate) fn record_excess(&self) {
+        self.clients.record_excess();
     }
 
     /// Opens the session of a new connection.

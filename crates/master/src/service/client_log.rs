@@ -3,6 +3,10 @@
 use std::time::Duration;
 
 use mooncake_base::{Error, Moment, sync::Mutex};
+use mooncake_os::rlimit::limit;
+
+use super::listen::CONNECTIONS_MAX;
+use crate::rlimit::connections_max;
 
 /// The shortest time between two lines of one kind.
 const PAUSE: Duration = Duration::from_secs(60);
@@ -11,6 +15,8 @@ const PAUSE: Duration = Duration::from_secs(60);
 #[derive(Debug, Default)]
 pub(super) struct ClientLog {
     refusals: Limiter,
+    displaced: Limiter,
+    excess: Limiter,
     other_logs: Limiter,
 }
 
@@ -19,6 +25,31 @@ impl ClientLog {
     pub(super) fn refused(&self, now: Moment, error: &Error) {
         if let Some(count) = self.refusals.record(now) {
             tracing::warn!(%error, count, "refused a client: it does not show the token of this master");
+        }
+    }
+
+    /// Logs that a connection ended for a newer one before its peer had shown that it may call.
+    pub(super) fn displaced(&self, now: Moment) {
+        if let Some(count) = self.displaced.record(now) {
+            tracing::warn!(
+                count,
+                "too many connections whose peers have not shown yet that they may call: the oldest \
+                 ended for newer ones"
+            );
+        }
+    }
+
+    /// Logs that a client was refused because there are too many connections.
+    pub(super) fn too_many(&self, now: Moment) {
+        let descriptors = limit();
+        if let Some(count) = self.excess.record(now) {
+            tracing::warn!(
+                count,
+                limit = connections_max(CONNECTIONS_MAX, descriptors),
+                descriptors,
+                "too many connections, some were refused; where descriptors are few, raise the hard \
+                 limit (ulimit -Hn)"
+            );
         }
     }
 

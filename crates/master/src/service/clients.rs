@@ -91,6 +91,9 @@ impl ClientService {
 
     /// Records that a client calls, which shows that it lives: one that was suspect is alive again.
     pub(super) fn record_call(&self, call: Option<&Call>, origin: &Origin) {
+        if !origin.has_session() {
+            return;
+        }
         let Some(caller) = call.and_then(Call::caller) else { return };
         let (shared, interval) = (&self.shared, self.heartbeat_interval);
         let Some(sign) = self.sessions.record_call(&caller.client, origin, shared.now(), interval)
@@ -159,6 +162,16 @@ impl ClientService {
     /// Records that a client was refused because of its token.
     pub(super) fn record_refusal(&self, error: &Error) {
         self.log.refused(self.shared.now(), error);
+    }
+
+    /// Records that a connection ended for a newer one before its peer had shown that it may call.
+    pub(super) fn record_displaced(&self) {
+        self.log.displaced(self.shared.now());
+    }
+
+    /// Records that a client was refused because there are too many connections.
+    pub(super) fn record_excess(&self) {
+        self.log.too_many(self.shared.now());
     }
 
     pub(super) fn register(

@@ -4,21 +4,34 @@ use std::{
     io,
     net::SocketAddr,
     pin::Pin,
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
     task::{Context, Poll},
     time::Duration,
 };
 
 use bytes::{Buf, BytesMut};
-use mooncake_base::Token;
+use mooncake_base::{Token, sync::Mutex};
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
     net::TcpStream,
-    sync::{OwnedSemaphorePermit, Semaphore},
+    sync::Semaphore,
+    time::{Instant, Sleep},
 };
-use tokio_util::{sync::CancellationToken, task::TaskTracker};
+use tokio_util::{
+    sync::{CancellationToken, WaitForCancellationFutureOwned},
+    task::TaskTracker,
+};
 
-use super::{Admission, Origin, Service};
+use super::{
+    Admission, Origin, Service,
+    unproven::{ConnectionPermits, ConnectionPlace},
+};
+
+/// The time after which an HTTP/2 connection without calls is closed, unless an option sets another.
+const GRPC_IDLE: Duration = Duration::from_secs(600);
 
 /// The context shared by all connections of a server.
 #[derive(Debug, Clone)]
@@ -31,7 +44,8 @@ pub struct ServerContext {
     pub token: Option<Token>,
     /// Sets `TCP_NODELAY`.
     pub is_nodelay: bool,
-    /// The idle timeout after which a native connection is closed.
+    /// The idle timeout after which a connection is closed; one of HTTP/2 has a timeout without it,
+    /// too.
     pub idle: Option<Duration>,
     /// Asks connections to end after the calls they have received.
     pub stop: CancellationToken,
@@ -42,7 +56,7 @@ pub struct ServerContext {
     /// Admission control over all connections.
     pub admission: Admission,
     /// One permit per connection.
-    pub permits: Arc<Semaphore>,
+    pub permits: ConnectionPermits,
     /// One permit per connection that is served by a dedicated thread.
     pub dedicated_threads: Arc<Semaphore>,
 }
@@ -61,16 +75,31 @@ impl ServerContext {
             kill: CancellationToken::new(),
             tasks: TaskTracker::new(),
             admission: Admission::new(2),
-            permits: Arc::new(Semaphore::new(8)),
+            permits: ConnectionPermits::with(8, 8),
             dedicated_threads: Arc::new(Semaphore::new(dedicated_threads)),
         }
     }
 
-    /// Spawns a connection task that `kill` ends.
-    pub(super) fn spawn(&self, connection: impl Future<Output = ()> + Send + 'static) {
+    /// Spawns a task that `kill` ends.
+    pub(super) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
         let kill = self.kill.clone();
         self.tasks.spawn(async move {
-            kill.run_until_cancelled(connection).await;
+            kill.run_until_cancelled(task).await;
+        });
+    }
+
+    /// Spawns the task of a connection, which ends when a newer one takes its place.
+    pub(super) fn spawn_connection(
+        &self,
+        place: &ConnectionPlace,
+        connection: impl Future<Output = ()> + Send + 'static,
+    ) {
+        let displaced = place.displaced().clone();
+        let service = self.service.clone();
+        self.spawn(async move {
+            if displaced.run_until_cancelled(connection).await.is_none() {
+                service.record_displaced();
+            }
         });
     }
 }
@@ -104,22 +133,18 @@ pub(super) struct Connection {
     is_direct: bool,
     /// The master stops.
     stop: CancellationToken,
-    _permit: OwnedSemaphorePermit,
+    pub(super) place: Arc<ConnectionPlace>,
 }
 
 impl Connection {
     /// Opens the session of an accepted connection.
-    pub(super) fn new(
-        context: &ServerContext,
-        is_local: bool,
-        peer: Option<SocketAddr>,
-        permit: OwnedSemaphorePermit,
-    ) -> Self {
+    pub(super) fn new(context: &ServerContext, is_local: bool, peer: Option<SocketAddr>) -> Self {
         let origin = context.service.open_session(is_local);
         let service = context.service.clone();
         let stop = context.stop.clone();
         let (end, is_direct) = (ConnectionEnd::Unknown, peer.is_none());
-        Self { service, origin, end, peer, is_direct, stop, _permit: permit }
+        let place = Arc::new(context.permits.take_in());
+        Self { service, origin, end, peer, is_direct, stop, place }
     }
 
     /// Records the address that the caller has at its own end of the connection; empty in all calls
@@ -170,26 +195,99 @@ impl Drop for Connection {
     }
 }
 
-/// A TCP stream for gRPC that first yields the bytes read while sniffing the protocol.
+/// A TCP stream for gRPC that first yields the bytes read while sniffing the protocol. It ends when it
+/// was idle for too long, or when a newer connection takes its place.
 #[derive(Debug)]
 pub(super) struct GrpcStream {
     prefix: BytesMut,
     stream: TcpStream,
+    peer: GrpcPeer,
     connection: Connection,
+    idle: Duration,
+    /// When to look whether it is idle.
+    idle_check: Pin<Box<Sleep>>,
+    displaced: Pin<Box<WaitForCancellationFutureOwned>>,
+}
+
+/// The caller of a gRPC connection, as its calls find it.
+#[derive(Debug, Clone)]
+pub(super) struct GrpcPeer {
+    pub(super) origin: Origin,
+    pub(super) place: Arc<ConnectionPlace>,
+    calls: Arc<CallActivity>,
+}
+
+/// How busy a connection is.
+#[derive(Debug)]
+struct CallActivity {
+    running: AtomicUsize,
+    /// When a call began or ended last.
+    last: Mutex<Instant>,
+}
+
+/// A call in progress. Dropped when it is answered or given up.
+#[derive(Debug)]
+pub(super) struct GrpcCall(Arc<CallActivity>);
+
+impl GrpcPeer {
+    /// Records that a call begins.
+    pub(super) fn begin_call(&self) -> Arc<GrpcCall> {
+        self.calls.running.fetch_add(1, Ordering::AcqRel);
+        *self.calls.last.lock() = Instant::now();
+        Arc::new(GrpcCall(self.calls.clone()))
+    }
+}
+
+impl Drop for GrpcCall {
+    fn drop(&mut self) {
+        *self.0.last.lock() = Instant::now();
+        self.0.running.fetch_sub(1, Ordering::AcqRel);
+    }
 }
 
 impl GrpcStream {
     /// Wraps a stream whose first bytes, `prefix`, have already been read.
-    pub(super) fn new(prefix: BytesMut, stream: TcpStream, connection: Connection) -> Self {
-        Self { prefix, stream, connection }
+    pub(super) fn new(
+        prefix: BytesMut,
+        stream: TcpStream,
+        connection: Connection,
+        idle: Option<Duration>,
+    ) -> Self {
+        let idle = idle.unwrap_or(GRPC_IDLE);
+        let last = Mutex::new(Instant::now());
+        let calls = Arc::new(CallActivity { running: AtomicUsize::new(0), last });
+        let (origin, place) = (connection.origin.clone(), connection.place.clone());
+        let displaced = Box::pin(place.displaced().clone().cancelled_owned());
+        let idle_check = Box::pin(tokio::time::sleep(idle));
+        let peer = GrpcPeer { origin, place, calls };
+        Self { prefix, stream, peer, connection, idle, idle_check, displaced }
+    }
+
+    /// Returns whether the master ends the connection now.
+    fn poll_end(&mut self, context: &mut Context<'_>) -> bool {
+        if self.displaced.as_mut().poll(context).is_ready() {
+            self.connection.service.record_displaced();
+            return true;
+        }
+        while self.idle_check.as_mut().poll(context).is_ready() {
+            let (last, now) = (*self.peer.calls.last.lock(), Instant::now());
+            let is_busy = self.peer.calls.running.load(Ordering::Acquire) > 0;
+            if !is_busy && last + self.idle <= now {
+                self.connection.end_idle();
+                return true;
+            }
+            let next = if is_busy { now } else { last };
+            self.idle_check.as_mut().reset(next + self.idle);
+        }
+        false
     }
 }
 
 impl tonic::transport::server::Connected for GrpcStream {
-    type ConnectInfo = Origin;
+    type ConnectInfo = GrpcPeer;
 
-    fn connect_info(&self) -> Origin {
-        self.connection.origin.clone()
+    fn connect_info(&self) -> GrpcPeer {
+        self.peer.clone()
     }
 }
 
@@ -199,6 +297,10 @@ impl AsyncRead for GrpcStream {
         context: &mut Context<'_>,
         into: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
+        if self.poll_end(context) {
+            // As if the peer had closed it.
+            return Poll::Ready(Ok(()));
+        }
         if self.prefix.is_empty() {
             let before = into.filled().len();
             let read = Pin::new(&mut self.stream).poll_read(context, into);
@@ -256,9 +358,8 @@ mod tests {
     fn end_of(peer: Option<&str>, said: &str) -> ConnectionEnd {
         let service = Arc::new(Service::new(Rules::default(), SystemClock::shared()));
         let context = ServerContext::for_tests(service, 0);
-        let permit = context.permits.clone().try_acquire_owned().unwrap();
         let peer = peer.map(|peer| peer.parse().unwrap());
-        let mut connection = Connection::new(&context, false, peer, permit);
+        let mut connection = Connection::new(&context, false, peer);
         connection.record_caller_address(said);
         connection.record_caller_address("");
         connection.record_read(&Ok(0));

@@ -63,17 +63,41 @@ impl Service {
         permit: impl Sized,
         thread: AnsweringThread,
     ) -> v1::Response {
-        let (response, position) = if request.call.as_ref().is_some_and(admission::is_large) {
+        self.record_arrival(request.call.as_ref(), origin);
+        let executed = self.execute_for(request, origin, permit).await;
+        self.answer_from_log(executed, thread).await
+    }
+
+    /// Executes a call whose arrival is recorded, like [`answer`](Self::answer). Returns its answer with
+    /// the log position that the answer waits for.
+    pub(super) async fn execute_for(
+        self: &Arc<Self>,
+        request: v1::Request,
+        origin: &Origin,
+        permit: impl Sized,
+    ) -> (v1::Response, u64) {
+        let executed = if request.call.as_ref().is_some_and(admission::is_large) {
             let (service, origin) = (Arc::clone(self), origin.clone());
             let executed =
                 tokio::task::spawn_blocking(move || service.execute_logged(request, &origin)).await;
             executed.unwrap_or_else(|source| (refusal(&panicked().caused_by(source)), 0))
         } else if matches!(request.call, Some(Call::PutStart(_))) {
-            self.answer_put_start(request, origin).await
+            self.answer_put_start(request).await
         } else {
             self.execute_logged(request, origin)
         };
         drop(permit);
+        executed
+    }
+
+    /// Waits until an answer may be given.
+    ///
+    /// Cancel-safe.
+    pub(super) async fn answer_from_log(
+        &self,
+        (response, position): (v1::Response, u64),
+        thread: AnsweringThread,
+    ) -> v1::Response {
         match (self.shared.journal(), thread) {
             (None, _) => {}
             (Some(journal), AnsweringThread::Runtime) => journal.durable(position).await,
@@ -85,11 +109,11 @@ impl Service {
 
     /// Executes a call that starts puts. It waits for memory on a thread of its own. Returns the log
     /// position that its answer waits for, too.
-    async fn answer_put_start(&self, request: v1::Request, origin: &Origin) -> (v1::Response, u64) {
+    async fn answer_put_start(&self, request: v1::Request) -> (v1::Response, u64) {
         if let Some(error) = self.shared.fatal().refusal() {
             return (refusal(&error), 0);
         }
-        let pending = self.begin_call(&request, origin);
+        let pending = self.begin_call(&request);
         let (answer, position) = match request.call {
             Some(Call::PutStart(r)) => self.objects.put_start_in_parts(r).await,
             _ => (Err(Error::internal("not a call that starts puts")), 0),

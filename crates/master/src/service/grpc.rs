@@ -17,7 +17,10 @@ use tokio_util::sync::CancellationToken;
 use tonic::{Code, Status, service::interceptor::InterceptedService, transport::Server};
 
 use self::request_budget::BudgetedRequests;
-use super::{Admission, AnsweringThread, Origin, Service, connection::GrpcStream};
+use super::{
+    Admission, AnsweringThread, Service,
+    connection::{GrpcCall, GrpcPeer, GrpcStream},
+};
 
 /// The interval of HTTP/2 keepalive probes.
 const KEEPALIVE: Duration = Duration::from_secs(30);
@@ -48,10 +51,20 @@ pub(super) async fn serve(
         .build_v1();
     let own = Arc::clone(&service);
     let check_token = move |request| {
-        check_token(token.as_ref(), request).map_err(|error| {
+        let mut request = check_token(token.as_ref(), request).map_err(|error| {
             own.record_refusal(&error);
             status(&error)
-        })
+        })?;
+        if let Some(peer) = request.extensions().get::<GrpcPeer>() {
+            if let Err(error) = peer.place.prove() {
+                own.record_excess();
+                return Err(Status::resource_exhausted(status(&error).message()));
+            }
+            // Dropped with the request.
+            let call = peer.begin_call();
+            request.extensions_mut().insert(call);
+        }
+        Ok(request)
     };
     let reflection = match reflection {
         Ok(reflection) => Some(InterceptedService::new(reflection, check_token.clone())),
@@ -114,14 +127,17 @@ impl GrpcService {
         wrap: fn(Q) -> request::Call,
         unwrap: fn(response::Call) -> Option<R>,
     ) -> Result<tonic::Response<R>, Status> {
-        let origin = request.extensions().get::<Origin>().cloned();
+        let peer = request.extensions().get::<GrpcPeer>().cloned();
+        let _running = request.extensions().get::<Arc<GrpcCall>>().cloned();
+        let origin = peer.map(|peer| peer.origin);
         let origin = origin.unwrap_or_else(|| self.service.open_session(false));
         let call = Some(wrap(request.into_inner()));
         self.service.record_arrival(call.as_ref(), &origin);
         self.service.wait_for_owners(call.as_ref()).await;
         let permit = self.admission.admit(call.as_ref()).await.map_err(|error| status(&error))?;
         let request = v1::Request { call, ..Default::default() };
-        let answer = self.service.answer(request, &origin, permit, AnsweringThread::Runtime).await;
+        let executed = self.service.execute_for(request, &origin, permit).await;
+        let answer = self.service.answer_from_log(executed, AnsweringThread::Runtime).await;
         match answer.call {
             Some(response::Call::Failure(failure)) => Err(status(&Error::from(&failure))),
             Some(call) => unwrap(call).map(tonic::Response::new).ok_or_else(mismatch),

@@ -1,10 +1,9 @@
 //! The listeners: accept connections, detect the protocol from the first bytes, and dispatch. A
 //! connection that sends nothing, or no known protocol, is dropped.
 
-use std::{fmt::Display, io, net::SocketAddr, time::Duration};
+use std::{io, net::SocketAddr, time::Duration};
 
 use bytes::BytesMut;
-use mooncake_os::rlimit::limit;
 use mooncake_proto::native_frame::MAGIC;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
@@ -18,7 +17,6 @@ use super::{
     connection::{Connection, GrpcStream, ServerContext},
     grpc, native,
 };
-use crate::rlimit::connections_max;
 
 /// The maximum number of connections at a time, over all protocols.
 pub const CONNECTIONS_MAX: usize = 65_536;
@@ -56,14 +54,11 @@ pub async fn serve_tcp(listener: TcpListener, context: ServerContext) {
                 continue;
             }
         };
-        let Ok(permit) = context.permits.clone().try_acquire_owned() else {
-            log_refusal(&peer);
-            continue;
-        };
         set_socket_options(&stream, context.is_nodelay);
-        let connection = Connection::new(&context, is_local(&stream, peer), Some(peer), permit);
-        let (to_grpc, inner) = (to_grpc.clone(), context.clone());
-        context.spawn(async move { route(stream, connection, inner, to_grpc).await });
+        let connection = Connection::new(&context, is_local(&stream, peer), Some(peer));
+        let (place, to_grpc, inner) = (connection.place.clone(), to_grpc.clone(), context.clone());
+        let routed = async move { route(stream, connection, inner, to_grpc).await };
+        context.spawn_connection(&place, routed);
     }
 }
 
@@ -77,13 +72,9 @@ pub async fn serve_unix(listener: UnixListener, context: ServerContext) {
                 continue;
             }
         };
-        let Ok(permit) = context.permits.clone().try_acquire_owned() else {
-            log_refusal(&"the Unix socket");
-            continue;
-        };
-        let connection = Connection::new(&context, true, None, permit);
-        let inner = context.clone();
-        context.spawn(native::serve_local(stream, connection, inner));
+        let connection = Connection::new(&context, true, None);
+        let (place, inner) = (connection.place.clone(), context.clone());
+        context.spawn_connection(&place, native::serve_local(stream, connection, inner));
     }
 }
 
@@ -124,7 +115,8 @@ async fn route(
         Some(Protocol::Native) => native::serve(stream, prefix, connection, context).await,
         Some(Protocol::Grpc) => {
             // The receiver ends with the master. Then the stream is dropped, which closes it.
-            let _ = to_grpc.send(Ok(GrpcStream::new(prefix, stream, connection))).await;
+            let stream = GrpcStream::new(prefix, stream, connection, context.idle);
+            let _ = to_grpc.send(Ok(stream)).await;
         }
         Some(Protocol::Http) => {
             let _ = timeout(HTTP_DEADLINE, answer_http(stream, prefix, &context.service)).await;
@@ -209,17 +201,6 @@ fn set_socket_options(stream: &TcpStream, is_nodelay: bool) {
 fn is_local(stream: &TcpStream, peer: SocketAddr) -> bool {
     let peer = peer.ip().to_canonical();
     peer.is_loopback() || stream.local_addr().is_ok_and(|own| own.ip().to_canonical() == peer)
-}
-
-fn log_refusal(peer: &dyn Display) {
-    let descriptors = limit();
-    tracing::warn!(
-        %peer,
-        limit = connections_max(CONNECTIONS_MAX, descriptors),
-        descriptors,
-        "too many connections, one is refused; where descriptors are few, raise the hard limit \
-         (ulimit -Hn)"
-    );
 }
 
 async fn pause_accepting(error: &io::Error) {

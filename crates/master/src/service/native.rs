@@ -42,6 +42,9 @@ const YIELD_AFTER: u32 = 64;
 /// A buffer that grew beyond this size is freed once it is empty.
 const KEPT_BYTES_MAX: usize = 1 << 20;
 
+/// The bytes of later calls that are read while a call waits.
+const READ_AHEAD_MAX: usize = 64 * 1024;
+
 /// The initial size of the read buffer.
 const READ_BYTES: usize = 8 * 1024;
 
@@ -179,8 +182,14 @@ impl<S: AsyncRead + AsyncWrite + Unpin> ConnectionDriver<S> {
         checked?;
         match challenge {
             Some((token, challenge)) => self.prove(&token, challenge).await,
-            None => Ok(true),
+            None => self.take_place().map(|()| true),
         }
+    }
+
+    /// Takes a place among the connections of clients.
+    fn take_place(&self) -> Result<()> {
+        let taken = self.connection.place.prove();
+        taken.inspect_err(|_| self.context.service.record_excess())
     }
 
     /// Returns the greeting that names the master.
@@ -209,6 +218,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> ConnectionDriver<S> {
         let knows_tokens = proof != ClientProof::default();
         match challenge.check(token, &proof) {
             Ok(exchange) => {
+                self.take_place()?;
                 let mut ours = self.full_greeting();
                 exchange.seal(token, &mut ours);
                 self.send(&ours).await?;
@@ -240,7 +250,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> ConnectionDriver<S> {
         while self.admit_next_frame().await? {
             let answer = match native_frame::decode::<v1::Request>(&mut self.input, FRAME_BYTES_MAX)
             {
-                Ok(Some(request)) => match self.answer(request).await {
+                Ok(Some(request)) => match self.answer(request).await? {
                     Some(answer) => answer,
                     None => {
                         self.is_abandoned = true;
@@ -269,23 +279,41 @@ impl<S: AsyncRead + AsyncWrite + Unpin> ConnectionDriver<S> {
 
     /// Answers a call. Returns `None` if the master stops while the call waits to begin: its client
     /// makes it again, at the next master.
-    async fn answer(&mut self, request: v1::Request) -> Option<v1::Response> {
+    ///
+    /// # Errors
+    /// The peer hung up while the call waited, to begin or for the log. The connection gives back what
+    /// it holds at once: a disk that hangs must not keep it for clients that are gone.
+    async fn answer(&mut self, request: v1::Request) -> Result<Option<v1::Response>> {
         self.connection.record_caller_address(&request.caller_address);
-        let waited = tokio::select! {
-            biased;
-            waited = self.context.service.wait_before(&request, &self.connection.origin) => waited,
-            () = self.context.stop.cancelled() => return None,
+        let Self { stream, input, connection, context, thread, .. } = self;
+        let (service, origin) = (&context.service, &connection.origin);
+        let begin = async {
+            service.wait_before(&request, origin).await?;
+            context.admission.admit(request.call.as_ref()).await
         };
-        if let Err(error) = waited {
-            return Some(refusal(&error));
-        }
-        Some(match self.context.admission.admit(request.call.as_ref()).await {
-            Ok(permit) => {
-                let origin = &self.connection.origin;
-                self.context.service.answer(request, origin, permit, self.thread).await
+        let begun = tokio::select! {
+            biased;
+            begun = begin => begun,
+            () = context.stop.cancelled() => return Ok(None),
+            read = hang_up(stream, input, *thread) => {
+                connection.record_read(&read);
+                return Err(hung_up());
             }
-            Err(error) => refusal(&error),
-        })
+        };
+        let permit = match begun {
+            Ok(permit) => permit,
+            Err(error) => return Ok(Some(refusal(&error))),
+        };
+        // A call that has begun is not given up: it may run on a thread of its own.
+        let executed = service.execute_for(request, origin, permit).await;
+        tokio::select! {
+            biased;
+            answer = service.answer_from_log(executed, *thread) => Ok(Some(answer)),
+            read = hang_up(stream, input, *thread) => {
+                connection.record_read(&read);
+                Err(hung_up())
+            }
+        }
     }
 
     /// Acquires an admission permit for the frame at the start of the buffer. A frame without a
@@ -371,6 +399,29 @@ impl<S: AsyncRead + AsyncWrite + Unpin> ConnectionDriver<S> {
         }
         Ok(())
     }
+}
+
+/// Waits until the peer closes its end of the connection. What it sends meanwhile is kept for later,
+/// up to a limit beyond which the end is not seen. A dedicated thread does not see it either: its reads
+/// block.
+async fn hang_up<S: AsyncRead + Unpin>(
+    stream: &mut S,
+    input: &mut BytesMut,
+    thread: AnsweringThread,
+) -> io::Result<usize> {
+    while thread == AnsweringThread::Runtime && input.len() < READ_AHEAD_MAX {
+        input.reserve(READ_BYTES);
+        match stream.read_buf(input).await {
+            Ok(0) => return Ok(0),
+            Ok(_) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    std::future::pending().await
+}
+
+fn hung_up() -> Error {
+    Error::new(ErrorCode::RPC_FAIL, "the peer hung up before its call was answered")
 }
 
 fn refusal(error: &Error) -> v1::Response {

@@ -30,6 +30,11 @@ impl Origin {
         Self { is_local: true, session: None }
     }
 
+    /// Returns whether the caller has a connection.
+    pub(super) fn has_session(&self) -> bool {
+        self.session.is_some()
+    }
+
     /// Returns whether the caller runs on the master's host.
     pub fn is_local(&self) -> bool {
         self.is_local

@@ -1,6 +1,7 @@
 //! Property tests: arbitrary calls never panic the service. Unit tests of dispatch.
 
 mod columns;
+mod connections;
 mod failed_log;
 mod fuzz;
 mod hanging_disk;

@@ -39,8 +39,7 @@ fn context(dedicated_threads: usize) -> ServerContext {
 
 async fn connect(context: &ServerContext) -> Served {
     let (near, far) = UnixStream::pair().unwrap();
-    let permit = context.permits.clone().try_acquire_owned().unwrap();
-    let connection = super::super::connection::Connection::new(context, true, None, permit);
+    let connection = super::super::connection::Connection::new(context, true, None);
     context.spawn(serve_local(far, connection, context.clone()));
     let mut served = Served { stream: near, input: BytesMut::new(), context: context.clone() };
     served.stream.write_all(&native_frame::client_greeting()).await.unwrap();
@@ -223,7 +222,7 @@ async fn closed_connection_frees_thread_and_session() {
     drop(served);
     wait_for_free_threads(&context, 1).await;
     let gone = async {
-        while context.permits.available_permits() != 8 {
+        while context.permits.available() != 8 {
             yield_now().await;
         }
     };

@@ -15,8 +15,7 @@ fn stopping_master_finds_objects_of_clients_that_hang_up() {
     assert_eq!(failures(&ask(&service, put_end(id, &columns.versions))), 0);
     let context = ServerContext::for_tests(Arc::new(service), 0);
     let connected = || {
-        let permit = context.permits.clone().try_acquire_owned().unwrap();
-        let connection = Connection::new(&context, true, None, permit);
+        let connection = Connection::new(&context, true, None);
         let beat = v1::HeartbeatRequest { caller: caller(id), ..Default::default() };
         let request = v1::Request { call: Some(Call::Heartbeat(beat)), ..Default::default() };
         context.service.dispatch(request, &connection.origin);
