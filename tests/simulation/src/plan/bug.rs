@@ -166,6 +166,7 @@ impl Plan {
                 self.rules.write_window = Duration::from_millis(300);
                 self.rules.put_release = Duration::from_secs(12);
                 self.rules.stop_max = Duration::ZERO;
+                self.active = Duration::from_secs(7);
                 (self.keys, self.workers) = (24, 4);
                 self.segment_words = self.object_words * 3;
             }
