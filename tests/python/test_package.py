@@ -69,6 +69,7 @@ assert sys.modules.keys().isdisjoint({"numpy", "torch"})
 # Callers compare these lists with upstream's, whose order they have.
 UPSTREAM_ORDER = {
     "mooncake.reshard",
+    "mooncake.reshard.contracts",
     "mooncake.reshard.weight",
     "mooncake.reshard.weight.manifest",
     "mooncake.reshard.weight.planner",
