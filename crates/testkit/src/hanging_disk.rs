@@ -79,6 +79,10 @@ impl Disk for HangingDisk {
         self.disk.read(name)
     }
 
+    fn read_part(&self, name: &str, offset: u64, length: usize) -> io::Result<Vec<u8>> {
+        self.disk.read_part(name, offset, length)
+    }
+
     fn create(&self, name: &str) -> io::Result<Arc<dyn LogFile>> {
         Ok(Arc::new(HangingFile(self.disk.create(name)?, Arc::clone(&self.gate))))
     }
