@@ -234,6 +234,7 @@ fn put_after_its_window_leaves_nothing_behind() {
 }
 
 #[test]
+#[allow(clippy::disallowed_methods, reason = "an answer that takes half of its window is the case")]
 fn put_longer_than_its_window_is_renewed() {
     const WINDOW_MS: u64 = 600;
     let cluster = cluster(1);
