@@ -125,8 +125,7 @@ def read(
             [part.head for part in parts] != [part.head for part in seen[0]] for parts in seen
         ):
             results[at] = replaced(requests[at].key)
-        if isinstance(results[at], DeadlineError):
-            results[at] = retries.reason(at) or results[at]
+        results[at] = retries.explained(at, results[at])
     return results
 
 

@@ -8,6 +8,7 @@ from mooncake.errors import (
     MooncakeError,
     NotFoundError,
     NotReadyError,
+    TransferFailedError,
 )
 from mooncake.tensor.calls import Operation, Pause
 from mooncake.tensor.search import Unsettled
@@ -36,6 +37,7 @@ class Retries:
         self._pause_s = 0.0
         self._seen: dict[int, tuple[str, float]] = {}
         self._reasons: dict[int, MooncakeError] = {}
+        self._has_time = True
 
     def choose(self, failures: dict[int, MooncakeError | Unsettled]) -> Operation[list[int]]:
         """Wait if need be, and return which of the failed reads are repeated.
@@ -51,14 +53,17 @@ class Retries:
             return []
         waits = any(map(_is_mixed, failures.values()))
         self._pause_s = min(max(self._pause_s * 2, _PAUSE_MIN_S), _PAUSE_MAX_S) if waits else 0.0
-        passed, has_time = yield Pause(self._pause_s)
-        if not has_time:
+        passed, self._has_time = yield Pause(self._pause_s)
+        if not self._has_time:
             return []
         return [at for at, failure in failures.items() if self._goes_on(at, failure, passed)]
 
-    def reason(self, at: int) -> MooncakeError | None:
-        """Return why a read was repeated until its time was over."""
-        return self._reasons.get(at)
+    def explained(self, at: int, result: object) -> object:
+        """Return why a read was repeated until its time was over, or else its result."""
+        is_late = isinstance(result, TransferFailedError) and not self._has_time
+        if is_late or isinstance(result, DeadlineError):
+            return self._reasons.get(at, result)
+        return result
 
     def _goes_on(self, at: int, failure: MooncakeError | Unsettled, passed: float) -> bool:
         if not _is_mixed(failure) and not isinstance(failure, Unsettled):
