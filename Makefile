@@ -26,7 +26,7 @@ export PYTHONDONTWRITEBYTECODE := 1
 # in tests/python. The checks that are Rust tests select the same crates: cargo chooses the features of
 # dependencies by the selection, and would build most of them once more for another one.
 RUST_TESTED := --workspace --exclude mooncake-python --features mooncake-transfer-engine/rdma,mooncake-verbs/test-util --locked
-NATIVE_SOURCES := Cargo.toml Cargo.lock pyproject.toml $(shell find crates -name '*.rs' -o -name Cargo.toml -o -name '*.proto')
+NATIVE_SOURCES := Cargo.toml Cargo.lock pyproject.toml $(shell find crates -name '*.rs' -o -name Cargo.toml -o -name '*.proto' -o -name '*.html')
 PYTHON_SOURCES := $(wildcard python tests/python scripts benches examples docs/_extensions)
 
 ##@ Start here
