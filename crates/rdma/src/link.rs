@@ -376,6 +376,10 @@ impl PeerLink {
         for (index, rail) in self.rails.iter().enumerate() {
             let nic = rail.endpoint.nic();
             if !nic.is_active() {
+                // Looked at again soon: it is used again, or it has failed.
+                if nic.is_renewing() {
+                    paused = Some(paused.map_or(now + TICK, |paused| paused.min(now + TICK)));
+                }
                 continue;
             }
             let far_ends =

@@ -63,6 +63,8 @@ pub(crate) struct Nic {
     /// Places for requests in flight, so that the completion queue cannot overrun.
     places: AtomicU32,
     is_active: AtomicBool,
+    /// The completion queue is being made anew, after which the device is used again.
+    is_renewing: AtomicBool,
     /// When the device was last asked whether it can be used.
     asked: Mutex<Option<Instant>>,
     is_stopping: AtomicBool,
@@ -164,6 +166,7 @@ impl Nic {
             queues: RwLock::default(),
             places: AtomicU32::new(depth),
             is_active: AtomicBool::new(true),
+            is_renewing: AtomicBool::new(false),
             asked: Mutex::default(),
             is_stopping: AtomicBool::new(false),
             waiters: AtomicU32::new(0),
@@ -342,6 +345,7 @@ impl Nic {
     /// what they have in flight.
     fn replace_completions(&self) {
         self.has_lost_completions.store(true, Ordering::Release);
+        self.is_renewing.store(true, Ordering::Release);
         self.deactivate("the completion queue of an RDMA device failed");
         let vector = completion_vector(self.index);
         match CompletionQueue::with_channel(&self.channel, self.depth, vector) {
@@ -360,6 +364,7 @@ impl Nic {
                 tracing::debug!(device = self.name, %error, "no completion queue can be made");
             }
         }
+        self.is_renewing.store(false, Ordering::Release);
     }
 
     /// Asks a device that is not active, now and then, whether it can be used.
@@ -442,6 +447,11 @@ impl Nic {
 
     pub(crate) fn region_bytes_max(&self) -> u64 {
         self.region_bytes_max
+    }
+
+    /// Returns whether the device is not active for as long as its completion queue is made anew.
+    pub(crate) fn is_renewing(&self) -> bool {
+        self.is_renewing.load(Ordering::Acquire)
     }
 
     pub(crate) fn is_active(&self) -> bool {
