@@ -177,7 +177,7 @@ def test_command_without_master_names_the_remedy():
     done = command("ls", "--master=127.0.0.1:1")
     assert done.returncode == 1
     assert b"127.0.0.1:1" in done.stderr
-    assert b"check that it runs" in done.stderr
+    assert b"start `mooncake_master`" in done.stderr
     assert command("nonsense").returncode == 2
 
 
