@@ -118,7 +118,7 @@ def test_read_of_too_many_ranges_is_refused():
     metadata = TensorMetadata(DType.of_name("uint8"), shape, shards[0].shape)
     parts = tuple(Part(b"shard", b"", metadata, box) for box in shards)
     job = Job(Found(b"tensor", Box.whole(shape), parts), 0, None)
-    operation = fill([job])
+    operation = fill([job], lease=False)
     assert next(operation).keys == []
     with pytest.raises(StopIteration) as end:
         operation.send([])

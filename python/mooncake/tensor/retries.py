@@ -18,6 +18,10 @@ __all__ = ["Retries"]
 _ATTEMPTS = 8
 """Number of times that a tensor is looked for at once, if it was replaced during the read."""
 
+_ATTEMPTS_SHORTER = 64
+"""The same, if the object became shorter, which a writer in a loop can do during every second read.
+An object that is damaged is read as often before that is said."""
+
 _UNCHANGED_MAX_S = 5.0
 """Time that shards of different versions stay as they are before their writer counts as dead."""
 
@@ -67,7 +71,9 @@ class Retries:
 
     def _goes_on(self, at: int, failure: MooncakeError | Unsettled, passed: float) -> bool:
         if not _is_mixed(failure) and not isinstance(failure, Unsettled):
-            return isinstance(failure, _REPLACED) and self._attempts < _ATTEMPTS
+            is_shorter = isinstance(failure, InvalidArgumentError)
+            most = _ATTEMPTS_SHORTER if is_shorter else _ATTEMPTS
+            return isinstance(failure, _REPLACED) and self._attempts < most
         # Missing shards are looked for again once: they may have been replaced meanwhile.
         text, since = self._seen.get(at, ("", passed))
         if text != str(failure):
