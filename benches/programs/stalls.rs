@@ -190,7 +190,12 @@ impl Client {
 
     fn probe(&self, key: Bytes) -> Result<()> {
         let (caller, keys) = (self.caller(), vec![key]);
-        self.call(Call::Probe(v1::ProbeRequest { caller, keys, lease: true }))?;
+        self.call(Call::Probe(v1::ProbeRequest {
+            caller,
+            keys,
+            lease: true,
+            ..Default::default()
+        }))?;
         Ok(())
     }
 

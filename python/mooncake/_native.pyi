@@ -399,6 +399,11 @@ class Pending:
     def exists(self, keys: _Keys, *, lease: bool = True) -> Begun[_List[bool | MooncakeError]]:
         """Begin what `Store.exists` does."""
 
+    def exists_or_suffixed(
+        self, keys: _Keys, suffixes: Sequence[bytes]
+    ) -> Begun[_List[int | MooncakeError]]:
+        """Begin what `Store.exists_or_suffixed` does."""
+
     def sizes(self, keys: _Keys, *, lease: bool = True) -> Begun[_List[int | MooncakeError]]:
         """Begin what `Store.sizes` does."""
 
@@ -811,6 +816,15 @@ class Store:
 
     def exists(self, keys: _Keys, *, lease: bool = True) -> list[bool | MooncakeError]:
         """Return which objects exist and are complete; lease them unless `lease` is false."""
+
+    def exists_or_suffixed(
+        self, keys: _Keys, suffixes: Sequence[bytes]
+    ) -> list[int | MooncakeError]:
+        """Look for objects with the keys, or else with keys that are these with a suffix.
+
+        Return 1 for an object with the key itself, else the sum of ``2 << n`` for each suffix
+        ``n``. Lease none.
+        """
 
     def presence(self, keys: _Keys, *, lease: bool = True) -> _Numbers:
         """Do what `exists` does, with numbers: 1, 0 or an error code; and the last failure."""

@@ -55,6 +55,26 @@ def test_tensor_exists_by_its_key(store):
     assert not store.exists("mine"), "the object mine_tp_0 is no shard"
 
 
+def test_lookups_cost_one_call_that_is_there_or_not(store):
+    def calls(look_up: Callable[[], object]) -> int:
+        before = probes()
+        look_up()
+        return probes() - before
+
+    def probes() -> int:
+        return int(store.stats()["store"]["rpcs"]["ExistKey"]["latency"]["calls"])
+
+    store.exists("wide")
+    names = [f"none/{number}" for number in range(1000)]
+    assert calls(lambda: store.exists("wide")) == 1
+    assert calls(lambda: store.exists("none")) == 1
+    assert calls(lambda: store.exists_many(["wide", *names])) == 1
+    assert calls(lambda: store.get("wide")) == 0
+    assert calls(lambda: store.get("none", None)) == 1
+    assert calls(lambda: store.get_many(names)) == 1
+    assert calls(lambda: store.delete("wide")) == 0
+
+
 ONE_OBJECT: dict[str, Callable[[mooncake.Store], object]] = {
     "get": lambda store: store.get("w"),
     "get with a default": lambda store: store.get("w", None),

@@ -146,7 +146,14 @@ fn frames(call: &str, items: usize, keys: &[Bytes], number: usize) -> Vec<BytesM
     let caller = caller(number);
     match call {
         "probe" => chunks
-            .map(|keys| Call::Probe(v1::ProbeRequest { caller: caller.clone(), keys, lease: true }))
+            .map(|keys| {
+                Call::Probe(v1::ProbeRequest {
+                    caller: caller.clone(),
+                    keys,
+                    lease: true,
+                    ..Default::default()
+                })
+            })
             .map(framed)
             .collect(),
         "locate" => chunks

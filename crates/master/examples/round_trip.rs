@@ -55,7 +55,12 @@ fn main() -> Result<(), Box<dyn Error>> {
 
 fn probe() -> v1::Request {
     let keys = vec![Bytes::from_static(b"a key of a usual length, as servers use them")];
-    let call = request::Call::Probe(v1::ProbeRequest { caller: None, keys, lease: true });
+    let call = request::Call::Probe(v1::ProbeRequest {
+        caller: None,
+        keys,
+        lease: true,
+        ..Default::default()
+    });
     v1::Request { call: Some(call), ..Default::default() }
 }
 

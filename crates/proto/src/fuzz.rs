@@ -202,7 +202,11 @@ fn responses() -> Target {
             }),
             ..Default::default()
         }),
-        Answer::Probe(v1::ProbeResponse { states, lengths: vec![1, u64::MAX] }),
+        Answer::Probe(v1::ProbeResponse {
+            states,
+            lengths: vec![1, u64::MAX],
+            found_suffixes: vec![0, 5],
+        }),
         Answer::Failure(failure),
     ];
     let full = calls.map(|call| v1::Response { call: Some(call) });

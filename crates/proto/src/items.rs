@@ -20,7 +20,7 @@ impl Call {
             Self::PutRenew(r) => r.versions.len(),
             Self::Locate(r) => r.count(),
             Self::Verify(r) => r.reads.len(),
-            Self::Probe(r) => r.keys.len(),
+            Self::Probe(r) => r.keys.len().saturating_mul(1 + r.suffixes.len()),
             Self::Remove(r) => r.keys.len(),
             Self::Describe(r) => r.keys.len(),
             Self::SetExpiry(r) => r.keys.len(),

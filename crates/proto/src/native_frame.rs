@@ -145,7 +145,12 @@ mod tests {
     use crate::v1::{ProbeRequest, Request, request::Call};
 
     fn request() -> Request {
-        let probe = ProbeRequest { caller: None, keys: vec![b"k".as_slice().into()], lease: true };
+        let probe = ProbeRequest {
+            caller: None,
+            keys: vec![b"k".as_slice().into()],
+            lease: true,
+            ..Default::default()
+        };
         Request { call: Some(Call::Probe(probe)), ..Default::default() }
     }
 

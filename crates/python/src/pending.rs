@@ -37,7 +37,7 @@ use crate::{
         grids::{GridArgument, GridTable},
         located::{Located, RangeRead},
         outcome::{
-            batch_options, done, is_there, length_of, listing, outcome_list, probe,
+            batch_options, done, is_there, length_of, listing, outcome_list, probe, probe_suffixes,
             removal_numbers, single_key, terms_of_sweep, with_condition, writable_views,
         },
         settings::seconds,
@@ -279,6 +279,16 @@ impl Pending {
         self.begin_for_keys(py, keys, move |client, names| {
             probe(client, names, lease).into_iter().map(is_there).collect()
         })
+    }
+
+    /// Begins to look for objects with the keys, or else with a suffix.
+    fn exists_or_suffixed<'py>(
+        &self,
+        py: Python<'py>,
+        keys: Keys<'py>,
+        suffixes: Vec<Vec<u8>>,
+    ) -> PyResult<u64> {
+        self.begin_for_keys(py, keys, move |client, names| probe_suffixes(client, names, &suffixes))
     }
 
     /// Begins to look up the lengths of objects.

@@ -34,7 +34,8 @@ use self::{
     open::metrics_text,
     outcome::{
         Entry, RemovalNumbers, batch_options, done, is_there, length_of, listing, outcome_list,
-        probe, removal_numbers, single_key, terms_of_sweep, with_condition, writable_views,
+        probe, probe_suffixes, removal_numbers, single_key, terms_of_sweep, with_condition,
+        writable_views,
     },
     parts::{Columns, Table},
     settings::{Arguments, DummyArguments, Settings},
@@ -562,9 +563,20 @@ impl Store {
         keys: Keys<'py>,
         lease: bool,
     ) -> PyResult<Bound<'py, PyList>> {
-        let names = invalid_as_missing(object_keys(&keys)?);
-        let found = self.call(py, |client| probe(client, names, lease))?;
-        outcome_list(py, &keys, found.into_iter().map(is_there).collect())
+        self.call_for_names(py, &keys, |client, names| {
+            probe(client, names, lease).into_iter().map(is_there).collect()
+        })
+    }
+
+    /// Looks for objects with the keys, or else with keys that are these with a suffix; leases none.
+    /// Returns 1 for an object with the key itself, else the sum of `2 << n` for each suffix `n`.
+    fn exists_or_suffixed<'py>(
+        &self,
+        py: Python<'py>,
+        keys: Keys<'py>,
+        suffixes: Vec<Vec<u8>>,
+    ) -> PyResult<Bound<'py, PyList>> {
+        self.call_for_names(py, &keys, |client, names| probe_suffixes(client, names, &suffixes))
     }
 
     /// Does what `exists` does, with numbers: 1, 0, or an error code where the answer is unknown,
@@ -592,9 +604,9 @@ impl Store {
         keys: Keys<'py>,
         lease: bool,
     ) -> PyResult<Bound<'py, PyList>> {
-        let names = invalid_as_missing(object_keys(&keys)?);
-        let found = self.call(py, |client| probe(client, names, lease))?;
-        outcome_list(py, &keys, found.into_iter().map(length_of).collect())
+        self.call_for_names(py, &keys, |client, names| {
+            probe(client, names, lease).into_iter().map(length_of).collect()
+        })
     }
 
     /// Returns what the master knows of objects: a dictionary for each.

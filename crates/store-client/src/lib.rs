@@ -31,9 +31,9 @@ pub use http::HttpServer;
 pub use link::{CallFailure, DaemonGreeting, DaemonLink, InProcessLink, MasterLink, SocketLink};
 pub use metrics::MetricsSnapshot;
 pub use object::{
-    BufferScope, GridParts, Located, MasterStatus, ObjectDetails, ObjectPage, ObjectStatus,
-    ObjectSummary, Parts, Place, Presence, PutItem, PutOptions, PutOutcome, Read, RemovalCounts,
-    RemovalTerms, SegmentInfo, SegmentUse, Selector, SoftPin, Span,
+    BufferScope, FoundKeys, GridParts, Located, MasterStatus, ObjectDetails, ObjectPage,
+    ObjectStatus, ObjectSummary, Parts, Place, Presence, PutItem, PutOptions, PutOutcome, Read,
+    RemovalCounts, RemovalTerms, SegmentInfo, SegmentUse, Selector, SoftPin, Span,
 };
 pub use store::Store;
 pub use task::{DrainInfo, DrainStatus, NewDrain, NewTask, TaskInfo, TaskKind, TaskStatus};

@@ -331,6 +331,15 @@ pub struct Presence {
     pub failure: Option<Error>,
 }
 
+/// Whether there is a complete object with a key, and with which suffixes there are others.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct FoundKeys {
+    /// There is one with the key itself.
+    pub is_there: bool,
+    /// The bit `1 << n` stands for suffix `n`; 0 if there is one with the key itself.
+    pub suffixes: u32,
+}
+
 /// State of an object, obtained without locating it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ObjectStatus {

@@ -12,7 +12,7 @@ use std::{
 use mooncake_base::{ErrorCode, ErrorKind, KeyBatch, Result};
 use mooncake_proto::v1::{request::Call, response::Call as Answer};
 use mooncake_store_client::{
-    ClientConfig, ObjectStatus, PutItem, PutOptions, PutOutcome, Read, Selector, Span,
+    ClientConfig, FoundKeys, ObjectStatus, PutItem, PutOptions, PutOutcome, Read, Selector, Span,
 };
 use mooncake_testkit::{
     Cluster, ClusterSettings, Fault, Gate, Node, Random,
@@ -100,6 +100,48 @@ fn splits_a_batch_larger_than_a_message() {
     assert_eq!(presence.found, [Some(false); 9000], "what is being written is not there yet");
     assert!(client.revoke(reservations).iter().all(Result::is_ok));
     assert!(client.exists(&keys, false).iter().all(|s| s.as_ref().unwrap().is_none()));
+}
+
+/// Finds the same with a master that knows suffixes, and with an older one, which ignores them.
+#[test]
+fn finds_keys_with_suffixes_where_there_is_none_without() {
+    let cluster = cluster(1);
+    let (node, is_new) = (&cluster.nodes[0], Arc::new(AtomicBool::new(true)));
+    let probes = Arc::new(AtomicU32::new(0));
+    let (switch, count) = (Arc::clone(&is_new), Arc::clone(&probes));
+    let link = cluster.tampering_link(move |response| {
+        if let Some(Answer::Probe(found)) = &mut response.call {
+            count.fetch_add(1, Ordering::SeqCst);
+            if !switch.load(Ordering::SeqCst) {
+                found.found_suffixes.clear();
+            }
+        }
+    });
+    let reader = cluster.join_by(ClientConfig::default(), link).expect("the node joins");
+    for name in ["whole", "whole-a", "parts-b", "both-a", "both-b"] {
+        node.put(name, b"value").unwrap();
+    }
+    let long = "l".repeat(64 << 10);
+    let keys = ["whole", "parts", "both", "none", &long].map(key);
+    let found = |is_there, suffixes| FoundKeys { is_there, suffixes };
+    let expected =
+        [found(true, 0), found(false, 2), found(false, 3), found(false, 0), found(false, 0)];
+    for (is_new_master, calls) in [(true, 1), (false, 2)] {
+        is_new.store(is_new_master, Ordering::SeqCst);
+        probes.store(0, Ordering::SeqCst);
+        let answers = reader.client.exists_or_suffixed(&keys, &["-a", "-b"]);
+        let answers: Vec<_> = answers.into_iter().map(Result::unwrap).collect();
+        assert_eq!(answers, expected, "is_new_master={is_new_master}");
+        assert_eq!(probes.load(Ordering::SeqCst), calls, "is_new_master={is_new_master}");
+    }
+    probes.store(0, Ordering::SeqCst);
+    let answers = reader.client.exists_or_suffixed(&keys[..1], &["-a"]);
+    assert_eq!(answers[0].as_ref().unwrap(), &found(true, 0));
+    assert_eq!(probes.load(Ordering::SeqCst), 1, "an object that is there costs one call");
+    for wrong in [vec!["-"; 9], vec![&long[..65]]] {
+        let refused = reader.client.exists_or_suffixed(&keys[..1], &wrong).remove(0);
+        assert_eq!(code(refused), ErrorCode::INVALID_PARAMS);
+    }
 }
 
 #[test]

@@ -138,6 +138,12 @@ class AsyncNative:
         """Return which objects exist."""
         return await self.outcome_of(lambda calls: calls.exists(keys, lease=lease))
 
+    async def exists_or_suffixed(
+        self, keys: Keys, suffixes: Sequence[bytes]
+    ) -> _List[int | MooncakeError]:
+        """Look for objects with the keys, or else with keys that are these with a suffix."""
+        return await self.outcome_of(lambda calls: calls.exists_or_suffixed(keys, suffixes))
+
     async def sizes(self, keys: Keys, *, lease: bool = True) -> list[int | MooncakeError]:
         """Return the lengths of objects."""
         return await self.outcome_of(lambda calls: calls.sizes(keys, lease=lease))

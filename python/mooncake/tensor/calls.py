@@ -20,7 +20,6 @@ __all__ = [
     "Call",
     "Describe",
     "Dimension",
-    "Exists",
     "List",
     "MemoryGrid",
     "Operation",
@@ -29,6 +28,7 @@ __all__ = [
     "ReadGrids",
     "Remove",
     "Sizes",
+    "Suffixed",
     "run",
     "run_async",
 ]
@@ -195,25 +195,27 @@ class List:
 
 
 @dataclass(frozen=True, slots=True)
-class Exists:
-    """Looks up which objects exist, without leasing them; the outcome is a boolean for each.
+class Suffixed:
+    """Looks for objects with the keys, or else with keys that are these with a suffix.
+
+    Leases none. The outcome is a number for each key: 1 for an object with the key itself, else the
+    sum of ``2 << n`` for each suffix ``n``.
 
     Attributes:
-        keys: Keys of the objects.
+        keys: The keys.
+        suffixes: The suffixes.
     """
 
     keys: Sequence[Key]
+    suffixes: Sequence[bytes]
 
     def make(self, store: _native.Store) -> Any:
         """Make the call."""
-        numbers, failure = store.presence(self.keys, lease=False)
-        if failure is not None:
-            raise failure
-        return [number == 1 for number in numbers]
+        return store.exists_or_suffixed(self.keys, self.suffixes)
 
     def begin(self, calls: _native.Pending) -> Begun[Any]:
         """Begin the call."""
-        return calls.exists(self.keys, lease=False)
+        return calls.exists_or_suffixed(self.keys, self.suffixes)
 
 
 @dataclass(frozen=True, slots=True)

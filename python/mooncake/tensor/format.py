@@ -22,6 +22,7 @@ __all__ = [
     "AXIS_KINDS",
     "DIMS_MAX",
     "GENERATION_TAG",
+    "GUIDE_SUFFIXES",
     "MANIFEST_BYTES",
     "METADATA_BYTES",
     "AxisKind",
@@ -327,6 +328,10 @@ def guides(key: KeyT) -> tuple[KeyT, KeyT, KeyT]:
 
 def _extended(key: KeyT, suffix: str) -> KeyT:
     return key + suffix if isinstance(key, str) else key + suffix.encode()
+
+
+GUIDE_SUFFIXES: Final = guides(b"")
+"""What `guides` have behind the key of the tensor."""
 
 
 @functools.lru_cache(maxsize=_CACHED_MAX)

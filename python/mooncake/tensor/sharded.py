@@ -9,20 +9,22 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
+from mooncake._api.outcomes import all_of
 from mooncake._api.types import ObjectInfo
 from mooncake._api.values import decoded
 from mooncake._runtime import _native
 from mooncake.errors import MooncakeError, ShardedTensorError
-from mooncake.tensor.calls import Exists, Operation
+from mooncake.tensor.calls import Operation, Suffixed
 from mooncake.tensor.format import (
+    GUIDE_SUFFIXES,
     MANIFEST_BYTES,
-    guides,
 )
 from mooncake.tensor.forms import Form, forms_of
 
 __all__ = [
     "TensorListing",
     "are_sharded",
+    "are_split",
     "internal_pattern",
     "manifest_pattern",
     "refusal",
@@ -37,27 +39,37 @@ _IS_MANIFEST = re.compile(rb"(.+)" + _MANIFEST, re.DOTALL)
 _IS_PART = re.compile(rb"(.+?)" + _PART, re.DOTALL)
 # The keys of all objects of a tensor precede its own with this behind it.
 _BEHIND = b"_tp_:"
-_SUFFIXES = guides(b"")
+_MANIFEST_BITS = 0b110
 _IS_PLAIN = re.compile(rb"(.+)" + _PLAIN, re.DOTALL)
 
 
 def are_sharded(keys: Sequence[bytes]) -> Operation[list[bool]]:
     """Return for each key whether a tensor is stored in shards under it; lease nothing.
 
-    One call, and a second one if there are objects with the names of manifests or shards: anybody
-    may give such a name to other objects.
+    One call, and those of `are_split` if there are objects with the names of manifests or shards.
 
     Args:
         keys: Keys that no object has.
     """
+    found = yield Suffixed(keys, GUIDE_SUFFIXES)
+    return (yield from are_split(keys, all_of(found)))
+
+
+def are_split(keys: Sequence[bytes], found: Sequence[int]) -> Operation[list[bool]]:
+    """Return for each key whether a tensor is stored in shards under it; lease nothing.
+
+    Anybody may give the names of manifests or shards to other objects, so that these are read.
+
+    Args:
+        keys: The keys.
+        found: For each key what `Suffixed` finds with `GUIDE_SUFFIXES`.
+    """
     # Many keys of a batch may be missing, so that little is done for each.
-    found = yield Exists([key + suffix for key in keys for suffix in _SUFFIXES])
-    if True not in found:
+    wanted = [key for key, bits in zip(keys, found, strict=True) if bits > 1]
+    if not wanted:
         return [False] * len(keys)
-    seen = [[each is True for each in found[at : at + 3]] for at in range(0, len(found), 3)]
-    wanted = [key for key, each in zip(keys, seen, strict=True) if any(each)]
     forms = dict(zip(wanted, (yield from forms_of([(key, ()) for key in wanted])), strict=True))
-    return [_is_split(forms.get(key), each) for key, each in zip(keys, seen, strict=True)]
+    return [_is_split(forms.get(key), bits) for key, bits in zip(keys, found, strict=True)]
 
 
 def refusal(key: str | bytes, *, text: str = "") -> ShardedTensorError:
@@ -88,10 +100,10 @@ def _pattern(prefix: bytes, suffix: bytes) -> str:
     return f"(?s-u)^{literal}.*{suffix.decode()}$"
 
 
-def _is_split(form: Form | MooncakeError | None, seen: Sequence[bool]) -> bool:
+def _is_split(form: Form | MooncakeError | None, found: int) -> bool:
     if isinstance(form, MooncakeError):
         # Nobody can read the objects now; manifests have names that nobody else gives.
-        return any(seen[:2])
+        return bool(found & _MANIFEST_BITS)
     return form is not None and form.is_split
 
 

@@ -163,7 +163,7 @@ mod tests {
 
     fn probe(keys: usize) -> Call {
         let keys = vec![Bytes::from_static(b"k"); keys];
-        Call::Probe(v1::ProbeRequest { caller: None, keys, lease: false })
+        Call::Probe(v1::ProbeRequest { caller: None, keys, lease: false, ..Default::default() })
     }
 
     #[tokio::test]

@@ -1,6 +1,7 @@
 //! The calls about objects: put, locate, probe, remove and list.
 
 mod put_start;
+mod suffixes;
 
 use std::{sync::Arc, time::Duration};
 
@@ -141,7 +142,8 @@ impl ObjectService {
     }
 
     pub(super) fn probe(&self, r: &v1::ProbeRequest) -> Result<v1::ProbeResponse> {
-        check_batch(r.keys.len())?;
+        check_batch(r.keys.len().saturating_mul(1 + r.suffixes.len()))?;
+        suffixes::check(&r.suffixes)?;
         let tenant = self.shared.tenant(r.caller.as_ref())?;
         let now = self.shared.now();
         let mut states = Vec::with_capacity(r.keys.len());
@@ -152,7 +154,8 @@ impl ObjectService {
             lengths.extend(probed.iter().map(|probed| probed.length));
         });
         self.shared.op_metrics().count_batch(Op::Probe, states.len(), 0);
-        Ok(v1::ProbeResponse { states, lengths })
+        let found_suffixes = suffixes::find(&self.shared, now, &tenant, r, &states);
+        Ok(v1::ProbeResponse { states, lengths, found_suffixes })
     }
 
     pub(super) fn describe(&self, r: &v1::DescribeRequest) -> Result<v1::DescribeResponse> {

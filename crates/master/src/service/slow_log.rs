@@ -178,7 +178,7 @@ mod tests {
 
     fn probe(key: &str) -> Call {
         let keys = vec![Bytes::copy_from_slice(key.as_bytes())];
-        Call::Probe(v1::ProbeRequest { caller: None, keys, lease: false })
+        Call::Probe(v1::ProbeRequest { caller: None, keys, lease: false, ..Default::default() })
     }
 
     fn time_probe(slow: &SlowLog, key: &str) {

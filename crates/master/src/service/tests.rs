@@ -231,7 +231,10 @@ fn tenants_share_namespace_without_multi_tenancy() {
         let client = Bytes::copy_from_slice(&id.to_bytes());
         let caller = Some(v1::Caller { client, tenant: tenant.to_owned() });
         let keys = vec![Bytes::from_static(b"a")];
-        match ask(&service, Call::Probe(v1::ProbeRequest { caller, keys, lease: false })) {
+        match ask(
+            &service,
+            Call::Probe(v1::ProbeRequest { caller, keys, lease: false, ..Default::default() }),
+        ) {
             response::Call::Probe(answer) => answer.states().next(),
             other => panic!("{other:?}"),
         }

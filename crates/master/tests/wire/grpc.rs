@@ -23,7 +23,8 @@ fn grpc_answers_same_calls() {
         let status = client.status(v1::StatusRequest { caller: None }).await.unwrap().into_inner();
         assert_eq!((status.keys, status.clients), (1, 1));
         let keys = vec![Bytes::from_static(b"a"), Bytes::from_static(b"b")];
-        let probe = v1::ProbeRequest { caller: native.caller(), keys, lease: false };
+        let probe =
+            v1::ProbeRequest { caller: native.caller(), keys, lease: false, ..Default::default() };
         let found = client.probe(probe).await.unwrap().into_inner();
         assert_eq!(found.lengths, [7, 0]);
         assert_eq!(found.states().nth(1), Some(v1::ObjectState::Absent));

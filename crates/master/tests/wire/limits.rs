@@ -18,7 +18,12 @@ use crate::support::{NativeClient, Running, get};
 const WAIT_MAX: Duration = Duration::from_secs(120);
 
 fn probe(keys: usize) -> v1::ProbeRequest {
-    v1::ProbeRequest { caller: None, keys: vec![Bytes::from_static(b"key"); keys], lease: false }
+    v1::ProbeRequest {
+        caller: None,
+        keys: vec![Bytes::from_static(b"key"); keys],
+        lease: false,
+        ..Default::default()
+    }
 }
 
 fn channel(running: &Running) -> MasterClient<tonic::transport::Channel> {
@@ -121,7 +126,7 @@ fn refuses_oversized_message_over_both_protocols() {
     let running = Running::whole();
     let mut client = channel(&running);
     let keys = vec![Bytes::from(vec![b'k'; FRAME_BYTES_MAX + 1])];
-    let large = v1::ProbeRequest { caller: None, keys, lease: false };
+    let large = v1::ProbeRequest { caller: None, keys, lease: false, ..Default::default() };
     let refusal = running.block_on(client.probe(large)).unwrap_err();
     assert_eq!(refusal.code(), Code::OutOfRange, "{refusal}");
     assert!(running.block_on(client.probe(probe(1))).is_ok(), "the connection stays open");
@@ -138,7 +143,7 @@ fn refuses_many_empty_items_before_decoding() {
     const EMPTY: usize = 4 * BATCH_ITEMS_MAX + 1;
     let running = Running::whole();
     let keys = vec![Bytes::new(); EMPTY];
-    let full = v1::ProbeRequest { caller: None, keys, lease: false };
+    let full = v1::ProbeRequest { caller: None, keys, lease: false, ..Default::default() };
     let mut client = channel(&running);
     let refusal = running.block_on(client.probe(full.clone())).unwrap_err();
     assert_eq!(refusal.code(), Code::InvalidArgument, "{refusal}");

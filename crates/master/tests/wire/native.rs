@@ -241,7 +241,7 @@ fn oversized_batch_error_names_limit() {
     let mut client = running.native();
     let keys = vec![Bytes::from_static(b"k"); mooncake_master::service::BATCH_ITEMS_MAX + 1];
     let caller = client.caller();
-    let call = v1::ProbeRequest { caller, keys, lease: false };
+    let call = v1::ProbeRequest { caller, keys, lease: false, ..Default::default() };
     let response::Call::Failure(failure) = client.call(request::Call::Probe(call)) else {
         panic!("the batch was taken")
     };
@@ -275,7 +275,12 @@ fn refuses_large_frames_beyond_budget() {
     let large = vec!["k"; 50_000];
     let probe = |client: &mut NativeClient<TcpStream>| {
         let keys = large.iter().map(|key| Bytes::from_static(key.as_bytes())).collect();
-        client.call(request::Call::Probe(v1::ProbeRequest { caller: None, keys, lease: false }))
+        client.call(request::Call::Probe(v1::ProbeRequest {
+            caller: None,
+            keys,
+            lease: false,
+            ..Default::default()
+        }))
     };
     let mut refusal = None;
     // The heads of the large frames may still be in flight.

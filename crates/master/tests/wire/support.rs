@@ -252,8 +252,12 @@ impl<S: Read + Write> NativeClient<S> {
 
     pub(crate) fn probe(&mut self, keys: &[&str]) -> v1::ProbeResponse {
         let keys = keys.iter().map(|key| Bytes::copy_from_slice(key.as_bytes())).collect();
-        let call =
-            request::Call::Probe(v1::ProbeRequest { caller: self.caller(), keys, lease: false });
+        let call = request::Call::Probe(v1::ProbeRequest {
+            caller: self.caller(),
+            keys,
+            lease: false,
+            ..Default::default()
+        });
         match self.call(call) {
             response::Call::Probe(answer) => answer,
             other => panic!("{other:?}"),

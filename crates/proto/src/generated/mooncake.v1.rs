@@ -684,6 +684,11 @@ pub struct ProbeRequest {
     pub keys: ::prost::alloc::vec::Vec<::prost::bytes::Bytes>,
     #[prost(bool, tag = "3")]
     pub lease: bool,
+    /// For each key without a complete object, the master also looks for the objects whose keys are
+    /// that key with one of these behind it: at most 8 suffixes of at most 64 bytes. They are not
+    /// leased. Older masters ignore the suffixes.
+    #[prost(bytes = "bytes", repeated, tag = "4")]
+    pub suffixes: ::prost::alloc::vec::Vec<::prost::bytes::Bytes>,
 }
 /// Two lists rather than one of messages, because the most frequent call should be the cheapest.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
@@ -694,6 +699,10 @@ pub struct ProbeResponse {
     /// For each key: the length of the object, 0 unless it is complete.
     #[prost(uint64, repeated, tag = "2")]
     pub lengths: ::prost::alloc::vec::Vec<u64>,
+    /// If the request has suffixes: for each key the suffixes with which there is a complete object. The
+    /// bit 1 \<\< N stands for suffix N. 0 for a key with a complete object itself. Empty: an older master.
+    #[prost(uint32, repeated, tag = "3")]
+    pub found_suffixes: ::prost::alloc::vec::Vec<u32>,
 }
 /// Grants no lease.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]

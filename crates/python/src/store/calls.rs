@@ -31,9 +31,20 @@ impl Store {
         keys: &[Bound<'py, PyAny>],
         call: impl FnOnce(&Client, &[ObjectKey]) -> Vec<Result<T>> + Send,
     ) -> PyResult<Bound<'py, PyList>> {
+        self.call_for_names(py, keys, |client, names| {
+            call_with_valid(names, |names| call(client, &names))
+        })
+    }
+
+    /// Does what `call_for_keys` does; the call gets the errors of invalid keys, too.
+    pub(super) fn call_for_names<'py, T: IntoPyObject<'py> + Send>(
+        &self,
+        py: Python<'py>,
+        keys: &[Bound<'py, PyAny>],
+        call: impl FnOnce(&Client, Vec<Result<ObjectKey>>) -> Vec<Result<T>> + Send,
+    ) -> PyResult<Bound<'py, PyList>> {
         let names = invalid_as_missing(object_keys(keys)?);
-        let results =
-            self.call(py, |client| call_with_valid(names, |names| call(client, &names)))?;
+        let results = self.call(py, |client| call(client, names))?;
         outcome_list(py, keys, results)
     }
 

@@ -2,7 +2,7 @@
 
 use mooncake_base::{Error, ErrorCode, ObjectKey, Result};
 use mooncake_store_client::{
-    Client, ObjectPage, ObjectStatus, ObjectSummary, RemovalCounts, RemovalTerms,
+    Client, FoundKeys, ObjectPage, ObjectStatus, ObjectSummary, RemovalCounts, RemovalTerms,
 };
 use pyo3::{
     prelude::*,
@@ -54,6 +54,27 @@ pub(crate) fn probe(
         };
         found.into_iter().zip(&keys).map(|(found, key)| found?.ok_or_else(|| absent(key))).collect()
     })
+}
+
+/// Looks for objects with the keys, or else with keys that are these with a suffix. The bit 1 of a
+/// result stands for the key itself, the bits from 2 on for the suffixes.
+pub(crate) fn probe_suffixes(
+    client: &Client,
+    keys: Vec<Result<ObjectKey>>,
+    suffixes: &[Vec<u8>],
+) -> Vec<Result<u32>> {
+    let bits = |found: FoundKeys| u32::from(found.is_there) | (found.suffixes << 1);
+    let absent_as_none = |found: Result<u32>| match found {
+        Err(error) if error.code() == ErrorCode::OBJECT_NOT_FOUND => Ok(0),
+        found => found,
+    };
+    call_with_valid(keys, |keys| {
+        let found = client.exists_or_suffixed(&keys, suffixes);
+        found.into_iter().map(|found| found.map(bits)).collect()
+    })
+    .into_iter()
+    .map(absent_as_none)
+    .collect()
 }
 
 /// Returns whether a probed object exists and is complete.

@@ -9,7 +9,7 @@ use mooncake_proto::v1::{self, key_selector::By, request::Call, response::Call a
 use super::{Client, ClientInner, put::wire_millis};
 use crate::{
     object::{
-        MasterStatus, ObjectDetails, ObjectPage, ObjectStatus, ObjectSummary, Presence,
+        FoundKeys, MasterStatus, ObjectDetails, ObjectPage, ObjectStatus, ObjectSummary, Presence,
         RemovalCounts, RemovalTerms, SegmentUse, Selector,
     },
     rpc::{batch, response},
@@ -27,7 +27,7 @@ impl Client {
     ) -> Vec<Result<Option<ObjectStatus>>> {
         let deadline = self.inner.rpc.deadline();
         batch::for_keys(keys, |_, packed| {
-            let found = self.probe(packed, takes_lease, deadline)?;
+            let found = self.probe(packed, takes_lease, &[], deadline)?;
             let states = found.states.iter().zip(&found.lengths);
             Ok(states.map(|(&state, &length)| Ok(read_status(state, length))).collect())
         })
@@ -39,7 +39,7 @@ impl Client {
         let mut presence = Presence { found: Vec::with_capacity(keys.len()), failure: None };
         for keys in batch::messages(keys) {
             let count = keys.len();
-            match self.probe(keys, takes_lease, deadline) {
+            match self.probe(keys, takes_lease, &[], deadline) {
                 Ok(found) => presence.found.extend(found.states.iter().map(|&s| Some(is_there(s)))),
                 Err(error) => {
                     presence.found.extend(std::iter::repeat_n(None, count));
@@ -50,21 +50,95 @@ impl Client {
         presence
     }
 
+    /// Looks for a complete object with each key, and where there is none, for those whose keys are
+    /// that key with one of the suffixes behind it: at most 8 of at most 64 bytes. Leases nothing.
+    ///
+    /// # Errors
+    /// By key: the master cannot be reached, or refuses the suffixes.
+    pub fn exists_or_suffixed(
+        &self,
+        keys: &[ObjectKey],
+        suffixes: &[impl AsRef<[u8]>],
+    ) -> Vec<Result<FoundKeys>> {
+        let suffixes: Vec<Bytes> =
+            suffixes.iter().map(|suffix| Bytes::copy_from_slice(suffix.as_ref())).collect();
+        let suffixes = &suffixes[..];
+        let deadline = self.inner.rpc.deadline();
+        batch::for_keys(keys, |keys, packed| {
+            let found = self.probe(packed, false, suffixes, deadline)?;
+            let is_there: Vec<bool> = found.states.iter().map(|&state| is_there(state)).collect();
+            if found.found_suffixes.is_empty() && !suffixes.is_empty() {
+                return Ok(self.probe_suffixed(keys, &is_there, suffixes, deadline));
+            }
+            let each = is_there.into_iter().enumerate();
+            Ok(each
+                .map(|(at, is_there)| {
+                    let suffixes = found.found_suffixes.get(at).copied().unwrap_or_default();
+                    Ok(FoundKeys { is_there, suffixes })
+                })
+                .collect())
+        })
+    }
+
+    /// Asks a master that does not know suffixes for the keys with them.
+    fn probe_suffixed(
+        &self,
+        keys: &[ObjectKey],
+        are_there: &[bool],
+        suffixes: &[Bytes],
+        deadline: Moment,
+    ) -> Vec<Result<FoundKeys>> {
+        let mut found: Vec<Result<FoundKeys>> =
+            are_there.iter().map(|&is_there| Ok(FoundKeys { is_there, suffixes: 0 })).collect();
+        let mut places = Vec::new();
+        let mut suffixed = Vec::new();
+        for (at, key) in keys.iter().enumerate().filter(|&(at, _)| !are_there[at]) {
+            for (bit, suffix) in suffixes.iter().enumerate() {
+                // No object has a key that is too long.
+                if let Ok(key) = ObjectKey::new([key.as_bytes(), suffix].concat()) {
+                    places.push((at, bit));
+                    suffixed.push(key);
+                }
+            }
+        }
+        let states = batch::for_keys(&suffixed, |_, packed| {
+            let probed = self.probe(packed, false, &[], deadline)?;
+            Ok(probed.states.iter().map(|&state| Ok(is_there(state))).collect())
+        });
+        for ((at, bit), state) in places.into_iter().zip(states) {
+            match (&mut found[at], state) {
+                (Ok(found), Ok(is_there)) => found.suffixes |= u32::from(is_there) << bit,
+                (found, Err(error)) => *found = Err(error),
+                (Err(_), Ok(_)) => {}
+            }
+        }
+        found
+    }
+
     fn probe(
         &self,
         keys: Vec<Bytes>,
         takes_lease: bool,
+        suffixes: &[Bytes],
         deadline: Moment,
     ) -> Result<v1::ProbeResponse> {
         let count = keys.len();
         let caller = self.inner.rpc.caller();
-        let call = Call::Probe(v1::ProbeRequest { caller, keys, lease: takes_lease });
+        let call = Call::Probe(v1::ProbeRequest {
+            caller,
+            keys,
+            lease: takes_lease,
+            suffixes: suffixes.to_vec(),
+        });
         let found = self.inner.rpc.call_until(call, deadline, |answer| match answer {
             Reply::Probe(found) => Some(found),
             _ => None,
         })?;
         response::check_count(found.states.len(), count)?;
         response::check_count(found.lengths.len(), count)?;
+        if !found.found_suffixes.is_empty() {
+            response::check_count(found.found_suffixes.len(), count)?;
+        }
         Ok(found)
     }
 

@@ -8,7 +8,7 @@ from typing import Any, Literal, TypeVar, overload
 from mooncake._api.asynchronous.jobs import AsyncDrain, AsyncTask
 from mooncake._api.asynchronous.leases import AsyncLease
 from mooncake._api.asynchronous.removals import AsyncRemovalCalls
-from mooncake._api.asynchronous.sharded import explained, sharded_keys
+from mooncake._api.asynchronous.sharded import explained
 from mooncake._api.buffers import Readable, Writable, readable, writable
 from mooncake._api.config import StoreConfig
 from mooncake._api.limits import limited
@@ -27,8 +27,9 @@ from mooncake._api.values import (
 )
 from mooncake._runtime import Buffer, PutOptions
 from mooncake.errors import LeaseLostError, MooncakeError, NotFoundError
-from mooncake.tensor.format import guides
-from mooncake.tensor.sharded import TensorListing
+from mooncake.tensor.calls import run_async
+from mooncake.tensor.format import GUIDE_SUFFIXES
+from mooncake.tensor.sharded import TensorListing, are_split
 
 __all__ = ["AsyncObjectCalls"]
 
@@ -292,22 +293,21 @@ class AsyncObjectCalls(AsyncRemovalCalls):
         Takes no lease.
         """
         native, name = limited(self._native, timeout_s), encoded(key)
-        found = all_of(await native().exists([name, *guides(name)], lease=False))
-        if found[0] or not any(found):
-            return found[0]
-        return (await sharded_keys(native, [name]))[0]
+        found = only(await native().exists_or_suffixed([name], GUIDE_SUFFIXES))
+        if found <= 1:
+            return found == 1
+        return (await run_async(native(), are_split([name], [found])))[0]
 
     async def exists_many(
         self, keys: Iterable[Key], *, timeout_s: float | None = None
     ) -> list[bool]:
         """Do what `exists` does for many keys in one batch."""
         wanted, native = key_list(keys), limited(self._native, timeout_s)
-        found = all_of(await native().exists(wanted, lease=False))
-        missing = [at for at, is_there in enumerate(found) if not is_there]
-        others = await sharded_keys(native, [wanted[at] for at in missing])
-        for at, is_sharded in zip(missing, others, strict=True):
-            found[at] = is_sharded
-        return found
+        found = all_of(await native().exists_or_suffixed(wanted, GUIDE_SUFFIXES))
+        if max(found, default=0) <= 1:
+            return [each == 1 for each in found]
+        split = await run_async(native(), are_split([encoded(key) for key in wanted], found))
+        return [each == 1 or is_split for each, is_split in zip(found, split, strict=True)]
 
     async def size(self, key: Key, *, timeout_s: float | None = None) -> int:
         """Return the length of an object in bytes; `info` also has that of a tensor in shards.

@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeVar, overload
 from mooncake._api.blocking.jobs import Drain, Task
 from mooncake._api.blocking.leases import Lease
 from mooncake._api.blocking.removals import RemovalCalls
-from mooncake._api.blocking.sharded import explained, sharded_keys
+from mooncake._api.blocking.sharded import explained
 from mooncake._api.buffers import Readable, Writable, readable, writable
 from mooncake._api.config import StoreConfig
 from mooncake._api.limits import limited
@@ -29,8 +29,9 @@ from mooncake._api.values import (
 )
 from mooncake._runtime import Buffer, PutOptions
 from mooncake.errors import LeaseLostError, MooncakeError, NotFoundError
-from mooncake.tensor.format import guides
-from mooncake.tensor.sharded import TensorListing
+from mooncake.tensor.calls import run
+from mooncake.tensor.format import GUIDE_SUFFIXES
+from mooncake.tensor.sharded import TensorListing, are_split
 
 __all__ = ["ObjectCalls"]
 
@@ -294,20 +295,19 @@ class ObjectCalls(RemovalCalls):
         Takes no lease.
         """
         native, name = limited(self._native, timeout_s), encoded(key)
-        found = all_of(native().exists([name, *guides(name)], lease=False))
-        if found[0] or not any(found):
-            return found[0]
-        return (sharded_keys(native, [name]))[0]
+        found = only(native().exists_or_suffixed([name], GUIDE_SUFFIXES))
+        if found <= 1:
+            return found == 1
+        return (run(native(), are_split([name], [found])))[0]
 
     def exists_many(self, keys: Iterable[Key], *, timeout_s: float | None = None) -> list[bool]:
         """Do what `exists` does for many keys in one batch."""
         wanted, native = key_list(keys), limited(self._native, timeout_s)
-        found = all_of(native().exists(wanted, lease=False))
-        missing = [at for at, is_there in enumerate(found) if not is_there]
-        others = sharded_keys(native, [wanted[at] for at in missing])
-        for at, is_sharded in zip(missing, others, strict=True):
-            found[at] = is_sharded
-        return found
+        found = all_of(native().exists_or_suffixed(wanted, GUIDE_SUFFIXES))
+        if max(found, default=0) <= 1:
+            return [each == 1 for each in found]
+        split = run(native(), are_split([encoded(key) for key in wanted], found))
+        return [each == 1 or is_split for each, is_split in zip(found, split, strict=True)]
 
     def size(self, key: Key, *, timeout_s: float | None = None) -> int:
         """Return the length of an object in bytes; `info` also has that of a tensor in shards.

@@ -64,7 +64,12 @@ impl Served {
     /// Makes one call. Returns whether a reply came.
     async fn ask(&mut self) -> bool {
         let keys = vec![Bytes::from_static(b"missing key")];
-        let call = Call::Probe(v1::ProbeRequest { caller: None, keys, lease: false });
+        let call = Call::Probe(v1::ProbeRequest {
+            caller: None,
+            keys,
+            lease: false,
+            ..Default::default()
+        });
         let mut frame = BytesMut::new();
         let request = v1::Request { call: Some(call), ..Default::default() };
         native_frame::encode(&request, &mut frame).unwrap();

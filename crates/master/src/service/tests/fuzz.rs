@@ -280,9 +280,12 @@ impl Fuzzer {
                 Call::Locate(v1::LocateRequest { caller, keys, lease, fence, tag })
             }
             29 => Call::Verify(v1::VerifyRequest { caller, reads: self.reads() }),
-            30 => {
-                Call::Probe(v1::ProbeRequest { caller, keys: self.keys(), lease: self.one_in(2) })
-            }
+            30 => Call::Probe(v1::ProbeRequest {
+                caller,
+                keys: self.keys(),
+                lease: self.one_in(2),
+                ..Default::default()
+            }),
             31..=33 => Call::Describe(v1::DescribeRequest { caller, keys: self.keys() }),
             34 => {
                 let ttl_ms = self.one_in(2).then(|| self.number());

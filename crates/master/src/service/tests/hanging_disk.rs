@@ -366,7 +366,12 @@ async fn probe_that_meets_expired_object_does_not_wait() {
     disk.hang(true);
     let mut tasks = JoinSet::new();
     for lease in [false, true] {
-        let probe = v1::ProbeRequest { caller: caller(id), keys: vec![b"a"[..].into()], lease };
+        let probe = v1::ProbeRequest {
+            caller: caller(id),
+            keys: vec![b"a"[..].into()],
+            lease,
+            ..Default::default()
+        };
         answer(&mut tasks, &service, Call::Probe(probe));
         let probed = next(&mut tasks).await;
         let absent = i32::from(v1::ObjectState::Absent);
