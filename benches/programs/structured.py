@@ -8,6 +8,11 @@ gets it, in turns. The copy is a `memmove` by one thread between two arrays of t
 batch, both touched before, in the same process and round. The batch is compared with what was put
 once. The upstream environment needs numpy, torch and msgpack; `--packages FOLDER` takes them from
 another environment. Only the ratios are comparable between machines; the table has their medians.
+
+    python benches/programs/structured.py --small --ours VENV/bin/python
+
+With `--small` a batch of 3 columns of 100 rows is put, read, extended and removed instead. The
+table has the smallest processor time of a call in microseconds, of all threads of the process.
 """
 
 from __future__ import annotations
@@ -26,6 +31,8 @@ from put_get import free_port, wait_for_port
 
 ROWS = 10_000
 TOKENS = 4096
+SMALL_ROWS = 100
+SMALL_BATCHES = 60
 SEGMENT_BYTES = 3 << 30
 LOCAL_BUFFER_BYTES = 2 << 30
 
@@ -57,6 +64,46 @@ def worker(master: str, rounds: int) -> None:
         del result
         transfer.cleanup_dataproto(ref)
         print(json.dumps({"bytes": length, **seconds}), flush=True)
+    store.close()
+
+
+def small_worker(master: str, rounds: int) -> None:
+    """Prints the processor time of each call in microseconds as one JSON object per line."""
+    import numpy as np
+    import torch
+
+    from mooncake.store import MooncakeDistributedStore
+    from mooncake.structured_object_store import MooncakeBundleTransfer
+
+    store = MooncakeDistributedStore()
+    code = store.setup("127.0.0.1", "P2PHANDSHAKE", 256 << 20, 64 << 20, "tcp", "", master)
+    if code != 0:
+        raise SystemExit(f"setup gave {code}")
+    transfer = MooncakeBundleTransfer(store, "bench")
+    text = np.empty(SMALL_ROWS, dtype=object)
+    text[:] = [f"row {row}" for row in range(SMALL_ROWS)]
+    data = {
+        "batch": {"tokens": torch.zeros(SMALL_ROWS, 16, dtype=torch.int64)},
+        "non_tensor_batch": {"weights": np.zeros(SMALL_ROWS), "text": text},
+    }
+    later = {"advantages": torch.zeros(SMALL_ROWS, 16)}
+    calls = {
+        "put": lambda _: transfer.put(data),
+        "get": transfer.get,
+        "append": lambda ref: transfer.append_dataproto_fields(ref, later, stage="later"),
+        "same stage": lambda ref: transfer.append_dataproto_fields(ref, later, stage="default"),
+        "cleanup": transfer.cleanup_dataproto,
+    }
+    for _ in range(rounds):
+        spent: dict[str, float] = {}
+        refs: list[Any] = [None] * SMALL_BATCHES
+        for name, call in calls.items():
+            start = time.process_time()
+            made = [call(ref) for ref in refs]
+            spent[name] = (time.process_time() - start) / SMALL_BATCHES * 1e6
+            refs = made if name == "put" else refs
+        store.remove_all(True)
+        print(json.dumps(spent), flush=True)
     store.close()
 
 
@@ -110,7 +157,9 @@ def copy_seconds(length: int) -> float:
     return time.perf_counter() - start
 
 
-def measure(name: str, python: str, rounds: int, packages: str | None) -> list[dict[str, float]]:
+def measure(
+    name: str, python: str, rounds: int, packages: str | None, role: str = "--worker"
+) -> list[dict[str, float]]:
     """Returns the rounds of one side, without the first one."""
     rpc, admin = free_port(), free_port()
     quiet = subprocess.DEVNULL
@@ -122,7 +171,7 @@ def measure(name: str, python: str, rounds: int, packages: str | None) -> list[d
     )
     try:
         wait_for_port(rpc, master)
-        command = [python, __file__, "--worker", f"127.0.0.1:{rpc}", str(rounds + 1)]
+        command = [python, __file__, role, f"127.0.0.1:{rpc}", str(rounds + 1)]
         done = subprocess.run(command, capture_output=True, text=True, check=False, env=env)
     finally:
         master.terminate()
@@ -133,20 +182,37 @@ def measure(name: str, python: str, rounds: int, packages: str | None) -> list[d
     return [json.loads(line) for line in lines][1:]
 
 
+def print_small(sides: list[tuple[str, str, str | None]], rounds: int) -> None:
+    for at, (name, python, packages) in enumerate(sides):
+        measured = measure(name, python, rounds, packages, "--small-worker")
+        if at == 0:
+            print(f"{'us':10} " + " ".join(f"{call:>10}" for call in measured[0]))
+        least = {call: min(each[call] for each in measured) for call in measured[0]}
+        print(f"{name:10} " + " ".join(f"{each:>10.0f}" for each in least.values()), flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--ours", default=sys.executable)
     parser.add_argument("--upstream")
     parser.add_argument("--packages", help="folder with the packages that upstream needs")
     parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--small", action="store_true", help="processor time of small batches")
     parser.add_argument("--worker", nargs=2, help=argparse.SUPPRESS)
+    parser.add_argument("--small-worker", nargs=2, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.worker:
         worker(arguments.worker[0], int(arguments.worker[1]))
         return
+    if arguments.small_worker:
+        small_worker(arguments.small_worker[0], int(arguments.small_worker[1]))
+        return
     sides = [("ours", arguments.ours, None)]
     if arguments.upstream:
         sides.append(("upstream", arguments.upstream, arguments.packages))
+    if arguments.small:
+        print_small(sides, arguments.rounds)
+        return
     print(f"{'':10} {'bytes':>12} {'put s':>8} {'put/copy':>9} {'get s':>8} {'get/copy':>9}")
     for name, python, packages in sides:
         rounds = measure(name, python, arguments.rounds, packages)

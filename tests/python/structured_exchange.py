@@ -18,6 +18,7 @@ import torch
 from structured_columns import EXACT
 
 from mooncake.structured_object_store import (
+    BundleTransferPolicy,
     FieldSchema,
     MooncakeBundleTransfer,
     StructuredObjectPayload,
@@ -132,32 +133,57 @@ def write() -> dict[str, Any]:
             handles[name] = export_dataproto_ref(ref)
     payload = StructuredObjectPayload({"step": 7}, MEMBERS)
     key = transfer.put_structured_object(payload).manifest_key
-    batches = {}
-    for name, steps in STEPS.items():
-        # The other package continues some batches where this one stops.
-        for done in range(len(steps) + 1):
-            ref = transfer.put({"a": np.arange(3), "t": torch.tensor([[1.0], [2], [3]])}, stage="t")
-            ref = transfer.append_dataproto_fields(
-                ref, {"a": np.arange(3)}, stage="default", overwrite=True
-            )
-            for step in steps[:done]:
-                ref = append(transfer, ref, step)
-            batches[f"{name} {done}"] = export_dataproto_ref(ref)
+    batches = {name: export_dataproto_ref(ref) for name, ref in unfinished(transfer).items()}
     return {"objects": store.encoded(), "handles": handles, "members": key, "batches": batches}
 
 
+def write_batches(store: Any) -> dict[str, Any]:
+    """Returns batches in a store of this package, whose tensors are bytes, with their objects."""
+    transfer = MooncakeBundleTransfer(store, "exchange")
+    refs = unfinished(transfer, BundleTransferPolicy(copy_mode="copy"))
+    objects: dict[str, str] = {}
+    for ref in refs.values():
+        for stage in ref.stage_refs.values():
+            specs = [stage.manifest["meta"], *stage.manifest["buffers"].values()]
+            keys = [stage.manifest_key, *(each["key"] for spec in specs for each in spec["chunks"])]
+            for key in (*keys, *stage.manifest.get("cleanup_keys", ())):
+                objects[key] = base64.b64encode(store.get(key)).decode()
+    return {
+        "objects": objects,
+        "batches": {f"store/{name}": export_dataproto_ref(ref) for name, ref in refs.items()},
+    }
+
+
+def unfinished(transfer: MooncakeBundleTransfer, policy: Any = None) -> dict[str, Any]:
+    """Puts batches, some of which the other package continues where this one stops."""
+    batches = {}
+    for name, steps in STEPS.items():
+        for done in range(len(steps) + 1):
+            first = {"a": np.arange(3), "t": torch.tensor([[1.0], [2], [3]])}
+            ref = transfer.put(first, stage="t", policy=policy)
+            for step in [("default", {"a": np.arange(3)}, True), *steps[:done]]:
+                ref = append(transfer, ref, step, policy)
+            batches[f"{name} {done}"] = ref
+    return batches
+
+
 def append(
-    transfer: MooncakeBundleTransfer, ref: Any, step: tuple[str, dict[str, Any], bool]
+    transfer: MooncakeBundleTransfer,
+    ref: Any,
+    step: tuple[str, dict[str, Any], bool],
+    policy: Any = None,
 ) -> Any:
     stage, fields, overwrite = step
-    return transfer.append_dataproto_fields(ref, fields, stage=stage, overwrite=overwrite)
+    return transfer.append_dataproto_fields(
+        ref, fields, stage=stage, overwrite=overwrite, policy=policy
+    )
 
 
 def continued(store: Store, transfer: MooncakeBundleTransfer, batches: dict[str, Any]) -> Any:
     """Reads batches, does the steps that are left, some of them twice, and reads again."""
     found: dict[str, Any] = {}
     for name, handle in batches.items():
-        words, done = name.rsplit(" ", 1)
+        words, done = name.removeprefix("store/").rsplit(" ", 1)
         group = import_dataproto_ref(handle)._storage_group_id
         first = described(transfer.get(handle)["batch"])
         ref = handle

@@ -10,7 +10,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from conftest import set_up
 from upstream_package import upstream_python
+
+from mooncake.store import MooncakeDistributedStore
 
 pytest.importorskip("torch")
 pytest.importorskip("msgpack")
@@ -67,8 +70,15 @@ def of_upstream() -> Any:
 
 @pytest.fixture(scope="module")
 def by_upstream() -> Any:
-    """What upstream reads of what we wrote."""
-    return run_upstream(str(SCRIPT), "read", given=exchange.write())
+    """What upstream reads of what we wrote, also into a store of ours."""
+    written = exchange.write()
+    store = MooncakeDistributedStore()
+    assert set_up(store, "embedded") == 0
+    stored = exchange.write_batches(store)
+    store.close()
+    for part, added in stored.items():
+        written[part] |= added
+    return run_upstream(str(SCRIPT), "read", given=written)
 
 
 @pytest.mark.parametrize("name", sorted(exchange.columns().keys() - REFUSED))
@@ -166,11 +176,15 @@ def fields_after(steps: list[Any]) -> Any:
 
 
 @pytest.mark.parametrize("name", list(exchange.STEPS))
-@pytest.mark.parametrize("direction", ["of_upstream", "by_upstream"])
-def test_batches_are_continued(request: pytest.FixtureRequest, direction: str, name: str):
+@pytest.mark.parametrize(
+    ("direction", "where"), [("of_upstream", ""), ("by_upstream", ""), ("by_upstream", "store/")]
+)
+def test_batches_are_continued(
+    request: pytest.FixtureRequest, direction: str, where: str, name: str
+):
     steps = exchange.STEPS[name]
     for done in range(len(steps) + 1):
-        found = request.getfixturevalue(direction)["batches"][f"{name} {done}"]
+        found = request.getfixturevalue(direction)["batches"][f"{where}{name} {done}"]
         assert found["first"] == fields_after(steps[:done])
         assert found["last"] == fields_after(steps)
         assert found["has one group"]

@@ -12,6 +12,7 @@ import pytest
 import structured_stores
 from structured_stores import PlainStore, column
 
+from mooncake.store import MooncakeDistributedStore
 from mooncake.structured_object_store import (
     MooncakeBundleTransfer,
     MooncakeDataProtoRef,
@@ -56,6 +57,41 @@ def test_merged_manifest_names_what_it_was_merged_from(plain: PlainStore):
     ]
     assert manifest["object_id"] not in manifest["buffer_object_ids"]
     assert "buffer_object_ids" not in manifest_of(plain, first)
+
+
+class CountedStore:
+    """A store of this package that notes the names of the calls made."""
+
+    def __init__(self, store: MooncakeDistributedStore) -> None:
+        self._store = store
+        self.calls: list[str] = []
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._store, name)
+        if not callable(found) or name.startswith("_"):
+            return found
+
+        def call(*arguments: Any, **options: Any) -> Any:
+            self.calls.append(name)
+            return found(*arguments, **options)
+
+        return call
+
+
+def test_append_to_a_stage_of_our_store_is_one_put(compat_store: MooncakeDistributedStore):
+    store = CountedStore(compat_store)
+    transfer = MooncakeBundleTransfer(store, "p")
+    first = transfer.put({"x": ROWS})
+    store.calls.clear()
+    second = append(transfer, first, y=ROWS)
+    # The members with the metadata, then the manifest.
+    assert store.calls == ["get_batch", *["batch_put_from_multi_buffers"] * 2]
+    manifest, old = (ref.stage_refs["default"].manifest for ref in (second, first))
+    assert manifest["buffer_object_ids"] == sorted([manifest["object_id"], old["object_id"]])
+    assert manifest["cleanup_keys"] == [
+        first.stage_refs["default"].manifest_key,
+        old["meta"]["key"],
+    ]
 
 
 @pytest.mark.parametrize("count", [1, 2, 5])

@@ -351,4 +351,6 @@ def _instance(name: str, value: Any, kind: type[Any]) -> Any:
 def _texts(name: str, value: Any) -> list[str]:
     if isinstance(value, str | bytes) or not isinstance(value, Sequence):
         raise TypeError(f"{name} must be a list of str, not {type(value).__name__}")
-    return [_instance(f"each of {name}", text, str) for text in value]
+    if not all(isinstance(text, str) for text in value):
+        return [_instance(f"each of {name}", text, str) for text in value]
+    return list(value)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Final
+from types import MappingProxyType
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from mooncake.structured.manifest import (
     checked_name,
     decoded_json,
     embedded_manifest,
+    encoded_json,
     is_merged_without_ids,
     manifest_key_of,
     object_ids_of,
@@ -32,10 +33,10 @@ __all__ = ["DEFAULT_BUNDLE_CHUNK_BYTES", "BundlePayload", "Bundles", "payload_re
 DEFAULT_BUNDLE_CHUNK_BYTES: Final = 64 << 20
 # A manifest has a few hundred bytes for each payload.
 _MANIFEST_BYTES_MAX: Final = 256 << 20
+_NO_ENTRIES: Final[Mapping[str, Any]] = MappingProxyType({})
 
 
-@dataclass(frozen=True, slots=True)
-class BundlePayload:
+class BundlePayload(NamedTuple):
     """A payload to put.
 
     Attributes:
@@ -50,9 +51,9 @@ class BundlePayload:
 
     payload: Payload
     form: Form = "data"
-    extra: Mapping[str, Any] = field(default_factory=dict)
+    extra: Mapping[str, Any] = _NO_ENTRIES
     tensor: Any = None
-    typed: Mapping[str, Any] = field(default_factory=dict)
+    typed: Mapping[str, Any] = _NO_ENTRIES
     pickled: tuple[Payload, Mapping[str, Any]] | None = None
 
 
@@ -83,6 +84,7 @@ class Bundles:
         partition: str,
         chunk_bytes: int,
         options: WriteOptions,
+        base: Manifest | None = None,
     ) -> RemoteBundleRef:
         """Put metadata, then payloads, then the manifest.
 
@@ -91,10 +93,12 @@ class Bundles:
 
         Args:
             meta: Metadata of the bundle.
-            payloads: Payload of each name.
+            payloads: Payload of each name, after `checked_name`.
             partition: Part of the keys, for instance a rank.
             chunk_bytes: Length of the objects that a long payload is cut into.
             options: Options of the puts.
+            base: Bundle whose payloads the new one has too, except those of the same names. It
+                stays valid, until the new one is removed with everything.
 
         Raises:
             RuntimeError: The store could not take an object.
@@ -105,13 +109,16 @@ class Bundles:
         writes = Writes(self.objects, self._pool, options)
         specs: dict[str, PayloadSpec] = {}
         objects: list[ObjectPut] = []
+        is_typed = writes.takes_tensors
+        _check_copies(payloads, options)
         for name, part in payloads.items():
-            checked_name("buffer name", name)
-            _check_copies(part, options)
-            key = keys.buffer(name)
-            specs[name], chunks = _cut(key, part, chunk_bytes, is_typed=writes.takes_tensors)
+            specs[name], chunks = _cut(keys.buffer(name), part, chunk_bytes, is_typed=is_typed)
             objects += chunks
-        return self._write(keys, meta, specs, objects, writes, chunk_bytes)
+        if base is None:
+            return self._write(keys, meta, specs, objects, writes, chunk_bytes)
+        cleanup = [*base.cleanup_keys, *base.own_keys(self._prefix)]
+        buffers = {**base.buffers, **specs}
+        return self._write(keys, meta, buffers, objects, writes, chunk_bytes, cleanup)
 
     def merge(
         self,
@@ -159,15 +166,19 @@ class Bundles:
         raw = embedded_manifest(ref)
         if raw is None:
             raw = self._stored(manifest_key_of(ref))
-        if may_be_old and is_merged_without_ids(raw, self._prefix):
-            raw = self._with_ids(raw)
-        return Manifest.decode(raw, self._prefix)
+        try:
+            return Manifest.decode(raw, self._prefix)
+        except ValueError:
+            # Merged bundles of the first version name payloads of others, which is refused.
+            if not may_be_old or not is_merged_without_ids(raw, self._prefix):
+                raise
+        return Manifest.decode(self._with_ids(raw), self._prefix)
 
     def meta(self, manifest: Manifest) -> bytes:
         """Return the metadata of a bundle."""
         chunks = manifest.meta.chunks
         keys, sizes = [key for key, _ in chunks], [size for _, size in chunks]
-        self.objects.check_sizes(dict(chunks))
+        self.objects.check_sizes(chunks, manifest.meta.nbytes)
         if chunks and self.objects.can_read_into:
             data = np.empty(manifest.meta.nbytes, dtype=np.uint8)
             address = data.__array_interface__["data"][0]
@@ -246,7 +257,7 @@ class Bundles:
             unique = tuple(dict.fromkeys(cleanup))
             whole = Manifest(keys.object_id, spec, buffers, tuple(ids), unique)
         manifest = whole.encode()
-        encoded = json.dumps(manifest, separators=(",", ":"), ensure_ascii=False).encode()
+        encoded = encoded_json(manifest)
         all_objects = [*chunks, *objects]
         writes.check_config()
         try:
@@ -347,6 +358,9 @@ def payload_reads(
             f"the range is outside of the payload key={spec.key} offset={offset} size={size} "
             f"bytes={spec.nbytes}"
         )
+    if len(spec.chunks) == 1 and size:
+        key, length = spec.chunks[0]
+        return [ObjectRead(key, length, offset, size, address, is_registered, is_array)]
     reads: list[ObjectRead] = []
     begin = 0
     for key, length in spec.chunks:
@@ -360,20 +374,26 @@ def payload_reads(
     return reads
 
 
-def _check_copies(part: BundlePayload, options: WriteOptions) -> None:
-    """Check that a policy without copies is given nothing that would be copied."""
+def _check_copies(payloads: Mapping[str, BundlePayload], options: WriteOptions) -> None:
+    """Check that a policy without copies is given nothing that would be copied.
+
+    Raises:
+        RuntimeError: There is an array or bytes.
+        ValueError: There is a tensor before any of these.
+    """
     if options.policy.copy_mode != "zero_copy":
         return
-    if part.form == "tensor":
-        raise ValueError(
-            "zero-copy structured tensor fields require a BufferPool tensor-object buffer; put "
-            "tensor_object_buffer(...), or use copy_mode='auto'"
-        )
-    if part.form == "data":
-        raise RuntimeError(
-            "zero-copy put requires tensor-object buffers; put tensor_object_buffer(...), or use "
-            "copy_mode='auto'"
-        )
+    for part in payloads.values():
+        if part.form == "tensor":
+            raise ValueError(
+                "zero-copy structured tensor fields require a BufferPool tensor-object buffer; put "
+                "tensor_object_buffer(...), or use copy_mode='auto'"
+            )
+        if part.form == "data":
+            raise RuntimeError(
+                "zero-copy put requires tensor-object buffers; put tensor_object_buffer(...), or "
+                "use copy_mode='auto'"
+            )
 
 
 def _cut(
@@ -392,13 +412,15 @@ def _cut(
         extra = {**part.typed, **extra}
     elif part.pickled is not None:
         payload, extra = part.pickled
-    total = payload.nbytes
-    is_single = part.form in ("tensor", "memory")
-    chunks = payload.chunks(max(total, 1) if is_single else chunk_bytes)
-    keys = [key] if len(chunks) == 1 else [f"{key}/chunk/{at}" for at in range(len(chunks))]
+    total, form = payload.nbytes, part.form
+    if not total:
+        return PayloadSpec(key, 0, (), extra), []
+    if total <= chunk_bytes or form in ("tensor", "memory"):
+        only = ObjectPut(key, payload, form, part.tensor)
+        return PayloadSpec(key, total, ((key, total),), extra), [only]
     objects = [
-        ObjectPut(name, chunk, part.form, part.tensor)
-        for name, chunk in zip(keys, chunks, strict=True)
+        ObjectPut(f"{key}/chunk/{at}", chunk, form, part.tensor)
+        for at, chunk in enumerate(payload.chunks(chunk_bytes))
     ]
-    sizes = tuple((each.key, each.payload.nbytes) for each in objects)
+    sizes = tuple([(each.key, each.payload.nbytes) for each in objects])
     return PayloadSpec(key, total, sizes, extra), objects

@@ -6,8 +6,7 @@ import contextlib
 import ctypes
 import os
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, Final, Protocol, runtime_checkable
+from typing import Any, Final, NamedTuple, Protocol, runtime_checkable
 
 __all__ = [
     "BATCH_KEYS_MAX",
@@ -46,8 +45,7 @@ class BundleStore(Protocol):
         """Return 1 if the object exists, 0 if not."""
 
 
-@dataclass(frozen=True, slots=True)
-class ObjectRead:
+class ObjectRead(NamedTuple):
     """A range of an object, and the memory that it is read into.
 
     Attributes:
@@ -123,16 +121,20 @@ class Objects:
             for group in _adjacent(reads):
                 self._read_foreign(group)
             return
-        whole = [read for read in reads if read.is_whole]
+        whole: list[ObjectRead] = []
+        parts: list[ObjectRead] = []
+        for read in reads:
+            (whole if read.is_whole else parts).append(read)
         for at in range(0, len(whole), BATCH_KEYS_MAX):
             self._get_whole(whole[at : at + BATCH_KEYS_MAX])
-        self._get_ranges([read for read in reads if not read.is_whole])
+        self._get_ranges(parts)
 
     @property
     def can_read_into(self) -> bool:
         """True if a store that is not of this package reads objects into memory."""
-        has_call = self.call("batch_get_into") is not None
-        return has_call and self._can_register() and not self.is_native
+        return (
+            not self.is_native and self.call("batch_get_into") is not None and self._can_register()
+        )
 
     def read_bytes(self, keys: Sequence[str], sizes: Sequence[int]) -> list[bytes]:
         """Return objects as bytes.
@@ -143,25 +145,29 @@ class Objects:
         store = self.store
         batch = self.call("get_batch") if self.is_native else None
         values = [store.get(key) for key in keys] if batch is None or not keys else batch(keys)
-        lengths = [len(value) for value in values]
-        for key, size, length in zip(keys, sizes, lengths, strict=True):
+        for key, size, length in zip(keys, sizes, map(len, values), strict=True):
             if size != length:
                 raise RuntimeError(f"get failed for {key}: expected {size} bytes, got {length}")
         return list(values)
 
-    def check_sizes(self, sizes: dict[str, int]) -> None:
+    def check_sizes(self, chunks: Sequence[tuple[str, int]], nbytes: int) -> None:
         """Compare the lengths of large objects with those that a manifest claims.
 
         A false manifest then cannot make this process allocate more memory than the objects have.
 
+        Args:
+            chunks: Key and length of each object.
+            nbytes: Sum of the lengths.
+
         Raises:
             RuntimeError: An object does not exist or has another length.
         """
-        size_of = self.call("get_size")
-        if size_of is None or sum(sizes.values()) <= UNCHECKED_BYTES_MAX:
+        size_of = None if nbytes <= UNCHECKED_BYTES_MAX else self.call("get_size")
+        if size_of is None:
             return
-        keys = list(sizes)
-        check_codes("get_size", keys, list(sizes.values()), [size_of(key) for key in keys])
+        keys = [key for key, _ in chunks]
+        sizes = [size for _, size in chunks]
+        check_codes("get_size", keys, sizes, [size_of(key) for key in keys])
 
     def exists(self, key: str) -> bool:
         """Return whether an object exists; True if the store cannot tell.
@@ -346,6 +352,8 @@ def check_codes(call: str, keys: Sequence[str], expected: Sequence[int], got: An
     Raises:
         RuntimeError: It returned another number for a key, or not one for each.
     """
+    if isinstance(got, list) and got == expected:
+        return
     if len(got) != len(keys):
         raise RuntimeError(
             f"{call} returned {len(got)} results for {len(keys)} keys; check that the store is set "

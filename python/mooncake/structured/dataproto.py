@@ -70,8 +70,13 @@ class DataProtos:
         """
         self._objects = objects
 
-    def put(self, data: Envelope, options: BatchOptions) -> MooncakeDataProtoRef:
-        """Put a batch as one stage, after `Envelope.check`. One without fields stores nothing.
+    def put(self, data: Envelope, rows: int, options: BatchOptions) -> MooncakeDataProtoRef:
+        """Put a batch as one stage. One without fields stores nothing.
+
+        Args:
+            data: The batch.
+            rows: Number of its rows, from `Envelope.check`.
+            options: Options of the put.
 
         Raises:
             RuntimeError: The store could not take it.
@@ -80,7 +85,6 @@ class DataProtos:
         """
         checked_name("partition", options.partition)
         _check_stage(options.stage)
-        rows = data.row_count
         ref = MooncakeDataProtoRef(
             rows,
             {},
@@ -124,7 +128,6 @@ class DataProtos:
         """
         _check_stage(options.stage)
         names = [*data.batch, *data.non_tensor_batch]
-        rows = data.row_count
         old = ref.stage_refs.get(options.stage)
         appended = replace(
             ref,
@@ -138,8 +141,12 @@ class DataProtos:
         if not names:
             return appended
         encoded = _encode_fields(data, options)
-        added, fields = self._put_stage(encoded, rows, options)
-        if old is not None and not overwrite:
+        if old is None or overwrite:
+            added, _ = self._put_stage(encoded, ref.batch_size, options)
+        elif self._objects.bundles.objects.is_native:
+            added = self._extend_stage(old, encoded, options)
+        else:
+            added, fields = self._put_stage(encoded, ref.batch_size, options)
             added = self._merge_stages(old, added, fields, options)
         appended.stage_refs[options.stage] = added
         appended.field_index.update(encoded.locations)
@@ -173,8 +180,7 @@ class DataProtos:
         Raises:
             ValueError: A field exists already, has another number of rows, or is missing.
         """
-        data.check(schemas)
-        rows = data.row_count
+        rows = data.check(schemas)
         if rows != ref.batch_size:
             raise ValueError(
                 f"DataProto append batch size {rows} does not match ref batch size {ref.batch_size}"
@@ -277,6 +283,26 @@ class DataProtos:
             options=options.write,
         )
         return ref, content.fields
+
+    def _extend_stage(
+        self, old: RemoteBundleRef, encoded: _EncodedFields, options: BatchOptions
+    ) -> RemoteBundleRef:
+        """Put a stage with the members of an old one and with more fields, in one step.
+
+        The old stage stays valid. On other stores the same is done by `_merge_stages`, with the
+        calls that upstream makes.
+        """
+        before, metadata, fields = self._objects.open(old, may_be_old=True)
+        metadata.pop(STRUCTURED_FIELD_SPECS_KEY, None)
+        content = encode_object(metadata, encoded.members, _LAYOUT, fields)
+        return self._objects.bundles.put(
+            content.meta,
+            content.payloads,
+            partition=options.partition,
+            chunk_bytes=options.chunk_bytes,
+            options=options.write,
+            base=before,
+        )
 
     def _merge_stages(
         self,

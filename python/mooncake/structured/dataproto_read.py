@@ -125,12 +125,12 @@ class _Stage:
         self, reads: MemberReads, member: str, rows: Array | None = None, destination: Any = None
     ) -> Pending:
         """Plan the read of a member; bytes of a column are returned as an array."""
-        spec = self.manifest.select([member])[member]
+        spec = self.manifest.payload(member)
         return reads.member(member, spec, field_of(self.fields, member), rows, destination)
 
     def payload(self, reads: MemberReads, member: str) -> Callable[[], Any]:
         """Plan the read of a whole payload of a column."""
-        spec = self.manifest.select([member])[member]
+        spec = self.manifest.payload(member)
         described = field_of(self.fields, member)
         if described.get("encoding", "bytes") == "bytes":
             data = reads.data(spec)
@@ -141,7 +141,7 @@ class _Stage:
         self, reads: MemberReads, member: str, starts: Array, ends: Array
     ) -> Callable[[], Any]:
         """Plan the read of ranges of items of a payload of a column."""
-        spec = self.manifest.select([member])[member]
+        spec = self.manifest.payload(member)
         return reads.items(member, spec, field_of(self.fields, member), starts, ends)
 
 

@@ -46,23 +46,27 @@ class Envelope:
     non_tensor_batch: dict[str, Any] = field(default_factory=dict)
     meta_info: dict[str, Any] = field(default_factory=dict)
 
-    def check(self, schemas: FieldSchemas) -> None:
+    def check(self, schemas: FieldSchemas) -> int:
         """Check sections, numbers of rows and names, in the order in which upstream does.
 
         Args:
             schemas: How fields are stored.
+
+        Returns:
+            The number of rows.
 
         Raises:
             TypeError: A field needs its number of rows.
             ValueError: The fields contradict each other or their schemas, or a name is not valid.
         """
         self._check_sections(schemas)
-        _ = self.row_count
+        rows = self.row_count
         both = sorted(self.batch.keys() & self.non_tensor_batch.keys())
         if both:
             raise ValueError(f"DataProto batch and non_tensor_batch fields overlap: {both}")
         for name in (*self.batch, *self.non_tensor_batch):
             checked_name("buffer name", name)
+        return rows
 
     def _check_sections(self, schemas: FieldSchemas) -> None:
         """Check that each field which a schema is for is in the section that the schema declares.

@@ -12,7 +12,7 @@ import numpy as np
 from mooncake.structured.payloads import Array
 from mooncake.tensor.format import METADATA_BYTES
 
-__all__ = ["ResultMemory", "is_leased", "release"]
+__all__ = ["ResultMemory", "is_leased", "is_leased_address", "release"]
 
 # Shorter results are allocated by numpy, which is as fast.
 _LEASED_BYTES_MIN: Final = 1 << 20
@@ -136,7 +136,12 @@ class ResultMemory:
 
 def is_leased(array: Array) -> bool:
     """Return whether the memory of an array is registered with a store."""
-    return array.__array_interface__["data"][0] in _leased
+    return is_leased_address(array.__array_interface__["data"][0])
+
+
+def is_leased_address(address: int) -> bool:
+    """Return whether memory that begins at an address is registered with a store."""
+    return len(_leased) > 0 and address in _leased
 
 
 def release(value: Any) -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import functools
 import io
-import json
 import math
 import sys
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ import numpy as np
 
 from mooncake.structured.bundle import BundlePayload
 from mooncake.structured.destinations import TensorObjectBuffer
-from mooncake.structured.manifest import PayloadSpec, decoded_json
+from mooncake.structured.manifest import PayloadSpec, decoded_json, encoded_json
 from mooncake.structured.nested import encode_nested
 from mooncake.structured.payloads import Array, Payload, bytes_payload, payload_of_array
 from mooncake.tensor import dtypes, format as tensor_format, memory
@@ -37,6 +37,8 @@ __all__ = [
 STRUCTURED_FIELD_SPECS_KEY: Final = "__mooncake_structured_fields__"
 METADATA_BYTES: Final = tensor_format.METADATA_BYTES
 _PICKLED: Final = "torch_save"
+# Shapes and dtypes of tensors whose metadata is kept.
+_HEADERS_MAX: Final = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +165,7 @@ def encode_metadata(metadata: Mapping[str, Any], fields: Mapping[str, Any], layo
     if not fields:
         del whole[STRUCTURED_FIELD_SPECS_KEY]
     try:
-        return json.dumps(whole, separators=(",", ":"), ensure_ascii=False).encode()
+        return encoded_json(whole)
     except (TypeError, ValueError) as error:
         raise TypeError(f"structured metadata must be JSON-serializable: {error}") from error
 
@@ -225,14 +227,14 @@ def load_pickled(name: str, data: Array) -> Any:
 
 
 def _encode_tensor(tensor: Any) -> tuple[dict[str, Any], BundlePayload]:
-    host = memory.of(tensor.detach().cpu() if tensor.device.type != "cpu" else tensor)
-    header = bytes_payload(host.metadata().encode(), "metadata")
-    pieces = host.ranges()
-    payload = Payload(
-        [*header.addresses, *(address for address, _ in pieces)],
-        [*header.sizes, *(size for _, size in pieces)],
-        (header.owner, host.owner),
-    )
+    host = memory.of(tensor if tensor.is_cpu else tensor.detach().cpu())
+    # Nested tensors are stored in another form, so that the elements are one piece.
+    header = _tensor_header(host.dtype, host.shape)
+    payload = header
+    if host.nbytes:
+        payload = Payload(
+            [*header.addresses, host.address], [*header.sizes, host.nbytes], (header, host.owner)
+        )
     named = {"dtype": f"torch.{host.dtype.name}", "shape": list(host.shape)}
     field = {"encoding": "torch_tensor", **named, "element_size": host.dtype.itemsize}
     extra = {"metadata_bytes": METADATA_BYTES}
@@ -240,6 +242,12 @@ def _encode_tensor(tensor: Any) -> tuple[dict[str, Any], BundlePayload]:
     pickled = None if host.shape else (_pickled(plain), {"format": _PICKLED})
     typed = {"kind": "tensor", **named}
     return field, BundlePayload(payload, "tensor", extra, plain, typed, pickled)
+
+
+@functools.lru_cache(maxsize=_HEADERS_MAX)
+def _tensor_header(dtype: dtypes.DType, shape: tuple[int, ...]) -> Payload:
+    """Return the metadata of a tensor; most batches have the same few shapes."""
+    return bytes_payload(tensor_format.TensorMetadata(dtype, shape, shape).encode(), "metadata")
 
 
 def _pickled(tensor: Any) -> Payload:

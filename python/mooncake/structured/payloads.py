@@ -5,9 +5,8 @@ from __future__ import annotations
 import ctypes
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -21,8 +20,7 @@ Array = npt.NDArray[Any]
 _PIECE_BYTES_MIN: Final = 1 << 10
 
 
-@dataclass(frozen=True, slots=True)
-class Payload:
+class Payload(NamedTuple):
     """The bytes of one object, as pieces of memory that are stored one after the other.
 
     Attributes:
@@ -93,6 +91,9 @@ def bytes_payload(value: Any, name: str) -> Payload:
     Raises:
         TypeError: The object has no buffer protocol, or its items are Python objects.
     """
+    if type(value) is bytes and value:
+        data = np.frombuffer(value, dtype=np.uint8)
+        return Payload([data.__array_interface__["data"][0]], [len(value)], data)
     if isinstance(value, np.ndarray):
         return payload_of_array(value)
     try:

@@ -16,7 +16,7 @@ from mooncake.structured.destinations import (
     checked_destination,
     raw_bytes,
 )
-from mooncake.structured.leases import ResultMemory, is_leased
+from mooncake.structured.leases import ResultMemory, is_leased, is_leased_address
 from mooncake.structured.manifest import PayloadSpec
 from mooncake.structured.members import (
     METADATA_BYTES,
@@ -223,7 +223,9 @@ class MemberReads:
         head_bytes = tensor_metadata_bytes(spec)
         if rows is None and isinstance(destination, TensorObjectBuffer):
             return self._whole_tensor_into(name, spec, destination)
-        is_raw = isinstance(destination, RawDestination | TensorObjectBuffer)
+        is_raw = destination is not None and isinstance(
+            destination, RawDestination | TensorObjectBuffer
+        )
         if self._is_foreign(spec) and not is_raw and (rows is None or not self._has_bytes(spec)):
             return self._foreign_tensor(name, spec, rows, destination)
         if "shape" not in field:
@@ -457,7 +459,7 @@ class MemberReads:
             is_member: True if it will be an array or bytes of a result.
         """
         if nbytes:
-            self._bundles.objects.check_sizes(dict(spec.chunks))
+            self._bundles.objects.check_sizes(spec.chunks, spec.nbytes)
         return self._results.allocate(nbytes, is_member=is_member)
 
     def _read(
@@ -476,7 +478,7 @@ class MemberReads:
                 offset,
                 into.nbytes,
                 address,
-                is_registered=is_registered or is_leased(into),
+                is_registered=is_registered or is_leased_address(address),
                 is_array=is_array,
             )
 

@@ -300,12 +300,12 @@ class MooncakeBundleTransfer:
         """
         schemas = field_schemas or {}
         batch = _envelope(data, type, schemas)
-        batch.check(schemas)
+        rows = batch.check(schemas)
         write = options_of_batch(checked_policy(policy), config)
         options = BatchOptions(
             namespace, partition, stage, self._chunks(chunk_bytes), write, schemas
         )
-        return self._batches.put(batch, options)
+        return self._batches.put(batch, rows, options)
 
     def get(
         self,

@@ -5,8 +5,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 from mooncake.structured.bundle_store import BATCH_KEYS_MAX, Objects, check_codes
 from mooncake.structured.payloads import Payload
@@ -22,8 +21,7 @@ Form: TypeAlias = Literal["meta", "data", "tensor", "memory"]
 """What an object is: of the bundle itself, an array or bytes, a tensor, or memory of the caller."""
 
 
-@dataclass(frozen=True, slots=True)
-class ObjectPut:
+class ObjectPut(NamedTuple):
     """An object to put.
 
     Attributes:
@@ -94,12 +92,7 @@ class Writes:
     def _put_batch(self, objects: Sequence[ObjectPut]) -> None:
         put = self._putter()
         policy = self._options.policy
-        is_large = (
-            len(objects) >= AUTO_PARALLEL_MIN_CHUNKS
-            and sum(each.payload.nbytes for each in objects) >= AUTO_PARALLEL_MIN_BYTES
-        )
-        is_parallel = policy.put_mode == "parallel" or (policy.put_mode == "auto" and is_large)
-        if not is_parallel or policy.max_inflight_put == 1 or len(objects) < 2:
+        if policy.max_inflight_put == 1 or len(objects) < 2 or not self._is_parallel(objects):
             for at in range(0, len(objects), BATCH_KEYS_MAX):
                 put(objects[at : at + BATCH_KEYS_MAX])
             return
@@ -108,6 +101,14 @@ class Writes:
         shares = [objects[first::count] for first in range(count)]
         with ThreadPoolExecutor(count) as threads:
             list(threads.map(put, shares))
+
+    def _is_parallel(self, objects: Sequence[ObjectPut]) -> bool:
+        mode = self._options.policy.put_mode
+        return mode == "parallel" or (
+            mode == "auto"
+            and len(objects) >= AUTO_PARALLEL_MIN_CHUNKS
+            and sum(each.payload.nbytes for each in objects) >= AUTO_PARALLEL_MIN_BYTES
+        )
 
     def _putter(self) -> Callable[[Sequence[ObjectPut]], None]:
         """Return the function that puts a batch with the fastest call of the store."""
