@@ -392,8 +392,8 @@ class Pending:
         owner: object,
         *,
         lease: bool = True,
-        tag: str | None = None,
-    ) -> Begun[_List[Any]]:
+        tag: str = "",
+    ) -> Begun[_List[tuple[int, int, str] | MooncakeError]]:
         """Begin what `read_grids` does; hold `owner`, whose memory it is, until it is taken."""
 
     def exists(self, keys: _Keys, *, lease: bool = True) -> Begun[_List[bool | MooncakeError]]:
@@ -1303,8 +1303,8 @@ def read_grids(
     *,
     is_registered: bool = False,
     lease: bool = True,
-    tag: str | None = None,
-) -> list[Any]:
+    tag: str = "",
+) -> list[tuple[int, int, str] | MooncakeError]:
     """Read ranges of objects into memory: one call to the master, one transfer per peer.
 
     Args:
@@ -1316,11 +1316,11 @@ def read_grids(
             distances in the object and in memory. Without dimensions it is one range.
         is_registered: Refuse grids whose memory is not in one registered range.
         lease: Lease the objects.
-        tag: Name of a tag of the objects, whose value is returned, too.
+        tag: Name of a tag of the objects; "" for none.
 
     Returns:
-        For each object the number of bytes read, or the first failure among its ranges. With `tag`
-        a pair of the number and the value of the tag, which is "" if the object does not have it.
+        For each object the number of bytes read, the version of the object, and the value of the
+        tag, which is "" if the object does not have it; or the first failure among its ranges.
     """
 
 def run_daemon(arguments: Sequence[str]) -> int:

@@ -23,7 +23,8 @@ def read(store, keys, memory, grids, is_registered=False):
     """Reads grids whose addresses are offsets within the memory."""
     base = memory.buffer_info()[0]
     lists = [[(base + into, *rest) for into, *rest in own] for own in grids]
-    return _native.read_grids(store._native, keys, lists, is_registered=is_registered)
+    outcomes = _native.read_grids(store._native, keys, lists, is_registered=is_registered)
+    return [each if isinstance(each, Exception) else each[0] for each in outcomes]
 
 
 def test_ranges_of_many_objects_are_gathered(store):
@@ -90,3 +91,11 @@ def test_every_key_has_a_list_of_grids(store):
     for wrong in ([(0, 0, 1)], [(0, -1, 1, ())], [(0, 0, 1 << 64, ())], [(0, 0, 1, (1, 2))], 7):
         with pytest.raises((TypeError, ValueError)):
             _native.read_grids(store._native, ["digits"], [wrong])
+
+
+def test_version_and_tag_are_those_of_the_object(store):
+    options = mooncake.PutOptions(tags={"colour": "blue"})
+    store.put("sky", b"1", options=options)
+    found = _native.read_grids(store._native, ["sky", "digits"], [[], []], tag="colour")
+    assert [tag for _, _, tag in found] == ["blue", ""]
+    assert found[0][1] == store.info("sky").version

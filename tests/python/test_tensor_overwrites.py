@@ -33,6 +33,9 @@ LAYOUTS = {
 TARGETS = [None, Shard.tp(1, 2), Shard.tp(3, 4), Shard.tp(2, 3, 1), Shard.tp(7, 8)]
 PAIRS = [*itertools.product(LAYOUTS, LAYOUTS)]
 
+ONE_ATTEMPT_S = 1
+"""Time that is enough for one attempt to read, also on a busy machine."""
+
 
 @pytest.fixture(scope="module")
 def store():
@@ -246,7 +249,7 @@ def test_versions_that_a_dead_writer_has_mixed_are_told(store, key):
     half_overwritten(store, key, Layout(2))
     for _ in range(3):
         with pytest.raises(mooncake.NotReadyError, match="different versions"):
-            store.get_tensor(key, timeout_s=0.1)
+            store.get_tensor(key, timeout_s=ONE_ATTEMPT_S)
     assert torch.equal(store.get_tensor(key, target=Shard.tp(1, 2)), version(0)[4:])
     with pytest.raises(mooncake.NotReadyError, match="different versions"):
         store.put_tensor(key, version(1), layout=Layout(2))
@@ -271,7 +274,7 @@ def test_remembered_place_does_not_hide_a_mixture(store, key):
     value = store.get(f"{key}_tp_0")
     store.put(f"{key}_tp_0", value, overwrite=True, tags={GENERATION_TAG: "next"})
     with pytest.raises(mooncake.NotReadyError, match="different versions"):
-        store.get_tensor(key, timeout_s=0.1)
+        store.get_tensor(key, timeout_s=ONE_ATTEMPT_S)
 
 
 def test_shard_that_a_rank_writes_alone_counts(store, key):
@@ -292,7 +295,7 @@ def test_ranks_that_name_a_generation_are_told_apart(store, key):
         for at, shard in enumerate(layout.shards()):
             if number > 0 and at > 0:
                 with pytest.raises(mooncake.NotReadyError, match="different versions"):
-                    store.get_tensor(key, timeout_s=0.2)
+                    store.get_tensor(key, timeout_s=ONE_ATTEMPT_S)
             store.put_tensor(
                 key,
                 part(version(number), shard),
@@ -311,7 +314,7 @@ def test_ranks_that_come_back_to_a_layout_meet_no_old_shard(store, key):
             for target in TARGETS if number > 0 else ():
                 try:
                     got = store.get_tensor(key, target=target, timeout_s=0.1)
-                except (mooncake.NotReadyError, mooncake.NotFoundError):
+                except mooncake.MooncakeError:
                     continue
                 assert len(set(got.flatten().tolist())) == 1, (number, shard, target, got)
         check_all(store, key, number)

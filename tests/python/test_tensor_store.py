@@ -395,7 +395,7 @@ def test_shards_of_different_tensors_are_refused(store, key):
     store.put_tensor(key, numbers(2, 4), layout=Shard.tp(0, 2))
     store.put_tensor(key, numbers(2, 6), layout=Shard.tp(1, 2))
     with pytest.raises(mooncake.InvalidArgumentError, match="shards are of different tensors"):
-        store.get_tensor(key, timeout_s=0.1)
+        store.get_tensor(key, timeout_s=1)
 
 
 def test_overwrite_replaces_other_layouts(store, key):

@@ -251,8 +251,8 @@ impl Pending {
     }
 
     /// Begins to read ranges of objects into memory at addresses, which belongs to `owner`. The
-    /// outcome of each item is the number of bytes.
-    #[pyo3(signature = (keys, grids, owner, *, lease = true, tag = None))]
+    /// outcome of each item is the number of bytes, the version, and the value of the tag.
+    #[pyo3(signature = (keys, grids, owner, *, lease = true, tag = String::new()))]
     fn read_grids<'py>(
         &self,
         py: Python<'py>,
@@ -260,12 +260,12 @@ impl Pending {
         grids: Vec<Vec<GridArgument>>,
         owner: Py<PyAny>,
         lease: bool,
-        tag: Option<String>,
+        tag: String,
     ) -> PyResult<u64> {
         let table = GridTable::new(&keys, grids, py)?;
         let keys = unbound(keys);
         self.begin(py, move |client| {
-            let read = client.map(|client| table.read(client, false, lease, tag.as_deref()));
+            let read = client.map(|client| table.read(client, false, lease, &tag));
             Box::new(move |py| {
                 drop(owner);
                 outcome_objects(py, &keys, read)

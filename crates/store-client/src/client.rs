@@ -26,7 +26,7 @@ pub(crate) use self::bytes::dangling_range;
 pub use self::{
     put::io_session::Sessions,
     put::reservation::{Reservation, Write},
-    read::ranges::PartOutcomes,
+    read::ranges::{GridsRead, PartOutcomes},
 };
 use self::{
     put::{io_session::IoSessions, open_puts::OpenPuts},

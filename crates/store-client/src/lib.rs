@@ -24,7 +24,7 @@ pub mod store;
 pub mod task;
 mod transfer;
 
-pub use client::{Client, PartOutcomes, Reservation, Sessions, Write};
+pub use client::{Client, GridsRead, PartOutcomes, Reservation, Sessions, Write};
 pub use config::{ClientConfig, LinkConfig, MetricsConfig};
 pub use grid::{Grid, GridDimension};
 pub use http::HttpServer;

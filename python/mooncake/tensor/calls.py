@@ -74,9 +74,9 @@ Operation: TypeAlias = Generator[Call | Pause, Any, T]
 
 @dataclass(frozen=True, slots=True)
 class ReadGrids:
-    """Reads ranges of objects into memory. The outcome is a number of bytes for each object.
+    """Reads ranges of objects into memory.
 
-    With `tag` the outcome is a pair of that number and the value of the tag, "" without it.
+    The outcome of each object is the number of bytes, its version, and the value of the tag.
 
     Attributes:
         keys: Keys of the objects.
@@ -84,7 +84,7 @@ class ReadGrids:
         owner: Object that keeps the memory.
         is_registered: Refuse memory that is not registered.
         lease: Lease the objects.
-        tag: Name of a tag of the objects, whose value is wanted, too.
+        tag: Name of a tag of the objects; "" for none.
     """
 
     keys: Sequence[Key]
@@ -92,7 +92,7 @@ class ReadGrids:
     owner: object
     is_registered: bool = False
     lease: bool = True
-    tag: str | None = None
+    tag: str = ""
 
     def make(self, store: _native.Store) -> Any:
         """Make the call."""

@@ -10,6 +10,7 @@ from mooncake._runtime import _native
 from mooncake.errors import MooncakeError, NotReadyError
 from mooncake.tensor.calls import Operation
 from mooncake.tensor.format import (
+    GENERATION_TAG,
     AxisRecord,
     FormatError,
     Manifest,
@@ -19,7 +20,7 @@ from mooncake.tensor.format import (
     writer_manifest_key,
 )
 from mooncake.tensor.layout import Layout, Shard
-from mooncake.tensor.search import mixed, read_generations
+from mooncake.tensor.search import Head, mixed, read_heads
 
 __all__ = ["Form", "forms_of", "is_shard_of", "other_layout"]
 
@@ -140,19 +141,19 @@ def forms_of(
     for key, shards in wanted:
         keys += [key, _first_key(key), *shards]
         manifests += [manifest_key(key), writer_manifest_key(key)]
-    heads = yield from read_generations(keys, manifests)
+    heads = yield from read_heads(keys, manifests, tag=GENERATION_TAG)
     rows, of_manifests = iter(heads[: len(keys)]), iter(heads[len(keys) :])
     forms: list[Form | MooncakeError] = []
     for key, shards in wanted:
         own = [next(rows) for _ in range(2 + len(shards))]
         own += [next(of_manifests) for _ in range(2)]
-        failures = [head for head, _ in own if isinstance(head, MooncakeError)]
+        failures = [head.data for head in own if isinstance(head.data, MooncakeError)]
         failed = next((each for each in failures if not isinstance(each, NotReadyError)), None)
         forms.append(_form(key, shards, own) if failed is None else failed)
     return forms
 
 
-def is_shard_of(head: bytes | MooncakeError | None, layout: Shard) -> bool:
+def is_shard_of(head: Head, layout: Shard) -> bool:
     """Return whether the head of an object is that of a shard of a layout."""
     metadata = _metadata(head)
     return metadata is not None and _is_of(metadata, layout)
@@ -169,26 +170,24 @@ def other_layout(form: Form, layout: Layout | Shard | None, stored: Sequence[str
     )
 
 
-def _form(
-    key: bytes, shards: Sequence[bytes], heads: Sequence[tuple[bytes | MooncakeError | None, str]]
-) -> Form:
-    (whole, _), (first, of_first), *own = heads
-    of_writers, of_set = own.pop()[0], own.pop()[0]
+def _form(key: bytes, shards: Sequence[bytes], heads: Sequence[Head]) -> Form:
+    whole, first, *own = heads
+    of_writers, of_set = own.pop(), own.pop()
     metadata = _metadata(first)
     axis = _tp_axis(metadata) if metadata is not None else None
     found = {}
-    for name, (head, generation) in zip(shards, own, strict=True):
+    for name, head in zip(shards, own, strict=True):
         each = _metadata(head)
         if each is not None:
-            found[name] = each, generation
+            found[name] = each, head.generation
     return Form(
         key,
-        whole is not None and not isinstance(whole, MooncakeError),
+        isinstance(whole.data, bytes),
         axis.size if axis is not None else 0,
         axis.split_dim if axis is not None else None,
         _manifest(of_set),
         _manifest(of_writers),
-        of_first,
+        first.generation,
         found,
     )
 
@@ -197,20 +196,20 @@ def _first_key(key: bytes) -> bytes:
     return shard_key(key, [AxisRecord("tp", 0, 1)])
 
 
-def _metadata(head: bytes | MooncakeError | None) -> TensorMetadata | None:
-    if not isinstance(head, bytes):
+def _metadata(head: Head) -> TensorMetadata | None:
+    if not isinstance(head.data, bytes):
         return None
     try:
-        return TensorMetadata.decode(head)
+        return TensorMetadata.decode(head.data)
     except FormatError:
         return None
 
 
-def _manifest(head: bytes | MooncakeError | None) -> Manifest | None:
-    if not isinstance(head, bytes):
+def _manifest(head: Head) -> Manifest | None:
+    if not isinstance(head.data, bytes):
         return None
     try:
-        return Manifest.decode(head)
+        return Manifest.decode(head.data)
     except FormatError:
         return None
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from mooncake.errors import DeadlineError, InvalidArgumentError, MooncakeError
+from mooncake.errors import DeadlineError, MooncakeError
 from mooncake.tensor import described, memory
 from mooncake.tensor.calls import Operation
 from mooncake.tensor.dtypes import DType, load_numpy, load_torch
@@ -15,8 +15,8 @@ from mooncake.tensor.format import METADATA_BYTES, TensorMetadata
 from mooncake.tensor.inventory import find
 from mooncake.tensor.layout import Box, Shard
 from mooncake.tensor.recall import forget, recall, remember
-from mooncake.tensor.retries import Retries
-from mooncake.tensor.search import Evidence, Found, Part, Unsettled, find_all, invalid
+from mooncake.tensor.retries import Failure, Retries
+from mooncake.tensor.search import Evidence, Found, Part, State, Unsettled, find_all, invalid
 from mooncake.tensor.transfer import Job, fill, replaced
 
 __all__ = ["Arrays", "Library", "Request", "Tensors", "read", "without_metadata"]
@@ -106,11 +106,10 @@ def read(
     """
     results: list[Any] = [None] * len(requests)
     pending = list(range(len(requests)))
-    heads: dict[int, list[tuple[Part, ...]]] = {at: [] for at in pending}
     retries, is_first = Retries(), True
     while pending:
         try:
-            attempt = _attempt(requests, library, pending, results, heads, is_first, lease)
+            attempt = _attempt(requests, library, pending, results, is_first, lease)
             failed = yield from attempt
         except DeadlineError:
             if is_first:
@@ -119,14 +118,7 @@ def read(
         for at in failed:
             forget(requests[at].key, requests[at].target)
         pending, is_first = (yield from retries.choose(failed)), False
-    for at, seen in heads.items():
-        # A range outside of an object means damage only if the object stayed the same.
-        if isinstance(results[at], InvalidArgumentError) and any(
-            [part.head for part in parts] != [part.head for part in seen[0]] for parts in seen
-        ):
-            results[at] = replaced(requests[at].key)
-        results[at] = retries.explained(at, results[at])
-    return results
+    return [retries.explained(at, result) for at, result in enumerate(results)]
 
 
 def _attempt(
@@ -134,10 +126,9 @@ def _attempt(
     library: Library,
     pending: Sequence[int],
     results: list[Any],
-    heads: dict[int, list[tuple[Part, ...]]],
     is_first: bool,
     lease: bool,
-) -> Operation[dict[int, MooncakeError | Unsettled]]:
+) -> Operation[dict[int, Failure]]:
     """Read those of the tensors that are pending; return what those failed with that may succeed.
 
     Args:
@@ -145,34 +136,33 @@ def _attempt(
         library: Library of the values.
         pending: Places of those that are read.
         results: Receives the filled values, and the failures.
-        heads: Receives which objects each was read from.
         is_first: It is the first attempt.
         lease: Lease the objects.
     """
     wanted = [requests[at] for at in pending]
     places = yield from _find(wanted, is_first=is_first, lease=lease)
-    readings: dict[int, _Reading] = {}
-    failed: dict[int, MooncakeError | Unsettled] = {}
+    readings: dict[int, tuple[_Reading, State]] = {}
+    failed: dict[int, Failure] = {}
     for at, (each, is_recalled) in zip(pending, places, strict=True):
         try:
             if isinstance(each, Unsettled):
-                results[at], failed[at] = each.error, each
+                results[at], failed[at] = each.error, Failure.of_search(each)
                 continue
             if isinstance(each, MooncakeError):
                 raise each
             evidence = (each.evidence or ()) if is_recalled else ()
-            readings[at] = _begin(each, requests[at], library, evidence)
-            heads[at].append(each.parts)
+            state = () if is_recalled else each.state
+            readings[at] = _begin(each, requests[at], library, evidence), state
         except (MooncakeError, TypeError, ImportError) as error:
             results[at] = error
             if is_recalled:
                 # The tensor may have become another one since.
-                failed[at] = replaced(requests[at].key)
-    failures = yield from fill([reading.job for reading in readings.values()], lease=lease)
-    for (at, reading), failure in zip(readings.items(), failures, strict=True):
+                failed[at] = Failure.of_read(replaced(requests[at].key))
+    failures = yield from fill([reading.job for reading, _ in readings.values()], lease=lease)
+    for (at, (reading, state)), failure in zip(readings.items(), failures, strict=True):
         results[at] = _end(reading, requests[at], library) if failure is None else failure
         if failure is not None:
-            failed[at] = failure
+            failed[at] = Failure.of_read(failure, state)
     return failed
 
 

@@ -7,13 +7,14 @@ makes one call for the requests of a round.
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from mooncake._api.values import decoded
 from mooncake._runtime import _native
 from mooncake.errors import (
+    DeadlineError,
     InvalidArgumentError,
     MooncakeError,
     NotFoundError,
@@ -21,7 +22,6 @@ from mooncake.errors import (
 )
 from mooncake.tensor.calls import List, Operation, ReadGrids
 from mooncake.tensor.format import (
-    GENERATION_TAG,
     MANIFEST_BYTES,
     METADATA_BYTES,
     FormatError,
@@ -33,10 +33,12 @@ from mooncake.tensor.layout import Box
 __all__ = [
     "Evidence",
     "Found",
+    "Head",
     "Heads",
     "Names",
     "Part",
     "Search",
+    "State",
     "Unsettled",
     "as_text",
     "decoded_head",
@@ -47,7 +49,6 @@ __all__ = [
     "listed",
     "missing",
     "mixed",
-    "read_generations",
     "read_heads",
 ]
 
@@ -55,8 +56,33 @@ _NOT_FOUND = -704
 _NOT_READY = -703
 _INVALID_PARAMS = -600
 _LISTED_MAX = 8
-_BYTES_REMEDY = "If the object is no tensor, get or get_buffer return its bytes."
 """Maximum number of keys in the text of an error."""
+
+_HEADS_ATTEMPTS = 8
+"""Number of times that heads are read, if one of the objects is replaced during each of them."""
+
+_BYTES_REMEDY = "If the object is no tensor, get or get_buffer return its bytes."
+
+
+State: TypeAlias = tuple[object, ...]
+"""What a search saw of the stored objects: their versions, and the names that it listed.
+
+Nothing of it was replaced or removed between two searches that saw the same.
+"""
+
+
+class Head(NamedTuple):
+    """The beginning of an object.
+
+    Attributes:
+        data: Its first bytes, ``b""`` if it is shorter; None without an object; or the failure.
+        version: Version of the object; None if it is not known.
+        generation: Which call has written it; "" if it does not say.
+    """
+
+    data: bytes | MooncakeError | None
+    version: int | None = None
+    generation: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,12 +135,14 @@ class Found:
         parts: The objects that hold it.
         evidence: What the search saw: as long as it is the same, another search finds the same.
             None if that cannot be checked by reading objects.
+        state: The versions of what it saw.
     """
 
     key: bytes
     wanted: Box
     parts: tuple[Part, ...]
     evidence: tuple[Evidence, ...] | None = None
+    state: State = field(default=(), compare=False)
 
     @property
     def metadata(self) -> TensorMetadata:
@@ -128,6 +156,7 @@ class Unsettled(Exception):  # noqa: N818 - it says that a search should be repe
     Attributes:
         error: The failure, if that does not change.
         is_mixed: The objects are of different versions of the tensor; else objects are missing.
+        state: The versions of what the search saw.
     """
 
     def __init__(self, error: MooncakeError, *, is_mixed: bool) -> None:
@@ -135,6 +164,7 @@ class Unsettled(Exception):  # noqa: N818 - it says that a search should be repe
         super().__init__(str(error))
         self.error = error
         self.is_mixed = is_mixed
+        self.state: State = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,6 +205,7 @@ def find_all(
     running = dict(enumerate(searches))
     answers: dict[int, Any] = dict.fromkeys(running)
     seen: dict[int, list[Evidence] | None] = {at: [] for at in running}
+    states: dict[int, list[object]] = {at: [] for at in running}
     writing: dict[int, MooncakeError] = {}
     while running:
         wanted: dict[int, Heads | Names] = {}
@@ -182,18 +213,20 @@ def find_all(
             try:
                 wanted[at] = search.send(answers[at])
             except StopIteration as end:
-                results[at] = _with_evidence(end.value, seen[at])
+                results[at] = _with_evidence(end.value, seen[at], states[at])
             except Unsettled as error:
                 # Shards that are missing may be those that are being put for the first time.
                 first_put = None if error.is_mixed else writing.get(at)
-                results[at] = Unsettled(first_put, is_mixed=True) if first_put else error
+                unsettled = Unsettled(first_put, is_mixed=True) if first_put else error
+                unsettled.state = tuple(states[at])
+                results[at] = unsettled
             except NotFoundError as error:
                 results[at] = writing.get(at, error)
             except MooncakeError as error:
                 results[at] = error
             if at not in wanted:
                 del running[at]
-        answers = yield from _answer(wanted, writing, lease=lease)
+        answers = yield from _answer(wanted, writing, states, lease=lease)
         for at, answer in answers.items():
             if isinstance(answer, MooncakeError):
                 results[at] = answer
@@ -208,21 +241,16 @@ def find_all(
 
 
 def read_heads(
-    keys: Sequence[bytes], manifests: Sequence[bytes] = (), *, lease: bool
-) -> Operation[list[bytes | MooncakeError | None]]:
-    """Return the first bytes of objects: None without an object, ``b""`` for a shorter one."""
-    heads = yield from read_generations(keys, manifests, lease=lease, tag=None)
-    return [head for head, _ in heads]
+    keys: Sequence[bytes], manifests: Sequence[bytes] = (), *, lease: bool = False, tag: str = ""
+) -> Operation[list[Head]]:
+    """Return the first bytes of objects, as one call saw them.
 
-
-def read_generations(
-    keys: Sequence[bytes],
-    manifests: Sequence[bytes] = (),
-    *,
-    lease: bool = False,
-    tag: str | None = GENERATION_TAG,
-) -> Operation[list[tuple[bytes | MooncakeError | None, str]]]:
-    """Return the first bytes of objects, as `read_heads`, and which call has written each."""
+    Args:
+        keys: Keys of tensors and shards.
+        manifests: Keys of manifests; their heads follow those of `keys`.
+        lease: Lease the objects.
+        tag: `GENERATION_TAG` for which call has written each.
+    """
     names = [*keys, *manifests]
     if not names:
         return []
@@ -232,18 +260,20 @@ def read_generations(
     base, _ = _native.writable_range(memory)
     grids = [[(base + start, 0, length, ())] for start, length in zip(starts, lengths, strict=True)]
     texts = [decoded(name) for name in names]
-    outcomes = yield ReadGrids(texts, grids, memory, lease=lease, tag=tag)
-    heads: list[tuple[bytes | MooncakeError | None, str]] = []
+    for _ in range(_HEADS_ATTEMPTS):
+        outcomes = yield ReadGrids(texts, grids, memory, lease=lease, tag=tag)
+        if not any(isinstance(outcome, DeadlineError) for outcome in outcomes):
+            break
+    heads: list[Head] = []
     for start, length, outcome in zip(starts, lengths, outcomes, strict=True):
         if isinstance(outcome, NotFoundError):
-            heads.append((None, ""))
+            heads.append(Head(None))
         elif isinstance(outcome, InvalidArgumentError):
-            heads.append((b"", ""))
+            heads.append(Head(b""))
         elif isinstance(outcome, MooncakeError):
-            heads.append((outcome, ""))
+            heads.append(Head(outcome))
         else:
-            generation = outcome[1] if tag is not None else ""
-            heads.append((bytes(memory[start : start + length]), generation))
+            heads.append(Head(bytes(memory[start : start + length]), *outcome[1:]))
     return heads
 
 
@@ -311,21 +341,29 @@ def as_text(key: bytes) -> str:
     return key.decode(errors="replace")
 
 
-def _with_evidence(found: Found, seen: list[Evidence] | None) -> Found:
-    """Add what was seen, but for the parts, whose heads are checked by every read."""
+def _with_evidence(found: Found, seen: list[Evidence] | None, state: list[object]) -> Found:
+    """Add what was seen; as evidence but for the parts, whose heads are checked by every read."""
     if seen is None:
-        return found
+        return replace(found, state=tuple(state))
     parts = {part.key for part in found.parts}
     evidence = tuple(each for each in seen if each.key not in parts)
-    return replace(found, evidence=evidence)
+    return replace(found, evidence=evidence, state=tuple(state))
 
 
 def _answer(
-    wanted: dict[int, Heads | Names], writing: dict[int, MooncakeError], *, lease: bool
+    wanted: dict[int, Heads | Names],
+    writing: dict[int, MooncakeError],
+    states: dict[int, list[object]],
+    *,
+    lease: bool,
 ) -> Operation[dict[int, Any]]:
     """Answer the requests of one round.
 
-    An object that is put for the first time does not exist yet; it is recorded in `writing`.
+    Args:
+        wanted: The requests.
+        writing: Receives that an object is put for the first time, which does not exist yet.
+        states: Receive the versions of what is seen.
+        lease: Lease the objects.
     """
     answers: dict[int, Any] = {}
     requests = {at: request for at, request in wanted.items() if isinstance(request, Heads)}
@@ -334,8 +372,10 @@ def _answer(
     outcomes = yield from read_heads(keys, manifests, lease=lease)
     heads, of_manifests = iter(outcomes[: len(keys)]), iter(outcomes[len(keys) :])
     for at, request in requests.items():
-        own = [next(heads) for _ in request.keys]
-        own += [next(of_manifests) for _ in request.manifests]
+        rows = [next(heads) for _ in request.keys]
+        rows += [next(of_manifests) for _ in request.manifests]
+        states[at] += [row.version for row in rows]
+        own = [row.data for row in rows]
         for index, each in enumerate(own):
             if isinstance(each, NotReadyError):
                 writing[at], own[index] = each, None
@@ -344,4 +384,5 @@ def _answer(
     for at, other in wanted.items():
         if isinstance(other, Names):
             answers[at] = yield from list_names(other.prefix)
+            states[at] += answers[at]
     return answers

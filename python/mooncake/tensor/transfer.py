@@ -81,7 +81,7 @@ def fill(
     # A staged read keeps its own memory, too.
     owners = [heads, valid]
     # Parts that were written by one call are of one version, parts of two calls are not.
-    tag = GENERATION_TAG if any(len(job.found.parts) > 1 for job, _ in valid) else None
+    tag = GENERATION_TAG if any(len(job.found.parts) > 1 for job, _ in valid) else ""
     if is_registered:
         # The heads are read into memory of this call, which is not registered.
         outcomes = yield ReadGrids(names, data, owners, is_registered=True, lease=lease, tag=tag)
@@ -109,7 +109,7 @@ def fill(
         after = first + parts + len(job.evidence)
         failed = next(filter(None, read[first:after]), None)
         if failed is None and parts > 1:
-            written = {outcome[1] for outcome in outcomes[first : first + parts]}
+            written = {outcome[2] for outcome in outcomes[first : first + parts]}
             if len(written) > 1:
                 failed = mixed(job.found.key, sorted(written))
         first = after
@@ -244,7 +244,8 @@ def _stage(job: Job, grids: tuple[Grid, ...]) -> _Staged | None:
     return _Staged(grids, np.empty(bounds[-1], dtype=np.uint8), bounds)
 
 
-def replaced(key: bytes) -> MooncakeError:
+def replaced(key: str | bytes | None) -> MooncakeError:
     """Return the failure of a read whose object was replaced meanwhile."""
     text = "the object was replaced during the read"
-    return _native.failure(_LEASE_EXPIRED, text, key=decoded(key))
+    name = decoded(key) if isinstance(key, bytes) else key
+    return _native.failure(_LEASE_EXPIRED, text, key=name)

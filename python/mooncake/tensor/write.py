@@ -25,7 +25,7 @@ from mooncake.tensor.format import (
 from mooncake.tensor.forms import Form, forms_of, is_shard_of, other_layout
 from mooncake.tensor.inventory import axes_of, records, stored_keys
 from mooncake.tensor.layout import Box, Layout, Shard
-from mooncake.tensor.search import invalid, list_names, listed, mixed, read_generations
+from mooncake.tensor.search import invalid, list_names, listed, mixed, read_heads
 from mooncake.tensor.shard_set import Member, members_of
 
 if TYPE_CHECKING:
@@ -403,8 +403,8 @@ def _surplus(form: Form, layout: Shard) -> list[bytes]:
 
 def _is_whole_set(members: Sequence[Member], layout: Shard, plan: _Plan) -> Operation[bool]:
     """Return whether all shards of a layout are stored, in the version of one of them."""
-    heads = yield from read_generations([member.key for member in members])
-    return all(is_shard_of(head, layout) and each == plan.generation for head, each in heads)
+    heads = yield from read_heads([member.key for member in members], tag=GENERATION_TAG)
+    return all(is_shard_of(head, layout) and head.generation == plan.generation for head in heads)
 
 
 def _is_of_others(item: Item, name: bytes) -> bool:

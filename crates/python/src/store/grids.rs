@@ -4,8 +4,11 @@
 use std::ops::Range;
 
 use mooncake_base::{Error, ObjectKey, Result};
-use mooncake_store_client::{BufferScope, Client, Grid, GridDimension, GridParts};
-use pyo3::{IntoPyObjectExt as _, prelude::*, types::PyList};
+use mooncake_store_client::{BufferScope, Client, Grid, GridDimension, GridParts, GridsRead};
+use pyo3::{
+    prelude::*,
+    types::{PyList, PyTuple},
+};
 
 use super::{Store, outcome::outcome_list};
 use crate::{
@@ -51,46 +54,41 @@ impl GridTable {
         Ok(Self { rows: rows.collect(), grids })
     }
 
-    /// Reads the ranges with one call to the master and one transfer per peer. Returns the bytes
-    /// read of each object and the value of a tag, or the first failure among its ranges.
+    /// Reads the ranges with one call to the master and one transfer per peer. Returns what was
+    /// read of each object, or the first failure among its ranges.
     pub(crate) fn read(
         self,
         client: &Client,
         is_registered: bool,
         lease: bool,
-        tag: Option<&str>,
-    ) -> Vec<Result<GridsRead>> {
+        tag: &str,
+    ) -> Vec<Result<Outcome>> {
         let Self { rows, grids } = self;
         let scope = if is_registered { BufferScope::Registered } else { BufferScope::Anywhere };
         call_with_valid(rows, |rows| {
             let parts = rows
                 .iter()
                 .map(|row| GridParts { key: &row.key, grids: &grids[row.grids.clone()] });
-            client.read_grids(&parts.collect::<Vec<_>>(), scope, lease, tag.unwrap_or_default())
+            client.read_grids(&parts.collect::<Vec<_>>(), scope, lease, tag)
         })
         .into_iter()
-        .map(|read| read.map(|(nbytes, value)| GridsRead { nbytes, tag: tag.map(|_| value) }))
+        .map(|read| read.map(Outcome))
         .collect()
     }
 }
 
-/// The outcome of one object: in Python the number of bytes, or a pair of it and the value of the
-/// wanted tag.
-pub(crate) struct GridsRead {
-    nbytes: u64,
-    tag: Option<Box<str>>,
-}
+/// The outcome of one object: in Python the number of bytes, the version of the object, and the
+/// value of the wanted tag.
+pub(crate) struct Outcome(GridsRead);
 
-impl<'py> IntoPyObject<'py> for GridsRead {
-    type Target = PyAny;
-    type Output = Bound<'py, PyAny>;
+impl<'py> IntoPyObject<'py> for Outcome {
+    type Target = PyTuple;
+    type Output = Bound<'py, PyTuple>;
     type Error = PyErr;
 
     fn into_pyobject(self, py: Python<'py>) -> PyResult<Self::Output> {
-        match self.tag {
-            None => self.nbytes.into_bound_py_any(py),
-            Some(tag) => (self.nbytes, &*tag).into_bound_py_any(py),
-        }
+        let GridsRead { nbytes, version, tag } = self.0;
+        (nbytes, version.0, &*tag).into_pyobject(py)
     }
 }
 
@@ -110,17 +108,17 @@ impl TryFrom<GridArgument> for Grid {
     }
 }
 
-/// Reads ranges of objects into memory at addresses; returns the bytes read of each object. Leases
-/// the objects unless `lease` is false. With `tag` the outcome has the value of that tag, too.
+/// Reads ranges of objects into memory at addresses. Returns for each object the bytes read, its
+/// version, and the value of the tag with the name `tag`. Leases the objects unless `lease` is false.
 #[pyfunction]
-#[pyo3(signature = (store, keys, grids, *, is_registered = false, lease = true, tag = None))]
+#[pyo3(signature = (store, keys, grids, *, is_registered = false, lease = true, tag = ""))]
 pub(crate) fn read_grids<'py>(
     store: &Bound<'py, Store>,
     keys: Vec<Bound<'py, PyAny>>,
     grids: Vec<Vec<GridArgument>>,
     is_registered: bool,
     lease: bool,
-    tag: Option<&str>,
+    tag: &str,
 ) -> PyResult<Bound<'py, PyList>> {
     let table = GridTable::new(&keys, grids, store.py())?;
     let read =

@@ -10,7 +10,7 @@ from mooncake._aliases import accept_aliases
 from mooncake._api.values import encoded
 from mooncake._hints import torch
 from mooncake._runtime import _native
-from mooncake.errors import InvalidArgumentError, MooncakeError
+from mooncake.errors import MooncakeError
 from mooncake.store.batch import Key, as_codes, check_lists, have_same_length, invalid_argument
 from mooncake.store.codes import INVALID_PARAMS
 from mooncake.store.config import ReplicateConfig, put_options
@@ -23,8 +23,8 @@ from mooncake.tensor.format import METADATA_BYTES, FormatError, TensorMetadata, 
 from mooncake.tensor.inventory import find, find_stored, records
 from mooncake.tensor.layout import Layout, Shard
 from mooncake.tensor.read import Request, Tensors, read, without_metadata
-from mooncake.tensor.retries import Retries
-from mooncake.tensor.search import Found, Search, Unsettled, find_all
+from mooncake.tensor.retries import Failure, Retries
+from mooncake.tensor.search import Found, Search, State, Unsettled, find_all
 from mooncake.tensor.transfer import Job, fill
 from mooncake.tensor.write import Item, write
 
@@ -537,11 +537,11 @@ def _read_into(
     retries, pending = Retries(), list(range(len(wanted)))
     while pending:
         found = yield from find_all([wanted[at][0]() for at in pending], lease=True)
-        failed: dict[int, MooncakeError | Unsettled] = {}
-        jobs: dict[int, tuple[Job, bytes]] = {}
+        failed: dict[int, Failure] = {}
+        jobs: dict[int, tuple[Job, bytes, State]] = {}
         for at, each in zip(pending, found, strict=True):
             if isinstance(each, Unsettled):
-                results[at], failed[at] = each.error, each
+                results[at], failed[at] = each.error, Failure.of_search(each)
             elif isinstance(each, MooncakeError):
                 results[at] = each
             else:
@@ -553,16 +553,13 @@ def _read_into(
                         f"needed={metadata.total_bytes}"
                     )
                 else:
-                    jobs[at] = job, head
-        failures = yield from _fill_registered([job for job, _ in jobs.values()])
-        for (at, (_, head)), failure in zip(jobs.items(), failures, strict=True):
+                    jobs[at] = job, head, each.state
+        failures = yield from _fill_registered([job for job, *_ in jobs.values()])
+        for (at, (_, head, state)), failure in zip(jobs.items(), failures, strict=True):
             if failure is None:
                 _native.write_memory(places[at][0], head, METADATA_BYTES)
             else:
-                results[at] = failure
-                # Memory that is not registered does not become so.
-                if not isinstance(failure, InvalidArgumentError):
-                    failed[at] = failure
+                results[at], failed[at] = failure, Failure.of_read(failure, state)
         pending = yield from retries.choose(failed)
     return results
 

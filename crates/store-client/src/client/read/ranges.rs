@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use mooncake_base::{Error, Moment, ObjectKey, Result};
+use mooncake_base::{Error, Moment, ObjectKey, Result, Version};
 use mooncake_transfer_engine::{Engine, LocalRange, Region, RemoteRange};
 use rustc_hash::FxHashMap;
 
@@ -14,6 +14,17 @@ use crate::{
 
 /// Outcome of the parts of one object: an error for the whole object, or a result per part.
 pub type PartOutcomes = Result<Vec<Result<u64>>>;
+
+/// What was read of one object.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct GridsRead {
+    /// Number of bytes.
+    pub nbytes: u64,
+    /// The version of the object whose bytes were read.
+    pub version: Version,
+    /// The value of the wanted tag; empty if the object does not have it.
+    pub tag: Box<str>,
+}
 
 impl Client {
     /// Reads parts of objects, each into its own memory, with one locate call (however often an
@@ -36,9 +47,8 @@ impl Client {
     }
 
     /// Like [`read_parts`](Self::read_parts) for ranges at regular distances. An object fails as a
-    /// whole if one of its ranges cannot be read. Leases the objects if `takes_lease` is set. Returns
-    /// for each object the number of bytes read, and the value of the tag with the name `tag`: of the
-    /// version whose bytes were read; empty if the object does not have it.
+    /// whole if one of its ranges cannot be read. Leases the objects if `takes_lease` is set. `tag` is
+    /// the name of a tag whose value is wanted, too; empty for none.
     ///
     /// # Errors
     /// By object: as [`read_parts`](Self::read_parts), for the object or its first grid that fails.
@@ -48,7 +58,7 @@ impl Client {
         scope: BufferScope<'_>,
         takes_lease: bool,
         tag: &str,
-    ) -> Vec<Result<(u64, Box<str>)>> {
+    ) -> Vec<Result<GridsRead>> {
         let (keys, objects) = once(wanted.iter().map(|parts| parts.key));
         let found = self.locate_with(keys, Grants { lease: takes_lease, fence: true, tag });
         let allowed = AllowedMemory::new(self.engine(), scope);
@@ -63,7 +73,8 @@ impl Client {
         let mut read = self.read_since(begin, &reads).into_iter();
         let outcome = |checked: Result<Read<'_>>| {
             let located = checked?.located;
-            Ok((next_of(&mut read)?, located.tag.clone()))
+            let nbytes = next_of(&mut read)?;
+            Ok(GridsRead { nbytes, version: located.version, tag: located.tag.clone() })
         };
         checked.into_iter().map(outcome).collect()
     }
