@@ -80,6 +80,7 @@ def test_messages_to_and_from_the_dead_end():
         ranks.check(2)
 
 
+@LONG
 def test_death_while_the_group_is_made_is_an_error():
     with Forked(pg_faults, "dies_while_the_group_is_made", 3) as ranks:
         ranks.start().expect("ready")
@@ -197,6 +198,7 @@ def test_host_that_vanishes_is_removed_by_its_silence(two_hosts):
             process.communicate()
 
 
+@LONG
 def test_long_silence_removes_a_rank_which_comes_back():
     with Forked(pg_faults, "stopped_rank", 3) as ranks:
         ranks.start().expect("ready")
