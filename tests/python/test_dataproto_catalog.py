@@ -51,6 +51,16 @@ def test_tags_are_merged_and_listed(catalog):
     assert catalog.list("absent") == {}
 
 
+def test_equal_tags_of_keys_stay_apart(catalog):
+    tags = [{"step": 1}, {"step": 1}, {"step": True}, {"step": 1.0}]
+    catalog.update("p", list("abcd"), tags=tags)
+    catalog.update("p", ["a"], tags=[{"step": 2}])
+    catalog.list("p")["p"]["b"]["step"] = 3
+    assert [repr(tag) for tag in catalog.list("p")["p"].values()] == [
+        repr(tag) for tag in ({"step": 2}, *tags[1:])
+    ]
+
+
 def test_answers_are_copies(catalog):
     given = handle("A")
     catalog.update("p", ["k0", "k1"], tags=[{"x": []}, {}], handle=given)

@@ -15,6 +15,7 @@ from .handle import (
     checked_tags,
     checked_text,
     copied,
+    is_plain,
     view_handle,
 )
 
@@ -23,55 +24,19 @@ __all__ = ["UNACKNOWLEDGED_MAX", "DataProtoCatalog"]
 # Results of publications that no client has acknowledged. The oldest are dropped above this
 # number: their clients are gone, or would have repeated the publication long ago.
 UNACKNOWLEDGED_MAX = 65536
-
-Location: TypeAlias = tuple[str, int]
-
-
-@dataclass(slots=True)
-class _Entry:
-    """A key: its tags, and the fragment and row of each of its fields.
-
-    There are millions of entries, and a look-up finds most of their parts in no cache. Most have no
-    tags, and all fields in one place, so these have no dictionaries of their own: `names` is shared
-    by all entries of a fragment, and `place` is the place of its fields. Once a key has fields of
-    several fragments, `locations` has them all.
-    """
-
-    tag: dict[str, Any] | None = None
-    names: tuple[str, ...] = ()
-    place: Location | None = None
-    locations: dict[str, Location] | None = None
-
-    def fields(self) -> Iterable[str]:
-        """Returns the names of the fields, in the order in which they came."""
-        return self.names if self.locations is None else self.locations
-
-    def places(self) -> Iterable[Location]:
-        """Returns the place of each field."""
-        if self.locations is not None:
-            return self.locations.values()
-        return () if self.place is None else (self.place,) * len(self.names)
-
-    def locate(self, names: tuple[str, ...], place: Location) -> list[Location]:
-        """Sets the place of fields; returns the places that they had."""
-        if self.locations is None and (self.place is None or names == self.names):
-            previous = list(self.places())
-            self.names, self.place = names, place
-            return previous
-        if self.locations is None:
-            self.locations = dict(zip(self.names, self.places(), strict=True))
-        previous = [self.locations[name] for name in names if name in self.locations]
-        self.locations.update(dict.fromkeys(names, place))
-        return previous
+# Row numbers and lists of fields of which each entry shares one, instead of its own.
+_SHARED_ROWS_MAX = 65536
+_SHARED_NAMES_MAX = 1024
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Fragment:
     """A stored batch, alive while a field of a key or a pinned read refers to it.
 
     A managed fragment is retired after that, and clients are asked to delete it.
     """
 
+    id: str
     view: HandleView
     is_managed: bool
     references: int = 0
@@ -89,6 +54,72 @@ class _Fragment:
         self.handle = view.handle
         own = view.handle.get("meta_info") or None
         self.meta_info = shared if shared == own else own
+
+
+Place: TypeAlias = tuple[_Fragment, int]
+
+# Names of an entry whose fields are in several places. No field has an empty name.
+_MIXED = ("",)
+
+
+@dataclass(slots=True, eq=False)
+class _Entry:
+    """A key: its tags, and the fragment and row of each of its fields.
+
+    There are millions of entries, and a look-up finds most of their parts in no cache. Most have
+    all fields in one place, so these have no dictionary of their own: `names` is shared by all
+    entries with the same fields, and `fragment` and `row` are the place of all of them. Once a key
+    has fields in several places, `places` has them all, and `names` is `_MIXED`.
+    """
+
+    tag: dict[str, Any] | None = None
+    is_plain_tag: bool = True
+    names: tuple[str, ...] = ()
+    # Not used without names.
+    fragment: Any = None
+    row: int = 0
+    places: dict[str, Place] | None = None
+
+    def fields(self) -> Iterable[str]:
+        """Returns the names of the fields, in the order in which they came."""
+        return self.names if self.places is None else self.places
+
+    def place_of(self, name: str) -> Place | None:
+        """Returns the place of a field; None if there is no such field."""
+        if self.places is not None:
+            return self.places.get(name)
+        return (self.fragment, self.row) if name in self.names else None
+
+    def fragments(self) -> list[_Fragment]:
+        """Returns the fragment of each field."""
+        if self.places is not None:
+            return [fragment for fragment, _ in self.places.values()]
+        return [self.fragment] * len(self.names)
+
+    def locate(self, names: tuple[str, ...], fragment: _Fragment, row: int) -> list[_Fragment]:
+        """Sets the place of fields; returns the fragments that they had."""
+        if self.places is None and (not self.names or names == self.names):
+            previous = self.fragments()
+            self.names, self.fragment, self.row = names, fragment, row
+            return previous
+        if self.places is None:
+            self.places = dict.fromkeys(self.names, (self.fragment, self.row))
+            self.names = _MIXED
+            self.fragment = None
+        previous = [self.places[name][0] for name in names if name in self.places]
+        self.places.update(dict.fromkeys(names, (fragment, row)))
+        return previous
+
+    def add_tag(self, tag: dict[str, Any]) -> None:
+        """Merges a tag, which other entries may share, into that of the key."""
+        self.tag = {**self.tag, **tag} if self.tag else tag
+        self.is_plain_tag = is_plain(self.tag)
+
+    def copied_tag(self) -> dict[str, Any]:
+        """Returns a copy of the tag."""
+        if self.tag is None:
+            return {}
+        return self.tag.copy() if self.is_plain_tag else copied(self.tag)
 
 
 class DataProtoCatalog:
@@ -109,7 +140,9 @@ class DataProtoCatalog:
         # The fragment of each stage of the retired: a later stage has another key than a fragment.
         self._retired_stages: dict[str, str] = {}
         self._publications: dict[str, dict[str, Any]] = {}
-        self._reads: dict[int, tuple[str, ...]] = {}
+        self._reads: dict[int, tuple[_Fragment, ...]] = {}
+        self._shared_names: dict[tuple[str, ...], tuple[str, ...]] = {}
+        self._shared_rows: list[int] = []
         self._next_token = 1
         self._is_drained = False
         self._last_meta_info: Mapping[str, Any] | None = None
@@ -239,23 +272,27 @@ class DataProtoCatalog:
                 wanted = _fields_of(entries)
                 if not wanted:
                     raise ValueError("requested keys do not contain any fields")
-            groups: dict[tuple[Location, ...], list[str]] = {}
-            for name in wanted:
-                places = _places_of(entries, name)
-                if places is None:
+            common = _common_names(entries)
+            if common is not None and all(name in common for name in wanted):
+                locations = [(entry.fragment.id, entry.row) for entry in entries]
+                field_groups = [{"fields": list(wanted), "locations": locations}]
+                used = tuple(dict.fromkeys([entry.fragment for entry in entries]))
+            else:
+                groups = _groups_of(entries, wanted)
+                if groups is None:
                     raise _not_ready(names, entries, wanted)
-                groups.setdefault(places, []).append(name)
-            used = tuple(dict.fromkeys(place[0] for places in groups for place in places))
+                field_groups = [
+                    {"fields": grouped, "locations": [(each.id, row) for each, row in places]}
+                    for places, grouped in groups.items()
+                ]
+                used = tuple(dict.fromkeys(place[0] for places in groups for place in places))
             answer = {
                 "keys": list(names),
-                "tags": _tags_of(entries),
+                "tags": [entry.copied_tag() if entry.tag else {} for entry in entries],
                 "fields": list(wanted),
-                "field_groups": [
-                    {"fields": grouped, "locations": list(places)}
-                    for places, grouped in groups.items()
-                ],
-                "handles": HandleCopies({name: self._fragments[name].handle for name in used}),
-                "meta_info": self._meta_info(used),
+                "field_groups": field_groups,
+                "handles": HandleCopies({each.id: each.handle for each in used}),
+                "meta_info": _meta_info(used),
             }
             if pin:
                 answer["read_token"] = self._pin(used)
@@ -264,9 +301,9 @@ class DataProtoCatalog:
     def release_read(self, token: int) -> dict[str, Any]:
         """Ends a pinned read. A token that is unknown or was released already has no effect."""
         with self._lock:
-            for fragment_id in self._reads.pop(token, ()):
-                self._fragments[fragment_id].readers -= 1
-                self._retire_if_unused(fragment_id)
+            for fragment in self._reads.pop(token, ()):
+                fragment.readers -= 1
+                self._retire_if_unused(fragment)
             return self._retired_handles()
 
     def list(self, partition: str | None = None) -> dict[str, dict[str, Any]]:
@@ -275,7 +312,7 @@ class DataProtoCatalog:
             checked_text(partition, "partition")
         with self._lock:
             return {
-                name: {key: copied(entry.tag or {}) for key, entry in entries.items()}
+                name: {key: entry.copied_tag() for key, entry in entries.items()}
                 for name, entries in self._partitions.items()
                 if partition in (None, name)
             }
@@ -288,8 +325,8 @@ class DataProtoCatalog:
             entries = self._partitions.get(partition, {})
             for key in names:
                 entry = entries.pop(key, None)
-                for location in entry.places() if entry else ():
-                    self._drop_reference(location[0])
+                for fragment in entry.fragments() if entry else ():
+                    self._drop_reference(fragment)
             if not entries:
                 self._partitions.pop(partition, None)
             return self._retired_handles()
@@ -346,19 +383,27 @@ class DataProtoCatalog:
         checked = checked_tags(tags, len(names))
         if handle is None and checked is None:
             raise ValueError("catalog update requires tags or a DataProto handle")
-        view, fragment_id = None, ""
+        fragment: _Fragment | None = None
+        fields: tuple[str, ...] = ()
         if handle is not None:
             view = view_handle(handle)
             fragment_id = view.fragment_id
             view.require_rows(len(names))
-            self._add_fragment(fragment_id, view, is_managed=is_managed)
+            fragment = self._add_fragment(fragment_id, view, is_managed=is_managed)
+            fields = self._shared(view.fields)
         entries = self._partitions.setdefault(partition, {})
-        for row, key in enumerate(names):
-            entry = entries.setdefault(key, _Entry())
-            if checked is not None and checked[row]:
-                entry.tag = {**(entry.tag or {}), **checked[row]}
-            if view is not None:
-                self._locate(entry, view.fields, (fragment_id, row))
+        last: dict[str, Any] | None = None
+        for at, (row, key) in enumerate(zip(self._rows(len(names)), names, strict=True)):
+            entry = entries.get(key)
+            if entry is None:
+                entry = entries[key] = _Entry()
+            if checked is not None and checked[at]:
+                # Equal tags of neighbours are one dictionary.
+                if last is None or not _is_same(last, checked[at]):
+                    last = checked[at]
+                entry.add_tag(last)
+            if fragment is not None:
+                self._locate(entry, fields, fragment, row)
         return self._result(partition, names)
 
     def _append_refusal(
@@ -401,16 +446,22 @@ class DataProtoCatalog:
         added = tuple(name for name in view.fields if name not in fragment.view.fields)
         fragment.show(view, fragment.meta_info)
         entries = self._partitions[partition]
-        for row, key in enumerate(keys):
-            self._locate(entries[key], added, (fragment_id, row))
+        for row, key in zip(self._rows(len(keys)), keys, strict=True):
+            entry = entries[key]
+            if entry.fragment is fragment and entry.row == row and added:
+                # All fields of the key stay in one place.
+                fragment.references += len(added)
+                entry.names = self._shared((*entry.names, *added))
+            else:
+                self._locate(entry, added, fragment, row)
         return self._result(partition, keys)
 
-    def _add_fragment(self, fragment_id: str, view: HandleView, *, is_managed: bool) -> None:
+    def _add_fragment(self, fragment_id: str, view: HandleView, *, is_managed: bool) -> _Fragment:
         if fragment_id in self._retired:
             raise ValueError(f"DataProto fragment id is pending retirement: {fragment_id!r}")
         fragment = self._fragments.get(fragment_id)
         if fragment is None:
-            fragment = _Fragment(view, is_managed)
+            fragment = _Fragment(fragment_id, view, is_managed)
             # Fragments of one producer have the same, which is then compared once for all of them.
             fragment.show(view, self._last_meta_info)
             self._last_meta_info = fragment.meta_info
@@ -419,61 +470,67 @@ class DataProtoCatalog:
             raise ValueError(f"DataProto fragment id collision: {fragment_id!r}")
         if fragment.is_managed != is_managed:
             raise ValueError(f"DataProto fragment management mismatch: {fragment_id!r}")
+        return fragment
 
-    def _locate(self, entry: _Entry, fields: tuple[str, ...], location: Location) -> None:
+    def _shared(self, names: tuple[str, ...]) -> tuple[str, ...]:
+        """Returns equal names that other entries have, too."""
+        if len(self._shared_names) >= _SHARED_NAMES_MAX:
+            self._shared_names.clear()
+        return self._shared_names.setdefault(names, names)
+
+    def _rows(self, count: int) -> Sequence[int]:
+        """Returns the row numbers up to a count; the entries share them, so that few are read."""
+        if count > _SHARED_ROWS_MAX:
+            return range(count)
+        if len(self._shared_rows) < count:
+            self._shared_rows += range(len(self._shared_rows), count)
+        return self._shared_rows[:count]
+
+    def _locate(
+        self, entry: _Entry, fields: tuple[str, ...], fragment: _Fragment, row: int
+    ) -> None:
         if not fields:
             return
-        previous = entry.locate(fields, location)
+        previous = entry.locate(fields, fragment, row)
         # Counted before the previous ones are dropped, which may be of the same fragment.
-        self._fragments[location[0]].references += len(fields)
+        fragment.references += len(fields)
         for each in previous:
-            self._drop_reference(each[0])
+            self._drop_reference(each)
 
-    def _drop_reference(self, fragment_id: str) -> None:
-        self._fragments[fragment_id].references -= 1
-        self._retire_if_unused(fragment_id)
+    def _drop_reference(self, fragment: _Fragment) -> None:
+        fragment.references -= 1
+        self._retire_if_unused(fragment)
 
-    def _retire_if_unused(self, fragment_id: str) -> None:
-        fragment = self._fragments[fragment_id]
+    def _retire_if_unused(self, fragment: _Fragment) -> None:
         if fragment.references or fragment.readers:
             return
-        del self._fragments[fragment_id]
+        del self._fragments[fragment.id]
         if fragment.is_managed:
-            self._retired[fragment_id] = fragment.view
-            stages = dict.fromkeys(fragment.view.stages.values(), fragment_id)
+            self._retired[fragment.id] = fragment.view
+            stages = dict.fromkeys(fragment.view.stages.values(), fragment.id)
             self._retired_stages.update(stages)
 
     def _forget_retired(self, fragment_id: str) -> None:
         for key in self._retired.pop(fragment_id).stages.values():
             self._retired_stages.pop(key, None)
 
-    def _pin(self, fragment_ids: tuple[str, ...]) -> int:
+    def _pin(self, fragments: tuple[_Fragment, ...]) -> int:
         token = self._next_token
         self._next_token += 1
-        self._reads[token] = fragment_ids
-        for fragment_id in fragment_ids:
-            self._fragments[fragment_id].readers += 1
+        self._reads[token] = fragments
+        for fragment in fragments:
+            fragment.readers += 1
         return token
 
     def _entries(self, partition: str, keys: Sequence[str]) -> Sequence[_Entry]:
         entries = self._partitions.get(partition, {})
-        absent = [key for key in keys if key not in entries]
-        if absent:
+        # One C loop: a look-up of a key costs a read of memory that is in no cache.
+        found = list(map(entries.get, keys))
+        known = [entry for entry in found if entry is not None]
+        if len(known) != len(keys):
+            absent = [key for key in keys if key not in entries]
             raise ValueError(f"keys were not found in partition {partition!r}: {absent}")
-        return [entries[key] for key in keys]
-
-    def _meta_info(self, fragment_ids: Sequence[str]) -> dict[str, Any]:
-        merged: dict[str, Any] = {}
-        last = None
-        for fragment_id in fragment_ids:
-            meta_info = self._fragments[fragment_id].meta_info
-            if meta_info is None or meta_info is last:
-                continue
-            last = meta_info
-            for name, value in meta_info.items():
-                if merged.setdefault(name, value) != value:
-                    raise ValueError(f"conflicting DataProto meta_info value for {name!r}")
-        return copied(merged)
+        return known
 
     def _record(self, operation_id: str, result: dict[str, Any]) -> None:
         self._publications[operation_id] = result
@@ -484,7 +541,7 @@ class DataProtoCatalog:
         entries = self._entries(partition, keys)
         return {
             "keys": list(keys),
-            "tags": _tags_of(entries),
+            "tags": [entry.copied_tag() for entry in entries],
             "fields": list(_fields_of(entries)),
             **self._retired_handles(),
         }
@@ -503,33 +560,58 @@ def _not_ready(keys: Sequence[str], entries: Sequence[_Entry], wanted: Sequence[
     return ValueError(f"fields are not ready for key {key!r}: {absent}")
 
 
+def _is_same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Returns whether tags are equal, with items in one order and of the same plain classes."""
+    if one != other or list(one) != list(other) or not is_plain(other):
+        return False
+    kinds = [each.__class__ for each in other.values()]
+    # 0.0 equals -0.0.
+    return float not in kinds and kinds == [each.__class__ for each in one.values()]
+
+
+def _common_names(entries: Sequence[_Entry]) -> tuple[str, ...] | None:
+    """Returns the fields of all keys, if they are the same and each key has them in one place."""
+    first = entries[0].names
+    if first is _MIXED or not all(entry.names is first for entry in entries):
+        return None
+    return first
+
+
 def _fields_of(entries: Sequence[_Entry]) -> tuple[str, ...]:
     """Returns the fields that any of the keys has, each once, in order."""
-    # Entries of one producer have the same fields.
-    layouts = dict.fromkeys([entry.names for entry in entries if entry.locations is None])
-    if len(layouts) == 1 and all(entry.locations is None for entry in entries):
-        return next(iter(layouts))
+    common = _common_names(entries)
+    if common is not None:
+        return common
     return tuple(dict.fromkeys(name for entry in entries for name in entry.fields()))
 
 
-def _places_of(entries: Sequence[_Entry], name: str) -> tuple[Location, ...] | None:
-    """Returns the place of a field of each key; None if a key lacks the field."""
-    places = []
-    names: tuple[str, ...] | None = None
-    for entry in entries:
-        place = entry.place
-        if entry.locations is not None:
-            place = entry.locations.get(name)
-        elif entry.names is not names:
-            if name not in entry.names:
-                return None
-            names = entry.names
-        if place is None:
+def _groups_of(
+    entries: Sequence[_Entry], wanted: Sequence[str]
+) -> dict[tuple[Place, ...], list[str]] | None:
+    """Returns the fields that lie in the same places; None if a key lacks one."""
+    groups: dict[tuple[Place, ...], list[str]] = {}
+    for name in wanted:
+        places = [place for entry in entries if (place := entry.place_of(name)) is not None]
+        if len(places) != len(entries):
             return None
-        places.append(place)
-    return tuple(places)
+        groups.setdefault(tuple(places), []).append(name)
+    return groups
 
 
-def _tags_of(entries: Sequence[_Entry]) -> list[dict[str, Any]]:
-    """Returns a copy of the tags of each key."""
-    return [copied(entry.tag) if entry.tag else {} for entry in entries]
+def _meta_info(fragments: Sequence[_Fragment]) -> dict[str, Any]:
+    """Returns the common metadata of fragments.
+
+    Raises:
+        ValueError: They disagree about an entry.
+    """
+    merged: dict[str, Any] = {}
+    last = None
+    for fragment in fragments:
+        meta_info = fragment.meta_info
+        if meta_info is None or meta_info is last:
+            continue
+        last = meta_info
+        for name, value in meta_info.items():
+            if merged.setdefault(name, value) != value:
+                raise ValueError(f"conflicting DataProto meta_info value for {name!r}")
+    return copied(merged)

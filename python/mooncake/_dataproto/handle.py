@@ -18,6 +18,7 @@ __all__ = [
     "checked_tags",
     "checked_text",
     "copied",
+    "is_plain",
     "view_handle",
 ]
 
@@ -73,18 +74,19 @@ class HandleCopies(dict[str, Handle]):
 
     def __init__(self, handles: Mapping[str, Handle]) -> None:
         super().__init__(handles)
-        self._shared = set(handles)
+        # Names whose handles are the reader's own.
+        self._own: set[str] = set()
 
     def __getitem__(self, name: str) -> Handle:
         handle = super().__getitem__(name)
-        if name in self._shared:
+        if name not in self._own:
             handle = copied(handle)
             self[name] = handle
         return handle
 
     def __setitem__(self, name: str, handle: Handle) -> None:
         super().__setitem__(name, handle)
-        self._shared.discard(name)
+        self._own.add(name)
 
     def __iter__(self) -> Iterator[str]:
         # Without this method, `dict(...)` and `{**...}` would read the items past `__getitem__`.
@@ -132,7 +134,7 @@ class HandleCopies(dict[str, Handle]):
         return super().setdefault(name, default)
 
     def _copy_all(self) -> None:
-        for name in tuple(self._shared):
+        for name in tuple(self):
             # Taking a handle out copies it.
             self.get(name)
 
@@ -167,9 +169,11 @@ def checked_names(values: object, label: str) -> tuple[str, ...]:
     if isinstance(values, str | bytes | Set) or not isinstance(values, Iterable):
         raise ValueError(f"{label} must be a sequence of non-empty strings")
     names = tuple(values)
-    if not names or not all(isinstance(name, str) and name for name in names):
+    is_text = set(map(type, names)) == {str} or all(isinstance(name, str) for name in names)
+    distinct = set(names) if is_text else set()
+    if not names or not is_text or "" in distinct:
         raise ValueError(f"{label} must be non-empty strings")
-    if len(set(names)) != len(names):
+    if len(distinct) != len(names):
         raise ValueError(f"{label} must be unique")
     return names
 
@@ -190,6 +194,11 @@ def checked_tags(
     if not all(isinstance(tag, Mapping) for tag in tags):
         raise TypeError("tags must be mappings")
     return [copied(dict(tag)) for tag in tags]
+
+
+def is_plain(values: Mapping[str, Any]) -> bool:
+    """Returns whether a shallow copy of a mapping shares nothing that can change."""
+    return all(each.__class__ in _PLAIN for each in values.values())
 
 
 def copied(value: _Value) -> _Value:
