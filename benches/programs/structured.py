@@ -207,7 +207,7 @@ def main() -> None:
     if arguments.small_worker:
         small_worker(arguments.small_worker[0], int(arguments.small_worker[1]))
         return
-    sides = [("ours", arguments.ours, None)]
+    sides: list[tuple[str, str, str | None]] = [("ours", arguments.ours, None)]
     if arguments.upstream:
         sides.append(("upstream", arguments.upstream, arguments.packages))
     if arguments.small:

@@ -58,6 +58,9 @@ use crate::{
 
 pub(crate) type Keys<'py> = Vec<Bound<'py, PyAny>>;
 
+/// A list of outcomes, one for each key.
+type Outcomes<'py> = PyResult<Bound<'py, PyList>>;
+
 /// A handle on a pool of memory.
 #[pyclass(frozen, module = "mooncake._native", name = "Store")]
 #[derive(Debug)]
@@ -557,12 +560,7 @@ impl Store {
 
     /// Returns which objects exist and are complete. Leases them unless `lease` is false.
     #[pyo3(signature = (keys, *, lease = true))]
-    fn exists<'py>(
-        &self,
-        py: Python<'py>,
-        keys: Keys<'py>,
-        lease: bool,
-    ) -> PyResult<Bound<'py, PyList>> {
+    fn exists<'py>(&self, py: Python<'py>, keys: Keys<'py>, lease: bool) -> Outcomes<'py> {
         self.call_for_names(py, &keys, |client, names| {
             probe(client, names, lease).into_iter().map(is_there).collect()
         })
@@ -575,7 +573,7 @@ impl Store {
         py: Python<'py>,
         keys: Keys<'py>,
         suffixes: Vec<Vec<u8>>,
-    ) -> PyResult<Bound<'py, PyList>> {
+    ) -> Outcomes<'py> {
         self.call_for_names(py, &keys, |client, names| probe_suffixes(client, names, &suffixes))
     }
 
@@ -598,19 +596,14 @@ impl Store {
 
     /// Returns the lengths of objects. Leases them unless `lease` is false.
     #[pyo3(signature = (keys, *, lease = true))]
-    fn sizes<'py>(
-        &self,
-        py: Python<'py>,
-        keys: Keys<'py>,
-        lease: bool,
-    ) -> PyResult<Bound<'py, PyList>> {
+    fn sizes<'py>(&self, py: Python<'py>, keys: Keys<'py>, lease: bool) -> Outcomes<'py> {
         self.call_for_names(py, &keys, |client, names| {
             probe(client, names, lease).into_iter().map(length_of).collect()
         })
     }
 
     /// Returns what the master knows of objects: a dictionary for each.
-    fn describe<'py>(&self, py: Python<'py>, keys: Keys<'py>) -> PyResult<Bound<'py, PyList>> {
+    fn describe<'py>(&self, py: Python<'py>, keys: Keys<'py>) -> Outcomes<'py> {
         self.call_for_keys(py, &keys, |client, names| {
             client.details(names).into_iter().map(|found| found.map(Details::from)).collect()
         })
@@ -622,7 +615,7 @@ impl Store {
         py: Python<'py>,
         keys: Keys<'py>,
         ttl_ms: Option<u64>,
-    ) -> PyResult<Bound<'py, PyList>> {
+    ) -> Outcomes<'py> {
         let ttl = ttl_ms.map(Duration::from_millis);
         self.call_for_keys(py, &keys, |client, names| done(client.set_expiry(names, ttl)))
     }
