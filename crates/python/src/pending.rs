@@ -252,7 +252,7 @@ impl Pending {
 
     /// Begins to read ranges of objects into memory at addresses, which belongs to `owner`. The
     /// outcome of each item is the number of bytes, the version, and the value of the tag.
-    #[pyo3(signature = (keys, grids, owner, *, lease = true, tag = String::new()))]
+    #[pyo3(signature = (keys, grids, owner, *, lease = true, tag = ""))]
     fn read_grids<'py>(
         &self,
         py: Python<'py>,
@@ -260,10 +260,10 @@ impl Pending {
         grids: Vec<Vec<GridArgument>>,
         owner: Py<PyAny>,
         lease: bool,
-        tag: String,
+        tag: &str,
     ) -> PyResult<u64> {
         let table = GridTable::new(&keys, grids, py)?;
-        let keys = unbound(keys);
+        let (keys, tag) = (unbound(keys), tag.to_owned());
         self.begin(py, move |client| {
             let read = client.map(|client| table.read(client, false, lease, &tag));
             Box::new(move |py| {

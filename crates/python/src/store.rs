@@ -29,6 +29,7 @@ use pyo3::{
 
 pub(crate) use self::open::{Open, all_open};
 use self::{
+    calls::{call_for_names, put_values},
     details::Details,
     located::{Located, RangeRead},
     open::metrics_text,
@@ -222,7 +223,7 @@ impl Store {
     ) -> PyResult<Bound<'py, PyList>> {
         let options = batch_options(py, options, is_upsert, keys.len())?;
         let options = with_condition(options, if_absent.as_deref())?;
-        self.put_values(py, &keys, &values, options, |it| it.is_some())
+        put_values(self, py, &keys, &values, options, |it| it.is_some())
     }
 
     /// Puts values: the version of each new object, 0 where an existing object was kept.
@@ -237,7 +238,7 @@ impl Store {
     ) -> PyResult<Bound<'py, PyList>> {
         let version = |stored: Option<Version>| stored.map_or(0, |version| version.0);
         let options = batch_options(py, options, is_upsert, keys.len())?;
-        self.put_values(py, &keys, &values, options, version)
+        put_values(self, py, &keys, &values, options, version)
     }
 
     /// Puts values from addresses: true where the value was stored, false where an existing object
@@ -561,7 +562,7 @@ impl Store {
     /// Returns which objects exist and are complete. Leases them unless `lease` is false.
     #[pyo3(signature = (keys, *, lease = true))]
     fn exists<'py>(&self, py: Python<'py>, keys: Keys<'py>, lease: bool) -> Outcomes<'py> {
-        self.call_for_names(py, &keys, |client, names| {
+        call_for_names(self, py, &keys, |client, names| {
             probe(client, names, lease).into_iter().map(is_there).collect()
         })
     }
@@ -574,7 +575,7 @@ impl Store {
         keys: Keys<'py>,
         suffixes: Vec<Vec<u8>>,
     ) -> Outcomes<'py> {
-        self.call_for_names(py, &keys, |client, names| probe_suffixes(client, names, &suffixes))
+        call_for_names(self, py, &keys, |client, names| probe_suffixes(client, names, &suffixes))
     }
 
     /// Does what `exists` does, with numbers: 1, 0, or an error code where the answer is unknown,
@@ -597,7 +598,7 @@ impl Store {
     /// Returns the lengths of objects. Leases them unless `lease` is false.
     #[pyo3(signature = (keys, *, lease = true))]
     fn sizes<'py>(&self, py: Python<'py>, keys: Keys<'py>, lease: bool) -> Outcomes<'py> {
-        self.call_for_names(py, &keys, |client, names| {
+        call_for_names(self, py, &keys, |client, names| {
             probe(client, names, lease).into_iter().map(length_of).collect()
         })
     }

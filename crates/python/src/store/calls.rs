@@ -31,35 +31,35 @@ impl Store {
         keys: &[Bound<'py, PyAny>],
         call: impl FnOnce(&Client, &[ObjectKey]) -> Vec<Result<T>> + Send,
     ) -> PyResult<Bound<'py, PyList>> {
-        self.call_for_names(py, keys, |client, names| {
+        call_for_names(self, py, keys, |client, names| {
             call_with_valid(names, |names| call(client, &names))
         })
     }
+}
 
-    /// Does what `call_for_keys` does; the call gets the errors of invalid keys, too.
-    pub(super) fn call_for_names<'py, T: IntoPyObject<'py> + Send>(
-        &self,
-        py: Python<'py>,
-        keys: &[Bound<'py, PyAny>],
-        call: impl FnOnce(&Client, Vec<Result<ObjectKey>>) -> Vec<Result<T>> + Send,
-    ) -> PyResult<Bound<'py, PyList>> {
-        let names = invalid_as_missing(object_keys(keys)?);
-        let results = self.call(py, |client| call(client, names))?;
-        outcome_list(py, keys, results)
-    }
+/// Does what `Store::call_for_keys` does; the call gets the errors of invalid keys, too.
+pub(super) fn call_for_names<'py, T: IntoPyObject<'py> + Send>(
+    store: &Store,
+    py: Python<'py>,
+    keys: &[Bound<'py, PyAny>],
+    call: impl FnOnce(&Client, Vec<Result<ObjectKey>>) -> Vec<Result<T>> + Send,
+) -> PyResult<Bound<'py, PyList>> {
+    let names = invalid_as_missing(object_keys(keys)?);
+    let results = store.call(py, |client| call(client, names))?;
+    outcome_list(py, keys, results)
+}
 
-    /// Puts values. Returns what `outcome` makes of each new version, or the failure.
-    pub(super) fn put_values<'py, T: IntoPyObject<'py>>(
-        &self,
-        py: Python<'py>,
-        keys: &[Bound<'py, PyAny>],
-        values: &[Bound<'py, PyAny>],
-        options: mooncake_store_client::PutOptions,
-        outcome: impl Fn(Option<Version>) -> T,
-    ) -> PyResult<Bound<'py, PyList>> {
-        or_raise(py, check_same_length("values", values.len(), keys.len()))?;
-        let views = values.iter().map(Views::of).collect::<PyResult<Vec<_>>>()?;
-        let ranges: Vec<&[LocalRange]> = views.iter().map(Views::ranges).collect();
-        transfer::put_ranges(self, py, keys, &ranges, options, outcome)
-    }
+/// Puts values. Returns what `outcome` makes of each new version, or the failure.
+pub(super) fn put_values<'py, T: IntoPyObject<'py>>(
+    store: &Store,
+    py: Python<'py>,
+    keys: &[Bound<'py, PyAny>],
+    values: &[Bound<'py, PyAny>],
+    options: mooncake_store_client::PutOptions,
+    outcome: impl Fn(Option<Version>) -> T,
+) -> PyResult<Bound<'py, PyList>> {
+    or_raise(py, check_same_length("values", values.len(), keys.len()))?;
+    let views = values.iter().map(Views::of).collect::<PyResult<Vec<_>>>()?;
+    let ranges: Vec<&[LocalRange]> = views.iter().map(Views::ranges).collect();
+    transfer::put_ranges(store, py, keys, &ranges, options, outcome)
 }
