@@ -284,7 +284,7 @@ impl Fuzzer {
                 caller,
                 keys: self.keys(),
                 lease: self.one_in(2),
-                ..Default::default()
+                suffixes: vec![Bytes::from_static(b"1"); self.below(10)],
             }),
             31..=33 => Call::Describe(v1::DescribeRequest { caller, keys: self.keys() }),
             34 => {
