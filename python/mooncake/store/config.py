@@ -351,6 +351,7 @@ def _instance(name: str, value: Any, kind: type[Any]) -> Any:
 def _texts(name: str, value: Any) -> list[str]:
     if isinstance(value, str | bytes) or not isinstance(value, Sequence):
         raise TypeError(f"{name} must be a list of str, not {type(value).__name__}")
-    if not all(isinstance(text, str) for text in value):
-        return [_instance(f"each of {name}", text, str) for text in value]
+    others = [each for each in value if not isinstance(each, str)]
+    if others:
+        raise TypeError(f"each of {name} must be a str, not {type(others[0]).__name__}")
     return list(value)

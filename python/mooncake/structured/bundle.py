@@ -378,8 +378,8 @@ def _check_copies(payloads: Mapping[str, BundlePayload], options: WriteOptions) 
     """Check that a policy without copies is given nothing that would be copied.
 
     Raises:
-        RuntimeError: There is an array or bytes.
-        ValueError: There is a tensor before any of these.
+        RuntimeError: The first payload that would be copied is an array or bytes.
+        ValueError: The first payload that would be copied is a tensor.
     """
     if options.policy.copy_mode != "zero_copy":
         return

@@ -20,6 +20,7 @@ __all__ = [
     "Call",
     "Describe",
     "Dimension",
+    "ExistsOrSuffixed",
     "List",
     "MemoryGrid",
     "Operation",
@@ -28,7 +29,6 @@ __all__ = [
     "ReadGrids",
     "Remove",
     "Sizes",
-    "Suffixed",
     "run",
     "run_async",
 ]
@@ -195,7 +195,7 @@ class List:
 
 
 @dataclass(frozen=True, slots=True)
-class Suffixed:
+class ExistsOrSuffixed:
     """Looks for objects with the keys, or else with keys that are these with a suffix.
 
     Leases none. The outcome is a number for each key: 1 for an object with the key itself, else the

@@ -249,7 +249,7 @@ def read_heads(
         keys: Keys of tensors and shards.
         manifests: Keys of manifests; their heads follow those of `keys`.
         lease: Lease the objects.
-        tag: `GENERATION_TAG` for which call has written each.
+        tag: `GENERATION_TAG` to learn which call has written each object.
     """
     names = [*keys, *manifests]
     if not names:
@@ -342,12 +342,14 @@ def as_text(key: bytes) -> str:
 
 
 def _with_evidence(found: Found, seen: list[Evidence] | None, state: list[object]) -> Found:
-    """Add what was seen; as evidence but for the parts, whose heads are checked by every read."""
-    if seen is None:
-        return replace(found, state=tuple(state))
-    parts = {part.key for part in found.parts}
-    evidence = tuple(each for each in seen if each.key not in parts)
-    return replace(found, evidence=evidence, state=tuple(state))
+    """Add the versions that were seen, and what was seen of other objects than the parts.
+
+    The heads of the parts are checked by every read.
+    """
+    if seen is not None:
+        parts = {part.key for part in found.parts}
+        found = replace(found, evidence=tuple(each for each in seen if each.key not in parts))
+    return replace(found, state=tuple(state))
 
 
 def _answer(
@@ -361,8 +363,9 @@ def _answer(
 
     Args:
         wanted: The requests.
-        writing: Receives that an object is put for the first time, which does not exist yet.
-        states: Receive the versions of what is seen.
+        writing: Receives the failure of a search that finds an object which is being put for the
+            first time.
+        states: Receives the versions of what each search sees.
         lease: Lease the objects.
     """
     answers: dict[int, Any] = {}

@@ -14,7 +14,7 @@ from mooncake._api.types import ObjectInfo
 from mooncake._api.values import decoded
 from mooncake._runtime import _native
 from mooncake.errors import MooncakeError, ShardedTensorError
-from mooncake.tensor.calls import Operation, Suffixed
+from mooncake.tensor.calls import ExistsOrSuffixed, Operation
 from mooncake.tensor.format import (
     GUIDE_SUFFIXES,
     MANIFEST_BYTES,
@@ -51,7 +51,7 @@ def are_sharded(keys: Sequence[bytes]) -> Operation[list[bool]]:
     Args:
         keys: Keys that no object has.
     """
-    found = yield Suffixed(keys, GUIDE_SUFFIXES)
+    found = yield ExistsOrSuffixed(keys, GUIDE_SUFFIXES)
     return (yield from are_split(keys, all_of(found)))
 
 
@@ -62,7 +62,7 @@ def are_split(keys: Sequence[bytes], found: Sequence[int]) -> Operation[list[boo
 
     Args:
         keys: The keys.
-        found: For each key what `Suffixed` finds with `GUIDE_SUFFIXES`.
+        found: For each key what `ExistsOrSuffixed` finds with `GUIDE_SUFFIXES`.
     """
     # Many keys of a batch may be missing, so that little is done for each.
     wanted = [key for key, bits in zip(keys, found, strict=True) if bits > 1]
