@@ -34,11 +34,11 @@ pub struct ClientConfig {
     /// Whether a read of an object fails with `TRANSFER_FAIL` while every process that holds a copy
     /// has lost its connection, as upstream's does. If not, the object counts as absent. Default: no.
     pub reports_lost_holders: bool,
-    /// Time limit of the transfers of one call; of a large object, of each
-    /// `round_bytes`. Default: 30 s.
+    /// Time limit of the transfers of one call; of a large object or batch, of each round.
+    /// Default: 30 s.
     pub transfer_timeout: Duration,
-    /// Bytes of an object that are moved at a time; each part has a time limit of its own. A part costs
-    /// a round trip to the peer. Default: 64 MiB.
+    /// Bytes of an object that are moved in one round, and a quarter of those of a batch; each round has
+    /// a time limit of its own. A round costs a round trip to the peer. Default: 64 MiB.
     pub round_bytes: usize,
     /// Time that a put waits for memory that only read fences hold. Default: 3 s.
     pub fenced_wait: Duration,

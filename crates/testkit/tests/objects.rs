@@ -275,14 +275,14 @@ fn put_after_its_window_leaves_nothing_behind() {
     assert_eq!(cluster.nodes[0].get("k").unwrap().unwrap(), b"again");
 }
 
-#[test]
+const WINDOW_MS: u64 = 600;
+
+/// A node that writes in rounds of 1 MiB of an object, with the number of its renewals. Each write
+/// window is half over when its answer arrives, so that every round asks for another one.
 #[allow(clippy::disallowed_methods, reason = "an answer that takes half of its window is the case")]
-fn put_longer_than_its_window_is_renewed() {
-    const WINDOW_MS: u64 = 600;
-    let cluster = cluster(1);
+fn node_with_short_windows(cluster: &Cluster) -> (Node, Arc<AtomicU32>) {
     let renewals = Arc::new(AtomicU32::new(0));
     let counted = Arc::clone(&renewals);
-    // Each window is half over when its answer arrives, so that every round asks for another one.
     let link = cluster.tampering_link(move |response| {
         match &mut response.call {
             Some(Answer::PutStart(started)) => started.write_window_ms = WINDOW_MS,
@@ -295,18 +295,57 @@ fn put_longer_than_its_window_is_renewed() {
         std::thread::sleep(Duration::from_millis(WINDOW_MS / 2 + 20));
     });
     let config = ClientConfig { round_bytes: 1 << 20, ..ClientConfig::default() };
-    let writer = cluster.join_by(config, link).unwrap();
+    (cluster.join_by(config, link).expect("the node joins"), renewals)
+}
+
+/// Returns the copies that a node has moved, and their bytes.
+fn moved(node: &Node) -> (u64, u64) {
+    let counts = node.client.metrics();
+    let copies = counts.by_transport.values().map(|count| count.total());
+    copies.fold((0, 0), |(done, bytes), copy| (done + copy.done, bytes + copy.bytes))
+}
+
+#[test]
+fn put_longer_than_its_window_is_renewed() {
+    let cluster = cluster(1);
+    let (writer, renewals) = node_with_short_windows(&cluster);
     let value = Random::new().bytes((4 << 20) + 7);
     let begin = Instant::now();
     writer.put("k", &value).unwrap();
     assert!(begin.elapsed() > Duration::from_millis(2 * WINDOW_MS));
     assert!(renewals.load(Ordering::SeqCst) >= 4);
     assert_eq!(writer.get("k").unwrap().unwrap(), value, "read in rounds, too");
-    let counts = writer.client.metrics();
-    let copies: Vec<_> = counts.by_transport.values().map(|count| count.total()).collect();
-    let moved = copies.iter().map(|count| (count.done, count.bytes));
-    let total = moved.fold((0, 0), |(done, bytes), (d, b)| (done + d, bytes + b));
-    assert_eq!(total, (2, 2 * value.len() as u64), "a put and a read of one copy each");
+    assert_eq!(moved(&writer), (2, 2 * value.len() as u64), "a put and a read of one copy each");
+}
+
+#[test]
+fn batch_longer_than_its_window_is_renewed() {
+    const LENGTH: usize = 1 << 20;
+    const COUNT: usize = 14;
+    let cluster = cluster(1);
+    let (writer, renewals) = node_with_short_windows(&cluster);
+    let value = Random::new().bytes(COUNT * LENGTH);
+    let memory = writer.engine().allocate((COUNT * LENGTH) as u64).unwrap();
+    memory.write(0, &value).unwrap();
+    let keys: Vec<_> = (0..COUNT).map(|at| key(&format!("k{at}"))).collect();
+    let parts: Vec<_> = (0..COUNT).map(|at| [range(&memory, at * LENGTH, LENGTH)]).collect();
+    let items: Vec<_> =
+        (0..COUNT).map(|at| PutItem { key: (&keys[at]).into(), parts: &parts[at] }).collect();
+    for outcome in writer.client.put(&items, &PutOptions::default()) {
+        outcome.unwrap();
+    }
+    assert!(renewals.load(Ordering::SeqCst) >= 3, "a round has 4 MiB of a batch");
+    memory.write(0, &vec![0; COUNT * LENGTH]).unwrap();
+    let located: Vec<_> =
+        writer.client.locate(&keys).into_iter().map(|found| found.unwrap()).collect();
+    let reads: Vec<_> = (0..COUNT).map(|at| Read::whole(&located[at], &parts[at])).collect();
+    for outcome in writer.client.read(&reads) {
+        assert_eq!(outcome.unwrap(), LENGTH as u64);
+    }
+    let mut read = vec![0; COUNT * LENGTH];
+    memory.read(0, &mut read).unwrap();
+    assert!(read == value, "the bytes differ");
+    assert_eq!(moved(&writer), (2 * COUNT as u64, 2 * value.len() as u64));
 }
 
 #[test]

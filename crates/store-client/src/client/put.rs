@@ -38,7 +38,7 @@ use crate::{
     rpc::batch,
 };
 
-/// Maximum bytes reserved at once: they must all be written within one write window. A larger
+/// Maximum bytes reserved at once: a batch that fails midway leaves no more to be released. A larger
 /// object goes alone.
 const PART_BYTES_MAX: usize = 1 << 30;
 

@@ -16,7 +16,11 @@ use self::{
     destination::{Layout, layout},
     locate::Grants,
 };
-use super::{Client, ClientInner, checksum::Checksummer, rounds::RoundCursor};
+use super::{
+    Client, ClientInner,
+    checksum::Checksummer,
+    rounds::{RoundCursor, RoundSize},
+};
 use crate::{
     metrics::{Operation, OutcomeTotals},
     object::{Located, Read, Span},
@@ -161,9 +165,9 @@ impl ClientInner {
         limits: TimeLimits,
         begin: Moment,
     ) -> Moment {
-        let round_bytes = self.config.round_bytes as u64;
-        if reads.iter().any(|&(at, _)| targets[at].length > round_bytes) {
-            let outcomes = self.read_in_rounds(objects, targets, reads, limits);
+        let round_size = RoundSize::new(self.config.round_bytes);
+        if round_size.is_exceeded_by(reads.iter().map(|&(at, _)| targets[at].length)) {
+            let outcomes = self.read_in_rounds(objects, targets, reads, round_size, limits);
             return self.end_step(objects, reads, outcomes, begin);
         }
         let mut jobs = Jobs::with_capacity(reads.len());
@@ -192,13 +196,14 @@ impl ClientInner {
         now
     }
 
-    /// Reads objects of which some are large, in rounds. Each round that moves bytes moves the
-    /// deadline.
+    /// Reads objects that are large, or large together, in rounds. Each round that moves bytes moves
+    /// the deadline.
     fn read_in_rounds(
         &self,
         objects: &mut ReadObjects,
         targets: &[Target<'_>],
         reads: &[(usize, usize)],
+        round_size: RoundSize,
         mut limits: TimeLimits,
     ) -> Vec<Result<()>> {
         let mut outcomes: Vec<Result<()>> = vec![Ok(()); reads.len()];
@@ -206,16 +211,23 @@ impl ClientInner {
         let mut cursors: Vec<_> = layouts.collect();
         loop {
             let is_open = |nth: &usize| outcomes[*nth].is_ok() && !cursors[*nth].is_at_end();
-            let open: Vec<usize> = (0..reads.len()).filter(is_open).collect();
+            let mut open: Vec<usize> = (0..reads.len()).filter(is_open).collect();
             if open.is_empty() {
                 return outcomes;
             }
+            let mut budget = round_size.begin();
             let mut jobs = Jobs::with_capacity(open.len());
+            let mut taken = 0;
             for &nth in &open {
+                if budget.is_spent() {
+                    break;
+                }
                 let (at, place) = reads[nth];
-                let ranges = cursors[nth].take(self.config.round_bytes);
+                let ranges = budget.take(&mut cursors[nth]);
                 targets[at].push_part(place, &ranges, !cursors[nth].is_at_end(), &mut jobs);
+                taken += 1;
             }
+            open.truncate(taken);
             self.transfers.run(Opcode::Read, &mut jobs, limits);
             for (&nth, outcome) in open.iter().zip(jobs.finish()) {
                 outcomes[nth] = outcome;

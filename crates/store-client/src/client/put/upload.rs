@@ -8,7 +8,10 @@ use mooncake_transfer_engine::{Opcode, TimeLimits, TransferEntry};
 
 use super::reservation::UploadWrite;
 use crate::{
-    client::{ClientInner, rounds::RoundCursor},
+    client::{
+        ClientInner,
+        rounds::{RoundCursor, RoundSize},
+    },
     transfer::Jobs,
 };
 
@@ -28,8 +31,8 @@ struct Round {
 
 impl ClientInner {
     /// Writes into every healthy replica, side by side. Leaves a holder that stays silent for longer
-    /// than `stall`. Failures are also recorded in the upload. Large objects are written in rounds,
-    /// each with a time limit of its own, and their write windows are renewed.
+    /// than `stall`. Failures are also recorded in the upload. Large objects and batches are written in
+    /// rounds, each with a time limit of its own, and the write windows are renewed.
     pub(in crate::client) fn write_once(
         &self,
         puts: &mut [UploadWrite<'_>],
@@ -41,28 +44,28 @@ impl ClientInner {
         let open = self.lifetime.check_open();
         let mut outcomes: Vec<Result<()>> =
             puts.iter_mut().map(|put| open.clone().and_then(|()| put.check(now))).collect();
-        let is_large = puts.iter().any(|put| put.upload.length() > self.config.round_bytes as u64);
-        let last_round = match is_large {
-            true => self.write_in_rounds(puts, &mut outcomes, stall, now),
-            false => {
-                let mut round = self.begin_round(puts.len(), now);
-                for (at, put) in puts.iter().enumerate().filter(|&(at, _)| outcomes[at].is_ok()) {
-                    round.add(at, put, false, |address| put.transfers_to(address));
-                }
-                self.run_round(round, puts, &mut outcomes, stall);
-                now
+        let round_size = RoundSize::new(self.config.round_bytes);
+        let last_round = if round_size.is_exceeded_by(puts.iter().map(|put| put.upload.length())) {
+            self.write_in_rounds(puts, &mut outcomes, round_size, stall, now)
+        } else {
+            let mut round = self.begin_round(puts.len(), now);
+            for (at, put) in puts.iter().enumerate().filter(|&(at, _)| outcomes[at].is_ok()) {
+                round.add(at, put, false, |address| put.transfers_to(address));
             }
+            self.run_round(round, puts, &mut outcomes, stall);
+            now
         };
         let took = SystemClock.now().since(begin);
         self.metrics.count_transfer(Opcode::Write, puts.len(), took);
         Written { outcomes, last_round }
     }
 
-    /// Writes puts of which some are large. Returns when the last round began.
+    /// Writes puts that are large, or large together. Returns when the last round began.
     fn write_in_rounds(
         &self,
         puts: &mut [UploadWrite<'_>],
         outcomes: &mut [Result<()>],
+        round_size: RoundSize,
         stall: Option<Duration>,
         mut now: Moment,
     ) -> Moment {
@@ -70,10 +73,14 @@ impl ClientInner {
             puts.iter().map(|put| RoundCursor::new(put.layout.ranges())).collect();
         loop {
             let mut round = self.begin_round(puts.len(), now);
+            let mut budget = round_size.begin();
             for (at, cursor) in cursors.iter_mut().enumerate() {
+                if budget.is_spent() {
+                    break;
+                }
                 let put = &puts[at];
                 if outcomes[at].is_ok() && !put.upload.has_no_replica() && !cursor.is_at_end() {
-                    let ranges = cursor.take(self.config.round_bytes);
+                    let ranges = budget.take(cursor);
                     round.add(at, put, !cursor.is_at_end(), |address| {
                         let entry =
                             move |&(offset, range): &_| TransferEntry::new(range, address + offset);
