@@ -49,6 +49,7 @@ def test_operation_behind_a_late_one_fails_soon() -> None:
 def test_removed_rank_gets_an_error_of_torch() -> None:
     with Forked(pg_calls, "removed_rank_gets_torchs_error", 2) as ranks:
         ranks.start().expect("member", 1)
+        ranks.send("remove", 0)
         ranks.expect("removed", 0)
         ranks.send("removed", 1)
         ranks.expect("done", 1)
