@@ -85,6 +85,8 @@ ONE_OBJECT: dict[str, Callable[[mooncake.Store], object]] = {
     "file": lambda store: store.file("w"),
     "size": lambda store: store.size("w"),
     "copies": lambda store: store.copies("w"),
+    "copy": lambda store: store.copy("w", "elsewhere"),
+    "move": lambda store: store.move("w", "here", "elsewhere"),
     "expire": lambda store: store.expire("w", 60),
     "delete of a version": lambda store: store.delete("w", if_version=7),
 }
@@ -99,11 +101,26 @@ def test_calls_for_one_object_name_the_other_call(store, call):
     assert store.exists("w")
 
 
+def test_lease_covers_all_objects_of_a_tensor(store):
+    with store.lease("wide", "w") as lease:
+        assert lease.is_held
+        names = ["w", *PARTS, "wide"]
+        assert list(store.delete_many(names).kept) == names
+        store.put_array("w", ARRAY, layout=Layout(3), overwrite=True)
+        lease.renew()
+        assert list(store.delete_many(["w_tp_2"]).kept) == ["w_tp_2"]
+    with pytest.raises(mooncake.NotFoundError, match="mine"), store.lease("w", "mine"):
+        pass
+
+
 def test_missing_object_is_still_missing(store):
     assert store.get("none", None) is None
     assert store.get_many(["none", "mine"]) == [None, None]
     with pytest.raises(mooncake.NotFoundError):
         store.get("none")
+    with pytest.raises(mooncake.NotFoundError) as caught:
+        store.copy("none", "elsewhere")
+    assert caught.value.key == "none"
 
 
 def test_listings_show_the_tensor_and_hide_its_objects(store):

@@ -21,6 +21,7 @@ __all__ = [
     "Describe",
     "Dimension",
     "ExistsOrSuffixed",
+    "Lease",
     "List",
     "MemoryGrid",
     "Operation",
@@ -28,7 +29,6 @@ __all__ = [
     "Put",
     "ReadGrids",
     "Remove",
-    "Sizes",
     "run",
     "run_async",
 ]
@@ -219,8 +219,8 @@ class ExistsOrSuffixed:
 
 
 @dataclass(frozen=True, slots=True)
-class Sizes:
-    """Looks up the lengths of objects without leasing them.
+class Lease:
+    """Leases objects. The outcome of each is its length.
 
     Attributes:
         keys: Keys of the objects.
@@ -230,11 +230,11 @@ class Sizes:
 
     def make(self, store: _native.Store) -> Any:
         """Make the call."""
-        return store.sizes(self.keys, lease=False)
+        return store.sizes(self.keys, lease=True)
 
     def begin(self, calls: _native.Pending) -> Begun[Any]:
         """Begin the call."""
-        return calls.sizes(self.keys, lease=False)
+        return calls.sizes(self.keys, lease=True)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,24 +13,25 @@ from mooncake._api.outcomes import all_of
 from mooncake._api.types import ObjectInfo
 from mooncake._api.values import decoded
 from mooncake._runtime import _native
-from mooncake.errors import MooncakeError, ShardedTensorError
-from mooncake.tensor.calls import ExistsOrSuffixed, Operation
-from mooncake.tensor.format import (
-    GUIDE_SUFFIXES,
-    MANIFEST_BYTES,
-)
+from mooncake.errors import MooncakeError, NotFoundError, ShardedTensorError
+from mooncake.tensor.calls import ExistsOrSuffixed, Lease, Operation
+from mooncake.tensor.format import GUIDE_SUFFIXES, MANIFEST_BYTES
 from mooncake.tensor.forms import Form, forms_of
+from mooncake.tensor.inventory import stored_keys
 
 __all__ = [
     "TensorListing",
     "are_sharded",
     "are_split",
     "internal_pattern",
+    "lease",
     "manifest_pattern",
     "refusal",
 ]
 
 _INVALID_PARAMS = -600
+# Number of times that the objects of a tensor are looked up which others replace meanwhile.
+_SEARCHES_MAX = 3
 _MANIFEST = rb"__(?:parallelism|writer)_manifest"
 _AXES = rb"(?:__(?:dp|tp|ep|pp)_\d{1,9}of\d{1,9}(?:_(?:sd|eid|sid)\d{1,9})?)+"
 _PART = rb"(?:" + _AXES + rb"|__writer_\d{1,9}of\d{1,9}_sd\d{1,9})"
@@ -70,6 +71,47 @@ def are_split(keys: Sequence[bytes], found: Sequence[int]) -> Operation[list[boo
         return [False] * len(keys)
     forms = dict(zip(wanted, (yield from forms_of([(key, ()) for key in wanted])), strict=True))
     return [_is_split(forms.get(key), bits) for key, bits in zip(keys, found, strict=True)]
+
+
+def lease(keys: Sequence[bytes]) -> Operation[None]:
+    """Lease objects; where a tensor is stored in shards under a key, lease all of its objects.
+
+    One call, and those that look up the objects of tensors in shards if there are any.
+
+    Args:
+        keys: Keys of objects and tensors.
+
+    Raises:
+        NotFoundError: An object, or one of a tensor, does not exist.
+    """
+    outcomes = yield Lease([decoded(key) for key in keys])
+    failures = {
+        key: each
+        for key, each in zip(keys, outcomes, strict=True)
+        if isinstance(each, MooncakeError)
+    }
+    missing = [key for key, each in failures.items() if isinstance(each, NotFoundError)]
+    for key, is_sharded in zip(missing, (yield from are_sharded(missing)), strict=True):
+        if is_sharded:
+            yield from _lease_shards(key)
+            del failures[key]
+    for failure in failures.values():
+        raise failure
+
+
+def _lease_shards(key: bytes) -> Operation[None]:
+    failure: MooncakeError | None = None
+    for _ in range(_SEARCHES_MAX):
+        (form,) = yield from forms_of([(key, ())])
+        if isinstance(form, MooncakeError):
+            raise form
+        keys = yield from stored_keys(form)
+        outcomes = yield Lease([decoded(each) for each in keys])
+        failure = next((each for each in outcomes if isinstance(each, MooncakeError)), None)
+        if not isinstance(failure, NotFoundError):
+            break
+    if failure is not None:
+        raise failure
 
 
 def refusal(key: str | bytes, *, text: str = "") -> ShardedTensorError:

@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Literal, Self
 
 from mooncake._api.background import AsyncRepeater
 from mooncake._api.native_calls import AsyncNative
-from mooncake._api.outcomes import all_of
 from mooncake._api.types import Key
+from mooncake._api.values import encoded
 from mooncake.errors import LeaseLostError, MooncakeError
+from mooncake.tensor.calls import run_async
+from mooncake.tensor.sharded import lease
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -23,6 +25,8 @@ _log = logging.getLogger("mooncake.lease")
 
 class AsyncLease:
     """Protect objects from eviction and unforced removal; use it with ``async with``.
+
+    All objects of a tensor in shards are leased by its key.
 
     The lease is renewed in the background at an interval. Leaving the block lets the lease expire,
     which takes as long as the master is configured to hold it (``--default_kv_lease_ttl``).
@@ -68,7 +72,7 @@ class AsyncLease:
             MooncakeError: The master could not be asked.
         """
         try:
-            all_of(await self._native.sizes(self._keys, lease=True))
+            await run_async(self._native, lease([encoded(key) for key in self._keys]))
         except MooncakeError as failure:
             if self._loss is None:
                 self._loss = LeaseLostError.of(failure)

@@ -8,12 +8,12 @@ from typing import Any, Literal, TypeVar, overload
 from mooncake._api.asynchronous.jobs import AsyncDrain, AsyncTask
 from mooncake._api.asynchronous.leases import AsyncLease
 from mooncake._api.asynchronous.removals import AsyncRemovalCalls
-from mooncake._api.asynchronous.sharded import explained
+from mooncake._api.asynchronous.sharded import explained, of_one_object
 from mooncake._api.buffers import Readable, Writable, readable, writable
 from mooncake._api.config import StoreConfig
 from mooncake._api.limits import limited
 from mooncake._api.native_calls import AsyncNative
-from mooncake._api.outcomes import MISSING, about, all_of, batches, only, options_of, or_default
+from mooncake._api.outcomes import MISSING, all_of, batches, only, options_of, or_default
 from mooncake._api.tasks import CopyInfo, JobId, copies_of
 from mooncake._api.types import Key, ObjectInfo, Progress, SegmentInfo
 from mooncake._api.values import (
@@ -272,10 +272,10 @@ class AsyncObjectCalls(AsyncRemovalCalls):
         """Lease objects while a block runs: ``async with store.lease("a", "b"): ...``.
 
         The objects are not evicted and not removed without force, even if the block outlasts the
-        master's lease.
+        master's lease. All objects of a tensor in shards are leased by its key.
 
         Args:
-            keys: Keys of the objects.
+            keys: Keys of the objects and tensors.
             every_s: Interval of renewals; must be shorter than the master's lease.
             on_lost: Called once with the loss, in the background, as soon as a renewal fails; the
                 end of the block then raises nothing. It must not block.
@@ -417,9 +417,9 @@ class AsyncObjectCalls(AsyncRemovalCalls):
             NotFoundError: The object or a segment does not exist.
             InvalidArgumentError: No segment is named.
         """
-        native = self._within(timeout_s)
-        with about(key):
-            return AsyncTask(self._native, await native.copy_object(key, name_list(to)))
+        native, names = limited(self._native, timeout_s), name_list(to)
+        task = await of_one_object(native, key, lambda: native().copy_object(key, names))
+        return AsyncTask(self._native, task)
 
     async def move(
         self, key: Key, source: str, target: str, *, timeout_s: float | None = None
@@ -436,9 +436,9 @@ class AsyncObjectCalls(AsyncRemovalCalls):
             NotFoundError: The object or a segment does not exist.
             InvalidArgumentError: The source has no copy, or both segments are the same.
         """
-        native = self._within(timeout_s)
-        with about(key):
-            return AsyncTask(self._native, await native.move_object(key, source, target))
+        native = limited(self._native, timeout_s)
+        task = await of_one_object(native, key, lambda: native().move_object(key, source, target))
+        return AsyncTask(self._native, task)
 
     def task(self, task_id: JobId) -> AsyncTask:
         """Return a handle on the task with an id, which any process may have created.

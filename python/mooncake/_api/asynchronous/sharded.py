@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
 from mooncake._api.native_calls import AsyncNative
+from mooncake._api.outcomes import about
 from mooncake._api.types import Key
 from mooncake._api.values import encoded
 from mooncake.errors import MooncakeError, NotFoundError
 from mooncake.tensor.calls import run_async
 from mooncake.tensor.sharded import are_sharded, refusal
 
-__all__ = ["explained", "sharded_keys"]
+__all__ = ["explained", "of_one_object", "sharded_keys"]
 
 T = TypeVar("T")
 
@@ -50,3 +51,22 @@ async def explained(
         if is_sharded:
             told[at] = refusal(keys[at])
     return told
+
+
+async def of_one_object(
+    native: Callable[[], AsyncNative], key: Key, call: Callable[[], Awaitable[T]]
+) -> T:
+    """Make a call that is about one object; refuse it if the key is that of a tensor in shards.
+
+    Args:
+        native: Returns the native store for the next call.
+        key: Key of the object, which failures name.
+        call: Makes the call.
+    """
+    with about(key):
+        try:
+            return await call()
+        except NotFoundError:
+            if (await sharded_keys(native, [key]))[0]:
+                raise refusal(key) from None
+            raise

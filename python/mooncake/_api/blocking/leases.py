@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Literal, Self
 
 from mooncake._api.background import Repeater
 from mooncake._api.native_calls import Native
-from mooncake._api.outcomes import all_of
 from mooncake._api.types import Key
+from mooncake._api.values import encoded
 from mooncake.errors import LeaseLostError, MooncakeError
+from mooncake.tensor.calls import run
+from mooncake.tensor.sharded import lease
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -25,6 +27,8 @@ _log = logging.getLogger("mooncake.lease")
 
 class Lease:
     """Protect objects from eviction and unforced removal; use it with ``with``.
+
+    All objects of a tensor in shards are leased by its key.
 
     The lease is renewed in the background at an interval. Leaving the block lets the lease expire,
     which takes as long as the master is configured to hold it (``--default_kv_lease_ttl``).
@@ -70,7 +74,7 @@ class Lease:
             MooncakeError: The master could not be asked.
         """
         try:
-            all_of(self._native.sizes(self._keys, lease=True))
+            run(self._native, lease([encoded(key) for key in self._keys]))
         except MooncakeError as failure:
             if self._loss is None:
                 self._loss = LeaseLostError.of(failure)

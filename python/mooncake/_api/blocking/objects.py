@@ -10,12 +10,12 @@ from typing import Any, Literal, TypeVar, overload
 from mooncake._api.blocking.jobs import Drain, Task
 from mooncake._api.blocking.leases import Lease
 from mooncake._api.blocking.removals import RemovalCalls
-from mooncake._api.blocking.sharded import explained
+from mooncake._api.blocking.sharded import explained, of_one_object
 from mooncake._api.buffers import Readable, Writable, readable, writable
 from mooncake._api.config import StoreConfig
 from mooncake._api.limits import limited
 from mooncake._api.native_calls import Native
-from mooncake._api.outcomes import MISSING, about, all_of, batches, only, options_of, or_default
+from mooncake._api.outcomes import MISSING, all_of, batches, only, options_of, or_default
 from mooncake._api.tasks import CopyInfo, JobId, copies_of
 from mooncake._api.types import Key, ObjectInfo, Progress, SegmentInfo
 from mooncake._api.values import (
@@ -274,10 +274,10 @@ class ObjectCalls(RemovalCalls):
         """Lease objects while a block runs: ``with store.lease("a", "b"): ...``.
 
         The objects are not evicted and not removed without force, even if the block outlasts the
-        master's lease.
+        master's lease. All objects of a tensor in shards are leased by its key.
 
         Args:
-            keys: Keys of the objects.
+            keys: Keys of the objects and tensors.
             every_s: Interval of renewals; must be shorter than the master's lease.
             on_lost: Called once with the loss, in the background, as soon as a renewal fails; the
                 end of the block then raises nothing. It must not block.
@@ -415,9 +415,9 @@ class ObjectCalls(RemovalCalls):
             NotFoundError: The object or a segment does not exist.
             InvalidArgumentError: No segment is named.
         """
-        native = self._within(timeout_s)
-        with about(key):
-            return Task(self._native, native.copy_object(key, name_list(to)))
+        native, names = limited(self._native, timeout_s), name_list(to)
+        task = of_one_object(native, key, lambda: native().copy_object(key, names))
+        return Task(self._native, task)
 
     def move(self, key: Key, source: str, target: str, *, timeout_s: float | None = None) -> Task:
         """Create a task that moves a copy of an object to another segment, in the background.
@@ -432,9 +432,9 @@ class ObjectCalls(RemovalCalls):
             NotFoundError: The object or a segment does not exist.
             InvalidArgumentError: The source has no copy, or both segments are the same.
         """
-        native = self._within(timeout_s)
-        with about(key):
-            return Task(self._native, native.move_object(key, source, target))
+        native = limited(self._native, timeout_s)
+        task = of_one_object(native, key, lambda: native().move_object(key, source, target))
+        return Task(self._native, task)
 
     def task(self, task_id: JobId) -> Task:
         """Return a handle on the task with an id, which any process may have created.

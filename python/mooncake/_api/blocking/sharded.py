@@ -8,13 +8,14 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from mooncake._api.native_calls import Native
+from mooncake._api.outcomes import about
 from mooncake._api.types import Key
 from mooncake._api.values import encoded
 from mooncake.errors import MooncakeError, NotFoundError
 from mooncake.tensor.calls import run
 from mooncake.tensor.sharded import are_sharded, refusal
 
-__all__ = ["explained", "sharded_keys"]
+__all__ = ["explained", "of_one_object", "sharded_keys"]
 
 T = TypeVar("T")
 
@@ -52,3 +53,20 @@ def explained(
         if is_sharded:
             told[at] = refusal(keys[at])
     return told
+
+
+def of_one_object(native: Callable[[], Native], key: Key, call: Callable[[], T]) -> T:
+    """Make a call that is about one object; refuse it if the key is that of a tensor in shards.
+
+    Args:
+        native: Returns the native store for the next call.
+        key: Key of the object, which failures name.
+        call: Makes the call.
+    """
+    with about(key):
+        try:
+            return call()
+        except NotFoundError:
+            if (sharded_keys(native, [key]))[0]:
+                raise refusal(key) from None
+            raise
