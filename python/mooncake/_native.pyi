@@ -62,6 +62,7 @@ __all__ = [
     "rdma_devices",
     "read_grids",
     "read_memory",
+    "readable_range",
     "run_daemon",
     "run_master",
     "run_topology_dump",
@@ -1322,6 +1323,9 @@ def read_grids(
         For each object the number of bytes read, the version of the object, and the value of the
         tag, which is "" if the object does not have it; or the first failure among its ranges.
     """
+
+def readable_range(buffer: _Readable) -> tuple[int, int]:
+    """Return address and length of contiguous memory, which the caller keeps alive and reads."""
 
 def run_daemon(arguments: Sequence[str]) -> int:
     """Run the daemon of a host until SIGTERM or SIGINT; return its exit code."""

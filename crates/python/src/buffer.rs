@@ -242,6 +242,13 @@ pub(crate) fn writable_range(buffer: &Bound<'_, PyAny>) -> PyResult<(usize, usiz
     Ok((view.buf_ptr() as usize, view.len_bytes()))
 }
 
+/// Returns address and length of a contiguous buffer, which the caller keeps alive and only reads.
+#[pyfunction]
+pub(crate) fn readable_range(buffer: &Bound<'_, PyAny>) -> PyResult<(usize, usize)> {
+    let view = view(buffer)?;
+    Ok((view.buf_ptr() as usize, view.len_bytes()))
+}
+
 /// Returns memory that a caller named by addresses and lengths.
 pub(crate) fn caller_ranges(ranges: Vec<(usize, usize)>) -> Vec<LocalRange> {
     ranges.into_iter().map(|(address, length)| caller_range(address, length)).collect()

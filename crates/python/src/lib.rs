@@ -33,7 +33,9 @@ mod workers;
 mod _native {
     #[pymodule_export]
     use crate::{
-        buffer::{AddressRange, Buffer, ObjectItemsError, holds_objects, writable_range},
+        buffer::{
+            AddressRange, Buffer, ObjectItemsError, holds_objects, readable_range, writable_range,
+        },
         collective::{CollectiveCompletion, CollectiveContext, CollectiveGroup},
         engine::{Engine, read_memory, write_memory},
         error::{codes, failure, last_error, use_exceptions},
