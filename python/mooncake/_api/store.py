@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import io
 import warnings
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self, overload
 
 from mooncake._api.blocking.objects import ObjectCalls
 from mooncake._api.blocking.ranges import RangeCalls
@@ -19,9 +19,11 @@ from mooncake._api.config import (
     connect_dummy,
     master_of_environment,
 )
-from mooncake._api.files import ObjectFile
+from mooncake._api.files import FileReader, FileWriter, Target, already_exists, opened_reader
 from mooncake._api.keywords import suggesting, suggesting_methods
 from mooncake._api.types import Key, ObjectInfo, SegmentInfo
+from mooncake._api.values import Seconds, with_terms
+from mooncake._runtime import PutOptions
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -103,27 +105,82 @@ class Store(ObjectCalls, RangeCalls, TensorCalls):
         """
         return cls(master_of_environment(), StoreConfig.from_env())
 
+    @overload
     def file(
-        self, key: Key, buffer_bytes: int = 1 << 20, *, timeout_s: float | None = None
-    ) -> io.BufferedReader:
-        """Return an object as a binary file that is open for reading.
+        self,
+        key: Key,
+        mode: Literal["rb"] = "rb",
+        buffer_bytes: int = ...,
+        *,
+        timeout_s: float | None = None,
+    ) -> FileReader: ...
+    @overload
+    def file(
+        self,
+        key: Key,
+        mode: Literal["wb", "xb"],
+        *,
+        size: int | None = None,
+        options: PutOptions | None = None,
+        ttl_s: Seconds | None = None,
+        tags: Mapping[str, str] | None = None,
+        timeout_s: float | None = None,
+    ) -> FileWriter: ...
+    def file(
+        self,
+        key: Key,
+        mode: str = "rb",
+        buffer_bytes: int = 1 << 20,
+        *,
+        size: int | None = None,
+        options: PutOptions | None = None,
+        ttl_s: Seconds | None = None,
+        tags: Mapping[str, str] | None = None,
+        timeout_s: float | None = None,
+    ) -> FileReader | FileWriter:
+        """Return an object as a binary file.
 
-        All bytes come from the version that is stored now; see `reader`.
+        A file that is read is the version that is stored now; see `reader`. A file that is written
+        becomes an object when it is closed, and replaces the one before, which readers find until
+        then. A block that raises stores nothing. `put` refuses a value without a byte; an empty
+        file is stored as an object of one byte with the tag ``mooncake.file=empty``.
 
         Args:
             key: Key of the object.
+            mode: ``"rb"`` reads, ``"wb"`` writes, ``"xb"`` writes unless there is an object.
             buffer_bytes: Bytes that are read at a time; larger reads are made directly.
-            timeout_s: Longest duration of this call, and of each read.
+            size: Length of a file that is written. The bytes then go to the pool as they come;
+                without it they stay in the memory of this process until the file is closed.
+            options: Of a file that is written: number of copies, pins, placement.
+            ttl_s: Of a file that is written: time after which it is removed.
+            tags: Of a file that is written: text stored beside it.
+            timeout_s: Longest duration of this call, and of each read, or of each call that writes.
 
         Raises:
-            NotFoundError: The object does not exist.
+            NotFoundError: The object to read does not exist.
+            AlreadyExistsError: The object exists; for ``"xb"``.
+            ValueError: The mode is none of these; a file cannot be appended to.
 
         Example:
+            >>> with store.file("config.json", "wb") as file:
+            ...     file.write(json.dumps(settings).encode())
             >>> with store.file("config.json") as file:
             ...     settings = json.load(file)
         """
-        reader = self.reader(key, timeout_s=timeout_s)
-        return io.BufferedReader(ObjectFile(reader), buffer_bytes)
+        if not isinstance(mode, str):
+            kind = type(mode).__name__
+            raise TypeError(f"mode is 'rb', 'wb' or 'xb', not {kind}; name buffer_bytes=")
+        if mode not in ("rb", "wb", "xb"):
+            raise ValueError(f"mode is 'rb', 'wb' or 'xb', not {mode!r}; objects are binary")
+        if mode == "rb":
+            return opened_reader(self, key, buffer_bytes, timeout_s)
+        if size is not None and size < 0:
+            raise ValueError(f"the size of a file is not negative: {size}")
+        if mode == "xb" and self.exists(key, timeout_s=timeout_s):
+            raise already_exists(key)
+        options = with_terms(options, ttl_s=ttl_s, tags=tags)
+        native = self._within(timeout_s)
+        return FileWriter(Target(native, key, options, overwrite=mode == "wb"), size)
 
     # Lifecycle
 
