@@ -82,6 +82,7 @@ def main() -> None:
     wheel = Path(sys.argv[1]).resolve()
     check_name_and_size(wheel)
     check_dependencies(wheel)
+    check_protocol(wheel)
     pythons = find_pythons()
     check_pythons(set(pythons), is_ci=os.environ.get("CI") == "true")
     with tempfile.TemporaryDirectory(prefix="mooncake-wheel-") as scratch:
@@ -109,6 +110,18 @@ def check_dependencies(wheel: Path) -> None:
         # With `or` in the marker the dependency could apply without the extra.
         is_optional = "extra ==" in marker and " or " not in marker
         require(is_optional, f"the wheel has a required dependency: {dependency}")
+
+
+def check_protocol(wheel: Path) -> None:
+    """Requires that fsspec finds the protocol `mooncake` in the metadata."""
+    with zipfile.ZipFile(wheel) as archive:
+        points = "".join(
+            archive.read(name).decode()
+            for name in archive.namelist()
+            if name.endswith(".dist-info/entry_points.txt")
+        )
+    found = re.search(r"\[fsspec\.specs\]\n(?:\w.*\n)*mooncake *=", points)
+    require(found is not None, "the wheel does not register the protocol mooncake with fsspec")
 
 
 def check_library(wheel: Path, scratch: Path) -> None:

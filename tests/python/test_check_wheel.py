@@ -85,6 +85,16 @@ def test_accepts_dependency_of_an_extra(script, tmp_path):
         script.check_dependencies(make_wheel(tmp_path, dependency=dependency))
 
 
+def test_requires_the_protocol_of_files(script, tmp_path):
+    wheel = make_wheel(tmp_path)
+    with pytest.raises(SystemExit, match="does not register the protocol mooncake"):
+        script.check_protocol(wheel)
+    with zipfile.ZipFile(wheel, "a") as archive:
+        points = "[console_scripts]\na=b:c\n\n[fsspec.specs]\nmooncake=mooncake.files:F\n"
+        archive.writestr("mooncake_transfer_engine-0.0.1.dist-info/entry_points.txt", points)
+    script.check_protocol(wheel)
+
+
 @pytest.mark.parametrize(
     "source",
     [

@@ -13,9 +13,16 @@ import pytest
 
 import mooncake
 
-PAGE = (Path(__file__).resolve().parents[2] / "docs/how-to/recipes.md").read_text(encoding="utf-8")
-PYTHON = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
-SHELL = re.findall(r"```bash\n(.*?)```", PAGE, re.DOTALL)
+FOLDER = Path(__file__).resolve().parents[2] / "docs/how-to"
+
+
+def blocks(page: str, language: str) -> list[str]:
+    text = (FOLDER / page).read_text(encoding="utf-8")
+    return re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)
+
+
+PYTHON = [*blocks("recipes.md", "python"), *blocks("files.md", "python")]
+SHELL = blocks("recipes.md", "bash")
 
 
 def run(command: list[str], folder: Path, **variables: str) -> None:

@@ -1,0 +1,32 @@
+"""Names of files: the path of a URL is the key of an object."""
+
+from __future__ import annotations
+
+__all__ = ["PROTOCOL", "joined_url", "split_url", "with_port"]
+
+PROTOCOL = "mooncake"
+_DEFAULT_PORT = 50051
+_START = f"{PROTOCOL}://"
+
+
+def split_url(text: str) -> tuple[str, str]:
+    """Return the address of the master that a URL names, or "", and the path.
+
+    A text that is no URL is a path. Slashes around a path do not count.
+    """
+    if not text.startswith(_START):
+        return "", text.removeprefix(f"{PROTOCOL}:").strip("/")
+    address, _, path = text.removeprefix(_START).partition("/")
+    return address, path.strip("/")
+
+
+def joined_url(address: str, path: str) -> str:
+    """Return the URL of a path in the pool of a master."""
+    return f"{_START}{address}/{path}"
+
+
+def with_port(address: str) -> str:
+    """Return the address of a master with its port, which is 50051 if it has none."""
+    host, colon, port = address.rpartition(":")
+    has_port = bool(colon) and port.isdecimal() and (":" not in host or host.endswith("]"))
+    return address if has_port else f"{address}:{_DEFAULT_PORT}"
