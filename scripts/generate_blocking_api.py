@@ -30,6 +30,8 @@ WORDS = {
     "__anext__": "__next__",
     "StopAsyncIteration": "StopIteration",
     "aclosing": "closing",
+    "async_apart": "apart",
+    "async_each": "each",
     "async_pause": "pause",
     "run_async": "run",
 }

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal, Self
 
 from mooncake._api.asynchronous.objects import AsyncObjectCalls
 from mooncake._api.asynchronous.ranges import AsyncRangeCalls
+from mooncake._api.asynchronous.streams import AsyncStreamCalls
 from mooncake._api.asynchronous.tensors import AsyncTensorCalls
 from mooncake._api.config import (
     StoreConfig,
@@ -28,7 +29,7 @@ __all__ = ["AsyncStore"]
 
 
 @suggesting_methods
-class AsyncStore(AsyncObjectCalls, AsyncRangeCalls, AsyncTensorCalls):
+class AsyncStore(AsyncObjectCalls, AsyncRangeCalls, AsyncStreamCalls, AsyncTensorCalls):
     """A handle on a pool of memory for event loops: the methods of `Store` as coroutines.
 
     At most 16 native threads, shared by all stores of the process, make the calls; a loop is

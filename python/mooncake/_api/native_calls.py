@@ -2,18 +2,31 @@
 
 from __future__ import annotations
 
+import functools
 import time
-from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias, TypeVar
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Sequence
+from typing import Any, ParamSpec, TypeAlias, TypeVar
 
 from mooncake._api.types import Key
 from mooncake._hints import Readable, asyncio
 from mooncake._runtime import Buffer, PutOptions, _native
 from mooncake.errors import MooncakeError
 
-__all__ = ["AsyncNative", "Located", "Native", "async_pause", "pause"]
+__all__ = [
+    "AsyncNative",
+    "Located",
+    "Native",
+    "apart",
+    "async_apart",
+    "async_each",
+    "async_pause",
+    "blocking",
+    "each",
+    "pause",
+]
 
 T = TypeVar("T")
+P = ParamSpec("P")
 Keys: TypeAlias = Sequence[Key]
 
 _List: TypeAlias = list
@@ -27,6 +40,42 @@ pause = time.sleep
 async def async_pause(seconds: float) -> None:
     """Wait without blocking the event loop."""
     await asyncio.sleep(seconds)
+
+
+def apart(function: Callable[P, T], /, *args: P.args, **keywords: P.kwargs) -> T:
+    """Call a function that blocks."""
+    return function(*args, **keywords)
+
+
+async def async_apart(function: Callable[P, T], /, *args: P.args, **keywords: P.kwargs) -> T:
+    """Call a function that blocks in a thread; a cancelled call ends before it is left."""
+    call = functools.partial(function, *args, **keywords)
+    future = asyncio.get_running_loop().run_in_executor(None, call)
+    try:
+        return await asyncio.shield(future)
+    except asyncio.CancelledError:
+        await asyncio.wait([future])
+        raise
+
+
+def each(items: Iterable[T]) -> Iterable[T]:
+    """Return the items."""
+    return items
+
+
+async def async_each(items: AsyncIterable[T] | Iterable[T]) -> AsyncIterator[T]:
+    """Iterate over items of an iterator of either kind."""
+    if isinstance(items, AsyncIterable):
+        async for item in items:
+            yield item
+    else:
+        for item in items:
+            yield item
+
+
+def blocking(native: Native | AsyncNative) -> Native:
+    """Return the native store itself, whose calls block."""
+    return native.limited() if isinstance(native, AsyncNative) else native
 
 
 class AsyncNative:
@@ -62,6 +111,11 @@ class AsyncNative:
                 -600, "the store is not open; use `async with` or await open()", is_closed=True
             )
         return self.store
+
+    def limited(self) -> _native.Store:
+        """Return the native store, with the limit for the duration of each call."""
+        store = self.opened()
+        return store if self._timeout_s is None else store.within(self._timeout_s)
 
     @property
     def is_closed(self) -> bool:

@@ -4,15 +4,34 @@ from __future__ import annotations
 
 import contextlib
 import mmap
+from collections.abc import AsyncIterable, Iterable
+from typing import TypeAlias
 
+from mooncake._api.buffers import Readable as Value
 from mooncake._hints import Readable
+from mooncake._runtime import _native
 
-__all__ = ["CHUNK_BYTES", "Pieces", "bytes_of"]
+__all__ = [
+    "CHUNK_BYTES",
+    "AsyncSource",
+    "Pieces",
+    "Source",
+    "bytes_of",
+    "check_size",
+    "check_source",
+]
+
+Source: TypeAlias = Iterable[Value]
+"""Pieces of an object in their order."""
+
+AsyncSource: TypeAlias = AsyncIterable[Value] | Iterable[Value]
+"""Pieces of an object in their order, from an iterator of either kind."""
 
 CHUNK_BYTES = 8 << 20
 """Length of the memory that pieces are copied to, and of the parts that are moved at a time."""
 
 # From this length on immutable memory is kept as it is: to describe it costs less than to copy it.
+_INVALID_PARAMS = -600
 _KEPT_BYTES = 64 << 10
 
 
@@ -73,6 +92,22 @@ class Pieces:
         if self._begin < self._used:
             self._parts.append(self._chunk[self._begin : self._used])
             self._begin = self._used
+
+
+def check_source(pieces: object) -> None:
+    """Refuse a single value, whose items would be taken for pieces."""
+    is_iterable = isinstance(pieces, Iterable | AsyncIterable)
+    if isinstance(pieces, str | bytes | bytearray | memoryview) or not is_iterable:
+        kind = type(pieces).__name__
+        text = f"the pieces are an iterable of bytes-like objects, not {kind}"
+        raise TypeError(f"{text}; put stores a single value")
+
+
+def check_size(size: int) -> None:
+    """Refuse a number of bytes that no object has."""
+    if size < 1:
+        text = "the size is a number of bytes; an object has at least one"
+        raise _native.failure(_INVALID_PARAMS, text, context={"size": size})
 
 
 def bytes_of(value: Readable) -> memoryview:

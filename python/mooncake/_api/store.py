@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self, overload
 
 from mooncake._api.blocking.objects import ObjectCalls
 from mooncake._api.blocking.ranges import RangeCalls
+from mooncake._api.blocking.streams import StreamCalls
 from mooncake._api.blocking.tensors import TensorCalls
 from mooncake._api.config import (
     StoreConfig,
@@ -35,7 +36,7 @@ __all__ = ["ObjectInfo", "SegmentInfo", "Store", "StoreConfig"]
 
 
 @suggesting_methods
-class Store(ObjectCalls, RangeCalls, TensorCalls):
+class Store(ObjectCalls, RangeCalls, StreamCalls, TensorCalls):
     """A handle on a pool of memory, in which objects are put and got by key.
 
     Without an address the store starts a pool of its own, with the master in this process; other
