@@ -232,7 +232,7 @@ impl Service {
         reply_size::shorten(&mut call);
         if let Some(pending) = pending {
             let took = pending.began.elapsed();
-            self.call_times.record(pending.kind, took);
+            self.call_times.record(pending.method, took);
             self.slow_log.end(pending, took, &call);
         }
         v1::Response { call: Some(call) }

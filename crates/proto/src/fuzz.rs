@@ -158,13 +158,10 @@ fn requests() -> Target {
 /// Returns the number of items of a call in columns; `None` if the columns are inconsistent.
 fn column_items(call: &Call) -> Option<usize> {
     let first = call.first_key();
-    let keys = match call {
-        Call::Locate(r) => r.keys(),
-        Call::PutStart(r) => r.keys(),
-        Call::PutEnd(r) => return Some(PutRefs::read(r.columns.as_ref()?).ok()?.count()),
-        _ => return None,
-    };
-    let keys = keys.ok()?;
+    if let Call::PutEnd(r) = call {
+        return Some(PutRefs::read(r.columns.as_ref()?).ok()?.count());
+    }
+    let keys = call.keys().ok()??;
     assert!(keys.first().is_none_or(|key| *key == first), "`first_key` is the first of `keys`");
     Some(keys.len())
 }

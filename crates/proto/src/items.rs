@@ -1,47 +1,45 @@
-//! The number of items of a call, and their keys.
+//! The items of calls, and their keys.
 
 use bytes::Bytes;
 use mooncake_base::Result;
 
-use crate::{
-    columns,
-    v1::{self, request::Call},
-};
+use crate::{columns, v1};
 
-impl Call {
-    /// Returns the number of items; 0 for calls without items.
-    pub fn items(&self) -> usize {
+/// The keys of a call, as its message has them.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Keys<'a> {
+    /// The call names its items otherwise, or has none.
+    None,
+    /// One after the other.
+    List(&'a [Bytes]),
+    /// Of reads.
+    Reads(&'a [v1::ReadRef]),
+    /// Packed into a column, which may be missing.
+    Column(Option<&'a v1::KeyColumn>),
+}
+
+impl<'a> Keys<'a> {
+    /// Returns the first key, truncated to the bytes present; empty if there is none.
+    pub(crate) fn first(self) -> Bytes {
         match self {
-            Self::Mount(r) => r.segments.len(),
-            Self::Unmount(r) => r.segments.len(),
-            Self::PutStart(r) => r.count(),
-            Self::PutEnd(r) => count_refs(r.columns.as_ref()),
-            Self::PutRevoke(r) => count_refs(r.columns.as_ref()),
-            Self::PutRenew(r) => r.versions.len(),
-            Self::Locate(r) => r.count(),
-            Self::Verify(r) => r.reads.len(),
-            Self::Probe(r) => r.keys.len().saturating_mul(1 + r.suffixes.len()),
-            Self::Remove(r) => r.keys.len(),
-            Self::Describe(r) => r.keys.len(),
-            Self::SetExpiry(r) => r.keys.len(),
-            _ => 0,
+            Self::None => Bytes::new(),
+            Self::List(keys) => keys.first().cloned().unwrap_or_default(),
+            Self::Reads(reads) => reads.first().map(|read| read.key.clone()).unwrap_or_default(),
+            Self::Column(keys) => keys.map(v1::KeyColumn::first).unwrap_or_default(),
         }
     }
 
-    /// Returns the first key, truncated to the bytes present; empty if there is none, or if the
-    /// call names its items otherwise.
-    pub fn first_key(&self) -> Bytes {
-        let first = match self {
-            Self::PutStart(r) => return first_of_column(r.key_column()),
-            Self::Locate(r) => return first_of_column(r.keys.as_ref()),
-            Self::Verify(r) => r.reads.first().map(|read| &read.key),
-            Self::Probe(r) => r.keys.first(),
-            Self::Remove(r) => r.keys.first(),
-            Self::Describe(r) => r.keys.first(),
-            Self::SetExpiry(r) => r.keys.first(),
-            _ => None,
-        };
-        first.cloned().unwrap_or_default()
+    /// Returns the keys; `None` if there is no place for any.
+    ///
+    /// # Errors
+    /// If the column is missing or inconsistent.
+    pub(crate) fn unpack(self) -> Result<Option<Vec<&'a [u8]>>> {
+        Ok(Some(match self {
+            Self::None => return Ok(None),
+            Self::List(keys) => keys.iter().map(|key| &key[..]).collect(),
+            Self::Reads(reads) => reads.iter().map(|read| &read.key[..]).collect(),
+            Self::Column(keys) => columns::require(keys)?.keys()?,
+        }))
     }
 }
 
@@ -59,7 +57,7 @@ impl v1::PutStartRequest {
         Ok(columns::require(self.key_column())?.keys()?)
     }
 
-    fn key_column(&self) -> Option<&v1::KeyColumn> {
+    pub(crate) fn key_column(&self) -> Option<&v1::KeyColumn> {
         self.columns.as_ref()?.keys.as_ref()
     }
 }
@@ -77,10 +75,6 @@ impl v1::LocateRequest {
     pub fn keys(&self) -> Result<Vec<&[u8]>> {
         Ok(columns::require(self.keys.as_ref())?.keys()?)
     }
-}
-
-fn first_of_column(keys: Option<&v1::KeyColumn>) -> Bytes {
-    keys.map(v1::KeyColumn::first).unwrap_or_default()
 }
 
 /// Returns the number of puts that a call ends or revokes.
@@ -137,40 +131,6 @@ impl v1::LocatedColumns {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn call_tells_its_items_and_first_key() {
-        let keys = ["a", "bc"];
-        let locate =
-            v1::LocateRequest { keys: Some(v1::KeyColumn::pack(keys)), ..Default::default() };
-        assert_eq!(locate.keys().unwrap(), [&b"a"[..], b"bc"]);
-        let put = Some(v1::PutColumns::pack(keys.map(|key| (key, 1))));
-        let start = v1::PutStartRequest { columns: put, ..Default::default() };
-        assert_eq!(start.keys().unwrap(), [&b"a"[..], b"bc"]);
-        for call in [Call::Locate(locate), Call::PutStart(start)] {
-            assert_eq!((call.items(), &call.first_key()[..]), (2, &b"a"[..]), "{call:?}");
-        }
-        let columns = Some(v1::PutRefColumns { versions: vec![3, 4], ..Default::default() });
-        for call in [
-            Call::PutEnd(v1::PutEndRequest { caller: None, columns: columns.clone() }),
-            Call::PutRevoke(v1::PutRevokeRequest { caller: None, columns }),
-        ] {
-            assert_eq!((call.items(), call.first_key().len()), (2, 0), "{call:?}");
-        }
-    }
-
-    #[test]
-    fn call_without_columns_has_no_keys() {
-        for call in [
-            Call::Locate(v1::LocateRequest::default()),
-            Call::PutStart(v1::PutStartRequest::default()),
-        ] {
-            assert_eq!((call.items(), call.first_key().len()), (0, 0), "{call:?}");
-        }
-        let refused = v1::LocateRequest::default().keys().unwrap_err();
-        assert!(refused.to_string().contains("columns"), "{refused}");
-        assert!(v1::PutStartRequest::default().keys().is_err());
-    }
 
     #[test]
     fn only_granted_fences_are_released() {

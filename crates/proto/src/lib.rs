@@ -2,15 +2,15 @@
 //! the native protocol that carry them.
 //!
 //! [`v1`] is generated from `proto/mooncake/v1/master.proto` by `make generate` and committed, so
-//! that no build needs `protoc`. [`caller`] accesses the caller of any call, [`items`] its items and
-//! keys. [`columns`] is the encoding of batches.
+//! that no build needs `protoc`. [`calls`] has a row for each call: its names, how it is repeated, its
+//! items and keys. [`columns`] is the encoding of batches.
 //! [`native_frame`] is the codec of the native protocol, without I/O, [`native_token`] the proof of a
 //! token in its greeting. [`decode_limits`] bounds the
 //! memory of decoded messages. [`convert`] converts wire types to the checked types of
 //! `mooncake-base` and back.
 #![warn(missing_docs)]
 
-pub mod caller;
+pub mod calls;
 pub mod columns;
 pub mod convert;
 pub mod decode_limits;

@@ -2,7 +2,6 @@
 //!
 //! Counting costs a few relaxed atomic additions. A lock is taken only when a transfer fails.
 
-mod names;
 mod text;
 
 use std::{
@@ -13,10 +12,8 @@ use std::{
 
 pub use mooncake_base::histogram::Latency;
 use mooncake_base::{histogram::Histogram, sync::Mutex};
+use mooncake_proto::calls::Method;
 use mooncake_transfer_engine::{Opcode, TransportKind};
-
-use self::names::CALLS;
-pub(crate) use self::names::call_index;
 
 /// Maximum number of peers counted by name.
 const PEERS_MAX: usize = 256;
@@ -74,7 +71,7 @@ impl Operation {
 #[derive(Debug, Default)]
 pub(crate) struct Metrics {
     operations: [OperationCounters; Operation::ALL.len()],
-    calls: [CallCounters; CALLS.len()],
+    calls: [CallCounters; Method::ALL.len()],
     transfers: [Histogram; 4],
     copies: [TransportCounters; KINDS.len()],
     hits: AtomicU64,
@@ -244,8 +241,8 @@ impl Metrics {
         add(&row.bytes, totals.bytes);
     }
 
-    pub(crate) fn count_call(&self, call: usize, is_done: bool, took: Duration) {
-        let row = &self.calls[call];
+    pub(crate) fn count_call(&self, method: Method, is_done: bool, took: Duration) {
+        let row = &self.calls[method as usize];
         row.latency.record(took);
         add(&row.failed, u64::from(!is_done));
     }
@@ -326,13 +323,13 @@ impl Metrics {
             let count = OperationCount { is_read, objects, latency };
             snapshot.operations.insert(operation.name(), count);
         }
-        for (name, row) in CALLS.iter().zip(&self.calls) {
+        for (method, row) in Method::ALL.into_iter().zip(&self.calls) {
             let count = CallCount { failed: read(&row.failed), latency: row.latency.snapshot() };
             let calls = count.latency.count();
             if calls > 0 {
                 let done = calls.saturating_sub(count.failed);
                 snapshot.calls.add(Count { done, failed: count.failed, bytes: 0 });
-                snapshot.rpcs.insert(name, count);
+                snapshot.rpcs.insert(method.metric_name(), count);
             }
         }
         for opcode in [Opcode::Read, Opcode::Write] {

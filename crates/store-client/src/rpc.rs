@@ -18,6 +18,7 @@ use mooncake_base::{
 };
 use mooncake_os::call_limit;
 use mooncake_proto::{
+    calls::{Method, Repetition, Rpc},
     convert::Caller,
     v1::{self, request::Call, response::Call as Reply},
 };
@@ -27,7 +28,7 @@ use crate::{
     fences::PendingReleases,
     lifetime::Lifetime,
     link::MasterLink,
-    metrics::{self, Metrics},
+    metrics::Metrics,
     protocol::{CallKind, CallNumbers, CallRetry, RetryPatience},
 };
 
@@ -99,54 +100,41 @@ impl MasterRpc {
         self.link.close();
     }
 
-    /// Makes a call with the configured RPC time-out. `pick` extracts the expected response
-    /// variant.
-    pub(crate) fn call<A>(&self, call: Call, pick: impl FnOnce(Reply) -> Option<A>) -> Result<A> {
+    /// Makes a call with the configured RPC time-out.
+    pub(crate) fn call<R: Rpc>(&self, request: R) -> Result<R::Answer> {
         let now = SystemClock.now();
-        self.call_at((now, now + self.timeout), call, pick)
+        self.call_at(request, (now, now + self.timeout))
     }
 
     /// Makes a call with an explicit deadline.
-    pub(crate) fn call_until<A>(
-        &self,
-        call: Call,
-        deadline: Moment,
-        pick: impl FnOnce(Reply) -> Option<A>,
-    ) -> Result<A> {
-        self.call_at((SystemClock.now(), deadline), call, pick)
+    pub(crate) fn call_until<R: Rpc>(&self, request: R, deadline: Moment) -> Result<R::Answer> {
+        self.call_at(request, (SystemClock.now(), deadline))
     }
 
     /// Makes a call with an explicit deadline, for callers that already have the current time.
-    pub(crate) fn call_at<A>(
-        &self,
-        times: (Moment, Moment),
-        call: Call,
-        pick: impl FnOnce(Reply) -> Option<A>,
-    ) -> Result<A> {
+    pub(crate) fn call_at<R: Rpc>(&self, request: R, times: (Moment, Moment)) -> Result<R::Answer> {
         self.lifetime.check_open()?;
-        self.exchange(call, times, |_| {}, pick)
+        self.exchange(request, times, |_| {})
     }
 
     /// Makes a call that is changed by `prepare` before it is sent again.
-    pub(crate) fn call_repeating<A>(
+    pub(crate) fn call_repeating<R: Rpc>(
         &self,
-        call: Call,
+        request: R,
         deadline: Moment,
         prepare: impl Fn(&mut Call),
-        pick: impl FnOnce(Reply) -> Option<A>,
-    ) -> Result<A> {
+    ) -> Result<R::Answer> {
         self.lifetime.check_open()?;
-        self.exchange(call, (SystemClock.now(), deadline), prepare, pick)
+        self.exchange(request, (SystemClock.now(), deadline), prepare)
     }
 
     /// Makes a call even if the client is already closing.
-    pub(crate) fn exchange<A>(
+    pub(crate) fn exchange<R: Rpc>(
         &self,
-        call: Call,
+        request: R,
         (sent, deadline): (Moment, Moment),
         prepare: impl Fn(&mut Call),
-        pick: impl FnOnce(Reply) -> Option<A>,
-    ) -> Result<A> {
+    ) -> Result<R::Answer> {
         // The deadline may be capped already.
         let is_limited = call_limit::capped(deadline + LIMIT_PROBE) <= deadline;
         let deadline = call_limit::capped(deadline);
@@ -156,16 +144,17 @@ impl MasterRpc {
                 Error::new(ErrorCode::RPC_TIMEOUT, text).with("master", self.link.address())
             );
         }
-        let index = metrics::call_index(&call);
+        let call = request.into_call();
         let mut retry = CallRetry::new(
             kind(&call),
             deadline,
-            self.patience_of(&call),
+            self.patience_of(R::METHOD),
             self.client.bits() as u64 ^ u64::from(sent.since_boot().subsec_nanos()),
         );
-        let (call_number, answered_below) = match is_numbered(&call) {
-            true => self.numbers.lock().begin(),
-            false => (0, 0),
+        let (call_number, answered_below) = if R::METHOD.repetition() == Repetition::Numbered {
+            self.numbers.lock().begin()
+        } else {
+            (0, 0)
         };
         let released_fences = self.pending_releases.take();
         let request = v1::Request {
@@ -184,21 +173,20 @@ impl MasterRpc {
         if call_number != 0 {
             self.numbers.lock().end(call_number);
         }
-        self.metrics.count_call(index, response.is_ok(), SystemClock.now().since(sent));
+        self.metrics.count_call(R::METHOD, response.is_ok(), SystemClock.now().since(sent));
         match response?.call {
             Some(Reply::Failure(failure)) => Err((&failure).into()),
-            Some(answer) => {
-                pick(answer).ok_or_else(|| protocol_error("the response belongs to another call"))
-            }
+            Some(answer) => R::answer(answer)
+                .ok_or_else(|| protocol_error("the response belongs to another call")),
             None => Err(protocol_error("the response is empty")),
         }
     }
 
     /// Returns how long the call is repeated. A master that has never answered is not awaited: its
     /// address may be wrong.
-    fn patience_of(&self, call: &Call) -> RetryPatience {
+    fn patience_of(&self, method: Method) -> RetryPatience {
         let awaits_connection = self.patience.awaits_connection
-            && !is_probe(call)
+            && method.repetition() != Repetition::Probe
             && self.has_answered.load(Ordering::Relaxed);
         RetryPatience { awaits_connection, ..self.patience }
     }
@@ -253,37 +241,18 @@ fn timed_out(error: Error) -> Error {
     Error::new(ErrorCode::RPC_TIMEOUT, "the time limit of the call passed").caused_by(error)
 }
 
-/// Returns what a second execution of the call does.
+/// Returns how the call is repeated.
 fn kind(call: &Call) -> CallKind {
-    match call {
-        Call::PutEnd(_) | Call::PutRevoke(_) => CallKind::ClosesPut,
-        Call::PutStart(start) if start.request_id == 0 => CallKind::SentOnce,
-        _ => CallKind::Repeatable,
+    match (call.method().repetition(), call) {
+        (Repetition::ClosesPut, _) => CallKind::ClosesPut,
+        (Repetition::StartsPut, Call::PutStart(start)) if start.request_id == 0 => {
+            CallKind::SentOnce
+        }
+        (
+            Repetition::Harmless | Repetition::Numbered | Repetition::Probe | Repetition::StartsPut,
+            _,
+        ) => CallKind::Repeatable,
     }
-}
-
-/// Returns whether the call finds out whether the master can be reached. The caller wants to know at
-/// once that it cannot.
-fn is_probe(call: &Call) -> bool {
-    matches!(call, Call::Register(_) | Call::Unregister(_) | Call::Heartbeat(_) | Call::Status(_))
-}
-
-/// Returns whether the call needs a number, by which the master knows a repetition. `PutStart` has
-/// its own; `PutEnd` and `PutRevoke` name versions, which no other put has.
-fn is_numbered(call: &Call) -> bool {
-    matches!(
-        call,
-        Call::Unmount(_)
-            | Call::Remove(_)
-            | Call::RemoveMatching(_)
-            | Call::CreateTasks(_)
-            | Call::EndTasks(_)
-            | Call::ClearReplicas(_)
-            | Call::CreateDrainJobs(_)
-            | Call::CancelDrainJobs(_)
-            | Call::SetQuotas(_)
-            | Call::SetExpiry(_)
-    )
 }
 
 #[cfg(test)]
@@ -341,11 +310,8 @@ mod tests {
         (MasterRpc::new(as_link, caller, times, &lifetime, &Arc::default()), link)
     }
 
-    fn removed(reply: Reply) -> Option<v1::RemoveResponse> {
-        match reply {
-            Reply::Remove(response) => Some(response),
-            _ => None,
-        }
+    fn removal() -> v1::RemoveRequest {
+        v1::RemoveRequest::default()
     }
 
     #[test]
@@ -353,7 +319,7 @@ mod tests {
         let answer = Some(Reply::Remove(v1::RemoveResponse::default()));
         let (rpc, link) = rpc([None, None, answer.clone(), answer]);
         for _ in 0..2 {
-            rpc.call(Call::Remove(v1::RemoveRequest::default()), removed).unwrap();
+            rpc.call(removal()).unwrap();
         }
         let numbers: Vec<_> = link
             .requests
@@ -366,34 +332,33 @@ mod tests {
 
     #[test]
     fn lost_connection_is_awaited_but_not_by_probes() {
-        let remove = || Call::Remove(v1::RemoveRequest::default());
         let answer = || Some(Reply::Remove(v1::RemoveResponse::default()));
         let replies = [answer(), None, None, answer(), None, answer()];
         let (rpc, link) = rpc_failing(AttemptFailure::Unreachable, replies);
-        rpc.call(remove(), removed).unwrap();
-        rpc.call(remove(), removed).unwrap();
+        rpc.call(removal()).unwrap();
+        rpc.call(removal()).unwrap();
         assert_eq!(link.requests.lock().len(), 4, "the call was sent again until it was answered");
-        let probe = Call::Status(v1::StatusRequest::default());
-        assert_eq!(rpc.call(probe, |_| Some(())).unwrap_err().code(), ErrorCode::RPC_FAIL);
+        let probe = v1::StatusRequest::default();
+        assert_eq!(rpc.call(probe).unwrap_err().code(), ErrorCode::RPC_FAIL);
         assert_eq!(link.requests.lock().len(), 5, "a probe fails at once");
     }
 
     #[test]
     fn master_that_never_answered_is_not_awaited() {
         let (rpc, link) = rpc_failing(AttemptFailure::Unreachable, []);
-        rpc.call(Call::Remove(v1::RemoveRequest::default()), removed).unwrap_err();
+        rpc.call(removal()).unwrap_err();
         assert_eq!(link.requests.lock().len(), 1);
     }
 
     #[test]
     fn only_repetitions_are_prepared() {
         let (rpc, link) = rpc([None, Some(Reply::PutEnd(v1::PutEndResponse::default()))]);
-        let call = Call::PutEnd(v1::PutEndRequest::default());
+        let request = v1::PutEndRequest::default();
         let name_key = |call: &mut Call| {
             let Call::PutEnd(end) = call else { return };
             end.columns.get_or_insert_default().versions.push(7);
         };
-        rpc.call_repeating(call, rpc.deadline(), name_key, |_| Some(())).unwrap();
+        rpc.call_repeating(request, rpc.deadline(), name_key).unwrap();
         let puts = |request: &v1::Request| match &request.call {
             Some(call) => call.items(),
             None => usize::MAX,
@@ -405,9 +370,8 @@ mod tests {
     fn limit_of_the_call_ends_it_as_a_time_out() {
         let remove = |deadline: Option<Moment>| {
             let (rpc, link) = rpc([]);
-            let call = Call::Remove(v1::RemoveRequest::default());
             let limit = CallLimit::new(deadline, false);
-            let run = || rpc.call_until(call, rpc.deadline(), removed);
+            let run = || rpc.call_until(removal(), rpc.deadline());
             let error = limit.run(None, run).unwrap_err();
             assert!(error.to_string().ends_with("lost"), "the cause is told: {error}");
             assert!(!link.requests.lock().is_empty());
@@ -420,19 +384,17 @@ mod tests {
     #[test]
     fn answer_to_another_call_is_an_error() {
         let (rpc, _) = rpc([Some(Reply::Status(v1::StatusResponse::default()))]);
-        let call = Call::Remove(v1::RemoveRequest::default());
-        assert_eq!(rpc.call(call, removed).unwrap_err().code(), ErrorCode::RPC_FAIL);
+        assert_eq!(rpc.call(removal()).unwrap_err().code(), ErrorCode::RPC_FAIL);
     }
 
     #[test]
     fn call_is_not_sent_after_its_deadline_or_after_closing() {
         let (rpc, link) = rpc([]);
-        let call = || Call::Remove(v1::RemoveRequest::default());
-        let late = rpc.call_until(call(), Moment::default(), removed).unwrap_err();
+        let late = rpc.call_until(removal(), Moment::default()).unwrap_err();
         assert_eq!(late.code(), ErrorCode::RPC_TIMEOUT);
         assert!(late.to_string().contains("master=master:1"), "{late}");
         rpc.lifetime.close();
-        let closed = rpc.call(call(), removed).unwrap_err();
+        let closed = rpc.call(removal()).unwrap_err();
         assert_eq!(closed.kind(), ErrorKind::Closed);
         assert!(link.requests.lock().is_empty());
     }

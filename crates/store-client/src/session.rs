@@ -7,7 +7,7 @@ use std::{sync::Arc, time::Duration};
 
 use mooncake_base::sync::{Mutex, TimedMutex, TimedMutexGuard};
 use mooncake_base::{Clock, Error, ErrorCode, Moment, Result, SystemClock, TenantId};
-use mooncake_proto::v1::{self, request::Call, response::Call as Reply};
+use mooncake_proto::v1;
 use mooncake_transfer_engine::Engine;
 
 use self::mount::{MountedSegment, Segments};
@@ -97,17 +97,9 @@ impl ClientSession {
 
     /// Unregisters from the master, if the master answers in time.
     pub(crate) fn unregister(&self, deadline: Moment) {
-        let call = Call::Unregister(v1::UnregisterRequest { caller: self.rpc.caller() });
+        let request = v1::UnregisterRequest { caller: self.rpc.caller() };
         let times = (SystemClock.now(), deadline);
-        let unregistered = self.rpc.exchange(
-            call,
-            times,
-            |_| {},
-            |answer| match answer {
-                Reply::Unregister(_) => Some(()),
-                _ => None,
-            },
-        );
+        let unregistered = self.rpc.exchange(request, times, |_| {});
         if let Err(error) = unregistered {
             tracing::debug!(client = self.lifetime.name(), %error, "could not unregister from the master");
         }
@@ -195,7 +187,7 @@ impl ClientSession {
 
     fn request_registration(&self, deadline: Moment) -> Result<Registered> {
         let log_mark = self.state.lock().log_mark();
-        let call = Call::Register(v1::RegisterRequest {
+        let request = v1::RegisterRequest {
             caller: self.rpc.caller(),
             name: self.lifetime.name().to_owned(),
             process: std::process::id(),
@@ -206,11 +198,8 @@ impl ClientSession {
                 synced_frame,
             }),
             wants_offload: self.config.wants_offload,
-        });
-        let response = self.rpc.call_until(call, deadline, |answer| match answer {
-            Reply::Register(response) => Some(response),
-            _ => None,
-        })?;
+        };
+        let response = self.rpc.call_until(request, deadline)?;
         Ok(Registered {
             identity: MasterIdentity { master: response.master, timeline: response.timeline_id },
             registration: response.registration,
@@ -255,11 +244,8 @@ impl ClientSession {
             (session.registration(), session.registrations())
         };
         let caller = self.rpc.caller();
-        let call = Call::Heartbeat(v1::HeartbeatRequest { caller, registration });
-        let response = self.rpc.call_until(call, deadline, |answer| match answer {
-            Reply::Heartbeat(response) => Some(response),
-            _ => None,
-        })?;
+        let request = v1::HeartbeatRequest { caller, registration };
+        let response = self.rpc.call_until(request, deadline)?;
         let answer = HeartbeatAnswer {
             identity: MasterIdentity { master: response.master, timeline: response.timeline_id },
             is_known: response.is_known,

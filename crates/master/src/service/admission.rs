@@ -11,7 +11,7 @@ use std::{
 };
 
 use mooncake_base::{Error, ErrorCode, Result};
-use mooncake_proto::{native_frame::FRAME_BYTES_MAX, v1::request::Call};
+use mooncake_proto::{calls::Repetition, native_frame::FRAME_BYTES_MAX, v1::request::Call};
 use tokio::{
     sync::{OwnedSemaphorePermit, Semaphore, SemaphorePermit},
     time::timeout,
@@ -108,7 +108,7 @@ impl Admission {
         if let Ok(permit) = self.large_calls.try_acquire() {
             return Ok(Some(permit));
         }
-        let is_put_end = matches!(call, Call::PutEnd(_) | Call::PutRevoke(_));
+        let is_put_end = call.method().repetition() == Repetition::ClosesPut;
         let place = self.waiting.try_acquire();
         if place.is_err() && !is_put_end {
             return Err(self.busy("too many large calls wait"));
@@ -235,6 +235,9 @@ mod tests {
         };
         assert!(!is_large(&locate(vec![0; LARGE_ITEMS])));
         assert!(is_large(&locate(vec![0; LARGE_ITEMS + 1])));
+        let keys = vec![Bytes::from_static(b"k"); LARGE_ITEMS + 1];
+        let clear = v1::ClearReplicasRequest { caller: None, keys, segment: String::new() };
+        assert!(is_large(&Call::ClearReplicas(clear)));
     }
 
     #[test]

@@ -7,9 +7,10 @@ use std::{io, sync::Arc, time::Duration};
 use mooncake_base::{Error, ErrorCode, ErrorKind, Token};
 use mooncake_proto::{
     FILE_DESCRIPTOR_SET,
+    calls::Rpc,
     native_frame::FRAME_BYTES_MAX,
     native_token,
-    v1::{self, master_server::MasterServer, request, response},
+    v1::{self, master_server::MasterServer, response},
 };
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
@@ -121,17 +122,15 @@ struct GrpcService {
 }
 
 impl GrpcService {
-    async fn call<Q, R>(
+    async fn call<R: Rpc>(
         &self,
-        request: tonic::Request<Q>,
-        wrap: fn(Q) -> request::Call,
-        unwrap: fn(response::Call) -> Option<R>,
-    ) -> Result<tonic::Response<R>, Status> {
+        request: tonic::Request<R>,
+    ) -> Result<tonic::Response<R::Answer>, Status> {
         let peer = request.extensions().get::<GrpcPeer>().cloned();
         let _running = request.extensions().get::<Arc<GrpcCall>>().cloned();
         let origin = peer.map(|peer| peer.origin);
         let origin = origin.unwrap_or_else(|| self.service.open_session(false));
-        let call = Some(wrap(request.into_inner()));
+        let call = Some(request.into_inner().into_call());
         self.service.record_arrival(call.as_ref(), &origin);
         self.service.wait_for_owners(call.as_ref()).await;
         let permit = self.admission.admit(call.as_ref()).await.map_err(|error| status(&error))?;
@@ -140,7 +139,7 @@ impl GrpcService {
         let answer = self.service.answer_from_log(executed, AnsweringThread::Runtime).await;
         match answer.call {
             Some(response::Call::Failure(failure)) => Err(status(&Error::from(&failure))),
-            Some(call) => unwrap(call).map(tonic::Response::new).ok_or_else(mismatch),
+            Some(call) => R::answer(call).map(tonic::Response::new).ok_or_else(mismatch),
             None => Err(mismatch()),
         }
     }
@@ -172,7 +171,7 @@ fn status(error: &Error) -> Status {
 /// Implements the tonic service. A macro, because the methods differ in names only. It expands to
 /// the whole `impl` block, because `async_trait` must see the methods.
 macro_rules! grpc_service {
-    ($($method:ident($request:ident) -> $response:ident as $call:ident;)*) => {
+    ($($method:ident($request:ident) -> $response:ident;)*) => {
         #[tonic::async_trait]
         impl v1::master_server::Master for GrpcService {
             $(
@@ -180,11 +179,7 @@ macro_rules! grpc_service {
                     &self,
                     request: tonic::Request<v1::$request>,
                 ) -> Result<tonic::Response<v1::$response>, Status> {
-                    self.call(request, request::Call::$call, |call| match call {
-                        response::Call::$call(answer) => Some(answer),
-                        _ => None,
-                    })
-                    .await
+                    self.call(request).await
                 }
             )*
         }
@@ -192,33 +187,33 @@ macro_rules! grpc_service {
 }
 
 grpc_service! {
-    register(RegisterRequest) -> RegisterResponse as Register;
-    heartbeat(HeartbeatRequest) -> HeartbeatResponse as Heartbeat;
-    unregister(UnregisterRequest) -> UnregisterResponse as Unregister;
-    mount(MountRequest) -> MountResponse as Mount;
-    unmount(UnmountRequest) -> UnmountResponse as Unmount;
-    put_start(PutStartRequest) -> PutStartResponse as PutStart;
-    put_renew(PutRenewRequest) -> PutRenewResponse as PutRenew;
-    put_end(PutEndRequest) -> PutEndResponse as PutEnd;
-    put_revoke(PutRevokeRequest) -> PutRevokeResponse as PutRevoke;
-    locate(LocateRequest) -> LocateResponse as Locate;
-    verify(VerifyRequest) -> VerifyResponse as Verify;
-    probe(ProbeRequest) -> ProbeResponse as Probe;
-    describe(DescribeRequest) -> DescribeResponse as Describe;
-    set_expiry(SetExpiryRequest) -> SetExpiryResponse as SetExpiry;
-    remove(RemoveRequest) -> RemoveResponse as Remove;
-    remove_matching(RemoveMatchingRequest) -> RemoveMatchingResponse as RemoveMatching;
-    list_objects(ListObjectsRequest) -> ListObjectsResponse as ListObjects;
-    list_segments(ListSegmentsRequest) -> ListSegmentsResponse as ListSegments;
-    status(StatusRequest) -> StatusResponse as Status;
-    create_tasks(CreateTasksRequest) -> CreateTasksResponse as CreateTasks;
-    query_tasks(QueryTasksRequest) -> QueryTasksResponse as QueryTasks;
-    fetch_tasks(FetchTasksRequest) -> FetchTasksResponse as FetchTasks;
-    end_tasks(EndTasksRequest) -> EndTasksResponse as EndTasks;
-    clear_replicas(ClearReplicasRequest) -> ClearReplicasResponse as ClearReplicas;
-    create_drain_jobs(CreateDrainJobsRequest) -> CreateDrainJobsResponse as CreateDrainJobs;
-    query_drain_jobs(QueryDrainJobsRequest) -> QueryDrainJobsResponse as QueryDrainJobs;
-    cancel_drain_jobs(CancelDrainJobsRequest) -> CancelDrainJobsResponse as CancelDrainJobs;
-    query_quotas(QueryQuotasRequest) -> QueryQuotasResponse as QueryQuotas;
-    set_quotas(SetQuotasRequest) -> SetQuotasResponse as SetQuotas;
+    register(RegisterRequest) -> RegisterResponse;
+    heartbeat(HeartbeatRequest) -> HeartbeatResponse;
+    unregister(UnregisterRequest) -> UnregisterResponse;
+    mount(MountRequest) -> MountResponse;
+    unmount(UnmountRequest) -> UnmountResponse;
+    put_start(PutStartRequest) -> PutStartResponse;
+    put_renew(PutRenewRequest) -> PutRenewResponse;
+    put_end(PutEndRequest) -> PutEndResponse;
+    put_revoke(PutRevokeRequest) -> PutRevokeResponse;
+    locate(LocateRequest) -> LocateResponse;
+    verify(VerifyRequest) -> VerifyResponse;
+    probe(ProbeRequest) -> ProbeResponse;
+    describe(DescribeRequest) -> DescribeResponse;
+    set_expiry(SetExpiryRequest) -> SetExpiryResponse;
+    remove(RemoveRequest) -> RemoveResponse;
+    remove_matching(RemoveMatchingRequest) -> RemoveMatchingResponse;
+    list_objects(ListObjectsRequest) -> ListObjectsResponse;
+    list_segments(ListSegmentsRequest) -> ListSegmentsResponse;
+    status(StatusRequest) -> StatusResponse;
+    create_tasks(CreateTasksRequest) -> CreateTasksResponse;
+    query_tasks(QueryTasksRequest) -> QueryTasksResponse;
+    fetch_tasks(FetchTasksRequest) -> FetchTasksResponse;
+    end_tasks(EndTasksRequest) -> EndTasksResponse;
+    clear_replicas(ClearReplicasRequest) -> ClearReplicasResponse;
+    create_drain_jobs(CreateDrainJobsRequest) -> CreateDrainJobsResponse;
+    query_drain_jobs(QueryDrainJobsRequest) -> QueryDrainJobsResponse;
+    cancel_drain_jobs(CancelDrainJobsRequest) -> CancelDrainJobsResponse;
+    query_quotas(QueryQuotasRequest) -> QueryQuotasResponse;
+    set_quotas(SetQuotasRequest) -> SetQuotasResponse;
 }

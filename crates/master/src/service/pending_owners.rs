@@ -98,28 +98,22 @@ impl PendingOwners {
     }
 
     async fn wait_for_key_owners(&self, shared: &SharedState, call: Option<&Call>) {
-        let caller = call.and_then(Call::caller);
+        let Some(call) = call else { return };
         // A call with an invalid tenant will be refused, which needs no waiting.
-        let Ok(tenant) = shared.tenant(caller) else { return };
-        // The same holds for a call whose columns do not match.
-        let keys = match call {
-            Some(Call::Locate(r)) => r.keys(),
-            Some(Call::PutStart(r)) => r.keys(),
-            Some(Call::Probe(r)) => Ok(r.keys.iter().map(|key| &key[..]).collect()),
-            Some(Call::Remove(r)) => Ok(r.keys.iter().map(|key| &key[..]).collect()),
-            Some(Call::Describe(r)) => Ok(r.keys.iter().map(|key| &key[..]).collect()),
-            Some(Call::SetExpiry(r)) => Ok(r.keys.iter().map(|key| &key[..]).collect()),
-            Some(Call::Verify(r)) => Ok(r.reads.iter().map(|read| &read.key[..]).collect()),
-            Some(Call::ListObjects(_) | Call::RemoveMatching(_)) => Ok(Vec::new()),
-            _ => return,
+        let Ok(tenant) = shared.tenant(call.caller()) else { return };
+        let looks_at_all = matches!(call, Call::ListObjects(_) | Call::RemoveMatching(_));
+        let keys = match call.keys() {
+            Ok(Some(keys)) => keys,
+            Ok(None) if looks_at_all => Vec::new(),
+            // A call whose columns do not match is refused, too.
+            Ok(None) | Err(_) => return,
         };
-        let Ok(keys) = keys else { return };
         let mut needs = Needs {
             tenant: &tenant,
             keys: &keys,
             next: 0,
             has_keys: !keys.is_empty(),
-            needs_room: matches!(call, Some(Call::PutStart(_))),
+            needs_room: matches!(call, Call::PutStart(_)),
         };
         let mut wait = self.next_wait(shared, &mut needs);
         while let Some(awaited) = wait {

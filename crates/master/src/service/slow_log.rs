@@ -9,9 +9,10 @@ use std::{
 use bytes::Bytes;
 use mooncake_base::ClientId;
 use mooncake_base::sync::Mutex;
-use mooncake_proto::v1::{request::Call, response};
-
-use super::call_times::CallKind;
+use mooncake_proto::{
+    calls::Method,
+    v1::{request::Call, response},
+};
 
 /// The number of slow calls kept.
 pub const KEPT_MAX: usize = 128;
@@ -87,7 +88,7 @@ impl SlowLog {
     pub(super) fn begin(&self, call: Option<&Call>) -> Option<PendingCall> {
         let is_off = self.threshold_us.load(Ordering::Relaxed) == 0;
         let summary = call.filter(|_| !is_off).map(CallSummary::of);
-        Some(PendingCall { kind: CallKind::of(call?), summary, began: Instant::now() })
+        Some(PendingCall { method: call?.method(), summary, began: Instant::now() })
     }
 
     /// Ends timing a call and records it if it was slow.
@@ -123,7 +124,7 @@ impl SlowLog {
 /// A call in progress.
 #[derive(Debug)]
 pub(super) struct PendingCall {
-    pub(super) kind: CallKind,
+    pub(super) method: Method,
     pub(super) began: Instant,
     /// None while the slow log is off.
     summary: Option<CallSummary>,
@@ -140,33 +141,10 @@ struct CallSummary {
 
 impl CallSummary {
     fn of(call: &Call) -> Self {
-        let (name, caller) = match call {
-            Call::Register(r) => ("register", &r.caller),
-            Call::Heartbeat(r) => ("heartbeat", &r.caller),
-            Call::Unregister(r) => ("unregister", &r.caller),
-            Call::Mount(r) => ("mount", &r.caller),
-            Call::Unmount(r) => ("unmount", &r.caller),
-            Call::PutStart(r) => ("put_start", &r.caller),
-            Call::PutRenew(r) => ("put_renew", &r.caller),
-            Call::PutEnd(r) => ("put_end", &r.caller),
-            Call::PutRevoke(r) => ("put_revoke", &r.caller),
-            Call::Locate(r) => ("locate", &r.caller),
-            Call::Verify(r) => ("verify", &r.caller),
-            Call::Probe(r) => ("probe", &r.caller),
-            Call::Remove(r) => ("remove", &r.caller),
-            Call::Describe(r) => ("describe", &r.caller),
-            Call::SetExpiry(r) => ("set_expiry", &r.caller),
-            Call::RemoveMatching(r) => ("remove_matching", &r.caller),
-            Call::ListObjects(r) => ("list_objects", &r.caller),
-            Call::ListSegments(r) => ("list_segments", &r.caller),
-            Call::Status(r) => ("status", &r.caller),
-            #[allow(unreachable_patterns, reason = "calls that are new here have no summary yet")]
-            _ => ("other", &None),
-        };
-        let client = caller.as_ref().and_then(|caller| ClientId::from_bytes(&caller.client));
+        let client = call.caller().and_then(|caller| ClientId::from_bytes(&caller.client));
         // A call without items counts as one item.
         let items = call.items().max(1);
-        Self { call: name, items, key: call.first_key(), client }
+        Self { call: call.method().name(), items, key: call.first_key(), client }
     }
 }
 
@@ -229,5 +207,18 @@ mod tests {
         }
         let key = &slow.latest()[0].key;
         assert!(key.len() < 1000 && !key.contains('\u{1b}'), "{key}");
+    }
+
+    #[test]
+    fn every_call_is_named_with_its_client() {
+        let caller = v1::Caller { client: vec![7; 16].into(), tenant: String::new() };
+        let (caller, keys) = (Some(caller), vec![Bytes::from_static(b"k"); 3]);
+        let clear = v1::ClearReplicasRequest { caller, keys, segment: String::new() };
+        let summary = CallSummary::of(&Call::ClearReplicas(clear));
+        assert_eq!(
+            (summary.call, summary.items, &summary.key[..]),
+            ("clear_replicas", 3, &b"k"[..])
+        );
+        assert_eq!(summary.client, ClientId::from_bytes(&[7; 16]));
     }
 }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use mooncake_base::{Error, ErrorCode, KeyBatch, Moment, ObjectKey, Result, Version};
-use mooncake_proto::v1::{self, key_selector::By, request::Call, response::Call as Reply};
+use mooncake_proto::v1::{self, key_selector::By};
 
 use super::{Client, ClientInner, put::wire_millis};
 use crate::{
@@ -124,16 +124,9 @@ impl Client {
     ) -> Result<v1::ProbeResponse> {
         let count = keys.len();
         let caller = self.inner.rpc.caller();
-        let call = Call::Probe(v1::ProbeRequest {
-            caller,
-            keys,
-            lease: takes_lease,
-            suffixes: suffixes.to_vec(),
-        });
-        let found = self.inner.rpc.call_until(call, deadline, |answer| match answer {
-            Reply::Probe(found) => Some(found),
-            _ => None,
-        })?;
+        let request =
+            v1::ProbeRequest { caller, keys, lease: takes_lease, suffixes: suffixes.to_vec() };
+        let found = self.inner.rpc.call_until(request, deadline)?;
         response::check_count(found.states.len(), count)?;
         response::check_count(found.lengths.len(), count)?;
         if !found.found_suffixes.is_empty() {
@@ -159,17 +152,14 @@ impl Client {
     pub fn remove_under(&self, keys: &[ObjectKey], terms: &RemovalTerms) -> Vec<Result<()>> {
         let deadline = self.inner.rpc.deadline();
         batch::for_keys(keys, |keys, packed| {
-            let call = Call::Remove(v1::RemoveRequest {
+            let request = v1::RemoveRequest {
                 caller: self.inner.rpc.caller(),
                 keys: packed,
                 force: terms.is_forced,
                 if_versions: terms.if_version.iter().map(|version| version.0).collect(),
                 spare_hard_pinned: terms.spares_hard_pinned,
-            });
-            let response = self.inner.rpc.call_until(call, deadline, |answer| match answer {
-                Reply::Remove(response) => Some(response),
-                _ => None,
-            })?;
+            };
+            let response = self.inner.rpc.call_until(request, deadline)?;
             read_results(&response.results, keys)
         })
         .into_iter()
@@ -185,11 +175,8 @@ impl Client {
         let deadline = self.inner.rpc.deadline();
         batch::for_keys(keys, |keys, packed| {
             let caller = self.inner.rpc.caller();
-            let call = Call::Describe(v1::DescribeRequest { caller, keys: packed });
-            let results = self.inner.rpc.call_until(call, deadline, |answer| match answer {
-                Reply::Describe(response) => Some(response.results),
-                _ => None,
-            })?;
+            let request = v1::DescribeRequest { caller, keys: packed };
+            let results = self.inner.rpc.call_until(request, deadline)?.results;
             response::check_count(results.len(), keys.len())?;
             let read = |(result, key): (v1::DescribeResult, &ObjectKey)| match &result.failure {
                 Some(failure) => Err(response::item_error(failure, key)),
@@ -207,15 +194,12 @@ impl Client {
     pub fn set_expiry(&self, keys: &[ObjectKey], ttl: Option<Duration>) -> Vec<Result<()>> {
         let deadline = self.inner.rpc.deadline();
         batch::for_keys(keys, |keys, packed| {
-            let call = Call::SetExpiry(v1::SetExpiryRequest {
+            let request = v1::SetExpiryRequest {
                 caller: self.inner.rpc.caller(),
                 keys: packed,
                 ttl_ms: ttl.map(wire_millis),
-            });
-            let results = self.inner.rpc.call_until(call, deadline, |answer| match answer {
-                Reply::SetExpiry(response) => Some(response.results),
-                _ => None,
-            })?;
+            };
+            let results = self.inner.rpc.call_until(request, deadline)?.results;
             read_results(&results, keys)
         })
     }
@@ -240,16 +224,13 @@ impl Client {
         selector: &Selector,
         terms: &RemovalTerms,
     ) -> Result<RemovalCounts> {
-        let call = Call::RemoveMatching(v1::RemoveMatchingRequest {
+        let request = v1::RemoveMatchingRequest {
             caller: self.inner.rpc.caller(),
             selector: Some(wire_selector(selector)),
             force: terms.is_forced,
             spare_hard_pinned: terms.spares_hard_pinned,
-        });
-        let answer = self.inner.rpc.call(call, |answer| match answer {
-            Reply::RemoveMatching(response) => Some(response),
-            _ => None,
-        })?;
+        };
+        let answer = self.inner.rpc.call(request)?;
         Ok(RemovalCounts {
             removed: answer.removed,
             leased: answer.leased,
@@ -269,16 +250,13 @@ impl Client {
         after: Option<&ObjectKey>,
         limit: u32,
     ) -> Result<ObjectPage> {
-        let call = Call::ListObjects(v1::ListObjectsRequest {
+        let request = v1::ListObjectsRequest {
             caller: self.inner.rpc.caller(),
             selector: Some(wire_selector(selector)),
             after: after.map(|key| key.as_bytes().to_vec().into()).unwrap_or_default(),
             limit,
-        });
-        let response = self.inner.rpc.call(call, |answer| match answer {
-            Reply::ListObjects(response) => Some(response),
-            _ => None,
-        })?;
+        };
+        let response = self.inner.rpc.call(request)?;
         let read = |object: v1::ObjectSummary| {
             Ok(ObjectSummary {
                 is_complete: object.state() == v1::ObjectState::Complete,
@@ -349,11 +327,8 @@ impl ClientInner {
     /// Returns the segments of the whole pool.
     pub(super) fn segments(&self) -> Result<Vec<SegmentUse>> {
         let caller = self.rpc.caller();
-        let call = Call::ListSegments(v1::ListSegmentsRequest { caller });
-        let response = self.rpc.call(call, |answer| match answer {
-            Reply::ListSegments(response) => Some(response),
-            _ => None,
-        })?;
+        let request = v1::ListSegmentsRequest { caller };
+        let response = self.rpc.call(request)?;
         let read = |summary: v1::SegmentSummary| {
             let is_connected = !summary.is_lost;
             let takes_objects = is_connected && summary.status() == v1::SegmentStatus::Ok;
@@ -367,11 +342,8 @@ impl ClientInner {
     }
 
     pub(super) fn status(&self, deadline: Moment) -> Result<MasterStatus> {
-        let call = Call::Status(v1::StatusRequest { caller: self.rpc.caller() });
-        let status = self.rpc.call_until(call, deadline, |answer| match answer {
-            Reply::Status(status) => Some(status),
-            _ => None,
-        })?;
+        let request = v1::StatusRequest { caller: self.rpc.caller() };
+        let status = self.rpc.call_until(request, deadline)?;
         Ok(MasterStatus {
             version: status.version,
             uptime: Duration::from_millis(status.uptime_ms),

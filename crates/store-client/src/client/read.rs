@@ -9,7 +9,7 @@ use std::borrow::Cow;
 
 use mooncake_base::{Clock, Error, ErrorCode, Moment, ReplicaId, Result, SystemClock};
 use mooncake_os::call_limit;
-use mooncake_proto::v1::{self, request::Call, response::Call as Reply};
+use mooncake_proto::v1;
 use mooncake_transfer_engine::{LocalRange, Opcode, TimeLimits, TransferEntry};
 
 use self::{
@@ -258,11 +258,8 @@ impl ClientInner {
                 replica: replica.0,
             });
             let (caller, reads) = (self.rpc.caller(), reads.collect());
-            let call = Call::Verify(v1::VerifyRequest { caller, reads });
-            let answer = self.rpc.call_until(call, deadline, |answer| match answer {
-                Reply::Verify(response) => Some(response.is_valid),
-                _ => None,
-            });
+            let request = v1::VerifyRequest { caller, reads };
+            let answer = self.rpc.call_until(request, deadline).map(|response| response.is_valid);
             let answer = answer.and_then(|valid| {
                 response::check_count(valid.len(), part.len())?;
                 Ok(valid)

@@ -3,7 +3,7 @@
 pub(super) mod worker;
 
 use mooncake_base::{ClientId, Error, ErrorCode, JobId, Moment, ObjectKey, Result, TaskId};
-use mooncake_proto::v1::{self, request::Call, response::Call as Reply};
+use mooncake_proto::v1;
 
 use super::Client;
 use crate::{
@@ -48,14 +48,8 @@ impl Client {
     /// reached.
     pub fn tasks(&self, ids: &[TaskId]) -> Vec<Result<TaskInfo>> {
         let encoded = ids.iter().map(|id| id.to_bytes().to_vec().into()).collect();
-        let call = Call::QueryTasks(v1::QueryTasksRequest {
-            caller: self.inner.rpc.caller(),
-            tasks: encoded,
-        });
-        let answer = self.inner.rpc.call(call, |answer| match answer {
-            Reply::QueryTasks(response) => Some(response.results),
-            _ => None,
-        });
+        let request = v1::QueryTasksRequest { caller: self.inner.rpc.caller(), tasks: encoded };
+        let answer = self.inner.rpc.call(request).map(|response| response.results);
         let answer = answer.and_then(|results| {
             response::check_count(results.len(), ids.len())?;
             Ok(results)
@@ -75,15 +69,12 @@ impl Client {
     pub fn clear_replicas(&self, keys: &[ObjectKey], segment: &str) -> Vec<Result<bool>> {
         let deadline = self.inner.rpc.deadline();
         batch::for_keys(keys, |keys, packed| {
-            let call = Call::ClearReplicas(v1::ClearReplicasRequest {
+            let request = v1::ClearReplicasRequest {
                 caller: self.inner.rpc.caller(),
                 keys: packed,
                 segment: segment.to_owned(),
-            });
-            let cleared = self.inner.rpc.call_until(call, deadline, |answer| match answer {
-                Reply::ClearReplicas(response) => Some(response.cleared),
-                _ => None,
-            })?;
+            };
+            let cleared = self.inner.rpc.call_until(request, deadline)?.cleared;
             response::check_count(cleared.len(), keys.len())?;
             Ok(cleared.into_iter().map(Ok).collect())
         })
@@ -105,11 +96,8 @@ impl Client {
             allow_eviction: new.may_evict,
         };
         let caller = self.inner.rpc.caller();
-        let call = Call::CreateDrainJobs(v1::CreateDrainJobsRequest { caller, jobs: vec![job] });
-        let results = self.inner.rpc.call(call, |answer| match answer {
-            Reply::CreateDrainJobs(response) => Some(response.results),
-            _ => None,
-        })?;
+        let request = v1::CreateDrainJobsRequest { caller, jobs: vec![job] };
+        let results = self.inner.rpc.call(request)?.results;
         only_job(results)
     }
 
@@ -120,11 +108,8 @@ impl Client {
     pub fn drain_info(&self, job: JobId) -> Result<DrainInfo> {
         let jobs = vec![job.to_bytes().to_vec().into()];
         let caller = self.inner.rpc.caller();
-        let call = Call::QueryDrainJobs(v1::QueryDrainJobsRequest { caller, jobs });
-        let results = self.inner.rpc.call(call, |answer| match answer {
-            Reply::QueryDrainJobs(response) => Some(response.results),
-            _ => None,
-        })?;
+        let request = v1::QueryDrainJobsRequest { caller, jobs };
+        let results = self.inner.rpc.call(request)?.results;
         only_job(results)
     }
 
@@ -137,23 +122,17 @@ impl Client {
     pub fn cancel_drain(&self, job: JobId) -> Result<DrainInfo> {
         let jobs = vec![job.to_bytes().to_vec().into()];
         let caller = self.inner.rpc.caller();
-        let call = Call::CancelDrainJobs(v1::CancelDrainJobsRequest { caller, jobs });
-        let results = self.inner.rpc.call(call, |answer| match answer {
-            Reply::CancelDrainJobs(response) => Some(response.results),
-            _ => None,
-        })?;
+        let request = v1::CancelDrainJobsRequest { caller, jobs };
+        let results = self.inner.rpc.call(request)?.results;
         only_job(results)
     }
 
     fn create_part(&self, tasks: &[NewTask], deadline: Moment) -> Result<Vec<Result<TaskId>>> {
-        let call = Call::CreateTasks(v1::CreateTasksRequest {
+        let request = v1::CreateTasksRequest {
             caller: self.inner.rpc.caller(),
             tasks: tasks.iter().map(wire_task).collect(),
-        });
-        let results = self.inner.rpc.call_until(call, deadline, |answer| match answer {
-            Reply::CreateTasks(response) => Some(response.results),
-            _ => None,
-        })?;
+        };
+        let results = self.inner.rpc.call_until(request, deadline)?.results;
         response::check_count(results.len(), tasks.len())?;
         let own = self.inner.id.to_bytes();
         if results.iter().any(|result| result.client[..] == own) {

@@ -246,6 +246,8 @@ mod tests {
     use mooncake_transfer_engine::{Opcode, TransportKind};
 
     use super::super::{Metrics, Operation, OutcomeTotals};
+    use mooncake_proto::calls::Method;
+
     use super::*;
 
     fn sample_snapshot() -> MetricsSnapshot {
@@ -253,7 +255,7 @@ mod tests {
         let took = Duration::from_micros(3);
         let sum = OutcomeTotals { done: 2, failed: 1, bytes: 100 };
         metrics.count_operation(Operation::GetBatch, sum, took);
-        metrics.count_call(8, true, took);
+        metrics.count_call(Method::Locate, true, took);
         metrics.count_transfer(Opcode::Read, 2, took);
         metrics.count_copies(Some(TransportKind::Shm), Opcode::Read, sum);
         metrics.count_peer_error("host:1");

@@ -9,7 +9,7 @@ use std::{
 use mooncake_base::sync::Mutex;
 use mooncake_base::{Clock, Error, ErrorCode, Moment, Result, SegmentId, SystemClock};
 use mooncake_os::memory::memory_limit;
-use mooncake_proto::v1::{self, request::Call, response::Call as Reply};
+use mooncake_proto::v1;
 use mooncake_transfer_engine::{FileMemory, LocalRange, MemoryHold, SharedMemory};
 
 use super::ClientSession;
@@ -177,17 +177,14 @@ impl ClientSession {
         kind: Announcement,
         deadline: Moment,
     ) -> Result<Vec<Result<()>>> {
-        let call = Call::Mount(v1::MountRequest {
+        let request = v1::MountRequest {
             caller: self.rpc.caller(),
             segments: segments.to_vec(),
             resume: kind == Announcement::Resume,
             sequence: self.next_announcement_number(),
             is_all: kind == Announcement::All,
-        });
-        let response = self.rpc.call_until(call, deadline, |answer| match answer {
-            Reply::Mount(response) => Some(response),
-            _ => None,
-        })?;
+        };
+        let response = self.rpc.call_until(request, deadline)?;
         response::check_count(response.results.len(), segments.len())?;
         Ok(response.results.iter().map(Result::from).collect())
     }
@@ -292,16 +289,13 @@ impl ClientSession {
             let text = "the client has no segment with this id";
             return Err(Error::new(ErrorCode::SEGMENT_NOT_FOUND, text).with("segment", id));
         }
-        let call = Call::Unmount(v1::UnmountRequest {
+        let request = v1::UnmountRequest {
             caller: self.rpc.caller(),
             segments: vec![id.to_bytes().to_vec().into()],
             grace_period_ms: u64::try_from(grace.as_millis()).unwrap_or(u64::MAX),
             sequence: self.next_announcement_number(),
-        });
-        let answer = self.rpc.call_until(call, deadline, |answer| match answer {
-            Reply::Unmount(response) => Some(response.results),
-            _ => None,
-        });
+        };
+        let answer = self.rpc.call_until(request, deadline).map(|response| response.results);
         let answer = answer.and_then(|results| {
             response::check_count(results.len(), 1)?;
             Ok(results)

@@ -34,6 +34,32 @@ async fn call_waits_for_client_that_hung_up_during_pause() {
     assert!(started(&service, start).1.failures.is_empty());
 }
 
+#[tokio::test]
+async fn clearing_waits_for_owner_that_hung_up_during_pause() {
+    let clock = Arc::new(ManualClock::default());
+    let service = Service::new(Rules::default(), clock.clone());
+    let id = lend(&service);
+    let (_, columns) = started(&service, put_start(id, &[("a", 64)]));
+    assert_eq!(failures(&ask(&service, put_end(id, &columns.versions))), 0);
+    let heartbeat = || {
+        let beat = v1::HeartbeatRequest { caller: caller(id), ..Default::default() };
+        v1::Request { call: Some(Call::Heartbeat(beat)), ..Default::default() }
+    };
+    let connection = service.open_session(false);
+    service.dispatch(heartbeat(), &connection);
+    service.advance();
+    clock.advance(Duration::from_secs(8));
+    service.close_session(&connection, ConnectionEnd::ByPeer);
+    let keys = vec![Bytes::from_static(b"a")];
+    let clear = v1::ClearReplicasRequest { caller: caller(id), keys, segment: String::new() };
+    let call = Call::ClearReplicas(clear);
+    let mut waits = pin!(service.wait_for_owners(Some(&call)));
+    timeout(Duration::ZERO, &mut waits).await.expect_err("the call waits");
+    let connection = service.open_session(false);
+    service.dispatch(heartbeat(), &connection);
+    timeout(Duration::from_secs(10), waits).await.expect("the client is back");
+}
+
 /// Each key is looked at once by each call, and once more for each return of an owner.
 #[tokio::test]
 async fn returning_clients_do_not_make_calls_look_at_all_keys_again() {

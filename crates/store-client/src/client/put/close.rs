@@ -4,7 +4,7 @@
 use mooncake_base::{Clock, Error, Moment, ReplicaId, Result, SystemClock};
 use mooncake_proto::{
     columns::Outcome,
-    v1::{self, request::Call, response::Call as Reply},
+    v1::{self, request::Call},
 };
 
 use super::reservation::KeyedUpload;
@@ -88,12 +88,9 @@ impl ClientInner {
         for range in batch::split(sizes, batch::KEY_BYTES_MAX) {
             let part = &puts[range];
             let (caller, columns) = (self.rpc.caller(), Some(unconfirmed_refs(part)));
-            let call = Call::PutRevoke(v1::PutRevokeRequest { caller, columns });
+            let request = v1::PutRevokeRequest { caller, columns };
             // A refusal of one put says that the master does not hold it.
-            let answer = self.rpc.call_until(call, deadline, |answer| match answer {
-                Reply::PutRevoke(response) => Some(response.columns),
-                _ => None,
-            });
+            let answer = self.rpc.call_until(request, deadline).map(|response| response.columns);
             let answer = answer.and_then(response::require_columns);
             match answer.and_then(|done| response::check_count(done.items as usize, part.len())) {
                 Ok(()) => {
@@ -150,10 +147,6 @@ impl ClientInner {
         results: &mut Vec<Result<()>>,
     ) -> Result<()> {
         let (caller, columns) = (self.rpc.caller(), Some(put_refs(puts, kind)));
-        let call = match kind {
-            CloseCall::End => Call::PutEnd(v1::PutEndRequest { caller, columns }),
-            CloseCall::Revoke => Call::PutRevoke(v1::PutRevokeRequest { caller, columns }),
-        };
         // By its key, the master recognizes a put that the lost call has ended.
         let name_keys = |call: &mut Call| {
             if let Call::PutEnd(end) = call
@@ -162,12 +155,17 @@ impl ClientInner {
                 columns.keys = Some(v1::KeyColumn::pack(puts.iter().map(|(key, _)| *key)));
             }
         };
-        let answer = self.rpc.call_repeating(call, deadline, name_keys, |answer| match answer {
-            Reply::PutEnd(response) => Some(response.columns),
-            Reply::PutRevoke(response) => Some(response.columns),
-            _ => None,
-        })?;
-        let answer = response::require_columns(answer)?;
+        let columns = match kind {
+            CloseCall::End => {
+                let request = v1::PutEndRequest { caller, columns };
+                self.rpc.call_repeating(request, deadline, name_keys)?.columns
+            }
+            CloseCall::Revoke => {
+                let request = v1::PutRevokeRequest { caller, columns };
+                self.rpc.call_until(request, deadline)?.columns
+            }
+        };
+        let answer = response::require_columns(columns)?;
         let done = answer.read(puts.len()).map_err(response::column_mismatch)?;
         let read = |(done, (key, _)): (Outcome<'_, ()>, &KeyedUpload<'_>)| {
             done.map_err(|failure| response::item_error(failure, key))

@@ -7,7 +7,7 @@ use mooncake_base::{
 };
 use mooncake_proto::{
     columns::{ItemPlaces, Outcome},
-    v1::{self, request::Call, response::Call as Reply},
+    v1,
 };
 
 use super::reservation::{Upload, WriteWindow};
@@ -145,10 +145,7 @@ impl ClientInner {
         let request = self.open_puts.begin_start();
         let call = self.start_call(items, options, request);
         let sent = SystemClock.now();
-        let answer = self.rpc.call_until(call, deadline, |answer| match answer {
-            Reply::PutStart(response) => Some(response),
-            _ => None,
-        });
+        let answer = self.rpc.call_until(call, deadline);
         let read = answer.and_then(|response| {
             self.read_started(response, items, (sent, request), |item, failure| {
                 let number = numbers.map_or(item, |numbers| numbers[item]);
@@ -162,7 +159,12 @@ impl ClientInner {
         read
     }
 
-    fn start_call(&self, items: &[ReserveItem<'_>], options: &PutOptions, request: u64) -> Call {
+    fn start_call(
+        &self,
+        items: &[ReserveItem<'_>],
+        options: &PutOptions,
+        request: u64,
+    ) -> v1::PutStartRequest {
         let group =
             |item: &ReserveItem<'_>| options.groups.get(item.at).cloned().unwrap_or_default();
         let groups = match options.groups.is_empty() {
@@ -175,7 +177,7 @@ impl ClientInner {
         let absent = &options.if_absent;
         let if_absent =
             (!absent.is_empty()).then(|| v1::KeyColumn::pack(absent.iter().map(KeyRef::from)));
-        Call::PutStart(v1::PutStartRequest {
+        v1::PutStartRequest {
             caller: self.rpc.caller(),
             config: Some(wire_options(options)),
             replace: options.is_upsert,
@@ -183,7 +185,7 @@ impl ClientInner {
             columns: Some(v1::PutColumns { groups, if_versions, ..columns }),
             avoided_endpoints: self.transfers.replicas().suspected().endpoints(),
             if_absent,
-        })
+        }
     }
 
     /// Reads the response to a start. `refused` converts the failure of an item.

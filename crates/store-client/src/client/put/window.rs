@@ -1,7 +1,7 @@
 //! Renews the write windows of puts that take long.
 
 use mooncake_base::{Clock, Moment, Result, SystemClock};
-use mooncake_proto::v1::{self, request::Call, response::Call as Reply};
+use mooncake_proto::v1;
 use std::time::Duration;
 
 use super::reservation::{UploadWrite, WriteWindow};
@@ -34,17 +34,14 @@ impl ClientInner {
     /// Renews the windows of one message.
     fn renew_part(&self, puts: &mut [&mut UploadWrite<'_>]) -> Result<()> {
         let versions = puts.iter().map(|put| put.upload.version().0).collect();
-        let call = Call::PutRenew(v1::PutRenewRequest { caller: self.rpc.caller(), versions });
+        let request = v1::PutRenewRequest { caller: self.rpc.caller(), versions };
         let sent = SystemClock.now();
         // The transfer waits meanwhile. A put whose window is over already goes on only if the master
         // still holds it, and may wait for that.
         let ends = puts.iter().map(|put| put.upload.write_until());
         let open = ends.filter(|end| !end.has_passed(sent));
         let deadline = open.chain([self.rpc.deadline()]).min().unwrap_or(sent);
-        let answer = self.rpc.call_until(call, deadline, |answer| match answer {
-            Reply::PutRenew(response) => Some(response),
-            _ => None,
-        })?;
+        let answer = self.rpc.call_until(request, deadline)?;
         let window = WriteWindow::granted(sent, Duration::from_millis(answer.write_window_ms));
         let done = response::require_columns(answer.columns)?;
         let done = done.read(puts.len()).map_err(response::column_mismatch)?;

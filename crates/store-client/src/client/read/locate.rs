@@ -7,7 +7,7 @@ use mooncake_base::{
 };
 use mooncake_proto::{
     columns::{Located as LocatedRow, Outcome},
-    v1::{self, request::Call, response::Call as Reply},
+    v1,
 };
 
 use crate::{
@@ -144,18 +144,15 @@ impl ClientInner {
         grants: Grants<'_>,
         deadline: Moment,
     ) -> Result<LocateReply> {
-        let call = Call::Locate(v1::LocateRequest {
+        let request = v1::LocateRequest {
             caller: self.rpc.caller(),
             lease: grants.lease,
             fence: grants.fence,
             keys: Some(keys),
             tag: grants.tag.to_owned(),
-        });
+        };
         let requested_at = SystemClock.now();
-        let response = self.rpc.call_at((requested_at, deadline), call, |answer| match answer {
-            Reply::Locate(response) => Some(response),
-            _ => None,
-        })?;
+        let response = self.rpc.call_at(request, (requested_at, deadline))?;
         let fence = fence_end(requested_at, Duration::from_millis(response.fence_ms));
         let fences =
             ReadFences::from_response(&response, fence, self.rpc.pending_releases()).map(Arc::new);

@@ -10,7 +10,7 @@ use std::{sync::Arc, thread::JoinHandle, time::Duration};
 
 use mooncake_base::sync::{Condvar, Mutex};
 use mooncake_base::{Clock, Error, ErrorCode, Moment, Result, SystemClock};
-use mooncake_proto::v1::{self, request::Call, response::Call as Reply};
+use mooncake_proto::v1;
 use mooncake_transfer_engine::{Opcode, TransferEntry};
 use smallvec::SmallVec;
 
@@ -135,15 +135,9 @@ impl ClientInner {
     /// Fetches and runs some tasks. Returns whether more may be waiting.
     fn run_tasks_once(&self) -> Result<bool> {
         let sent = SystemClock.now();
-        let call = Call::FetchTasks(v1::FetchTasksRequest {
-            caller: self.rpc.caller(),
-            limit: TASKS_MAX,
-            bytes: BYTES_MAX,
-        });
-        let response = self.rpc.call(call, |answer| match answer {
-            Reply::FetchTasks(response) => Some(response),
-            _ => None,
-        })?;
+        let request =
+            v1::FetchTasksRequest { caller: self.rpc.caller(), limit: TASKS_MAX, bytes: BYTES_MAX };
+        let response = self.rpc.call(request)?;
         if response.tasks.is_empty() {
             return Ok(false);
         }
@@ -279,14 +273,11 @@ impl ClientInner {
             }
             end
         };
-        let call = Call::EndTasks(v1::EndTasksRequest {
+        let request = v1::EndTasksRequest {
             caller: self.rpc.caller(),
             ends: tasks.into_iter().map(end).collect(),
-        });
-        self.rpc.call(call, |answer| match answer {
-            Reply::EndTasks(response) => Some(response.has_tasks),
-            _ => None,
-        })
+        };
+        self.rpc.call(request).map(|response| response.has_tasks)
     }
 }
 
