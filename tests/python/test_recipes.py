@@ -22,7 +22,7 @@ def blocks(page: str, language: str) -> list[str]:
 
 
 PYTHON = [*blocks("recipes.md", "python"), *blocks("files.md", "python")]
-SHELL = blocks("recipes.md", "bash")
+SHELL = [*blocks("recipes.md", "bash"), *blocks("files.md", "bash")]
 
 
 def run(command: list[str], folder: Path, **variables: str) -> None:

@@ -11,12 +11,13 @@ import stat
 import sys
 import tempfile
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import IO, TYPE_CHECKING
 
+from mooncake._api.empty import EMPTY_VALUE, are_empty, with_empty_mark
 from mooncake._api.outcomes import only
 from mooncake._api.store import Store, StoreConfig
-from mooncake._command import admin
+from mooncake._command import admin, trees
 from mooncake._command.output import CommandError, UsageError, quoted
 from mooncake._command.parser import add_json, add_metadata, duration
 from mooncake._command.progress import Progress, add_progress
@@ -29,6 +30,7 @@ from mooncake.errors import (
     NotFoundError,
     TransferFailedError,
 )
+from mooncake.files.local import about, replace_file, write_all
 
 if TYPE_CHECKING:
     from mooncake._api.buffers import Readable
@@ -113,12 +115,21 @@ def _remedy_of_peer(store: Store, metadata: str) -> str:
 
 def add_put_options(parser: argparse.ArgumentParser) -> None:
     """Declare the options of `put`."""
-    parser.add_argument("key", type=os.fsencode, help="key of the object")
     parser.add_argument(
-        "file",
-        nargs="?",
-        default="-",
-        help="file to store, which must not shrink meanwhile; - or none is standard input",
+        "key", type=os.fsencode, help="key of the object; with -r the first folder or file"
+    )
+    parser.add_argument(
+        "files",
+        nargs="*",
+        metavar="file",
+        help="file to store, which must not shrink meanwhile; - or none is standard input; with -r "
+        "more folders, files or quoted patterns, and last the prefix of their keys",
+    )
+    parser.add_argument(
+        "-r",
+        "--recursive",
+        action="store_true",
+        help="store folders: each file below the prefix, an object each",
     )
     parser.add_argument("--overwrite", action="store_true", help="replace an existing object")
     parser.add_argument(
@@ -141,14 +152,18 @@ def add_put_options(parser: argparse.ArgumentParser) -> None:
 
 
 def put(options: argparse.Namespace) -> int:
-    """Store a file under a key.
+    """Store a file under a key, or the files of folders under a prefix.
 
     Returns:
         0; 1 if an existing object was kept.
     """
+    trees.check_options(options, "put")
+    if options.recursive:
+        with joined_for_bytes(options) as store:
+            return trees.put_tree(store, options)
     with (
         _telling_of_interruption(),
-        _content(options.file, options.progress) as value,
+        _content(_file_of(options), options.progress) as value,
         joined_for_bytes(options) as store,
     ):
         tags = dict(options.tags) if options.tags else None
@@ -157,12 +172,21 @@ def put(options: argparse.Namespace) -> int:
 
 def add_get_options(parser: argparse.ArgumentParser) -> None:
     """Declare the options of `get`."""
-    parser.add_argument("key", type=os.fsencode, help="key of the object")
     parser.add_argument(
-        "file",
-        nargs="?",
-        default="-",
-        help="file to write, replaced when the object is complete; - or none is standard output",
+        "key", type=os.fsencode, help="key of the object; with -r a prefix or a quoted pattern"
+    )
+    parser.add_argument(
+        "files",
+        nargs="*",
+        metavar="file",
+        help="file to write, replaced when the object is complete; - or none is standard output; "
+        "with -r the folder for the files",
+    )
+    parser.add_argument(
+        "-r",
+        "--recursive",
+        action="store_true",
+        help="write the objects below a prefix, or those that match a pattern, to a folder",
     )
     parser.add_argument("--force", action="store_true", help="write binary data to a terminal, too")
     add_progress(parser)
@@ -171,22 +195,27 @@ def add_get_options(parser: argparse.ArgumentParser) -> None:
 
 
 def get(options: argparse.Namespace) -> int:
-    """Write an object to a file.
+    """Write an object to a file, or those of a prefix to a folder.
 
     Returns:
         0.
     """
-    if options.is_json and options.file == "-":
+    trees.check_options(options, "get")
+    if options.recursive:
+        with joined_for_bytes(options) as store:
+            return trees.get_tree(store, options)
+    file = _file_of(options)
+    if options.is_json and file == "-":
         raise UsageError("--json needs a file for the object", "Name it after the key.")
     with (
         joined_for_bytes(options) as store,
         _pieces(store, options.key, ("get", options.progress)) as (size, pieces, progress),
     ):
-        if options.file != "-":
-            _write_file(options.file, size, pieces)
+        if file != "-":
+            replace_file(file, size, pieces)
             progress.close(size)
             if options.is_json:
-                key, file = os.fsdecode(options.key), options.file
+                key = os.fsdecode(options.key)
                 print(json.dumps({"key": key, "bytes": size, "file": file}))
             return 0
         is_guarded = sys.stdout.isatty() and not options.force
@@ -201,6 +230,11 @@ def get(options: argparse.Namespace) -> int:
         if options.progress or not sys.stdout.isatty():
             progress.close(size)
     return 0
+
+
+def _file_of(options: argparse.Namespace) -> str:
+    """Return the name of the one local file; - is a standard stream."""
+    return options.files[0] if options.files else "-"
 
 
 def add_cp_options(parser: argparse.ArgumentParser) -> None:
@@ -226,7 +260,12 @@ def cp(options: argparse.Namespace) -> int:
         _pieces(store, options.source, ("cp", options.progress)) as (size, pieces, progress),
     ):
         with _checking_after_interruption(store, target, options.overwrite):
-            if size <= _WHOLE_BYTES:
+            if size == 0:
+                mark = with_empty_mark(None)
+                is_stored = store.put(
+                    target, EMPTY_VALUE, overwrite=options.overwrite, options=mark
+                )
+            elif size <= _WHOLE_BYTES:
                 is_stored = store.put(target, next(pieces), overwrite=options.overwrite)
             else:
                 is_stored = _put_pieces(store, target, size, pieces, overwrite=options.overwrite)
@@ -355,10 +394,10 @@ def _memory_of(file: IO[bytes], is_shown: bool | None) -> Iterator[Readable]:
         yield head
         return
     with tempfile.TemporaryFile() as copy:
-        with _about(tempfile.gettempdir()):
+        with about(tempfile.gettempdir()):
             copy.write(head)
             del head
-            _write_all(copy, pieces)
+            write_all(copy, pieces)
             copy.flush()
         with mmap.mmap(copy.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
             yield mapped
@@ -399,6 +438,9 @@ def _pieces(
     except NotFoundError:
         # A read tells an object whose copies cannot be read from a missing one.
         size = memoryview(store.get_buffer(key)).nbytes
+    if size == len(EMPTY_VALUE) and are_empty(store._native, [key])[0]:
+        yield 0, iter(()), progress
+        return
     if size <= _WHOLE_BYTES:
         value = memoryview(store.get_buffer(key))
         yield value.nbytes, iter([value]), progress
@@ -417,56 +459,6 @@ def _pieces(
             progress.end()
 
     yield reader.size, pieces(), progress
-
-
-def _write_file(name: str, size: int, pieces: Iterator[memoryview]) -> None:
-    """Write a file beside the target, which replaces the target when it is complete."""
-    path = os.path.realpath(name)
-    try:
-        before = os.stat(path)
-    except FileNotFoundError:
-        before = None
-    if before is not None and not stat.S_ISREG(before.st_mode):
-        # A device or a pipe cannot be replaced; a directory fails here.
-        with open(path, "wb") as file:
-            _write_all(file, pieces)
-        return
-    mode = stat.S_IMODE(before.st_mode) if before is not None else 0o666 & ~_umask()
-    directory, base = os.path.split(path)
-    with _about(directory):
-        descriptor, partial = tempfile.mkstemp(".part", f".{base[:200]}.", directory)
-    try:
-        with open(descriptor, "wb") as file:
-            # A full disk is noticed before bytes are moved.
-            if size:
-                with _about(path):
-                    os.posix_fallocate(file.fileno(), 0, size)
-            os.fchmod(file.fileno(), mode)
-            _write_all(file, pieces)
-        os.replace(partial, path)
-    except BaseException:
-        os.unlink(partial)
-        raise
-
-
-@contextlib.contextmanager
-def _about(path: str) -> Iterator[None]:
-    """Name a path in the failures of system calls."""
-    try:
-        yield
-    except OSError as error:
-        raise OSError(error.errno, error.strerror, path) from error
-
-
-def _write_all(file: IO[bytes], pieces: Iterable[bytes | memoryview]) -> None:
-    for piece in pieces:
-        file.write(piece)
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
 
 
 def _is_text(piece: memoryview) -> bool:
