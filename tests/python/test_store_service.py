@@ -561,10 +561,13 @@ def test_guide_curl_commands_work(master: MasterProcess, tmp_path: Path) -> None
         finally:
             server.terminate()
     assert answers[:3] == ['{"status": "success"}', "Hello!", '{"exists": true}']
+    listed, parts = answers.pop(-3), (tmp_path / "parts").read_bytes()
+    assert [each["key"] for each in json.loads(listed)["objects"]] == ["blob"]
+    assert parts.count(b"\r\nStatus: 200\r\n") == 2
     put, part, head, *changes = answers[3:]
     # A refused change has a body. These are one that expires, body and tag, a change of that
-    # version, and the removal.
-    assert (put, part, changes, last) == ("", "", [""] * 5, "")
+    # version, a batch, and the removal.
+    assert (put, part, changes, last) == ("", "", [""] * 6, "")
     assert (tmp_path / "body").read_bytes() == Path("/usr/bin/env").read_bytes()
     assert head.startswith("HTTP/1.1 200 OK")
     assert "ETag: " in head

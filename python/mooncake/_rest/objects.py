@@ -1,32 +1,31 @@
-"""Objects over HTTP: `/objects/{key}`, `/health`, `/metrics`, `/` and `/openapi.json`."""
+"""Objects over HTTP: `/objects`, `/objects/{key}`, `/health`, `/metrics`, `/openapi.json`, `/`."""
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, Final
-from urllib.parse import parse_qsl, unquote_to_bytes
+from typing import TYPE_CHECKING, Final
+from urllib.parse import unquote_to_bytes
 
 from mooncake._api.blocking.objects import ObjectCalls
 from mooncake._api.blocking.ranges import RangeCalls
 from mooncake._api.outcomes import only
 from mooncake._api.values import with_terms
 from mooncake._http import Body, Headers, Reply, Request
+from mooncake._rest.collection import COLLECTION, answer_collection
 from mooncake._rest.openapi import description
+from mooncake._rest.replies import (
+    RefusedError,
+    failed,
+    failure_of,
+    json_reply,
+    not_allowed,
+    parameters,
+    tag_of,
+)
 from mooncake._runtime import __version__
 from mooncake.errors import (
-    AlreadyExistsError,
-    BusyError,
-    DeadlineError,
-    InvalidArgumentError,
     MooncakeError,
-    NoSpaceError,
-    NotFoundError,
-    NotReadyError,
-    QuotaExceededError,
-    ShardedTensorError,
-    UnavailableError,
     VersionDiffersError,
 )
 
@@ -46,27 +45,18 @@ _READS_MAX: Final = 4
 # Longer objects are read and sent in pieces of this length, so that a slow client holds one piece.
 _PIECE_BYTES: Final = 1 << 20
 _KEY_BYTES_MAX: Final = 64 << 10
-_LINKS: Final = {"objects": "/objects/{key}", "description": "/openapi.json", "health": "/health"}
+_LINKS: Final = {
+    "list": "/objects",
+    "objects": "/objects/{key}",
+    "description": "/openapi.json",
+    "health": "/health",
+}
 _OTHER_LINKS: Final = {"metrics": "/metrics", "upstream": "/api/"}
-
-# Subclasses precede their bases; the first match counts.
-_STATUS: Final[list[tuple[type[MooncakeError], int]]] = [
-    (NotFoundError, 404),
-    (BusyError, 409),
-    (NotReadyError, 409),
-    (ShardedTensorError, 409),
-    (AlreadyExistsError, 409),
-    (InvalidArgumentError, 400),
-    (NoSpaceError, 507),
-    (QuotaExceededError, 507),
-    (UnavailableError, 503),
-    (DeadlineError, 504),
-]
 
 
 def is_object(path: str) -> bool:
-    """Return whether the path is that of an object."""
-    return path.startswith(_OBJECTS)
+    """Return whether the path is that of an object, or of all of them."""
+    return path == COLLECTION or path.startswith(_OBJECTS)
 
 
 def is_route(path: str) -> bool:
@@ -92,32 +82,35 @@ class ObjectRoutes(ObjectCalls, RangeCalls):
         try:
             if request.path in _PAGES:
                 return self._page(request)
+            if request.path == COLLECTION:
+                return answer_collection(self._native, request)
             return self._object(request)
-        except _RefusedError as refused:
+        except RefusedError as refused:
             return refused.reply
         except MooncakeError as error:
-            status = next((code for kind, code in _STATUS if isinstance(error, kind)), 500)
-            return _failed(status, str(error), code=error.code_name, remedy=error.remedy)
+            return failure_of(error)
 
     def _page(self, request: Request) -> Reply:
         if request.method not in ("GET", "HEAD"):
-            return _not_allowed("GET, HEAD")
+            return not_allowed("GET, HEAD")
         if request.path == "/health":
             return self._health()
         if request.path == "/metrics":
             text = self._native.metrics_text().encode()
             return Reply(200, text, "text/plain; version=0.0.4; charset=utf-8")
         if request.path == "/openapi.json":
-            return _json(200, description())
+            return json_reply(200, description())
         links = {**_LINKS, **_OTHER_LINKS}
-        return _json(200, {"service": "mooncake store", "version": __version__, "links": links})
+        return json_reply(
+            200, {"service": "mooncake store", "version": __version__, "links": links}
+        )
 
     def _health(self) -> Reply:
         try:
             self._native.health()
         except MooncakeError as error:
-            return _failed(503, str(error), code=error.code_name)
-        return _json(200, {"status": "ok", "master": self._native.master_address})
+            return failed(503, str(error), code=error.code_name)
+        return json_reply(200, {"status": "ok", "master": self._native.master_address})
 
     def _object(self, request: Request) -> Reply:
         handlers: dict[str, Callable[[bytes, Request], Reply]] = {
@@ -128,17 +121,15 @@ class ObjectRoutes(ObjectCalls, RangeCalls):
         }
         handler = handlers.get(request.method)
         if handler is None:
-            return _not_allowed(_METHODS[_OBJECTS])
+            return not_allowed(_METHODS[_OBJECTS])
         key = unquote_to_bytes(request.path[len(_OBJECTS) :].encode("latin-1"))
         if not 0 < len(key) <= _KEY_BYTES_MAX:
-            return _failed(400, f"a key has 1 to {_KEY_BYTES_MAX} bytes, not {len(key)}")
+            return failed(400, f"a key has 1 to {_KEY_BYTES_MAX} bytes, not {len(key)}")
         known = _PARAMETERS.get(request.method, ())
-        unknown = [name for name in _parameters(request) if name not in known]
+        unknown = [name for name in parameters(request) if name not in known]
         if unknown:
             names = ", ".join(known) or "none"
-            return _failed(
-                400, f"unknown parameter {unknown[0]!r}; {request.method} takes: {names}"
-            )
+            return failed(400, f"unknown parameter {unknown[0]!r}; {request.method} takes: {names}")
         return handler(key, request)
 
     def _read(self, key: bytes, request: Request) -> Reply:
@@ -169,10 +160,10 @@ class ObjectRoutes(ObjectCalls, RangeCalls):
 
     def _described(self, reader: ObjectReader, request: Request) -> Reply | None:
         """Return the reply of HEAD, of a condition, or of a range; None if all bytes are needed."""
-        tag = _tag(reader.version)
+        tag = tag_of(reader.version)
         wanted = request.headers.get("If-Match")
         if wanted is not None and not _names(wanted, tag):
-            return _failed(412, f"the object has the version {tag}", code=_OTHER_VERSION)
+            return failed(412, f"the object has the version {tag}", code=_OTHER_VERSION)
         headers = _headers(reader)
         if _names(request.headers.get("If-None-Match", ""), tag):
             return Reply(304, b"", _BINARY, headers, length=0)
@@ -189,13 +180,13 @@ class ObjectRoutes(ObjectCalls, RangeCalls):
 
     def _write(self, key: bytes, request: Request) -> Reply:
         if not request.body:
-            return _failed(400, "an object has at least one byte; the body is empty")
+            return failed(400, "an object has at least one byte; the body is empty")
         known = request.headers.get("If-None-Match")
         if known not in (None, "*"):
-            return _failed(400, "If-None-Match of a PUT must be *")
+            return failed(400, "If-None-Match of a PUT must be *")
         version = _version(request)
         if known and version is not None:
-            return _failed(400, "If-Match and If-None-Match exclude each other")
+            return failed(400, "If-Match and If-None-Match exclude each other")
         is_kept = known == "*" or not _switch(request, "overwrite", default=True)
         ttl_s = _seconds(request, "ttl_s")
         options = with_terms(None, ttl_s=ttl_s, tags=None, if_version=version)
@@ -205,19 +196,19 @@ class ObjectRoutes(ObjectCalls, RangeCalls):
         )
         new = only(stored)
         if new:
-            return Reply(204, b"", _BINARY, (("ETag", _tag(new)),), length=None)
+            return Reply(204, b"", _BINARY, (("ETag", tag_of(new)),), length=None)
         if version is not None:
             text = "the object has another version, or is gone"
-            return _failed(412, text, code=_OTHER_VERSION)
+            return failed(412, text, code=_OTHER_VERSION)
         status = 412 if known == "*" else 409
-        return _failed(status, "an object has that key and was kept", code="OBJECT_ALREADY_EXISTS")
+        return failed(status, "an object has that key and was kept", code="OBJECT_ALREADY_EXISTS")
 
     def _remove(self, key: bytes, request: Request) -> Reply:
         force = _switch(request, "force", default=False)
         try:
             self.delete(key, force=force, if_version=_version(request))
         except VersionDiffersError as error:
-            return _failed(412, str(error), code=_OTHER_VERSION)
+            return failed(412, str(error), code=_OTHER_VERSION)
         return Reply(204, b"", _BINARY, length=None)
 
 
@@ -227,20 +218,8 @@ _BINARY: Final = "application/octet-stream"
 _PARAMETERS: Final = {"PUT": ("overwrite", "ttl_s"), "DELETE": ("force",)}
 
 
-class _RefusedError(Exception):
-    """A refused request, with its reply."""
-
-    def __init__(self, reply: Reply) -> None:
-        super().__init__(reply.status)
-        self.reply = reply
-
-
-def _tag(version: int) -> str:
-    return f'"{version}"'
-
-
 def _headers(reader: ObjectReader) -> Headers:
-    return (("Accept-Ranges", "bytes"), ("ETag", _tag(reader.version)))
+    return (("Accept-Ranges", "bytes"), ("ETag", tag_of(reader.version)))
 
 
 def _pieces(reader: ObjectReader, length: int) -> Iterator[bytes]:
@@ -275,33 +254,29 @@ def _range(text: str | None, size: int) -> tuple[int, int] | None:
         if last and int(last) < begin:
             return None
     if begin >= end:
-        failed = _failed(416, f"the range is outside of the object, which has {size} bytes")
+        refused = failed(416, f"the range is outside of the object, which has {size} bytes")
         headers = (("Content-Range", f"bytes */{size}"),)
-        raise _RefusedError(Reply(416, failed.body, failed.kind, headers))
+        raise RefusedError(Reply(416, refused.body, refused.kind, headers))
     return begin, end
 
 
-def _parameters(request: Request) -> dict[str, str]:
-    return dict(parse_qsl(request.query, keep_blank_values=True))
-
-
 def _switch(request: Request, name: str, *, default: bool) -> bool:
-    given = _parameters(request).get(name)
+    given = parameters(request).get(name)
     if given is None:
         return default
     if given not in ("true", "false"):
-        raise _RefusedError(_failed(400, f"{name} must be true or false"))
+        raise RefusedError(failed(400, f"{name} must be true or false"))
     return given == "true"
 
 
 def _seconds(request: Request, name: str) -> float | None:
-    given = _parameters(request).get(name)
+    given = parameters(request).get(name)
     if given is None:
         return None
     try:
         seconds = float(given)
     except ValueError:
-        raise _RefusedError(_failed(400, f"{name} must be a number of seconds")) from None
+        raise RefusedError(failed(400, f"{name} must be a number of seconds")) from None
     return seconds
 
 
@@ -318,19 +293,5 @@ def _version(request: Request) -> int | None:
     found = _TAG.fullmatch(given.strip())
     if found is None or int(found[1]) >= 1 << 64:
         text = 'If-Match of a change must be one ETag of the object, as in If-Match: "7"'
-        raise _RefusedError(_failed(400, text))
+        raise RefusedError(failed(400, text))
     return int(found[1])
-
-
-def _not_allowed(methods: str) -> Reply:
-    failed = _failed(405, f"the method is not one of {methods}")
-    return Reply(405, failed.body, failed.kind, (("Allow", methods),))
-
-
-def _failed(status: int, text: str, *, code: str | None = None, remedy: str = "") -> Reply:
-    told = {"error": text, "code": code, "remedy": remedy}
-    return _json(status, {name: value for name, value in told.items() if value})
-
-
-def _json(status: int, values: dict[str, Any]) -> Reply:
-    return Reply(status, json.dumps(values).encode())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from mooncake._rest.collection import BATCH_MAX, COLLECTION, LIMIT_DEFAULT, LIMIT_MAX
 from mooncake._runtime import __version__
 
 __all__ = ["description"]
@@ -15,6 +16,7 @@ _KEY = {
     "description": "Key of the object; any byte may be percent-encoded, also the slash.",
     "schema": {"type": "string", "minLength": 1},
 }
+_STRING = {"type": "string"}
 _FAILURE = {
     "type": "object",
     "required": ["error"],
@@ -46,6 +48,7 @@ def description() -> dict[str, Any]:
         "/health": {"get": _page("Whether the store has a master.", "application/json", "503")},
         "/metrics": {"get": _page("Metrics of the store.", "text/plain")},
         "/openapi.json": {"get": _page("This description.", "application/json")},
+        COLLECTION: {"get": _list(), "post": _batch()},
         "/objects/{key}": {
             "parameters": [_KEY],
             "get": {**_read("Read an object or a range of it."), "operationId": "getObject"},
@@ -70,6 +73,56 @@ def _page(text: str, kind: str, *failures: str) -> dict[str, Any]:
 def _failures(*statuses: str, has_body: bool = True) -> dict[str, Any]:
     content = {"content": {"application/json": {"schema": _FAILURE}}} if has_body else {}
     return {status: {"description": _TEXTS[status], **content} for status in statuses}
+
+
+def _list() -> dict[str, Any]:
+    listed = {"key": _STRING, "size": {"type": "integer"}, "path": _STRING}
+    each = {"type": "object", "required": [*listed], "properties": listed}
+    page = {
+        "objects": {"type": "array", "items": each},
+        "continuation": {**_STRING, "description": "For the next page; absent from the last one."},
+        "next": {**_STRING, "description": "Path of the next page."},
+    }
+    schema = {"type": "object", "required": ["objects"], "properties": page}
+    limit = _query("limit", f"Keys of a page, {LIMIT_DEFAULT} by default.", "integer")
+    limit["schema"] |= {"minimum": 1, "maximum": LIMIT_MAX}
+    return {
+        "summary": "List the complete objects in the order of their keys.",
+        "operationId": "listObjects",
+        "parameters": [
+            _query("prefix", "Beginning of the keys.", "string"),
+            limit,
+            _query("continuation", "That of the page before.", "string"),
+        ],
+        "responses": {
+            "200": {
+                "description": "A page of keys.",
+                "content": {"application/json": {"schema": schema}},
+            },
+            **_failures("400", "403", "500", "503", "504"),
+        },
+    }
+
+
+def _batch() -> dict[str, Any]:
+    keys = {"type": "array", "items": _STRING, "minItems": 1, "maxItems": BATCH_MAX}
+    schema = {
+        "type": "object",
+        "required": ["keys"],
+        "additionalProperties": False,
+        "properties": {"keys": keys},
+    }
+    text = "A part for each key in order, with Status, Content-Location, Content-Length and ETag."
+    parts = {"multipart/mixed": {"schema": {"type": "string", "format": "binary"}}}
+    return {
+        "summary": "Read many objects.",
+        "operationId": "getObjects",
+        "requestBody": {"required": True, "content": {"application/json": {"schema": schema}}},
+        "responses": {
+            "200": {"description": text, "content": parts},
+            **_failures("400", "403", "411", "413", "500", "503", "504"),
+        },
+    }
 
 
 def _read(text: str, *, is_head: bool = False) -> dict[str, Any]:
