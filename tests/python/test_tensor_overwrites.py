@@ -82,12 +82,11 @@ def put_by_ranks(store, key, tensor, layout):
 
 def axes_of(shard):
     """Returns the axes of a shard as upstream's calls take them."""
-    names = {"tp": "split_dim", "dp": None}
     axes = []
     for axis in shard.axes:
         made = SimpleNamespace(kind=axis.kind, rank=axis.rank, size=axis.size)
-        made.split_dim, made.expert_id, made.stage_id = axis.dim, None, None
-        assert axis.kind in names
+        made.split_dim, made.expert_id, made.stage_id = axis.dim, axis.id, None
+        assert axis.kind != "pp"
         axes.append(made)
     return SimpleNamespace(axes=axes)
 
@@ -188,6 +187,73 @@ def test_upserts_with_upstreams_names_are_not_mixed(store, upstream, key, sizes,
     check_all(store, key, 1)
     store.delete_tensor(key, force=True)
     assert list(store.keys(key, internal=True)) == []
+
+
+UPSERTS = {"tp": (), "replica": (Axis.dp(0, 1),), "expert": (Axis.ep(1, 2, 5),), "writers": None}
+
+
+def upsert(upstream, key, number, shard, *, is_writer):
+    """Upserts a shard as a rank does, with the arguments that upstream takes for its axes."""
+    axis, whole = shard.axis("tp"), version(number)
+    if is_writer:
+        own = SimpleNamespace(rank=axis.rank, size=axis.size, split_dim=axis.dim)
+        code = upstream.upsert_tensor_with_parallelism(key, whole, None, None, own)
+    else:
+        tensor = part(whole, shard) if len(shard.axes) == 1 else whole
+        code = upstream.upsert_tensor_with_parallelism(key, tensor, axes_of(shard))
+    assert code == 0
+
+
+@pytest.mark.parametrize("kind", UPSERTS)
+@pytest.mark.parametrize("sizes", [(8, 2, 8), (2, 8, 2), (4, 1, 4)])
+@pytest.mark.parametrize("step", [1, -1])
+def test_upserts_that_come_back_to_a_layout_meet_no_old_shard(
+    store, upstream, key, kind, sizes, step
+):
+    axes = UPSERTS[kind]
+    for number, size in enumerate(sizes):
+        layout = Layout(size, axes=axes or ())
+        for shard in [*layout.shards()][::step]:
+            upsert(upstream, key, number, shard, is_writer=axes is None)
+            for target in TARGETS if number > 0 else ():
+                try:
+                    got = store.get_tensor(key, target=with_axes(target, axes), timeout_s=0.02)
+                except mooncake.MooncakeError:
+                    continue
+                assert len(set(got.flatten().tolist())) == 1, (number, shard, target, got)
+        for target in TARGETS:
+            got = store.get_tensor(key, target=with_axes(target, axes), timeout_s=5)
+            assert torch.equal(got, part(version(number), target)), target
+        # The shards of this layout and a manifest.
+        assert len(list(store.keys(key, internal=True))) == size + 1
+    store.delete_tensor(key, force=True)
+    assert list(store.keys(key, internal=True)) == []
+
+
+def with_axes(target, axes):
+    """Returns the same part of the replica or expert."""
+    own = target.axes if target is not None else ()
+    return Shard((*(axes or ()), *own)) if axes or own else None
+
+
+def test_ranks_of_an_expert_leave_the_other_experts(store, upstream, key):
+    experts = [(Axis.ep(rank, 2, rank),) for rank in range(2)]
+    for number, size in enumerate((8, 2, 8)):
+        for axes in experts:
+            is_there = number > 0 or axes is not experts[0]
+            for shard in Layout(size, axes=axes).shards():
+                upsert(upstream, key, number, shard, is_writer=False)
+                for each in experts if is_there else ():
+                    is_put = each is axes
+                    try:
+                        got = store.get_tensor(
+                            key, target=Shard(each), timeout_s=0.02 if is_put else 20
+                        )
+                    except mooncake.MooncakeError:
+                        assert is_put
+                        continue
+                    assert len(set(got.flatten().tolist())) == 1, (number, shard, each, got)
+        assert len(list(store.keys(key, internal=True))) == 2 * size + 1
 
 
 @pytest.mark.parametrize(("first", "second"), PAIRS)

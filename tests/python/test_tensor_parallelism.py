@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import random
 from types import SimpleNamespace
 
 import pytest
 
+from mooncake.errors import DeadlineError
 from mooncake.store import (
     MooncakeDistributedStore,
     ParallelAxis,
@@ -16,7 +18,10 @@ from mooncake.store import (
     TensorParallelism,
     _serialize_tensor,
 )
+from mooncake.store.tensors.parallelism import _read_into as read_into
+from mooncake.tensor.calls import Pause
 from mooncake.tensor.format import Manifest, TensorMetadata
+from mooncake.tensor.inventory import find
 
 np = pytest.importorskip("numpy")
 torch = pytest.importorskip("torch")
@@ -395,3 +400,17 @@ def test_missing_shard_makes_the_whole_unreadable(store, key):
     assert store.get_tensor_with_parallelism(key, target("full")) is None
     wanted = target("shard", tp(1, 2))
     assert is_same(store.get_tensor_with_parallelism(key, wanted), numbers(4))
+
+
+def test_read_into_memory_without_time_left_says_why(store, key):
+    put_tp(store, key, numbers(8, 4), 4, 0)
+    store.remove(f"{key}_tp_2", True)
+    asked = read_into([(functools.partial(find, key.encode(), None), None)], [(0, 0)])
+    call, results = next(asked), None
+    while results is None:
+        outcome = (30.0, False) if isinstance(call, Pause) else call.make(store._native)
+        try:
+            call = asked.send(outcome)
+        except StopIteration as end:
+            results = end.value
+    assert isinstance(results[0], DeadlineError)

@@ -22,9 +22,11 @@ from mooncake.tensor.format import (
 from mooncake.tensor.layout import Layout, Shard
 from mooncake.tensor.search import Head, mixed, read_heads
 
-__all__ = ["Form", "forms_of", "is_shard_of", "other_layout"]
+__all__ = ["OTHER_AXES", "Form", "forms_of", "is_shard_of", "marks_of", "other_layout"]
 
 _ALREADY_EXISTS = -705
+OTHER_AXES = "*"
+"""Begin of the marks of a manifest if shards with other axes were put under the key before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +41,7 @@ class Form:
         manifest: Manifest of shards.
         writers: Manifest of the parts of writers.
         of_first: Which call has written the first shard; "" if that is not known.
+        marks: What the manifest says of the axes of its shards; "" if nothing.
         shards: The shards that were asked for, by key, and which call has written each.
     """
 
@@ -49,6 +52,7 @@ class Form:
     manifest: Manifest | None
     writers: Manifest | None
     of_first: str = ""
+    marks: str = ""
     shards: dict[bytes, tuple[TensorMetadata, str]] = field(default_factory=dict)
 
     @property
@@ -159,6 +163,36 @@ def is_shard_of(head: Head, layout: Shard) -> bool:
     return metadata is not None and _is_of(metadata, layout)
 
 
+def marks_of(form: Form, layout: Layout | Shard | None) -> str:
+    """Return what the manifest of shards with further axes is to say of them.
+
+    It says the kinds and sizes of the axes, and whether other ones were put before: the shards of
+    those may still be there, since all experts, stages and replicas have the same manifest.
+
+    Args:
+        form: What was stored before.
+        layout: Layout of the put.
+    """
+    if layout is None:
+        return ""
+    shard = layout.shard(0) if isinstance(layout, Layout) else layout
+    split = shard.axis("tp")
+    if split is not None and len(shard.axes) == 1:
+        return OTHER_AXES if form.marks else ""
+    own = " ".join(
+        f"{axis.kind}={axis.size}" + (f"/{axis.dim}" if axis is split else "")
+        for axis in shard.axes
+    )
+    known = form.manifest
+    if known is None:
+        return own
+    before = form.marks
+    size, dim, _ = _split_of(layout)
+    is_same = (known.shard_count, known.split_dim) == (size, dim or 0)
+    is_other = before.startswith(OTHER_AXES) or before not in ("", own) or not is_same
+    return (OTHER_AXES if is_other else "") + own
+
+
 def other_layout(form: Form, layout: Layout | Shard | None, stored: Sequence[str]) -> MooncakeError:
     """Return the error for a put of a tensor that is stored in another layout."""
     return _native.failure(
@@ -188,6 +222,7 @@ def _form(key: bytes, shards: Sequence[bytes], heads: Sequence[Head]) -> Form:
         _manifest(of_set),
         _manifest(of_writers),
         first.generation,
+        of_set.generation,
         found,
     )
 

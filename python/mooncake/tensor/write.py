@@ -22,11 +22,18 @@ from mooncake.tensor.format import (
     shard_key,
     writer_key,
 )
-from mooncake.tensor.forms import Form, forms_of, is_shard_of, other_layout
+from mooncake.tensor.forms import (
+    OTHER_AXES,
+    Form,
+    forms_of,
+    is_shard_of,
+    marks_of,
+    other_layout,
+)
 from mooncake.tensor.inventory import axes_of, records, stored_keys
 from mooncake.tensor.layout import Box, Layout, Shard
 from mooncake.tensor.search import invalid, list_names, listed, mixed, read_heads
-from mooncake.tensor.shard_set import Member, members_of
+from mooncake.tensor.shard_set import Member, at_rank, members_of
 
 if TYPE_CHECKING:
     from mooncake.tensor.dtypes import DType
@@ -223,15 +230,16 @@ def _put_beside(batch: _Batch, items: set[int]) -> Operation[None]:
         own = {at for at, plan in plans.items() if plan.generation == generation}
         if objects := batch.of(own, batch.shards):
             batch.add(objects, (yield batch.put(objects, generation)))
-    yield from _put_manifests(batch, items)
-    if batch.overwrite and batch.is_exclusive:
+    for marks in dict.fromkeys(plan.marks for plan in plans.values()):
+        yield from _put_manifests(batch, {at for at in plans if plans[at].marks == marks}, marks)
+    if batch.overwrite:
         yield from _remove_other_forms(batch, plans)
 
 
-def _put_manifests(batch: _Batch, items: set[int]) -> Operation[None]:
+def _put_manifests(batch: _Batch, items: set[int], marks: str = "") -> Operation[None]:
     """Put manifests, which say that shards exist, after the shards."""
     if manifests := batch.of(items, batch.manifests):
-        batch.add(manifests, (yield batch.put(manifests, "")))
+        batch.add(manifests, (yield batch.put(manifests, marks)))
 
 
 _MANIFEST, _WRITERS, _FIRST = guides(b"")
@@ -289,10 +297,12 @@ class _Plan:
     Attributes:
         generation: Value of the tag of its shards; "" for none.
         form: What was stored of it before, if that was looked up.
+        marks: Value of the tag of its manifest; "" for none.
     """
 
     generation: str = ""
     form: Form | None = None
+    marks: str = ""
 
 
 def _plans(batch: _Batch, items: set[int]) -> Operation[dict[int, _Plan]]:
@@ -304,7 +314,7 @@ def _plans(batch: _Batch, items: set[int]) -> Operation[dict[int, _Plan]]:
     wanted: dict[int, tuple[bytes, Sequence[bytes]]] = {}
     for at, names in shards.items():
         item = batch.items[at]
-        if batch.is_exclusive or (batch.overwrite and isinstance(item.layout, Shard)):
+        if batch.is_exclusive or (batch.overwrite and item.layout is not None):
             is_whole = item.layout is None
             is_new = is_whole or (batch.overwrite and isinstance(item.layout, Layout))
             wanted[at] = item.key, () if is_new else names
@@ -323,7 +333,9 @@ def _plans(batch: _Batch, items: set[int]) -> Operation[dict[int, _Plan]]:
         try:
             if isinstance(seen, MooncakeError):
                 raise seen
-            plans[at] = _Plan(_generation(batch, batch.items[at], seen, names, new), seen)
+            generation = _generation(batch, batch.items[at], seen, names, new)
+            marks = "" if seen is None else marks_of(seen, batch.items[at].layout)
+            plans[at] = _Plan(generation, seen, marks)
         except MooncakeError as error:
             batch.results[at] = error
     return plans
@@ -371,11 +383,15 @@ def _remove_other_forms(batch: _Batch, plans: dict[int, _Plan]) -> Operation[Non
             continue
         if layout is None and not form.is_split:
             continue
+        if isinstance(layout, Shard) or not batch.is_exclusive:
+            # No rank replaces these, and they would count in a later layout of their size.
+            surplus = yield from _surplus(batch.items[at], plan)
+            stale.update(dict.fromkeys(surplus, at))
+        if not batch.is_exclusive:
+            continue
         if isinstance(layout, Shard):
             if form.agrees_with(layout):
                 continue
-            # No rank replaces these, and they would count in a later layout of their size.
-            stale.update(dict.fromkeys(_surplus(form, layout), at))
             members = members_of(form.key, tuple(records(layout)))
             if not (yield from _is_whole_set(members, layout, plan)):
                 continue
@@ -391,14 +407,42 @@ def _remove_other_forms(batch: _Batch, plans: dict[int, _Plan]) -> Operation[Non
             batch.results[at] = outcome
 
 
-def _surplus(form: Form, layout: Shard) -> list[bytes]:
-    """Return the stored shards of one axis whose ranks a layout does not have."""
-    axis = layout.axis("tp")
-    if axis is None or len(layout.axes) > 1:
+def _surplus(item: Item, plan: _Plan) -> Operation[list[bytes]]:
+    """Return the shards of earlier layouts that no rank of the layout of an item replaces.
+
+    They are of the same kind: parts of writers, shards of one axis, or shards with the same expert,
+    stage and replica.
+    """
+    key, form, layout = item.key, plan.form, item.layout
+    if form is None or layout is None:
         return []
+    shard = layout.shard(0) if isinstance(layout, Layout) else layout
+    axis = shard.axis("tp")
+    if item.is_writer:
+        known = form.writers
+        if axis is None or known is None:
+            return []
+        size, dim = known.shard_count, known.split_dim
+        is_same = (size, dim) == (axis.size, axis.dim)
+        return [] if is_same else [writer_key(key, rank, size, dim) for rank in range(size)]
+    if len(shard.axes) > 1 or axis is None:
+        name = shard_key(key, records(shard))
+        if name in form.shards or not plan.marks.startswith(OTHER_AXES):
+            return []
+        names = yield from list_names(key + b"__")
+        return [each for each in names if _is_of_earlier_axes(item, shard, each)]
     stored = max(form.size, form.manifest.shard_count if form.manifest else 0)
     ranks = range(axis.size, stored)
-    return [shard_key(form.key, [AxisRecord("tp", rank, stored)]) for rank in ranks]
+    return [shard_key(key, [AxisRecord("tp", rank, stored)]) for rank in ranks]
+
+
+def _is_of_earlier_axes(item: Item, shard: Shard, name: bytes) -> bool:
+    """Return whether an object is one that a shard with further axes makes stale."""
+    axes = axes_of(item.key, name)
+    if not axes or _is_of_others(item, name):
+        return False
+    own = tuple(records(shard))
+    return shard_key(b"", at_rank(axes, 0)) != shard_key(b"", at_rank(own, 0))
 
 
 def _is_whole_set(members: Sequence[Member], layout: Shard, plan: _Plan) -> Operation[bool]:

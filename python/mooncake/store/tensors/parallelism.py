@@ -531,8 +531,8 @@ def _without_split(shard: Shard | None) -> Shard | None:
 def _read_into(
     wanted: Sequence[tuple[Callable[[], Search], Shard | None]],
     places: Sequence[tuple[int, int]],
-) -> Operation[list[TensorMetadata | MooncakeError | None]]:
-    """Read tensors into registered memory, behind their metadata."""
+) -> Operation[list[Any]]:
+    """Read tensors into registered memory, behind their metadata; return that or the failures."""
     results: list[TensorMetadata | MooncakeError | None] = [None] * len(wanted)
     retries, pending = Retries(), list(range(len(wanted)))
     while pending:
@@ -561,7 +561,7 @@ def _read_into(
             else:
                 results[at], failed[at] = failure, Failure.of_read(failure, state)
         pending = yield from retries.choose(failed)
-    return results
+    return [retries.explained(at, result) for at, result in enumerate(results)]
 
 
 def _job_of(
