@@ -1,39 +1,43 @@
 //! The proof of a shared token at the start of each connection.
 //!
+//! Connections keep the time limits of the exchange on their socket: whoever goes on sets its own.
+//!
 //! Both sides send 32 random bytes, then a keyed hash of both, which differs by side. Without a
 //! token the hash is zero.
 
 use std::{
     io::{self, Read, Write},
     net::TcpStream,
-    time::Duration,
 };
 
 use mooncake_base::{
-    Token,
+    Moment, Token,
     token::{NONCE_BYTES, PROOF_BYTES, Proof, nonce},
 };
+use mooncake_os::DeadlineStream;
 
 const MAGIC: &[u8; 8] = b"MOONPG02";
-const LIMIT: Duration = Duration::from_secs(10);
 
 /// Proves the token to the side that accepted the connection, and checks that side's proof.
-pub(crate) fn dial(stream: &mut TcpStream, token: Option<&Token>) -> io::Result<()> {
-    exchange(stream, token, b"dial", b"accept")
+pub(crate) fn dial(stream: &TcpStream, deadline: Moment, token: Option<&Token>) -> io::Result<()> {
+    exchange(DeadlineStream::new(stream, deadline), token, b"dial", b"accept")
 }
 
 /// Proves the token to the side that opened the connection, and checks that side's proof.
-pub(crate) fn accept(stream: &mut TcpStream, token: Option<&Token>) -> io::Result<()> {
-    exchange(stream, token, b"accept", b"dial")
+pub(crate) fn accept(
+    stream: &TcpStream,
+    deadline: Moment,
+    token: Option<&Token>,
+) -> io::Result<()> {
+    exchange(DeadlineStream::new(stream, deadline), token, b"accept", b"dial")
 }
 
 fn exchange(
-    stream: &mut TcpStream,
+    mut stream: DeadlineStream<&TcpStream>,
     token: Option<&Token>,
     own_side: &[u8],
     other_side: &[u8],
 ) -> io::Result<()> {
-    stream.set_read_timeout(Some(LIMIT))?;
     let own = nonce();
     stream.write_all(MAGIC)?;
     stream.write_all(&own)?;
@@ -60,5 +64,5 @@ fn exchange(
             "the peer has another token: set MC_TRANSFER_TOKEN to the same secret at all ranks",
         ));
     }
-    stream.set_read_timeout(None)
+    Ok(())
 }

@@ -140,9 +140,11 @@ impl Context {
         let (token, fabric) = (config.token.clone(), config.fabric.clone());
         let mesh = Mesh::new(config.rank, incarnation, token, fabric);
         let endpoint: Endpoint = coordinator_address.parse()?;
-        let mut stream = dial(&endpoint, SystemClock.now() + config.bootstrap_timeout)?;
+        let deadline = SystemClock.now() + config.bootstrap_timeout;
+        let stream = dial(&endpoint, deadline)?;
         stream.set_nodelay(true).map_err(broken)?;
-        auth::dial(&mut stream, config.token.as_ref()).map_err(broken)?;
+        auth::dial(&stream, deadline, config.token.as_ref()).map_err(broken)?;
+        stream.set_read_timeout(None).map_err(broken)?;
         stream.set_write_timeout(Some(SEND_LIMIT)).map_err(broken)?;
         let agent = Arc::new(Agent {
             mesh: Arc::clone(&mesh),
@@ -165,7 +167,7 @@ impl Context {
         let (reader, pinger, watcher) =
             (Arc::clone(&agent), Arc::clone(&agent), Arc::clone(&agent));
         let threads = vec![
-            spawn("mc-pg-mesh", move || mesh.accept(&listener))?,
+            spawn("mc-pg-mesh", move || mesh.accept(listener))?,
             spawn("mc-pg-notice", move || reader.listen())?,
             spawn("mc-pg-ping", move || pinger.ping())?,
             spawn("mc-pg-lost", move || watcher.report_lost())?,

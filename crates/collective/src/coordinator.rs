@@ -13,6 +13,11 @@ use std::{
 };
 
 use mooncake_base::{Clock, SystemClock, Token, sync::Condvar, sync::Mutex};
+use mooncake_os::{
+    DeadlineStream,
+    greeting::{Acceptor, Greeting, GreetingLimits},
+    threads::Threads,
+};
 
 use crate::{
     auth,
@@ -23,6 +28,12 @@ use crate::{
 
 /// Longest time that a message to an agent may wait for its socket.
 const SEND_LIMIT: Duration = Duration::from_secs(5);
+
+/// Limits of connections that have not said of which rank they are.
+const GREETINGS: GreetingLimits = GreetingLimits { count: 1024, time: Duration::from_secs(10) };
+
+/// Most connections, each of which has a thread.
+const AGENTS_MAX: usize = 16_384;
 
 /// How long the end of the coordinator waits for changes in progress. Members stop for a change, and
 /// would fail if it never ended.
@@ -83,7 +94,7 @@ impl Coordinator {
         let accepting = Arc::clone(&shared);
         let ticking = Arc::clone(&shared);
         let threads = vec![
-            spawn("mc-pg-accept", move || accepting.accept(&listener))?,
+            spawn("mc-pg-accept", move || accepting.accept(listener))?,
             spawn("mc-pg-tick", move || ticking.watch())?,
         ];
         Ok(Self { shared, threads })
@@ -110,39 +121,40 @@ impl Drop for Coordinator {
 }
 
 impl Shared {
-    fn accept(self: &Arc<Self>, listener: &TcpListener) {
-        let mut servers: Vec<JoinHandle<()>> = Vec::new();
-        for (connection, stream) in (0..).zip(listener.incoming()) {
-            if self.stopping.load(Ordering::SeqCst) {
-                break;
-            }
-            servers.retain(|server| !server.is_finished());
-            let Ok(stream) = stream else { continue };
+    fn accept(self: &Arc<Self>, listener: TcpListener) {
+        let acceptor = Acceptor::new(listener, GREETINGS);
+        let servers = Threads::new(AGENTS_MAX);
+        let is_over = || self.stopping.load(Ordering::SeqCst);
+        for connection in 0.. {
+            let Some((stream, greeting)) = acceptor.next(is_over) else { break };
             let shared = Arc::clone(self);
-            if let Ok(server) = spawn("mc-pg-agent", move || shared.serve(stream, connection)) {
-                servers.push(server);
+            let serving =
+                servers.spawn("mc-pg-agent", move || shared.serve(stream, greeting, connection));
+            if let Err(error) = serving {
+                tracing::warn!(%error, "a rank is refused: no thread can serve it");
+                Acceptor::pause();
             }
         }
         for agent in self.state.lock().agents.values() {
             let _ = agent.stream.shutdown(Shutdown::Both);
         }
-        for server in servers {
-            let _ = server.join();
-        }
+        drop(acceptor);
+        servers.join();
     }
 
     /// Serves one agent until its connection ends.
-    fn serve(&self, mut stream: TcpStream, connection: u64) {
+    fn serve(&self, mut stream: TcpStream, greeting: Greeting, connection: u64) {
         let _ = stream.set_nodelay(true);
-        let _ = stream.set_write_timeout(Some(SEND_LIMIT));
-        if let Err(error) = auth::accept(&mut stream, self.token.as_ref()) {
+        if let Err(error) = auth::accept(&stream, greeting.deadline(), self.token.as_ref()) {
             tracing::warn!(%error, "a rank was refused");
             return;
         }
-        let Ok(request @ Request::Register { rank, .. }) = message::receive(&mut stream) else {
-            return;
-        };
-        let Ok(writer) = stream.try_clone() else { return };
+        let first = message::receive(&mut DeadlineStream::new(&stream, greeting.deadline()));
+        let Ok(request @ Request::Register { rank, .. }) = first else { return };
+        drop(greeting);
+        let limits =
+            stream.set_read_timeout(None).and_then(|()| stream.set_write_timeout(Some(SEND_LIMIT)));
+        let (Ok(()), Ok(writer)) = (limits, stream.try_clone()) else { return };
         {
             let mut state = self.state.lock();
             state.heartbeats.record(rank, SystemClock.now());

@@ -9,10 +9,9 @@ use std::{
     net::{Shutdown, TcpListener, TcpStream},
     slice,
     sync::{
-        Arc, Weak,
+        Arc,
         atomic::{AtomicBool, Ordering},
     },
-    thread::{self, JoinHandle},
     time::Duration,
 };
 
@@ -21,7 +20,11 @@ use mooncake_base::{
     sync::{Condvar, Mutex},
     token::{Nonce, PROOF_BYTES, Proof},
 };
-use mooncake_os::dial::dial;
+use mooncake_os::{
+    dial::dial,
+    greeting::{Acceptor, Greeting, GreetingLimits},
+    threads::Threads,
+};
 use rustc_hash::FxHasher;
 
 use crate::{
@@ -41,6 +44,9 @@ use crate::{
 /// Most groups of which frames are held before the group is made here.
 const GROUPS_MAX: usize = 4096;
 const DIAL_LIMIT: Duration = Duration::from_secs(10);
+const GREETINGS: GreetingLimits = GreetingLimits { count: 1024, time: DIAL_LIMIT };
+/// Most connections, each of which has a thread.
+const THREADS_MAX: usize = 16_384;
 
 /// Returns the number of a group on the wire.
 pub(crate) fn group_id(name: &str) -> u64 {
@@ -67,6 +73,8 @@ pub(crate) struct Mesh {
     lost: Mutex<Vec<(u32, u64)>>,
     lost_changed: Condvar,
     is_closing: AtomicBool,
+    /// One for each connection.
+    threads: Threads,
 }
 
 #[derive(Debug, Default)]
@@ -74,7 +82,6 @@ struct State {
     links: HashMap<u32, Arc<Link>>,
     dialing: Vec<(u32, u64)>,
     inboxes: HashMap<u64, Arc<Inbox>>,
-    threads: Vec<JoinHandle<()>>,
     /// Connections with a ring.
     polled: Arc<[Arc<Link>]>,
     /// How many [`Attention`]s there are.
@@ -117,6 +124,16 @@ impl Mesh {
         token: Option<Token>,
         fabric: Option<Arc<dyn Fabric>>,
     ) -> Arc<Self> {
+        Self::with_threads(rank, incarnation, token, fabric, THREADS_MAX)
+    }
+
+    fn with_threads(
+        rank: u32,
+        incarnation: u64,
+        token: Option<Token>,
+        fabric: Option<Arc<dyn Fabric>>,
+        threads_max: usize,
+    ) -> Arc<Self> {
         Arc::new(Self {
             rank,
             incarnation,
@@ -134,6 +151,7 @@ impl Mesh {
             lost: Mutex::new(Vec::new()),
             lost_changed: Condvar::default(),
             is_closing: AtomicBool::new(false),
+            threads: Threads::new(threads_max),
         })
     }
 
@@ -188,18 +206,19 @@ impl Mesh {
     }
 
     /// Accepts connections of higher ranks until the mesh is closed.
-    pub(crate) fn accept(self: &Arc<Self>, listener: &TcpListener) {
-        for stream in listener.incoming() {
-            if self.is_closing() {
-                return;
-            }
-            let Ok(stream) = stream else { continue };
+    pub(crate) fn accept(self: &Arc<Self>, listener: TcpListener) {
+        let acceptor = Acceptor::new(listener, GREETINGS);
+        while let Some((stream, greeting)) = acceptor.next(|| self.is_closing()) {
             let mesh = Arc::clone(self);
-            self.spawn("mc-pg-link", move || {
-                if let Err(error) = mesh.greet_caller(stream) {
+            let serving = self.threads.spawn("mc-pg-link", move || {
+                if let Err(error) = mesh.greet_caller(stream, greeting) {
                     tracing::debug!(%error, "a connection was refused");
                 }
             });
+            if let Err(error) = serving {
+                tracing::warn!(%error, "a connection is refused: no thread can serve it");
+                Acceptor::pause();
+            }
         }
     }
 
@@ -217,19 +236,30 @@ impl Mesh {
             state.dialing.push(key);
             drop(state);
             let mesh = Arc::clone(self);
-            let member = member.clone();
-            self.spawn("mc-pg-link", move || {
-                let opened = mesh.greet_member(&member);
-                mesh.state.lock().dialing.retain(|dialed| *dialed != key);
-                match opened {
-                    Ok(link) => mesh.read(&link),
-                    Err(error) => {
-                        mesh.report_lost(key);
-                        mesh.log_unreached(member.rank, &error);
+            let called = member.clone();
+            let dialing =
+                self.threads.spawn("mc-pg-link", move || match mesh.greet_member(&called) {
+                    Ok(link) => {
+                        mesh.end_dialing(key);
+                        mesh.read(&link);
                     }
-                }
-            });
+                    Err(error) => mesh.cannot_reach(key, &error),
+                });
+            if let Err(error) = dialing {
+                self.cannot_reach(key, &error);
+            }
         }
+    }
+
+    fn end_dialing(&self, key: (u32, u64)) {
+        self.state.lock().dialing.retain(|dialed| *dialed != key);
+    }
+
+    /// Tells that a member cannot be reached. It is dialed again when it is needed.
+    fn cannot_reach(&self, key: (u32, u64), error: &io::Error) {
+        self.end_dialing(key);
+        self.report_lost(key);
+        self.log_unreached(key.0, error);
     }
 
     /// Logs that a rank cannot be reached: as a warning, unless it has left the groups that it shared with
@@ -304,17 +334,7 @@ impl Mesh {
 
     /// Waits for the threads of connections; they end once their sockets are closed.
     pub(crate) fn join(&self) {
-        loop {
-            let threads = std::mem::take(&mut self.state.lock().threads);
-            if threads.is_empty() {
-                return;
-            }
-            for thread in threads {
-                if thread.thread().id() != thread::current().id() {
-                    let _ = thread.join();
-                }
-            }
-        }
+        self.threads.join();
     }
 
     pub(crate) fn is_closing(&self) -> bool {
@@ -325,7 +345,7 @@ impl Mesh {
         let endpoint: Endpoint = member.address.parse().map_err(io::Error::other)?;
         let deadline = SystemClock.now() + DIAL_LIMIT;
         let mut stream = dial(&endpoint, deadline).map_err(io::Error::other)?;
-        auth::dial(&mut stream, self.token.as_ref())?;
+        auth::dial(&stream, deadline, self.token.as_ref())?;
         stream.write_all(&self.rank.to_le_bytes())?;
         stream.write_all(&self.incarnation.to_le_bytes())?;
         let access = self.prove_access(&mut stream)?;
@@ -334,8 +354,8 @@ impl Mesh {
         self.add(stream, (member.rank, member.incarnation), shared)
     }
 
-    fn greet_caller(self: &Arc<Self>, mut stream: TcpStream) -> io::Result<()> {
-        auth::accept(&mut stream, self.token.as_ref())?;
+    fn greet_caller(self: &Arc<Self>, mut stream: TcpStream, greeting: Greeting) -> io::Result<()> {
+        auth::accept(&stream, greeting.deadline(), self.token.as_ref())?;
         let mut rank = [0; 4];
         stream.read_exact(&mut rank)?;
         let mut incarnation = [0; 8];
@@ -345,6 +365,7 @@ impl Mesh {
         let rings = access.open_rings(&mut stream)?;
         let shared = self.share(&mut stream, access, rings)?;
         let link = self.add(stream, (rank, incarnation), shared)?;
+        drop(greeting);
         self.read(&link);
         Ok(())
     }
@@ -411,6 +432,7 @@ impl Mesh {
         Shared { access, rings, futex, segment }: Shared,
     ) -> io::Result<Arc<Link>> {
         stream.set_read_timeout(None)?;
+        stream.set_write_timeout(None)?;
         stream.set_nodelay(true)?;
         let link = Arc::new(Link {
             rank,
@@ -503,17 +525,6 @@ impl Mesh {
         self.lost.lock().push(key);
         self.lost_changed.notify_all();
     }
-
-    fn spawn(self: &Arc<Self>, name: &str, run: impl FnOnce() + Send + 'static) {
-        let weak: Weak<Self> = Arc::downgrade(self);
-        if let Ok(thread) = thread::Builder::new().name(name.to_owned()).spawn(run)
-            && let Some(mesh) = weak.upgrade()
-        {
-            let mut state = mesh.state.lock();
-            state.threads.retain(|thread| !thread.is_finished());
-            state.threads.push(thread);
-        }
-    }
 }
 
 /// What a connection has beside its socket.
@@ -527,6 +538,8 @@ struct Shared {
 #[cfg(test)]
 #[allow(clippy::unwrap_used, reason = "a test panics where a step fails")]
 mod tests {
+    use std::thread;
+
     use super::*;
     use crate::{
         inbox::Part,
@@ -613,6 +626,16 @@ mod tests {
         mesh.read(&receiver);
         let inbox = mesh.inbox(0).unwrap();
         assert_eq!(inbox.state.lock().messages.arrived[0].id, 5);
+    }
+
+    #[test]
+    fn member_that_no_thread_can_dial_is_lost_and_dialed_again() {
+        let mesh = Mesh::with_threads(1, 1, None, None, 0);
+        let member = Member { slot: 0, rank: 0, incarnation: 7, address: String::new() };
+        for _ in 0..2 {
+            mesh.connect(slice::from_ref(&member));
+            assert_eq!(mesh.wait_lost(Duration::ZERO), [(0, 7)]);
+        }
     }
 
     #[test]
