@@ -1,6 +1,6 @@
 //! The proof of a shared token at the start of each connection.
 //!
-//! Connections keep the time limits of the exchange on their socket: whoever goes on sets its own.
+//! The time limits of the exchange stay on the socket: the caller sets its own.
 //!
 //! Both sides send 32 random bytes, then a keyed hash of both, which differs by side. Without a
 //! token the hash is zero.

@@ -1,6 +1,6 @@
 //! Accepts connections of a blocking listener, of which a bounded number may be in their greeting.
 //!
-//! Whoever can reach the port can connect, and say nothing. A connection that has not said who it is when
+//! Anybody who can reach the port can connect, and say nothing. A connection that has not said who it is when
 //! too many others come is closed in favour of them, and each greeting has a deadline as a whole.
 
 use std::{
@@ -87,7 +87,7 @@ impl Acceptor {
         if open.streams.len() > self.limits.count
             && let Some((_, oldest)) = open.streams.pop_front()
         {
-            // Whoever reads it notices.
+            // The thread that reads it notices.
             let _ = oldest.shutdown(Shutdown::Both);
         }
         let deadline = SystemClock.now() + self.limits.time;
