@@ -19,7 +19,7 @@ pub(in crate::state) struct KeyHandle {
 }
 
 /// Keys, each in an entry that it keeps.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(in crate::state) struct KeyArena {
     /// By size.
     classes: [KeySizeClass; SHORT_BYTES_MAX / STEP_BYTES],
@@ -28,7 +28,7 @@ pub(in crate::state) struct KeyArena {
 }
 
 /// Entries of one size.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 struct KeySizeClass {
     chunks: Vec<Box<[u8]>>,
     /// Entries ever allocated.

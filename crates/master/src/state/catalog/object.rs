@@ -4,6 +4,7 @@ use std::{collections::HashMap, hash::Hasher, ops::Deref};
 
 use hashbrown::HashTable;
 use mooncake_base::{Error, KeyRef, ObjectKey, ReplicaId, Result, TenantId, Version};
+use rustc_hash::FxSeededState;
 
 use crate::state::{
     catalog::key_arena::{KeyArena, KeyHandle},
@@ -43,7 +44,7 @@ pub enum ObjectState {
 }
 
 /// The entry of one key: a readable value, unfinished puts, or both.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(in crate::state) struct Object {
     key: KeyHandle,
     pub(in crate::state) tenant: TenantIndex,
@@ -111,7 +112,7 @@ impl Replica {
 }
 
 /// Replicas of an object. The usual single replica needs no heap memory.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 pub(in crate::state) enum Replicas {
     #[default]
     None,
@@ -188,7 +189,7 @@ impl Object {
 }
 
 /// All objects, each in a slot that it keeps.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(in crate::state) struct Objects {
     slots: Vec<Option<Object>>,
     keys: KeyArena,
@@ -198,7 +199,7 @@ pub(in crate::state) struct Objects {
     vacant: Vec<ObjectSlot>,
     /// Slots by key, in many tables, so that the growth of one is quick.
     by_key: Box<[HashTable<Entry>]>,
-    tenants: HashMap<TenantId, TenantIndex, rustc_hash::FxSeededState>,
+    tenants: HashMap<TenantId, TenantIndex, FxSeededState>,
     tenant_names: Vec<TenantId>,
     seed: u64,
     /// Number of objects, unfinished ones included, by tenant.
@@ -218,14 +219,14 @@ struct Entry {
 impl Objects {
     /// Creates an empty table. The seed keeps clients from choosing keys that collide.
     pub(in crate::state) fn new(seed: u64) -> Self {
-        let mut tenants = HashMap::with_hasher(rustc_hash::FxSeededState::with_seed(seed as usize));
+        let mut tenants = HashMap::with_hasher(FxSeededState::with_seed(seed as usize));
         tenants.insert(TenantId::default(), TenantIndex::DEFAULT);
         Self {
             slots: Vec::new(),
             keys: KeyArena::default(),
             checksums: Vec::new(),
             vacant: Vec::new(),
-            by_key: (0..TABLES).map(|_| HashTable::new()).collect(),
+            by_key: empty_tables(),
             tenants,
             tenant_names: vec![TenantId::default()],
             seed,
@@ -299,13 +300,28 @@ impl Objects {
         hashes
     }
 
-    /// Reserves space for more objects, so that no table grows while they are added.
-    pub(in crate::state) fn reserve(&mut self, objects: usize) {
-        self.slots.reserve(objects);
+    /// Hashes all keys with another seed.
+    pub(in crate::state) fn rehash(&mut self, seed: u64) {
+        self.seed = seed;
+        let numbered = (0..).zip(&self.tenant_names);
+        let tenants = numbered.map(|(number, name)| (name.clone(), TenantIndex::new(number)));
+        let mut renumbered = HashMap::with_hasher(FxSeededState::with_seed(seed as usize));
+        renumbered.extend(tenants);
+        self.tenants = renumbered;
+        // Freed before the new ones grow.
+        self.by_key = empty_tables();
         // Keys are not spread evenly over the tables.
-        let each = objects / TABLES + objects / (4 * TABLES) + 8;
+        let each = self.len() as usize / TABLES;
         for table in &mut self.by_key {
-            table.reserve(each, |entry| spread(entry.hash));
+            table.reserve(each + each / 4 + 8, |entry| spread(entry.hash));
+        }
+        for slot in ObjectSlot::range(0, self.slot_count()) {
+            if self.get(slot).is_some() {
+                let hash = self.key_hash(slot);
+                let table = &mut self.by_key[table_of(hash)];
+                let entry = Entry { slot, hash };
+                table.insert_unique(spread(hash), entry, |entry| spread(entry.hash));
+            }
         }
     }
 
@@ -413,6 +429,16 @@ impl Objects {
         self.slots.len() as u32
     }
 
+    /// Returns the number of objects, unfinished ones included.
+    pub(in crate::state) fn len(&self) -> u64 {
+        (self.slots.len() - self.vacant.len()) as u64
+    }
+
+    /// Returns the seed of the hashes.
+    pub(in crate::state) fn seed(&self) -> u64 {
+        self.seed
+    }
+
     /// Returns the key of an object.
     pub(in crate::state) fn key(&self, object: &Object) -> &[u8] {
         self.keys.get(object.key)
@@ -433,6 +459,10 @@ impl Objects {
     pub(in crate::state) fn hash(&self, tenant: TenantIndex, key: &[u8]) -> KeyHash {
         KeyHash::new((hash_of(self.seed, tenant, key) >> u32::BITS) as u32)
     }
+}
+
+fn empty_tables() -> Box<[HashTable<Entry>]> {
+    (0..TABLES).map(|_| HashTable::new()).collect()
 }
 
 /// Returns the table of a key.

@@ -4,15 +4,16 @@
 //! Plain tables without an eviction order, time or clients.
 //! [`State::restore`](crate::state::State::restore) makes a working state of an image.
 
-mod tenant_objects;
+mod logged_objects;
 
 use std::{collections::BTreeMap, time::Duration};
 
-use mooncake_base::{ClientId, ObjectKey, TenantId};
+use mooncake_base::{ClientId, KeyRef, ObjectKey, TenantId};
 use rustc_hash::FxHashMap;
 
 use crate::state::{
     Tags, Terms,
+    ids::{ObjectSlot, TenantIndex},
     log::{
         effect::{DecodeError, Effect, LoggedCopy, LoggedPin, ObjectName, Value},
         task_record::next_ordinal,
@@ -20,15 +21,13 @@ use crate::state::{
     pool::segment::{SegmentNumber, SegmentSpec},
 };
 
-pub(in crate::state) use tenant_objects::TenantObjects;
+pub(in crate::state) use logged_objects::{LoggedCopies, LoggedExtras, LoggedObjects};
 
 /// The contents of a log.
 #[derive(Debug, Clone, Default)]
 pub struct Image {
     pub(in crate::state) segments: BTreeMap<SegmentNumber, LoggedSegment>,
-    /// Per tenant; the names are in `tenants`.
-    pub(in crate::state) objects: Vec<TenantObjects>,
-    pub(in crate::state) tenants: Vec<TenantId>,
+    pub(in crate::state) objects: LoggedObjects,
     pub(in crate::state) writes: FxHashMap<u64, LoggedWrite>,
     pub(in crate::state) quarantined: Vec<QuarantinedRange>,
     pub(in crate::state) fence: Duration,
@@ -55,7 +54,7 @@ pub(in crate::state) struct LoggedSegment {
 pub(in crate::state) struct LiveObject {
     pub(in crate::state) version: u64,
     pub(in crate::state) length: u64,
-    pub(in crate::state) copies: Vec<LoggedCopy>,
+    pub(in crate::state) copies: LoggedCopies,
     pub(in crate::state) data_type: u8,
     pub(in crate::state) is_hard_pinned: bool,
     pub(in crate::state) group: Box<[u8]>,
@@ -74,7 +73,7 @@ pub(in crate::state) struct LoggedAnnotation {
 /// An unfinished put.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(in crate::state) struct LoggedWrite {
-    pub(in crate::state) tenant: usize,
+    pub(in crate::state) tenant: TenantIndex,
     pub(in crate::state) key: ObjectKey,
     pub(in crate::state) client: ClientId,
     pub(in crate::state) is_replacing: bool,
@@ -105,7 +104,7 @@ impl Image {
 
     /// Returns the number of objects, including those in dropped segments.
     pub fn objects(&self) -> u64 {
-        self.objects.iter().map(|keys| keys.len() as u64).sum()
+        self.objects.len()
     }
 
     /// Returns the number of segments.
@@ -158,9 +157,8 @@ impl Image {
                 self.insert_live(&value, live);
             }
             Effect::Dropped { object } => {
-                if self.find(&object).is_some() {
-                    let tenant = self.tenant(object.tenant);
-                    self.objects[tenant].remove(object.key);
+                if let Some(slot) = self.find(&object) {
+                    self.objects.remove(slot);
                 }
             }
             Effect::ReplicaAdded { object, copy } => self.apply_replica(&object, copy),
@@ -168,7 +166,11 @@ impl Image {
             Effect::Annotated { object, expires, tags } => {
                 self.apply_annotation(&object, LoggedAnnotation { expires, tags });
             }
-            Effect::Pinned { object, pin } => self.update(&object, |found| found.pin = pin),
+            Effect::Pinned { object, pin } => {
+                if let Some(slot) = self.find(&object) {
+                    self.objects.change_extras(slot, |extras| extras.pin = pin);
+                }
+            }
             Effect::Quarantined { number, offset, length, time } => {
                 self.quarantined.push(QuarantinedRange { number, offset, length, time });
             }
@@ -192,28 +194,31 @@ impl Image {
     fn apply_replica(&mut self, object: &ObjectName<'_>, copy: LoggedCopy) {
         self.next_ordinal = ordinal_after(self.next_ordinal, copy.ordinal);
         let place = (copy.segment, copy.offset);
-        self.update(object, |found| {
-            found.copies.retain(|other| (other.segment, other.offset) != place);
-            found.copies.push(copy);
-        });
+        if let Some(slot) = self.find(object) {
+            let copies = self.objects.copies_mut(slot);
+            copies.retain(|other| (other.segment, other.offset) != place);
+            copies.push(copy);
+        }
     }
 
     /// Drops the replica of that ordinal. Logs up to version 0.4.0 may have two: the earlier one is
     /// the source of a move.
     fn apply_dropped(&mut self, object: &ObjectName<'_>, ordinal: u32) {
-        self.update(object, |found| {
-            if let Some(at) = found.copies.iter().position(|copy| copy.ordinal == ordinal) {
-                found.copies.remove(at);
+        if let Some(slot) = self.find(object) {
+            let copies = self.objects.copies_mut(slot);
+            if let Some(at) = copies.iter().position(|copy| copy.ordinal == ordinal) {
+                copies.remove(at);
             }
-        });
+        }
     }
 
     fn apply_annotation(&mut self, object: &ObjectName<'_>, annotation: LoggedAnnotation) {
         let is_none = annotation.expires.is_none() && annotation.tags.is_empty();
         let annotation = (!is_none).then(|| Box::new(annotation));
-        match self.writes.get_mut(&object.version) {
-            Some(write) => write.value.annotation = annotation,
-            None => self.update(object, |found| found.annotation = annotation),
+        if let Some(write) = self.writes.get_mut(&object.version) {
+            write.value.annotation = annotation;
+        } else if let Some(slot) = self.find(object) {
+            self.objects.change_extras(slot, |extras| extras.annotation = annotation);
         }
     }
 
@@ -229,10 +234,9 @@ impl Image {
 
     fn insert_live(&mut self, value: &Value<'_>, live: LiveObject) {
         self.next_version = self.next_version.max(live.version.saturating_add(1));
-        let tenant = self.tenant(value.tenant);
         // A master never logs an invalid key; a checksum detects damage before this.
-        if let Ok(key) = ObjectKey::new(value.key) {
-            self.objects[tenant].insert(key, live);
+        if let (Some(tenant), Ok(key)) = (self.tenant(value.tenant), KeyRef::new(value.key)) {
+            self.objects.insert(tenant, key, live);
         }
     }
 
@@ -244,7 +248,7 @@ impl Image {
         (is_replacing, request, terms): (bool, u64, Option<Box<Terms>>),
     ) {
         self.next_version = self.next_version.max(version.saturating_add(1));
-        let tenant = self.tenant(value.tenant);
+        let Some(tenant) = self.tenant(value.tenant) else { return };
         let Ok(key) = ObjectKey::new(value.key) else { return };
         let write = LoggedWrite {
             tenant,
@@ -274,30 +278,24 @@ impl Image {
             !u8::try_from(copy.ordinal).is_ok_and(|number| failed.contains(&number))
         });
         (value.checksum, value.pin) = (checksum, pin);
-        self.objects[write.tenant].insert(write.key, value);
+        self.objects.insert(write.tenant, (&write.key).into(), value);
     }
 
-    /// Returns the index of a tenant in this image, adding the tenant if it is new.
-    fn tenant(&mut self, name: &str) -> usize {
-        let tenant = if name.is_empty() { TenantId::DEFAULT } else { name };
-        if let Some(number) = self.tenants.iter().position(|known| known.as_str() == tenant) {
-            return number;
-        }
-        self.tenants.push(TenantId::new(name));
-        self.objects.push(TenantObjects::default());
-        self.tenants.len() - 1
-    }
-
-    fn update(&mut self, object: &ObjectName<'_>, change: impl FnOnce(&mut LiveObject)) {
-        if let Some(found) = self.find(object) {
-            change(found);
+    /// Returns the index of a tenant, adding the tenant if it is new. `None`: there are too many, as
+    /// no master allows.
+    fn tenant(&mut self, name: &str) -> Option<TenantIndex> {
+        match name {
+            "" => Some(TenantIndex::DEFAULT),
+            name => self.objects.table.intern_tenant(&TenantId::new(name)).ok(),
         }
     }
 
-    fn find(&mut self, object: &ObjectName<'_>) -> Option<&mut LiveObject> {
-        let tenant = self.tenant(object.tenant);
-        let found = self.objects[tenant].get_mut(object.key)?;
-        (found.version == object.version).then_some(found)
+    fn find(&self, object: &ObjectName<'_>) -> Option<ObjectSlot> {
+        let tenant = match object.tenant {
+            "" => TenantIndex::DEFAULT,
+            name => self.objects.table.tenant_index(&TenantId::new(name))?,
+        };
+        self.objects.find(tenant, object.key, object.version)
     }
 }
 
@@ -307,7 +305,7 @@ impl LiveObject {
         Self {
             version,
             length: value.length,
-            copies: std::mem::take(&mut value.copies).into_vec(),
+            copies: std::mem::take(&mut value.copies),
             data_type: value.data_type,
             is_hard_pinned: value.is_hard_pinned,
             group: value.group.into(),

@@ -6,15 +6,20 @@ use mooncake_base::{Moment, ObjectKey, TenantId};
 use rustc_hash::FxHashMap;
 
 use crate::state::{
-    Effect, LoggedCopy, LoggedPin, ObjectName, Rules, SegmentNumber, State,
+    Effect, LoggedCopy, LoggedPin, Rules, SegmentNumber, State,
     catalog::{
         annotations::Annotation,
-        object::{Flags, NO_WRITE, Replica, Replicas},
+        object::{Flags, NO_WRITE, Replica},
     },
     client::recovery::Recovery,
-    ids::{KeyHash, ObjectSlot, SegmentSlot, TenantIndex},
-    log::replay::{Image, LiveObject, LoggedSegment, LoggedWrite, QuarantinedRange, TenantObjects},
+    ids::{KeyHash, ObjectSlot, SegmentSlot, Slot, TenantIndex},
+    inventory::Inventory,
+    log::replay::{
+        Image, LiveObject, LoggedCopies, LoggedExtras, LoggedObjects, LoggedSegment, LoggedWrite,
+        QuarantinedRange,
+    },
     pool::{
+        Pool,
         allocator::Allocator,
         segment::{Segment, SegmentStatus},
     },
@@ -120,15 +125,17 @@ impl Restoration {
             self.slots.insert(number, slot);
             self.report.segments += 1;
         }
+        let LoggedObjects { table, copies, extras } = image.objects;
+        let seed = std::mem::replace(&mut state.inventory.catalog.objects, table).seed();
         for (tenant, bytes) in image.quotas {
             // Without multi-tenancy quotas no longer apply.
             let _ = state.set_quota(&TenantId::new(&tenant), bytes);
         }
-        self.restore_objects(state, &image.tenants, image.objects);
+        self.restore_objects(state, seed, copies, extras);
         let mut writes: Vec<LoggedWrite> = image.writes.into_values().collect();
         writes.sort_unstable_by_key(|write| write.value.version);
         for write in writes {
-            self.restore_write(state, &image.tenants, write);
+            self.restore_write(state, write);
         }
         for range in image.quarantined {
             self.restore_quarantined(state, &range);
@@ -170,139 +177,122 @@ impl Restoration {
         state.inventory.pool.segments.insert(segment)
     }
 
+    /// Restores the objects in the table that the replay filled: there is never a second one.
     fn restore_objects(
         &mut self,
         state: &mut State,
-        tenants: &[TenantId],
-        objects: Vec<TenantObjects>,
+        seed: u64,
+        mut copies: Vec<LoggedCopies>,
+        mut extras: FxHashMap<ObjectSlot, LoggedExtras>,
     ) {
-        state.inventory.catalog.objects.reserve(objects.iter().map(TenantObjects::len).sum());
-        // Indices are sorted instead of the objects, since objects are large.
-        let mut order: Vec<(u64, usize, u32)> = Vec::new();
-        for (tenant, keys) in objects.iter().enumerate() {
-            order.extend(keys.iter().map(|(slot, _, live)| (live.version, tenant, slot)));
-        }
+        let table = &state.inventory.catalog.objects;
+        let slots = ObjectSlot::range(0, table.slot_count());
+        let mut order: Vec<(u64, ObjectSlot)> = Vec::with_capacity(table.len() as usize);
+        order.extend(slots.filter_map(|slot| Some((table.get(slot)?.version, slot))));
         order.sort_unstable();
         // The latest grant wins: if two objects claim the same memory, the later version has it.
-        let mut found: Vec<Replicas> = Vec::with_capacity(order.len());
-        for &(_, tenant, slot) in order.iter().rev() {
-            if let Some((key, live)) = objects[tenant].get(slot) {
-                found.push(self.restore_copies(state, &tenants[tenant], key, live).into());
+        for &(_, slot) in order.iter().rev() {
+            let copies = std::mem::take(&mut copies[slot.index()]);
+            if !self.restore_copies(state, slot, &copies) {
+                state.inventory.catalog.objects.remove(slot);
+                extras.remove(&slot);
             }
         }
+        drop(copies);
+        state.inventory.catalog.objects.rehash(seed);
         // By version, which is the order of puts and of eviction.
-        let mut objects: Vec<_> = objects.into_iter().map(TenantObjects::into_slots).collect();
-        for ((_, tenant, slot), replicas) in order.into_iter().zip(found.into_iter().rev()) {
-            // Taken out, so that its memory is freed early.
-            let object = objects[tenant][slot as usize].take();
-            if let Some((key, live)) = object.filter(|_| !replicas.is_empty()) {
-                self.restore_object(state, &tenants[tenant], &key, &live, replicas);
+        for (_, slot) in order {
+            if state.inventory.catalog.objects.get(slot).is_some() {
+                let extras = extras.remove(&slot).unwrap_or_default();
+                self.restore_object(state, slot, extras);
             }
         }
     }
 
-    /// Allocates the replicas at their logged locations.
+    /// Allocates the replicas at their logged locations. Returns whether the object has any.
     fn restore_copies(
         &mut self,
         state: &mut State,
-        tenant: &TenantId,
-        key: &ObjectKey,
-        live: &LiveObject,
-    ) -> Vec<Replica> {
-        let mut replicas = Vec::with_capacity(live.copies.len());
-        let name =
-            || ObjectName { tenant: tenant.as_str(), key: key.as_bytes(), version: live.version };
-        for copy in &live.copies {
-            match self.allocate_at(state, copy, live.length) {
+        slot: ObjectSlot,
+        copies: &[LoggedCopy],
+    ) -> bool {
+        let Inventory { catalog, pool, log, .. } = &mut state.inventory;
+        let object = catalog.objects.at(slot);
+        let mut replicas = Vec::with_capacity(copies.len());
+        for copy in copies {
+            match self.allocate_at(pool, copy, object.length) {
                 Ok(replica) => replicas.push(replica),
                 Err(Misplaced::Lost) => {}
                 Err(Misplaced::Conflict) => {
                     self.report.conflicts += 1;
-                    let ordinal = copy.ordinal;
-                    let effect = || Effect::ReplicaDropped { object: name(), ordinal };
-                    state.inventory.log.effects.record(effect);
+                    let (object, ordinal) = (catalog.objects.logged_name(object), copy.ordinal);
+                    log.effects.record(|| Effect::ReplicaDropped { object, ordinal });
                 }
             }
         }
-        if replicas.is_empty() {
-            state.inventory.log.effects.record(|| Effect::Dropped { object: name() });
+        let is_hard_pinned = object.flags.has(Flags::HARD_PINNED);
+        for replica in &replicas {
+            let segment = pool.segments.at_mut(replica.segment);
+            segment.allocator.set_owner(replica.block, slot.number());
+            if is_hard_pinned {
+                pool.add_hard_pin(replica);
+            }
         }
-        replicas
+        if replicas.is_empty() {
+            let object = catalog.objects.logged_name(object);
+            log.effects.record(|| Effect::Dropped { object });
+            return false;
+        }
+        catalog.objects.at_mut(slot).replicas = replicas.into();
+        true
     }
 
     fn allocate_at(
         &self,
-        state: &mut State,
+        pool: &mut Pool,
         copy: &LoggedCopy,
         length: u64,
     ) -> Result<Replica, Misplaced> {
         let &segment = self.slots.get(&copy.segment).ok_or(Misplaced::Lost)?;
         let at = |allocator: &mut Allocator| allocator.allocate_at(copy.offset, length);
-        let block =
-            state.inventory.pool.segments.with_allocator(segment, at).ok_or(Misplaced::Conflict)?;
+        let block = pool.segments.with_allocator(segment, at).ok_or(Misplaced::Conflict)?;
         Ok(Replica { segment, block, ordinal: copy.ordinal })
     }
 
-    fn restore_object(
-        &mut self,
-        state: &mut State,
-        tenant: &TenantId,
-        key: &ObjectKey,
-        live: &LiveObject,
-        replicas: Replicas,
-    ) {
-        // Both limits held when the object was put.
-        let Ok(tenant) = state.inventory.catalog.objects.intern_tenant(tenant) else { return };
-        let Ok(slot) = state.inventory.catalog.objects.insert(tenant, key.into()) else { return };
-        for replica in replicas.iter() {
-            let segment = state.inventory.pool.segments.at_mut(replica.segment);
-            segment.allocator.set_owner(replica.block, slot.number());
-            if live.is_hard_pinned {
-                state.inventory.pool.add_hard_pin(replica);
-            }
-        }
-        let bytes = live.length * replicas.len() as u64;
-        state.inventory.catalog.objects.set_checksum(slot, live.checksum);
+    /// Puts an object that has its replicas again in order with the others.
+    fn restore_object(&mut self, state: &mut State, slot: ObjectSlot, extras: LoggedExtras) {
         let object = state.inventory.catalog.objects.at_mut(slot);
-        object.version = live.version;
-        object.length = live.length;
-        object.data_type = live.data_type;
-        object.replicas = replicas;
-        object.flags.set(Flags::COMPLETE, true);
-        object.flags.set(Flags::HARD_PINNED, live.is_hard_pinned);
-        object.flags.set(Flags::GROUPED, !live.group.is_empty());
         object.protection.extend_lease(self.lease);
         object.protection.extend_fence(self.fence);
-        if !live.group.is_empty() {
-            state.inventory.catalog.groups.join(tenant, &live.group, slot);
+        let (tenant, bytes) = (object.tenant, object.bytes());
+        if !extras.group.is_empty() {
+            state.inventory.catalog.groups.join(tenant, &extras.group, slot);
         }
         state.inventory.catalog.objects.complete += 1;
         state.inventory.catalog.tenants.charge(tenant, bytes);
         state.inventory.catalog.tenants.add_object(tenant, slot);
-        if let Some(ttl) = live.pin {
+        if let Some(ttl) = extras.pin {
             state.inventory.pin(self.now, slot, ttl);
         }
-        if let Some(logged) = &live.annotation {
+        if let Some(logged) = extras.annotation {
             let expires = logged.expires.map(|at| state.inventory.rules.moment_of(at));
-            let tags = logged.tags.clone();
-            state.inventory.catalog.annotations.insert(slot, Annotation { expires, tags });
+            let annotation = Annotation { expires, tags: logged.tags };
+            state.inventory.catalog.annotations.insert(slot, annotation);
         }
         state.inventory.catalog.enqueue(slot);
         self.report.objects += 1;
     }
 
     /// Restores a put as if it had started now: its writer may still end it.
-    fn restore_write(&mut self, state: &mut State, tenants: &[TenantId], logged: LoggedWrite) {
+    fn restore_write(&mut self, state: &mut State, logged: LoggedWrite) {
         let (replicas, is_whole) = self.restore_write_copies(state, &logged.value);
-        let tenant = state.inventory.catalog.objects.intern_tenant(&tenants[logged.tenant]).ok();
-        let object = match tenant {
-            Some(tenant) if is_whole && logged.is_displaced => Some((tenant, None)),
-            Some(tenant) if is_whole => {
-                write_object(state, tenant, &logged.key).map(|slot| (tenant, Some(slot)))
-            }
-            _ => None,
+        let tenant = logged.tenant;
+        let object = match is_whole {
+            true if logged.is_displaced => Some(None),
+            true => write_object(state, tenant, &logged.key).map(Some),
+            false => None,
         };
-        let Some((tenant, object)) = object else {
+        let Some(object) = object else {
             self.report.conflicts += 1;
             for replica in replicas {
                 state.inventory.pool.segments.free(replica.segment, replica.block);
@@ -352,7 +342,7 @@ impl Restoration {
         let mut replicas = Vec::with_capacity(value.copies.len());
         let mut is_whole = true;
         for copy in &value.copies {
-            match self.allocate_at(state, copy, value.length) {
+            match self.allocate_at(&mut state.inventory.pool, copy, value.length) {
                 Ok(replica) => replicas.push(replica),
                 Err(Misplaced::Lost) => {}
                 Err(Misplaced::Conflict) => is_whole = false,

@@ -258,8 +258,8 @@ fn earlier_log_with_equal_ordinals_keeps_the_moved_replica() {
     Effect::ReplicaDropped { object, ordinal: 300 }.encode(&mut effects);
     let mut image = Image::default();
     image.replay(&effects).unwrap();
-    let copies = &image.objects[0].get_mut(b"k").unwrap().copies;
-    assert_eq!(copies[..], [place(2, 64)]);
+    let (_, _, object) = image.objects.iter().next().unwrap();
+    assert_eq!(object.copies[..], [place(2, 64)]);
 }
 
 #[test]

@@ -30,12 +30,11 @@ impl LogView {
             value
         };
         let mut objects = BTreeMap::new();
-        for (tenant, keys) in image.tenants.iter().zip(&image.objects) {
-            for (_, key, value) in keys.iter() {
-                let value = comparable(value);
-                if !value.copies.is_empty() {
-                    objects.insert((tenant.to_string(), key.clone()), value);
-                }
+        for (tenant, key, value) in image.objects.iter() {
+            let value = comparable(&value);
+            if !value.copies.is_empty() {
+                let tenant = image.objects.table.tenant_name(tenant).to_string();
+                objects.insert((tenant, ObjectKey::new(key).unwrap()), value);
             }
         }
         let writes = image.writes.iter().filter(|(_, write)| !write.is_displaced);

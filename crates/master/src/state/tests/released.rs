@@ -129,8 +129,8 @@ impl LoggedPool {
     fn logged_keys(&self) -> BTreeSet<String> {
         let mut image = self.disk.clone();
         self.since.iter().for_each(|effects| image.replay(effects).unwrap());
-        let keys = image.objects.iter().flat_map(|objects| objects.iter());
-        keys.map(|(_, key, _)| String::from_utf8(key.as_bytes().to_vec()).unwrap()).collect()
+        let keys = image.objects.iter().map(|(_, key, _)| key.to_vec());
+        keys.map(|key| String::from_utf8(key).unwrap()).collect()
     }
 
     /// Fills the pool and puts on, until objects are released ahead. Returns their keys.
@@ -168,8 +168,9 @@ fn put<'a>(key: &'a str, length: u64, is_replacing: bool) -> Put<'a> {
 
 /// Returns version, offset and length of the objects in an image.
 fn versions(image: &Image) -> impl Iterator<Item = (u64, u64, u64)> {
-    image.objects.iter().flat_map(|objects| objects.iter()).flat_map(|(_, _, object)| {
-        object.copies.iter().map(|copy| (object.version, copy.offset, object.length))
+    image.objects.iter().flat_map(|(_, _, object)| {
+        let (version, length) = (object.version, object.length);
+        object.copies.into_iter().map(move |copy| (version, copy.offset, length))
     })
 }
 
@@ -244,8 +245,8 @@ fn taken_back_object_keeps_its_terms() {
     pool.pool.locate(&key, true, false).unwrap();
     pool.take();
     pool.sync();
-    let logged = pool.disk.objects.iter().flat_map(|objects| objects.iter());
-    let (_, _, live) = logged.into_iter().find(|(_, k, _)| k.as_bytes() == key.as_bytes()).unwrap();
+    let mut logged = pool.disk.objects.iter();
+    let (_, _, live) = logged.find(|(_, k, _)| *k == key.as_bytes()).unwrap();
     assert!(live.annotation.as_ref().is_some_and(|annotation| annotation.expires.is_some()));
     assert_eq!(live.checksum, Some(7));
 }
