@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from structured_exchange import Store, column
 
+from mooncake._fast_copy import concat_arrays_into
 from mooncake.structured_object_store import (
     BundleTransferPolicy,
     FieldSchema,
@@ -256,7 +257,56 @@ DATA: dict[str, Any] = {
     "metadata": {"meta_info": {"a": 1}},
     "overlap": {"batch": {"x": ROWS}, "non_tensor_batch": {"x": ROWS}},
     "sizes": {"x": ROWS, "y": np.arange(2)},
+    "number": {"x": ROWS, "y": 3},
+    "number of numpy": {"batch": {"y": np.float32(2)}},
+    "None": {"x": None},
+    "tensor without dimensions": {"x": T(1.5)},
+    "array without dimensions": {"x": np.array(3)},
+    "sections, one of which has no items": {"batch": {"x": ROWS}, "meta_info": 3},
 }
+
+# Values that `release_result` takes; none of them changes.
+RELEASED: list[Any] = [
+    None,
+    3,
+    "text",
+    {"tokens": [1, 2], "nested": {"x": (1, b"2")}},
+    [ROWS, {"x": ROWS}],
+    column([{"x": 1}, None, [ROWS]]),
+    SimpleNamespace(batch={"x": ROWS}, non_tensor_batch={"y": [1]}, meta_info={"z": 1}),
+    SimpleNamespace(batch={"x": ROWS}),
+]
+# Arguments of `concat_arrays_into` for memory of 16 bytes.
+CONCATENATED: list[tuple[Any, ...]] = [
+    ([np.arange(8, dtype="u1"), np.arange(4, dtype="u2")],),
+    ([],),
+    ([np.array(7, dtype="u4"), np.zeros((0, 2))],),
+    ([np.arange(3, dtype="u1")] * 4, 1, 2),
+    ([np.arange(3, dtype="u1")] * 4, 2, 9),
+    ([np.arange(3, dtype="u1")] * 4, 2, -3),
+    ([np.arange(3, dtype="u1")] * 4, -2, 1),
+    ([np.arange(3, dtype="u1")] * 4, 9),
+    ([np.arange(3, dtype="u1")], 0, 0),
+    ([np.arange(17, dtype="u1")],),
+    ([np.arange(8, dtype="u1")[::2]],),
+    ([np.zeros((2, 2), dtype="u1", order="F")],),
+    ((np.arange(3),),),
+    ([b"abc"],),
+    ([None],),
+]
+
+
+def released(value: Any) -> Any:
+    """Returns what `release_result` returns and what it leaves, of the second call, too."""
+    one = transfer()
+    answers = [one.release_result(value), one.release_result(value)]
+    return answers, repr(value)
+
+
+def concatenated(arrays: Any, *range_: int) -> Any:
+    memory = np.zeros(16, dtype="u1")
+    count = concat_arrays_into(arrays, memory.ctypes.data, memory.nbytes, *range_)
+    return count, memory.tolist()
 
 
 def cases() -> dict[str, Case]:
@@ -314,8 +364,16 @@ def cases() -> dict[str, Case]:
         {"fields": ["q"], "batch_fields": []},
         {"rows": [True], "fields": []},
         {"rows": [np.True_], "fields": []},
+        {"rows": [3], "fields": ["q"]},
+        {"rows": 3, "fields": ["q"]},
+        {"rows": slice(0, 3, -1), "fields": ["x"], "batch_fields": ["x"]},
+        {"rows": "ab", "type": "dict"},
     ):
         found[f"get with {options}"] = lambda options=options: got(**options)
+    for value in RELEASED:
+        found[f"release of {value!r}"] = lambda value=value: released(value)
+    for given in CONCATENATED:
+        found[f"concatenation of {given}"] = lambda given=given: concatenated(*given)
     found |= {
         "removal with batch_remove": lambda: removed(batch_remove=lambda keys, _: [0] * len(keys)),
         "removal with failing batch_remove": lambda: removed(

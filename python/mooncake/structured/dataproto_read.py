@@ -15,7 +15,6 @@ from mooncake.structured.columns.column import (
 from mooncake.structured.envelope import Envelope
 from mooncake.structured.members import field_of
 from mooncake.structured.references import MooncakeDataProtoRef
-from mooncake.structured.rows import rows_of
 from mooncake.structured.structured_object import StructuredObjects
 
 if TYPE_CHECKING:
@@ -33,13 +32,13 @@ class FieldSelection:
 
     Attributes:
         names: Fields, in the order of the result.
-        rows: Rows, as `rows_of` takes them; None for all.
+        rows: Numbers of the rows, as `rows_of` returns them; None for all.
         destinations: Memory that receives fields, by name.
         meta_info_keys: Keys of the metadata; None for all.
     """
 
     names: Sequence[str]
-    rows: Any = None
+    rows: Array | None = None
     destinations: Mapping[str, Any] = field(default_factory=dict)
     meta_info_keys: Sequence[str] | None = None
 
@@ -76,11 +75,10 @@ def read_batch(
     """Read fields of a batch.
 
     Raises:
-        IndexError: There is no such row.
         RuntimeError: The batch does not exist any more.
         ValueError: What is stored is not valid, or a destination does not fit.
     """
-    rows = rows_of(selection.rows, ref.batch_size)
+    rows = selection.rows
     stages = {
         name: _Stage(*objects.open(ref.stage_refs[name], may_be_old=True))
         for name in dict.fromkeys(ref.field_index[each].stage for each in selection.names)

@@ -18,6 +18,7 @@ from mooncake.structured.references import Section
 __all__ = [
     "Envelope",
     "FieldSchemas",
+    "NoRowsError",
     "build_result",
     "column_values",
     "envelope_of",
@@ -30,6 +31,10 @@ __all__ = [
 _SECTIONS: Final = ("batch", "non_tensor_batch", "meta_info")
 
 FieldSchemas = Mapping[str, FieldSchema]
+
+
+class NoRowsError(TypeError, ValueError):
+    """A field of a batch has no rows; a TypeError as of ``len``, which upstream raises."""
 
 
 @dataclass(slots=True)
@@ -359,7 +364,7 @@ def _row_count(name: str, value: Any) -> int:
         raise TypeError(f"DataProto field {name!r}: tensor_object_buffer needs its batch_size")
     count = int(value.size(0)) if getattr(value, "is_nested", False) else _length(value)
     if count < 0:
-        raise ValueError(
+        raise NoRowsError(
             f"DataProto field {name!r} has no rows: a {type(value).__name__} without dimensions "
             "belongs into meta_info"
         )

@@ -32,6 +32,7 @@ from mooncake.structured.references import (
     MooncakeDataProtoRef,
     resolved_ref,
 )
+from mooncake.structured.rows import rows_of
 from mooncake.structured.structured_object import (
     BundleRefLike,
     StructuredObjectPayload,
@@ -343,8 +344,9 @@ class MooncakeBundleTransfer:
         """
         _check_type(type)
         found = resolved_ref(ref)
+        chosen = rows_of(rows, found.batch_size)
         names = selected_fields(found, fields, batch_fields, non_tensor_fields)
-        selection = FieldSelection(names, rows, destinations or {}, meta_info_keys)
+        selection = FieldSelection(names, chosen, destinations or {}, meta_info_keys)
         result = read_batch(self._structured, found, selection)
         if type == "dict":
             return flat_result(result, found.encoded_non_tensor)
