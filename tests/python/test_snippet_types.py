@@ -15,6 +15,7 @@ PAGES = [
     ROOT / "README.md",
     *sorted((ROOT / "docs/guide").glob("*.md")),
     *sorted((ROOT / "docs/tutorials").glob("*.md")),
+    ROOT / "docs/how-to/checkpoints.md",
     ROOT / "docs/how-to/recipes.md",
     ROOT / "docs/how-to/files.md",
 ]

@@ -22,10 +22,10 @@ def item(key: Key, value: Any, layout: Layout | Shard | None, shape: Sequence[in
     return Item(encoded(key), value, layout, None if shape is None else tuple(shape))
 
 
-def item_list(items: Items, layout: Layout | Shard | None) -> list[Item]:
-    """Return the tensors or arrays of a batch to put."""
-    pairs = items.items() if isinstance(items, Mapping) else items
-    return [Item(encoded(key), value, layout) for key, value in pairs]
+def item_list(items: Items, layout: Layout | Shard | None, prefix: Key = "") -> list[Item]:
+    """Return the tensors or arrays of a batch to put, with a prefix in front of their keys."""
+    pairs, start = items.items() if isinstance(items, Mapping) else items, encoded(prefix)
+    return [Item(start + encoded(key), value, layout) for key, value in pairs]
 
 
 def request_list(keys: Iterable[Key], target: Targets, out: Sequence[Any] | None) -> list[Request]:

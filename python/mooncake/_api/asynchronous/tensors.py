@@ -97,6 +97,7 @@ class AsyncTensorCalls:
         self,
         items: Items,
         *,
+        prefix: Key = "",
         layout: Layout | Shard | None = None,
         overwrite: bool = False,
         options: PutOptions | None = None,
@@ -108,7 +109,8 @@ class AsyncTensorCalls:
         """Put many tensors in one batch.
 
         Args:
-            items: Keys and tensors.
+            items: Keys and tensors, such as a flat state dict.
+            prefix: Text in front of each key, for instance ``"weights/"``.
             layout: Layout or shard of all tensors, as for `put_tensor`.
             overwrite: Replace existing objects; otherwise they are kept.
             options: Number of copies, pins, placement; its groups and versions are one for each
@@ -125,7 +127,7 @@ class AsyncTensorCalls:
             MooncakeError: The first failure, after every tensor was tried.
         """
         options = with_terms(options, ttl_s=ttl_s, tags=tags)
-        given = item_list(items, layout)
+        given = item_list(items, layout, prefix)
         operation = write(given, options, overwrite=overwrite, generation=generation)
         return all_of(await run_async(self._native, operation, timeout_s))
 

@@ -99,6 +99,7 @@ class TensorCalls:
         self,
         items: Items,
         *,
+        prefix: Key = "",
         layout: Layout | Shard | None = None,
         overwrite: bool = False,
         options: PutOptions | None = None,
@@ -110,7 +111,8 @@ class TensorCalls:
         """Put many tensors in one batch.
 
         Args:
-            items: Keys and tensors.
+            items: Keys and tensors, such as a flat state dict.
+            prefix: Text in front of each key, for instance ``"weights/"``.
             layout: Layout or shard of all tensors, as for `put_tensor`.
             overwrite: Replace existing objects; otherwise they are kept.
             options: Number of copies, pins, placement; its groups and versions are one for each
@@ -127,7 +129,7 @@ class TensorCalls:
             MooncakeError: The first failure, after every tensor was tried.
         """
         options = with_terms(options, ttl_s=ttl_s, tags=tags)
-        given = item_list(items, layout)
+        given = item_list(items, layout, prefix)
         operation = write(given, options, overwrite=overwrite, generation=generation)
         return all_of(run(self._native, operation, timeout_s))
 

@@ -1,0 +1,160 @@
+"""What is stored of checkpoints: `list`, `verify`, `delete`, and parts that no manifest names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from mooncake._api.async_store import AsyncStore
+from mooncake._api.store import Store
+from mooncake._runtime import Buffer
+from mooncake.checkpoint.manifest import Manifest, read_manifest
+from mooncake.checkpoint.names import MANIFEST, NOT_FOUND, Keys, error_of, listed, native_of
+from mooncake.checkpoint.transfer import read_parts
+from mooncake.errors import CorruptError, MooncakeError, NotFoundError, NotSupportedError
+
+__all__ = ["Checkpoint", "delete", "list_checkpoints", "remove_stale", "verify"]
+
+_BATCH = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A checkpoint that is stored.
+
+    Attributes:
+        prefix: Name of the checkpoint.
+        nbytes: Length of its tensors in bytes; 0 if the manifest cannot be read.
+        tensors: Number of its tensors.
+        save: Id of the save that wrote it.
+        is_readable: False if the manifest is damaged, or a newer release wrote it.
+    """
+
+    prefix: str
+    nbytes: int
+    tensors: int = 0
+    save: str = ""
+    is_readable: bool = True
+
+    @classmethod
+    def of(cls, prefix: str, manifest: Manifest) -> Checkpoint:
+        """Return the description of what a manifest describes."""
+        return cls(prefix, manifest.nbytes, len(manifest.tensors), manifest.save)
+
+
+def list_checkpoints(store: Store | AsyncStore, prefix: str = "") -> list[Checkpoint]:
+    """Return the checkpoints that are stored, in the order of their names.
+
+    Args:
+        store: The store.
+        prefix: The checkpoint of this name and those below it: `run` has `run/1` but not `run2`.
+            "" has all.
+
+    Example:
+        >>> [each.prefix for each in checkpoint.list(store, "run")]
+        ['run/1', 'run/2']
+    """
+    native, found = native_of(store), []
+    base = prefix.rstrip("/")
+    if base:
+        Keys(base)
+    for key, _, is_complete in listed(native, f"{base}/" if base else ""):
+        if not is_complete or not key.endswith(MANIFEST):
+            continue
+        name = key.removesuffix(MANIFEST)
+        try:
+            found.append(Checkpoint.of(name, read_manifest(native, Keys(name))))
+        except NotFoundError:
+            continue
+        except (CorruptError, NotSupportedError):
+            found.append(Checkpoint(name, 0, is_readable=False))
+        except ValueError:
+            # A key that only looks like that of a manifest.
+            continue
+    return sorted(found, key=lambda each: each.prefix)
+
+
+def verify(
+    store: Store | AsyncStore,
+    prefix: str,
+    *,
+    progress: Callable[[int, int], object] | None = None,
+) -> Checkpoint:
+    """Read a checkpoint, and compare its parts with their versions and checksums.
+
+    Args:
+        store: The store.
+        prefix: Name of the checkpoint.
+        progress: Called with the bytes that are done, and all.
+
+    Returns:
+        The description of the checkpoint.
+
+    Raises:
+        NotFoundError: There is no such checkpoint, or a part is missing; the message names the
+            tensor.
+        CorruptError: The manifest is damaged, or a part is not what was saved; the message names
+            the tensor.
+    """
+    native, keys = native_of(store), Keys(prefix)
+    manifest = read_manifest(native, keys)
+    parts, done = [*manifest.owners()], 0
+    buffer = Buffer.allocate(max((part.nbytes for _, part in parts), default=1))
+    for name, part in parts:
+        read_parts(native, keys, [(name, part)], buffer)
+        done += part.nbytes
+        if progress is not None:
+            progress(done, manifest.nbytes)
+    return Checkpoint.of(prefix, manifest)
+
+
+def delete(store: Store | AsyncStore, prefix: str, *, force: bool = False) -> None:
+    """Remove a checkpoint, and what interrupted saves of that name have left.
+
+    Args:
+        store: The store.
+        prefix: Name of the checkpoint; those below it stay.
+        force: Remove it even if a client holds a lease on its manifest, as a save that replaces it
+            does.
+
+    Raises:
+        NotFoundError: Nothing of that name is stored.
+        BusyError: The manifest is leased; nothing was removed.
+    """
+    native, keys = native_of(store), Keys(prefix)
+    # Without its manifest the checkpoint is not visible.
+    (outcome,) = native.remove([keys.manifest], force=force)
+    is_missing = isinstance(outcome, NotFoundError)
+    if isinstance(outcome, MooncakeError) and not is_missing:
+        raise outcome
+    if remove_stale(native, keys, ()) == 0 and is_missing:
+        text = "there is no checkpoint of that name"
+        raise error_of(NOT_FOUND, text, key=keys.manifest, prefix=prefix)
+
+
+def remove_stale(native: Any, keys: Keys, kept: Iterable[str], *, save: str | None = None) -> int:
+    """Remove the parts that no manifest names.
+
+    Args:
+        native: The native store.
+        keys: Keys of the checkpoint.
+        kept: Names of the parts that stay.
+        save: Remove only the parts of this save.
+
+    Returns:
+        Number of removed objects. Parts that are being written or copied stay; the next save or
+        removal finds them again.
+    """
+    names = {keys.of(name) for name in kept}
+    start = keys.saves if save is None else f"{keys.saves}{save}/"
+    stale = [
+        key
+        for key, _, _ in listed(native, start)
+        if keys.save_of(key) is not None and key not in names
+    ]
+    removed = 0
+    for at in range(0, len(stale), _BATCH):
+        outcomes = native.remove(stale[at : at + _BATCH], force=True)
+        removed += sum(outcome is True for outcome in outcomes)
+    return removed

@@ -1,0 +1,305 @@
+"""Puts and reads of parts: batches of limited length, with checksums of a second thread."""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Final
+
+from mooncake._runtime import PutOptions, _native
+from mooncake.checkpoint.local import Block, Box
+from mooncake.checkpoint.manifest import Part, Tensor
+from mooncake.checkpoint.names import CORRUPT, NOT_FOUND, Keys, error_of
+from mooncake.errors import MooncakeError, NotFoundError
+from mooncake.tensor import memory
+from mooncake.tensor.calls import Dimension, MemoryGrid
+from mooncake.tensor.format import DIMS_MAX
+
+__all__ = ["Reader", "Request", "Source", "crc32_of", "group_of", "put_options", "read_parts"]
+
+BATCH_BYTES: Final = 64 << 20
+BATCH_ITEMS: Final = 256
+PINS: Final = ("soft", "hard", None)
+
+
+def group_of(prefix: str, save: str) -> str:
+    """Return the name of the group of what a save puts."""
+    # The id alone is unique; names of groups are at most 1 KiB long.
+    return f"{prefix[-200:]}@{save}"
+
+
+def put_options(pin: str | None, replicas: int, group: str, count: int) -> PutOptions:
+    """Return the options with which objects of a group are put.
+
+    Raises:
+        ValueError: The pin is none of those there are.
+    """
+    if pin not in PINS:
+        raise ValueError(f'a pin is "soft", "hard" or None, not {pin!r}')
+    return PutOptions(
+        replicas=replicas,
+        soft_pin="enable" if pin == "soft" else "disable",
+        is_hard_pinned=pin == "hard",
+        groups=[group] * count,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Contiguous host memory of a part.
+
+    Attributes:
+        address: Address of the first byte.
+        nbytes: Length in bytes.
+        owner: Object that keeps the memory.
+    """
+
+    address: int
+    nbytes: int
+    owner: Any
+
+    @classmethod
+    def of(cls, block: Block) -> Source:
+        """Return the memory of a block, or that of a copy on the host."""
+        value = block.value
+        if value.ndim > DIMS_MAX:
+            value = value.reshape(-1)
+        place = memory.of(value)
+        if place.is_on_device:
+            place = memory.of(value.cpu())
+        return cls(place.address, place.nbytes, place.owner)
+
+    def view(self) -> memoryview:
+        """Return the memory as a buffer. The source keeps it alive."""
+        return memory.at_address(self.address, self.nbytes)
+
+
+def crc32_of(address: int, nbytes: int) -> int:
+    """Return the checksum of memory, as zlib has it. Other threads run meanwhile."""
+    return zlib.crc32(memory.at_address(address, nbytes)) if nbytes else 0
+
+
+def batched(sizes: Sequence[int]) -> Iterator[slice]:
+    """Split items of some lengths into batches."""
+    start = 0
+    while start < len(sizes):
+        end, total = start, 0
+        while (
+            end < len(sizes)
+            and end - start < BATCH_ITEMS
+            and (end == start or total + sizes[end] <= BATCH_BYTES)
+        ):
+            total += sizes[end]
+            end += 1
+        yield slice(start, end)
+        start = end
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A box of a tensor to read into contiguous host memory.
+
+    Attributes:
+        tensor: The tensor.
+        box: The box.
+        address: Address of the memory.
+    """
+
+    tensor: Tensor
+    box: Box
+    address: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Read:
+    """Ranges of one part to read.
+
+    Attributes:
+        name: Name of the tensor.
+        part: The part.
+        grid: The ranges.
+        nbytes: Their length.
+        address: Address of the memory if all of the part goes there in one piece; else 0.
+    """
+
+    name: str
+    part: Part
+    grid: MemoryGrid
+    nbytes: int
+    address: int
+
+
+class Reader:
+    """Reads boxes of tensors, whose parts have the versions that the manifest names."""
+
+    def __init__(self, native: Any, keys: Keys) -> None:
+        """Read from a store.
+
+        Args:
+            native: The native store.
+            keys: Keys of the checkpoint.
+        """
+        self._native = native
+        self._keys = keys
+
+    def read(
+        self,
+        requests: Sequence[Request],
+        progress: Callable[[int, int], object] | None = None,
+        *,
+        resumes: bool = False,
+    ) -> None:
+        """Fill memory, and compare the checksums of the parts that are read whole.
+
+        Args:
+            requests: What to read.
+            progress: Called with the bytes that are done, and all.
+            resumes: Skip parts that the memory has already, by their checksum.
+
+        Raises:
+            NotFoundError: A part is missing; the message names the tensor.
+            CorruptError: A part is not the one that was saved.
+        """
+        reads = [each for request in requests for each in _reads_of(request)]
+        total, done = sum(each.nbytes for each in reads), 0
+        if resumes:
+            reads = [each for each in reads if not _is_there(each)]
+            done = total - sum(each.nbytes for each in reads)
+            if progress is not None and done:
+                progress(done, total)
+        checks: Future[None] | None = None
+        with ThreadPoolExecutor(1, "mooncake-checkpoint") as pool:
+            for piece in batched([each.nbytes for each in reads]):
+                batch = reads[piece]
+                self._read_batch(batch)
+                if checks is not None:
+                    checks.result()
+                checks = pool.submit(self._compare, batch)
+                done += sum(each.nbytes for each in batch)
+                if progress is not None and done < total:
+                    progress(done, total)
+            if checks is not None:
+                checks.result()
+        if progress is not None:
+            progress(total, total)
+
+    def _read_batch(self, batch: Sequence[_Read]) -> None:
+        keys = [self._keys.of(each.part.name) for each in batch]
+        outcomes = _native.read_grids(
+            self._native, keys, [[each.grid] for each in batch], lease=False
+        )
+        for key, each, outcome in zip(keys, batch, outcomes, strict=True):
+            if isinstance(outcome, MooncakeError):
+                raise self._failure(key, each, outcome) from outcome
+            if outcome[1] != each.part.version:
+                raise self._replaced(key, each.name)
+
+    def _failure(self, key: str, each: _Read, failure: MooncakeError) -> MooncakeError:
+        if isinstance(failure, NotFoundError):
+            text = "a part of the checkpoint is missing: it was removed, evicted or lost"
+            return error_of(NOT_FOUND, text, key=key, tensor=each.name)
+        (size,) = self._native.sizes([key], lease=False)
+        if isinstance(size, int) and size != each.part.nbytes:
+            return self._replaced(key, each.name)
+        failure.add_note(f"tensor {each.name!r} of the checkpoint {self._keys.prefix!r}")
+        return failure
+
+    def _replaced(self, key: str, name: str) -> MooncakeError:
+        text = "a part was replaced: it is not the object that the checkpoint was saved with"
+        return error_of(CORRUPT, text, key=key, tensor=name)
+
+    def _compare(self, batch: Sequence[_Read]) -> None:
+        for each in batch:
+            if not each.address or each.part.crc32 is None:
+                continue
+            if crc32_of(each.address, each.part.nbytes) != each.part.crc32:
+                text = "the bytes of a part do not match the checksum of the checkpoint"
+                raise error_of(CORRUPT, text, key=self._keys.of(each.part.name), tensor=each.name)
+
+
+def read_parts(native: Any, keys: Keys, parts: Sequence[tuple[str, Part]], buffer: Any) -> None:
+    """Read whole parts, one after the other, into one buffer that is as long as the longest.
+
+    Raises:
+        NotFoundError: A part is missing; the message names the tensor.
+        CorruptError: A part is not the one that was saved.
+    """
+    reader, (address, _) = Reader(native, keys), _native.writable_range(buffer)
+    for name, part in parts:
+        grid = (address, 0, part.nbytes, ())
+        read = _Read(name, part, grid, part.nbytes, address)
+        reader._read_batch([read])
+        reader._compare([read])
+
+
+def _is_there(each: _Read) -> bool:
+    if not each.address or each.part.crc32 is None:
+        return False
+    return crc32_of(each.address, each.part.nbytes) == each.part.crc32
+
+
+def _reads_of(request: Request) -> Iterator[_Read]:
+    """Return the ranges of the parts that make up a box."""
+    offset, shape = request.box
+    size = request.tensor.dtype.itemsize
+    for part in request.tensor.parts:
+        first = [max(a, b) for a, b in zip(offset, part.offset, strict=True)]
+        last = [
+            min(a + n, b + m)
+            for a, n, b, m in zip(offset, shape, part.offset, part.shape, strict=True)
+        ]
+        own = [end - start for start, end in zip(first, last, strict=True)]
+        if any(length <= 0 for length in own):
+            continue
+        in_part = [a - b for a, b in zip(first, part.offset, strict=True)]
+        in_box = [a - b for a, b in zip(first, offset, strict=True)]
+        grid = _grid(request.address, size, own, (part.shape, in_part), (shape, in_box))
+        nbytes = math.prod(own) * size
+        is_whole = nbytes == part.nbytes and not grid[3]
+        name = request.tensor.name
+        yield _Read(name, part, grid, nbytes, grid[0] if is_whole else 0)
+
+
+def _grid(
+    address: int,
+    size: int,
+    own: Sequence[int],
+    source: tuple[Sequence[int], Sequence[int]],
+    target: tuple[Sequence[int], Sequence[int]],
+) -> MemoryGrid:
+    """Return the ranges of a box that lies in two row-major memories.
+
+    Args:
+        address: Address of the target.
+        size: Length of an element.
+        own: Shape of the box.
+        source: Shape of the part, and first index of the box in it.
+        target: Shape of the target, and first index of the box in it.
+    """
+    strides = [_strides(shape, size) for shape, _ in (source, target)]
+    starts = [
+        sum(map(math.prod, zip(first, stride, strict=True)))
+        for (_, first), stride in zip((source, target), strides, strict=True)
+    ]
+    dim, length = len(own), size
+    # Inner dimensions that both memories have whole are one range with the dimension before them.
+    while dim > 0:
+        dim -= 1
+        length *= own[dim]
+        if own[dim] != source[0][dim] or own[dim] != target[0][dim]:
+            break
+    dims: list[Dimension] = [
+        (own[at], strides[0][at], strides[1][at]) for at in range(dim) if own[at] > 1
+    ]
+    return address + starts[1], starts[0], length, dims
+
+
+def _strides(shape: Sequence[int], size: int) -> list[int]:
+    strides, step = [], size
+    for length in reversed(shape):
+        strides.append(step)
+        step *= length
+    return strides[::-1]
