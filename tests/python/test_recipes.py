@@ -13,7 +13,6 @@ import pytest
 
 import mooncake
 
-<<<<<<< HEAD
 FOLDER = Path(__file__).resolve().parents[2] / "docs/how-to"
 
 
@@ -22,16 +21,12 @@ def blocks(page: str, language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)
 
 
-PYTHON = [*blocks("recipes.md", "python"), *blocks("files.md", "python")]
+PYTHON = [
+    block
+    for page in ("recipes.md", "files.md", "checkpoints.md")
+    for block in blocks(page, "python")
+]
 SHELL = [*blocks("recipes.md", "bash"), *blocks("files.md", "bash")]
-=======
-PAGE = "\n".join(
-    (Path(__file__).resolve().parents[2] / "docs/how-to" / name).read_text(encoding="utf-8")
-    for name in ("recipes.md", "checkpoints.md")
-)
-PYTHON = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
-SHELL = re.findall(r"```bash\n(.*?)```", PAGE, re.DOTALL)
->>>>>>> 39edc4fa (python: save and load state dicts with mooncake.checkpoint)
 
 
 def run(command: list[str], folder: Path, **variables: str) -> None:
