@@ -33,8 +33,8 @@ def write(fs, *paths: str) -> None:
         fs.pipe_file(path, path.encode())
 
 
-def write_and_fail(file) -> None:
-    file.write(b"half")
+def write_and_fail(file, data=b"half") -> None:
+    file.write(data)
     raise RuntimeError
 
 
@@ -351,6 +351,51 @@ def test_failed_blocks_publish_nothing(store, fs):
     assert store.get("x") == b"new"
 
 
+@pytest.mark.parametrize("mode", ["w", "wb"])
+def test_failed_blocks_of_wrappers_publish_nothing(store, fs, mode):
+    fs.pipe_file("x", b"old")
+    url = f"mooncake://{store.master_address}/x"
+    wrappers = [
+        lambda: fsspec.open(url, mode),
+        lambda: fs.open("x", mode),
+        lambda: contextlib.closing(fs.open("x", mode)),
+    ]
+    data = "half" if mode == "w" else b"half"
+    for wrapper in wrappers:
+        with pytest.raises(RuntimeError), wrapper() as file:
+            write_and_fail(file, data)
+        assert store.get("x") == b"old"
+    file = fs.open("x", mode)
+    with pytest.raises(RuntimeError), contextlib.ExitStack() as stack:
+        write_and_fail(stack.enter_context(contextlib.closing(file)), data)
+    assert store.get("x") == b"old"
+
+
+def test_files_of_handlers_are_published(store, fs):
+    class Reporting:
+        """Reports a failure when its block ends."""
+
+        def __enter__(self) -> None:
+            pass
+
+        def __exit__(self, kind, error, traceback) -> None:
+            report = fs.open("by_exit", "wb")
+            report.write(b"1")
+            report.close()
+            with fsspec.open(f"mooncake://{store.master_address}/by_block", "w") as file:
+                file.write("2")
+
+    early = fs.open("by_handler", "wb")
+    with pytest.raises(RuntimeError), Reporting():
+        raise RuntimeError
+    try:
+        raise RuntimeError
+    except RuntimeError:
+        early.write(b"3")
+        early.close()
+    assert [store.get(key) for key in ("by_exit", "by_block", "by_handler")] == [b"1", b"2", b"3"]
+
+
 @pytest.mark.parametrize("size", [None, 8])
 def test_forgotten_files_publish_nothing(fs, size):
     file = fs.open("x", "wb", size=size)
@@ -463,6 +508,21 @@ def test_strings_and_gaps_are_refused(fs):
             file.write(memoryview(b"abcdef")[::2])
         assert file.write(memoryview(b"abcdefgh").cast("Q")) == 8
     assert fs.cat_file("x") == b"abcdefgh"
+
+
+def test_memory_of_every_format_is_written(store):
+    np = pytest.importorskip("numpy")
+    arrays = [
+        np.arange(3, dtype=">i4"),
+        np.zeros(2, dtype=[("a", "i4"), ("b", "f8")]),
+        np.ones((2, 3), "f4"),
+        np.array(5),
+        np.zeros((0, 4)),
+    ]
+    for size in (None, sum(array.nbytes for array in arrays)):
+        with store.file("x", "wb", size=size) as file:
+            assert [file.write(array) for array in arrays] == [array.nbytes for array in arrays]
+        assert store.get("x") == b"".join(array.tobytes() for array in arrays)
 
 
 def test_copies_moves_and_removals(fs):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import sys
 import warnings
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Self
@@ -28,6 +29,8 @@ __all__ = ["FileReader", "FileWriter", "Target", "already_exists", "opened_reade
 
 _ALREADY_EXISTS = -705
 _INVALID_PARAMS = -600
+# Calls between the end of a block and that of a file in it.
+_FRAMES_MAX = 8
 
 
 class FileReader(io.BufferedReader):
@@ -242,8 +245,8 @@ class _Reserved:
 class FileWriter(io.BufferedIOBase):
     """A binary file that is open for writing: an object that is published when the file is closed.
 
-    Until then readers find the object that was there before. A block that fails publishes nothing,
-    nor does a file that is never closed.
+    Until then readers find the object that was there before. A `with` block that fails publishes
+    nothing, nor does a file that is never closed.
     """
 
     def __init__(
@@ -261,6 +264,7 @@ class FileWriter(io.BufferedIOBase):
         self.mode = "wb" if target.overwrite else "xb"
         self._is_published_by_close = is_published_by_close
         self._size = size
+        self._error_at_open = sys.exc_info()[1]
         self._is_decided = True
         self._sink: _Gathered | _Reserved = _Reserved(target, size) if size else _Gathered(target)
         self._is_decided = False
@@ -297,6 +301,10 @@ class FileWriter(io.BufferedIOBase):
         """
         if self.closed:
             return
+        if _is_block_failing(self._error_at_open):
+            self.discard()
+            return
+        self._error_at_open = None
         try:
             if self._is_published_by_close:
                 self.commit()
@@ -317,6 +325,7 @@ class FileWriter(io.BufferedIOBase):
 
     def discard(self) -> None:
         """Close the file without publishing an object. Idempotent."""
+        self._error_at_open = None
         try:
             self._drop()
         finally:
@@ -363,3 +372,31 @@ class FileWriter(io.BufferedIOBase):
     def _wrong_length(self, text: str, written: int) -> MooncakeError:
         context = {"key": self.name, "size": self._size, "written": written}
         return _native.failure(_INVALID_PARAMS, text, context=context)
+
+
+def _is_block_failing(known: BaseException | None) -> bool:
+    """Return whether a file is closed by the end of a `with` block that an exception leaves.
+
+    The files of `io` and of fsspec that wrap another one close it without saying why. The
+    exception is an argument of the `__exit__` that is running then.
+
+    Args:
+        known: Exception that was being handled when the file was opened; such a file is closed by
+            the handler itself.
+    """
+    error = sys.exc_info()[1]
+    if error is None or error is known:
+        return False
+    frame = sys._getframe(2)
+    for _ in range(_FRAMES_MAX):
+        if frame.f_code.co_name == "__exit__":
+            values = frame.f_locals.values()
+            return any(
+                each is error
+                for value in values
+                for each in (value if isinstance(value, tuple) else (value,))
+            )
+        if frame.f_back is None:
+            break
+        frame = frame.f_back
+    return False

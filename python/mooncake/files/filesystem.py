@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import io
 import os
 from collections.abc import Iterator
 from typing import Any, TypeVar
@@ -36,6 +37,7 @@ _FSSPEC_OPTIONS = (
     *("asynchronous", "batch_size", "loop", "skip_instance_cache"),
     *("listings_expiry_time", "max_paths", "use_listings_cache"),
 )
+_OF_TEXT = ("encoding", "errors", "newline")
 _BUFFER_BYTES = 1 << 20
 _REMOVED_AT_A_TIME = 1000
 
@@ -390,7 +392,10 @@ class MooncakeFileSystem(AsyncFileSystem):  # type: ignore[misc]
             FileExistsError: There is such a file, for ``"x"``.
         """
         if "b" not in mode:
-            return super().open(path, mode, block_size, cache_options, compression, **options)
+            of_text = {name: options.pop(name) for name in _OF_TEXT if name in options}
+            mode = f"{mode.replace('t', '')}b"
+            file = self.open(path, mode, block_size, cache_options, compression, **options)
+            return _TextFile(file, **of_text)
         file = super().open(path, mode, block_size, cache_options, **options)
         compression = get_compression(self._strip_protocol(path), compression)
         if compression is None:
@@ -500,6 +505,14 @@ def _reopened(
     kind: type[MooncakeFileSystem], args: tuple[Any, ...], options: dict[str, Any]
 ) -> MooncakeFileSystem:
     return kind(*args, **options)
+
+
+class _TextFile(io.TextIOWrapper):
+    """A text over a file, which tells the file when its block fails."""
+
+    def __exit__(self, *_error: object) -> None:
+        # A file that is closed finds the exception in the arguments of this frame.
+        self.close()
 
 
 def _close_with(compressed: Any, file: FileReader | FileWriter) -> None:
