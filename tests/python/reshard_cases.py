@@ -5,6 +5,8 @@ Usage: reshard_cases.py FIRST_SEED COUNT. One line per seed, equal for equal beh
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import itertools
 import json
 import math
@@ -219,12 +221,76 @@ def described(plan: Any) -> dict[str, Any]:
     }
 
 
+def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """Returns the path of each value in a JSON document."""
+    if isinstance(value, dict):
+        items = list(value.items())
+    elif isinstance(value, list):
+        items = list(enumerate(value))
+    else:
+        items = []
+    found = [path] if path else []
+    for name, each in items:
+        found += places(each, (*path, name))
+    return found
+
+
+def spoil(rng: random.Random, document: Any) -> None:
+    """Changes one value of a JSON document, adds one or removes it."""
+    path = rng.choice(places(document))
+    parent = document
+    for name in path[:-1]:
+        parent = parent[name]
+    name, value = path[-1], parent[path[-1]]
+    way = rng.randrange(7)
+    if way == 0:
+        parent[name] = rng.choice([None, -1, 2**63, 2**64, "x", "", True, 1.5, [], {}, 0, 1, 7])
+    elif way == 1 and isinstance(value, int):
+        parent[name] = value + rng.choice([1, -1, 2])
+    elif way == 2 and isinstance(value, str):
+        parent[name] = value + rng.choice(["x", " "])
+    elif way == 3 and isinstance(parent, list):
+        parent.append(copy.deepcopy(value))
+    elif way == 4:
+        del parent[name]
+    elif way == 5 and isinstance(parent, dict):
+        parent["extra"] = 1
+    elif isinstance(parent, list):
+        rng.shuffle(parent)
+
+
+def spoiled(seed: int) -> list[list[str]]:
+    """Returns what a package makes of JSON in which up to two values are wrong."""
+    rng = random.Random(seed)
+    placement = None
+    while placement is None:
+        with contextlib.suppress(ValueError):
+            tensors = random_tensors(rng)
+            placement = random_placement(random.Random(rng.randrange(2**32)), tensors)
+    documents = [(weight.weight_placement_to_json(placement), weight.weight_placement_from_json)]
+    with contextlib.suppress(ValueError):
+        manifest = random_manifest(rng, placement)
+        documents.append((manifest.to_json(), weight.WeightManifest.from_json))
+    found = []
+    for text, parse in documents:
+        document = json.loads(text)
+        for _ in range(rng.randint(1, 2)):
+            spoil(rng, document)
+        try:
+            parse(json.dumps(document))
+        except Exception as error:  # noqa: BLE001 # the test compares what is raised
+            found.append([type(error).__name__, str(error)])
+        else:
+            found.append(["", ""])
+    return found
+
+
 def outcome(seed: int) -> dict[str, Any]:
     """Returns what a package makes of a pair of placements; a refusal is part of the outcome."""
     rng = random.Random(seed)
     tensors = random_tensors(rng)
     seeds = [rng.randrange(2**32) for _ in range(4)]
-    found: dict[str, Any] = {"seed": seed}
+    found: dict[str, Any] = {"seed": seed, "spoiled": spoiled(seed)}
     placements = []
     for name, part in zip(("source", "target"), seeds, strict=False):
         try:

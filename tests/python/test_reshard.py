@@ -160,7 +160,7 @@ def test_ids_are_those_of_upstream():
             "share a dimension",
         ),
         (lambda: SplitAxis("dp", 0), "split semantics"),
-        (lambda: SplitAxis("xx", 0), "one of dp, pp, ep, tp"),
+        (lambda: SplitAxis("xx", 0), "there are dp, pp, ep, tp"),
         (lambda: OwnershipAxis(""), "non-empty"),
         (lambda: tensor(""), "tensor_id"),
         (lambda: tensor(shape=()), "at least one dimension"),
@@ -284,7 +284,10 @@ def test_placement_needs_one_part_of_each_participant():
     for parts, reason in (
         (given.parts[:1], "missing topology participant"),
         ((*given.parts, given.parts[0]), "duplicate"),
-        ((given.parts[0], dataclasses.replace(given.parts[1], revision="x")), "another revision"),
+        (
+            (given.parts[0], dataclasses.replace(given.parts[1], revision="x")),
+            "revision differs from manifest",
+        ),
     ):
         with pytest.raises(ValueError, match=reason):
             WeightPlacementManifest(topology=given.topology, parts=parts, **fields)
@@ -407,7 +410,7 @@ def test_bindings_of_all_participants_are_accepted():
         ({"resource_id": "x"}, "another resource_id"),
         ({"placement_id": "x"}, "another placement_id"),
         ({"placement_digest": "0" * 64}, "another placement digest"),
-        ({"revision": "x"}, "another revision"),
+        ({"revision": "x"}, "revision differs from manifest"),
         ({"participant_id": "x"}, "unknown runtime binding participant"),
         ({"participant_id": "p1"}, "unknown placement fragment"),
         ({"fragments": ()}, "missing placement fragment"),

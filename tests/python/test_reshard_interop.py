@@ -50,3 +50,33 @@ def test_plans_are_upstreams(pairs, plan):
         assert ours[plan] == theirs[plan], theirs["seed"]
         compared += theirs[plan] is not None
     assert compared > SEEDS // 20
+
+
+# Words of upstream's messages that a caller may match; ours may say more.
+WORDS = [
+    "aliases", "axis kind", "boxes overlap", "byte size", "canonical logical content", "differs",
+    "does not belong", "duplicate", "explicit axis", "fully covered", "individually allocated",
+    "missing topology participant", "must be a JSON object", "must be a sequence",
+    "must be an integer", "must contain tensors", "must split", "non-empty string", "object ranges",
+    "out of bounds", "out of range", "out-of-range", "schema", "share a dimension", "sorted",
+    "split semantics", "undeclared", "unknown tensor", "unreferenced tensor", "unsupported",
+    "WeightManifest fragments", "64-bit",
+]  # fmt: skip
+
+
+def test_spoiled_json_is_refused_in_upstreams_words(pairs):
+    compared = [
+        (left, right)
+        for theirs, ours in pairs
+        for left, right in zip(theirs["spoiled"], ours["spoiled"], strict=True)
+    ]
+    assert [right[0] for _, right in compared] == [left[0] for left, _ in compared]
+    refused = [(left, right) for (kind, left), (_, right) in compared if kind]
+    assert len(refused) > SEEDS // 2
+    other = [
+        (left, right)
+        for left, right in refused
+        if any(word in left and word not in right for word in WORDS)
+    ]
+    # Of two wrong values, each package may name another one.
+    assert len(other) <= len(refused) // 100, other

@@ -47,7 +47,7 @@ def require_integer(
     if not isinstance(value, int) or isinstance(value, bool):
         raise ValueError(f"{name} must be an integer at least {minimum}: {name}={value!r}")
     if value < minimum:
-        raise ValueError(f"{name} must be at least {minimum}: {name}={value}")
+        raise ValueError(f"{name} must be an integer at least {minimum}: {name}={value}")
     if maximum is not None and value > maximum:
         kind = ", a 64-bit integer" if maximum == U64_MAX else ""
         raise ValueError(f"{name} must be from {minimum} to {maximum}{kind}: {name}={value}")
@@ -68,7 +68,7 @@ def require_integers(values: object, name: str, *, minimum: int = 0) -> tuple[in
     """Returns the integers of a sequence."""
     if not _is_sequence(values):
         kind = type(values).__name__
-        raise ValueError(f"{name} must contain integers, in a tuple or list: it is {kind}")
+        raise ValueError(f"{name} must be a sequence and must contain integers: it is {kind}")
     try:
         return tuple(require_integer(value, name, minimum=minimum) for value in values)
     except ValueError as error:

@@ -88,5 +88,7 @@ def require_axis_kind(kind: object) -> ParallelAxisKind:
     """Returns `kind` if it names a parallel axis."""
     text = require_text(kind, "parallel axis kind")
     if text not in AXIS_KINDS:
-        raise ValueError(f"parallel axis kind must be one of {', '.join(AXIS_KINDS)}: {text}")
+        raise ValueError(
+            f"unsupported parallel axis kind: {text}: there are {', '.join(AXIS_KINDS)}"
+        )
     return text

@@ -37,7 +37,6 @@ Fragments: TypeAlias = Sequence[PlacementFragment]
 
 def validate_fragments(tensors: Mapping[TensorId, TensorDescriptor], fragments: Fragments) -> None:
     """Refuses fragments of unknown tensors, of a wrong size, or that overlap on one rank."""
-    require_distinct([fragment.fragment_id for fragment in fragments], "placement_fragment_id")
     held = defaultdict(list)
     for fragment in fragments:
         tensor = tensors.get(fragment.tensor_id)
@@ -45,10 +44,17 @@ def validate_fragments(tensors: Mapping[TensorId, TensorDescriptor], fragments: 
             raise ValueError(f"a fragment names an unknown tensor: {fragment.tensor_id}")
         validate_fragment_geometry(tensor, fragment)
         held[fragment.tensor_id, fragment.rank].append(fragment)
+    require_distinct([fragment.fragment_id for fragment in fragments], "placement_fragment_id")
     for tensor_id in sorted(tensors.keys() - {fragment.tensor_id for fragment in fragments}):
         raise ValueError(f"unreferenced tensor, which no fragment holds: tensor_id={tensor_id}")
     for (tensor_id, rank), group in held.items():
-        if boxes_overlap([(part.global_offset, part.local_shape) for part in group]):
+        boxes = [(part.global_offset, part.local_shape) for part in group]
+        if len(set(boxes)) < len(boxes):
+            raise ValueError(
+                "duplicate logical fragment for tensor and parallel rank: "
+                f"logical fragment boxes overlap on one rank: tensor_id={tensor_id} rank={rank}"
+            )
+        if boxes_overlap(boxes):
             raise ValueError(
                 f"logical fragment boxes overlap on one rank: tensor_id={tensor_id} rank={rank}"
             )

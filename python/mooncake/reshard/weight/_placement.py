@@ -221,7 +221,9 @@ class WeightPlacementManifest:
         for participant_id in given.keys() - {
             item.participant_id for item in topology.participants
         }:
-            raise ValueError(f"unknown topology participant of a part: {participant_id}")
+            raise ValueError(
+                f"missing topology participant, which a part names: participant_id={participant_id}"
+            )
         for member in topology.participants:
             part = given.pop(member.participant_id, None)
             if part is None:
@@ -238,9 +240,10 @@ class WeightPlacementManifest:
                 ("rank", member.rank),
             ):
                 if getattr(part, name) != wanted:
+                    of = "topology" if wanted in (member.rank, topology.topology_id) else "manifest"
                     raise ValueError(
-                        f"a part has another {name} than its placement: {getattr(part, name)!r}, "
-                        f"not {wanted!r}: participant_id={member.participant_id}"
+                        f"placement part {name} differs from {of}: {getattr(part, name)!r}, not "
+                        f"{wanted!r}: participant_id={member.participant_id}"
                     )
 
     def _collect_parts(self) -> None:

@@ -58,7 +58,9 @@ def weight_placement_from_json(value: str) -> WeightPlacementManifest:
     """
     name = "placement manifest"
     record = require_fields(parse_json_object(value, name), name, _PLACEMENT_FIELDS)
-    kind = record["resource_kind"]
+    kind = require_text(record["resource_kind"], "resource_kind")
+    for field in ("placement_id", "placement_set_id", "resource_id", "revision"):
+        require_text(record[field], field)
     if kind != ResourceKind.MODEL_WEIGHT.value:
         raise ValueError(f"resource_kind must be {ResourceKind.MODEL_WEIGHT.value}: {kind!r}")
     topology = topology_from_record(record["topology"])
@@ -67,7 +69,7 @@ def weight_placement_from_json(value: str) -> WeightPlacementManifest:
         for index, item in enumerate(require_sequence(record["tensors"], "tensors"))
     ]
     require_distinct([tensor.tensor_id for tensor in tensors], "tensor_id")
-    catalog = {tensor.tensor_id: tensor for tensor in tensors}
+    unreferenced = {tensor.tensor_id for tensor in tensors}
     parts = []
     for index, item in enumerate(require_sequence(record["parts"], "parts")):
         fields = require_fields(item, f"part {index}", _PART_FIELDS)
@@ -76,6 +78,7 @@ def weight_placement_from_json(value: str) -> WeightPlacementManifest:
             for number, fragment in enumerate(require_sequence(fields["fragments"], "fragments"))
         ]
         held = {fragment.tensor_id for fragment in fragments}
+        unreferenced -= held
         parts.append(
             WeightPlacementPart(
                 resource_id=record["resource_id"],
@@ -89,15 +92,14 @@ def weight_placement_from_json(value: str) -> WeightPlacementManifest:
                 fragments=tuple(fragments),
             )
         )
-    placement = WeightPlacementManifest(
+    for tensor_id in sorted(unreferenced):
+        raise ValueError(f"unreferenced tensor, which no fragment holds: tensor_id={tensor_id}")
+    return WeightPlacementManifest(
         resource_id=record["resource_id"],
         revision=record["revision"],
         weight_generation=record["weight_generation"],
         placement_set_id=record["placement_set_id"],
         topology=topology,
         parts=tuple(parts),
-        placement_id=PlacementId(require_text(record["placement_id"], "placement_id")),
+        placement_id=PlacementId(record["placement_id"]),
     )
-    for tensor_id in sorted(catalog.keys() - {tensor.tensor_id for tensor in placement.tensors}):
-        raise ValueError(f"unreferenced tensor, which no fragment holds: tensor_id={tensor_id}")
-    return placement

@@ -182,11 +182,15 @@ class WeightManifest:
             raise ValueError(f"resource_kind must be {ResourceKind.MODEL_WEIGHT.value}: {kind!r}")
         tensors = tuple(
             tensor_from_record(item, f"tensor {index}")
-            for index, item in enumerate(require_sequence(record.pop("tensors"), "tensors"))
+            for index, item in enumerate(
+                require_sequence(record.pop("tensors"), "WeightManifest tensors")
+            )
         )
         fragments = tuple(
             StoredFragment(**require_fields(item, f"fragment {index}", _FRAGMENT_FIELDS))
-            for index, item in enumerate(require_sequence(record.pop("fragments"), "fragments"))
+            for index, item in enumerate(
+                require_sequence(record.pop("fragments"), "WeightManifest fragments")
+            )
         )
         return cls(**record, tensors=tensors, fragments=fragments)
 
@@ -201,12 +205,12 @@ class WeightManifest:
         for fragment in self.fragments:
             if not fragment.object_key.startswith(prefix):
                 raise ValueError(
-                    f"a payload must lie in the group, below {prefix}: {fragment.object_key}"
+                    "payload object_key does not belong to manifest group, whose payloads lie "
+                    f"below {prefix}: {fragment.object_key}"
                 )
 
     def _validate_fragments(self) -> None:
         require_distinct([tensor.tensor_id for tensor in self.tensors], "tensor_id")
-        require_distinct([fragment.fragment_id for fragment in self.fragments], "fragment_id")
         tensors = {tensor.tensor_id: tensor for tensor in self.tensors}
         held: dict[TensorId, list[Any]] = defaultdict(list)
         for fragment in self.fragments:
@@ -214,7 +218,9 @@ class WeightManifest:
             if tensor is None:
                 raise ValueError(f"a fragment names an unknown tensor: {fragment.tensor_id}")
             validate_fragment_geometry(tensor, fragment)
-            held[tensor.tensor_id].append((fragment.global_offset, fragment.local_shape))
+        require_distinct([fragment.fragment_id for fragment in self.fragments], "fragment_id")
+        for fragment in self.fragments:
+            held[fragment.tensor_id].append((fragment.global_offset, fragment.local_shape))
         for tensor in self.tensors:
             require_distinct(held[tensor.tensor_id], f"fragment geometry of {tensor.tensor_id}")
             whole = (0,) * len(tensor.global_shape)

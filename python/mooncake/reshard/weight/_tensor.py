@@ -81,6 +81,13 @@ class TensorDescriptor:
         splits = [axis for axis in self.parallel_axes if isinstance(axis, SplitAxis)]
         if len({axis.dim for axis in splits}) < len(splits):
             raise ValueError(f"split axes share a dimension: tensor_id={self.tensor_id}")
+        dims = len(self.global_shape)
+        for axis in splits:
+            if axis.dim >= dims:
+                raise ValueError(
+                    f"split axis dimension is out of range: tensor_id={self.tensor_id} "
+                    f"dim={axis.dim} dimensions={dims}"
+                )
         if tuple(sorted(axis.dim for axis in splits)) != self.shard_dims:
             raise ValueError(
                 "parallel axis split dimensions conflict with shard_dims: "

@@ -89,8 +89,8 @@ class ParallelTopology:
                 rank, size = member.rank.on(kind), self.size(kind)
                 if rank >= size:
                     raise ValueError(
-                        f"{kind} rank must be below the size of its axis: rank={rank} size={size} "
-                        f"participant_id={member.participant_id}"
+                        f"{kind} rank is out of range for participant {member.participant_id}: "
+                        f"rank={rank} size={size}"
                     )
 
     @property

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from .._checks import require_fields, require_sequence, require_text
+from .._checks import require_fields, require_object, require_sequence, require_text
 from ..contracts import TensorId
 from ._axes import AXIS_KINDS, OwnershipAxis, ParallelAxis, ParallelRank, ReplicatedAxis, SplitAxis
 from ._tensor import PlacementFragment, TensorDescriptor
@@ -126,11 +126,11 @@ def _axis_record(axis: ParallelAxis) -> dict[str, object]:
 
 
 def _axis_from_record(value: object, name: str) -> ParallelAxis:
-    record = require_fields(value, name, frozenset({"kind", "semantics"}), frozenset({"dim"}))
-    semantics = _SEMANTICS.get(str(record["semantics"]))
+    given = require_text(require_object(value, name).get("semantics"), f"{name} axis semantics")
+    semantics = _SEMANTICS.get(given)
     if semantics is None:
         raise ValueError(
-            f"{name} semantics must be one of {', '.join(_SEMANTICS)}: {record['semantics']!r}"
+            f"unsupported parallel axis semantics: {given}: {name} takes {', '.join(_SEMANTICS)}"
         )
     wanted = frozenset({"kind", "semantics"} | ({"dim"} if semantics is SplitAxis else set()))
     fields = dict(require_fields(value, name, wanted))
