@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import os
-import subprocess
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,7 @@ from conftest import MIB, MasterProcess
 from test_commands import command
 
 import mooncake
+from mooncake._command.main import main
 from mooncake.files.patterns import fixed_part, matcher
 
 FILES = {"a.bin": b"a" * 100, "empty": b"", "sub/b.bin": bytes(range(256)) * 50, "sub/c": b"c"}
@@ -33,8 +36,24 @@ def folder(tmp_path: Path) -> Path:
     return folder
 
 
-def on(store: mooncake.Store, *words: str) -> subprocess.CompletedProcess[str]:
-    return command(words[0], f"--master={store.master_address}", *words[1:])
+@dataclass
+class Done:
+    """What a command did."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+def on(store: mooncake.Store, name: str, *words: str) -> Done:
+    """Runs a command in this process, which takes a tenth of the time of one of its own."""
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            code = main([name, f"--master={store.master_address}", *words])
+        except SystemExit as ended:
+            code = int(ended.code or 0)
+    return Done(code, out.getvalue(), err.getvalue())
 
 
 def content_of(folder: Path) -> dict[str, bytes]:
@@ -43,13 +62,14 @@ def content_of(folder: Path) -> dict[str, bytes]:
 
 
 def test_folder_goes_to_the_pool_and_back(store, folder, tmp_path):
-    done = on(store, "put", "-r", f"{folder}", "run/1", "--tag=of=me")
+    master = f"--master={store.master_address}"
+    done = command("put", master, "-r", f"{folder}", "run/1", "--tag=of=me")
     assert (done.returncode, done.stdout) == (0, "stored 4 files (12.6 KiB)\n"), done.stderr
     assert list(store.keys()) == [f"run/1/{name}" for name in FILES]
     assert store.get("run/1/sub/c") == b"c"
     assert store.info("run/1/sub/c").tags == {"of": "me"}
     store.put("run/10/x", b"x")
-    done = on(store, "get", "-r", "run/1", f"{tmp_path}/to")
+    done = command("get", master, "-r", "run/1", f"{tmp_path}/to")
     assert (done.returncode, done.stdout) == (0, "wrote 4 files (12.6 KiB)\n"), done.stderr
     assert content_of(tmp_path / "to") == FILES
 

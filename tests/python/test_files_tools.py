@@ -7,7 +7,18 @@ import pickle
 
 import pytest
 
+from mooncake.files import stores
+
 fsspec = pytest.importorskip("fsspec", reason="needs fsspec: pip install fsspec")
+
+
+@pytest.fixture(autouse=True)
+def leave_pools():
+    """Closes the connections that are shared, whose pools end with each test."""
+    yield
+    for store in stores._stores.values():
+        store.close()
+    stores._stores.clear()
 
 
 @pytest.fixture
