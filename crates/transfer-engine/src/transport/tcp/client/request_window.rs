@@ -147,7 +147,7 @@ impl WindowedTransfer<'_, '_> {
                     return Err(io::ErrorKind::TimedOut.into());
                 }
                 has_moved |= self.enqueue(index);
-                has_moved |= self.connections[index].send(self.batch.opcode)?;
+                has_moved |= self.connections[index].send(self.batch.opcode, self.batch.limits)?;
                 has_moved |= self.receive(index)?;
             }
             if self.connections.iter().all(|connection| connection.in_flight.is_empty()) {
@@ -238,10 +238,14 @@ impl<'a> WindowedConnection<'a> {
         self.in_flight.push_back(request);
     }
 
-    /// Sends as much as the connection accepts.
-    fn send(&mut self, opcode: Opcode) -> io::Result<bool> {
+    /// Sends as much as the connection accepts. The caller has looked at the deadline before the first
+    /// piece.
+    fn send(&mut self, opcode: Opcode, limits: TimeLimits) -> io::Result<bool> {
         let mut has_moved = false;
         while let Some(request) = self.in_flight.get_mut(self.sent) {
+            if has_moved && limits.deadline.has_passed(SystemClock.now()) {
+                return Err(io::ErrorKind::TimedOut.into());
+            }
             let socket = self.pooled.get_mut().as_fd();
             match vectored_io::send(socket, &request.wire, &request.spans, &mut request.cursor) {
                 Ok(()) => has_moved = true,
@@ -376,5 +380,106 @@ impl EntryProgress {
                 entries[part.entry].outcome.get_or_insert(Ok(()));
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        io::Read,
+        net::{Shutdown, TcpListener},
+        time::Duration,
+    };
+
+    use mooncake_base::Moment;
+
+    use super::*;
+    use crate::{
+        transfer_entry::RemoteRange,
+        transport::tcp::{
+            TcpSettings,
+            client::{connection::SendFailure, connection_pool::Destination},
+        },
+    };
+
+    /// More parts than one system call takes, which fit into the buffers of a connection.
+    const PARTS: usize = 1000;
+
+    /// Connects to a peer that answers nothing, and sends it a frame of [`PARTS`] parts of one byte.
+    /// Returns what `send` returned, and how many bytes of the parts the peer got.
+    fn send_frame(
+        limits: TimeLimits,
+        send: impl Fn(PooledConnection<'_>, Vec<Part>, TimeLimits) -> io::Result<()>,
+    ) -> (io::Result<()>, usize) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = listener.local_addr().unwrap().port();
+        // A peer of upstream's frames has no greeting.
+        let destination = Destination { endpoint: Endpoint::new("127.0.0.1", port), native: None };
+        let pool = ConnectionPool::new(destination, &TcpSettings::default());
+        let pooled = pool.acquire((SystemClock.now() + Duration::from_secs(20)).into());
+        let mut there = listener.accept().unwrap().0;
+        let ours = vec![7_u8; PARTS];
+        let part = |index: usize| Part {
+            entry: 0,
+            address: ours.as_ptr().expose_provenance() + index,
+            remote: RemoteRange { address: 0, length: 1 },
+            is_last: index + 1 == PARTS,
+        };
+        let sent = send(pooled.unwrap(), (0..PARTS).map(part).collect(), limits);
+        let mut got = Vec::new();
+        there.read_to_end(&mut got).unwrap();
+        (sent, got.into_iter().filter(|&byte| byte == 7).count())
+    }
+
+    fn send_alone(
+        mut pooled: PooledConnection<'_>,
+        parts: Vec<Part>,
+        limits: TimeLimits,
+    ) -> io::Result<()> {
+        let connection = pooled.get_mut();
+        connection.spans.clear();
+        connection.spans.extend(parts.iter().map(Part::span));
+        let sent = connection.send(limits);
+        connection.stream().shutdown(Shutdown::Write).unwrap();
+        sent.map_err(|failure| match failure {
+            SendFailure::Broken(source) => source,
+            SendFailure::BadSpan(index) => panic!("span {index} is readable"),
+        })
+    }
+
+    fn send_in_window(
+        pooled: PooledConnection<'_>,
+        parts: Vec<Part>,
+        limits: TimeLimits,
+    ) -> io::Result<()> {
+        let mut connection = WindowedConnection::new(pooled);
+        connection.enqueue(InFlightRequest { parts, ..Default::default() }, Opcode::Write);
+        let sent = connection.send(Opcode::Write, limits);
+        connection.pooled.get().stream().shutdown(Shutdown::Write).unwrap();
+        sent.map(drop)
+    }
+
+    /// Lets the deadline pass after the first piece, before which the caller has looked. The peer takes
+    /// all bytes at once, so that nothing but the deadline ends the frame.
+    fn check_deadline_in_frame(
+        send: impl Fn(PooledConnection<'_>, Vec<Part>, TimeLimits) -> io::Result<()>,
+    ) {
+        let later = SystemClock.now() + Duration::from_secs(20);
+        let (sent, got) = send_frame(later.into(), &send);
+        sent.unwrap();
+        assert_eq!(got, PARTS);
+        let (sent, got) = send_frame(Moment::default().into(), send);
+        assert!((1..PARTS).contains(&got), "{got} of {PARTS}");
+        assert_eq!(sent.unwrap_err().kind(), io::ErrorKind::TimedOut);
+    }
+
+    #[test]
+    fn rest_of_a_frame_is_not_sent_past_the_deadline() {
+        check_deadline_in_frame(send_alone);
+    }
+
+    #[test]
+    fn rest_of_a_frame_in_a_window_is_not_sent_past_the_deadline() {
+        check_deadline_in_frame(send_in_window);
     }
 }
