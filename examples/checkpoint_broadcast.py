@@ -1,34 +1,34 @@
-"""A checkpoint that many processes load at once: put once, hard-pinned, read by each."""
+"""A checkpoint that many processes load at once: saved once, hard-pinned, read by each."""
 
 import multiprocessing
 
 import numpy as np
 
 import mooncake
+from mooncake import checkpoint
 
 LAYERS, READERS = 6, 3
 
 
-def load(address: str, version: int, results: "multiprocessing.Queue[float]") -> None:
+def load(address: str, name: str, results: "multiprocessing.Queue[float]") -> None:
     """A reader: loads all layers into memory that it has already."""
+    state = {f"layer.{number}": np.empty((256, 256), np.float32) for number in range(LAYERS)}
     with mooncake.Store(address) as store:
-        layers = np.empty((LAYERS, 256, 256), np.float32)
-        for number, layer in enumerate(layers):
-            store.get_array(f"checkpoint/{version}/{number}", out=layer)
-        results.put(float(layers.sum()))
+        checkpoint.load(store, name, into=state)
+    results.put(float(sum(layer.sum() for layer in state.values())))
 
 
 def main() -> None:
     """Publishes a version, lets the readers load it, and withdraws it."""
     context = multiprocessing.get_context("spawn")
     with mooncake.Store() as store:
-        weights = np.arange(LAYERS, dtype=np.float32).repeat(256 * 256).reshape(LAYERS, 256, 256)
-        pinned = mooncake.PutOptions(is_hard_pinned=True)
-        for number, layer in enumerate(weights):
-            store.put_array(f"checkpoint/7/{number}", layer, options=pinned)
+        state = {
+            f"layer.{number}": np.full((256, 256), number, np.float32) for number in range(LAYERS)
+        }
+        saved = checkpoint.save(state, store, "weights/7", pin="hard")
         results = context.Queue()
         readers = [
-            context.Process(target=load, args=(store.master_address, 7, results))
+            context.Process(target=load, args=(store.master_address, saved.prefix, results))
             for _ in range(READERS)
         ]
         for reader in readers:
@@ -36,9 +36,9 @@ def main() -> None:
         sums = {results.get(timeout=60) for _ in readers}
         for reader in readers:
             reader.join(60)
-        assert sums == {float(weights.sum())}, sums
-        removed = store.clear("checkpoint/7/", force=True, pinned=True)
-        print(f"{READERS} processes loaded version 7; {removed} objects removed")
+        assert sums == {float(sum(layer.sum() for layer in state.values()))}, sums
+        checkpoint.delete(store, saved.prefix)
+        print(f"{READERS} processes loaded {saved.prefix}: {saved.tensors} tensors")
 
 
 if __name__ == "__main__":

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections import OrderedDict
 from collections.abc import Iterator
+from random import Random
 from typing import Any
 
 import numpy as np
@@ -489,3 +491,35 @@ with mooncake.Store(sys.argv[1]) as store:
 def test_tensors_are_put_below_a_prefix(store: mooncake.Store) -> None:
     assert store.put_tensors(tensors(2), prefix="weights/") == [True, True]
     assert list(store.keys()) == ["weights/w0", "weights/w1"]
+
+
+RANDOMLY_KILLED = """
+import os, signal, sys, threading
+import numpy as np
+import mooncake
+from mooncake import checkpoint
+
+with mooncake.Store(sys.argv[1]) as store:
+    state = {f"w{at}": np.full(10_000, float(sys.argv[2])) for at in range(100)}
+    threading.Timer(float(sys.argv[3]), os.kill, (os.getpid(), signal.SIGKILL)).start()
+    while True:
+        checkpoint.save(state, store, "run")
+"""
+
+
+@pytest.mark.skipif(
+    os.environ.get("MOONCAKE_LONG_TESTS") != "1", reason="needs MOONCAKE_LONG_TESTS=1"
+)
+@pytest.mark.timeout(600)
+def test_random_kills_leave_whole_checkpoints(store: mooncake.Store) -> None:
+    random = Random(7)
+    checkpoint.save({f"w{at}": np.zeros(10_000) for at in range(100)}, store, "run")
+    for number in range(30):
+        seconds = f"{random.uniform(0.01, 0.5):.3f}"
+        ended = run_script(RANDOMLY_KILLED, store.master_address, str(number), seconds)
+        assert ended.returncode == -9, ended.stderr
+        checkpoint.verify(store, "run")
+        loaded = checkpoint.load(store, "run")
+        assert len({each[0] for each in loaded.values()}) == 1
+    checkpoint.delete(store, "run")
+    assert list(store.keys()) == []

@@ -16,7 +16,7 @@ import mooncake
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 OUTPUT = {
     "asyncio_server.py": r"stored, value-7\n20 clients were served\n",
-    "checkpoint_broadcast.py": r"3 processes loaded version 7; 6 objects removed\n",
+    "checkpoint_broadcast.py": r"3 processes loaded weights/7: 6 tensors\n",
     "kv_blocks_numpy.py": r"4 of 6 blocks were cached: 64 tokens\n",
     "kv_blocks_torch.py": r"3 blocks of 131072 bytes moved into blocks \[20, 21, 30\]\n",
     "metrics_scraping.py": r"8 objects, 12\.5% of 64 MiB, hit rate 100%\n",

@@ -26,7 +26,11 @@ PYTHON = [
     for page in ("recipes.md", "files.md", "checkpoints.md")
     for block in blocks(page, "python")
 ]
-SHELL = [*blocks("recipes.md", "bash"), *blocks("files.md", "bash")]
+SHELL = [
+    block for page in ("recipes.md", "files.md", "checkpoints.md") for block in blocks(page, "bash")
+]
+# A safetensors file with one tensor of two bytes.
+HEADER = b'{"w":{"dtype":"U8","shape":[2],"data_offsets":[0,2]}}'
 
 
 def run(command: list[str], folder: Path, **variables: str) -> None:
@@ -57,4 +61,6 @@ def pool() -> Iterator[mooncake.Store]:
 @pytest.mark.parametrize("number", range(len(SHELL)))
 def test_commands_run(number: int, pool: mooncake.Store, tmp_path: Path) -> None:
     script = f'set -euo pipefail\nmooncake() {{ "{sys.executable}" -m mooncake "$@"; }}\n'
+    model = len(HEADER).to_bytes(8, "little") + HEADER + b"12"
+    (tmp_path / "model.safetensors").write_bytes(model)
     run(["bash", "-c", script + SHELL[number]], tmp_path, MOONCAKE_MASTER=pool.master_address)

@@ -13,6 +13,7 @@ from mooncake import env
 from mooncake._command import (
     bench as _bench,
     check,
+    checkpoints,
     completion,
     demo,
     doctor as _doctor,
@@ -86,6 +87,8 @@ def _parser() -> argparse.ArgumentParser:
     objects.add_expire_options(
         add("expire", objects.expire, "remove objects after a time, or keep them")
     )
+    about = "store safetensors files as checkpoints; load, list, verify and remove these"
+    checkpoints.add_options(add("checkpoint", _help, about, joins=False))
     about = "show the status of the pool, or the object of a key"
     pool.add_stat_options(add("stat", pool.stat, about))
     about = "list the memory that processes lend to the pool"

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from mooncake.checkpoint.inventory import Checkpoint, delete, list_checkpoints, verify
 from mooncake.checkpoint.loading import load
 from mooncake.checkpoint.saving import save
+from mooncake.checkpoint.slices import safe_open
 
 if TYPE_CHECKING:
     from mooncake.checkpoint.distributed import Reader, Writer
@@ -24,6 +25,7 @@ __all__ = [
     "delete",
     "list",
     "load",
+    "safe_open",
     "save",
     "verify",
 ]

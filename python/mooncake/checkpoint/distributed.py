@@ -7,7 +7,6 @@ import io
 import math
 import os
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -32,7 +31,14 @@ from mooncake.checkpoint.manifest import Manifest, Part, Tensor, check_boxes, re
 from mooncake.checkpoint.names import INVALID, NOT_FOUND, Keys, error_of, native_of, part_name
 from mooncake.checkpoint.nodes import decode, encode
 from mooncake.checkpoint.saving import Pin, Publication, put_parts
-from mooncake.checkpoint.transfer import Reader as PartReader, Request, Source, batched, read_parts
+from mooncake.checkpoint.transfer import (
+    Reader as PartReader,
+    Request,
+    Source,
+    batched,
+    checksum_threads,
+    read_parts,
+)
 from mooncake.errors import MooncakeError
 from mooncake.tensor.dtypes import DType
 
@@ -180,7 +186,7 @@ class Writer(StorageWriter):  # type: ignore[misc]
         items = sorted(plan.items, key=lambda each: each.type == WriteItemType.BYTE_IO)
         sizes = [each.tensor_storage_size() or 0 for each in items]
         written: list[WriteResult] = []
-        with ThreadPoolExecutor(1, "mooncake-checkpoint") as threads:
+        with checksum_threads() as threads:
             pool = threads if self._has_checksums else None
             for piece in batched(sizes):
                 rows = [

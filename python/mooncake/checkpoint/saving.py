@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
 from mooncake._api.async_store import AsyncStore
@@ -26,7 +27,15 @@ from mooncake.checkpoint.names import (
 )
 from mooncake.checkpoint.ranks import Ranks
 from mooncake.checkpoint.room import check_room
-from mooncake.checkpoint.transfer import Source, batched, crc32_of, group_of, put_options
+from mooncake.checkpoint.safetensors import FileTensors
+from mooncake.checkpoint.transfer import (
+    Source,
+    batched,
+    checksum_threads,
+    crc32_of,
+    group_of,
+    put_options,
+)
 from mooncake.errors import (
     CorruptError,
     DeadlineError,
@@ -38,7 +47,7 @@ from mooncake.errors import (
     UnavailableError,
 )
 
-__all__ = ["Pin", "Publication", "put_parts", "save"]
+__all__ = ["Pin", "Publication", "Terms", "put_parts", "save", "save_local"]
 
 Pin: TypeAlias = Literal["soft", "hard"] | None
 Stored: TypeAlias = dict[int, tuple[str, int, int | None]]
@@ -95,34 +104,67 @@ def save(
         AlreadyExistsError: Another save of this name ended meanwhile.
     """
     ranks = Ranks(process_group, no_dist=no_dist)
+    terms = Terms(pin, checksum, replicas, dict(metadata or {}))
+    return save_local(lambda: LocalTensors(state_dict), store, prefix, terms, progress, ranks)
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """How a checkpoint is saved.
+
+    Attributes:
+        pin: What protects it from eviction.
+        checksum: Store a checksum of each part.
+        replicas: Number of copies of each part.
+        metadata: Text that is stored beside the tensors.
+    """
+
+    pin: Pin = "soft"
+    checksum: bool = True
+    replicas: int = 1
+    metadata: dict[str, str] = field(default_factory=dict)
+
+
+def save_local(
+    make: Callable[[], LocalTensors | FileTensors],
+    store: Store | AsyncStore,
+    prefix: str,
+    terms: Terms,
+    progress: Callable[[int, int], object] | None = None,
+    ranks: Ranks | None = None,
+) -> Checkpoint:
+    """Save the tensors that a function returns at each rank; see `save`."""
+    ranks = ranks or Ranks(no_dist=True)
     native = native_of(store)
-
-    def described() -> tuple[Keys, LocalTensors]:
-        keys = Keys(prefix)
-        put_options(pin, replicas, "", 0)
-        return keys, LocalTensors(state_dict)
-
-    known: list[tuple[Keys, LocalTensors]] = []
+    known: list[tuple[Keys, LocalTensors | FileTensors]] = []
 
     def document() -> dict[str, Any]:
-        known.append(described())
+        keys = Keys(prefix)
+        put_options(terms.pin, terms.replicas, "", 0)
+        known.append((keys, make()))
         return known[0][1].document()
 
     documents = ranks.gather(document)
     ((keys, local),) = known
     layout = Layout(documents)
-    publication = Publication(native, keys, pin=pin, replicas=replicas)
-    texts = {str(name): str(text) for name, text in (metadata or {}).items()}
+    publication = Publication(native, keys, pin=terms.pin, replicas=terms.replicas)
+    texts = {str(name): str(text) for name, text in terms.metadata.items()}
 
     def begin() -> dict[str, Any]:
         longest = max((place.nbytes for place in layout.places), default=0)
-        return publication.begin(layout.nbytes, longest, resumes=checksum)
+        return publication.begin(layout.nbytes, longest, resumes=terms.checksum)
 
     try:
         publication.take(ranks.from_first(begin))
-        writer = _Writer(publication, layout, local, ranks.rank, has_checksums=checksum)
+        writer = _Writer(publication, layout, local, ranks.rank, has_checksums=terms.checksum)
         stored: Stored = {}
-        for each in ranks.gather(lambda: [*writer.write(progress).items()]):
+
+        def write() -> list[Any]:
+            written = [*writer.write(progress).items()]
+            local.check()
+            return written
+
+        for each in ranks.gather(write):
             stored.update({at: tuple(known) for at, known in each})
         manifest = layout.manifest(publication.save, stored, texts)
         ranks.from_first(lambda: publication.publish(manifest))
@@ -315,7 +357,7 @@ class _Writer:
         self,
         publication: Publication,
         layout: Layout,
-        local: LocalTensors,
+        local: LocalTensors | FileTensors,
         rank: int,
         *,
         has_checksums: bool,
@@ -334,7 +376,7 @@ class _Writer:
         stored: Stored = {}
         sizes = [place.nbytes for _, place in self._own]
         total, done = sum(sizes), 0
-        with ThreadPoolExecutor(1, "mooncake-checkpoint") as pool:
+        with checksum_threads() as pool:
             for number, piece in enumerate(batched(sizes)):
                 sources = {
                     at: Source.of(block)
@@ -411,7 +453,7 @@ def put_parts(
     """
     if not names:
         return []
-    sums = pool.submit(_checksums, sources) if pool is not None else None
+    sums = [pool.submit(_checksum, source) for source in sources] if pool is not None else []
     keys = [publication.keys.of(name) for name in names]
     outcomes = publication.native.put_versions(
         keys,
@@ -424,12 +466,12 @@ def put_parts(
             raise _full(publication.native, key, needed) from outcome
         if isinstance(outcome, MooncakeError):
             raise outcome
-    found = sums.result() if sums is not None else [None] * len(names)
+    found = [each.result() for each in sums] if sums else [None] * len(names)
     return list(zip(names, outcomes, found, strict=True))
 
 
-def _checksums(sources: Sequence[Source]) -> list[int]:
-    return [crc32_of(source.address, source.nbytes) for source in sources]
+def _checksum(source: Source) -> int:
+    return crc32_of(source.address, source.nbytes)
 
 
 def _full(native: Any, key: str, needed: int) -> MooncakeError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -18,10 +19,21 @@ from mooncake.tensor import memory
 from mooncake.tensor.calls import Dimension, MemoryGrid
 from mooncake.tensor.format import DIMS_MAX
 
-__all__ = ["Reader", "Request", "Source", "crc32_of", "group_of", "put_options", "read_parts"]
+__all__ = [
+    "Reader",
+    "Request",
+    "Source",
+    "batched",
+    "checksum_threads",
+    "crc32_of",
+    "group_of",
+    "put_options",
+    "read_parts",
+]
 
-BATCH_BYTES: Final = 64 << 20
+BATCH_BYTES: Final = 128 << 20
 BATCH_ITEMS: Final = 256
+_THREADS_MAX = 4
 PINS: Final = ("soft", "hard", None)
 
 
@@ -65,6 +77,10 @@ class Source:
     def of(cls, block: Block) -> Source:
         """Return the memory of a block, or that of a copy on the host."""
         value = block.value
+        if hasattr(value, "source"):
+            # Bytes of a file.
+            source: Source = value.source()
+            return source
         if value.ndim > DIMS_MAX:
             value = value.reshape(-1)
         place = memory.of(value)
@@ -75,6 +91,12 @@ class Source:
     def view(self) -> memoryview:
         """Return the memory as a buffer. The source keeps it alive."""
         return memory.at_address(self.address, self.nbytes)
+
+
+def checksum_threads() -> ThreadPoolExecutor:
+    """Return threads that compute checksums beside a transfer: CRC-32 is slower than a copy."""
+    count = min(len(os.sched_getaffinity(0)), _THREADS_MAX)
+    return ThreadPoolExecutor(count, "mooncake-checkpoint")
 
 
 def crc32_of(address: int, nbytes: int) -> int:
@@ -131,6 +153,11 @@ class _Read:
     nbytes: int
     address: int
 
+    @property
+    def is_checked(self) -> bool:
+        """True if a checksum tells whether the bytes are those of the part."""
+        return self.address != 0 and self.part.crc32 is not None
+
 
 class Reader:
     """Reads boxes of tensors, whose parts have the versions that the manifest names."""
@@ -170,19 +197,19 @@ class Reader:
             done = total - sum(each.nbytes for each in reads)
             if progress is not None and done:
                 progress(done, total)
-        checks: Future[None] | None = None
-        with ThreadPoolExecutor(1, "mooncake-checkpoint") as pool:
+        checks: list[Future[None]] = []
+        with checksum_threads() as pool:
             for piece in batched([each.nbytes for each in reads]):
                 batch = reads[piece]
                 self._read_batch(batch)
-                if checks is not None:
-                    checks.result()
-                checks = pool.submit(self._compare, batch)
+                for check in checks:
+                    check.result()
+                checks = [pool.submit(self._compare, each) for each in batch if each.is_checked]
                 done += sum(each.nbytes for each in batch)
                 if progress is not None and done < total:
                     progress(done, total)
-            if checks is not None:
-                checks.result()
+            for check in checks:
+                check.result()
         if progress is not None:
             progress(total, total)
 
@@ -211,13 +238,10 @@ class Reader:
         text = "a part was replaced: it is not the object that the checkpoint was saved with"
         return error_of(CORRUPT, text, key=key, tensor=name)
 
-    def _compare(self, batch: Sequence[_Read]) -> None:
-        for each in batch:
-            if not each.address or each.part.crc32 is None:
-                continue
-            if crc32_of(each.address, each.part.nbytes) != each.part.crc32:
-                text = "the bytes of a part do not match the checksum of the checkpoint"
-                raise error_of(CORRUPT, text, key=self._keys.of(each.part.name), tensor=each.name)
+    def _compare(self, read: _Read) -> None:
+        if read.is_checked and crc32_of(read.address, read.part.nbytes) != read.part.crc32:
+            text = "the bytes of a part do not match the checksum of the checkpoint"
+            raise error_of(CORRUPT, text, key=self._keys.of(read.part.name), tensor=read.name)
 
 
 def read_parts(native: Any, keys: Keys, parts: Sequence[tuple[str, Part]], buffer: Any) -> None:
@@ -232,13 +256,11 @@ def read_parts(native: Any, keys: Keys, parts: Sequence[tuple[str, Part]], buffe
         grid = (address, 0, part.nbytes, ())
         read = _Read(name, part, grid, part.nbytes, address)
         reader._read_batch([read])
-        reader._compare([read])
+        reader._compare(read)
 
 
 def _is_there(each: _Read) -> bool:
-    if not each.address or each.part.crc32 is None:
-        return False
-    return crc32_of(each.address, each.part.nbytes) == each.part.crc32
+    return each.is_checked and crc32_of(each.address, each.part.nbytes) == each.part.crc32
 
 
 def _reads_of(request: Request) -> Iterator[_Read]:
