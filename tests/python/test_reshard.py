@@ -410,7 +410,7 @@ def test_bindings_of_all_participants_are_accepted():
         ({"resource_id": "x"}, "another resource_id"),
         ({"placement_id": "x"}, "another placement_id"),
         ({"placement_digest": "0" * 64}, "another placement digest"),
-        ({"revision": "x"}, "revision differs from manifest"),
+        ({"revision": "x"}, "another revision"),
         ({"participant_id": "x"}, "unknown runtime binding participant"),
         ({"participant_id": "p1"}, "unknown placement fragment"),
         ({"fragments": ()}, "missing placement fragment"),

@@ -14,13 +14,13 @@ from mooncake.structured.columns.column import (
 )
 from mooncake.structured.envelope import Envelope
 from mooncake.structured.members import field_of
+from mooncake.structured.payloads import Array
 from mooncake.structured.references import MooncakeDataProtoRef
 from mooncake.structured.structured_object import StructuredObjects
 
 if TYPE_CHECKING:
     from mooncake.structured.columns.leaf import Payloads, Selection
     from mooncake.structured.manifest import Manifest
-    from mooncake.structured.payloads import Array
     from mooncake.structured.reading import MemberReads, Pending
 
 __all__ = ["FieldSelection", "read_batch", "selected_fields"]
