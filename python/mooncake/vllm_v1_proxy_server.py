@@ -88,7 +88,7 @@ def parse_args(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     `prefiller_instances` and `decoder_instances` are lists of host and port.
 
     Raises:
-        ValueError: There are more or fewer hosts than ports.
+        ValueError: There are more or fewer hosts than ports, or than bootstrap ports.
     """
     parser = argparse.ArgumentParser(
         description="A proxy in front of vLLM servers that prefill and that decode.",
@@ -112,6 +112,15 @@ def parse_args(arguments: Sequence[str] | None = None) -> argparse.Namespace:
             default=[port],
             help=f"their ports, one per host of a {role}",
         )
+    parser.add_argument(
+        "--prefiller-bootstrap-ports",
+        "--prefiller-bootstrap-port",
+        nargs="+",
+        type=int,
+        default=None,
+        help="VLLM_MOONCAKE_BOOTSTRAP_PORT of the prefillers, one per host, "
+        "for the MooncakeConnector of vLLM 0.13 and later",
+    )
     defaults = Timeouts()
     for name, default, text in (
         ("connect", defaults.connect, "time-out of a connection to a server, in seconds"),
@@ -131,6 +140,12 @@ def parse_args(arguments: Sequence[str] | None = None) -> argparse.Namespace:
                 f"{len(hosts)} and {len(ports)}; give --{role}-ports a port for each host"
             )
         setattr(options, f"{role}_instances", list(zip(hosts, ports, strict=True)))
+    given, hosts = options.prefiller_bootstrap_ports, options.prefiller_hosts
+    if given is not None and len(given) != len(hosts):
+        raise ValueError(
+            f"Number of prefiller hosts must match number of prefiller bootstrap ports: "
+            f"{len(hosts)} and {len(given)}; give --prefiller-bootstrap-ports a port for each host"
+        )
     return options
 
 
@@ -144,8 +159,16 @@ async def lifespan(app: ProxyApp, options: argparse.Namespace | None = None) -> 
     """
     options = options or parse_args()
     timeouts = Timeouts(options.connect_timeout, options.answer_timeout, options.idle_timeout)
+    prefillers = options.prefiller_instances
+    bootstraps = options.prefiller_bootstrap_ports or [None] * len(prefillers)
     app.proxy = Proxy(
-        BackendPool("prefill", [Backend("prefill", *at) for at in options.prefiller_instances]),
+        BackendPool(
+            "prefill",
+            [
+                Backend("prefill", host, port, bootstrap)
+                for (host, port), bootstrap in zip(prefillers, bootstraps, strict=True)
+            ],
+        ),
         BackendPool("decode", [Backend("decode", *at) for at in options.decoder_instances]),
         timeouts,
     )

@@ -29,6 +29,8 @@ class FakeBackend:
     pieces: tuple[bytes, ...] = (b"data: one\n\n", b"data: two\n\n")
     seen: list[dict[str, Any]] = field(default_factory=list)
     headers: list[dict[str, str]] = field(default_factory=list)
+    # The answer to `GET /query`, which vLLM gives at a port of its own.
+    engines: bytes = b"{}"
     paths: list[str] = field(default_factory=list)
     hang_ups: int = 0
     most_in_flight: int = 0
@@ -55,6 +57,9 @@ class FakeBackend:
             headers = dict(line.lower().split(": ", 1) for line in lines[1:] if line)
             if head.startswith("GET /health "):
                 writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
+                return
+            if head.startswith("GET /query "):
+                self._send(writer, 200, self.engines)
                 return
             body = await reader.readexactly(int(headers["content-length"]))
             self.seen.append(json.loads(body))

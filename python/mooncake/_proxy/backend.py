@@ -14,12 +14,13 @@ from .wire import HttpError, ResponseHead, body_chunks, read_response_head, writ
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator, Mapping
 
-__all__ = ["Backend", "BackendError", "BackendPool", "Timeouts"]
+__all__ = ["Backend", "BackendError", "BackendPool", "PrefillEngine", "Timeouts"]
 
 _log = logging.getLogger("mooncake.proxy")
 # Failures in a row after which a backend that answers with errors is excluded.
 _FAILURES_MAX = 3
 _HEAD_BYTES_MAX = 64 << 10
+_BOOTSTRAP_BYTES_MAX = 16 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,24 +51,43 @@ class BackendError(Exception):
         self.was_sent = was_sent
 
 
+@dataclass(frozen=True, slots=True)
+class PrefillEngine:
+    """An engine of a prefill server, as its bootstrap server names it.
+
+    Attributes:
+        engine_id: The name by which decode servers find its workers.
+        rank: Its rank among the data-parallel engines of the server; None if it is the only one.
+        bootstrap: URL of the bootstrap server.
+    """
+
+    engine_id: str
+    rank: int | None
+    bootstrap: str
+
+
 @dataclass(slots=True, eq=False)
 class Backend:
-    """A server that prefills or decodes."""
+    """A server that prefills or decodes.
+
+    `bootstrap_port` is that of vLLM's own connector (0.13 and later) of a server that prefills.
+    """
 
     role: str
     host: str
     port: int
+    bootstrap_port: int | None = None
     is_up: bool = True
     failures_in_row: int = 0
     requests: int = 0
     failures: int = 0
     in_flight: int = 0
+    _next_engine: int = 0
 
     @property
     def name(self) -> str:
         """The address, as it is written in URLs, metrics and errors."""
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"{host}:{self.port}"
+        return _address(self.host, self.port)
 
     @asynccontextmanager
     async def call(
@@ -92,14 +112,62 @@ class Backend:
     async def is_healthy(self, timeouts: Timeouts) -> bool:
         """Returns whether the server answers `GET /health` with a status below 500."""
         try:
-            async with asyncio.timeout(timeouts.health):
-                async with self._connection(timeouts.health) as (reader, writer):
-                    head = {"Host": self.name, "Connection": "close"}
-                    write_head(writer, "GET /health HTTP/1.1", head)
-                    await writer.drain()
-                    return (await read_response_head(reader)).status < 500
+            async with (
+                asyncio.timeout(timeouts.health),
+                self._get("/health", self.port, timeouts.health) as (head, _),
+            ):
+                return head.status < 500
         except (BackendError, HttpError, OSError, EOFError, TimeoutError):
             return False
+
+    async def next_engine(self, timeouts: Timeouts) -> PrefillEngine | None:
+        """Returns the engine that is to prefill next, None for a server without bootstrap port.
+
+        The bootstrap server is asked each time, since a server that restarts has other engines.
+
+        Raises:
+            BackendError: It did not answer, or names no engine.
+        """
+        if self.bootstrap_port is None:
+            return None
+        url = f"http://{_address(self.host, self.bootstrap_port)}"
+        try:
+            engines = await self._engine_ids(self.bootstrap_port, timeouts.connect)
+        except BackendError as error:
+            text = f"the bootstrap server of {self.name} does not answer: {error}"
+            raise BackendError(text, was_sent=False) from error
+        except (HttpError, OSError, EOFError, TimeoutError) as error:
+            reason = str(error) or f"nothing within {timeouts.connect} s"
+            text = f"no engines from {url}/query for {self.name}: {reason}"
+            raise BackendError(text, was_sent=False) from error
+        if not engines:
+            text = (
+                f"{url}/query names no engine of {self.name}: is this port the "
+                "VLLM_MOONCAKE_BOOTSTRAP_PORT of that server, and has it loaded its model?"
+            )
+            raise BackendError(text, was_sent=False)
+        rank, engine_id = engines[self._next_engine % len(engines)]
+        self._next_engine += 1
+        return PrefillEngine(engine_id, rank if len(engines) > 1 else None, url)
+
+    async def _engine_ids(self, port: int, timeout: float) -> list[tuple[int, str]]:
+        """Returns ranks and names; an answer that is none of a bootstrap server has none."""
+        async with (
+            asyncio.timeout(timeout),
+            self._get("/query", port, timeout) as (head, reader),
+        ):
+            text = b""
+            async for piece in body_chunks(reader, head.headers, is_request=False):
+                text += piece
+                if len(text) > _BOOTSTRAP_BYTES_MAX:
+                    raise HttpError(502, f"the answer is longer than {_BOOTSTRAP_BYTES_MAX} bytes")
+            if head.status != 200:
+                raise HttpError(502, f"the answer has status {head.status}")
+        try:
+            entries = json.loads(text)
+            return sorted((int(rank), str(entry["engine_id"])) for rank, entry in entries.items())
+        except (ValueError, AttributeError, TypeError, KeyError):
+            return []
 
     def record_success(self) -> None:
         """Notes that the server answered."""
@@ -114,19 +182,31 @@ class Backend:
             _log.warning("%s backend %s is excluded: %s", self.role, self.name, reason)
 
     @asynccontextmanager
+    async def _get(
+        self, path: str, port: int, timeout: float
+    ) -> AsyncIterator[tuple[ResponseHead, asyncio.StreamReader]]:
+        async with self._connection(timeout, port) as (reader, writer):
+            head = {"Host": _address(self.host, port), "Connection": "close"}
+            write_head(writer, f"GET {path} HTTP/1.1", head)
+            await writer.drain()
+            yield await read_response_head(reader), reader
+
+    @asynccontextmanager
     async def _connection(
-        self, timeout: float
+        self, timeout: float, port: int | None = None
     ) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+        port = self.port if port is None else port
+        name = _address(self.host, port)
         try:
             async with asyncio.timeout(timeout):
                 reader, writer = await asyncio.open_connection(
-                    self.host, self.port, limit=_HEAD_BYTES_MAX
+                    self.host, port, limit=_HEAD_BYTES_MAX
                 )
         except TimeoutError as error:
-            text = f"no connection to {self.name} within {timeout} s"
+            text = f"no connection to {name} within {timeout} s"
             raise BackendError(text, was_sent=False) from error
         except OSError as error:
-            raise BackendError(f"no connection to {self.name}: {error}", was_sent=False) from error
+            raise BackendError(f"no connection to {name}: {error}", was_sent=False) from error
         try:
             yield reader, writer
         finally:
@@ -241,3 +321,7 @@ class BackendPool:
                 backend.is_up, backend.failures_in_row = True, 0
             elif not is_healthy and backend.is_up:
                 backend.record_failure("the health check failed", excludes=False)
+
+
+def _address(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -12,7 +12,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from .backend import Answer, Backend, BackendError, BackendPool, Timeouts
+from .backend import Answer, Backend, BackendError, BackendPool, PrefillEngine, Timeouts
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
@@ -110,8 +110,13 @@ class Proxy:
         """Lets a server fill the cache, and returns the body for a decode server."""
         last = "none is up"
         for backend in self.prefill.candidates():
+            # A transfer is fetched once, so that each repetition has a name of its own.
+            transfer_id = f"xfer-{uuid.uuid4()}"
             try:
-                status, text = await self._prefill_once(backend, path, body, headers)
+                engine = await backend.next_engine(self.timeouts)
+                own = headers if engine is None else {**headers, **_rank_header(engine)}
+                prefill = prefill_body(body, transfer_id if engine else None)
+                status, text = await self._prefill_once(backend, path, prefill, own)
             except BackendError as error:
                 last = str(error)
                 self._record_failure(backend, error)
@@ -130,6 +135,8 @@ class Proxy:
                 self._record_failure(backend, last)
                 continue
             backend.record_success()
+            if engine is not None:
+                parameters = _fetch_parameters(engine, transfer_id)
             extra = {"kv_transfer_params": parameters} if parameters else {}
             return {**body, **extra}
         raise ProxyError(503, f"no prefill server took the request: {last}")
@@ -137,7 +144,7 @@ class Proxy:
     async def _prefill_once(
         self, backend: Backend, path: str, body: Mapping[str, Any], headers: Mapping[str, str]
     ) -> tuple[int, bytes]:
-        async with backend.call(path, prefill_body(body), headers, self.timeouts) as answer:
+        async with backend.call(path, body, headers, self.timeouts) as answer:
             return answer.head.status, await answer.body()
 
     def _record_failure(self, backend: Backend, reason: object) -> None:
@@ -201,8 +208,26 @@ _OF_THE_DECODE = frozenset({"best_of", "min_tokens", "stream_options"})
 more tokens than one are refused."""
 
 
-def prefill_body(body: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the request that only fills the cache: one token of one choice, not streamed."""
+def _rank_header(engine: PrefillEngine) -> dict[str, str]:
+    return {} if engine.rank is None else {"X-data-parallel-rank": str(engine.rank)}
+
+
+def _fetch_parameters(engine: PrefillEngine, transfer_id: str) -> dict[str, Any]:
+    """Returns what tells vLLM's own connector in a decode server where the cache is."""
+    return {
+        "do_remote_decode": False,
+        "do_remote_prefill": True,
+        "remote_engine_id": engine.engine_id,
+        "remote_bootstrap_addr": engine.bootstrap,
+        "transfer_id": transfer_id,
+    }
+
+
+def prefill_body(body: Mapping[str, Any], transfer_id: str | None = None) -> dict[str, Any]:
+    """Returns the request that only fills the cache: one token of one choice, not streamed.
+
+    vLLM's own connector keeps the blocks by `transfer_id`; others choose a name themselves.
+    """
     changed = {name: value for name, value in body.items() if name not in _OF_THE_DECODE}
     changed["kv_transfer_params"] = {
         "do_remote_decode": True,
@@ -212,6 +237,8 @@ def prefill_body(body: Mapping[str, Any]) -> dict[str, Any]:
         "remote_host": None,
         "remote_port": None,
     }
+    if transfer_id is not None:
+        changed["kv_transfer_params"]["transfer_id"] = transfer_id
     changed["stream"] = False
     changed["max_tokens"] = 1
     if "max_completion_tokens" in changed:
