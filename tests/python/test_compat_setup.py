@@ -336,7 +336,19 @@ def test_metadata_server_rejects_duplicate_names(fresh, master: MasterProcess):
 def test_unknown_protocol_is_named_in_the_error(fresh, caplog):
     assert fresh.setup("localhost", "P2PHANDSHAKE", 0, 0, "tpc", "", "embedded") == -600
     [record] = caplog.records
-    assert record.getMessage().endswith("unknown protocol 'tpc'; this build has tcp or rdma")
+    assert record.getMessage().startswith(
+        "setup failed: unknown protocol 'tpc'; this build has tcp or rdma; "
+    )
+
+
+def test_failed_setup_says_what_later_calls_return(fresh, caplog):
+    # LMCache ignores the number that setup returns, and takes each is_exist other than 0 for a hit.
+    assert set_up(fresh, "127.0.0.1:1") == INVALID
+    [record] = caplog.records
+    assert "until a setup succeeds each call fails" in record.getMessage()
+    said = re.search(r"is_exist returns (-\d+), which is no hit", record.getMessage())
+    assert said is not None, record.getMessage()
+    assert fresh.is_exist("key") == int(said[1])
 
 
 def test_unreachable_master_is_named_in_the_error(fresh, caplog):

@@ -25,6 +25,11 @@ from mooncake.store.values import ValueCalls
 __all__ = ["MooncakeDistributedStore"]
 
 _log = logging.getLogger("mooncake.store")
+# Programs that do not look at the number that a setup returns go on with such a store.
+_NOT_SET_UP = (
+    "the store is not set up: until a setup succeeds each call fails, and is_exist returns -600, "
+    "which is no hit"
+)
 
 
 class MooncakeDistributedStore(
@@ -138,7 +143,7 @@ class MooncakeDistributedStore(
             arguments.check()
             self._native, self._held_port = connect(arguments, shared)
         except MooncakeError as error:
-            _log.error("setup failed: %s", with_remedy(error))
+            _log.error("setup failed: %s; %s", with_remedy(error), _NOT_SET_UP)
             # Upstream returns one number for every failed setup, except for unsupported features.
             return error.code if isinstance(error, NotSupportedError) else INVALID_PARAMS
         self._name = self._native.hostname
@@ -177,7 +182,7 @@ class MooncakeDistributedStore(
                 server_address, pool_bytes=mem_pool_size, fails_as_upstream=True
             )
         except MooncakeError as error:
-            _log.error("setup_dummy failed: %s", with_remedy(error))
+            _log.error("setup_dummy failed: %s; %s", with_remedy(error), _NOT_SET_UP)
             return INTERNAL_ERROR
         self._local_bytes = local_buffer_size
         self._is_outage_logged = False
