@@ -341,14 +341,30 @@ def test_unknown_protocol_is_named_in_the_error(fresh, caplog):
     )
 
 
-def test_failed_setup_says_what_later_calls_return(fresh, caplog):
+@pytest.mark.parametrize(
+    ("call", "code"),
+    [
+        (lambda s: set_up(s, "127.0.0.1:1"), INVALID),
+        (lambda s: s.setup("localhost", "P2PHANDSHAKE", 0, 0, "foo", "", "embedded"), INVALID),
+        (lambda s: s.init_all("foo", ""), INVALID),
+        (lambda s: s.setup_dummy(0, 0, "127.0.0.1:1"), -1),
+    ],
+    ids=["no master", "wrong protocol", "init_all", "setup_dummy"],
+)
+def test_failed_setup_says_what_later_calls_return(fresh, caplog, call, code):
     # LMCache ignores the number that setup returns, and takes each is_exist other than 0 for a hit.
-    assert set_up(fresh, "127.0.0.1:1") == INVALID
+    assert call(fresh) == code
     [record] = caplog.records
     assert "until a setup succeeds each call fails" in record.getMessage()
     said = re.search(r"is_exist returns (-\d+), which is no hit", record.getMessage())
     assert said is not None, record.getMessage()
     assert fresh.is_exist("key") == int(said[1])
+    assert (fresh.get("key"), fresh.put("key", b"v")) == (b"", INVALID)
+
+
+def test_successful_setup_logs_no_failure(fresh, caplog):
+    assert set_up(fresh, "embedded") == 0
+    assert [record for record in caplog.records if record.levelname == "ERROR"] == []
 
 
 def test_unreachable_master_is_named_in_the_error(fresh, caplog):
