@@ -354,6 +354,18 @@ impl State {
     }
 }
 
+/// Limits how many objects one call of [`State::advance`] sweeps after a segment has left the pool.
+#[cfg(feature = "test-util")]
+pub fn limit_sweeps(state: &mut State, objects: u32) {
+    state.inventory.sweeps.limit_slices(objects);
+}
+
+/// Returns whether objects are left to sweep.
+#[cfg(feature = "test-util")]
+pub fn is_sweeping(state: &State) -> bool {
+    !state.inventory.sweeps.is_idle()
+}
+
 #[cfg(feature = "test-util")]
 impl TaskCalls<'_> {
     /// Advances the number of the next replica that a task makes, as after that many replicas.

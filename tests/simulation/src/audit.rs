@@ -104,7 +104,15 @@ impl Simulator {
     fn serve_at_once(&mut self, client: ClientId, call: &Call) -> Result<Reply, String> {
         let tenant = self.tenant_of_call(call);
         let identity = self.host.identity();
-        let context = Context { client, tenant: &tenant, identity, sequence: 0, number: 0 };
+        let context = Context {
+            client,
+            tenant: &tenant,
+            identity,
+            sequence: 0,
+            number: 0,
+            is_late: false,
+            forgets_renewals: false,
+        };
         let mut work = Work::of(call, &tenant);
         loop {
             let now = self.now;

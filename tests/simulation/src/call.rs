@@ -6,6 +6,9 @@ use mooncake_base::{ErrorCode, JobId, ReplicaId, SegmentId, TaskId, TenantId, Ve
 use mooncake_master::state::SegmentSpec;
 use mooncake_store_client::protocol::{Announcement, GrantedFence, HeartbeatAnswer, Registered};
 
+/// The bits of the request of a put that number the puts of one call.
+const ITEM_BITS: u32 = 4;
+
 #[derive(Debug, Clone)]
 pub(crate) enum Call {
     Register,
@@ -20,24 +23,22 @@ pub(crate) enum Call {
         /// The segment can be read for so long.
         grace: Duration,
     },
+    /// Starts puts, whose keys are those of one tenant.
     PutStart {
-        key: u64,
-        length: u64,
-        terms: PutTerms,
+        puts: Vec<NewPut>,
         request: u64,
     },
+    /// Asks for a new write window for unfinished puts.
+    PutRenew {
+        puts: Vec<WrittenPut>,
+    },
     PutEnd {
-        version: Version,
-        failed: Vec<ReplicaId>,
-        /// Written replicas that words of an earlier attempt may still reach.
-        late: Vec<ReplicaId>,
-        checksum: Option<u64>,
-        /// The name of the key, in a repetition.
-        key: Option<Vec<u8>>,
+        puts: Vec<WrittenPut>,
+        /// The call names the keys, as a repetition does.
+        has_keys: bool,
     },
     PutRevoke {
-        version: Version,
-        failed: Vec<ReplicaId>,
+        puts: Vec<WrittenPut>,
     },
     Locate {
         key: u64,
@@ -108,18 +109,10 @@ pub(crate) enum Reply {
     },
     /// The result for each announced segment.
     Announced(Vec<Result<(), ErrorCode>>),
-    Started {
-        version: Version,
-        places: Vec<Place>,
-    },
-    /// A put of the key was refused, because an object exists or is being written.
-    Existed {
-        /// The version and the request of the unfinished put of the caller that prevents it. `None`:
-        /// a value, or the put of another client.
-        own: Option<(Version, u64)>,
-        /// The version of the value of the key, if it has one.
-        value: Option<Version>,
-    },
+    /// The result for each put to start.
+    Starts(Vec<Start>),
+    /// The result for each put to renew, to end or to revoke.
+    Closed(Vec<Result<(), ErrorCode>>),
     Viewed(Box<Viewed>),
     Located {
         version: Version,
@@ -134,6 +127,43 @@ pub(crate) enum Reply {
     Task(TaskId),
     Job(JobId),
     FetchedTask(Vec<FetchedTask>),
+}
+
+/// A put to start.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct NewPut {
+    pub(crate) key: u64,
+    pub(crate) length: u64,
+    pub(crate) terms: PutTerms,
+}
+
+/// A started put that its writer renews, ends or revokes.
+#[derive(Debug, Clone)]
+pub(crate) struct WrittenPut {
+    pub(crate) key: u64,
+    pub(crate) version: Version,
+    pub(crate) failed: Vec<ReplicaId>,
+    /// Written replicas that words of an earlier attempt may still reach.
+    pub(crate) late: Vec<ReplicaId>,
+    pub(crate) checksum: Option<u64>,
+}
+
+/// What became of the start of a put.
+#[derive(Debug, Clone)]
+pub(crate) enum Start {
+    Started {
+        version: Version,
+        places: Vec<Place>,
+    },
+    /// The put was refused, because an object exists or is being written.
+    Existed {
+        /// The version and the request of the unfinished put of the caller that prevents it. `None`:
+        /// a value, or the put of another client.
+        own: Option<(Version, u64)>,
+        /// The version of the value of the key, if it has one.
+        value: Option<Version>,
+    },
+    Failed(ErrorCode),
 }
 
 /// The options of a put.
@@ -236,11 +266,27 @@ impl Call {
         matches!(self, Self::Register | Self::Heartbeat(_) | Self::Announce { .. })
     }
 
+    /// Returns the keys of the puts to start.
+    pub(crate) fn started_keys(&self) -> impl Iterator<Item = u64> {
+        let puts = match self {
+            Self::PutStart { puts, .. } => &puts[..],
+            _ => &[],
+        };
+        puts.iter().map(|put| put.key)
+    }
+
+    /// Returns the started puts that the call is about.
+    pub(crate) fn written_puts(&self) -> &[WrittenPut] {
+        match self {
+            Self::PutRenew { puts } | Self::PutEnd { puts, .. } | Self::PutRevoke { puts } => puts,
+            _ => &[],
+        }
+    }
+
     /// Returns the key that the call is about, if it is one.
     pub(crate) fn key(&self) -> Option<u64> {
         match self {
-            Self::PutStart { key, .. }
-            | Self::Locate { key }
+            Self::Locate { key }
             | Self::Remove { key, .. }
             | Self::RemovePrefix { key, .. }
             | Self::View { key } => Some(*key),
@@ -259,6 +305,23 @@ impl Call {
     pub(crate) fn is_about_segments(&self) -> bool {
         matches!(self, Self::Announce { .. } | Self::Unmount { .. })
     }
+}
+
+impl WrittenPut {
+    /// Names a put of which nothing else is known.
+    pub(crate) fn of(key: u64, version: Version) -> Self {
+        Self { key, version, failed: Vec::new(), late: Vec::new(), checksum: None }
+    }
+}
+
+/// Returns the request of one put of a call that starts several.
+pub(crate) fn item_request(request: u64, item: usize) -> u64 {
+    request << ITEM_BITS | item as u64
+}
+
+/// Returns the request of the call that started a put.
+pub(crate) fn call_request(item_request: u64) -> u64 {
+    item_request >> ITEM_BITS
 }
 
 /// The number of a call, and the number below which its client waits for no call. Zero: the call

@@ -17,7 +17,7 @@ use std::{
 use mooncake_base::{Moment, Result, SegmentId, sync::MutexGuard};
 use mooncake_master::{
     GuardedState, Journal, LogSync, OnLogFailure, Slice, Snapshot,
-    state::{Answers, Effect, RecoveryScope, Rules, State},
+    state::{Answers, Effect, RecoveryScope, Rules, State, limit_sweeps},
 };
 use mooncake_store_client::protocol::MasterIdentity;
 
@@ -28,7 +28,7 @@ use crate::{
     random::Random,
 };
 
-/// The number of objects in a slice of a snapshot.
+/// The number of objects in a slice of a snapshot, and of a sweep.
 const SLICE: u32 = 3;
 
 /// A master and its durable log.
@@ -154,7 +154,9 @@ impl Host {
             true => self.rules.late_end(),
             false => Duration::ZERO,
         };
-        let (state, restored) = State::restore(self.rules.clone(), seed, now, found.image, quiet);
+        let (mut state, restored) =
+            State::restore(self.rules.clone(), seed, now, found.image, quiet);
+        limit_sweeps(&mut state, SLICE);
         // A log that is synced begins with a frame of its own.
         let own = u64::from(self.log_sync != LogSync::Never);
         let next_frame = found.journal.next_frame() - own;
@@ -218,14 +220,18 @@ impl Host {
     /// Returns the time until which the call waits for owners to resume their segments, if it must.
     pub(crate) fn recovery_deadline(&self, now: Moment, call: &Call) -> Option<Moment> {
         let state = self.state()?;
-        let Some(key) = call.key().filter(|_| !matches!(call, Call::RemovePrefix { .. })) else {
+        let named = call.key().filter(|_| !matches!(call, Call::RemovePrefix { .. }));
+        let keys: Vec<u64> = named.into_iter().chain(call.started_keys()).collect();
+        let Some(&first) = keys.first() else {
             return match call.is_large() {
                 true => state.recovery_wait(now, &RecoveryScope::All),
                 false => None,
             };
         };
-        let name = key_name(key);
-        let by_key = state.recovery_wait(now, &RecoveryScope::Keys(&self.tenant_of(key), &[&name]));
+        let names: Vec<Vec<u8>> = keys.iter().map(|&key| key_name(key)).collect();
+        let names: Vec<&[u8]> = names.iter().map(Vec::as_slice).collect();
+        let scope = RecoveryScope::Keys(&self.tenant_of(first), &names);
+        let by_key = state.recovery_wait(now, &scope);
         let by_room = || match call {
             Call::PutStart { .. } => state.recovery_wait(now, &RecoveryScope::Space),
             _ => None,

@@ -42,6 +42,12 @@ pub struct Plan {
     pub(crate) optional: u64,
     /// The share of operations that put, per mille.
     pub(crate) puts: u64,
+    /// The share of these that put several objects with one call, per mille.
+    pub(crate) batches: u64,
+    /// The share of writers that pause between two pieces, per mille.
+    pub(crate) slow_puts: u64,
+    /// The share of segments that leave the pool while their objects are viewed, per mille.
+    pub(crate) sweep_views: u64,
     /// The share of operations that request a copy, a move or a drain, per mille.
     pub(crate) task_requests: u64,
     /// The share of operations that describe objects and list them, per mille.
@@ -86,6 +92,9 @@ impl Plan {
             groups: if random.happens(500) { random.between(1, 4) } else { 0 },
             optional: if random.happens(400) { 0 } else { random.below(150) },
             puts: profile.puts,
+            batches: 0,
+            slow_puts: 0,
+            sweep_views: 0,
             task_requests: profile.task_requests,
             views,
             connections: random.between(1, 6) as usize,
@@ -96,7 +105,17 @@ impl Plan {
             log_sync: LogSync::Always,
             on_log_failure: OnLogFailure::Continue,
         };
-        plan.with_power_losses()
+        plan.with_power_losses().with_batches()
+    }
+
+    /// Derives the puts of several objects, the slow ones, and the views during sweeps from a generator
+    /// of their own.
+    fn with_batches(mut self) -> Self {
+        let mut random = Random::new(self.seed ^ 0x0ba7_c4e5);
+        self.batches = random.between(20, 300);
+        self.slow_puts = random.between(10, 120);
+        self.sweep_views = random.between(200, 900);
+        self
     }
 
     /// Derives the losses of power from a generator of their own.

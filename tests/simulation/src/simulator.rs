@@ -68,6 +68,8 @@ pub(crate) struct Simulator {
 pub(crate) enum Event {
     /// A worker of a process starts an operation.
     NextOp(u64),
+    /// Some process asks for views of this key while its segment is swept.
+    View(u64),
     /// A process fetches its tasks from the master.
     FetchTasks(u64),
     Heartbeat(u64),
@@ -110,6 +112,8 @@ pub(crate) enum Event {
         is_dead: bool,
     },
     Tick,
+    /// The master goes on to drop the copies in segments that have left the pool.
+    Sweep,
     /// The queue of the log is written.
     WriteLog,
     /// The log is synced, at its interval or because it was requested.
@@ -212,6 +216,7 @@ impl Simulator {
     fn handle(&mut self, event: Event) -> Result<(), String> {
         match event {
             Event::NextOp(process) => self.start_next_op(process),
+            Event::View(key) => self.view_in_sweep(key),
             Event::FetchTasks(process) => self.fetch_tasks(process),
             Event::Settle(process) => self.start_settling(process),
             Event::Heartbeat(process) => self.start_heartbeat(process),
@@ -236,6 +241,7 @@ impl Simulator {
             Event::Input { caller, input } => self.handle_input(caller, input),
             Event::Disconnected { process, is_dead } => self.notice_disconnect(process, is_dead),
             Event::Tick => self.tick(),
+            Event::Sweep => self.advance_master(),
             Event::WriteLog => self.write_log(),
             Event::SyncLog { is_periodic } => self.sync_log(is_periodic),
             Event::RestartLog => self.restart_log(),

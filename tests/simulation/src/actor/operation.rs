@@ -14,6 +14,9 @@ use crate::{
     simulator::{Event, Simulator},
 };
 
+/// The objects that are described while a segment is swept.
+const SWEEP_VIEWS: usize = 4;
+
 impl Simulator {
     /// Starts the next operation of a worker.
     pub(crate) fn start_next_op(&mut self, process: u64) -> Result<(), String> {
@@ -46,6 +49,32 @@ impl Simulator {
         };
         let number = self.next_number();
         self.start_op((process, number), op, true)
+    }
+
+    /// Has objects described, now and then, whose segment has just left the pool.
+    pub(crate) fn view_soon(&mut self, keys: &[u64]) {
+        if self.is_quiet || !self.random.happens(self.plan.sweep_views) {
+            return;
+        }
+        for _ in 0..SWEEP_VIEWS {
+            if let Some(&key) = self.random.pick(keys) {
+                let pause = Duration::from_micros(self.random.below(3000));
+                self.after(pause, Event::View(key));
+            }
+        }
+    }
+
+    /// Makes calls about an object, and a list or a page of operators.
+    pub(crate) fn view_in_sweep(&mut self, key: u64) -> Result<(), String> {
+        let processes: Vec<u64> = self.processes.keys().copied().collect();
+        let tenant = self.random.below(self.plan.tenants);
+        let page = if self.random.happens(500) { Call::Overview } else { Call::List { tenant } };
+        for call in [Call::View { key }, page] {
+            let Some(&process) = self.random.pick(&processes) else { return Ok(()) };
+            let number = self.next_number();
+            self.start_op((process, number), Op::Request(Request::new(call)), false)?;
+        }
+        Ok(())
     }
 
     /// Starts to fetch and run the tasks of a process.

@@ -1,19 +1,25 @@
-//! The put operation: start, write each copy piece by piece, then end or revoke. The store client's
-//! code decides; this file carries the decisions out.
+//! The put operation, of one object or of several: start, write each copy piece by piece, then end or
+//! revoke. The store client's code decides; this file carries the decisions out.
+
+mod choice;
+mod writing;
 
 use std::time::Duration;
 
-use mooncake_base::{ErrorCode, Moment, ObjectKey, ReplicaId, Version};
+use mooncake_base::{ErrorCode, Moment, ObjectKey, Version};
 use mooncake_store_client::protocol::{
     ClosePuts, CloseStep, Closing, OwnPuts, Refusal, StartPuts, StartStep, StartVerdict,
     UnconfirmedPut,
 };
 
+use self::writing::Writing;
 use crate::{
     actor::client::{Input, Op, Step},
     actor::repeated_call::{Progress, RepeatedCall},
     audit::history,
-    call::{Call, Place, PutTerms, Reply, ReplyMessage, key_name},
+    call::{
+        Call, NewPut, Reply, ReplyMessage, Start, WrittenPut, call_request, item_request, key_name,
+    },
     plan::Bug,
     simulator::Simulator,
 };
@@ -21,19 +27,30 @@ use crate::{
 /// The most words in a piece.
 const PIECE_WORDS: u64 = 16;
 
-/// A put in progress.
+/// Puts in progress.
 #[derive(Debug)]
 pub(crate) struct Put {
-    key: u64,
-    length: u64,
-    terms: PutTerms,
-    /// When the start was sent, and its request.
+    items: Vec<Item>,
+    /// The writer pauses between two pieces.
+    is_slow: bool,
+    /// When the last start was sent, and its request.
     asked: Moment,
     request: u64,
+    /// When new write windows were asked for last.
+    renewal_asked: Moment,
+    start: StartPuts,
+    close: ClosePuts,
+    stage: Stage,
+}
+
+/// One put of the operation.
+#[derive(Debug)]
+struct Item {
+    new: NewPut,
     /// The value that the key has, according to the refusal of the put.
     value: Option<Version>,
-    start: StartPuts,
-    stage: Stage,
+    /// `None` before the start, and if the put was refused.
+    writing: Option<Writing>,
 }
 
 #[derive(Debug)]
@@ -45,102 +62,48 @@ enum Stage {
         settled: Vec<bool>,
         call: RepeatedCall,
     },
-    Starting(RepeatedCall),
-    Writing(Writing),
-    /// Waits for the reply to the end or the revocation.
+    /// Waits for the start of these items.
+    Starting(Vec<usize>, RepeatedCall),
+    /// Writes this item, or pauses before the next piece.
+    Writing(usize),
+    /// Waits for new write windows of these items, asked for at this time.
+    Renewing(Vec<usize>, Moment, RepeatedCall),
+    /// Waits for the reply to the end or the revocation of these items.
     Closing {
-        version: Version,
-        /// Replicas that words of the put may still reach.
-        failed: Vec<ReplicaId>,
+        items: Vec<usize>,
         is_end: bool,
         call: RepeatedCall,
     },
 }
 
-#[derive(Debug)]
-struct Writing {
-    version: Version,
-    places: Vec<Place>,
-    /// The next copy, and the next word in that copy.
-    next: (usize, u64),
-    failed: Vec<ReplicaId>,
-    /// Failed replicas whose holders took nothing in time; a piece may still be on its way.
-    silent: Vec<ReplicaId>,
-    /// Replicas that were silent and are written again.
-    late: Vec<ReplicaId>,
-    /// The piece whose confirmation is awaited.
-    piece: u64,
-}
-
-impl Writing {
-    fn new(version: Version, places: Vec<Place>) -> Self {
-        let (failed, silent, late) = (Vec::new(), Vec::new(), Vec::new());
-        Self { version, places, next: (0, 0), failed, silent, late, piece: 0 }
-    }
-
-    /// Handles an input. Returns whether the put goes on with the next piece.
-    fn step(&mut self, input: Input) -> bool {
-        match input {
-            Input::Wrote { piece, is_written } if piece == self.piece => {
-                if !is_written {
-                    self.leave();
-                }
-                true
-            }
-            Input::Silent { piece } if piece == self.piece => {
-                self.silent.extend(self.places.get(self.next.0).map(|place| place.replica));
-                self.leave();
-                true
-            }
-            _ => false,
-        }
-    }
-
-    /// Leaves the holder that is being written to.
-    fn leave(&mut self) {
-        self.failed.extend(self.places.get(self.next.0).map(|place| place.replica));
-        self.next = (self.next.0 + 1, 0);
-    }
-
-    /// Takes the silent holders back if no other is left, as the store client does. Returns whether
-    /// there are any.
-    fn readmit(&mut self) -> bool {
-        if self.silent.is_empty() || self.failed.len() < self.places.len() {
-            return false;
-        }
-        let silent = std::mem::take(&mut self.silent);
-        self.failed.retain(|replica| !silent.contains(replica));
-        self.late.extend(silent);
-        self.next = (0, 0);
-        true
-    }
-}
-
 impl Put {
-    /// Creates a put with a random key, length and options.
+    /// Creates an operation of one or more puts with random keys, lengths and options.
     pub(crate) fn random(simulator: &mut Simulator) -> Self {
-        let (keys, words) = (simulator.plan.keys, simulator.plan.object_words);
-        let (key, length) = (simulator.random.below(keys), simulator.random.between(1, words));
-        let terms = random_terms(simulator, key);
+        let puts = choice::random_puts(simulator);
+        let is_replacing = puts.iter().any(|new| new.terms.is_replacing);
+        let item = |new| Item { new, value: None, writing: None };
         Self {
-            key,
-            length,
-            terms,
+            items: puts.into_iter().map(item).collect(),
+            is_slow: simulator.random.happens(simulator.plan.slow_puts),
             asked: simulator.now,
             request: 0,
-            value: None,
-            start: StartPuts::new(terms.is_replacing, Vec::new()),
+            renewal_asked: simulator.now,
+            start: StartPuts::new(is_replacing, Vec::new()),
+            close: ClosePuts::default(),
             stage: Stage::Begin,
         }
     }
 
-    /// Returns whether the put is writing this version or may have started it.
+    /// Returns whether the operation is writing this version or may have started it. The request is
+    /// that of the one put.
     pub(crate) fn is_writing(&self, version: Version, request: u64) -> bool {
+        let is_starting =
+            |items: &[usize]| items.iter().any(|&item| item_request(self.request, item) == request);
+        let is_written =
+            |item: &Item| item.writing.as_ref().is_some_and(|writing| writing.version == version);
         match &self.stage {
-            Stage::Begin | Stage::Settling { .. } => false,
-            Stage::Starting(_) => self.request == request,
-            Stage::Writing(writing) => writing.version == version,
-            Stage::Closing { version: closing, .. } => *closing == version,
+            Stage::Starting(items, _) if is_starting(items) => true,
+            _ => self.items.iter().any(is_written),
         }
     }
 
@@ -152,64 +115,94 @@ impl Put {
     ) -> Step {
         let goes_on = match &mut self.stage {
             Stage::Begin => self.begin(simulator, caller)?,
-            Stage::Writing(writing) => {
-                if writing.step(input) {
-                    self.advance(simulator, caller);
-                }
-                true
-            }
-            Stage::Settling { call, .. } | Stage::Starting(call) | Stage::Closing { call, .. } => {
-                match call.step(simulator, caller, input) {
-                    Progress::Waiting => true,
-                    Progress::Answered(message) => self.answered(simulator, caller, message)?,
-                    Progress::GivenUp => self.give_up(simulator, caller)?,
+            Stage::Writing(item) => {
+                let writing = self.items[*item].writing.as_mut();
+                let writing = writing.ok_or("a put is written that was not started")?;
+                let is_resumed = writing.piece == 0 && matches!(input, Input::Again);
+                match writing.step(&input) {
+                    true if self.is_slow => self.pause(simulator, caller),
+                    true => self.advance(simulator, caller)?,
+                    false if is_resumed => self.advance(simulator, caller)?,
+                    false => true,
                 }
             }
+            Stage::Settling { call, .. }
+            | Stage::Starting(_, call)
+            | Stage::Renewing(_, _, call)
+            | Stage::Closing { call, .. } => match call.step(simulator, caller, input) {
+                Progress::Waiting => true,
+                Progress::Answered(message) => self.answered(simulator, caller, message)?,
+                Progress::GivenUp => self.give_up(simulator, caller)?,
+            },
         };
+        if !goes_on {
+            self.release_all(simulator, caller);
+        }
         Ok(goes_on.then_some(Op::Put(self)))
     }
 
-    /// Handles the reply to a call. Returns whether the put goes on.
+    /// Handles the reply to a call. Returns whether the operation goes on.
     fn answered(
         &mut self,
         simulator: &mut Simulator,
         caller: (u64, u64),
         message: ReplyMessage,
     ) -> Result<bool, String> {
-        match self.stage {
-            Stage::Settling { .. } => self.settled(simulator, caller, true),
-            Stage::Starting(_) => self.started(simulator, caller, message),
-            Stage::Closing { version, is_end, .. } => {
-                if let Reply::Done = message.reply {
-                    simulator.history.acknowledge(simulator.now, message.entries);
-                    if is_end {
-                        simulator.history.acknowledge_put(simulator.now, self.key, version);
-                        simulator.outcome.puts += 1;
+        match std::mem::replace(&mut self.stage, Stage::Begin) {
+            Stage::Settling { puts, settled, .. } => {
+                self.settled(simulator, caller, (puts, settled), true)
+            }
+            Stage::Starting(items, _) => self.started(simulator, caller, &items, message.reply),
+            Stage::Renewing(items, asked, _) => {
+                let goes_on = simulator.plan.has(Bug::GoesOnUnrenewed);
+                if let Reply::Closed(results) = message.reply {
+                    simulator.outcome.window_renewals += 1;
+                    for (item, result) in items.into_iter().zip(results) {
+                        // Without a new window the old one ends as before.
+                        match result {
+                            Ok(()) => self.set_window(item, asked),
+                            Err(_) if goes_on => self.set_window(item, simulator.now),
+                            Err(_) => {}
+                        }
                     }
                 }
-                self.release(simulator, caller);
-                Ok(false)
+                self.advance(simulator, caller)
+            }
+            Stage::Closing { items, is_end, .. } => {
+                if let Reply::Closed(results) = message.reply {
+                    simulator.history.acknowledge(simulator.now, message.entries);
+                    for (item, result) in items.into_iter().zip(results) {
+                        if is_end && result.is_ok() {
+                            let (key, version) = self.written(item)?;
+                            simulator.history.acknowledge_put(simulator.now, key, version);
+                            simulator.outcome.puts += 1;
+                        }
+                        self.close_item(simulator, caller, item);
+                    }
+                }
+                self.close_next(simulator, caller)
             }
             Stage::Begin | Stage::Writing(_) => Err("a reply to no call".to_owned()),
         }
     }
 
-    /// Begins with the unconfirmed puts of the key.
+    /// Begins with the unconfirmed puts of the keys.
     fn begin(&mut self, simulator: &mut Simulator, caller: (u64, u64)) -> Result<bool, String> {
-        let name = key_name(self.key);
-        let unconfirmed = match simulator.plan.has(Bug::EndsLatePuts) {
-            true => Vec::new(),
-            false => own_puts(simulator, caller)
-                .map_or(&[][..], |own| own.unconfirmed_of(&name))
-                .iter()
-                .map(|put| (0, put.clone()))
-                .collect(),
-        };
-        self.start = StartPuts::new(self.terms.is_replacing, unconfirmed);
+        let mut unconfirmed = Vec::new();
+        if !simulator.plan.has(Bug::EndsLatePuts)
+            && let Some(own) = own_puts(simulator, caller)
+        {
+            for (number, item) in self.items.iter().enumerate() {
+                let puts = own.unconfirmed_of(&key_name(item.new.key));
+                unconfirmed.extend(puts.iter().map(|put| (number, put.clone())));
+            }
+        }
+        let is_replacing = self.items.iter().any(|item| item.new.terms.is_replacing);
+        self.start = StartPuts::new(is_replacing, unconfirmed);
         self.go_on(simulator, caller)
     }
 
-    /// Takes the next step of the start. Returns whether the put goes on.
+    /// Takes the next step of the start. Returns whether the operation goes on.
     fn go_on(&mut self, simulator: &mut Simulator, caller: (u64, u64)) -> Result<bool, String> {
         self.stage = match self.start.next_step() {
             StartStep::Settle(puts) => {
@@ -217,16 +210,18 @@ impl Put {
                 let call = simulator.send_settling(caller, first);
                 Stage::Settling { puts, settled: Vec::new(), call }
             }
-            StartStep::Send(_) => {
+            StartStep::Send(items) => {
+                let items = items.unwrap_or_else(|| (0..self.items.len()).collect());
                 (self.asked, self.request) = (simulator.now, simulator.next_number());
                 if let Some(own) = own_puts(simulator, caller) {
                     own.begin_start(self.request);
                 }
-                let (key, length, request) = (self.key, self.length, self.request);
-                let call = Call::PutStart { key, length, terms: self.terms, request };
-                Stage::Starting(RepeatedCall::send(simulator, caller, call))
+                simulator.outcome.batches += u64::from(items.len() > 1);
+                let puts = items.iter().map(|&item| self.items[item].new).collect();
+                let call = Call::PutStart { puts, request: self.request };
+                Stage::Starting(items, RepeatedCall::send(simulator, caller, call))
             }
-            StartStep::Done => return Ok(false),
+            StartStep::Done => return self.advance(simulator, caller),
         };
         Ok(true)
     }
@@ -236,50 +231,61 @@ impl Put {
         &mut self,
         simulator: &mut Simulator,
         caller: (u64, u64),
+        (puts, mut settled): (Vec<UnconfirmedPut>, Vec<bool>),
         is_settled: bool,
     ) -> Result<bool, String> {
-        let Stage::Settling { puts, settled, call } = &mut self.stage else { return Ok(false) };
         if is_settled {
             simulator.confirm(caller.0, &puts[settled.len()]);
         }
         settled.push(is_settled);
         if let Some(next) = puts.get(settled.len()) {
-            *call = simulator.send_settling(caller, next);
+            let call = simulator.send_settling(caller, next);
+            self.stage = Stage::Settling { puts, settled, call };
             return Ok(true);
         }
-        self.start.settled(1, settled);
+        self.start.settled(self.items.len(), &settled);
         self.go_on(simulator, caller)
     }
 
+    /// Handles the results of a start. Goes on with refused items that are started again, then with
+    /// the started ones.
     fn started(
         &mut self,
         simulator: &mut Simulator,
         caller: (u64, u64),
-        message: ReplyMessage,
+        items: &[usize],
+        reply: Reply,
     ) -> Result<bool, String> {
-        let own = match message.reply {
-            Reply::Started { version, places } => {
-                if let Some(own) = own_puts(simulator, caller) {
-                    own.end_start(self.request, [version.0].into_iter().collect());
-                }
-                simulator.history.learn_start(version);
-                self.stage = Stage::Writing(Writing::new(version, places));
-                self.advance(simulator, caller);
-                return Ok(true);
-            }
-            Reply::Existed { own, value } => {
-                self.value = value;
-                own
-            }
+        let starts = match reply {
+            Reply::Starts(starts) => starts,
             Reply::Failed(code) => {
-                self.release(simulator, caller);
                 simulator.handle_refusal(caller.0, code);
-                return Ok(false);
+                Vec::new()
             }
             _ => return Err("unexpected reply to a put".to_owned()),
         };
-        self.release(simulator, caller);
-        self.refused(simulator, caller, own)
+        let version = |start: &Start| match start {
+            Start::Started { version, .. } => Some(version.0),
+            _ => None,
+        };
+        if let Some(own) = own_puts(simulator, caller) {
+            own.end_start(self.request, starts.iter().filter_map(version).collect());
+        }
+        for (&item, start) in items.iter().zip(starts) {
+            match start {
+                Start::Started { version, places } => {
+                    simulator.history.learn_start(version);
+                    let writing = Writing::new(version, self.request, self.asked, places);
+                    self.items[item].writing = Some(writing);
+                }
+                Start::Existed { own, value } => {
+                    self.items[item].value = value;
+                    self.refused(simulator, caller, item, own)?;
+                }
+                Start::Failed(code) => simulator.handle_refusal(caller.0, code),
+            }
+        }
+        self.go_on(simulator, caller)
     }
 
     /// Handles a refusal because a value or a put exists.
@@ -287,122 +293,242 @@ impl Put {
         &mut self,
         simulator: &mut Simulator,
         caller: (u64, u64),
+        item: usize,
         own: Option<(Version, u64)>,
-    ) -> Result<bool, String> {
-        let name = key_name(self.key);
+    ) -> Result<(), String> {
+        let Item { new: NewPut { key, .. }, value, .. } = self.items[item];
+        let name = key_name(key);
         let is_blind = simulator.plan.has(Bug::ForgetsUnconfirmedPuts);
         let puts = own_puts(simulator, caller);
         let is_live = |&(version, request): &(Version, u64)| {
-            puts.as_ref().is_some_and(|puts| puts.is_live(&name, request, version))
+            puts.as_ref().is_some_and(|puts| puts.is_live(&name, call_request(request), version))
         };
         let orphan = own.filter(|own| !is_blind && !is_live(own)).map(|(version, _)| version);
         let refusal = Refusal { code: ErrorCode::OBJECT_ALREADY_EXISTS, orphan };
-        let verdict = self.start.refused(0, || ObjectKey::new(&name[..]), &refusal);
-        match verdict.map_err(|error| error.to_string())? {
-            StartVerdict::Again => self.go_on(simulator, caller),
-            StartVerdict::Fail => Ok(false),
-            StartVerdict::Existed => match own {
-                Some((version, request)) if !simulator.is_writing(caller.0, version, request) => {
-                    Err(format!(
-                        "a put of key {} existed only as version {version}, which its own client \
-                         has given up",
-                        self.key
-                    ))
-                }
-                _ => {
-                    // The client reports success: the value must not be lost.
-                    if let Some(value) = self.value {
-                        simulator.outcome.existed += 1;
-                        simulator.history.acknowledge_put(simulator.now, self.key, value);
-                    }
-                    Ok(false)
-                }
-            },
+        let verdict = self.start.refused(item, || ObjectKey::new(&name[..]), &refusal);
+        if verdict.map_err(|error| error.to_string())? != StartVerdict::Existed {
+            return Ok(());
         }
-    }
-
-    /// Handles a call that got no reply. Returns whether the put goes on.
-    fn give_up(&mut self, simulator: &mut Simulator, caller: (u64, u64)) -> Result<bool, String> {
-        match &self.stage {
-            Stage::Settling { .. } => return self.settled(simulator, caller, false),
-            Stage::Closing { version, failed, is_end, .. } => {
-                let (version, failed, is_end) = (*version, failed.clone(), *is_end);
-                simulator.history.record_given_up(simulator.now, caller.0, version);
-                let key = ObjectKey::new(key_name(self.key)).map_err(|error| error.to_string())?;
-                let failed_replicas = failed.into_iter().collect();
-                let put = UnconfirmedPut { key, version, failed_replicas };
-                let is_forgotten = simulator.plan.has(Bug::ForgetsUnconfirmedPuts)
-                    || simulator.plan.has(Bug::EndsLatePuts) && !is_end;
-                if let Some(own) = own_puts(simulator, caller)
-                    && !is_forgotten
-                {
-                    own.add_unconfirmed(put);
-                }
+        match own {
+            Some((version, request)) if !simulator.is_writing(caller.0, version, request) => {
+                Err(format!(
+                    "a put of key {key} existed only as version {version}, which its own client has \
+                     given up"
+                ))
             }
-            _ => {}
+            _ => {
+                // The client reports success: the value must not be lost.
+                if let Some(value) = value {
+                    simulator.outcome.existed += 1;
+                    simulator.history.acknowledge_put(simulator.now, key, value);
+                }
+                Ok(())
+            }
         }
-        self.release(simulator, caller);
-        Ok(false)
     }
 
-    fn release(&self, simulator: &mut Simulator, caller: (u64, u64)) {
+    /// Handles a call that got no reply. Returns whether the operation goes on.
+    fn give_up(&mut self, simulator: &mut Simulator, caller: (u64, u64)) -> Result<bool, String> {
+        match std::mem::replace(&mut self.stage, Stage::Begin) {
+            Stage::Settling { puts, settled, .. } => {
+                self.settled(simulator, caller, (puts, settled), false)
+            }
+            Stage::Starting(..) => {
+                if let Some(own) = own_puts(simulator, caller) {
+                    own.release_all(self.request);
+                }
+                self.go_on(simulator, caller)
+            }
+            Stage::Renewing(items, ..) => {
+                if simulator.plan.has(Bug::GoesOnUnrenewed) {
+                    items.into_iter().for_each(|item| self.set_window(item, simulator.now));
+                }
+                self.advance(simulator, caller)
+            }
+            Stage::Closing { items, is_end, .. } => {
+                for item in items {
+                    self.record_unconfirmed(simulator, caller, item, is_end)?;
+                    self.close_item(simulator, caller, item);
+                }
+                self.close_next(simulator, caller)
+            }
+            Stage::Begin | Stage::Writing(_) => Err("no call was given up".to_owned()),
+        }
+    }
+
+    /// Records that the master may still hold a put that the operation gives up.
+    fn record_unconfirmed(
+        &self,
+        simulator: &mut Simulator,
+        caller: (u64, u64),
+        item: usize,
+        is_end: bool,
+    ) -> Result<(), String> {
+        let (key, version) = self.written(item)?;
+        simulator.history.record_given_up(simulator.now, caller.0, version);
+        let key = ObjectKey::new(key_name(key)).map_err(|error| error.to_string())?;
+        let unsettled = self.items[item].writing.as_ref().map(Writing::unsettled);
+        let failed_replicas = unsettled.into_iter().flatten().collect();
+        let put = UnconfirmedPut { key, version, failed_replicas };
+        let is_forgotten = simulator.plan.has(Bug::ForgetsUnconfirmedPuts)
+            || simulator.plan.has(Bug::EndsLatePuts) && !is_end;
+        if let Some(own) = own_puts(simulator, caller)
+            && !is_forgotten
+        {
+            own.add_unconfirmed(put);
+        }
+        Ok(())
+    }
+
+    /// Pauses before the next piece, as a writer does whose bytes move slowly.
+    fn pause(&mut self, simulator: &mut Simulator, caller: (u64, u64)) -> bool {
+        if let Stage::Writing(item) = self.stage
+            && let Some(writing) = &mut self.items[item].writing
+        {
+            writing.piece = 0;
+        }
+        let longest = simulator.plan.rules.write_window.as_micros() as u64 / 3;
+        let longest = if simulator.is_quiet { 0 } else { longest };
+        let pause = Duration::from_micros(simulator.random.below(longest.max(1)));
+        simulator.input_after(pause, caller, Input::Again);
+        true
+    }
+
+    /// Asks for new write windows, sends the next piece, or closes the puts. Returns whether the
+    /// operation goes on.
+    fn advance(&mut self, simulator: &mut Simulator, caller: (u64, u64)) -> Result<bool, String> {
+        if self.renew(simulator, caller) {
+            return Ok(true);
+        }
+        for item in 0..self.items.len() {
+            let Item { new: NewPut { length, .. }, writing: Some(writing), .. } =
+                &mut self.items[item]
+            else {
+                continue;
+            };
+            if writing.closing.is_some() {
+                continue;
+            }
+            if writing.readmit() {
+                simulator.outcome.readmissions += 1;
+            }
+            let mut closing = closing_now(simulator, caller.0, writing);
+            if simulator.random.happens(5) {
+                closing = Closing::NoReplica;
+            }
+            let place = writing.next_place(*length);
+            let (Closing::End, Some(place)) = (closing, place) else {
+                (writing.closing, writing.piece) = (Some(closing), 0);
+                continue;
+            };
+            let (version, first) = (writing.version, writing.next.1);
+            let words = simulator.random.between(1, PIECE_WORDS).min(*length - first);
+            writing.next.1 += words;
+            let content = (first..first + words).map(|index| history::word(version, index));
+            writing.piece = simulator.write_piece(caller, place, first, content.collect());
+            self.stage = Stage::Writing(item);
+            return Ok(true);
+        }
+        for (number, item) in self.items.iter().enumerate() {
+            let Some(writing) = &item.writing else { continue };
+            // The first puts of a batch wait for the others.
+            let closing = match writing.closing {
+                Some(Closing::End) | None => closing_now(simulator, caller.0, writing),
+                Some(closing) => closing,
+            };
+            self.close.push(number, closing);
+        }
+        self.close_next(simulator, caller)
+    }
+
+    /// Asks for new write windows if half of one is over. Returns whether it does.
+    fn renew(&mut self, simulator: &mut Simulator, caller: (u64, u64)) -> bool {
+        let (now, window) = (simulator.now, simulator.plan.rules.write_window);
+        // After a refusal the writer asks again a little later, as long as its window lasts.
+        if !(self.renewal_asked + window / 8).has_passed(now) {
+            return false;
+        }
+        let (mut due, mut puts) = (Vec::new(), Vec::new());
+        for (number, item) in self.items.iter_mut().enumerate() {
+            let Some(writing) = &mut item.writing else { continue };
+            if writing.is_to_be_renewed(now, window) {
+                writing.piece = 0;
+                due.push(number);
+                puts.push(WrittenPut::of(item.new.key, writing.version));
+            }
+        }
+        if due.is_empty() {
+            return false;
+        }
+        self.renewal_asked = now;
+        let call = RepeatedCall::send(simulator, caller, Call::PutRenew { puts });
+        self.stage = Stage::Renewing(due, now, call);
+        true
+    }
+
+    fn set_window(&mut self, item: usize, began: Moment) {
+        if let Some(writing) = &mut self.items[item].writing {
+            writing.window_began = began;
+        }
+    }
+
+    /// Takes the next step of closing the puts. Returns whether the operation goes on.
+    fn close_next(
+        &mut self,
+        simulator: &mut Simulator,
+        caller: (u64, u64),
+    ) -> Result<bool, String> {
+        let (items, is_end) = match self.close.next_step() {
+            CloseStep::End(items) => (items, true),
+            CloseStep::Revoke(items) => (items, false),
+            CloseStep::Done => return Ok(false),
+        };
+        let mut puts = Vec::new();
+        for &item in &items {
+            let Item { new, writing: Some(writing), .. } = &mut self.items[item] else {
+                return Err("a put is closed that was not started".to_owned());
+            };
+            if simulator.plan.has(Bug::ForgetsLatePieces) {
+                writing.late.clear();
+            }
+            let checksum = new.terms.has_checksum.then(|| history::checksum(writing.version));
+            puts.push(match is_end {
+                true => writing.ended(new.key, checksum),
+                false => writing.revoked(new.key),
+            });
+        }
+        let call = match is_end {
+            true => Call::PutEnd { puts, has_keys: false },
+            false => Call::PutRevoke { puts },
+        };
+        let call = RepeatedCall::send(simulator, caller, call);
+        self.stage = Stage::Closing { items, is_end, call };
+        Ok(true)
+    }
+
+    /// Returns the key and the version of a started item.
+    fn written(&self, item: usize) -> Result<(u64, Version), String> {
+        let Item { new, writing, .. } = &self.items[item];
+        let writing = writing.as_ref().ok_or("the put was not started")?;
+        Ok((new.key, writing.version))
+    }
+
+    /// Records that an item is not written any more.
+    fn close_item(&mut self, simulator: &mut Simulator, caller: (u64, u64), item: usize) {
+        if let Some(writing) = self.items[item].writing.take()
+            && let Some(own) = own_puts(simulator, caller)
+        {
+            own.release(writing.request, writing.version);
+        }
+    }
+
+    fn release_all(&mut self, simulator: &mut Simulator, caller: (u64, u64)) {
+        for item in 0..self.items.len() {
+            self.close_item(simulator, caller, item);
+        }
         if let Some(own) = own_puts(simulator, caller) {
             own.release_all(self.request);
         }
-    }
-
-    /// Sends the next piece, or ends or revokes the put.
-    fn advance(&mut self, simulator: &mut Simulator, caller: (u64, u64)) {
-        let Stage::Writing(writing) = &mut self.stage else { return };
-        if writing.readmit() {
-            simulator.outcome.readmissions += 1;
-        }
-        let has_replica = writing.failed.len() < writing.places.len();
-        let window_end = self.asked + simulator.plan.rules.write_window;
-        let window_end = simulator.clock_at(caller.0, window_end);
-        let now = simulator.clock(caller.0);
-        let mut closing = Closing::of(has_replica, window_end, now);
-        if closing == Closing::TooLate && simulator.plan.has(Bug::WritesTooLate) {
-            closing = Closing::End;
-        }
-        if simulator.random.happens(5) {
-            closing = Closing::NoReplica;
-        }
-        let is_failed = |place: &Place| writing.failed.contains(&place.replica);
-        if writing.next.1 >= self.length {
-            writing.next = (writing.next.0 + 1, 0);
-        }
-        while writing.places.get(writing.next.0).is_some_and(is_failed) {
-            writing.next.0 += 1;
-        }
-        let version = writing.version;
-        if let (Closing::End, Some(place)) = (closing, writing.places.get(writing.next.0)) {
-            let first = writing.next.1;
-            let words = simulator.random.between(1, PIECE_WORDS).min(self.length - first);
-            writing.next.1 += words;
-            let content = (first..first + words).map(|index| history::word(version, index));
-            writing.piece = simulator.write_piece(caller, *place, first, content.collect());
-            return;
-        }
-        let failed = std::mem::take(&mut writing.failed);
-        let mut late = std::mem::take(&mut writing.late);
-        if simulator.plan.has(Bug::ForgetsLatePieces) {
-            late.clear();
-        }
-        let mut close = ClosePuts::default();
-        close.push(0, closing);
-        let is_end = matches!(close.next_step(), CloseStep::End(_));
-        // Words may still arrive at both, if the put is revoked now or given up later.
-        let unsettled = failed.iter().chain(&late).copied().collect();
-        let call = match is_end {
-            true => {
-                let checksum = self.terms.has_checksum.then(|| history::checksum(version));
-                Call::PutEnd { version, failed, late, checksum, key: None }
-            }
-            false => Call::PutRevoke { version, failed: Vec::clone(&unsettled) },
-        };
-        let call = RepeatedCall::send_about(simulator, caller, call, key_name(self.key));
-        self.stage = Stage::Closing { version, failed: unsettled, is_end, call };
     }
 }
 
@@ -416,29 +542,13 @@ impl Simulator {
     }
 }
 
-/// Returns random options of a put.
-fn random_terms(simulator: &mut Simulator, key: u64) -> PutTerms {
-    let plan = &simulator.plan;
-    let (optional, groups) = (plan.optional, plan.groups);
-    let random = &mut simulator.random;
-    let is_replacing = random.happens(600);
-    let replicas = if random.happens(300) { 2 } else { 1 };
-    let ttl = random.happens(optional).then(|| Duration::from_millis(200 + random.below(8000)));
-    let (has_tag, has_checksum) = (random.happens(optional), random.happens(optional * 2));
-    let is_soft_pinned = random.happens(optional / 2);
-    let group = (groups > 0 && random.happens(300)).then(|| key % groups);
-    let is_conditional = is_replacing && random.happens(optional);
-    let current = simulator.history.current_version(key);
-    let if_version = current.filter(|_| is_conditional);
-    PutTerms {
-        replicas,
-        is_replacing,
-        if_version,
-        ttl,
-        group,
-        has_tag,
-        has_checksum,
-        is_soft_pinned,
+/// Returns how a put is closed now.
+fn closing_now(simulator: &Simulator, process: u64, writing: &Writing) -> Closing {
+    let window_end = writing.window_began + simulator.plan.rules.write_window;
+    let window_end = simulator.clock_at(process, window_end);
+    match Closing::of(writing.has_replica(), window_end, simulator.clock(process)) {
+        Closing::TooLate if simulator.plan.has(Bug::WritesTooLate) => Closing::End,
+        closing => closing,
     }
 }
 

@@ -22,8 +22,6 @@ const TIME_LIMIT: Duration = Duration::from_secs(6);
 #[derive(Debug)]
 pub(crate) struct RepeatedCall {
     request: Box<CallRequest>,
-    /// The name of the key of a put, which a repetition of its end carries.
-    key: Vec<u8>,
     retry: CallRetry,
 }
 
@@ -39,16 +37,6 @@ pub(crate) enum Progress {
 impl RepeatedCall {
     /// Sends a call for the first time.
     pub(crate) fn send(simulator: &mut Simulator, caller: (u64, u64), call: Call) -> Self {
-        Self::send_about(simulator, caller, call, Vec::new())
-    }
-
-    /// Sends a call about the key of this name for the first time.
-    pub(crate) fn send_about(
-        simulator: &mut Simulator,
-        caller: (u64, u64),
-        call: Call,
-        key: Vec<u8>,
-    ) -> Self {
         let kind = match call {
             Call::PutEnd { .. } | Call::PutRevoke { .. } => CallKind::ClosesPut,
             _ => CallKind::Repeatable,
@@ -61,7 +49,7 @@ impl RepeatedCall {
         );
         let request = simulator.request(caller.0, call);
         simulator.send_request(caller, request.clone());
-        Self { request: Box::new(request), key, retry }
+        Self { request: Box::new(request), retry }
     }
 
     /// Handles an input of the operation that waits for this call.
@@ -87,8 +75,8 @@ impl RepeatedCall {
                 Progress::Waiting
             }
             Input::Again => {
-                if let Call::PutEnd { key, .. } = &mut self.request.call {
-                    *key = Some(self.key.clone());
+                if let Call::PutEnd { has_keys, .. } = &mut self.request.call {
+                    *has_keys = true;
                 }
                 simulator.send_request(caller, (*self.request).clone());
                 Progress::Waiting

@@ -5,7 +5,7 @@ use mooncake_store_client::protocol::UnconfirmedPut;
 use crate::{
     actor::client::{Input, Op},
     actor::repeated_call::{Progress, RepeatedCall},
-    call::Call,
+    call::{Call, WrittenPut, key_number},
     plan::Bug,
     simulator::Simulator,
 };
@@ -35,15 +35,16 @@ impl Simulator {
         caller: (u64, u64),
         put: &UnconfirmedPut,
     ) -> RepeatedCall {
-        let (version, failed) = (put.version, put.failed_replicas.to_vec());
+        let failed = put.failed_replicas.to_vec();
+        let puts = vec![WrittenPut {
+            failed,
+            ..WrittenPut::of(key_number(put.key.as_bytes()), put.version)
+        }];
         let call = match self.plan.has(Bug::EndsLatePuts) {
-            true => {
-                let (late, checksum, key) = (Vec::new(), None, None);
-                Call::PutEnd { version, failed, late, checksum, key }
-            }
-            false => Call::PutRevoke { version, failed },
+            true => Call::PutEnd { puts, has_keys: false },
+            false => Call::PutRevoke { puts },
         };
-        RepeatedCall::send_about(self, caller, call, put.key.as_bytes().to_vec())
+        RepeatedCall::send(self, caller, call)
     }
 
     /// Records that the master does not hold a put any more.

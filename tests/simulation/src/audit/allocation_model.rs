@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, HashMap};
 use mooncake_base::SegmentId;
 use mooncake_master::state::{Effect, LoggedCopy, ObjectName, Value};
 
-use crate::audit::holders::DroppedCopy;
+use crate::{audit::holders::DroppedCopy, call::key_number};
 
 /// The model. It fails when a range is allocated twice.
 #[derive(Debug, Default)]
@@ -121,6 +121,16 @@ impl AllocationModel {
         let copy = allocation.copies.iter().find(is_match)?;
         (allocation.version == object.version)
             .then(|| Some((object.key.to_vec(), self.segment_id(copy.segment.0)?)))?
+    }
+
+    /// Returns the keys that have a copy in the segment with this number, in order.
+    pub(crate) fn keys_in(&self, segment: u32) -> Vec<u64> {
+        let is_there =
+            |found: &&Allocation| found.copies.iter().any(|copy| copy.segment.0 == segment);
+        let found = self.published.values().filter(is_there);
+        let mut keys: Vec<u64> = found.map(|found| key_number(&found.key)).collect();
+        keys.sort_unstable();
+        keys
     }
 
     /// Returns the id of the segment with this number.

@@ -76,11 +76,6 @@ impl History {
         self.started.get(&version.0).map_or(0, Vec::len)
     }
 
-    /// Returns the key of the put that was given this version last.
-    pub(crate) fn key_of(&self, version: Version) -> Option<u64> {
-        Some(self.last_started(version.0)?.key)
-    }
-
     /// Records that the writer of a version knows its places.
     pub(crate) fn learn_start(&mut self, version: Version) {
         self.known_starts.insert(version.0);

@@ -3,7 +3,7 @@
 
 use std::{process::ExitCode, time::Instant};
 
-use mooncake_simulation::{Bug, Plan, run};
+use mooncake_simulation::{Bug, Outcome, Plan, run};
 
 const HELP: &str = "\
 simulate: runs a simulated cluster in one thread, with a manual clock and injected faults
@@ -44,7 +44,7 @@ fn main() -> ExitCode {
         }
     }
     let begun = Instant::now();
-    let mut sums = mooncake_simulation::Outcome::default();
+    let (mut sums, mut seen) = (Outcome::default(), Outcome::default());
     for seed in first..first + seeds {
         let mut plan = Plan::new(seed);
         if let Some(bug) = bug {
@@ -52,7 +52,10 @@ fn main() -> ExitCode {
         }
         plan.is_traced = is_traced;
         match run(plan) {
-            Ok(outcome) => sums.add(&outcome),
+            Ok(outcome) => {
+                sums.add(&outcome);
+                seen.add(&outcome.seen());
+            }
             Err(violation) => {
                 println!("{violation}");
                 violated += 1;
@@ -63,5 +66,6 @@ fn main() -> ExitCode {
         }
     }
     println!("{seeds} runs, {violated} with a violation, in {:.1?}: {sums:#?}", begun.elapsed());
+    println!("runs that have each of these: {seen:#?}");
     ExitCode::from(u8::from(violated > 0))
 }

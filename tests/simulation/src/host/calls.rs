@@ -1,20 +1,23 @@
 //! Calls as the master executes them: arguments of the simulated wire in, calls of the state, and
 //! replies out.
 
-use std::time::Duration;
+use std::{result, time::Duration};
 
 use mooncake_base::{ClientId, Error, ErrorCode, KeyRef, Moment, Result, TenantId};
 use mooncake_master::state::{
     CallItem, FenceTicket, LocateOptions, NewJob, NewTask, ObjectSlot, Pending, Put, PutOptions,
-    PutRef, PutStep, SegmentStatus, SoftPin, State, Tags, TaskEnd,
+    PutProgress, PutRef, PutStep, SegmentStatus, SoftPin, State, Tags, TaskEnd,
 };
 use mooncake_store_client::protocol::{
     Announcement, GrantedFence, HeartbeatAnswer, MasterIdentity, Registered,
 };
 
 use crate::{
-    call::{Call, FetchedTask, Place, PutTerms, Reply, Viewed, key_name},
-    host::running_call::Work,
+    call::{
+        Call, FetchedTask, NewPut, Place, PutTerms, Reply, Start, Viewed, WrittenPut, item_request,
+        key_name,
+    },
+    host::running_call::{StartWork, Work},
     plan::WORD_BYTES,
 };
 
@@ -22,6 +25,9 @@ use crate::{
 const HEARTBEAT_MAX: Duration = Duration::from_secs(1);
 /// The most tasks that one fetch returns.
 const FETCHED_MAX: usize = 2;
+
+/// The puts that one slice starts, renews, ends or revokes.
+const PUTS_PER_SLICE: usize = 2;
 
 /// The outcome of a slice of a call.
 #[derive(Debug)]
@@ -41,6 +47,10 @@ pub(crate) struct Context<'a> {
     pub(crate) sequence: u64,
     /// The number of the call; 0: none.
     pub(crate) number: u64,
+    /// The call waits no longer for memory.
+    pub(crate) is_late: bool,
+    /// A planted bug: renewals are answered and not recorded.
+    pub(crate) forgets_renewals: bool,
 }
 
 impl Context<'_> {
@@ -69,9 +79,8 @@ impl Context<'_> {
             state.check_sequence(self.client, self.sequence)?;
         }
         let reply = match (call, work) {
-            (Call::PutStart { .. }, Work::Put(progress)) => {
-                return self.start_put(state, now, call, progress);
-            }
+            (_, Work::Start(work)) => return Ok(self.start_puts(state, now, call, work)),
+            (_, Work::Close(closed)) => return Ok(self.close_puts(state, now, call, closed)),
             (_, Work::Removal(removal)) => {
                 if !state.remove_matching(now, removal) {
                     removal.match_keys();
@@ -90,7 +99,6 @@ impl Context<'_> {
                 Call::Register | Call::Heartbeat(_) | Call::Announce { .. } | Call::Unmount { .. },
                 _,
             ) => self.serve_session(state, now, call)?,
-            (Call::PutEnd { .. } | Call::PutRevoke { .. }, _) => self.end_put(state, now, call)?,
             (Call::Locate { .. } | Call::Verify { .. } | Call::View { .. } | Call::Overview, _) => {
                 self.look(state, now, call)?
             }
@@ -103,16 +111,50 @@ impl Context<'_> {
         Ok(SliceEnd::Done(reply))
     }
 
-    fn start_put(
+    /// Starts the puts of one slice, up to the first one that has to wait for memory.
+    fn start_puts(
         &self,
         state: &mut State,
         now: Moment,
         call: &Call,
-        progress: &mut mooncake_master::state::PutProgress,
-    ) -> Result<SliceEnd> {
-        let &Call::PutStart { key, length, terms, request } = call else {
-            return Err(Error::internal("not the start of a put"));
+        work: &mut StartWork,
+    ) -> SliceEnd {
+        let Call::PutStart { puts, request } = call else {
+            return SliceEnd::Done(Reply::Failed(ErrorCode::INTERNAL_ERROR));
         };
+        let end = puts.len().min(work.starts.len() + PUTS_PER_SLICE);
+        while work.starts.len() < end {
+            let item = work.starts.len();
+            let request = item_request(*request, item);
+            let start = match self.start_put(state, now, &puts[item], request, &mut work.progress) {
+                Ok(PutStep::Started(started)) => {
+                    let places = places(state, &started.places);
+                    Start::Started { version: started.version, places }
+                }
+                Ok(PutStep::Pending(pending)) if !self.is_late => {
+                    return SliceEnd::Again(Some(pending));
+                }
+                Ok(PutStep::Pending(_)) => Start::Failed(ErrorCode::NO_AVAILABLE_HANDLE),
+                Err(error) => self.refused_start(state, now, puts[item].key, &error),
+            };
+            state.puts().cancel_put(std::mem::take(&mut work.progress));
+            work.starts.push(start);
+        }
+        match end == puts.len() {
+            true => SliceEnd::Done(Reply::Starts(std::mem::take(&mut work.starts))),
+            false => SliceEnd::Again(None),
+        }
+    }
+
+    fn start_put(
+        &self,
+        state: &mut State,
+        now: Moment,
+        new: &NewPut,
+        request: u64,
+        progress: &mut PutProgress,
+    ) -> Result<PutStep> {
+        let &NewPut { key, length, terms } = new;
         let options = put_options(&terms)?;
         let name = key_name(key);
         let group = terms.group.map(|group| format!("group-{group}")).unwrap_or_default();
@@ -125,39 +167,66 @@ impl Context<'_> {
             if_version: terms.if_version,
             request,
         };
-        match state.puts().put_step(now, self.client, self.tenant, &put, progress) {
-            Ok(PutStep::Started(started)) => {
-                let places = places(state, &started.places);
-                Ok(SliceEnd::Done(Reply::Started { version: started.version, places }))
-            }
-            Ok(PutStep::Pending(pending)) => Ok(SliceEnd::Again(Some(pending))),
-            Err(error) if error.code() == ErrorCode::OBJECT_ALREADY_EXISTS => {
-                let own = state.unfinished_put(self.client, self.tenant, &name);
-                let own = own.map(|own| (own.version, own.request));
-                let value = state.view_object(now, self.tenant, &name).ok();
-                let value = value.and_then(|view| view.version);
-                Ok(SliceEnd::Done(Reply::Existed { own, value }))
-            }
-            Err(error) => Err(error),
+        state.puts().put_step(now, self.client, self.tenant, &put, progress)
+    }
+
+    fn refused_start(&self, state: &mut State, now: Moment, key: u64, error: &Error) -> Start {
+        if error.code() != ErrorCode::OBJECT_ALREADY_EXISTS {
+            return Start::Failed(error.code());
+        }
+        let name = key_name(key);
+        let own = state.unfinished_put(self.client, self.tenant, &name);
+        let own = own.map(|own| (own.version, own.request));
+        let value = state.view_object(now, self.tenant, &name).ok();
+        Start::Existed { own, value: value.and_then(|view| view.version) }
+    }
+
+    /// Renews, ends or revokes the puts of one slice.
+    fn close_puts(
+        &self,
+        state: &mut State,
+        now: Moment,
+        call: &Call,
+        closed: &mut Vec<result::Result<(), ErrorCode>>,
+    ) -> SliceEnd {
+        let puts = call.written_puts();
+        let end = puts.len().min(closed.len() + PUTS_PER_SLICE);
+        for put in &puts[closed.len()..end] {
+            let done = self.close_put(state, now, call, put);
+            closed.push(done.map_err(|error| error.code()));
+        }
+        match end == puts.len() {
+            true => SliceEnd::Done(Reply::Closed(std::mem::take(closed))),
+            false => SliceEnd::Again(None),
         }
     }
 
-    fn end_put(&self, state: &mut State, now: Moment, call: &Call) -> Result<Reply> {
+    fn close_put(
+        &self,
+        state: &mut State,
+        now: Moment,
+        call: &Call,
+        written: &WrittenPut,
+    ) -> Result<()> {
+        let WrittenPut { key, version, failed, late, checksum } = written;
+        let (name, failed_replicas) = (key_name(*key), &failed[..]);
+        let put = |key, checksum| PutRef { key, version: *version, failed_replicas, checksum };
+        let (client, tenant) = (self.client, self.tenant);
         match call {
-            Call::PutEnd { version, failed, late, checksum, key } => {
-                let key = key.clone().unwrap_or_default();
-                let (version, failed_replicas, checksum) = (*version, &failed[..], *checksum);
-                let put = PutRef { key: &key, version, failed_replicas, checksum };
-                state.puts().put_end_late(now, self.client, self.tenant, put, late)?;
+            Call::PutRenew { .. } if self.forgets_renewals => {
+                state.unfinished_put(client, tenant, &name).map(drop).ok_or_else(|| {
+                    Error::new(ErrorCode::OBJECT_NOT_FOUND, "the put is not there any more")
+                })
             }
-            Call::PutRevoke { version, failed } => {
-                let (version, failed_replicas) = (*version, &failed[..]);
-                let put = PutRef { key: b"", version, failed_replicas, checksum: None };
-                state.puts().put_revoke(now, self.client, self.tenant, put)?;
+            Call::PutRenew { .. } => {
+                state.puts().put_renew(now, client, tenant, PutRef::of(*version))
             }
-            _ => return Err(Error::internal("not the end of a put")),
+            Call::PutEnd { has_keys, .. } => {
+                let key: &[u8] = if *has_keys { &name } else { b"" };
+                state.puts().put_end_late(now, client, tenant, put(key, *checksum), late)
+            }
+            _ => state.puts().put_revoke(now, client, tenant, put(b"", None)),
         }
-        Ok(Reply::Done)
     }
 
     fn look(&self, state: &mut State, now: Moment, call: &Call) -> Result<Reply> {

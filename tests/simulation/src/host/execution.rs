@@ -4,12 +4,14 @@
 use std::{ops::Range, time::Duration};
 
 use mooncake_base::{ClientId, ErrorCode, Moment};
-use mooncake_master::state::{Begun, Pending};
+use mooncake_master::state::{Begun, Pending, is_sweeping};
 
 use crate::{
     actor::client::Process,
     audit::allocation_model::Change,
-    call::{Call, CallMessage, CallNumber, Reply, ReplyMessage, key_number, tenant_name},
+    call::{
+        Call, CallMessage, CallNumber, NewPut, Reply, ReplyMessage, Start, key_number, tenant_name,
+    },
     fault::network,
     host::{
         calls::{self, Context, SliceEnd},
@@ -156,6 +158,8 @@ impl Simulator {
             identity: self.host.identity(),
             sequence: request.sequence,
             number: request.number.number,
+            is_late: running.slices > PUT_SLICES_MAX,
+            forgets_renewals: self.plan.has(Bug::ForgetsRenewals),
         };
         let (now, evicted) = (self.now, self.faded_objects());
         let work = &mut running.work;
@@ -165,7 +169,9 @@ impl Simulator {
             false => self.host.read(|state| context.run(state, now, &call, work)),
         };
         let Some(slice) = slice else { return Ok(()) };
-        running.position = running.position.max(slice.position);
+        if running.slices == 0 || !self.plan.has(Bug::AnswersBatchesEarly) {
+            running.position = running.position.max(slice.position);
+        }
         running.slices += 1;
         let may_vanish = call.is_about_tasks().then(|| self.faded_objects() - evicted);
         let (turn, entries) = self.appended_checked(slice, may_vanish)?;
@@ -174,20 +180,23 @@ impl Simulator {
         {
             assert!(viewed.gone == 0, "the planted bug looks into a segment that has left");
         }
+        if matches!(call, Call::List { .. } | Call::Overview) && self.is_sweeping() {
+            self.outcome.lists_in_sweep += 1;
+            assert!(!self.plan.has(Bug::PanicsInLists), "the planted bug counts what has left");
+        }
         running.entries = match running.entries.is_empty() {
             true => entries,
             false => running.entries.start..entries.end.max(running.entries.end),
         };
-        if let SliceEnd::Done(Reply::Started { version, .. }) = &turn
-            && let Call::PutStart { key, length, terms, .. } = &call
+        if let SliceEnd::Done(Reply::Starts(starts)) = &turn
+            && let Call::PutStart { puts, .. } = &call
         {
-            self.history.record_start(
-                self.now,
-                running.message.caller.0,
-                *version,
-                (*key, *length),
-                *terms,
-            );
+            let client = running.message.caller.0;
+            for (start, &NewPut { key, length, terms }) in starts.iter().zip(puts) {
+                if let Start::Started { version, .. } = start {
+                    self.history.record_start(now, client, *version, (key, length), terms);
+                }
+            }
         }
         if self.random.happens(self.plan.faults.master_crash / 50) {
             self.crash_master();
@@ -213,15 +222,8 @@ impl Simulator {
     }
 
     /// Lets other calls run before the next slice of a call.
-    fn postpone(&mut self, mut running: RunningCall, pending: Option<Pending>) {
+    fn postpone(&mut self, running: RunningCall, pending: Option<Pending>) {
         self.outcome.sliced += u64::from(running.slices == 1);
-        if running.slices > PUT_SLICES_MAX
-            && let Work::Put(progress) = std::mem::replace(&mut running.work, Work::Once)
-        {
-            self.host.run(|state| state.puts().cancel_put(progress));
-            self.refuse(&running.message, ErrorCode::NO_AVAILABLE_HANDLE);
-            return;
-        }
         let pause = match pending {
             None | Some(Pending::Yield) => Duration::from_micros(20 + self.random.below(300)),
             Some(Pending::Busy) => Duration::from_millis(1),
@@ -273,13 +275,19 @@ impl Simulator {
     fn is_answered_early(&self, call: &Call, reply: &Reply, entries: &Range<usize>) -> bool {
         match (self.plan.bug, call, reply) {
             (Some(Bug::RepliesBeforeLog), ..) => true,
-            (Some(Bug::AnswersRepeatedStartEarly), _, Reply::Started { version, .. }) => {
-                self.history.starts_of(*version) > 1
+            (Some(Bug::AnswersRepeatedStartEarly), _, Reply::Starts(starts)) => {
+                let is_repeated = |start: &Start| match start {
+                    Start::Started { version, .. } => self.history.starts_of(*version) > 1,
+                    _ => false,
+                };
+                starts.iter().any(is_repeated)
             }
-            (Some(Bug::AnswersRepeatedEndEarly), Call::PutEnd { .. }, Reply::Done) => {
+            (Some(Bug::AnswersRepeatedEndEarly), Call::PutEnd { .. }, Reply::Closed(_)) => {
                 entries.is_empty()
             }
-            (Some(Bug::ReportsExistingEarly), _, Reply::Existed { .. }) => true,
+            (Some(Bug::ReportsExistingEarly), _, Reply::Starts(starts)) => {
+                starts.iter().any(|start| matches!(start, Start::Existed { .. }))
+            }
             _ => false,
         }
     }
@@ -318,9 +326,19 @@ impl Simulator {
         }
     }
 
-    /// Fires the timers of the master.
+    /// Returns whether the master still has to drop copies in segments that have left the pool.
+    fn is_sweeping(&self) -> bool {
+        self.host.state().is_some_and(|state| is_sweeping(&state))
+    }
+
+    /// Fires the timers of the master at their period.
     pub(crate) fn tick(&mut self) -> Result<(), String> {
         self.after(TICK, Event::Tick);
+        self.advance_master()
+    }
+
+    /// Fires the timers of the master. Other calls run before the next slice of a sweep.
+    pub(crate) fn advance_master(&mut self) -> Result<(), String> {
         if !self.stalled_until.has_passed(self.now) {
             return Ok(());
         }
@@ -350,6 +368,10 @@ impl Simulator {
             self.outcome.expired += 1;
             self.host.answers.forget(client.id);
             self.executed.forget(client.id);
+        }
+        if self.is_sweeping() {
+            let pause = Duration::from_micros(20 + self.random.below(3000));
+            self.after(pause, Event::Sweep);
         }
         Ok(())
     }
@@ -421,12 +443,11 @@ impl Simulator {
             (Call::Copy { key, .. } | Call::Move { key, .. } | Call::Verify { key, .. }, _) => {
                 self.host.tenant_of(*key)
             }
-            // The version identifies the put, and its repetition carries the name of the key.
-            (Call::PutEnd { version, .. } | Call::PutRevoke { version, .. }, _) => {
-                let key = self.history.key_of(*version);
+            _ => {
+                let written = call.written_puts().iter().map(|put| put.key);
+                let key = call.started_keys().chain(written).next();
                 key.map_or_else(|| tenant_name(0), |key| self.host.tenant_of(key))
             }
-            _ => tenant_name(0),
         }
     }
 

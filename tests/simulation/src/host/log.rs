@@ -36,7 +36,7 @@ impl Simulator {
         let mut changes = Vec::new();
         let mut applied = Ok(());
         let is_traced = self.plan.is_traced;
-        let (mut dropped, mut lost) = (Vec::new(), Vec::new());
+        let (mut dropped, mut lost, mut swept) = (Vec::new(), Vec::new(), Vec::new());
         let decoded = Effect::decode_all(effects, |effect| {
             if is_traced {
                 trace(self.now, &effect);
@@ -48,6 +48,7 @@ impl Simulator {
                     }
                     Effect::SegmentDropped { number } => {
                         lost.extend(self.model.segment_id(number.0));
+                        swept.push(self.model.keys_in(number.0));
                     }
                     _ => {}
                 }
@@ -57,6 +58,7 @@ impl Simulator {
         applied?;
         decoded.map_err(|error| format!("cannot decode an effect: {error:?}"))?;
         self.check_dropped(&dropped)?;
+        swept.iter().for_each(|keys| self.view_soon(keys));
         lost.into_iter().try_for_each(|id| self.check_lost_segment(id))?;
         let entries = self.history.append(changes);
         self.history.check_late_ends(entries.clone())?;

@@ -1,9 +1,9 @@
 //! A call that the master executes in slices. Other calls run between two slices.
 
-use mooncake_base::{ClientId, TenantId};
+use mooncake_base::{ClientId, ErrorCode, TenantId};
 use mooncake_master::state::{Listing, PutProgress, Removal, Selector};
 
-use crate::call::{Call, CallMessage, key_prefix};
+use crate::call::{Call, CallMessage, Start, key_prefix};
 
 /// The number of objects on a page of a list.
 const PAGE: usize = 8;
@@ -30,17 +30,29 @@ pub(crate) struct RunningCall {
 pub(crate) enum Work {
     /// Nothing: the call takes one slice.
     Once,
-    /// A put that may have to wait for memory.
-    Put(PutProgress),
+    /// The puts that were started so far, and the next one, which may have to wait for memory.
+    Start(StartWork),
+    /// The results for the puts that were renewed, ended or revoked so far.
+    Close(Vec<Result<(), ErrorCode>>),
     Removal(Box<Removal>),
     Listing(Box<Listing>),
+}
+
+/// A call that starts puts, between two slices.
+#[derive(Debug, Default)]
+pub(crate) struct StartWork {
+    pub(crate) progress: PutProgress,
+    pub(crate) starts: Vec<Start>,
 }
 
 impl Work {
     /// Returns the work of a call for a tenant.
     pub(crate) fn of(call: &Call, tenant: &TenantId) -> Self {
         match call {
-            Call::PutStart { .. } => Self::Put(PutProgress::default()),
+            Call::PutStart { .. } => Self::Start(StartWork::default()),
+            Call::PutRenew { .. } | Call::PutEnd { .. } | Call::PutRevoke { .. } => {
+                Self::Close(Vec::new())
+            }
             Call::RemoveAll { is_forced, .. } => {
                 let removal = Removal::new(tenant.clone(), Selector::All, *is_forced);
                 Self::Removal(Box::new(removal))

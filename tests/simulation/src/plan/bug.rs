@@ -66,11 +66,19 @@ pub enum Bug {
     IgnoresStops,
     /// The master panics when it describes an object of a segment that has left the pool.
     PanicsInViews,
+    /// The master panics when it lists objects or counts memory while a segment is swept.
+    PanicsInLists,
+    /// The answer to several puts waits only for what the log has of the first ones.
+    AnswersBatchesEarly,
+    /// The master answers a renewal of a write window and counts the old window.
+    ForgetsRenewals,
+    /// A writer whose write window is not renewed goes on as if it were.
+    GoesOnUnrenewed,
 }
 
 impl Bug {
     /// All planted bugs, with their names on the command line.
-    pub const ALL: [(&str, Self); 28] = [
+    pub const ALL: [(&str, Self); 32] = [
         ("replies-before-log", Self::RepliesBeforeLog),
         ("forgets-fences", Self::ForgetsFences),
         ("frees-too-early", Self::FreesTooEarly),
@@ -99,6 +107,10 @@ impl Bug {
         ("forgets-late-pieces", Self::ForgetsLatePieces),
         ("ignores-stops", Self::IgnoresStops),
         ("panics-in-views", Self::PanicsInViews),
+        ("panics-in-lists", Self::PanicsInLists),
+        ("answers-batches-early", Self::AnswersBatchesEarly),
+        ("forgets-renewals", Self::ForgetsRenewals),
+        ("goes-on-unrenewed", Self::GoesOnUnrenewed),
     ];
 }
 
@@ -109,6 +121,15 @@ impl Plan {
         self.reveal_bug_of_master(bug);
         self.reveal_bug_of_client(bug);
         self
+    }
+
+    /// Lets the log hang while many puts of several objects are answered.
+    fn reveal_early_batches(&mut self) {
+        let faults = &mut self.faults;
+        (faults.log_hang, faults.log_hang_max) = (300, Duration::from_secs(4));
+        (faults.wipe, faults.power_loss, faults.disk_failure) = (0, 0, 0);
+        (self.keys, self.workers, self.tenants) = (12, 4, 1);
+        self.batches = 700;
     }
 
     fn reveal_bug_of_master(&mut self, bug: Bug) {
@@ -145,6 +166,7 @@ impl Plan {
                 (faults.wipe, faults.power_loss, faults.disk_failure) = (0, 0, 0);
                 (self.keys, self.workers) = (4, 4);
             }
+            Bug::AnswersBatchesEarly => self.reveal_early_batches(),
             Bug::HeartbeatsShareConnections => {
                 let faults = &mut self.faults;
                 (faults.log_hang, faults.log_hang_max) = (200, Duration::from_secs(9));
@@ -170,7 +192,6 @@ impl Plan {
                 (self.keys, self.workers) = (24, 4);
                 self.segment_words = self.object_words * 3;
             }
-            Bug::PanicsInViews => (self.views, self.faults.remount) = (300, 300),
             Bug::ReusesUnsyncedMemory => {
                 let faults = &mut self.faults;
                 (faults.master_crash, faults.power_loss) = (300, 800);
@@ -206,6 +227,20 @@ impl Plan {
                 (self.faults.master_crash, self.faults.client_crash) = (0, 0);
                 (self.keys, self.workers) = (24, 4);
                 self.segment_words = self.object_words * 3;
+            }
+            Bug::ForgetsRenewals | Bug::GoesOnUnrenewed => {
+                // Puts that take several windows, in little memory.
+                let faults = &mut self.faults;
+                (faults.master_crash, faults.client_crash, faults.wipe) = (0, 0, 0);
+                faults.partition = if bug == Bug::GoesOnUnrenewed { 200 } else { 0 };
+                self.rules.client_ttl = Duration::from_secs(1);
+                self.rules.stop_max = self.rules.client_ttl;
+                self.rules.write_window = Duration::from_secs(1);
+                self.rules.put_discard = Duration::from_millis(3100);
+                self.rules.put_release = Duration::from_millis(4100);
+                (self.keys, self.workers, self.puts) = (24, 4, 700);
+                (self.slow_puts, self.batches) = (500, 300);
+                (self.object_words, self.segment_words) = (200, 1600);
             }
             Bug::WritesTooLate => self.faults.client_stall = 300,
             Bug::ForgetsUnconfirmedPuts | Bug::EndsLatePuts => {

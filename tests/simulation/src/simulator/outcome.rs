@@ -16,6 +16,12 @@ macro_rules! counts {
             pub fn add(&mut self, other: &Self) {
                 $(self.$name += other.$name;)*
             }
+
+            /// Returns 1 for each count that is not 0, so that sums say how many runs have it.
+            #[must_use]
+            pub fn seen(&self) -> Self {
+                Self { $($name: self.$name.min(1),)* }
+            }
         }
     };
 }
@@ -35,6 +41,12 @@ counts! {
     views,
     /// Descriptions of objects of which a segment had left the pool.
     views_in_sweep,
+    /// Lists and admin pages that were made while the objects of a segment were swept.
+    lists_in_sweep,
+    /// Calls that started several puts.
+    batches,
+    /// Calls that renewed write windows.
+    window_renewals,
     /// Repeated calls that got the answer to their first execution.
     repetitions,
     /// Answers that waited for the log while other calls ran.

@@ -10,15 +10,28 @@ use crate::state::{
 const SWEEP_SLICE: u32 = 4096;
 
 /// Segments that left the pool and whose replicas are still to be dropped.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(in crate::state) struct Sweeps {
+    /// Objects that one slice checks.
+    slice: u32,
     segments: Vec<SegmentSlot>,
     next: u32,
     /// Segments that left during a sweep; the next sweep handles them.
     waiting: Vec<SegmentSlot>,
 }
 
+impl Default for Sweeps {
+    fn default() -> Self {
+        Self { slice: SWEEP_SLICE, segments: Vec::new(), next: 0, waiting: Vec::new() }
+    }
+}
+
 impl Sweeps {
+    #[cfg(feature = "test-util")]
+    pub(in crate::state) fn limit_slices(&mut self, objects: u32) {
+        self.slice = objects;
+    }
+
     pub(in crate::state) fn begin(&mut self, segment: SegmentSlot) {
         if self.next == 0 {
             self.segments.push(segment);
@@ -65,7 +78,7 @@ impl Inventory {
             return false;
         }
         let start = self.sweeps.next;
-        let end = start.saturating_add(SWEEP_SLICE).min(self.catalog.objects.slot_count());
+        let end = start.saturating_add(self.sweeps.slice).min(self.catalog.objects.slot_count());
         for slot in ObjectSlot::range(start, end) {
             if self.catalog.objects.get(slot).is_some() {
                 self.drop_lost_replicas(slot);
