@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import subprocess
 import sys
@@ -80,3 +81,36 @@ def test_spoiled_json_is_refused_in_upstreams_words(pairs):
     ]
     # Of two wrong values, each package may name another one.
     assert len(other) <= len(refused) // 100, other
+
+
+# Prints the public names of each public module below `mooncake.reshard` that the package defines.
+NAMES = """
+import importlib, json, pkgutil
+import mooncake.reshard as top
+
+found = {}
+for info in pkgutil.walk_packages(top.__path__, "mooncake.reshard."):
+    if "._" not in info.name:
+        module = importlib.import_module(info.name)
+        found[info.name] = [
+            name for name in dir(module)
+            if not name.startswith("_")
+            and str(getattr(getattr(module, name), "__module__", "")).startswith("mooncake.")
+        ]
+print(json.dumps(found))
+"""
+
+
+def test_absent_names_stand_in_the_migration_page():
+    done = run(upstream_python(), "-c", NAMES)
+    assert done.returncode == 0, done.stderr
+    page = (Path(__file__).parents[2] / "docs/migration.md").read_text()
+    row = next(line for line in page.splitlines() if "`require_manifest_items`" in line)
+    types = importlib.import_module("mooncake.reshard.weight.types")
+    absent = {
+        name
+        for module, names in json.loads(done.stdout).items()
+        for name in names
+        if not hasattr(importlib.import_module(module), name)
+    }
+    assert absent == {name for name in vars(types) if f"`{name}`" in row}
