@@ -220,6 +220,25 @@ fn serves_dummy_clients_over_tcp() {
 }
 
 #[test]
+fn daemon_for_its_own_user_refuses_tcp_and_names_the_option() {
+    let cluster = cluster();
+    let limits = RelayLimits { own_user_only: true, ..RelayLimits::default() };
+    let relay = relay_with(&cluster, 0, limits);
+    let dummy = dummy(&cluster, &relay, LinkConfig::default());
+    dummy.put("a", b"1").unwrap();
+    let mut raw = Raw::connect(relay.address());
+    raw.send(status(ClientId::random()));
+    match raw.receive::<v1::Response>().unwrap().call {
+        Some(response::Call::Failure(failure)) => {
+            assert_eq!(failure.code, ErrorCode::ILLEGAL_CLIENT.number(), "{failure:?}");
+            assert!(format!("{failure:?}").contains("--unix_only"), "{failure:?}");
+        }
+        other => panic!("{other:?}"),
+    }
+    assert_eq!(dummy.get("a").unwrap().unwrap(), b"1", "over the Unix socket of the own user");
+}
+
+#[test]
 fn dummy_client_cannot_mount_memory() {
     let cluster = cluster();
     let relay = relay(&cluster, 0);
