@@ -100,12 +100,18 @@ def test_mypy_refuses_wrong_types(modules: Path) -> None:
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("version", ["3.11", "3.12"])
 def test_pyright_accepts_every_snippet(modules: Path, version: str) -> None:
+    # torch exports functions of this module without saying so, with types that are partly unknown.
+    untyped = [
+        each.name
+        for each in modules.glob("*.py")
+        if "torch.distributed.checkpoint" in each.read_text(encoding="utf-8")
+    ]
     settings = {
         "typeCheckingMode": "strict",
         "pythonVersion": version,
         "extraPaths": [str(ROOT / "python")],
         # grpc has no types.
-        "ignore": ["grpc_*.py"],
+        "ignore": ["grpc_*.py", *untyped],
     }
     (modules / "pyrightconfig.json").write_text(json.dumps(settings), encoding="utf-8")
     done = subprocess.run(

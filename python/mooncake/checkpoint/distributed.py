@@ -7,7 +7,7 @@ import io
 import math
 import os
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.distributed.checkpoint.metadata import (
@@ -19,7 +19,16 @@ from torch.distributed.checkpoint.metadata import (
     TensorProperties,
     TensorStorageMetadata,
 )
-from torch.distributed.checkpoint.planner import LoadItemType, WriteItemType
+from torch.distributed.checkpoint.planner import (
+    LoadItemType,
+    LoadPlan,
+    LoadPlanner,
+    ReadItem,
+    SavePlan,
+    SavePlanner,
+    WriteItem,
+    WriteItemType,
+)
 from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, WriteResult
 from torch.futures import Future
 
@@ -41,16 +50,6 @@ from mooncake.checkpoint.transfer import (
 )
 from mooncake.errors import MooncakeError
 from mooncake.tensor.dtypes import DType
-
-if TYPE_CHECKING:
-    from torch.distributed.checkpoint.planner import (
-        LoadPlan,
-        LoadPlanner,
-        ReadItem,
-        SavePlan,
-        SavePlanner,
-        WriteItem,
-    )
 
 __all__ = ["Reader", "Writer"]
 
