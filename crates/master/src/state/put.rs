@@ -1,5 +1,6 @@
 //! Puts: start allocates, the client writes, end publishes and revoke frees.
 
+mod client_lists;
 mod finish;
 pub(super) mod options;
 mod record;
@@ -581,12 +582,15 @@ impl PutCalls<'_> {
     fn check_counts(&mut self, owner: &PutOwner, is_new: bool, key: KeyRef<'_>) -> Result<()> {
         let rules = &self.inventory.rules;
         let objects = self.inventory.catalog.objects.count_of(owner.tenant);
+        let puts_max = rules.unfinished_puts_per_client_max;
+        // No client has more puts than all of them together.
+        let may_exceed = self.writes.len() as u64 >= puts_max;
         let (code, text, limit, option) =
-            if self.writes.count_of(owner.client) >= rules.unfinished_puts_per_client_max {
+            if may_exceed && self.writes.count_of(owner.client) >= puts_max {
                 (
                     ErrorCode::NO_AVAILABLE_HANDLE,
                     "the client has too many unfinished puts",
-                    rules.unfinished_puts_per_client_max,
+                    puts_max,
                     "max_unfinished_puts_per_client",
                 )
             } else if is_new && objects >= rules.objects_per_tenant_max {

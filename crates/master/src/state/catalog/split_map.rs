@@ -61,6 +61,18 @@ impl<K: Hash + Eq, V, S: BuildHasher> SplitMap<K, V, S> {
         }
     }
 
+    /// Adds a key that is not in the map.
+    pub(in crate::state) fn insert_new(&mut self, key: K, value: V) {
+        if self.tables.is_empty() {
+            self.tables.resize_with(TABLES, HashTable::new);
+        }
+        let hash = self.hasher.hash_one(&key);
+        let hasher = &self.hasher;
+        let table = &mut self.tables[table_of(hash)];
+        table.insert_unique(hash, (key, value), |(other, _)| hasher.hash_one(other));
+        self.count += 1;
+    }
+
     /// Removes a key. Returns its value.
     pub(in crate::state) fn remove<Q>(&mut self, key: &Q) -> Option<V>
     where

@@ -1,9 +1,8 @@
 //! Unfinished puts, by version, client and segment, and in the order in which their write windows began.
 
-use std::collections::{BTreeSet, hash_map::Entry};
+use std::collections::BTreeSet;
 
 use mooncake_base::{ClientId, Moment, Version};
-use rustc_hash::FxHashMap;
 
 use crate::state::{
     catalog::{
@@ -11,7 +10,10 @@ use crate::state::{
         split_map::SplitMap,
     },
     ids::{KeyHash, ObjectSlot, SegmentSlot, Slot, TenantIndex, WriteSlot},
-    put::options::{RequestedPin, Terms},
+    put::{
+        client_lists::ClientLists,
+        options::{RequestedPin, Terms},
+    },
     reclaim::eviction::{IndexLinks, IndexList},
 };
 
@@ -49,8 +51,7 @@ pub(in crate::state) struct Writes {
     slots: Vec<Option<Write>>,
     vacant: Vec<WriteSlot>,
     by_version: SplitMap<u64, WriteSlot>,
-    by_client: FxHashMap<ClientId, IndexList<WriteSlot>>,
-    client_links: IndexLinks<WriteSlot>,
+    by_client: ClientLists,
     links: IndexLinks<WriteSlot>,
     by_window: IndexList<WriteSlot>,
     /// Puts by the segment of their first replica, at the index of the segment.
@@ -72,9 +73,8 @@ impl Writes {
                 WriteSlot::from_index(self.slots.len() - 1)
             }
         };
-        self.by_version.insert(write.version, number);
-        let of_client = self.by_client.entry(write.client).or_default();
-        of_client.push_last(&mut self.client_links, number);
+        self.by_version.insert_new(write.version, number);
+        self.by_client.push(write.client, number);
         self.link_segments(&write.replicas, number);
         self.slots[number.index()] = Some(write);
         self.by_window.push_last(&mut self.links, number);
@@ -93,12 +93,7 @@ impl Writes {
         self.vacant.push(number);
         let write = self.slots[number.index()].take().expect("the caller has just found it");
         self.by_version.remove(&write.version);
-        if let Entry::Occupied(mut list) = self.by_client.entry(write.client) {
-            list.get_mut().remove(&mut self.client_links, number);
-            if list.get().count() == 0 {
-                list.remove();
-            }
-        }
+        self.by_client.remove(write.client, number);
         self.unlink_segments(&write.replicas, number);
         write
     }
@@ -188,15 +183,19 @@ impl Writes {
         self.by_window.first()
     }
 
+    /// Returns the number of puts.
+    pub(in crate::state) fn len(&self) -> usize {
+        self.by_version.len()
+    }
+
     /// Returns the number of puts of a client.
     pub(in crate::state) fn count_of(&self, client: ClientId) -> u64 {
-        self.by_client.get(&client).map_or(0, |list| list.count() as u64)
+        self.by_client.count_of(client)
     }
 
     /// Returns the puts of a client.
     pub(in crate::state) fn of_client(&self, client: ClientId) -> Vec<WriteSlot> {
-        let list = self.by_client.get(&client).into_iter();
-        list.flat_map(|list| list.iter(&self.client_links)).collect()
+        self.by_client.of_client(client).collect()
     }
 
     /// Returns the puts that lost all their replicas with their segments.
