@@ -73,6 +73,7 @@ __all__ = [
     "use_exceptions",
     "writable_range",
     "write_memory",
+    "xxh3",
 ]
 
 VERSION: str
@@ -1344,6 +1345,9 @@ def take_log_records(*, timeout_s: float) -> tuple[list[tuple[int, str, str]], i
 
 def use_exceptions(classes: dict[str, type[MooncakeError]]) -> None:
     """Set the exception class of each error kind. Only the first call has an effect."""
+
+def xxh3(value: _Readable) -> int:
+    """Return the 64-bit XXH3 of a contiguous buffer, computed without the GIL."""
 
 def writable_range(buffer: _Readable) -> tuple[int, int]:
     """Return address and length of writable, contiguous memory, which the caller keeps alive."""

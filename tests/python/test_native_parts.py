@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from mooncake._runtime import _native
 from mooncake.errors import MooncakeError, NotFoundError
 
 if TYPE_CHECKING:
@@ -91,3 +92,29 @@ def test_object_is_written_and_read_in_parts(native: Any) -> None:
     native.end_reads(["k"])
     (copies,) = native.replicas(["k"])
     assert [copy["size"] for copy in copies] == [11]
+
+
+@pytest.mark.parametrize(
+    ("value", "wanted"),
+    [
+        (b"", 0x2D06800538D394C2),
+        (b"a", 0xE6C632B61E964E1F),
+        (b"abc", 0x78AF5F94892F3950),
+        (bytearray(b"abc"), 0x78AF5F94892F3950),
+    ],
+)
+def test_checksum_is_xxh3(value: bytes, wanted: int) -> None:
+    assert _native.xxh3(value) == wanted
+
+
+def test_checksum_covers_every_byte_of_long_memory() -> None:
+    memory = bytearray(300_000)
+    sums = {_native.xxh3(memory)}
+    for at in (0, 65_535, 65_536, 299_999):
+        memory[at] ^= 1
+        sums.add(_native.xxh3(memory))
+        memory[at] ^= 1
+    assert len(sums) == 5
+    assert _native.xxh3(memory) in sums
+    with pytest.raises(TypeError):
+        _native.xxh3(5)

@@ -12,6 +12,7 @@
 
 mod argument;
 mod buffer;
+mod checksum;
 mod collective;
 mod detach;
 mod engine;
@@ -36,6 +37,7 @@ mod _native {
         buffer::{
             AddressRange, Buffer, ObjectItemsError, holds_objects, readable_range, writable_range,
         },
+        checksum::xxh3,
         collective::{CollectiveCompletion, CollectiveContext, CollectiveGroup},
         engine::{Engine, read_memory, write_memory},
         error::{codes, failure, last_error, use_exceptions},

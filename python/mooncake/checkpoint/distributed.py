@@ -198,8 +198,8 @@ class Writer(StorageWriter):  # type: ignore[misc]
                 known = put_parts(publication, names, sources, pool, sum(sizes))
                 stored = {at: each for (at, *_), each in zip(full, known, strict=True)}
                 for at, item, box, source in rows:
-                    name, version, crc32 = stored.get(at, ("", 0, None))
-                    part = Part(name, *box, source.nbytes, version, crc32)
+                    name, version, xxh3 = stored.get(at, ("", 0, None))
+                    part = Part(name, *box, source.nbytes, version, xxh3)
                     written.append(
                         WriteResult(item.index, source.nbytes, dataclasses.astuple(part))
                     )

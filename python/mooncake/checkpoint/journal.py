@@ -46,8 +46,8 @@ def read_journals(native: Any, keys: Sequence[str]) -> tuple[str, dict[str, tupl
         try:
             note = json.loads(data)
             parts = found.setdefault(str(note["group"]), {})
-            for name, version, crc32 in note["parts"]:
-                parts[suffix_of(str(name))] = (str(name), int(version), int(crc32))
+            for name, version, xxh3 in note["parts"]:
+                parts[suffix_of(str(name))] = (str(name), int(version), int(xxh3))
         except (KeyError, TypeError, ValueError, RecursionError):
             continue
     group = max(found, key=lambda each: len(found[each]), default="")

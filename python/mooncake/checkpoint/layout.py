@@ -89,8 +89,8 @@ class Layout:
         """
         parts: list[list[Part]] = [[] for _ in self._heads]
         for at, place in enumerate(self.places):
-            name, version, crc32 = stored[at]
-            parts[place.tensor].append(Part(name, *place.box, place.nbytes, version, crc32))
+            name, version, xxh3 = stored[at]
+            parts[place.tensor].append(Part(name, *place.box, place.nbytes, version, xxh3))
         tensors = [Tensor(*head, tuple(own)) for head, own in zip(self._heads, parts, strict=True)]
         return Manifest(save, self._tree, tuple(tensors), metadata=metadata)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -19,6 +20,7 @@ FORMAT: Final = "mooncake.checkpoint"
 VERSION: Final = 1
 _NOT_SUPPORTED = -1012
 _OVERLAPS_CHECKED = 1024
+_CHECKSUM = re.compile(r"[0-9a-f]{16}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +33,7 @@ class Part:
         shape: Length of the box in each dimension.
         nbytes: Length of the object.
         version: Version of the object.
-        crc32: Checksum of the bytes, as zlib has it; None without one.
+        xxh3: Checksum of the bytes, 64-bit XXH3; None without one.
     """
 
     name: str
@@ -39,7 +41,7 @@ class Part:
     shape: tuple[int, ...]
     nbytes: int
     version: int
-    crc32: int | None = None
+    xxh3: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,20 +206,20 @@ def _encode_part(part: Part) -> dict[str, Any]:
         "nbytes": part.nbytes,
         "version": part.version,
     }
-    return made if part.crc32 is None else {**made, "crc32": part.crc32}
+    return made if part.xxh3 is None else {**made, "xxh3": f"{part.xxh3:016x}"}
 
 
 def _decode_part(each: dict[str, Any], keys: Keys) -> Part:
     name = _text(each["object"])
     keys.of(name)
-    crc32 = each.get("crc32")
+    xxh3 = each.get("xxh3")
     return Part(
         name,
         _numbers(each["offset"]),
         _numbers(each["shape"]),
         _number(each["nbytes"]),
         _number(each["version"]),
-        None if crc32 is None else _number(crc32),
+        None if xxh3 is None else _checksum(xxh3),
     )
 
 
@@ -262,6 +264,13 @@ def _text(value: object) -> str:
     if not isinstance(value, str):
         raise ValueError(f"text was expected, not {value!r:.60}")
     return value
+
+
+def _checksum(value: object) -> int:
+    text = _text(value)
+    if _CHECKSUM.fullmatch(text) is None:
+        raise ValueError(f"a checksum was expected, not {value!r:.60}")
+    return int(text, 16)
 
 
 def _number(value: object) -> int:

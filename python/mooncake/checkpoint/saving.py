@@ -32,9 +32,9 @@ from mooncake.checkpoint.transfer import (
     Source,
     batched,
     checksum_threads,
-    crc32_of,
     group_of,
     put_options,
+    xxh3_of,
 )
 from mooncake.errors import (
     CorruptError,
@@ -412,10 +412,10 @@ class _Writer:
         keys = [publication.keys.of(name) for name, _, _ in candidates.values()]
         stored: Stored = {}
         for at, known in zip(candidates, publication.native.describe(keys), strict=True):
-            source, (_, version, crc32) = sources[at], candidates[at]
+            source, (_, version, xxh3) = sources[at], candidates[at]
             if not publication.is_usable(known, source.nbytes, version):
                 continue
-            if crc32_of(source.address, source.nbytes) == crc32:
+            if xxh3_of(source.address, source.nbytes) == xxh3:
                 stored[at] = candidates[at]
         return stored
 
@@ -471,7 +471,7 @@ def put_parts(
 
 
 def _checksum(source: Source) -> int:
-    return crc32_of(source.address, source.nbytes)
+    return xxh3_of(source.address, source.nbytes)
 
 
 def _full(native: Any, key: str, needed: int) -> MooncakeError:
