@@ -27,7 +27,7 @@ export PYTHONDONTWRITEBYTECODE := 1
 # dependencies by the selection, and would build most of them once more for another one.
 RUST_TESTED := --workspace --exclude mooncake-python --features mooncake-transfer-engine/rdma,mooncake-verbs/test-util --locked
 NATIVE_SOURCES := Cargo.toml Cargo.lock pyproject.toml $(shell find crates -name '*.rs' -o -name Cargo.toml -o -name '*.proto' -o -name '*.html')
-PYTHON_SOURCES := $(wildcard python tests/python scripts benches examples docs/_extensions)
+PYTHON_SOURCES := $(wildcard python tests/python tests/engines scripts benches examples docs/_extensions)
 
 ##@ Start here
 
@@ -184,11 +184,16 @@ soak: dev $(VENV)/.test-tools ## The long tier: every test ROUNDS times, CASES c
 	$(BIN)/python scripts/check_packages.py
 	$(MAKE) check-oldest-rust
 	$(MAKE) check-torch-versions
+	$(MAKE) test-engines
 	for round in $$(seq $(ROUNDS)); do \
 	  echo "round $$round of $(ROUNDS), $(CASES) cases a property"; \
 	  PROPTEST_CASES=$(CASES) cargo test $(RUST_TESTED) --no-fail-fast; \
 	  $(PYTEST); \
 	done
+
+.PHONY: test-engines
+test-engines: dev ## The long tier: tests with vLLM on CPUs, in .venv-engines or MOONCAKE_ENGINES_VENV (6.6 GB)
+	@scripts/test-engines.sh
 
 .PHONY: check-torch-versions
 check-torch-versions: dev ## The long tier: tests of process groups with old versions of torch, 5 GB of downloads each (TORCH_VERSIONS=...)
@@ -229,4 +234,4 @@ ci: ## Everything that CI runs, as on a fresh machine
 
 .PHONY: clean
 clean: ## Remove everything that was built
-	rm -rf target dist .venv .venv-docs docs/_build .mypy_cache .pytest_cache .ruff_cache python/mooncake/_native*.so
+	rm -rf target dist .venv .venv-docs .venv-engines docs/_build .mypy_cache .pytest_cache .ruff_cache python/mooncake/_native*.so
