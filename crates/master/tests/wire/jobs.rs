@@ -172,6 +172,32 @@ fn no_quotas_without_multi_tenancy() {
 }
 
 #[test]
+fn quota_whose_file_cannot_be_written_is_not_in_effect() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("quotas.yaml");
+    std::fs::write(&path, "version: 1\ntenants:\n  - name: a\n    quota: 1KB\n").unwrap();
+    let running = Running::new(MasterConfig {
+        is_multi_tenant: true,
+        tenant_policy: path.to_str().unwrap().to_owned(),
+        ..whole_config()
+    });
+    // The file is written beside the present one first.
+    std::fs::create_dir(path.with_extension("new")).unwrap();
+    let before = ask(&running, "GET", "/api/v1/tenant_quotas", "").1;
+    for tenant in ["a", "c"] {
+        let target = format!("/api/v1/tenant_quotas?tenant_id={tenant}");
+        let (status, reply) = ask(&running, "PUT", &target, r#"{"requested_quota_bytes": 7}"#);
+        assert_ne!(status, 200, "{reply}");
+        let message = reply["error_message"].as_str().unwrap();
+        assert!(message.contains("quotas.yaml"), "{message}");
+    }
+    assert_eq!(ask(&running, "GET", "/api/v1/tenant_quotas", "").1, before);
+    std::fs::remove_dir(path.with_extension("new")).unwrap();
+    let put = r#"{"requested_quota_bytes": 7}"#;
+    assert_eq!(ask(&running, "PUT", "/api/v1/tenant_quotas?tenant_id=c", put).0, 200);
+}
+
+#[test]
 fn quota_file_overrides_log_after_restart() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("quotas.yaml");
