@@ -25,7 +25,7 @@ fn messages() -> Target {
     let run = |bytes: &[u8]| {
         let mut rest = bytes;
         let mut kinds = Vec::new();
-        while let Ok((head, meta, body)) = receive(&mut rest, BODY_BYTES_MAX) {
+        while let Ok((head, meta, body)) = receive(&mut rest, BODY_BYTES_MAX, |_| Ok(())) {
             let read = &bytes[..bytes.len() - rest.len()];
             assert!(read.ends_with(&[&head.encode()[..], &meta, &body].concat()));
             kinds.push((head.kind, meta.is_empty(), body.is_empty()));

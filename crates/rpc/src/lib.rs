@@ -8,6 +8,7 @@
 //! In reading order: [`frame`] (the wire format), [`client`], [`server`].
 #![warn(missing_docs)]
 
+mod body_budget;
 pub mod client;
 pub mod frame;
 #[cfg(test)]

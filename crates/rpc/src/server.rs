@@ -16,6 +16,7 @@ use mooncake_os::{DeadlineStream, fork};
 use socket2::SockRef;
 
 use crate::{
+    body_budget::{BodyBudget, BodyBytes},
     client::broken,
     frame::{HEAD_BYTES, Head, Kind},
 };
@@ -34,6 +35,9 @@ pub struct ServerConfig {
     pub timeout: Duration,
     /// Maximum body length.
     pub body_bytes_max: u64,
+    /// Maximum length of all bodies that no application has taken; the next bytes wait on their
+    /// connections.
+    pub bodies_bytes_max: u64,
     /// Maximum queued messages; further messages wait on their connections.
     pub waiting_max: usize,
 }
@@ -45,6 +49,7 @@ impl Default for ServerConfig {
             idle_timeout: Duration::from_secs(60),
             timeout: Duration::from_secs(30),
             body_bytes_max: 4 << 30,
+            bodies_bytes_max: 8 << 30,
             waiting_max: 64,
         }
     }
@@ -69,6 +74,8 @@ pub struct Delivery {
     pub meta: Vec<u8>,
     /// The body.
     pub body: Vec<u8>,
+    /// Counts the body, until it is taken.
+    held: Option<BodyBytes>,
     slot: Arc<AnswerSlot>,
 }
 
@@ -82,6 +89,7 @@ struct AnswerSlot {
 struct ServerShared {
     config: ServerConfig,
     listener: TcpListener,
+    bodies: Arc<BodyBudget>,
     state: Mutex<Deliveries>,
     /// Signalled when a message arrives or is taken, a connection ends, or the server stops.
     changed: Condvar,
@@ -100,12 +108,17 @@ impl Server {
     /// Listens on an address; port 0 takes a free port.
     ///
     /// # Errors
-    /// The address cannot be bound, or a limit is 0.
+    /// The address cannot be bound, or a limit is 0, or one body may be longer than all together.
     pub fn start(listen: &Endpoint, config: ServerConfig) -> Result<Self> {
         if config.connections_max == 0 || config.waiting_max == 0 || config.timeout.is_zero() {
             return Err(Error::invalid(
                 "a server needs at least one connection, one queued message and a time-out",
             ));
+        }
+        if config.bodies_bytes_max < config.body_bytes_max {
+            return Err(Error::invalid("a server needs memory for the largest body")
+                .with("body_bytes_max", config.body_bytes_max)
+                .with("bodies_bytes_max", config.bodies_bytes_max));
         }
         let refused = |source: io::Error| {
             let text = "the server cannot listen on the address";
@@ -115,8 +128,9 @@ impl Server {
         let listener = TcpListener::bind(&addresses[..]).map_err(refused)?;
         let address = listener.local_addr().map_err(refused)?;
         let state = Mutex::new(Deliveries::default());
-        let shared =
-            Arc::new(ServerShared { config, listener, state, changed: Condvar::default() });
+        let bodies = BodyBudget::new(config.bodies_bytes_max);
+        let changed = Condvar::default();
+        let shared = Arc::new(ServerShared { config, listener, bodies, state, changed });
         let accepting = Arc::clone(&shared);
         let acceptor = thread::Builder::new()
             .name("mooncake-rpc".into())
@@ -223,6 +237,7 @@ impl Delivery {
 
     /// Moves the body out; the answer is still due.
     pub fn take_body(&mut self) -> Vec<u8> {
+        self.held = None;
         std::mem::take(&mut self.body)
     }
 }
@@ -318,13 +333,17 @@ fn serve(shared: &ServerShared, stream: &TcpStream, source: SocketAddr) -> Resul
             Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
             Err(error) => return Err(broken(error)),
         }
-        let mut timed = DeadlineStream::new(stream, SystemClock.now() + config.timeout);
-        let (head, meta, body) = receive(&mut timed, config.body_bytes_max)?;
+        let deadline = SystemClock.now() + config.timeout;
+        let mut timed = DeadlineStream::new(stream, deadline);
+        let mut held = shared.bodies.begin();
+        let (head, meta, body) =
+            receive(&mut timed, config.body_bytes_max, |bytes| held.grow(bytes, deadline))?;
         let slot = Arc::new(AnswerSlot::default());
         let answer = match head.kind {
             Kind::Data | Kind::Tensor => {
                 let slot = Arc::clone(&slot);
-                shared.offer(Delivery { kind: head.kind, source, meta, body, slot })
+                let (kind, held) = (head.kind, Some(held));
+                shared.offer(Delivery { kind, source, meta, body, held, slot })
             }
             Kind::Taken | Kind::Refused => {
                 return Err(Error::new(ErrorCode::RPC_FAIL, "the client sent an answer"));
@@ -364,9 +383,11 @@ impl ServerShared {
     }
 }
 
+/// Receives a message. `reserve` is asked for each step of the body before memory is allocated.
 pub(crate) fn receive(
     stream: &mut impl Read,
     body_bytes_max: u64,
+    mut reserve: impl FnMut(u64) -> Result<()>,
 ) -> Result<(Head, Vec<u8>, Vec<u8>)> {
     let mut bytes = [0; HEAD_BYTES];
     stream.read_exact(&mut bytes).map_err(broken)?;
@@ -376,6 +397,7 @@ pub(crate) fn receive(
     let mut body = Vec::new();
     while (body.len() as u64) < head.body_bytes {
         let step = (head.body_bytes - body.len() as u64).min(STEP_BYTES.max(body.len() as u64));
+        reserve(step)?;
         body.try_reserve_exact(step as usize).map_err(|source| {
             Error::internal("cannot allocate memory for a message").caused_by(source)
         })?;

@@ -186,6 +186,28 @@ fn invalid_data_ends_only_its_connection() {
 }
 
 #[test]
+fn bodies_that_nobody_takes_have_a_limit_together() {
+    const LIMIT: usize = 1 << 20;
+    let config = ServerConfig {
+        body_bytes_max: LIMIT as u64,
+        bodies_bytes_max: LIMIT as u64,
+        timeout: Duration::from_millis(300),
+        ..ServerConfig::default()
+    };
+    let (server, client) = (server(config), client(2, SOON));
+    thread::scope(|scope| {
+        let first = scope.spawn(|| send(&client, &server, &[1; LIMIT]));
+        let delivery = server.take(SOON).unwrap().unwrap();
+        send(&client, &server, &[2; 1000]).expect_err("there is no room for its body");
+        delivery.answer(Ok(()));
+        let _ = first.join().unwrap();
+    });
+    let taker = answering(&server, 1, |_| Ok(()));
+    send(&client, &server, &[3; LIMIT]).unwrap();
+    assert_eq!(taker.join().unwrap(), [vec![3; LIMIT]]);
+}
+
+#[test]
 fn serves_clients_above_connection_limit_in_turn() {
     let config = ServerConfig {
         connections_max: 1,
