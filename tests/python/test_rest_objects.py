@@ -305,6 +305,31 @@ def test_misspelled_field_gets_a_suggestion(capsys):
     assert "the keys are local_hostname, metadata_server, " in capsys.readouterr().err
 
 
+def own_memory() -> int:
+    """Returns the bytes of memory of this process that belong to no file and nobody else."""
+    status = Path("/proc/self/status").read_text(encoding="utf-8")
+    line = next(line for line in status.splitlines() if line.startswith("RssAnon:"))
+    return int(line.split()[1]) << 10
+
+
+def test_slow_readers_do_not_hold_whole_objects(service: MooncakeStoreService):
+    stored = call(service, "PUT", "/objects/slow", bytes(32 * MIB)).status
+    assert stored == 204
+    before = own_memory()
+    readers = []
+    try:
+        for _ in range(12):
+            reader = socket.create_connection(("127.0.0.1", service.port), 30)
+            readers.append(reader)
+            reader.sendall(b"GET /objects/slow HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            assert reader.recv(12) == b"HTTP/1.1 200"
+        assert own_memory() - before < 5 * 32 * MIB
+    finally:
+        for reader in readers:
+            reader.close()
+    assert call(service, "DELETE", "/objects/slow").status == 204
+
+
 def test_unreadable_requests_get_json(service: MooncakeStoreService):
     assert service.port is not None
     for line in ("GET / HTTP/9.9", "nonsense", f"GET /{'x' * 70_000} HTTP/1.1"):
