@@ -249,6 +249,7 @@ def test_timeout_of_a_call_ends_it(master):
 CALLS: dict[str, Callable[[Any], Any]] = {
     "put": lambda store: store.put("k", b"v", timeout_s=0.05),
     "put_many": lambda store: store.put_many({"k": b"v"}, timeout_s=0.05),
+    "put_stream": lambda store: store.put_stream("k", [b"v"], timeout_s=0.05),
     "get": lambda store: store.get("k", timeout_s=0.05),
     "get_many": lambda store: store.get_many(["k"], timeout_s=0.05),
     "get_buffer": lambda store: store.get_buffer("k", timeout_s=0.05),

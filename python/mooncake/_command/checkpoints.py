@@ -32,7 +32,9 @@ _FAILED = 1
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare the commands of `mooncake checkpoint`."""
-    commands = parser.add_subparsers(required=True, metavar="ACTION", parser_class=Parser)
+    commands = parser.add_subparsers(
+        required=True, metavar="ACTION", parser_class=Parser, help="what to do with a checkpoint"
+    )
 
     def add(
         name: str, run: Callable[[argparse.Namespace], int], text: str

@@ -9,7 +9,13 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
+try:
+    import torch
+except ModuleNotFoundError as error:
+    raise ImportError(
+        "checkpoints of torch.distributed need torch; install it by "
+        "`pip install 'mooncake-transfer-engine[tensor]'`"
+    ) from error
 from torch.distributed.checkpoint.metadata import (
     BytesStorageMetadata,
     ChunkStorageMetadata,
