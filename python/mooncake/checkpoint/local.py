@@ -55,6 +55,15 @@ class LocalTensor:
     shape: tuple[int, ...]
     blocks: tuple[Block, ...]
 
+    def document(self) -> dict[str, Any]:
+        """Return what other ranks need to know."""
+        return {
+            "name": self.name,
+            "dtype": self.dtype.name,
+            "shape": self.shape,
+            "boxes": [[block.offset, block.shape] for block in self.blocks],
+        }
+
 
 class LocalTensors:
     """The tensors of a state dict, and the tree with their numbers."""
@@ -75,16 +84,7 @@ class LocalTensors:
 
     def document(self) -> dict[str, Any]:
         """Return what other ranks need to know."""
-        tensors = [
-            {
-                "name": each.name,
-                "dtype": each.dtype.name,
-                "shape": each.shape,
-                "boxes": [[block.offset, block.shape] for block in each.blocks],
-            }
-            for each in self.tensors
-        ]
-        return {"tree": self.tree, "tensors": tensors}
+        return {"tree": self.tree, "tensors": [each.document() for each in self.tensors]}
 
     def _leaf(self, value: Any, path: Path) -> Node | None:
         torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")

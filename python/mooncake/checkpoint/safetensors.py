@@ -195,16 +195,7 @@ class FileTensors:
 
     def document(self) -> dict[str, Any]:
         """Return what a layout needs to know."""
-        tensors = [
-            {
-                "name": each.name,
-                "dtype": each.dtype.name,
-                "shape": each.shape,
-                "boxes": [[block.offset, block.shape] for block in each.blocks],
-            }
-            for each in self.tensors
-        ]
-        return {"tree": self.tree, "tensors": tensors}
+        return {"tree": self.tree, "tensors": [each.document() for each in self.tensors]}
 
 
 def header_of(tensors: list[Tensor], metadata: dict[str, str]) -> bytes:
