@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from prompts import Answers, computed_answers
 from tiny_model import make_model
 
 
@@ -14,3 +15,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("model")
     make_model(folder)
     return folder
+
+
+@pytest.fixture(scope="session")
+def expected(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Answers:
+    """The right tokens for each prompt: those of a server without a connector."""
+    return computed_answers(model, tmp_path_factory.mktemp("alone"))

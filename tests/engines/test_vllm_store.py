@@ -5,54 +5,27 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from vllm_servers import (
-    ANSWER_S,
-    BLOCK_TOKENS,
-    STORE_CONNECTOR,
-    VllmServer,
-    running_master,
-    until,
-    vllm_server,
-    write_settings,
-)
+from pools import running_master, write_settings
+from prompts import PROMPTS, WHOLE, Answers, await_stored
+from vllm_servers import STORE_CONNECTOR, vllm_server
 
 pytestmark = pytest.mark.timeout(1500)
-BLOCKS = 20
-# Whole blocks, and a part of one, which is never stored.
-PROMPT = [7 + 13 * number % 499 for number in range(BLOCKS * BLOCK_TOKENS + 3)]
+PROMPT = PROMPTS[0]
 
 
-def await_stored(server: VllmServer) -> None:
-    """Waits until all whole blocks of the prompt are in the pool: the server loads them."""
-    done = 0
-
-    def all_loaded() -> bool:
-        nonlocal done
-        before = server.hits()
-        server.reset_prefix_cache()
-        server.answer(PROMPT, 1)
-        done = server.hits() - before
-        return done == BLOCKS * BLOCK_TOKENS
-
-    until(
-        all_loaded, ANSWER_S, lambda: f"{BLOCKS} blocks come from the pool, at last {done} tokens"
-    )
-
-
-def test_second_server_loads_what_the_first_computed(model: Path, tmp_path: Path) -> None:
+def test_second_server_loads_what_the_first_computed(
+    model: Path, tmp_path: Path, expected: Answers
+) -> None:
     with running_master() as master:
-        settings = write_settings(tmp_path, master)
+        settings = write_settings(tmp_path, master.address)
         with vllm_server(model, tmp_path, STORE_CONNECTOR, settings) as first:
-            with vllm_server(model, tmp_path, None) as alone:
-                alone.await_ready()
-                expected = alone.answer(PROMPT)
             first.await_ready()
-            assert first.answer(PROMPT) == expected
+            assert first.answer(PROMPT) == expected[PROMPT]
             assert first.hits() == 0
-            await_stored(first)
+            await_stored(first, PROMPT)
             first.reset_prefix_cache()
-            assert first.answer(PROMPT) == expected
+            assert first.answer(PROMPT) == expected[PROMPT]
             with vllm_server(model, tmp_path, STORE_CONNECTOR, settings) as second:
                 second.await_ready()
-                assert second.answer(PROMPT) == expected
-                assert second.hits() == BLOCKS * BLOCK_TOKENS
+                assert second.answer(PROMPT) == expected[PROMPT]
+                assert second.hits() == WHOLE

@@ -1,4 +1,4 @@
-"""vLLM servers on CPU and masters, each a process of its own that is stopped by its id."""
+"""vLLM servers on CPU, each a process of its own that is stopped by its id."""
 
 from __future__ import annotations
 
@@ -9,21 +9,20 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[2]
+from pools import OURS, stop, until
+
 # For a server to load: a limit for a machine that does other work, too.
 READY_S = 600
 ANSWER_S = 300
-# vLLM stores whole blocks, of 128 tokens on a CPU.
-BLOCK_TOKENS = 128
+NONE: Mapping[str, str] = {}
 STORE_CONNECTOR = {"kv_connector": "MooncakeStoreConnector", "kv_role": "kv_both"}
 _ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
@@ -36,7 +35,6 @@ _ENVIRONMENT = {
     "VLLM_NO_USAGE_STATS": "1",
     # Serves POST /reset_prefix_cache.
     "VLLM_SERVER_DEV_MODE": "1",
-    "PYTHONPATH": str(ROOT / "python"),
 }
 
 
@@ -48,19 +46,12 @@ class VllmServer:
     port: int
     log: Path
 
-    def answer(self, prompt: list[int], tokens: int = 8) -> list[str]:
+    def answer(self, prompt: Sequence[int], tokens: int = 8) -> list[str]:
         """Returns the tokens that follow a prompt of token numbers."""
-        body = {
-            "model": "tiny",
-            "prompt": prompt,
-            "max_tokens": tokens,
-            "temperature": 0,
-            "ignore_eos": True,
-            "logprobs": 1,
-            "return_tokens_as_token_ids": True,
-        }
-        reply = json.loads(self._call("/v1/completions", json.dumps(body).encode()))
-        return list(reply["choices"][0]["logprobs"]["tokens"])
+        try:
+            return post_completion(self.port, prompt, tokens)
+        except AssertionError as error:
+            raise AssertionError(f"{error}\n{self.tail()}") from error
 
     def reset_prefix_cache(self) -> None:
         """Forgets the blocks in the memory of the server itself."""
@@ -78,14 +69,10 @@ class VllmServer:
         return int(self.metric("vllm:external_prefix_cache_hits_total"))
 
     def _call(self, path: str, body: bytes | None) -> str:
-        request = urllib.request.Request(
-            f"http://127.0.0.1:{self.port}{path}", body, {"Content-Type": "application/json"}
-        )
         try:
-            with urllib.request.urlopen(request, timeout=ANSWER_S) as reply:
-                return str(reply.read().decode())
-        except urllib.error.HTTPError as error:
-            raise AssertionError(f"{path}: {error.read().decode()}\n{self.tail()}") from error
+            return call(self.port, path, body)
+        except AssertionError as error:
+            raise AssertionError(f"{error}\n{self.tail()}") from error
 
     def tail(self) -> str:
         """Returns the end of the log."""
@@ -105,76 +92,81 @@ class VllmServer:
             return False
 
 
-def until(condition: Callable[[], object], seconds: float, what: Callable[[], str]) -> None:
-    """Waits for a condition."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, f"not within {seconds} s: {what()}"
-        time.sleep(0.2)
+def post_completion(port: int, prompt: Sequence[int], tokens: int = 8) -> list[str]:
+    """Returns the tokens that follow a prompt of token numbers."""
+    body = {
+        "model": "tiny",
+        "prompt": list(prompt),
+        "max_tokens": tokens,
+        "temperature": 0,
+        "ignore_eos": True,
+        "logprobs": 1,
+        "return_tokens_as_token_ids": True,
+    }
+    reply = json.loads(call(port, "/v1/completions", json.dumps(body).encode()))
+    return list(reply["choices"][0]["logprobs"]["tokens"])
+
+
+def call(port: int, path: str, body: bytes | None) -> str:
+    """Returns what a server answers to a GET, or to a POST with a body."""
+    request = urllib.request.Request(
+        f"http://127.0.0.1:{port}{path}", body, {"Content-Type": "application/json"}
+    )
+    try:
+        with urllib.request.urlopen(request, timeout=ANSWER_S) as reply:
+            return str(reply.read().decode())
+    except urllib.error.HTTPError as error:
+        raise AssertionError(f"{path}: {error.read().decode()}") from error
+
+
+@contextmanager
+def held_port() -> Iterator[int]:
+    """Gives a port that nobody else gets; a server that sets SO_REUSEADDR, as vLLM, can take it."""
+    with socket.socket() as held:
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        held.bind(("127.0.0.1", 0))
+        yield held.getsockname()[1]
 
 
 @contextmanager
 def vllm_server(
-    model: Path, folder: Path, connector: dict[str, Any] | None, settings: Path | None = None
+    model: Path,
+    folder: Path,
+    connector: dict[str, Any] | None,
+    settings: Path | None = None,
+    package: Path = OURS,
+    variables: Mapping[str, str] = NONE,
+    plugins: Path | None = None,
 ) -> Iterator[VllmServer]:
-    """Starts a server, which is not ready yet; `settings` is the file of the store."""
-    # Held until the server ends; vLLM sets SO_REUSEADDR, too.
-    held = socket.socket()
-    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    held.bind(("127.0.0.1", 0))
-    port = held.getsockname()[1]
-    log = folder / f"vllm-{port}.log"
-    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
-    command += ["--model", str(model), "--served-model-name", "tiny", "--host", "127.0.0.1"]
-    command += ["--port", str(port), "--enforce-eager", "--dtype", "bfloat16"]
-    if connector is not None:
-        command += ["--kv-transfer-config", json.dumps(connector)]
+    """Starts a server, which is not ready yet.
+
+    Args:
+        model: The folder of its model.
+        folder: Where its log is written.
+        connector: What `--kv-transfer-config` says.
+        settings: The file of the store.
+        package: The folder from which it imports `mooncake`.
+        variables: More of its environment.
+        plugins: The folder with the metadata of its plugins, which are in this folder.
+    """
+    paths = [package, *([] if plugins is None else [plugins, Path(__file__).parent])]
     # Paths of sockets must be short.
-    with held, tempfile.TemporaryDirectory(prefix="v") as sockets, log.open("wb") as output:
-        environment = {**os.environ, **_ENVIRONMENT, "VLLM_RPC_BASE_PATH": sockets}
+    with (
+        held_port() as port,
+        tempfile.TemporaryDirectory(prefix="v") as sockets,
+        (folder / f"vllm-{port}.log").open("wb") as output,
+    ):
+        command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
+        command += ["--model", str(model), "--served-model-name", "tiny", "--host", "127.0.0.1"]
+        command += ["--port", str(port), "--enforce-eager", "--dtype", "bfloat16"]
+        if connector is not None:
+            command += ["--kv-transfer-config", json.dumps(connector)]
+        environment = {**os.environ, **_ENVIRONMENT, **variables}
+        environment |= {"PYTHONPATH": ":".join(map(str, paths)), "VLLM_RPC_BASE_PATH": sockets}
         if settings is not None:
             environment["MOONCAKE_CONFIG_PATH"] = str(settings)
         process = subprocess.Popen(command, stdout=output, stderr=output, env=environment)
         try:
-            server = VllmServer(process, port, log)
-            yield server
+            yield VllmServer(process, port, Path(output.name))
         finally:
-            process.terminate()
-            try:
-                process.wait(60)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-
-
-@contextmanager
-def running_master(*flags: str) -> Iterator[str]:
-    """Runs a master at a free port, and gives its address."""
-    command = [sys.executable, "-m", "mooncake.cli", "--rpc_address=127.0.0.1", "--rpc_port=0"]
-    command += ["--metrics_port=0", "--state_dir=none", "--default_kv_lease_ttl=30s", *flags]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT / "python")}
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
-    try:
-        assert process.stdout is not None
-        ready = re.search(r"ready rpc=(\S+)", process.stdout.readline())
-        assert ready is not None, "the master did not start"
-        yield ready[1]
-    finally:
-        process.terminate()
-        process.communicate(timeout=60)
-
-
-def write_settings(folder: Path, master: str, **changes: object) -> Path:
-    """Writes the file that MOONCAKE_CONFIG_PATH names."""
-    settings = {
-        "metadata_server": "P2PHANDSHAKE",
-        "master_server_address": master,
-        "global_segment_size": "256MB",
-        "local_buffer_size": "64MB",
-        "protocol": "tcp",
-        "device_name": "",
-        **changes,
-    }
-    file = folder / "mooncake_config.json"
-    file.write_text(json.dumps(settings), encoding="utf-8")
-    return file
+            stop(process)

@@ -1,0 +1,117 @@
+"""Masters and lenders of a pool, each a process of its own that is stopped by its id."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+# The folder from which Python imports this package.
+OURS = ROOT / "python"
+
+
+@dataclass
+class Master:
+    """A running master."""
+
+    process: subprocess.Popen[str]
+    address: str
+    admin_port: int
+
+    def metric(self, name: str) -> float:
+        """Returns the sum of a metric over its labels; 0 if there is none yet."""
+        url = f"http://127.0.0.1:{self.admin_port}/metrics"
+        with urllib.request.urlopen(url, timeout=30) as reply:
+            text = reply.read().decode()
+        values = re.findall(rf"^{re.escape(name)}(?:{{.*}})? (\S+)$", text, re.MULTILINE)
+        return sum(float(value) for value in values)
+
+    def kill(self) -> None:
+        """Ends the process at once, as a crash does."""
+        self.process.kill()
+        self.process.communicate()
+
+
+@contextmanager
+def running_master(
+    *flags: str, address: str = "127.0.0.1:0", state_dir: Path | None = None
+) -> Iterator[Master]:
+    """Runs a master at an address, by default at a free port."""
+    host, _, port = address.rpartition(":")
+    command = [sys.executable, "-m", "mooncake.cli", f"--rpc_address={host}", f"--rpc_port={port}"]
+    command += [
+        "--metrics_port=0",
+        "--metrics_host=127.0.0.1",
+        f"--state_dir={state_dir or 'none'}",
+    ]
+    command += ["--default_kv_lease_ttl=30s", *flags]
+    environment = {**os.environ, "PYTHONPATH": str(OURS)}
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
+    try:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        ready = re.search(r"ready rpc=(\S+) admin=\S+:(\d+)", line)
+        assert ready is not None, f"the master did not start: {line}"
+        yield Master(process, ready[1], int(ready[2]))
+    finally:
+        stop(process)
+
+
+@contextmanager
+def running_lender(folder: Path, master: str, size: str, **variables: str) -> Iterator[int]:
+    """Runs a process that lends memory to the pool, and gives its id."""
+    ports = folder / f"lender-{time.monotonic_ns()}.json"
+    command = [sys.executable, "-m", "mooncake.cli_client", "--host=127.0.0.1", "--port=0"]
+    command += [f"--master_server_address={master}", "--metadata_server=P2PHANDSHAKE"]
+    command += [f"--global_segment_size={size}", f"--ports_file={ports}"]
+    environment = {**os.environ, **variables, "PYTHONPATH": str(OURS)}
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, text=True, env=environment)
+    try:
+        until(lambda: ports.exists() or process.poll() is not None, 60, lambda: "a lender starts")
+        assert process.poll() is None, "the lender ended"
+        yield process.pid
+    finally:
+        stop(process)
+
+
+def write_settings(folder: Path, master: str, **changes: object) -> Path:
+    """Writes the file that MOONCAKE_CONFIG_PATH names."""
+    settings = {
+        "metadata_server": "P2PHANDSHAKE",
+        "master_server_address": master,
+        "global_segment_size": "256MB",
+        "local_buffer_size": "64MB",
+        "protocol": "tcp",
+        "device_name": "",
+        **changes,
+    }
+    file = folder / "mooncake_config.json"
+    file.write_text(json.dumps(settings), encoding="utf-8")
+    return file
+
+
+def until(condition: Callable[[], object], seconds: float, what: Callable[[], str]) -> None:
+    """Waits for a condition."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {seconds} s: {what()}"
+        time.sleep(0.2)
+
+
+def stop(process: subprocess.Popen[str] | subprocess.Popen[bytes]) -> None:
+    """Asks a process to end, and kills it if it does not."""
+    process.terminate()
+    try:
+        process.communicate(timeout=60)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.communicate()
