@@ -194,6 +194,31 @@ pub fn read(from: LocalRange, into: &mut [u8]) -> Result<()> {
     copy(from, unsafe { LocalRange::held(into.as_mut_ptr(), into.len()) })
 }
 
+/// Copies memory into a short block again and again, from its beginning to its end, and hands out
+/// each copy. Other threads may write to the memory meanwhile; the copy does not change.
+///
+/// # Errors
+/// The range is foreign and not mapped or not readable.
+///
+/// # Panics
+/// The block is empty.
+pub fn read_by_block(
+    from: LocalRange,
+    block: &mut [u8],
+    mut visit: impl FnMut(&[u8]),
+) -> Result<()> {
+    let mut copier = Copier::default();
+    for at in (0..from.length()).step_by(block.len()) {
+        let length = block.len().min(from.length() - at);
+        let copied = &mut block[..length];
+        // SAFETY: the slice is borrowed exclusively until the copy has returned.
+        let into = unsafe { LocalRange::held(copied.as_mut_ptr(), length) };
+        copier.copy(from.part(at, length), into)?;
+        visit(copied);
+    }
+    Ok(())
+}
+
 /// Kind of memory access.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Access {
@@ -323,6 +348,19 @@ mod tests {
     fn foreign(address: usize, length: usize) -> LocalRange {
         // SAFETY: the test holds no reference while it copies.
         unsafe { LocalRange::foreign(address, length) }
+    }
+
+    #[test]
+    fn memory_is_read_by_block_in_order_and_a_bad_address_is_an_error() {
+        let bytes: Vec<u8> = (0..10_000_u32).map(|at| (at % 251) as u8).collect();
+        for (length, block) in [(0, 16), (1, 16), (4096, 4096), (10_000, 4096)] {
+            let mut seen = Vec::new();
+            let from = foreign(bytes.as_ptr() as usize, length);
+            read_by_block(from, &mut vec![0; block], |part| seen.extend_from_slice(part)).unwrap();
+            assert_eq!(seen, bytes[..length]);
+        }
+        let unmapped = foreign(4096, 10_000);
+        assert!(read_by_block(unmapped, &mut [0; 64], |_| panic!("nothing is read")).is_err());
     }
 
     /// Pages with these rights, unmapped on drop.

@@ -5,17 +5,27 @@ from __future__ import annotations
 import json
 import math
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any, Final
 
-from mooncake._runtime import Buffer, _native
+from mooncake._runtime import Buffer
 from mooncake.checkpoint.local import Block, LocalTensor
 from mooncake.checkpoint.manifest import Tensor
 from mooncake.checkpoint.names import CORRUPT, INVALID, error_of
 from mooncake.checkpoint.transfer import Source
 from mooncake.tensor.dtypes import DType
 
-__all__ = ["DTYPES", "LAYOUT", "FileTensors", "SafetensorsFile", "header_of", "index_of"]
+__all__ = [
+    "DTYPES",
+    "LAYOUT",
+    "FileMemory",
+    "FileTensors",
+    "SafetensorsFile",
+    "header_of",
+    "index_of",
+]
 
 DTYPES: Final = {
     "F64": "float64",
@@ -43,6 +53,7 @@ LAYOUT: Final = "safetensors"
 
 _HEADER_BYTES_MAX = 100_000_000
 _METADATA = "__metadata__"
+_ALIGNMENT = 64
 _CODES = {name: code for code, name in DTYPES.items()}
 
 
@@ -55,17 +66,48 @@ class _FileRange:
     nbytes: int
     ndim: int = 1
 
-    def source(self) -> Source:
-        """Read the bytes."""
-        buffer = Buffer.allocate(max(self.nbytes, 1))
-        view, done = memoryview(buffer).cast("B"), 0
+    def read_into(self, memory: memoryview) -> None:
+        """Read the bytes into memory of their length."""
+        done = 0
         while done < self.nbytes:
             end = min(done + (1 << 30), self.nbytes)
-            read = os.preadv(self.file.descriptor, [view[done:end]], self.offset + done)
+            read = os.preadv(self.file.descriptor, [memory[done:end]], self.offset + done)
             if read == 0:
                 raise self.file.changed()
             done += read
-        return Source(_native.writable_range(buffer)[0], self.nbytes, buffer)
+
+
+class FileMemory:
+    """Memory that bytes of files are read into. Each use begins at its beginning.
+
+    Memory that is used again has its pages: to touch new ones takes longer than to read a file.
+    """
+
+    def __init__(self) -> None:
+        """Begin without memory."""
+        self._buffer: Buffer | None = None
+
+    def read(self, blocks: Sequence[Block]) -> list[Source]:
+        """Read the bytes of blocks. What an earlier call read is gone.
+
+        Raises:
+            CorruptError: A file was shortened.
+        """
+        ranges: list[_FileRange] = [block.value for block in blocks]
+        starts = [0, *accumulate(_rounded(each.nbytes) for each in ranges)]
+        if self._buffer is None or len(self._buffer) < starts[-1]:
+            self._buffer = Buffer.allocate(max(starts[-1], 1))
+        first, view = self._buffer.ptr(), self._buffer.buffer
+        sources = []
+        for each, start in zip(ranges, starts, strict=False):
+            each.read_into(view[start : start + each.nbytes])
+            sources.append(Source(first + start, each.nbytes, self._buffer))
+        return sources
+
+
+def _rounded(nbytes: int) -> int:
+    """Return a length after which other bytes may begin at an address of the same alignment."""
+    return -(-nbytes // _ALIGNMENT) * _ALIGNMENT
 
 
 class SafetensorsFile:

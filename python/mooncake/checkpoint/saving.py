@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
@@ -27,7 +27,7 @@ from mooncake.checkpoint.names import (
 )
 from mooncake.checkpoint.ranks import Ranks
 from mooncake.checkpoint.room import check_room
-from mooncake.checkpoint.safetensors import FileTensors
+from mooncake.checkpoint.safetensors import FileMemory, FileTensors
 from mooncake.checkpoint.transfer import (
     Source,
     batched,
@@ -365,6 +365,8 @@ class _Writer:
         self._publication = publication
         self._has_checksums = has_checksums
         self._rank = rank
+        # Two batches of files are in memory: one is put while the next is read.
+        self._files = [FileMemory() for _ in range(2)] if isinstance(local, FileTensors) else []
         self._names = layout.names(publication.save)
         self._own = [(at, each) for at, each in enumerate(layout.places) if each.rank == rank]
         self._blocks = [
@@ -376,12 +378,8 @@ class _Writer:
         stored: Stored = {}
         sizes = [place.nbytes for _, place in self._own]
         total, done = sum(sizes), 0
-        with checksum_threads() as pool:
-            for number, piece in enumerate(batched(sizes)):
-                sources = {
-                    at: Source.of(block)
-                    for (at, _), block in zip(self._own[piece], self._blocks[piece], strict=True)
-                }
+        with checksum_threads() as pool, ThreadPoolExecutor(1) as reader:
+            for number, sources in enumerate(self._batches(sizes, reader)):
                 stored.update(self._reused(sources))
                 rows = [at for at in sources if at not in stored]
                 names = [self._names[at] for at in rows]
@@ -390,7 +388,7 @@ class _Writer:
                 known = put_parts(self._publication, names, parts, own_pool, total)
                 put = dict(zip(rows, known, strict=True))
                 stored.update(put)
-                done += sum(sizes[piece])
+                done += sum(source.nbytes for source in sources.values())
                 if self._has_checksums and put and done < total:
                     self._record(number, put)
                 if progress is not None and done < total:
@@ -398,6 +396,25 @@ class _Writer:
         if progress is not None:
             progress(total, total)
         return stored
+
+    def _batches(
+        self, sizes: Sequence[int], reader: ThreadPoolExecutor
+    ) -> Iterator[dict[int, Source]]:
+        """Return the memory of the parts by batch. A batch of files is there until the next one."""
+        pieces = list(batched(sizes))
+        if not self._files:
+            for piece in pieces:
+                yield self._numbered(piece, map(Source.of, self._blocks[piece]))
+            return
+        reads: list[Future[list[Source]]] = []
+        for number, piece in enumerate(pieces):
+            for ahead in range(len(reads), min(number + 2, len(pieces))):
+                memory = self._files[ahead % 2]
+                reads.append(reader.submit(memory.read, self._blocks[pieces[ahead]]))
+            yield self._numbered(piece, reads[number].result())
+
+    def _numbered(self, piece: slice, sources: Iterable[Source]) -> dict[int, Source]:
+        return {at: source for (at, _), source in zip(self._own[piece], sources, strict=True)}
 
     def _reused(self, sources: dict[int, Source]) -> Stored:
         """Return the parts of interrupted saves that have the same bytes."""

@@ -76,10 +76,6 @@ class Source:
     def of(cls, block: Block) -> Source:
         """Return the memory of a block, or that of a copy on the host."""
         value = block.value
-        if hasattr(value, "source"):
-            # Bytes of a file.
-            source: Source = value.source()
-            return source
         if value.ndim > DIMS_MAX:
             value = value.reshape(-1)
         place = memory.of(value)
