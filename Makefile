@@ -192,8 +192,8 @@ soak: dev $(VENV)/.test-tools ## The long tier: every test ROUNDS times, CASES c
 	done
 
 .PHONY: test-engines
-test-engines: dev ## The long tier: tests with vLLM on CPUs, in .venv-engines or MOONCAKE_ENGINES_VENV (6.6 GB)
-	@scripts/test-engines.sh
+test-engines: dev ## The long tier: tests with vLLM and LMCache on CPUs, in .venv-engines or MOONCAKE_ENGINES_VENV (7 GB)
+	@scripts/test-engines.sh $(ENGINE_TESTS)
 
 .PHONY: check-torch-versions
 check-torch-versions: dev ## The long tier: tests of process groups with old versions of torch, 5 GB of downloads each (TORCH_VERSIONS=...)

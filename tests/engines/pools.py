@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import socket
 import subprocess
 import sys
 import time
@@ -15,8 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-# The folder from which Python imports this package.
+# The folders of this package and of upstream's, which test-engines.sh installs.
 OURS = ROOT / "python"
+UPSTREAM = Path(sys.prefix) / "upstream"
 
 
 @dataclass
@@ -67,6 +69,33 @@ def running_master(
 
 
 @contextmanager
+def running_upstream_master() -> Iterator[str]:
+    """Runs the master of upstream, and gives its address."""
+    ports = []
+    for _ in range(2):
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            ports.append(free.getsockname()[1])
+    command = [str(UPSTREAM / "mooncake/mooncake_master"), "--rpc_address=127.0.0.1"]
+    command += [f"--rpc_port={ports[0]}", f"--metrics_port={ports[1]}"]
+    command += ["--default_kv_lease_ttl=30000"]
+    quiet = subprocess.DEVNULL
+    process = subprocess.Popen(command, stdout=quiet, stderr=quiet)
+    try:
+        until(lambda: is_open(ports[0]), 60, lambda: "upstream's master listens")
+        assert process.poll() is None, "upstream's master ended"
+        yield f"127.0.0.1:{ports[0]}"
+    finally:
+        stop(process)
+
+
+def is_open(port: int) -> bool:
+    """Returns whether a process listens at a port of this host."""
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+@contextmanager
 def running_lender(folder: Path, master: str, size: str, **variables: str) -> Iterator[int]:
     """Runs a process that lends memory to the pool, and gives its id."""
     ports = folder / f"lender-{time.monotonic_ns()}.json"
@@ -79,6 +108,33 @@ def running_lender(folder: Path, master: str, size: str, **variables: str) -> It
         until(lambda: ports.exists() or process.poll() is not None, 60, lambda: "a lender starts")
         assert process.poll() is None, "the lender ended"
         yield process.pid
+    finally:
+        stop(process)
+
+
+# Lends memory by upstream's API, which both packages have.
+HOLDER = """
+import sys
+from mooncake.store import MooncakeDistributedStore
+store = MooncakeDistributedStore()
+code = store.setup("127.0.0.1", "P2PHANDSHAKE", int(sys.argv[2]), 1 << 24, "tcp", "", sys.argv[1])
+print(f"setup={code}", flush=True)
+sys.stdin.read()
+"""
+
+
+@contextmanager
+def running_holder(package: Path, master: str, size: int) -> Iterator[None]:
+    """Runs a process that lends memory by means of one of the packages."""
+    command = [sys.executable, "-c", HOLDER, master, str(size)]
+    environment = {**os.environ, "PYTHONPATH": str(package)}
+    pipe = subprocess.PIPE
+    process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=environment)
+    try:
+        assert process.stdout is not None
+        lines = iter(process.stdout.readline, "")
+        assert any(line == "setup=0\n" for line in lines), "the process lends no memory"
+        yield
     finally:
         stop(process)
 

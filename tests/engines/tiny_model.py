@@ -7,8 +7,11 @@ from pathlib import Path
 TEXTS = ["the quick brown fox jumps over the lazy dog", "0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15"]
 
 
-def make_model(folder: Path) -> None:
-    """Writes a Llama model of 2 layers and its tokenizer (about 1 MB); nothing is downloaded."""
+def make_model(folder: Path, heads: int = 4, head_size: int = 32) -> None:
+    """Writes a Llama model of 2 layers and its tokenizer (about 1 MB); nothing is downloaded.
+
+    A token has 8 bytes of KV cache by head and element of a head: 1 KiB by default.
+    """
     import torch
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
@@ -29,8 +32,9 @@ def make_model(folder: Path) -> None:
         hidden_size=128,
         intermediate_size=256,
         num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=4,
+        num_attention_heads=heads,
+        num_key_value_heads=heads,
+        head_dim=head_size,
         max_position_embeddings=8192,
         bos_token_id=0,
         eos_token_id=1,
