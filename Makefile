@@ -86,6 +86,7 @@ check-shape: setup ## Check dependencies, file sizes and the rules of docs/archi
 check-fresh: setup ## Check that generated files are up to date
 	cargo test $(RUST_TESTED) --quiet --test fresh
 	@$(BIN)/python scripts/generate_blocking_api.py --check
+	@$(BIN)/python scripts/generate_engine_versions.py --check
 
 .PHONY: check-rust
 check-rust: setup ## Lint Rust, with and without RDMA
@@ -114,6 +115,7 @@ format: setup ## Format Rust and Python
 generate: setup ## Write the wire code, the reference pages and the blocking Python API
 	cargo run --locked --quiet -p mooncake-codegen
 	@$(BIN)/python scripts/generate_blocking_api.py
+	@$(BIN)/python scripts/generate_engine_versions.py
 
 $(DOCS_VENV)/.tools: scripts/docs-tools.txt
 	@python3 -m venv $(DOCS_VENV)

@@ -69,8 +69,8 @@ def running_master(
 
 
 @contextmanager
-def running_upstream_master() -> Iterator[str]:
-    """Runs the master of upstream, and gives its address."""
+def running_upstream_master(folder: Path) -> Iterator[str]:
+    """Runs the master of upstream, whose log is in a folder, and gives its address."""
     ports = []
     for _ in range(2):
         with socket.socket() as free:
@@ -79,12 +79,13 @@ def running_upstream_master() -> Iterator[str]:
     command = [str(UPSTREAM / "mooncake/mooncake_master"), "--rpc_address=127.0.0.1"]
     command += [f"--rpc_port={ports[0]}", f"--metrics_port={ports[1]}"]
     command += ["--default_kv_lease_ttl=30000"]
-    quiet = subprocess.DEVNULL
-    process = subprocess.Popen(command, stdout=quiet, stderr=quiet)
+    log = folder / "upstream-master.log"
+    with log.open("wb") as output:
+        process = subprocess.Popen(command, stdout=output, stderr=output)
     try:
         until(lambda: is_open(ports[0]), 60, lambda: "upstream's master listens")
-        assert process.poll() is None, "upstream's master ended"
         yield f"127.0.0.1:{ports[0]}"
+        assert process.poll() is None, f"upstream's master ended:\n{log.read_text()[-2000:]}"
     finally:
         stop(process)
 

@@ -22,16 +22,19 @@ pytestmark = pytest.mark.timeout(1500)
 CONNECTOR = {"kv_connector": "LMCacheConnectorV1", "kv_role": "kv_both"}
 # Two blocks of vLLM.
 CHUNK_TOKENS = 256
+# LMCache ignores the address in `remote_url`. It hands the settings over as a dict, in which
+# upstream's package knows the master by the second name only; LMCache removes the prefix.
 SETTINGS = """
 chunk_size: {chunk}
 local_cpu: false
 max_local_cpu_size: 0.5
-remote_url: "mooncakestore://{master}/"
+remote_url: "mooncakestore://127.0.0.1:1/"
 remote_serde: "naive"
 extra_config:
   local_hostname: "127.0.0.1"
   metadata_server: "P2PHANDSHAKE"
   master_server_address: "{master}"
+  mooncake_master_server_addr: "{master}"
   protocol: "tcp"
   device_name: ""
   global_segment_size: 134217728
@@ -66,7 +69,7 @@ def test_second_server_loads_chunks_of_the_first(
         if package == OURS:
             master = processes.enter_context(running_master()).address
         else:
-            master = processes.enter_context(running_upstream_master())
+            master = processes.enter_context(running_upstream_master(tmp_path))
         variables = lmcache_variables(tmp_path, master)
         first, second = (
             processes.enter_context(

@@ -51,7 +51,7 @@ def test_warm_prompt_is_no_slower_than_with_upstream(tmp_path: Path, results: Re
     with ExitStack() as processes:
         masters = {
             "ours": processes.enter_context(running_master()).address,
-            "upstream": processes.enter_context(running_upstream_master()),
+            "upstream": processes.enter_context(running_upstream_master(tmp_path)),
         }
         servers = {}
         for name, package in (("ours", OURS), ("upstream", UPSTREAM)):
