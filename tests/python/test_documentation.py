@@ -34,7 +34,8 @@ INSTRUCTIONS = [
 ]
 # Programs of others, whose options are not checked.
 FOREIGN_PROGRAM = re.compile(
-    r"\b(?:curl|docker|kubectl|pip|sysctl|systemctl|useradd|torchrun|vllm|sglang(?:_router)?\.\w+)\s"
+    r"\b(?:curl|docker|kubectl|pip|sysctl|systemctl|useradd|torchrun|vllm(?:\.\w+)*"
+    r"|sglang(?:_router)?\.\w+)\s"
 )
 # Options of others that stand alone.
 FOREIGN_FLAGS = {
