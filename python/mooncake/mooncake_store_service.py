@@ -10,9 +10,9 @@ import os
 import signal
 import threading
 from collections.abc import Callable
-from dataclasses import asdict, fields
+from dataclasses import asdict, dataclass, fields
 from difflib import get_close_matches
-from typing import Any, Final
+from typing import Any, Final, Literal
 from urllib.parse import unquote_to_bytes
 
 from mooncake._http import Reply, Request, Server, listen_failure
@@ -200,7 +200,7 @@ class MooncakeStoreService(AiohttpHandlers):
         """Return the maximum length of the body; or the refusal of a stranger's request."""
         route = _route_of(request.path)
         is_change = (is_route(request.path) and request.method in ("PUT", "DELETE")) or (
-            route is not None and route[0] == request.method != "GET"
+            route is not None and route.is_change and request.method == route.method
         )
         reason = None
         if is_change:
@@ -209,7 +209,7 @@ class MooncakeStoreService(AiohttpHandlers):
             reason = self._access.refusal_of_read(request)
         if reason is not None:
             return _failed(403, reason)
-        is_put = route == ("PUT", "/api/put") or (is_change and is_object(request.path))
+        is_put = route == _PUT or (is_change and is_object(request.path))
         return _VALUE_BODY_BYTES_MAX if is_put else _OTHER_BODY_BYTES_MAX
 
     def _answer(self, request: Request) -> Reply:
@@ -223,16 +223,14 @@ class MooncakeStoreService(AiohttpHandlers):
             return _failed(
                 404, f"there is no {request.path}; GET / and /openapi.json list the routes"
             )
-        method, prefix = route
-        if request.method != method:
-            failed = _failed(405, f"the method is not {method}")
-            return Reply(405, failed.body, failed.kind, (("Allow", method),))
+        if request.method != route.method:
+            failed = _failed(405, f"the method is not {route.method}")
+            return Reply(405, failed.body, failed.kind, (("Allow", route.method),))
         store = self.store
         if store is None:
             return _failed(500, "the store is not set up")
         try:
-            takes_key = prefix.endswith("/")
-            given = _key(request.path[len(prefix) :]) if takes_key else _fields(request)
+            given = route.key_of(request.path) if route.takes_key else _fields(request)
             return _ROUTES[route](self, store, given)
         except _RefusedError as error:
             return _failed(error.status, str(error))
@@ -368,20 +366,55 @@ class MooncakeStoreService(AiohttpHandlers):
             os.close(file)
 
 
+@dataclass(frozen=True, slots=True)
+class _Route:
+    """A route of upstream's API.
+
+    Attributes:
+        method: The one method that it has.
+        path: Its path; with a slash at its end, the key of an object follows.
+    """
+
+    method: Literal["GET", "PUT", "POST", "DELETE"]
+    path: str
+
+    @property
+    def is_change(self) -> bool:
+        """True if the route changes something."""
+        return self.method != "GET"
+
+    @property
+    def takes_key(self) -> bool:
+        """True if the path ends with a key; otherwise the body has fields."""
+        return self.path.endswith("/")
+
+    def matches(self, path: str) -> bool:
+        """Return whether a request for a path is for this route."""
+        if self.takes_key:
+            return path.startswith(self.path) and path != self.path
+        return path == self.path
+
+    def key_of(self, path: str) -> bytes:
+        """Return the key at the end of a path, in which any byte may be escaped."""
+        return unquote_to_bytes(path[len(self.path) :].encode("latin-1"))
+
+
+_PUT: Final = _Route("PUT", "/api/put")
+
 _ROUTES: Final[
-    dict[tuple[str, str], Callable[[MooncakeStoreService, MooncakeDistributedStore, Any], Reply]]
+    dict[_Route, Callable[[MooncakeStoreService, MooncakeDistributedStore, Any], Reply]]
 ] = {
-    ("PUT", "/api/put"): MooncakeStoreService._put,
-    ("GET", "/api/get/"): MooncakeStoreService._get,
-    ("GET", "/api/exist/"): MooncakeStoreService._exist,
-    ("DELETE", "/api/remove/"): MooncakeStoreService._remove,
-    ("DELETE", "/api/remove_all"): MooncakeStoreService._remove_all,
-    ("POST", "/api/mount"): MooncakeStoreService._mount,
-    ("POST", "/api/unmount"): MooncakeStoreService._unmount,
-    ("POST", "/api/mount_shm"): MooncakeStoreService._mount_shm,
-    ("POST", "/api/unmount_shm"): MooncakeStoreService._unmount_shm,
-    ("POST", "/api/reconfigure"): MooncakeStoreService._reconfigure,
-    ("POST", "/api/unmount_local_disk"): MooncakeStoreService._unmount_local_disk,
+    _PUT: MooncakeStoreService._put,
+    _Route("GET", "/api/get/"): MooncakeStoreService._get,
+    _Route("GET", "/api/exist/"): MooncakeStoreService._exist,
+    _Route("DELETE", "/api/remove/"): MooncakeStoreService._remove,
+    _Route("DELETE", "/api/remove_all"): MooncakeStoreService._remove_all,
+    _Route("POST", "/api/mount"): MooncakeStoreService._mount,
+    _Route("POST", "/api/unmount"): MooncakeStoreService._unmount,
+    _Route("POST", "/api/mount_shm"): MooncakeStoreService._mount_shm,
+    _Route("POST", "/api/unmount_shm"): MooncakeStoreService._unmount_shm,
+    _Route("POST", "/api/reconfigure"): MooncakeStoreService._reconfigure,
+    _Route("POST", "/api/unmount_local_disk"): MooncakeStoreService._unmount_local_disk,
 }
 
 
@@ -488,19 +521,9 @@ def _token(variable: str) -> str:
     return (next(values, "") or "").strip()
 
 
-def _route_of(path: str) -> tuple[str, str] | None:
-    """Return method and beginning of the route of a path."""
-    for route in _ROUTES:
-        prefix = route[1]
-        takes_key = prefix.endswith("/")
-        if path.startswith(prefix) and path != prefix if takes_key else path == prefix:
-            return route
-    return None
-
-
-def _key(path: str) -> bytes:
-    """Return the key at the end of a path, in which any byte may be escaped."""
-    return unquote_to_bytes(path.encode("latin-1"))
+def _route_of(path: str) -> _Route | None:
+    """Return the route of a path."""
+    return next((route for route in _ROUTES if route.matches(path)), None)
 
 
 def _fields(request: Request) -> dict[str, Any]:

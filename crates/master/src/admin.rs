@@ -207,16 +207,21 @@ fn leader() -> Value {
 }
 
 pub(super) fn kv_events(service: &Service) -> Value {
-    if let Some(events) = service.events() {
-        return events.status();
+    let events = service.events();
+    let counts = events.map(|events| events.counts()).unwrap_or_default();
+    let mut status = json!({
+        "enabled": events.is_some(),
+        "published_batches": counts.published_batches,
+        "published_events": counts.published_events,
+        "dropped_events": counts.dropped,
+        "skipped_unparsed_keys": counts.skipped,
+    });
+    if let Some(events) = events {
+        status["missed_by_slow_subscribers"] = counts.missed.into();
+        status["subscribers"] = counts.subscribers.into();
+        status["endpoint"] = events.endpoint().into();
     }
-    json!({
-        "enabled": false,
-        "published_batches": 0,
-        "published_events": 0,
-        "dropped_events": 0,
-        "skipped_unparsed_keys": 0,
-    })
+    status
 }
 
 async fn remove_all(State(admin): AdminContext, RawQuery(query): RawQuery) -> Response {

@@ -24,7 +24,6 @@ use std::{
 use bytes::Bytes;
 use mooncake_base::sync::Mutex;
 use mooncake_base::{Endpoint, Error, Result};
-use serde_json::{Value, json};
 use tokio::{
     net::TcpListener,
     sync::{Notify, Semaphore, broadcast},
@@ -65,6 +64,23 @@ pub struct Events {
     skipped: AtomicU64,
     missed: Arc<AtomicU64>,
     subscribers: Arc<AtomicU64>,
+}
+
+/// What was published, and what was not.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct EventCounts {
+    /// Messages.
+    pub published_batches: u64,
+    /// Events in them.
+    pub published_events: u64,
+    /// Events that a full queue gave up.
+    pub dropped: u64,
+    /// Events without a key.
+    pub skipped: u64,
+    /// Messages that subscribers were too slow for.
+    pub missed: u64,
+    /// Subscribers that are connected.
+    pub subscribers: u64,
 }
 
 /// The queue of events to be sent.
@@ -115,19 +131,22 @@ impl Events {
         self.has_more.notify_one();
     }
 
-    /// Returns the content of `/kv_events/status`.
-    pub fn status(&self) -> Value {
+    /// Returns the counters.
+    pub fn counts(&self) -> EventCounts {
         let read = |count: &AtomicU64| count.load(Ordering::Relaxed);
-        json!({
-            "enabled": true,
-            "published_batches": read(&self.published_batches),
-            "published_events": read(&self.published_events),
-            "dropped_events": read(&self.dropped),
-            "skipped_unparsed_keys": read(&self.skipped),
-            "missed_by_slow_subscribers": read(&self.missed),
-            "subscribers": read(&self.subscribers),
-            "endpoint": format!("tcp://{}", self.address),
-        })
+        EventCounts {
+            published_batches: read(&self.published_batches),
+            published_events: read(&self.published_events),
+            dropped: read(&self.dropped),
+            skipped: read(&self.skipped),
+            missed: read(&self.missed),
+            subscribers: read(&self.subscribers),
+        }
+    }
+
+    /// Returns the endpoint to which subscribers connect.
+    pub fn endpoint(&self) -> String {
+        format!("tcp://{}", self.address)
     }
 
     /// Publishes until `stop`. Returns when the connections of all subscribers have ended.

@@ -111,6 +111,14 @@ pub fn capped(deadline: Moment) -> Moment {
     })
 }
 
+/// Returns the end of the call's limit, if it has one. It is in the past after an interruption.
+pub fn deadline() -> Option<Moment> {
+    CURRENT.with_borrow(|active| {
+        let limit = &active.as_ref()?.limit;
+        if limit.is_interrupted() { Some(Moment::default()) } else { limit.0.deadline }
+    })
+}
+
 /// Returns whether the call has no time left, because of its deadline or an interruption.
 pub fn is_over() -> bool {
     CURRENT.with_borrow(|active| match active {

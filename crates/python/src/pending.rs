@@ -88,6 +88,7 @@ impl Pending {
     /// Makes an empty set of calls of a store, for one event loop.
     #[new]
     fn new(py: Python<'_>, store: &Bound<'_, Store>) -> PyResult<Self> {
+        store.get().call(py, |_client| ())?; // raises if the store is closed
         let (near, far) = or_raise(py, waker_pair())?;
         let completions = CompletionQueue { state: Mutex::default(), waker: far };
         let calls = LoopCalls {

@@ -25,7 +25,7 @@ pub use call_retry::{AttemptFailure, CallKind, CallRetry, RetryPatience};
 pub use fences::{FenceReleases, GrantedFence, fence_end};
 pub use own_puts::{OwnPuts, UnconfirmedPut};
 pub use put::{
-    ClosePuts, CloseStep, Closing, PutRetry, Refusal, StartPuts, StartStep, StartVerdict,
+    ClosePuts, CloseStep, Closing, PutRetry, PutRounds, Refusal, StartPuts, StartStep, StartVerdict,
 };
 pub use read::{ReadExtent, ReadObjects, ReadReplica, ReadSource, ReadStep};
 pub use replica_order::{ReplicaRank, replica_order};

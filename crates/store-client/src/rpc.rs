@@ -32,9 +32,6 @@ use crate::{
     protocol::{CallKind, CallNumbers, CallRetry, RetryPatience},
 };
 
-/// Any time: a limit that cuts it off is the one that ends the call.
-const LIMIT_PROBE: Duration = Duration::from_secs(1);
-
 /// The calls of one client to its master.
 pub(crate) struct MasterRpc {
     link: Arc<dyn MasterLink>,
@@ -136,7 +133,7 @@ impl MasterRpc {
         prepare: impl Fn(&mut Call),
     ) -> Result<R::Answer> {
         // The deadline may be capped already.
-        let is_limited = call_limit::capped(deadline + LIMIT_PROBE) <= deadline;
+        let is_limited = call_limit::deadline().is_some_and(|limit| limit <= deadline);
         let deadline = call_limit::capped(deadline);
         if deadline.has_passed(sent) {
             let text = "the time limit passed before the call was sent";

@@ -326,7 +326,6 @@ class AsyncNative:
         calls = self._loops.get(id(loop))
         if calls is None or calls.loop is not loop:
             store = self.opened()
-            store.metrics()  # raises if the store is closed
             for number in [n for n, other in self._loops.items() if other.is_over]:
                 self._loops.pop(number, None)
             calls = self._loops[id(loop)] = _LoopCalls(loop, store)

@@ -49,17 +49,16 @@ fn load(out: &mut Exposition, service: &Service) {
         "Bytes of large request frames in flight.",
         load.map_or(0, Admission::large_frame_bytes),
     );
-    let Some(events) = service.events().map(|events| events.status()) else { return };
-    let number = |name: &str| events[name].as_u64().unwrap_or_default();
-    for (name, field, help) in [
-        ("published", "published_events", "Events published."),
-        ("dropped", "dropped_events", "Events dropped because the queue was full."),
-        ("missed", "missed_by_slow_subscribers", "Messages missed by slow subscribers."),
+    let Some(events) = service.events().map(|events| events.counts()) else { return };
+    for (name, count, help) in [
+        ("published", events.published_events, "Events published."),
+        ("dropped", events.dropped, "Events dropped because the queue was full."),
+        ("missed", events.missed, "Messages missed by slow subscribers."),
     ] {
-        out.counter(&format!("mooncake_master_events_{name}_total"), help, number(field));
+        out.counter(&format!("mooncake_master_events_{name}_total"), help, count);
     }
     let name = "mooncake_master_events_subscribers";
-    out.gauge(name, "Connected event subscribers.", number("subscribers"));
+    out.gauge(name, "Connected event subscribers.", events.subscribers);
 }
 
 fn slow(out: &mut Exposition, service: &Service) {

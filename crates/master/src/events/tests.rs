@@ -37,7 +37,7 @@ fn full_queue_drops_oldest_and_leaves_gap() {
     let keys: Vec<_> = rest.iter().map(ObjectEvent::key).collect();
     assert_eq!(keys, [b"d", b"e"]);
     assert_eq!(sequence(&frame.message(&rest, &events.config)), 4, "two numbers are missing");
-    assert_eq!(events.status()["dropped_events"], 2);
+    assert_eq!(events.counts().dropped, 2);
     assert!(events.take_batch(&mut frame).is_none());
 }
 
@@ -60,7 +60,7 @@ fn without_keys_only_cleared_is_published() {
     events.push([stored("a"), ObjectEvent::Cleared { tenant }]);
     let batch = events.take_batch(&mut MessageEncoder::default()).unwrap();
     assert!(matches!(batch[..], [ObjectEvent::Cleared { .. }]));
-    assert_eq!(events.status()["skipped_unparsed_keys"], 1);
+    assert_eq!(events.counts().skipped, 1);
 }
 
 #[tokio::test]
@@ -105,7 +105,7 @@ async fn subscriber_receives_events_after_subscribing() {
         subscriber.read_exact(&mut ready).await.unwrap();
         assert!(ready.ends_with(b"PUB"));
         events.push([stored("before")]);
-        while events.status()["published_events"] != 1 {
+        while events.counts().published_events != 1 {
             tokio::task::yield_now().await;
         }
         // A subscription, and a ping. Its reply shows that the subscription was processed.
@@ -121,5 +121,5 @@ async fn subscriber_receives_events_after_subscribing() {
         stop.cancel();
     };
     timeout(DEADLINE, async { tokio::join!(serving, work) }).await.expect("in time");
-    assert_eq!(events.status()["subscribers"], 0);
+    assert_eq!(events.counts().subscribers, 0);
 }

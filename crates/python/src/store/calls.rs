@@ -15,7 +15,7 @@ use crate::{
 
 impl Store {
     /// Makes a call of the client without holding the interpreter.
-    pub(super) fn call<T: Send>(
+    pub(crate) fn call<T: Send>(
         &self,
         py: Python<'_>,
         call: impl FnOnce(&Client) -> T + Send,

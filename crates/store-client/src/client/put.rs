@@ -34,7 +34,7 @@ use super::{Client, ClientInner, checksum::Checksummer};
 use crate::{
     metrics::{Operation, OutcomeTotals},
     object::{PutItem, PutOptions, PutOutcome},
-    protocol::PutRetry,
+    protocol::{PutRetry, PutRounds},
     rpc::batch,
 };
 
@@ -150,9 +150,6 @@ impl Client {
     }
 }
 
-/// How often one call puts again what a master has forgotten.
-const REGISTRATIONS_MAX: u32 = 8;
-
 /// A put of a batch.
 struct PutBatch<'a> {
     items: &'a [PutItem<'a>],
@@ -210,37 +207,23 @@ impl ClientInner {
             Some(Err(error)) => PutRetry::of(error),
             _ => None,
         };
-        let mut registrations_left = REGISTRATIONS_MAX;
-        let mut give_up_at = SystemClock.now() + self.config.fenced_wait;
+        let mut rounds = PutRounds::new(self.config.fenced_wait, SystemClock.now());
         loop {
             let registrations = self.session.registrations();
             for (at, outcome) in self.put_in_parts(&open, put) {
                 outcomes[at] = Some(outcome);
             }
+            open.retain(|&at| retry_of(&outcomes[at]).is_some());
             let retries: Vec<_> = open.iter().filter_map(|&at| retry_of(&outcomes[at])).collect();
-            let is_forgotten =
-                registrations_left > 0 && self.was_forgotten(&retries, registrations, put);
-            if is_forgotten {
-                // Fences of this master count anew, after a wait for it.
-                registrations_left -= 1;
-                give_up_at = SystemClock.now() + self.config.fenced_wait;
+            if rounds.may_register(&retries) && self.was_forgotten(&retries, registrations, put) {
+                rounds.registered(SystemClock.now());
+                continue;
             }
-            let wait = retries.iter().filter_map(|retry| match retry {
-                PutRetry::After(wait) => Some(*wait),
-                PutRetry::Registered | PutRetry::Forgotten => None,
-            });
-            let has_waited = wait.min().filter(|_| !is_forgotten).is_some_and(|wait| {
-                (SystemClock.now() + wait).has_passed(give_up_at)
-                    && self.lifetime.sleep_or_closed(wait)
-            });
-            open.retain(|&at| match retry_of(&outcomes[at]) {
-                Some(PutRetry::After(_)) => has_waited || is_forgotten,
-                Some(PutRetry::Registered | PutRetry::Forgotten) => is_forgotten,
-                None => false,
-            });
-            if open.is_empty() {
-                return;
+            match rounds.fence_wait(&retries, SystemClock.now()) {
+                Some(wait) if self.lifetime.sleep_or_closed(wait) => {}
+                _ => return,
             }
+            open.retain(|&at| matches!(retry_of(&outcomes[at]), Some(PutRetry::After(_))));
         }
     }
 

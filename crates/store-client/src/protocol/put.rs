@@ -222,6 +222,48 @@ impl PutRetry {
     }
 }
 
+/// How often one call puts again what a master has forgotten.
+const REGISTRATIONS_MAX: u32 = 8;
+
+/// The rounds of a batch of puts: which failed ones are tried again, and until when.
+#[derive(Debug)]
+pub struct PutRounds {
+    registrations_left: u32,
+    /// Longest time that puts wait for the fences of one master.
+    fenced_wait: Duration,
+    give_up_at: Moment,
+}
+
+impl PutRounds {
+    /// The first round begins now.
+    pub fn new(fenced_wait: Duration, now: Moment) -> Self {
+        Self { registrations_left: REGISTRATIONS_MAX, fenced_wait, give_up_at: now + fenced_wait }
+    }
+
+    /// Returns whether the client should find out whether it has to register again.
+    pub fn may_register(&self, retries: &[PutRetry]) -> bool {
+        self.registrations_left > 0
+            && retries.iter().any(|retry| !matches!(retry, PutRetry::After(_)))
+    }
+
+    /// The client has registered again, so that all failed puts are tried again. Fences of this
+    /// master count anew.
+    pub fn registered(&mut self, now: Moment) {
+        self.registrations_left -= 1;
+        self.give_up_at = now + self.fenced_wait;
+    }
+
+    /// Returns how long to wait before the puts that wait for a fence are tried again; None if that
+    /// would take too long, or there are none.
+    pub fn fence_wait(&self, retries: &[PutRetry], now: Moment) -> Option<Duration> {
+        let waits = retries.iter().filter_map(|retry| match retry {
+            PutRetry::After(wait) => Some(*wait),
+            PutRetry::Registered | PutRetry::Forgotten => None,
+        });
+        waits.min().filter(|&wait| now + wait <= self.give_up_at)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -299,6 +341,25 @@ mod tests {
         assert_eq!(close.next_step(), CloseStep::End(vec![1]));
         assert_eq!(close.next_step(), CloseStep::Revoke(vec![0, 2]));
         assert_eq!(close.next_step(), CloseStep::Done);
+    }
+
+    #[test]
+    fn rounds_end_when_fences_take_too_long_or_masters_forget_too_often() {
+        let begin = Moment::from_boot(Duration::from_secs(9));
+        let second = Duration::from_secs(1);
+        let mut rounds = PutRounds::new(second * 3, begin);
+        let fenced = [PutRetry::After(second * 2), PutRetry::After(second), PutRetry::Forgotten];
+        assert_eq!(rounds.fence_wait(&fenced, begin), Some(second), "the shortest wait");
+        assert_eq!(rounds.fence_wait(&fenced, begin + second * 2), Some(second), "just in time");
+        assert_eq!(rounds.fence_wait(&fenced, begin + second * 3), None);
+        assert_eq!(rounds.fence_wait(&[PutRetry::Registered], begin), None);
+        assert!(!rounds.may_register(&fenced[..2]), "the master knows the client");
+        for _ in 0..REGISTRATIONS_MAX {
+            assert!(rounds.may_register(&fenced));
+            rounds.registered(begin + second * 3);
+        }
+        assert!(!rounds.may_register(&fenced));
+        assert_eq!(rounds.fence_wait(&fenced, begin + second * 3), Some(second), "counted anew");
     }
 
     #[test]
