@@ -351,7 +351,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_is_read_by_block_in_order_and_a_bad_address_is_an_error() {
+    fn memory_is_read_block_by_block() {
         let bytes: Vec<u8> = (0..10_000_u32).map(|at| (at % 251) as u8).collect();
         for (length, block) in [(0, 16), (1, 16), (4096, 4096), (10_000, 4096)] {
             let mut seen = Vec::new();

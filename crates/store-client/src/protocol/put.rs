@@ -344,7 +344,7 @@ mod tests {
     }
 
     #[test]
-    fn rounds_end_when_fences_take_too_long_or_masters_forget_too_often() {
+    fn rounds_of_puts_have_two_limits() {
         let begin = Moment::from_boot(Duration::from_secs(9));
         let second = Duration::from_secs(1);
         let mut rounds = PutRounds::new(second * 3, begin);
