@@ -338,6 +338,32 @@ assert store.close() == 0
     assert_quiet(run_script(script, daemon.address))
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root: the client runs as another user")
+def test_unix_only_daemon_serves_its_own_user_alone(master):
+    daemon = start_daemon(master.address, "--unix_only")
+    script = """
+import os, sys
+from mooncake.store import MooncakeDistributedStore
+user = int(sys.argv[2])
+# Modules that are imported later may lie where only root reads them.
+own = MooncakeDistributedStore()
+assert own.setup_dummy(1 << 20, 0, sys.argv[1]) == 0
+assert own.put("dummy/own", b"v") == 0 and own.close() == 0
+os.setgid(user)
+os.setuid(user)
+other = MooncakeDistributedStore()
+print(other.setup_dummy(1 << 20, 0, sys.argv[1]), other.put("dummy/other", b"v"))
+"""
+    try:
+        done = run_script(script, daemon.address, "65534")
+        assert done.returncode == 0, done.stdout + done.stderr
+        ready, put = map(int, done.stdout.split())
+        assert ready != 0 and put != 0, done.stderr
+        assert "--unix_only" in done.stderr
+    finally:
+        daemon.stop()
+
+
 def test_two_daemons_serve_their_own_clients(master, daemon, dummy):
     with_other = start_daemon(master.address)
     other = MooncakeDistributedStore()
