@@ -10,6 +10,7 @@ use serde_json::Value;
 const ALLOWED: &[(&str, &[&str])] = &[
     ("base", &[]),
     ("os", &["base"]),
+    ("disk", &["base"]),
     ("proto", &["base"]),
     ("http", &[]),
     ("cli", &["base", "os"]),

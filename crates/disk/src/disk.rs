@@ -1,0 +1,278 @@
+//! The store of one directory: writes, reads, removal, and reuse of extents.
+
+mod reading;
+#[cfg(test)]
+mod tests;
+mod writing;
+
+use std::{
+    collections::BTreeMap,
+    fmt, io,
+    path::Path,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+
+pub use reading::{Read, ReadOutcome};
+pub use writing::{Ticket, Write, WriteOutcome, WriteReport};
+
+use crate::{
+    directory::Directory,
+    error::{Error, Result},
+    extent::Extent,
+    file_system::{FileSystem, RealFiles},
+    format::{Name, index::Entry},
+    index::{Index, Place},
+};
+
+/// Tells whether an extent may be used again: its number, and its generation when it was dropped.
+type Gate = Arc<dyn Fn(u32, u64) -> bool + Send + Sync>;
+
+/// How a directory is used.
+#[derive(Clone)]
+pub struct Options {
+    /// The bytes that all extents together may take.
+    pub capacity: u64,
+    /// The bytes of the file system that stay free: no extent is added below.
+    pub free_bytes_min: u64,
+    /// The reads of a batch that are in flight at the same time.
+    pub reads_in_flight: usize,
+    /// Asked before an extent whose records were dropped is used again: `true` once no reader of an
+    /// old place can be in flight.
+    pub may_reuse: Gate,
+    /// The file system.
+    pub files: Arc<dyn FileSystem>,
+}
+
+impl Options {
+    /// Returns options for a directory of this capacity.
+    pub fn new(capacity: u64) -> Self {
+        Self {
+            capacity,
+            free_bytes_min: 0,
+            reads_in_flight: 32,
+            may_reuse: Arc::new(|_, _| true),
+            files: Arc::new(RealFiles),
+        }
+    }
+}
+
+impl fmt::Debug for Options {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Options")
+            .field("capacity", &self.capacity)
+            .field("free_bytes_min", &self.free_bytes_min)
+            .field("reads_in_flight", &self.reads_in_flight)
+            .finish_non_exhaustive()
+    }
+}
+
+/// What a directory holds and did since it was opened.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Statistics {
+    /// Records that can be read.
+    pub records: u64,
+    /// Bytes of all extents.
+    pub allocated_bytes: u64,
+    /// Bytes of memory that the index takes.
+    pub index_bytes: u64,
+    /// Records written, those that were moved included.
+    pub written: u64,
+    /// Payload bytes of these.
+    pub written_bytes: u64,
+    /// Records read whose checksums held.
+    pub read: u64,
+    /// Payload bytes of these.
+    pub read_bytes: u64,
+    /// Reads past the page cache straight into memory of the caller.
+    pub read_in_place: u64,
+    /// Records that were found to be damaged, and dropped.
+    pub bad: u64,
+    /// Records dropped because their extent is used again.
+    pub evicted: u64,
+    /// Records moved out of such an extent.
+    pub moved: u64,
+    /// Writes refused because no extent was free.
+    pub refused: u64,
+    /// Writes and seals that failed.
+    pub failed: u64,
+}
+
+#[derive(Debug, Default)]
+struct Counters {
+    written: AtomicU64,
+    written_bytes: AtomicU64,
+    read: AtomicU64,
+    read_bytes: AtomicU64,
+    read_in_place: AtomicU64,
+    bad: AtomicU64,
+    evicted: AtomicU64,
+    moved: AtomicU64,
+    refused: AtomicU64,
+    failed: AtomicU64,
+}
+
+fn add(counter: &AtomicU64, count: u64) {
+    counter.fetch_add(count, Ordering::Relaxed);
+}
+
+/// What reads and writes share. Never held while a file is read or written.
+#[derive(Debug)]
+struct State {
+    index: Index,
+    extents: BTreeMap<u32, Arc<Extent>>,
+    synced: Ticket,
+}
+
+/// An open directory of records. All calls block; they may come from any number of threads.
+///
+/// Where both are held, the lock of the writer is taken before that of the state.
+#[derive(Debug)]
+pub struct Disk {
+    directory: Directory,
+    options: Options,
+    state: mooncake_base::sync::Mutex<State>,
+    writer: mooncake_base::sync::Mutex<writing::Writer>,
+    buffers: mooncake_base::sync::Mutex<Vec<reading::Buffers>>,
+    counters: Counters,
+}
+
+impl Disk {
+    /// Opens a directory, which is made if it does not exist, and finds the records in it.
+    ///
+    /// # Errors
+    /// If another process has it open, if a later version made it, if it holds other files, and
+    /// those of the system.
+    pub fn open(path: &Path, options: Options) -> Result<Self> {
+        let directory = Directory::open(options.files.clone(), path, options.capacity)?;
+        let mut opened = Vec::new();
+        for number in directory.extents()? {
+            opened.push(Extent::open(&directory, number, true)?);
+        }
+        // A copy that was moved lies in a later use: it replaces the one it was made of.
+        opened.sort_by_key(|extent| extent.generation);
+        let mut state =
+            State { index: Index::new(), extents: BTreeMap::new(), synced: Ticket::default() };
+        let mut writer = writing::Writer::default();
+        for extent in opened {
+            writer.count_extent(&extent);
+            if extent.generation != 0 {
+                adopt(&mut state.index, &extent)
+                    .map_err(Error::io("read", directory.extent_path(extent.number)))?;
+            }
+            state.extents.insert(extent.number, Arc::new(extent));
+        }
+        Ok(Self {
+            directory,
+            options,
+            state: mooncake_base::sync::Mutex::new(state),
+            writer: mooncake_base::sync::Mutex::new(writer),
+            buffers: mooncake_base::sync::Mutex::new(Vec::new()),
+            counters: Counters::default(),
+        })
+    }
+
+    /// Returns the id of the directory as text; a copy of the directory has the same.
+    pub fn id(&self) -> String {
+        self.directory.identity().id_text()
+    }
+
+    /// Returns how often the directory was opened, this time included.
+    pub const fn incarnation(&self) -> u64 {
+        self.directory.identity().incarnation
+    }
+
+    /// Returns the length of the record of this name, if there is one.
+    pub fn length(&self, name: Name<'_>) -> Option<u64> {
+        let found = self.state.lock().index.get(name)?;
+        (found.version == name.version).then_some(found.length)
+    }
+
+    /// Forgets the record of this name; tells whether there was one. Its bytes stay in the directory
+    /// until the extent is used again, and the record is found again by the next `open` before that:
+    /// it has the same version.
+    pub fn remove(&self, name: Name<'_>) -> bool {
+        let mut state = self.state.lock();
+        let found = state.index.get(name).filter(|found| found.version == name.version);
+        found.is_some_and(|found| state.index.remove(name, found))
+    }
+
+    /// Calls `visit` with the name and length of each record that can be read, in the order of
+    /// their extents. Reads the lists of sealed extents, and the records of open ones.
+    ///
+    /// # Errors
+    /// Those of the system.
+    pub fn records(&self, mut visit: impl FnMut(Name<'_>, u64)) -> Result<()> {
+        let extents: Vec<_> = self.state.lock().extents.values().cloned().collect();
+        for extent in extents {
+            let visit = |entry: Entry<'_>| {
+                let found = self.state.lock().index.get(entry.name);
+                if found == Some(place_of(&extent, entry)) {
+                    visit(entry.name, entry.length);
+                }
+            };
+            extent
+                .scan(visit)
+                .map_err(Error::io("read", self.directory.extent_path(extent.number)))?;
+        }
+        Ok(())
+    }
+
+    /// Returns what the directory holds and did.
+    pub fn statistics(&self) -> Statistics {
+        let (records, extents, index_bytes) = {
+            let state = self.state.lock();
+            (state.index.len(), state.extents.len(), state.index.memory_bytes())
+        };
+        let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let counters = &self.counters;
+        Statistics {
+            records: records as u64,
+            allocated_bytes: extents as u64 * self.directory.identity().extent_bytes,
+            index_bytes: index_bytes as u64,
+            written: get(&counters.written),
+            written_bytes: get(&counters.written_bytes),
+            read: get(&counters.read),
+            read_bytes: get(&counters.read_bytes),
+            read_in_place: get(&counters.read_in_place),
+            bad: get(&counters.bad),
+            evicted: get(&counters.evicted),
+            moved: get(&counters.moved),
+            refused: get(&counters.refused),
+            failed: get(&counters.failed),
+        }
+    }
+}
+
+/// Enters the records of an extent, and seals it if it was open.
+fn adopt(index: &mut Index, extent: &Extent) -> io::Result<()> {
+    let mut list = Vec::new();
+    let was_sealed = extent.is_sealed();
+    let end = extent.scan(|entry| {
+        if !was_sealed {
+            entry.encode(&mut list);
+        }
+        if index.get(entry.name).is_none_or(|found| found.version <= entry.name.version) {
+            index.insert(entry.name, place_of(extent, entry));
+        }
+    })?;
+    if was_sealed {
+        return Ok(());
+    }
+    match extent.seal(end, &list) {
+        // The records can be read without a list; the next start reads them again.
+        Err(error) if error.kind() == io::ErrorKind::StorageFull => Ok(()),
+        outcome => outcome,
+    }
+}
+
+const fn place_of(extent: &Extent, entry: Entry<'_>) -> Place {
+    Place {
+        extent: extent.number,
+        offset: entry.offset,
+        length: entry.length,
+        version: entry.name.version,
+    }
+}

@@ -1,0 +1,341 @@
+//! Tests of a whole directory: on the real file system, and on one that fails.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    io,
+    path::Path,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use mooncake_base::random::SplitMix64;
+
+use super::*;
+use crate::{
+    OwnedName,
+    file_system::faulty::{Faults, FaultyFiles},
+};
+
+const FAULTY_PATH: &str = "/records";
+
+fn name(key: &[u8], version: u64) -> Name<'_> {
+    Name { tenant: "default", key, version }
+}
+
+/// Returns the payload that every record of this name and length has.
+fn payload(name: Name<'_>, length: usize) -> Vec<u8> {
+    let sum = name.key.iter().fold(name.version, |sum, byte| sum * 31 + u64::from(*byte));
+    let mut random = SplitMix64::new(sum);
+    let mut bytes = vec![0; length];
+    bytes.chunks_mut(8).for_each(|chunk| {
+        chunk.copy_from_slice(&random.number().to_le_bytes()[..chunk.len()]);
+    });
+    bytes
+}
+
+fn write(disk: &Disk, name: Name<'_>, length: usize) -> WriteOutcome {
+    disk.write(&[Write { name, payload: &payload(name, length) }]).outcomes.remove(0)
+}
+
+/// Reads a record, and checks the bytes of one that is good.
+fn read(disk: &Disk, name: Name<'_>) -> ReadOutcome {
+    let Some(length) = disk.length(name) else { return ReadOutcome::Missing };
+    let mut into = vec![0; length as usize];
+    let outcome = disk.read(&mut [Read { name, into: &mut into }]).remove(0);
+    if outcome == ReadOutcome::Good {
+        assert!(into == payload(name, length as usize), "wrong bytes of {name:?}");
+    }
+    outcome
+}
+
+fn faulty(files: &FaultyFiles, capacity: u64) -> Result<Disk> {
+    let options =
+        Options { files: Arc::new(files.clone()), reads_in_flight: 1, ..Options::new(capacity) };
+    Disk::open(Path::new(FAULTY_PATH), options)
+}
+
+#[test]
+fn records_of_all_sizes_are_read_before_and_after_a_restart() {
+    let folder = tempfile::tempdir().unwrap();
+    let lengths = [0, 1, 100, 65_535, 65_536, 65_537, 262_145, 1 << 20, 3_000_001];
+    let keys: Vec<_> = lengths.iter().map(|length| format!("key {length}").into_bytes()).collect();
+    let open = || Disk::open(folder.path(), Options::new(128 << 20)).unwrap();
+    let check = |disk: &Disk| {
+        let mut memory: Vec<_> = lengths.iter().map(|length| vec![0; length + 4096]).collect();
+        let mut reads: Vec<_> = memory
+            .iter_mut()
+            .zip(&keys)
+            .zip(lengths)
+            .map(|((memory, key), length)| {
+                let start = memory.as_ptr().align_offset(4096);
+                Read { name: name(key, 1), into: &mut memory[start..start + length] }
+            })
+            .collect();
+        assert_eq!(disk.read(&mut reads), vec![ReadOutcome::Good; lengths.len()]);
+        for (read, length) in reads.iter().zip(lengths) {
+            assert!(*read.into == payload(read.name, length), "{length}");
+        }
+        let in_place = disk.statistics().read_in_place;
+        assert_eq!(in_place, 2, "64 KiB and 1 MiB go straight into aligned memory");
+        for key in &keys {
+            assert_eq!(read(disk, name(key, 1)), ReadOutcome::Good);
+        }
+    };
+    let disk = open();
+    for (key, length) in keys.iter().zip(lengths) {
+        assert!(matches!(write(&disk, name(key, 1), length), WriteOutcome::Written(_)));
+    }
+    check(&disk);
+    drop(disk);
+    // Not closed: the records are found by their heads, and sealed.
+    let disk = open();
+    check(&disk);
+    drop(disk);
+    let disk = open();
+    check(&disk);
+    let mut found = Vec::new();
+    disk.records(|name, length| found.push((name.key.to_vec(), length as usize))).unwrap();
+    assert_eq!(found, keys.iter().cloned().zip(lengths).collect::<Vec<_>>());
+}
+
+#[test]
+fn only_the_version_that_is_asked_for_is_returned() {
+    let folder = tempfile::tempdir().unwrap();
+    let disk = Disk::open(folder.path(), Options::new(16 << 20)).unwrap();
+    write(&disk, name(b"key", 1), 100);
+    write(&disk, name(b"key", 3), 200);
+    assert_eq!(read(&disk, name(b"key", 1)), ReadOutcome::Missing);
+    assert_eq!(read(&disk, name(b"key", 3)), ReadOutcome::Good);
+    assert_eq!(write(&disk, name(b"key", 2), 100), WriteOutcome::Superseded);
+    let other = Name { tenant: "other", ..name(b"key", 3) };
+    assert_eq!(read(&disk, other), ReadOutcome::Missing);
+    let mut short = [0; 199];
+    let wrong = disk.read(&mut [Read { name: name(b"key", 3), into: &mut short }]);
+    assert_eq!(wrong, [ReadOutcome::Length(200)]);
+    assert!(!disk.remove(name(b"key", 1)) && disk.remove(name(b"key", 3)));
+    assert_eq!(read(&disk, name(b"key", 3)), ReadOutcome::Missing);
+    assert_eq!(write(&disk, name(b"", 1), 1), WriteOutcome::TooLong);
+    assert_eq!(write(&disk, name(b"key", 4), 2 << 20), WriteOutcome::TooLong);
+}
+
+#[test]
+fn old_extents_are_used_again_and_what_was_read_stays() {
+    let folder = tempfile::tempdir().unwrap();
+    let disk = Disk::open(folder.path(), Options::new(16 << 20)).unwrap();
+    let mut live: BTreeMap<OwnedName, usize> = BTreeMap::new();
+    for number in 0..600_u32 {
+        let (key, length) = (number.to_le_bytes(), 20_000 + number as usize * 200);
+        let name = name(&key, 1);
+        let report = disk.write(&[Write { name, payload: &payload(name, length) }]);
+        assert!(matches!(report.outcomes[0], WriteOutcome::Written(_)), "{report:?}");
+        live.insert(name.to_owned(), length);
+        for name in report.evicted {
+            live.remove(&name).expect("it was there");
+        }
+        // One record in ten is read again and again, so that every extent has some of them.
+        for number in (7..=number).step_by(10) {
+            let is_early = number == 7;
+            let outcome = read(&disk, self::name(&number.to_le_bytes(), 1));
+            assert!(!is_early || outcome == ReadOutcome::Good, "{outcome:?}");
+        }
+    }
+    let statistics = disk.statistics();
+    assert!(statistics.allocated_bytes <= 16 << 20, "{statistics:?}");
+    assert!(statistics.evicted > 200 && statistics.moved > 2, "{statistics:?}");
+    for name in live.keys() {
+        assert_eq!(read(&disk, name.borrow()), ReadOutcome::Good);
+    }
+    assert_eq!(disk.statistics().records, live.len() as u64);
+}
+
+#[test]
+fn an_extent_waits_for_the_readers_of_old_places() {
+    let folder = tempfile::tempdir().unwrap();
+    let is_over = Arc::new(AtomicBool::new(false));
+    let gate = is_over.clone();
+    let may_reuse: Gate = Arc::new(move |_, _| gate.load(Ordering::Relaxed));
+    let options = Options { may_reuse, ..Options::new(16 << 20) };
+    let disk = Disk::open(folder.path(), options).unwrap();
+    let outcomes: Vec<_> =
+        (0..40_u32).map(|number| write(&disk, name(&number.to_le_bytes(), 1), 600_000)).collect();
+    assert_eq!(outcomes.iter().filter(|outcome| **outcome == WriteOutcome::Full).count(), 24);
+    is_over.store(true, Ordering::Relaxed);
+    assert!(matches!(write(&disk, name(b"later", 1), 600_000), WriteOutcome::Written(_)));
+}
+
+#[test]
+fn a_full_file_system_stops_writes_only_while_it_is_full() {
+    let files = FaultyFiles::new(1);
+    let disk = faulty(&files, 16 << 20).unwrap();
+    assert!(matches!(write(&disk, name(b"first", 1), 100), WriteOutcome::Written(_)));
+    files.set(Faults { free: Some(0), ..Faults::default() });
+    for number in 0..10_u32 {
+        // The directory goes on in the extents that it has.
+        assert!(matches!(
+            write(&disk, name(&number.to_le_bytes(), 1), 600_000),
+            WriteOutcome::Written(_)
+        ));
+    }
+    assert_eq!(read(&disk, name(&9_u32.to_le_bytes(), 1)), ReadOutcome::Good);
+
+    let files = FaultyFiles::new(1);
+    let disk = faulty(&files, 16 << 20).unwrap();
+    files.set(Faults { free: Some(0), ..Faults::default() });
+    assert_eq!(write(&disk, name(b"key", 1), 100), WriteOutcome::Full);
+    files.set(Faults::default());
+    assert!(matches!(write(&disk, name(b"key", 1), 100), WriteOutcome::Written(_)));
+}
+
+#[test]
+fn writes_and_reads_go_on_after_errors_of_the_device() {
+    let files = FaultyFiles::new(1);
+    let disk = faulty(&files, 16 << 20).unwrap();
+    write(&disk, name(b"first", 1), 100);
+    files.set(Faults { fails_writes: true, fails_reads: true, ..Faults::default() });
+    assert!(matches!(write(&disk, name(b"key", 1), 100), WriteOutcome::Failed(_)));
+    assert!(matches!(read(&disk, name(b"first", 1)), ReadOutcome::Failed(_)));
+    disk.sync().unwrap_err();
+    files.set(Faults::default());
+    assert_eq!(read(&disk, name(b"first", 1)), ReadOutcome::Good);
+    let end = Instant::now() + Duration::from_secs(5);
+    while !matches!(write(&disk, name(b"key", 1), 100), WriteOutcome::Written(_)) {
+        assert!(Instant::now() < end, "writes stay off");
+        std::thread::yield_now();
+    }
+    // After a sync has failed, another one says nothing of what was written before.
+    disk.sync().unwrap_err();
+    let names: Vec<_> = (0..3_u32).map(u32::to_le_bytes).collect();
+    let large = payload(name(b"", 1), 600_000);
+    let writes: Vec<_> =
+        names.iter().map(|key| Write { name: name(key, 1), payload: &large }).collect();
+    let report = disk.write(&writes);
+    let lost = [name(b"first", 1).to_owned(), name(b"key", 1).to_owned()];
+    assert!(lost.iter().all(|name| report.evicted.contains(name)), "{report:?}");
+}
+
+#[test]
+fn a_damaged_record_is_told_and_dropped() {
+    for length in [100, 100_000] {
+        let files = FaultyFiles::new(1);
+        let disk = faulty(&files, 16 << 20).unwrap();
+        write(&disk, name(b"key", 1), length);
+        let path = files.paths().into_iter().find(|path| path.ends_with("extent-000000")).unwrap();
+        files.flip(&path, if length == 100 { 4096 + 60 } else { 8192 + 99_999 });
+        assert_eq!(read(&disk, name(b"key", 1)), ReadOutcome::Bad);
+        assert_eq!(read(&disk, name(b"key", 1)), ReadOutcome::Missing);
+        assert_eq!(disk.statistics().bad, 1);
+    }
+}
+
+#[test]
+fn a_payload_that_looks_like_records_is_not_taken_for_records() {
+    let files = FaultyFiles::new(1);
+    let disk = faulty(&files, 16 << 20).unwrap();
+    // A whole extent of heads, each of which names the place where it lies.
+    let mut forged = vec![0; 900 << 10];
+    for at in (0..forged.len() - 4096).step_by(4096) {
+        let mut record = Vec::new();
+        let offset = 8192 + at as u64;
+        crate::format::RecordHead::encode(name(b"victim", 9), 1, offset, b"forged", &mut record);
+        record.extend_from_slice(b"forged");
+        forged[at..at + record.len()].copy_from_slice(&record);
+    }
+    for number in 0..40_u32 {
+        disk.write(&[Write { name: name(&number.to_le_bytes(), 1), payload: &forged }]);
+    }
+    write(&disk, name(b"last", 1), 10);
+    drop(disk);
+    files.kill();
+    let disk = faulty(&files, 16 << 20).unwrap();
+    assert_eq!(read(&disk, name(b"victim", 9)), ReadOutcome::Missing);
+    assert_eq!(read(&disk, name(b"last", 1)), ReadOutcome::Good);
+}
+
+#[test]
+fn no_record_is_lost_when_the_process_is_killed() {
+    for seed in 0..70 {
+        crash(seed, Crash::Kill).unwrap_or_else(|error| panic!("seed {seed}: {error}"));
+    }
+}
+
+#[test]
+fn a_loss_of_power_loses_only_what_was_not_synced() {
+    for seed in 0..70 {
+        crash(seed, Crash::Power).unwrap_or_else(|error| panic!("seed {seed}: {error}"));
+    }
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum Crash {
+    Kill,
+    Power,
+}
+
+/// Writes and reads at random, crashes in the middle, opens the directory again, three times.
+fn crash(seed: u64, kind: Crash) -> io::Result<()> {
+    let mut random = SplitMix64::new(seed);
+    let files = FaultyFiles::new(seed);
+    // What must be found: the newest version of each key, and the ticket of its write.
+    let mut expected: HashMap<Vec<u8>, (u64, Ticket)> = HashMap::new();
+    let mut version = 0;
+    let mut disk = faulty(&files, 2 << 20).map_err(io::Error::other)?;
+    for _ in 0..3 {
+        let loss = (kind == Crash::Power).then(|| random.below(150) as u64);
+        let is_short = random.below(2) == 0;
+        files.set(Faults { is_short, writes_until_loss: loss, ..Faults::default() });
+        for _ in 0..20 + random.below(120) {
+            let key = [random.below(40) as u8 + 1];
+            version += 1;
+            let length = [10, 3000, 20_000, 66_000][random.below(4)];
+            let written = name(&key, version);
+            let bytes = payload(written, length);
+            let mut report = disk.write(&[Write { name: written, payload: &bytes }]);
+            for gone in report.evicted {
+                let is_newest = expected.get(&*gone.key).is_some_and(|(it, _)| *it == gone.version);
+                if is_newest {
+                    expected.remove(&*gone.key);
+                }
+            }
+            match report.outcomes.remove(0) {
+                WriteOutcome::Written(ticket) => {
+                    expected.insert(key.to_vec(), (version, ticket));
+                }
+                outcome => assert!(kind == Crash::Power, "{outcome:?}"),
+            }
+            if random.below(10) == 0 {
+                // After the loss of power it fails.
+                let _ = disk.sync();
+            }
+            if let Some((version, _)) = expected.get(&[3][..]) {
+                read(&disk, name(&[3], *version));
+            }
+        }
+        let synced = disk.synced();
+        drop(disk);
+        if kind == Crash::Power {
+            files.lose_power()
+        } else {
+            files.kill()
+        }
+        disk = faulty(&files, 2 << 20).map_err(io::Error::other)?;
+        if kind == Crash::Power {
+            expected.retain(|_, (_, ticket)| *ticket <= synced);
+        }
+        for (key, (version, _)) in &expected {
+            let outcome = read(&disk, name(key, *version));
+            assert_eq!(outcome, ReadOutcome::Good, "seed {seed}: {key:?} version {version}");
+        }
+        // What is announced is whole.
+        let mut announced = Vec::new();
+        disk.records(|name, _| announced.push(name.to_owned())).map_err(io::Error::other)?;
+        for found in announced {
+            assert_eq!(read(&disk, found.borrow()), ReadOutcome::Good, "seed {seed}: {found:?}");
+        }
+        // Tickets of this life begin anew, and all that was found is on the device.
+        expected.values_mut().for_each(|(_, ticket)| *ticket = Ticket::default());
+    }
+    Ok(())
+}

@@ -1,0 +1,425 @@
+//! Writes: records are appended to the open extent; a full one is sealed, and an old one reused.
+
+use std::{
+    collections::HashMap,
+    io,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use super::{Disk, State, add, place_of};
+use crate::{
+    error::{Error, Result},
+    extent::{Extent, fits},
+    file_system::{read_exact, write_all},
+    format::{
+        LARGE_BYTES, Layout, Name, OwnedName, RecordHead,
+        index::{Entry, entries},
+    },
+    index::Place,
+};
+
+/// How long no write is tried after one has failed.
+const PAUSE: Duration = Duration::from_secs(1);
+
+/// A record to write.
+#[derive(Debug, Clone, Copy)]
+pub struct Write<'a> {
+    /// Its name.
+    pub name: Name<'a>,
+    /// Its bytes.
+    pub payload: &'a [u8],
+}
+
+/// A moment in the order of writes: a record is on the device once its ticket is at most
+/// [`Disk::synced`].
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Ticket {
+    generation: u64,
+    end: u64,
+}
+
+/// What became of a write.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum WriteOutcome {
+    /// It can be read, and survives the end of the process; a loss of power only once it is synced.
+    Written(Ticket),
+    /// A later version of the object is there.
+    Superseded,
+    /// The name or the payload is too long for a record.
+    TooLong,
+    /// No extent is free: the capacity or the file system is full, and none may be used again yet.
+    Full,
+    /// The system could not write it. Writes are tried again after a second.
+    Failed(String),
+}
+
+/// The outcomes of a batch, and what had to go for it.
+#[derive(Debug, Default, Clone, PartialEq, Eq)]
+pub struct WriteReport {
+    /// In the order of the writes.
+    pub outcomes: Vec<WriteOutcome>,
+    /// Records that were dropped with their extent.
+    pub evicted: Vec<OwnedName>,
+}
+
+/// The extent that records are appended to.
+#[derive(Debug)]
+struct Open {
+    extent: Arc<Extent>,
+    end: u64,
+    index: Vec<u8>,
+    /// Whether a sync has failed: then the system may have dropped what it did not write, and a
+    /// later sync that succeeds says nothing of it.
+    has_failed: bool,
+}
+
+impl Open {
+    fn sync(&mut self) -> io::Result<()> {
+        if self.has_failed {
+            return Err(io::Error::other("an earlier sync of this file has failed"));
+        }
+        self.extent.file.sync().inspect_err(|_| self.has_failed = true)
+    }
+}
+
+/// What only writes use.
+#[derive(Debug, Default)]
+pub(super) struct Writer {
+    open: Option<Open>,
+    /// Extents without records that count, and the generation that they had.
+    unused: Vec<(u32, u64)>,
+    next_number: u32,
+    generation: u64,
+    paused_until: Option<Instant>,
+    head: Vec<u8>,
+}
+
+impl Writer {
+    /// Takes an extent of an earlier process into account.
+    pub(super) fn count_extent(&mut self, extent: &Extent) {
+        self.next_number = self.next_number.max(extent.number + 1);
+        self.generation = self.generation.max(extent.generation);
+        if extent.generation == 0 {
+            self.unused.push((extent.number, 0));
+        }
+    }
+}
+
+/// Why a record was not appended.
+enum Refusal {
+    Full,
+    Io(String),
+}
+
+impl From<io::Error> for Refusal {
+    fn from(error: io::Error) -> Self {
+        match error.kind() {
+            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => Self::Full,
+            _ => Self::Io(error.to_string()),
+        }
+    }
+}
+
+impl From<Error> for Refusal {
+    fn from(error: Error) -> Self {
+        match error {
+            Error::Io { source, .. } => source.into(),
+            other => Self::Io(other.to_string()),
+        }
+    }
+}
+
+impl Disk {
+    /// Writes records; none waits for the device.
+    pub fn write(&self, batch: &[Write<'_>]) -> WriteReport {
+        let mut report = WriteReport::default();
+        let mut writer = self.writer.lock();
+        for write in batch {
+            let outcome = self.write_one(&mut writer, *write, &mut report.evicted);
+            report.outcomes.push(outcome);
+        }
+        report
+    }
+
+    /// Waits until all that was written is on the device; returns the newest ticket of it.
+    ///
+    /// # Errors
+    /// Those of the system. What was not synced then is dropped by the next write that needs another
+    /// extent, and named in its report.
+    pub fn sync(&self) -> Result<Ticket> {
+        let mut writer = self.writer.lock();
+        if let Some(open) = &mut writer.open {
+            let path = self.directory.extent_path(open.extent.number);
+            open.sync().map_err(Error::io("sync", path))?;
+            self.state.lock().synced = Ticket { generation: open.extent.generation, end: open.end };
+        }
+        Ok(self.synced())
+    }
+
+    /// Returns the newest ticket whose records, and all before, are on the device.
+    pub fn synced(&self) -> Ticket {
+        self.state.lock().synced
+    }
+
+    /// Seals the open extent and gives the directory up.
+    ///
+    /// # Errors
+    /// Those of the system. The records can be found again also then.
+    pub fn close(self) -> Result<()> {
+        let mut dropped = Vec::new();
+        self.seal(&mut self.writer.lock(), &mut dropped)
+            .map_err(Error::io("seal", self.directory.path()))
+    }
+
+    fn write_one(
+        &self,
+        writer: &mut Writer,
+        write: Write<'_>,
+        evicted: &mut Vec<OwnedName>,
+    ) -> WriteOutcome {
+        let (name, length) = (write.name, write.payload.len() as u64);
+        let identity = self.directory.identity();
+        if !name.is_valid() || !fits(name, length, identity.unit, identity.extent_bytes) {
+            return WriteOutcome::TooLong;
+        }
+        let found = self.state.lock().index.get(name);
+        if found.is_some_and(|found| found.version > name.version) {
+            return WriteOutcome::Superseded;
+        }
+        if writer.paused_until.is_some_and(|until| Instant::now() < until) {
+            add(&self.counters.refused, 1);
+            return WriteOutcome::Failed("a write has failed less than a second ago".to_owned());
+        }
+        writer.paused_until = None;
+        let refusal = loop {
+            match self.append(writer, write, None) {
+                Ok(Some(ticket)) => return WriteOutcome::Written(ticket),
+                Ok(None) => {}
+                Err(error) => break error.into(),
+            }
+            if let Err(refusal) = self.next_extent(writer, evicted) {
+                break refusal;
+            }
+        };
+        match refusal {
+            Refusal::Full => {
+                add(&self.counters.refused, 1);
+                WriteOutcome::Full
+            }
+            Refusal::Io(why) => {
+                add(&self.counters.failed, 1);
+                writer.paused_until = Some(Instant::now() + PAUSE);
+                WriteOutcome::Failed(why)
+            }
+        }
+    }
+
+    /// Appends a record to the open extent, or returns `None` if there is none that has a place.
+    /// A record that was written in part is overwritten by the next. One that is moved from a place
+    /// counts only if it was not removed meanwhile.
+    fn append(
+        &self,
+        writer: &mut Writer,
+        write: Write<'_>,
+        moved_from: Option<Place>,
+    ) -> io::Result<Option<Ticket>> {
+        let Some(open) = &mut writer.open else { return Ok(None) };
+        let (extent, name) = (&open.extent, write.name);
+        let length = write.payload.len() as u64;
+        let layout = Layout::of(name, length, extent.unit());
+        let index_bytes = open.index.len() as u64 + Entry::bytes_of(name);
+        let Some(offset) = extent.place(open.end, layout, index_bytes) else { return Ok(None) };
+        writer.head.clear();
+        RecordHead::encode(name, extent.mark, offset, write.payload, &mut writer.head);
+        if length < LARGE_BYTES {
+            writer.head.extend_from_slice(write.payload);
+        } else {
+            write_all(&*extent.file, write.payload, offset + layout.payload_at)?;
+        }
+        write_all(&*extent.file, &writer.head, offset)?;
+        let entry = Entry { offset, length, name };
+        entry.encode(&mut open.index);
+        open.end = offset + layout.record_bytes;
+        let place = place_of(extent, entry);
+        let mut state = self.state.lock();
+        if moved_from.is_none() || state.index.get(name) == moved_from {
+            state.index.insert(name, place);
+        }
+        drop(state);
+        add(&self.counters.written, 1);
+        add(&self.counters.written_bytes, length);
+        Ok(Some(Ticket { generation: extent.generation, end: open.end }))
+    }
+
+    /// Seals the open extent. If that fails, its records are dropped: some may not be on the device.
+    fn seal(&self, writer: &mut Writer, evicted: &mut Vec<OwnedName>) -> io::Result<()> {
+        let Some(mut open) = writer.open.take() else { return Ok(()) };
+        let sealed = match open.has_failed {
+            true => open.sync(),
+            false => open.extent.seal(open.end, &open.index),
+        };
+        if sealed.is_ok() {
+            self.state.lock().synced = Ticket { generation: open.extent.generation, end: open.end };
+            return sealed;
+        }
+        for entry in entries(&open.index).flatten() {
+            let place = place_of(&open.extent, entry);
+            self.evict(entry.name, place, evicted);
+        }
+        writer.unused.push((open.extent.number, open.extent.generation));
+        sealed
+    }
+
+    fn evict(&self, name: Name<'_>, place: Place, evicted: &mut Vec<OwnedName>) {
+        if self.state.lock().index.remove(name, place) {
+            add(&self.counters.evicted, 1);
+            evicted.push(name.to_owned());
+        }
+    }
+
+    /// Seals the open extent and begins another. Keeps one unused behind it, so that records can be
+    /// moved out of an old extent before that is given up.
+    fn next_extent(
+        &self,
+        writer: &mut Writer,
+        evicted: &mut Vec<OwnedName>,
+    ) -> std::result::Result<(), Refusal> {
+        self.seal(writer, evicted)?;
+        let number = match self.unused_extent(writer)? {
+            Some(number) => number,
+            None => {
+                if writer.unused.is_empty() {
+                    self.drop_oldest(writer, evicted)?;
+                }
+                self.unused_extent(writer)?.ok_or(Refusal::Full)?
+            }
+        };
+        writer.generation += 1;
+        let begun = Extent::begin(&self.directory, number, writer.generation);
+        let extent = Arc::new(begun.inspect_err(|_| writer.unused.push((number, 0)))?);
+        self.state.lock().extents.insert(number, extent.clone());
+        let end = extent.start();
+        writer.open = Some(Open { extent, end, index: Vec::new(), has_failed: false });
+        if writer.unused.is_empty() && !self.may_create(writer) {
+            self.drop_oldest(writer, evicted)?;
+        }
+        Ok(())
+    }
+
+    /// Takes an extent that may be used again, or makes one.
+    fn unused_extent(&self, writer: &mut Writer) -> std::result::Result<Option<u32>, Refusal> {
+        let may_reuse = |(number, generation): &(u32, u64)| {
+            *generation == 0 || (self.options.may_reuse)(*number, *generation)
+        };
+        if let Some(at) = writer.unused.iter().position(may_reuse) {
+            return Ok(Some(writer.unused.remove(at).0));
+        }
+        if !self.may_create(writer) {
+            return Ok(None);
+        }
+        let number = writer.next_number;
+        match Extent::create(&self.directory, number).map_err(Refusal::from) {
+            Ok(()) => {}
+            // The file system is full: there may be an extent to use again.
+            Err(Refusal::Full) => return Ok(None),
+            Err(refusal) => return Err(refusal),
+        }
+        writer.next_number += 1;
+        Ok(Some(number))
+    }
+
+    /// Tells whether the capacity and the file system have room for one more extent.
+    fn may_create(&self, writer: &Writer) -> bool {
+        let bytes = self.directory.identity().extent_bytes;
+        let extents = self.state.lock().extents.len() as u64;
+        let is_open = writer.next_number < u32::MAX;
+        let space = self.directory.files().space(self.directory.path());
+        is_open
+            && (extents + 1) * bytes <= self.options.capacity
+            && space.is_ok_and(|space| space.free >= self.options.free_bytes_min + bytes)
+    }
+
+    /// Drops the records of an old extent. Those that were read are moved to the open one first, a
+    /// quarter of an extent at most, and are on the device before the old place is given up.
+    fn drop_oldest(
+        &self,
+        writer: &mut Writer,
+        evicted: &mut Vec<OwnedName>,
+    ) -> std::result::Result<(), Refusal> {
+        let Some(victim) = coldest(&self.state.lock(), writer) else { return Ok(()) };
+        let mut names = Vec::new();
+        victim.scan(|entry| names.push((entry.offset, entry.length, entry.name.to_owned())))?;
+        let mut budget = self.directory.identity().extent_bytes / 4;
+        let mut has_moved = false;
+        for (offset, length, name) in names {
+            let entry = Entry { offset, length, name: name.borrow() };
+            let place = place_of(&victim, entry);
+            let is_touched = {
+                let state = self.state.lock();
+                if state.index.get(entry.name) != Some(place) {
+                    continue;
+                }
+                state.index.is_touched(entry.name)
+            };
+            if is_touched && length <= budget && self.move_record(writer, &victim, entry)? {
+                budget -= length;
+                has_moved = true;
+                continue;
+            }
+            self.evict(entry.name, place, evicted);
+        }
+        if has_moved && let Some(open) = &mut writer.open {
+            open.sync()?;
+        }
+        writer.unused.push((victim.number, victim.generation));
+        Ok(())
+    }
+
+    /// Writes a record anew; `false` if it is damaged or the open extent has no place.
+    fn move_record(
+        &self,
+        writer: &mut Writer,
+        from: &Extent,
+        entry: Entry<'_>,
+    ) -> io::Result<bool> {
+        if !from.check(entry)? {
+            return Ok(false);
+        }
+        let layout = Layout::of(entry.name, entry.length, from.unit());
+        let mut payload = vec![0; entry.length as usize];
+        read_exact(&*from.file, &mut payload, entry.offset + layout.payload_at)?;
+        let mut head = vec![0; layout.head_bytes as usize];
+        read_exact(&*from.file, &mut head, entry.offset)?;
+        if !from.head_of(&head, entry).is_some_and(|head| head.holds_all(&payload)) {
+            return Ok(false);
+        }
+        let write = Write { name: entry.name, payload: &payload };
+        let moved = self.append(writer, write, Some(place_of(from, entry)))?;
+        add(&self.counters.moved, u64::from(moved.is_some()));
+        Ok(moved.is_some())
+    }
+}
+
+/// Chooses among the oldest quarter of the sealed extents the one with the fewest bytes that were
+/// read.
+fn coldest(state: &State, writer: &Writer) -> Option<Arc<Extent>> {
+    let is_used = |extent: &&Arc<Extent>| {
+        extent.generation != 0 && writer.unused.iter().all(|(number, _)| *number != extent.number)
+    };
+    let open = writer.open.as_ref().map(|open| open.extent.number);
+    let mut candidates: Vec<_> = state
+        .extents
+        .values()
+        .filter(is_used)
+        .filter(|extent| Some(extent.number) != open)
+        .collect();
+    candidates.sort_by_key(|extent| extent.generation);
+    candidates.truncate(candidates.len().div_ceil(4));
+    let mut touched: HashMap<u32, u64> = HashMap::new();
+    state.index.for_each_touched(|extent, bytes| *touched.entry(extent).or_default() += bytes);
+    let coldness = |extent: &&Arc<Extent>| {
+        (touched.get(&extent.number).copied().unwrap_or_default(), extent.generation)
+    };
+    candidates.into_iter().min_by_key(coldness).cloned()
+}

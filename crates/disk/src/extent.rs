@@ -1,0 +1,283 @@
+//! One extent: where records are appended, sealed, and found again.
+
+use std::{
+    io,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+};
+
+use crate::{
+    directory::Directory,
+    error::{Error, Result},
+    file_system::{File, Mode, read_exact, write_all},
+    format::{
+        BLOCK_BYTES, ExtentHead, Layout, Name, RecordHead,
+        index::{Entry, Trailer, entries},
+        round_up,
+    },
+};
+
+/// A file of records.
+#[derive(Debug)]
+pub struct Extent {
+    /// The number in the name of the file.
+    pub number: u32,
+    /// Which use of all extents this is; 0 if it holds nothing.
+    pub generation: u64,
+    /// What the records of this use repeat.
+    pub mark: u64,
+    /// The file, through the page cache.
+    pub file: Arc<dyn File>,
+    /// The file, past the page cache, where the file system can.
+    pub direct: Option<Arc<dyn File>>,
+    is_sealed: AtomicBool,
+    bytes: u64,
+    unit: u64,
+}
+
+impl Extent {
+    /// Opens an extent and reads its head.
+    ///
+    /// # Errors
+    /// Those of the system.
+    pub fn open(directory: &Directory, number: u32, is_writable: bool) -> Result<Self> {
+        let path = directory.extent_path(number);
+        let identity = directory.identity();
+        let mode = if is_writable { Mode::Write } else { Mode::Read };
+        let file = directory.files().open(&path, mode).map_err(Error::io("open", &path))?;
+        let direct = directory.files().open(&path, Mode::Direct).ok();
+        let (bytes, unit) = (identity.extent_bytes, identity.unit);
+        let mut extent = Self {
+            number,
+            generation: 0,
+            mark: 0,
+            file,
+            direct,
+            is_sealed: false.into(),
+            bytes,
+            unit,
+        };
+        // A file that is too short was not allocated to its end: it holds nothing.
+        if extent.file.length().map_err(Error::io("read", &path))? >= bytes {
+            let mut head = [0; ExtentHead::BYTES];
+            read_exact(&*extent.file, &mut head, 0).map_err(Error::io("read", &path))?;
+            let head = ExtentHead::decode(&head).filter(|head| head.directory == identity.id);
+            (extent.generation, extent.mark) =
+                head.map_or((0, 0), |head| (head.generation, head.mark));
+        }
+        if extent.generation != 0 {
+            let trailer = extent.trailer().map_err(Error::io("read", &path))?;
+            extent.is_sealed = trailer.is_some().into();
+        }
+        Ok(extent)
+    }
+
+    /// Makes the file of an extent that holds nothing.
+    ///
+    /// # Errors
+    /// Those of the system; the file is removed again then.
+    pub fn create(directory: &Directory, number: u32) -> io::Result<()> {
+        let (files, path) = (directory.files(), directory.extent_path(number));
+        let file = files.open(&path, Mode::Create)?;
+        let made = file.allocate(directory.identity().extent_bytes);
+        if made.is_err() {
+            // The first error is the one to tell; what stays of the file holds nothing.
+            let _ = files.remove(&path);
+        }
+        made?;
+        files.sync_dir(directory.path())
+    }
+
+    /// Begins a new use: from here on no record of an earlier use counts, also after a loss of
+    /// power.
+    ///
+    /// # Errors
+    /// Those of the system.
+    pub fn begin(directory: &Directory, number: u32, generation: u64) -> Result<Self> {
+        let extent = Self::open(directory, number, true)?;
+        let mark = getrandom::u64().expect("the system has random numbers");
+        let begin = || -> io::Result<()> {
+            let head = ExtentHead { directory: directory.identity().id, generation, mark };
+            write_all(&*extent.file, &[0; Trailer::BYTES], extent.trailer_at())?;
+            write_all(&*extent.file, &head.encode(), 0)?;
+            extent.file.sync()
+        };
+        begin().map_err(Error::io("write", directory.extent_path(number)))?;
+        Ok(Self { generation, mark, is_sealed: false.into(), ..extent })
+    }
+
+    /// Tells whether the extent is full and on the device.
+    pub fn is_sealed(&self) -> bool {
+        self.is_sealed.load(Ordering::Acquire)
+    }
+
+    /// Returns where the first record begins.
+    pub const fn start(&self) -> u64 {
+        self.unit
+    }
+
+    /// Returns where a record goes that follows the byte `end`, or `None` if the extent has no
+    /// place for it, its entry and the entries before.
+    pub fn place(&self, end: u64, layout: Layout, index_bytes: u64) -> Option<u64> {
+        let offset = round_up(end, layout.alignment);
+        let index_at = round_up(offset.checked_add(layout.record_bytes)?, self.unit);
+        (index_at.checked_add(index_bytes)? <= self.trailer_at()).then_some(offset)
+    }
+
+    /// Syncs the records, then writes the index behind them.
+    ///
+    /// # Errors
+    /// Those of the system; the extent is not sealed then, and its records can be read.
+    pub fn seal(&self, end: u64, index: &[u8]) -> io::Result<()> {
+        self.file.sync()?;
+        let index_at = round_up(end, self.unit);
+        let trailer = Trailer {
+            mark: self.mark,
+            index_at,
+            index_bytes: index.len() as u64,
+            index_sum: crc32c::crc32c(index),
+        };
+        write_all(&*self.file, index, index_at)?;
+        write_all(&*self.file, &trailer.encode(), self.trailer_at())?;
+        self.file.sync()?;
+        self.is_sealed.store(true, Ordering::Release);
+        Ok(())
+    }
+
+    /// Calls `visit` for each record: those of the index of a sealed extent, otherwise those whose
+    /// checksums hold, up to the first head that does not. Returns where the records end.
+    ///
+    /// # Errors
+    /// Those of the system.
+    pub fn scan(&self, mut visit: impl FnMut(Entry<'_>)) -> io::Result<u64> {
+        if self.generation == 0 {
+            return Ok(self.start());
+        }
+        if self.is_sealed()
+            && let Some(trailer) = self.trailer()?
+        {
+            let mut index = vec![0; trailer.index_bytes as usize];
+            read_exact(&*self.file, &mut index, trailer.index_at)?;
+            if crc32c::crc32c(&index) == trailer.index_sum {
+                entries(&index).flatten().for_each(visit);
+                return Ok(trailer.index_at);
+            }
+        }
+        let mut block = Vec::new();
+        let mut end = self.start();
+        while let Some((head, offset)) = self.head_after(end)? {
+            let Some(head) = RecordHead::decode(&head) else { break };
+            let layout = head.layout(self.unit);
+            if self.payload_holds(&head, offset + layout.payload_at, &mut block)? {
+                visit(Entry { offset, length: head.length, name: head.name });
+            }
+            end = offset + layout.record_bytes;
+        }
+        Ok(end)
+    }
+
+    /// Returns the bytes of the head that follows the byte `end`, packed behind it or on a unit, and
+    /// where it lies. What an earlier use left behind `end` may look like a head.
+    fn head_after(&self, end: u64) -> io::Result<Option<(Vec<u8>, u64)>> {
+        for offset in [end, round_up(end, self.unit)] {
+            if offset + 8 > self.trailer_at() {
+                return Ok(None);
+            }
+            let mut first = [0; 8];
+            read_exact(&*self.file, &mut first, offset)?;
+            let Some(bytes) = RecordHead::announced_bytes(&first) else { continue };
+            if offset + bytes as u64 > self.trailer_at() {
+                continue;
+            }
+            let mut head = vec![0; bytes];
+            read_exact(&*self.file, &mut head, offset)?;
+            let is_here = RecordHead::decode(&head).is_some_and(|head| {
+                let layout = head.layout(self.unit);
+                head.mark == self.mark
+                    && head.offset == offset
+                    && self.place(offset, layout, 0) == Some(offset)
+            });
+            if is_here {
+                return Ok(Some((head, offset)));
+            }
+        }
+        Ok(None)
+    }
+
+    fn payload_holds(
+        &self,
+        head: &RecordHead<'_>,
+        mut at: u64,
+        block: &mut Vec<u8>,
+    ) -> io::Result<bool> {
+        let mut rest = head.length;
+        for number in 0.. {
+            if rest == 0 {
+                break;
+            }
+            block.resize(rest.min(BLOCK_BYTES as u64) as usize, 0);
+            read_exact(&*self.file, block, at)?;
+            if !head.holds(number, block) {
+                return Ok(false);
+            }
+            at += block.len() as u64;
+            rest -= block.len() as u64;
+        }
+        Ok(true)
+    }
+
+    /// Reads a record that `scan` found, and tells whether it is whole and of this name.
+    ///
+    /// # Errors
+    /// Those of the system.
+    pub fn check(&self, entry: Entry<'_>) -> io::Result<bool> {
+        let layout = Layout::of(entry.name, entry.length, self.unit);
+        if self.place(entry.offset, layout, 0) != Some(entry.offset) {
+            return Ok(false);
+        }
+        let mut head = vec![0; layout.head_bytes as usize];
+        read_exact(&*self.file, &mut head, entry.offset)?;
+        let Some(head) = self.head_of(&head, entry) else { return Ok(false) };
+        self.payload_holds(&head, entry.offset + layout.payload_at, &mut Vec::new())
+    }
+
+    /// Decodes a head, and returns it only if it is the one of this entry in this use.
+    pub fn head_of<'a>(&self, bytes: &'a [u8], entry: Entry<'_>) -> Option<RecordHead<'a>> {
+        RecordHead::decode(bytes).filter(|head| {
+            head.mark == self.mark
+                && head.offset == entry.offset
+                && head.length == entry.length
+                && head.name == entry.name
+        })
+    }
+
+    /// Returns the trailer, if the extent is sealed in this use.
+    fn trailer(&self) -> io::Result<Option<Trailer>> {
+        let mut bytes = [0; Trailer::BYTES];
+        read_exact(&*self.file, &mut bytes, self.trailer_at())?;
+        let is_inside = |trailer: &Trailer| {
+            trailer.index_at >= self.start()
+                && trailer.index_at.saturating_add(trailer.index_bytes) <= self.trailer_at()
+        };
+        Ok(Trailer::decode(&bytes)
+            .filter(|trailer| trailer.mark == self.mark && is_inside(trailer)))
+    }
+
+    const fn trailer_at(&self) -> u64 {
+        self.bytes - self.unit
+    }
+
+    /// Returns the unit of the directory.
+    pub const fn unit(&self) -> u64 {
+        self.unit
+    }
+}
+
+/// Tells whether a record of this name and length fits into an empty extent.
+pub fn fits(name: Name<'_>, length: u64, unit: u64, extent_bytes: u64) -> bool {
+    let layout = Layout::of(name, length, unit);
+    let records = round_up(unit.saturating_add(layout.record_bytes), unit);
+    records.saturating_add(Entry::bytes_of(name)) <= extent_bytes - unit
+}

@@ -1,0 +1,145 @@
+//! What people ask of a directory that no process uses: its records, whether they hold, to empty it.
+
+use std::{path::Path, sync::Arc};
+
+use crate::{
+    directory::Directory,
+    error::{Error, Result},
+    extent::Extent,
+    file_system::RealFiles,
+    format::{Name, OwnedName},
+};
+
+/// A record as a list shows it.
+#[derive(Debug, Clone, Copy)]
+pub struct Found<'a> {
+    /// What it is called.
+    pub name: Name<'a>,
+    /// The length of its payload.
+    pub length: u64,
+    /// The number of its extent.
+    pub extent: u32,
+    /// Where it lies in the extent.
+    pub offset: u64,
+    /// Whether its extent is sealed, so that it survives a loss of power.
+    pub is_sealed: bool,
+}
+
+/// What a check of a whole directory has found.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Report {
+    /// The extents.
+    pub extents: u64,
+    /// The records whose checksums hold.
+    pub records: u64,
+    /// The payload bytes of these.
+    pub bytes: u64,
+    /// The records that are listed, but damaged.
+    pub bad: Vec<OwnedName>,
+}
+
+/// Calls `visit` for each record, also those that a later version of the same object replaces.
+///
+/// # Errors
+/// If a process uses the directory, if it is none of ours, and those of the system.
+pub fn list(path: &Path, mut visit: impl FnMut(Found<'_>)) -> Result<()> {
+    let directory = Directory::open_existing(Arc::new(RealFiles), path)?;
+    each_extent(&directory, |extent| {
+        let is_sealed = extent.is_sealed();
+        let visit = |entry: crate::format::index::Entry<'_>| {
+            let (name, length, offset) = (entry.name, entry.length, entry.offset);
+            visit(Found { name, length, extent: extent.number, offset, is_sealed });
+        };
+        extent.scan(visit).map(drop)
+    })
+}
+
+/// Reads every record and checks it.
+///
+/// # Errors
+/// The same as for [`list`].
+pub fn verify(path: &Path) -> Result<Report> {
+    let directory = Directory::open_existing(Arc::new(RealFiles), path)?;
+    let mut report = Report::default();
+    each_extent(&directory, |extent| {
+        let mut listed = Vec::new();
+        report.extents += 1;
+        extent.scan(|entry| listed.push((entry.offset, entry.length, entry.name.to_owned())))?;
+        for (offset, length, name) in listed {
+            let entry = crate::format::index::Entry { offset, length, name: name.borrow() };
+            if extent.check(entry)? {
+                report.records += 1;
+                report.bytes += length;
+            } else {
+                report.bad.push(name);
+            }
+        }
+        Ok(())
+    })?;
+    Ok(report)
+}
+
+/// Removes all records and the identity of a directory; returns how many extents it had.
+///
+/// # Errors
+/// The same as for [`list`].
+pub fn wipe(path: &Path) -> Result<usize> {
+    let directory = Directory::open_existing(Arc::new(RealFiles), path)?;
+    let extents = directory.extents()?.len();
+    directory.wipe()?;
+    Ok(extents)
+}
+
+fn each_extent(
+    directory: &Directory,
+    mut run: impl FnMut(&Extent) -> std::io::Result<()>,
+) -> Result<()> {
+    for number in directory.extents()? {
+        let extent = Extent::open(directory, number, false)?;
+        run(&extent).map_err(Error::io("read", directory.extent_path(number)))?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{fs, os::unix::fs::FileExt};
+
+    use super::*;
+    use crate::{Disk, Options, Write};
+
+    #[test]
+    fn a_directory_in_use_is_not_listed_checked_or_emptied() {
+        let folder = tempfile::tempdir().unwrap();
+        let disk = Disk::open(folder.path(), Options::new(16 << 20)).unwrap();
+        let names = [b"a", b"b"].map(|key| Name { tenant: "default", key, version: 7 });
+        let writes = names.map(|name| Write { name, payload: &[5; 70_000] });
+        disk.write(&writes);
+        for refusal in [list(folder.path(), |_| ()), wipe(folder.path()).map(drop)] {
+            assert!(matches!(refusal, Err(Error::InUse { .. })), "{refusal:?}");
+        }
+        disk.close().unwrap();
+
+        let mut found = Vec::new();
+        list(folder.path(), |record| {
+            assert!(record.is_sealed && record.length == 70_000);
+            found.push((record.name.to_owned(), record.extent, record.offset));
+        })
+        .unwrap();
+        assert_eq!(found.iter().map(|(name, ..)| name.borrow()).collect::<Vec<_>>(), names);
+        let report = verify(folder.path()).unwrap();
+        assert_eq!((report.extents, report.records, report.bytes), (1, 2, 140_000));
+        assert_eq!(report.bad, []);
+
+        let (name, extent, offset) = found.remove(1);
+        let path = folder.path().join(format!("extent-{extent:06}"));
+        let file = fs::File::options().write(true).open(path).unwrap();
+        file.write_all_at(&[6], offset + 4096 + 10).unwrap();
+        let report = verify(folder.path()).unwrap();
+        assert_eq!((report.records, report.bad), (1, vec![name]));
+
+        assert_eq!(wipe(folder.path()).unwrap(), 1);
+        assert!(matches!(list(folder.path(), |_| ()), Err(Error::Foreign { .. })));
+        Disk::open(folder.path(), Options::new(16 << 20)).unwrap();
+    }
+}
