@@ -137,7 +137,6 @@ def vllm_server(
     package: Path = OURS,
     variables: Mapping[str, str] = NONE,
     plugins: Path | None = None,
-    options: Sequence[str] = (),
 ) -> Iterator[VllmServer]:
     """Starts a server, which is not ready yet.
 
@@ -149,7 +148,6 @@ def vllm_server(
         package: The folder from which it imports `mooncake`.
         variables: More of its environment.
         plugins: The folder with the metadata of its plugins, which are in this folder.
-        options: More of its command line.
     """
     paths = [package, *([] if plugins is None else [plugins, Path(__file__).parent])]
     # Paths of sockets must be short.
@@ -160,7 +158,7 @@ def vllm_server(
     ):
         command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
         command += ["--model", str(model), "--served-model-name", "tiny", "--host", "127.0.0.1"]
-        command += ["--port", str(port), "--enforce-eager", "--dtype", "bfloat16", *options]
+        command += ["--port", str(port), "--enforce-eager", "--dtype", "bfloat16"]
         if connector is not None:
             command += ["--kv-transfer-config", json.dumps(connector)]
         environment = {**os.environ, **_ENVIRONMENT, **variables}
