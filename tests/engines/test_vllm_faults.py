@@ -21,7 +21,8 @@ from prompts import PROMPTS, WHOLE, Answers, Prompt, await_stored
 from vllm_servers import ANSWER_S, VllmServer, vllm_server
 
 pytestmark = pytest.mark.timeout(1500)
-# By default a request whose blocks are lost between look-up and load fails.
+# By default a request whose blocks are lost between look-up and load fails. A lender that is killed
+# leaves the pool at once, so that hardly any request meets that moment.
 CONNECTOR = {
     "kv_connector": "MooncakeStoreConnector",
     "kv_role": "kv_both",
