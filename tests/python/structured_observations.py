@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 from structured_exchange import Store, column
+from structured_stores import FullStore, PlainStore
 
 from mooncake._fast_copy import concat_arrays_into
 from mooncake.structured_object_store import (
@@ -309,9 +310,122 @@ def concatenated(arrays: Any, *range_: int) -> Any:
     return count, memory.tolist()
 
 
+MEMBERS: dict[str, Any] = {
+    "array": np.arange(5),
+    "empty array": np.zeros((0, 3)),
+    "bytes": b"abc",
+    "tensor": T([[1.0, 2], [3, 4]]),
+    "tensor without dimensions": T(3),
+    "tensor of bfloat16": T([1.0, 2]).bfloat16(),
+    "transposed tensor": T([[1, 2], [3, 4]]).t(),
+}
+OPTIONAL_CALLS = (
+    "batch_get_into",
+    "batch_put_from",
+    "batch_remove",
+    "get_into_ranges",
+    "get_tensor",
+    "is_exist",
+    "pub_tensor",
+    "put_from",
+    "put_tensor",
+    "register_buffer",
+    "unregister_buffer",
+)
+
+
+def without_keys(spec: Any) -> Any:
+    """Returns the description of a payload without its keys, which have new ids."""
+    if isinstance(spec, dict):
+        return {name: without_keys(each) for name, each in spec.items() if name != "key"}
+    return [without_keys(each) for each in spec] if isinstance(spec, list) else spec
+
+
+def exchanged(store: PlainStore, value: Any, **options: Any) -> Any:
+    """Returns how a member is described, by which calls it is put, and what is read."""
+    one = transfer(store)
+    ref = one.put_object({"x": value}, **options)
+    calls = list(getattr(store, "calls", []))
+    found = one.materialize(one.read_spec(ref)).objects["x"]
+    as_list = found.tolist() if hasattr(found, "tolist") else found
+    one.remove_bundle(ref)
+    left = len(store.objects)
+    return without_keys(ref.manifest["buffers"]["x"]), calls, type(found).__name__, as_list, left
+
+
+def read_without(store: PlainStore, call: str) -> Any:
+    """Returns what comes back of a store in which a call is None."""
+    setattr(store, call, None)
+    one = transfer(store)
+    ref = one.put_object({"x": T([1, 2]), "y": ROWS})
+    found = one.materialize(one.read_spec(ref)).objects
+    one.remove_bundle(ref)
+    return [found[name].tolist() for name in ("x", "y")], len(store.objects)
+
+
+def memory_put(store: PlainStore, size: int, **options: Any) -> Any:
+    """Returns how memory of the caller is described, and by which calls it is put."""
+    memory = np.zeros(400, dtype=np.uint8)
+    address = memory.ctypes.data
+    if isinstance(store, FullStore):
+        store.register_buffer(address, memory.nbytes)
+    one = transfer(store)
+    ref = one.put_object({"x": one.tensor_object_buffer(address, size, memory)}, **options)
+    return without_keys(ref.manifest["buffers"]["x"]), getattr(store, "calls", [])
+
+
+def objects_after(appends: list[dict[str, Any]]) -> list[int]:
+    """Returns the number of objects after a put, after each append, and after the cleanup."""
+    store = PlainStore()
+    one = transfer(store)
+    ref = one.put({"x": ROWS})
+    counts = [len(store.objects)]
+    for number, options in enumerate(appends):
+        data = {"x" if options.get("overwrite") else f"y{number}": ROWS}
+        ref = one.append_dataproto_fields(ref, data, **options)
+        counts.append(len(store.objects))
+    one.cleanup_dataproto(ref)
+    return [*counts, len(store.objects)]
+
+
+def cases_of_stores() -> dict[str, Case]:
+    """Returns the cases that depend on the calls that a store has."""
+    found: dict[str, Case] = {}
+    for kind in (PlainStore, FullStore):
+        for mode in ("auto", "copy", "zero_copy"):
+            policy = BundleTransferPolicy(copy_mode=mode)
+            for config in (None, Config()):
+                options = {"policy": policy} | ({"config": config} if config else {})
+                where = f"{kind.__name__} by {mode}{' with a configuration' if config else ''}"
+                for name, value in MEMBERS.items():
+                    found[f"{name} in {where}"] = lambda kind=kind, value=value, options=options: (
+                        exchanged(kind(), value, **options)
+                    )
+                for size in (15, 400):
+                    found[f"memory of {size} bytes in {where}"] = (
+                        lambda kind=kind, size=size, options=options: memory_put(
+                            kind(), size, **options
+                        )
+                    )
+        for call in OPTIONAL_CALLS:
+            found[f"{kind.__name__} without {call}"] = lambda kind=kind, call=call: read_without(
+                kind(), call
+            )
+    for options in (
+        {"stage": "default"},
+        {"stage": "more"},
+        {"stage": "default", "overwrite": True},
+        {"stage": "more", "overwrite": True},
+    ):
+        found[f"objects after appends with {options}"] = lambda options=options: objects_after(
+            [options] * (1 if options["stage"] == "more" else 3)
+        )
+    return found
+
+
 def cases() -> dict[str, Case]:
     """Returns the cases by name."""
-    found: dict[str, Case] = {}
+    found = cases_of_stores()
     for ids in GROUPS:
         config = Config(ids)
         found[f"group of a batch {ids!r}"] = lambda config=config: group_of(

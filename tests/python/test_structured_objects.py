@@ -349,6 +349,10 @@ def test_zero_copy_takes_only_memory_of_the_caller(transfer: MooncakeBundleTrans
     ]:
         with pytest.raises(kind, match=text):
             transfer.put_object({"x": value}, policy=policy)
+    # Without bytes there is nothing to copy.
+    ref = transfer.put_object({"x": TOKENS[:0]}, policy=policy)
+    found = transfer.get_object(ref)["x"]
+    assert (found.shape, found.dtype) == (TOKENS[:0].shape, TOKENS.dtype)
 
 
 def test_config_has_one_group_for_all_keys(compat_store: MooncakeDistributedStore):

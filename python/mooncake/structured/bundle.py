@@ -389,7 +389,8 @@ def _check_copies(payloads: Mapping[str, BundlePayload], options: WriteOptions) 
                 "zero-copy structured tensor fields require a BufferPool tensor-object buffer; put "
                 "tensor_object_buffer(...), or use copy_mode='auto'"
             )
-        if part.form == "data":
+        # A payload without bytes is no object, so that nothing is copied.
+        if part.form == "data" and part.payload.nbytes:
             raise RuntimeError(
                 "zero-copy put requires tensor-object buffers; put tensor_object_buffer(...), or "
                 "use copy_mode='auto'"
