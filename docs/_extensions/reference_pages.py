@@ -123,8 +123,8 @@ def upstream_routes() -> list[Route]:
     from mooncake.mooncake_store_service import _ROUTES
 
     return [
-        Route(f"{path}{{key}}" if path.endswith("/") else path, {method})
-        for method, path in _ROUTES
+        Route(f"{route.path}{{key}}" if route.takes_key else route.path, {route.method})
+        for route in _ROUTES
     ]
 
 
