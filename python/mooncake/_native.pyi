@@ -5,6 +5,7 @@ A failed item is an exception instance at its place in the result; a failed call
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from os import PathLike
 from typing import (
     Any,
     Generic,
@@ -43,6 +44,9 @@ __all__ = [
     "cgroup_memory",
     "codes",
     "concat_arrays_into",
+    "disk_records",
+    "disk_verify",
+    "disk_wipe",
     "environment",
     "failure",
     "get_columns",
@@ -1186,6 +1190,28 @@ class RpcDelivery:
 
 def codes(*, is_engine: bool = False) -> list[tuple[int, str, str, str]]:
     """Return every error code: number, name, kind ("" for codes of the engine), remedy."""
+
+def disk_records(
+    path: str | PathLike[str],
+) -> list[tuple[str, bytes, int, int, int, int, bool]]:
+    """Return the records of a directory that no process uses.
+
+    Returns:
+        Tenant, key, version, length, extent, offset in it, and whether the extent is sealed.
+    """
+
+def disk_verify(
+    path: str | PathLike[str],
+) -> tuple[int, int, int, list[tuple[str, bytes, int]]]:
+    """Read every record of a directory that no process uses.
+
+    Returns:
+        The numbers of extents, of good records and of their bytes, and tenant, key and version of
+        each damaged record.
+    """
+
+def disk_wipe(path: str | PathLike[str]) -> int:
+    """Remove all records of a directory, and its identity; return how many extents it had."""
 
 def environment() -> list[tuple[str, list[str], str, str, str | None]]:
     """Return every environment variable: name, older names, default, help, current value."""

@@ -7,7 +7,7 @@
 //! [`buffer`] (values from Python), [`error`] (exceptions for Python), [`detach`] (releasing and
 //! reacquiring the interpreter), [`runtime`], [`log`], [`hostmem`] (an allocator for other
 //! libraries), [`fast_copy`] (many arrays into one memory), [`rdma`] (the devices of this machine),
-//! [`process`] (exit, environment, and the programs of the wheel).
+//! [`disk`] (directories of records), [`process`] (exit, environment, and the programs of the wheel).
 #![deny(unsafe_code)]
 
 mod argument;
@@ -15,6 +15,7 @@ mod buffer;
 mod checksum;
 mod collective;
 mod detach;
+mod disk;
 mod engine;
 mod error;
 mod fast_copy;
@@ -39,6 +40,7 @@ mod _native {
         },
         checksum::xxh3,
         collective::{CollectiveCompletion, CollectiveContext, CollectiveGroup},
+        disk::{disk_records, disk_verify, disk_wipe},
         engine::{Engine, read_memory, write_memory},
         error::{codes, failure, last_error, use_exceptions},
         fast_copy::concat_arrays_into,

@@ -16,6 +16,7 @@ from mooncake._command import (
     checkpoints,
     completion,
     demo,
+    disks,
     doctor as _doctor,
     files,
     objects,
@@ -105,6 +106,8 @@ def _parser() -> argparse.ArgumentParser:
     add_json(add("demo", demo.run, about, joins=False))
     about = "tell what is right and wrong in the settings of vLLM, SGLang, LMCache, TransferQueue"
     check.add_options(add("check", check.run, about, joins=False))
+    about = "list, check or remove records of objects in a directory that no process uses"
+    disks.add_options(add("disk", _help, about, joins=False))
     about = "try the transports and show what this machine has"
     add_json(add("doctor", _diagnose, about, joins=False))
     about = "show the environment variables and where their values come from"

@@ -51,6 +51,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
             "transfer-tools",
             "rpc",
             "collective",
+            "disk",
             "daemon",
             "master",
             "store-client",

@@ -1,0 +1,61 @@
+//! What `mooncake disk` asks of a directory of records that no process uses.
+
+use std::path::PathBuf;
+
+use mooncake_disk::{Error, inspect};
+use pyo3::{
+    exceptions::{PyOSError, PyValueError},
+    prelude::*,
+    types::PyBytes,
+};
+
+/// Tenant, key, version, length, extent, offset in it, and whether the extent is sealed.
+type Record = (String, Py<PyBytes>, u64, u64, u32, u64, bool);
+
+/// Numbers of extents, of good records and of their bytes; tenant, key and version of damaged ones.
+type Report = (u64, u64, u64, Vec<(String, Py<PyBytes>, u64)>);
+
+/// Returns the records of a directory.
+#[pyfunction]
+pub(crate) fn disk_records(py: Python<'_>, path: PathBuf) -> PyResult<Vec<Record>> {
+    let listed = py.detach(|| {
+        let mut found = Vec::new();
+        let visit = |it: inspect::Found<'_>| {
+            found.push((it.name.to_owned(), it.length, it.extent, it.offset, it.is_sealed));
+        };
+        inspect::list(&path, visit).map(|()| found)
+    });
+    let records = listed.map_err(|error| raised(&error))?.into_iter();
+    let row =
+        |(name, length, extent, offset, is_sealed): (mooncake_disk::OwnedName, _, _, _, _)| {
+            let key = PyBytes::new(py, &name.key).unbind();
+            (name.tenant.into_string(), key, name.version, length, extent, offset, is_sealed)
+        };
+    Ok(records.map(row).collect())
+}
+
+/// Reads every record of a directory, and returns which hold.
+#[pyfunction]
+pub(crate) fn disk_verify(py: Python<'_>, path: PathBuf) -> PyResult<Report> {
+    let report = py.detach(|| inspect::verify(&path)).map_err(|error| raised(&error))?;
+    let bad = report.bad.into_iter().map(|name| {
+        (name.tenant.into_string(), PyBytes::new(py, &name.key).unbind(), name.version)
+    });
+    Ok((report.extents, report.records, report.bytes, bad.collect()))
+}
+
+/// Removes all records of a directory, and its identity; returns how many extents it had.
+#[pyfunction]
+pub(crate) fn disk_wipe(py: Python<'_>, path: PathBuf) -> PyResult<usize> {
+    py.detach(|| inspect::wipe(&path)).map_err(|error| raised(&error))
+}
+
+fn raised(error: &Error) -> PyErr {
+    let text = error.to_string();
+    match error {
+        Error::Io { .. } | Error::InUse { .. } => PyOSError::new_err(text),
+        Error::Newer { .. } | Error::Foreign { .. } | Error::Invalid(_) => {
+            PyValueError::new_err(text)
+        }
+    }
+}
