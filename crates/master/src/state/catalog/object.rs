@@ -310,10 +310,11 @@ impl Objects {
         self.tenants = renumbered;
         // Freed before the new ones grow.
         self.by_key = empty_tables();
-        // Keys are not spread evenly over the tables.
+        // A table that gets more keys than most grows as it would by puts. Space for it in every table
+        // could double the size of all of them.
         let each = self.len() as usize / TABLES;
         for table in &mut self.by_key {
-            table.reserve(each + each / 4 + 8, |entry| spread(entry.hash));
+            table.reserve(each, |entry| spread(entry.hash));
         }
         for slot in ObjectSlot::range(0, self.slot_count()) {
             if self.get(slot).is_some() {
