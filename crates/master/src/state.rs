@@ -5,19 +5,21 @@
 //! are return values, and the same calls with the same seed give the same results. One [`State`] is
 //! meant to be guarded by one lock; work that could take long is done in slices.
 
+mod api;
 mod calls;
 mod catalog;
-mod client;
 mod ids;
 mod inventory;
-mod log;
+mod lease;
+mod ledger;
+mod options;
 mod pool;
-mod put;
 mod random;
-mod read;
-mod reclaim;
+mod replica;
+mod restore;
 mod rules;
-mod task;
+mod snapshot;
+mod tags;
 mod timer;
 
 #[cfg(test)]
@@ -26,59 +28,61 @@ mod tests;
 use mooncake_base::Moment;
 use rustc_hash::FxHashMap;
 
-use self::{
-    catalog::{Catalog, annotations::Annotations, group::Groups, object::Objects, tenant::Tenants},
-    client::{ClientCalls, Clients, recovery::Recovery},
-    inventory::Inventory,
-    pool::Pool,
-    put::write::Writes,
-    random::Random,
-    read::MaxGranted,
-    reclaim::{
-        Ahead, Reclaimer, ReleasedObjects, Searches, eviction_queue::EvictionQueue, pins::Pins,
-        sweep::Sweeps,
-    },
-    task::{Tasks, drain::Jobs},
-    timer::{Timer, Timers},
-};
 pub use self::{
-    catalog::{
-        annotations::Tags,
-        object::ObjectState,
-        query::{
-            Listing, ObjectSummary, PAGE_MAX, Page, Removal, RemovalTerms, Selector, SparedObjects,
+    calls::{
+        answers::{Answers, Begun, CallItem},
+        put::{Put, PutCalls, PutProgress, PutRef, PutStep, Started, UnfinishedPut},
+        query::{Listing, ObjectSummary, PAGE_MAX, Page, Removal, Selector},
+        reclaim::Pending,
+        task::{
+            NewTask, TaskCalls, TaskEnd, TaskKind, TaskStatus, TaskView, Work,
+            drain::{JobStatus, JobView, NewJob},
         },
-        tenant::TenantQuota,
         view::{CopyView, ObjectView},
     },
-    client::{
-        ExpiredClient,
-        answers::{Answers, Begun, CallItem},
-        recovery::{AwaitedOwner, RecoveryScope},
-    },
+    catalog::{eviction, object::ObjectState, tenant::TenantQuota},
     ids::{KeyHash, ObjectSlot, SegmentSlot},
-    log::{
+    inventory::{
+        clients::ExpiredClient,
+        memory_use::MemoryUse,
+        read::{FenceTicket, LocateOptions, Located, LocatedObject, Probed},
+        recovery::{AwaitedOwner, RecoveryScope},
+        removal::{RemovalTerms, SparedObjects},
+    },
+    ledger::{
         Log,
         effect::{DecodeError, Effect, LoggedCopy, LoggedPin, ObjectName, Value},
         events::ObjectEvent,
         replay::Image,
-        restore::Restored,
-        snapshot::SnapshotCursor,
     },
-    pool::segment::{SegmentNumber, SegmentSpec, SegmentStatus, SegmentView, Segments},
-    put::{
-        Place, Put, PutCalls, PutProgress, PutRef, PutStep, Started, UnfinishedPut,
-        options::{PutOptions, SoftPin, Terms},
+    options::{PutOptions, SoftPin, Terms},
+    pool::{
+        allocation::Place,
+        allocator,
+        segment::{SegmentNumber, SegmentSpec, SegmentStatus, SegmentView, Segments},
     },
-    read::{FenceTicket, LocateOptions, Located, LocatedObject, Probed},
-    reclaim::{Pending, out_of_space::MemoryUse},
+    restore::Restored,
     rules::{AllocationStrategy, EvictionKind, Rules, TaskRules, Watermark},
-    task::{
-        NewTask, TaskCalls, TaskEnd, TaskKind, TaskStatus, TaskView, Work,
-        drain::{JobStatus, JobView, NewJob},
-    },
+    snapshot::SnapshotCursor,
+    tags::Tags,
 };
-pub use self::{pool::allocator, reclaim::eviction};
+use crate::state::{
+    calls::{
+        clients::ClientCalls,
+        put::write::Writes,
+        reclaim::{Reclaimer, Searches},
+        task::{Tasks, drain::Jobs},
+    },
+    catalog::{
+        Catalog, annotations::Annotations, group::Groups, object::Objects, order::EvictionQueue,
+        pins::Pins, released::ReleasedObjects, tenant::Tenants,
+    },
+    inventory::{Inventory, ahead::Ahead, clients::Clients, recovery::Recovery, sweep::Sweeps},
+    ledger::{counters::Counters, max_granted::MaxGranted},
+    pool::Pool,
+    random::Random,
+    timer::{Timer, Timers},
+};
 
 /// Due timers and releases that one call of [`State::advance`] handles.
 const ADVANCE_SLICE: usize = 1024;
@@ -128,53 +132,6 @@ pub struct Totals {
     pub awaiting_sync: u64,
     /// Events since the start.
     pub counters: Counters,
-}
-
-/// Counts of events since the start.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Counters {
-    /// Puts that found too little free memory at first.
-    pub evictions_attempted: u64,
-    /// Puts among them that succeeded by evicting.
-    pub evictions_succeeded: u64,
-    /// Objects evicted.
-    pub evicted_keys: u64,
-    /// Evicted bytes, all replicas counted.
-    pub evicted_bytes: u64,
-    /// Objects removed because their time to live was over.
-    pub objects_expired: u64,
-    /// Evicted objects of which a client that asked for the SSD tier had a replica.
-    pub offloads_missed: u64,
-    /// Puts refused because no memory could be freed.
-    pub puts_without_room: u64,
-    /// Puts refused because their tenant has too many objects, or their client too many unfinished
-    /// puts.
-    pub puts_over_count: u64,
-    /// Puts that got fewer replicas than requested.
-    pub puts_with_fewer_copies: u64,
-    /// Unfinished puts displaced by another writer or by the loss of their client.
-    pub puts_displaced: u64,
-    /// Unfinished puts whose memory was taken back after the release timeout.
-    pub puts_released: u64,
-    /// Clients whose heartbeats stopped.
-    pub clients_expired: u64,
-    /// Copy and move tasks that succeeded.
-    pub tasks_done: u64,
-    /// Copy and move tasks that failed permanently.
-    pub tasks_failed: u64,
-    /// Drains that emptied their segments.
-    pub drains_done: u64,
-    /// Drains that failed.
-    pub drains_failed: u64,
-    /// Drains that were cancelled.
-    pub drains_cancelled: u64,
-}
-
-impl Counters {
-    /// Returns how many objects were evicted, and their bytes.
-    fn evicted(&self) -> (u64, u64) {
-        (self.evicted_keys, self.evicted_bytes)
-    }
 }
 
 impl State {
@@ -272,7 +229,7 @@ impl State {
                 | self.inventory.pool.free_due_quarantine(now)
                 | self.puts().release_oldest_write(now)
                 | self.inventory.evict_condemned(now)
-                | self.remove_expired(now);
+                | self.inventory.remove_expired(now);
             let has_expired =
                 self.inventory.log.counters.clients_expired - expired >= EXPIRED_SLICE;
             if !did_one || has_expired || self.searches.steps - steps > ADVANCE_STEPS {

@@ -152,7 +152,7 @@ impl<'a> LocateReply<'a> {
         let Self { columns, places, tag } = self;
         let item = columns.versions.len();
         if !tag.is_empty() {
-            let value = found.as_ref().ok().and_then(|object| object.tag(state, tag));
+            let value = found.as_ref().ok().and_then(|object| state.tag(object, tag));
             columns.tags.push(value.unwrap_or_default().to_owned());
         }
         let (version, length, hold) = match found {

@@ -46,19 +46,23 @@ id!(
     /// Position of an object in the object table; reused after the object is gone.
     pub ObjectSlot(u32)
 );
+
 id!(
     /// Position of a segment in the segment table; reused, unlike a
     /// [`SegmentNumber`](super::SegmentNumber).
     pub SegmentSlot(u32)
 );
+
 id!(
     /// Position of an unfinished put in the table of puts.
     pub(crate) WriteSlot(u32)
 );
+
 id!(
     /// Position of a tenant in the tenant table.
     pub(crate) TenantIndex(u16)
 );
+
 id!(
     /// Seeded hash of a tenant and a key.
     pub KeyHash(u32)
@@ -66,12 +70,12 @@ id!(
 
 impl ObjectSlot {
     /// No object.
-    pub(super) const NONE: Self = Self(u32::MAX);
+    pub(in crate::state) const NONE: Self = Self(u32::MAX);
 }
 
 impl WriteSlot {
     /// No put.
-    pub(super) const NONE: Self = Self(u32::MAX);
+    pub(in crate::state) const NONE: Self = Self(u32::MAX);
 }
 
 /// A position in a table.
@@ -130,10 +134,19 @@ impl Slot for WriteSlot {
 
 impl TenantIndex {
     /// The default tenant.
-    pub(super) const DEFAULT: Self = Self(0);
+    pub(in crate::state) const DEFAULT: Self = Self(0);
 
     /// Returns the position as an index of a vector.
-    pub(super) fn index(self) -> usize {
+    pub(in crate::state) fn index(self) -> usize {
         usize::from(self.0)
     }
+}
+
+/// An allocated block.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct BlockId(pub(in crate::state) u32);
+
+impl BlockId {
+    /// The lowest id.
+    pub(in crate::state) const FIRST: Self = Self(0);
 }

@@ -5,16 +5,31 @@
 //! is here: an object that gets or loses memory, is read, or is evicted. Puts, tasks, searches for
 //! memory and clients are above the inventory; it does not know them.
 
+pub(in crate::state) mod ahead;
+pub(in crate::state) mod clear;
+pub(in crate::state) mod clients;
+pub(in crate::state) mod errors;
+pub(in crate::state) mod eviction;
+pub(in crate::state) mod expiry;
+pub(in crate::state) mod lifecycle;
+pub(in crate::state) mod memory_use;
+pub(in crate::state) mod pins;
+pub(in crate::state) mod quota;
+pub(in crate::state) mod read;
+pub(in crate::state) mod recovery;
+pub(in crate::state) mod released;
+pub(in crate::state) mod removal;
+pub(in crate::state) mod sweep;
+pub(in crate::state) mod usage;
+
 use mooncake_base::Moment;
 
 use crate::state::{
-    Rules,
     catalog::Catalog,
-    client::{Clients, recovery::Recovery},
-    log::Log,
+    inventory::{ahead::Ahead, clients::Clients, recovery::Recovery, sweep::Sweeps},
+    ledger::{Log, max_granted::MaxGranted},
     pool::Pool,
-    read::MaxGranted,
-    reclaim::{Ahead, sweep::Sweeps},
+    rules::Rules,
     timer::Timers,
 };
 
@@ -36,4 +51,13 @@ pub(crate) struct Inventory {
     /// Time of the last [`State::advance`](crate::state::State::advance).
     pub(in crate::state) advanced: Option<Moment>,
     pub(in crate::state) max_granted: MaxGranted,
+}
+
+impl Inventory {
+    /// Records effects from now on.
+    pub(in crate::state) fn record_effects(&mut self) {
+        self.log.effects.is_recording = true;
+        self.max_granted.lease = self.max_granted.lease.max(self.rules.lease_ttl);
+        self.max_granted.record(&mut self.log);
+    }
 }

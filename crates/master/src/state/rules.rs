@@ -6,13 +6,17 @@ use mooncake_base::Moment;
 
 /// Lowest read rate assumed when a fence is sized.
 const FENCE_BYTES_PER_SECOND: u64 = 256 << 20;
+
 /// Minimum length of a fence: a round trip and a pause of the reader. A reader that needs longer
 /// locates again, which costs less than long quarantines.
 const FENCE_BASE: Duration = Duration::from_millis(250);
+
 /// Extra time of a write that started inside its window.
 const WRITE_MARGIN: Duration = Duration::from_secs(2);
+
 /// Shorter pauses of the master are ignored.
 const STALL_MIN: Duration = Duration::from_millis(500);
+
 /// Maximum length of a fence. A slower reader verifies its replica after the read.
 const FENCE_MAX: Duration = Duration::from_secs(60);
 
@@ -126,12 +130,12 @@ impl Default for Rules {
 
 impl Rules {
     /// Returns the time since 1970 at a moment.
-    pub(super) fn unix_time(&self, at: Moment) -> Duration {
+    pub(in crate::state) fn unix_time(&self, at: Moment) -> Duration {
         self.booted.saturating_add(at.since_boot())
     }
 
     /// Returns the moment of a time since 1970; of one before boot, the moment of boot.
-    pub(super) fn moment_of(&self, unix_time: Duration) -> Moment {
+    pub(in crate::state) fn moment_of(&self, unix_time: Duration) -> Moment {
         Moment::from_boot(unix_time.saturating_sub(self.booted))
     }
 
@@ -143,12 +147,12 @@ impl Rules {
     }
 
     /// Returns the shortest gap between two calls of `advance` that counts as a stall.
-    pub(super) fn stall(&self) -> Duration {
+    pub(in crate::state) fn stall(&self) -> Duration {
         STALL_MIN.max(self.client_ttl / 5)
     }
 
     /// Returns the length of the longest fence.
-    pub(super) fn fence_max(&self) -> Duration {
+    pub(in crate::state) fn fence_max(&self) -> Duration {
         FENCE_MAX
     }
 

@@ -8,7 +8,7 @@ use crate::state::ids::ObjectSlot;
 
 /// A due check. Its subject may have changed or gone meanwhile.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Timer {
+pub(in crate::state) enum Timer {
     /// A client may have missed its heartbeats: id and registration.
     Client(ClientId, u64),
     /// A soft pin may have expired: object, version.
@@ -27,15 +27,15 @@ pub(super) enum Timer {
 
 /// Timers in the order in which they are due. A subject has one timer at a time.
 #[derive(Debug, Default)]
-pub(super) struct Timers(BinaryHeap<Reverse<(Moment, Timer)>>);
+pub(in crate::state) struct Timers(BinaryHeap<Reverse<(Moment, Timer)>>);
 
 impl Timers {
-    pub(super) fn push(&mut self, at: Moment, timer: Timer) {
+    pub(in crate::state) fn push(&mut self, at: Moment, timer: Timer) {
         self.0.push(Reverse((at, timer)));
     }
 
     /// Takes out a timer that is due.
-    pub(super) fn pop_due(&mut self, now: Moment) -> Option<Timer> {
+    pub(in crate::state) fn pop_due(&mut self, now: Moment) -> Option<Timer> {
         let &Reverse((at, timer)) = self.0.peek()?;
         if !at.has_passed(now) {
             return None;
@@ -45,7 +45,7 @@ impl Timers {
     }
 
     /// Returns when the next timer is due.
-    pub(super) fn next(&self) -> Option<Moment> {
+    pub(in crate::state) fn next(&self) -> Option<Moment> {
         self.0.peek().map(|Reverse((at, _))| *at)
     }
 }

@@ -11,6 +11,9 @@ use crate::state::{
     ids::{ObjectSlot, TenantIndex},
 };
 
+/// Members of a group that are evicted at once; the group is condemned if it has more.
+pub(in crate::state) const GROUP_SLICE: usize = 64;
+
 /// Members of a group that are remembered as waiting for its eviction.
 const WAITING_MAX: usize = 64;
 

@@ -3,10 +3,13 @@
 
 /// Entry sizes are multiples of this.
 const STEP_BYTES: usize = 8;
+
 /// Longer keys are boxed.
 const SHORT_BYTES_MAX: usize = 256;
+
 /// Entries of one size that are allocated together.
 const CHUNK_PLACES: usize = 512;
+
 /// No entry.
 const NONE: u32 = u32::MAX;
 

@@ -9,10 +9,12 @@ use std::{
 
 use hashbrown::{HashTable, hash_table::Entry};
 use rustc_hash::FxBuildHasher;
+
 pub(in crate::state) use rustc_hash::FxSeededState as SeededState;
 
 /// Tables of a map. A table of some ten thousand entries doubles within a millisecond.
 const TABLES: usize = 1024;
+
 /// Bits of a hash below those that choose the table: a table uses the lowest and the highest bits.
 const TABLE_SHIFT: u32 = 40;
 

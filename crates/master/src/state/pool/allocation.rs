@@ -1,13 +1,17 @@
 //! Allocation of replicas from free memory, and where replicas lie.
 
+use mooncake_base::ReplicaId;
 use smallvec::SmallVec;
 
-use super::{Pool, placement::PlacementRequest};
 use crate::state::{
-    catalog::object::{Object, Replica, Replicas},
+    catalog::object::Object,
     ids::SegmentSlot,
-    put::Place,
-    reclaim::{AllocRequest, SegmentFilter},
+    pool::{
+        Pool,
+        placement::PlacementRequest,
+        request::{AllocRequest, SegmentFilter},
+    },
+    replica::{Replica, Replicas},
 };
 
 impl Pool {
@@ -110,4 +114,17 @@ impl Pool {
         let copies = object.replicas.iter();
         copies.filter(|copy| self.segments.at(copy.segment).is_readable())
     }
+}
+
+/// Location of one replica.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Place {
+    /// The segment; call [`State::segment`](super::State::segment) before the state changes.
+    pub segment: SegmentSlot,
+    /// Offset from the base of the segment.
+    pub offset: u64,
+    /// Length in bytes.
+    pub length: u64,
+    /// Id of the replica.
+    pub replica: ReplicaId,
 }

@@ -10,43 +10,46 @@
 //! filled. Sizes below the average are cut from the end of a block and others from its start, which
 //! keeps small objects from being scattered between large ones.
 
+mod window;
+
 #[cfg(test)]
 mod tests;
-mod window;
 
 use std::collections::BTreeMap;
 
 pub use self::window::Mark;
+use crate::state::ids::BlockId;
 
 /// No block.
 const NONE: u32 = u32::MAX;
+
 /// Sizes and offsets are multiples of this.
 const GRANULE_BYTES: u64 = 8;
+
 /// Blocks of at least this size are whole cache lines.
 const LARGE_BYTES: u64 = 4096;
+
 const LARGE_GRANULE_BYTES: u64 = 64;
+
 /// 32 bins per power of two: sizes in one bin differ by at most 3 %.
 const FINE_BITS: u32 = 5;
+
 const FINE: usize = 1 << FINE_BITS;
+
 /// Powers of two, enough for [`LENGTH_MAX`].
 const COARSE: usize = 44;
+
 /// Maximum length of a segment: 128 TiB, more than the address space of a process.
 pub(in crate::state) const LENGTH_MAX: u64 = 1 << 47;
+
 /// Blocks of a bin that are tried before larger bins are.
 const FIRST_SCAN_MAX: usize = 16;
+
 /// Blocks of the own bin that are tried before the allocation fails.
 const BIN_SCAN_MAX: usize = 1024;
+
 /// Flag of a free block in its offset.
 const FREE: u64 = 1 << 63;
-
-/// An allocated block.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct BlockId(u32);
-
-impl BlockId {
-    /// The lowest id.
-    pub(in crate::state) const FIRST: Self = Self(0);
-}
 
 /// A range of the segment, up to the start of the next block.
 #[derive(Debug, Clone, Copy)]

@@ -6,6 +6,7 @@ use crate::state::{
 
 /// Segments offered in random order before all are tried.
 const RANDOM_OFFERS_MAX: usize = 100;
+
 /// Segments compared per replica.
 const SAMPLES_PER_REPLICA: usize = 6;
 

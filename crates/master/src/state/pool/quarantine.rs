@@ -4,7 +4,10 @@ use std::collections::BTreeSet;
 
 use mooncake_base::Moment;
 
-use crate::state::{ids::SegmentSlot, pool::allocator::BlockId, read::lease::Timestamp};
+use crate::state::{
+    ids::{BlockId, SegmentSlot},
+    lease::Timestamp,
+};
 
 /// Quarantined blocks in the order in which they become free: end, version of the object that
 /// readers may still read there (0: no readers), segment and block, and the log position behind the

@@ -6,11 +6,11 @@
 
 use mooncake_base::Moment;
 
-use super::{Pool, allocator::BlockId, segment::Segment};
 use crate::state::{
-    catalog::object::Replica,
-    ids::{ObjectSlot, SegmentSlot},
-    read::lease::Timestamp,
+    ids::{BlockId, ObjectSlot, SegmentSlot},
+    lease::Timestamp,
+    pool::{Pool, segment::Segment},
+    replica::Replica,
 };
 
 /// Bytes of a segment that eviction cannot free.

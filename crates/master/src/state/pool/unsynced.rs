@@ -7,11 +7,9 @@
 use std::collections::VecDeque;
 
 use crate::state::{
-    ids::SegmentSlot,
-    log::Log,
+    ids::{BlockId, SegmentSlot},
     pool::{
         Pool,
-        allocator::BlockId,
         segment::{SegmentNumber, Segments},
     },
 };
@@ -176,12 +174,5 @@ impl Pool {
             }
         }
         !due.is_empty()
-    }
-}
-
-impl Log {
-    /// Returns the log position behind all effects so far: the number of bytes recorded.
-    pub fn log_position(&self) -> u64 {
-        self.effects.position()
     }
 }

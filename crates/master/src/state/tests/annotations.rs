@@ -2,8 +2,9 @@
 
 use mooncake_base::Version;
 
-use super::{recovery::restarted, *};
-use crate::state::Tags;
+use super::*;
+use crate::state::tags::Tags;
+use crate::state::tests::recovery::restarted;
 
 const SECOND: Duration = Duration::from_secs(1);
 

@@ -2,7 +2,8 @@
 
 use rustix::time::{ClockId, clock_gettime};
 
-use super::{tasks::on, *};
+use super::*;
+use crate::state::tests::tasks::on;
 
 /// Steps that one call may take: those after which it ends, and those of its last item.
 const STEPS_MAX: u64 = 3 * 4096;

@@ -5,14 +5,11 @@ use std::collections::{BTreeMap, HashMap};
 use mooncake_base::Version;
 use proptest::prelude::*;
 
-use super::{
-    super::{
-        catalog::object::Flags,
-        ids::{Slot, TenantIndex},
-        pool::allocator::BlockId,
-    },
-    recovery::Log,
-    *,
+use super::*;
+use crate::state::{
+    catalog::object::Flags,
+    ids::{BlockId, Slot, TenantIndex},
+    tests::recovery::Log,
 };
 
 const KEYS: [&str; 6] = ["a", "b", "c", "g/1", "g/2", "g/3"];

@@ -1,9 +1,9 @@
 //! Moves whose target is lost or leaves: the source is kept until another replica surely exists.
 
-use super::{
+use super::*;
+use crate::state::tests::{
     recovery::Log,
     tasks::{drain, on, segment_status, two},
-    *,
 };
 
 const C: ClientId = ClientId::from_bits(3);

@@ -1,9 +1,7 @@
 //! Puts: start, end, revoke, displacement, upsert, eviction.
 
-use super::{
-    recovery::{self, Log},
-    *,
-};
+use super::*;
+use crate::state::tests::{recovery, recovery::Log};
 
 #[test]
 fn put_is_visible_after_end_and_keeps_first_value() {

@@ -4,10 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use mooncake_base::ObjectKey;
 
-use super::{
-    super::log::replay::{LiveObject, LoggedSegment},
-    *,
-};
+use super::*;
+use crate::state::ledger::replay::{LiveObject, LoggedSegment};
 
 /// The content of an image, in an order that does not depend on its history.
 #[derive(Debug, Clone, PartialEq, Eq)]

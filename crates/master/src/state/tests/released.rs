@@ -5,10 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use proptest::prelude::*;
 
-use super::{
-    super::ids::{Slot, TenantIndex},
-    *,
-};
+use super::*;
+use crate::state::ids::{Slot, TenantIndex};
 
 /// Bytes of each object.
 const BYTES: u64 = MIB / 16;

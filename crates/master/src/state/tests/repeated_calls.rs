@@ -1,9 +1,9 @@
 //! Calls whose answer was lost: the client finds its puts, tasks and jobs again, also after a restart.
 
-use super::{
+use super::*;
+use crate::state::tests::{
     recovery::restarted,
     tasks::{drain, on, two},
-    *,
 };
 
 const CALL: u64 = 5;

@@ -1,9 +1,10 @@
 //! Tasks and drain jobs across restarts of the master: they resume, or fail with a reason.
 
-use super::{
-    recovery::{self, Log, restarted},
+use super::*;
+use crate::state::tests::{
+    recovery,
+    recovery::{Log, restarted},
     tasks::{drain, drain_with, on, segment_status, two},
-    *,
 };
 
 /// Returns a pool after a restart, in which A and B have announced their segments.

@@ -1,7 +1,10 @@
 //! Windows of adjacent blocks: who owns a block, marks that follow a block through merges, and
 //! blocks that are joined into one.
 
-use super::{Allocator, BlockId, FREE, NONE, rounded};
+use crate::state::{
+    ids::BlockId,
+    pool::allocator::{Allocator, FREE, NONE, rounded},
+};
 
 /// A place in the memory that stays valid while blocks are split and merged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

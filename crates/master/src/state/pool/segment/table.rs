@@ -5,12 +5,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use mooncake_base::{ClientId, Incarnation, Moment, SegmentId};
 use rustc_hash::FxHashMap;
 
-use super::{Segment, SegmentNumber, SegmentSet, SegmentStatus};
 use crate::state::{
-    ids::{SegmentSlot, Slot},
+    ids::{BlockId, SegmentSlot, Slot},
     pool::{
-        allocator::{Allocator, BlockId},
+        allocator::Allocator,
         reserved::ReservedBytes,
+        segment::{Segment, SegmentNumber, SegmentSet, SegmentStatus},
     },
 };
 

@@ -1,0 +1,48 @@
+//! Changes of the expiry of an object.
+
+use std::time::Duration;
+
+use mooncake_base::{Moment, Result, TenantId, Version};
+
+use crate::state::{
+    calls::put::PutCalls,
+    catalog::annotations::Annotation,
+    inventory::{
+        Inventory,
+        errors::{not_found, not_ready},
+    },
+    options::check_ttl,
+};
+
+impl PutCalls<'_> {
+    /// Lets an object expire after `ttl`, or never. Returns its version.
+    ///
+    /// # Errors
+    /// `OBJECT_NOT_FOUND`; `REPLICA_IS_NOT_READY`: the first put is unfinished; `INVALID_PARAMS`: no
+    /// time at all.
+    pub fn set_expiry(
+        &mut self,
+        now: Moment,
+        tenant: &TenantId,
+        key: &[u8],
+        ttl: Option<Duration>,
+    ) -> Result<Version> {
+        check_ttl(ttl)?;
+        let tenant = self.inventory.catalog.objects.tenant_index(tenant);
+        let found = tenant.and_then(|tenant| self.inventory.find(now, tenant, key));
+        let found = found.filter(|&slot| !self.inventory.is_unclaimed(slot));
+        let slot = found.ok_or_else(|| not_found(key))?;
+        if !self.inventory.catalog.objects.at(slot).is_complete() {
+            return Err(not_ready(key));
+        }
+        self.inventory.take_back(slot);
+        let tags = self.inventory.catalog.annotations.of(slot).map(|found| found.tags.clone());
+        let expires = ttl.map(|ttl| now + ttl);
+        let annotation = Annotation { expires, tags: tags.unwrap_or_default() };
+        let version = self.inventory.catalog.objects.at(slot).version();
+        let Inventory { log, catalog, rules, .. } = &mut *self.inventory;
+        log.annotate(&catalog.objects, rules, (slot, version.0), &annotation);
+        catalog.annotations.insert(slot, annotation);
+        Ok(version)
+    }
+}

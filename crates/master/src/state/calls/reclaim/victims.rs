@@ -1,0 +1,231 @@
+//! The search along the eviction order: victims that lie side by side are evicted together.
+
+use mooncake_base::Moment;
+use rustc_hash::FxHashMap;
+
+use crate::state::{
+    calls::reclaim::{Reclaimer, search::Search},
+    catalog::order::EvictionPass,
+    ids::{BlockId, ObjectSlot, SegmentSlot},
+    inventory::eviction::Verdict,
+    pool::request::AllocRequest,
+};
+
+/// Steps of one search: objects taken from the order, and blocks looked at around them. About a
+/// millisecond.
+pub(super) const STEPS: usize = 1024;
+
+/// Victims that a search passes over because their release is not on disk.
+const PASSED_MAX: usize = 128;
+
+/// The end of a search along the eviction order.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum VictimOutcome {
+    /// A replica was added.
+    Found,
+    /// All evictable objects together do not make a large enough run.
+    Exhausted,
+    /// The search took too many steps. The scan of the search goes on, if there is one.
+    TooLong,
+    /// The group of the next victim takes more steps to examine. The next search goes on with it.
+    Unfinished,
+}
+
+/// A search for objects to evict.
+#[derive(Debug)]
+struct VictimSearch {
+    /// Bytes that one segment must offer.
+    need: u64,
+    /// Per segment: bytes that are free or would be without the victims; `None` for a segment that
+    /// is too small or excluded.
+    reachable: FxHashMap<SegmentSlot, Option<u64>>,
+    /// Whether only objects are evicted whose release is on disk.
+    is_released_only: bool,
+    /// Objects taken from the queue, in their order. Those in `blocks` are victims: they are evicted
+    /// if their blocks form a large enough run.
+    taken: Vec<ObjectSlot>,
+    /// Blocks of the victims: segment and block, and the object.
+    blocks: FxHashMap<(SegmentSlot, BlockId), ObjectSlot>,
+    /// Steps left.
+    steps: usize,
+}
+
+impl Reclaimer<'_> {
+    /// Evicts the objects that the eviction order names until one more replica fits. Evicts nothing
+    /// if that does not succeed within a bounded number of steps.
+    pub(super) fn search_victims(
+        &mut self,
+        now: Moment,
+        need: u64,
+        request: &AllocRequest<'_>,
+        found: &mut Search,
+    ) -> VictimOutcome {
+        let open = self.inventory.pool.segments.open();
+        if !open.iter().any(|&slot| self.is_useful(slot, need, request, found)) {
+            return VictimOutcome::Exhausted;
+        }
+        self.inventory.catalog.unpark_due(now);
+        if self.prefers_released(now) {
+            let (outcome, taken) =
+                self.search_order(now, (need, true), &[EvictionPass::Plain], request, found);
+            if taken > PASSED_MAX / 2 {
+                self.release_soon();
+            }
+            if outcome == VictimOutcome::Found {
+                return outcome;
+            }
+        }
+        let passes = EvictionPass::allowed(&self.inventory.rules);
+        self.search_order(now, (need, false), passes, request, found).0
+    }
+
+    /// Runs a search with these passes. Returns the number of objects that it took from the order,
+    /// too.
+    fn search_order(
+        &mut self,
+        now: Moment,
+        (need, is_released_only): (u64, bool),
+        passes: &[EvictionPass],
+        request: &AllocRequest<'_>,
+        found: &mut Search,
+    ) -> (VictimOutcome, usize) {
+        let mut search = VictimSearch {
+            need,
+            reachable: FxHashMap::default(),
+            is_released_only,
+            taken: Vec::new(),
+            blocks: FxHashMap::default(),
+            steps: STEPS,
+        };
+        let mut outcome = VictimOutcome::Exhausted;
+        for &pass in passes {
+            outcome = self.search_pass(now, pass, request, &mut search, found);
+            if outcome != VictimOutcome::Exhausted {
+                break;
+            }
+        }
+        self.searches.steps += (STEPS - search.steps) as u64;
+        let taken = search.taken.len();
+        for object in search.taken.into_iter().rev() {
+            self.inventory.catalog.put_back(object);
+        }
+        (outcome, taken)
+    }
+
+    /// Returns whether evictions in the segment could make space for one more replica.
+    pub(super) fn is_useful(
+        &self,
+        slot: SegmentSlot,
+        need: u64,
+        request: &AllocRequest<'_>,
+        found: &Search,
+    ) -> bool {
+        let segment = self.inventory.pool.segments.at(slot);
+        let is_taken = found.replicas.iter().any(|replica| replica.segment == slot);
+        segment.accepts_new()
+            && !is_taken
+            && request.filter.admits(slot)
+            && segment.reclaimable() >= need
+    }
+
+    fn search_pass(
+        &mut self,
+        now: Moment,
+        pass: EvictionPass,
+        request: &AllocRequest<'_>,
+        search: &mut VictimSearch,
+        found: &mut Search,
+    ) -> VictimOutcome {
+        loop {
+            if search.steps == 0 {
+                return VictimOutcome::TooLong;
+            }
+            if search.is_released_only && search.taken.len() >= PASSED_MAX {
+                return VictimOutcome::Exhausted;
+            }
+            search.steps -= 1;
+            let Some(object) = self.inventory.catalog.pop(pass) else {
+                return VictimOutcome::Exhausted;
+            };
+            match self.inventory.classify(now, object, pass, request.spared, &mut search.steps) {
+                Verdict::Wait(until) => self.inventory.catalog.park(object, until),
+                Verdict::Demote => self.inventory.catalog.demote(object),
+                Verdict::Skip => search.taken.push(object),
+                Verdict::Unfinished => {
+                    search.taken.push(object);
+                    return VictimOutcome::Unfinished;
+                }
+                Verdict::Evict => {
+                    let group = self.inventory.catalog.first_of_group(object);
+                    search.steps = search.steps.saturating_sub(group.len());
+                    let is_passed_over = search.is_released_only && !self.are_released(&group);
+                    if is_passed_over || !self.add_victims(search, &group, request, found) {
+                        search.taken.push(object);
+                        continue;
+                    }
+                    for &member in &group {
+                        self.inventory.catalog.dequeue(member);
+                    }
+                    search.taken.extend(&group);
+                    if let Some(outcome) =
+                        self.evict_run(now, pass, search, (&group, request), found)
+                    {
+                        return outcome;
+                    }
+                }
+            }
+        }
+    }
+
+    /// Evicts a run of adjacent victims that includes a block of the latest ones, if the object
+    /// fits there. Evicts only this run and the groups of its objects. Returns `None` if there is no
+    /// such run, or if it could not be evicted.
+    fn evict_run(
+        &mut self,
+        now: Moment,
+        pass: EvictionPass,
+        search: &mut VictimSearch,
+        (latest, request): (&[ObjectSlot], &AllocRequest<'_>),
+        found: &mut Search,
+    ) -> Option<VictimOutcome> {
+        let copies = latest
+            .iter()
+            .flat_map(|&object| self.inventory.catalog.objects.at(object).replicas.iter());
+        let run = copies.into_iter().find_map(|copy| {
+            let segment = copy.segment;
+            search.reachable.get(&segment)?.filter(|&bytes| bytes >= search.need)?;
+            let is_taken = |block| search.blocks.contains_key(&(segment, block));
+            let (length, steps) = (request.length, &mut search.steps);
+            let allocator = &self.inventory.pool.segments.at(segment).allocator;
+            Some((segment, allocator.find_run(copy.block, length, steps, is_taken)?))
+        });
+        self.evict_window(now, pass, (search.need, request), run?, found)
+    }
+
+    /// Counts the bytes that evicting these objects would free. Returns whether any are in a useful
+    /// segment.
+    fn add_victims(
+        &self,
+        search: &mut VictimSearch,
+        group: &[ObjectSlot],
+        request: &AllocRequest<'_>,
+        found: &Search,
+    ) -> bool {
+        let mut helps = false;
+        for &member in group {
+            for replica in self.inventory.catalog.objects.at(member).replicas.iter() {
+                let slot = replica.segment;
+                let reachable = search.reachable.entry(slot).or_insert_with(|| {
+                    let is_useful = self.is_useful(slot, search.need, request, found);
+                    is_useful.then(|| self.inventory.pool.segments.at(slot).free())
+                });
+                if let Some(bytes) = reachable {
+                    search.blocks.insert((slot, replica.block), member);
+                    *bytes += self.inventory.pool.segments.at(slot).allocator.size(replica.block);
+                    helps = true;
+                }
+            }
+        }
+        helps
+    }
+}

@@ -1,0 +1,499 @@
+//! Windows of adjacent memory that hold only free blocks and evictable objects.
+//!
+//! A scan looks at every block of the candidate segments once, in the order of addresses, and
+//! remembers its place between two slices by marks, which follow blocks that are merged. It begins
+//! behind the window that was evicted last, so that large objects replace each other in turn.
+//! A window is evicted in slices as well. What was evicted is joined into one block that nobody
+//! else can allocate.
+
+use mooncake_base::Moment;
+use rustc_hash::FxHashSet;
+
+use crate::state::{
+    calls::reclaim::{Reclaimer, search::Search, victims, victims::VictimOutcome},
+    catalog::order::EvictionPass,
+    ids::{BlockId, ObjectSlot, SegmentSlot},
+    inventory::eviction::Verdict,
+    pool::{Pool, allocator::Mark, request::AllocRequest, segment::Segments},
+    replica::Replica,
+};
+
+/// Steps of one slice: blocks looked at, and group members examined for them. About a millisecond.
+const STEPS: usize = 2048;
+
+/// Steps that the eviction of one object counts.
+const EVICT_STEPS: usize = 8;
+
+/// A scan of the candidate segments.
+#[derive(Debug)]
+pub(super) struct Scan {
+    /// Candidates in the order of the scan.
+    segments: Vec<SegmentSlot>,
+    next: usize,
+    /// Index of the eviction order that is allowed.
+    pass: usize,
+    present: Option<SegmentScan>,
+}
+
+/// The place of a scan in a segment.
+#[derive(Debug)]
+struct SegmentScan {
+    segment: SegmentSlot,
+    /// First block of the window.
+    first: Mark,
+    /// Next block to look at.
+    at: Mark,
+    /// Where the scan of the segment began.
+    origin: u64,
+    has_wrapped: bool,
+    /// The window that is being evicted.
+    fill: Option<Fill>,
+}
+
+/// The eviction of a window.
+#[derive(Debug, Default)]
+struct Fill {
+    /// What was evicted or was free, joined into one block.
+    block: Option<BlockId>,
+    /// Blocks of the window that were evicted with the group of another object.
+    captured: FxHashSet<BlockId>,
+    position: u64,
+}
+
+/// Blocks that are kept for a window when they are freed.
+#[derive(Debug)]
+pub(in crate::state) struct Capture {
+    segment: SegmentSlot,
+    start: u64,
+    end: u64,
+    fill: Fill,
+}
+
+/// Whether the object of a block may be evicted.
+enum Evictable {
+    Is(ObjectSlot),
+    IsNot,
+    /// Its group takes more steps to examine.
+    Unknown,
+}
+
+/// The end of one slice of an eviction.
+enum Filled {
+    Done(BlockId),
+    /// This block cannot be evicted; `None`: the memory ends before the window does.
+    Blocked(Option<BlockId>),
+    TimeIsUp,
+}
+
+impl Scan {
+    pub(super) fn forget(&mut self, is_gone: impl Fn(SegmentSlot) -> bool) {
+        if self.present.as_ref().is_some_and(|present| is_gone(present.segment)) {
+            self.present = None;
+        }
+        // Slots are reused; a segment that left is no candidate any more.
+        let done = self.segments[..self.next].iter().filter(|&&slot| is_gone(slot)).count();
+        self.segments.retain(|&slot| !is_gone(slot));
+        self.next -= done;
+    }
+
+    /// Returns the bytes that the scan holds, and their segment.
+    pub(super) fn held(&self, segments: &Segments) -> Option<(SegmentSlot, u64)> {
+        let present = self.present.as_ref()?;
+        let fill = present.fill.as_ref()?;
+        let allocator = &segments.at(present.segment).allocator;
+        let blocks = fill.block.iter().chain(&fill.captured);
+        Some((present.segment, blocks.map(|&block| allocator.size(block)).sum()))
+    }
+
+    #[cfg(test)]
+    pub(super) fn blocks(&self) -> Vec<(SegmentSlot, BlockId)> {
+        let Some(present) = &self.present else { return Vec::new() };
+        let Some(fill) = &present.fill else { return Vec::new() };
+        let blocks = fill.block.iter().chain(&fill.captured);
+        blocks.map(|&block| (present.segment, block)).collect()
+    }
+}
+
+impl Reclaimer<'_> {
+    /// Begins a scan of the segments that could take one more replica.
+    pub(super) fn begin_scan(
+        &mut self,
+        need: u64,
+        request: &AllocRequest<'_>,
+        found: &Search,
+    ) -> Scan {
+        let mut segments = Vec::new();
+        self.inventory.pool.preferred_order(request, &mut segments);
+        segments.extend(self.inventory.pool.segments.open());
+        let mut seen = FxHashSet::default();
+        segments.retain(|&slot| seen.insert(slot) && self.is_useful(slot, need, request, found));
+        Scan { segments, next: 0, pass: 0, present: None }
+    }
+
+    /// Ends the scan of a search and frees what it holds.
+    pub(super) fn end_scan(&mut self, search: &mut Search) {
+        if let Some(present) = search.scan.take().and_then(|scan| scan.present) {
+            self.end_segment_scan(present);
+        }
+    }
+
+    /// Runs one slice of a scan. Returns whether a replica was added; `None` if the slice is used
+    /// up.
+    pub(super) fn step_scan(
+        &mut self,
+        now: Moment,
+        need: u64,
+        request: &AllocRequest<'_>,
+        search: &mut Search,
+    ) -> Option<bool> {
+        let mut steps = STEPS;
+        let outcome = self.scan_slice(now, need, request, search, &mut steps);
+        self.searches.steps += (STEPS - steps) as u64;
+        outcome
+    }
+
+    fn scan_slice(
+        &mut self,
+        now: Moment,
+        need: u64,
+        request: &AllocRequest<'_>,
+        search: &mut Search,
+        steps: &mut usize,
+    ) -> Option<bool> {
+        let mut scan = search.scan.take()?;
+        let passes = EvictionPass::allowed(&self.inventory.rules);
+        loop {
+            let Some(present) = &mut scan.present else {
+                let Some(&slot) = scan.segments.get(scan.next) else {
+                    scan.pass += 1;
+                    scan.next = 0;
+                    if scan.pass < passes.len() {
+                        continue;
+                    }
+                    return Some(false);
+                };
+                scan.next += 1;
+                *steps = steps.saturating_sub(1);
+                if self.is_useful(slot, need, request, search) {
+                    scan.present = self.begin_segment_scan(slot);
+                }
+                continue;
+            };
+            if *steps == 0 {
+                search.scan = Some(scan);
+                return None;
+            }
+            let pass = passes[scan.pass];
+            if present.fill.is_none() && !self.find_window(now, pass, request, present, steps) {
+                if *steps > 0
+                    && let Some(present) = scan.present.take()
+                {
+                    self.end_segment_scan(present);
+                }
+                continue;
+            }
+            if self.step_fill(now, (pass, request), present, steps, search) {
+                if let Some(present) = scan.present.take() {
+                    self.end_segment_scan(present);
+                }
+                return Some(true);
+            }
+        }
+    }
+
+    /// Evicts a window that consists of free blocks and of objects known to be evictable. Returns
+    /// `None` if that fails. If a large group takes too many steps, a scan goes on with the window.
+    pub(super) fn evict_window(
+        &mut self,
+        now: Moment,
+        pass: EvictionPass,
+        (need, request): (u64, &AllocRequest<'_>),
+        (segment, first): (SegmentSlot, BlockId),
+        found: &mut Search,
+    ) -> Option<VictimOutcome> {
+        let mut fill = Fill::default();
+        let mut steps = EVICT_STEPS * victims::STEPS;
+        let filled = self.fill(now, (pass, request), (segment, first), &mut fill, &mut steps);
+        found.position = found.position.max(fill.position);
+        match filled {
+            Filled::Done(block) => {
+                self.add_found(found, segment, block);
+                Some(VictimOutcome::Found)
+            }
+            Filled::Blocked(_) => {
+                self.release_fill(segment, fill);
+                None
+            }
+            Filled::TimeIsUp => {
+                let passes = EvictionPass::allowed(&self.inventory.rules);
+                let mut scan = self.begin_scan(need, request, found);
+                scan.pass = passes.iter().position(|&other| other == pass).unwrap_or(0);
+                scan.present = Some(self.scan_from(segment, first, Some(fill)));
+                found.scan = Some(scan);
+                Some(VictimOutcome::TooLong)
+            }
+        }
+    }
+
+    fn begin_segment_scan(&mut self, segment: SegmentSlot) -> Option<SegmentScan> {
+        let block = self.inventory.pool.segments.at(segment).allocator.rover()?;
+        Some(self.scan_from(segment, block, None))
+    }
+
+    fn scan_from(
+        &mut self,
+        segment: SegmentSlot,
+        block: BlockId,
+        fill: Option<Fill>,
+    ) -> SegmentScan {
+        let allocator = &mut self.inventory.pool.segments.at_mut(segment).allocator;
+        let (first, at) = (allocator.mark(block), allocator.mark(block));
+        let origin = allocator.offset(block);
+        SegmentScan { segment, first, at, origin, has_wrapped: false, fill }
+    }
+
+    fn end_segment_scan(&mut self, present: SegmentScan) {
+        let SegmentScan { segment, first, at, fill, .. } = present;
+        let allocator = &mut self.inventory.pool.segments.at_mut(segment).allocator;
+        // The next scan begins here: a search that is repeated goes on in this way.
+        allocator.set_rover(allocator.marked(first));
+        allocator.unmark(first);
+        allocator.unmark(at);
+        if let Some(fill) = fill {
+            self.release_fill(segment, fill);
+        }
+    }
+
+    /// Looks for a window from the place of the scan on. Returns whether there is one; otherwise
+    /// the segment has none, or `steps` is 0.
+    fn find_window(
+        &mut self,
+        now: Moment,
+        pass: EvictionPass,
+        request: &AllocRequest<'_>,
+        present: &mut SegmentScan,
+        steps: &mut usize,
+    ) -> bool {
+        let SegmentScan { segment, first, at, origin, .. } = *present;
+        while *steps > 0 {
+            *steps -= 1;
+            let allocator = &self.inventory.pool.segments.at(segment).allocator;
+            let block = allocator.marked(at);
+            let is_clear = allocator.is_block_free(block)
+                || match self.evictable(now, pass, request, (segment, block), steps) {
+                    Evictable::Is(_) => true,
+                    Evictable::IsNot => false,
+                    Evictable::Unknown => return false,
+                };
+            let allocator = &mut self.inventory.pool.segments.at_mut(segment).allocator;
+            if is_clear && allocator.window_fits(allocator.marked(first), block, request.length) {
+                present.fill = Some(Fill::default());
+                return true;
+            }
+            match allocator.next_block(block) {
+                Some(next) => {
+                    allocator.move_mark(at, next);
+                    if !is_clear {
+                        allocator.move_mark(first, next);
+                    }
+                }
+                None if present.has_wrapped => return false,
+                None => {
+                    present.has_wrapped = true;
+                    let Some(start) = allocator.first_block() else { return false };
+                    allocator.move_mark(at, start);
+                    allocator.move_mark(first, start);
+                }
+            }
+            if present.has_wrapped && allocator.offset(allocator.marked(first)) >= origin {
+                // All windows from here on were looked at before.
+                *steps = (*steps).max(1);
+                return false;
+            }
+        }
+        false
+    }
+
+    /// Evicts a part of the window. Returns whether the replica was added.
+    fn step_fill(
+        &mut self,
+        now: Moment,
+        (pass, request): (EvictionPass, &AllocRequest<'_>),
+        present: &mut SegmentScan,
+        steps: &mut usize,
+        found: &mut Search,
+    ) -> bool {
+        let segment = present.segment;
+        let Some(mut fill) = present.fill.take() else { return false };
+        let first = self.inventory.pool.segments.at(segment).allocator.marked(present.first);
+        let filled = self.fill(now, (pass, request), (segment, first), &mut fill, steps);
+        found.position = found.position.max(fill.position);
+        match filled {
+            Filled::Done(block) => {
+                let allocator = &mut self.inventory.pool.segments.at_mut(segment).allocator;
+                let next = allocator.next_block(block).or_else(|| allocator.first_block());
+                allocator.move_mark(present.first, next.unwrap_or(block));
+                self.add_found(found, segment, block);
+                return true;
+            }
+            Filled::TimeIsUp => present.fill = Some(fill),
+            Filled::Blocked(obstacle) => {
+                // The object was used or pinned meanwhile. The scan goes on behind it.
+                let allocator = &mut self.inventory.pool.segments.at_mut(segment).allocator;
+                let place = obstacle.unwrap_or(first);
+                allocator.move_mark(present.first, place);
+                allocator.move_mark(present.at, place);
+                self.release_fill(segment, fill);
+            }
+        }
+        false
+    }
+
+    fn add_found(&mut self, found: &mut Search, segment: SegmentSlot, block: BlockId) {
+        let ordinal = found.replicas.len() as u32;
+        found.replicas.push(Replica { segment, block, ordinal });
+    }
+
+    /// Evicts and joins blocks from `first` on until the object fits.
+    fn fill(
+        &mut self,
+        now: Moment,
+        (pass, request): (EvictionPass, &AllocRequest<'_>),
+        (segment, first): (SegmentSlot, BlockId),
+        fill: &mut Fill,
+        steps: &mut usize,
+    ) -> Filled {
+        let length = request.length;
+        loop {
+            let allocator = &self.inventory.pool.segments.at(segment).allocator;
+            let next = match fill.block {
+                None => first,
+                Some(block) => match allocator.next_block(block) {
+                    None => return Filled::Blocked(None),
+                    Some(next) => next,
+                },
+            };
+            if *steps == 0 {
+                return Filled::TimeIsUp;
+            }
+            *steps -= 1;
+            if self.inventory.catalog.groups.next_condemned().is_some() {
+                // Other members of a group of which this window had one may lie in it.
+                self.evict_captured(now, None, (segment, first, next), (length, fill), steps);
+                continue;
+            }
+            if !allocator.is_block_free(next) && !fill.captured.remove(&next) {
+                let place = (segment, next);
+                let victim = match self.evictable(now, pass, request, place, steps) {
+                    Evictable::Is(victim) => Some(victim),
+                    Evictable::IsNot => return Filled::Blocked(Some(next)),
+                    Evictable::Unknown => return Filled::TimeIsUp,
+                };
+                self.evict_captured(now, victim, (segment, first, next), (length, fill), steps);
+                if !fill.captured.remove(&next) {
+                    return Filled::Blocked(Some(next));
+                }
+            }
+            let block = fill.block;
+            let joined = self.inventory.pool.segments.with_allocator(segment, |allocator| {
+                match block {
+                    Some(block) => allocator.join_next(block),
+                    None if allocator.is_block_free(next) => allocator.take_free(next),
+                    None => {}
+                }
+                let block = block.unwrap_or(next);
+                let fits = allocator.window_fits(block, block, length);
+                (block, fits.then(|| allocator.trim(block, length)))
+            });
+            fill.block = Some(joined.0);
+            if let Some((block, rests)) = joined.1 {
+                for rest in rests.into_iter().flatten() {
+                    self.inventory.pool.free_block(segment, rest, fill.position);
+                }
+                return Filled::Done(block);
+            }
+        }
+    }
+
+    /// Evicts an object with its group, or else a member of a condemned group, and keeps the blocks
+    /// among theirs that belong to the window.
+    fn evict_captured(
+        &mut self,
+        now: Moment,
+        victim: Option<ObjectSlot>,
+        (segment, first, next): (SegmentSlot, BlockId, BlockId),
+        (length, fill): (u64, &mut Fill),
+        steps: &mut usize,
+    ) {
+        let allocator = &self.inventory.pool.segments.at(segment).allocator;
+        let window = allocator.offset(fill.block.unwrap_or(first));
+        let start = allocator.offset(next);
+        let end = (start + 1).max(window.saturating_add(length));
+        self.inventory.pool.capture =
+            Some(Capture { segment, start, end, fill: std::mem::take(fill) });
+        let evicted = match victim {
+            Some(victim) => self.inventory.evict_group(now, victim),
+            None => usize::from(self.inventory.evict_condemned(now)),
+        };
+        *steps = steps.saturating_sub(EVICT_STEPS * evicted);
+        if let Some(capture) = self.inventory.pool.capture.take() {
+            *fill = capture.fill;
+        }
+    }
+
+    fn release_fill(&mut self, segment: SegmentSlot, fill: Fill) {
+        for block in fill.block.into_iter().chain(fill.captured) {
+            self.inventory.pool.free_block(segment, block, fill.position);
+        }
+    }
+
+    /// Returns whether an object may be evicted for this block. Subtracts the members of its group
+    /// from `steps`.
+    fn evictable(
+        &mut self,
+        now: Moment,
+        pass: EvictionPass,
+        request: &AllocRequest<'_>,
+        (segment, block): (SegmentSlot, BlockId),
+        steps: &mut usize,
+    ) -> Evictable {
+        let owner = self.inventory.pool.segments.at(segment).allocator.owner(block);
+        let Some(owner) = owner.map(ObjectSlot::new) else { return Evictable::IsNot };
+        let object = self.inventory.catalog.objects.get(owner).filter(|found| found.is_complete());
+        // The owner is known from the start of the put, and may have other memory by now.
+        let is_here = object.is_some_and(|object| {
+            let mut replicas = object.replicas.iter();
+            replicas.any(|replica| (replica.segment, replica.block) == (segment, block))
+        });
+        if !is_here {
+            return Evictable::IsNot;
+        }
+        match self.inventory.classify(now, owner, pass, request.spared, steps) {
+            Verdict::Evict => Evictable::Is(owner),
+            Verdict::Unfinished => Evictable::Unknown,
+            Verdict::Wait(_) | Verdict::Demote | Verdict::Skip => Evictable::IsNot,
+        }
+    }
+}
+
+impl Pool {
+    /// Keeps a freed block for the window that is being evicted, if it lies there.
+    pub(in crate::state) fn capture_block(
+        &mut self,
+        segment: SegmentSlot,
+        block: BlockId,
+        position: u64,
+    ) -> bool {
+        let Some(capture) = &mut self.capture else { return false };
+        if capture.segment != segment {
+            return false;
+        }
+        let offset = self.segments.at(segment).allocator.offset(block);
+        let is_in = (capture.start..capture.end).contains(&offset);
+        if is_in {
+            capture.fill.captured.insert(block);
+            capture.fill.position = capture.fill.position.max(position);
+        }
+        is_in
+    }
+}

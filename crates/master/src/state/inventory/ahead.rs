@@ -1,0 +1,139 @@
+//! Eviction ahead of need, down to the low watermark, and releases ahead of need, so that puts into a
+//! full pool need not wait for the log.
+
+use std::time::Duration;
+
+use mooncake_base::Moment;
+
+use crate::state::{
+    catalog::order::EvictionPass,
+    ids::ObjectSlot,
+    inventory::{Inventory, eviction::Verdict},
+};
+
+/// Objects examined or evicted ahead of need at a time.
+const AHEAD_SLICE: usize = 64;
+
+/// Objects of the order of eviction looked at for releases ahead of need, which bounds their number.
+pub(in crate::state) const LOOKED_AT_MAX: usize = 4096;
+
+/// Objects released ahead of need at a time, ...
+pub(in crate::state) const RELEASED_SLICE: usize = 256;
+
+/// ... and in all.
+pub(in crate::state) const RELEASED_MAX: usize = 2 * LOOKED_AT_MAX;
+
+/// Wait before the next try while nothing can be evicted.
+const AHEAD_RETRY: Duration = Duration::from_secs(1);
+
+/// Waits of puts for the log, or requests to sync it, within this time of each other make more objects
+/// be released ahead.
+const DEMAND_PERIOD: Duration = Duration::from_secs(1);
+
+/// Objects are released ahead so that puts need not wait for the log: at most this share of the
+/// pool, one in this many.
+const TARGET_SHARE: u64 = 32;
+
+/// In a small pool it may be this many bytes, since each sync costs the same, ...
+const TARGET_MIN: u64 = 64 << 20;
+
+/// ... but at most this share of it, one in this many.
+const TARGET_SHARE_MAX: u64 = 8;
+
+/// A put waits for the log rather than evict another object than the next victim, unless another put
+/// waited within this time.
+pub(in crate::state) const ORDER_PATIENCE: Duration = Duration::from_secs(1);
+
+/// Objects to release ahead of need, so that one sync of the log serves many puts. None unless puts
+/// have waited for the log.
+#[derive(Debug, Default)]
+pub(in crate::state) struct Ahead {
+    /// Bytes of the next victims whose release should be recorded.
+    pub(in crate::state) target: u64,
+    /// More objects are being released, up to the target.
+    pub(in crate::state) is_filling: bool,
+    /// More objects are to be released when no more bytes of released ones are left.
+    pub(in crate::state) low: u64,
+    /// Log position behind the last release ahead.
+    pub(in crate::state) position: u64,
+    /// When a put last waited for the log.
+    pub(in crate::state) waited: Option<Moment>,
+    /// When a sync was last asked for.
+    requested: Option<Moment>,
+}
+
+impl Ahead {
+    /// Returns the largest target for a pool.
+    fn limit(pool_bytes: u64) -> u64 {
+        TARGET_MIN.min(pool_bytes / TARGET_SHARE_MAX).max(pool_bytes / TARGET_SHARE)
+    }
+
+    /// A put of `need` bytes has to wait for the log: raises the target if that is repeated.
+    pub(in crate::state) fn put_waits(&mut self, now: Moment, need: u64, pool_bytes: u64) {
+        let limit = Self::limit(pool_bytes);
+        let is_repeated = self.waited.is_some_and(|last| now.since(last) < DEMAND_PERIOD);
+        let target = if is_repeated { (2 * self.target).max(2 * need) } else { self.target };
+        self.target = if limit < need { 0 } else { target.min(limit) };
+        self.waited = Some(now);
+    }
+
+    /// A sync is asked for: raises the target if the last one was shortly before.
+    pub(in crate::state) fn sync_requested(&mut self, now: Moment, pool_bytes: u64) {
+        let last = self.requested.replace(now);
+        if last.is_some_and(|last| now.since(last) < DEMAND_PERIOD) {
+            self.target = (2 * self.target).min(Self::limit(pool_bytes));
+        }
+    }
+}
+
+impl Inventory {
+    /// Evicts ahead of need, a slice at a time. Returns when to continue.
+    pub(in crate::state) fn evict_ahead(&mut self, now: Moment) -> Option<Moment> {
+        let watermark = self.rules.watermark?;
+        // Memory that waits for the log will be free without further eviction.
+        let used = self.pool.segments.used_bytes.saturating_sub(self.pool.unsynced.bytes);
+        let capacity = self.pool.segments.mounted_bytes as f64;
+        let low = (watermark.high - watermark.ratio) * capacity;
+        let limit = if self.is_evicting { low } else { watermark.high * capacity };
+        self.is_evicting = used as f64 > limit;
+        if !self.is_evicting {
+            return None;
+        }
+        let goal = self.log.counters.evicted_bytes + (used as f64 - low).ceil() as u64;
+        self.catalog.unpark_due(now);
+        let mut steps = AHEAD_SLICE;
+        while steps > 0 && self.log.counters.evicted_bytes < goal {
+            let is_any = self.evict_next(now, EvictionPass::Plain, None, &mut steps)
+                || self.evict_next(now, EvictionPass::Soft, None, &mut steps);
+            if !is_any {
+                return Some(now + AHEAD_RETRY);
+            }
+        }
+        Some(now)
+    }
+
+    /// Takes the next object of an order and evicts it if that is allowed. Returns whether there
+    /// was one. Subtracts the objects that it examined from `steps`.
+    fn evict_next(
+        &mut self,
+        now: Moment,
+        pass: EvictionPass,
+        spared: Option<ObjectSlot>,
+        steps: &mut usize,
+    ) -> bool {
+        *steps = steps.saturating_sub(1);
+        if self.evict_condemned(now) {
+            return true;
+        }
+        let Some(object) = self.catalog.pop(pass) else { return false };
+        match self.classify(now, object, pass, spared, steps) {
+            Verdict::Evict => {
+                self.evict_group(now, object);
+            }
+            Verdict::Wait(until) => self.catalog.park(object, until),
+            Verdict::Demote => self.catalog.demote(object),
+            Verdict::Skip | Verdict::Unfinished => self.catalog.put_back(object),
+        }
+        true
+    }
+}

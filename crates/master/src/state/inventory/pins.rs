@@ -1,0 +1,55 @@
+//! Soft pins are set, renewed and ended.
+
+use std::time::Duration;
+
+use mooncake_base::Moment;
+
+use crate::state::{
+    catalog::{eviction::EvictionPolicy, object::Flags, pins::Pin},
+    ids::ObjectSlot,
+    inventory::Inventory,
+    ledger::effect::Effect,
+    timer::Timer,
+};
+
+impl Inventory {
+    /// Sets or renews the soft pin of an object.
+    pub(in crate::state) fn pin(&mut self, now: Moment, slot: ObjectSlot, ttl: Duration) {
+        let until = now + ttl;
+        let object = self.catalog.objects.at_mut(slot);
+        let (version, flags) = (object.version, object.flags);
+        object.flags.set(Flags::SOFT_PINNED, true);
+        if flags.has(Flags::GROUPED) && !flags.has(Flags::SOFT_PINNED) {
+            self.catalog.groups.count_soft_pin(slot, true);
+        }
+        if self.catalog.pins.0.insert(slot, Pin { until, ttl }).is_none() {
+            self.timers.push(until, Timer::SoftPin(slot, version));
+        }
+    }
+
+    /// Handles the timer of a soft pin: ends the pin or sets the timer again.
+    pub(in crate::state) fn check_pin(&mut self, now: Moment, slot: ObjectSlot, version: u64) {
+        let known = self.catalog.objects.get(slot).is_some_and(|object| object.version == version);
+        let Some(&Pin { until, .. }) = self.catalog.pins.0.get(&slot).filter(|_| known) else {
+            return;
+        };
+        if !until.has_passed(now) {
+            self.timers.push(until, Timer::SoftPin(slot, version));
+            return;
+        }
+        self.catalog.pins.0.remove(&slot);
+        self.catalog.objects.at_mut(slot).flags.set(Flags::SOFT_PINNED, false);
+        self.catalog.groups.count_soft_pin(slot, false);
+        let object = self.catalog.objects.at(slot);
+        self.log.effects.record(|| Effect::Pinned {
+            object: self.catalog.objects.logged_name(object),
+            pin: None,
+        });
+        if self.catalog.queue.soft.contains(slot) {
+            self.catalog.queue.soft.remove(slot);
+            self.catalog.enqueue(slot);
+        }
+        // Members of its group may have been demoted because of this pin.
+        self.catalog.requeue_waiting(slot);
+    }
+}

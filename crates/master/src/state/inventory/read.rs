@@ -1,0 +1,267 @@
+//! Reads: locate grants a lease and a fence; verify checks whether a late read is still valid.
+
+use std::time::Duration;
+
+use mooncake_base::{Error, ErrorCode, Moment, ReplicaId, Result, TenantId, Version, key::Printed};
+use smallvec::SmallVec;
+
+use crate::state::{
+    catalog::object::{Flags, NO_WRITE, ObjectState},
+    ids::{KeyHash, ObjectSlot, TenantIndex},
+    inventory::{
+        Inventory,
+        errors::{not_found, not_ready},
+    },
+    pool::allocation::Place,
+};
+
+/// Protection that a locate grants.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct LocateOptions {
+    /// Grant or renew the retention lease.
+    pub has_lease: bool,
+    /// Reserve the memory while the bytes are read.
+    pub has_fence: bool,
+}
+
+/// Result of a locate of several keys.
+#[derive(Debug, Clone)]
+pub struct Located {
+    /// One result per key, in the order of the keys.
+    pub objects: Vec<Result<LocatedObject>>,
+    /// Length of the fence of all of them, from `now`; zero if no fence was requested.
+    pub fence: Duration,
+}
+
+/// Location of an object.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LocatedObject {
+    /// Version of the object.
+    pub version: Version,
+    /// Length in bytes.
+    pub length: u64,
+    /// Readable replicas, at least one.
+    pub places: SmallVec<[Place; 1]>,
+    /// Checksum that the writer gave.
+    pub checksum: Option<u64>,
+    /// Data type that the writer gave.
+    pub data_type: u8,
+    /// Ticket to release the fence after the read; `None` while others read, too.
+    pub ticket: Option<FenceTicket>,
+    /// Slot of the object; it may be reused.
+    pub slot: ObjectSlot,
+}
+
+/// A fence granted to one reader only, and the object that it protects.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct FenceTicket {
+    /// Slot of the object; it may be reused.
+    pub object: ObjectSlot,
+    /// Version of the object.
+    pub version: Version,
+    /// Never 0, and never the same for two fences of one object.
+    pub fence: u64,
+}
+
+/// Result of a probe.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Probed {
+    /// Absent, being written, or complete.
+    pub state: ObjectState,
+    /// Length of a complete object, else 0.
+    pub length: u64,
+}
+
+impl Inventory {
+    /// Finds objects that are located together, in the order of the keys.
+    pub(in crate::state) fn find_readable<K: AsRef<[u8]>>(
+        &mut self,
+        now: Moment,
+        tenant: &TenantId,
+        keys: &[K],
+    ) -> Vec<Result<ObjectSlot>> {
+        self.catalog.queue.begin_batch(now);
+        let tenant = self.catalog.objects.tenant_index(tenant);
+        let hashes = self.catalog.objects.prefetch_hashes(tenant, keys.iter().map(AsRef::as_ref));
+        keys.iter()
+            .zip(hashes)
+            .map(|(key, hash)| self.readable(now, tenant, hash, key.as_ref()))
+            .collect()
+    }
+
+    /// Returns whether the replica of that version exists and has existed since the locate.
+    pub(in crate::state) fn verify(
+        &self,
+        tenant: &TenantId,
+        key: &[u8],
+        version: Version,
+        replica: ReplicaId,
+    ) -> bool {
+        let slot = self
+            .catalog
+            .objects
+            .tenant_index(tenant)
+            .and_then(|tenant| self.catalog.objects.find(tenant, key));
+        let Some(object) = slot.map(|slot| self.catalog.objects.at(slot)) else { return false };
+        object.is_complete()
+            && object.version() == version
+            && object.replicas.iter().any(|copy| {
+                copy.id(version.0) == replica && self.pool.segments.at(copy.segment).is_claimed()
+            })
+    }
+
+    /// Returns whether the object exists; renews the retention lease on request.
+    pub(in crate::state) fn probe(
+        &mut self,
+        now: Moment,
+        tenant: &TenantId,
+        key: &[u8],
+        has_lease: bool,
+    ) -> Probed {
+        self.catalog.queue.begin_batch(now);
+        let tenant = self.catalog.objects.tenant_index(tenant);
+        let hash = tenant.map_or(KeyHash::new(0), |tenant| self.catalog.objects.hash(tenant, key));
+        self.probe_one(now, tenant, hash, key, has_lease)
+    }
+
+    /// Probes several keys like [`probe`](Self::probe): one result per key, in order.
+    pub(in crate::state) fn probe_all<K: AsRef<[u8]>>(
+        &mut self,
+        now: Moment,
+        tenant: &TenantId,
+        keys: &[K],
+        has_lease: bool,
+    ) -> Vec<Probed> {
+        self.catalog.queue.begin_batch(now);
+        let tenant = self.catalog.objects.tenant_index(tenant);
+        let hashes = self.catalog.objects.prefetch_hashes(tenant, keys.iter().map(AsRef::as_ref));
+        keys.iter()
+            .zip(hashes)
+            .map(|(key, hash)| self.probe_one(now, tenant, hash, key.as_ref(), has_lease))
+            .collect()
+    }
+
+    fn probe_one(
+        &mut self,
+        now: Moment,
+        tenant: Option<TenantIndex>,
+        hash: KeyHash,
+        key: &[u8],
+        has_lease: bool,
+    ) -> Probed {
+        let found = tenant.and_then(|tenant| self.find_hashed(now, hash, tenant, key));
+        let Some(slot) = found else {
+            return Probed { state: ObjectState::Absent, length: 0 };
+        };
+        let object = self.catalog.objects.at(slot);
+        let (length, is_written) = (object.length, object.newest_write != NO_WRITE);
+        let is_hidden = self.is_unclaimed(slot) || self.is_unreachable(slot);
+        if !object.is_complete() || (is_written && is_hidden) {
+            return Probed { state: ObjectState::Writing, length: 0 };
+        }
+        if is_hidden {
+            return Probed { state: ObjectState::Absent, length: 0 };
+        }
+        if has_lease {
+            self.extend_lease(now, slot);
+        }
+        Probed { state: ObjectState::Complete, length }
+    }
+
+    /// Finds an object with a readable replica.
+    fn readable(
+        &mut self,
+        now: Moment,
+        tenant: Option<TenantIndex>,
+        hash: KeyHash,
+        key: &[u8],
+    ) -> Result<ObjectSlot> {
+        let found = tenant.and_then(|tenant| self.find_hashed(now, hash, tenant, key));
+        let slot = found.ok_or_else(|| not_found(key))?;
+        let object = self.catalog.objects.at(slot);
+        if !object.is_complete() {
+            return Err(not_ready(key));
+        }
+        if self.is_unclaimed(slot) {
+            return Err(not_found(key));
+        }
+        if self.pool.readable_copies(object).next().is_none() {
+            return Err(Error::new(
+                ErrorCode::TRANSFER_FAIL,
+                "every process that holds a replica has lost its connection",
+            )
+            .with("key", Printed(key)));
+        }
+        Ok(slot)
+    }
+
+    /// Grants what a reader needs, and returns where to read.
+    pub(in crate::state) fn locate_one(
+        &mut self,
+        now: Moment,
+        slot: ObjectSlot,
+        options: LocateOptions,
+        fence: Duration,
+    ) -> LocatedObject {
+        if options.has_lease {
+            self.extend_lease(now, slot);
+        } else {
+            self.touch(now, slot);
+        }
+        let mut ticket = None;
+        if options.has_fence {
+            let object = self.catalog.objects.at_mut(slot);
+            let own = object.protection.grant_fence(now, now + fence);
+            let end = object.protection.fence().moment();
+            let (version, flags) = (object.version(), object.flags);
+            ticket = own.map(|fence| FenceTicket { object: slot, version, fence: fence.to_bits() });
+            for replica in object.replicas.iter() {
+                self.pool.segments.at_mut(replica.segment).extend_busy(end);
+            }
+            if flags.has(Flags::GROUPED) {
+                self.catalog.groups.record_protection(slot);
+            }
+        }
+        let object = self.catalog.objects.at(slot);
+        LocatedObject {
+            version: object.version(),
+            length: object.length,
+            places: self.pool.places(
+                object.version,
+                object.length,
+                self.pool.readable_copies(object),
+            ),
+            checksum: self.catalog.objects.checksum(slot),
+            data_type: object.data_type,
+            ticket,
+            slot,
+        }
+    }
+
+    /// Renews the lease. A use shortly after another one does not count for the order of eviction:
+    /// the object cannot be evicted before the lease ends.
+    fn extend_lease(&mut self, now: Moment, slot: ObjectSlot) {
+        self.take_back(slot);
+        let object = self.catalog.objects.at_mut(slot);
+        let is_new = object.protection.renew_lease(now, self.rules.lease_ttl);
+        let flags = object.flags;
+        if flags.has(Flags::GROUPED) {
+            self.catalog.groups.record_protection(slot);
+        }
+        if is_new || flags.has(Flags::PARKED) || flags.has(Flags::SOFT_PINNED) {
+            self.touch(now, slot);
+        }
+    }
+
+    /// Returns whether no replica can be read for now, since the clients that hold them have lost
+    /// their connections. The object is readable again when one of them comes back.
+    pub(in crate::state) fn is_unreachable(&self, slot: ObjectSlot) -> bool {
+        if !self.clients.has_suspects() {
+            return false;
+        }
+        let object = self.catalog.objects.at(slot);
+        object.is_complete()
+            && !self.is_unclaimed(slot)
+            && self.pool.readable_copies(object).next().is_none()
+    }
+}

@@ -1,0 +1,99 @@
+//! Sweeps: the replicas of segments that left the pool are dropped, a slice of objects at a time.
+
+use crate::state::{
+    catalog::object::Flags,
+    ids::{ObjectSlot, SegmentSlot, Slot},
+    inventory::Inventory,
+    replica::{Replica, Replicas},
+};
+
+/// Objects that one slice of a sweep checks.
+const SWEEP_SLICE: u32 = 4096;
+
+/// Segments that left the pool and whose replicas are still to be dropped.
+#[derive(Debug)]
+pub(in crate::state) struct Sweeps {
+    /// Objects that one slice checks.
+    slice: u32,
+    segments: Vec<SegmentSlot>,
+    next: u32,
+    /// Segments that left during a sweep; the next sweep handles them.
+    waiting: Vec<SegmentSlot>,
+}
+
+impl Default for Sweeps {
+    fn default() -> Self {
+        Self { slice: SWEEP_SLICE, segments: Vec::new(), next: 0, waiting: Vec::new() }
+    }
+}
+
+impl Sweeps {
+    #[cfg(feature = "test-util")]
+    pub(in crate::state) fn limit_slices(&mut self, objects: u32) {
+        self.slice = objects;
+    }
+
+    pub(in crate::state) fn begin(&mut self, segment: SegmentSlot) {
+        if self.next == 0 {
+            self.segments.push(segment);
+        } else {
+            self.waiting.push(segment);
+        }
+    }
+
+    pub(in crate::state) fn is_idle(&self) -> bool {
+        self.segments.is_empty()
+    }
+}
+
+impl Inventory {
+    /// Drops replicas in segments that left the pool. Returns whether the object is still readable.
+    pub(in crate::state) fn drop_lost_replicas(&mut self, slot: ObjectSlot) -> bool {
+        let object = self.catalog.objects.at(slot);
+        if self.sweeps.is_idle() || !object.is_complete() {
+            return object.is_complete();
+        }
+        let is_mounted = |replica: &&Replica| self.pool.segments.at(replica.segment).is_mounted();
+        let replicas = &object.replicas[..];
+        let kept: Vec<Replica> = replicas.iter().filter(is_mounted).copied().collect();
+        if kept.len() == replicas.len() {
+            return true;
+        }
+        let is_kept = !kept.is_empty();
+        let before = object.bytes();
+        let object = self.catalog.objects.at_mut(slot);
+        object.replicas = Replicas::from(kept);
+        self.catalog.tenants.uncharge(object.tenant, before - object.bytes());
+        if object.flags.has(Flags::PARKED) {
+            self.catalog.queue.parked_bytes -= before - object.bytes();
+        }
+        if !is_kept {
+            self.clear_value(slot);
+        }
+        is_kept
+    }
+
+    /// Runs one slice of a sweep. Returns whether work is left.
+    pub(in crate::state) fn sweep(&mut self) -> bool {
+        if self.sweeps.is_idle() {
+            return false;
+        }
+        let start = self.sweeps.next;
+        let end = start.saturating_add(self.sweeps.slice).min(self.catalog.objects.slot_count());
+        for slot in ObjectSlot::range(start, end) {
+            if self.catalog.objects.get(slot).is_some() {
+                self.drop_lost_replicas(slot);
+                self.catalog.remove_if_empty(slot);
+            }
+        }
+        self.sweeps.next = end;
+        if end == self.catalog.objects.slot_count() {
+            for segment in std::mem::take(&mut self.sweeps.segments) {
+                self.pool.segments.free_slot(segment);
+            }
+            self.sweeps.segments = std::mem::take(&mut self.sweeps.waiting);
+            self.sweeps.next = 0;
+        }
+        !self.sweeps.is_idle()
+    }
+}

@@ -1,0 +1,35 @@
+//! What leaves the state and comes back at a restart: effects for the log, their replay, snapshots,
+//! and events for subscribers.
+
+pub(in crate::state) mod counters;
+pub(in crate::state) mod effect;
+pub(in crate::state) mod events;
+pub(in crate::state) mod max_granted;
+pub(in crate::state) mod objects;
+pub(in crate::state) mod replay;
+pub(in crate::state) mod task_record;
+
+use crate::state::ledger::{counters::Counters, effect::Effects, events::EventBuffer};
+
+impl Log {
+    /// Returns the log position behind all effects so far: the number of bytes recorded.
+    pub fn log_position(&self) -> u64 {
+        self.effects.position()
+    }
+}
+
+/// What the calls leave behind for others: effects for the log on disk, events for subscribers, and
+/// counts for metrics.
+#[derive(Debug, Default)]
+pub struct Log {
+    pub(in crate::state) effects: Effects,
+    pub(in crate::state) events: EventBuffer,
+    pub(in crate::state) counters: Counters,
+}
+
+impl Log {
+    /// Returns the counts of events since the start.
+    pub fn counters(&self) -> &Counters {
+        &self.counters
+    }
+}

@@ -1,0 +1,48 @@
+//! Counts of events since the start.
+
+/// Counts of events since the start.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Counters {
+    /// Puts that found too little free memory at first.
+    pub evictions_attempted: u64,
+    /// Puts among them that succeeded by evicting.
+    pub evictions_succeeded: u64,
+    /// Objects evicted.
+    pub evicted_keys: u64,
+    /// Evicted bytes, all replicas counted.
+    pub evicted_bytes: u64,
+    /// Objects removed because their time to live was over.
+    pub objects_expired: u64,
+    /// Evicted objects of which a client that asked for the SSD tier had a replica.
+    pub offloads_missed: u64,
+    /// Puts refused because no memory could be freed.
+    pub puts_without_room: u64,
+    /// Puts refused because their tenant has too many objects, or their client too many unfinished
+    /// puts.
+    pub puts_over_count: u64,
+    /// Puts that got fewer replicas than requested.
+    pub puts_with_fewer_copies: u64,
+    /// Unfinished puts displaced by another writer or by the loss of their client.
+    pub puts_displaced: u64,
+    /// Unfinished puts whose memory was taken back after the release timeout.
+    pub puts_released: u64,
+    /// Clients whose heartbeats stopped.
+    pub clients_expired: u64,
+    /// Copy and move tasks that succeeded.
+    pub tasks_done: u64,
+    /// Copy and move tasks that failed permanently.
+    pub tasks_failed: u64,
+    /// Drains that emptied their segments.
+    pub drains_done: u64,
+    /// Drains that failed.
+    pub drains_failed: u64,
+    /// Drains that were cancelled.
+    pub drains_cancelled: u64,
+}
+
+impl Counters {
+    /// Returns how many objects were evicted, and their bytes.
+    pub(in crate::state) fn evicted(&self) -> (u64, u64) {
+        (self.evicted_keys, self.evicted_bytes)
+    }
+}

@@ -1,0 +1,122 @@
+//! Snapshots of the state as effects: a head at once, then the objects in slices.
+//!
+//! Take the head and start the log file under one lock of the state. Changes between the slices are
+//! in that log, too, and a replay of both converges, since each effect names its version and
+//! places.
+
+use std::time::Duration;
+
+use mooncake_base::Moment;
+
+use crate::state::{
+    State,
+    calls::put::record::logged_write,
+    calls::task::records::append_records,
+    catalog::object::Object,
+    ids::{ObjectSlot, SegmentSlot, Slot},
+    inventory::Inventory,
+    ledger::{effect::Effect, objects::logged_object},
+    pool::segment::SegmentStatus,
+};
+
+/// Position of a snapshot that [`State::begin_snapshot`](crate::state::State::begin_snapshot) started.
+#[derive(Debug)]
+pub struct SnapshotCursor {
+    next: u32,
+}
+
+impl State {
+    /// Appends all but the objects to `into` and returns a cursor over the objects.
+    pub fn begin_snapshot(&self, now: Moment, into: &mut Vec<u8>) -> SnapshotCursor {
+        let (version, number) =
+            (self.inventory.next_version, self.inventory.pool.segments.next_number());
+        Effect::NextIds { version, number }.encode(into);
+        let (fence, lease) = (self.inventory.max_granted.fence, self.inventory.max_granted.lease);
+        Effect::MaxGranted { fence, lease }.encode(into);
+        for (_, segment) in self.inventory.pool.segments.mounted() {
+            let (number, client) = (segment.number, segment.client);
+            Effect::Mounted { number, client, spec: segment.spec.clone() }.encode(into);
+            if segment.status != SegmentStatus::Ok {
+                let status = segment.status.code();
+                let grace = segment.unmount_at.map_or(Duration::ZERO, |end| end.left(now));
+                Effect::SegmentStatus { number, status, grace }.encode(into);
+            }
+        }
+        for quota in self
+            .inventory
+            .catalog
+            .tenants
+            .quotas(self.inventory.pool.segments.mounted_bytes)
+            .unwrap_or_default()
+        {
+            let tenant = quota.tenant.as_str();
+            Effect::Quota { tenant, bytes: Some(quota.requested) }.encode(into);
+        }
+        append_records(&self.tasks, &self.jobs, &self.inventory.catalog.objects, into);
+        append_quarantine(self, now, into);
+        for write in self.writes.iter() {
+            if let Some(started) = logged_write(&self.inventory, write) {
+                started.encode(into);
+            }
+        }
+        SnapshotCursor { next: 0 }
+    }
+
+    /// Appends the next `objects` slots to `into`. Returns whether they were the last.
+    pub fn snapshot_slice(
+        &self,
+        cursor: &mut SnapshotCursor,
+        objects: u32,
+        into: &mut Vec<u8>,
+    ) -> bool {
+        let end =
+            cursor.next.saturating_add(objects).min(self.inventory.catalog.objects.slot_count());
+        for slot in ObjectSlot::range(cursor.next, end) {
+            let Some(object) = self.inventory.catalog.objects.get(slot) else { continue };
+            // A released object is gone for the log, also if the log begins after its release.
+            if object.is_complete() && !self.inventory.catalog.released.contains(slot) {
+                append_object(&self.inventory, slot, object, into);
+            }
+        }
+        cursor.next = end;
+        end == self.inventory.catalog.objects.slot_count()
+    }
+}
+
+/// Appends an object.
+fn append_object(inventory: &Inventory, slot: ObjectSlot, object: &Object, into: &mut Vec<u8>) {
+    let logged = logged_object(&inventory.catalog, &inventory.pool, slot, object);
+    let Some(logged) = logged else { return };
+    logged.encode(into);
+    if let Some(annotation) = inventory.catalog.annotations.of(slot) {
+        let object = inventory.catalog.objects.logged_name(object);
+        let expires = annotation.expires.map(|at| inventory.rules.unix_time(at));
+        Effect::Annotated { object, expires, tags: annotation.tags.clone() }.encode(into);
+    }
+}
+
+/// Appends memory that is quarantined for longer than all memory is after a restart, since late
+/// reads or writes may reach it; memory of displaced puts included.
+fn append_quarantine(state: &State, now: Moment, into: &mut Vec<u8>) {
+    let mut append = |slot: SegmentSlot, block, time: Duration| {
+        let segment = state.inventory.pool.segments.at(slot);
+        if segment.is_mounted() && !state.inventory.max_granted.covers(time) {
+            let offset = segment.allocator.offset(block);
+            let length = segment.allocator.size(block);
+            Effect::Quarantined { number: segment.number, offset, length, time }.encode(into);
+        }
+    };
+    for (until, slot, block) in state.inventory.pool.quarantine.blocks() {
+        append(slot, block, until.left(now));
+    }
+    // The target of a task becomes a replica only when the task ends.
+    for replica in state.tasks.placed() {
+        append(replica.segment, replica.block, state.inventory.rules.late_end());
+    }
+    for write in state.writes.iter().filter(|write| write.object.is_none()) {
+        let end = write.window_began + state.inventory.rules.late_end();
+        for replica in write.replicas.iter() {
+            append(replica.segment, replica.block, end.left(now));
+        }
+    }
+}
