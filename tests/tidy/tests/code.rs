@@ -218,6 +218,37 @@ fn rules_have_no_clock_randomness_or_io() {
     report("clocks, randomness or I/O in the rules of the master or of the client", &found);
 }
 
+/// The folder of the rules of the master.
+const STATE: &str = "crates/master/src/state/";
+
+/// The layers of `master/src/state`, from below, each with those that it must not know.
+const STATE_LAYERS: &[(&str, &[&str])] = &[
+    ("catalog", &["pool", "ledger", "inventory", "calls"]),
+    ("pool", &["catalog", "ledger", "inventory", "calls"]),
+    ("ledger", &["inventory", "calls"]),
+    ("inventory", &["calls"]),
+];
+
+#[test]
+fn layers_of_the_state_know_only_those_below() {
+    let rust = rust();
+    for (layer, above) in STATE_LAYERS {
+        let (file, folder) = (format!("{STATE}{layer}.rs"), format!("{STATE}{layer}/"));
+        let files: Vec<_> = rust
+            .iter()
+            .filter(|found| found.path == file || found.path.starts_with(&folder))
+            .collect();
+        assert!(files.len() >= 5, "{folder} has moved");
+        // A name at the beginning of a path below `crate::state`, in one line or in a list.
+        let pattern = regex(&format!(
+            r"(?m)(crate::state::|super::super::|^    |crate::state::\{{)({})(::|,$)",
+            above.join("|")
+        ));
+        let found: Vec<_> = files.iter().flat_map(|file| file.matches(&pattern)).collect();
+        report(&format!("names of upper layers in {folder}"), &found);
+    }
+}
+
 #[test]
 fn no_unfinished_code_or_ignored_tests() {
     let pattern = regex(r"\b(todo|unimplemented)!|#\[ignore");

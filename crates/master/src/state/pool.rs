@@ -2,6 +2,7 @@
 
 pub(in crate::state) mod allocation;
 pub mod allocator;
+pub(in crate::state) mod capture;
 pub(in crate::state) mod host;
 pub(in crate::state) mod placement;
 pub(in crate::state) mod quarantine;
@@ -11,10 +12,10 @@ pub(in crate::state) mod segment;
 pub(in crate::state) mod unsynced;
 
 use crate::state::{
-    calls::reclaim::Capture,
     ids::SegmentSlot,
     pool::{
-        placement::AllocationPolicy, quarantine::Quarantine, segment::Segments, unsynced::Unsynced,
+        capture::Capture, placement::AllocationPolicy, quarantine::Quarantine, segment::Segments,
+        unsynced::Unsynced,
     },
 };
 

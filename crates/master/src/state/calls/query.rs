@@ -362,7 +362,7 @@ impl Listing {
 /// Returns the listed form of an object; `None` if no replica can be read and none is written.
 fn summary(inventory: &Inventory, writes: &Writes, object: &Object) -> Option<ObjectSummary> {
     let key = inventory.catalog.objects.object_key(object);
-    let readable = inventory.pool.readable_copies(object).count();
+    let readable = inventory.pool.readable_copies(&object.replicas).count();
     if readable > 0 {
         let replicas = readable as u32;
         let length = object.length;

@@ -15,10 +15,7 @@ pub(in crate::state) mod window;
 
 use mooncake_base::{Moment, Result};
 
-pub(in crate::state) use self::{
-    search::{SearchId, Searches},
-    window::Capture,
-};
+pub(in crate::state) use self::search::{SearchId, Searches};
 use crate::state::{
     inventory::Inventory,
     pool::{allocator::footprint, request::AllocRequest},

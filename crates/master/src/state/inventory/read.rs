@@ -185,7 +185,7 @@ impl Inventory {
         if self.is_unclaimed(slot) {
             return Err(not_found(key));
         }
-        if self.pool.readable_copies(object).next().is_none() {
+        if self.pool.readable_copies(&object.replicas).next().is_none() {
             return Err(Error::new(
                 ErrorCode::TRANSFER_FAIL,
                 "every process that holds a replica has lost its connection",
@@ -229,7 +229,7 @@ impl Inventory {
             places: self.pool.places(
                 object.version,
                 object.length,
-                self.pool.readable_copies(object),
+                self.pool.readable_copies(&object.replicas),
             ),
             checksum: self.catalog.objects.checksum(slot),
             data_type: object.data_type,
@@ -262,6 +262,6 @@ impl Inventory {
         let object = self.catalog.objects.at(slot);
         object.is_complete()
             && !self.is_unclaimed(slot)
-            && self.pool.readable_copies(object).next().is_none()
+            && self.pool.readable_copies(&object.replicas).next().is_none()
     }
 }

@@ -4,7 +4,6 @@ use mooncake_base::ReplicaId;
 use smallvec::SmallVec;
 
 use crate::state::{
-    catalog::object::Object,
     ids::SegmentSlot,
     pool::{
         Pool,
@@ -106,13 +105,12 @@ impl Pool {
         replicas.into_iter().map(place).collect()
     }
 
-    /// Returns the replicas of an object that readers may be sent to.
+    /// Returns those of the replicas that readers may be sent to.
     pub(in crate::state) fn readable_copies<'a>(
         &'a self,
-        object: &'a Object,
+        replicas: &'a Replicas,
     ) -> impl Iterator<Item = &'a Replica> {
-        let copies = object.replicas.iter();
-        copies.filter(|copy| self.segments.at(copy.segment).is_readable())
+        replicas.iter().filter(|copy| self.segments.at(copy.segment).is_readable())
     }
 }
 

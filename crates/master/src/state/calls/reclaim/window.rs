@@ -14,7 +14,7 @@ use crate::state::{
     catalog::order::EvictionPass,
     ids::{BlockId, ObjectSlot, SegmentSlot},
     inventory::eviction::Verdict,
-    pool::{Pool, allocator::Mark, request::AllocRequest, segment::Segments},
+    pool::{allocator::Mark, capture::Capture, request::AllocRequest, segment::Segments},
     replica::Replica,
 };
 
@@ -58,15 +58,6 @@ struct Fill {
     /// Blocks of the window that were evicted with the group of another object.
     captured: FxHashSet<BlockId>,
     position: u64,
-}
-
-/// Blocks that are kept for a window when they are freed.
-#[derive(Debug)]
-pub(in crate::state) struct Capture {
-    segment: SegmentSlot,
-    start: u64,
-    end: u64,
-    fill: Fill,
 }
 
 /// Whether the object of a block may be evicted.
@@ -429,15 +420,20 @@ impl Reclaimer<'_> {
         let window = allocator.offset(fill.block.unwrap_or(first));
         let start = allocator.offset(next);
         let end = (start + 1).max(window.saturating_add(length));
-        self.inventory.pool.capture =
-            Some(Capture { segment, start, end, fill: std::mem::take(fill) });
+        self.inventory.pool.capture = Some(Capture {
+            segment,
+            offsets: start..end,
+            blocks: std::mem::take(&mut fill.captured),
+            position: fill.position,
+        });
         let evicted = match victim {
             Some(victim) => self.inventory.evict_group(now, victim),
             None => usize::from(self.inventory.evict_condemned(now)),
         };
         *steps = steps.saturating_sub(EVICT_STEPS * evicted);
         if let Some(capture) = self.inventory.pool.capture.take() {
-            *fill = capture.fill;
+            fill.captured = capture.blocks;
+            fill.position = capture.position;
         }
     }
 
@@ -473,27 +469,5 @@ impl Reclaimer<'_> {
             Verdict::Unfinished => Evictable::Unknown,
             Verdict::Wait(_) | Verdict::Demote | Verdict::Skip => Evictable::IsNot,
         }
-    }
-}
-
-impl Pool {
-    /// Keeps a freed block for the window that is being evicted, if it lies there.
-    pub(in crate::state) fn capture_block(
-        &mut self,
-        segment: SegmentSlot,
-        block: BlockId,
-        position: u64,
-    ) -> bool {
-        let Some(capture) = &mut self.capture else { return false };
-        if capture.segment != segment {
-            return false;
-        }
-        let offset = self.segments.at(segment).allocator.offset(block);
-        let is_in = (capture.start..capture.end).contains(&offset);
-        if is_in {
-            capture.fill.captured.insert(block);
-            capture.fill.position = capture.fill.position.max(position);
-        }
-        is_in
     }
 }

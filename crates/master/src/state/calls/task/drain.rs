@@ -518,7 +518,7 @@ impl TaskCalls<'_> {
     /// Returns whether another segment holds a readable replica of the object.
     fn has_other_copy(&self, slot: ObjectSlot, sources: &SegmentSet) -> bool {
         let object = self.inventory.catalog.objects.at(slot);
-        let mut copies = self.inventory.pool.readable_copies(object);
+        let mut copies = self.inventory.pool.readable_copies(&object.replicas);
         copies.any(|copy| !sources.contains(copy.segment))
     }
 
