@@ -122,7 +122,12 @@ def test_readers_find_limits_and_dashboards_from_the_start() -> None:
         ("over gRPC | 131,072", "proto/src/decode_limits.rs", "ITEMS_MAX", "1 << 17"),
         ("to the master | 16 MiB", "proto/src/native_frame.rs", "FRAME_BYTES_MAX", "16 << 20"),
         ("keys | 16 KiB", "master/src/state/calls/query.rs", "PATTERN_BYTES_MAX", "16 * 1024"),
-        ("clients of a master | 65,536", "master/src/state/inventory/clients.rs", "CLIENTS_MAX", "65_536"),
+        (
+            "clients of a master | 65,536",
+            "master/src/state/inventory/clients.rs",
+            "CLIENTS_MAX",
+            "65_536",
+        ),
         ("drains | 64", "master/src/state/calls/task/drain.rs", "RUNNING_MAX", "64"),
         ("events of objects | 64", "master/src/events.rs", "SUBSCRIBERS_MAX", "64"),
         ("slow calls | 128", "master/src/service/slow_log.rs", "KEPT_MAX", "128"),
