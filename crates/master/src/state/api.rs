@@ -293,7 +293,7 @@ impl State {
         self.clients().unmount(now, client, segment, grace)
     }
 
-    /// Returns the segment of a [`Place`](super::Place) of the last call.
+    /// Returns the segment of a [`Place`](crate::state::Place) of the last call.
     pub fn segment(&self, segment: SegmentSlot) -> SegmentView<'_> {
         self.inventory.pool.segment(segment)
     }

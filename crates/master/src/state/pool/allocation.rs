@@ -117,7 +117,7 @@ impl Pool {
 /// Location of one replica.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Place {
-    /// The segment; call [`State::segment`](super::State::segment) before the state changes.
+    /// The segment; call [`State::segment`](crate::state::State::segment) before the state changes.
     pub segment: SegmentSlot,
     /// Offset from the base of the segment.
     pub offset: u64,

@@ -207,7 +207,7 @@ impl Segment {
 }
 
 impl Pool {
-    /// Returns the segment of a [`Place`](super::Place) of the last call.
+    /// Returns the segment of a [`Place`](crate::state::Place) of the last call.
     pub(in crate::state) fn segment(&self, segment: SegmentSlot) -> SegmentView<'_> {
         self.segments.at(segment).view()
     }
