@@ -187,6 +187,22 @@ def test_wrong_arguments_are_explained(store, tmp_path):
         assert text in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("arguments", "hint"),
+    [
+        (("key", "FOLDER"), "Give -r for a folder"),
+        (("FOLDER", "key"), "Give -r for a folder"),
+        (("FILE", "key"), "The key comes first"),
+    ],
+)
+def test_wrong_order_of_arguments_is_explained(store, tmp_path, arguments, hint):
+    (tmp_path / "file").write_bytes(b"x")
+    names = {"FOLDER": str(tmp_path), "FILE": str(tmp_path / "file"), "key": "no/such"}
+    done = command("put", *(names[each] for each in arguments), "--master", store.master_address)
+    assert done.returncode == 1
+    assert hint in done.stderr
+
+
 def test_pipes_and_links_to_folders_are_refused(store, folder):
     os.mkfifo(folder / "pipe")
     done = on(store, "put", "-r", f"{folder}", "p")

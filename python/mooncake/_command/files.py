@@ -163,11 +163,28 @@ def put(options: argparse.Namespace) -> int:
             return trees.put_tree(store, options)
     with (
         _telling_of_interruption(),
+        _hinting_at_arguments(options),
         _content(_file_of(options), options.progress) as value,
         joined_for_bytes(options) as store,
     ):
         tags = dict(options.tags) if options.tags else None
         return _stored(store, options, options.key, value, ttl_s=options.ttl, tags=tags)
+
+
+@contextlib.contextmanager
+def _hinting_at_arguments(options: argparse.Namespace) -> Iterator[None]:
+    """Let the failure to open a file say how folders are stored, and what comes first."""
+    try:
+        yield
+    except IsADirectoryError as error:
+        error.remedy = "Give -r for a folder: `mooncake put -r DIR PREFIX`."  # type: ignore[attr-defined]
+        raise
+    except FileNotFoundError as error:
+        if os.path.isdir(options.key):
+            error.remedy = "Give -r for a folder: `mooncake put -r DIR PREFIX`."  # type: ignore[attr-defined]
+        elif os.path.exists(options.key):
+            error.remedy = "The key comes first: `mooncake put KEY FILE`."  # type: ignore[attr-defined]
+        raise
 
 
 def add_get_options(parser: argparse.ArgumentParser) -> None:
@@ -284,7 +301,9 @@ def _telling_of_interruption() -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt as interruption:
-        print(f"mooncake: interrupted: {interruption or 'nothing was stored'}", file=sys.stderr)
+        print(
+            f"mooncake: interrupted: {str(interruption) or 'nothing was stored'}", file=sys.stderr
+        )
         raise
 
 
