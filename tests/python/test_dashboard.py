@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import time
+import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -34,6 +35,15 @@ class Prometheus:
         url = f"http://{self.address}/api/v1/{path}?{urllib.parse.urlencode(parameters)}"
         with urllib.request.urlopen(url, timeout=20) as answer:
             return json.load(answer)["data"]
+
+    def is_ready(self) -> bool:
+        """Returns whether it answers queries; it listens before it does."""
+        try:
+            with urllib.request.urlopen(f"http://{self.address}/-/ready", timeout=20):
+                return True
+        except urllib.error.HTTPError as refusal:
+            refusal.close()
+            return False
 
     def query(self, expression: str) -> list[Any]:
         result: list[Any] = self.ask("query", query=expression)["result"]
@@ -98,7 +108,9 @@ def prometheus(master: Any, tmp_path_factory: Any) -> Iterator[Prometheus]:
                 assert store.get("k") == b"v"
                 with pytest.raises(mooncake.NotFoundError):
                     store.get("missing")
-            yield Prometheus(found[1])
+            prometheus = Prometheus(found[1])
+            assert wait_for(prometheus.is_ready)
+            yield prometheus
             server.terminate()
             server.stderr.read()
         daemon.terminate()
