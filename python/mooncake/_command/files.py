@@ -176,14 +176,11 @@ def _hinting_at_arguments(options: argparse.Namespace) -> Iterator[None]:
     """Let the failure to open a file say how folders are stored, and what comes first."""
     try:
         yield
-    except IsADirectoryError as error:
-        error.remedy = "Give -r for a folder: `mooncake put -r DIR PREFIX`."  # type: ignore[attr-defined]
-        raise
-    except FileNotFoundError as error:
-        if os.path.isdir(options.key):
-            error.remedy = "Give -r for a folder: `mooncake put -r DIR PREFIX`."  # type: ignore[attr-defined]
+    except (IsADirectoryError, FileNotFoundError) as error:
+        if isinstance(error, IsADirectoryError) or os.path.isdir(options.key):
+            error.remedy = "Give -r for a folder: `mooncake put -r DIR PREFIX`."  # type: ignore[union-attr]
         elif os.path.exists(options.key):
-            error.remedy = "The key comes first: `mooncake put KEY FILE`."  # type: ignore[attr-defined]
+            error.remedy = "The key comes first: `mooncake put KEY FILE`."  # type: ignore[union-attr]
         raise
 
 

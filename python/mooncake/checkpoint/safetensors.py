@@ -64,7 +64,6 @@ class _FileRange:
     file: SafetensorsFile
     offset: int
     nbytes: int
-    ndim: int = 1
 
     def read_into(self, memory: memoryview) -> None:
         """Read the bytes into memory of their length."""
