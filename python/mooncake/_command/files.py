@@ -177,10 +177,12 @@ def _hinting_at_arguments(options: argparse.Namespace) -> Iterator[None]:
     try:
         yield
     except (IsADirectoryError, FileNotFoundError) as error:
+        remedy = ""
         if isinstance(error, IsADirectoryError) or os.path.isdir(options.key):
-            error.remedy = "Give -r for a folder: `mooncake put -r DIR PREFIX`."  # type: ignore[union-attr]
+            remedy = "Give -r for a folder: `mooncake put -r DIR PREFIX`."
         elif os.path.exists(options.key):
-            error.remedy = "The key comes first: `mooncake put KEY FILE`."  # type: ignore[union-attr]
+            remedy = "The key comes first: `mooncake put KEY FILE`."
+        error.remedy = remedy  # type: ignore[union-attr]
         raise
 
 
