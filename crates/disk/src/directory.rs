@@ -9,7 +9,7 @@ use std::{
 
 use crate::{
     error::{Error, Result},
-    file_system::{FileSystem, Lock, Mode, read_exact, unit, write_all},
+    file_system::{File, FileSystem, Lock, Mode, read_exact, unit, write_all},
     format::{
         UNIT_MIN,
         identity::{Identity, Refusal},
@@ -86,6 +86,23 @@ impl Directory {
     /// Returns the file system.
     pub fn files(&self) -> &dyn FileSystem {
         &*self.files
+    }
+
+    /// Returns what addresses, offsets and lengths of reads past the page cache are multiples of: what
+    /// the file system reports, or the unit of the directory.
+    pub fn direct_alignment(&self) -> u64 {
+        let reported = self.files.direct_alignment(&self.path.join(LOCK));
+        let unit = self.identity.unit;
+        reported.filter(|bytes| bytes.is_power_of_two() && *bytes <= unit).unwrap_or(unit)
+    }
+
+    /// Opens a small file of the directory, to try out how it can be read.
+    ///
+    /// # Errors
+    /// Those of the system.
+    pub(crate) fn open_identity(&self) -> Result<Arc<dyn File>> {
+        let path = self.path.join(IDENTITY);
+        self.files.open(&path, Mode::Read).map_err(Error::io("open", path))
     }
 
     /// Returns the numbers of the extents in order.

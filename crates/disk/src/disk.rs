@@ -15,7 +15,7 @@ use std::{
     },
 };
 
-pub use reading::{Read, ReadOutcome};
+pub use reading::{Read, ReadOutcome, ReadRequest};
 pub use writing::{Ticket, Write, WriteOutcome, WriteReport};
 
 use crate::{
@@ -25,6 +25,7 @@ use crate::{
     file_system::{FileSystem, RealFiles},
     format::{Name, index::Entry},
     index::{Index, Place},
+    reader::{ARENA_BYTES, ChosenReadMethod, ReadMethod, Reader},
 };
 
 /// Tells whether an extent may be used again: its number, and its generation when it was dropped.
@@ -37,8 +38,12 @@ pub struct Options {
     pub capacity: u64,
     /// The bytes of the file system that stay free: no extent is added below.
     pub free_bytes_min: u64,
-    /// The reads of a batch that are in flight at the same time.
+    /// How records are read.
+    pub read_method: ReadMethod,
+    /// The threads that read, if no ring does.
     pub reads_in_flight: usize,
+    /// The bytes of memory for reads that cannot go straight to memory of the caller.
+    pub arena_bytes: usize,
     /// Asked before an extent whose records were dropped is used again: `true` once no reader of an
     /// old place can be in flight.
     pub may_reuse: Gate,
@@ -52,7 +57,9 @@ impl Options {
         Self {
             capacity,
             free_bytes_min: 0,
+            read_method: ReadMethod::Probe,
             reads_in_flight: 32,
+            arena_bytes: ARENA_BYTES,
             may_reuse: Arc::new(|_, _| true),
             files: Arc::new(RealFiles),
         }
@@ -64,7 +71,9 @@ impl fmt::Debug for Options {
         f.debug_struct("Options")
             .field("capacity", &self.capacity)
             .field("free_bytes_min", &self.free_bytes_min)
+            .field("read_method", &self.read_method)
             .field("reads_in_flight", &self.reads_in_flight)
+            .field("arena_bytes", &self.arena_bytes)
             .finish_non_exhaustive()
     }
 }
@@ -86,8 +95,12 @@ pub struct Statistics {
     pub read: u64,
     /// Payload bytes of these.
     pub read_bytes: u64,
-    /// Reads past the page cache straight into memory of the caller.
+    /// Records of which all bytes were read past the page cache straight into memory of the caller.
     pub read_in_place: u64,
+    /// Reads past the page cache that the system refused, so that they went through it.
+    pub direct_refused: u64,
+    /// Reads that gave a part of what was asked for, and were continued.
+    pub continued: u64,
     /// Records that were found to be damaged, and dropped.
     pub bad: u64,
     /// Records dropped because their extent is used again.
@@ -135,7 +148,7 @@ pub struct Disk {
     options: Options,
     state: mooncake_base::sync::Mutex<State>,
     writer: mooncake_base::sync::Mutex<writing::Writer>,
-    buffers: mooncake_base::sync::Mutex<Vec<reading::Buffers>>,
+    reader: Reader,
     counters: Counters,
 }
 
@@ -147,6 +160,13 @@ impl Disk {
     /// those of the system.
     pub fn open(path: &Path, options: Options) -> Result<Self> {
         let directory = Directory::open(options.files.clone(), path, options.capacity)?;
+        let reader = Reader::start(
+            options.read_method,
+            options.reads_in_flight,
+            options.arena_bytes,
+            directory.direct_alignment(),
+            &directory.open_identity()?,
+        )?;
         let mut opened = Vec::new();
         for number in directory.extents()? {
             opened.push(Extent::open(&directory, number, true)?);
@@ -169,7 +189,7 @@ impl Disk {
             options,
             state: mooncake_base::sync::Mutex::new(state),
             writer: mooncake_base::sync::Mutex::new(writer),
-            buffers: mooncake_base::sync::Mutex::new(Vec::new()),
+            reader,
             counters: Counters::default(),
         })
     }
@@ -182,6 +202,16 @@ impl Disk {
     /// Returns how often the directory was opened, this time included.
     pub const fn incarnation(&self) -> u64 {
         self.directory.identity().incarnation
+    }
+
+    /// Returns what addresses are multiples of that a record can be read to without a copy.
+    pub fn direct_alignment(&self) -> u64 {
+        self.reader.direct_alignment()
+    }
+
+    /// Returns how records are read, and why.
+    pub const fn read_method(&self) -> &ChosenReadMethod {
+        self.reader.chosen()
     }
 
     /// Returns the length of the record of this name, if there is one.
@@ -228,6 +258,7 @@ impl Disk {
         };
         let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         let counters = &self.counters;
+        let events = self.reader.events();
         Statistics {
             records: records as u64,
             allocated_bytes: extents as u64 * self.directory.identity().extent_bytes,
@@ -237,6 +268,8 @@ impl Disk {
             read: get(&counters.read),
             read_bytes: get(&counters.read_bytes),
             read_in_place: get(&counters.read_in_place),
+            direct_refused: events.direct_refused,
+            continued: events.continued,
             bad: get(&counters.bad),
             evicted: get(&counters.evicted),
             moved: get(&counters.moved),

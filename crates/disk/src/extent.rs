@@ -4,7 +4,7 @@ use std::{
     io,
     sync::{
         Arc,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
 };
 
@@ -33,6 +33,8 @@ pub struct Extent {
     /// The file, past the page cache, where the file system can.
     pub direct: Option<Arc<dyn File>>,
     is_sealed: AtomicBool,
+    /// Where the bytes end that a sync has brought to the device.
+    synced: AtomicU64,
     bytes: u64,
     unit: u64,
 }
@@ -56,6 +58,7 @@ impl Extent {
             file,
             direct,
             is_sealed: false.into(),
+            synced: 0.into(),
             bytes,
             unit,
         };
@@ -105,12 +108,31 @@ impl Extent {
             extent.file.sync()
         };
         begin().map_err(Error::io("write", directory.extent_path(number)))?;
-        Ok(Self { generation, mark, is_sealed: false.into(), ..extent })
+        Ok(Self { generation, mark, is_sealed: false.into(), synced: 0.into(), ..extent })
     }
 
     /// Tells whether the extent is full and on the device.
     pub fn is_sealed(&self) -> bool {
         self.is_sealed.load(Ordering::Acquire)
+    }
+
+    /// Syncs the bytes before `end`.
+    ///
+    /// # Errors
+    /// Those of the system.
+    pub fn sync(&self, end: u64) -> io::Result<()> {
+        self.file.sync()?;
+        self.synced.fetch_max(end, Ordering::AcqRel);
+        Ok(())
+    }
+
+    /// Returns what reads of a record past the page cache have to be aligned to; `None` if they
+    /// should go through it: its file system cannot do without, or it has bytes that are not on the
+    /// device, which such a read would wait for.
+    pub(crate) fn direct_alignment(&self, entry: &Entry<'_>, alignment: u64) -> Option<u64> {
+        let end = || entry.offset + Layout::of(entry.name, entry.length, self.unit).record_bytes;
+        let is_on_device = || self.is_sealed() || end() <= self.synced.load(Ordering::Acquire);
+        (self.direct.is_some() && is_on_device()).then_some(alignment)
     }
 
     /// Returns where the first record begins.

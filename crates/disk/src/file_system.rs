@@ -9,11 +9,15 @@ use std::{
     fmt::Debug,
     fs::{self, DirBuilder, OpenOptions},
     io::{self, IoSliceMut, Read, Seek, Write},
-    os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt},
+    os::{
+        fd::{AsFd, BorrowedFd},
+        unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt},
+    },
     path::Path,
     sync::Arc,
 };
 
+use mooncake_os::fork;
 use rustix::fs::{AtFlags, CWD, FallocateFlags, FlockOperation, StatxFlags};
 
 use crate::format::{UNIT_MAX, UNIT_MIN};
@@ -128,6 +132,11 @@ pub trait File: Debug + Send + Sync {
     /// # Errors
     /// Those of the system.
     fn length(&self) -> io::Result<u64>;
+
+    /// Returns the descriptor of a file of the system; others cannot be read by a ring.
+    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
 }
 
 /// Reads all bytes, also if the file system gives them in parts.
@@ -219,6 +228,19 @@ impl FileSystem for RealFiles {
     }
 
     fn lock(&self, path: &Path, holder: &str) -> io::Result<Result<Box<dyn Lock>, String>> {
+        Ok(HeldLock::take(path, holder)?.map(|held| Box::new(held) as Box<dyn Lock>))
+    }
+}
+
+/// A locked file. Forked children share the lock, so that it does not end with the descriptor.
+#[derive(Debug)]
+struct HeldLock {
+    file: fs::File,
+    fork_generation: u64,
+}
+
+impl HeldLock {
+    fn take(path: &Path, holder: &str) -> io::Result<Result<Self, String>> {
         let mut options = OpenOptions::new();
         // The text is replaced only once the lock is held.
         options.read(true).write(true).create(true).truncate(false).mode(0o600);
@@ -235,17 +257,20 @@ impl FileSystem for RealFiles {
         file.set_len(0)?;
         file.rewind()?;
         file.write_all(holder.as_bytes())?;
-        Ok(Ok(Box::new(HeldLock(file))))
+        Ok(Ok(Self { file, fork_generation: fork::generation() }))
     }
 }
 
-/// A locked file; the lock ends with the descriptor.
-#[derive(Debug)]
-struct HeldLock(
-    #[expect(dead_code, reason = "holding the descriptor is what keeps the lock")] fs::File,
-);
-
 impl Lock for HeldLock {}
+
+impl Drop for HeldLock {
+    fn drop(&mut self) {
+        if !fork::is_forked_since(self.fork_generation) {
+            // Fails for a descriptor that is none of a file only.
+            let _ = rustix::fs::flock(&self.file, FlockOperation::Unlock);
+        }
+    }
+}
 
 impl File for fs::File {
     fn read_at(&self, into: &mut [IoSliceMut<'_>], offset: u64) -> io::Result<usize> {
@@ -271,6 +296,10 @@ impl File for fs::File {
     fn length(&self) -> io::Result<u64> {
         Ok(self.metadata()?.len())
     }
+
+    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.as_fd())
+    }
 }
 
 /// Returns the unit of a directory: what direct reads need, within what the format allows.
@@ -284,6 +313,18 @@ pub(crate) fn unit(reported: Option<u64>) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn lock_ends_while_a_forked_child_has_the_descriptor() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("lock");
+        let held = HeldLock::take(&path, "first").unwrap().unwrap();
+        let of_child = held.file.try_clone().unwrap();
+        assert_eq!(HeldLock::take(&path, "second").unwrap().err().as_deref(), Some("first"));
+        drop(held);
+        HeldLock::take(&path, "second").unwrap().unwrap();
+        drop(of_child);
+    }
 
     #[test]
     fn the_unit_is_4096_if_the_file_system_reports_nothing() {

@@ -12,10 +12,11 @@
 //! engines. The store does not use it yet.
 //!
 //! In reading order: [`format`](mod@format) (bytes, without I/O), [`file_system`] (the seam below),
-//! [`directory`] (identity and lock), [`extent`] (one file), `index` (what lies where), [`disk`]
-//! (reads, writes, reuse), [`inspect`] (for people), [`error`].
+//! [`directory`] (identity and lock), [`extent`] (one file), `index` (what lies where), `memory` (what
+//! reads write to) and `reader` (a ring, or threads), [`disk`] (reads, writes, reuse), [`inspect`] (for
+//! people), [`error`]. Unsafe code is in `memory` and in the ring of the `reader` only.
 #![warn(missing_docs)]
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 
 pub mod directory;
 pub mod disk;
@@ -27,7 +28,11 @@ pub mod format;
 mod fuzz;
 mod index;
 pub mod inspect;
+mod memory;
+mod reader;
 
-pub use disk::{Disk, Options, Read, ReadOutcome, Statistics, Write, WriteOutcome};
+pub use disk::{Disk, Options, Read, ReadOutcome, ReadRequest, Statistics, Write, WriteOutcome};
 pub use error::{Error, Result};
 pub use format::{Name, OwnedName};
+pub use memory::Destination;
+pub use reader::{ChosenReadMethod, ReadMethod};

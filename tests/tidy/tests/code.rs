@@ -10,6 +10,8 @@ const UNSAFE: &[(&str, &str)] = &[
     ("benches/tests/instructions/calls.rs", "lends its own buffer to transfers"),
     ("benches/tests/instructions/rdma.rs", "lends its own buffer to transfers"),
     ("crates/base/src/clock.rs", "reads the clock that runs on through suspend"),
+    ("crates/disk/src/memory.rs", "lends memory of callers to reads"),
+    ("crates/disk/src/reader/ring.rs", "tells the kernel addresses of memory that was lent"),
     ("crates/master/tests/recovery_memory.rs", "counts what is allocated"),
     ("crates/os/src/fork.rs", "handles a fork"),
     ("crates/os/src/memory.rs", "reads the size of a page, and asks for huge pages"),

@@ -10,7 +10,7 @@ use serde_json::Value;
 const ALLOWED: &[(&str, &[&str])] = &[
     ("base", &[]),
     ("os", &["base"]),
-    ("disk", &["base"]),
+    ("disk", &["base", "os"]),
     ("proto", &["base"]),
     ("http", &[]),
     ("cli", &["base", "os"]),

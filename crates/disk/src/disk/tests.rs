@@ -1,5 +1,7 @@
 //! Tests of a whole directory: on the real file system, and on one that fails.
 
+mod reading;
+
 use std::{
     collections::{BTreeMap, HashMap},
     io,
@@ -16,7 +18,10 @@ use mooncake_base::random::SplitMix64;
 use super::*;
 use crate::{
     OwnedName,
-    file_system::faulty::{Faults, FaultyFiles},
+    file_system::{
+        Mode,
+        faulty::{Faults, FaultyFiles},
+    },
 };
 
 const FAULTY_PATH: &str = "/records";
@@ -27,7 +32,8 @@ fn name(key: &[u8], version: u64) -> Name<'_> {
 
 /// Returns the payload that every record of this name and length has.
 fn payload(name: Name<'_>, length: usize) -> Vec<u8> {
-    let sum = name.key.iter().fold(name.version, |sum, byte| sum * 31 + u64::from(*byte));
+    let sum =
+        name.key.iter().fold(name.version, |sum, byte| sum.wrapping_mul(31) + u64::from(*byte));
     let mut random = SplitMix64::new(sum);
     let mut bytes = vec![0; length];
     bytes.chunks_mut(8).for_each(|chunk| {
@@ -51,6 +57,11 @@ fn read(disk: &Disk, name: Name<'_>) -> ReadOutcome {
     outcome
 }
 
+/// Tells whether the file system of a directory reads past its page cache.
+fn has_direct_reads(directory: &Path) -> bool {
+    RealFiles.open(&directory.join("extent-000000"), Mode::Direct).is_ok()
+}
+
 fn faulty(files: &FaultyFiles, capacity: u64) -> Result<Disk> {
     let options =
         Options { files: Arc::new(files.clone()), reads_in_flight: 1, ..Options::new(capacity) };
@@ -63,7 +74,7 @@ fn records_of_all_sizes_are_read_before_and_after_a_restart() {
     let lengths = [0, 1, 100, 65_535, 65_536, 65_537, 262_145, 1 << 20, 3_000_001];
     let keys: Vec<_> = lengths.iter().map(|length| format!("key {length}").into_bytes()).collect();
     let open = || Disk::open(folder.path(), Options::new(128 << 20)).unwrap();
-    let check = |disk: &Disk| {
+    let check = |disk: &Disk, is_sealed: bool| {
         let mut memory: Vec<_> = lengths.iter().map(|length| vec![0; length + 4096]).collect();
         let mut reads: Vec<_> = memory
             .iter_mut()
@@ -79,7 +90,8 @@ fn records_of_all_sizes_are_read_before_and_after_a_restart() {
             assert!(*read.into == payload(read.name, length), "{length}");
         }
         let in_place = disk.statistics().read_in_place;
-        assert_eq!(in_place, 2, "64 KiB and 1 MiB go straight into aligned memory");
+        let expected = if is_sealed && has_direct_reads(folder.path()) { 2 } else { 0 };
+        assert_eq!(in_place, expected, "64 KiB and 1 MiB go straight into aligned memory");
         for key in &keys {
             assert_eq!(read(disk, name(key, 1)), ReadOutcome::Good);
         }
@@ -88,14 +100,14 @@ fn records_of_all_sizes_are_read_before_and_after_a_restart() {
     for (key, length) in keys.iter().zip(lengths) {
         assert!(matches!(write(&disk, name(key, 1), length), WriteOutcome::Written(_)));
     }
-    check(&disk);
+    check(&disk, false);
     drop(disk);
     // Not closed: the records are found by their heads, and sealed.
     let disk = open();
-    check(&disk);
+    check(&disk, true);
     drop(disk);
     let disk = open();
-    check(&disk);
+    check(&disk, true);
     let mut found = Vec::new();
     disk.records(|name, length| found.push((name.key.to_vec(), length as usize))).unwrap();
     assert_eq!(found, keys.iter().cloned().zip(lengths).collect::<Vec<_>>());

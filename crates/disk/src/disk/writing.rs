@@ -79,7 +79,7 @@ impl Open {
         if self.has_failed {
             return Err(io::Error::other("an earlier sync of this file has failed"));
         }
-        self.extent.file.sync().inspect_err(|_| self.has_failed = true)
+        self.extent.sync(self.end).inspect_err(|_| self.has_failed = true)
     }
 }
 
@@ -134,6 +134,11 @@ impl Disk {
     /// Writes records; none waits for the device.
     pub fn write(&self, batch: &[Write<'_>]) -> WriteReport {
         let mut report = WriteReport::default();
+        if self.reader.is_forked() {
+            let why = "the process is a fork of the one that has the directory open";
+            report.outcomes = vec![WriteOutcome::Failed(why.to_owned()); batch.len()];
+            return report;
+        }
         let mut writer = self.writer.lock();
         for write in batch {
             let outcome = self.write_one(&mut writer, *write, &mut report.evicted);
