@@ -31,6 +31,7 @@ __all__ = [
     "CollectiveContext",
     "CollectiveGroup",
     "Engine",
+    "KeyMap",
     "Located",
     "ObjectItemsError",
     "Pending",
@@ -306,6 +307,31 @@ class Engine:
     @property
     def is_closed(self) -> bool:
         """True if the engine was started before this process was forked."""
+
+@final
+class KeyMap:
+    """A dictionary by strings in the order of their insertion, for millions of keys.
+
+    A look-up in a large dictionary waits several times for memory that is in no cache. `find`
+    overlaps the waits of its keys. The garbage collector does not see the values, which must not
+    refer to the map.
+    """
+
+    def __init__(self) -> None: ...
+    def __contains__(self, key: str, /) -> bool: ...
+    def __len__(self) -> int: ...
+    def __setitem__(self, key: str, value: Any, /) -> None: ...
+    def find(self, keys: Sequence[str]) -> list[Any]:
+        """Return the value of each key, None for those that have none."""
+
+    def get(self, key: str) -> Any:
+        """Return the value of a key, None if there is none."""
+
+    def items(self) -> list[tuple[str, Any]]:
+        """Return the keys and their values."""
+
+    def pop(self, key: str) -> Any:
+        """Remove a key; return its value, None if there was none."""
 
 @final
 class Located:

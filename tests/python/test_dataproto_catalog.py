@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import operator
 import pickle
 import random
 import threading
@@ -19,6 +20,12 @@ from mooncake.dataproto_catalog import DataProtoCatalog
 @pytest.fixture
 def catalog() -> DataProtoCatalog:
     return DataProtoCatalog()
+
+
+def assigned(values: list[Any], more: list[Any]) -> list[Any]:
+    values[:] = more
+    values.extend(more)
+    return values
 
 
 # Locations and tags
@@ -100,11 +107,74 @@ def test_handles_of_an_answer_may_be_changed(catalog, take):
     assert catalog.resolve("p", ["k0"])["handles"] == {"A": handle("A")}
 
 
+@pytest.mark.parametrize(
+    "take",
+    [
+        lambda tags: tags[1],
+        lambda tags: tags[-1],
+        lambda tags: tags[1:][0],
+        lambda tags: list(tags)[1],
+        lambda tags: [*tags][1],
+        lambda tags: tuple(tags)[1],
+        lambda tags: next(reversed(tags)),
+        lambda tags: operator.add(tags, [])[1],
+        lambda tags: operator.add([{}], tags)[2],
+        lambda tags: assigned([], tags)[1],
+        lambda tags: (tags * 2)[1],
+        lambda tags: tags.copy()[1],
+        lambda tags: copy.copy(tags)[1],
+        lambda tags: copy.deepcopy(tags)[1],
+        lambda tags: pickle.loads(pickle.dumps(tags))[1],
+        lambda tags: json.loads(json.dumps(tags))[1],
+        lambda tags: sorted(tags, key=len)[1],
+        lambda tags: max(tags, key=len),
+        lambda tags: tags.pop(),
+        lambda tags: (tags.insert(0, {}), tags[2])[1],
+        lambda tags: (tags.reverse(), tags[0])[1],
+        lambda tags: (tags.append({}), tags[1])[1],
+        lambda tags: (operator.iadd(tags, [{}]), tags[1])[1],
+        lambda tags: (operator.delitem(tags, 0), tags[0])[1],
+    ],
+)
+def test_tags_of_an_answer_may_be_changed(catalog, take):
+    catalog.update("p", ["k0", "k1"], tags=[{}, {"x": [1]}], handle=handle("A"))
+    tags = catalog.resolve("p", ["k0", "k1"])["tags"]
+    assert (isinstance(tags, list), len(tags), tags) == (True, 2, [{}, {"x": [1]}])
+    taken = take(tags)
+    assert taken == {"x": [1]}
+    taken["x"].append(2)
+    taken["y"] = 1
+    assert catalog.resolve("p", ["k0", "k1"])["tags"] == [{}, {"x": [1]}]
+    assert catalog.list("p") == {"p": {"k0": {}, "k1": {"x": [1]}}}
+
+
+def test_tags_of_an_answer_are_kept_as_they_are_changed(catalog):
+    catalog.update("p", ["k0", "k1"], tags=[{"x": 1}, {}])
+    catalog.update("p", ["k0", "k1"], handle=handle("A"))
+    tags = catalog.resolve("p", ["k0", "k1"])["tags"]
+    tags[0]["y"] = tags[-1]["z"] = 2
+    catalog.update("p", ["k0"], tags=[{"x": 3}])
+    assert [tags[0], *tags] == [{"x": 1, "y": 2}, {"x": 1, "y": 2}, {"z": 2}]
+    with pytest.raises(IndexError):
+        _ = tags[2]
+
+
+def test_look_up_copies_no_tag(catalog, monkeypatch):
+    keys = [f"k{number}" for number in range(50)]
+    catalog.update("p", keys, tags=[{"n": number} for number in range(50)], handle=handle("A", 50))
+    copies = []
+    monkeypatch.setattr("mooncake._dataproto.answers.copied", copies.append)
+    tags = catalog.resolve("p", keys)["tags"]
+    assert (len(tags), copies) == (50, [])
+    _ = tags[7]
+    assert copies == [{"n": 7}]
+
+
 def test_look_up_copies_no_handle(catalog, monkeypatch):
     for number in range(50):
         catalog.update("p", [f"k{number}"], handle=handle(f"A{number}", 1))
     copies = []
-    monkeypatch.setattr("mooncake._dataproto.handle.copied", copies.append)
+    monkeypatch.setattr("mooncake._dataproto.answers.copied", copies.append)
     answer = catalog.resolve("p", [f"k{number}" for number in range(50)])
     assert (len(answer["handles"]), copies) == (50, [])
     _ = answer["handles"]["A7"]

@@ -6,8 +6,9 @@
 //! processes), [`collective`] (operations of process groups), [`options`], [`argument`] and
 //! [`buffer`] (values from Python), [`error`] (exceptions for Python), [`detach`] (releasing and
 //! reacquiring the interpreter), [`runtime`], [`log`], [`hostmem`] (an allocator for other
-//! libraries), [`fast_copy`] (many arrays into one memory), [`rdma`] (the devices of this machine),
-//! [`disk`] (directories of records), [`process`] (exit, environment, and the programs of the wheel).
+//! libraries), [`fast_copy`] (many arrays into one memory), [`key_map`] (a dictionary of millions of
+//! keys), [`rdma`] (the devices of this machine), [`disk`] (directories of records), [`process`]
+//! (exit, environment, and the programs of the wheel).
 #![deny(unsafe_code)]
 
 mod argument;
@@ -20,6 +21,7 @@ mod engine;
 mod error;
 mod fast_copy;
 mod hostmem;
+mod key_map;
 mod log;
 mod options;
 mod pending;
@@ -45,6 +47,7 @@ mod _native {
         error::{codes, failure, last_error, use_exceptions},
         fast_copy::concat_arrays_into,
         hostmem::host_allocator,
+        key_map::KeyMap,
         log::{log_to_queue, take_log_records},
         options::PutOptions,
         pending::Pending,

@@ -7,9 +7,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
+from mooncake._native import KeyMap
+
+from .answers import HandleCopies, TagCopies
 from .handle import (
     Handle,
-    HandleCopies,
     HandleView,
     checked_names,
     checked_tags,
@@ -37,13 +39,14 @@ class _Fragment:
     """
 
     id: str
+    # The handle and its `meta_info` as in `view`. A look-up reads only these and the id, which lie
+    # side by side in memory.
+    handle: Handle = field(init=False)
+    meta_info: Mapping[str, Any] | None = field(init=False)
     view: HandleView
     is_managed: bool
     references: int = 0
     readers: int = 0
-    # The handle and its `meta_info` as in `view`: a look-up reads nothing else of a fragment.
-    handle: Handle = field(init=False)
-    meta_info: Mapping[str, Any] | None = field(init=False)
 
     def __post_init__(self) -> None:
         self.show(self.view, None)
@@ -60,6 +63,8 @@ Place: TypeAlias = tuple[_Fragment, int]
 
 # Names of an entry whose fields are in several places. No field has an empty name.
 _MIXED = ("",)
+# The tag of keys without one. Tags never change: another one takes their place.
+_NO_TAG: dict[str, Any] = {}
 
 
 @dataclass(slots=True, eq=False)
@@ -72,8 +77,7 @@ class _Entry:
     has fields in several places, `places` has them all, and `names` is `_MIXED`.
     """
 
-    tag: dict[str, Any] | None = None
-    is_plain_tag: bool = True
+    tag: dict[str, Any] = field(default_factory=lambda: _NO_TAG)
     names: tuple[str, ...] = ()
     # Not used without names.
     fragment: Any = None
@@ -113,13 +117,6 @@ class _Entry:
     def add_tag(self, tag: dict[str, Any]) -> None:
         """Merges a tag, which other entries may share, into that of the key."""
         self.tag = {**self.tag, **tag} if self.tag else tag
-        self.is_plain_tag = is_plain(self.tag)
-
-    def copied_tag(self) -> dict[str, Any]:
-        """Returns a copy of the tag."""
-        if self.tag is None:
-            return {}
-        return self.tag.copy() if self.is_plain_tag else copied(self.tag)
 
 
 class DataProtoCatalog:
@@ -134,7 +131,7 @@ class DataProtoCatalog:
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
-        self._partitions: dict[str, dict[str, _Entry]] = {}
+        self._partitions: dict[str, KeyMap] = {}
         self._fragments: dict[str, _Fragment] = {}
         self._retired: dict[str, HandleView] = {}
         # The fragment of each stage of the retired: a later stage has another key than a fragment.
@@ -272,11 +269,10 @@ class DataProtoCatalog:
                 wanted = _fields_of(entries)
                 if not wanted:
                     raise ValueError("requested keys do not contain any fields")
-            common = _common_names(entries)
-            if common is not None and all(name in common for name in wanted):
-                locations = [(entry.fragment.id, entry.row) for entry in entries]
+            used, locations = _places_of(entries, wanted)
+            field_groups: list[dict[str, Any]]
+            if used:
                 field_groups = [{"fields": list(wanted), "locations": locations}]
-                used = tuple(dict.fromkeys([entry.fragment for entry in entries]))
             else:
                 groups = _groups_of(entries, wanted)
                 if groups is None:
@@ -285,17 +281,17 @@ class DataProtoCatalog:
                     {"fields": grouped, "locations": [(each.id, row) for each, row in places]}
                     for places, grouped in groups.items()
                 ]
-                used = tuple(dict.fromkeys(place[0] for places in groups for place in places))
+                used = dict.fromkeys(place[0] for places in groups for place in places)
             answer = {
                 "keys": list(names),
-                "tags": [entry.copied_tag() if entry.tag else {} for entry in entries],
+                "tags": TagCopies([entry.tag for entry in entries]),
                 "fields": list(wanted),
                 "field_groups": field_groups,
                 "handles": HandleCopies({each.id: each.handle for each in used}),
                 "meta_info": _meta_info(used),
             }
             if pin:
-                answer["read_token"] = self._pin(used)
+                answer["read_token"] = self._pin(tuple(used))
             return answer
 
     def release_read(self, token: int) -> dict[str, Any]:
@@ -312,7 +308,7 @@ class DataProtoCatalog:
             checked_text(partition, "partition")
         with self._lock:
             return {
-                name: {key: entry.copied_tag() for key, entry in entries.items()}
+                name: {key: copied(entry.tag) for key, entry in entries.items()}
                 for name, entries in self._partitions.items()
                 if partition in (None, name)
             }
@@ -322,13 +318,7 @@ class DataProtoCatalog:
         checked_text(partition, "partition")
         names = checked_names(keys, "keys")
         with self._lock:
-            entries = self._partitions.get(partition, {})
-            for key in names:
-                entry = entries.pop(key, None)
-                for fragment in entry.fragments() if entry else ():
-                    self._drop_reference(fragment)
-            if not entries:
-                self._partitions.pop(partition, None)
+            self._remove(partition, names)
             return self._retired_handles()
 
     def drain(self) -> dict[str, Any]:
@@ -344,7 +334,7 @@ class DataProtoCatalog:
                 )
             self._is_drained = True
             for partition, entries in list(self._partitions.items()):
-                self.remove(partition, list(entries))
+                self._remove(partition, [key for key, _ in entries.items()])
             self._publications.clear()
             return self._retired_handles()
 
@@ -391,12 +381,13 @@ class DataProtoCatalog:
             view.require_rows(len(names))
             fragment = self._add_fragment(fragment_id, view, is_managed=is_managed)
             fields = self._shared(view.fields)
-        entries = self._partitions.setdefault(partition, {})
+        table = self._partitions.setdefault(partition, KeyMap())
+        entries: Sequence[_Entry | None] = table.find(names)
         last: dict[str, Any] | None = None
-        for at, (row, key) in enumerate(zip(self._rows(len(names)), names, strict=True)):
-            entry = entries.get(key)
+        for at, row in enumerate(self._rows(len(names))):
+            entry = entries[at]
             if entry is None:
-                entry = entries[key] = _Entry()
+                entry = table[names[at]] = _Entry()
             if checked is not None and checked[at]:
                 # Equal tags of neighbours are one dictionary.
                 if last is None or not _is_same(last, checked[at]):
@@ -428,8 +419,11 @@ class DataProtoCatalog:
             or group != previous_group
         ):
             return "appended DataProto handle changed fragment identity"
-        entries = self._partitions.get(partition, {})
-        absent = [key for key in keys if key not in entries]
+        absent = [
+            key
+            for key, entry in zip(keys, self._found(partition, keys), strict=True)
+            if entry is None
+        ]
         if absent:
             return f"keys not found in partition {partition!r}: {absent}"
         index, previous_index = (view.handle["field_index"] for view in (after, before))
@@ -445,9 +439,8 @@ class DataProtoCatalog:
         fragment = self._fragments[fragment_id]
         added = tuple(name for name in view.fields if name not in fragment.view.fields)
         fragment.show(view, fragment.meta_info)
-        entries = self._partitions[partition]
-        for row, key in zip(self._rows(len(keys)), keys, strict=True):
-            entry = entries[key]
+        entries = self._entries(partition, keys)
+        for row, entry in zip(self._rows(len(keys)), entries, strict=True):
             if entry.fragment is fragment and entry.row == row and added:
                 # All fields of the key stay in one place.
                 fragment.references += len(added)
@@ -522,13 +515,26 @@ class DataProtoCatalog:
             fragment.readers += 1
         return token
 
+    def _remove(self, partition: str, keys: Sequence[str]) -> None:
+        table = self._partitions.get(partition)
+        if table is None:
+            return
+        for key in keys:
+            entry: _Entry | None = table.pop(key)
+            for fragment in entry.fragments() if entry else ():
+                self._drop_reference(fragment)
+        if not table:
+            del self._partitions[partition]
+
+    def _found(self, partition: str, keys: Sequence[str]) -> Sequence[_Entry | None]:
+        table = self._partitions.get(partition)
+        return [None] * len(keys) if table is None else table.find(keys)
+
     def _entries(self, partition: str, keys: Sequence[str]) -> Sequence[_Entry]:
-        entries = self._partitions.get(partition, {})
-        # One C loop: a look-up of a key costs a read of memory that is in no cache.
-        found = list(map(entries.get, keys))
+        found = self._found(partition, keys)
         known = [entry for entry in found if entry is not None]
         if len(known) != len(keys):
-            absent = [key for key in keys if key not in entries]
+            absent = [key for key, entry in zip(keys, found, strict=True) if entry is None]
             raise ValueError(f"keys were not found in partition {partition!r}: {absent}")
         return known
 
@@ -541,7 +547,7 @@ class DataProtoCatalog:
         entries = self._entries(partition, keys)
         return {
             "keys": list(keys),
-            "tags": [entry.copied_tag() for entry in entries],
+            "tags": [copied(entry.tag) for entry in entries],
             "fields": list(_fields_of(entries)),
             **self._retired_handles(),
         }
@@ -569,19 +575,33 @@ def _is_same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     return float not in kinds and kinds == [each.__class__ for each in one.values()]
 
 
-def _common_names(entries: Sequence[_Entry]) -> tuple[str, ...] | None:
-    """Returns the fields of all keys, if they are the same and each key has them in one place."""
-    first = entries[0].names
-    if first is _MIXED or not all(entry.names is first for entry in entries):
-        return None
-    return first
+def _places_of(
+    entries: Sequence[_Entry], wanted: Sequence[str]
+) -> tuple[dict[_Fragment, None], list[tuple[str, int]]]:
+    """Returns the fragments of keys and where the keys lie in them.
+
+    Returns nothing unless the keys have the same fields, the wanted ones among them, and each key
+    has them in one place.
+    """
+    names = entries[0].names
+    used: dict[_Fragment, None] = {}
+    locations: list[tuple[str, int]] = []
+    if names is _MIXED or not all(name in names for name in wanted):
+        return used, locations
+    for entry in entries:
+        if entry.names is not names:
+            return {}, []
+        fragment = entry.fragment
+        used[fragment] = None
+        locations.append((fragment.id, entry.row))
+    return used, locations
 
 
 def _fields_of(entries: Sequence[_Entry]) -> tuple[str, ...]:
     """Returns the fields that any of the keys has, each once, in order."""
-    common = _common_names(entries)
-    if common is not None:
-        return common
+    names = entries[0].names
+    if names is not _MIXED and all(entry.names is names for entry in entries):
+        return names
     return tuple(dict.fromkeys(name for entry in entries for name in entry.fields()))
 
 
@@ -598,7 +618,7 @@ def _groups_of(
     return groups
 
 
-def _meta_info(fragments: Sequence[_Fragment]) -> dict[str, Any]:
+def _meta_info(fragments: Iterable[_Fragment]) -> dict[str, Any]:
     """Returns the common metadata of fragments.
 
     Raises:

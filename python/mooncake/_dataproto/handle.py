@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
-
-if TYPE_CHECKING:
-    from _collections_abc import dict_items, dict_values
+from typing import Any, TypeAlias, TypeVar, cast
 
 __all__ = [
     "Handle",
-    "HandleCopies",
     "HandleView",
     "checked_names",
     "checked_tags",
@@ -63,80 +59,6 @@ class HandleView:
             raise ValueError(
                 f"DataProto batch size {self.batch_size} does not match {count} logical keys"
             )
-
-
-class HandleCopies(dict[str, Handle]):
-    """Handles by fragment, each of which is copied when it is first taken out.
-
-    An answer may name thousands of fragments of which its reader takes few. The reader may change
-    what it takes out, without an effect on what other readers get.
-    """
-
-    def __init__(self, handles: Mapping[str, Handle]) -> None:
-        super().__init__(handles)
-        # Names whose handles are the reader's own.
-        self._own: set[str] = set()
-
-    def __getitem__(self, name: str) -> Handle:
-        handle = super().__getitem__(name)
-        if name not in self._own:
-            handle = copied(handle)
-            self[name] = handle
-        return handle
-
-    def __setitem__(self, name: str, handle: Handle) -> None:
-        super().__setitem__(name, handle)
-        self._own.add(name)
-
-    def __iter__(self) -> Iterator[str]:
-        # Without this method, `dict(...)` and `{**...}` would read the items past `__getitem__`.
-        return super().__iter__()
-
-    def __or__(self, other: Mapping[Any, Any]) -> dict[Any, Any]:
-        return {**self, **other}
-
-    def __reduce__(self) -> tuple[type, tuple[dict[str, Handle]]]:
-        # Readers in other processes, and deep copies, get a plain dictionary.
-        return dict, (dict(self),)
-
-    def get(self, name: str, default: Any = None) -> Any:
-        """Returns the handle of a fragment, or `default`."""
-        # `dict.get` would return what others have, too.
-        return self[name] if name in self else default  # noqa: SIM401
-
-    def items(self) -> dict_items[str, Handle]:
-        """Returns the fragments and their handles."""
-        self._copy_all()
-        return super().items()
-
-    def values(self) -> dict_values[str, Handle]:
-        """Returns the handles."""
-        self._copy_all()
-        return super().values()
-
-    def copy(self) -> dict[str, Handle]:
-        """Returns the handles in a plain dictionary."""
-        return dict(self)
-
-    def pop(self, name: str, *default: Any) -> Any:
-        """Removes a fragment; returns its handle, or `default`."""
-        self._copy_all()
-        return super().pop(name, *default)
-
-    def popitem(self) -> tuple[str, Handle]:
-        """Removes a fragment; returns it with its handle."""
-        self._copy_all()
-        return super().popitem()
-
-    def setdefault(self, name: str, default: Any = None) -> Any:
-        """Returns the handle of a fragment, after setting it to `default` if there is none."""
-        self._copy_all()
-        return super().setdefault(name, default)
-
-    def _copy_all(self) -> None:
-        for name in tuple(self):
-            # Taking a handle out copies it.
-            self.get(name)
 
 
 def view_handle(handle: object) -> HandleView:
