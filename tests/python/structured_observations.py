@@ -29,6 +29,7 @@ from mooncake.structured_object_store import (
     export_dataproto_ref,
     import_dataproto_ref,
     infer_structure,
+    tensor_object_buffer,
 )
 
 Case = Callable[[], Any]
@@ -151,6 +152,36 @@ def append_to_x(data: Any, **options: Any) -> Any:
     one = transfer()
     ref = one.put({"x": ROWS, "z": ROWS})
     return one.append_dataproto_fields(ref, data, stage="default", **options)
+
+
+def named(name: Any, section: str) -> Any:
+    """Returns what is known and read of a field with an unusual name."""
+    rows = ROWS if section == "batch" else column(["a", None, "c"])
+    one = transfer()
+    ref = one.put({section: {name: rows}})
+    view = one.dataproto_manifest_view(ref)
+    found = [one.get(ref), one.get(ref, fields=[name]), one.get(ref, type="dict")]
+    handle = export_dataproto_ref(ref)
+    locations = [(repr(each), place) for each, place in handle["field_index"].items()]
+    again = one.append_dataproto_fields(ref, {section: {name: rows}}, stage="s", overwrite=True)
+    fields = [list(view[each]) for each in ("batch_fields", "non_tensor_fields")]
+    return repr(found), locations, list(again.field_index), fields
+
+
+def handle_of_named(name: Any) -> Any:
+    """Returns the fields of a batch by its handle, before and after a way as JSON."""
+    one = transfer()
+    handle = export_dataproto_ref(one.put({name: ROWS}))
+    as_json = json.loads(json.dumps(handle))
+    by_handle = repr(one.get(as_json)) if name != "" else None
+    return by_handle, list(import_dataproto_ref(handle).field_index)
+
+
+def later(first: dict[str, Any], more: dict[str, Any]) -> Any:
+    """Returns what is read of a batch after an append to its stage."""
+    one = transfer()
+    ref = one.put(first)
+    return repr(one.get(one.append_dataproto_fields(ref, more, stage="default")))
 
 
 def described_stages() -> Any:
@@ -370,7 +401,7 @@ def memory_put(store: PlainStore, size: int, **options: Any) -> Any:
     if isinstance(store, FullStore):
         store.register_buffer(address, memory.nbytes)
     one = transfer(store)
-    ref = one.put_object({"x": one.tensor_object_buffer(address, size, memory)}, **options)
+    ref = one.put_object({"x": tensor_object_buffer(address, size, memory)}, **options)
     return without_keys(ref.manifest["buffers"]["x"]), getattr(store, "calls", [])
 
 
@@ -401,7 +432,7 @@ def cases_of_stores() -> dict[str, Case]:
                     found[f"{name} in {where}"] = lambda kind=kind, value=value, options=options: (
                         exchanged(kind(), value, **options)
                     )
-                for size in (15, 400):
+                for size in (0, 15, 400):
                     found[f"memory of {size} bytes in {where}"] = (
                         lambda kind=kind, size=size, options=options: memory_put(
                             kind(), size, **options
@@ -467,6 +498,20 @@ def cases() -> dict[str, Case]:
         *({"global_indexes": each} for each in (3, ["a"])),
     ):
         found[f"handle with {change}"] = lambda change=change: imported(**change)
+    for name in ("", 3, None, 1.5, True, b"x", ("a",), "a/b", "\n"):
+        for section in ("batch", "non_tensor_batch"):
+            found[f"{section} field named {name!r}"] = lambda name=name, section=section: named(
+                name, section
+            )
+        found[f"handle with a field named {name!r}"] = lambda name=name: handle_of_named(name)
+    words = column(["x", "y", "z"])
+    for given in (
+        ({3: ROWS}, {3: ROWS}),
+        ({"a": ROWS}, {"a.b": ROWS}),
+        ({"non_tensor_batch": {"a": words}}, {"non_tensor_batch": {"a.data": ROWS}}),
+        ({"non_tensor_batch": {"a.data": ROWS}}, {"non_tensor_batch": {"a": words}}),
+    ):
+        found[f"append to a stage {given}"] = lambda given=given: later(*given)
     for options in (
         {"type": "dict"},
         {"type": "dict", "fields": ["y"], "meta_info_keys": ["z"]},

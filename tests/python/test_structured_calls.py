@@ -257,6 +257,27 @@ def test_memory_of_a_tensor_is_put_as_it_is(full: FullStore, mode: str):
         transfer.put_structured_object(payload, policy=policy)
 
 
+def test_empty_memory_of_a_tensor_is_one_object(full: FullStore):
+    transfer = MooncakeBundleTransfer(full, "p")
+    payload = StructuredObjectPayload({}, {"t": tensor_object_buffer(0, 0)})
+    ref = transfer.put_structured_object(payload)
+    transfer.put_structured_object(payload, config=Config("g"))
+    assert full.calls == ["put_tensor_from", "put_from"]
+    assert [chunk["bytes"] for chunk in ref.manifest["buffers"]["t"]["chunks"]] == [0]
+    transfer.remove_bundle(RemoteBundleRef(ref.manifest_key, {}))
+    assert sorted(key.split("/")[-1] for key in full.objects) == ["manifest", "meta", "t"]
+
+
+def test_empty_memory_of_a_tensor_is_put_as_by_upstream(compat_store: Any):
+    transfer = MooncakeBundleTransfer(compat_store, "p")
+    field = tensor_object_buffer(0, 0, batch_size=3)
+    ref = transfer.put({"t": field})
+    assert ref.batch_size == 3
+    transfer.cleanup_dataproto(ref)
+    with pytest.raises(RuntimeError, match="put_tensor_from failed"):
+        transfer.put_structured_object(StructuredObjectPayload({}, {"t": field}))
+
+
 def test_memory_of_a_tensor_has_rows_only_by_its_batch_size(full: FullStore):
     held, address = memory(bytes(8))
     buffer = tensor_object_buffer(address, 8, held)

@@ -149,6 +149,7 @@ WORDS = {
     "append of {'y': array([0, 1, 2])} False": ["max_inflight_put must be positive"],
     "tensor in a handle": ["JSON-safe values, got Tensor"],
     "set in a handle": ["JSON-safe values, got set"],
+    "append to a stage ({'non_tensor_batch'": ["structured members already exist"],
     "checks of ['meta', 'partition']": ["invalid bundle partition"],
     "checks of ['chunk_bytes', 'value']": ["chunk_bytes must be positive"],
     "checks of ['max_inflight_put', 'value']": ["max_inflight_put must be positive"],

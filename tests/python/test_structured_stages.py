@@ -133,6 +133,26 @@ def test_failed_append_leaves_the_batch_as_it_was(plain: PlainStore, puts: int):
     assert plain.objects == before
 
 
+@pytest.mark.parametrize(
+    ("first", "more"),
+    [
+        ({"a": column(["x", "y", "z"])}, {"a.data": ROWS}),
+        ({"a.data": ROWS}, {"a": column(["x", "y", "z"])}),
+        ({3: ROWS}, {"3": ROWS}),
+    ],
+)
+def test_later_fields_do_not_take_members_of_others(transfer, first: Any, more: Any):
+    ref = transfer.put({"non_tensor_batch": first})
+    before = transfer.get(ref)["non_tensor_batch"]
+    with pytest.raises(ValueError, match=r"structured members already exist: ..non_tensor_batch"):
+        transfer.append_dataproto_fields(ref, {"non_tensor_batch": more}, stage="default")
+    after = transfer.get(ref)["non_tensor_batch"]
+    assert [each.tolist() for each in after.values()] == [each.tolist() for each in before.values()]
+    transfer.cleanup_dataproto(ref)
+    if isinstance(transfer.store, PlainStore):
+        assert transfer.store.objects == {}
+
+
 def test_replaced_stage_is_removed(plain: PlainStore):
     transfer = MooncakeBundleTransfer(plain, "p")
     ref = transfer.put({"x": ROWS})

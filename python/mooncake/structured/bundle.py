@@ -414,7 +414,8 @@ def _cut(
     elif part.pickled is not None:
         payload, extra = part.pickled
     total, form = payload.nbytes, part.form
-    if not total:
+    # Memory of the caller is one object of any length.
+    if not total and form != "memory":
         return PayloadSpec(key, 0, (), extra), []
     if total <= chunk_bytes or form in ("tensor", "memory"):
         only = ObjectPut(key, payload, form, part.tensor)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Container, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -186,7 +186,7 @@ class DataProtos:
                 f"DataProto append batch size {rows} does not match ref batch size {ref.batch_size}"
             )
         names = [*data.batch, *data.non_tensor_batch]
-        existing = sorted(name for name in names if name in ref.field_index)
+        existing = sorted((name for name in names if name in ref.field_index), key=str)
         if existing and not overwrite:
             raise ValueError(f"DataProto fields already exist: {existing}")
         if overwrite and stage in ref.stage_refs:
@@ -244,7 +244,7 @@ class DataProtos:
             "batch_size": ref.batch_size,
             "batch_fields": sections["batch"],
             "non_tensor_fields": sections["non_tensor_batch"],
-            "meta_info_keys": sorted(ref.meta_info),
+            "meta_info_keys": sorted(ref.meta_info, key=str),
             "stages": {
                 name: {
                     "manifest_key": ref.stage_refs[name].manifest_key,
@@ -293,6 +293,7 @@ class DataProtos:
         calls that upstream makes.
         """
         before, metadata, fields = self._objects.open(old, may_be_old=True)
+        _check_new(encoded.members, before.buffers)
         metadata.pop(STRUCTURED_FIELD_SPECS_KEY, None)
         content = encode_object(metadata, encoded.members, _LAYOUT, fields)
         return self._objects.bundles.put(
@@ -320,6 +321,7 @@ class DataProtos:
         try:
             before, metadata, fields = self._objects.open(old, may_be_old=True)
             after = bundles.manifest(added)
+            _check_new(after.buffers, before.buffers)
             metadata.pop(STRUCTURED_FIELD_SPECS_KEY, None)
             meta = encode_metadata(metadata, {**fields, **added_fields}, _LAYOUT)
             merged = bundles.merge(
@@ -350,11 +352,25 @@ def _check_replaced(ref: MooncakeDataProtoRef, stage: str, names: Collection[str
         ValueError: One is not.
     """
     of_stage = (name for name, each in ref.field_index.items() if each.stage == stage)
-    missing = sorted(name for name in of_stage if name not in names)
+    missing = sorted((name for name in of_stage if name not in names), key=str)
     if missing:
         raise ValueError(
             f"DataProto overwrite for stage {stage!r} must include existing fields: {missing}"
         )
+
+
+def _check_new(members: Iterable[str], existing: Container[str]) -> None:
+    """Check that members of later fields do not take the place of those of a stage.
+
+    Fields of different names may have members of one name: the column ``a`` and the array
+    ``a.data``.
+
+    Raises:
+        ValueError: One does.
+    """
+    both = sorted(member for member in members if member in existing)
+    if both:
+        raise ValueError(f"structured members already exist: {both}")
 
 
 def _encode_fields(data: Envelope, options: BatchOptions) -> _EncodedFields:

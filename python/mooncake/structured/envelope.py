@@ -66,11 +66,13 @@ class Envelope:
         """
         self._check_sections(schemas)
         rows = self.row_count
-        both = sorted(self.batch.keys() & self.non_tensor_batch.keys())
+        both = sorted(self.batch.keys() & self.non_tensor_batch.keys(), key=str)
         if both:
             raise ValueError(f"DataProto batch and non_tensor_batch fields overlap: {both}")
-        for name in (*self.batch, *self.non_tensor_batch):
-            checked_name("buffer name", name)
+        for section, fields in self.sections():
+            for name in fields:
+                # Names may be empty or numbers, as upstream's: those of the members are neither.
+                checked_name("buffer name", f"{section}.{name}")
         return rows
 
     def _check_sections(self, schemas: FieldSchemas) -> None:
@@ -280,7 +282,9 @@ def flat_result(result: Envelope, columns: Container[str]) -> dict[str, Any]:
         twice |= flat.keys() & section.keys()
         flat |= section
     if twice:
-        raise ValueError(f"Duplicate keys found across DataProto sections: {sorted(twice)}")
+        raise ValueError(
+            f"Duplicate keys found across DataProto sections: {sorted(twice, key=str)}"
+        )
     return flat
 
 

@@ -355,7 +355,7 @@ def _check_chunks(key: str, nbytes: int, chunks: Sequence[tuple[str, int]]) -> N
             raise ValueError(f"a chunk is outside the payload namespace: {chunk!r}")
     if len({chunk for chunk, _ in chunks}) != len(chunks):
         raise ValueError("the keys of its chunks must be unique")
-    if sum(size for _, size in chunks) != nbytes or not all(size for _, size in chunks):
+    if sum(size for _, size in chunks) != nbytes:
         raise ValueError(f"the chunks do not add up to bytes={nbytes}")
 
 

@@ -91,11 +91,17 @@ def export_dataproto_ref(ref: MooncakeDataProtoRef) -> dict[str, Any]:
     """Return the JSON form of a reference.
 
     Raises:
-        TypeError: The argument is no reference, or its `meta_info` has values without a JSON form,
-            such as tensors.
+        TypeError: The argument is no reference, or its field names or `meta_info` have values
+            without a JSON form, such as tensors.
     """
     if not isinstance(ref, MooncakeDataProtoRef):
         raise TypeError(f"expected MooncakeDataProtoRef, got {type(ref).__name__}")
+    for name in ref.field_index:
+        if name is not None and not isinstance(name, str | int | float):
+            raise TypeError(
+                f"field names of handles must be str, int, float, bool or None, not "
+                f"{type(name).__name__}"
+            )
     handle: dict[str, Any] = {
         "type": DATAPROTO_REF_HANDLE_TYPE,
         "version": DATAPROTO_REF_HANDLE_VERSION,

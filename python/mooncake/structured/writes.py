@@ -77,8 +77,13 @@ class Writes:
         """
         batch: list[ObjectPut] = []
         for each in objects:
-            is_tensor = each.form == "tensor" and self._tensor_call is not None
-            if self._objects.is_native or not (is_tensor or each.form == "memory"):
+            # A batch refuses empty memory, which `put_from` takes.
+            is_single = each.form == "memory" and not each.payload.nbytes
+            if not self._objects.is_native:
+                is_single = each.form == "memory" or (
+                    each.form == "tensor" and self._tensor_call is not None
+                )
+            if not is_single:
                 batch.append(each)
                 continue
             self._put_batch(batch)
