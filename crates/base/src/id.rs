@@ -83,6 +83,41 @@ random_id! {
     EngineId
 }
 
+/// The half of an engine's id that the ids of its segments begin with. Another engine that is reached
+/// at the same address has another mark.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct EngineMark(u64);
+
+impl EngineId {
+    /// Returns the mark of the engine.
+    pub const fn mark(self) -> EngineMark {
+        EngineMark(self.halves().0)
+    }
+}
+
+impl SegmentId {
+    /// Creates a new id for a segment in the memory of this engine.
+    ///
+    /// # Panics
+    /// If the system has no random source, because ids would collide.
+    pub fn of_engine(engine: EngineId) -> Self {
+        let (mark, (_, rest)) = (engine.halves().0, Self::random().halves());
+        Self(u128::from(mark) << 64 | u128::from(rest))
+    }
+
+    /// Returns the mark of the engine whose memory the segment is, if it was made by
+    /// [`SegmentId::of_engine`].
+    pub const fn engine_mark(self) -> EngineMark {
+        EngineMark(self.halves().0)
+    }
+}
+
+impl fmt::Display for EngineMark {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
 random_id! {
     /// The id of a task: a copy or move of an object that a client executes for the master.
     TaskId
@@ -130,6 +165,15 @@ mod tests {
         assert_eq!(SegmentId::from_bytes(&id.to_bytes()), Some(id));
         assert_eq!(SegmentId::parse(&id.to_string()), Some(id));
         assert_ne!(SegmentId::random(), id);
+    }
+
+    #[test]
+    fn ids_of_segments_carry_the_mark_of_their_engine() {
+        let engine = EngineId::random();
+        let segments = [(); 2].map(|()| SegmentId::of_engine(engine));
+        assert_ne!(segments[0], segments[1]);
+        assert_eq!(segments.map(SegmentId::engine_mark), [engine.mark(); 2]);
+        assert_ne!(EngineId::random().mark(), engine.mark());
     }
 
     #[test]

@@ -38,7 +38,9 @@ pub mod token;
 pub use clock::{Clock, Moment, SystemClock};
 pub use endpoint::Endpoint;
 pub use error::{Error, ErrorCode, ErrorKind, Result};
-pub use id::{ClientId, EngineId, Incarnation, JobId, ReplicaId, SegmentId, TaskId, Version};
+pub use id::{
+    ClientId, EngineId, EngineMark, Incarnation, JobId, ReplicaId, SegmentId, TaskId, Version,
+};
 pub use key::{KeyBatch, KeyRef, ObjectKey, TenantId};
 pub use size::ByteSize;
 pub use token::Token;

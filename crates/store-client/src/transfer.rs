@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use mooncake_base::sync::Mutex;
-use mooncake_base::{Clock, Error, ErrorCode, ErrorKind, Result, SystemClock};
+use mooncake_base::{Clock, EngineMark, Error, ErrorCode, ErrorKind, Result, SystemClock};
 use mooncake_os::call_limit::{self, Helpers};
 use mooncake_transfer_engine::{Engine, Opcode, TimeLimits, TransferEntry};
 use rustc_hash::FxHashMap;
@@ -137,22 +137,24 @@ impl Jobs {
         number
     }
 
-    /// Groups the jobs by peer and returns the groups with the segments. Peers are identified by
-    /// endpoint, since a peer has many segments.
+    /// Groups the jobs by peer and returns the groups with the segments. Peers are identified by the
+    /// endpoint and the mark of the engine: a peer has many segments, and another engine may have taken
+    /// the endpoint of one that has left.
     fn group_by_peer(&mut self) -> (&[Arc<SegmentInfo>], Vec<PeerGroup<'_>>) {
-        let mut by_endpoint: FxHashMap<&str, usize> = FxHashMap::default();
+        let mut by_peer: FxHashMap<(&str, EngineMark), usize> = FxHashMap::default();
         let mut peers = Vec::with_capacity(self.segments.len());
         for segment in &self.segments {
-            let next = by_endpoint.len();
-            peers.push(*by_endpoint.entry(&segment.endpoint).or_insert(next));
+            let next = by_peer.len();
+            let peer = (segment.endpoint.as_str(), segment.id.engine_mark());
+            peers.push(*by_peer.entry(peer).or_insert(next));
         }
         let entries = std::mem::take(&mut self.entries);
-        if by_endpoint.len() == 1 {
+        if by_peer.len() == 1 {
             let jobs = self.jobs.iter_mut().collect();
             return (&self.segments, vec![PeerGroup { jobs, entries }]);
         }
         let empty = || PeerGroup { jobs: Vec::new(), entries: Vec::new() };
-        let mut groups: Vec<_> = std::iter::repeat_with(empty).take(by_endpoint.len()).collect();
+        let mut groups: Vec<_> = std::iter::repeat_with(empty).take(by_peer.len()).collect();
         let mut entries = entries.into_iter();
         for job in &mut self.jobs {
             let group = &mut groups[peers[job.segment]];
@@ -308,7 +310,8 @@ impl Transfers {
             Ok(peer) => peer,
             Err(error) => return group.fail(&self.record_peer_failure(error, segment, limits)),
         };
-        let served = self.engine.transfer(&peer, opcode, &mut group.entries, limits);
+        let (owner, entries) = (segment.id.engine_mark(), &mut group.entries);
+        let served = self.engine.transfer_to_owner(&peer, owner, opcode, entries, limits);
         let end = begin.map(|begin| (begin, SystemClock.now()));
         let mut entries = std::mem::take(&mut group.entries).into_iter();
         let mut totals = OutcomeTotals::default();
@@ -389,14 +392,14 @@ fn not_transferred() -> Error {
 
 #[cfg(test)]
 mod tests {
-    use mooncake_base::SegmentId;
+    use mooncake_base::{EngineId, SegmentId};
 
     use super::*;
     use crate::client::dangling_range;
 
-    fn segment(endpoint: &str) -> Arc<SegmentInfo> {
+    fn segment(endpoint: &str, engine: EngineId) -> Arc<SegmentInfo> {
         Arc::new(SegmentInfo {
-            id: SegmentId::random(),
+            id: SegmentId::of_engine(engine),
             name: "name".to_owned(),
             endpoint: endpoint.to_owned(),
             base: 0,
@@ -407,7 +410,9 @@ mod tests {
 
     #[test]
     fn groups_jobs_and_entries_by_peer() {
-        let (a, b, more_of_a) = (segment("a"), segment("b"), segment("a"));
+        let of_a = EngineId::random();
+        let (a, b, more_of_a) =
+            (segment("a", of_a), segment("b", EngineId::random()), segment("a", of_a));
         let entry = |remote| TransferEntry::new(dangling_range(1), remote);
         let mut jobs = Jobs::default();
         jobs.push(&a, [entry(1), entry(2)], false);
@@ -427,7 +432,8 @@ mod tests {
 
     #[test]
     fn jobs_of_one_peer_form_one_group() {
-        let (a, more_of_a) = (segment("a"), segment("a"));
+        let engine = EngineId::random();
+        let (a, more_of_a) = (segment("a", engine), segment("a", engine));
         let entry = |remote| TransferEntry::new(dangling_range(1), remote);
         let mut jobs = Jobs::default();
         jobs.push(&a, [entry(1)], true);
@@ -436,5 +442,16 @@ mod tests {
         assert_eq!(groups.len(), 1);
         assert_eq!((groups[0].jobs.len(), groups[0].entries.len()), (2, 2));
         assert!(groups[0].jobs[0].is_chosen);
+    }
+
+    #[test]
+    fn engines_that_had_one_endpoint_form_two_groups() {
+        let [left, is_there] = [(); 2].map(|()| segment("a", EngineId::random()));
+        let mut jobs = Jobs::default();
+        for segment in [&left, &is_there, &left] {
+            jobs.push(segment, [TransferEntry::new(dangling_range(1), 1)], false);
+        }
+        let (_, groups) = jobs.group_by_peer();
+        assert_eq!(groups.iter().map(|group| group.jobs.len()).collect::<Vec<_>>(), [2, 1]);
     }
 }

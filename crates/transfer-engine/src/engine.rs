@@ -28,7 +28,7 @@ use std::{
 };
 
 use mooncake_base::sync::{Mutex, RwLock};
-use mooncake_base::{Endpoint, EngineId, Error, ErrorKind, Result};
+use mooncake_base::{Endpoint, EngineId, Error, ErrorKind, Result, SegmentId};
 use mooncake_os::fork;
 
 pub use self::{
@@ -112,6 +112,12 @@ impl Engine {
     /// The engine's id, a new one after each start.
     pub fn id(&self) -> EngineId {
         self.inner.exported.id
+    }
+
+    /// Creates the id of a segment of the store in the memory of this engine. Call it before the memory
+    /// is allocated. [`Engine::transfer_to_owner`] recognizes the engine by the id.
+    pub fn new_segment_id(&self) -> SegmentId {
+        self.inner.exported.new_segment_id()
     }
 
     /// The transports that this engine may use, the cheapest first.

@@ -323,21 +323,23 @@ impl ClientSession {
     }
 
     fn allocate(&self, length: u64) -> Result<MountedSegment> {
+        let id = self.engine.new_segment_id();
         let memory = self.engine.allocate(length)?;
-        let segment = self.new_segment(memory.base(), length);
+        let segment = self.new_segment(id, memory.base(), length);
         Ok(MountedSegment { segment, memory: Memory::Own(memory), expires_at: None })
     }
 
     fn map_file(&self, part: FilePart, length: u64) -> Result<MountedSegment> {
+        let id = self.engine.new_segment_id();
         let memory = self.engine.map_file(&part.path, part.offset, length, &part.location)?;
-        let segment = self.new_segment(memory.base(), length);
+        let segment = self.new_segment(id, memory.base(), length);
         Ok(MountedSegment { segment, memory: Memory::File(memory, part), expires_at: None })
     }
 
-    /// Describes a new segment under a fresh id.
-    fn new_segment(&self, base: u64, length: u64) -> v1::Segment {
+    /// Describes a new segment.
+    fn new_segment(&self, id: SegmentId, base: u64, length: u64) -> v1::Segment {
         v1::Segment {
-            id: SegmentId::random().to_bytes().to_vec().into(),
+            id: id.to_bytes().to_vec().into(),
             incarnation: 1,
             name: self.lifetime.name().to_owned(),
             endpoint: self.engine.segment_name().to_owned(),

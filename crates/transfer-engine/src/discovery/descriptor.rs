@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use mooncake_base::{EngineId, Error, ErrorCode, Result};
+use mooncake_base::{EngineId, EngineMark, Error, ErrorCode, Result};
 use serde::{Deserialize, Serialize};
 
 /// Maximum size of a descriptor (upstream's limit of a handshake message).
@@ -83,6 +83,9 @@ pub struct NativeDescriptor {
     /// Names of the RDMA devices near each location of memory; a location that is absent is near all.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub near_devices: BTreeMap<String, Vec<String>>,
+    /// True if the ids of all segments of the store in this engine begin with the engine's mark.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub marks_segments: bool,
 }
 
 /// How a process of the same host reaches the engine.
@@ -102,6 +105,7 @@ impl NativeDescriptor {
             engine: format!("{:032x}", engine.bits()),
             local,
             near_devices: BTreeMap::new(),
+            marks_segments: false,
         }
     }
 
@@ -112,6 +116,17 @@ impl NativeDescriptor {
 }
 
 impl SegmentDescriptor {
+    /// The id of the engine, if the peer runs this implementation.
+    pub(crate) fn engine(&self) -> Option<EngineId> {
+        self.mooncake.as_ref().and_then(NativeDescriptor::engine)
+    }
+
+    /// The mark that the ids of the store's segments in this engine begin with, if they do.
+    pub(crate) fn segment_mark(&self) -> Option<EngineMark> {
+        let native = self.mooncake.as_ref().filter(|native| native.marks_segments)?;
+        native.engine().map(EngineId::mark)
+    }
+
     /// Parses a descriptor; unknown fields are ignored.
     ///
     /// # Errors
@@ -126,5 +141,28 @@ impl SegmentDescriptor {
     /// Serializes the descriptor for the wire.
     pub fn to_json(&self) -> Vec<u8> {
         serde_json::to_vec(self).expect("a struct of strings and numbers is always JSON")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn descriptor_of_an_earlier_version_has_no_mark() {
+        let engine = EngineId::random();
+        let mut native = NativeDescriptor::new(engine, None);
+        let described = |native: &NativeDescriptor| {
+            let mooncake = Some(native.clone());
+            SegmentDescriptor { mooncake, ..SegmentDescriptor::default() }.to_json()
+        };
+        let earlier = described(&native);
+        assert!(!String::from_utf8(earlier.clone()).unwrap().contains("marks"));
+        let earlier = SegmentDescriptor::from_json(&earlier).unwrap();
+        assert_eq!((earlier.engine(), earlier.segment_mark()), (Some(engine), None));
+        native.marks_segments = true;
+        let later = SegmentDescriptor::from_json(&described(&native)).unwrap();
+        assert_eq!(later.segment_mark(), Some(engine.mark()));
+        assert_eq!(SegmentDescriptor::default().segment_mark(), None, "upstream's");
     }
 }

@@ -47,6 +47,8 @@ impl DescriptorTemplate {
             .local
             .clone()
             .map(|unix_socket| LocalDescriptor { unix_socket, process: std::process::id() });
+        let mut native = NativeDescriptor::new(self.exported.id, local);
+        native.marks_segments = self.exported.marks_segments();
         let mut descriptor = SegmentDescriptor {
             name: self.name.clone(),
             protocol: "tcp".to_owned(),
@@ -56,7 +58,7 @@ impl DescriptorTemplate {
             rdma_server_name: self.rdma_server.clone(),
             timestamp: since.as_secs().to_string(),
             buffers: buffers.collect(),
-            mooncake: Some(NativeDescriptor::new(self.exported.id, local)),
+            mooncake: Some(native),
             ..SegmentDescriptor::default()
         };
         self.rdma.describe(&mut descriptor);

@@ -7,7 +7,7 @@ use mooncake_base::{Moment, Result};
 use super::{Engine, Inner};
 use crate::{
     discovery::descriptor::SegmentDescriptor,
-    path::peer::{PathContext, PathState, Peer},
+    path::peer::{PathContext, PathState, Peer, RefreshReason},
 };
 
 impl Engine {
@@ -28,7 +28,7 @@ impl Engine {
             Some(peer) => {
                 let version = peer.version();
                 let resolve = || inner.resolve(segment_name, deadline);
-                if let Err(error) = peer.refresh(version, deadline, resolve) {
+                if let Err(error) = peer.refresh(version, RefreshReason::Lost, deadline, resolve) {
                     inner.peers.write().remove(segment_name);
                     return Err(error);
                 }

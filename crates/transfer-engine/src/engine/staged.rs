@@ -91,8 +91,11 @@ impl OnStream<'_> {
         hint: Option<TransportKind>,
     ) -> Result<Option<TransportKind>> {
         self.cuda.synchronize(self.stream)?;
-        let params =
-            TransferParams { peer, opcode, hint, limits: deadline.into(), stream: self.stream };
+        let params = TransferParams {
+            hint,
+            stream: self.stream,
+            ..TransferParams::new(peer, opcode, deadline.into())
+        };
         Ok(self.engine.transfer_counted(params, entries))
     }
 }
@@ -190,7 +193,7 @@ impl Inner {
             return None;
         }
         let index = self.transports.iter().position(|transport| transport.kind() == kind)?;
-        let path = params.peer.open_path(index)?;
+        let path = params.peer.open_path_to(params.owner, index)?;
         let mut devices: Vec<Ordinal> = Vec::new();
         let (mut indexes, mut registered) = (Vec::new(), Vec::new());
         for (index, (entry, owner)) in entries.iter().zip(owners).enumerate() {

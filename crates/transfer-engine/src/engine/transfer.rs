@@ -2,14 +2,14 @@
 
 use std::{sync::Arc, time::Duration};
 
-use mooncake_base::{Clock, Error, ErrorCode, ErrorKind, Moment, SystemClock};
+use mooncake_base::{Clock, EngineMark, Error, ErrorCode, ErrorKind, Moment, SystemClock};
 
 use super::{Engine, Inner};
 use crate::{
     device::Stream,
     metrics::{Progress, Work},
     path::{
-        peer::{PathState, Peer},
+        peer::{PathState, Peer, RefreshReason},
         selection::{Decision, PATHS_MAX, TransferSizeClass},
     },
     transfer_entry::{Opcode, TransferEntry},
@@ -24,6 +24,8 @@ enum Attempt {
     Done,
     /// A path has lost its peer, which may have moved elsewhere.
     PeerLost,
+    /// The peer is another engine than the one that is meant, as far as this side knows.
+    OtherEngine,
 }
 
 /// The order in which the paths are tried for one batch.
@@ -37,11 +39,20 @@ struct PathOrder {
 #[derive(Clone, Copy)]
 pub(super) struct TransferParams<'a> {
     pub(super) peer: &'a Peer,
+    /// The engine whose memory is meant. `None`: any that has the peer's name.
+    pub(super) owner: Option<EngineMark>,
     pub(super) opcode: Opcode,
     pub(super) hint: Option<TransportKind>,
     pub(super) limits: TimeLimits,
     /// Device memory is accessed in the order of this stream.
     pub(super) stream: Stream,
+}
+
+impl<'a> TransferParams<'a> {
+    /// Parameters with any owner, no hint and the default stream.
+    pub(super) const fn new(peer: &'a Peer, opcode: Opcode, limits: TimeLimits) -> Self {
+        Self { peer, owner: None, opcode, hint: None, limits, stream: Stream::DEFAULT }
+    }
 }
 
 impl Engine {
@@ -61,6 +72,22 @@ impl Engine {
         self.transfer_hinted(peer, opcode, entries, limits, None)
     }
 
+    /// Like [`Engine::transfer`], with memory of a segment whose id carries this mark. Fails if another
+    /// engine has taken the peer's name: its memory may have the same addresses. An engine whose
+    /// segments carry no marks is accepted.
+    pub fn transfer_to_owner(
+        &self,
+        peer: &Peer,
+        owner: EngineMark,
+        opcode: Opcode,
+        entries: &mut [TransferEntry],
+        limits: impl Into<TimeLimits>,
+    ) -> Option<TransportKind> {
+        let (limits, owner) = (limits.into(), Some(owner));
+        let params = TransferParams { owner, ..TransferParams::new(peer, opcode, limits) };
+        self.transfer_counted(params, entries)
+    }
+
     /// Like [`Engine::transfer`], but tries the transport named by the caller first, if there is a
     /// path over it.
     pub fn transfer_hinted(
@@ -71,10 +98,8 @@ impl Engine {
         limits: impl Into<TimeLimits>,
         hint: Option<TransportKind>,
     ) -> Option<TransportKind> {
-        self.transfer_counted(
-            TransferParams { peer, opcode, hint, limits: limits.into(), stream: Stream::DEFAULT },
-            entries,
-        )
+        let params = TransferParams { hint, ..TransferParams::new(peer, opcode, limits.into()) };
+        self.transfer_counted(params, entries)
     }
 
     /// Moves a batch and counts its errors.
@@ -105,17 +130,22 @@ impl Inner {
         params: TransferParams<'_>,
         entries: &mut [TransferEntry],
     ) -> Option<TransportKind> {
-        let TransferParams { peer, limits, .. } = params;
+        let TransferParams { peer, owner, limits, .. } = params;
         let connect_until = limits.give_up_at();
         let mut served = None;
         for is_last in [false, true] {
             let version = peer.version();
-            match self.try_paths((params, connect_until), entries, &mut served) {
-                Attempt::PeerLost if !is_last => {}
-                _ => break,
-            }
+            let reason = match self.try_paths((params, connect_until), entries, &mut served) {
+                Attempt::PeerLost if !is_last => RefreshReason::Lost,
+                Attempt::OtherEngine if !is_last => RefreshReason::OtherEngine,
+                Attempt::OtherEngine => {
+                    fail_open(entries, &peer.other_engine(owner));
+                    break;
+                }
+                Attempt::Done | Attempt::PeerLost => break,
+            };
             let resolve = || self.resolve(peer.name(), connect_until);
-            if let Err(error) = peer.refresh(version, connect_until, resolve) {
+            if let Err(error) = peer.refresh(version, reason, connect_until, resolve) {
                 fail_open(entries, &error);
                 return served;
             }
@@ -147,8 +177,10 @@ impl Inner {
             {
                 return Attempt::Done;
             }
-            let path = match params.peer.path(index, self.path_context(), connect_until) {
+            let (peer, owner) = (params.peer, params.owner);
+            let path = match peer.path_to(owner, index, self.path_context(), connect_until) {
                 PathState::Open(path) => path,
+                PathState::OtherEngine => return Attempt::OtherEngine,
                 // The peer's successor must be resolved before bytes go there.
                 PathState::Dead => return Attempt::PeerLost,
                 PathState::None => {

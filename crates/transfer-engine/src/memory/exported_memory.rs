@@ -8,8 +8,8 @@ use std::{
     },
 };
 
-use mooncake_base::EngineId;
 use mooncake_base::sync::RwLock;
+use mooncake_base::{EngineId, SegmentId};
 
 use crate::memory::region::Regions;
 
@@ -18,6 +18,8 @@ use crate::memory::region::Regions;
 pub(crate) struct ExportedMemory {
     pub(crate) id: EngineId,
     pub(crate) regions: Arc<Regions>,
+    /// The ids of the store's segments in this memory begin with the engine's mark.
+    marks_segments: AtomicBool,
     is_closed: AtomicBool,
 }
 
@@ -27,8 +29,12 @@ static LIVE: RwLock<Option<HashMap<EngineId, Weak<ExportedMemory>>>> = RwLock::n
 impl ExportedMemory {
     /// Creates the exported memory of a new engine and adds it to the list of this process.
     pub(crate) fn register(id: EngineId) -> Arc<Self> {
-        let exported =
-            Arc::new(Self { id, regions: Arc::default(), is_closed: AtomicBool::new(false) });
+        let exported = Arc::new(Self {
+            id,
+            regions: Arc::default(),
+            marks_segments: AtomicBool::new(false),
+            is_closed: AtomicBool::new(false),
+        });
         LIVE.write().get_or_insert_default().insert(id, Arc::downgrade(&exported));
         exported
     }
@@ -39,6 +45,17 @@ impl ExportedMemory {
         if let Some(live) = LIVE.write().as_mut() {
             live.remove(&self.id);
         }
+    }
+
+    /// Creates the id of a segment in this memory. From now on peers are told that such ids carry the
+    /// mark of the engine.
+    pub(crate) fn new_segment_id(&self) -> SegmentId {
+        self.marks_segments.store(true, Ordering::Relaxed);
+        SegmentId::of_engine(self.id)
+    }
+
+    pub(crate) fn marks_segments(&self) -> bool {
+        self.marks_segments.load(Ordering::Relaxed)
     }
 
     pub(crate) fn is_open(&self) -> bool {

@@ -9,7 +9,7 @@ use std::{
 };
 
 use mooncake_base::sync::{RwLock, TimedMutex};
-use mooncake_base::{Clock, Error, ErrorCode, ErrorKind, Moment, Result, SystemClock};
+use mooncake_base::{Clock, EngineMark, Error, ErrorCode, ErrorKind, Moment, Result, SystemClock};
 use mooncake_os::fork;
 
 use crate::{
@@ -42,6 +42,8 @@ struct KnownPeer {
     /// Incremented with each new descriptor.
     version: u64,
     descriptor: Arc<SegmentDescriptor>,
+    /// The mark that the ids of segments in the peer's memory begin with, if they do.
+    segment_mark: Option<EngineMark>,
     /// One slot per transport of the engine, in the same order.
     slots: Vec<Slot>,
 }
@@ -56,6 +58,18 @@ enum Slot {
 #[derive(Debug, Default)]
 struct Reconnect {
     failed: Option<(Moment, Error)>,
+    /// When the peer was last found to be the engine that was known already.
+    confirmed: Option<Moment>,
+}
+
+/// Why a peer is resolved again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum RefreshReason {
+    /// The paths to it are lost.
+    Lost,
+    /// It is not the engine that a transfer is meant for. Its paths stay open unless another engine has
+    /// taken its name.
+    OtherEngine,
 }
 
 /// State of the path in one slot.
@@ -64,6 +78,8 @@ pub(crate) enum PathState {
     Open(Arc<dyn Path>),
     /// A path was open and its connection to the peer is lost.
     Dead,
+    /// The peer is another engine than the one that is meant.
+    OtherEngine,
     None,
 }
 
@@ -86,6 +102,7 @@ impl Peer {
             generation: fork::generation(),
             state: RwLock::new(KnownPeer {
                 version: 0,
+                segment_mark: descriptor.segment_mark(),
                 descriptor: Arc::new(descriptor),
                 slots: vec![Slot::Untried; context.transports.len()],
             }),
@@ -179,7 +196,16 @@ impl Peer {
 
     /// Returns the path in a slot, if it is open.
     pub(crate) fn open_path(&self, index: usize) -> Option<Arc<dyn Path>> {
-        match self.path_state(index) {
+        self.open_path_to(None, index)
+    }
+
+    /// Returns the path in a slot, if it is open and leads to this engine.
+    pub(crate) fn open_path_to(
+        &self,
+        owner: Option<EngineMark>,
+        index: usize,
+    ) -> Option<Arc<dyn Path>> {
+        match self.path_state(owner, index) {
             Some(PathState::Open(path)) => Some(path),
             _ => None,
         }
@@ -187,7 +213,7 @@ impl Peer {
 
     /// Returns whether no path was attempted in a slot yet.
     pub(crate) fn is_untried(&self, index: usize) -> bool {
-        self.path_state(index).is_none()
+        self.path_state(None, index).is_none()
     }
 
     pub(crate) fn count_errors(&self, count: u64) {
@@ -206,7 +232,18 @@ impl Peer {
         context: PathContext<'_>,
         deadline: Moment,
     ) -> PathState {
-        if let Some(found) = self.path_state(index) {
+        self.path_to(None, index, context, deadline)
+    }
+
+    /// Like [`Peer::path`], for a path that must lead to the engine with this mark.
+    pub(crate) fn path_to(
+        &self,
+        owner: Option<EngineMark>,
+        index: usize,
+        context: PathContext<'_>,
+        deadline: Moment,
+    ) -> PathState {
+        if let Some(found) = self.path_state(owner, index) {
             return found;
         }
         // An attempt without time would fail, and the path would count as refused.
@@ -216,7 +253,7 @@ impl Peer {
         let Some(_reconnect) = self.reconnect.take_within(lock_timeout(deadline)) else {
             return PathState::None;
         };
-        if let Some(found) = self.path_state(index) {
+        if let Some(found) = self.path_state(owner, index) {
             return found;
         }
         let (version, descriptor) = {
@@ -244,11 +281,20 @@ impl Peer {
             state.slots[index] = slot;
         }
         drop(state);
-        self.path_state(index).unwrap_or(PathState::None)
+        self.path_state(owner, index).unwrap_or(PathState::None)
     }
 
-    fn path_state(&self, index: usize) -> Option<PathState> {
-        match &self.state.read().slots[index] {
+    /// Returns the state of the path in a slot; `None` if it was not attempted yet. The paths lead to
+    /// the engine of the descriptor: each connection and attachment names the engine that it wants,
+    /// and each key of an RDMA device is of that engine's memory.
+    fn path_state(&self, owner: Option<EngineMark>, index: usize) -> Option<PathState> {
+        let state = self.state.read();
+        if let (Some(owner), Some(mark)) = (owner, state.segment_mark)
+            && owner != mark
+        {
+            return Some(PathState::OtherEngine);
+        }
+        match &state.slots[index] {
             Slot::Untried => None,
             Slot::Open(path) if path.is_alive() => Some(PathState::Open(Arc::clone(path))),
             Slot::Open(_) => Some(PathState::Dead),
@@ -261,6 +307,7 @@ impl Peer {
     pub(crate) fn refresh(
         &self,
         version: u64,
+        reason: RefreshReason,
         deadline: Moment,
         resolve: impl FnOnce() -> Result<SegmentDescriptor>,
     ) -> Result<()> {
@@ -276,17 +323,26 @@ impl Peer {
         {
             return Err(error.clone());
         }
+        let is_wrong_engine = reason == RefreshReason::OtherEngine;
+        let is_recent = |moment: Moment| SystemClock.now().since(moment) < RETRY_PAUSE;
+        if is_wrong_engine && reconnect.confirmed.is_some_and(is_recent) {
+            return Ok(());
+        }
         let descriptor = resolve().inspect_err(|error| {
             reconnect.failed = Some((SystemClock.now(), error.clone()));
         })?;
         reconnect.failed = None;
         let mut state = self.state.write();
-        if let Some(was) = engine_of(&state.descriptor)
-            && engine_of(&descriptor) != Some(was)
-        {
+        let was = state.descriptor.engine();
+        if is_wrong_engine && descriptor.engine() == was {
+            reconnect.confirmed = Some(SystemClock.now());
+            return Ok(());
+        }
+        if was.is_some() && descriptor.engine() != was {
             tracing::debug!(peer = self.name, "another engine has taken the name");
         }
         state.version += 1;
+        state.segment_mark = descriptor.segment_mark();
         state.descriptor = Arc::new(descriptor);
         let old = state.slots.iter_mut().map(|slot| std::mem::replace(slot, Slot::Untried));
         let old: Vec<Slot> = old.collect();
@@ -294,6 +350,16 @@ impl Peer {
         // Closing a path may take other locks.
         drop(old);
         Ok(())
+    }
+
+    /// The error for a transfer that is meant for another engine than the peer is now.
+    pub(crate) fn other_engine(&self, owner: Option<EngineMark>) -> Error {
+        let text = "another engine has the address of the segment's owner, which has left";
+        let error = Error::new(ErrorCode::TRANSFER_FAIL, text).with("peer", &self.name);
+        match (owner, self.state.read().segment_mark) {
+            (Some(owner), Some(now)) => error.with("owner", owner).with("now", now),
+            _ => error,
+        }
     }
 
     /// Explains in one error why there is no path.
@@ -315,10 +381,6 @@ impl Peer {
             None => error,
         }
     }
-}
-
-fn engine_of(descriptor: &SegmentDescriptor) -> Option<mooncake_base::EngineId> {
-    descriptor.mooncake.as_ref().and_then(|own| own.engine())
 }
 
 fn lock_timeout(deadline: Moment) -> Duration {

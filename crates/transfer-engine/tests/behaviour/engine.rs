@@ -5,10 +5,11 @@ use std::{
     time::{Duration, Instant},
 };
 
-use mooncake_base::{Clock, ErrorKind, SystemClock};
+use mooncake_base::{Clock, ErrorKind, SegmentId, SystemClock};
 use mooncake_transfer_engine::{Engine, EngineConfig, Opcode, TransferEntry, TransportKind};
+use tokio::runtime::Runtime;
 
-use crate::pair::{AT_ONCE, Lent, Pair, held, move_one, runtime, soon, start};
+use crate::pair::{AT_ONCE, Lent, Pair, config, held, move_one, runtime, soon, start};
 
 #[test]
 fn uses_the_cheapest_enabled_transport() {
@@ -82,25 +83,64 @@ fn reconnects_to_a_peer_restarted_under_its_name() {
         let before = peer.descriptor();
         far.close(SystemClock.now() + Duration::from_secs(1));
         drop(far);
-        let config = EngineConfig {
-            name: format!("127.0.0.1:{port}"),
-            is_port_fixed: true,
-            is_tcp_forced: kind == Some(TransportKind::Tcp),
-            ..EngineConfig::default()
-        };
-        // A process that another test has just forked may still hold the port for a moment.
-        let give_up = Instant::now() + AT_ONCE;
-        let far = loop {
-            match Engine::start(config.clone(), runtime.handle().clone()) {
-                Ok(far) => break far,
-                Err(error) => assert!(Instant::now() < give_up, "{error}"),
-            }
-            std::thread::yield_now();
-        };
+        let far = start_at(port, kind, &runtime);
         assert_eq!(far.segment_name(), name);
         let lent = Lent::shared(&far, 4096);
         move_one(&near, &peer, Opcode::Write, (held(&mut [1; 9]), lent.base())).unwrap();
         assert_ne!(peer.descriptor(), before);
+    }
+}
+
+/// Starts an engine at the port of one that has been closed.
+fn start_at(port: u16, only: Option<TransportKind>, runtime: &Runtime) -> Engine {
+    let config =
+        EngineConfig { name: format!("127.0.0.1:{port}"), is_port_fixed: true, ..config(only) };
+    // A process that another test has just forked may still hold the port for a moment.
+    let give_up = Instant::now() + AT_ONCE;
+    loop {
+        match Engine::start(config.clone(), runtime.handle().clone()) {
+            Ok(far) => return far,
+            Err(error) => assert!(Instant::now() < give_up, "{error}"),
+        }
+        std::thread::yield_now();
+    }
+}
+
+#[test]
+fn only_the_owner_of_a_segment_is_reached_after_a_restart() {
+    let runtime = runtime();
+    for kind in [None, Some(TransportKind::Shm), Some(TransportKind::Tcp)] {
+        let near = start(kind, &runtime);
+        let far = start(kind, &runtime);
+        let (name, port, left) =
+            (far.segment_name().to_owned(), far.rpc_port(), far.new_segment_id());
+        let peer = near.open(&name, soon()).unwrap();
+        far.close(SystemClock.now() + Duration::from_secs(1));
+        drop(far);
+        let far = start_at(port, kind, &runtime);
+        let (came, lent) = (far.new_segment_id(), Lent::shared(&far, 4096));
+        // The peer is not known to have left before a transfer finds out.
+        for (segment, is_there) in [(came, true), (left, false), (came, true)] {
+            let mut bytes = [7; 9];
+            let mut entries = [TransferEntry::new(held(&mut bytes), lent.base())];
+            let owner = segment.engine_mark();
+            near.transfer_to_owner(&peer, owner, Opcode::Write, &mut entries, soon());
+            assert_eq!(entries[0].outcome.take().unwrap().is_ok(), is_there, "{kind:?} {segment}");
+        }
+    }
+}
+
+#[test]
+fn owner_whose_segments_carry_no_mark_is_accepted() {
+    let runtime = runtime();
+    for kind in [TransportKind::Memory, TransportKind::Shm, TransportKind::Tcp] {
+        let (near, far) = (start(Some(kind), &runtime), start(Some(kind), &runtime));
+        let peer = near.open(far.segment_name(), soon()).unwrap();
+        let (lent, mut bytes) = (Lent::shared(&far, 4096), [7; 9]);
+        let mut entries = [TransferEntry::new(held(&mut bytes), lent.base())];
+        let owner = SegmentId::random().engine_mark();
+        let served = near.transfer_to_owner(&peer, owner, Opcode::Write, &mut entries, soon());
+        assert_eq!(served, Some(kind), "{:?}", entries[0].outcome);
     }
 }
 
@@ -198,7 +238,7 @@ fn forked_child_cannot_use_or_disturb_engines() {
                 && pair.read(memory.base(), &mut [9; 6]).is_err();
             // SAFETY: the memory is mapped in the child, too, privately.
             unsafe { ptr::write_bytes(memory.base() as *mut u8, b'c', 6) };
-            let Pair { near, far, peer, runtime } = pair;
+            let Pair { near, far, peer, runtime, segment: _ } = pair;
             drop((peer, near, far, memory));
             // The runtime's threads do not exist in the child and cannot be joined.
             std::mem::forget(runtime);

@@ -30,6 +30,7 @@ macro_rules! behaviour_suite {
                 overlapping_entries_leave_bytes_of_either,
                 refuses_a_partly_registered_range,
                 refuses_a_range_outside_registered_memory,
+                refuses_a_segment_of_an_engine_that_has_left,
                 refuses_bad_local_memory,
                 refuses_transfers_after_unregistering,
                 unregistering_ends_transfers_in_flight,

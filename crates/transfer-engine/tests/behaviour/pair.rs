@@ -5,7 +5,7 @@ use std::{
     time::Duration,
 };
 
-use mooncake_base::{Clock, Moment, Result, SystemClock};
+use mooncake_base::{Clock, Moment, Result, SegmentId, SystemClock};
 use mooncake_transfer_engine::{
     Engine, EngineConfig, LocalRange, Opcode, Peer, SharedMemory, TransferEntry, TransportKind,
 };
@@ -15,6 +15,8 @@ pub(crate) struct Pair {
     pub(crate) near: Engine,
     pub(crate) far: Engine,
     pub(crate) peer: Arc<Peer>,
+    /// A segment of the store in the memory of the far engine.
+    pub(crate) segment: SegmentId,
     pub(crate) runtime: tokio::runtime::Runtime,
 }
 
@@ -73,9 +75,10 @@ impl Pair {
         kind: TransportKind,
         runtime: tokio::runtime::Runtime,
     ) -> Self {
+        let segment = far.new_segment_id();
         let peer = near.open(far.segment_name(), soon()).unwrap();
         assert_eq!(peer.transport(), Some(kind));
-        Self { near, far, peer, runtime }
+        Self { near, far, peer, segment, runtime }
     }
 
     /// Registers both kinds of memory, each of `length` bytes.

@@ -64,7 +64,8 @@ fn metrics_and_near_devices_are_of_each_device() {
     };
     let (near, far) = (start(), start());
     let peer = near.open(far.segment_name(), crate::pair::soon()).unwrap();
-    let pair = Pair { near, far, peer, runtime: crate::pair::runtime() };
+    let segment = far.new_segment_id();
+    let pair = Pair { near, far, peer, segment, runtime: crate::pair::runtime() };
     let native = pair.peer.descriptor().mooncake.clone().unwrap();
     assert_eq!(native.near_devices["cpu:0"], ["fake1"]);
     let [lent, _other] = pair.lend(4096);
@@ -129,7 +130,8 @@ fn devices_are_connected_by_their_own_address() {
     let server = &peer.descriptor().rdma_server_name;
     let port = far.segment_name().rsplit_once(':').unwrap().1;
     assert_eq!(*server, format!("127.0.0.3:{port}"));
-    let pair = Pair { near, far, peer, runtime: crate::pair::runtime() };
+    let segment = far.new_segment_id();
+    let pair = Pair { near, far, peer, segment, runtime: crate::pair::runtime() };
     let [lent, _other] = pair.lend(4096);
     pair.write(lent.base(), &mut [1; 100]).unwrap();
     assert_eq!(pair.near.snapshot().devices[0].bytes_written, 100);

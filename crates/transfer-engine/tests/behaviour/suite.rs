@@ -5,7 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use mooncake_base::{Clock, ErrorKind, SystemClock};
+use mooncake_base::{Clock, EngineId, ErrorKind, SegmentId, SystemClock};
 use mooncake_transfer_engine::{Opcode, TransferEntry, TransportKind};
 
 use crate::pair::{Lent, Pair, foreign, held, pattern};
@@ -83,6 +83,30 @@ pub(crate) fn refuses_a_range_outside_registered_memory(pair: &Pair) {
         }
         pair.write(end - 1, &mut bytes[..1]).unwrap();
         pair.read(base, &mut bytes).unwrap();
+    }
+}
+
+pub(crate) fn refuses_a_segment_of_an_engine_that_has_left(pair: &Pair) {
+    let gone = SegmentId::of_engine(EngineId::random());
+    for lent in pair.lend(MIB) {
+        let mut bytes = pattern(MIB, 1);
+        pair.write(lent.base(), &mut bytes.clone()).unwrap();
+        for opcode in [Opcode::Read, Opcode::Write] {
+            let mut move_in = |segment: SegmentId| {
+                let mut entries = [TransferEntry::new(held(&mut bytes), lent.base())];
+                let (owner, soon) = (segment.engine_mark(), crate::pair::soon());
+                pair.near.transfer_to_owner(&pair.peer, owner, opcode, &mut entries, soon);
+                entries[0].outcome.take().unwrap()
+            };
+            let connections = pair.near.snapshot().peers[0].connections;
+            let error = move_in(gone).unwrap_err();
+            assert!(error.to_string().contains("another engine"), "{error}");
+            assert_eq!(pair.near.snapshot().peers[0].connections, connections, "none is closed");
+            move_in(pair.segment).unwrap();
+        }
+        let mut back = vec![0; MIB];
+        pair.read(lent.base(), &mut back).unwrap();
+        assert!(back == pattern(MIB, 1), "nothing was written");
     }
 }
 
