@@ -36,7 +36,9 @@ type Gate = Arc<dyn Fn(u32, u64) -> bool + Send + Sync>;
 pub struct Options {
     /// The bytes that all extents together may take.
     pub capacity: u64,
-    /// The bytes of the file system that stay free: no extent is added below.
+    /// The bytes of the file system that stay free: no extent is added below, and those that are
+    /// there are given up while other data takes what should be free, down to a quarter of the
+    /// capacity. See [`Disk::trim`].
     pub free_bytes_min: u64,
     /// How records are read.
     pub read_method: ReadMethod,
@@ -107,6 +109,8 @@ pub struct Statistics {
     pub evicted: u64,
     /// Records moved out of such an extent.
     pub moved: u64,
+    /// Extents given back to the file system.
+    pub trimmed: u64,
     /// Writes refused because no extent was free.
     pub refused: u64,
     /// Writes and seals that failed.
@@ -123,6 +127,7 @@ struct Counters {
     bad: AtomicU64,
     evicted: AtomicU64,
     moved: AtomicU64,
+    trimmed: AtomicU64,
     refused: AtomicU64,
     failed: AtomicU64,
 }
@@ -273,6 +278,7 @@ impl Disk {
             bad: get(&counters.bad),
             evicted: get(&counters.evicted),
             moved: get(&counters.moved),
+            trimmed: get(&counters.trimmed),
             refused: get(&counters.refused),
             failed: get(&counters.failed),
         }

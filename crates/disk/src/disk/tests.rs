@@ -202,6 +202,84 @@ fn a_full_file_system_stops_writes_only_while_it_is_full() {
 }
 
 #[test]
+fn foreign_data_shrinks_the_directory_to_a_quarter_at_most() {
+    const EXTENT: u64 = 1 << 20;
+    let files = FaultyFiles::new(1);
+    let options = Options {
+        files: Arc::new(files.clone()),
+        free_bytes_min: 3 * EXTENT,
+        ..Options::new(16 << 20)
+    };
+    let disk = Disk::open(Path::new(FAULTY_PATH), options).unwrap();
+    let mut live = BTreeMap::new();
+    let mut number = 0_u32;
+    let mut write_some = |live: &mut BTreeMap<OwnedName, usize>| {
+        for _ in 0..40 {
+            number += 1;
+            let key = number.to_le_bytes();
+            let name = name(&key, 1);
+            let report = disk.write(&[Write { name, payload: &payload(name, 600_000) }]);
+            assert!(matches!(report.outcomes[0], WriteOutcome::Written(_)), "{report:?}");
+            live.insert(name.to_owned(), 600_000);
+            for name in report.evicted {
+                live.remove(&name);
+            }
+        }
+    };
+    let trim = |live: &mut BTreeMap<OwnedName, usize>| {
+        for name in disk.trim().unwrap() {
+            live.remove(&name).expect("it was there");
+        }
+        for name in live.keys() {
+            assert_eq!(read(&disk, name.borrow()), ReadOutcome::Good);
+        }
+        disk.statistics().allocated_bytes / EXTENT
+    };
+    write_some(&mut live);
+    assert_eq!(trim(&mut live), 16);
+    // Other data takes what should be free: as many extents go as make up for it.
+    files.set(Faults { free: Some(0), ..Faults::default() });
+    assert_eq!([(); 5].map(|()| trim(&mut live)), [15, 14, 13, 13, 13]);
+    // It takes whatever there is: a quarter stays, and writes go on in it.
+    for _ in 0..20 {
+        files.set(Faults { free: Some(0), ..Faults::default() });
+        trim(&mut live);
+    }
+    assert_eq!((trim(&mut live), live.is_empty()), (4, false));
+    write_some(&mut live);
+    assert_eq!((trim(&mut live), live.is_empty()), (4, false));
+    // It goes away, and the directory grows again.
+    files.set(Faults::default());
+    write_some(&mut live);
+    assert_eq!(trim(&mut live), 16);
+    assert_eq!(disk.statistics().trimmed, 12);
+}
+
+#[test]
+fn trimming_waits_for_the_readers_of_old_places() {
+    let files = FaultyFiles::new(1);
+    let is_over = Arc::new(AtomicBool::new(false));
+    let gate = is_over.clone();
+    let options = Options {
+        files: Arc::new(files.clone()),
+        free_bytes_min: 1 << 30,
+        may_reuse: Arc::new(move |_, _| gate.load(Ordering::Relaxed)),
+        ..Options::new(16 << 20)
+    };
+    files.set(Faults { free: Some(2 << 30), ..Faults::default() });
+    let disk = Disk::open(Path::new(FAULTY_PATH), options).unwrap();
+    for number in 0..10_u32 {
+        write(&disk, name(&number.to_le_bytes(), 1), 600_000);
+    }
+    files.set(Faults { free: Some(0), ..Faults::default() });
+    let dropped: usize = (0..5).map(|_| disk.trim().unwrap().len()).sum();
+    assert_eq!((dropped, disk.statistics().trimmed), (2, 0));
+    is_over.store(true, Ordering::Relaxed);
+    disk.trim().unwrap();
+    assert_eq!(disk.statistics().trimmed, 1);
+}
+
+#[test]
 fn writes_and_reads_go_on_after_errors_of_the_device() {
     let files = FaultyFiles::new(1);
     let disk = faulty(&files, 16 << 20).unwrap();

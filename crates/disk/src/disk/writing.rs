@@ -19,6 +19,9 @@ use crate::{
     index::Place,
 };
 
+/// The open extent, and one that its records can be moved to.
+const EXTENTS_MIN: u64 = 2;
+
 /// How long no write is tried after one has failed.
 const PAUSE: Duration = Duration::from_secs(1);
 
@@ -167,6 +170,53 @@ impl Disk {
         self.state.lock().synced
     }
 
+    /// Gives an extent back to the file system if that has fewer free bytes than
+    /// [`Options::free_bytes_min`](super::Options::free_bytes_min) or if the directory is larger than
+    /// its capacity; returns the records that were dropped with it. Writes do the same whenever they
+    /// need an extent; call this from time to time where nothing may be written for long.
+    ///
+    /// Other data that fills the file system never takes more than three quarters of the capacity.
+    ///
+    /// # Errors
+    /// Those of the system.
+    pub fn trim(&self) -> Result<Vec<OwnedName>> {
+        let mut evicted = Vec::new();
+        if !self.reader.is_forked() {
+            let trimmed = self.trim_one(&mut self.writer.lock(), &mut evicted);
+            trimmed.map_err(Error::io("trim", self.directory.path()))?;
+        }
+        Ok(evicted)
+    }
+
+    fn trim_one(&self, writer: &mut Writer, evicted: &mut Vec<OwnedName>) -> io::Result<()> {
+        if !self.is_too_large() {
+            return Ok(());
+        }
+        // One stays unused, so that records can be moved out of the next one.
+        if writer.unused.len() < 2 {
+            self.drop_oldest(writer, evicted)?;
+        }
+        let Some(at) = self.unused_extent_at(writer) else { return Ok(()) };
+        let number = writer.unused[at].0;
+        self.directory.files().remove(&self.directory.extent_path(number))?;
+        writer.unused.remove(at);
+        self.state.lock().extents.remove(&number);
+        add(&self.counters.trimmed, 1);
+        Ok(())
+    }
+
+    /// Tells whether an extent should be given back.
+    fn is_too_large(&self) -> bool {
+        let bytes = self.directory.identity().extent_bytes;
+        let extents = self.state.lock().extents.len() as u64;
+        if extents * bytes > self.options.capacity {
+            return extents > EXTENTS_MIN;
+        }
+        let extents_min = (self.options.capacity / 4).div_ceil(bytes).max(EXTENTS_MIN);
+        let space = self.directory.files().space(self.directory.path());
+        extents > extents_min && space.is_ok_and(|space| space.free < self.options.free_bytes_min)
+    }
+
     /// Seals the open extent and gives the directory up.
     ///
     /// # Errors
@@ -306,6 +356,9 @@ impl Disk {
         self.state.lock().extents.insert(number, extent.clone());
         let end = extent.start();
         writer.open = Some(Open { extent, end, index: Vec::new(), has_failed: false });
+        if self.trim_one(writer, evicted).is_err() {
+            add(&self.counters.failed, 1);
+        }
         if writer.unused.is_empty() && !self.may_create(writer) {
             self.drop_oldest(writer, evicted)?;
         }
@@ -314,10 +367,7 @@ impl Disk {
 
     /// Takes an extent that may be used again, or makes one.
     fn unused_extent(&self, writer: &mut Writer) -> std::result::Result<Option<u32>, Refusal> {
-        let may_reuse = |(number, generation): &(u32, u64)| {
-            *generation == 0 || (self.options.may_reuse)(*number, *generation)
-        };
-        if let Some(at) = writer.unused.iter().position(may_reuse) {
+        if let Some(at) = self.unused_extent_at(writer) {
             return Ok(Some(writer.unused.remove(at).0));
         }
         if !self.may_create(writer) {
@@ -334,6 +384,13 @@ impl Disk {
         Ok(Some(number))
     }
 
+    /// Returns the place in the list of unused extents of one that no reader can need.
+    fn unused_extent_at(&self, writer: &Writer) -> Option<usize> {
+        writer.unused.iter().position(|(number, generation)| {
+            *generation == 0 || (self.options.may_reuse)(*number, *generation)
+        })
+    }
+
     /// Tells whether the capacity and the file system have room for one more extent.
     fn may_create(&self, writer: &Writer) -> bool {
         let bytes = self.directory.identity().extent_bytes;
@@ -347,11 +404,7 @@ impl Disk {
 
     /// Drops the records of an old extent. Those that were read are moved to the open one first, a
     /// quarter of an extent at most, and are on the device before the old place is given up.
-    fn drop_oldest(
-        &self,
-        writer: &mut Writer,
-        evicted: &mut Vec<OwnedName>,
-    ) -> std::result::Result<(), Refusal> {
+    fn drop_oldest(&self, writer: &mut Writer, evicted: &mut Vec<OwnedName>) -> io::Result<()> {
         let Some(victim) = coldest(&self.state.lock(), writer) else { return Ok(()) };
         let mut names = Vec::new();
         victim.scan(|entry| names.push((entry.offset, entry.length, entry.name.to_owned())))?;

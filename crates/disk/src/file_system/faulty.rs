@@ -8,6 +8,8 @@ use std::{
     io::{self, IoSliceMut},
     path::{Path, PathBuf},
     sync::Arc,
+    thread,
+    time::{Duration, Instant},
 };
 
 use mooncake_base::{random::SplitMix64, sync::Mutex};
@@ -26,6 +28,8 @@ pub(crate) struct Faults {
     pub(crate) fails_writes: bool,
     /// Reads fail with EIO.
     pub(crate) fails_reads: bool,
+    /// How long each read takes.
+    pub(crate) read_delay: Duration,
     /// The bytes that files may still take.
     pub(crate) free: Option<u64>,
     /// The number of writes and syncs until the power is lost.
@@ -175,8 +179,12 @@ impl FileSystem for FaultyFiles {
     }
 
     fn remove(&self, path: &Path) -> io::Result<()> {
-        let content = self.0.lock().files.remove(path);
-        content.map(|_| ()).ok_or_else(|| io::ErrorKind::NotFound.into())
+        let mut state = self.0.lock();
+        let content = state.files.remove(path).ok_or(io::ErrorKind::NotFound)?;
+        if let Some(free) = &mut state.faults.free {
+            *free += content.current.len() as u64;
+        }
+        Ok(())
     }
 
     fn sync_dir(&self, _: &Path) -> io::Result<()> {
@@ -210,6 +218,10 @@ struct FaultyFile {
 
 impl File for FaultyFile {
     fn read_at(&self, into: &mut [IoSliceMut<'_>], offset: u64) -> io::Result<usize> {
+        let until = Instant::now() + self.files.0.lock().faults.read_delay;
+        while Instant::now() < until {
+            thread::park_timeout(until.saturating_duration_since(Instant::now()));
+        }
         let State { files, faults, random, is_off, .. } = &mut *self.files.0.lock();
         if *is_off || faults.fails_reads {
             return Err(eio());

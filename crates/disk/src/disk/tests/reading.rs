@@ -160,6 +160,26 @@ fn short_reads_are_continued() {
     assert!(disk.statistics().continued > 0);
 }
 
+#[test]
+fn reads_of_a_batch_are_in_flight_together() {
+    let files = FaultyFiles::new(1);
+    let options = Options { files: Arc::new(files.clone()), ..Options::new(128 << 20) };
+    let disk = Disk::open(Path::new(FAULTY_PATH), options).unwrap();
+    let keys: Vec<_> = (0..64_u32).map(u32::to_le_bytes).collect();
+    for key in &keys {
+        write(&disk, name(key, 1), 100);
+    }
+    let read_delay = Duration::from_millis(20);
+    files.set(Faults { read_delay, ..Faults::default() });
+    let mut memory = vec![[0; 100]; keys.len()];
+    let mut reads: Vec<_> =
+        keys.iter().zip(&mut memory).map(|(key, into)| Read { name: name(key, 1), into }).collect();
+    let begun = Instant::now();
+    assert_eq!(disk.read(&mut reads), vec![ReadOutcome::Good; keys.len()]);
+    // Two rounds of 32 threads; one after the other they would take 64 times the delay.
+    assert!(begun.elapsed() >= read_delay * 2 && begun.elapsed() < read_delay * 32);
+}
+
 /// A file system that says it reads at any address, and does not.
 #[derive(Debug)]
 struct WrongAlignment;
