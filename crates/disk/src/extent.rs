@@ -250,19 +250,10 @@ impl Extent {
         Ok(true)
     }
 
-    /// Reads a record that `scan` found, and tells whether it is whole and of this name.
-    ///
-    /// # Errors
-    /// Those of the system.
-    pub fn check(&self, entry: Entry<'_>) -> io::Result<bool> {
+    /// Tells whether a record that `scan` found can lie where it is said to lie.
+    pub fn may_hold(&self, entry: Entry<'_>) -> bool {
         let layout = Layout::of(entry.name, entry.length, self.unit);
-        if self.place(entry.offset, layout, 0) != Some(entry.offset) {
-            return Ok(false);
-        }
-        let mut head = vec![0; layout.head_bytes as usize];
-        read_exact(&*self.file, &mut head, entry.offset)?;
-        let Some(head) = self.head_of(&head, entry) else { return Ok(false) };
-        self.payload_holds(&head, entry.offset + layout.payload_at, &mut Vec::new())
+        self.place(entry.offset, layout, 0) == Some(entry.offset)
     }
 
     /// Decodes a head, and returns it only if it is the one of this entry in this use.

@@ -1,14 +1,21 @@
 //! What people ask of a directory that no process uses: its records, whether they hold, to empty it.
 
-use std::{path::Path, sync::Arc};
+use std::{io, path::Path, sync::Arc};
 
 use crate::{
     directory::Directory,
     error::{Error, Result},
     extent::Extent,
     file_system::RealFiles,
-    format::{Name, OwnedName},
+    format::{Name, OwnedName, index::Entry},
+    reader::{ARENA_BYTES, ReadMethod, Reader, RecordRead, Verdict},
 };
+
+/// The records that are read at the same time.
+const BATCH: usize = 256;
+
+/// The threads that read, if there is no ring.
+const THREADS: usize = 32;
 
 /// A record as a list shows it.
 #[derive(Debug, Clone, Copy)]
@@ -46,7 +53,7 @@ pub fn list(path: &Path, mut visit: impl FnMut(Found<'_>)) -> Result<()> {
     let directory = Directory::open_existing(Arc::new(RealFiles), path)?;
     each_extent(&directory, |extent| {
         let is_sealed = extent.is_sealed();
-        let visit = |entry: crate::format::index::Entry<'_>| {
+        let visit = |entry: Entry<'_>| {
             let (name, length, offset) = (entry.name, entry.length, entry.offset);
             visit(Found { name, length, extent: extent.number, offset, is_sealed });
         };
@@ -60,23 +67,63 @@ pub fn list(path: &Path, mut visit: impl FnMut(Found<'_>)) -> Result<()> {
 /// The same as for [`list`].
 pub fn verify(path: &Path) -> Result<Report> {
     let directory = Directory::open_existing(Arc::new(RealFiles), path)?;
+    let reader = Reader::start(
+        ReadMethod::Probe,
+        THREADS,
+        ARENA_BYTES,
+        directory.direct_alignment(),
+        &directory.open_identity()?,
+    )?;
     let mut report = Report::default();
     each_extent(&directory, |extent| {
         let mut listed = Vec::new();
         report.extents += 1;
         extent.scan(|entry| listed.push((entry.offset, entry.length, entry.name.to_owned())))?;
-        for (offset, length, name) in listed {
-            let entry = crate::format::index::Entry { offset, length, name: name.borrow() };
-            if extent.check(entry)? {
-                report.records += 1;
-                report.bytes += length;
-            } else {
-                report.bad.push(name);
-            }
+        for batch in listed.chunks(BATCH) {
+            verify_batch(&reader, extent, batch, &mut report)?;
         }
         Ok(())
     })?;
     Ok(report)
+}
+
+/// The offset, length and name of a record that an extent lists.
+type Listed = (u64, u64, OwnedName);
+
+fn verify_batch(
+    reader: &Reader,
+    extent: &Arc<Extent>,
+    batch: &[Listed],
+    report: &mut Report,
+) -> io::Result<()> {
+    let entries = batch.iter().map(|(offset, length, name)| Entry {
+        offset: *offset,
+        length: *length,
+        name: name.borrow(),
+    });
+    let (inside, outside): (Vec<_>, Vec<_>) = entries.partition(|entry| extent.may_hold(*entry));
+    report.bad.extend(outside.iter().map(|entry| entry.name.to_owned()));
+    let mut reads: Vec<_> = inside
+        .into_iter()
+        .map(|entry| RecordRead {
+            extent: extent.clone(),
+            entry,
+            range: 0..entry.length,
+            into: None,
+        })
+        .collect();
+    for (verdict, entry) in reader.read(&mut reads).into_iter().zip(reads.iter().map(|it| it.entry))
+    {
+        match verdict {
+            Verdict::Good { .. } => {
+                report.records += 1;
+                report.bytes += entry.length;
+            }
+            Verdict::Mismatch => report.bad.push(entry.name.to_owned()),
+            Verdict::Failed(why) => return Err(io::Error::other(why)),
+        }
+    }
+    Ok(())
 }
 
 /// Removes all records and the identity of a directory; returns how many extents it had.
@@ -92,10 +139,10 @@ pub fn wipe(path: &Path) -> Result<usize> {
 
 fn each_extent(
     directory: &Directory,
-    mut run: impl FnMut(&Extent) -> std::io::Result<()>,
+    mut run: impl FnMut(&Arc<Extent>) -> io::Result<()>,
 ) -> Result<()> {
     for number in directory.extents()? {
-        let extent = Extent::open(directory, number, false)?;
+        let extent = Arc::new(Extent::open(directory, number, false)?);
         run(&extent).map_err(Error::io("read", directory.extent_path(number)))?;
     }
     Ok(())

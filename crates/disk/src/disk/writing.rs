@@ -441,7 +441,7 @@ impl Disk {
         from: &Extent,
         entry: Entry<'_>,
     ) -> io::Result<bool> {
-        if !from.check(entry)? {
+        if !from.may_hold(entry) {
             return Ok(false);
         }
         let layout = Layout::of(entry.name, entry.length, from.unit());
