@@ -25,6 +25,7 @@ from mooncake.errors import MooncakeError
 # One file: stubtest compares the names defined here with the module, not imported names.
 __all__ = [
     "VERSION",
+    "AbsentSuffixes",
     "AddressRange",
     "Buffer",
     "CollectiveCompletion",
@@ -334,6 +335,13 @@ class KeyMap:
         """Remove a key; return its value, None if there was none."""
 
 @final
+class AbsentSuffixes:
+    """Ends of keys with which no object may exist beside one that is put: at most 8."""
+
+    def __new__(cls, suffixes: Sequence[bytes]) -> AbsentSuffixes:
+        """Make a condition of puts."""
+
+@final
 class Located:
     """One version of an object and where its copies are, to read ranges of it.
 
@@ -389,7 +397,7 @@ class Pending:
         *,
         options: _Options = None,
         is_upsert: bool = False,
-        if_absent: _Keys | None = None,
+        if_absent: _Keys | AbsentSuffixes | None = None,
     ) -> Begun[_List[bool | MooncakeError]]:
         """Begin what `Store.put` does. The memory is held until the outcome is taken."""
 
@@ -705,18 +713,25 @@ class Store:
         *,
         options: _Options = None,
         is_upsert: bool = False,
-        if_absent: _Keys | None = None,
+        if_absent: _Keys | AbsentSuffixes | None = None,
     ) -> list[bool | MooncakeError]:
         """Put values: true where the value was stored, false where an existing object was kept.
 
         A value is a contiguous buffer, or a list or tuple of buffers that make up one object. The
         memory is read in place during the call. If an object of `if_absent` is readable, nothing is
         put, and each outcome is an `AlreadyExistsError`; a batch that takes several calls makes the
-        check in each.
+        check in each. With `AbsentSuffixes` that is the outcome of the items beside which there is
+        such an object.
         """
 
     def put_versions(
-        self, keys: _Keys, values: _Values, *, options: _Options = None, is_upsert: bool = False
+        self,
+        keys: _Keys,
+        values: _Values,
+        *,
+        options: _Options = None,
+        is_upsert: bool = False,
+        if_absent: _Keys | AbsentSuffixes | None = None,
     ) -> list[int | MooncakeError]:
         """Put values: the version of each new object, 0 where an existing object was kept."""
 
@@ -791,7 +806,13 @@ class Store:
         """Forget the locations of objects; keys that were not located are ignored."""
 
     def begin_writes(
-        self, keys: _Keys, lengths: _Ints, *, options: _Options = None, is_upsert: bool = False
+        self,
+        keys: _Keys,
+        lengths: _Ints,
+        *,
+        options: _Options = None,
+        is_upsert: bool = False,
+        if_absent: _Keys | AbsentSuffixes | None = None,
     ) -> list[bool | MooncakeError]:
         """Reserve space for objects, for `write_begun`; an existing object is a failure."""
 

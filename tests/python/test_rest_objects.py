@@ -13,12 +13,14 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 from conftest import MIB, MasterProcess, start_master
 
 import mooncake
 from mooncake._rest.objects import ObjectRoutes
 from mooncake.mooncake_store_service import MooncakeStoreService, parse_arguments
+from mooncake.tensor import Layout
 
 SCHEMATHESIS = shutil.which("schemathesis")
 
@@ -209,6 +211,23 @@ def test_put_replaces_a_leased_object_unless_told_otherwise(service: MooncakeSto
     assert replaced.status == 204
     got = call(service, "GET", path)
     assert (got.body, got.headers["ETag"]) == (b"2", replaced.headers["ETag"])
+
+
+def test_put_replaces_a_tensor_in_shards_unless_told_otherwise(
+    service: MooncakeStoreService, pool: MasterProcess
+):
+    path, parts = "/objects/split", np.arange(12.0)
+    with mooncake.Store(pool.address) as store:
+        store.put_array("split", parts, layout=Layout(2))
+        kept = call(service, "PUT", f"{path}?overwrite=false", b"2")
+        assert (kept.status, json.loads(kept.body)["code"]) == (409, "OBJECT_ALREADY_EXISTS")
+        assert call(service, "PUT", path, b"2", If_None_Match="*").status == 412
+        assert call(service, "PUT", path, b"2", If_Match='"7"').status == 412
+        np.testing.assert_array_equal(store.get_array("split"), parts)
+        replaced = call(service, "PUT", path, b"2")
+        assert (replaced.status, list(store.keys("split", internal=True))) == (204, ["split"])
+        got = call(service, "GET", path)
+        assert (got.body, got.headers["ETag"]) == (b"2", replaced.headers["ETag"])
 
 
 def test_body_of_unknown_length_is_refused(service: MooncakeStoreService):

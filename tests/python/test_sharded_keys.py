@@ -8,6 +8,8 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -111,6 +113,104 @@ def test_lease_covers_all_objects_of_a_tensor(store):
         assert list(store.delete_many(["w_tp_2"]).kept) == ["w_tp_2"]
     with pytest.raises(mooncake.NotFoundError, match="mine"), store.lease("w", "mine"):
         pass
+
+
+def streamed(store: mooncake.Store, *, overwrite: bool, size: int | None) -> bool:
+    return store.put_stream("w", [b"by", b"tes"], overwrite=overwrite, size=size)
+
+
+def written(store: mooncake.Store, mode: Literal["wb", "xb"], size: int | None) -> None:
+    with store.file("w", mode, size=size) as file:
+        file.write(b"bytes")
+
+
+def in_loop(store: mooncake.Store, *, overwrite: bool) -> bool:
+    async def put() -> bool:
+        async with mooncake.AsyncStore(store.master_address) as joined:
+            return await joined.put("w", b"bytes", overwrite=overwrite)
+
+    return asyncio.run(put())
+
+
+def from_file(store: mooncake.Store, tmp_path: Path, *words: str) -> None:
+    (tmp_path / "file").write_bytes(b"bytes")
+    done = command(store, "put", "w", str(tmp_path / "file"), *words)
+    assert done.returncode == 0, done.stderr
+
+
+REPLACEMENTS: dict[str, Callable[[mooncake.Store, Path], object]] = {
+    "item": lambda store, _: store.__setitem__("w", b"bytes"),
+    "put": lambda store, _: store.put("w", b"bytes", overwrite=True),
+    "put_many": lambda store, _: store.put_many({"v": b"1", "w": b"bytes"}, overwrite=True),
+    "put_stream": lambda store, _: streamed(store, overwrite=True, size=None),
+    "put_stream with a size": lambda store, _: streamed(store, overwrite=True, size=5),
+    "file": lambda store, _: written(store, "wb", None),
+    "file with a size": lambda store, _: written(store, "wb", 5),
+    "AsyncStore": lambda store, _: in_loop(store, overwrite=True),
+    "command": lambda store, tmp_path: from_file(store, tmp_path, "--overwrite"),
+}
+
+
+@pytest.mark.parametrize("put", REPLACEMENTS.values(), ids=REPLACEMENTS)
+def test_bytes_that_replace_remove_all_shards(store, tmp_path, put):
+    put(store, tmp_path)
+    assert store.get("w") == b"bytes"
+    assert "w" in list(store.keys(internal=True))
+    assert not set(PARTS) & set(store.keys(internal=True))
+    store.delete("w")
+    assert "w" not in store
+    with pytest.raises(mooncake.NotFoundError):
+        store.get_array("w")
+
+
+KEPT: dict[str, Callable[[mooncake.Store], object]] = {
+    "put": lambda store: store.put("w", b"bytes"),
+    "put of a version": lambda store: store.put("w", b"bytes", overwrite=True, if_version=7),
+    "put_many": lambda store: store.put_many({"wide": b"1", "w": b"bytes"})[1],
+    "put_stream": lambda store: streamed(store, overwrite=False, size=None),
+    "put_stream with a size": lambda store: streamed(store, overwrite=False, size=5),
+    "AsyncStore": lambda store: in_loop(store, overwrite=False),
+}
+
+
+@pytest.mark.parametrize("put", KEPT.values(), ids=KEPT)
+def test_tensor_is_kept_as_an_object_is(store, put):
+    assert put(store) is False
+    assert "w" not in list(store.keys(internal=True))
+    np.testing.assert_array_equal(store.get_array("w"), ARRAY)
+
+
+@pytest.mark.parametrize("size", [None, 5])
+def test_new_file_is_refused_where_a_tensor_is(store, size):
+    with pytest.raises(mooncake.AlreadyExistsError):
+        written(store, "xb", size)
+    assert "w" not in list(store.keys(internal=True))
+
+
+def test_command_keeps_a_tensor(store, tmp_path):
+    (tmp_path / "file").write_bytes(b"bytes")
+    assert command(store, "put", "w", str(tmp_path / "file")).returncode == 1
+    np.testing.assert_array_equal(store.get_array("w"), ARRAY)
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_objects_with_names_of_shards_prevent_no_put(store, overwrite):
+    assert store.put("mine", b"bytes", overwrite=overwrite)
+    assert streamed_mine(store)
+    assert store.get_many(["mine", "mine_tp_0", "mine2"]) == [b"bytes", b"2", b"more"]
+
+
+def streamed_mine(store: mooncake.Store) -> bool:
+    store.put("mine2_tp_0", b"2")
+    return store.put_stream("mine2", [b"mo", b"re"], size=4)
+
+
+def test_refused_item_of_a_batch_has_its_own_options(store):
+    options = mooncake.PutOptions(groups=["a", "b", "c"])
+    items = {"new": b"1", "w": b"2", "mine": b"3"}
+    assert store.put_many(items, options=options, overwrite=True) == [True] * 3
+    assert store.get_many(["new", "w", "mine"]) == [b"1", b"2", b"3"]
+    assert not set(PARTS) & set(store.keys(internal=True))
 
 
 def test_missing_object_is_still_missing(store):

@@ -62,6 +62,7 @@ mod _native {
             Store,
             grids::read_grids,
             located::Located,
+            outcome::AbsentSuffixes,
             status_codes::{
                 get_columns, get_one, get_values, is_present, put_columns, put_one, put_values,
             },

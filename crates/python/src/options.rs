@@ -237,6 +237,7 @@ impl PutOptions {
             tags: self.tags.clone(),
             if_versions: self.if_versions.iter().flatten().copied().map(Version).collect(),
             if_absent: Vec::new(),
+            absent_suffixes: client::Suffixes::default(),
         })
     }
 

@@ -37,8 +37,8 @@ use crate::{
         grids::{GridArgument, GridTable},
         located::{Located, RangeRead},
         outcome::{
-            batch_options, done, is_there, length_of, listing, outcome_list, probe, probe_suffixes,
-            removal_numbers, single_key, terms_of_sweep, with_condition, writable_views,
+            Absent, batch_options, done, is_there, length_of, listing, outcome_list, probe,
+            probe_suffixes, removal_numbers, single_key, terms_of_sweep, writable_views,
         },
         settings::seconds,
         tasks::{self, IdParts},
@@ -134,13 +134,12 @@ impl Pending {
         values: Vec<Bound<'py, PyAny>>,
         options: Option<&Bound<'py, PutOptions>>,
         is_upsert: bool,
-        if_absent: Option<Keys<'py>>,
+        if_absent: Option<Absent<'py>>,
     ) -> PyResult<u64> {
         or_raise(py, check_same_length("values", values.len(), keys.len()))?;
         let views = values.iter().map(Views::of).collect::<PyResult<Vec<_>>>()?;
         let names = PackedKeys::from_slice(&keys)?;
-        let options = batch_options(py, options, is_upsert, keys.len())?;
-        let options = with_condition(options, if_absent.as_deref())?;
+        let options = batch_options(py, options, is_upsert, keys.len(), if_absent.as_ref())?;
         let keys = unbound(keys);
         self.begin(py, move |client| {
             let stored = client.map(|client| {

@@ -34,8 +34,8 @@ use self::{
     located::{Located, RangeRead},
     open::metrics_text,
     outcome::{
-        Entry, RemovalNumbers, batch_options, done, is_there, length_of, listing, outcome_list,
-        probe, probe_suffixes, removal_numbers, single_key, terms_of_sweep, with_condition,
+        Absent, Entry, RemovalNumbers, batch_options, done, is_there, length_of, listing,
+        outcome_list, probe, probe_suffixes, removal_numbers, single_key, terms_of_sweep,
         writable_views,
     },
     parts::{Columns, Table},
@@ -219,15 +219,14 @@ impl Store {
         values: Vec<Bound<'py, PyAny>>,
         options: Option<&Bound<'py, PutOptions>>,
         is_upsert: bool,
-        if_absent: Option<Keys<'py>>,
+        if_absent: Option<Absent<'py>>,
     ) -> PyResult<Bound<'py, PyList>> {
-        let options = batch_options(py, options, is_upsert, keys.len())?;
-        let options = with_condition(options, if_absent.as_deref())?;
+        let options = batch_options(py, options, is_upsert, keys.len(), if_absent.as_ref())?;
         put_values(self, py, &keys, &values, options, |it| it.is_some())
     }
 
     /// Puts values: the version of each new object, 0 where an existing object was kept.
-    #[pyo3(signature = (keys, values, *, options = None, is_upsert = false))]
+    #[pyo3(signature = (keys, values, *, options = None, is_upsert = false, if_absent = None))]
     fn put_versions<'py>(
         &self,
         py: Python<'py>,
@@ -235,9 +234,10 @@ impl Store {
         values: Vec<Bound<'py, PyAny>>,
         options: Option<&Bound<'py, PutOptions>>,
         is_upsert: bool,
+        if_absent: Option<Absent<'py>>,
     ) -> PyResult<Bound<'py, PyList>> {
         let version = |stored: Option<Version>| stored.map_or(0, |version| version.0);
-        let options = batch_options(py, options, is_upsert, keys.len())?;
+        let options = batch_options(py, options, is_upsert, keys.len(), if_absent.as_ref())?;
         put_values(self, py, &keys, &values, options, version)
     }
 
@@ -253,7 +253,7 @@ impl Store {
         is_upsert: bool,
     ) -> PyResult<Bound<'py, PyList>> {
         or_raise(py, check_same_length("ranges", ranges.len(), keys.len()))?;
-        let options = batch_options(py, options, is_upsert, keys.len())?;
+        let options = batch_options(py, options, is_upsert, keys.len(), None)?;
         transfer::put_ranges(self, py, &keys, &ranges.items(), options, |it| it.is_some())
     }
 
@@ -416,7 +416,7 @@ impl Store {
     }
 
     /// Reserves space for objects of these lengths, for `write_begun`.
-    #[pyo3(signature = (keys, lengths, *, options = None, is_upsert = false))]
+    #[pyo3(signature = (keys, lengths, *, options = None, is_upsert = false, if_absent = None))]
     fn begin_writes<'py>(
         &self,
         py: Python<'py>,
@@ -424,10 +424,11 @@ impl Store {
         lengths: Vec<Unsigned>,
         options: Option<&Bound<'py, PutOptions>>,
         is_upsert: bool,
+        if_absent: Option<Absent<'py>>,
     ) -> PyResult<Bound<'py, PyList>> {
         or_raise(py, check_same_length("lengths", lengths.len(), keys.len()))?;
         let names = object_keys(&keys)?;
-        let options = batch_options(py, options, is_upsert, keys.len())?;
+        let options = batch_options(py, options, is_upsert, keys.len(), if_absent.as_ref())?;
         let begun =
             self.call(py, |client| parts::begin_writes(client, names, &lengths, options))?;
         outcome_list(py, &keys, begun)

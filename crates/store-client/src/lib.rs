@@ -33,7 +33,7 @@ pub use metrics::MetricsSnapshot;
 pub use object::{
     BufferScope, FoundKeys, GridParts, Located, MasterStatus, ObjectDetails, ObjectPage,
     ObjectStatus, ObjectSummary, Parts, Place, Presence, PutItem, PutOptions, PutOutcome, Read,
-    RemovalCounts, RemovalTerms, SegmentInfo, SegmentUse, Selector, SoftPin, Span,
+    RemovalCounts, RemovalTerms, SegmentInfo, SegmentUse, Selector, SoftPin, Span, Suffixes,
 };
 pub use store::Store;
 pub use task::{DrainInfo, DrainStatus, NewDrain, NewTask, TaskInfo, TaskKind, TaskStatus};

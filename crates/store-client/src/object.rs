@@ -2,6 +2,7 @@
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
+use bytes::Bytes;
 use mooncake_base::{
     Error, ErrorCode, KeyRef, Moment, ObjectKey, ReplicaId, Result, SegmentId, Version,
 };
@@ -52,6 +53,24 @@ pub struct PutOptions {
     /// `OBJECT_ALREADY_EXISTS`, if one is. They are keys of no item. A batch that takes several
     /// calls makes the check in each. Default: none.
     pub if_absent: Vec<ObjectKey>,
+    /// An item fails with `OBJECT_ALREADY_EXISTS` and the value `beside` if an object is readable
+    /// whose key is that of the item with one of these behind it. Default: none.
+    pub absent_suffixes: Suffixes,
+}
+
+/// Ends of keys: at most 8 of at most 64 bytes, which the master checks. Clones are cheap.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Suffixes(Arc<[Bytes]>);
+
+impl Suffixes {
+    /// Makes suffixes of these bytes.
+    pub fn new(suffixes: impl IntoIterator<Item = Vec<u8>>) -> Self {
+        Self(suffixes.into_iter().map(Bytes::from).collect())
+    }
+
+    pub(crate) fn to_wire(&self) -> Vec<Bytes> {
+        self.0.to_vec()
+    }
 }
 
 impl PutOptions {
@@ -85,6 +104,7 @@ impl Default for PutOptions {
             tags: BTreeMap::new(),
             if_versions: Vec::new(),
             if_absent: Vec::new(),
+            absent_suffixes: Suffixes::default(),
         }
     }
 }

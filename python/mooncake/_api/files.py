@@ -9,9 +9,11 @@ import warnings
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Self
 
+from mooncake._api.blocking.puts import put_bytes
 from mooncake._api.empty import EMPTY_VALUE, is_version_empty, with_empty_mark
 from mooncake._api.outcomes import only
 from mooncake._api.pieces import CHUNK_BYTES, Pieces, bytes_of
+from mooncake._api.reserved import Reservation
 from mooncake._runtime import _native
 from mooncake.errors import AlreadyExistsError, MooncakeError
 
@@ -180,11 +182,14 @@ class _Gathered:
         if not parts:
             value, options = EMPTY_VALUE, with_empty_mark(options)
         try:
-            is_stored = only(
-                target.native.put(
-                    [target.key], [value], options=options, is_upsert=target.overwrite
-                )
+            outcomes = put_bytes(
+                lambda: target.native,
+                [target.key],
+                [value],
+                options=options,
+                is_upsert=target.overwrite,
             )
+            is_stored = only(outcomes)
         finally:
             self.discard()
         if not is_stored:
@@ -199,16 +204,20 @@ class _Reserved:
 
     def __init__(self, target: Target, size: int) -> None:
         self.total = 0
-        self._native = target.native
-        self._keys = [target.key]
         self._chunk = memoryview(bytearray(min(CHUNK_BYTES, size)))
         self._used = 0
-        begun = self._native.begin_writes(
-            self._keys, [size], options=target.options, is_upsert=target.overwrite
-        )
-        if not target.overwrite and isinstance(begun[0], AlreadyExistsError):
-            raise already_exists(target.key) from begun[0]
-        only(begun)
+        try:
+            self._space = Reservation(
+                target.native,
+                target.key,
+                size,
+                options=target.options,
+                overwrite=target.overwrite,
+            )
+        except AlreadyExistsError as error:
+            if target.overwrite:
+                raise
+            raise already_exists(target.key) from error
 
     def append(self, piece: memoryview) -> None:
         length = len(piece)
@@ -227,10 +236,10 @@ class _Reserved:
         except BaseException:
             self.discard()
             raise
-        only(self._native.end_writes(self._keys))
+        self._space.publish()
 
     def discard(self) -> None:
-        only(self._native.end_writes(self._keys, is_revoked=True))
+        self._space.revoke()
 
     def _send_chunk(self) -> None:
         if self._used:
@@ -239,7 +248,7 @@ class _Reserved:
 
     def _send(self, piece: memoryview, offset: int) -> None:
         address, length = _native.readable_range(piece)
-        only(self._native.write_begun(self._keys, [[address]], [[offset]], [[length]]))
+        self._space.write(address, length, offset)
 
 
 class FileWriter(io.BufferedIOBase):

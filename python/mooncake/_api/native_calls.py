@@ -152,10 +152,13 @@ class AsyncNative:
         *,
         options: PutOptions | None = None,
         is_upsert: bool = False,
+        if_absent: _native.AbsentSuffixes | None = None,
     ) -> list[bool | MooncakeError]:
         """Put values."""
         return await self.outcome_of(
-            lambda calls: calls.put(keys, values, options=options, is_upsert=is_upsert)
+            lambda calls: calls.put(
+                keys, values, options=options, is_upsert=is_upsert, if_absent=if_absent
+            )
         )
 
     async def get(self, keys: Keys, *, lease: bool = True) -> list[bytes | MooncakeError]:

@@ -17,6 +17,7 @@ __all__ = [
     "key_list",
     "milliseconds",
     "name_list",
+    "options_for",
     "pairs_of",
     "with_terms",
 ]
@@ -72,6 +73,15 @@ def changed(options: PutOptions | None, **changes: Any) -> PutOptions:
     """Return the options with some of them changed."""
     values = {name: getattr(options, name) for name in _OPTIONS} if options else {}
     return PutOptions(**{**values, **changes})
+
+
+def options_for(options: PutOptions | None, rows: Sequence[int]) -> PutOptions | None:
+    """Return the options for some items of a batch, whose groups and versions are one for each."""
+    if options is None:
+        return None
+    each = {"groups": options.groups, "if_versions": options.if_versions}
+    changes = {name: [values[at] for at in rows] for name, values in each.items() if values}
+    return changed(options, **changes) if changes else options
 
 
 def with_terms(

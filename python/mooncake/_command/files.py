@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from typing import IO, TYPE_CHECKING
 
 from mooncake._api.empty import EMPTY_VALUE, are_empty, with_empty_mark
-from mooncake._api.outcomes import only
+from mooncake._api.reserved import Reservation
 from mooncake._api.store import Store, StoreConfig
 from mooncake._command import admin, trees
 from mooncake._command.output import CommandError, UsageError, quoted
@@ -327,21 +327,20 @@ def _put_pieces(
     store: Store, key: bytes, size: int, pieces: Iterator[memoryview], *, overwrite: bool
 ) -> bool:
     """Put an object in pieces; return whether it was stored."""
-    native, at = store._native, 0
+    at = 0
     try:
-        only(native.begin_writes([key], [size], is_upsert=overwrite))
+        space = Reservation(store._native, key, size, overwrite=overwrite)
     except AlreadyExistsError:
         return False
-    is_written = False
     try:
         for piece in pieces:
             address, length = _native.writable_range(piece)
-            only(native.write_begun([key], [[address]], [[at]], [[length]]))
+            space.write(address, length, at)
             at += length
-        is_written = True
-    finally:
-        outcomes = native.end_writes([key], is_revoked=not is_written)
-    only(outcomes)
+    except BaseException:
+        space.revoke()
+        raise
+    space.publish()
     return True
 
 

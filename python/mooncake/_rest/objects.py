@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 from urllib.parse import unquote_to_bytes
 
 from mooncake._api.blocking.objects import ObjectCalls
+from mooncake._api.blocking.puts import put_refused
 from mooncake._api.blocking.ranges import RangeCalls
 from mooncake._api.outcomes import only
 from mooncake._api.values import with_terms
@@ -24,10 +25,8 @@ from mooncake._rest.replies import (
     tag_of,
 )
 from mooncake._runtime import __version__
-from mooncake.errors import (
-    MooncakeError,
-    VersionDiffersError,
-)
+from mooncake.errors import AlreadyExistsError, MooncakeError, VersionDiffersError
+from mooncake.tensor.replaced import NO_SHARDS
 
 if TYPE_CHECKING:
     from mooncake._api.blocking.ranges import ObjectReader
@@ -191,9 +190,16 @@ class ObjectRoutes(ObjectCalls, RangeCalls):
         ttl_s = _seconds(request, "ttl_s")
         options = with_terms(None, ttl_s=ttl_s, tags=None, if_version=version)
         is_upsert = not is_kept and version is None
-        stored = self._native.put_versions(
-            [key], [request.body], options=options, is_upsert=is_upsert
+        native, keys, values = self._native, [key], [request.body]
+        stored = native.put_versions(
+            keys, values, options=options, is_upsert=is_upsert, if_absent=NO_SHARDS
         )
+        if isinstance(stored[0], AlreadyExistsError):
+
+            def put_rows(_: list[int]) -> list[int | MooncakeError]:
+                return native.put_versions(keys, values, options=options, is_upsert=is_upsert)
+
+            put_refused(lambda: native, keys, stored, put_rows, may_replace=is_upsert)
         new = only(stored)
         if new:
             return Reply(204, b"", _BINARY, (("ETag", tag_of(new)),), length=None)

@@ -15,6 +15,7 @@ from fsspec.callbacks import DEFAULT_CALLBACK
 from fsspec.compression import compr
 from fsspec.core import get_compression
 
+from mooncake._api.blocking.puts import put_bytes
 from mooncake._api.buffers import readable
 from mooncake._api.files import FileReader, FileWriter, Target, already_exists, opened_reader
 from mooncake._api.keywords import suggestion
@@ -286,8 +287,12 @@ class MooncakeFileSystem(AsyncFileSystem):  # type: ignore[misc]
             if not content.nbytes:
                 FileWriter(target).close()
                 return
-            outcomes = target.native.put(
-                [target.key], [content], options=target.options, is_upsert=target.overwrite
+            outcomes = put_bytes(
+                lambda: target.native,
+                [target.key],
+                [content],
+                options=target.options,
+                is_upsert=target.overwrite,
             )
             if not only(outcomes):
                 raise already_exists(path)

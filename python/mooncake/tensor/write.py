@@ -8,7 +8,7 @@ from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from mooncake._api.values import changed, decoded
+from mooncake._api.values import changed, decoded, options_for
 from mooncake._runtime import PutOptions, _native
 from mooncake.errors import AlreadyExistsError, MooncakeError, NotFoundError
 from mooncake.tensor import described, memory
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from mooncake.tensor.dtypes import DType
     from mooncake.tensor.memory import TensorMemory
 
-__all__ = ["Item", "remove", "write"]
+__all__ = ["Item", "remove", "remove_objects", "write"]
 
 _GENERATION_BYTES = 8
 _CONDITIONS_MAX = 1024
@@ -130,7 +130,7 @@ class _Batch:
 
     def put(self, objects: _Rows, generation: str, if_absent: Sequence[bytes] = ()) -> Put:
         """Return the call that puts objects."""
-        options = _for_objects(_tagged(self.options, generation), [at for at, _ in objects])
+        options = options_for(_tagged(self.options, generation), [at for at, _ in objects])
         return Put(
             [decoded(each.key) for _, each in objects],
             [each.buffers for _, each in objects],
@@ -271,6 +271,26 @@ def remove(key: bytes, *, force: bool, spare_pinned: bool = False) -> Operation[
     if isinstance(form, MooncakeError):
         raise form
     keys = yield from stored_keys(form, searches=True)
+    if (yield from remove_objects(key, keys, force=force, spare_pinned=spare_pinned)) == 0:
+        text = "neither the tensor nor shards of it are stored"
+        raise _native.failure(_NOT_FOUND, text, key=decoded(key))
+
+
+def remove_objects(
+    key: bytes, keys: Sequence[bytes], *, force: bool, spare_pinned: bool = False
+) -> Operation[int]:
+    """Remove objects of a tensor: those that tell of it last; return how many there were.
+
+    Args:
+        key: Key of the tensor.
+        keys: Keys of the objects.
+        force: Remove leased objects, too.
+        spare_pinned: Leave hard-pinned objects.
+
+    Raises:
+        BusyError: An object is leased, hard-pinned or being copied. What tells of the tensor stays,
+            so that the removal can be repeated.
+    """
     told = guides(key)
     removed = 0
     for part in (
@@ -285,9 +305,7 @@ def remove(key: bytes, *, force: bool, spare_pinned: bool = False) -> Operation[
         if others:
             raise others[0]
         removed += len(outcomes) - len(failures)
-    if removed == 0:
-        text = "neither the tensor nor shards of it are stored"
-        raise _native.failure(_NOT_FOUND, text, key=decoded(key))
+    return removed
 
 
 @dataclass(frozen=True, slots=True)
@@ -627,12 +645,3 @@ def _checked_options(options: PutOptions | None, items: Sequence[Item]) -> PutOp
         text = "if_version is for tensors that are stored whole: shards have versions of their own"
         raise _native.failure(_INVALID_PARAMS, text)
     return options
-
-
-def _for_objects(options: PutOptions | None, rows: Sequence[int]) -> PutOptions | None:
-    """Return options whose groups and versions are those of the items that the objects are of."""
-    if options is None:
-        return None
-    each = {"groups": options.groups, "if_versions": options.if_versions}
-    changes = {name: [values[at] for at in rows] for name, values in each.items() if values}
-    return changed(options, **changes) if changes else options

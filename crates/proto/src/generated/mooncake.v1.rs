@@ -471,6 +471,11 @@ pub struct PutStartRequest {
     /// keys is readable. They are keys of no item. Absent: no condition. Older masters ignore them.
     #[prost(message, optional, tag = "10")]
     pub if_absent: ::core::option::Option<KeyColumn>,
+    /// An item is refused with OBJECT_ALREADY_EXISTS and the detail `beside` if an object is readable
+    /// whose key is that of the item with one of these behind it: at most 8 suffixes of at most 64
+    /// bytes. Older masters ignore them.
+    #[prost(bytes = "bytes", repeated, tag = "11")]
+    pub absent_suffixes: ::prost::alloc::vec::Vec<::prost::bytes::Bytes>,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct PutColumns {

@@ -3,6 +3,7 @@
 use mooncake_base::{Error, ErrorCode, ObjectKey, Result};
 use mooncake_store_client::{
     Client, FoundKeys, ObjectPage, ObjectStatus, ObjectSummary, RemovalCounts, RemovalTerms,
+    Suffixes,
 };
 use pyo3::{
     prelude::*,
@@ -14,7 +15,28 @@ use crate::{
     buffer::Views,
     error::{exception, forget_last, or_raise},
     options::PutOptions,
+    store::Keys,
 };
+
+/// Ends of keys with which no object may exist beside one that is put.
+#[pyclass(frozen, module = "mooncake._native", name = "AbsentSuffixes")]
+#[derive(Debug)]
+pub(crate) struct AbsentSuffixes(Suffixes);
+
+#[pymethods]
+impl AbsentSuffixes {
+    #[new]
+    fn new(suffixes: Vec<Vec<u8>>) -> Self {
+        Self(Suffixes::new(suffixes))
+    }
+}
+
+/// Objects that must not exist for a put: those with these keys, or those beside each item.
+#[derive(FromPyObject)]
+pub(crate) enum Absent<'py> {
+    Beside(Bound<'py, AbsentSuffixes>),
+    Keys(Keys<'py>),
+}
 
 /// Returns the options of a batch of puts.
 pub(crate) fn batch_options(
@@ -22,21 +44,21 @@ pub(crate) fn batch_options(
     options: Option<&Bound<'_, PutOptions>>,
     is_upsert: bool,
     items: usize,
+    absent: Option<&Absent<'_>>,
 ) -> PyResult<mooncake_store_client::PutOptions> {
-    match options {
-        Some(options) => or_raise(py, options.get().for_batch(is_upsert, items)),
-        None => Ok(mooncake_store_client::PutOptions { is_upsert, ..Default::default() }),
+    let mut made = match options {
+        Some(options) => or_raise(py, options.get().for_batch(is_upsert, items))?,
+        None => mooncake_store_client::PutOptions { is_upsert, ..Default::default() },
+    };
+    match absent {
+        Some(Absent::Beside(suffixes)) => made.absent_suffixes = suffixes.get().0.clone(),
+        // No object has an invalid key.
+        Some(Absent::Keys(keys)) => {
+            made.if_absent = object_keys(keys)?.into_iter().filter_map(Result::ok).collect();
+        }
+        None => {}
     }
-}
-
-/// Adds the keys of objects that must not exist. No object has an invalid key.
-pub(crate) fn with_condition(
-    options: mooncake_store_client::PutOptions,
-    if_absent: Option<&[Bound<'_, PyAny>]>,
-) -> PyResult<mooncake_store_client::PutOptions> {
-    let keys = object_keys(if_absent.unwrap_or_default())?;
-    let if_absent = keys.into_iter().filter_map(Result::ok).collect();
-    Ok(mooncake_store_client::PutOptions { if_absent, ..options })
+    Ok(made)
 }
 
 /// An object in a listing: key, length, whether it is complete, number of copies.

@@ -147,7 +147,7 @@ pub(crate) fn put_one(
 ) -> PyResult<u8> {
     let py = store.py();
     let names = PackedKeys::from_slice(std::slice::from_ref(key))?;
-    let options = batch_options(py, options, is_upsert, 1)?;
+    let options = batch_options(py, options, is_upsert, 1, None)?;
     let memory = [caller_range(buffer_ptr.0, size.0)];
     let put = |client: &_| transfer::put(client, &names, &[&memory[..]], options);
     single_outcome(key, store.get().call(py, put)?).map(|_: Option<Version>| 0)
@@ -189,7 +189,7 @@ fn put<'py>(
     let py = store.py();
     let names = PackedKeys::from_sequence(keys)?;
     or_raise(py, check_same_length("values", values.len(), names.len()))?;
-    let options = batch_options(py, options, is_upsert, names.len())?;
+    let options = batch_options(py, options, is_upsert, names.len(), None)?;
     let values: Vec<&[LocalRange]> = values.iter().map(std::slice::from_ref).collect();
     let store = store.get();
     let stored = store.call(py, |client| transfer::put(client, &names, &values, options))?;

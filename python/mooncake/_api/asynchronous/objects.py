@@ -7,6 +7,7 @@ from typing import Any, Literal, TypeVar, overload
 
 from mooncake._api.asynchronous.jobs import AsyncDrain, AsyncTask
 from mooncake._api.asynchronous.leases import AsyncLease
+from mooncake._api.asynchronous.puts import put_bytes
 from mooncake._api.asynchronous.removals import AsyncRemovalCalls
 from mooncake._api.asynchronous.sharded import explained, of_one_object
 from mooncake._api.buffers import Readable, Writable, readable, writable
@@ -88,9 +89,9 @@ class AsyncObjectCalls(AsyncRemovalCalls):
                 stored whole.
         """
         source = readable(value, key)
-        native = self._within(timeout_s)
+        native = limited(self._native, timeout_s)
         options = with_terms(options, ttl_s=ttl_s, tags=tags, if_version=if_version)
-        return only(await native.put([key], [source], options=options, is_upsert=overwrite))
+        return only(await put_bytes(native, [key], [source], options=options, is_upsert=overwrite))
 
     async def put_many(
         self,
@@ -123,13 +124,13 @@ class AsyncObjectCalls(AsyncRemovalCalls):
             MooncakeError: The first failure, after every item was tried. Its attribute `outcomes`
                 has for each item the result of `put`, or its failure.
         """
-        native = self._within(timeout_s)
         pairs = pairs_of(items)
         keys, values = [key for key, _ in pairs], [readable(value, key) for key, value in pairs]
         options = with_terms(options, ttl_s=ttl_s, tags=tags)
         outcomes: list[bool | MooncakeError] = []
         for part in batches(len(keys), progress):
-            outcomes += await native.put(
+            outcomes += await put_bytes(
+                limited(self._native, timeout_s),
                 keys[part],
                 values[part],
                 options=options_of(options, part) if progress else options,

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from mooncake._api.asynchronous.puts import put_bytes
 from mooncake._api.buffers import readable
 from mooncake._api.files import FileWriter, Target
+from mooncake._api.limits import limited
 from mooncake._api.native_calls import AsyncNative, async_apart, async_each, blocking
 from mooncake._api.outcomes import only
 from mooncake._api.pieces import AsyncSource, Pieces, check_size, check_source
@@ -70,16 +72,16 @@ class AsyncStreamCalls:
             >>> await store.put_stream("log", (line.encode() for line in lines))
         """
         check_source(pieces)
-        native = self._within(timeout_s)
         options = with_terms(options, ttl_s=ttl_s, tags=tags)
         if size is not None:
-            target = Target(blocking(native), key, options, overwrite=overwrite)
+            target = Target(blocking(self._within(timeout_s)), key, options, overwrite=overwrite)
             return await _put_as_they_come(pieces, target, size)
         gathered = Pieces()
         async for piece in async_each(pieces):
             gathered.append(readable(piece, key))
         parts = gathered.parts() or [memoryview(b"")]
-        return only(await native.put([key], [parts], options=options, is_upsert=overwrite))
+        calls = limited(self._native, timeout_s)
+        return only(await put_bytes(calls, [key], [parts], options=options, is_upsert=overwrite))
 
 
 async def _put_as_they_come(pieces: AsyncSource, target: Target, size: int) -> bool:

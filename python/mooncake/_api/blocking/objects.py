@@ -9,6 +9,7 @@ from typing import Any, Literal, TypeVar, overload
 
 from mooncake._api.blocking.jobs import Drain, Task
 from mooncake._api.blocking.leases import Lease
+from mooncake._api.blocking.puts import put_bytes
 from mooncake._api.blocking.removals import RemovalCalls
 from mooncake._api.blocking.sharded import explained, of_one_object
 from mooncake._api.buffers import Readable, Writable, readable, writable
@@ -90,9 +91,9 @@ class ObjectCalls(RemovalCalls):
                 stored whole.
         """
         source = readable(value, key)
-        native = self._within(timeout_s)
+        native = limited(self._native, timeout_s)
         options = with_terms(options, ttl_s=ttl_s, tags=tags, if_version=if_version)
-        return only(native.put([key], [source], options=options, is_upsert=overwrite))
+        return only(put_bytes(native, [key], [source], options=options, is_upsert=overwrite))
 
     def put_many(
         self,
@@ -125,13 +126,13 @@ class ObjectCalls(RemovalCalls):
             MooncakeError: The first failure, after every item was tried. Its attribute `outcomes`
                 has for each item the result of `put`, or its failure.
         """
-        native = self._within(timeout_s)
         pairs = pairs_of(items)
         keys, values = [key for key, _ in pairs], [readable(value, key) for key, value in pairs]
         options = with_terms(options, ttl_s=ttl_s, tags=tags)
         outcomes: list[bool | MooncakeError] = []
         for part in batches(len(keys), progress):
-            outcomes += native.put(
+            outcomes += put_bytes(
+                limited(self._native, timeout_s),
                 keys[part],
                 values[part],
                 options=options_of(options, part) if progress else options,

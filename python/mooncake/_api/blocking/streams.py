@@ -6,8 +6,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from mooncake._api.blocking.puts import put_bytes
 from mooncake._api.buffers import readable
 from mooncake._api.files import FileWriter, Target
+from mooncake._api.limits import limited
 from mooncake._api.native_calls import Native, apart, blocking, each
 from mooncake._api.outcomes import only
 from mooncake._api.pieces import Pieces, Source, check_size, check_source
@@ -72,16 +74,16 @@ class StreamCalls:
             >>> store.put_stream("log", (line.encode() for line in lines))
         """
         check_source(pieces)
-        native = self._within(timeout_s)
         options = with_terms(options, ttl_s=ttl_s, tags=tags)
         if size is not None:
-            target = Target(blocking(native), key, options, overwrite=overwrite)
+            target = Target(blocking(self._within(timeout_s)), key, options, overwrite=overwrite)
             return _put_as_they_come(pieces, target, size)
         gathered = Pieces()
         for piece in each(pieces):
             gathered.append(readable(piece, key))
         parts = gathered.parts() or [memoryview(b"")]
-        return only(native.put([key], [parts], options=options, is_upsert=overwrite))
+        calls = limited(self._native, timeout_s)
+        return only(put_bytes(calls, [key], [parts], options=options, is_upsert=overwrite))
 
 
 def _put_as_they_come(pieces: Source, target: Target, size: int) -> bool:

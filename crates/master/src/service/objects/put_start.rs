@@ -8,7 +8,7 @@ use mooncake_base::{
 };
 use mooncake_proto::{convert::Caller, v1};
 
-use super::{ObjectService, check_call_number, check_group, item_id, unfinished_put};
+use super::{ObjectService, check_call_number, check_group, item_id, suffixes, unfinished_put};
 use crate::{
     service::{
         SLICE_ITEMS, STEPS_PER_SLICE, check_batch, durability,
@@ -99,6 +99,7 @@ impl ObjectService {
         let tenant = self.shared.tenant(r.caller.as_ref())?.into_owned();
         let options = put_options(r.config.as_ref())?;
         self.check_absent(&tenant, r.if_absent.as_ref())?;
+        suffixes::check(&r.absent_suffixes)?;
         Ok(PutStartCall {
             request_id: r.request_id,
             is_replacing: r.replace,
@@ -142,8 +143,12 @@ impl ObjectService {
         let items = put_items(&request)?;
         let mut is_done = true;
         while call.next < items.len() {
+            let slice = &items[call.next..items.len().min(call.next + SLICE_ITEMS)];
+            // The keys are made while the state is not locked.
+            let keys = slice.iter().map(|item| item.key);
+            let suffixed = suffixes::suffixed(keys, &request.absent_suffixes);
             let mut state = self.shared.lock();
-            let pending = self.start_slice(&mut state, call, &items);
+            let pending = self.start_slice(&mut state, call, slice, &suffixed);
             if items.len() > SLICE_ITEMS || pending.is_some() {
                 state.unlock_fair();
             } else {
@@ -169,30 +174,43 @@ impl ObjectService {
         call.reply.into_response(call.segments, call.write_window_ms, log_mark)
     }
 
-    /// Starts the puts of one slice, up to the first one that has to wait.
+    /// Starts the puts of one slice, up to the first one that has to wait. Refuses those of which an
+    /// object with one of the suffixed keys is readable; each item has the same number of these.
     fn start_slice(
         &self,
         state: &mut StateGuard<'_>,
         call: &mut PutStartCall,
-        items: &[PutItem<'_>],
+        slice: &[PutItem<'_>],
+        suffixed: &[Vec<u8>],
     ) -> Option<Pending> {
         let state = &mut **state;
         call.write_window_ms = millis(state.rules().write_window);
         let now = self.shared.now();
-        let end = items.len().min(call.next + SLICE_ITEMS);
-        let slice = &items[call.next..end];
         let put_owner = state.puts().put_owner(now, call.caller.client, &call.tenant);
         let put_owner =
             put_owner.map(|owner| state.puts().avoiding(owner, &call.avoided_endpoints));
         let keys = slice.iter().map(|item| item.key);
         let hashes = state.puts().prefetch_hashes(put_owner.as_ref().ok(), keys);
+        let probed = match suffixed.is_empty() {
+            true => Vec::new(),
+            false => state.probe_all(now, &call.tenant, suffixed, false),
+        };
+        let found = |at: usize| {
+            let per_item = suffixed.len() / slice.len();
+            let range = at * per_item..(at + 1) * per_item;
+            let is_stored = |probed: &Probed| probed.state == ObjectState::Complete;
+            probed[range.clone()].iter().position(is_stored).map(|n| &suffixed[range.start + n])
+        };
         let steps = state.steps();
-        for (&item, hash) in slice.iter().zip(hashes) {
+        for (at, (&item, hash)) in slice.iter().zip(hashes).enumerate() {
             let PutItem { length, group, if_version, .. } = item;
             let request = item_id(call.request_id, call.next as u64);
             let (options, is_replacing) = (&call.options, call.is_replacing);
             let progress = &mut call.progress;
             let step = put_owner.as_ref().map_err(Clone::clone).and_then(|put_owner| {
+                if let Some(found) = found(at) {
+                    return Err(suffixes::refusal(found));
+                }
                 let key = KeyRef::new(item.key)?;
                 check_group(group)?;
                 let put = Put { key, length, group, options, is_replacing, if_version, request };

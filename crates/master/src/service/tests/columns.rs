@@ -1,5 +1,7 @@
 //! Each item of a batch has its own outcome, and columns that do not match are refused as a whole.
 
+use std::slice;
+
 use mooncake_proto::columns::{Located, Outcome};
 
 use super::*;
@@ -223,6 +225,40 @@ fn nothing_is_put_if_an_object_exists_that_must_not() {
         panic!("the condition holds")
     };
     assert_eq!(kept.columns.unwrap().failures.len(), 1, "the object itself is kept");
+}
+
+#[test]
+fn put_is_refused_if_an_object_exists_beside_its_key() {
+    let (service, id) = lent();
+    let start = |keys: &[(&'static str, u64)], suffixes: &[&'static [u8]], replace: bool| {
+        let absent_suffixes = suffixes.iter().map(|&suffix| Bytes::from_static(suffix)).collect();
+        let call = v1::PutStartRequest { absent_suffixes, replace, ..put_start(id, keys) };
+        ask(&service, Call::PutStart(call))
+    };
+    let refused = |answer: response::Call| {
+        let response::Call::PutStart(reply) = answer else { panic!("{answer:?}") };
+        let failures = reply.columns.unwrap().failures;
+        let of_item = |each: v1::ItemFailure| {
+            let failure = each.failure.unwrap();
+            assert_eq!(failure.code, ErrorCode::OBJECT_ALREADY_EXISTS.number());
+            (each.item, failure.context[0].name.clone(), failure.context[0].value.clone())
+        };
+        failures.into_iter().map(of_item).collect::<Vec<_>>()
+    };
+    let begun = start(&[("a_0", 64)], &[b"_0"], false);
+    let response::Call::PutStart(begun) = begun else { panic!("{begun:?}") };
+    assert_eq!(refused(start(&[("a", 64)], &[b"_0"], true)), [], "it is still being written");
+    ask(&service, put_end(id, &begun.columns.unwrap().versions));
+    let beside = (1, "beside".to_owned(), "\"a_0\"".to_owned());
+    for replace in [false, true] {
+        let items = [("b", 64), ("a", 64)];
+        assert_eq!(refused(start(&items, &[b"_1", b"_0"], replace)), slice::from_ref(&beside));
+    }
+    assert_eq!(refused(start(&[("a", 64)], &[b"_1"], true)), [], "there is no such object");
+    assert_eq!(refused(start(&[("a", 64)], &[], true)), [], "there is no condition");
+    let nine: [&[u8]; 9] = [b"x"; 9];
+    assert!(matches!(start(&[("a", 64)], &nine, true), response::Call::Failure(_)));
+    assert!(matches!(start(&[("a", 64)], &[&[b'x'; 65]], true), response::Call::Failure(_)));
 }
 
 proptest! {

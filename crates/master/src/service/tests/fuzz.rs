@@ -497,6 +497,10 @@ impl Fuzzer {
             columns: Some(columns),
             avoided_endpoints: if self.one_in(6) { vec![self.name()] } else { vec![] },
             if_absent: self.one_in(12).then(|| v1::KeyColumn::pack(self.keys())),
+            absent_suffixes: match self.one_in(4) {
+                true => vec![Bytes::from_static(b"1"); self.below(10)],
+                false => vec![],
+            },
         }
     }
 

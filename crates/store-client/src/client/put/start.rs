@@ -28,6 +28,9 @@ pub(in crate::client) struct ReserveItem<'a> {
     pub(in crate::client) length: u64,
 }
 
+/// Name of the value with which the master refuses an item for the sake of an object beside its key.
+const BESIDE: &str = "beside";
+
 /// The result of a start: `None` if an object with the key exists and is kept.
 type Reserved = Result<Option<Upload>>;
 
@@ -185,6 +188,7 @@ impl ClientInner {
             columns: Some(v1::PutColumns { groups, if_versions, ..columns }),
             avoided_endpoints: self.transfers.replicas().suspected().endpoints(),
             if_absent,
+            absent_suffixes: options.absent_suffixes.to_wire(),
         }
     }
 
@@ -223,6 +227,9 @@ impl ClientInner {
         failure: &v1::Failure,
     ) -> Reserved {
         let error = response::item_error(failure, key);
+        if error.context().any(|(name, _)| name == BESIDE) {
+            return Err(error);
+        }
         if options.is_refusal(error.code()) {
             return Ok(None);
         }
