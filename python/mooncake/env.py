@@ -17,9 +17,11 @@ from difflib import get_close_matches
 
 from mooncake._runtime import _native
 
-__all__ = ["Ignored", "Setting", "ignored", "main", "settings"]
+__all__ = ["Ignored", "Setting", "ignored", "main", "misspelled", "settings"]
 
 _OURS = ("MC_", "MOONCAKE_")
+# Builds of upstream read these, whose names are near to that of another variable.
+_OF_BUILDS = frozenset({"MOONCAKE_STORE_LIB_DIR", "MOONCAKE_TE_LIB_DIR"})
 _HIDDEN = "(hidden)"
 _SERVICE = re.compile("(tcp|udp|sctp)://")
 
@@ -96,24 +98,32 @@ def ignored() -> list[Ignored]:
         if name in reasons:
             found.append(Ignored(name, reasons[name]))
         elif name.startswith(_OURS) and name not in known:
-            near = _nearest(name, known)
+            near = "" if name in _OF_BUILDS else _nearest(name, known)
             text = f"Unknown variable; did you mean {near}?" if near else "Unknown variable."
             found.append(Ignored(name, text))
     return found
 
 
-def warn_of_misspelled() -> None:
-    """Print a warning for each variable that is not read and whose name is nearly one that is.
-
-    A server starts without the setting, for instance without its token.
-    """
+def misspelled() -> list[str]:
+    """Return a sentence for each variable that is not read and whose name is nearly one that is."""
     known = {name for row in _native.environment() for name in (row[0], *row[1])}
     unread = os.environ.keys() - known - dict(_native.unsupported_variables()).keys()
-    for name in sorted(unread):
+    found = []
+    for name in sorted(unread - _OF_BUILDS):
         # Kubernetes sets addresses under the names of services.
         is_service = _SERVICE.match(os.environ[name]) is not None
         if name.startswith(_OURS) and not is_service and (near := _nearest(name, known)):
-            print(f"WARN: {name} is not read; did you mean {near}?", file=sys.stderr)
+            found.append(f"{name} is not read; did you mean {near}?")
+    return found
+
+
+def warn_of_misspelled() -> None:
+    """Print a warning for each misspelled variable.
+
+    A server starts without the setting, for instance without its token.
+    """
+    for sentence in misspelled():
+        print(f"WARN: {sentence}", file=sys.stderr)
 
 
 def _nearest(name: str, known: set[str]) -> str:

@@ -8,6 +8,7 @@ import os
 from dataclasses import dataclass
 from typing import Any
 
+from mooncake._protocols import unknown_protocol
 from mooncake._units import parse_size
 
 __all__ = [
@@ -20,12 +21,6 @@ __all__ = [
 DEFAULT_GLOBAL_SEGMENT_SIZE = 3355443200
 DEFAULT_LOCAL_BUFFER_SIZE = 1073741824
 
-_PROTOCOLS = frozenset(
-    {
-        *("tcp", "rdma", "efa", "nvmeof", "nvlink", "musa", "nvlink_intra", "hip", "barex"),
-        *("cxl", "ascend", "ub", "ubshmem", "maca", "sunrise_link", "rpc_only"),
-    }
-)
 _REQUIRED = ("local_hostname", "metadata_server", "master_server_address")
 _TRUE = ("true", "1", "yes", "on", "enable")
 _FALSE = ("false", "0", "no", "off", "disable", "")
@@ -78,8 +73,8 @@ class MooncakeConfig:
                 f"Config field 'protocol' must be a non-empty string, got {self.protocol!r}"
             )
         self.protocol = self.protocol.strip().lower()
-        if self.protocol not in _PROTOCOLS:
-            logger.warning("unknown protocol %r", self.protocol)
+        if unknown := unknown_protocol(self.protocol):
+            logger.warning("%s", unknown)
         for field in ("global_segment_size", "local_buffer_size"):
             size = getattr(self, field)
             if size < 0:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import multiprocessing
 import pickle
+import warnings
 
 import pytest
 
@@ -97,6 +98,46 @@ def test_environment_names_master_and_settings(master, monkeypatch):
         assert store.put("k", b"v")
     monkeypatch.setenv("MOONCAKE_GLOBAL_SEGMENT_SIZE", "much")
     with pytest.raises(ValueError, match="MOONCAKE_GLOBAL_SEGMENT_SIZE: not a size"):
+        StoreConfig.from_env()
+
+
+def test_misspelled_variables_are_told(monkeypatch):
+    monkeypatch.setenv("MOONCAKE_GLOBAL_SEGMENTS_SIZE", "16mb")
+    with pytest.warns(UserWarning, match="did you mean MOONCAKE_GLOBAL_SEGMENT_SIZE"):
+        assert StoreConfig.from_env().segment_bytes is None
+    monkeypatch.delenv("MOONCAKE_MASTER", raising=False)
+    monkeypatch.setenv("MOONCAKE_MASTERS", "localhost:50051")
+    with pytest.raises(mooncake.InvalidArgumentError, match=r"MOONCAKE_MASTERS is not read"):
+        Store.from_env()
+
+
+def test_protocol_of_the_environment_is_checked(monkeypatch):
+    for known in ("rdma", " TCP ", "ascend", ""):
+        monkeypatch.setenv("MOONCAKE_PROTOCOL", known)
+        StoreConfig.from_env()
+    monkeypatch.setenv("MOONCAKE_PROTOCOL", "tpc")
+    with pytest.raises(ValueError, match=r"MOONCAKE_PROTOCOL: .*'tpc'; did you mean 'tcp'\?"):
+        StoreConfig.from_env()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("MOONCAKE_STORE_LIB_DIR", "/opt/lib"),
+        ("MOONCAKE_EP_USE_MUSA", "1"),
+        ("MOONCAKE_CLIENT", "python"),
+        ("MOONCAKE_P2P_POOL_SIZE", "8"),
+        ("MOONCAKE_DFS_ENABLED", "1"),
+        ("MOONCAKE_MASTER_PORT", "tcp://10.0.0.1:50051"),
+        ("MOONCAKE_MASTER_SERVICE_HOST", "10.0.0.1"),
+        ("MOONCAKE_MASTER_SERVICE_PORT", "50051"),
+        ("MOONCAKE_MASTER_PORT_50051_TCP_ADDR", "10.0.0.1"),
+    ],
+)
+def test_variables_of_others_are_no_mistakes(monkeypatch, name, value):
+    monkeypatch.setenv(name, value)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
         StoreConfig.from_env()
 
 

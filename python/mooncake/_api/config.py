@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import warnings
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Self
 from urllib.parse import parse_qs, urlsplit
 
 from mooncake._api.keywords import suggesting
+from mooncake._protocols import unknown_protocol
 from mooncake._runtime import _native
 from mooncake._units import parse_size
 
@@ -87,11 +89,20 @@ class StoreConfig:
 
         ``MOONCAKE_GLOBAL_SEGMENT_SIZE`` (memory to lend; none if it is not set),
         ``MOONCAKE_LOCAL_HOSTNAME``, ``MOONCAKE_TE_META_DATA_SERVER`` and ``MOONCAKE_TENANT_ID`` are
-        read here. The variables of the other settings have an effect on every store.
+        read here. The variables of the other settings have an effect on every store. Each variable
+        that is not read, and whose name is nearly one that is, causes a warning.
 
         Raises:
-            ValueError: The size of the memory is no size; the text names the variable.
+            ValueError: The size of the memory is no size, or ``MOONCAKE_PROTOCOL`` names no
+                protocol; the text names the variable.
         """
+        from mooncake.env import misspelled
+
+        for sentence in misspelled():
+            warnings.warn(sentence, stacklevel=2)
+        # The transport is chosen for each transfer, but a wrong name shows a wrong setting.
+        if unknown := unknown_protocol(os.environ.get("MOONCAKE_PROTOCOL") or "tcp"):
+            raise ValueError(f"MOONCAKE_PROTOCOL: {unknown}")
         lent = os.environ.get("MOONCAKE_GLOBAL_SEGMENT_SIZE") or None
         try:
             segment_bytes = None if lent is None else parse_size(lent)
@@ -196,8 +207,11 @@ def master_of_environment() -> str:
     """Return the address of the master that the environment names."""
     master = os.environ.get("MOONCAKE_MASTER", "")
     if not master:
+        from mooncake.env import misspelled
+
+        near = [each for each in misspelled() if each.endswith("mean MOONCAKE_MASTER?")]
         text = "MOONCAKE_MASTER is not set; set it to the host:port of the master"
-        raise _native.failure(_INVALID_PARAMS, text)
+        raise _native.failure(_INVALID_PARAMS, "; ".join([text, *near]))
     return master
 
 

@@ -13,9 +13,10 @@ from mooncake._command.check.addresses import (
     check_metadata,
 )
 from mooncake._command.check.findings import Findings, nearest
+from mooncake._protocols import PROTOCOLS
 from mooncake._runtime import _native
 from mooncake._units import format_bytes, parse_size
-from mooncake.mooncake_config import _FALSE, _PROTOCOLS, _TRUE, MooncakeConfig
+from mooncake.mooncake_config import _FALSE, _TRUE, MooncakeConfig
 
 __all__ = ["STORE_FIELDS", "Target", "check_protocol", "check_store"]
 
@@ -101,8 +102,8 @@ def check_store(
 def check_protocol(findings: Findings, name: str, value: Any, devices: Any) -> None:
     """Check a protocol and the names of its devices against what this machine has."""
     protocol = "tcp" if value is None else value
-    if not isinstance(protocol, str) or protocol.strip().lower() not in _PROTOCOLS:
-        near = nearest(protocol, _PROTOCOLS, 0.6) if isinstance(protocol, str) else ""
+    if not isinstance(protocol, str) or protocol.strip().lower() not in PROTOCOLS:
+        near = nearest(protocol, PROTOCOLS, 0.6) if isinstance(protocol, str) else ""
         remedy = f"Write {near}." if near else "Write tcp or rdma."
         findings.add("error", name, f"{protocol!r} is no protocol", remedy)
         return
