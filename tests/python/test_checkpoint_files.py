@@ -137,6 +137,19 @@ def tensor(first: int, last: int, shape: list[Any], dtype: str = "F32") -> dict[
     return {"dtype": dtype, "shape": shape, "data_offsets": [first, last]}
 
 
+@pytest.mark.parametrize("command", ["load", "verify", "rm"])
+def test_missing_checkpoint_is_told_with_a_remedy(
+    pool: mooncake.Store, tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    file = [str(tmp_path / "m.safetensors")] if command == "load" else []
+    said = failure(capsys, command, "nope", *file)
+    assert "prefix=nope" in said
+    assert "@checkpoint" not in said
+    assert said.endswith(
+        "\n  hint: mooncake.checkpoint.list and `mooncake checkpoint ls` show those there are.\n"
+    )
+
+
 @pytest.mark.parametrize(
     "content",
     [
@@ -163,7 +176,9 @@ def test_file_that_lies_is_refused_and_leaves_nothing(
 ) -> None:
     (tmp_path / "bad.safetensors").write_bytes(content)
     said = failure(capsys, "save", str(tmp_path / "bad.safetensors"), "run")
+    assert "the file is no safetensors file" in said
     assert "bad.safetensors" in said
+    assert "INVALID_PARAMS" in said
     assert list(pool.objects()) == []
 
 

@@ -358,12 +358,21 @@ def test_wrong_usage_exits_with_two(words):
         (["gett", "k"], "get"),
         (["put", "--overwrit", "k", "f"], "--overwrite"),
         (["ls", "--delimit=/"], "--delimiter"),
+        (["--masters", "localhost:1", "ls"], "--master"),
+        (["--masters"], "--master"),
     ],
 )
 def test_misspelled_words_get_a_suggestion(words, meant):
     done = command(*words)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.endswith(f"; did you mean {meant}?\n")
+
+
+@pytest.mark.parametrize("words", [["--master", "localhost:1", "ls"], ["--json", "stat"]])
+def test_options_follow_the_command(words):
+    done = command(*words)
+    assert done.returncode == 2
+    assert f"{words[0]} stands before the command: options follow it" in done.stderr
 
 
 @pytest.mark.parametrize(

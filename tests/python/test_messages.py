@@ -7,6 +7,7 @@ import inspect
 import io
 import logging
 import pydoc
+import re
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -16,6 +17,7 @@ from conftest import start_master
 import mooncake
 from mooncake.engine import TransferEngine
 from mooncake.store import MooncakeDistributedStore
+from mooncake.tensor import Layout
 
 MIB = 1 << 20
 
@@ -52,6 +54,8 @@ WRONG: dict[str, tuple[Callable[[mooncake.Store], object], type[Exception], str]
         mooncake.InvalidArgumentError,
         "positive number of seconds.*timeout_s=0",
     ),
+    "time text": (lambda s: s.get("short", timeout_s="1"), TypeError, "timeout_s is a number"),  # type: ignore[call-overload]
+    "version": (lambda s: s.put("k", b"1", if_version="1"), TypeError, "if_version is a number"),  # type: ignore[arg-type]
     "option": (lambda _: mooncake.PutOptions(replica=2), TypeError, "did you mean 'replicas'"),  # type: ignore[call-arg]
     "setting": (
         lambda _: mooncake.StoreConfig(segment_size=1),  # type: ignore[call-arg]
@@ -75,6 +79,124 @@ WRONG: dict[str, tuple[Callable[[mooncake.Store], object], type[Exception], str]
 def test_error_names_argument_and_remedy(store, call, kind, text):
     with pytest.raises(kind, match=text):
         call(store)
+
+
+SETTINGS: list[tuple[dict[str, object], str]] = [
+    ({"segment_bytes": [1]}, "segment_bytes is a number of bytes or text"),
+    ({"segment_bytes": True}, "segment_bytes is .* not bool"),
+    ({"name": 5}, "name is text, not int"),
+    ({"metadata": None}, "metadata is text, not NoneType"),
+    ({"tenant": b"a"}, "tenant is text, not bytes"),
+    ({"listen": 1}, "listen is text, not int"),
+    ({"token": 12345678}, "token is text or None, not int"),
+    ({"is_tcp_forced": "no"}, "is_tcp_forced is a bool or None, not str"),
+    ({"has_checksums": "yes"}, "has_checksums is a bool or None, not str"),
+    ({"rpc_timeout_s": "x"}, "rpc_timeout_s is a number of seconds or None, not str"),
+    ({"connect_timeout_s": True}, "connect_timeout_s is a number of seconds or None, not bool"),
+    ({"transfer_timeout_s": "1"}, "transfer_timeout_s is a number"),
+    ({"retry_s": "1"}, "retry_s is a number"),
+    ({"http_port": "80"}, "http_port is a number or None, not str"),
+    ({"http_port": True}, "http_port is a number or None, not bool"),
+]
+
+
+@pytest.mark.parametrize(("settings", "text"), SETTINGS, ids=lambda each: str(each)[:40])
+def test_setting_of_another_type_is_named(settings, text):
+    with pytest.raises(TypeError, match=text):
+        mooncake.StoreConfig(**settings)
+
+
+def test_settings_are_numbers_of_any_kind():
+    given = mooncake.StoreConfig(
+        segment_bytes=np.int64(1 << 20), rpc_timeout_s=1, retry_s=np.float32(0.5), http_port=0
+    )
+    assert mooncake.StoreConfig(segment_bytes=1e6).segment_bytes == 1_000_000
+    with mooncake.Store(config=given) as store:
+        assert store.put("k", b"1")
+    with pytest.raises(mooncake.InvalidArgumentError, match="not a whole number of bytes"):
+        mooncake.StoreConfig(segment_bytes=1e6 + 0.5)
+
+
+OPTIONS: list[tuple[dict[str, object], str]] = [
+    ({"replicas": "2"}, "replicas is an integer, not '2'"),
+    ({"replicas": None}, "replicas is an integer, not None"),
+    ({"soft_pin": 3}, "soft_pin is text, not 3"),
+    ({"soft_pin_ttl_ms": "a"}, "soft_pin_ttl_ms is an integer"),
+    ({"is_hard_pinned": "yes"}, "is_hard_pinned is a bool, not 'yes'"),
+    ({"preferred_segments": "s"}, "preferred_segments is a list of names, not 's'"),
+    ({"prefers_own_segments": None}, "prefers_own_segments is a bool"),
+    ({"data_type": 1.5}, "data_type is an integer, not 1.5"),
+    ({"groups": "a"}, "groups is a list of names, not 'a'"),
+    ({"groups": [1]}, r"groups is a list of names, not \[1\]"),
+    ({"ttl_ms": "a"}, "ttl_ms is an integer, not 'a'"),
+    ({"tags": 5}, "tags are names and values, not int"),
+    ({"if_versions": ["a"]}, r"if_versions is a list of integers, not \['a'\]"),
+]
+
+
+@pytest.mark.parametrize(("options", "text"), OPTIONS, ids=lambda each: str(each)[:40])
+def test_option_of_another_type_is_named(options, text):
+    with pytest.raises(TypeError, match=text):
+        mooncake.PutOptions(**options)
+
+
+def test_options_have_a_limit_of_copies():
+    assert mooncake.PutOptions(replicas=128).replicas == 128
+    with pytest.raises(mooncake.InvalidArgumentError, match="replicas=129 limit=128"):
+        mooncake.PutOptions(replicas=129)
+
+
+PUTS: list[Callable[[mooncake.Store], object]] = [
+    lambda s: s.put("k", b"1", options={}),  # type: ignore[arg-type]
+    lambda s: s.put_many({"k": b"1"}, options={}),  # type: ignore[arg-type]
+    lambda s: s.put_stream("k", [b"1"], options={}),  # type: ignore[arg-type]
+    lambda s: s.put_array("k", np.arange(3), options={}),  # type: ignore[arg-type]
+    lambda s: s.file("k", "wb", options={}),  # type: ignore[call-overload]
+]
+
+
+@pytest.mark.parametrize("put", PUTS)
+def test_options_of_another_type_are_named(store, put):
+    with pytest.raises(TypeError, match=r"options is a PutOptions, not dict; use PutOptions\("):
+        put(store)
+
+
+REMEDIES: dict[str, tuple[Callable[[mooncake.Store], object], str]] = {
+    "token": (
+        lambda s: mooncake.Store(s.master_address, mooncake.StoreConfig(token="12345678")),
+        "Start the master with MOONCAKE_MASTER_TOKEN",
+    ),
+    "new file": (lambda s: s.file("short", "xb"), "mode 'wb'"),
+    "expire": (lambda s: s.expire("split", 5), r"keys\(prefix, internal=True\)"),
+    "persist": (lambda s: s.persist("split"), r"keys\(prefix, internal=True\)"),
+    "copy": (lambda s: s.copy("split", "elsewhere"), r"keys\(prefix, internal=True\)"),
+    "move": (lambda s: s.move("split", "here", "there"), r"keys\(prefix, internal=True\)"),
+    "version": (lambda s: s.delete("split", if_version=1), "without if_version"),
+    "get": (lambda s: s.get("split"), "get_tensor"),
+    "leased": (lambda s: leased(s), r"^A client leased the object, by lease\(\)"),
+}
+
+
+def leased(store: mooncake.Store) -> None:
+    with store.lease("short"):
+        store.delete("short")
+
+
+@pytest.mark.parametrize(("call", "remedy"), REMEDIES.values(), ids=REMEDIES)
+def test_remedy_fits_the_call(store, call, remedy):
+    store.put_array("split", np.arange(8.0), layout=Layout(2))
+    with pytest.raises(mooncake.MooncakeError) as caught:
+        call(store)
+    assert re.search(remedy, caught.value.remedy)
+
+
+def test_info_of_a_missing_key_says_what_get_says(store):
+    texts = []
+    for call in (store.get, store.info):
+        with pytest.raises(mooncake.NotFoundError) as caught:
+            call("none")
+        texts.append(str(caught.value))
+    assert texts[0] == texts[1]
 
 
 def test_other_type_errors_stay_as_they_are(store):

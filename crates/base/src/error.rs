@@ -105,7 +105,7 @@ codes! {
     REPLICA_IS_NOT_READY = -703, NotReady, "The object is still being written; wait for its writer.";
     OBJECT_NOT_FOUND = -704, NotFound, "No object has that key; it was never put, or was removed, evicted or lost.";
     OBJECT_ALREADY_EXISTS = -705, AlreadyExists, "An object has that key, or another version than the call names; use upsert to replace it, or ask for its version again.";
-    OBJECT_HAS_LEASE = -706, Busy, "A client read or probed the object a moment ago; wait for the lease to expire, or use force. If the message says that the object is hard-pinned, ask for the removal of pinned objects, too.";
+    OBJECT_HAS_LEASE = -706, Busy, "A client leased the object, by lease() or by a read through upstream's names; wait for the lease to expire, or use force. If the message says that the object is hard-pinned, ask for the removal of pinned objects, too.";
     LEASE_EXPIRED = -707, Timeout, "The read took longer than its lease and its bytes were discarded; retry.";
     OBJECT_HAS_REPLICATION_TASK = -708, Busy, "A copy or move of this object is running; wait for it.";
     OBJECT_NO_REPLICATION_TASK = -709, NotFound, "(never returned today) No copy or move of this object is running; create one first.";

@@ -96,9 +96,10 @@ impl Exchange {
     /// `ILLEGAL_CLIENT`: the master has no token.
     pub fn answer(token: &Token, greeting: &ServerGreeting) -> Result<(Self, ClientProof)> {
         if greeting.challenge.is_empty() {
-            let text = "the master has no token, so that it cannot prove which pool it serves; \
-                        start it with MOONCAKE_MASTER_TOKEN, or unset the variable here";
-            return Err(Error::new(ErrorCode::ILLEGAL_CLIENT, text));
+            let text = "the master has no token, so that it cannot prove which pool it serves";
+            return Err(Error::new(ErrorCode::ILLEGAL_CLIENT, text).with_remedy(
+                "Start the master with MOONCAKE_MASTER_TOKEN, or give no token here.",
+            ));
         }
         let Ok(master) = greeting.challenge[..].try_into() else {
             return Err(Error::new(ErrorCode::RPC_FAIL, "the master's challenge is malformed")

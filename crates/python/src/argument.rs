@@ -51,11 +51,6 @@ pub(crate) fn optional_unsigned<T: TryFrom<u64>>(object: &Bound<'_, PyAny>) -> P
 pub(crate) struct NumberOption<T>(std::result::Result<T, String>);
 
 impl<T> NumberOption<T> {
-    /// A default.
-    pub(crate) const fn of(number: T) -> Self {
-        Self(Ok(number))
-    }
-
     /// Returns the number.
     ///
     /// # Errors

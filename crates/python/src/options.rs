@@ -16,6 +16,9 @@ use crate::{
     error::or_raise,
 };
 
+/// The maximum number of copies of an object, which masters make.
+const REPLICAS_MAX: u32 = 128;
+
 /// Names of the options.
 const OPTIONS: [&str; 11] = [
     "replicas",
@@ -67,61 +70,32 @@ pub(crate) struct PutOptions {
 impl PutOptions {
     #[new]
     #[pyo3(
-        signature = (
-        *,
-        replicas = NumberOption::of(1),
-        soft_pin = "preserve",
-        soft_pin_ttl_ms = None,
-        is_hard_pinned = false,
-        preferred_segments = Vec::new(),
-        prefers_own_segments = false,
-        data_type = NumberOption::of(0),
-        groups = None,
-        ttl_ms = None,
-        tags = BTreeMap::new(),
-        if_versions = None,
-        **unknown,
-        ),
+        signature = (**options),
         text_signature = "(*, replicas=1, soft_pin='preserve', soft_pin_ttl_ms=None, \
             is_hard_pinned=False, preferred_segments=(), prefers_own_segments=False, data_type=0, \
             groups=None, ttl_ms=None, tags={}, if_versions=None)"
     )]
-    #[allow(clippy::too_many_arguments, reason = "each option is a keyword of the constructor")]
-    fn new(
-        py: Python<'_>,
-        replicas: NumberOption<u32>,
-        soft_pin: &str,
-        soft_pin_ttl_ms: Option<NumberOption<u64>>,
-        is_hard_pinned: bool,
-        preferred_segments: Vec<String>,
-        prefers_own_segments: bool,
-        data_type: NumberOption<u32>,
-        groups: Option<Vec<String>>,
-        ttl_ms: Option<NumberOption<u64>>,
-        #[pyo3(from_py_with = tags_of)] tags: BTreeMap<String, String>,
-        if_versions: Option<Vec<NumberOption<u64>>>,
-        unknown: Option<&Bound<'_, PyDict>>,
-    ) -> PyResult<Self> {
-        if let Some((name, _)) = unknown.and_then(|unknown| unknown.iter().next()) {
+    fn new(py: Python<'_>, options: Option<&Bound<'_, PyDict>>) -> PyResult<Self> {
+        let given = Given { py, options };
+        if let Some(name) = given.unknown() {
             return Err(unknown_option(&name)?);
         }
-        let optional = |name, number: Option<NumberOption<u64>>| {
-            or_raise(py, number.map(|number| number.named(name)).transpose())
-        };
+        let names = "a list of names";
         let versions = |versions: Vec<NumberOption<u64>>| {
             versions.into_iter().map(|version| version.named("if_versions")).collect()
         };
+        let if_versions: Option<Vec<_>> = given.optional("if_versions", "a list of integers")?;
         let options = Self {
-            replicas: or_raise(py, replicas.named("replicas"))?,
-            soft_pin: soft_pin.to_owned(),
-            soft_pin_ttl_ms: optional("soft_pin_ttl_ms", soft_pin_ttl_ms)?,
-            is_hard_pinned,
-            preferred_segments,
-            prefers_own_segments,
-            data_type: or_raise(py, data_type.named("data_type"))?,
-            groups,
-            ttl_ms: optional("ttl_ms", ttl_ms)?,
-            tags,
+            replicas: given.number("replicas")?.unwrap_or(1),
+            soft_pin: given.get("soft_pin", "text")?.unwrap_or_else(|| "preserve".to_owned()),
+            soft_pin_ttl_ms: given.optional_number("soft_pin_ttl_ms")?,
+            is_hard_pinned: given.get("is_hard_pinned", "a bool")?.unwrap_or_default(),
+            preferred_segments: given.get("preferred_segments", names)?.unwrap_or_default(),
+            prefers_own_segments: given.get("prefers_own_segments", "a bool")?.unwrap_or_default(),
+            data_type: given.number("data_type")?.unwrap_or_default(),
+            groups: given.optional("groups", names)?,
+            ttl_ms: given.optional_number("ttl_ms")?,
+            tags: given.value("tags")?.map_or(Ok(BTreeMap::new()), |tags| tags_of(&tags))?,
             if_versions: or_raise(py, if_versions.map(versions).transpose())?,
         };
         or_raise(py, options.check())?;
@@ -182,6 +156,53 @@ impl PutOptions {
     }
 }
 
+/// The options that a constructor was given, whose errors name the option.
+struct Given<'a, 'py> {
+    py: Python<'py>,
+    options: Option<&'a Bound<'py, PyDict>>,
+}
+
+impl<'py> Given<'_, 'py> {
+    /// Returns the first name that is none of an option.
+    fn unknown(&self) -> Option<Bound<'py, PyAny>> {
+        let is_known = |name: &Bound<'_, PyAny>| {
+            name.extract::<String>().is_ok_and(|name| OPTIONS.contains(&&*name))
+        };
+        self.options?.iter().map(|(name, _)| name).find(|name| !is_known(name))
+    }
+
+    /// Returns the value of an option, if it is given.
+    fn value(&self, name: &str) -> PyResult<Option<Bound<'py, PyAny>>> {
+        self.options.map_or(Ok(None), |options| options.get_item(name))
+    }
+
+    /// Returns the value of an option as what it is to be.
+    fn get<T: FromPyObjectOwned<'py>>(&self, name: &str, what: &str) -> PyResult<Option<T>> {
+        let Some(value) = self.value(name)? else { return Ok(None) };
+        let shown = value.repr()?.to_string();
+        let text = || format!("{name} is {what}, not {shown:.60}");
+        value.extract().map(Some).map_err(|_| PyTypeError::new_err(text()))
+    }
+
+    /// Returns the value of an option that may be None.
+    fn optional<T: FromPyObjectOwned<'py>>(&self, name: &str, what: &str) -> PyResult<Option<T>> {
+        match self.value(name)? {
+            Some(value) if value.is_none() => Ok(None),
+            _ => self.get(name, what),
+        }
+    }
+
+    fn number<T: TryFrom<u64>>(&self, name: &'static str) -> PyResult<Option<T>> {
+        let number: Option<NumberOption<T>> = self.get(name, "an integer")?;
+        or_raise(self.py, number.map(|number| number.named(name)).transpose())
+    }
+
+    fn optional_number<T: TryFrom<u64>>(&self, name: &'static str) -> PyResult<Option<T>> {
+        let number: Option<NumberOption<T>> = self.optional(name, "an integer")?;
+        or_raise(self.py, number.map(|number| number.named(name)).transpose())
+    }
+}
+
 /// Returns the error for an unknown option, with the option that has a similar name.
 fn unknown_option(name: &Bound<'_, PyAny>) -> PyResult<PyErr> {
     let suggestion = name
@@ -193,7 +214,7 @@ fn unknown_option(name: &Bound<'_, PyAny>) -> PyResult<PyErr> {
     Ok(PyTypeError::new_err(text))
 }
 
-/// Reads tags for `from_py_with`; the error for another value than text names the tag.
+/// Reads tags; the error for another value than text names the tag.
 fn tags_of(tags: &Bound<'_, PyAny>) -> PyResult<BTreeMap<String, String>> {
     let Ok(tags) = tags.cast::<PyMapping>() else {
         let kind = tags.get_type().name()?;
@@ -244,6 +265,11 @@ impl PutOptions {
     fn check(&self) -> Result<()> {
         if self.replicas == 0 {
             return Err(Error::invalid("an object has at least one replica").with("replicas", 0));
+        }
+        if self.replicas > REPLICAS_MAX {
+            return Err(Error::invalid("an object has no more replicas than the limit")
+                .with("replicas", self.replicas)
+                .with("limit", REPLICAS_MAX));
         }
         if self.ttl_ms == Some(0) {
             return Err(Error::invalid("the time to live is longer than zero").with("ttl_ms", 0));

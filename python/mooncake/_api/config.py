@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import warnings
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Self
+from numbers import Real
+from typing import TYPE_CHECKING, Final, Self, SupportsIndex
 from urllib.parse import parse_qs, urlsplit
 
 from mooncake._api.keywords import suggesting
@@ -32,6 +33,27 @@ _EMBEDDED_BYTES = 1 << 30
 _INVALID_PARAMS = -600
 _PORT_MAX = 0xFFFF
 _BYTES_MAX = (1 << 64) - 1
+
+
+_NONE = type(None)
+_TEXT: Final = ((str,), "text")
+_BOOL: Final = ((bool, _NONE), "a bool or None")
+_TIME: Final = ((Real, _NONE), "a number of seconds or None")
+_TYPES: Final[dict[str, tuple[tuple[type, ...], str]]] = {
+    "segment_bytes": ((SupportsIndex, Real, str, _NONE), "a number of bytes or text like '4GB'"),
+    "name": _TEXT,
+    "metadata": _TEXT,
+    "tenant": _TEXT,
+    "is_tcp_forced": _BOOL,
+    "rpc_timeout_s": _TIME,
+    "connect_timeout_s": _TIME,
+    "transfer_timeout_s": _TIME,
+    "retry_s": _TIME,
+    "listen": _TEXT,
+    "has_checksums": _BOOL,
+    "http_port": ((int, _NONE), "a number or None"),
+    "token": ((str, _NONE), "text or None"),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,18 +138,23 @@ class StoreConfig:
         )
 
     def __post_init__(self) -> None:
-        """Check the port and the size of the memory.
+        """Check the types, the port and the size of the memory.
 
         Raises:
             InvalidArgumentError: The port is out of range, or the size is none.
+            TypeError: A setting has another type; the text names it.
         """
+        for name, (types, what) in _TYPES.items():
+            value = getattr(self, name)
+            is_allowed = bool in types if isinstance(value, bool) else isinstance(value, types)
+            if not is_allowed:
+                # The value may be a secret.
+                raise TypeError(f"{name} is {what}, not {type(value).__name__}")
         if self.segment_bytes is not None:
             _lent_bytes(self.segment_bytes)
         port = self.http_port
         if port is None:
             return
-        if not isinstance(port, int):
-            raise TypeError(f"http_port is a number, not {type(port).__name__}")
         if not 0 <= port <= _PORT_MAX:
             text = f"a port is a number from 0 to {_PORT_MAX}"
             raise _native.failure(_INVALID_PARAMS, text, context={"http_port": port})
@@ -242,6 +269,8 @@ def _lent_bytes(given: int | str) -> int:
     """Return the size of the memory that a store lends."""
     try:
         lent = parse_size(given)
+        if lent != given and not isinstance(given, str):
+            raise ValueError(f"not a whole number of bytes: {given}")
     except ValueError as error:
         text = f"the memory to lend is a number of bytes, or text like '4GB': {error}"
         raise _native.failure(_INVALID_PARAMS, text, context={"segment_bytes": given}) from None

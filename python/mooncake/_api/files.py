@@ -156,8 +156,12 @@ class Target:
 
 def already_exists(key: Key) -> MooncakeError:
     """Return the failure for a file that exists and is not to be replaced."""
-    text = "the file exists already; mode 'wb' replaces it"
-    failure = _native.failure(_ALREADY_EXISTS, text, context={"key": key})
+    failure = _native.failure(
+        _ALREADY_EXISTS,
+        "the file exists already",
+        context={"key": key},
+        remedy="Open it in mode 'wb', which replaces it, or choose another key.",
+    )
     failure.key = key
     return failure
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from numbers import Real
 from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
@@ -30,6 +31,9 @@ def limited(native: N, timeout_s: float | None) -> Callable[[], N]:
     """
     if timeout_s is None:
         return lambda: native
+    if isinstance(timeout_s, bool) or not isinstance(timeout_s, Real):
+        kind = type(timeout_s).__name__
+        raise TypeError(f"timeout_s is a number of seconds, not {kind}: {timeout_s!r:.60}")
     if not timeout_s > 0:
         # The native store says what is wrong with it.
         return lambda: native.within(timeout_s)

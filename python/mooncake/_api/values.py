@@ -91,7 +91,16 @@ def with_terms(
     tags: Mapping[str, str] | None,
     if_version: int | None = None,
 ) -> PutOptions | None:
-    """Return the options with what a call asks for besides; usually that is nothing."""
+    """Return the options with what a call asks for besides; usually that is nothing.
+
+    Raises:
+        TypeError: The options are none, or the version is no number.
+    """
+    if options is not None and not isinstance(options, PutOptions):
+        kind = type(options).__name__
+        raise TypeError(f"options is a PutOptions, not {kind}; use PutOptions(replicas=...)")
+    if if_version is not None and not isinstance(if_version, int):
+        raise TypeError(f"if_version is a number, not {type(if_version).__name__}")
     changes: dict[str, Any] = {}
     if ttl_s is not None:
         changes["ttl_ms"] = milliseconds(ttl_s)

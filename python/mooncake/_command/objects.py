@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from mooncake._api.blocking.sharded import explained
 from mooncake._api.values import milliseconds
 from mooncake._command import admin
 from mooncake._command.files import joined
@@ -29,6 +30,7 @@ from mooncake._command.output import (
 from mooncake._command.parser import add_json, count, duration
 from mooncake._units import format_bytes
 from mooncake.errors import MooncakeError, NotFoundError
+from mooncake.tensor.sharded import OF_SHARDS
 
 if TYPE_CHECKING:
     from mooncake._api.store import Store
@@ -426,7 +428,8 @@ def expire(options: argparse.Namespace) -> int:
     changed, failures = 0, list[MooncakeError]()
     with joined(options) as store:
         for part in _parts(options.keys):
-            for outcome in store._native.set_expiry(part, after_ms):
+            outcomes = store._native.set_expiry(part, after_ms)
+            for outcome in explained(lambda: store._native, part, outcomes, OF_SHARDS):
                 if isinstance(outcome, MooncakeError):
                     failures.append(outcome)
                 else:

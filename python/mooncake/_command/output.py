@@ -144,7 +144,8 @@ def report(*failures: BaseException) -> None:
         print(f"mooncake: {described(failure)}", file=sys.stderr)
         remedy = getattr(failure, "remedy", "")
         if isinstance(failure, NotFoundError) and failure.code == _MISSING and failure.key:
-            remedy += "" if is_absent(failure) else f" See `mooncake stat {quoted(failure.key)}`."
+            is_told = not remedy or is_absent(failure)
+            remedy += "" if is_told else f" See `mooncake stat {quoted(failure.key)}`."
         # A missing thing, or a wrong argument, is explained by its message.
         explained = {_remedy_of(_WRONG_ARGUMENT)}
         if isinstance(failure, NotFoundError):

@@ -48,6 +48,8 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Print the usage of the command that is given and the error, and exit with code 2."""
         self._given().print_usage(sys.stderr)
+        if misplaced := self._misplaced_option():
+            self.exit(2, f"mooncake: {misplaced}\n")
         words, known = self._unknown_words(message)
         near = [match for word in words for match in get_close_matches(word, known, 1)]
         hint = f"; did you mean {' '.join(near)}?" if near else ""
@@ -56,6 +58,18 @@ class Parser(argparse.ArgumentParser):
         elif not near and (key := self._dashed_key()):
             hint = f"; a key that begins with - follows --, as in `-- {key}`"
         self.exit(2, f"mooncake: {message}{hint}\n")
+
+    def _misplaced_option(self) -> str:
+        """Return what is wrong with an option that stands before the command; "" without one."""
+        commands = commands_of(self)
+        option = self._words[0].partition("=")[0] if self._words else ""
+        if not commands or not option.startswith("-") or option in self._option_string_actions:
+            return ""
+        known = {text for each in commands.values() for text in each._option_string_actions}
+        near = option if option in known else next(iter(get_close_matches(option, known, 1)), "")
+        shown = f", as in `mooncake COMMAND {near}`" if near else ""
+        meant = "" if near in ("", option) else f"; did you mean {near}?"
+        return f"{option} stands before the command: options follow it{shown}{meant}"
 
     def _dashed_key(self) -> str:
         """Return the first word that may be a key, but was taken for an option; "" for none."""

@@ -9,8 +9,8 @@ from typing import Any
 from mooncake._api.async_store import AsyncStore
 from mooncake._api.store import Store
 from mooncake._runtime import Buffer
-from mooncake.checkpoint.manifest import Manifest, read_manifest
-from mooncake.checkpoint.names import MANIFEST, NOT_FOUND, Keys, error_of, listed, native_of
+from mooncake.checkpoint.manifest import Manifest, missing, read_manifest
+from mooncake.checkpoint.names import MANIFEST, Keys, listed, native_of
 from mooncake.checkpoint.transfer import read_parts
 from mooncake.errors import CorruptError, MooncakeError, NotFoundError, NotSupportedError
 
@@ -129,8 +129,7 @@ def delete(store: Store | AsyncStore, prefix: str, *, force: bool = False) -> No
     if isinstance(outcome, MooncakeError) and not is_missing:
         raise outcome
     if remove_stale(native, keys, ()) == 0 and is_missing:
-        text = "there is no checkpoint of that name"
-        raise error_of(NOT_FOUND, text, key=keys.manifest, prefix=prefix)
+        raise missing(keys)
 
 
 def remove_stale(native: Any, keys: Keys, kept: Iterable[str], *, save: str | None = None) -> int:

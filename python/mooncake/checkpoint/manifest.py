@@ -14,7 +14,7 @@ from mooncake.checkpoint.nodes import Node, checked_tree
 from mooncake.errors import MooncakeError, NotFoundError, NotSupportedError
 from mooncake.tensor.dtypes import DType
 
-__all__ = ["Manifest", "Part", "Tensor", "read_manifest"]
+__all__ = ["Manifest", "Part", "Tensor", "missing", "read_manifest"]
 
 FORMAT: Final = "mooncake.checkpoint"
 VERSION: Final = 1
@@ -190,12 +190,21 @@ def read_manifest(native: Any, keys: Keys) -> Manifest:
     """
     (located,) = native.locate([keys.manifest], lease=False)
     if isinstance(located, NotFoundError):
-        text = "there is no checkpoint of that name; mooncake.checkpoint.list shows those there are"
-        raise error_of(NOT_FOUND, text, key=keys.manifest, prefix=keys.prefix)
+        raise missing(keys)
     if isinstance(located, MooncakeError):
         raise located
     data = native.read_located(located, 0, located.size)
     return Manifest.decode(data, keys, located.version)
+
+
+def missing(keys: Keys) -> MooncakeError:
+    """Return the error for a checkpoint that does not exist."""
+    return error_of(
+        NOT_FOUND,
+        "there is no checkpoint of that name",
+        remedy="mooncake.checkpoint.list and `mooncake checkpoint ls` show those there are.",
+        prefix=keys.prefix,
+    )
 
 
 def _encode_part(part: Part) -> dict[str, Any]:

@@ -140,6 +140,8 @@ def listed(native: _native.Store, prefix: str) -> Iterator[tuple[str, int, bool]
         after = page[-1][0]
 
 
-def error_of(code: int, text: str, *, key: str | None = None, **context: Any) -> MooncakeError:
+def error_of(
+    code: int, text: str, *, key: str | None = None, remedy: str = "", **context: Any
+) -> MooncakeError:
     """Return the exception of a code, about a key, with details by name."""
-    return _native.failure(code, text, key=key, context=context or None, remedy="")
+    return _native.failure(code, text, key=key, context=context or None, remedy=remedy)

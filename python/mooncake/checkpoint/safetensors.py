@@ -124,7 +124,7 @@ class SafetensorsFile:
 
         Raises:
             OSError: The file cannot be read.
-            CorruptError: It is no file of that format, or damaged.
+            InvalidArgumentError: It is no file of that format, or damaged.
         """
         self.path = path
         self.descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -199,7 +199,7 @@ class SafetensorsFile:
         return first, last
 
     def _damaged(self, why: str) -> Exception:
-        return error_of(CORRUPT, f"the file is no safetensors file: {why}", file=self.path)
+        return error_of(INVALID, f"the file is no safetensors file: {why}", file=self.path)
 
 
 class FileTensors:

@@ -21,7 +21,9 @@ __all__ = [
     "put_options",
 ]
 
-_REPLICAS_MAX: Final = (1 << 31) - 1
+# The master makes at most 128 copies of an object, and refuses more than 1,024.
+_REPLICAS_MAX: Final = 128
+_REPLICAS_REFUSED: Final = 1025
 
 
 class _Named(Enum):
@@ -328,9 +330,10 @@ def put_options(
             INVALID_PARAMS,
             "prefer_alloc_in_same_node is for batch_put_from_multi_buffers with one replica",
         )
+    if config.replica_num >= _REPLICAS_REFUSED:
+        raise _native.failure(INVALID_PARAMS, f"too many replicas replicas={config.replica_num}")
     older = config.preferred_segment
     return PutOptions(
-        # Bounded by what a message can hold; the master refuses far fewer.
         replicas=min(config.replica_num, _REPLICAS_MAX),
         soft_pin=config.soft_pin_action.name.lower(),
         soft_pin_ttl_ms=config.soft_pin_ttl_ms,

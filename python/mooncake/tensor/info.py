@@ -119,6 +119,9 @@ def _info(
     key: bytes, details: dict[str, Any] | MooncakeError, found: Found | MooncakeError
 ) -> Info | MooncakeError:
     if isinstance(details, NotFoundError):
+        if isinstance(found, NotFoundError) and not found.context.keys() - {"key"}:
+            # Neither the object nor a shard is there.
+            return details
         if isinstance(found, MooncakeError):
             return found
         return Info(decoded(key), _total_bytes(found), _tensor_info(found))

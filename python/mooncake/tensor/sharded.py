@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from typing import Final
 
 from mooncake._api.outcomes import all_of
 from mooncake._api.types import ObjectInfo
@@ -20,6 +21,8 @@ from mooncake.tensor.forms import Form, forms_of
 from mooncake.tensor.inventory import stored_keys
 
 __all__ = [
+    "OF_SHARDS",
+    "READS",
     "TensorListing",
     "are_sharded",
     "are_split",
@@ -114,15 +117,22 @@ def _lease_shards(key: bytes) -> Operation[None]:
         raise failure
 
 
-def refusal(key: str | bytes, *, text: str = "") -> ShardedTensorError:
+READS: Final = "Use get_tensor or get_array to read it; `info` has its layout and its objects."
+"""What to do instead of a read of one object."""
+
+OF_SHARDS: Final = "Make the call for each of its objects; keys(prefix, internal=True) lists them."
+"""What to do instead of a change of one object."""
+
+
+def refusal(key: str | bytes, remedy: str = READS, *, text: str = "") -> ShardedTensorError:
     """Return the error for a call that is about one object, where a tensor is stored in shards.
 
     Args:
         key: Key of the tensor.
+        remedy: What to do instead.
         text: Why the call cannot be made; "" for the usual reason.
     """
     why = text or "the key is that of a tensor that is stored in shards, not of one object"
-    remedy = "Use get_tensor or get_array to read it; `info` has its layout and its objects."
     failure = _native.failure(_INVALID_PARAMS, why, key=key, remedy=remedy)
     return ShardedTensorError.of(failure)
 

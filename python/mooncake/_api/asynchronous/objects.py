@@ -30,7 +30,7 @@ from mooncake._runtime import Buffer, PutOptions
 from mooncake.errors import LeaseLostError, MooncakeError, NotFoundError
 from mooncake.tensor.calls import run_async
 from mooncake.tensor.format import GUIDE_SUFFIXES
-from mooncake.tensor.sharded import TensorListing, are_split
+from mooncake.tensor.sharded import OF_SHARDS, TensorListing, are_split
 
 __all__ = ["AsyncObjectCalls"]
 
@@ -419,7 +419,7 @@ class AsyncObjectCalls(AsyncRemovalCalls):
             InvalidArgumentError: No segment is named.
         """
         native, names = limited(self._native, timeout_s), name_list(to)
-        task = await of_one_object(native, key, lambda: native().copy_object(key, names))
+        task = await of_one_object(native, key, lambda: native().copy_object(key, names), OF_SHARDS)
         return AsyncTask(self._native, task)
 
     async def move(
@@ -438,7 +438,9 @@ class AsyncObjectCalls(AsyncRemovalCalls):
             InvalidArgumentError: The source has no copy, or both segments are the same.
         """
         native = limited(self._native, timeout_s)
-        task = await of_one_object(native, key, lambda: native().move_object(key, source, target))
+        task = await of_one_object(
+            native, key, lambda: native().move_object(key, source, target), OF_SHARDS
+        )
         return AsyncTask(self._native, task)
 
     def task(self, task_id: JobId) -> AsyncTask:

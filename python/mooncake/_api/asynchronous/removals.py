@@ -13,7 +13,7 @@ from mooncake._api.types import Cleared, Deleted, Key
 from mooncake._api.values import Seconds, encoded, key_list, milliseconds
 from mooncake.errors import MooncakeError, NotFoundError
 from mooncake.tensor.calls import run_async
-from mooncake.tensor.sharded import internal_pattern, manifest_pattern, refusal
+from mooncake.tensor.sharded import OF_SHARDS, internal_pattern, manifest_pattern, refusal
 from mooncake.tensor.write import remove
 
 __all__ = ["AsyncRemovalCalls"]
@@ -111,7 +111,8 @@ class AsyncRemovalCalls:
             NotFoundError: The object does not exist.
         """
         native, ttl_ms = limited(self._native, timeout_s), milliseconds(ttl_s)
-        only(await explained(native, [key], await native().set_expiry([key], ttl_ms)))
+        outcomes = await native().set_expiry([key], ttl_ms)
+        only(await explained(native, [key], outcomes, OF_SHARDS))
 
     async def persist(self, key: Key, *, timeout_s: float | None = None) -> None:
         """Keep an object that would expire. It may still be evicted.
@@ -120,7 +121,8 @@ class AsyncRemovalCalls:
             NotFoundError: The object does not exist.
         """
         native = limited(self._native, timeout_s)
-        only(await explained(native, [key], await native().set_expiry([key], None)))
+        outcomes = await native().set_expiry([key], None)
+        only(await explained(native, [key], outcomes, OF_SHARDS))
 
     async def clear(
         self,
@@ -170,7 +172,8 @@ async def _removed(
     )
     if isinstance(outcomes[0], NotFoundError) and (await sharded_keys(native, [key]))[0]:
         if if_version is not None:
-            return refusal(key, text="shards of a tensor have versions of their own")
+            text = "shards of a tensor have versions of their own"
+            return refusal(key, "Call delete without if_version to remove all of it.", text=text)
         return await _tensor_removed(native, key, force=force, pinned=pinned)
     return removal_outcome(outcomes[0])
 

@@ -11,7 +11,7 @@ from mooncake._api.types import Key
 from mooncake._api.values import encoded
 from mooncake.errors import MooncakeError, NotFoundError
 from mooncake.tensor.calls import run_async
-from mooncake.tensor.sharded import are_sharded, refusal
+from mooncake.tensor.sharded import READS, are_sharded, refusal
 
 __all__ = ["explained", "of_one_object", "sharded_keys"]
 
@@ -31,7 +31,10 @@ async def sharded_keys(native: Callable[[], AsyncNative], keys: Sequence[Key]) -
 
 
 async def explained(
-    native: Callable[[], AsyncNative], keys: Sequence[Key], outcomes: Sequence[T | MooncakeError]
+    native: Callable[[], AsyncNative],
+    keys: Sequence[Key],
+    outcomes: Sequence[T | MooncakeError],
+    remedy: str = READS,
 ) -> Sequence[T | MooncakeError]:
     """Replace the failures of missing objects where tensors are stored in shards under their keys.
 
@@ -41,6 +44,7 @@ async def explained(
         native: Returns the native store for the next call.
         keys: Keys of the objects.
         outcomes: The value of each object, or its failure.
+        remedy: What to do instead of the call.
     """
     missing = [at for at, each in enumerate(outcomes) if isinstance(each, NotFoundError)]
     if not missing:
@@ -49,12 +53,15 @@ async def explained(
     told = list(outcomes)
     for at, is_sharded in zip(missing, found, strict=True):
         if is_sharded:
-            told[at] = refusal(keys[at])
+            told[at] = refusal(keys[at], remedy)
     return told
 
 
 async def of_one_object(
-    native: Callable[[], AsyncNative], key: Key, call: Callable[[], Awaitable[T]]
+    native: Callable[[], AsyncNative],
+    key: Key,
+    call: Callable[[], Awaitable[T]],
+    remedy: str = READS,
 ) -> T:
     """Make a call that is about one object; refuse it if the key is that of a tensor in shards.
 
@@ -62,11 +69,12 @@ async def of_one_object(
         native: Returns the native store for the next call.
         key: Key of the object, which failures name.
         call: Makes the call.
+        remedy: What to do instead.
     """
     with about(key):
         try:
             return await call()
         except NotFoundError:
             if (await sharded_keys(native, [key]))[0]:
-                raise refusal(key) from None
+                raise refusal(key, remedy) from None
             raise

@@ -32,7 +32,7 @@ from mooncake._runtime import Buffer, PutOptions
 from mooncake.errors import LeaseLostError, MooncakeError, NotFoundError
 from mooncake.tensor.calls import run
 from mooncake.tensor.format import GUIDE_SUFFIXES
-from mooncake.tensor.sharded import TensorListing, are_split
+from mooncake.tensor.sharded import OF_SHARDS, TensorListing, are_split
 
 __all__ = ["ObjectCalls"]
 
@@ -417,7 +417,7 @@ class ObjectCalls(RemovalCalls):
             InvalidArgumentError: No segment is named.
         """
         native, names = limited(self._native, timeout_s), name_list(to)
-        task = of_one_object(native, key, lambda: native().copy_object(key, names))
+        task = of_one_object(native, key, lambda: native().copy_object(key, names), OF_SHARDS)
         return Task(self._native, task)
 
     def move(self, key: Key, source: str, target: str, *, timeout_s: float | None = None) -> Task:
@@ -434,7 +434,9 @@ class ObjectCalls(RemovalCalls):
             InvalidArgumentError: The source has no copy, or both segments are the same.
         """
         native = limited(self._native, timeout_s)
-        task = of_one_object(native, key, lambda: native().move_object(key, source, target))
+        task = of_one_object(
+            native, key, lambda: native().move_object(key, source, target), OF_SHARDS
+        )
         return Task(self._native, task)
 
     def task(self, task_id: JobId) -> Task:

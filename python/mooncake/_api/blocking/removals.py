@@ -15,7 +15,7 @@ from mooncake._api.types import Cleared, Deleted, Key
 from mooncake._api.values import Seconds, encoded, key_list, milliseconds
 from mooncake.errors import MooncakeError, NotFoundError
 from mooncake.tensor.calls import run
-from mooncake.tensor.sharded import internal_pattern, manifest_pattern, refusal
+from mooncake.tensor.sharded import OF_SHARDS, internal_pattern, manifest_pattern, refusal
 from mooncake.tensor.write import remove
 
 __all__ = ["RemovalCalls"]
@@ -113,7 +113,8 @@ class RemovalCalls:
             NotFoundError: The object does not exist.
         """
         native, ttl_ms = limited(self._native, timeout_s), milliseconds(ttl_s)
-        only(explained(native, [key], native().set_expiry([key], ttl_ms)))
+        outcomes = native().set_expiry([key], ttl_ms)
+        only(explained(native, [key], outcomes, OF_SHARDS))
 
     def persist(self, key: Key, *, timeout_s: float | None = None) -> None:
         """Keep an object that would expire. It may still be evicted.
@@ -122,7 +123,8 @@ class RemovalCalls:
             NotFoundError: The object does not exist.
         """
         native = limited(self._native, timeout_s)
-        only(explained(native, [key], native().set_expiry([key], None)))
+        outcomes = native().set_expiry([key], None)
+        only(explained(native, [key], outcomes, OF_SHARDS))
 
     def clear(
         self,
@@ -170,7 +172,8 @@ def _removed(
     outcomes = native().remove([key], force=force, spare_pinned=not pinned, if_version=if_version)
     if isinstance(outcomes[0], NotFoundError) and (sharded_keys(native, [key]))[0]:
         if if_version is not None:
-            return refusal(key, text="shards of a tensor have versions of their own")
+            text = "shards of a tensor have versions of their own"
+            return refusal(key, "Call delete without if_version to remove all of it.", text=text)
         return _tensor_removed(native, key, force=force, pinned=pinned)
     return removal_outcome(outcomes[0])
 
