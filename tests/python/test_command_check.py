@@ -228,6 +228,24 @@ def test_store_connector_reads_its_file(
     assert found["PYTHONHASHSEED"][0][0] == "warning"
 
 
+def test_file_that_lmcache_reads_instead_is_named(
+    check: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    given, own = tmp_path / "lm.yaml", tmp_path / "own.json"
+    given.write_text(LMCACHE, encoding="utf-8")
+    own.write_text(
+        json.dumps(STORE | {"local_hostname": "localhost", "protocol": "tpc"}), encoding="utf-8"
+    )
+    monkeypatch.setenv("MOONCAKE_CONFIG_PATH", str(own))
+    code, found = check(str(given))
+    assert (code, list(errors(found))) == (1, [f"{own}: protocol"])
+    assert not [name for name in found if name.startswith("extra_config")]
+    own.unlink()
+    code, found = check(str(given))
+    assert code == 2
+    assert f"{own}, which MOONCAKE_CONFIG_PATH names: No such file" in found[""][0][1]
+
+
 @pytest.mark.parametrize(
     ("old", "new", "field", "expected"),
     [

@@ -155,12 +155,13 @@ def check_environment(findings: Findings) -> Target:
     return target
 
 
-def _text_of(path: str) -> str:
+def _text_of(path: str, variable: str = "") -> str:
     try:
         return Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is no text"
-        raise UnreadableError(f"{path}: {why}") from error
+        named = f", which {variable} names" if variable else ""
+        raise UnreadableError(f"{path}{named}: {why}") from error
 
 
 def _check_transfer_config(findings: Findings, settings: dict[str, Any]) -> Target:
@@ -235,7 +236,7 @@ def _check_file_of_store_connector(findings: Findings) -> Target:
     if not os.environ.get("PYTHONHASHSEED"):
         text = "is not set: servers make other keys of the same blocks"
         findings.add("warning", "PYTHONHASHSEED", text, "Set it to the same value, as 0, on all.")
-    return check_mapping(findings, parsed(_text_of(path), path), "vllm")
+    return check_mapping(findings, parsed(_text_of(path, "MOONCAKE_CONFIG_PATH"), path), "vllm")
 
 
 def _check_file_of_lmcache(findings: Findings) -> Target:
@@ -244,7 +245,7 @@ def _check_file_of_lmcache(findings: Findings) -> Target:
         text = "is not set: LMCache reads its settings from the file that it names"
         findings.add("error", "LMCACHE_CONFIG_FILE", text, "export it, and check again.")
         return Target()
-    return check_mapping(findings, parsed(_text_of(path), path), "lmcache")
+    return check_mapping(findings, parsed(_text_of(path, "LMCACHE_CONFIG_FILE"), path), "lmcache")
 
 
 def _check_lmcache(findings: Findings, settings: dict[str, Any]) -> Target:
@@ -275,19 +276,20 @@ def _check_lmcache(findings: Findings, settings: dict[str, Any]) -> Target:
     if own_file:
         text = f"is set: LMCache reads {own_file} before extra_config"
         findings.add("warning", "MOONCAKE_CONFIG_PATH", text, "Unset it, or keep both the same.")
-        extra = parsed(_text_of(own_file), own_file)
+        extra = parsed(_text_of(own_file, "MOONCAKE_CONFIG_PATH"), own_file)
     elif not findings.of_type(settings, "extra_config", dict, "extra_config: with settings below"):
         if extra is None:
             text = "is missing: it has the settings of the store"
             findings.add("error", "extra_config", text, "docs/tutorials/lmcache.md has an example.")
         return Target(master=master)
     assert isinstance(extra, dict)
-    below = findings.below("extra_config")
+    below = findings.in_file(own_file) if own_file else findings.below("extra_config")
     required = ("local_hostname", "metadata_server", "master_server_address")
     given = {"device_name": device, **extra} if device else extra
     target = check_store(below, given, "LMCache", _OWN["lmcache"], required)
     if master and target.master and master != target.master:
-        text = f"names another master than master_server_address: {master} and {target.master}"
+        of = f"{own_file}: master_server_address" if own_file else "master_server_address"
+        text = f"names another master than {of}: {master} and {target.master}"
         text += ", which LMCache 0.5.6 joins"
         findings.add("warning", "remote_url", text, "Write the same address in both.")
     return target

@@ -54,6 +54,10 @@ class Findings:
         """Return the same findings for the settings below one, which add to these."""
         return Findings(f"{self.place}{name}.", self.rows)
 
+    def in_file(self, path: str) -> Findings:
+        """Return the same findings for the settings of another file, which add to these."""
+        return Findings(f"{path}: ", self.rows)
+
     def add(self, level: Level, name: str, text: str, remedy: str = "") -> None:
         """Add a result about a setting of this place."""
         self.rows.append(Finding(level, f"{self.place}{name}" if name else "", text, remedy))
