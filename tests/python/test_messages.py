@@ -15,8 +15,10 @@ import pytest
 from conftest import start_master
 
 import mooncake
+from mooncake import checkpoint
 from mooncake.engine import TransferEngine
 from mooncake.store import MooncakeDistributedStore
+from mooncake.structured_object_store import MooncakeBundleTransfer
 from mooncake.tensor import Layout
 
 MIB = 1 << 20
@@ -53,6 +55,23 @@ WRONG: dict[str, tuple[Callable[[mooncake.Store], object], type[Exception], str]
         lambda s: s.get("short", timeout_s=0),
         mooncake.InvalidArgumentError,
         "positive number of seconds.*timeout_s=0",
+    ),
+    "many": (lambda s: s.delete_many(["k"], forc=True), TypeError, "did you mean 'force'"),  # type: ignore[call-arg]
+    "of one": (
+        lambda s: s.delete_many(["k"], wait=True),  # type: ignore[call-arg]
+        TypeError,
+        "'wait'; delete takes it, for one key",
+    ),
+    "save": (
+        lambda s: checkpoint.save({}, s, "c", replica=2),  # type: ignore[call-arg]
+        TypeError,
+        "did you mean 'replicas'",
+    ),
+    "load": (lambda s: checkpoint.load(s, "c", int=0), TypeError, "did you mean 'into'"),  # type: ignore[call-arg]
+    "bundle": (
+        lambda s: MooncakeBundleTransfer(s).put({}, name_space="n"),  # type: ignore[call-arg]
+        TypeError,
+        "did you mean 'namespace'",
     ),
     "time text": (lambda s: s.get("short", timeout_s="1"), TypeError, "timeout_s is a number"),  # type: ignore[call-overload]
     "version": (lambda s: s.put("k", b"1", if_version="1"), TypeError, "if_version is a number"),  # type: ignore[arg-type]

@@ -77,10 +77,20 @@ def _explain(
     name = next((name for name in given if name not in known), None)
     if name is None:
         return
-    end = suggestion(name, known) or _of_others(name)
+    end = suggestion(name, known) or _of_single(name, function) or _of_others(name)
     raise TypeError(
         f"{shown.removesuffix('.__init__')}() got an unexpected keyword argument {name!r}{end}"
     ) from None
+
+
+def _of_single(name: str, function: Callable[..., Any]) -> str:
+    """Return the method for one key that takes a keyword which the one for many does not take."""
+    single = function.__qualname__.rpartition(".")[2].removesuffix("_many")
+    owner = function.__globals__.get(function.__qualname__.partition(".")[0])
+    method = getattr(owner, single, None)
+    if method is None or method is function or name not in inspect.signature(method).parameters:
+        return ""
+    return f"; {single} takes it, for one key"
 
 
 def _of_others(name: str) -> str:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mooncake._api.async_store import AsyncStore
+from mooncake._api.keywords import suggesting
 from mooncake._api.store import Store
 from mooncake._runtime import Buffer
 from mooncake.checkpoint.manifest import Manifest, missing, read_manifest
@@ -43,6 +44,7 @@ class Checkpoint:
         return cls(prefix, manifest.nbytes, len(manifest.tensors), manifest.save)
 
 
+@suggesting
 def list_checkpoints(store: Store | AsyncStore, prefix: str = "") -> list[Checkpoint]:
     """Return the checkpoints that are stored, in the order of their names.
 
@@ -75,6 +77,7 @@ def list_checkpoints(store: Store | AsyncStore, prefix: str = "") -> list[Checkp
     return sorted(found, key=lambda each: each.prefix)
 
 
+@suggesting
 def verify(
     store: Store | AsyncStore,
     prefix: str,
@@ -109,6 +112,7 @@ def verify(
     return Checkpoint.of(prefix, manifest)
 
 
+@suggesting
 def delete(store: Store | AsyncStore, prefix: str, *, force: bool = False) -> None:
     """Remove a checkpoint, and what interrupted saves of that name have left.
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from mooncake._api.async_store import AsyncStore
+from mooncake._api.keywords import suggesting
 from mooncake._api.store import Store
 from mooncake._hints import torch
 from mooncake._runtime import Buffer, _native
@@ -25,6 +26,7 @@ T = TypeVar("T")
 _ATTEMPTS_MAX = 16
 
 
+@suggesting
 def load(
     store: Store | AsyncStore,
     prefix: str,

@@ -10,6 +10,7 @@ from typing import Any, Literal, TypeAlias
 
 from mooncake._api.async_store import AsyncStore
 from mooncake._api.blocking.leases import Lease
+from mooncake._api.keywords import suggesting
 from mooncake._api.store import Store
 from mooncake._runtime import PutOptions
 from mooncake.checkpoint.inventory import Checkpoint, remove_stale
@@ -61,6 +62,7 @@ _DESCRIBED_MAX = 1024
 _LOST = (UnavailableError, DeadlineError, TransferFailedError)
 
 
+@suggesting
 def save(
     state_dict: Any,
     store: Store | AsyncStore,

@@ -6,6 +6,7 @@ from types import TracebackType
 from typing import Any, Literal, Self
 
 from mooncake._api.async_store import AsyncStore
+from mooncake._api.keywords import suggesting
 from mooncake._api.store import Store
 from mooncake.checkpoint.loading import new_tensor
 from mooncake.checkpoint.manifest import Tensor, read_manifest
@@ -18,6 +19,7 @@ __all__ = ["SafeOpen", "TensorSlice", "safe_open"]
 FRAMEWORKS = ("pt", "pytorch", "np", "numpy")
 
 
+@suggesting
 def safe_open(
     store: Store | AsyncStore, prefix: str, framework: str = "pt", device: Any = "cpu"
 ) -> SafeOpen:

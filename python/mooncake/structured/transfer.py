@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, Literal
 
+from mooncake._api.keywords import suggesting_methods
 from mooncake.structured.bundle import DEFAULT_BUNDLE_CHUNK_BYTES, BundlePayload, Bundles
 from mooncake.structured.bundle_store import BundleStore, Objects
 from mooncake.structured.columns.leaf import FieldSchema
@@ -51,6 +52,7 @@ _WRAPPED: Final = "__mooncake_wrapped_object__"
 _VALUE: Final = "value"
 
 
+@suggesting_methods
 class MooncakeBundleTransfer:
     """Stores objects of many members under one prefix of keys.
 
