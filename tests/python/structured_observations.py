@@ -142,7 +142,7 @@ def put(data: Any, **options: Any) -> Any:
 
 
 def got(**options: Any) -> Any:
-    one = transfer()
+    one = transfer(FullStore())
     data = {"batch": {"x": ROWS}, "non_tensor_batch": {"y": column(["a", "b", "c"])}}
     ref = one.put({**data, "meta_info": {"x": 1, "z": 2}})
     return repr(one.get(ref, **options))
@@ -237,6 +237,14 @@ SCHEMAS: list[tuple[FieldSchema, list[Any]]] = [
     (schema("typed_ragged", dtype="U3"), [[1]]),
     (schema("typed_ragged"), [[1, 2], [3.5], None]),
     (schema("typed_ragged"), [np.arange(2), np.ones(1)]),
+    (schema("typed_ragged"), ["a", None, "c"]),
+    (schema("typed_ragged"), [["a", "bb"], ["c"]]),
+    (schema("typed_ragged"), [[b"a"], [b"bb"]]),
+    (schema("typed_ragged"), [np.array(["a"]), np.array(["bbb", "c"])]),
+    (schema("ragged_tensor"), [np.arange(2), None, np.ones((1, 2), dtype="i8")]),
+    (schema("media_bytes"), [np.arange(3, dtype="u1"), None]),
+    (schema("bytes_ragged"), [np.arange(3, dtype="i2"), bytearray(b"a"), b"bc"]),
+    (schema("media_list_ragged"), [[np.arange(3, dtype="u1"), b"a"]]),
     (schema("ndarray", dtype="int8"), [1, None]),
     (schema("ndarray", dtype="O"), [1]),
     (schema("ragged_tensor_dict"), [{"b": T([1]), "a": T([1])}, None, {}]),
@@ -493,7 +501,8 @@ def cases() -> dict[str, Case]:
         *({"meta_info": each} for each in (None, "absent")),
         *({"global_indexes": each} for each in (None, [1], "absent")),
         {"encoded_non_tensor": "absent"},
-        {"batch_size": "3"},
+        *({"version": each} for each in (None, 1.9, "x", [])),
+        *({"batch_size": each} for each in ("3", 1.7, None, "x", [])),
         {"more": 1},
         *({"global_indexes": each} for each in (3, ["a"])),
     ):
@@ -517,6 +526,10 @@ def cases() -> dict[str, Case]:
         {"type": "dict", "fields": ["y"], "meta_info_keys": ["z"]},
         {"data_cls": 3},
         {"rows": [0.5]},
+        *({"rows": each} for each in ([], (1,), [-1], [-4], [0, 0], slice(5, 9), range(2), {0})),
+        *({"fields": each} for each in ([], ["y", "x"], ["x", "x"], "x", [3])),
+        {"batch_fields": ["y"]},
+        {"meta_info_keys": ["q"]},
         {"rows": [3]},
         {"rows": slice(None, None, -1)},
         {"fields": ["q"]},

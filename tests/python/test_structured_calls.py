@@ -257,6 +257,28 @@ def test_memory_of_a_tensor_is_put_as_it_is(full: FullStore, mode: str):
         transfer.put_structured_object(payload, policy=policy)
 
 
+@pytest.mark.parametrize("is_registered", [True, False])
+def test_rows_of_a_tensor_are_read_into_memory_of_the_caller(full: FullStore, is_registered: bool):
+    transfer = MooncakeBundleTransfer(full, "p")
+    tensor = torch.arange(6, dtype=torch.float32).reshape(3, 2)
+    policy = BundleTransferPolicy(copy_mode="copy")
+    payload = StructuredObjectPayload({}, {"t": tensor})
+    ref = transfer.put_structured_object(payload, policy=policy)
+    held, address = memory(bytes(400))
+    if is_registered:
+        # The elements are behind the metadata, and the store knows no address in between.
+        full.registered[address] = 400
+    part = transfer.read_spec(ref).slice_member("t", 0, 1, 3)
+    destination = tensor_object_buffer(address, 400, held)
+    assert transfer.materialize_into(part, {"t": destination}).objects["t"] is destination
+    assert torch.frombuffer(held, dtype=torch.float32)[76:80].tolist() == [2, 3, 4, 5]
+    stored = StructuredObjectPayload({}, {"t": tensor_object_buffer(address, 304 + 16, held)})
+    full.registered[address] = 400
+    again = transfer.put_structured_object(stored)
+    assert full.objects[again.manifest["buffers"]["t"]["key"]] == held.raw[:320]
+    assert read(transfer, again)["t"].tolist() == [[2, 3], [4, 5]]
+
+
 def test_empty_memory_of_a_tensor_is_one_object(full: FullStore):
     transfer = MooncakeBundleTransfer(full, "p")
     payload = StructuredObjectPayload({}, {"t": tensor_object_buffer(0, 0)})

@@ -295,3 +295,10 @@ def test_leaf_has_the_codec_of_upstream(rows: list, accepted: bool, codec: str, 
     assert (decision.accepted, decision.codec, decision.metadata) == (accepted, codec, metadata)
     assert isinstance(decision.reason, str)
     assert isinstance(decision.normalized_type, str)
+
+
+@pytest.mark.parametrize("rows", [[[1], ["a"]], [[b"a\0"]], ["a\0"]])
+def test_texts_that_would_change_are_refused(plain: PlainStore, rows: list[Any]):
+    with pytest.raises(ValueError, match="would not come back"):
+        put_rows(plain, rows, schema("typed_ragged"))
+    assert plain.objects == {}

@@ -351,13 +351,17 @@ class MemberReads:
         itemsize = kind.dtype.itemsize
         nbytes = math.prod(shape) * itemsize
         is_registered = False
+        to: Array | None = None
         if isinstance(destination, RawDestination | TensorObjectBuffer):
             _check_size(name, destination, METADATA_BYTES + nbytes)
             head = tensor_format.TensorMetadata(kind.dtype, shape, shape).encode()
             ctypes.memmove(destination.ptr, head, METADATA_BYTES)
             into = _bytes_at(destination.ptr + METADATA_BYTES, nbytes)
-            is_foreign = not self._bundles.objects.is_native
-            is_registered = getattr(destination, "pre_registered", is_foreign)
+            is_registered = getattr(destination, "pre_registered", False)
+            if not self._bundles.objects.is_native:
+                # Other stores know registered memory by its beginning, where the metadata are.
+                to, into = into, np.empty(nbytes, dtype=np.uint8)
+                is_registered = False
         else:
             into = _tensor_bytes(name, destination, kind, shape)
         data = self._rows(
@@ -366,6 +370,8 @@ class MemberReads:
 
         def finish() -> Any:
             data()
+            if to is not None:
+                to[:] = into
             return destination
 
         return finish

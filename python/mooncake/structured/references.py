@@ -15,6 +15,7 @@ __all__ = [
     "DATAPROTO_REF_HANDLE_VERSION",
     "STORAGE_GROUP_ID",
     "DataProtoRefLike",
+    "HandleNumberError",
     "MooncakeDataProtoRef",
     "StructuredFieldLocation",
     "export_dataproto_ref",
@@ -79,6 +80,10 @@ class MooncakeDataProtoRef:
     _storage_group_id: str | None = field(default=None, repr=False)
 
 
+class HandleNumberError(TypeError, ValueError):
+    """A number of a handle is not valid; a TypeError as of ``int``, which upstream raises."""
+
+
 DataProtoRefLike: TypeAlias = MooncakeDataProtoRef | Mapping[str, Any]
 
 
@@ -135,7 +140,9 @@ def import_dataproto_ref(handle: Mapping[str, Any]) -> MooncakeDataProtoRef:
         raise ValueError("not a Mooncake DataProto ref handle")
     version = _whole(handle.get("version"))
     if version not in (DATAPROTO_REF_HANDLE_VERSION, _GROUPED_VERSION):
-        raise ValueError(f"unsupported DataProto ref handle version: {handle.get('version')!r}")
+        raise HandleNumberError(
+            f"unsupported DataProto ref handle version: {handle.get('version')!r}"
+        )
     if handle.get("kind") != _KIND:
         raise ValueError(f"unsupported DataProto ref handle kind: {handle.get('kind')!r}")
     stages = {
@@ -150,7 +157,7 @@ def import_dataproto_ref(handle: Mapping[str, Any]) -> MooncakeDataProtoRef:
     }
     rows = _whole(handle.get("batch_size"))
     if rows is None or not 0 <= rows <= _ROWS_MAX:
-        raise ValueError(
+        raise HandleNumberError(
             f"DataProto ref handle batch_size is not valid: {handle.get('batch_size')!r}"
         )
     group = handle.get(STORAGE_GROUP_ID)

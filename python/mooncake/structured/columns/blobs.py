@@ -111,16 +111,20 @@ def _decode_bytes(payloads: Payloads, rows: int, metadata: Mapping[str, Any]) ->
 
 
 def media_bytes(value: Any) -> tuple[Any, dict[str, Any]]:
-    """Return the bytes of a binary value or of an image of PIL, and how to restore it.
+    """Return the bytes of a binary value, an array or an image of PIL, and how to restore it.
+
+    Arrays come back as bytes.
 
     Raises:
-        UnsupportedColumnError: The value is neither.
+        UnsupportedColumnError: The value is none of these.
     """
     if value is None:
         return b"", {"kind": "null"}
     if is_bytes_like(value):
         view = memoryview(value)
         return (view.cast("B") if view.c_contiguous else view.tobytes()), {"kind": "bytes"}
+    if isinstance(value, np.ndarray) and not value.dtype.hasobject:
+        return value.tobytes(), {"kind": "bytes"}
     if is_image(value):
         encoding = {"mode": value.mode, "size": list(value.size), "format": value.format}
         return value.tobytes(), {"kind": "pil_raw", **encoding}

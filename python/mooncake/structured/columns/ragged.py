@@ -34,11 +34,14 @@ EXACT: Final[Mapping[str, Any]] = {"exact": True}
 _INT64_ONLY: Final = {int}
 _FLOAT64_ONLY: Final = {float}
 _DIMS_MAX: Final = 64
+# Kinds of dtypes of numpy.
+_NUMBERS: Final = "biufc"
+_TEXTS: Final = "SU"
 
 
 def is_numeric_array(value: object) -> bool:
     """Return whether a value is an array of numbers or booleans."""
-    return isinstance(value, np.ndarray) and value.dtype.kind in "biufc"
+    return isinstance(value, np.ndarray) and value.dtype.kind in _NUMBERS
 
 
 def is_tensor(value: object) -> bool:
@@ -61,16 +64,20 @@ def _encode_arrays(
     is_array = [isinstance(value, np.ndarray) for value in values]
     given = [row for row, value in enumerate(values) if value is not None]
     dtype = checked_dtype(options)
+    # An inferred column of texts has a better codec.
+    allowed = _NUMBERS if options is EXACT else _NUMBERS + _TEXTS
     if all(is_array[row] for row in given):
         row_format = "ndarray"
-        arrays = _same_dtype([values[row] for row in given], dtype)
+        arrays = _same_dtype([values[row] for row in given], dtype, allowed)
     else:
         row_format = "mixed" if any(is_array) else "list"
         rows = [values[row] for row in given]
         arrays = _arrays_of_lists(rows, dtype, is_exact=options is EXACT)
     kind = arrays[0].dtype if arrays else dtype or np.dtype(np.int64)
-    if kind.kind not in "biufc":
+    if kind.kind not in allowed:
         raise UnsupportedColumnError(f"typed_ragged has no dtype {kind}")
+    if kind.kind in _TEXTS:
+        _check_texts([values[row] for row in given], arrays)
     metadata, payloads = _encode_rows(values, [each.shape for each in arrays], row_format)
     payloads["data"] = FlatArray(concatenated(arrays), kind)
     return {
@@ -81,9 +88,20 @@ def _encode_arrays(
     }, payloads
 
 
-def _same_dtype(arrays: Sequence[Array], dtype: np.dtype[Any] | None) -> list[Array]:
+def _check_texts(rows: Sequence[Any], arrays: Sequence[Array]) -> None:
+    """Check that arrays of texts or of bytes have the items of the rows.
+
+    Raises:
+        UnsupportedColumnError: Numbers became texts, or zeros at the end of a text are lost.
+    """
+    for row, array in zip(rows, arrays, strict=True):
+        if not np.array_equal(np.asarray(row, dtype=object), array.astype(object)):
+            raise UnsupportedColumnError(f"a row would not come back as it is from {array.dtype}")
+
+
+def _same_dtype(arrays: Sequence[Array], dtype: np.dtype[Any] | None, allowed: str) -> list[Array]:
     """Return the arrays in C order and with one dtype in native byte order."""
-    if not all(map(is_numeric_array, arrays)):
+    if not all(array.dtype.kind in allowed for array in arrays):
         raise UnsupportedColumnError("a row is no array of numbers")
     kinds = {array.dtype for array in arrays}
     if dtype is None and kinds:
@@ -156,7 +174,7 @@ def _host(row: Any) -> Any:
 
 def _decode_arrays(payloads: Payloads, rows: int, metadata: Mapping[str, Any]) -> list[Any]:
     data, offsets, shapes, nulls = _checked_rows(payloads, rows)
-    if data.dtype.kind not in "biufcSU":
+    if data.dtype.kind not in _NUMBERS + _TEXTS:
         raise ValueError(f"typed_ragged has no dtype {data.dtype}")
     row_format = metadata.get("row_format")
     is_array = metadata.get("ndarray_rows") if row_format == "mixed" else None
@@ -182,7 +200,11 @@ def _encode_tensors(
     values: Sequence[Any], _options: Mapping[str, Any]
 ) -> tuple[dict[str, Any], Payloads]:
     torch = load_torch()
-    tensors = [value for value in values if value is not None]
+    tensors = [
+        torch.from_numpy(np.array(value)) if is_numeric_array(value) else value
+        for value in values
+        if value is not None
+    ]
     if not all(map(is_tensor, tensors)):
         raise UnsupportedColumnError("a row is no dense tensor")
     names = sorted({str(tensor.dtype) for tensor in tensors})
@@ -232,7 +254,7 @@ def _decode_tensors(payloads: Payloads, rows: int, metadata: Mapping[str, Any]) 
         dtype = DType.of_name(str(metadata.get("dtype", "torch.float32")))
     except TypeError as error:
         raise ValueError(str(error)) from error
-    if data.dtype.itemsize != dtype.itemsize or data.dtype.kind not in "biufc":
+    if data.dtype.itemsize != dtype.itemsize or data.dtype.kind not in _NUMBERS:
         raise ValueError(f"the data of {data.dtype} cannot hold tensors of {dtype.name}")
     data = data if data.flags.writeable else data.copy()
     elements = torch.from_numpy(data).view(dtype.torch())
