@@ -68,11 +68,15 @@ fn open() -> io::Result<IoUring> {
     builder.dontfork().setup_cqsize(2 * ENTRIES);
     let mut batched = builder.clone();
     batched.setup_single_issuer().setup_coop_taskrun().setup_defer_taskrun();
-    match batched.build(ENTRIES) {
+    let ring = match batched.build(ENTRIES) {
         // A kernel before 6.1, which completes each read by itself.
-        Err(error) if error.kind() == io::ErrorKind::InvalidInput => builder.build(ENTRIES),
-        outcome => outcome,
-    }
+        Err(error) if error.kind() == io::ErrorKind::InvalidInput => builder.build(ENTRIES)?,
+        outcome => outcome?,
+    };
+    // What a file system cannot start without waiting, the kernel gives to workers: without this to
+    // four for each processor. Kernels before 5.15 have no such limit to set.
+    let _ = ring.submitter().register_iowq_max_workers(&mut [DEPTH as u32, 0]);
+    Ok(ring)
 }
 
 /// Lets the ring do nothing, and read the first bytes of a file.
