@@ -225,7 +225,7 @@ def test_a_tensor_may_be_split_unevenly():
         (lambda: rows((0, 4), tp=2), "split-axis participant"),
         (lambda: rows((0, 4), axes=(ReplicatedAxis("tp"),), tp=2), "replicated-axis participant"),
         (lambda: rows((0, 4), axes=(), tp=2), "active undeclared tp axis"),
-        (lambda: rows((0, 4), (0, 4), axes=()), "independently along the undeclared tp axis"),
+        (lambda: rows((0, 4), (0, 4), axes=()), "varies across undeclared tp axis, independently"),
         (lambda: placement(topology(), [], []), "must contain tensors"),
         (lambda: placement(topology(), [tensor()], []), "unreferenced tensor"),
         (

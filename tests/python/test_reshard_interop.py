@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import reshard_words
 from upstream_package import run, upstream_python
 
 CASES = Path(__file__).parent / "reshard_cases.py"
@@ -81,6 +82,16 @@ def test_spoiled_json_is_refused_in_upstreams_words(pairs):
     ]
     # Of two wrong values, each package may name another one.
     assert len(other) <= len(refused) // 100, other
+
+
+def test_words_that_callers_match_are_upstreams():
+    done = run(upstream_python(), str(CASES.with_name("reshard_words.py")))
+    assert done.returncode == 0, done.stderr
+    theirs, ours = json.loads(done.stdout), reshard_words.refusals()
+    for name, (words, _) in reshard_words.of_cases().items():
+        for kind, text in (theirs[name], ours[name]):
+            assert kind == "ValueError", name
+            assert words in text, name
 
 
 # Prints the public names of each public module below `mooncake.reshard` that the package defines.

@@ -68,7 +68,7 @@ def require_integers(values: object, name: str, *, minimum: int = 0) -> tuple[in
     """Returns the integers of a sequence."""
     if not _is_sequence(values):
         kind = type(values).__name__
-        raise ValueError(f"{name} must be a sequence and must contain integers: it is {kind}")
+        raise ValueError(f"{name} must contain integers: it must be a sequence, not {kind}")
     try:
         return tuple(require_integer(value, name, minimum=minimum) for value in values)
     except ValueError as error:

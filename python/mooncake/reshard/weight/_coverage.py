@@ -124,7 +124,7 @@ def _validate_undeclared_axes(
                 len(group) > 1 for group in values.values()
             )
             what = (
-                f"a tensor varies independently along the undeclared {kind} axis"
+                f"global placement tensor varies across undeclared {kind} axis, independently"
                 if is_independent
                 else f"a tensor has an active undeclared {kind} axis"
             )

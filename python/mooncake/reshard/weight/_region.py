@@ -163,7 +163,8 @@ class TransferRegion(Generic[_Source, _Target]):
             given, derived = getattr(self, name), getattr(loops, name)
             if given != derived:
                 raise ValueError(
-                    "the loops of the region are not the canonical ones of its box: "
+                    "transfer region loop geometry does not match overlap: the loops are not the "
+                    "canonical ones of its box: "
                     f"{name}={given}, not {derived}"
                 )
 
