@@ -21,7 +21,7 @@ from mooncake._rest.handlers import AiohttpHandlers
 from mooncake._rest.mountable import MountRefusedError, open_mountable, roots
 from mooncake._rest.objects import ObjectRoutes, is_object, is_route
 from mooncake._runtime import _native
-from mooncake.errors import MooncakeError
+from mooncake.errors import MooncakeError, NoSpaceError
 from mooncake.mooncake_config import MooncakeConfig
 from mooncake.store import MooncakeDistributedStore
 
@@ -246,7 +246,7 @@ class MooncakeStoreService(AiohttpHandlers):
         except UnicodeEncodeError as error:
             raise _RefusedError("key and value must be encodable as UTF-8") from error
         if store.put(name, stored) != 0:
-            return _failed(500, "PUT operation failed")
+            return _json(500, {"error": "PUT operation failed", **_reason()})
         return _done()
 
     def _get(self, store: MooncakeDistributedStore, key: bytes) -> Reply:
@@ -569,6 +569,14 @@ def _done() -> Reply:
 
 def _reply(**values: Any) -> Reply:
     return _json(200, values)
+
+
+def _reason() -> dict[str, str]:
+    """Return why the last call found no memory; nothing for other failures, as in upstream."""
+    failure = _native.last_error()
+    if not isinstance(failure, NoSpaceError):
+        return {}
+    return {"reason": str(failure), "remedy": failure.remedy}
 
 
 def _failed(status: int, text: str) -> Reply:

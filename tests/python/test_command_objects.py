@@ -14,6 +14,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 from conftest import MIB, MasterProcess, start_master
 from test_commands import command, read_until
@@ -22,6 +23,7 @@ import mooncake
 from mooncake._command import files, pool as _pool, progress
 from mooncake._command.output import quoted
 from mooncake._units import format_bytes
+from mooncake.tensor import Layout
 
 
 @pytest.fixture(scope="module")
@@ -240,6 +242,25 @@ def test_rm_asks_on_a_terminal(pool: MasterProcess):
         assert store.exists_many(["ask/1", "ask/2"]) == [True, True]
         on_terminal(pool, "rm", "-r", "ask/", typed=b"y\n")
         assert store.exists_many(["ask/1", "ask/2"]) == [False, False]
+
+
+def test_stat_of_a_tensor_in_shards_is_that_of_an_object(pool: MasterProcess):
+    with mooncake.Store(pool.address) as store:
+        options = mooncake.PutOptions(is_hard_pinned=True)
+        store.put_array("split", np.arange(12.0), layout=Layout(2), options=options)
+        (listed,) = store.objects("split")
+        assert store.info("split").size == listed.size
+        assert store.info("split").is_hard_pinned
+        text = on(pool, "stat", "split").stdout
+        assert "lease     none\npins      hard, never evicted\n" in text
+        for part in ("split_tp_0", "split_tp_1"):
+            assert f"copy      {part}  localhost:7001  at " in text
+        with store.lease("split"):
+            assert "s left; not evicted" in on(pool, "stat", "split").stdout
+            parts = json.loads(on(pool, "stat", "split", "--json").stdout)["tensor"]["parts"]
+            assert all(part["lease_left_ms"] > 0 for part in parts)
+            assert [part["key"] for part in parts] == ["split_tp_0", "split_tp_1"]
+        store.delete("split", pinned=True, force=True)
 
 
 def test_stat_shows_copies_leases_and_pins(pool: MasterProcess):

@@ -429,8 +429,9 @@ def test_modes(fs):
             file.read()
     with pytest.raises(FileExistsError):
         fs.open("x", "xb")
-    with pytest.raises(FileExistsError):
+    with pytest.raises(FileExistsError) as caught:
         fs.pipe_file("x", b"2", mode="create")
+    assert "the file exists already" in caught.value.__notes__[0]
     assert fs.cat_file("x") == b"1"
     with pytest.raises(ValueError, match="closed"):
         file.write(b"2")

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 from urllib.parse import unquote_to_bytes
 
+import numpy as np
 import pytest
 from conftest import MIB, MasterProcess, start_master
 
@@ -100,6 +101,32 @@ def test_pages_have_all_keys_once(service: MooncakeStoreService) -> None:
     assert listed(service, "/objects?prefix=none") == {"objects": []}
 
 
+@pytest.mark.parametrize("limit", [1, 2, 3, 100])
+def test_tensor_in_shards_is_one_of_a_page(
+    service: MooncakeStoreService, store: mooncake.Store, limit: int
+) -> None:
+    array = np.arange(12.0)
+    store.put_many({"split/a": b"1", "split/w_between": b"2", "split/x": b"3"})
+    store.put_array("split/w", array, layout=Layout(3))
+    store.put_array("split/x_y", array, layout=Layout(2))
+    path, found = f"/objects?prefix=split/&limit={limit}", []
+    while path:
+        page = listed(service, path)
+        assert 0 < len(page["objects"]) <= limit
+        found += [(each["key"], each["size"]) for each in page["objects"]]
+        path = page.get("next", "")
+    assert found == [(each.key, each.size) for each in store.objects("split/")]
+    assert sorted(key for key, _ in found) == [
+        *("split/a", "split/w", "split/w_between", "split/x", "split/x_y"),
+    ]
+    path, keys = f"/objects?prefix=split/&limit={limit}&internal=true", []
+    while path:
+        page = listed(service, path)
+        keys += [each["key"] for each in page["objects"]]
+        path = page.get("next", "")
+    assert keys == list(store.keys("split/", internal=True))
+
+
 def test_listed_paths_lead_to_the_objects(service: MooncakeStoreService) -> None:
     found = listed(service, "/objects?prefix=raw/")["objects"]
     assert [each["size"] for each in found] == [4, 5]
@@ -130,7 +157,10 @@ def test_objects_that_are_being_written_are_not_listed(
         ("continuation=", "continuation must be that of the page before"),
         ("continuation=*", "continuation"),
         ("continuation=%FF", "continuation"),
-        ("after=x", "unknown parameter 'after'; GET takes: prefix, limit, continuation"),
+        ("continuation=YQ==", "continuation"),
+        ("continuation=W10=", "continuation"),
+        ("internal=1", "internal must be true or false"),
+        ("after=x", "unknown parameter 'after'; GET takes: prefix, limit, continuation, internal"),
     ],
 )
 def test_wrong_parameters_are_refused(service: MooncakeStoreService, query, text) -> None:

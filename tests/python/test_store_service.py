@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import MIB, MasterProcess
+from conftest import MIB, MasterProcess, start_master
 
 from mooncake._http import Request
 from mooncake._rest.access import Access, refusal
@@ -97,6 +97,27 @@ def call(service: MooncakeStoreService) -> Iterator[HttpClient]:
     client = HttpClient(service.port)
     yield client
     client.connection.close()
+
+
+def test_put_into_a_pool_without_memory_has_a_reason(master: MasterProcess) -> None:
+    without = start_master()
+    service = MooncakeStoreService(
+        cli_config=settings(master)
+        | {"master_server_address": without.address, "global_segment_size": 0}
+    )
+    try:
+        assert asyncio.run(service.start_store_service(1))
+        assert asyncio.run(service.start_http_service(0))
+        assert service.port is not None
+        client = HttpClient(service.port)
+        status, answer = client("PUT", "/api/put", {"key": "k", "value": "v"})
+        client.connection.close()
+        assert (status, answer["error"]) == (500, "PUT operation failed")
+        assert "no process lends memory" in answer["reason"]
+        assert "mooncake_client" in answer["remedy"]
+    finally:
+        asyncio.run(service.stop())
+        without.stop()
 
 
 def test_objects_are_put_read_and_removed(call: HttpClient) -> None:

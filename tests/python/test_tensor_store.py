@@ -14,7 +14,7 @@ import mooncake
 from mooncake import AsyncStore, Store, StoreConfig
 from mooncake._command import main as command
 from mooncake.tensor import Axis, Info, Layout, Shard
-from mooncake.tensor.format import TensorMetadata
+from mooncake.tensor.format import MANIFEST_BYTES, TensorMetadata
 
 np = pytest.importorskip("numpy")
 torch = pytest.importorskip("torch")
@@ -499,7 +499,7 @@ def test_info_describes_bytes_and_tensors(store, key):
     assert whole.tensor.layout == "whole"
     store.put_tensor(f"{key}.split", numbers(4, 3), layout=Layout(2))
     split = store.info(f"{key}.split")
-    assert (split.size, split.tensor.shape) == (2 * 304 + 48, (4, 3))
+    assert (split.size, split.tensor.shape) == (2 * 304 + 48 + MANIFEST_BYTES, (4, 3))
     assert split.tensor.layout == "2 shards along dimension 0"
     assert [part.key for part in split.tensor.parts] == [f"{key}.split_tp_{at}" for at in range(2)]
     shard = store.info(f"{key}.split_tp_1").tensor

@@ -6,7 +6,7 @@ import argparse
 import os
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from difflib import get_close_matches
 from time import monotonic, sleep
@@ -30,12 +30,13 @@ from mooncake._command.output import (
 from mooncake._command.parser import add_json, add_metadata
 from mooncake._units import format_bytes, format_duration
 from mooncake.errors import DeadlineError, NotFoundError, TransferFailedError
+from mooncake.tensor.format import GENERATION_TAG
 
 if TYPE_CHECKING:
     from mooncake._api.blocking.jobs import Drain
     from mooncake._api.store import SegmentInfo, Store
     from mooncake._api.tasks import DrainInfo
-    from mooncake.tensor.info import Info
+    from mooncake.tensor.info import Info, TensorInfo
 
 __all__ = [
     "add_clients_options",
@@ -205,8 +206,12 @@ def _stat_object(store: Store, options: argparse.Namespace) -> None:
         if found is None:
             raise
         unread = error
+    parts: dict[str, dict[str, Any]] = {}
+    if found is None and not note and info is not None and info.tensor is not None:
+        parts = _shards(admin.address_of_pool(store), info.tensor, options.tenant)
     if options.is_json:
-        print_json({**(found or {"bytes": info.size if info else 0}), **_tensor_json(key, info)})
+        shown = _tensor_json(key, info, parts)
+        print_json({**(found or {"bytes": info.size if info else 0}), **shown})
         return
     print(f"key       {quoted(key)}")
     if info is not None or found is not None:
@@ -214,6 +219,8 @@ def _stat_object(store: Store, options: argparse.Namespace) -> None:
         print(f"size      {format_bytes(size)}" + _exact(size))
     if found is not None:
         _print_protection(found)
+    elif parts:
+        _print_protection(_united(parts))
     elif note:
         print(f"copies    unknown, as are leases and pins: {note}")
     _print_tensor(info)
@@ -260,12 +267,57 @@ def _print_protection(found: dict[str, Any]) -> None:
         print(f"copy      {copy['segment']}  at {at}{state}")
 
 
-def _tensor_json(key: bytes, info: Info | None) -> dict[str, Any]:
+def _shards(at: str, tensor: TensorInfo, tenant: str) -> dict[str, dict[str, Any]]:
+    """Return copies, leases and pins of the shards of a tensor by their keys."""
+    names = [_bytes(part.key) for part in tensor.parts]
+    rows = [(name, admin.object_of(at, name, tenant)) for name in names]
+    return {quoted(name): found for name, found in rows if found is not None}
+
+
+def _united(parts: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
+    """Return what is true of all shards of a tensor, as for one object, and the copies of each."""
+    found = list(parts.values())
+    ends = [each["expires_in_ms"] for each in found if each["expires_in_ms"] is not None]
+    soft = [each["soft_pin_ttl_ms"] for each in found]
+    first = found[0]
+    return {
+        "is_complete": False,
+        "checksum": None,
+        "unfinished_puts": sum(each["unfinished_puts"] for each in found),
+        "lease_left_ms": max(each["lease_left_ms"] for each in found),
+        "is_hard_pinned": all(each["is_hard_pinned"] for each in found),
+        "soft_pin_ttl_ms": None if None in soft else min(soft),
+        "expires_in_ms": min(ends, default=None),
+        "tags": {
+            name: value
+            for name, value in first["tags"].items()
+            if name != GENERATION_TAG and all(each["tags"].get(name) == value for each in found)
+        },
+        "group": first["group"] if len({each["group"] for each in found}) == 1 else None,
+        "is_being_copied": any(each["is_being_copied"] for each in found),
+        "copies": [
+            {**copy, "segment": f"{name}  {copy['segment']}"}
+            for name, each in parts.items()
+            for copy in each["copies"]
+        ],
+    }
+
+
+def _bytes(key: str | bytes) -> bytes:
+    return os.fsencode(key) if isinstance(key, str) else key
+
+
+def _tensor_json(
+    key: bytes, info: Info | None, found: Mapping[str, dict[str, Any]]
+) -> dict[str, Any]:
     text = {"key": os.fsdecode(key)}
     if info is None or info.tensor is None:
         return text
     tensor = info.tensor
-    parts = [{"key": _text(part.key), "shape": part.shape} for part in tensor.parts]
+    parts = [
+        {**found.get(quoted(part.key), {}), "key": _text(part.key), "shape": part.shape}
+        for part in tensor.parts
+    ]
     names = {"dtype": tensor.dtype, "shape": tensor.shape, "layout": tensor.layout}
     return {**text, "bytes": info.size, "tensor": {**names, "parts": parts}}
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import binascii
 import json
 from collections.abc import Iterator, Sequence
 from secrets import token_hex
@@ -12,6 +11,7 @@ from urllib.parse import quote, urlencode
 
 from mooncake._api.blocking.sharded import explained
 from mooncake._api.native_calls import Native
+from mooncake._api.types import ObjectInfo
 from mooncake._api.values import decoded, encoded
 from mooncake._http import Reply, Request
 from mooncake._rest.replies import (
@@ -25,6 +25,7 @@ from mooncake._rest.replies import (
 )
 from mooncake._runtime import _native
 from mooncake.errors import MooncakeError
+from mooncake.tensor.sharded import TensorListing
 
 __all__ = ["BATCH_MAX", "COLLECTION", "LIMIT_DEFAULT", "LIMIT_MAX", "answer_collection"]
 
@@ -38,11 +39,13 @@ LIMIT_MAX: Final = 10_000
 BATCH_MAX: Final = 1000
 """Largest number of keys in a batch."""
 
-_LISTED: Final = ("prefix", "limit", "continuation")
+_LISTED: Final = ("prefix", "limit", "continuation", "internal")
 # Objects up to this length are read before the reply begins, as long as they fit into the second.
 _EAGER_BYTES: Final = 1 << 20
 _EAGER_TOTAL_BYTES: Final = 16 << 20
 _PIECE_BYTES: Final = 1 << 20
+# A tensor in shards is many keys of the master's listing.
+_PAGE_MIN: Final = 256
 
 
 def answer_collection(native: Native, request: Request) -> Reply:
@@ -55,30 +58,89 @@ def answer_collection(native: Native, request: Request) -> Reply:
 
 
 def _listing(native: Native, request: Request) -> Reply:
-    """Answer with a page of the complete objects whose key has a prefix."""
+    """Answer with a page of the complete objects and tensors whose key has a prefix."""
     given = parameters(request)
     for name in given:
         if name not in _LISTED:
             return failed(400, f"unknown parameter {name!r}; GET takes: {', '.join(_LISTED)}")
     prefix, limit = encoded(given.get("prefix", "")), _limit(given.get("limit"))
-    after = _key_of(given["continuation"]) if "continuation" in given else None
+    internal = given.get("internal", "false")
+    if internal not in ("true", "false"):
+        return failed(400, "internal must be true or false")
+    after, state = _position(given["continuation"]) if "continuation" in given else (None, ((), ()))
+    tensors = None if internal == "true" else TensorListing.at_state(prefix, state)
+    objects = _complete(native, prefix, after, tensors, max(limit + 1, _PAGE_MIN))
     found: list[dict[str, Any]] = []
-    is_last = False
-    while not is_last and len(found) < limit:
-        page, is_last = native.list(prefix=prefix, after=after, limit=limit - len(found))
-        if not page:
+    text = ""
+    for each, last in objects:
+        found.append(_listed(each.key_bytes, each.size))
+        if len(found) == limit:
+            text = _continuation(last, tensors)
             break
-        after = page[-1][0]
-        found += [_listed(key, size) for key, size, is_complete, _ in page if is_complete]
     told: dict[str, Any] = {"objects": found}
-    if not is_last and after is not None and found:
-        text = base64.urlsafe_b64encode(after).decode()
+    if text and next(objects, None) is not None:
         query = {"prefix": prefix, "limit": limit, "continuation": text}
+        query |= {"internal": "true"} if tensors is None else {}
         told |= {"continuation": text, "next": f"{COLLECTION}?{urlencode(query)}"}
     reply = json_reply(200, told)
     if request.method == "HEAD":
         return Reply(200, b"", reply.kind, length=len(reply.content()))
     return reply
+
+
+def _complete(
+    native: Native,
+    prefix: bytes,
+    after: bytes | None,
+    tensors: TensorListing | None,
+    page_keys: int,
+) -> Iterator[tuple[ObjectInfo, bytes]]:
+    """Yield complete objects and tensors, and the key after which the listing goes on."""
+    is_last = False
+    while not is_last:
+        page, is_last = native.list(prefix=prefix, after=after, limit=page_keys)
+        for key, size, is_complete, replicas in page:
+            each = ObjectInfo(decoded(key), size, is_complete, replicas)
+            if tensors is not None and after is not None:
+                yield from (
+                    (tensor, after) for tensor in tensors.over_at(key) if tensor.is_complete
+                )
+            after = key
+            own = [each] if tensors is None else tensors.add_next(each)
+            yield from ((found, key) for found in own if found.is_complete)
+        if not page:
+            break
+    if tensors is not None and after is not None:
+        yield from ((tensor, after) for tensor in tensors.rest() if tensor.is_complete)
+
+
+def _continuation(after: bytes, tensors: TensorListing | None) -> str:
+    """Return a text with which the next request goes on behind a key."""
+    rows, whole = tensors.state if tensors is not None else ((), ())
+    place = {
+        "after": after.decode("latin-1"),
+        "tensors": [[key.decode("latin-1"), *of] for key, *of in rows],
+        "objects": [key.decode("latin-1") for key in whole],
+    }
+    return base64.urlsafe_b64encode(json.dumps(place, separators=(",", ":")).encode()).decode()
+
+
+def _position(continuation: str) -> tuple[bytes, tuple[Any, ...]]:
+    """Return the key and the state of a listing from `_continuation`."""
+    try:
+        text = base64.b64decode(continuation.encode("ascii"), altchars=b"-_", validate=True)
+        place = json.loads(text)
+        after = place["after"].encode("latin-1")
+        rows = [
+            (key.encode("latin-1"), int(size), bool(is_complete), int(replicas))
+            for key, size, is_complete, replicas in place["tensors"]
+        ]
+        whole = [key.encode("latin-1") for key in place["objects"]]
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError):
+        after = b""
+    if not after:
+        raise RefusedError(failed(400, "continuation must be that of the page before"))
+    return after, (rows, whole)
 
 
 def _listed(key: bytes, size: int) -> dict[str, Any]:
@@ -95,17 +157,6 @@ def _limit(given: str | None) -> int:
     if not (given.isascii() and given.isdecimal()) or not 1 <= int(given) <= LIMIT_MAX:
         raise RefusedError(failed(400, f"limit must be a number from 1 to {LIMIT_MAX}"))
     return int(given)
-
-
-def _key_of(continuation: str) -> bytes:
-    try:
-        key = base64.b64decode(continuation.encode("ascii"), altchars=b"-_", validate=True)
-    except (UnicodeEncodeError, binascii.Error):
-        key = b""
-    if not key:
-        text = "continuation must be that of the page before"
-        raise RefusedError(failed(400, text))
-    return key
 
 
 def _keys(request: Request) -> list[bytes]:

@@ -93,6 +93,7 @@ def _list() -> dict[str, Any]:
             _query("prefix", "Beginning of the keys.", "string"),
             limit,
             _query("continuation", "That of the page before.", "string"),
+            _query("internal", "List the objects of tensors in shards.", "boolean"),
         ],
         "responses": {
             "200": {

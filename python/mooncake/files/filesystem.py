@@ -23,7 +23,7 @@ from mooncake._api.outcomes import only
 from mooncake._api.store import Store
 from mooncake._api.values import Seconds, with_terms
 from mooncake._runtime import PutOptions
-from mooncake.errors import AlreadyExistsError, NotFoundError
+from mooncake.errors import AlreadyExistsError, MooncakeError, NotFoundError
 from mooncake.files import transfers
 from mooncake.files.listing import Entry, entries, entry
 from mooncake.files.paths import PROTOCOL, joined_url, split_url, with_port
@@ -465,13 +465,14 @@ class MooncakeFileSystem(AsyncFileSystem):  # type: ignore[misc]
         except NotFoundError as error:
             found = entry(self.store._native, path)
             if found is None:
-                raise _not_found(path) from error
+                raise _explained(_not_found(path), error) from error
             if found.is_directory:
                 raise IsADirectoryError(errno.EISDIR, "is a directory", path) from error
             # The object exists, and no copy of it can be read.
             raise
         except AlreadyExistsError as error:
-            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path) from error
+            exists = FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
+            raise _explained(exists, error) from error
 
     # Other processes
 
@@ -550,3 +551,11 @@ def _details(found: Entry) -> dict[str, Any]:
 
 def _not_found(path: str) -> FileNotFoundError:
     return FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+
+
+def _explained(raised: OSError, failure: MooncakeError) -> OSError:
+    """Add what the pool says to the failure of a file system."""
+    raised.add_note(str(failure))
+    if failure.remedy:
+        raised.add_note(failure.remedy)
+    return raised

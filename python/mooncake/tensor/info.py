@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from mooncake._api.values import decoded
 from mooncake.errors import InvalidArgumentError, MooncakeError, NotFoundError
 from mooncake.tensor.calls import Describe, Operation
-from mooncake.tensor.format import GENERATION_TAG
+from mooncake.tensor.format import GENERATION_TAG, manifest_key, writer_manifest_key
 from mooncake.tensor.inventory import find, find_stored
 from mooncake.tensor.layout import Axis
 from mooncake.tensor.search import Found, Unsettled, find_all
@@ -70,14 +70,15 @@ class Info:
 
     Attributes:
         key: The key.
-        size: Length of the object, or of all objects of a tensor, in bytes.
+        size: Length of the object, or of all shards and manifests of a tensor, in bytes.
         tensor: The tensor; None if the object is not one.
         version: Number that every put changes; None for a tensor that is stored in shards, and
             while the first put is unfinished.
-        replicas: Number of copies.
-        expires_in_s: Time until the object is removed; None: it does not expire.
+        replicas: Number of copies; of a tensor in shards, of the one that has the fewest.
+        expires_in_s: Time until the object, or the first one of a tensor, is removed; None: it does
+            not expire.
         tags: Text stored beside the object.
-        is_hard_pinned: True if the object is never evicted.
+        is_hard_pinned: True if the object, or every one of a tensor, is never evicted.
         soft_pin_ttl_s: Time that the soft pin lasts after each access; None: no pin.
         group: Group with which the object is kept or evicted; "" for none.
         data_type: Kind of data, as a number that only callers interpret.
@@ -112,7 +113,45 @@ def describe(keys: Sequence[bytes]) -> Operation[list[Info | MooncakeError]]:
         lease=False,
     )
     settled = [each.error if isinstance(each, Unsettled) else each for each in found]
-    return [_info(*each) for each in zip(keys, details, settled, strict=True)]
+    infos = [_info(*each) for each in zip(keys, details, settled, strict=True)]
+    split = [
+        (at, each)
+        for at, each in enumerate(settled)
+        if isinstance(each, Found) and isinstance(details[at], NotFoundError)
+    ]
+    rows = [(at, name) for at, each in split for name in _names_of(keys[at], each)]
+    if rows:
+        objects = yield Describe([decoded(name) for _, name in rows])
+        for at, _ in split:
+            own = [
+                each
+                for (row, _), each in zip(rows, objects, strict=True)
+                if row == at and isinstance(each, dict)
+            ]
+            info = infos[at]
+            if own and isinstance(info, Info):
+                infos[at] = replace(info, **_united(own))
+    return infos
+
+
+def _names_of(key: bytes, found: Found) -> list[bytes]:
+    """Return the keys of the shards of a tensor, and of the manifests that it may have."""
+    return [*(part.key for part in found.parts), manifest_key(key), writer_manifest_key(key)]
+
+
+def _united(objects: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return what is true of a tensor, of whose objects this is known."""
+    ends = [each["expires_in_s"] for each in objects if each["expires_in_s"] is not None]
+    pins = [each["soft_pin_ttl_s"] for each in objects]
+    groups = {each["group"] for each in objects}
+    return {
+        "size": sum(each["size"] for each in objects),
+        "replicas": min(each["replicas"] for each in objects),
+        "expires_in_s": min(ends, default=None),
+        "is_hard_pinned": all(each["is_hard_pinned"] for each in objects),
+        "soft_pin_ttl_s": None if None in pins else min(pins),
+        "group": groups.pop() if len(groups) == 1 else "",
+    }
 
 
 def _info(

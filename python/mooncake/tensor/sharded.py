@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from typing import Final
+from dataclasses import dataclass
+from typing import Any, Final, Self
 
 from mooncake._api.outcomes import all_of
 from mooncake._api.types import ObjectInfo
@@ -159,6 +160,21 @@ def _is_split(form: Form | MooncakeError | None, found: int) -> bool:
     return form is not None and form.is_split
 
 
+@dataclass(slots=True)
+class _Parts:
+    """The objects of a tensor that a listing has seen."""
+
+    size: int = 0
+    is_complete: bool = True
+    replicas: int | None = None
+
+    def add(self, found: ObjectInfo) -> None:
+        self.size += found.size
+        self.is_complete = self.is_complete and found.is_complete
+        known = self.replicas
+        self.replicas = found.replicas if known is None else min(known, found.replicas)
+
+
 class TensorListing:
     """Puts the objects of tensors in shards together, in a listing in the byte order of keys."""
 
@@ -171,20 +187,45 @@ class TensorListing:
             prefix: Prefix of the listed keys; tensors whose keys do not have it are left out.
         """
         self._prefix = prefix
-        self._open: dict[bytes, list[ObjectInfo]] = {}
+        self._open: dict[bytes, _Parts] = {}
         # The listed keys with which the present one begins.
         self._whole: list[bytes] = []
 
+    @property
+    def state(self) -> tuple[Any, ...]:
+        """What `at_state` needs to go on with the listing, as lists of bytes and numbers."""
+        rows = (
+            (key, each.size, each.is_complete, each.replicas) for key, each in self._open.items()
+        )
+        return list(rows), list(self._whole)
+
+    @classmethod
+    def at_state(cls, prefix: bytes, state: tuple[Any, ...]) -> Self:
+        """Go on with a listing."""
+        listing = cls(prefix)
+        rows, whole = state
+        listing._open = {key: _Parts(*of) for key, *of in rows}
+        listing._whole = list(whole)
+        return listing
+
     def add(self, found: ObjectInfo) -> Iterator[ObjectInfo]:
         """Take the next object; yield it, or the tensors of which no more objects can follow."""
-        key = found.key_bytes
+        yield from self.over_at(found.key_bytes)
+        yield from self.add_next(found)
+
+    def over_at(self, key: bytes) -> Iterator[ObjectInfo]:
+        """Yield the tensors of which no more objects can follow when a key does."""
         for base in [base for base in self._open if key > base + _BEHIND]:
             yield from self._close(base)
+
+    def add_next(self, found: ObjectInfo) -> Iterator[ObjectInfo]:
+        """Take the next object, after `over_at` of its key; yield it if it is no part."""
+        key = found.key_bytes
         while self._whole and not key.startswith(self._whole[-1]):
             self._whole.pop()
         of = self._tensor_of(key, found.size)
         if of is not None:
-            self._open.setdefault(of, []).append(found)
+            self._open.setdefault(of, _Parts()).add(found)
             return
         self._whole.append(key)
         yield found
@@ -207,9 +248,4 @@ class TensorListing:
     def _close(self, base: bytes) -> Iterator[ObjectInfo]:
         parts = self._open.pop(base)
         if base.startswith(self._prefix) and base not in self._whole:
-            yield ObjectInfo(
-                decoded(base),
-                sum(part.size for part in parts),
-                all(part.is_complete for part in parts),
-                min(part.replicas for part in parts),
-            )
+            yield ObjectInfo(decoded(base), parts.size, parts.is_complete, parts.replicas or 0)
