@@ -12,6 +12,7 @@ const UNSAFE: &[(&str, &str)] = &[
     ("crates/base/src/clock.rs", "reads the clock that runs on through suspend"),
     ("crates/disk/src/memory.rs", "lends memory of callers to reads"),
     ("crates/disk/src/reader/ring.rs", "tells the kernel addresses of memory that was lent"),
+    ("crates/disk/tests/forked_child.rs", "forks a child"),
     ("crates/master/tests/recovery_memory.rs", "counts what is allocated"),
     ("crates/os/src/fork.rs", "handles a fork"),
     ("crates/os/src/memory.rs", "reads the size of a page, and asks for huge pages"),

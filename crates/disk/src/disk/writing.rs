@@ -222,6 +222,9 @@ impl Disk {
     /// # Errors
     /// Those of the system. The records can be found again also then.
     pub fn close(self) -> Result<()> {
+        if self.reader.is_forked() {
+            return Ok(());
+        }
         let mut dropped = Vec::new();
         self.seal(&mut self.writer.lock(), &mut dropped)
             .map_err(Error::io("seal", self.directory.path()))
