@@ -123,7 +123,16 @@ impl Extent {
     pub fn sync(&self, end: u64) -> io::Result<()> {
         self.file.sync()?;
         self.synced.fetch_max(end, Ordering::AcqRel);
+        self.forget_cached(end);
         Ok(())
+    }
+
+    /// Frees the page cache of what is read past it from now on: it would hold the same bytes as the
+    /// memory of the store, and count towards the limit of a container.
+    fn forget_cached(&self, end: u64) {
+        if self.direct.is_some() {
+            self.file.forget_cached(end);
+        }
     }
 
     /// Returns what reads of a record past the page cache have to be aligned to; `None` if they
@@ -165,6 +174,7 @@ impl Extent {
         write_all(&*self.file, &trailer.encode(), self.trailer_at())?;
         self.file.sync()?;
         self.is_sealed.store(true, Ordering::Release);
+        self.forget_cached(self.bytes);
         Ok(())
     }
 

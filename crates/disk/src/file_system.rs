@@ -9,6 +9,7 @@ use std::{
     fmt::Debug,
     fs::{self, DirBuilder, OpenOptions},
     io::{self, IoSliceMut, Read, Seek, Write},
+    num::NonZeroU64,
     os::{
         fd::{AsFd, BorrowedFd},
         unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt},
@@ -18,7 +19,7 @@ use std::{
 };
 
 use mooncake_os::fork;
-use rustix::fs::{AtFlags, CWD, FallocateFlags, FlockOperation, StatxFlags};
+use rustix::fs::{Advice, AtFlags, CWD, FallocateFlags, FlockOperation, StatxFlags};
 
 use crate::format::{UNIT_MAX, UNIT_MIN};
 
@@ -132,6 +133,9 @@ pub trait File: Debug + Send + Sync {
     /// # Errors
     /// Those of the system.
     fn length(&self) -> io::Result<u64>;
+
+    /// Lets the page cache forget the bytes before `end`, as far as they are on the device. A hint.
+    fn forget_cached(&self, _end: u64) {}
 
     /// Returns the descriptor of a file of the system; others cannot be read by a ring.
     fn descriptor(&self) -> Option<BorrowedFd<'_>> {
@@ -295,6 +299,11 @@ impl File for fs::File {
 
     fn length(&self) -> io::Result<u64> {
         Ok(self.metadata()?.len())
+    }
+
+    fn forget_cached(&self, end: u64) {
+        // A file system that does not know the hint keeps them.
+        let _ = rustix::fs::fadvise(self, 0, NonZeroU64::new(end), Advice::DontNeed);
     }
 
     fn descriptor(&self) -> Option<BorrowedFd<'_>> {

@@ -96,6 +96,25 @@ fn ranges_are_read_by_a_ring_and_by_threads() {
     }
 }
 
+/// Tells whether the page cache has a byte of the first extent. To ask may bring it there.
+fn is_cached(directory: &Path, at: u64) -> bool {
+    let file = std::fs::File::open(directory.join("extent-000000")).unwrap();
+    let flags = rustix::io::ReadWriteFlags::NOWAIT;
+    let read = rustix::io::preadv2(&file, &mut [io::IoSliceMut::new(&mut [0])], at, flags);
+    read == Ok(1)
+}
+
+#[test]
+fn page_cache_forgets_what_is_read_past_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let disk = Disk::open(folder.path(), Options::new(128 << 20)).unwrap();
+    write(&disk, name(b"key", 1), 1 << 20);
+    assert!(is_cached(folder.path(), 8192));
+    disk.sync().unwrap();
+    assert_eq!(read(&disk, name(b"key", 1)), ReadOutcome::Good);
+    assert_eq!(is_cached(folder.path(), 8192), !has_direct_reads(folder.path()));
+}
+
 #[test]
 fn callers_share_a_small_arena() {
     for options in methods() {
