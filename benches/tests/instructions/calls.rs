@@ -18,7 +18,7 @@ use mooncake_transfer_engine::{Engine, EngineConfig, LocalRange};
 use prost::Message;
 use tokio::runtime::Builder;
 
-use crate::rdma;
+use crate::{large_pools, rdma};
 
 /// How many items the counted calls of one kind have in all. Many, since some of what happens to an
 /// item is decided by chance: the eviction policy learns from a sample of the keys.
@@ -43,7 +43,7 @@ const fn call(name: &'static str, items: usize, run: fn()) -> Call {
     Call { name, count: rounds_of(items), scope: Scope::Calls, limit: None, run }
 }
 
-pub(crate) const ALL: [Call; 13] = [
+pub(crate) const ALL: [Call; 16] = [
     call("put of 4 KiB", 1, || with_client(|client| puts(client, 1, 4 << 10))),
     call("get of 4 KiB", 1, || with_client(|client| gets(client, 1, 4 << 10))),
     call("exists", 1, || with_client(|client| probes(client, 1))),
@@ -52,6 +52,16 @@ pub(crate) const ALL: [Call; 13] = [
     call("exists of 1,000 keys", 1000, || with_client(|client| probes(client, 1000))),
     call("state: start of 100 puts", STATE_PUTS, start_puts),
     call("state: end of 100 puts", STATE_PUTS, end_puts),
+    avoiding("master: put, 0 of 1,000 peers avoided", large_pools::puts_avoiding_none),
+    avoiding("master: put, 250 of 1,000 peers avoided", large_pools::puts_avoiding_quarter),
+    Call {
+        name: "listener: connection of 1,500 gives way",
+        count: large_pools::DISPLACEMENTS,
+        scope: Scope::Functions("*ConnectionTable::displace*"),
+        // How often the listener looks before one has waited long enough depends on the time.
+        limit: Some(6000),
+        run: large_pools::displacements,
+    },
     Call {
         name: "rdma: 100 slices, by the caller",
         count: rdma::SLICES / 100,
@@ -81,6 +91,11 @@ pub(crate) const TO_PEERS: &str = "rdma: 100 slices to ";
 const fn to_peers(name: &'static str, run: fn()) -> Call {
     let scope = Scope::CallsWithout("mooncake_verbs::fake::functions::post_send");
     Call { name, count: rdma::SLICES_IN_TURN / 100, scope, limit: Some(60_000), run }
+}
+
+/// Puts of one object each into a large pool.
+const fn avoiding(name: &'static str, run: fn()) -> Call {
+    Call { name, count: large_pools::PUTS, scope: Scope::Calls, limit: None, run }
 }
 
 /// Runs calls of a client whose master is in this process.

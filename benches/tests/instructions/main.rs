@@ -5,6 +5,7 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by a panic")]
 
 mod calls;
+mod large_pools;
 mod rdma;
 
 use std::{

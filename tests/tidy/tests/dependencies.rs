@@ -70,6 +70,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
         &[
             "base",
             "collective",
+            "os",
             "proto",
             "verbs",
             "rdma",
