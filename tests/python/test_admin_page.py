@@ -75,6 +75,9 @@ def test_page_shows_the_pool_and_escapes_names(tmp_path: Path) -> None:
         assert re.search(r'<text x="0" y="[\d.]+">64.0 MiB</text>', dom), "the pool's size"
         assert re.search(r'text-anchor="end">\d\d:\d\d</text>', dom), "the time"
         assert "<dt style=" in dom, "what holds the memory"
+        parts = re.findall(r'<dt style="--c: ([^"]+);">([^<]+)</dt>', dom)
+        assert len({color for color, _ in parts}) == len(parts) == 7, "one colour each"
+        assert "get_replica_list" not in dom, "locate in each table"
         assert ">Hard-pinned</dt><dd>1.00 MiB, 2 %</dd>" in dom
         # What is wrong stands at the top.
         assert '<li class="bad"><b>1 put found no memory in the last 5 minutes</b>' in dom

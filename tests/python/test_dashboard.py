@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import math
 import re
 import shutil
 import subprocess
@@ -147,3 +149,16 @@ def test_alert_rules_evaluate(prometheus: Prometheus) -> None:
     assert {rule["health"] for rule in rules()} == {"ok"}
     alerts = {rule["name"]: rule["state"] for rule in rules()}
     assert alerts["MooncakeMasterDown"] == alerts["MooncakeDaemonDown"] == "inactive"
+
+
+@pytest.mark.parametrize("theme", [0, 1], ids=["light", "dark"])
+def test_parts_of_the_memory_have_colors_that_differ(theme: int) -> None:
+    page = (DEPLOY.parent / "crates/master/src/admin/page/index.html").read_text(encoding="utf-8")
+    names = re.findall(r'"var\(--(\w+)\)"\]', page)
+    assert len(names) == 7
+    style = page.split("@media (prefers-color-scheme: dark)")[theme]
+    colors = {name: re.search(rf"--{name}: #(\w{{6}});", style) for name in names}
+    values = {name: bytes.fromhex(found[1]) for name, found in colors.items() if found}
+    assert values.keys() == set(names)
+    for one, other in itertools.combinations(names, 2):
+        assert math.dist(values[one], values[other]) > 50, f"{one} and {other} look alike"

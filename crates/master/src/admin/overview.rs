@@ -6,6 +6,7 @@ use axum::{
     response::Response,
 };
 use mooncake_base::ByteSize;
+use mooncake_proto::calls::Method;
 use serde_json::{Value, json};
 
 use super::{
@@ -221,7 +222,7 @@ fn calls(service: &Service) -> Value {
         let count = service.op_metrics().count(*op);
         (count != OpCount::default()).then(|| {
             json!({
-                "name": name,
+                "name": call_name(*op, name),
                 "calls": count.calls(),
                 "items": count.all_items(),
                 "missed": count.missed,
@@ -231,6 +232,29 @@ fn calls(service: &Service) -> Value {
         })
     };
     Op::ALL.iter().filter_map(row).collect()
+}
+
+/// Returns the name of a call, which durations and the slow log have, too. The metrics have
+/// upstream's.
+const fn call_name(op: Op, of_metrics: &str) -> &str {
+    match op {
+        Op::Register => Method::Register.name(),
+        Op::Heartbeat => Method::Heartbeat.name(),
+        Op::Unregister => Method::Unregister.name(),
+        Op::Mount => Method::Mount.name(),
+        Op::Unmount => Method::Unmount.name(),
+        Op::Locate => Method::Locate.name(),
+        Op::Probe => Method::Probe.name(),
+        Op::RemoveMatching => Method::RemoveMatching.name(),
+        Op::QueryTask => Method::QueryTasks.name(),
+        Op::EndTask => Method::EndTasks.name(),
+        Op::ClearReplicas => Method::ClearReplicas.name(),
+        Op::CreateDrainJob => Method::CreateDrainJobs.name(),
+        Op::QueryDrainJob => Method::QueryDrainJobs.name(),
+        Op::CancelDrainJob => Method::CancelDrainJobs.name(),
+        Op::SetQuota => Method::SetQuotas.name(),
+        _ => of_metrics,
+    }
 }
 
 /// Returns the durations of calls by kind: the number of calls by class, whose upper bounds are in

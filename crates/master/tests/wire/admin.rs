@@ -1,5 +1,7 @@
 //! The admin endpoints in upstream's formats.
 
+use std::collections::BTreeSet;
+
 use bytes::Bytes;
 use mooncake_base::Token;
 use mooncake_master::{
@@ -287,6 +289,10 @@ fn overview_shows_pool_clients_and_calls() {
     let calls = shown["calls"].as_array().unwrap();
     let puts = calls.iter().find(|call| call["name"] == "put_start").unwrap();
     assert_eq!((&puts["calls"], &puts["failed"]), (&json!(2), &json!(0)));
+    let names = |rows: &Value| -> BTreeSet<String> {
+        rows.as_array().unwrap().iter().map(|row| row["name"].to_string()).collect()
+    };
+    assert_eq!(names(&shown["calls"]), names(&shown["call_times"]["kinds"]), "one name a call");
     assert!(!shown["history"]["at_ms"].as_array().unwrap().is_empty(), "{shown}");
     let later = format!("/api/v1/overview?since={}", u64::MAX);
     assert_eq!(get(running.admin(), &later).json()["history"]["at_ms"], json!([]));

@@ -74,7 +74,8 @@ class ObjectCalls(RemovalCalls):
             key: Key of the object.
             value: Any object with the buffer protocol, array of numpy or DLPack array in host
                 memory; at least one byte.
-            overwrite: Replace an existing object; otherwise it is kept.
+            overwrite: Replace an existing object, or a tensor in shards with all of its shards;
+                otherwise it is kept.
             options: Number of copies, pins, placement.
             ttl_s: Time after which the object is removed, even if it is leased; None: never.
             tags: Text stored beside the object: at most 32 names and values, 1 KiB in all.
