@@ -87,6 +87,15 @@ def test_page_shows_the_pool_and_escapes_names(tmp_path: Path) -> None:
         assert ">A second</th>" in dom
         assert "0.0.0.0" not in dom
         assert "What the numbers mean" in dom
+        idle = start_master()
+        try:
+            dom = browse(idle.admin, tmp_path, "--dump-dom")
+            plot = re.search(r'id="chart-bytes">(.*?)</svg>', dom)
+            assert plot is not None
+            marks = re.findall(r'<text x="0" y="[\d.]+">([^<]+)</text>', plot[1])
+            assert marks == ["0 B/s", "1 B/s", "2 B/s"], "no mark twice"
+        finally:
+            idle.kill()
 
         for name, size in [("desk.png", "1280,1500"), ("phone.png", "390,1700")]:
             picture = tmp_path / name
