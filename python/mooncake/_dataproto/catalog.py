@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 from mooncake._native import KeyMap
 
@@ -74,7 +74,8 @@ class _Entry:
     There are millions of entries, and a look-up finds most of their parts in no cache. Most have
     all fields in one place, so these have no dictionary of their own: `names` is shared by all
     entries with the same fields, and `fragment` and `row` are the place of all of them. Once a key
-    has fields in several places, `places` has them all, and `names` is `_MIXED`.
+    has fields in several places, `names` is `_MIXED`, and `fragment` is the dictionary of the
+    places. With four attributes CPython lays an entry out in one line of a cache.
     """
 
     tag: dict[str, Any] = field(default_factory=lambda: _NO_TAG)
@@ -82,36 +83,43 @@ class _Entry:
     # Not used without names.
     fragment: Any = None
     row: int = 0
-    places: dict[str, Place] | None = None
+
+    @property
+    def places(self) -> dict[str, Place] | None:
+        """The place of each field of a key that has them in several places; None for others."""
+        return self.fragment if self.names is _MIXED else None
 
     def fields(self) -> Iterable[str]:
         """Returns the names of the fields, in the order in which they came."""
-        return self.names if self.places is None else self.places
+        places = self.places
+        return self.names if places is None else places
 
     def place_of(self, name: str) -> Place | None:
         """Returns the place of a field; None if there is no such field."""
-        if self.places is not None:
-            return self.places.get(name)
+        places = self.places
+        if places is not None:
+            return places.get(name)
         return (self.fragment, self.row) if name in self.names else None
 
     def fragments(self) -> list[_Fragment]:
         """Returns the fragment of each field."""
-        if self.places is not None:
-            return [fragment for fragment, _ in self.places.values()]
+        places = self.places
+        if places is not None:
+            return [fragment for fragment, _ in places.values()]
         return [self.fragment] * len(self.names)
 
     def locate(self, names: tuple[str, ...], fragment: _Fragment, row: int) -> list[_Fragment]:
         """Sets the place of fields; returns the fragments that they had."""
-        if self.places is None and (not self.names or names == self.names):
+        places = self.places
+        if places is None and (not self.names or names == self.names):
             previous = self.fragments()
             self.names, self.fragment, self.row = names, fragment, row
             return previous
-        if self.places is None:
-            self.places = dict.fromkeys(self.names, (self.fragment, self.row))
-            self.names = _MIXED
-            self.fragment = None
-        previous = [self.places[name][0] for name in names if name in self.places]
-        self.places.update(dict.fromkeys(names, (fragment, row)))
+        if places is None:
+            places = dict.fromkeys(self.names, (self.fragment, self.row))
+            self.names, self.fragment = _MIXED, places
+        previous = [places[name][0] for name in names if name in places]
+        places.update(dict.fromkeys(names, (fragment, row)))
         return previous
 
     def add_tag(self, tag: dict[str, Any]) -> None:
@@ -265,11 +273,11 @@ class DataProtoCatalog:
         wanted = None if fields is None else checked_names(fields, "field names")
         with self._lock:
             entries = self._entries(partition, names)
+            used, locations = _places_of(entries, wanted)
             if wanted is None:
-                wanted = _fields_of(entries)
+                wanted = entries[0].names if used else _fields_of(entries)
                 if not wanted:
                     raise ValueError("requested keys do not contain any fields")
-            used, locations = _places_of(entries, wanted)
             field_groups: list[dict[str, Any]]
             if used:
                 field_groups = [{"fields": list(wanted), "locations": locations}]
@@ -532,11 +540,10 @@ class DataProtoCatalog:
 
     def _entries(self, partition: str, keys: Sequence[str]) -> Sequence[_Entry]:
         found = self._found(partition, keys)
-        known = [entry for entry in found if entry is not None]
-        if len(known) != len(keys):
+        if not all(found):
             absent = [key for key, entry in zip(keys, found, strict=True) if entry is None]
             raise ValueError(f"keys were not found in partition {partition!r}: {absent}")
-        return known
+        return cast("Sequence[_Entry]", found)
 
     def _record(self, operation_id: str, result: dict[str, Any]) -> None:
         self._publications[operation_id] = result
@@ -576,17 +583,17 @@ def _is_same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
 
 
 def _places_of(
-    entries: Sequence[_Entry], wanted: Sequence[str]
+    entries: Sequence[_Entry], wanted: Sequence[str] | None
 ) -> tuple[dict[_Fragment, None], list[tuple[str, int]]]:
     """Returns the fragments of keys and where the keys lie in them.
 
-    Returns nothing unless the keys have the same fields, the wanted ones among them, and each key
-    has them in one place.
+    Returns nothing unless the keys have the same fields, the wanted ones among them if they are
+    named, and each key has them in one place.
     """
     names = entries[0].names
     used: dict[_Fragment, None] = {}
     locations: list[tuple[str, int]] = []
-    if names is _MIXED or not all(name in names for name in wanted):
+    if not names or names is _MIXED or not all(name in names for name in wanted or ()):
         return used, locations
     for entry in entries:
         if entry.names is not names:
