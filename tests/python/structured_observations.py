@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 from structured_exchange import Store, column
+from structured_options import cases_of_options
 from structured_stores import FullStore, PlainStore
 
 from mooncake._fast_copy import concat_arrays_into
@@ -464,7 +465,7 @@ def cases_of_stores() -> dict[str, Case]:
 
 def cases() -> dict[str, Case]:
     """Returns the cases by name."""
-    found = cases_of_stores()
+    found = cases_of_stores() | cases_of_options()
     for ids in GROUPS:
         config = Config(ids)
         found[f"group of a batch {ids!r}"] = lambda config=config: group_of(
