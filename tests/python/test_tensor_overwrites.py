@@ -204,6 +204,35 @@ def upsert(upstream, key, number, shard, *, is_writer):
     assert code == 0
 
 
+@pytest.mark.parametrize(("kind", "again"), [("tp", 1), ("writers", 1), ("expert", 2)])
+def test_repeated_upsert_puts_the_known_manifest_beside_the_shard(
+    monkeypatch, store, upstream, key, kind, again
+):
+    """The shards of an expert have another tag than their manifest, so that it is put alone."""
+    put, make = [], calls.Put.make
+    monkeypatch.setattr(calls.Put, "make", lambda *given: [put.append(given), make(*given)][1])
+    layout = Layout(2, axes=UPSERTS[kind] or ())
+    counts = []
+    for number in range(3):
+        for shard in layout.shards():
+            put.clear()
+            upsert(upstream, key, number, shard, is_writer=kind == "writers")
+            counts.append(len(put))
+    assert counts == [2, again, again, again, again, again]
+    if kind != "expert":
+        assert torch.equal(store.get_tensor(key), version(2))
+    # Of another dtype, so that the manifest says something else.
+    shard, whole = layout.shard(0), version(3).to(torch.float64)
+    given = (part(whole, shard) if kind == "tp" else whole, axes_of(shard))
+    if kind == "writers":
+        given = (whole, None, None, SimpleNamespace(rank=0, size=2, split_dim=0))
+    put.clear()
+    assert upstream.upsert_tensor_with_parallelism(key, *given) == 0
+    assert len(put) == 2
+    store.delete_tensor(key, force=True)
+    assert list(store.keys(key, internal=True)) == []
+
+
 @pytest.mark.parametrize("kind", UPSERTS)
 @pytest.mark.parametrize("sizes", [(8, 2, 8), (2, 8, 2), (4, 1, 4)])
 @pytest.mark.parametrize("step", [1, -1])

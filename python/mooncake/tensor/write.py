@@ -225,13 +225,16 @@ def _put_new(batch: _Batch, items: set[int]) -> Operation[set[int]]:
 def _put_beside(batch: _Batch, items: set[int]) -> Operation[None]:
     """Look up in which forms tensors are stored, and put them accordingly."""
     plans = yield from _plans(batch, items)
+    # A manifest that says what the stored one says need not be put after the shards.
+    early = {at for at, each in batch.manifests if at in plans and plans[at].has_stored(each)}
     # Shards that one call writes together have the same tag, which readers compare.
     for generation in dict.fromkeys(plan.generation for plan in plans.values()):
         own = {at for at, plan in plans.items() if plan.generation == generation}
-        if objects := batch.of(own, batch.shards):
+        if objects := [*batch.of(own, batch.shards), *batch.of(own & early, batch.manifests)]:
             batch.add(objects, (yield batch.put(objects, generation)))
-    for marks in dict.fromkeys(plan.marks for plan in plans.values()):
-        yield from _put_manifests(batch, {at for at in plans if plans[at].marks == marks}, marks)
+    late = plans.keys() - early
+    for marks in dict.fromkeys(plans[at].marks for at in late):
+        yield from _put_manifests(batch, {at for at in late if plans[at].marks == marks}, marks)
     if batch.overwrite:
         yield from _remove_other_forms(batch, plans)
 
@@ -321,6 +324,16 @@ class _Plan:
     generation: str = ""
     form: Form | None = None
     marks: str = ""
+
+    def has_stored(self, manifest: _Object) -> bool:
+        """Return whether a manifest is stored already, and has the tag of the shards."""
+        form = self.form
+        if form is None or self.marks != self.generation:
+            return False
+        is_of_writers = manifest.key == form.key + _WRITERS
+        stored = form.writers if is_of_writers else form.manifest
+        is_marked = is_of_writers or form.marks == self.marks
+        return stored is not None and is_marked and stored.encode() == manifest.buffers[0]
 
 
 def _plans(batch: _Batch, items: set[int]) -> Operation[dict[int, _Plan]]:
