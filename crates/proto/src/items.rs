@@ -77,6 +77,12 @@ impl v1::LocateRequest {
     }
 }
 
+/// Returns the number of records that a call reports.
+pub(crate) fn count_records(r: &v1::ReportRecordsRequest) -> usize {
+    let columns = [&r.added, &r.dropped, &r.refused].into_iter().flatten();
+    columns.map(|records| count_keys(records.keys.as_ref())).fold(0, usize::saturating_add)
+}
+
 /// Returns the number of puts that a call ends or revokes.
 pub fn count_refs(columns: Option<&v1::PutRefColumns>) -> usize {
     columns.map_or(0, |columns| columns.versions.len())

@@ -20,7 +20,7 @@ pub struct Request {
     pub caller_address: ::prost::alloc::string::String,
     #[prost(
         oneof = "request::Call",
-        tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 30, 31, 32, 33, 34, 35, 36, 37, 38, 39, 40, 41, 42"
+        tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 30, 31, 32, 33, 34, 35, 36, 37, 38, 39, 40, 41, 42, 43, 44, 45, 46"
     )]
     pub call: ::core::option::Option<request::Call>,
 }
@@ -86,6 +86,14 @@ pub mod request {
         SetExpiry(super::SetExpiryRequest),
         #[prost(message, tag = "42")]
         PutRenew(super::PutRenewRequest),
+        #[prost(message, tag = "43")]
+        MountDisk(super::MountDiskRequest),
+        #[prost(message, tag = "44")]
+        UnmountDisk(super::UnmountDiskRequest),
+        #[prost(message, tag = "45")]
+        FetchOffloads(super::FetchOffloadsRequest),
+        #[prost(message, tag = "46")]
+        ReportRecords(super::ReportRecordsRequest),
     }
 }
 /// The release of a fence that one locate granted. A master ignores a fence that it does not know or
@@ -105,7 +113,7 @@ pub struct FenceRelease {
 pub struct Response {
     #[prost(
         oneof = "response::Call",
-        tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 30, 31, 32, 33, 34, 35, 36, 37, 38, 39, 40, 41, 42, 100"
+        tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 30, 31, 32, 33, 34, 35, 36, 37, 38, 39, 40, 41, 42, 43, 44, 45, 46, 100"
     )]
     pub call: ::core::option::Option<response::Call>,
 }
@@ -171,6 +179,14 @@ pub mod response {
         SetExpiry(super::SetExpiryResponse),
         #[prost(message, tag = "42")]
         PutRenew(super::PutRenewResponse),
+        #[prost(message, tag = "43")]
+        MountDisk(super::MountDiskResponse),
+        #[prost(message, tag = "44")]
+        UnmountDisk(super::UnmountDiskResponse),
+        #[prost(message, tag = "45")]
+        FetchOffloads(super::FetchOffloadsResponse),
+        #[prost(message, tag = "46")]
+        ReportRecords(super::ReportRecordsResponse),
         #[prost(message, tag = "100")]
         Failure(super::Failure),
     }
@@ -369,6 +385,8 @@ pub struct Segment {
     pub length: u64,
     #[prost(string, tag = "7")]
     pub protocol: ::prost::alloc::string::String,
+    #[prost(enumeration = "SegmentKind", tag = "8")]
+    pub kind: i32,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct MountRequest {
@@ -1063,6 +1081,109 @@ pub struct ClearReplicasResponse {
     pub cleared: ::prost::alloc::vec::Vec<bool>,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct MountDiskRequest {
+    #[prost(message, optional, tag = "1")]
+    pub caller: ::core::option::Option<Caller>,
+    /// Of the kind SEGMENT_KIND_DISK. The id is that of the directory; the incarnation counts how often it
+    /// was opened. A client that opened a directory later takes it over from an earlier one.
+    #[prost(message, optional, tag = "2")]
+    pub disk: ::core::option::Option<Segment>,
+    /// Bytes that its records take.
+    #[prost(uint64, tag = "3")]
+    pub used: u64,
+    /// The client goes on to report all records with ReportRecords, and ends with `is_complete`.
+    #[prost(bool, tag = "4")]
+    pub reports_all: bool,
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct MountDiskResponse {}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct UnmountDiskRequest {
+    #[prost(message, optional, tag = "1")]
+    pub caller: ::core::option::Option<Caller>,
+    /// 16 bytes
+    #[prost(bytes = "bytes", tag = "2")]
+    pub disk: ::prost::bytes::Bytes,
+    /// The objects in it lose these copies. If not, they are hidden until the directory is mounted again.
+    #[prost(bool, tag = "3")]
+    pub forget: bool,
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct UnmountDiskResponse {}
+/// Takes over objects that are to be written to a disk.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct FetchOffloadsRequest {
+    #[prost(message, optional, tag = "1")]
+    pub caller: ::core::option::Option<Caller>,
+    #[prost(bytes = "bytes", tag = "2")]
+    pub disk: ::prost::bytes::Bytes,
+    #[prost(uint32, tag = "3")]
+    pub limit: u32,
+    /// Stop when the objects reach this total size in bytes; at least one is returned.
+    #[prost(uint64, tag = "4")]
+    pub bytes: u64,
+    /// Wait so long for the first object.
+    #[prost(uint64, tag = "5")]
+    pub wait_ms: u64,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct FetchOffloadsResponse {
+    /// The segments that the places point into.
+    #[prost(message, repeated, tag = "1")]
+    pub segments: ::prost::alloc::vec::Vec<Segment>,
+    /// Bytes that are read later than this after the call was sent do not count.
+    #[prost(uint64, tag = "2")]
+    pub window_ms: u64,
+    #[prost(message, optional, tag = "3")]
+    pub records: ::core::option::Option<RecordColumns>,
+    /// Where the objects lie in memory, at least one place each.
+    #[prost(message, optional, tag = "4")]
+    pub places: ::core::option::Option<PlaceColumns>,
+}
+/// Versions of objects.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct RecordColumns {
+    #[prost(message, optional, tag = "1")]
+    pub keys: ::core::option::Option<KeyColumn>,
+    /// may be one value for all
+    #[prost(string, repeated, tag = "2")]
+    pub tenants: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    #[prost(fixed64, repeated, tag = "3")]
+    pub versions: ::prost::alloc::vec::Vec<u64>,
+    /// may be one value for all; empty where no lengths are wanted
+    #[prost(fixed64, repeated, tag = "4")]
+    pub lengths: ::prost::alloc::vec::Vec<u64>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ReportRecordsRequest {
+    #[prost(message, optional, tag = "1")]
+    pub caller: ::core::option::Option<Caller>,
+    #[prost(bytes = "bytes", tag = "2")]
+    pub disk: ::prost::bytes::Bytes,
+    /// Records that the disk has.
+    #[prost(message, optional, tag = "3")]
+    pub added: ::core::option::Option<RecordColumns>,
+    /// Records that it lost: they were dropped for others, or are damaged.
+    #[prost(message, optional, tag = "4")]
+    pub dropped: ::core::option::Option<RecordColumns>,
+    /// Objects that were taken over and not written. They may be taken over again.
+    #[prost(message, optional, tag = "5")]
+    pub refused: ::core::option::Option<RecordColumns>,
+    /// Bytes that its records take.
+    #[prost(uint64, tag = "6")]
+    pub used: u64,
+    /// All records were reported since the disk was mounted: the master drops other copies in it.
+    #[prost(bool, tag = "7")]
+    pub is_complete: bool,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ReportRecordsResponse {
+    /// The numbers of those added records that are not the present version of their objects, in ascending
+    /// order: nobody will ask for them.
+    #[prost(fixed32, repeated, tag = "1")]
+    pub stale: ::prost::alloc::vec::Vec<u32>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct NewDrainJob {
     #[prost(string, repeated, tag = "1")]
     pub segments: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
@@ -1199,6 +1320,34 @@ pub struct Quota {
 pub struct SetQuotasResponse {
     #[prost(message, repeated, tag = "1")]
     pub results: ::prost::alloc::vec::Vec<ItemResult>,
+}
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
+#[repr(i32)]
+pub enum SegmentKind {
+    Memory = 0,
+    /// A directory of records. `endpoint` is the address at which the owner serves them, `base` is 0, and
+    /// a place in it has no offset: its owner finds a record by tenant, key and version.
+    Disk = 1,
+}
+impl SegmentKind {
+    /// String value of the enum field names used in the ProtoBuf definition.
+    ///
+    /// The values are not transformed in any way and thus are considered stable
+    /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+    pub fn as_str_name(&self) -> &'static str {
+        match self {
+            Self::Memory => "SEGMENT_KIND_MEMORY",
+            Self::Disk => "SEGMENT_KIND_DISK",
+        }
+    }
+    /// Creates an enum from field names used in the ProtoBuf definition.
+    pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+        match value {
+            "SEGMENT_KIND_MEMORY" => Some(Self::Memory),
+            "SEGMENT_KIND_DISK" => Some(Self::Disk),
+            _ => None,
+        }
+    }
 }
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
 #[repr(i32)]

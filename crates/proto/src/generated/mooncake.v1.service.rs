@@ -641,6 +641,104 @@ pub mod master_client {
                 .insert(GrpcMethod::new("mooncake.v1.Master", "ClearReplicas"));
             self.inner.unary(req, path, codec).await
         }
+        /// Records on disk: a client keeps a directory for the pool, takes over objects, and tells what it
+        /// has and what is gone.
+        pub async fn mount_disk(
+            &mut self,
+            request: impl tonic::IntoRequest<super::MountDiskRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::MountDiskResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = crate::grpc::LimitedCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/mooncake.v1.Master/MountDisk",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("mooncake.v1.Master", "MountDisk"));
+            self.inner.unary(req, path, codec).await
+        }
+        pub async fn unmount_disk(
+            &mut self,
+            request: impl tonic::IntoRequest<super::UnmountDiskRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::UnmountDiskResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = crate::grpc::LimitedCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/mooncake.v1.Master/UnmountDisk",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("mooncake.v1.Master", "UnmountDisk"));
+            self.inner.unary(req, path, codec).await
+        }
+        pub async fn fetch_offloads(
+            &mut self,
+            request: impl tonic::IntoRequest<super::FetchOffloadsRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::FetchOffloadsResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = crate::grpc::LimitedCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/mooncake.v1.Master/FetchOffloads",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("mooncake.v1.Master", "FetchOffloads"));
+            self.inner.unary(req, path, codec).await
+        }
+        pub async fn report_records(
+            &mut self,
+            request: impl tonic::IntoRequest<super::ReportRecordsRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::ReportRecordsResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = crate::grpc::LimitedCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/mooncake.v1.Master/ReportRecords",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("mooncake.v1.Master", "ReportRecords"));
+            self.inner.unary(req, path, codec).await
+        }
         /// Draining segments.
         pub async fn create_drain_jobs(
             &mut self,
@@ -927,6 +1025,36 @@ pub mod master_server {
             request: tonic::Request<super::ClearReplicasRequest>,
         ) -> std::result::Result<
             tonic::Response<super::ClearReplicasResponse>,
+            tonic::Status,
+        >;
+        /// Records on disk: a client keeps a directory for the pool, takes over objects, and tells what it
+        /// has and what is gone.
+        async fn mount_disk(
+            &self,
+            request: tonic::Request<super::MountDiskRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::MountDiskResponse>,
+            tonic::Status,
+        >;
+        async fn unmount_disk(
+            &self,
+            request: tonic::Request<super::UnmountDiskRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::UnmountDiskResponse>,
+            tonic::Status,
+        >;
+        async fn fetch_offloads(
+            &self,
+            request: tonic::Request<super::FetchOffloadsRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::FetchOffloadsResponse>,
+            tonic::Status,
+        >;
+        async fn report_records(
+            &self,
+            request: tonic::Request<super::ReportRecordsRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::ReportRecordsResponse>,
             tonic::Status,
         >;
         /// Draining segments.
@@ -2070,6 +2198,184 @@ pub mod master_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = ClearReplicasSvc(inner);
+                        let codec = crate::grpc::LimitedCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/mooncake.v1.Master/MountDisk" => {
+                    #[allow(non_camel_case_types)]
+                    struct MountDiskSvc<T: Master>(pub Arc<T>);
+                    impl<T: Master> tonic::server::UnaryService<super::MountDiskRequest>
+                    for MountDiskSvc<T> {
+                        type Response = super::MountDiskResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::MountDiskRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Master>::mount_disk(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = MountDiskSvc(inner);
+                        let codec = crate::grpc::LimitedCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/mooncake.v1.Master/UnmountDisk" => {
+                    #[allow(non_camel_case_types)]
+                    struct UnmountDiskSvc<T: Master>(pub Arc<T>);
+                    impl<
+                        T: Master,
+                    > tonic::server::UnaryService<super::UnmountDiskRequest>
+                    for UnmountDiskSvc<T> {
+                        type Response = super::UnmountDiskResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::UnmountDiskRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Master>::unmount_disk(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = UnmountDiskSvc(inner);
+                        let codec = crate::grpc::LimitedCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/mooncake.v1.Master/FetchOffloads" => {
+                    #[allow(non_camel_case_types)]
+                    struct FetchOffloadsSvc<T: Master>(pub Arc<T>);
+                    impl<
+                        T: Master,
+                    > tonic::server::UnaryService<super::FetchOffloadsRequest>
+                    for FetchOffloadsSvc<T> {
+                        type Response = super::FetchOffloadsResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::FetchOffloadsRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Master>::fetch_offloads(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = FetchOffloadsSvc(inner);
+                        let codec = crate::grpc::LimitedCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/mooncake.v1.Master/ReportRecords" => {
+                    #[allow(non_camel_case_types)]
+                    struct ReportRecordsSvc<T: Master>(pub Arc<T>);
+                    impl<
+                        T: Master,
+                    > tonic::server::UnaryService<super::ReportRecordsRequest>
+                    for ReportRecordsSvc<T> {
+                        type Response = super::ReportRecordsResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::ReportRecordsRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Master>::report_records(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = ReportRecordsSvc(inner);
                         let codec = crate::grpc::LimitedCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(
