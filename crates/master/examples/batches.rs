@@ -223,6 +223,7 @@ fn fill(address: &str, keys: &[Bytes]) -> UnixStream {
         base: 1 << 40,
         length: 64 << 30,
         protocol: "tcp".to_owned(),
+        kind: v1::SegmentKind::Memory.into(),
     };
     let segments = vec![segment];
     let mount = v1::MountRequest { caller: caller(0), segments, ..v1::MountRequest::default() };

@@ -127,6 +127,7 @@ fn fill(service: &Service, prefix: &str, count: usize, batch: usize) -> Duration
         base: 1 << 40,
         length: 2 * OBJECT_BYTES * count as u64,
         protocol: "tcp".to_owned(),
+        kind: v1::SegmentKind::Memory.into(),
     };
     let segments = vec![segment];
     ask(Call::Mount(v1::MountRequest {

@@ -25,7 +25,7 @@ pub use secret::Secret;
 
 use crate::{
     journal::{LogSync, OnLogFailure},
-    state::{AllocationStrategy, EvictionKind, Rules, TaskRules, Watermark},
+    state::{AllocationStrategy, EvictionKind, OffloadRules, Rules, TaskRules, Watermark},
 };
 
 /// The default RPC port.
@@ -136,6 +136,14 @@ pub struct MasterConfig {
     pub objects_per_tenant_max: u64,
     /// The maximum number of unfinished puts of a client.
     pub unfinished_puts_per_client_max: u64,
+    /// Whether objects are written to the disks of clients, too.
+    pub has_offload: bool,
+    /// Maximum number of objects that wait to be written to disks.
+    pub offload_queue_max: usize,
+    /// Whether records that no object is known for become objects.
+    pub adopts_disk_records: bool,
+    /// Time for which the objects on a disk that nobody has open are kept, hidden.
+    pub disk_away_ttl: Duration,
     /// The allocation strategy: how segments are chosen.
     pub allocation: AllocationStrategy,
     /// The name of the cluster.
@@ -204,6 +212,10 @@ impl Default for MasterConfig {
             put_release_timeout: Duration::from_secs(600),
             objects_per_tenant_max: Rules::default().objects_per_tenant_max,
             unfinished_puts_per_client_max: Rules::default().unfinished_puts_per_client_max,
+            has_offload: false,
+            offload_queue_max: 50_000,
+            adopts_disk_records: false,
+            disk_away_ttl: Rules::default().disk_away_ttl,
             allocation: AllocationStrategy::Random,
             cluster_id: "mooncake_cluster".to_owned(),
             events: EventsConfig::default(),
@@ -270,6 +282,10 @@ impl MasterConfig {
             .with("value", format_args!("{:?}", self.cluster_id)));
         }
         self.events.check()?;
+        if !(1..=100_000_000).contains(&self.offload_queue_max) {
+            return Err(Error::invalid("the limit is not between 1 and 100000000")
+                .with("option", "offloading_queue_limit"));
+        }
         if self.is_multi_tenant && self.tenant_policy.is_empty() {
             return Err(Error::invalid("multi-tenancy needs a quota file")
                 .with("option", "tenant_quota_connector_uri"));
@@ -346,6 +362,11 @@ impl MasterConfig {
             is_multi_tenant: self.is_multi_tenant,
             objects_per_tenant_max: self.objects_per_tenant_max,
             unfinished_puts_per_client_max: self.unfinished_puts_per_client_max,
+            offload: self.has_offload.then_some(OffloadRules {
+                queue_max: self.offload_queue_max,
+                adopts_records: self.adopts_disk_records,
+            }),
+            disk_away_ttl: self.disk_away_ttl,
             ..Rules::default()
         };
         // A writer may be stopped within a copy, and go on.

@@ -11,6 +11,7 @@ mod client_log;
 mod clients;
 pub mod connection;
 pub mod dedicated_thread;
+mod disks;
 mod durability;
 mod encoding;
 mod grpc;
@@ -55,6 +56,7 @@ use self::{
     call_times::CallTimes,
     clients::ClientService,
     connection::ConnectionEnd,
+    disks::DiskService,
     objects::ObjectService,
     op_metrics::{Op, OpMetrics},
     quotas::QuotaService,
@@ -92,6 +94,7 @@ pub struct Service {
     clients: ClientService,
     objects: Arc<ObjectService>,
     tasks: TaskService,
+    disks: DiskService,
     quotas: QuotaService,
     repeated_calls: RepeatedCalls,
     slow_log: SlowLog,
@@ -120,6 +123,7 @@ impl Service {
             clients: ClientService::new(shared.clone(), is_recovering),
             objects: Arc::new(ObjectService::new(shared.clone())),
             tasks: TaskService::new(shared.clone()),
+            disks: DiskService::new(shared.clone()),
             quotas: QuotaService::new(shared.clone()),
             shared,
             repeated_calls: RepeatedCalls::default(),
@@ -193,17 +197,21 @@ impl Service {
         self.end_call(pending, answer)
     }
 
-    /// Executes the calls about tasks, drains and quotas.
+    /// Executes the calls about tasks, disks, drains and quotas.
     fn dispatch_task(&self, call: request::Call, number: u64) -> Result<response::Call> {
         use request::Call;
         use response::Call as Answer;
-        let (tasks, quotas) = (&self.tasks, &self.quotas);
+        let (tasks, disks, quotas) = (&self.tasks, &self.disks, &self.quotas);
         match call {
             Call::CreateTasks(r) => tasks.create_tasks(&r, number).map(Answer::CreateTasks),
             Call::QueryTasks(r) => tasks.query_tasks(&r).map(Answer::QueryTasks),
             Call::FetchTasks(r) => tasks.fetch_tasks(&r).map(Answer::FetchTasks),
             Call::EndTasks(r) => tasks.end_tasks(&r).map(Answer::EndTasks),
             Call::ClearReplicas(r) => tasks.clear_replicas(&r).map(Answer::ClearReplicas),
+            Call::MountDisk(r) => disks.mount_disk(&r).map(Answer::MountDisk),
+            Call::UnmountDisk(r) => disks.unmount_disk(&r).map(Answer::UnmountDisk),
+            Call::FetchOffloads(r) => disks.fetch_offloads(&r).map(Answer::FetchOffloads),
+            Call::ReportRecords(r) => disks.report_records(&r).map(Answer::ReportRecords),
             Call::CreateDrainJobs(r) => {
                 tasks.create_drain_jobs(&r, number).map(Answer::CreateDrainJobs)
             }

@@ -31,6 +31,7 @@ use rustc_hash::FxHashMap;
 pub use self::{
     calls::{
         answers::{Answers, Begun, CallItem},
+        disks::{Confirmation, Offload, Offloaded, RecordName},
         put::{Put, PutCalls, PutProgress, PutRef, PutStep, Started, UnfinishedPut},
         query::{Listing, ObjectSummary, PAGE_MAX, Page, Removal, Selector},
         reclaim::Pending,
@@ -41,11 +42,11 @@ pub use self::{
         view::{CopyView, ObjectView},
     },
     catalog::{eviction, object::ObjectState, tenant::TenantQuota},
-    ids::{KeyHash, ObjectSlot, SegmentSlot},
+    ids::{DiskSlot, KeyHash, ObjectSlot, SegmentSlot},
     inventory::{
         clients::ExpiredClient,
         memory_use::MemoryUse,
-        read::{FenceTicket, LocateOptions, Located, LocatedObject, Probed},
+        read::{DiskPlace, FenceTicket, LocateOptions, Located, LocatedObject, Probed},
         recovery::{AwaitedOwner, RecoveryScope},
         removal::{RemovalTerms, SparedObjects},
     },
@@ -59,10 +60,11 @@ pub use self::{
     pool::{
         allocation::Place,
         allocator,
+        disks::{DiskSpec, DiskView},
         segment::{SegmentNumber, SegmentSpec, SegmentStatus, SegmentView, Segments},
     },
     restore::Restored,
-    rules::{AllocationStrategy, EvictionKind, Rules, TaskRules, Watermark},
+    rules::{AllocationStrategy, EvictionKind, OffloadRules, Rules, TaskRules, Watermark},
     snapshot::SnapshotCursor,
     tags::Tags,
 };
@@ -74,10 +76,10 @@ use crate::state::{
         task::{Tasks, drain::Jobs},
     },
     catalog::{
-        Catalog, annotations::Annotations, group::Groups, object::Objects, order::EvictionQueue,
+        Catalog, annotations::Annotations, disk_copies::DiskCopies, group::Groups, object::Objects, order::EvictionQueue,
         pins::Pins, released::ReleasedObjects, tenant::Tenants,
     },
-    inventory::{Inventory, ahead::Ahead, clients::Clients, recovery::Recovery, sweep::Sweeps},
+    inventory::{Inventory, ahead::Ahead, clients::Clients, disks::Offloads, recovery::Recovery, sweep::Sweeps},
     ledger::{counters::Counters, max_granted::MaxGranted},
     pool::Pool,
     random::Random,
@@ -157,9 +159,11 @@ impl State {
                     queue: EvictionQueue::new(eviction::policy(rules.eviction)),
                     annotations: Annotations::default(),
                     released: ReleasedObjects::default(),
+                    disk_copies: DiskCopies::default(),
                     copied: FxHashMap::default(),
                 },
                 sweeps: Sweeps::default(),
+                offloads: Offloads::default(),
                 ahead: Ahead::default(),
                 is_evicting: false,
                 // 47 bits leave room to count up, and for the ordinal of a replica beside the
@@ -303,6 +307,7 @@ impl State {
             }
             Timer::Task(task, phase) => self.tasks().check_task(now, task, phase),
             Timer::Drain(job) => self.tasks().plan_job(now, job),
+            Timer::DiskAway(disk, _) => self.clients().expire_disk(now, disk),
             Timer::Unclaimed(segment, incarnation) => {
                 self.clients().expire_unclaimed(now, segment, incarnation)
             }

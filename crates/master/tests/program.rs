@@ -160,7 +160,7 @@ fn ready_line_names_addresses_and_signals_exit_zero() {
 
 #[test]
 fn unsupported_feature_gives_one_warning() {
-    let mut child = program(&[&FREE[..], &["--enable_offload"]].concat())
+    let mut child = program(&[&FREE[..], &["--promotion_on_hit"]].concat())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .spawn()
@@ -171,7 +171,7 @@ fn unsupported_feature_gives_one_warning() {
     assert_eq!(started.end("-TERM"), Some(0));
     let stderr = started.child.stderr.take().unwrap();
     let lines: Vec<String> = BufReader::new(stderr).lines().map(Result::unwrap).collect();
-    let warnings = lines.iter().filter(|line| line.contains("enable_offload=true")).count();
+    let warnings = lines.iter().filter(|line| line.contains("promotion_on_hit=true")).count();
     assert_eq!((warnings, lines.len()), (1, 1), "{lines:?}");
 }
 
@@ -392,6 +392,7 @@ fn lends_memory(rpc: SocketAddr) -> bool {
         base: u64::from(number) << 32,
         length: 1 << 20,
         protocol: "tcp".to_owned(),
+        kind: v1::SegmentKind::Memory.into(),
     };
     let name = "h:1".to_owned();
     let register = v1::RegisterRequest { caller: caller.clone(), name, ..Default::default() };

@@ -245,10 +245,19 @@ pub const OPTIONS: &[Spec] = &[
     unsupported!("global_file_segment_size", "9223372036854775807", "Capacity of --root_fs_dir.", i64),
     unsupported!("quota_bytes", "0", "Quota of the storage backend.", u64),
     unsupported!("enable_disk_eviction", "true", "Eviction from the storage backend.", switch),
-    unsupported!("enable_offload", "false", "Offload of objects to the clients' disks.", switch),
+    switch("enable_offload", "Writes objects to the directories that clients keep for the pool (enable_ssd_offload, \
+         mooncake_client --enable_offload), too: what is evicted from memory stays readable.",
+        |c, t| read_bool(t).map(|on| c.has_offload = on), |c| c.has_offload.to_string()),
+    switch("adopt_disk_records", "Makes objects of the records that disks have and this master does not know. Without it they \
+         are given up: the log of the master that knew them is lost, and removed objects would come back.",
+        |c, t| read_bool(t).map(|on| c.adopts_disk_records = on), |c| c.adopts_disk_records.to_string()),
+    value("disk_away_ttl", "Seconds for which objects on a disk that no process has open are kept, and hidden.",
+        |c, t| read_seconds(t).map(|d| c.disk_away_ttl = d), |c| c.disk_away_ttl.as_secs().to_string()),
     unsupported!("offload_on_evict", "false", "Offload at eviction instead of after the put.", switch),
     unsupported!("offload_force_evict", "false", "Drop of objects beyond the limit of one offload round.", switch),
-    unsupported!("offloading_queue_limit", "50000", "Maximum number of objects queued for offload.", u64),
+    value("offloading_queue_limit", "Maximum number of objects that wait to be written to disks, 1 to 100000000; more stay in \
+         memory only.",
+        |c, t| read_number(t).map(|n| c.offload_queue_max = n), |c| c.offload_queue_max.to_string()),
     unsupported!("offload_cap_ratio", "0.5", "Share of --offloading_queue_limit that one round may offload.", f64),
     unsupported!("promotion_on_hit", "false", "Promotion of objects from disk to memory after reads.", switch),
     unsupported!("promotion_admission_threshold", "2", "Reads after which an object is promoted.", u32),

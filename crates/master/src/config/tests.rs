@@ -141,7 +141,7 @@ fn warns_only_about_ineffective_options() {
     };
     check("", &[]);
     check("--noenable_offload --logtostderr --v=1 --memory_allocator=cachelib", &[]);
-    check("--enable_offload --enable_offload", &["--enable_offload=true"]);
+    check("--offload_on_evict --enable_offload", &["--offload_on_evict=true"]);
     check("--snapshot_interval_seconds=5", &[]);
     check("--enable_snapshot --snapshot_interval_seconds=5", &["enable_snapshot", "interval"]);
     check("--dynamic_replication_mode=enforce", &["dynamic_replication_mode=enforce"]);

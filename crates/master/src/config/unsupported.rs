@@ -27,7 +27,6 @@ const SILENT: &[&str] = &[
 const TUNING: &[(&str, &str)] = &[
     ("nof_", "enable_nof"),
     ("cxl_", "enable_cxl"),
-    ("offload", "enable_offload"),
     ("promotion_", "promotion_on_hit"),
     ("snapshot_", "enable_snapshot"),
     ("oplog_", "enable_oplog"),
@@ -61,9 +60,6 @@ pub(super) fn check(given: &BTreeMap<&'static str, String>) -> Result<()> {
         if number(name).is_some_and(|ratio| !(0.0..=1.0).contains(&ratio)) {
             return refuse(name, "the ratio is not between 0 and 1");
         }
-    }
-    if number("offloading_queue_limit").is_some_and(|limit| !(1.0..=1e8).contains(&limit)) {
-        return refuse("offloading_queue_limit", "the limit is not between 1 and 100000000");
     }
     if given.get("tenant_quota_connector_type").is_some_and(|kind| kind == "etcd") {
         return refuse(

@@ -14,8 +14,14 @@ pub const BOUNDS_US: [u64; 16] = [
 ];
 
 /// The durations of the calls of each method.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct CallTimes([Durations; Method::ALL.len()]);
+
+impl Default for CallTimes {
+    fn default() -> Self {
+        Self(std::array::from_fn(|_| Durations::default()))
+    }
+}
 
 #[derive(Debug, Default)]
 struct Durations {

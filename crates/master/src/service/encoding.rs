@@ -7,6 +7,8 @@ use mooncake_proto::{
     v1,
 };
 
+use smallvec::SmallVec;
+
 use super::wire::SegmentTable;
 use crate::state::{LocatedObject, Started, State};
 
@@ -157,8 +159,11 @@ impl<'a> LocateReply<'a> {
         }
         let (version, length, hold) = match found {
             Ok(object) => {
-                let each = object.places.iter();
-                places.push(item, each.map(|&place| segments.place(state, place)));
+                // Memory first: some callers look at the first copy only.
+                let each = object.places.iter().map(|&place| segments.place(state, place));
+                let mut each: SmallVec<[v1::Place; 2]> = each.collect();
+                each.extend(object.disk.map(|place| segments.disk_place(state, place)));
+                places.push(item, each.into_iter());
                 if let Some(checksum) = object.checksum {
                     columns.checksums.get_or_insert_default().push(item, checksum);
                 }

@@ -211,6 +211,10 @@ grpc_service! {
     fetch_tasks(FetchTasksRequest) -> FetchTasksResponse;
     end_tasks(EndTasksRequest) -> EndTasksResponse;
     clear_replicas(ClearReplicasRequest) -> ClearReplicasResponse;
+    mount_disk(MountDiskRequest) -> MountDiskResponse;
+    unmount_disk(UnmountDiskRequest) -> UnmountDiskResponse;
+    fetch_offloads(FetchOffloadsRequest) -> FetchOffloadsResponse;
+    report_records(ReportRecordsRequest) -> ReportRecordsResponse;
     create_drain_jobs(CreateDrainJobsRequest) -> CreateDrainJobsResponse;
     query_drain_jobs(QueryDrainJobsRequest) -> QueryDrainJobsResponse;
     cancel_drain_jobs(CancelDrainJobsRequest) -> CancelDrainJobsResponse;

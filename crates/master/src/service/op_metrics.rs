@@ -35,6 +35,10 @@ pub enum Op {
     FetchTasks,
     EndTask,
     ClearReplicas,
+    MountDisk,
+    UnmountDisk,
+    FetchOffloads,
+    ReportRecords,
     CreateDrainJob,
     QueryDrainJob,
     CancelDrainJob,
@@ -72,6 +76,10 @@ impl Op {
         (Self::FetchTasks, "fetch_tasks", None),
         (Self::EndTask, "update_task", None),
         (Self::ClearReplicas, "replica_clear", Some("replica_clear")),
+        (Self::MountDisk, "mount_disk", None),
+        (Self::UnmountDisk, "unmount_disk", None),
+        (Self::FetchOffloads, "fetch_offloads", None),
+        (Self::ReportRecords, "report_records", None),
         (Self::CreateDrainJob, "create_drain_job", None),
         (Self::QueryDrainJob, "query_drain_job", None),
         (Self::CancelDrainJob, "cancel_drain_job", None),
@@ -176,8 +184,14 @@ impl FromIterator<ErrorCode> for FailedItems {
 }
 
 /// The counters of every operation.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct OpMetrics([OpCounters; Op::ALL.len()]);
+
+impl Default for OpMetrics {
+    fn default() -> Self {
+        Self(std::array::from_fn(|_| OpCounters::default()))
+    }
+}
 
 impl OpMetrics {
     /// Returns a snapshot of the counters of one operation.

@@ -58,6 +58,10 @@ pub(super) fn shorten(reply: &mut Call) {
         | Call::Status(_)
         | Call::FetchTasks(_)
         | Call::ClearReplicas(_)
+        | Call::MountDisk(_)
+        | Call::UnmountDisk(_)
+        | Call::FetchOffloads(_)
+        | Call::ReportRecords(_)
         | Call::Failure(_) => {}
     }
 }

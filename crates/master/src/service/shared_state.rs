@@ -12,6 +12,7 @@ use bytes::Bytes;
 use mooncake_base::sync::{Mutex, MutexGuard};
 use mooncake_base::{Clock, Moment, Result, SegmentId, TenantId};
 use mooncake_proto::v1;
+use tokio::sync::Notify;
 
 use super::{
     SLICE_ITEMS, STEPS_PER_SLICE, check_name,
@@ -36,6 +37,8 @@ pub(super) struct SharedState {
     fatal: Arc<FatalError>,
     events: OnceLock<Arc<Events>>,
     op_metrics: OpMetrics,
+    /// Notified when objects wait for a disk.
+    offload_signal: Notify,
     /// How often the state was locked.
     #[cfg(test)]
     locks: std::sync::atomic::AtomicU64,
@@ -54,6 +57,7 @@ impl SharedState {
             fatal,
             events: OnceLock::new(),
             op_metrics: OpMetrics::default(),
+            offload_signal: Notify::new(),
             #[cfg(test)]
             locks: Default::default(),
         }
@@ -75,7 +79,12 @@ impl SharedState {
             state.confirm_synced(journal.synced_position());
             state.confirm_durable(journal.durable_position());
         }
-        StateGuard::new(state, events, journal, &self.fatal)
+        StateGuard::new(state, events, journal, &self.fatal, &self.offload_signal)
+    }
+
+    /// Returns what is notified when objects wait for a disk.
+    pub(super) fn offload_signal(&self) -> &Notify {
+        &self.offload_signal
     }
 
     /// Locks the state for a thread of the log, without events and effects.

@@ -9,6 +9,7 @@ use std::{
 
 use mooncake_base::Error;
 use mooncake_base::sync::MutexGuard;
+use tokio::sync::Notify;
 
 use crate::{events::Events, fatal::FatalError, journal::Journal, state::State};
 
@@ -50,6 +51,7 @@ pub(super) struct StateGuard<'a> {
     events: Option<&'a Arc<Events>>,
     journal: Option<&'a Journal>,
     fatal: &'a FatalError,
+    offload_signal: &'a Notify,
     /// Whether the thread was panicking when it locked the state.
     was_panicking: bool,
 }
@@ -62,9 +64,10 @@ impl<'a> StateGuard<'a> {
         events: Option<&'a Arc<Events>>,
         journal: Option<&'a Journal>,
         fatal: &'a FatalError,
+        offload_signal: &'a Notify,
     ) -> Self {
         let was_panicking = std::thread::panicking();
-        Self { state: Some(state), events, journal, fatal, was_panicking }
+        Self { state: Some(state), events, journal, fatal, offload_signal, was_panicking }
     }
 
     /// Unlocks the state and hands the lock to a waiting thread, if there is one.
@@ -76,6 +79,9 @@ impl<'a> StateGuard<'a> {
     }
 
     fn flush(&mut self) {
+        if self.state.as_mut().is_some_and(|state| state.take_offload_signal()) {
+            self.offload_signal.notify_waiters();
+        }
         if let (Some(state), Some(events)) = (&mut self.state, self.events)
             && state.log().has_events()
         {

@@ -113,6 +113,7 @@ fn segment() -> v1::Segment {
         base: 1 << 20,
         length: 1 << 20,
         protocol: "tcp".to_owned(),
+        kind: v1::SegmentKind::Memory.into(),
     }
 }
 

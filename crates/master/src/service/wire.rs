@@ -8,7 +8,7 @@ use smallvec::SmallVec;
 
 use super::check_name;
 use crate::state::{
-    JobStatus, ObjectState, Place, PutOptions, SegmentSpec, SegmentStatus, Selector, SoftPin,
+    DiskPlace, DiskSpec, JobStatus, ObjectState, Place, PutOptions, SegmentSpec, SegmentStatus, Selector, SoftPin,
     State, Tags, TaskKind, TaskStatus,
 };
 
@@ -42,22 +42,29 @@ impl SegmentTable {
 
     /// Converts one place. The state must be locked since it returned the place.
     pub(super) fn place(&mut self, state: &State, place: Place) -> v1::Place {
+        let spec = state.segment(place.segment).spec;
         v1::Place {
-            segment: self.index(state.segment(place.segment).spec),
+            segment: self.index((spec.id, spec.incarnation), || segment_to_wire(spec)),
             offset: place.offset,
             length: place.length,
             replica: place.replica.0,
         }
     }
 
-    fn index(&mut self, spec: &SegmentSpec) -> u32 {
-        let key = (spec.id, spec.incarnation);
+    /// Converts the place of a copy on disk. The state must be locked since it returned the place.
+    pub(super) fn disk_place(&mut self, state: &State, place: DiskPlace) -> v1::Place {
+        let spec = state.disk(place.disk);
+        let segment = self.index((spec.id, spec.incarnation), || disk_to_wire(spec));
+        v1::Place { segment, offset: 0, length: 0, replica: place.replica.0 }
+    }
+
+    fn index(&mut self, key: SegmentKey, to_wire: impl FnOnce() -> v1::Segment) -> u32 {
         if let Some((_, index)) = self.last.filter(|(last, _)| *last == key) {
             return index;
         }
         let segments = &mut self.segments;
         let index = *self.indices.entry(key).or_insert_with(|| {
-            segments.push(segment_to_wire(spec));
+            segments.push(to_wire());
             u32::try_from(segments.len() - 1).expect("segments are fewer than items")
         });
         self.last = Some((key, index));
@@ -74,7 +81,38 @@ pub(super) fn segment_to_wire(spec: &SegmentSpec) -> v1::Segment {
         base: spec.base,
         length: spec.length,
         protocol: spec.protocol.clone(),
+        kind: v1::SegmentKind::Memory.into(),
     }
+}
+
+pub(super) fn disk_to_wire(spec: &DiskSpec) -> v1::Segment {
+    v1::Segment {
+        id: Bytes::copy_from_slice(&spec.id.to_bytes()),
+        incarnation: spec.incarnation.0,
+        name: spec.name.clone(),
+        endpoint: spec.address.clone(),
+        base: 0,
+        length: spec.capacity,
+        protocol: "disk".to_owned(),
+        kind: v1::SegmentKind::Disk.into(),
+    }
+}
+
+pub(super) fn disk_from_wire(disk: &v1::Segment) -> Result<DiskSpec> {
+    if disk.kind() != v1::SegmentKind::Disk {
+        return Err(Error::invalid("the call describes memory, not a disk"));
+    }
+    let id = SegmentId::from_bytes(&disk.id)
+        .ok_or_else(|| Error::invalid("the id of a disk has 16 bytes").with("bytes", disk.id.len()))?;
+    check_name("disk", &disk.name)?;
+    check_name("endpoint", &disk.endpoint)?;
+    Ok(DiskSpec {
+        id,
+        incarnation: Incarnation(disk.incarnation),
+        name: disk.name.clone(),
+        address: disk.endpoint.clone(),
+        capacity: disk.length,
+    })
 }
 
 pub(super) fn segment_from_wire(segment: v1::Segment) -> Result<SegmentSpec> {

@@ -4,6 +4,7 @@
 
 pub(in crate::state) mod answers;
 pub(in crate::state) mod clients;
+pub(in crate::state) mod disks;
 pub(in crate::state) mod put;
 pub(in crate::state) mod query;
 pub(in crate::state) mod reclaim;

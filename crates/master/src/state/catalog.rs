@@ -2,6 +2,7 @@
 //! remove objects.
 
 pub(in crate::state) mod annotations;
+pub(in crate::state) mod disk_copies;
 pub mod eviction;
 pub(in crate::state) mod group;
 pub(in crate::state) mod key_arena;
@@ -18,6 +19,7 @@ use rustc_hash::FxHashMap;
 use crate::state::{
     catalog::{
         annotations::Annotations,
+        disk_copies::DiskCopies,
         group::Groups,
         object::{Flags, NO_WRITE, Objects},
         order::EvictionQueue,
@@ -42,6 +44,7 @@ pub(in crate::state) struct Catalog {
     pub(in crate::state) queue: EvictionQueue,
     pub(in crate::state) annotations: Annotations,
     pub(in crate::state) released: ReleasedObjects,
+    pub(in crate::state) disk_copies: DiskCopies,
     /// Objects that clients copy, and until when.
     pub(in crate::state) copied: FxHashMap<ObjectSlot, Moment>,
 }

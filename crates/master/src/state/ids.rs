@@ -54,6 +54,11 @@ id!(
 );
 
 id!(
+    /// Position of a disk in the table of disks; reused, unlike its number in the log.
+    pub DiskSlot(u16)
+);
+
+id!(
     /// Position of an unfinished put in the table of puts.
     pub(crate) WriteSlot(u32)
 );
@@ -71,6 +76,11 @@ id!(
 impl ObjectSlot {
     /// No object.
     pub(in crate::state) const NONE: Self = Self(u32::MAX);
+}
+
+impl DiskSlot {
+    /// No disk.
+    pub(in crate::state) const NONE: Self = Self(u16::MAX);
 }
 
 impl WriteSlot {

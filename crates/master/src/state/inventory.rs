@@ -8,6 +8,7 @@
 pub(in crate::state) mod ahead;
 pub(in crate::state) mod clear;
 pub(in crate::state) mod clients;
+pub(in crate::state) mod disks;
 pub(in crate::state) mod errors;
 pub(in crate::state) mod eviction;
 pub(in crate::state) mod expiry;
@@ -26,7 +27,7 @@ use mooncake_base::Moment;
 
 use crate::state::{
     catalog::Catalog,
-    inventory::{ahead::Ahead, clients::Clients, recovery::Recovery, sweep::Sweeps},
+    inventory::{ahead::Ahead, clients::Clients, disks::Offloads, recovery::Recovery, sweep::Sweeps},
     ledger::{Log, max_granted::MaxGranted},
     pool::Pool,
     rules::Rules,
@@ -43,6 +44,7 @@ pub(crate) struct Inventory {
     pub(in crate::state) pool: Pool,
     pub(in crate::state) catalog: Catalog,
     pub(in crate::state) sweeps: Sweeps,
+    pub(in crate::state) offloads: Offloads,
     pub(in crate::state) ahead: Ahead,
     /// Eviction ahead of need has started and has not reached its goal.
     pub(in crate::state) is_evicting: bool,

@@ -3,6 +3,7 @@
 pub(in crate::state) mod allocation;
 pub mod allocator;
 pub(in crate::state) mod capture;
+pub(in crate::state) mod disks;
 pub(in crate::state) mod host;
 pub(in crate::state) mod placement;
 pub(in crate::state) mod quarantine;
@@ -14,7 +15,7 @@ pub(in crate::state) mod unsynced;
 use crate::state::{
     ids::SegmentSlot,
     pool::{
-        capture::Capture, placement::AllocationPolicy, quarantine::Quarantine, segment::Segments,
+        capture::Capture, disks::Disks, placement::AllocationPolicy, quarantine::Quarantine, segment::Segments,
         unsynced::Unsynced,
     },
 };
@@ -25,6 +26,7 @@ use crate::state::{
 #[derive(Debug)]
 pub(in crate::state) struct Pool {
     pub(in crate::state) segments: Segments,
+    pub(in crate::state) disks: Disks,
     pub(in crate::state) placement: Box<dyn AllocationPolicy>,
     /// Candidate segments of one put; the buffer is reused.
     pub(in crate::state) candidates: Vec<SegmentSlot>,
@@ -38,6 +40,7 @@ impl Pool {
     pub(in crate::state) fn new(placement: Box<dyn AllocationPolicy>) -> Self {
         Self {
             segments: Segments::default(),
+            disks: Disks::default(),
             placement,
             candidates: Vec::new(),
             quarantine: Quarantine::default(),

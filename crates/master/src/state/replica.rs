@@ -13,6 +13,14 @@ const ORDINAL_BITS: u32 = 32;
 /// its replicas by these ids after a restart.
 const ORDINAL_BITS_BEFORE: u32 = 16;
 
+/// The ordinal of the copy on disk, of which an object has at most one.
+pub(in crate::state) const DISK_ORDINAL: u32 = u32::MAX;
+
+/// Returns the id of the copy on disk of that version.
+pub(in crate::state) fn disk_copy_id(version: u64) -> ReplicaId {
+    ReplicaId(version << ORDINAL_BITS | u64::from(DISK_ORDINAL))
+}
+
 /// One replica: where its memory lies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::state) struct Replica {

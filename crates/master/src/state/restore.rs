@@ -12,12 +12,12 @@ use crate::state::{
         annotations::Annotation,
         object::{Flags, NO_WRITE},
     },
-    ids::{KeyHash, ObjectSlot, SegmentSlot, Slot, TenantIndex},
+    ids::{DiskSlot, KeyHash, ObjectSlot, SegmentSlot, Slot, TenantIndex},
     inventory::{Inventory, recovery::Recovery},
     ledger::{
         effect::{Effect, LoggedCopy, LoggedPin},
         replay::{
-            Image, LiveObject, LoggedCopies, LoggedExtras, LoggedObjects, LoggedSegment,
+            Image, LiveObject, LoggedCopies, LoggedDisk, LoggedExtras, LoggedObjects, LoggedSegment,
             LoggedWrite, QuarantinedRange,
         },
     },
@@ -25,10 +25,11 @@ use crate::state::{
     pool::{
         Pool,
         allocator::Allocator,
+        disks::DiskPresence,
         segment::{Segment, SegmentNumber, SegmentStatus},
     },
     random::Random,
-    replica::Replica,
+    replica::{DISK_ORDINAL, Replica},
     rules::Rules,
     timer::Timer,
 };
@@ -67,6 +68,8 @@ struct Restoration {
     lease: Moment,
     /// Slots of the restored segments.
     slots: FxHashMap<SegmentNumber, SegmentSlot>,
+    /// Slots of the restored disks.
+    disks: FxHashMap<SegmentNumber, DiskSlot>,
     report: Restored,
 }
 
@@ -114,6 +117,7 @@ impl State {
             fence: now + image.fence.max(lost_grants_max),
             lease: now + image.lease,
             slots: FxHashMap::default(),
+            disks: FxHashMap::default(),
             report: Restored::default(),
         };
         let is_doubtful = !lost_grants_max.is_zero();
@@ -130,6 +134,9 @@ impl Restoration {
             let slot = self.restore_segment(state, number, segment);
             self.slots.insert(number, slot);
             self.report.segments += 1;
+        }
+        for (number, disk) in image.disks {
+            self.restore_disk(state, number, disk);
         }
         let LoggedObjects { table, copies, extras } = image.objects;
         let seed = std::mem::replace(&mut state.inventory.catalog.objects, table).seed();
@@ -183,6 +190,20 @@ impl Restoration {
         state.inventory.pool.segments.insert(segment)
     }
 
+    /// Restores a disk, which is away until its owner mounts it.
+    fn restore_disk(&mut self, state: &mut State, number: SegmentNumber, logged: LoggedDisk) {
+        let LoggedDisk { client, spec } = logged;
+        let until = self.now + state.inventory.rules.disk_away_ttl;
+        state.inventory.timers.push(until, Timer::DiskAway(spec.id, spec.incarnation));
+        let away = DiskPresence::Away(until);
+        // The limit held when the disk was mounted.
+        let Some(slot) = state.inventory.pool.disks.insert(number, client, spec, away) else {
+            return;
+        };
+        state.inventory.pool.disks.at_mut(slot).is_recovered = true;
+        self.disks.insert(number, slot);
+    }
+
     /// Restores the objects in the table that the replay filled: there is never a second one.
     fn restore_objects(
         &mut self,
@@ -225,7 +246,16 @@ impl Restoration {
         let Inventory { catalog, pool, log, .. } = &mut state.inventory;
         let object = catalog.objects.at(slot);
         let mut replicas = Vec::with_capacity(copies.len());
+        let mut has_disk_copy = false;
         for copy in copies {
+            if copy.ordinal == DISK_ORDINAL {
+                if let Some(&disk) = self.disks.get(&copy.segment) {
+                    catalog.disk_copies.insert(slot, disk);
+                    pool.disks.at_mut(disk).objects += 1;
+                    has_disk_copy = true;
+                }
+                continue;
+            }
             match self.allocate_at(pool, copy, object.length) {
                 Ok(replica) => replicas.push(replica),
                 Err(Misplaced::Lost) => {}
@@ -244,7 +274,7 @@ impl Restoration {
                 pool.add_hard_pin(replica);
             }
         }
-        if replicas.is_empty() {
+        if replicas.is_empty() && !has_disk_copy {
             let object = catalog.objects.logged_name(object);
             log.effects.record(|| Effect::Dropped { object });
             return false;
@@ -276,7 +306,9 @@ impl Restoration {
         }
         state.inventory.catalog.objects.complete += 1;
         state.inventory.catalog.tenants.charge(tenant, bytes);
-        state.inventory.catalog.tenants.add_object(tenant, slot);
+        if bytes > 0 {
+            state.inventory.catalog.tenants.add_object(tenant, slot);
+        }
         if let Some(ttl) = extras.pin {
             state.inventory.pin(self.now, slot, ttl);
         }

@@ -64,9 +64,22 @@ pub struct Rules {
     pub objects_per_tenant_max: u64,
     /// Maximum number of unfinished puts of a client.
     pub unfinished_puts_per_client_max: u64,
+    /// The disk tier; `None`: objects are in memory only.
+    pub offload: Option<OffloadRules>,
+    /// Time for which the copies on a disk that nobody has open are kept, hidden.
+    pub disk_away_ttl: Duration,
     /// When the machine was booted, since 1970. The log has the expiry of objects in this time, so
     /// that they also expire after a restart on another machine.
     pub booted: Duration,
+}
+
+/// How objects get to disks.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct OffloadRules {
+    /// Maximum number of objects that wait to be written.
+    pub queue_max: usize,
+    /// Whether records that no object is known for become objects.
+    pub adopts_records: bool,
 }
 
 /// Limits of the copy and move tasks that clients carry out.
@@ -123,6 +136,8 @@ impl Default for Rules {
             segments_per_client_max: 1024,
             objects_per_tenant_max: 100_000_000,
             unfinished_puts_per_client_max: 1_000_000,
+            offload: None,
+            disk_away_ttl: Duration::from_secs(24 * 60 * 60),
             booted: Duration::ZERO,
         }
     }

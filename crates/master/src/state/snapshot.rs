@@ -42,6 +42,10 @@ impl State {
                 Effect::SegmentStatus { number, status, grace }.encode(into);
             }
         }
+        for (_, disk) in self.inventory.pool.disks.kept() {
+            let (number, client, spec) = (disk.number, disk.client, disk.spec.clone());
+            Effect::DiskMounted { number, client, spec }.encode(into);
+        }
         for quota in self
             .inventory
             .catalog
@@ -73,8 +77,7 @@ impl State {
             cursor.next.saturating_add(objects).min(self.inventory.catalog.objects.slot_count());
         for slot in ObjectSlot::range(cursor.next, end) {
             let Some(object) = self.inventory.catalog.objects.get(slot) else { continue };
-            // A released object is gone for the log, also if the log begins after its release.
-            if object.is_complete() && !self.inventory.catalog.released.contains(slot) {
+            if object.is_complete() {
                 append_object(&self.inventory, slot, object, into);
             }
         }

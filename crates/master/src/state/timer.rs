@@ -23,6 +23,8 @@ pub(in crate::state) enum Timer {
     Drain(JobId),
     /// A segment from before the restart may still be unclaimed.
     Unclaimed(SegmentId, Incarnation),
+    /// A disk may have been away for too long.
+    DiskAway(SegmentId, Incarnation),
 }
 
 /// Timers in the order in which they are due. A subject has one timer at a time.

@@ -190,6 +190,7 @@ impl<S: Read + Write> NativeClient<S> {
             base: 0x10000,
             length,
             protocol: "tcp".to_owned(),
+            kind: v1::SegmentKind::Memory.into(),
         };
         let mount = request::Call::Mount(v1::MountRequest {
             caller: self.caller(),

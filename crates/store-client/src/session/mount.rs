@@ -346,6 +346,7 @@ impl ClientSession {
             base,
             length,
             protocol: "tcp".to_owned(),
+            kind: v1::SegmentKind::Memory.into(),
         }
     }
 }

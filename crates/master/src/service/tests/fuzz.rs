@@ -431,6 +431,7 @@ impl Fuzzer {
             base: (1 + number as u64) << 32,
             length,
             protocol: "tcp".to_owned(),
+            kind: v1::SegmentKind::Memory.into(),
         }
     }
 

@@ -187,11 +187,15 @@ impl ClientCalls<'_> {
         self.inventory.clients.offloading.remove(&client);
         self.puts().abandon_writes(now, client, writes);
         self.drop_segments(&self.inventory.pool.segments.of_client(client));
+        for disk in self.inventory.pool.disks.of_client(client) {
+            self.set_disk_away(now, disk);
+        }
         self.tasks().reassign_tasks(now, client);
         known.is_some()
     }
 
     fn mark_segments(&mut self, client: ClientId, is_suspect: bool) {
+        self.mark_disks(client, is_suspect);
         for slot in self.inventory.pool.segments.of_client(client) {
             self.inventory.pool.segments.at_mut(slot).is_suspect = is_suspect;
             self.inventory.pool.segments.refresh(slot);

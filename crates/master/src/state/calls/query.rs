@@ -296,7 +296,7 @@ impl Listing {
                 && object.tenant == tenant
                 && inventory.catalog.objects.key(object) == &key[..]
                 && self.is_wanted(&key)
-                && let Some(summary) = summary(inventory, writes, object)
+                && let Some(summary) = summary(inventory, writes, slot, object)
             {
                 self.add(summary);
             }
@@ -324,7 +324,7 @@ impl Listing {
                 bytes += key.len();
                 self.candidates.push(slot, key);
             } else if self.selector.matches(key)
-                && let Some(summary) = summary(inventory, writes, object)
+                && let Some(summary) = summary(inventory, writes, slot, object)
             {
                 bytes += key.len();
                 self.add(summary);
@@ -360,9 +360,15 @@ impl Listing {
 }
 
 /// Returns the listed form of an object; `None` if no replica can be read and none is written.
-fn summary(inventory: &Inventory, writes: &Writes, object: &Object) -> Option<ObjectSummary> {
+fn summary(
+    inventory: &Inventory,
+    writes: &Writes,
+    slot: ObjectSlot,
+    object: &Object,
+) -> Option<ObjectSummary> {
     let key = inventory.catalog.objects.object_key(object);
-    let readable = inventory.pool.readable_copies(&object.replicas).count();
+    let readable = inventory.pool.readable_copies(&object.replicas).count()
+        + usize::from(inventory.readable_disk(slot).is_some());
     if readable > 0 {
         let replicas = readable as u32;
         let length = object.length;

@@ -49,8 +49,10 @@ pub struct ObjectView {
 pub struct CopyView {
     /// Name of the segment.
     pub segment: String,
-    /// Address of the transfer engine that owns the segment.
+    /// Address of the transfer engine that owns the segment; that of the records for a disk.
     pub endpoint: String,
+    /// Whether it lies on a disk.
+    pub is_on_disk: bool,
     /// Bytes that the copy occupies, its padding included; 0 once its segment has left the pool.
     pub occupied: u64,
     /// False while the process that holds the copy is suspect or gone.
@@ -83,6 +85,7 @@ impl ObjectView {
             CopyView {
                 segment: segment.spec.name.clone(),
                 endpoint: segment.spec.endpoint.clone(),
+                is_on_disk: false,
                 // The sweep has not reached an object whose segment just left.
                 occupied: match segment.is_mounted() {
                     true => segment.allocator.size(copy.block),
@@ -91,6 +94,17 @@ impl ObjectView {
                 is_readable: segment.is_readable(),
             }
         });
+        let disk = inventory.disk_copy(slot).map(|disk| {
+            let disk = inventory.pool.disks.at(disk);
+            CopyView {
+                segment: disk.spec.name.clone(),
+                endpoint: disk.spec.address.clone(),
+                is_on_disk: true,
+                occupied: object.length,
+                is_readable: disk.is_readable(),
+            }
+        });
+        let copies = copies.chain(disk);
         let copying = catalog.copying_until(slot);
         Ok(Self {
             length: if is_complete { object.length } else { 0 },

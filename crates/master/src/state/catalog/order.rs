@@ -113,8 +113,9 @@ impl Catalog {
 
     /// Returns an object to the head of its order.
     pub(in crate::state) fn put_back(&mut self, object: ObjectSlot) {
-        let Some(flags) = self.objects.get(object).map(|object| object.flags) else { return };
-        if !flags.has(Flags::COMPLETE) {
+        let Some(found) = self.objects.get(object) else { return };
+        let flags = found.flags;
+        if !flags.has(Flags::COMPLETE) || found.replicas.is_empty() {
             return;
         }
         if flags.has(Flags::SOFT_PINNED) {
@@ -170,7 +171,12 @@ impl Catalog {
 
     /// Makes an object a candidate whose key hash is known.
     pub(in crate::state) fn enqueue_hashed(&mut self, slot: ObjectSlot, hash: KeyHash) {
-        let flags = self.objects.at(slot).flags;
+        let object = self.objects.at(slot);
+        let flags = object.flags;
+        if object.replicas.is_empty() {
+            // Its only copy is on disk.
+            return;
+        }
         if flags.has(Flags::SOFT_PINNED) && !flags.has(Flags::HARD_PINNED) {
             self.queue.soft.insert(slot, KeyHash::new(0));
         } else if !flags.has(Flags::HARD_PINNED) {

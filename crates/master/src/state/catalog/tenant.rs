@@ -85,7 +85,7 @@ impl Tenants {
         self.usage(tenant).charged -= bytes;
     }
 
-    /// Adds an object that became readable.
+    /// Adds an object that got memory.
     pub(in crate::state) fn add_object(&mut self, tenant: TenantIndex, object: ObjectSlot) {
         if self.is_enforced {
             let links = &mut self.links;
@@ -93,9 +93,9 @@ impl Tenants {
         }
     }
 
-    /// Records a use of the object.
+    /// Records a use of the object, unless it has no memory.
     pub(in crate::state) fn touch_object(&mut self, tenant: TenantIndex, object: ObjectSlot) {
-        if self.is_enforced {
+        if self.is_enforced && self.links.contains(object) {
             let links = &mut self.links;
             let order = &mut usage_at(&mut self.used, tenant).order;
             order.remove(links, object);
@@ -103,9 +103,9 @@ impl Tenants {
         }
     }
 
-    /// Removes an object that is no longer readable.
+    /// Removes an object that has no memory any more.
     pub(in crate::state) fn remove_object(&mut self, tenant: TenantIndex, object: ObjectSlot) {
-        if self.is_enforced {
+        if self.is_enforced && self.links.contains(object) {
             let links = &mut self.links;
             usage_at(&mut self.used, tenant).order.remove(links, object);
         }

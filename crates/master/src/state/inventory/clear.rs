@@ -24,10 +24,12 @@ impl Inventory {
         if !object.is_complete() || is_held {
             return false;
         }
-        let segments = match segment {
-            "" => object.replicas.iter().map(|copy| copy.segment).collect(),
-            name => self.pool.segments.named(name).to_vec(),
-        };
+        if segment.is_empty() {
+            self.drop_value(now, slot);
+            self.catalog.remove_if_empty(slot);
+            return true;
+        }
+        let segments = self.pool.segments.named(segment).to_vec();
         self.drop_copies(now, slot, &segments) > 0
     }
 }

@@ -152,10 +152,13 @@ impl Inventory {
         self.catalog.remove_if_empty(object);
     }
 
-    /// Evicts the value of an object; the entry of its key stays.
+    /// Evicts the value of an object, or its memory if a disk has a copy; the entry of its key stays.
     pub(in crate::state) fn evict_value(&mut self, now: Moment, object: ObjectSlot) {
         self.log.counters.evicted_keys += 1;
         self.log.counters.evicted_bytes += self.catalog.objects.at(object).bytes();
+        if self.disk_copy(object).is_some() {
+            return self.drop_memory(now, object);
+        }
         self.log.counters.offloads_missed += u64::from(self.wants_offload(object));
         let is_plain = !self.catalog.objects.at(object).flags.has(Flags::SOFT_PINNED);
         match self.catalog.released.position(object) {

@@ -49,7 +49,7 @@ impl Inventory {
         if self.catalog.objects.at(slot).is_complete() {
             // Recorded again if the object was released ahead: who asks for a removal waits for
             // this record.
-            self.log.record_release(&self.catalog, slot);
+            self.log.record_drop(&self.catalog, slot);
             self.drop_released(now, slot, self.log.effects.position());
         }
     }
@@ -78,6 +78,7 @@ impl Inventory {
     pub(in crate::state) fn clear_value(&mut self, slot: ObjectSlot) {
         self.log.emit_removed(&self.catalog, slot);
         self.catalog.dequeue(slot);
+        self.forget_disk_copy(slot);
         self.catalog.released.remove(slot);
         let object = self.catalog.objects.at_mut(slot);
         let flags = object.flags;
@@ -101,7 +102,12 @@ impl Inventory {
     pub(in crate::state) fn add_copy(&mut self, slot: ObjectSlot, replica: Replica) {
         self.take_back(slot);
         let object = self.catalog.objects.at_mut(slot);
+        let had_memory = !object.replicas.is_empty();
         object.replicas.push(replica);
+        if !had_memory {
+            self.enter_memory(slot);
+        }
+        let object = self.catalog.objects.at(slot);
         let length = object.length;
         let flags = object.flags;
         let object = self.catalog.objects.at(slot);
@@ -137,8 +143,13 @@ impl Inventory {
             return 0;
         }
         if kept.is_empty() {
-            self.drop_value(now, slot);
-            self.catalog.remove_if_empty(slot);
+            match self.disk_copy(slot) {
+                Some(_) => self.drop_memory(now, slot),
+                None => {
+                    self.drop_value(now, slot);
+                    self.catalog.remove_if_empty(slot);
+                }
+            }
             return dropped.len();
         }
         let fence = object.protection.fence().max(self.catalog.copying_until(slot));
@@ -194,7 +205,7 @@ impl Inventory {
 
     /// Frees the memory of a replica whose release is recorded below the log position. If its
     /// readers release their fence of `version` earlier, the quarantine ends then.
-    fn free_or_quarantine(
+    pub(in crate::state) fn free_or_quarantine(
         &mut self,
         now: Moment,
         replica: Replica,

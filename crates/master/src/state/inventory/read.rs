@@ -7,12 +7,13 @@ use smallvec::SmallVec;
 
 use crate::state::{
     catalog::object::{Flags, NO_WRITE, ObjectState},
-    ids::{KeyHash, ObjectSlot, TenantIndex},
+    ids::{DiskSlot, KeyHash, ObjectSlot, TenantIndex},
     inventory::{
         Inventory,
         errors::{not_found, not_ready},
     },
     pool::allocation::Place,
+    replica::disk_copy_id,
 };
 
 /// Protection that a locate grants.
@@ -40,8 +41,10 @@ pub struct LocatedObject {
     pub version: Version,
     /// Length in bytes.
     pub length: u64,
-    /// Readable replicas, at least one.
+    /// Readable replicas in memory. None if the object can be read only from its disk.
     pub places: SmallVec<[Place; 1]>,
+    /// The readable copy on disk.
+    pub disk: Option<DiskPlace>,
     /// Checksum that the writer gave.
     pub checksum: Option<u64>,
     /// Data type that the writer gave.
@@ -50,6 +53,15 @@ pub struct LocatedObject {
     pub ticket: Option<FenceTicket>,
     /// Slot of the object; it may be reused.
     pub slot: ObjectSlot,
+}
+
+/// A copy on disk.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct DiskPlace {
+    /// The disk; call [`State::disk`](crate::state::State::disk) before the state changes.
+    pub disk: DiskSlot,
+    /// Id of the replica.
+    pub replica: ReplicaId,
 }
 
 /// A fence granted to one reader only, and the object that it protects.
@@ -103,11 +115,15 @@ impl Inventory {
             .tenant_index(tenant)
             .and_then(|tenant| self.catalog.objects.find(tenant, key));
         let Some(object) = slot.map(|slot| self.catalog.objects.at(slot)) else { return false };
-        object.is_complete()
-            && object.version() == version
-            && object.replicas.iter().any(|copy| {
-                copy.id(version.0) == replica && self.pool.segments.at(copy.segment).is_claimed()
-            })
+        if !object.is_complete() || object.version() != version {
+            return false;
+        }
+        if replica == disk_copy_id(version.0) {
+            return slot.is_some_and(|slot| self.readable_disk(slot).is_some());
+        }
+        object.replicas.iter().any(|copy| {
+            copy.id(version.0) == replica && self.pool.segments.at(copy.segment).is_claimed()
+        })
     }
 
     /// Returns whether the object exists; renews the retention lease on request.
@@ -185,7 +201,7 @@ impl Inventory {
         if self.is_unclaimed(slot) {
             return Err(not_found(key));
         }
-        if self.pool.readable_copies(&object.replicas).next().is_none() {
+        if !self.has_readable_copy(slot) {
             return Err(Error::new(
                 ErrorCode::TRANSFER_FAIL,
                 "every process that holds a replica has lost its connection",
@@ -231,6 +247,10 @@ impl Inventory {
                 object.length,
                 self.pool.readable_copies(&object.replicas),
             ),
+            disk: self.readable_disk(slot).map(|disk| DiskPlace {
+                disk,
+                replica: disk_copy_id(object.version),
+            }),
             checksum: self.catalog.objects.checksum(slot),
             data_type: object.data_type,
             ticket,
@@ -262,6 +282,13 @@ impl Inventory {
         let object = self.catalog.objects.at(slot);
         object.is_complete()
             && !self.is_unclaimed(slot)
-            && self.pool.readable_copies(&object.replicas).next().is_none()
+            && !self.has_readable_copy(slot)
+    }
+
+    /// Returns whether readers may be sent to some copy of a complete object.
+    fn has_readable_copy(&self, slot: ObjectSlot) -> bool {
+        let object = self.catalog.objects.at(slot);
+        self.pool.readable_copies(&object.replicas).next().is_some()
+            || self.readable_disk(slot).is_some()
     }
 }

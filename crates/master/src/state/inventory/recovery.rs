@@ -187,9 +187,10 @@ impl Inventory {
         self.recovery.segments
     }
 
-    /// Returns whether every replica of the object is in an unclaimed segment.
+    /// Returns whether every replica of the object is in an unclaimed segment, or on a disk that is
+    /// away.
     pub(in crate::state) fn is_unclaimed(&self, slot: ObjectSlot) -> bool {
-        if self.recovery.segments == 0 {
+        if self.recovery.segments == 0 && !self.pool.disks.has_away() {
             return false;
         }
         let copies = &self.catalog.objects.at(slot).replicas[..];
@@ -197,7 +198,9 @@ impl Inventory {
             .iter()
             .map(|copy| self.pool.segments.at(copy.segment))
             .filter(|segment| segment.is_mounted())
+            .map(|segment| segment.is_unclaimed)
+            .chain(self.disk_copy(slot).map(|disk| self.pool.disks.at(disk).is_away()))
             .peekable();
-        mounted.peek().is_some() && mounted.all(|segment| segment.is_unclaimed)
+        mounted.peek().is_some() && mounted.all(|is_unclaimed| is_unclaimed)
     }
 }

@@ -114,7 +114,8 @@ impl Inventory {
             let mut copies = object.replicas.iter();
             if object.tenant == tenant
                 && object.is_complete()
-                && copies.any(|copy| self.pool.segments.at(copy.segment).is_mounted())
+                && (copies.any(|copy| self.pool.segments.at(copy.segment).is_mounted())
+                    || self.disk_copy(slot).is_some())
             {
                 visit(self.catalog.objects.key(object), object.length);
             }

@@ -2,7 +2,7 @@
 
 use crate::state::{
     catalog::object::Flags,
-    ids::{ObjectSlot, SegmentSlot, Slot},
+    ids::{DiskSlot, ObjectSlot, SegmentSlot, Slot},
     inventory::Inventory,
     replica::{Replica, Replicas},
 };
@@ -19,11 +19,21 @@ pub(in crate::state) struct Sweeps {
     next: u32,
     /// Segments that left during a sweep; the next sweep handles them.
     waiting: Vec<SegmentSlot>,
+    /// The same for disks.
+    disks: Vec<DiskSlot>,
+    waiting_disks: Vec<DiskSlot>,
 }
 
 impl Default for Sweeps {
     fn default() -> Self {
-        Self { slice: SWEEP_SLICE, segments: Vec::new(), next: 0, waiting: Vec::new() }
+        Self {
+            slice: SWEEP_SLICE,
+            segments: Vec::new(),
+            next: 0,
+            waiting: Vec::new(),
+            disks: Vec::new(),
+            waiting_disks: Vec::new(),
+        }
     }
 }
 
@@ -41,8 +51,16 @@ impl Sweeps {
         }
     }
 
+    pub(in crate::state) fn begin_disk(&mut self, disk: DiskSlot) {
+        if self.next == 0 {
+            self.disks.push(disk);
+        } else {
+            self.waiting_disks.push(disk);
+        }
+    }
+
     pub(in crate::state) fn is_idle(&self) -> bool {
-        self.segments.is_empty()
+        self.segments.is_empty() && self.disks.is_empty()
     }
 }
 
@@ -53,13 +71,16 @@ impl Inventory {
         if self.sweeps.is_idle() || !object.is_complete() {
             return object.is_complete();
         }
+        let has_disk_copy = self.drop_lost_disk_copy(slot);
+        let object = self.catalog.objects.at(slot);
         let is_mounted = |replica: &&Replica| self.pool.segments.at(replica.segment).is_mounted();
         let replicas = &object.replicas[..];
         let kept: Vec<Replica> = replicas.iter().filter(is_mounted).copied().collect();
-        if kept.len() == replicas.len() {
+        let has_memory = !kept.is_empty();
+        let is_kept = has_memory || has_disk_copy;
+        if kept.len() == replicas.len() && is_kept {
             return true;
         }
-        let is_kept = !kept.is_empty();
         let before = object.bytes();
         let object = self.catalog.objects.at_mut(slot);
         object.replicas = Replicas::from(kept);
@@ -69,6 +90,8 @@ impl Inventory {
         }
         if !is_kept {
             self.clear_value(slot);
+        } else if !has_memory {
+            self.leave_memory(slot);
         }
         is_kept
     }
@@ -91,7 +114,11 @@ impl Inventory {
             for segment in std::mem::take(&mut self.sweeps.segments) {
                 self.pool.segments.free_slot(segment);
             }
+            for disk in std::mem::take(&mut self.sweeps.disks) {
+                self.pool.disks.free_slot(disk);
+            }
             self.sweeps.segments = std::mem::take(&mut self.sweeps.waiting);
+            self.sweeps.disks = std::mem::take(&mut self.sweeps.waiting_disks);
             self.sweeps.next = 0;
         }
         !self.sweeps.is_idle()

@@ -15,6 +15,18 @@ pub struct Counters {
     pub objects_expired: u64,
     /// Evicted objects of which a client that asked for the SSD tier had a replica.
     pub offloads_missed: u64,
+    /// Objects written to disks, again after a restart of an owner included.
+    pub offloads_done: u64,
+    /// Their bytes.
+    pub offloaded_bytes: u64,
+    /// Objects that no disk took because too many were waiting.
+    pub offloads_refused: u64,
+    /// Objects that no disk could write.
+    pub offloads_failed: u64,
+    /// Copies on disk that were dropped for others, or were damaged.
+    pub disk_copies_lost: u64,
+    /// Records of an earlier master that became objects.
+    pub records_adopted: u64,
     /// Puts refused because no memory could be freed.
     pub puts_without_room: u64,
     /// Puts refused because their tenant has too many objects, or their client too many unfinished

@@ -15,7 +15,10 @@ use smallvec::SmallVec;
 use crate::state::{
     ledger::Log,
     options::Terms,
-    pool::segment::{SegmentNumber, SegmentSpec},
+    pool::{
+        disks::DiskSpec,
+        segment::{SegmentNumber, SegmentSpec},
+    },
     tags::Tags,
 };
 
@@ -158,6 +161,16 @@ pub enum Effect<'a> {
         id: u128,
         /// Record; `None`: forgotten.
         record: Option<&'a [u8]>,
+    },
+    /// A client opened a disk. A later effect with the same number replaces this one;
+    /// [`SegmentDropped`](Self::SegmentDropped) ends it.
+    DiskMounted {
+        /// Number of the disk, from the numbers of segments; never reused.
+        number: SegmentNumber,
+        /// Client that opened it.
+        client: ClientId,
+        /// Description by the owner.
+        spec: DiskSpec,
     },
     /// The quota of a tenant changed.
     Quota {

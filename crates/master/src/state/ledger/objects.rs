@@ -14,8 +14,8 @@ use crate::state::{
         Log,
         effect::{Effect, LoggedCopy, LoggedPin, ObjectName, Value},
     },
-    pool::Pool,
-    replica::Replica,
+    pool::{Pool, disks::Disk},
+    replica::{DISK_ORDINAL, Replica},
     rules::Rules,
 };
 
@@ -38,9 +38,24 @@ impl Log {
 
 impl Log {
     /// Records that an object is gone.
-    pub(in crate::state) fn record_release(&mut self, catalog: &Catalog, slot: ObjectSlot) {
+    pub(in crate::state) fn record_drop(&mut self, catalog: &Catalog, slot: ObjectSlot) {
         let object = catalog.objects.at(slot);
         self.effects.record(|| Effect::Dropped { object: catalog.objects.logged_name(object) });
+    }
+
+    /// Records that an object gives its memory up: that it is gone, or that only its copy on disk is
+    /// left.
+    pub(in crate::state) fn record_release(&mut self, catalog: &Catalog, slot: ObjectSlot) {
+        if catalog.disk_copies.get(slot).is_none() {
+            return self.record_drop(catalog, slot);
+        }
+        let object = catalog.objects.at(slot);
+        for replica in object.replicas.iter() {
+            self.effects.record(|| Effect::ReplicaDropped {
+                object: catalog.objects.logged_name(object),
+                ordinal: replica.ordinal,
+            });
+        }
     }
 }
 
@@ -62,6 +77,13 @@ impl Pool {
     ) -> SmallVec<[LoggedCopy; 1]> {
         let mounted = replicas.iter().filter(|copy| self.segments.at(copy.segment).is_mounted());
         mounted.map(|copy| self.logged_copy(copy)).collect()
+    }
+}
+
+impl Disk {
+    /// Describes a copy in it for the log, which need not know where it lies.
+    pub(in crate::state) fn logged_copy(&self) -> LoggedCopy {
+        LoggedCopy { segment: self.number, offset: 0, ordinal: DISK_ORDINAL }
     }
 }
 
@@ -91,7 +113,13 @@ pub(in crate::state) fn logged_object<'a>(
     slot: ObjectSlot,
     object: &'a Object,
 ) -> Option<Effect<'a>> {
-    let copies = pool.logged_copies(&object.replicas);
+    let mut copies = match catalog.released.contains(slot) {
+        // Its memory is given up already, as far as the log is concerned.
+        true => SmallVec::new(),
+        false => pool.logged_copies(&object.replicas),
+    };
+    let disk = catalog.disk_copies.get(slot).map(|disk| pool.disks.at(disk));
+    copies.extend(disk.filter(|disk| disk.is_kept()).map(Disk::logged_copy));
     if copies.is_empty() {
         return None;
     }

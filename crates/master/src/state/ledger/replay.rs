@@ -19,7 +19,11 @@ use crate::state::{
         task_record::next_ordinal,
     },
     options::Terms,
-    pool::segment::{SegmentNumber, SegmentSpec},
+    pool::{
+        disks::DiskSpec,
+        segment::{SegmentNumber, SegmentSpec},
+    },
+    replica::DISK_ORDINAL,
     tags::Tags,
 };
 
@@ -27,6 +31,7 @@ use crate::state::{
 #[derive(Debug, Clone, Default)]
 pub struct Image {
     pub(in crate::state) segments: BTreeMap<SegmentNumber, LoggedSegment>,
+    pub(in crate::state) disks: BTreeMap<SegmentNumber, LoggedDisk>,
     pub(in crate::state) objects: LoggedObjects,
     pub(in crate::state) writes: FxHashMap<u64, LoggedWrite>,
     pub(in crate::state) quarantined: Vec<QuarantinedRange>,
@@ -47,6 +52,13 @@ pub(in crate::state) struct LoggedSegment {
     pub(in crate::state) spec: SegmentSpec,
     pub(in crate::state) status: u8,
     pub(in crate::state) grace: Duration,
+}
+
+/// A disk of the pool.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(in crate::state) struct LoggedDisk {
+    pub(in crate::state) client: ClientId,
+    pub(in crate::state) spec: DiskSpec,
 }
 
 /// The value of an object, published or not.
@@ -129,6 +141,10 @@ impl Image {
                 self.next_number = self.next_number.max(number.0.saturating_add(1));
                 self.segments.insert(number, segment);
             }
+            Effect::DiskMounted { number, client, spec } => {
+                self.next_number = self.next_number.max(number.0.saturating_add(1));
+                self.disks.insert(number, LoggedDisk { client, spec });
+            }
             Effect::SegmentStatus { number, status, grace } => {
                 if let Some(segment) = self.segments.get_mut(&number) {
                     (segment.status, segment.grace) = (status, grace);
@@ -136,6 +152,7 @@ impl Image {
             }
             Effect::SegmentDropped { number } => {
                 self.segments.remove(&number);
+                self.disks.remove(&number);
                 self.quarantined.retain(|range| range.number != number);
             }
             Effect::Started { version, client, mut value, is_replacing, request, terms } => {
@@ -192,7 +209,9 @@ impl Image {
     }
 
     fn apply_replica(&mut self, object: &ObjectName<'_>, copy: LoggedCopy) {
-        self.next_ordinal = ordinal_after(self.next_ordinal, copy.ordinal);
+        if copy.ordinal != DISK_ORDINAL {
+            self.next_ordinal = ordinal_after(self.next_ordinal, copy.ordinal);
+        }
         let place = (copy.segment, copy.offset);
         if let Some(slot) = self.find(object) {
             let copies = self.objects.copies_mut(slot);

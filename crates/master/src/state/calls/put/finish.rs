@@ -247,6 +247,7 @@ impl PutCalls<'_> {
         }
         self.inventory.catalog.enqueue_hashed(slot, write.hash);
         self.inventory.log.emit_stored(&self.inventory.catalog, slot);
+        self.inventory.queue_offload(slot);
     }
 
     /// Frees the memory of a removed put after `until`.

@@ -13,7 +13,7 @@ use crate::state::{
     catalog::object::REPLICAS_MAX,
     ids::{ObjectSlot, SegmentSlot, TenantIndex},
     random::Random,
-    replica::Replica,
+    replica::{DISK_ORDINAL, Replica},
 };
 
 /// The maximum number of tasks of a client examined per call.
@@ -281,7 +281,8 @@ impl Tasks {
         loop {
             let ordinal = self.next_ordinal;
             self.next_ordinal = ordinal.checked_add(1).unwrap_or(REPLICAS_MAX);
-            if !present.iter().any(|replica| replica.ordinal == ordinal) {
+            let is_taken = present.iter().any(|replica| replica.ordinal == ordinal);
+            if ordinal != DISK_ORDINAL && !is_taken {
                 return ordinal;
             }
         }

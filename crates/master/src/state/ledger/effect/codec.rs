@@ -9,7 +9,10 @@ use smallvec::SmallVec;
 use crate::state::{
     ledger::effect::{DecodeError, Effect, LoggedCopy, LoggedPin, ObjectName, Value},
     options::Terms,
-    pool::segment::{SegmentNumber, SegmentSpec},
+    pool::{
+        disks::DiskSpec,
+        segment::{SegmentNumber, SegmentSpec},
+    },
     tags::Tags,
 };
 
@@ -22,6 +25,11 @@ impl<'a> Effect<'a> {
                 out.tag(1).number(number.0).id(client.bits()).id(spec.id.bits());
                 out.int(spec.incarnation.0).text(&spec.name).text(&spec.endpoint);
                 out.int(spec.base).int(spec.length).text(&spec.protocol);
+            }
+            Self::DiskMounted { number, client, spec } => {
+                out.tag(21).number(number.0).id(client.bits()).id(spec.id.bits());
+                out.int(spec.incarnation.0).text(&spec.name).text(&spec.address);
+                out.int(spec.capacity);
             }
             Self::SegmentStatus { number, status, grace } => {
                 out.tag(2).number(number.0).byte(*status).time(*grace);
@@ -279,6 +287,17 @@ impl<'a> Reader<'a> {
                 let (tenant, is_some, bytes) = (self.text()?, self.bool()?, self.int()?);
                 Effect::Quota { tenant, bytes: is_some.then_some(bytes) }
             }
+            21 => Effect::DiskMounted {
+                number: self.number()?,
+                client: ClientId::from_bits(self.id()?),
+                spec: DiskSpec {
+                    id: SegmentId::from_bits(self.id()?),
+                    incarnation: Incarnation(self.int()?),
+                    name: self.text()?.to_owned(),
+                    address: self.text()?.to_owned(),
+                    capacity: self.int()?,
+                },
+            },
             20 => Effect::Annotated {
                 object: self.object()?,
                 expires: self.maybe_time()?,
@@ -449,6 +468,13 @@ mod tests {
             length: 1 << 30,
             protocol: "tcp".to_owned(),
         };
+        let disk = DiskSpec {
+            id: SegmentId::from_bits(7),
+            incarnation: Incarnation(2),
+            name: "host:1".to_owned(),
+            address: "host:3".to_owned(),
+            capacity: 1 << 40,
+        };
         let number = SegmentNumber(300);
         let client = ClientId::from_bits(5);
         let second = Duration::from_secs(1);
@@ -461,6 +487,7 @@ mod tests {
         };
         vec![
             Effect::Mounted { number, client, spec },
+            Effect::DiskMounted { number, client, spec: disk },
             Effect::SegmentStatus { number, status: 2, grace: second },
             Effect::SegmentDropped { number },
             started(0, None),

@@ -1,0 +1,186 @@
+//! The calls about disks: owners mount them, take objects over, and report what they have.
+
+use std::{future::Future, sync::Arc, time::Duration};
+
+use bytes::Bytes;
+use mooncake_base::{ClientId, Error, Result, SegmentId, TenantId, Version};
+use mooncake_proto::{
+    columns::{Record, collapse_if_uniform},
+    convert::Caller,
+    v1,
+};
+
+use super::{
+    SLICE_ITEMS, check_batch, check_name, durability, millis, op_metrics::Op,
+    shared_state::SharedState, wire::{SegmentTable, disk_from_wire},
+};
+use crate::state::{Offloaded, RecordName, State};
+
+/// The maximum number of objects that one call takes over.
+const FETCHED_MAX: usize = 4096;
+
+/// The longest time that a call waits for objects to take over. While it waits, the end of its
+/// connection is not seen.
+const WAIT_MAX: Duration = Duration::from_secs(1);
+
+/// The calls about disks.
+#[derive(Debug)]
+pub(super) struct DiskService {
+    shared: Arc<SharedState>,
+}
+
+impl DiskService {
+    pub(super) fn new(shared: Arc<SharedState>) -> Self {
+        Self { shared }
+    }
+
+    pub(super) fn mount_disk(&self, r: &v1::MountDiskRequest) -> Result<v1::MountDiskResponse> {
+        self.shared.op_metrics().count_one(Op::MountDisk, || {
+            let caller = Caller::try_from(r.caller.as_ref())?;
+            let disk = r.disk.as_ref().ok_or_else(|| Error::invalid("the call names no disk"))?;
+            let spec = disk_from_wire(disk)?;
+            let mut state = self.shared.lock();
+            state.mount_disk(caller.client, spec, r.used, r.reports_all)?;
+            Ok(v1::MountDiskResponse {})
+        })
+    }
+
+    pub(super) fn unmount_disk(
+        &self,
+        r: &v1::UnmountDiskRequest,
+    ) -> Result<v1::UnmountDiskResponse> {
+        self.shared.op_metrics().count_one(Op::UnmountDisk, || {
+            let (client, disk) = owner(r.caller.as_ref(), &r.disk)?;
+            self.shared.lock().unmount_disk(self.shared.now(), client, disk, r.forget)?;
+            Ok(v1::UnmountDiskResponse {})
+        })
+    }
+
+    /// Hands objects over that wait for a disk. Does not wait for any.
+    pub(super) fn fetch_offloads(
+        &self,
+        r: &v1::FetchOffloadsRequest,
+    ) -> Result<v1::FetchOffloadsResponse> {
+        self.shared.op_metrics().count_one(Op::FetchOffloads, || {
+            let (client, disk) = owner(r.caller.as_ref(), &r.disk)?;
+            let limit = usize::try_from(r.limit).unwrap_or(usize::MAX).min(FETCHED_MAX);
+            let now = self.shared.now();
+            let mut state = self.shared.lock();
+            let offloaded = state.fetch_offloads(now, client, disk, limit, r.bytes)?;
+            Ok(offloaded_to_wire(&state, &offloaded))
+        })
+    }
+
+    /// Hands objects over that wait for a disk, and waits for the first. Returns the log position that
+    /// the answer waits for, too.
+    ///
+    /// Cancel-safe.
+    pub(super) async fn fetch_offloads_when_there_are(
+        &self,
+        r: &v1::FetchOffloadsRequest,
+    ) -> (Result<v1::FetchOffloadsResponse>, u64) {
+        let wait = Duration::from_millis(r.wait_ms).min(WAIT_MAX);
+        let deadline = tokio::time::Instant::now() + wait;
+        loop {
+            let mut signal = std::pin::pin!(self.shared.offload_signal().notified());
+            // Before the look at the queue, so that no object is missed that comes after it.
+            signal.as_mut().enable();
+            let (answer, position) = durability::with_log_position(|| self.fetch_offloads(r));
+            let is_empty = answer.as_ref().is_ok_and(|answer| answer.window_ms == 0);
+            if !is_empty || !is_notified_before(deadline, signal).await {
+                return (answer, position);
+            }
+        }
+    }
+
+    pub(super) fn report_records(
+        &self,
+        r: &v1::ReportRecordsRequest,
+    ) -> Result<v1::ReportRecordsResponse> {
+        let (client, disk) = owner(r.caller.as_ref(), &r.disk)?;
+        let now = self.shared.now();
+        let disk = self.shared.lock().reporting_disk(client, disk, r.used)?;
+        let mut stale = Vec::new();
+        let mut at = 0;
+        self.for_each_record(r.dropped.as_ref(), |state, record| {
+            state.record_lost(now, disk, record, true);
+        })?;
+        self.for_each_record(r.refused.as_ref(), |state, record| {
+            state.record_lost(now, disk, record, false);
+        })?;
+        self.for_each_record(r.added.as_ref(), |state, record| {
+            if !state.record_added(now, disk, record) {
+                stale.push(at);
+            }
+            at += 1;
+        })?;
+        if r.is_complete {
+            let confirmation = self.shared.lock().begin_confirmation(disk);
+            if let Some(mut confirmation) = confirmation {
+                let slice = |state: &mut State, it: &mut _| state.confirm_slice(now, it);
+                self.shared.run_to_completion(&mut confirmation, slice, |_| {});
+            }
+        }
+        self.shared.op_metrics().count_batch(Op::ReportRecords, at as usize, 0);
+        Ok(v1::ReportRecordsResponse { stale })
+    }
+
+    /// Passes the records to `handle` in order, one slice at a time.
+    fn for_each_record(
+        &self,
+        columns: Option<&v1::RecordColumns>,
+        mut handle: impl FnMut(&mut State, &RecordName<'_>),
+    ) -> Result<()> {
+        let Some(columns) = columns else { return Ok(()) };
+        check_batch(columns.versions.len())?;
+        let records = columns.read()?;
+        let mut named = Vec::with_capacity(records.len());
+        for record in records {
+            check_name("tenant", record.tenant)?;
+            named.push((TenantId::new(record.tenant), record));
+        }
+        for slice in named.chunks(SLICE_ITEMS) {
+            let mut state = self.shared.lock();
+            for (tenant, Record { key, version, length, .. }) in slice {
+                let (version, length) = (Version(*version), *length);
+                handle(&mut state, &RecordName { tenant, key, version, length });
+            }
+            state.unlock_fair();
+        }
+        Ok(())
+    }
+}
+
+/// Returns the caller and the disk that it names.
+fn owner(caller: Option<&v1::Caller>, disk: &Bytes) -> Result<(ClientId, SegmentId)> {
+    let disk = SegmentId::from_bytes(disk).ok_or_else(|| {
+        Error::invalid("the id of a disk has 16 bytes").with("bytes", disk.len())
+    })?;
+    Ok((Caller::try_from(caller)?.client, disk))
+}
+
+async fn is_notified_before(deadline: tokio::time::Instant, signal: impl Future) -> bool {
+    tokio::time::timeout_at(deadline, signal).await.is_ok()
+}
+
+fn offloaded_to_wire(state: &State, offloaded: &Offloaded) -> v1::FetchOffloadsResponse {
+    let mut segments = SegmentTable::default();
+    let mut places = v1::PlaceColumns::default();
+    for (item, object) in offloaded.objects.iter().enumerate() {
+        let each = object.places.iter();
+        places.push(item, each.map(|&place| segments.place(state, place)));
+    }
+    collapse_if_uniform(&mut places.segments);
+    let records = v1::RecordColumns::pack(offloaded.objects.iter().map(|object| Record {
+        tenant: object.tenant.as_str(),
+        key: &object.key,
+        version: object.version.0,
+        length: object.length,
+    }));
+    v1::FetchOffloadsResponse {
+        segments: segments.into_segments(),
+        window_ms: millis(offloaded.fence),
+        records: Some(records),
+        places: Some(places),
+    }
+}

@@ -1,0 +1,486 @@
+//! Disks that clients mount, and what their owners report.
+
+use mooncake_base::{ClientId, Error, ErrorCode, Moment, Result, SegmentId, TenantId, Version};
+use rustc_hash::FxHashSet;
+use smallvec::SmallVec;
+
+use crate::state::{
+    State,
+    calls::clients::ClientCalls,
+    catalog::object::Flags,
+    ids::{DiskSlot, ObjectSlot},
+    inventory::{Inventory, read::FenceTicket},
+    ledger::effect::Effect,
+    ledger::objects::logged_object,
+    pool::{
+        allocation::Place,
+        disks::{DiskPresence, DiskSpec, DiskView},
+    },
+    timer::Timer,
+};
+
+/// The shortest fence under which an owner reads an object that it takes over: it reads and writes many
+/// at once.
+const FENCE_MIN: std::time::Duration = std::time::Duration::from_secs(2);
+
+/// Versions above this leave no room for the ordinal of a replica.
+const VERSION_MAX: u64 = 1 << 48;
+
+/// A version of an object, as the owner of a disk names it.
+#[derive(Debug, Clone, Copy)]
+pub struct RecordName<'a> {
+    /// The tenant.
+    pub tenant: &'a TenantId,
+    /// The key.
+    pub key: &'a [u8],
+    /// The version.
+    pub version: Version,
+    /// The length in bytes.
+    pub length: u64,
+}
+
+/// An object for a disk to take over.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Offload {
+    /// The tenant.
+    pub tenant: TenantId,
+    /// The key.
+    pub key: Vec<u8>,
+    /// The version.
+    pub version: Version,
+    /// The length in bytes.
+    pub length: u64,
+    /// Where it lies in memory, at least one place.
+    pub places: SmallVec<[Place; 1]>,
+}
+
+/// Objects for a disk to take over, and how long their memory stays theirs.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Offloaded {
+    /// The objects.
+    pub objects: Vec<Offload>,
+    /// Length of the fence of all of them.
+    pub fence: std::time::Duration,
+}
+
+/// The objects that the owner of a disk has named, and how far the others were looked for.
+#[derive(Debug)]
+pub struct Confirmation {
+    disk: DiskSlot,
+    confirmed: FxHashSet<ObjectSlot>,
+    next: u32,
+}
+
+impl ClientCalls<'_> {
+    /// Adds a disk to the pool, or gives a known one its owner: its objects are readable again.
+    ///
+    /// # Errors
+    /// `UNABLE_OFFLOAD`: the pool has no disk tier. `CLIENT_NOT_FOUND`: register first.
+    /// `SEGMENT_ALREADY_EXISTS`: another process has this directory open, or a copy of it.
+    /// `INVALID_PARAMS`: no capacity, or too many disks.
+    pub(crate) fn mount_disk(
+        &mut self,
+        client: ClientId,
+        spec: DiskSpec,
+        used: u64,
+        reports_all: bool,
+    ) -> Result<()> {
+        self.inventory.clients.check(client)?;
+        if self.inventory.rules.offload.is_none() {
+            let why = "this master keeps objects in memory only; start it with --enable_offload";
+            return Err(Error::new(ErrorCode::UNABLE_OFFLOAD, why));
+        }
+        if spec.capacity == 0 {
+            return Err(Error::invalid("the disk has no capacity").with("disk", spec.id));
+        }
+        let presence = match self.inventory.clients.is_suspect(client) {
+            true => DiskPresence::Suspect,
+            false => DiskPresence::Present,
+        };
+        let slot = match self.inventory.pool.disks.by_id(spec.id) {
+            Some(slot) => {
+                self.check_owner(slot, client, &spec)?;
+                let known = self.inventory.pool.disks.at(slot);
+                let is_same = known.client == client && known.spec == spec;
+                self.inventory.pool.disks.set_presence(slot, presence);
+                self.inventory.pool.disks.set_owner(slot, client, spec);
+                if !is_same {
+                    self.log_disk(slot);
+                }
+                slot
+            }
+            None => {
+                let number = self.inventory.pool.segments.next_number();
+                let id = spec.id;
+                let inserted = self.inventory.pool.disks.insert(number, client, spec, presence);
+                let slot = inserted.ok_or_else(|| {
+                    Error::invalid("the pool has too many disks").with("disk", id)
+                })?;
+                self.inventory.pool.segments.set_next_number(number.0 + 1);
+                self.log_disk(slot);
+                slot
+            }
+        };
+        self.inventory.pool.disks.at_mut(slot).used = used;
+        if reports_all {
+            self.inventory.offloads.begin_confirmation(slot);
+        }
+        Ok(())
+    }
+
+    /// Checks that a client may take a known disk over.
+    fn check_owner(&self, slot: DiskSlot, client: ClientId, spec: &DiskSpec) -> Result<()> {
+        let known = self.inventory.pool.disks.at(slot);
+        let why = if known.client != client && known.presence == DiskPresence::Present {
+            "another process has this directory open, or a copy of it: remove the copy"
+        } else if spec.incarnation < known.spec.incarnation {
+            "the directory was opened again since: it is an old copy"
+        } else {
+            return Ok(());
+        };
+        Err(Error::new(ErrorCode::SEGMENT_ALREADY_EXISTS, why)
+            .with("disk", spec.id)
+            .with("owner", known.client)
+            .with("address", &known.spec.address))
+    }
+
+    fn log_disk(&mut self, slot: DiskSlot) {
+        let disk = self.inventory.pool.disks.at(slot);
+        let (number, client) = (disk.number, disk.client);
+        let record = || Effect::DiskMounted { number, client, spec: disk.spec.clone() };
+        self.inventory.log.effects.record(record);
+    }
+
+    /// Gives a disk up: its copies are dropped, or hidden until it is mounted again.
+    ///
+    /// # Errors
+    /// `SEGMENT_NOT_FOUND`, or `ILLEGAL_CLIENT` if another client owns it.
+    pub(crate) fn unmount_disk(
+        &mut self,
+        now: Moment,
+        client: ClientId,
+        id: SegmentId,
+        forgets: bool,
+    ) -> Result<()> {
+        let slot = self.inventory.own_disk(client, id)?;
+        match forgets {
+            true => self.drop_disk(slot),
+            false => self.set_disk_away(now, slot),
+        }
+        Ok(())
+    }
+
+    /// Hides the copies on a disk that nobody has open any more.
+    pub(in crate::state) fn set_disk_away(&mut self, now: Moment, slot: DiskSlot) {
+        let until = self.inventory.set_away(now, slot, self.inventory.rules.disk_away_ttl);
+        let disk = self.inventory.pool.disks.at(slot);
+        let timer = Timer::DiskAway(disk.spec.id, disk.spec.incarnation);
+        self.inventory.timers.push(until, timer);
+    }
+
+    /// Handles the timer of a disk that was away.
+    pub(in crate::state) fn expire_disk(&mut self, now: Moment, id: SegmentId) {
+        let Some(slot) = self.inventory.pool.disks.by_id(id) else { return };
+        if let DiskPresence::Away(until) = self.inventory.pool.disks.at(slot).presence
+            && until.has_passed(now)
+        {
+            self.drop_disk(slot);
+        }
+    }
+
+    /// Drops a disk and every copy in it.
+    pub(in crate::state) fn drop_disk(&mut self, slot: DiskSlot) {
+        let disk = self.inventory.pool.disks.at(slot);
+        let (number, is_used) = (disk.number, disk.objects > 0);
+        self.inventory.log.effects.record(|| Effect::SegmentDropped { number });
+        self.inventory.offloads.forget(slot);
+        self.inventory.pool.disks.set_presence(slot, DiskPresence::Dropped);
+        match is_used {
+            true => self.inventory.sweeps.begin_disk(slot),
+            false => self.inventory.pool.disks.free_slot(slot),
+        }
+    }
+
+    /// Drops all disks that came from the log.
+    pub(in crate::state) fn drop_recovered_disks(&mut self) {
+        let disks = self.inventory.pool.disks.kept();
+        let recovered = disks.filter(|(_, disk)| disk.is_recovered).map(|(slot, _)| slot);
+        for slot in recovered.collect::<Vec<_>>() {
+            self.drop_disk(slot);
+        }
+    }
+
+    /// Marks the disks of a client whose connection closed, or that is back.
+    pub(in crate::state) fn mark_disks(&mut self, client: ClientId, is_suspect: bool) {
+        for slot in self.inventory.pool.disks.of_client(client) {
+            let presence = match is_suspect {
+                true => DiskPresence::Suspect,
+                false => DiskPresence::Present,
+            };
+            self.inventory.pool.disks.set_presence(slot, presence);
+        }
+    }
+}
+
+impl Inventory {
+    /// Finds a disk that the client has open.
+    fn own_disk(&self, client: ClientId, id: SegmentId) -> Result<DiskSlot> {
+        let slot = self.pool.disks.by_id(id).ok_or_else(|| {
+            Error::new(ErrorCode::SEGMENT_NOT_FOUND, "no such disk is mounted; mount it first")
+                .with("disk", id)
+        })?;
+        let disk = self.pool.disks.at(slot);
+        if disk.client != client || disk.is_away() {
+            let why = "the disk belongs to another client";
+            return Err(Error::new(ErrorCode::ILLEGAL_CLIENT, why)
+                .with("disk", id)
+                .with("owner", disk.client));
+        }
+        Ok(slot)
+    }
+
+    /// Takes objects out of the queue of a disk that can still be written to it.
+    fn take_offloads(
+        &mut self,
+        now: Moment,
+        disk: DiskSlot,
+        (limit, bytes): (usize, u64),
+    ) -> Offloaded {
+        let mut taken = Vec::new();
+        let mut sum = 0_u64;
+        while taken.len() < limit && (sum < bytes || taken.is_empty()) {
+            let Some(waiting) = self.offloads.pop(disk) else { break };
+            let slot = waiting.object;
+            let object = self.catalog.objects.get(slot);
+            let is_meant = object.is_some_and(|object| {
+                object.is_complete()
+                    && object.version == waiting.version
+                    && self.pool.readable_copies(&object.replicas).next().is_some()
+            });
+            if is_meant && self.disk_copy(slot).is_none() {
+                sum += self.catalog.objects.at(slot).length;
+                taken.push(waiting);
+            }
+        }
+        if taken.is_empty() {
+            return Offloaded::default();
+        }
+        let wanted = self.rules.fence(sum).max(FENCE_MIN);
+        let Self { max_granted, log, rules, pool, .. } = self;
+        if max_granted.raise(now, wanted, rules, log) {
+            pool.unsynced.is_sync_wanted = true;
+        }
+        let fence = max_granted.grantable(wanted);
+        let mut objects = Vec::with_capacity(taken.len());
+        for waiting in taken {
+            let slot = waiting.object;
+            let object = self.catalog.objects.at_mut(slot);
+            let own = object.protection.grant_fence(now, now + fence);
+            let end = object.protection.fence().moment();
+            let version = object.version();
+            let ticket =
+                own.map(|fence| FenceTicket { object: slot, version, fence: fence.to_bits() });
+            if object.flags.has(Flags::GROUPED) {
+                self.catalog.groups.record_protection(slot);
+            }
+            let object = self.catalog.objects.at(slot);
+            for replica in object.replicas.iter() {
+                self.pool.segments.at_mut(replica.segment).extend_busy(end);
+            }
+            self.offloads.record_taken(disk, waiting, ticket);
+            objects.push(Offload {
+                tenant: self.catalog.objects.tenant_name(object.tenant).clone(),
+                key: self.catalog.objects.key(object).to_vec(),
+                version,
+                length: object.length,
+                places: self.pool.places(
+                    object.version,
+                    object.length,
+                    self.pool.readable_copies(&object.replicas),
+                ),
+            });
+        }
+        Offloaded { objects, fence }
+    }
+
+    /// Finds the object that a record is the present version of.
+    fn present_version(&mut self, now: Moment, record: &RecordName<'_>) -> Option<ObjectSlot> {
+        let tenant = self.catalog.objects.tenant_index(record.tenant)?;
+        let slot = self.find(now, tenant, record.key)?;
+        let object = self.catalog.objects.at(slot);
+        (object.is_complete() && object.version() == record.version).then_some(slot)
+    }
+
+    /// Makes an object of a record that no object has the key of.
+    fn adopt_record(&mut self, disk: DiskSlot, record: &RecordName<'_>) -> Option<ObjectSlot> {
+        let is_sane = record.length > 0 && (1..VERSION_MAX).contains(&record.version.0);
+        let tenant = self.catalog.objects.intern_tenant(record.tenant).ok().filter(|_| is_sane)?;
+        let key = mooncake_base::KeyRef::new(record.key).ok()?;
+        if self.catalog.objects.find(tenant, record.key).is_some() {
+            return None;
+        }
+        let slot = self.catalog.objects.insert(tenant, key).ok()?;
+        let object = self.catalog.objects.at_mut(slot);
+        (object.version, object.length) = (record.version.0, record.length);
+        object.flags.set(Flags::COMPLETE, true);
+        self.catalog.objects.complete += 1;
+        self.next_version = self.next_version.max(record.version.0 + 1);
+        self.catalog.disk_copies.insert(slot, disk);
+        self.pool.disks.at_mut(disk).objects += 1;
+        let Self { catalog, pool, log, .. } = self;
+        if let Some(live) = logged_object(catalog, pool, slot, catalog.objects.at(slot)) {
+            log.effects.record(|| live);
+        }
+        self.log.counters.records_adopted += 1;
+        self.log.emit_stored(&self.catalog, slot);
+        Some(slot)
+    }
+}
+
+impl State {
+    /// Returns the disk of a [`DiskPlace`](crate::state::DiskPlace) of the last call.
+    pub fn disk(&self, disk: DiskSlot) -> &DiskSpec {
+        &self.inventory.pool.disks.at(disk).spec
+    }
+
+    /// Returns every disk, by name.
+    pub fn list_disks(&self) -> Vec<DiskView<'_>> {
+        let mut views: Vec<_> = self
+            .inventory
+            .pool
+            .disks
+            .kept()
+            .map(|(slot, disk)| DiskView {
+                spec: &disk.spec,
+                client: disk.client,
+                used: disk.used,
+                objects: disk.objects,
+                waiting: self.inventory.offloads.waiting_for(slot),
+                is_readable: disk.is_readable(),
+            })
+            .collect();
+        views.sort_by(|a, b| (&a.spec.name, a.spec.id).cmp(&(&b.spec.name, b.spec.id)));
+        views
+    }
+
+    /// Mounts a disk.
+    ///
+    /// # Errors
+    /// `UNABLE_OFFLOAD`: the pool has no disk tier. `CLIENT_NOT_FOUND`: register first.
+    /// `SEGMENT_ALREADY_EXISTS`: another process has this directory open, or a copy of it.
+    /// `INVALID_PARAMS`: no capacity, or too many disks.
+    pub fn mount_disk(
+        &mut self,
+        client: ClientId,
+        spec: DiskSpec,
+        used: u64,
+        reports_all: bool,
+    ) -> Result<()> {
+        self.clients().mount_disk(client, spec, used, reports_all)
+    }
+
+    /// Gives a disk up: its copies are dropped, or hidden until it is mounted again.
+    ///
+    /// # Errors
+    /// `SEGMENT_NOT_FOUND`, or `ILLEGAL_CLIENT` if another client owns it.
+    pub fn unmount_disk(
+        &mut self,
+        now: Moment,
+        client: ClientId,
+        id: SegmentId,
+        forgets: bool,
+    ) -> Result<()> {
+        self.clients().unmount_disk(now, client, id, forgets)
+    }
+
+    /// Hands objects over to the owner of a disk: at most `limit`, and no more once they exceed so many
+    /// bytes.
+    ///
+    /// # Errors
+    /// `SEGMENT_NOT_FOUND`, or `ILLEGAL_CLIENT` if another client owns the disk.
+    pub fn fetch_offloads(
+        &mut self,
+        now: Moment,
+        client: ClientId,
+        id: SegmentId,
+        limit: usize,
+        bytes: u64,
+    ) -> Result<Offloaded> {
+        let slot = self.inventory.own_disk(client, id)?;
+        Ok(self.inventory.take_offloads(now, slot, (limit, bytes)))
+    }
+
+    /// Returns whether disks got something to write since the last call.
+    pub fn take_offload_signal(&mut self) -> bool {
+        self.inventory.offloads.take_woken()
+    }
+
+    /// Finds a disk for the reports of its owner, and records what its records take.
+    ///
+    /// # Errors
+    /// `SEGMENT_NOT_FOUND`, or `ILLEGAL_CLIENT` if another client owns the disk.
+    pub fn reporting_disk(
+        &mut self,
+        client: ClientId,
+        id: SegmentId,
+        used: u64,
+    ) -> Result<DiskSlot> {
+        let slot = self.inventory.own_disk(client, id)?;
+        self.inventory.pool.disks.at_mut(slot).used = used;
+        Ok(slot)
+    }
+
+    /// Records that a disk has a record. Returns `false` if it is not the present version of its
+    /// object, so that nobody will ask for it.
+    pub fn record_added(&mut self, now: Moment, disk: DiskSlot, record: &RecordName<'_>) -> bool {
+        let inventory = &mut self.inventory;
+        let Some(slot) = inventory.present_version(now, record) else {
+            let adopts = inventory.rules.offload.as_ref().is_some_and(|rules| rules.adopts_records);
+            let adopted = adopts.then(|| inventory.adopt_record(disk, record)).flatten();
+            if let Some(slot) = adopted {
+                inventory.add_disk_copy(slot, disk);
+            }
+            return adopted.is_some();
+        };
+        let is_elsewhere = inventory.readable_disk(slot).is_some_and(|other| other != disk);
+        let is_same_length = inventory.catalog.objects.at(slot).length == record.length;
+        if is_elsewhere || !is_same_length {
+            return false;
+        }
+        inventory.end_offload((slot, record.version.0), disk, true);
+        true
+    }
+
+    /// Records that a disk lost a record, or could not write it.
+    pub fn record_lost(
+        &mut self,
+        now: Moment,
+        disk: DiskSlot,
+        record: &RecordName<'_>,
+        was_written: bool,
+    ) {
+        let inventory = &mut self.inventory;
+        let Some(slot) = inventory.present_version(now, record) else { return };
+        if !was_written {
+            inventory.end_offload((slot, record.version.0), disk, false);
+        } else if inventory.disk_copy(slot) == Some(disk) {
+            inventory.log.counters.disk_copies_lost += 1;
+            inventory.drop_disk_copy(now, slot);
+        }
+    }
+
+    /// Begins to drop the copies on a disk that its owner has not named since it mounted it; `None` if
+    /// it did not announce that it would name all.
+    pub fn begin_confirmation(&mut self, disk: DiskSlot) -> Option<Confirmation> {
+        let confirmed = self.inventory.offloads.end_confirmation(disk)?;
+        Some(Confirmation { disk, confirmed, next: 0 })
+    }
+
+    /// Runs one slice of it. Returns whether it is done.
+    pub fn confirm_slice(&mut self, now: Moment, confirmation: &mut Confirmation) -> bool {
+        let Confirmation { disk, confirmed, next } = confirmation;
+        let rest = self.inventory.drop_unconfirmed(now, *disk, confirmed, *next);
+        *next = rest.unwrap_or(*next);
+        rest.is_none()
+    }
+}

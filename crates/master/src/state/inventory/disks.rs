@@ -1,0 +1,320 @@
+//! Copies on disk: objects that get or lose one, that give their memory up because they have one, and
+//! objects that wait to be written to a disk.
+
+use std::{
+    collections::{VecDeque, hash_map::Entry},
+    time::Duration,
+};
+
+use mooncake_base::Moment;
+use rustc_hash::{FxHashMap, FxHashSet};
+
+use crate::state::{
+    catalog::object::Flags,
+    ids::{DiskSlot, ObjectSlot, Slot},
+    inventory::{Inventory, read::FenceTicket},
+    ledger::effect::Effect,
+    pool::disks::DiskPresence,
+    replica::DISK_ORDINAL,
+};
+
+/// How often an object is handed over for a disk before it stays in memory only.
+const TRIES_MAX: u8 = 3;
+
+/// Objects that one slice of [`Inventory::drop_unconfirmed`] looks at.
+const CONFIRM_SLICE: u32 = 65_536;
+
+/// Objects that wait to be written to disks, or are being written.
+#[derive(Debug, Default)]
+pub(in crate::state) struct Offloads {
+    by_disk: FxHashMap<DiskSlot, DiskOffloads>,
+    /// Objects that wait, for all disks together.
+    waiting: usize,
+    /// Disks that got something to write since the last look.
+    woken: bool,
+}
+
+#[derive(Debug, Default)]
+struct DiskOffloads {
+    queue: VecDeque<WaitingObject>,
+    /// What its owner has taken over and not reported, with how often it was handed over.
+    taken: FxHashMap<(ObjectSlot, u64), (u8, Option<FenceTicket>)>,
+    /// The objects that the owner said it has since it mounted the disk, until it has named all.
+    confirmed: Option<FxHashSet<ObjectSlot>>,
+}
+
+/// An object that waits to be written to a disk.
+#[derive(Debug, Clone, Copy)]
+pub(in crate::state) struct WaitingObject {
+    pub(in crate::state) object: ObjectSlot,
+    pub(in crate::state) version: u64,
+    tries: u8,
+}
+
+impl Offloads {
+    /// Returns the number of objects that wait for a disk.
+    pub(in crate::state) fn waiting_for(&self, disk: DiskSlot) -> usize {
+        self.by_disk.get(&disk).map_or(0, |offloads| offloads.queue.len())
+    }
+
+    /// Returns the number of objects that wait for any disk.
+    pub(in crate::state) fn waiting(&self) -> usize {
+        self.waiting
+    }
+
+    /// Returns whether disks got something to write since the last call.
+    pub(in crate::state) fn take_woken(&mut self) -> bool {
+        std::mem::take(&mut self.woken)
+    }
+
+    fn push(&mut self, disk: DiskSlot, waiting: WaitingObject) {
+        self.by_disk.entry(disk).or_default().queue.push_back(waiting);
+        self.waiting += 1;
+        self.woken = true;
+    }
+
+    /// Takes the object that has waited longest for the disk.
+    pub(in crate::state) fn pop(&mut self, disk: DiskSlot) -> Option<WaitingObject> {
+        let found = self.by_disk.get_mut(&disk)?.queue.pop_front()?;
+        self.waiting -= 1;
+        Some(found)
+    }
+
+    /// Records that the owner of the disk has taken an object over, and the fence that it reads under.
+    pub(in crate::state) fn record_taken(
+        &mut self,
+        disk: DiskSlot,
+        taken: WaitingObject,
+        fence: Option<FenceTicket>,
+    ) {
+        let known = &mut self.by_disk.entry(disk).or_default().taken;
+        known.insert((taken.object, taken.version), (taken.tries + 1, fence));
+    }
+
+    /// Forgets what was handed over of an object; returns how often, and the fence.
+    fn end_taken(
+        &mut self,
+        disk: DiskSlot,
+        object: ObjectSlot,
+        version: u64,
+    ) -> Option<(u8, Option<FenceTicket>)> {
+        self.by_disk.get_mut(&disk)?.taken.remove(&(object, version))
+    }
+
+    /// Forgets what waits for a disk that is no longer there.
+    pub(in crate::state) fn forget(&mut self, disk: DiskSlot) {
+        if let Some(offloads) = self.by_disk.remove(&disk) {
+            self.waiting -= offloads.queue.len();
+        }
+    }
+
+    /// Begins to collect the objects that the owner names.
+    pub(in crate::state) fn begin_confirmation(&mut self, disk: DiskSlot) {
+        self.by_disk.entry(disk).or_default().confirmed = Some(FxHashSet::default());
+    }
+
+    fn confirm(&mut self, disk: DiskSlot, object: ObjectSlot) {
+        if let Entry::Occupied(mut known) = self.by_disk.entry(disk)
+            && let Some(confirmed) = &mut known.get_mut().confirmed
+        {
+            confirmed.insert(object);
+        }
+    }
+
+    /// Ends the collection, and returns it.
+    pub(in crate::state) fn end_confirmation(
+        &mut self,
+        disk: DiskSlot,
+    ) -> Option<FxHashSet<ObjectSlot>> {
+        self.by_disk.get_mut(&disk)?.confirmed.take()
+    }
+}
+
+impl Inventory {
+    /// Returns the disk that has a copy of the object, also if it cannot be read now.
+    pub(in crate::state) fn disk_copy(&self, slot: ObjectSlot) -> Option<DiskSlot> {
+        let disk = self.catalog.disk_copies.get(slot)?;
+        self.pool.disks.at(disk).is_kept().then_some(disk)
+    }
+
+    /// Returns the disk from which the object can be read.
+    pub(in crate::state) fn readable_disk(&self, slot: ObjectSlot) -> Option<DiskSlot> {
+        let disk = self.catalog.disk_copies.get(slot)?;
+        self.pool.disks.at(disk).is_readable().then_some(disk)
+    }
+
+    /// Records that a disk has a copy of a complete object, which has none on another disk.
+    pub(in crate::state) fn add_disk_copy(&mut self, slot: ObjectSlot, disk: DiskSlot) {
+        self.offloads.confirm(disk, slot);
+        if self.disk_copy(slot) == Some(disk) {
+            return;
+        }
+        self.take_back(slot);
+        self.forget_disk_copy(slot);
+        self.catalog.disk_copies.insert(slot, disk);
+        let Self { catalog, pool, log, .. } = self;
+        pool.disks.at_mut(disk).objects += 1;
+        let object = catalog.objects.at(slot);
+        log.effects.record(|| Effect::ReplicaAdded {
+            object: catalog.objects.logged_name(object),
+            copy: pool.disks.at(disk).logged_copy(),
+        });
+    }
+
+    /// Drops the copy on disk of an object; the object is removed with its last copy.
+    pub(in crate::state) fn drop_disk_copy(&mut self, now: Moment, slot: ObjectSlot) {
+        if self.catalog.objects.at(slot).replicas.is_empty() {
+            self.drop_value(now, slot);
+            self.catalog.remove_if_empty(slot);
+            return;
+        }
+        // The log may say already that the memory is given up.
+        self.take_back(slot);
+        self.forget_disk_copy(slot);
+        let Self { catalog, log, .. } = self;
+        let object = catalog.objects.logged_name(catalog.objects.at(slot));
+        log.effects.record(|| Effect::ReplicaDropped { object, ordinal: DISK_ORDINAL });
+    }
+
+    /// Forgets the copy on disk of an object that is removed or has lost it.
+    pub(in crate::state) fn forget_disk_copy(&mut self, slot: ObjectSlot) {
+        if let Some(disk) = self.catalog.disk_copies.remove(slot) {
+            self.pool.disks.at_mut(disk).objects -= 1;
+        }
+    }
+
+    /// Drops the copy of an object on a disk that left the pool. Returns whether it has one on a disk
+    /// that did not.
+    pub(in crate::state) fn drop_lost_disk_copy(&mut self, slot: ObjectSlot) -> bool {
+        let has_copy = self.disk_copy(slot).is_some();
+        if !has_copy {
+            self.forget_disk_copy(slot);
+        }
+        has_copy
+    }
+
+    /// Frees the memory of an object that has a copy on disk.
+    pub(in crate::state) fn drop_memory(&mut self, now: Moment, slot: ObjectSlot) {
+        if !self.catalog.objects.at(slot).replicas.is_empty() {
+            let position = self.catalog.released.position(slot).unwrap_or_else(|| {
+                self.log.record_release(&self.catalog, slot);
+                self.log.effects.position()
+            });
+            self.catalog.dequeue(slot);
+            let copied = self.catalog.copying_until(slot);
+            let object = self.catalog.objects.at_mut(slot);
+            let until = object.protection.fence().max(copied);
+            self.catalog.tenants.uncharge(object.tenant, object.bytes());
+            let is_hard_pinned = object.flags.has(Flags::HARD_PINNED);
+            for &replica in std::mem::take(&mut object.replicas).iter() {
+                if is_hard_pinned {
+                    self.pool.remove_hard_pin(&replica);
+                }
+                self.free_or_quarantine(now, replica, (until, 0), position);
+            }
+        }
+        self.leave_memory(slot);
+    }
+
+    /// Takes an object that has no memory any more out of the orders of eviction.
+    pub(in crate::state) fn leave_memory(&mut self, slot: ObjectSlot) {
+        self.catalog.dequeue(slot);
+        self.catalog.released.remove(slot);
+        let object = self.catalog.objects.at_mut(slot);
+        self.catalog.tenants.remove_object(object.tenant, slot);
+        if self.catalog.groups.is_condemned(slot) {
+            // The eviction of its group goes on with the next member.
+            let flags = &mut self.catalog.objects.at_mut(slot).flags;
+            flags.set(Flags::GROUPED, false);
+            let is_hard_pinned = flags.has(Flags::HARD_PINNED);
+            self.catalog.leave_group(slot, is_hard_pinned);
+        }
+    }
+
+    /// Puts an object that has got memory again into the orders of eviction.
+    pub(in crate::state) fn enter_memory(&mut self, slot: ObjectSlot) {
+        let tenant = self.catalog.objects.at(slot).tenant;
+        self.catalog.tenants.add_object(tenant, slot);
+        self.catalog.enqueue(slot);
+    }
+
+    /// Lets a new object wait for a disk: one of the host that has its memory, else the one with the
+    /// most space.
+    pub(in crate::state) fn queue_offload(&mut self, slot: ObjectSlot) {
+        if self.pool.disks.is_empty() {
+            return;
+        }
+        let Some(rules) = &self.rules.offload else { return };
+        if self.offloads.waiting >= rules.queue_max {
+            self.log.counters.offloads_refused += 1;
+            return;
+        }
+        let object = self.catalog.objects.at(slot);
+        let version = object.version;
+        let Some(first) = object.replicas.first() else { return };
+        let host = &self.pool.segments.at(first.segment).host;
+        let best = self
+            .pool
+            .disks
+            .kept()
+            .filter(|(_, disk)| disk.is_readable() && disk.spec.capacity >= object.length)
+            .max_by_key(|(_, disk)| {
+                (disk.host == *host, disk.spec.capacity.saturating_sub(disk.used))
+            });
+        if let Some((disk, _)) = best {
+            self.offloads.push(disk, WaitingObject { object: slot, version, tries: 0 });
+        }
+    }
+
+    /// Handles the report that an object is on the disk, or that it could not be written there.
+    /// Returns `false` if the record is not the present version of the object.
+    pub(in crate::state) fn end_offload(
+        &mut self,
+        (slot, version): (ObjectSlot, u64),
+        disk: DiskSlot,
+        is_written: bool,
+    ) {
+        let taken = self.offloads.end_taken(disk, slot, version);
+        let (tries, fence) = taken.unwrap_or((TRIES_MAX, None));
+        if let Some(ticket) = fence {
+            self.release_fence(ticket);
+        }
+        if is_written {
+            self.log.counters.offloads_done += 1;
+            self.log.counters.offloaded_bytes += self.catalog.objects.at(slot).length;
+            self.add_disk_copy(slot, disk);
+        } else if tries < TRIES_MAX {
+            self.offloads.push(disk, WaitingObject { object: slot, version, tries });
+        } else {
+            self.log.counters.offloads_failed += 1;
+        }
+    }
+
+    /// Lets the copies on a disk of which nobody has it open be hidden for so long.
+    pub(in crate::state) fn set_away(&mut self, now: Moment, disk: DiskSlot, time: Duration) -> Moment {
+        let until = now + time;
+        self.pool.disks.set_presence(disk, DiskPresence::Away(until));
+        self.offloads.forget(disk);
+        until
+    }
+
+    /// Drops those copies on the disk, among the objects of one slice, that its owner did not name.
+    /// Returns where to go on, if there is more.
+    pub(in crate::state) fn drop_unconfirmed(
+        &mut self,
+        now: Moment,
+        disk: DiskSlot,
+        confirmed: &FxHashSet<ObjectSlot>,
+        from: u32,
+    ) -> Option<u32> {
+        let count = self.catalog.objects.slot_count();
+        let end = from.saturating_add(CONFIRM_SLICE).min(count);
+        for slot in ObjectSlot::range(from, end) {
+            let is_lost = self.disk_copy(slot) == Some(disk) && !confirmed.contains(&slot);
+            if is_lost && self.catalog.objects.get(slot).is_some() {
+                self.drop_disk_copy(now, slot);
+            }
+        }
+        (end < count).then_some(end)
+    }
+}
