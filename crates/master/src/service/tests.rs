@@ -153,7 +153,7 @@ fn wire(depth: u32) -> BoxedStrategy<Vec<u8>> {
 /// Generates a call: its tag in `Request` and its message. Half of the messages have a caller.
 fn call() -> impl Strategy<Value = (u32, Vec<u8>)> {
     let known = field(1, &field(1, &1_u128.to_le_bytes()));
-    (prop_oneof![3 => 1_u32..18, 2 => 30_u32..43], any::<bool>(), wire(2)).prop_map(
+    (prop_oneof![3 => 1_u32..18, 2 => 30_u32..47], any::<bool>(), wire(2)).prop_map(
         move |(tag, is_known, body)| {
             (tag, if is_known { [&known[..], &body].concat() } else { body })
         },

@@ -1,6 +1,7 @@
 //! Tests of the state, called as the service calls it, with a manual clock.
 
 mod annotations;
+mod disks;
 mod events;
 mod groups;
 mod holds;

@@ -11,7 +11,7 @@ use super::*;
 use crate::{
     LogSync,
     journal::{Directory, Maintenance, hanging_disk::HangingDisk},
-    state::Image,
+    state::{Image, OffloadRules},
 };
 
 const STEPS: usize = 250;
@@ -27,6 +27,8 @@ struct Known {
     replicas: Vec<u64>,
     tasks: Vec<(Bytes, u64)>,
     jobs: Vec<Bytes>,
+    /// Key, version and length.
+    offloads: Vec<(Bytes, u64, u64)>,
     fences: Vec<v1::FenceRelease>,
 }
 
@@ -68,7 +70,12 @@ impl Fuzzer {
 
     fn start(&mut self) {
         let opened = Journal::open(Directory::on(self.disk.clone()), self.log_sync).unwrap();
-        let rules = Rules { is_multi_tenant: self.one_in(3), ..Rules::default() };
+        let offload = OffloadRules { queue_max: 50, adopts_records: self.one_in(2) };
+        let rules = Rules {
+            is_multi_tenant: self.one_in(3),
+            offload: (!self.one_in(4)).then_some(offload),
+            ..Rules::default()
+        };
         let (service, _) = Service::from_log(rules, self.clock.clone(), opened);
         self.service = Arc::new(service);
         self.maintenance = Some(Maintenance::start(&self.service).unwrap());
@@ -244,6 +251,13 @@ impl Fuzzer {
                 let tasks = answer.tasks.iter().map(|work| (work.task.clone(), work.attempt));
                 self.known.tasks.extend(tasks);
             }
+            response::Call::FetchOffloads(answer) => {
+                let records = answer.records.as_ref().expect("columns");
+                let offloads = records.read().expect("columns that match").map(|record| {
+                    (Bytes::copy_from_slice(record.key), record.version, record.length)
+                });
+                self.known.offloads.extend(offloads);
+            }
             response::Call::CreateDrainJobs(answer) => {
                 self.known.jobs.extend(answer.results.iter().map(|result| result.job.clone()));
             }
@@ -256,7 +270,7 @@ impl Fuzzer {
 impl Fuzzer {
     fn call(&mut self, client: usize) -> Call {
         let caller = self.caller(client);
-        match self.below(48) {
+        match self.below(52) {
             0..=2 => Call::Register(self.register(client)),
             3 | 4 => {
                 let registration = self.below(3) as u64;
@@ -313,7 +327,74 @@ impl Fuzzer {
             }
             38 => Call::ListSegments(v1::ListSegmentsRequest { caller }),
             39 => Call::Status(v1::StatusRequest { caller }),
+            40..=43 => self.disk_call(client),
             _ => self.work_call(client),
+        }
+    }
+
+    /// Calls about disks, of which there are two.
+    fn disk_call(&mut self, client: usize) -> Call {
+        let caller = self.caller(client);
+        let number = self.below(2) as u8;
+        let disk = Bytes::from(vec![200 + number; 16]);
+        match self.below(8) {
+            0 | 1 => {
+                let segment = v1::Segment {
+                    id: disk,
+                    incarnation: self.below(4) as u64,
+                    name: format!("h:{client}"),
+                    endpoint: format!("h:9{number}"),
+                    length: 1 << 20,
+                    kind: v1::SegmentKind::Disk.into(),
+                    ..v1::Segment::default()
+                };
+                let (used, reports_all) = (self.number(), self.one_in(2));
+                Call::MountDisk(v1::MountDiskRequest {
+                    caller,
+                    disk: Some(segment),
+                    used,
+                    reports_all,
+                })
+            }
+            2 if self.one_in(3) => {
+                let forget = self.one_in(2);
+                Call::UnmountDisk(v1::UnmountDiskRequest { caller, disk, forget })
+            }
+            2..=4 => {
+                let (limit, bytes, wait_ms) = (self.below(9) as u32, self.number(), 0);
+                Call::FetchOffloads(v1::FetchOffloadsRequest { caller, disk, limit, bytes, wait_ms })
+            }
+            _ => {
+                let (added, dropped) = (self.records(client), self.records(client));
+                let refused = self.records(client);
+                let (used, is_complete) = (self.number(), self.one_in(2));
+                Call::ReportRecords(v1::ReportRecordsRequest {
+                    caller,
+                    disk,
+                    added: Some(added),
+                    dropped: self.one_in(3).then_some(dropped),
+                    refused: self.one_in(3).then_some(refused),
+                    used,
+                    is_complete,
+                })
+            }
+        }
+    }
+
+    /// Records of objects that exist, for the most part: of those that were handed over.
+    fn records(&mut self, client: usize) -> v1::RecordColumns {
+        let count = self.below(4);
+        let picked: Vec<_> = (0..count).filter_map(|_| self.pick(self.known.offloads.len())).collect();
+        let mut records: Vec<(Bytes, u64, u64)> =
+            picked.into_iter().map(|at| self.known.offloads[at].clone()).collect();
+        if self.one_in(4) {
+            records.push((self.key(), self.number(), client as u64));
+        }
+        v1::RecordColumns {
+            keys: Some(v1::KeyColumn::pack(records.iter().map(|(key, ..)| key.clone()))),
+            tenants: vec![self.tenant()],
+            versions: records.iter().map(|(_, version, _)| *version).collect(),
+            lengths: records.iter().map(|(.., length)| *length).collect(),
         }
     }
 

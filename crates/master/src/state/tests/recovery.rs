@@ -23,7 +23,10 @@ impl LogView {
     fn of(image: &Image) -> Self {
         let comparable = |value: &LiveObject| {
             let mut value = value.clone();
-            value.copies.retain(|copy| image.segments.contains_key(&copy.segment));
+            let is_known = |number: &SegmentNumber| {
+                image.segments.contains_key(number) || image.disks.contains_key(number)
+            };
+            value.copies.retain(|copy| is_known(&copy.segment));
             value.copies.sort();
             value
         };
