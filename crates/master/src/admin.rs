@@ -7,6 +7,7 @@
 mod access;
 mod body;
 mod browse;
+mod disks;
 mod history;
 mod jobs;
 pub mod metadata;
@@ -163,6 +164,7 @@ fn read_routes() -> Router<Arc<Admin>> {
         .route("/get_segments_detail", get(segments::details))
         .route("/query_segment", get(segments::query))
         .route("/api/v1/segments/status", get(segments::status))
+        .route("/api/v1/disks", get(disks::list))
         .route("/api/v1/overview", get(overview::show))
         .route("/api/v1/memory", get(object::memory))
         .merge(jobs::read_routes())

@@ -47,6 +47,7 @@ use mooncake_proto::v1::{self, request, response};
 pub use self::guarded_state::{GuardedState, Slice};
 pub use self::{
     admission::Admission,
+    disks::DiskSummary,
     durability::AnsweringThread,
     session::{ConnectedClient, Origin},
     tasks::WorkSummary,
@@ -70,7 +71,10 @@ use crate::{
     addresses::Addresses,
     events::Events,
     journal::Journal,
-    state::{ExpiredClient, MemoryUse, ObjectView, Rules, SegmentView, State, TenantQuota, Totals},
+    state::{
+        DiskView, ExpiredClient, MemoryUse, ObjectView, Rules, SegmentView, State, TenantQuota,
+        Totals,
+    },
 };
 
 /// The maximum number of items in one call. The reply for that many items fits one frame.
@@ -447,6 +451,19 @@ impl Service {
         // A segment that was mounted again between two slices may be found in two slots.
         segments.dedup_by(|a, b| order(a) == order(b));
         segments
+    }
+
+    /// Returns every disk, sorted by name.
+    pub fn disks(&self) -> Vec<DiskSummary> {
+        let summary = |view: DiskView<'_>| DiskSummary {
+            spec: view.spec.clone(),
+            client: view.client,
+            used: view.used,
+            objects: view.objects,
+            waiting: view.waiting,
+            is_readable: view.is_readable,
+        };
+        self.shared.lock().list_disks().into_iter().map(summary).collect()
     }
 
     /// Returns the registered clients, sorted by name.

@@ -76,10 +76,13 @@ use crate::state::{
         task::{Tasks, drain::Jobs},
     },
     catalog::{
-        Catalog, annotations::Annotations, disk_copies::DiskCopies, group::Groups, object::Objects, order::EvictionQueue,
-        pins::Pins, released::ReleasedObjects, tenant::Tenants,
+        Catalog, annotations::Annotations, disk_copies::DiskCopies, group::Groups, object::Objects,
+        order::EvictionQueue, pins::Pins, released::ReleasedObjects, tenant::Tenants,
     },
-    inventory::{Inventory, ahead::Ahead, clients::Clients, disks::Offloads, recovery::Recovery, sweep::Sweeps},
+    inventory::{
+        Inventory, ahead::Ahead, clients::Clients, disks::Offloads, recovery::Recovery,
+        sweep::Sweeps,
+    },
     ledger::{counters::Counters, max_granted::MaxGranted},
     pool::Pool,
     random::Random,

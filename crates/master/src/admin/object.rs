@@ -52,6 +52,7 @@ fn object(key: &[u8], view: &ObjectView) -> Value {
     let copy = |copy: &CopyView| {
         json!({
             "segment": copy.segment,
+            "tier": if copy.is_on_disk { "disk" } else { "memory" },
             "endpoint": copy.endpoint,
             "occupied_bytes": copy.occupied,
             "is_readable": copy.is_readable,

@@ -6,7 +6,7 @@ use axum::{
     http::StatusCode,
     response::{IntoResponse, Response},
 };
-use mooncake_base::Error;
+use mooncake_base::{Error, SegmentId};
 use mooncake_proto::{
     columns::{Located, Outcome},
     v1::{self, request, response},
@@ -87,16 +87,19 @@ pub(super) async fn query_keys(State(admin): AdminContext, RawQuery(query): RawQ
     let mut data = Map::new();
     for (key, outcome) in keys.iter().zip(outcomes(&answer, keys.len())) {
         let is_ok = outcome.is_ok();
-        let (error, values) = match outcome {
-            Ok(found) => (Value::Null, replicas(&answer.segments, found)),
-            Err(failure) => (json!(Error::from(failure).code().name()), Value::Null),
+        let (error, values, on_disk) = match outcome {
+            Ok(found) => {
+                let on_disk = disk_copies(&answer.segments, &found);
+                (Value::Null, replicas(&answer.segments, found), on_disk)
+            }
+            Err(failure) => (json!(Error::from(failure).code().name()), Value::Null, Value::Null),
         };
         let entry = json!({
             "ok": is_ok,
             "error": error,
             "values": values,
             "disk_values": null,
-            "local_disk_values": null,
+            "local_disk_values": on_disk,
             "nof_values": null,
         });
         data.insert(String::from_utf8_lossy(key).into_owned(), entry);
@@ -113,11 +116,33 @@ fn outcomes(
     answer.columns.iter().filter_map(move |columns| columns.read(keys).ok()).flatten()
 }
 
-/// Returns the replicas of an object in upstream's JSON form.
+/// Returns the copies on disk of an object in upstream's JSON form; null if there are none. Upstream
+/// names the client; here the disk outlives it.
+fn disk_copies(segments: &[v1::Segment], found: &Located<'_>) -> Value {
+    let place = |place: v1::Place| {
+        let disk = segments.get(place.segment as usize)?;
+        let id = SegmentId::from_bytes(&disk.id).map(|id| id.to_string()).unwrap_or_default();
+        (disk.kind() == v1::SegmentKind::Disk).then(|| {
+            json!({
+                "client_id": id,
+                "object_size": place.length,
+                "transport_endpoint": disk.endpoint,
+            })
+        })
+    };
+    let places = found.places.clone().to_messages(found.length);
+    let copies: Vec<Value> = places.filter_map(place).collect();
+    if copies.is_empty() { Value::Null } else { copies.into() }
+}
+
+/// Returns the replicas in memory of an object in upstream's JSON form.
 fn replicas(segments: &[v1::Segment], found: Located<'_>) -> Value {
     let place = |place: v1::Place| {
         let index = usize::try_from(place.segment).unwrap_or(usize::MAX);
         let segment = segments.get(index)?;
+        if segment.kind() == v1::SegmentKind::Disk {
+            return None;
+        }
         Some(json!({
             "size_": place.length,
             "buffer_address_": segment.base.wrapping_add(place.offset),

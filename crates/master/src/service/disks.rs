@@ -11,10 +11,12 @@ use mooncake_proto::{
 };
 
 use super::{
-    SLICE_ITEMS, check_batch, check_name, durability, millis, op_metrics::Op,
-    shared_state::SharedState, wire::{SegmentTable, disk_from_wire},
+    SLICE_ITEMS, check_batch, check_name, durability, millis,
+    op_metrics::Op,
+    shared_state::SharedState,
+    wire::{SegmentTable, disk_from_wire},
 };
-use crate::state::{Offloaded, RecordName, State};
+use crate::state::{DiskSpec, Offloaded, RecordName, State};
 
 /// The maximum number of objects that one call takes over.
 const FETCHED_MAX: usize = 4096;
@@ -22,6 +24,23 @@ const FETCHED_MAX: usize = 4096;
 /// The longest time that a call waits for objects to take over. While it waits, the end of its
 /// connection is not seen.
 const WAIT_MAX: Duration = Duration::from_secs(1);
+
+/// A disk, for metrics and pages.
+#[derive(Debug, Clone)]
+pub struct DiskSummary {
+    /// Description by its owner.
+    pub spec: DiskSpec,
+    /// The client that has it open, or had it last.
+    pub client: ClientId,
+    /// Bytes that its records take.
+    pub used: u64,
+    /// Objects that have a copy in it.
+    pub objects: u64,
+    /// Objects that wait to be written to it.
+    pub waiting: usize,
+    /// Whether its objects can be read now.
+    pub is_readable: bool,
+}
 
 /// The calls about disks.
 #[derive(Debug)]
@@ -153,9 +172,8 @@ impl DiskService {
 
 /// Returns the caller and the disk that it names.
 fn owner(caller: Option<&v1::Caller>, disk: &Bytes) -> Result<(ClientId, SegmentId)> {
-    let disk = SegmentId::from_bytes(disk).ok_or_else(|| {
-        Error::invalid("the id of a disk has 16 bytes").with("bytes", disk.len())
-    })?;
+    let disk = SegmentId::from_bytes(disk)
+        .ok_or_else(|| Error::invalid("the id of a disk has 16 bytes").with("bytes", disk.len()))?;
     Ok((Caller::try_from(caller)?.client, disk))
 }
 

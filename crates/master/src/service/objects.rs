@@ -86,6 +86,7 @@ impl ObjectService {
         let mut segments = SegmentTable::default();
         let mut reply = LocateReply::new(keys.len(), &r.tag);
         let (mut hits, mut failed, mut bytes) = (0, FailedItems::default(), 0);
+        let (mut disk_hits, mut disk_bytes) = (0, 0);
         let now = self.shared.now();
         let counted = (r.fence && keys.len() > SLICE_ITEMS).then(|| {
             let mut counted: u64 = 0;
@@ -101,7 +102,13 @@ impl ObjectService {
             let located =
                 state.locate_counted(now, &tenant, keys, (grant, counted), |state, it| {
                     match &it {
-                        Ok(object) => (hits, bytes) = (hits + 1, bytes + object.length),
+                        Ok(object) => {
+                            (hits, bytes) = (hits + 1, bytes + object.length);
+                            if object.places.is_empty() {
+                                (disk_hits, disk_bytes) =
+                                    (disk_hits + 1, disk_bytes + object.length);
+                            }
+                        }
                         Err(error) => failed.add(error.code()),
                     }
                     reply.push(state, &mut segments, it);
@@ -111,6 +118,7 @@ impl ObjectService {
         let fence = fence.unwrap_or_default();
         if r.lease || r.fence {
             self.traffic.looked_up(keys.len(), hits, bytes);
+            self.traffic.found_on_disk(disk_hits, disk_bytes);
         }
         self.shared.op_metrics().count_items(Op::Locate, keys.len(), failed);
         Ok(reply.into_response(segments, millis(fence)))

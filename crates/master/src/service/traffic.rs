@@ -12,6 +12,8 @@ pub(super) struct Traffic {
     gets: AtomicU64,
     hits: AtomicU64,
     hit_bytes: AtomicU64,
+    disk_hits: AtomicU64,
+    disk_hit_bytes: AtomicU64,
     sizes: [AtomicU64; SIZE_BOUNDS.len() + 1],
     size_sum: AtomicU64,
 }
@@ -25,6 +27,10 @@ pub struct TrafficCount {
     pub hits: u64,
     /// Bytes of the found objects.
     pub hit_bytes: u64,
+    /// Keys of `hits` whose objects could be read from a disk only.
+    pub disk_hits: u64,
+    /// Bytes of these objects.
+    pub disk_hit_bytes: u64,
     /// Values whose puts were started, by size class. The counts are not cumulative.
     pub sizes: [u64; SIZE_BOUNDS.len() + 1],
     /// Total bytes of those values.
@@ -41,6 +47,14 @@ impl Traffic {
         }
     }
 
+    /// Counts those keys among them whose objects can be read from a disk only.
+    pub(super) fn found_on_disk(&self, hits: u64, bytes: u64) {
+        if hits > 0 {
+            self.disk_hits.fetch_add(hits, Ordering::Relaxed);
+            self.disk_hit_bytes.fetch_add(bytes, Ordering::Relaxed);
+        }
+    }
+
     /// Counts a value that space was allocated for.
     pub(super) fn put(&self, length: u64) {
         let class = SIZE_BOUNDS.partition_point(|bound| *bound < length);
@@ -54,6 +68,8 @@ impl Traffic {
             gets: read(&self.gets),
             hits: read(&self.hits),
             hit_bytes: read(&self.hit_bytes),
+            disk_hits: read(&self.disk_hits),
+            disk_hit_bytes: read(&self.disk_hit_bytes),
             sizes: std::array::from_fn(|class| read(&self.sizes[class])),
             size_sum: read(&self.size_sum),
         }

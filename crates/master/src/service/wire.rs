@@ -8,8 +8,8 @@ use smallvec::SmallVec;
 
 use super::check_name;
 use crate::state::{
-    DiskPlace, DiskSpec, JobStatus, ObjectState, Place, PutOptions, SegmentSpec, SegmentStatus, Selector, SoftPin,
-    State, Tags, TaskKind, TaskStatus,
+    DiskPlace, DiskSpec, JobStatus, ObjectState, Place, PutOptions, SegmentSpec, SegmentStatus,
+    Selector, SoftPin, State, Tags, TaskKind, TaskStatus,
 };
 
 /// The maximum number of replicas of one object.
@@ -102,8 +102,9 @@ pub(super) fn disk_from_wire(disk: &v1::Segment) -> Result<DiskSpec> {
     if disk.kind() != v1::SegmentKind::Disk {
         return Err(Error::invalid("the call describes memory, not a disk"));
     }
-    let id = SegmentId::from_bytes(&disk.id)
-        .ok_or_else(|| Error::invalid("the id of a disk has 16 bytes").with("bytes", disk.id.len()))?;
+    let id = SegmentId::from_bytes(&disk.id).ok_or_else(|| {
+        Error::invalid("the id of a disk has 16 bytes").with("bytes", disk.id.len())
+    })?;
     check_name("disk", &disk.name)?;
     check_name("endpoint", &disk.endpoint)?;
     Ok(DiskSpec {

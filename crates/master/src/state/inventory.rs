@@ -27,7 +27,9 @@ use mooncake_base::Moment;
 
 use crate::state::{
     catalog::Catalog,
-    inventory::{ahead::Ahead, clients::Clients, disks::Offloads, recovery::Recovery, sweep::Sweeps},
+    inventory::{
+        ahead::Ahead, clients::Clients, disks::Offloads, recovery::Recovery, sweep::Sweeps,
+    },
     ledger::{Log, max_granted::MaxGranted},
     pool::Pool,
     rules::Rules,

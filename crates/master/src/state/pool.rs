@@ -15,8 +15,8 @@ pub(in crate::state) mod unsynced;
 use crate::state::{
     ids::SegmentSlot,
     pool::{
-        capture::Capture, disks::Disks, placement::AllocationPolicy, quarantine::Quarantine, segment::Segments,
-        unsynced::Unsynced,
+        capture::Capture, disks::Disks, placement::AllocationPolicy, quarantine::Quarantine,
+        segment::Segments, unsynced::Unsynced,
     },
 };
 

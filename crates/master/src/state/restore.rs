@@ -17,8 +17,8 @@ use crate::state::{
     ledger::{
         effect::{Effect, LoggedCopy, LoggedPin},
         replay::{
-            Image, LiveObject, LoggedCopies, LoggedDisk, LoggedExtras, LoggedObjects, LoggedSegment,
-            LoggedWrite, QuarantinedRange,
+            Image, LiveObject, LoggedCopies, LoggedDisk, LoggedExtras, LoggedObjects,
+            LoggedSegment, LoggedWrite, QuarantinedRange,
         },
     },
     options::RequestedPin,

@@ -7,7 +7,7 @@ use mooncake_base::exposition::Exposition;
 use crate::{
     admin::segments::SegmentRow,
     service::{
-        SIZE_BOUNDS, Service,
+        DiskSummary, SIZE_BOUNDS, Service,
         call_times::BOUNDS_US,
         op_metrics::{Op, OpCount},
     },
@@ -19,6 +19,7 @@ pub(super) fn add(out: &mut Exposition, service: &Service) {
     let totals = service.totals();
     memory(out, &totals);
     segments(out, service);
+    disks(out, service, &totals);
     calls(out, service);
     durations(out, service);
     objects(out, service, &totals);
@@ -78,6 +79,60 @@ fn segments(out: &mut Exposition, service: &Service) {
     }
 }
 
+/// Adds the use of the disks that clients keep.
+fn disks(out: &mut Exposition, service: &Service, totals: &Totals) {
+    type Part = fn(&DiskSummary) -> u64;
+    let parts: [(&str, &str, Part); 5] = [
+        ("disk_capacity_bytes", "Bytes that the records of the disk may take.", |it| {
+            it.spec.capacity
+        }),
+        ("disk_used_bytes", "Bytes that the records of the disk take.", |it| it.used),
+        ("disk_objects", "Objects that have a copy on the disk.", |it| it.objects),
+        ("disk_waiting_objects", "Objects that wait to be written to the disk.", |it| {
+            it.waiting as u64
+        }),
+        ("disk_readable", "1 if a client has the disk open, 0 if its objects are hidden.", |it| {
+            u64::from(it.is_readable)
+        }),
+    ];
+    let disks = service.disks();
+    for (ending, help, part) in parts {
+        let name = format!("mooncake_master_{ending}");
+        out.head(&name, "gauge", help);
+        for disk in &disks {
+            let id = disk.spec.id.to_string();
+            out.sample(&name, &[("disk", &*id), ("client", &*disk.spec.name)], part(disk));
+        }
+    }
+    let c = &totals.counters;
+    for (name, help, value) in [
+        ("offloaded_objects_total", "Objects written to disks.", c.offloads_done),
+        ("offloaded_bytes_total", "Bytes of objects written to disks.", c.offloaded_bytes),
+        (
+            "refused_offloads_total",
+            "Objects that no disk took, since more than --offloading_queue_limit were waiting.",
+            c.offloads_refused,
+        ),
+        (
+            "failed_offloads_total",
+            "Objects that could not be written to a disk.",
+            c.offloads_failed,
+        ),
+        (
+            "lost_disk_copies_total",
+            "Copies on disk that were dropped for others, or were damaged.",
+            c.disk_copies_lost,
+        ),
+        (
+            "adopted_records_total",
+            "Records of an earlier master that became objects (--adopt_disk_records).",
+            c.records_adopted,
+        ),
+    ] {
+        out.counter(&format!("mooncake_master_{name}"), help, value);
+    }
+}
+
 fn calls(out: &mut Exposition, service: &Service) {
     type Part = fn(&OpCount) -> u64;
     let parts: [(&str, &str, Part); 5] = [
@@ -116,6 +171,8 @@ fn objects(out: &mut Exposition, service: &Service, totals: &Totals) {
     for (name, help, value) in [
         ("lookups_total", "Keys looked up in order to read them.", t.gets),
         ("lookup_hits_total", "Keys looked up for reading and found.", t.hits),
+        ("lookup_disk_hits_total", "Keys found for reading that are on a disk only.", t.disk_hits),
+        ("lookup_disk_hit_bytes_total", "Bytes of these objects.", t.disk_hit_bytes),
         ("lookup_hit_bytes_total", "Bytes of the objects found for reading.", t.hit_bytes),
         ("eviction_runs_total", "Runs of eviction.", c.evictions_attempted),
         ("successful_eviction_runs_total", "Runs that freed enough.", c.evictions_succeeded),
@@ -146,8 +203,8 @@ fn objects(out: &mut Exposition, service: &Service, totals: &Totals) {
         ("expired_clients_total", "Clients that expired.", c.clients_expired),
         (
             "missed_offloads_total",
-            "Evicted objects in the memory of clients that asked for SSD offload (enable_ssd_offload), \
-             which is not implemented: with it they would have been written to a disk.",
+            "Objects of clients that asked for SSD offload (enable_ssd_offload) that were evicted and are on \
+             no disk.",
             c.offloads_missed,
         ),
     ] {

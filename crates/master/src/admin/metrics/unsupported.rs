@@ -32,9 +32,6 @@ const BATCHES: &[&str] = &["query_ip", "replica_clear"];
 const GAUGES: &[&str] = &[
     "master_nof_allocated_bytes",
     "master_total_nof_capacity_bytes",
-    "master_allocated_file_size_bytes",
-    "master_total_file_capacity_bytes",
-    "file_cache_nums_",
     "master_promotion_in_flight",
     "ha_oplog_last_sequence_id",
     "ha_oplog_applied_sequence_id",
@@ -45,8 +42,6 @@ const GAUGES: &[&str] = &[
 ];
 
 const COUNTERS: &[&str] = &[
-    "file_cache_hit_nums_",
-    "file_cache_hit_bytes_total",
     "master_successful_evictions_nof",
     "master_attempted_evictions_nof",
     "master_evicted_key_count_nof",

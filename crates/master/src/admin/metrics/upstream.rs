@@ -6,7 +6,7 @@ use mooncake_proto::v1;
 use super::{quotas, unsupported};
 use crate::{
     service::{
-        SIZE_BOUNDS, Service, TrafficCount,
+        DiskSummary, SIZE_BOUNDS, Service, TrafficCount,
         op_metrics::{Op, OpMetrics},
     },
     state::Totals,
@@ -20,9 +20,24 @@ pub(super) fn add(out: &mut Exposition, service: &Service) {
     calls(out, service.op_metrics());
     history(out, &totals);
     traffic(out, &service.traffic());
+    disks(out, service);
     snapshots(out, service);
     quotas::add_upstream(out, service);
     unsupported::add(out);
+}
+
+fn disks(out: &mut Exposition, service: &Service) {
+    let (disks, t) = (service.disks(), service.traffic());
+    let sum = |part: fn(&DiskSummary) -> u64| disks.iter().map(part).sum::<u64>();
+    out.gauge("master_allocated_file_size_bytes", "Bytes of records on disks.", sum(|it| it.used));
+    out.gauge(
+        "master_total_file_capacity_bytes",
+        "Bytes that records on disks may take.",
+        sum(|it| it.spec.capacity),
+    );
+    out.gauge("file_cache_nums_", "Objects that have a copy on a disk.", sum(|it| it.objects));
+    out.counter("file_cache_hit_nums_", "Reads of objects that are on a disk only.", t.disk_hits);
+    out.counter("file_cache_hit_bytes_total", "Bytes of these objects.", t.disk_hit_bytes);
 }
 
 fn pool(out: &mut Exposition, t: &Totals) {

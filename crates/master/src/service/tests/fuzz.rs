@@ -362,7 +362,13 @@ impl Fuzzer {
             }
             2..=4 => {
                 let (limit, bytes, wait_ms) = (self.below(9) as u32, self.number(), 0);
-                Call::FetchOffloads(v1::FetchOffloadsRequest { caller, disk, limit, bytes, wait_ms })
+                Call::FetchOffloads(v1::FetchOffloadsRequest {
+                    caller,
+                    disk,
+                    limit,
+                    bytes,
+                    wait_ms,
+                })
             }
             _ => {
                 let (added, dropped) = (self.records(client), self.records(client));
@@ -384,7 +390,8 @@ impl Fuzzer {
     /// Records of objects that exist, for the most part: of those that were handed over.
     fn records(&mut self, client: usize) -> v1::RecordColumns {
         let count = self.below(4);
-        let picked: Vec<_> = (0..count).filter_map(|_| self.pick(self.known.offloads.len())).collect();
+        let picked: Vec<_> =
+            (0..count).filter_map(|_| self.pick(self.known.offloads.len())).collect();
         let mut records: Vec<(Bytes, u64, u64)> =
             picked.into_iter().map(|at| self.known.offloads[at].clone()).collect();
         if self.one_in(4) {

@@ -57,11 +57,6 @@ impl Offloads {
         self.by_disk.get(&disk).map_or(0, |offloads| offloads.queue.len())
     }
 
-    /// Returns the number of objects that wait for any disk.
-    pub(in crate::state) fn waiting(&self) -> usize {
-        self.waiting
-    }
-
     /// Returns whether disks got something to write since the last call.
     pub(in crate::state) fn take_woken(&mut self) -> bool {
         std::mem::take(&mut self.woken)
@@ -291,7 +286,12 @@ impl Inventory {
     }
 
     /// Lets the copies on a disk of which nobody has it open be hidden for so long.
-    pub(in crate::state) fn set_away(&mut self, now: Moment, disk: DiskSlot, time: Duration) -> Moment {
+    pub(in crate::state) fn set_away(
+        &mut self,
+        now: Moment,
+        disk: DiskSlot,
+        time: Duration,
+    ) -> Moment {
         let until = now + time;
         self.pool.disks.set_presence(disk, DiskPresence::Away(until));
         self.offloads.forget(disk);

@@ -247,10 +247,9 @@ impl Inventory {
                 object.length,
                 self.pool.readable_copies(&object.replicas),
             ),
-            disk: self.readable_disk(slot).map(|disk| DiskPlace {
-                disk,
-                replica: disk_copy_id(object.version),
-            }),
+            disk: self
+                .readable_disk(slot)
+                .map(|disk| DiskPlace { disk, replica: disk_copy_id(object.version) }),
             checksum: self.catalog.objects.checksum(slot),
             data_type: object.data_type,
             ticket,
@@ -280,9 +279,7 @@ impl Inventory {
             return false;
         }
         let object = self.catalog.objects.at(slot);
-        object.is_complete()
-            && !self.is_unclaimed(slot)
-            && !self.has_readable_copy(slot)
+        object.is_complete() && !self.is_unclaimed(slot) && !self.has_readable_copy(slot)
     }
 
     /// Returns whether readers may be sent to some copy of a complete object.

@@ -104,11 +104,15 @@ pub(in crate::state) struct Disks {
 
 impl Disks {
     pub(in crate::state) fn at(&self, slot: DiskSlot) -> &Disk {
-        self.slots[usize::from(slot.number())].as_ref().expect("a copy names only disks that are kept")
+        self.slots[usize::from(slot.number())]
+            .as_ref()
+            .expect("a copy names only disks that are kept")
     }
 
     pub(in crate::state) fn at_mut(&mut self, slot: DiskSlot) -> &mut Disk {
-        self.slots[usize::from(slot.number())].as_mut().expect("a copy names only disks that are kept")
+        self.slots[usize::from(slot.number())]
+            .as_mut()
+            .expect("a copy names only disks that are kept")
     }
 
     pub(in crate::state) fn by_id(&self, id: SegmentId) -> Option<DiskSlot> {
@@ -137,11 +141,6 @@ impl Disks {
     /// Returns whether some disk is away.
     pub(in crate::state) fn has_away(&self) -> bool {
         self.away > 0
-    }
-
-    /// Returns the number of disks that have not left the pool.
-    pub(in crate::state) fn count(&self) -> usize {
-        self.by_id.len()
     }
 
     /// Adds a disk; `None` if there are too many.

@@ -37,7 +37,13 @@ impl Pool {
         fetched.objects.into_iter().map(|object| (object.key, object.version.0)).collect()
     }
 
-    fn report_record(&mut self, client: ClientId, key: &str, version: Version, length: u64) -> bool {
+    fn report_record(
+        &mut self,
+        client: ClientId,
+        key: &str,
+        version: Version,
+        length: u64,
+    ) -> bool {
         let disk = self.state.reporting_disk(client, DISK, 0).unwrap();
         let (tenant, key) = (self.tenant.clone(), key.as_bytes());
         let record = RecordName { tenant: &tenant, key, version, length };
