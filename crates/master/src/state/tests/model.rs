@@ -36,6 +36,12 @@ enum Call {
     Clear { key: usize, segment: usize },
     Drain { segment: usize },
     Cancel { nth: prop::sample::Index },
+    MountDisk { client: usize, reports_all: bool },
+    UnmountDisk { forgets: bool },
+    HandOver,
+    Write { nth: prop::sample::Index, fails: bool },
+    Lose { key: usize },
+    NameAll { loses: usize },
     Restart { comes_back: [bool; 3] },
 }
 
@@ -76,6 +82,14 @@ fn call() -> impl Strategy<Value = Call> {
         1 => (0..KEYS.len(), 0..4_usize).prop_map(|(key, segment)| Call::Clear { key, segment }),
         1 => client.prop_map(|segment| Call::Drain { segment }),
         1 => any::<prop::sample::Index>().prop_map(|nth| Call::Cancel { nth }),
+        2 => (0..CLIENTS.len(), any::<bool>())
+            .prop_map(|(client, reports_all)| Call::MountDisk { client, reports_all }),
+        1 => any::<bool>().prop_map(|forgets| Call::UnmountDisk { forgets }),
+        4 => Just(Call::HandOver),
+        8 => (any::<prop::sample::Index>(), prop::bool::weighted(0.2))
+            .prop_map(|(nth, fails)| Call::Write { nth, fails }),
+        1 => (0..KEYS.len()).prop_map(|key| Call::Lose { key }),
+        1 => (0..KEYS.len()).prop_map(|loses| Call::NameAll { loses }),
         1 => any::<[bool; 3]>().prop_map(|comes_back| Call::Restart { comes_back }),
     ]
 }
@@ -108,12 +122,33 @@ struct Model {
     work: Vec<(ClientId, Work)>,
     jobs: Vec<JobId>,
     incarnation: u64,
+    disk: DiskModel,
     log: Log,
 }
 
+/// A directory of records, as its owners see it.
+#[derive(Default)]
+struct DiskModel {
+    owner: usize,
+    incarnation: u64,
+    /// Objects that were handed over and are not written yet.
+    taken: Vec<(usize, Version, u64)>,
+    /// The records. One that was removed or replaced stays.
+    records: Vec<(usize, Version, u64)>,
+}
+
+const DISK: SegmentId = SegmentId::from_bits(99);
+
 impl Model {
     fn new(eviction: EvictionKind, allocation: AllocationStrategy) -> Self {
-        let rules = Rules { eviction, allocation, is_multi_tenant: true, ..Rules::default() };
+        let rules = Rules {
+            eviction,
+            allocation,
+            is_multi_tenant: true,
+            offload: Some(OffloadRules { queue_max: 8, adopts_records: false }),
+            disk_away_ttl: Duration::from_secs(60),
+            ..Rules::default()
+        };
         let mut pool = Pool::with(rules, 1);
         pool.state.set_quota(&TenantId::default(), 2 * MIB).unwrap();
         pool.state.register(pool.now, CLIENTS[2], HOSTS[2]).unwrap();
@@ -127,6 +162,7 @@ impl Model {
             work: Vec::new(),
             jobs: Vec::new(),
             incarnation: 1,
+            disk: DiskModel::default(),
             log,
         }
     }
@@ -242,8 +278,121 @@ impl Model {
                 let _ = state.tasks().cancel_job(now, job);
             }
             Call::Restart { comes_back } => self.restart(comes_back),
+            call => self.run_disk(call),
+        }
+    }
+
+    fn run_disk(&mut self, call: Call) {
+        let (now, owner) = (self.pool.now, CLIENTS[self.disk.owner]);
+        let state = &mut self.pool.state;
+        let tenant = &self.pool.tenant;
+        let record = |&(key, version, length): &(usize, Version, u64)| RecordName {
+            tenant,
+            key: KEYS[key].as_bytes(),
+            version,
+            length,
+        };
+        match call {
+            Call::MountDisk { client, reports_all } => {
+                self.disk.incarnation += 1;
+                let spec = DiskSpec {
+                    id: DISK,
+                    incarnation: Incarnation(self.disk.incarnation),
+                    name: HOSTS[client].to_owned(),
+                    address: HOSTS[client].to_owned(),
+                    capacity: 1 << 30,
+                };
+                if state.mount_disk(CLIENTS[client], spec, 0, reports_all).is_ok() {
+                    self.disk.owner = client;
+                    self.disk.taken.clear();
+                }
+            }
+            Call::UnmountDisk { forgets } => {
+                if state.unmount_disk(now, owner, DISK, forgets).is_ok() {
+                    self.leases.clear();
+                    if forgets {
+                        self.disk.records.clear();
+                    }
+                }
+            }
+            Call::HandOver => {
+                let Ok(offloaded) = state.fetch_offloads(now, owner, DISK, 3, 400_000) else {
+                    return;
+                };
+                for object in offloaded.objects {
+                    let key = KEYS.iter().position(|key| key.as_bytes() == object.key).unwrap();
+                    let until = now + offloaded.fence;
+                    for (start, end, incarnation) in self.stretches(&object.places) {
+                        let fence = self.fences.entry((incarnation, start, end)).or_insert(until);
+                        *fence = until.max(*fence);
+                    }
+                    self.disk.taken.push((key, object.version, object.length));
+                }
+            }
+            Call::Write { nth, fails } if !self.disk.taken.is_empty() => {
+                let taken = self.disk.taken.swap_remove(nth.index(self.disk.taken.len()));
+                let Ok(disk) = state.reporting_disk(owner, DISK, 0) else { return };
+                // The report ends the fence, and the reader knows that.
+                self.fences.clear();
+                match fails {
+                    true => state.record_lost(now, disk, &record(&taken), false),
+                    false => {
+                        self.disk.records.push(taken);
+                        state.record_added(now, disk, &record(&taken));
+                    }
+                }
+            }
+            Call::Lose { key } => {
+                let Ok(disk) = state.reporting_disk(owner, DISK, 0) else { return };
+                let (lost, kept): (Vec<_>, Vec<_>) =
+                    std::mem::take(&mut self.disk.records).into_iter().partition(|it| it.0 == key);
+                self.disk.records = kept;
+                lost.iter().for_each(|lost| state.record_lost(now, disk, &record(lost), true));
+                self.leases.remove(&key);
+            }
+            Call::NameAll { loses } => {
+                let Ok(disk) = state.reporting_disk(owner, DISK, 0) else { return };
+                self.disk.records.retain(|it| it.0 != loses);
+                for named in &self.disk.records {
+                    state.record_added(now, disk, &record(named));
+                }
+                if let Some(mut confirmation) = state.begin_confirmation(disk) {
+                    while !state.confirm_slice(now, &mut confirmation) {}
+                } else {
+                    // Told one by one instead.
+                    let lost = self.readable_version(loses);
+                    if let Some((version, length)) = lost {
+                        let tenant = &self.pool.tenant;
+                        let key = KEYS[loses].as_bytes();
+                        let record = RecordName { tenant, key, version, length };
+                        self.pool.state.record_lost(now, disk, &record, true);
+                    }
+                }
+                self.leases.remove(&loses);
+            }
             _ => {}
         }
+    }
+
+    /// A copy on disk is a record that was written in this version, and not lost.
+    fn check_disk(&self) {
+        let inventory = &self.pool.state.inventory;
+        let mut copies = 0;
+        for (key, name) in KEYS.iter().enumerate() {
+            let objects = &inventory.catalog.objects;
+            let slot = objects.find(TenantIndex::DEFAULT, name.as_bytes());
+            let Some(slot) = slot.filter(|&slot| inventory.disk_copy(slot).is_some()) else {
+                continue;
+            };
+            copies += 1;
+            let object = objects.at(slot);
+            let is_meant = |record: &&(usize, Version, u64)| {
+                **record == (key, object.version(), object.length)
+            };
+            assert!(self.disk.records.iter().any(|it| is_meant(&it)), "{name}: no such record");
+        }
+        let counted = self.pool.state.list_disks().iter().map(|disk| disk.objects).sum::<u64>();
+        assert_eq!(counted, copies);
     }
 
     fn start(
@@ -486,6 +635,8 @@ impl Model {
             assert!(ids.windows(2).all(|pair| pair[0] != pair[1]), "copies have numbers");
         }
         assert_eq!(complete, state.inventory.catalog.objects.complete);
+        self.check_disk();
+        let state = &self.pool.state;
         let copies = objects.flat_map(|object| object.replicas.iter());
         let written = state.writes.iter().flat_map(|write| write.replicas.iter());
         let written = written.chain(state.tasks.placed());

@@ -11,6 +11,7 @@ use crate::state::ledger::replay::{LiveObject, LoggedSegment};
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct LogView {
     segments: BTreeMap<SegmentNumber, (ClientId, SegmentSpec, u8)>,
+    disks: BTreeMap<SegmentNumber, (ClientId, DiskSpec)>,
     quotas: BTreeMap<Box<str>, u64>,
     objects: BTreeMap<(String, ObjectKey), LiveObject>,
     /// Puts that can still be finished.
@@ -43,6 +44,11 @@ impl LogView {
         let segment = |s: &LoggedSegment| (s.client, s.spec.clone(), s.status);
         Self {
             segments: image.segments.iter().map(|(n, s)| (*n, segment(s))).collect(),
+            disks: image
+                .disks
+                .iter()
+                .map(|(number, disk)| (*number, (disk.client, disk.spec.clone())))
+                .collect(),
             quotas: image.quotas.clone(),
             objects,
             records: image.tasks.clone(),
