@@ -159,11 +159,16 @@ impl<'a> LocateReply<'a> {
         }
         let (version, length, hold) = match found {
             Ok(object) => {
-                // Memory first: some callers look at the first copy only.
                 let each = object.places.iter().map(|&place| segments.place(state, place));
-                let mut each: SmallVec<[v1::Place; 2]> = each.collect();
-                each.extend(object.disk.map(|place| segments.disk_place(state, place)));
-                places.push(item, each.into_iter());
+                match object.disk {
+                    None => places.push(item, each),
+                    // Memory first: some callers look at the first copy only.
+                    Some(disk) => {
+                        let mut each: SmallVec<[v1::Place; 2]> = each.collect();
+                        each.push(segments.disk_place(state, disk));
+                        places.push(item, each.into_iter());
+                    }
+                }
                 if let Some(checksum) = object.checksum {
                     columns.checksums.get_or_insert_default().push(item, checksum);
                 }

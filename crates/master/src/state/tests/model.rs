@@ -85,7 +85,7 @@ fn call() -> impl Strategy<Value = Call> {
         2 => (0..CLIENTS.len(), any::<bool>())
             .prop_map(|(client, reports_all)| Call::MountDisk { client, reports_all }),
         1 => any::<bool>().prop_map(|forgets| Call::UnmountDisk { forgets }),
-        4 => Just(Call::HandOver),
+        6 => Just(Call::HandOver),
         8 => (any::<prop::sample::Index>(), prop::bool::weighted(0.2))
             .prop_map(|(nth, fails)| Call::Write { nth, fails }),
         1 => (0..KEYS.len()).prop_map(|key| Call::Lose { key }),
@@ -153,7 +153,7 @@ impl Model {
         pool.state.set_quota(&TenantId::default(), 2 * MIB).unwrap();
         pool.state.register(pool.now, CLIENTS[2], HOSTS[2]).unwrap();
         let log = Log::begin(&mut pool);
-        Self {
+        let mut model = Self {
             pool,
             started: Vec::new(),
             fences: HashMap::new(),
@@ -164,7 +164,9 @@ impl Model {
             incarnation: 1,
             disk: DiskModel::default(),
             log,
-        }
+        };
+        model.run_disk(Call::MountDisk { client: 0, reports_all: false });
+        model
     }
 
     fn run(&mut self, call: Call) {
