@@ -140,7 +140,7 @@ codes! {
     BUCKET_ALREADY_EXISTS = -1201, Storage, "(never returned today) The bucket exists already; use another directory for each client.";
     KEYS_EXCEED_BUCKET_LIMIT = -1202, Storage, "(never returned today) The bucket has reached its limit of keys; raise the limit, or use larger objects.";
     KEYS_ULTRA_LIMIT = -1203, Storage, "(never returned today) The storage has reached its limit of keys; remove some, or raise the limit.";
-    UNABLE_OFFLOAD = -1300, NotSupported, "There is no offload to disks in this version; do not ask for it.";
+    UNABLE_OFFLOAD = -1300, NotSupported, "The master keeps objects in memory only; start it with --enable_offload.";
     UNABLE_OFFLOADING = -1301, Busy, "(never returned today) Offload cannot run now; retry.";
     TASK_NOT_FOUND = -1400, NotFound, "No task has that id, or its record has expired; query a task soon after it ends.";
     TASK_PENDING_LIMIT_EXCEEDED = -1401, Busy, "Too many tasks are pending; retry later.";
