@@ -313,24 +313,19 @@ impl Master {
 
 /// Runs the timers of the state and forgets expired clients.
 async fn run_timers(service: Arc<Service>, cleaned: Option<Arc<Metadata>>) {
-    let mut expired = 0;
     loop {
         let due = service.advance();
-        let count = service.clients_expired();
-        if count != expired {
-            expired = count;
-            for (name, gone) in service.take_expired_clients() {
-                tracing::warn!(
-                    client = name,
-                    segments = gone.segments,
-                    copies = gone.copies,
-                    bytes = gone.bytes,
-                    "a client expired: no heartbeat within its TTL; objects that have no copy \
-                     elsewhere are lost"
-                );
-                if let Some(metadata) = &cleaned {
-                    metadata.remove_engine(&name);
-                }
+        for (name, gone) in service.take_expired_clients() {
+            tracing::warn!(
+                client = name,
+                segments = gone.segments,
+                copies = gone.copies,
+                bytes = gone.bytes,
+                "a client expired: no heartbeat within its TTL; objects that have no copy elsewhere \
+                 are lost"
+            );
+            if let Some(metadata) = &cleaned {
+                metadata.remove_engine(&name);
             }
         }
         let wait = due.map_or(TICK_MAX, |due: Moment| due.left(service.now()));

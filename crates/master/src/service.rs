@@ -348,6 +348,9 @@ impl Service {
     pub(crate) fn take_expired_clients(&self) -> Vec<(String, ExpiredClient)> {
         let expired = self.shared.lock().take_expired();
         let ids: Vec<_> = expired.iter().map(|client| client.id).collect();
+        if ids.is_empty() {
+            return Vec::new();
+        }
         self.repeated_calls.forget(&ids);
         self.clients.remove_expired(expired)
     }
@@ -463,17 +466,12 @@ impl Service {
             waiting: view.waiting,
             is_readable: view.is_readable,
         };
-        self.shared.lock().list_disks().into_iter().map(summary).collect()
+        self.shared.lock().disks().list().into_iter().map(summary).collect()
     }
 
     /// Returns the registered clients, sorted by name.
     pub fn clients(&self) -> Vec<ConnectedClient> {
         self.clients.list()
-    }
-
-    /// Returns how many clients have expired since the start.
-    pub(crate) fn clients_expired(&self) -> u64 {
-        self.shared.lock().log().counters().clients_expired
     }
 
     /// Returns the copies, moves and drains, with at most `tasks_max` tasks.

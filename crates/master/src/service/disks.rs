@@ -59,7 +59,7 @@ impl DiskService {
             let disk = r.disk.as_ref().ok_or_else(|| Error::invalid("the call names no disk"))?;
             let spec = disk_from_wire(disk)?;
             let mut state = self.shared.lock();
-            state.mount_disk(caller.client, spec, r.used, r.reports_all)?;
+            state.disks().mount(caller.client, spec, r.used, r.reports_all)?;
             Ok(v1::MountDiskResponse {})
         })
     }
@@ -70,7 +70,7 @@ impl DiskService {
     ) -> Result<v1::UnmountDiskResponse> {
         self.shared.op_metrics().count_one(Op::UnmountDisk, || {
             let (client, disk) = owner(r.caller.as_ref(), &r.disk)?;
-            self.shared.lock().unmount_disk(self.shared.now(), client, disk, r.forget)?;
+            self.shared.lock().disks().unmount(self.shared.now(), client, disk, r.forget)?;
             Ok(v1::UnmountDiskResponse {})
         })
     }
@@ -85,7 +85,7 @@ impl DiskService {
             let limit = usize::try_from(r.limit).unwrap_or(usize::MAX).min(FETCHED_MAX);
             let now = self.shared.now();
             let mut state = self.shared.lock();
-            let offloaded = state.fetch_offloads(now, client, disk, limit, r.bytes)?;
+            let offloaded = state.disks().take_over(now, client, disk, limit, r.bytes)?;
             Ok(offloaded_to_wire(&state, &offloaded))
         })
     }
@@ -118,25 +118,25 @@ impl DiskService {
     ) -> Result<v1::ReportRecordsResponse> {
         let (client, disk) = owner(r.caller.as_ref(), &r.disk)?;
         let now = self.shared.now();
-        let disk = self.shared.lock().reporting_disk(client, disk, r.used)?;
+        let disk = self.shared.lock().disks().reporting(client, disk, r.used)?;
         let mut stale = Vec::new();
         let mut at = 0;
         self.for_each_record(r.dropped.as_ref(), |state, record| {
-            state.record_lost(now, disk, record, true);
+            state.disks().record_lost(now, disk, record, true);
         })?;
         self.for_each_record(r.refused.as_ref(), |state, record| {
-            state.record_lost(now, disk, record, false);
+            state.disks().record_lost(now, disk, record, false);
         })?;
         self.for_each_record(r.added.as_ref(), |state, record| {
-            if !state.record_added(now, disk, record) {
+            if !state.disks().record_added(now, disk, record) {
                 stale.push(at);
             }
             at += 1;
         })?;
         if r.is_complete {
-            let confirmation = self.shared.lock().begin_confirmation(disk);
+            let confirmation = self.shared.lock().disks().begin_confirmation(disk);
             if let Some(mut confirmation) = confirmation {
-                let slice = |state: &mut State, it: &mut _| state.confirm_slice(now, it);
+                let slice = |state: &mut State, it: &mut _| state.disks().confirm_slice(now, it);
                 self.shared.run_to_completion(&mut confirmation, slice, |_| {});
             }
         }

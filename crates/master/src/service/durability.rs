@@ -81,10 +81,14 @@ impl Service {
             let executed =
                 tokio::task::spawn_blocking(move || service.execute_logged(request, &origin)).await;
             executed.unwrap_or_else(|source| (refusal(&panicked().caused_by(source)), 0))
-        } else if matches!(request.call, Some(Call::FetchOffloads(_))) {
-            // Waits for objects, and must keep no other call waiting meanwhile.
+        } else if let (Some(Call::FetchOffloads(r)), None) =
+            (&request.call, self.shared.fatal().get())
+        {
+            // Waits for objects, and must keep no other call waiting meanwhile. The wait is none of the
+            // call's time.
             drop(permit);
-            return self.answer_fetch_offloads(request).await;
+            let (answer, position) = self.disks.fetch_offloads_when_there_are(r).await;
+            return (self.end_call(None, answer.map(response::Call::FetchOffloads)), position);
         } else if matches!(request.call, Some(Call::PutStart(_))) {
             self.answer_put_start(request).await
         } else {
@@ -123,20 +127,6 @@ impl Service {
             _ => (Err(Error::internal("not a call that starts puts")), 0),
         };
         (self.end_call(pending, answer.map(response::Call::PutStart)), position)
-    }
-
-    /// Executes a call that waits for objects to take over. Returns the log position that its answer
-    /// waits for, too.
-    async fn answer_fetch_offloads(&self, request: v1::Request) -> (v1::Response, u64) {
-        if let Some(error) = self.shared.fatal().refusal() {
-            return (refusal(&error), 0);
-        }
-        let (answer, position) = match &request.call {
-            Some(Call::FetchOffloads(r)) => self.disks.fetch_offloads_when_there_are(r).await,
-            _ => (Err(Error::internal("not a call that takes objects over")), 0),
-        };
-        // The wait is none of the call's time.
-        (self.end_call(None, answer.map(response::Call::FetchOffloads)), position)
     }
 
     /// Returns the answer to a call, or its refusal if the log failed before the answer was in it. A

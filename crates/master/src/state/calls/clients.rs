@@ -8,6 +8,7 @@ use rustc_hash::FxHashSet;
 
 use crate::state::{
     calls::{
+        disks::DiskCalls,
         put::{AbandonReason, PutCalls, write::Writes},
         reclaim::Searches,
         task::{TaskCalls, Tasks, drain::Jobs},
@@ -38,6 +39,10 @@ pub(crate) struct ClientCalls<'a> {
 impl ClientCalls<'_> {
     pub(in crate::state) fn puts(&mut self) -> PutCalls<'_> {
         PutCalls { inventory: self.inventory, searches: self.searches, writes: self.writes }
+    }
+
+    pub(in crate::state) fn disks(&mut self) -> DiskCalls<'_> {
+        DiskCalls { inventory: self.inventory }
     }
 
     pub(in crate::state) fn tasks(&mut self) -> TaskCalls<'_> {
@@ -188,14 +193,14 @@ impl ClientCalls<'_> {
         self.puts().abandon_writes(now, client, writes);
         self.drop_segments(&self.inventory.pool.segments.of_client(client));
         for disk in self.inventory.pool.disks.of_client(client) {
-            self.set_disk_away(now, disk);
+            self.disks().set_away(now, disk);
         }
         self.tasks().reassign_tasks(now, client);
         known.is_some()
     }
 
     fn mark_segments(&mut self, client: ClientId, is_suspect: bool) {
-        self.mark_disks(client, is_suspect);
+        self.disks().mark_suspect(client, is_suspect);
         for slot in self.inventory.pool.segments.of_client(client) {
             self.inventory.pool.segments.at_mut(slot).is_suspect = is_suspect;
             self.inventory.pool.segments.refresh(slot);

@@ -1,17 +1,23 @@
 //! Disks that clients mount, and what their owners report.
 
-use mooncake_base::{ClientId, Error, ErrorCode, Moment, Result, SegmentId, TenantId, Version};
+use std::time::Duration;
+
+use mooncake_base::{
+    ClientId, Error, ErrorCode, KeyRef, Moment, Result, SegmentId, TenantId, Version,
+};
 use rustc_hash::FxHashSet;
 use smallvec::SmallVec;
 
 use crate::state::{
     State,
-    calls::clients::ClientCalls,
     catalog::object::Flags,
-    ids::{DiskSlot, ObjectSlot},
-    inventory::{Inventory, read::FenceTicket},
-    ledger::effect::Effect,
-    ledger::objects::logged_object,
+    ids::{DiskSlot, ObjectSlot, Slot},
+    inventory::{
+        Inventory,
+        disks::{self, TRIES_MAX, WaitingObject},
+        read::FenceTicket,
+    },
+    ledger::{effect::Effect, objects::logged_object},
     pool::{
         allocation::Place,
         disks::{DiskPresence, DiskSpec, DiskView},
@@ -21,7 +27,10 @@ use crate::state::{
 
 /// The shortest fence under which an owner reads an object that it takes over: it reads and writes many
 /// at once.
-const FENCE_MIN: std::time::Duration = std::time::Duration::from_secs(2);
+const FENCE_MIN: Duration = Duration::from_secs(2);
+
+/// Objects that one slice of a confirmation looks at.
+const CONFIRM_SLICE: u32 = 65_536;
 
 /// Versions above this leave no room for the ordinal of a replica.
 const VERSION_MAX: u64 = 1 << 48;
@@ -60,7 +69,13 @@ pub struct Offloaded {
     /// The objects.
     pub objects: Vec<Offload>,
     /// Length of the fence of all of them.
-    pub fence: std::time::Duration,
+    pub fence: Duration,
+}
+
+/// The calls about disks, with what they change.
+#[derive(Debug)]
+pub struct DiskCalls<'a> {
+    pub(in crate::state) inventory: &'a mut Inventory,
 }
 
 /// The objects that the owner of a disk has named, and how far the others were looked for.
@@ -71,14 +86,15 @@ pub struct Confirmation {
     next: u32,
 }
 
-impl ClientCalls<'_> {
-    /// Adds a disk to the pool, or gives a known one its owner: its objects are readable again.
+impl DiskCalls<'_> {
+    /// Adds a disk to the pool, or gives a known one its owner: its objects are readable again. `used`
+    /// are the bytes that its records take; with `reports_all` the owner goes on to name all of them.
     ///
     /// # Errors
     /// `UNABLE_OFFLOAD`: the pool has no disk tier. `CLIENT_NOT_FOUND`: register first.
     /// `SEGMENT_ALREADY_EXISTS`: another process has this directory open, or a copy of it.
     /// `INVALID_PARAMS`: no capacity, or too many disks.
-    pub(crate) fn mount_disk(
+    pub fn mount(
         &mut self,
         client: ClientId,
         spec: DiskSpec,
@@ -155,31 +171,33 @@ impl ClientCalls<'_> {
     ///
     /// # Errors
     /// `SEGMENT_NOT_FOUND`, or `ILLEGAL_CLIENT` if another client owns it.
-    pub(crate) fn unmount_disk(
+    pub fn unmount(
         &mut self,
         now: Moment,
         client: ClientId,
         id: SegmentId,
         forgets: bool,
     ) -> Result<()> {
-        let slot = self.inventory.own_disk(client, id)?;
+        let slot = self.own_disk(client, id)?;
         match forgets {
             true => self.drop_disk(slot),
-            false => self.set_disk_away(now, slot),
+            false => self.set_away(now, slot),
         }
         Ok(())
     }
 
     /// Hides the copies on a disk that nobody has open any more.
-    pub(in crate::state) fn set_disk_away(&mut self, now: Moment, slot: DiskSlot) {
-        let until = self.inventory.set_away(now, slot, self.inventory.rules.disk_away_ttl);
+    pub(in crate::state) fn set_away(&mut self, now: Moment, slot: DiskSlot) {
+        let until = now + self.inventory.rules.disk_away_ttl;
+        self.inventory.pool.disks.set_presence(slot, DiskPresence::Away(until));
+        self.inventory.offloads.forget(slot);
         let disk = self.inventory.pool.disks.at(slot);
         let timer = Timer::DiskAway(disk.spec.id, disk.spec.incarnation);
         self.inventory.timers.push(until, timer);
     }
 
     /// Handles the timer of a disk that was away.
-    pub(in crate::state) fn expire_disk(&mut self, now: Moment, id: SegmentId) {
+    pub(in crate::state) fn expire(&mut self, now: Moment, id: SegmentId) {
         let Some(slot) = self.inventory.pool.disks.by_id(id) else { return };
         if let DiskPresence::Away(until) = self.inventory.pool.disks.at(slot).presence
             && until.has_passed(now)
@@ -202,7 +220,7 @@ impl ClientCalls<'_> {
     }
 
     /// Drops all disks that came from the log.
-    pub(in crate::state) fn drop_recovered_disks(&mut self) {
+    pub(in crate::state) fn drop_recovered(&mut self) {
         let disks = self.inventory.pool.disks.kept();
         let recovered = disks.filter(|(_, disk)| disk.is_recovered).map(|(slot, _)| slot);
         for slot in recovered.collect::<Vec<_>>() {
@@ -211,7 +229,7 @@ impl ClientCalls<'_> {
     }
 
     /// Marks the disks of a client whose connection closed, or that is back.
-    pub(in crate::state) fn mark_disks(&mut self, client: ClientId, is_suspect: bool) {
+    pub(in crate::state) fn mark_suspect(&mut self, client: ClientId, is_suspect: bool) {
         for slot in self.inventory.pool.disks.of_client(client) {
             let presence = match is_suspect {
                 true => DiskPresence::Suspect,
@@ -222,14 +240,14 @@ impl ClientCalls<'_> {
     }
 }
 
-impl Inventory {
+impl DiskCalls<'_> {
     /// Finds a disk that the client has open.
     fn own_disk(&self, client: ClientId, id: SegmentId) -> Result<DiskSlot> {
-        let slot = self.pool.disks.by_id(id).ok_or_else(|| {
+        let slot = self.inventory.pool.disks.by_id(id).ok_or_else(|| {
             Error::new(ErrorCode::SEGMENT_NOT_FOUND, "no such disk is mounted; mount it first")
                 .with("disk", id)
         })?;
-        let disk = self.pool.disks.at(slot);
+        let disk = self.inventory.pool.disks.at(slot);
         if disk.client != client || disk.is_away() {
             let why = "the disk belongs to another client";
             return Err(Error::new(ErrorCode::ILLEGAL_CLIENT, why)
@@ -244,29 +262,30 @@ impl Inventory {
         &mut self,
         now: Moment,
         disk: DiskSlot,
-        (limit, bytes): (usize, u64),
+        limit: usize,
+        bytes: u64,
     ) -> Offloaded {
         let mut taken = Vec::new();
         let mut sum = 0_u64;
         while taken.len() < limit && (sum < bytes || taken.is_empty()) {
-            let Some(waiting) = self.offloads.pop(disk) else { break };
+            let Some(waiting) = self.inventory.offloads.pop(disk) else { break };
             let slot = waiting.object;
-            let object = self.catalog.objects.get(slot);
+            let object = self.inventory.catalog.objects.get(slot);
             let is_meant = object.is_some_and(|object| {
                 object.is_complete()
                     && object.version == waiting.version
-                    && self.pool.readable_copies(&object.replicas).next().is_some()
+                    && self.inventory.pool.readable_copies(&object.replicas).next().is_some()
             });
-            if is_meant && self.disk_copy(slot).is_none() {
-                sum += self.catalog.objects.at(slot).length;
+            if is_meant && self.inventory.disk_copy(slot).is_none() {
+                sum += self.inventory.catalog.objects.at(slot).length;
                 taken.push(waiting);
             }
         }
         if taken.is_empty() {
             return Offloaded::default();
         }
-        let wanted = self.rules.fence(sum).max(FENCE_MIN);
-        let Self { max_granted, log, rules, pool, .. } = self;
+        let wanted = self.inventory.rules.fence(sum).max(FENCE_MIN);
+        let Inventory { max_granted, log, rules, pool, .. } = &mut *self.inventory;
         if max_granted.raise(now, wanted, rules, log) {
             pool.unsynced.is_sync_wanted = true;
         }
@@ -274,29 +293,29 @@ impl Inventory {
         let mut objects = Vec::with_capacity(taken.len());
         for waiting in taken {
             let slot = waiting.object;
-            let object = self.catalog.objects.at_mut(slot);
+            let object = self.inventory.catalog.objects.at_mut(slot);
             let own = object.protection.grant_fence(now, now + fence);
             let end = object.protection.fence().moment();
             let version = object.version();
             let ticket =
                 own.map(|fence| FenceTicket { object: slot, version, fence: fence.to_bits() });
             if object.flags.has(Flags::GROUPED) {
-                self.catalog.groups.record_protection(slot);
+                self.inventory.catalog.groups.record_protection(slot);
             }
-            let object = self.catalog.objects.at(slot);
+            let object = self.inventory.catalog.objects.at(slot);
             for replica in object.replicas.iter() {
-                self.pool.segments.at_mut(replica.segment).extend_busy(end);
+                self.inventory.pool.segments.at_mut(replica.segment).extend_busy(end);
             }
-            self.offloads.record_taken(disk, waiting, ticket);
+            self.inventory.offloads.record_taken(disk, waiting, ticket);
             objects.push(Offload {
-                tenant: self.catalog.objects.tenant_name(object.tenant).clone(),
-                key: self.catalog.objects.key(object).to_vec(),
+                tenant: self.inventory.catalog.objects.tenant_name(object.tenant).clone(),
+                key: self.inventory.catalog.objects.key(object).to_vec(),
                 version,
                 length: object.length,
-                places: self.pool.places(
+                places: self.inventory.pool.places(
                     object.version,
                     object.length,
-                    self.pool.readable_copies(&object.replicas),
+                    self.inventory.pool.readable_copies(&object.replicas),
                 ),
             });
         }
@@ -305,35 +324,84 @@ impl Inventory {
 
     /// Finds the object that a record is the present version of.
     fn present_version(&mut self, now: Moment, record: &RecordName<'_>) -> Option<ObjectSlot> {
-        let tenant = self.catalog.objects.tenant_index(record.tenant)?;
-        let slot = self.find(now, tenant, record.key)?;
-        let object = self.catalog.objects.at(slot);
+        let tenant = self.inventory.catalog.objects.tenant_index(record.tenant)?;
+        let slot = self.inventory.find(now, tenant, record.key)?;
+        let object = self.inventory.catalog.objects.at(slot);
         (object.is_complete() && object.version() == record.version).then_some(slot)
     }
 
-    /// Makes an object of a record that no object has the key of.
-    fn adopt_record(&mut self, disk: DiskSlot, record: &RecordName<'_>) -> Option<ObjectSlot> {
+    /// Makes an object of a record that no object has the key of. Returns whether it did.
+    fn adopt(&mut self, disk: DiskSlot, record: &RecordName<'_>) -> bool {
         let is_sane = record.length > 0 && (1..VERSION_MAX).contains(&record.version.0);
-        let tenant = self.catalog.objects.intern_tenant(record.tenant).ok().filter(|_| is_sane)?;
-        let key = mooncake_base::KeyRef::new(record.key).ok()?;
-        if self.catalog.objects.find(tenant, record.key).is_some() {
-            return None;
+        let (Ok(key), true) = (KeyRef::new(record.key), is_sane) else { return false };
+        let Inventory { catalog, pool, log, next_version, .. } = &mut *self.inventory;
+        let Ok(tenant) = catalog.objects.intern_tenant(record.tenant) else { return false };
+        if catalog.objects.find(tenant, record.key).is_some() {
+            return false;
         }
-        let slot = self.catalog.objects.insert(tenant, key).ok()?;
-        let object = self.catalog.objects.at_mut(slot);
+        let Ok(slot) = catalog.objects.insert(tenant, key) else { return false };
+        let object = catalog.objects.at_mut(slot);
         (object.version, object.length) = (record.version.0, record.length);
         object.flags.set(Flags::COMPLETE, true);
-        self.catalog.objects.complete += 1;
-        self.next_version = self.next_version.max(record.version.0 + 1);
-        self.catalog.disk_copies.insert(slot, disk);
-        self.pool.disks.at_mut(disk).objects += 1;
-        let Self { catalog, pool, log, .. } = self;
+        catalog.objects.complete += 1;
+        *next_version = (*next_version).max(record.version.0 + 1);
+        catalog.disk_copies.insert(slot, disk);
+        pool.disks.at_mut(disk).objects += 1;
         if let Some(live) = logged_object(catalog, pool, slot, catalog.objects.at(slot)) {
             log.effects.record(|| live);
         }
-        self.log.counters.records_adopted += 1;
-        self.log.emit_stored(&self.catalog, slot);
-        Some(slot)
+        log.counters.records_adopted += 1;
+        log.emit_stored(catalog, slot);
+        disks::add_copy(self.inventory, slot, disk);
+        true
+    }
+
+    /// Handles the report that an object is on the disk, or that it could not be written there.
+    fn end_offload(
+        &mut self,
+        slot: ObjectSlot,
+        version: Version,
+        disk: DiskSlot,
+        is_written: bool,
+    ) {
+        let taken = self.inventory.offloads.end_taken(disk, slot, version.0);
+        let (tries, fence) = taken.unwrap_or((TRIES_MAX, None));
+        if let Some(ticket) = fence {
+            self.inventory.release_fence(ticket);
+        }
+        if is_written {
+            self.inventory.log.counters.offloads_done += 1;
+            self.inventory.log.counters.offloaded_bytes +=
+                self.inventory.catalog.objects.at(slot).length;
+            disks::add_copy(self.inventory, slot, disk);
+        } else if tries < TRIES_MAX {
+            self.inventory
+                .offloads
+                .push(disk, WaitingObject { object: slot, version: version.0, tries });
+        } else {
+            self.inventory.log.counters.offloads_failed += 1;
+        }
+    }
+
+    /// Drops those copies on the disk, among the objects of one slice, that its owner did not name.
+    /// Returns where to go on, if there is more.
+    fn drop_unconfirmed(
+        &mut self,
+        now: Moment,
+        disk: DiskSlot,
+        confirmed: &FxHashSet<ObjectSlot>,
+        from: u32,
+    ) -> Option<u32> {
+        let count = self.inventory.catalog.objects.slot_count();
+        let end = from.saturating_add(CONFIRM_SLICE).min(count);
+        for slot in ObjectSlot::range(from, end) {
+            let is_lost =
+                self.inventory.disk_copy(slot) == Some(disk) && !confirmed.contains(&slot);
+            if is_lost && self.inventory.catalog.objects.get(slot).is_some() {
+                disks::drop_copy(self.inventory, now, slot);
+            }
+        }
+        (end < count).then_some(end)
     }
 }
 
@@ -343,8 +411,20 @@ impl State {
         &self.inventory.pool.disks.at(disk).spec
     }
 
+    /// Returns whether disks got something to write since the last call.
+    pub fn take_offload_signal(&mut self) -> bool {
+        self.inventory.offloads.take_woken()
+    }
+
+    /// Returns the calls about disks.
+    pub fn disks(&mut self) -> DiskCalls<'_> {
+        DiskCalls { inventory: &mut self.inventory }
+    }
+}
+
+impl DiskCalls<'_> {
     /// Returns every disk, by name.
-    pub fn list_disks(&self) -> Vec<DiskView<'_>> {
+    pub fn list(&self) -> Vec<DiskView<'_>> {
         let mut views: Vec<_> = self
             .inventory
             .pool
@@ -363,42 +443,12 @@ impl State {
         views
     }
 
-    /// Mounts a disk.
-    ///
-    /// # Errors
-    /// `UNABLE_OFFLOAD`: the pool has no disk tier. `CLIENT_NOT_FOUND`: register first.
-    /// `SEGMENT_ALREADY_EXISTS`: another process has this directory open, or a copy of it.
-    /// `INVALID_PARAMS`: no capacity, or too many disks.
-    pub fn mount_disk(
-        &mut self,
-        client: ClientId,
-        spec: DiskSpec,
-        used: u64,
-        reports_all: bool,
-    ) -> Result<()> {
-        self.clients().mount_disk(client, spec, used, reports_all)
-    }
-
-    /// Gives a disk up: its copies are dropped, or hidden until it is mounted again.
-    ///
-    /// # Errors
-    /// `SEGMENT_NOT_FOUND`, or `ILLEGAL_CLIENT` if another client owns it.
-    pub fn unmount_disk(
-        &mut self,
-        now: Moment,
-        client: ClientId,
-        id: SegmentId,
-        forgets: bool,
-    ) -> Result<()> {
-        self.clients().unmount_disk(now, client, id, forgets)
-    }
-
     /// Hands objects over to the owner of a disk: at most `limit`, and no more once they exceed so many
     /// bytes.
     ///
     /// # Errors
     /// `SEGMENT_NOT_FOUND`, or `ILLEGAL_CLIENT` if another client owns the disk.
-    pub fn fetch_offloads(
+    pub fn take_over(
         &mut self,
         now: Moment,
         client: ClientId,
@@ -406,26 +456,16 @@ impl State {
         limit: usize,
         bytes: u64,
     ) -> Result<Offloaded> {
-        let slot = self.inventory.own_disk(client, id)?;
-        Ok(self.inventory.take_offloads(now, slot, (limit, bytes)))
-    }
-
-    /// Returns whether disks got something to write since the last call.
-    pub fn take_offload_signal(&mut self) -> bool {
-        self.inventory.offloads.take_woken()
+        let slot = self.own_disk(client, id)?;
+        Ok(self.take_offloads(now, slot, limit, bytes))
     }
 
     /// Finds a disk for the reports of its owner, and records what its records take.
     ///
     /// # Errors
     /// `SEGMENT_NOT_FOUND`, or `ILLEGAL_CLIENT` if another client owns the disk.
-    pub fn reporting_disk(
-        &mut self,
-        client: ClientId,
-        id: SegmentId,
-        used: u64,
-    ) -> Result<DiskSlot> {
-        let slot = self.inventory.own_disk(client, id)?;
+    pub fn reporting(&mut self, client: ClientId, id: SegmentId, used: u64) -> Result<DiskSlot> {
+        let slot = self.own_disk(client, id)?;
         self.inventory.pool.disks.at_mut(slot).used = used;
         Ok(slot)
     }
@@ -433,21 +473,16 @@ impl State {
     /// Records that a disk has a record. Returns `false` if it is not the present version of its
     /// object, so that nobody will ask for it.
     pub fn record_added(&mut self, now: Moment, disk: DiskSlot, record: &RecordName<'_>) -> bool {
-        let inventory = &mut self.inventory;
-        let Some(slot) = inventory.present_version(now, record) else {
-            let adopts = inventory.rules.offload.as_ref().is_some_and(|rules| rules.adopts_records);
-            let adopted = adopts.then(|| inventory.adopt_record(disk, record)).flatten();
-            if let Some(slot) = adopted {
-                inventory.add_disk_copy(slot, disk);
-            }
-            return adopted.is_some();
+        let Some(slot) = self.present_version(now, record) else {
+            let rules = self.inventory.rules.offload.as_ref();
+            return rules.is_some_and(|rules| rules.adopts_records) && self.adopt(disk, record);
         };
-        let is_elsewhere = inventory.readable_disk(slot).is_some_and(|other| other != disk);
-        let is_same_length = inventory.catalog.objects.at(slot).length == record.length;
-        if is_elsewhere || !is_same_length {
+        let elsewhere = disks::readable_disk(self.inventory, slot).filter(|&other| other != disk);
+        let is_same_length = self.inventory.catalog.objects.at(slot).length == record.length;
+        if elsewhere.is_some() || !is_same_length {
             return false;
         }
-        inventory.end_offload((slot, record.version.0), disk, true);
+        self.end_offload(slot, record.version, disk, true);
         true
     }
 
@@ -459,13 +494,12 @@ impl State {
         record: &RecordName<'_>,
         was_written: bool,
     ) {
-        let inventory = &mut self.inventory;
-        let Some(slot) = inventory.present_version(now, record) else { return };
+        let Some(slot) = self.present_version(now, record) else { return };
         if !was_written {
-            inventory.end_offload((slot, record.version.0), disk, false);
-        } else if inventory.disk_copy(slot) == Some(disk) {
-            inventory.log.counters.disk_copies_lost += 1;
-            inventory.drop_disk_copy(now, slot);
+            self.end_offload(slot, record.version, disk, false);
+        } else if self.inventory.disk_copy(slot) == Some(disk) {
+            self.inventory.log.counters.disk_copies_lost += 1;
+            disks::drop_copy(self.inventory, now, slot);
         }
     }
 
@@ -479,7 +513,7 @@ impl State {
     /// Runs one slice of it. Returns whether it is done.
     pub fn confirm_slice(&mut self, now: Moment, confirmation: &mut Confirmation) -> bool {
         let Confirmation { disk, confirmed, next } = confirmation;
-        let rest = self.inventory.drop_unconfirmed(now, *disk, confirmed, *next);
+        let rest = self.drop_unconfirmed(now, *disk, confirmed, *next);
         *next = rest.unwrap_or(*next);
         rest.is_none()
     }

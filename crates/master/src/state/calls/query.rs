@@ -9,6 +9,7 @@ use crate::state::{
     ids::{ObjectSlot, Slot, TenantIndex},
     inventory::{
         Inventory,
+        disks::readable_disk,
         removal::{Protection, RemovalTerms, SLICE, SparedObjects},
     },
 };
@@ -368,7 +369,7 @@ fn summary(
 ) -> Option<ObjectSummary> {
     let key = inventory.catalog.objects.object_key(object);
     let readable = inventory.pool.readable_copies(&object.replicas).count()
-        + usize::from(inventory.readable_disk(slot).is_some());
+        + usize::from(readable_disk(inventory, slot).is_some());
     if readable > 0 {
         let replicas = readable as u32;
         let length = object.length;

@@ -1,28 +1,21 @@
 //! Copies on disk: objects that get or lose one, that give their memory up because they have one, and
 //! objects that wait to be written to a disk.
 
-use std::{
-    collections::{VecDeque, hash_map::Entry},
-    time::Duration,
-};
+use std::collections::{VecDeque, hash_map::Entry};
 
 use mooncake_base::Moment;
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::state::{
     catalog::object::Flags,
-    ids::{DiskSlot, ObjectSlot, Slot},
+    ids::{DiskSlot, ObjectSlot},
     inventory::{Inventory, read::FenceTicket},
     ledger::effect::Effect,
-    pool::disks::DiskPresence,
     replica::DISK_ORDINAL,
 };
 
 /// How often an object is handed over for a disk before it stays in memory only.
-const TRIES_MAX: u8 = 3;
-
-/// Objects that one slice of [`Inventory::drop_unconfirmed`] looks at.
-const CONFIRM_SLICE: u32 = 65_536;
+pub(in crate::state) const TRIES_MAX: u8 = 3;
 
 /// Objects that wait to be written to disks, or are being written.
 #[derive(Debug, Default)]
@@ -48,7 +41,7 @@ struct DiskOffloads {
 pub(in crate::state) struct WaitingObject {
     pub(in crate::state) object: ObjectSlot,
     pub(in crate::state) version: u64,
-    tries: u8,
+    pub(in crate::state) tries: u8,
 }
 
 impl Offloads {
@@ -62,7 +55,7 @@ impl Offloads {
         std::mem::take(&mut self.woken)
     }
 
-    fn push(&mut self, disk: DiskSlot, waiting: WaitingObject) {
+    pub(in crate::state) fn push(&mut self, disk: DiskSlot, waiting: WaitingObject) {
         self.by_disk.entry(disk).or_default().queue.push_back(waiting);
         self.waiting += 1;
         self.woken = true;
@@ -87,7 +80,7 @@ impl Offloads {
     }
 
     /// Forgets what was handed over of an object; returns how often, and the fence.
-    fn end_taken(
+    pub(in crate::state) fn end_taken(
         &mut self,
         disk: DiskSlot,
         object: ObjectSlot,
@@ -131,190 +124,131 @@ impl Inventory {
         let disk = self.catalog.disk_copies.get(slot)?;
         self.pool.disks.at(disk).is_kept().then_some(disk)
     }
+}
 
-    /// Returns the disk from which the object can be read.
-    pub(in crate::state) fn readable_disk(&self, slot: ObjectSlot) -> Option<DiskSlot> {
-        let disk = self.catalog.disk_copies.get(slot)?;
-        self.pool.disks.at(disk).is_readable().then_some(disk)
+/// Returns the disk from which the object can be read.
+pub(in crate::state) fn readable_disk(inventory: &Inventory, slot: ObjectSlot) -> Option<DiskSlot> {
+    let disk = inventory.catalog.disk_copies.get(slot)?;
+    inventory.pool.disks.at(disk).is_readable().then_some(disk)
+}
+
+/// Records that a disk has a copy of a complete object, which has none on another disk.
+pub(in crate::state) fn add_copy(inventory: &mut Inventory, slot: ObjectSlot, disk: DiskSlot) {
+    inventory.offloads.confirm(disk, slot);
+    if inventory.disk_copy(slot) == Some(disk) {
+        return;
     }
+    inventory.take_back(slot);
+    forget_copy(inventory, slot);
+    inventory.catalog.disk_copies.insert(slot, disk);
+    let Inventory { catalog, pool, log, .. } = inventory;
+    pool.disks.at_mut(disk).objects += 1;
+    let object = catalog.objects.at(slot);
+    log.effects.record(|| Effect::ReplicaAdded {
+        object: catalog.objects.logged_name(object),
+        copy: pool.disks.at(disk).logged_copy(),
+    });
+}
 
-    /// Records that a disk has a copy of a complete object, which has none on another disk.
-    pub(in crate::state) fn add_disk_copy(&mut self, slot: ObjectSlot, disk: DiskSlot) {
-        self.offloads.confirm(disk, slot);
-        if self.disk_copy(slot) == Some(disk) {
-            return;
-        }
-        self.take_back(slot);
-        self.forget_disk_copy(slot);
-        self.catalog.disk_copies.insert(slot, disk);
-        let Self { catalog, pool, log, .. } = self;
-        pool.disks.at_mut(disk).objects += 1;
-        let object = catalog.objects.at(slot);
-        log.effects.record(|| Effect::ReplicaAdded {
-            object: catalog.objects.logged_name(object),
-            copy: pool.disks.at(disk).logged_copy(),
+/// Drops the copy on disk of an object; the object is removed with its last copy.
+pub(in crate::state) fn drop_copy(inventory: &mut Inventory, now: Moment, slot: ObjectSlot) {
+    if inventory.catalog.objects.at(slot).replicas.is_empty() {
+        inventory.drop_value(now, slot);
+        inventory.catalog.remove_if_empty(slot);
+        return;
+    }
+    // The log may say already that the memory is given up.
+    inventory.take_back(slot);
+    forget_copy(inventory, slot);
+    let Inventory { catalog, log, .. } = inventory;
+    let object = catalog.objects.logged_name(catalog.objects.at(slot));
+    log.effects.record(|| Effect::ReplicaDropped { object, ordinal: DISK_ORDINAL });
+}
+
+/// Forgets the copy on disk of an object that is removed or has lost it.
+pub(in crate::state) fn forget_copy(inventory: &mut Inventory, slot: ObjectSlot) {
+    if let Some(disk) = inventory.catalog.disk_copies.remove(slot) {
+        inventory.pool.disks.at_mut(disk).objects -= 1;
+    }
+}
+
+/// Drops the copy of an object on a disk that left the pool. Returns whether it has one on a disk
+/// that did not.
+pub(in crate::state) fn drop_lost_copy(inventory: &mut Inventory, slot: ObjectSlot) -> bool {
+    let has_copy = inventory.disk_copy(slot).is_some();
+    if !has_copy {
+        forget_copy(inventory, slot);
+    }
+    has_copy
+}
+
+/// Frees the memory of an object that has a copy on disk.
+pub(in crate::state) fn drop_memory(inventory: &mut Inventory, now: Moment, slot: ObjectSlot) {
+    if !inventory.catalog.objects.at(slot).replicas.is_empty() {
+        let position = inventory.catalog.released.position(slot).unwrap_or_else(|| {
+            inventory.log.record_release(&inventory.catalog, slot);
+            inventory.log.effects.position()
         });
-    }
-
-    /// Drops the copy on disk of an object; the object is removed with its last copy.
-    pub(in crate::state) fn drop_disk_copy(&mut self, now: Moment, slot: ObjectSlot) {
-        if self.catalog.objects.at(slot).replicas.is_empty() {
-            self.drop_value(now, slot);
-            self.catalog.remove_if_empty(slot);
-            return;
-        }
-        // The log may say already that the memory is given up.
-        self.take_back(slot);
-        self.forget_disk_copy(slot);
-        let Self { catalog, log, .. } = self;
-        let object = catalog.objects.logged_name(catalog.objects.at(slot));
-        log.effects.record(|| Effect::ReplicaDropped { object, ordinal: DISK_ORDINAL });
-    }
-
-    /// Forgets the copy on disk of an object that is removed or has lost it.
-    pub(in crate::state) fn forget_disk_copy(&mut self, slot: ObjectSlot) {
-        if let Some(disk) = self.catalog.disk_copies.remove(slot) {
-            self.pool.disks.at_mut(disk).objects -= 1;
-        }
-    }
-
-    /// Drops the copy of an object on a disk that left the pool. Returns whether it has one on a disk
-    /// that did not.
-    pub(in crate::state) fn drop_lost_disk_copy(&mut self, slot: ObjectSlot) -> bool {
-        let has_copy = self.disk_copy(slot).is_some();
-        if !has_copy {
-            self.forget_disk_copy(slot);
-        }
-        has_copy
-    }
-
-    /// Frees the memory of an object that has a copy on disk.
-    pub(in crate::state) fn drop_memory(&mut self, now: Moment, slot: ObjectSlot) {
-        if !self.catalog.objects.at(slot).replicas.is_empty() {
-            let position = self.catalog.released.position(slot).unwrap_or_else(|| {
-                self.log.record_release(&self.catalog, slot);
-                self.log.effects.position()
-            });
-            self.catalog.dequeue(slot);
-            let copied = self.catalog.copying_until(slot);
-            let object = self.catalog.objects.at_mut(slot);
-            let until = object.protection.fence().max(copied);
-            self.catalog.tenants.uncharge(object.tenant, object.bytes());
-            let is_hard_pinned = object.flags.has(Flags::HARD_PINNED);
-            for &replica in std::mem::take(&mut object.replicas).iter() {
-                if is_hard_pinned {
-                    self.pool.remove_hard_pin(&replica);
-                }
-                self.free_or_quarantine(now, replica, (until, 0), position);
+        inventory.catalog.dequeue(slot);
+        let copied = inventory.catalog.copying_until(slot);
+        let object = inventory.catalog.objects.at_mut(slot);
+        let until = object.protection.fence().max(copied);
+        inventory.catalog.tenants.uncharge(object.tenant, object.bytes());
+        let is_hard_pinned = object.flags.has(Flags::HARD_PINNED);
+        for &replica in std::mem::take(&mut object.replicas).iter() {
+            if is_hard_pinned {
+                inventory.pool.remove_hard_pin(&replica);
             }
-        }
-        self.leave_memory(slot);
-    }
-
-    /// Takes an object that has no memory any more out of the orders of eviction.
-    pub(in crate::state) fn leave_memory(&mut self, slot: ObjectSlot) {
-        self.catalog.dequeue(slot);
-        self.catalog.released.remove(slot);
-        let object = self.catalog.objects.at_mut(slot);
-        self.catalog.tenants.remove_object(object.tenant, slot);
-        if self.catalog.groups.is_condemned(slot) {
-            // The eviction of its group goes on with the next member.
-            let flags = &mut self.catalog.objects.at_mut(slot).flags;
-            flags.set(Flags::GROUPED, false);
-            let is_hard_pinned = flags.has(Flags::HARD_PINNED);
-            self.catalog.leave_group(slot, is_hard_pinned);
+            inventory.free_or_quarantine(now, replica, (until, 0), position);
         }
     }
+    leave_memory(inventory, slot);
+}
 
-    /// Puts an object that has got memory again into the orders of eviction.
-    pub(in crate::state) fn enter_memory(&mut self, slot: ObjectSlot) {
-        let tenant = self.catalog.objects.at(slot).tenant;
-        self.catalog.tenants.add_object(tenant, slot);
-        self.catalog.enqueue(slot);
+/// Takes an object that has no memory any more out of the orders of eviction.
+pub(in crate::state) fn leave_memory(inventory: &mut Inventory, slot: ObjectSlot) {
+    inventory.catalog.dequeue(slot);
+    inventory.catalog.released.remove(slot);
+    let object = inventory.catalog.objects.at_mut(slot);
+    inventory.catalog.tenants.remove_object(object.tenant, slot);
+    if inventory.catalog.groups.is_condemned(slot) {
+        // The eviction of its group goes on with the next member.
+        let flags = &mut inventory.catalog.objects.at_mut(slot).flags;
+        flags.set(Flags::GROUPED, false);
+        let is_hard_pinned = flags.has(Flags::HARD_PINNED);
+        inventory.catalog.leave_group(slot, is_hard_pinned);
     }
+}
 
-    /// Lets a new object wait for a disk: one of the host that has its memory, else the one with the
-    /// most space.
-    pub(in crate::state) fn queue_offload(&mut self, slot: ObjectSlot) {
-        if self.pool.disks.is_empty() {
-            return;
-        }
-        let Some(rules) = &self.rules.offload else { return };
-        if self.offloads.waiting >= rules.queue_max {
-            self.log.counters.offloads_refused += 1;
-            return;
-        }
-        let object = self.catalog.objects.at(slot);
-        let version = object.version;
-        let Some(first) = object.replicas.first() else { return };
-        let host = &self.pool.segments.at(first.segment).host;
-        let best = self
-            .pool
-            .disks
-            .kept()
-            .filter(|(_, disk)| disk.is_readable() && disk.spec.capacity >= object.length)
-            .max_by_key(|(_, disk)| {
-                (disk.host == *host, disk.spec.capacity.saturating_sub(disk.used))
-            });
-        if let Some((disk, _)) = best {
-            self.offloads.push(disk, WaitingObject { object: slot, version, tries: 0 });
-        }
+/// Puts an object that has got memory again into the orders of eviction.
+pub(in crate::state) fn enter_memory(inventory: &mut Inventory, slot: ObjectSlot) {
+    let tenant = inventory.catalog.objects.at(slot).tenant;
+    inventory.catalog.tenants.add_object(tenant, slot);
+    inventory.catalog.enqueue(slot);
+}
+
+/// Lets a new object wait for a disk: one of the host that has its memory, else the one with the
+/// most space.
+pub(in crate::state) fn queue_offload(inventory: &mut Inventory, slot: ObjectSlot) {
+    if inventory.pool.disks.is_empty() {
+        return;
     }
-
-    /// Handles the report that an object is on the disk, or that it could not be written there.
-    /// Returns `false` if the record is not the present version of the object.
-    pub(in crate::state) fn end_offload(
-        &mut self,
-        (slot, version): (ObjectSlot, u64),
-        disk: DiskSlot,
-        is_written: bool,
-    ) {
-        let taken = self.offloads.end_taken(disk, slot, version);
-        let (tries, fence) = taken.unwrap_or((TRIES_MAX, None));
-        if let Some(ticket) = fence {
-            self.release_fence(ticket);
-        }
-        if is_written {
-            self.log.counters.offloads_done += 1;
-            self.log.counters.offloaded_bytes += self.catalog.objects.at(slot).length;
-            self.add_disk_copy(slot, disk);
-        } else if tries < TRIES_MAX {
-            self.offloads.push(disk, WaitingObject { object: slot, version, tries });
-        } else {
-            self.log.counters.offloads_failed += 1;
-        }
+    let Some(rules) = &inventory.rules.offload else { return };
+    if inventory.offloads.waiting >= rules.queue_max {
+        inventory.log.counters.offloads_refused += 1;
+        return;
     }
-
-    /// Lets the copies on a disk of which nobody has it open be hidden for so long.
-    pub(in crate::state) fn set_away(
-        &mut self,
-        now: Moment,
-        disk: DiskSlot,
-        time: Duration,
-    ) -> Moment {
-        let until = now + time;
-        self.pool.disks.set_presence(disk, DiskPresence::Away(until));
-        self.offloads.forget(disk);
-        until
-    }
-
-    /// Drops those copies on the disk, among the objects of one slice, that its owner did not name.
-    /// Returns where to go on, if there is more.
-    pub(in crate::state) fn drop_unconfirmed(
-        &mut self,
-        now: Moment,
-        disk: DiskSlot,
-        confirmed: &FxHashSet<ObjectSlot>,
-        from: u32,
-    ) -> Option<u32> {
-        let count = self.catalog.objects.slot_count();
-        let end = from.saturating_add(CONFIRM_SLICE).min(count);
-        for slot in ObjectSlot::range(from, end) {
-            let is_lost = self.disk_copy(slot) == Some(disk) && !confirmed.contains(&slot);
-            if is_lost && self.catalog.objects.get(slot).is_some() {
-                self.drop_disk_copy(now, slot);
-            }
-        }
-        (end < count).then_some(end)
+    let object = inventory.catalog.objects.at(slot);
+    let version = object.version;
+    let Some(first) = object.replicas.first() else { return };
+    let host = &inventory.pool.segments.at(first.segment).host;
+    let best = inventory
+        .pool
+        .disks
+        .kept()
+        .filter(|(_, disk)| disk.is_readable() && disk.spec.capacity >= object.length)
+        .max_by_key(|(_, disk)| (disk.host == *host, disk.spec.capacity.saturating_sub(disk.used)));
+    if let Some((disk, _)) = best {
+        inventory.offloads.push(disk, WaitingObject { object: slot, version, tries: 0 });
     }
 }

@@ -7,7 +7,7 @@ use mooncake_base::Moment;
 use crate::state::{
     catalog::{group::GROUP_SLICE, object::Flags, order::EvictionPass},
     ids::ObjectSlot,
-    inventory::Inventory,
+    inventory::{Inventory, disks},
     lease::Timestamp,
 };
 
@@ -157,7 +157,7 @@ impl Inventory {
         self.log.counters.evicted_keys += 1;
         self.log.counters.evicted_bytes += self.catalog.objects.at(object).bytes();
         if self.disk_copy(object).is_some() {
-            return self.drop_memory(now, object);
+            return disks::drop_memory(self, now, object);
         }
         self.log.counters.offloads_missed += u64::from(self.wants_offload(object));
         let is_plain = !self.catalog.objects.at(object).flags.has(Flags::SOFT_PINNED);

@@ -5,7 +5,7 @@ use mooncake_base::Moment;
 use crate::state::{
     catalog::object::{Flags, NO_WRITE},
     ids::{KeyHash, ObjectSlot, SegmentSlot, TenantIndex},
-    inventory::{Inventory, read::FenceTicket},
+    inventory::{Inventory, disks, read::FenceTicket},
     lease::Timestamp,
     ledger::effect::{Effect, LoggedCopy},
     replica::{Replica, Replicas},
@@ -78,7 +78,7 @@ impl Inventory {
     pub(in crate::state) fn clear_value(&mut self, slot: ObjectSlot) {
         self.log.emit_removed(&self.catalog, slot);
         self.catalog.dequeue(slot);
-        self.forget_disk_copy(slot);
+        disks::forget_copy(self, slot);
         self.catalog.released.remove(slot);
         let object = self.catalog.objects.at_mut(slot);
         let flags = object.flags;
@@ -105,7 +105,7 @@ impl Inventory {
         let had_memory = !object.replicas.is_empty();
         object.replicas.push(replica);
         if !had_memory {
-            self.enter_memory(slot);
+            disks::enter_memory(self, slot);
         }
         let object = self.catalog.objects.at(slot);
         let length = object.length;
@@ -144,7 +144,7 @@ impl Inventory {
         }
         if kept.is_empty() {
             match self.disk_copy(slot) {
-                Some(_) => self.drop_memory(now, slot),
+                Some(_) => disks::drop_memory(self, now, slot),
                 None => {
                     self.drop_value(now, slot);
                     self.catalog.remove_if_empty(slot);

@@ -9,7 +9,7 @@ use crate::state::{
     catalog::object::{Flags, NO_WRITE, ObjectState},
     ids::{DiskSlot, KeyHash, ObjectSlot, TenantIndex},
     inventory::{
-        Inventory,
+        Inventory, disks,
         errors::{not_found, not_ready},
     },
     pool::allocation::Place,
@@ -119,7 +119,7 @@ impl Inventory {
             return false;
         }
         if replica == disk_copy_id(version.0) {
-            return slot.is_some_and(|slot| self.readable_disk(slot).is_some());
+            return slot.is_some_and(|slot| disks::readable_disk(self, slot).is_some());
         }
         object.replicas.iter().any(|copy| {
             copy.id(version.0) == replica && self.pool.segments.at(copy.segment).is_claimed()
@@ -201,7 +201,7 @@ impl Inventory {
         if self.is_unclaimed(slot) {
             return Err(not_found(key));
         }
-        if !self.has_readable_copy(slot) {
+        if !has_readable_copy(self, slot) {
             return Err(Error::new(
                 ErrorCode::TRANSFER_FAIL,
                 "every process that holds a replica has lost its connection",
@@ -247,8 +247,7 @@ impl Inventory {
                 object.length,
                 self.pool.readable_copies(&object.replicas),
             ),
-            disk: self
-                .readable_disk(slot)
+            disk: disks::readable_disk(self, slot)
                 .map(|disk| DiskPlace { disk, replica: disk_copy_id(object.version) }),
             checksum: self.catalog.objects.checksum(slot),
             data_type: object.data_type,
@@ -279,13 +278,13 @@ impl Inventory {
             return false;
         }
         let object = self.catalog.objects.at(slot);
-        object.is_complete() && !self.is_unclaimed(slot) && !self.has_readable_copy(slot)
+        object.is_complete() && !self.is_unclaimed(slot) && !has_readable_copy(self, slot)
     }
+}
 
-    /// Returns whether readers may be sent to some copy of a complete object.
-    fn has_readable_copy(&self, slot: ObjectSlot) -> bool {
-        let object = self.catalog.objects.at(slot);
-        self.pool.readable_copies(&object.replicas).next().is_some()
-            || self.readable_disk(slot).is_some()
-    }
+/// Returns whether readers may be sent to some copy of a complete object.
+fn has_readable_copy(inventory: &Inventory, slot: ObjectSlot) -> bool {
+    let object = inventory.catalog.objects.at(slot);
+    inventory.pool.readable_copies(&object.replicas).next().is_some()
+        || disks::readable_disk(inventory, slot).is_some()
 }

@@ -3,7 +3,7 @@
 use crate::state::{
     catalog::object::Flags,
     ids::{DiskSlot, ObjectSlot, SegmentSlot, Slot},
-    inventory::Inventory,
+    inventory::{Inventory, disks},
     replica::{Replica, Replicas},
 };
 
@@ -71,7 +71,7 @@ impl Inventory {
         if self.sweeps.is_idle() || !object.is_complete() {
             return object.is_complete();
         }
-        let has_disk_copy = self.drop_lost_disk_copy(slot);
+        let has_disk_copy = disks::drop_lost_copy(self, slot);
         let object = self.catalog.objects.at(slot);
         let is_mounted = |replica: &&Replica| self.pool.segments.at(replica.segment).is_mounted();
         let replicas = &object.replicas[..];
@@ -91,7 +91,7 @@ impl Inventory {
         if !is_kept {
             self.clear_value(slot);
         } else if !has_memory {
-            self.leave_memory(slot);
+            disks::leave_memory(self, slot);
         }
         is_kept
     }

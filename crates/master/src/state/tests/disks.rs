@@ -26,14 +26,14 @@ fn disk(incarnation: u64) -> DiskSpec {
 fn pool() -> Pool {
     let mut pool = Pool::with(rules(), 4);
     pool.state.record_effects();
-    pool.state.mount_disk(A, disk(1), 0, false).unwrap();
+    pool.state.disks().mount(A, disk(1), 0, false).unwrap();
     pool
 }
 
 impl Pool {
     /// Hands over what waits for the disk.
     fn hand_over(&mut self) -> Vec<(Vec<u8>, u64)> {
-        let fetched = self.state.fetch_offloads(self.now, A, DISK, 100, u64::MAX).unwrap();
+        let fetched = self.state.disks().take_over(self.now, A, DISK, 100, u64::MAX).unwrap();
         fetched.objects.into_iter().map(|object| (object.key, object.version.0)).collect()
     }
 
@@ -44,17 +44,17 @@ impl Pool {
         version: Version,
         length: u64,
     ) -> bool {
-        let disk = self.state.reporting_disk(client, DISK, 0).unwrap();
+        let disk = self.state.disks().reporting(client, DISK, 0).unwrap();
         let (tenant, key) = (self.tenant.clone(), key.as_bytes());
         let record = RecordName { tenant: &tenant, key, version, length };
-        self.state.record_added(self.now, disk, &record)
+        self.state.disks().record_added(self.now, disk, &record)
     }
 
     fn lose(&mut self, key: &str, version: Version, was_written: bool) {
-        let disk = self.state.reporting_disk(A, DISK, 0).unwrap();
+        let disk = self.state.disks().reporting(A, DISK, 0).unwrap();
         let tenant = self.tenant.clone();
         let record = RecordName { tenant: &tenant, key: key.as_bytes(), version, length: 0 };
-        self.state.record_lost(self.now, disk, &record, was_written);
+        self.state.disks().record_lost(self.now, disk, &record, was_written);
     }
 
     /// Puts an object of a MiB and writes it to the disk.
@@ -165,16 +165,16 @@ fn disk_outlives_its_owner() {
     pool.fill();
     pool.state.unregister(pool.now, A);
     assert!(!pool.exists("k"), "hidden while nobody has the disk open");
-    let refused = pool.state.mount_disk(B, disk(0), 0, false);
+    let refused = pool.state.disks().mount(B, disk(0), 0, false);
     fails(refused, ErrorCode::SEGMENT_ALREADY_EXISTS);
-    pool.state.mount_disk(B, disk(2), 0, false).unwrap();
+    pool.state.disks().mount(B, disk(2), 0, false).unwrap();
     assert_eq!(pool.locate("k", false, false).unwrap().version, version);
     // A copy of the directory elsewhere, while B is well.
     pool.state.register(pool.now, A, "host-a:1").unwrap();
-    let refused = pool.state.mount_disk(A, disk(3), 0, false);
+    let refused = pool.state.disks().mount(A, disk(3), 0, false);
     fails(refused, ErrorCode::SEGMENT_ALREADY_EXISTS);
     pool.state.suspect(pool.now, B);
-    pool.state.mount_disk(A, disk(3), 0, false).unwrap();
+    pool.state.disks().mount(A, disk(3), 0, false).unwrap();
     assert!(pool.exists("k"));
 }
 
@@ -183,10 +183,10 @@ fn new_value_takes_the_place_of_one_on_an_absent_disk() {
     let mut pool = pool();
     let first = pool.put_on_disk("k");
     pool.fill();
-    pool.state.unmount_disk(pool.now, A, DISK, false).unwrap();
+    pool.state.disks().unmount(pool.now, A, DISK, false).unwrap();
     let second = pool.put("k", MIB).unwrap().version;
     assert_ne!(first, second);
-    pool.state.mount_disk(A, disk(2), 0, false).unwrap();
+    pool.state.disks().mount(A, disk(2), 0, false).unwrap();
     assert!(!pool.report_record(A, "k", first, MIB));
     let found = pool.locate("k", false, false).unwrap();
     assert_eq!((found.version, found.disk), (second, None));
@@ -199,17 +199,17 @@ fn copies_are_forgotten_with_their_disk() {
         pool.put_on_disk("disk only");
         pool.fill();
         pool.put_on_disk("both");
-        pool.state.unmount_disk(pool.now, A, DISK, forgets).unwrap();
+        pool.state.disks().unmount(pool.now, A, DISK, forgets).unwrap();
         if !forgets {
             pool.wait(1);
-            assert_eq!(pool.state.list_disks().len(), 1);
+            assert_eq!(pool.state.disks().list().len(), 1);
             pool.now = pool.now + rules().disk_away_ttl;
         }
         pool.wait(1);
-        assert_eq!(pool.state.list_disks().len(), 0);
+        assert_eq!(pool.state.disks().list().len(), 0);
         assert_eq!((pool.exists("disk only"), pool.exists("both")), (false, true));
         assert!(pool.locate("both", false, false).unwrap().disk.is_none());
-        pool.state.mount_disk(A, disk(2), 0, false).unwrap();
+        pool.state.disks().mount(A, disk(2), 0, false).unwrap();
         assert!(!pool.exists("disk only"));
     }
 }
@@ -222,17 +222,17 @@ fn restart_knows_what_is_on_disk() {
     pool.put_on_disk("both");
     pool.restart();
     assert!(!pool.exists("disk only"));
-    pool.state.mount_disk(A, disk(2), 0, true).unwrap();
+    pool.state.disks().mount(A, disk(2), 0, true).unwrap();
     assert_eq!(pool.locate("disk only", false, false).unwrap().version, version);
     assert!(pool.locate("both", false, false).unwrap().disk.is_some());
     // The owner names one record only: it lost the other.
     assert!(pool.report_record(A, "disk only", version, MIB));
-    let disk = pool.state.reporting_disk(A, DISK, 0).unwrap();
-    let mut confirmation = pool.state.begin_confirmation(disk).unwrap();
-    while !pool.state.confirm_slice(pool.now, &mut confirmation) {}
+    let disk = pool.state.disks().reporting(A, DISK, 0).unwrap();
+    let mut confirmation = pool.state.disks().begin_confirmation(disk).unwrap();
+    while !pool.state.disks().confirm_slice(pool.now, &mut confirmation) {}
     assert!(pool.locate("both", false, false).unwrap().disk.is_none());
     assert!(pool.exists("disk only"));
-    assert!(pool.state.begin_confirmation(disk).is_none());
+    assert!(pool.state.disks().begin_confirmation(disk).is_none());
 }
 
 #[test]
@@ -241,7 +241,7 @@ fn unknown_records_are_adopted_only_on_request() {
         let offload = Some(OffloadRules { queue_max: 100, adopts_records });
         let mut pool = Pool::with(Rules { offload, ..Rules::default() }, 4);
         pool.state.record_effects();
-        pool.state.mount_disk(A, disk(1), 0, true).unwrap();
+        pool.state.disks().mount(A, disk(1), 0, true).unwrap();
         let version = Version(1 << 40);
         assert_eq!(pool.report_record(A, "k", version, 5), adopts_records);
         assert_eq!(pool.exists("k"), adopts_records);
@@ -259,17 +259,17 @@ fn unknown_records_are_adopted_only_on_request() {
 #[test]
 fn disk_needs_a_tier_and_an_owner() {
     let mut pool = Pool::new(4);
-    fails(pool.state.mount_disk(A, disk(1), 0, false), ErrorCode::UNABLE_OFFLOAD);
+    fails(pool.state.disks().mount(A, disk(1), 0, false), ErrorCode::UNABLE_OFFLOAD);
     let mut pool = self::pool();
     let stranger = ClientId::from_bits(9);
-    fails(pool.state.mount_disk(stranger, disk(1), 0, false), ErrorCode::CLIENT_NOT_FOUND);
-    let fetched = pool.state.fetch_offloads(pool.now, B, DISK, 1, 1);
+    fails(pool.state.disks().mount(stranger, disk(1), 0, false), ErrorCode::CLIENT_NOT_FOUND);
+    let fetched = pool.state.disks().take_over(pool.now, B, DISK, 1, 1);
     fails(fetched, ErrorCode::ILLEGAL_CLIENT);
-    fails(pool.state.reporting_disk(B, DISK, 0), ErrorCode::ILLEGAL_CLIENT);
+    fails(pool.state.disks().reporting(B, DISK, 0), ErrorCode::ILLEGAL_CLIENT);
     let unknown = SegmentId::from_bits(5);
-    fails(pool.state.reporting_disk(A, unknown, 0), ErrorCode::SEGMENT_NOT_FOUND);
+    fails(pool.state.disks().reporting(A, unknown, 0), ErrorCode::SEGMENT_NOT_FOUND);
     let empty = DiskSpec { id: unknown, capacity: 0, ..disk(1) };
-    fails(pool.state.mount_disk(A, empty, 0, false), ErrorCode::INVALID_PARAMS);
+    fails(pool.state.disks().mount(A, empty, 0, false), ErrorCode::INVALID_PARAMS);
 }
 
 #[test]
@@ -301,7 +301,7 @@ fn groups_on_disk_are_evicted_to_their_end() {
 fn full_queue_leaves_objects_in_memory() {
     let offload = Some(OffloadRules { queue_max: 1, adopts_records: false });
     let mut pool = Pool::with(Rules { offload, ..Rules::default() }, 4);
-    pool.state.mount_disk(A, disk(1), 0, false).unwrap();
+    pool.state.disks().mount(A, disk(1), 0, false).unwrap();
     pool.put("a", 10).unwrap();
     pool.put("b", 10).unwrap();
     assert_eq!(pool.hand_over().len(), 1);

@@ -304,13 +304,13 @@ impl Model {
                     address: HOSTS[client].to_owned(),
                     capacity: 1 << 30,
                 };
-                if state.mount_disk(CLIENTS[client], spec, 0, reports_all).is_ok() {
+                if state.disks().mount(CLIENTS[client], spec, 0, reports_all).is_ok() {
                     self.disk.owner = client;
                     self.disk.taken.clear();
                 }
             }
             Call::UnmountDisk { forgets } => {
-                if state.unmount_disk(now, owner, DISK, forgets).is_ok() {
+                if state.disks().unmount(now, owner, DISK, forgets).is_ok() {
                     self.leases.clear();
                     if forgets {
                         self.disk.records.clear();
@@ -318,7 +318,7 @@ impl Model {
                 }
             }
             Call::HandOver => {
-                let Ok(offloaded) = state.fetch_offloads(now, owner, DISK, 3, 400_000) else {
+                let Ok(offloaded) = state.disks().take_over(now, owner, DISK, 3, 400_000) else {
                     return;
                 };
                 for object in offloaded.objects {
@@ -333,33 +333,34 @@ impl Model {
             }
             Call::Write { nth, fails } if !self.disk.taken.is_empty() => {
                 let taken = self.disk.taken.swap_remove(nth.index(self.disk.taken.len()));
-                let Ok(disk) = state.reporting_disk(owner, DISK, 0) else { return };
+                let Ok(disk) = state.disks().reporting(owner, DISK, 0) else { return };
                 // The report ends the fence, and the reader knows that.
                 self.fences.clear();
                 match fails {
-                    true => state.record_lost(now, disk, &record(&taken), false),
+                    true => state.disks().record_lost(now, disk, &record(&taken), false),
                     false => {
                         self.disk.records.push(taken);
-                        state.record_added(now, disk, &record(&taken));
+                        state.disks().record_added(now, disk, &record(&taken));
                     }
                 }
             }
             Call::Lose { key } => {
-                let Ok(disk) = state.reporting_disk(owner, DISK, 0) else { return };
+                let Ok(disk) = state.disks().reporting(owner, DISK, 0) else { return };
                 let (lost, kept): (Vec<_>, Vec<_>) =
                     std::mem::take(&mut self.disk.records).into_iter().partition(|it| it.0 == key);
                 self.disk.records = kept;
-                lost.iter().for_each(|lost| state.record_lost(now, disk, &record(lost), true));
+                lost.iter()
+                    .for_each(|lost| state.disks().record_lost(now, disk, &record(lost), true));
                 self.leases.remove(&key);
             }
             Call::NameAll { loses } => {
-                let Ok(disk) = state.reporting_disk(owner, DISK, 0) else { return };
+                let Ok(disk) = state.disks().reporting(owner, DISK, 0) else { return };
                 self.disk.records.retain(|it| it.0 != loses);
                 for named in &self.disk.records {
-                    state.record_added(now, disk, &record(named));
+                    state.disks().record_added(now, disk, &record(named));
                 }
-                if let Some(mut confirmation) = state.begin_confirmation(disk) {
-                    while !state.confirm_slice(now, &mut confirmation) {}
+                if let Some(mut confirmation) = state.disks().begin_confirmation(disk) {
+                    while !state.disks().confirm_slice(now, &mut confirmation) {}
                 } else {
                     // Told one by one instead.
                     let lost = self.readable_version(loses);
@@ -367,7 +368,7 @@ impl Model {
                         let tenant = &self.pool.tenant;
                         let key = KEYS[loses].as_bytes();
                         let record = RecordName { tenant, key, version, length };
-                        self.pool.state.record_lost(now, disk, &record, true);
+                        self.pool.state.disks().record_lost(now, disk, &record, true);
                     }
                 }
                 self.leases.remove(&loses);
@@ -393,7 +394,8 @@ impl Model {
             };
             assert!(self.disk.records.iter().any(|it| is_meant(&it)), "{name}: no such record");
         }
-        let counted = self.pool.state.list_disks().iter().map(|disk| disk.objects).sum::<u64>();
+        let disks = inventory.pool.disks.kept();
+        let counted = disks.map(|(_, disk)| disk.objects).sum::<u64>();
         assert_eq!(counted, copies);
     }
 

@@ -24,7 +24,7 @@ impl ClientCalls<'_> {
         for owner in owners {
             self.forget_client(now, owner, AbandonReason::Vanished);
         }
-        self.drop_recovered_disks();
+        self.disks().drop_recovered();
         self.puts().abandon_lost_writes();
         self.inventory.recovery.is_doubtful = false;
         count

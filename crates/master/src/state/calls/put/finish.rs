@@ -8,7 +8,7 @@ use crate::state::{
     calls::put::{AbandonReason, PutCalls, PutRef, write::Write},
     catalog::{annotations::Annotation, object::Flags},
     ids::{ObjectSlot, WriteSlot},
-    inventory::Inventory,
+    inventory::{Inventory, disks},
     lease::Timestamp,
     ledger::effect::Effect,
     options::RequestedPin,
@@ -247,7 +247,7 @@ impl PutCalls<'_> {
         }
         self.inventory.catalog.enqueue_hashed(slot, write.hash);
         self.inventory.log.emit_stored(&self.inventory.catalog, slot);
-        self.inventory.queue_offload(slot);
+        disks::queue_offload(self.inventory, slot);
     }
 
     /// Frees the memory of a removed put after `until`.
