@@ -31,7 +31,7 @@ use rustc_hash::FxHashMap;
 pub use self::{
     calls::{
         answers::{Answers, Begun, CallItem},
-        disks::{Confirmation, DiskCalls, Offload, Offloaded, RecordName},
+        disks::{Confirmation, DiskCalls, Offload, Offloaded, RecordName, disk_of},
         put::{Put, PutCalls, PutProgress, PutRef, PutStep, Started, UnfinishedPut},
         query::{Listing, ObjectSummary, PAGE_MAX, Page, Removal, Selector},
         reclaim::Pending,

@@ -79,7 +79,7 @@ impl<'a> StateGuard<'a> {
     }
 
     fn flush(&mut self) {
-        if self.state.as_mut().is_some_and(|state| state.take_offload_signal()) {
+        if self.state.as_mut().is_some_and(|state| state.log_mut().take_offload_signal()) {
             self.offload_signal.notify_waiters();
         }
         if let (Some(state), Some(events)) = (&mut self.state, self.events)

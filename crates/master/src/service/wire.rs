@@ -9,7 +9,7 @@ use smallvec::SmallVec;
 use super::check_name;
 use crate::state::{
     DiskPlace, DiskSpec, JobStatus, ObjectState, Place, PutOptions, SegmentSpec, SegmentStatus,
-    Selector, SoftPin, State, Tags, TaskKind, TaskStatus,
+    Selector, SoftPin, State, Tags, TaskKind, TaskStatus, disk_of,
 };
 
 /// The maximum number of replicas of one object.
@@ -53,7 +53,7 @@ impl SegmentTable {
 
     /// Converts the place of a copy on disk. The state must be locked since it returned the place.
     pub(super) fn disk_place(&mut self, state: &State, place: DiskPlace) -> v1::Place {
-        let spec = state.disk(place.disk);
+        let spec = disk_of(state, place.disk);
         let segment = self.index((spec.id, spec.incarnation), || disk_to_wire(spec));
         v1::Place { segment, offset: 0, length: 0, replica: place.replica.0 }
     }

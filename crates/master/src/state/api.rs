@@ -420,11 +420,6 @@ impl State {
         self.jobs.view(id)
     }
 
-    /// Returns the jobs that have not ended.
-    pub fn running_jobs(&self) -> usize {
-        self.jobs.running_count()
-    }
-
     /// Returns the newest unfinished put of the client that prevents a plain put of the key; `None`
     /// if there is none, or if the key has a readable value.
     ///

@@ -25,9 +25,16 @@ pub struct Log {
     pub(in crate::state) effects: Effects,
     pub(in crate::state) events: EventBuffer,
     pub(in crate::state) counters: Counters,
+    /// Objects wait for disks since the owners of disks were last told.
+    pub(in crate::state) has_offloads: bool,
 }
 
 impl Log {
+    /// Returns whether the owners of disks are to be told that objects wait for them. Returns it once.
+    pub fn take_offload_signal(&mut self) -> bool {
+        std::mem::take(&mut self.has_offloads)
+    }
+
     /// Returns the counts of events since the start.
     pub fn counters(&self) -> &Counters {
         &self.counters

@@ -52,7 +52,7 @@ pub(crate) fn random_request(simulator: &mut Simulator) -> Option<Call> {
         .flat_map(|process| &process.segments)
         .map(|s| s.name.clone())
         .collect();
-    let drains = simulator.host.state().map_or(0, |state| state.running_jobs());
+    let drains = simulator.host.state().map_or(0, |mut state| state.tasks().running_jobs());
     let target = simulator.random.pick(&names)?.clone();
     let source = simulator.random.pick(&names)?.clone();
     match simulator.random.below(1000) {

@@ -378,6 +378,7 @@ impl DiskCalls<'_> {
             self.inventory
                 .offloads
                 .push(disk, WaitingObject { object: slot, version: version.0, tries });
+            self.inventory.log.has_offloads = true;
         } else {
             self.inventory.log.counters.offloads_failed += 1;
         }
@@ -406,16 +407,6 @@ impl DiskCalls<'_> {
 }
 
 impl State {
-    /// Returns the disk of a [`DiskPlace`](crate::state::DiskPlace) of the last call.
-    pub fn disk(&self, disk: DiskSlot) -> &DiskSpec {
-        &self.inventory.pool.disks.at(disk).spec
-    }
-
-    /// Returns whether disks got something to write since the last call.
-    pub fn take_offload_signal(&mut self) -> bool {
-        self.inventory.offloads.take_woken()
-    }
-
     /// Returns the calls about disks.
     pub fn disks(&mut self) -> DiskCalls<'_> {
         DiskCalls { inventory: &mut self.inventory }
@@ -517,4 +508,9 @@ impl DiskCalls<'_> {
         *next = rest.unwrap_or(*next);
         rest.is_none()
     }
+}
+
+/// Returns the disk of a [`DiskPlace`](crate::state::DiskPlace) of the last call.
+pub fn disk_of(state: &State, disk: DiskSlot) -> &DiskSpec {
+    &state.inventory.pool.disks.at(disk).spec
 }

@@ -179,6 +179,11 @@ impl TaskCalls<'_> {
         (self.tasks.pending(), self.tasks.processing())
     }
 
+    /// Returns the drain jobs that have not ended.
+    pub fn running_jobs(&self) -> usize {
+        self.jobs.running_count()
+    }
+
     /// Returns whether the client should fetch tasks.
     pub fn has_tasks(&self, now: Moment, client: ClientId) -> bool {
         self.tasks.has_due(now, client)

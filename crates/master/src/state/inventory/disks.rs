@@ -23,8 +23,6 @@ pub(in crate::state) struct Offloads {
     by_disk: FxHashMap<DiskSlot, DiskOffloads>,
     /// Objects that wait, for all disks together.
     waiting: usize,
-    /// Disks that got something to write since the last look.
-    woken: bool,
 }
 
 #[derive(Debug, Default)]
@@ -50,15 +48,10 @@ impl Offloads {
         self.by_disk.get(&disk).map_or(0, |offloads| offloads.queue.len())
     }
 
-    /// Returns whether disks got something to write since the last call.
-    pub(in crate::state) fn take_woken(&mut self) -> bool {
-        std::mem::take(&mut self.woken)
-    }
-
+    /// Lets an object wait for the disk.
     pub(in crate::state) fn push(&mut self, disk: DiskSlot, waiting: WaitingObject) {
         self.by_disk.entry(disk).or_default().queue.push_back(waiting);
         self.waiting += 1;
-        self.woken = true;
     }
 
     /// Takes the object that has waited longest for the disk.
@@ -250,5 +243,6 @@ pub(in crate::state) fn queue_offload(inventory: &mut Inventory, slot: ObjectSlo
         .max_by_key(|(_, disk)| (disk.host == *host, disk.spec.capacity.saturating_sub(disk.used)));
     if let Some((disk, _)) = best {
         inventory.offloads.push(disk, WaitingObject { object: slot, version, tries: 0 });
+        inventory.log.has_offloads = true;
     }
 }

@@ -58,7 +58,7 @@ pub struct LocatedObject {
 /// A copy on disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct DiskPlace {
-    /// The disk; call [`State::disk`](crate::state::State::disk) before the state changes.
+    /// The disk; call [`disk_of`](crate::state::disk_of) before the state changes.
     pub disk: DiskSlot,
     /// Id of the replica.
     pub replica: ReplicaId,

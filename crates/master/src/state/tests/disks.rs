@@ -99,7 +99,7 @@ fn evicted_object_stays_readable_from_disk() {
     let found = pool.locate("k", false, true).unwrap();
     assert_eq!((found.places.len(), found.version), (0, version));
     let place = found.disk.unwrap();
-    assert_eq!(pool.state.disk(place.disk), &disk(1));
+    assert_eq!(disk_of(&pool.state, place.disk), &disk(1));
     assert!(pool.state.verify(&pool.tenant, b"k", version, place.replica));
     assert!(pool.exists("k"));
     assert_eq!(pool.list(Selector::All, None, 9).0, ["k"]);

@@ -720,7 +720,7 @@ proptest! {
         let totals = model.pool.state.totals();
         prop_assert_eq!((totals.keys, totals.used, totals.soft_pinned_keys), (0, 0, 0));
         prop_assert_eq!(model.pool.state.tasks().tasks_underway(), (0, 0));
-        prop_assert_eq!(model.pool.state.running_jobs(), 0);
+        prop_assert_eq!(model.pool.state.tasks().running_jobs(), 0);
         prop_assert_eq!(model.pool.state.inventory.catalog.queue.parked_bytes, 0);
     }
 }
