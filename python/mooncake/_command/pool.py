@@ -349,13 +349,14 @@ def add_segments_options(parser: argparse.ArgumentParser) -> None:
 
 
 def segments(options: argparse.Namespace) -> int:
-    """List the memory that processes lend.
+    """List the memory that processes lend, and their disks.
 
     Returns:
         0.
     """
     with joined(options) as store:
         found, states, lending = store.segments(), _states(_details(store)), lending_line(store)
+        disks = _disks(store)
     found.sort(key=_SEGMENT_ORDER[options.sort])
     if options.is_json:
         print_json(_segments_json(found, states))
@@ -364,7 +365,37 @@ def segments(options: argparse.Namespace) -> int:
     else:
         text = f"no process lends memory to the pool\n  hint: Start `{lending}`."
         print(f"mooncake: {text}", file=sys.stderr)
+    if disks and not options.is_json:
+        print()
+        _print_disks(disks)
     return 0
+
+
+def _disks(store: Store) -> list[dict[str, Any]]:
+    """Return what the admin port says about disks; nothing without one."""
+    try:
+        seen = admin.fetch(admin.address_of_pool(store), "/api/v1/disks")
+    except CommandError:
+        return []
+    found: list[dict[str, Any]] = seen["disks"] if seen else []
+    return found
+
+
+def _print_disks(found: list[dict[str, Any]]) -> None:
+    rows = [
+        (
+            disk["name"],
+            format_bytes(disk["used_bytes"]),
+            format_bytes(disk["capacity_bytes"]),
+            f"{disk['used_bytes'] / max(disk['capacity_bytes'], 1):.0%}",
+            f"{disk['objects']}",
+            f"{disk['waiting_objects']}",
+            "yes" if disk["is_readable"] else "no, nobody has it open",
+        )
+        for disk in found
+    ]
+    head = ("DISK OF", "USED", "OF", "", "OBJECTS", "WAITING", "READABLE")
+    print("\n".join(table(head, rows, right=(1, 2, 3, 4, 5))))
 
 
 def _states(details: list[dict[str, Any]]) -> dict[str, str]:

@@ -10,7 +10,7 @@ use mooncake_proto::calls::Method;
 use serde_json::{Value, json};
 
 use super::{
-    AdminContext,
+    AdminContext, disks,
     history::{STEP, now_ms},
     json_reply, parameter,
     segments::{SegmentRow, status_name},
@@ -72,7 +72,10 @@ fn overview(service: &Service) -> Value {
             "keys": t.keys, "soft_pinned_keys": t.soft_pinned_keys,
             "clients": t.clients, "segments": t.segments,
         },
-        "reads": {"gets": traffic.gets, "hits": traffic.hits, "hit_bytes": traffic.hit_bytes},
+        "reads": {
+            "gets": traffic.gets, "hits": traffic.hits, "hit_bytes": traffic.hit_bytes,
+            "disk_hits": traffic.disk_hits, "disk_hit_bytes": traffic.disk_hit_bytes,
+        },
         "sizes": {"bounds": SIZE_BOUNDS, "counts": traffic.sizes},
         "evictions": {
             "attempted": c.evictions_attempted, "succeeded": c.evictions_succeeded,
@@ -84,6 +87,7 @@ fn overview(service: &Service) -> Value {
         },
         "clients_expired": c.clients_expired,
         "segments": segments(service),
+        "disks": disks::rows(service),
         "clients": clients(service),
         "calls": calls(service),
         "call_times": call_times(service),
