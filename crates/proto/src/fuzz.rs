@@ -15,6 +15,7 @@ use crate::{
         client_greeting, decode, encode,
     },
     native_token::{Challenge, ClientProof},
+    records::{LoadRecords, Loaded, RecordAnswer, RecordCall, RecordsLoaded, ReleaseRecords},
     v1::{self, request::Call, response::Call as Answer},
 };
 
@@ -22,7 +23,7 @@ use crate::{
 const LIMIT: usize = 1 << 10;
 
 /// The field numbers of all calls, and one number that is not a call.
-const CALLS: [std::ops::RangeInclusive<u32>; 3] = [1..=16, 30..=41, 100..=101];
+const CALLS: [std::ops::RangeInclusive<u32>; 3] = [1..=16, 30..=46, 100..=101];
 
 /// The outcome of a byte stream: the messages before the first malformed frame, and how it ended.
 struct Decoded<M> {
@@ -304,7 +305,61 @@ fn client_greetings() -> Target {
     Target { name: "native greeting of a client", seeds: vec![client_greeting().to_vec()], run }
 }
 
+/// Calls of readers of records, as the owner of a disk decodes and checks them.
+fn record_calls() -> Target {
+    let record = crate::columns::Record { tenant: "t", key: b"key", version: 3, length: 1 << 20 };
+    let load = LoadRecords {
+        disk: vec![1; 16],
+        records: Some(v1::RecordColumns::pack([record, record])),
+        offsets: vec![0, u64::MAX - (1 << 20)],
+        wait_ms: 100,
+    };
+    let seeds = [
+        RecordCall { load: Some(load), release: None },
+        RecordCall { load: None, release: Some(ReleaseRecords { lease: u64::MAX }) },
+    ];
+    let run = |bytes: &[u8]| {
+        let decoded = decode_twice::<RecordCall>(bytes, LIMIT);
+        let wanted = decoded.messages.iter().map(|call| {
+            let wanted = call.load.as_ref().map(LoadRecords::read)?.ok()?;
+            assert!(wanted.iter().all(|one| one.offset.checked_add(one.length).is_some()));
+            Some(wanted.len())
+        });
+        outcome((wanted.collect::<Vec<_>>(), decoded.has_failed, decoded.left == 0))
+    };
+    Target { name: "call of a reader of records", seeds: seeds.iter().map(frame).collect(), run }
+}
+
+/// Answers of the owner of a disk, as readers decode them.
+fn record_answers() -> Target {
+    let loaded = RecordsLoaded {
+        lease: 1,
+        endpoint: "host:1".to_owned(),
+        outcomes: vec![Loaded::Good as i32, Loaded::Later as i32],
+        addresses: vec![1 << 40, 0],
+    };
+    let seeds = [RecordAnswer { loaded: Some(loaded), ..Default::default() }];
+    let run = |bytes: &[u8]| {
+        let decoded = decode_twice::<RecordAnswer>(bytes, LIMIT);
+        let loaded = decoded.messages.iter().map(|answer| {
+            let read = answer.loaded.as_ref()?.read(2).ok()?;
+            assert_eq!(read.len(), 2);
+            Some(read[0].0)
+        });
+        outcome((loaded.collect::<Vec<_>>(), decoded.has_failed, decoded.left == 0))
+    };
+    Target { name: "answer of an owner of records", seeds: seeds.iter().map(frame).collect(), run }
+}
+
 #[test]
 fn native_frames_never_panic_and_round_trip() {
-    check(&[requests(), responses(), server_greetings(), client_proofs(), client_greetings()]);
+    check(&[
+        requests(),
+        responses(),
+        server_greetings(),
+        client_proofs(),
+        client_greetings(),
+        record_calls(),
+        record_answers(),
+    ]);
 }

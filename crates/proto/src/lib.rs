@@ -6,7 +6,8 @@
 //! items and keys. [`columns`] is the encoding of batches.
 //! [`native_frame`] is the codec of the native protocol, without I/O, [`native_token`] the proof of a
 //! token in its greeting. [`decode_limits`] bounds the
-//! memory of decoded messages. [`convert`] converts wire types to the checked types of
+//! memory of decoded messages. [`records`] holds the messages between clients about records on disk.
+//! [`convert`] converts wire types to the checked types of
 //! `mooncake-base` and back.
 #![warn(missing_docs)]
 
@@ -21,6 +22,7 @@ pub mod grpc;
 pub mod items;
 pub mod native_frame;
 pub mod native_token;
+pub mod records;
 
 /// The generated messages, and with the feature `grpc` the service.
 pub mod v1 {

@@ -130,6 +130,11 @@ impl Engine {
         self.inner.rpc.port.expect("it was made with a port")
     }
 
+    /// The host that peers are told to come to.
+    pub fn host(&self) -> &str {
+        &self.inner.rpc.host
+    }
+
     /// The table of registered memory.
     pub fn regions(&self) -> Registry<'_> {
         Registry { inner: &self.inner }

@@ -49,7 +49,7 @@ pub use metrics::{
 pub use path::{peer::Peer, selection::PathMeasurement};
 pub use token::Token;
 pub use topology::Topology;
-pub use transfer_entry::{LocalRange, Opcode, RemoteRange, TransferEntry};
+pub use transfer_entry::{LocalRange, Opcode, Ownership, RemoteRange, TransferEntry};
 pub use transport::{Capability, Path, RemoteMemory, TimeLimits, Transport};
 pub use transport_kind::TransportKind;
 
