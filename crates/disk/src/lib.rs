@@ -9,7 +9,7 @@
 //! It is a cache: no write waits for the device, and a loss of power may lose what is not sealed.
 //! Bytes are returned only if the record at their place names the tenant, key and version that were
 //! asked for, and if every checksum holds. The crate knows nothing of masters, messages or memory of
-//! engines. The store does not use it yet.
+//! engines.
 //!
 //! In reading order: [`format`](mod@format) (bytes, without I/O), [`file_system`] (the seam below),
 //! [`directory`] (identity and lock), [`extent`] (one file), `index` (what lies where), `memory` (what

@@ -4,6 +4,7 @@ mod bytes;
 mod checksum;
 mod heartbeat;
 mod mount;
+mod offload;
 mod put;
 mod query;
 mod read;
@@ -34,6 +35,7 @@ use self::{
 };
 use crate::{
     config::ClientConfig,
+    disk::Disks,
     http::{Health, HttpServer, Pages},
     lifetime::Lifetime,
     link::MasterLink,
@@ -70,6 +72,7 @@ struct ClientInner {
     rpc: Arc<MasterRpc>,
     session: ClientSession,
     transfers: Transfers,
+    disks: Disks,
     task_worker: TaskWorker,
     /// Also knows the name that the client's segments carry.
     lifetime: Arc<Lifetime>,
@@ -107,6 +110,7 @@ impl Client {
             RetryPatience { time: config.retry_patience, awaits_connection: config.awaits_master };
         let times = (config.rpc_timeout, patience);
         let rpc = MasterRpc::new(link, (id, tenant), times, &lifetime, &metrics);
+        let disks = Disks::open(&config, &engine, &metrics)?;
         let (config, rpc) = (Arc::new(config), Arc::new(rpc));
         let session = ClientSession::new(&config, engine.clone(), &rpc, &lifetime);
         let inner = Arc::new(ClientInner {
@@ -116,6 +120,7 @@ impl Client {
             rpc,
             session,
             transfers,
+            disks,
             task_worker: TaskWorker::default(),
             lifetime,
             metrics,
@@ -130,6 +135,7 @@ impl Client {
         if segment_bytes > 0 {
             client.mount(segment_bytes)?;
         }
+        offload::start(&client.inner)?;
         Ok(client)
     }
 
@@ -205,8 +211,8 @@ impl Client {
     }
 
     /// Leaves the pool: unregisters from the master if the master answers quickly, and returns the
-    /// mounted memory to the system. Takes less than half a second, even if the master is dead.
-    /// Idempotent.
+    /// mounted memory to the system. Takes less than half a second, even if the master is dead; with
+    /// directories of records, until their last records have reached the devices. Idempotent.
     pub fn close(&self) {
         self.inner.close();
     }
@@ -259,11 +265,14 @@ impl ClientInner {
         if !self.lifetime.close() {
             return;
         }
-        self.session.unregister(SystemClock.now() + UNREGISTER_TIMEOUT);
+        let deadline = SystemClock.now() + UNREGISTER_TIMEOUT;
+        offload::unmount_all(self, deadline);
+        self.session.unregister(deadline);
         self.rpc.close();
         let until = SystemClock.now() + JOIN_TIMEOUT;
         self.lifetime.await_heartbeat_end(until);
         self.join_worker(until);
         free_in_background(self.session.segments().take_all());
+        self.disks.close();
     }
 }

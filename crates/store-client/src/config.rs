@@ -1,6 +1,6 @@
 //! Settings of a client and its link.
 
-use std::time::Duration;
+use std::{path::PathBuf, time::Duration};
 
 use mooncake_base::{ByteSize, TenantId, Token};
 
@@ -15,9 +15,16 @@ pub struct ClientConfig {
     /// tenants, where all callers share one namespace of keys. If not, it logs a warning. Default:
     /// yes.
     pub refuses_ignored_tenant: bool,
-    /// Whether the application asked for the SSD tier, which does not exist yet: the master counts
-    /// the evicted objects that would have been written to it. Default: no.
+    /// Whether the application asked for the SSD tier. Default: no.
     pub wants_offload: bool,
+    /// The directories in which the client keeps copies of objects for the pool. Default: none.
+    pub disks: Vec<DiskConfig>,
+    /// The memory through which records of these directories go to readers, at least 64 MiB; taken
+    /// from the system when records are read. Default: 1.25 GiB.
+    pub disk_staging_bytes: u64,
+    /// The token of the pool, which the owners of directories and their readers prove to each other.
+    /// Default: none.
+    pub disk_token: Option<Token>,
     /// Memory lent to the pool. Default: 0, none.
     pub segment_bytes: u64,
     /// Largest single segment; more memory is split into several. Default: 1 TiB.
@@ -50,6 +57,17 @@ pub struct ClientConfig {
     pub metrics: MetricsConfig,
 }
 
+/// A directory that keeps copies of objects.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DiskConfig {
+    /// The directory, which is made if it does not exist.
+    pub path: PathBuf,
+    /// The bytes that it may take; `None`: 90 % of what is free, and what it takes already.
+    pub capacity: Option<u64>,
+    /// Whether it is read through io_uring or by threads; `None`: whatever works, the ring first.
+    pub uses_ring: Option<bool>,
+}
+
 /// Settings of a client's metrics output.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MetricsConfig {
@@ -73,6 +91,9 @@ impl Default for ClientConfig {
             tenant: TenantId::default(),
             refuses_ignored_tenant: true,
             wants_offload: false,
+            disks: Vec::new(),
+            disk_staging_bytes: 1_342_177_280,
+            disk_token: None,
             segment_bytes: 0,
             segment_bytes_max: ByteSize::gib(1024).bytes(),
             rpc_timeout: Duration::from_secs(30),

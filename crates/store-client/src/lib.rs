@@ -3,12 +3,13 @@
 //! In reading order: [`store`] (the simple API), [`client`] (the full API, with batches and
 //! caller-owned memory), [`object`], [`Grid`] and [`task`] (arguments and results of calls), [`config`],
 //! [`link`] (connections to the master), [`protocol`] (the client's decisions), [`metrics`], [`http`],
-//! [`address`] (choice of this host's own address).
+//! `disk` (directories of copies), [`address`] (choice of this host's own address).
 #![warn(missing_docs)]
 
 pub mod address;
 pub mod client;
 pub mod config;
+mod disk;
 mod fences;
 mod grid;
 pub mod http;
@@ -25,7 +26,7 @@ pub mod task;
 mod transfer;
 
 pub use client::{Client, GridsRead, PartOutcomes, Reservation, Sessions, Write};
-pub use config::{ClientConfig, LinkConfig, MetricsConfig};
+pub use config::{ClientConfig, DiskConfig, LinkConfig, MetricsConfig};
 pub use grid::{Grid, GridDimension};
 pub use http::HttpServer;
 pub use link::{CallFailure, DaemonGreeting, DaemonLink, InProcessLink, MasterLink, SocketLink};

@@ -2,6 +2,7 @@
 //!
 //! Counting costs a few relaxed atomic additions. A lock is taken only when a transfer fails.
 
+pub(crate) mod disk;
 mod text;
 
 use std::{
@@ -14,6 +15,9 @@ pub use mooncake_base::histogram::Latency;
 use mooncake_base::{histogram::Histogram, sync::Mutex};
 use mooncake_proto::calls::Method;
 use mooncake_transfer_engine::{Opcode, TransportKind};
+
+use self::disk::DiskCounters;
+pub use self::disk::{DiskCount, DiskMetrics};
 
 /// Maximum number of peers counted by name.
 const PEERS_MAX: usize = 256;
@@ -71,7 +75,7 @@ impl Operation {
 #[derive(Debug, Default)]
 pub(crate) struct Metrics {
     operations: [OperationCounters; Operation::ALL.len()],
-    calls: [CallCounters; Method::ALL.len()],
+    calls: CallTable,
     transfers: [Histogram; 4],
     copies: [TransportCounters; KINDS.len()],
     hits: AtomicU64,
@@ -81,6 +85,7 @@ pub(crate) struct Metrics {
     skipped_copies: AtomicU64,
     lost_copies: AtomicU64,
     peer_errors: Mutex<BTreeMap<String, u64>>,
+    disk: DiskCounters,
 }
 
 #[derive(Debug, Default)]
@@ -89,6 +94,16 @@ struct OperationCounters {
     done: AtomicU64,
     failed: AtomicU64,
     bytes: AtomicU64,
+}
+
+/// The calls by their numbers.
+#[derive(Debug)]
+struct CallTable([CallCounters; Method::ALL.len()]);
+
+impl Default for CallTable {
+    fn default() -> Self {
+        Self(std::array::from_fn(|_| CallCounters::default()))
+    }
 }
 
 #[derive(Debug, Default)]
@@ -146,6 +161,8 @@ pub struct MetricsSnapshot {
     pub by_transport: BTreeMap<&'static str, TransportCount>,
     /// Failed transfers by peer endpoint; only the first 256 peers.
     pub peer_errors: BTreeMap<String, u64>,
+    /// Copies on disk.
+    pub disk: DiskMetrics,
 }
 
 /// Number of items and bytes.
@@ -242,7 +259,7 @@ impl Metrics {
     }
 
     pub(crate) fn count_call(&self, method: Method, is_done: bool, took: Duration) {
-        let row = &self.calls[method as usize];
+        let row = &self.calls.0[method as usize];
         row.latency.record(took);
         add(&row.failed, u64::from(!is_done));
     }
@@ -291,6 +308,11 @@ impl Metrics {
         add(&row.failed, totals.failed);
     }
 
+    /// Returns the counters of copies on disk.
+    pub(crate) const fn disk(&self) -> &DiskCounters {
+        &self.disk
+    }
+
     pub(crate) fn count_peer_error(&self, endpoint: &str) {
         let mut errors = self.peer_errors.lock();
         if let Some(count) = errors.get_mut(endpoint) {
@@ -309,6 +331,7 @@ impl Metrics {
             skipped_copies: read(&self.skipped_copies),
             lost_copies: read(&self.lost_copies),
             peer_errors: self.peer_errors.lock().clone(),
+            disk: self.disk.snapshot(),
             ..MetricsSnapshot::default()
         };
         for (operation, row) in Operation::ALL.iter().zip(&self.operations) {
@@ -323,7 +346,7 @@ impl Metrics {
             let count = OperationCount { is_read, objects, latency };
             snapshot.operations.insert(operation.name(), count);
         }
-        for (method, row) in Method::ALL.into_iter().zip(&self.calls) {
+        for (method, row) in Method::ALL.into_iter().zip(&self.calls.0) {
             let count = CallCount { failed: read(&row.failed), latency: row.latency.snapshot() };
             let calls = count.latency.count();
             if calls > 0 {

@@ -175,6 +175,9 @@ pub struct SegmentInfo {
     pub length: u64,
     /// `tcp`, `rdma`, …
     pub protocol: String,
+    /// Whether it is a directory of records: the endpoint is then that of a record server, and places
+    /// have no address.
+    pub is_disk: bool,
 }
 
 /// A segment and its usage.

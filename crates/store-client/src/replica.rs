@@ -58,18 +58,22 @@ impl ReplicaSelector {
     }
 
     /// Returns the order in which the replicas of an object are tried: this process first, then by
-    /// expected latency; suspected peers come last. Equally good replicas rotate, so that reads
+    /// expected latency; copies on disk come after those in memory, and suspected peers last. Equally good replicas rotate, so that reads
     /// spread over them.
     pub(crate) fn order(&self, places: &[Place], bytes: u64, now: Moment) -> SmallVec<[usize; 1]> {
         let ranks = places.iter().map(|place| {
             let endpoint = place.segment.endpoint.as_str();
-            let is_elsewhere = endpoint != self.own_endpoint;
+            let is_on_disk = place.segment.is_disk;
+            let is_elsewhere = match is_on_disk {
+                true => place.segment.name != self.own_name,
+                false => endpoint != self.own_endpoint,
+            };
             let expected = match is_elsewhere {
                 true => self.expected_latency(endpoint, (Opcode::Read, bytes), now),
                 false => Duration::ZERO,
             };
             let is_suspected = self.suspected.is_suspected(endpoint, now);
-            ReplicaRank { is_suspected, is_elsewhere, expected }
+            ReplicaRank { is_suspected, is_on_disk, is_elsewhere, expected }
         });
         let turn = match places.len() {
             0 | 1 => 0,
@@ -117,6 +121,7 @@ mod tests {
             base: 0,
             length: 1 << 20,
             protocol: "tcp".to_owned(),
+            is_disk: false,
         });
         Place { segment, offset: 0, length: 1, replica: ReplicaId(1) }
     }

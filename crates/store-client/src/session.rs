@@ -86,6 +86,14 @@ impl ClientSession {
         self.state.lock().registrations()
     }
 
+    /// Returns the tenant that the master keeps the objects of this client under.
+    pub(crate) fn tenant(&self) -> TenantId {
+        match self.state.lock().ignores_tenants() {
+            true => TenantId::default(),
+            false => self.config.tenant.clone(),
+        }
+    }
+
     /// Locks the announcement of segments.
     pub(crate) fn lock_announcements(&self, deadline: Moment) -> Result<TimedMutexGuard<'_, ()>> {
         self.lifetime.check_open()?;

@@ -405,6 +405,7 @@ mod tests {
             base: 0,
             length: 1 << 20,
             protocol: "tcp".to_owned(),
+            is_disk: false,
         })
     }
 

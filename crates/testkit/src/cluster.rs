@@ -107,7 +107,8 @@ impl Cluster {
         let token = self.settings.master.rpc_token.clone();
         let to_master = LinkConfig { token, ..LinkConfig::default() };
         let link = SocketLink::new(&self.address.to_string(), to_master)?;
-        self.join_by(config, Arc::new(link))
+        let disk_token = self.settings.master.rpc_token.clone();
+        self.join_by(ClientConfig { disk_token, ..config }, Arc::new(link))
     }
 
     /// Starts a node with its own link to the master. Its client stores and verifies checksums.

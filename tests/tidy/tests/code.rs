@@ -77,6 +77,7 @@ const UNSAFE: &[(&str, &str)] = &[
     ("crates/transfer-engine/examples/", "lends buffers of the example"),
     ("crates/transfer-tools/src/bench/worker.rs", "lends its own memory to transfers"),
     ("crates/store-client/src/client/bytes.rs", "lends the caller's slices to transfers"),
+    ("crates/store-client/src/disk/lent_memory.rs", "names memory that disks read into"),
     ("crates/testkit/src/cluster.rs", "lends buffers of the tests"),
     ("benches/programs/one_way.rs", "lends memory of the program to messages"),
     ("crates/collective/src/memory.rs", "reads and writes memory of callers"),

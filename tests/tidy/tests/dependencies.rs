@@ -18,7 +18,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("rdma", &["base", "verbs"]),
     ("transfer-engine", &["base", "os", "rdma", "verbs"]),
     ("master", &["base", "os", "http", "cli", "proto"]),
-    ("store-client", &["base", "os", "http", "proto", "transfer-engine"]),
+    ("store-client", &["base", "os", "http", "proto", "disk", "transfer-engine"]),
     ("settings", &["base", "store-client", "transfer-engine"]),
     ("transfer-tools", &["base", "cli", "os", "settings", "transfer-engine"]),
     (

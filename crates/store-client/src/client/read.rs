@@ -2,6 +2,7 @@
 //! peer and one call to the master for all objects of a step.
 
 pub(super) mod destination;
+mod disk;
 pub(super) mod locate;
 pub(super) mod ranges;
 
@@ -14,6 +15,7 @@ use mooncake_transfer_engine::{LocalRange, Opcode, TimeLimits, TransferEntry};
 
 use self::{
     destination::{Layout, layout},
+    disk::DiskReader,
     locate::Grants,
 };
 use super::{
@@ -23,7 +25,7 @@ use super::{
 };
 use crate::{
     metrics::{Operation, OutcomeTotals},
-    object::{Located, Read, Span},
+    object::{Located, Read, SegmentInfo, Span},
     protocol::{ReadExtent, ReadObjects, ReadReplica, ReadSource, ReadStep},
     rpc::{batch, response},
     transfer::Jobs,
@@ -138,7 +140,8 @@ impl ClientInner {
         };
         let replica = |place: usize| {
             let found = &located.places[place];
-            ReadReplica { place, replica: found.replica, segment: found.segment.id }
+            let SegmentInfo { id, is_disk, .. } = *found.segment;
+            ReadReplica { place, replica: found.replica, segment: id, is_on_disk: is_disk }
         };
         ReadSource {
             version: located.version,
@@ -165,6 +168,11 @@ impl ClientInner {
         limits: TimeLimits,
         begin: Moment,
     ) -> Moment {
+        let is_on_disk =
+            |&(at, place): &(usize, usize)| targets[at].located.places[place].segment.is_disk;
+        if reads.iter().any(is_on_disk) {
+            return self.transfer_step_with_disks(objects, targets, reads, limits, begin);
+        }
         let round_size = RoundSize::new(self.config.round_bytes);
         if round_size.is_exceeded_by(reads.iter().map(|&(at, _)| targets[at].length)) {
             let outcomes = self.read_in_rounds(objects, targets, reads, round_size, limits);
@@ -176,6 +184,27 @@ impl ClientInner {
         }
         self.transfers.run(Opcode::Read, &mut jobs, limits);
         self.end_step(objects, reads, jobs.finish(), begin)
+    }
+
+    /// Like [`Self::transfer_step`], where some of the replicas are on disk: those in memory first.
+    fn transfer_step_with_disks(
+        &self,
+        objects: &mut ReadObjects,
+        targets: &[Target<'_>],
+        reads: &[(usize, usize)],
+        limits: TimeLimits,
+        begin: Moment,
+    ) -> Moment {
+        let (on_disk, in_memory): (Vec<_>, Vec<_>) = reads
+            .iter()
+            .partition(|&&(at, place)| targets[at].located.places[place].segment.is_disk);
+        let begin = match in_memory.is_empty() {
+            true => begin,
+            false => self.transfer_step(objects, targets, &in_memory, limits, begin),
+        };
+        let reader = DiskReader { client: self, targets, reads: &on_disk };
+        let outcomes = reader.read(objects, limits);
+        self.end_step(objects, &on_disk, outcomes, begin)
     }
 
     /// Reports the outcomes of reads and returns the time.

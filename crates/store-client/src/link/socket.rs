@@ -29,6 +29,9 @@ const TRUSTED_IDLE_MAX: Duration = Duration::from_millis(100);
 /// which passes on the heartbeats of many dummy clients, has several.
 const CONNECTIONS_PER_HEARTBEAT: usize = 16;
 
+/// Maximum number of connections for calls that wait at the master, one for each directory.
+const WAITING_CONNECTIONS_MAX: usize = 64;
+
 /// What the first call over a connection says in place of the address of the caller.
 const RELAYED: &str = "relayed";
 
@@ -40,6 +43,8 @@ pub struct SocketLink {
     pool: Pool,
     /// The connections of heartbeats, which must not wait for calls that hang.
     heartbeats: Pool,
+    /// The connections of calls that the master holds until it has something to say.
+    waiting: Pool,
     circuit: Mutex<Circuit>,
     generation: u64,
 }
@@ -59,6 +64,7 @@ impl SocketLink {
             address,
             pool: Pool::new(config.connections_max),
             heartbeats: Pool::new(config.connections_max / CONNECTIONS_PER_HEARTBEAT),
+            waiting: Pool::new(WAITING_CONNECTIONS_MAX),
             config,
             circuit: Mutex::default(),
             generation: fork::generation(),
@@ -100,6 +106,7 @@ impl SocketLink {
     fn pool_of(&self, request: &v1::Request) -> &Pool {
         match &request.call {
             Some(Call::Heartbeat(_)) => &self.heartbeats,
+            Some(Call::FetchOffloads(_)) => &self.waiting,
             _ => &self.pool,
         }
     }
@@ -107,6 +114,7 @@ impl SocketLink {
     fn drop_idle(&self) {
         self.pool.drop_idle();
         self.heartbeats.drop_idle();
+        self.waiting.drop_idle();
     }
 
     /// Makes one attempt.
@@ -215,6 +223,7 @@ impl MasterLink for SocketLink {
         if !fork::is_forked_since(self.generation) {
             self.pool.close();
             self.heartbeats.close();
+            self.waiting.close();
         }
     }
 }

@@ -9,17 +9,7 @@ use mooncake_base::exposition::Exposition;
 use super::{Count, Latency, MetricsSnapshot};
 use crate::config::MetricsConfig;
 
-/// Disk tier counters of upstream. Always zero, since there is no disk tier.
-const DISK_COUNTERS: [&str; 6] = [
-    "mooncake_ssd_read_bytes_total",
-    "mooncake_ssd_write_bytes_total",
-    "mooncake_ssd_total_bytes_total",
-    "mooncake_ssd_read_ops_total",
-    "mooncake_ssd_write_ops_total",
-    "mooncake_ssd_total_ops_total",
-];
-
-type Labels<'a> = [(&'a str, &'a str)];
+pub(super) type Labels<'a> = [(&'a str, &'a str)];
 
 impl MetricsSnapshot {
     /// Returns the counters in the Prometheus text format. A non-empty `cluster` becomes a label of
@@ -39,14 +29,13 @@ impl MetricsSnapshot {
             self.add_transfers(&mut out, &labels);
             self.add_operations(&mut out, &labels);
             self.add_calls(&mut out, &labels);
-            for name in DISK_COUNTERS {
-                counter(&mut out, name, "Always zero: there is no disk tier.", &labels, 0);
-            }
+            self.disk.add_upstream(&mut out, &labels);
         }
         self.add_own_operations(&mut out, &labels);
         self.add_durations(&mut out, &labels);
         self.add_copies(&mut out, &labels);
         self.add_peers(&mut out, &labels);
+        self.disk.add_own(&mut out, &labels);
         out
     }
 
@@ -227,12 +216,18 @@ impl MetricsSnapshot {
     }
 }
 
-fn counter(out: &mut Exposition, name: &str, help: &str, labels: &Labels<'_>, value: u64) {
+pub(super) fn counter(
+    out: &mut Exposition,
+    name: &str,
+    help: &str,
+    labels: &Labels<'_>,
+    value: u64,
+) {
     out.head(name, "counter", help);
     out.sample(name, labels, value);
 }
 
-fn histogram(out: &mut Exposition, name: &str, labels: &Labels<'_>, latency: &Latency) {
+pub(super) fn histogram(out: &mut Exposition, name: &str, labels: &Labels<'_>, latency: &Latency) {
     out.histogram(name, labels, latency.octaves(), latency.sum().as_micros());
 }
 

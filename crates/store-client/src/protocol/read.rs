@@ -2,7 +2,8 @@
 //! and when a read is given up. Works on the objects of one batch, by their numbers.
 //!
 //! Bytes count if the memory belonged to the object during the whole transfer: the transfer ended
-//! within the fence, or the master confirms afterwards that the replica still exists.
+//! within the fence, or the master confirms afterwards that the replica still exists. Records on disk
+//! name their version, and need neither.
 
 use std::time::Duration;
 
@@ -58,6 +59,9 @@ pub struct ReadReplica {
     pub replica: ReplicaId,
     /// The segment that holds it.
     pub segment: SegmentId,
+    /// Whether it is a record on disk. Who reads such a record compares its version and checksums, so
+    /// that its bytes count whenever they arrive.
+    pub is_on_disk: bool,
 }
 
 /// The bytes of an object that are read.
@@ -169,7 +173,8 @@ impl ReadObjects {
         let (stall, deadline) = (self.stall, self.deadline);
         let read = &mut self.objects[object];
         let Err(error) = outcome else {
-            read.state = match read.source.fence_end.has_passed(now) {
+            let has_fence = !read.source.replicas[read.current].is_on_disk;
+            read.state = match has_fence && read.source.fence_end.has_passed(now) {
                 true => ReadState::Late,
                 false => read.state_of_current_bytes(),
             };
@@ -404,7 +409,7 @@ mod tests {
     fn source(version: u64, replicas: &[u64]) -> ReadSource {
         let replica = |(place, &id): (usize, &u64)| {
             let segment = SegmentId::from_bytes(&u128::from(id).to_be_bytes()).unwrap();
-            ReadReplica { place, replica: ReplicaId(id), segment }
+            ReadReplica { place, replica: ReplicaId(id), segment, is_on_disk: false }
         };
         ReadSource {
             version: Version(version),
@@ -472,6 +477,19 @@ mod tests {
         objects.verified(1, Ok(false));
         assert_eq!(objects.next_step(FENCE_END), ReadStep::Done, "located again only once");
         assert_eq!(codes(objects), [None, Some(ErrorCode::LEASE_EXPIRED)]);
+    }
+
+    #[test]
+    fn record_on_disk_counts_past_the_fence() {
+        let mut on_disk = source(1, &[4, 5]);
+        on_disk.replicas[1].is_on_disk = true;
+        let mut objects = reading([on_disk]);
+        objects.next_step(START);
+        objects.transferred(0, broken(), FENCE_END);
+        assert_eq!(objects.next_step(FENCE_END), transfer(&[(0, 1)], Some(1)));
+        objects.transferred(0, Ok(()), FENCE_END);
+        assert_eq!(objects.next_step(FENCE_END), ReadStep::Done);
+        assert_eq!(codes(objects), [None]);
     }
 
     #[test]

@@ -12,6 +12,8 @@ const LATENCY_NOISE: Duration = Duration::from_micros(10);
 pub struct ReplicaRank {
     /// Its holder has failed a short time ago.
     pub is_suspected: bool,
+    /// It is a record on disk.
+    pub is_on_disk: bool,
     /// It is in another process.
     pub is_elsewhere: bool,
     /// The expected duration of the read.
@@ -22,8 +24,8 @@ impl ReplicaRank {
     /// Returns whether it makes no clear difference which of the two is read, `best` being the
     /// better one.
     fn is_about_as_good_as(&self, best: &Self) -> bool {
-        (self.is_suspected, self.is_elsewhere) == (best.is_suspected, best.is_elsewhere)
-            && self.expected <= best.expected * 2 + LATENCY_NOISE
+        let class = |rank: &Self| (rank.is_suspected, rank.is_on_disk, rank.is_elsewhere);
+        class(self) == class(best) && self.expected <= best.expected * 2 + LATENCY_NOISE
     }
 }
 
@@ -54,6 +56,7 @@ mod tests {
     fn replicas_about_as_good_as_the_best_take_turns() {
         let rank = |is_elsewhere, micros| ReplicaRank {
             is_suspected: false,
+            is_on_disk: false,
             is_elsewhere,
             expected: Duration::from_micros(micros),
         };
@@ -75,6 +78,7 @@ mod tests {
     fn suspected_holder_is_asked_last() {
         let rank = |is_suspected| ReplicaRank {
             is_suspected,
+            is_on_disk: false,
             is_elsewhere: !is_suspected,
             expected: Duration::ZERO,
         };

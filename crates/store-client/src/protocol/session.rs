@@ -129,9 +129,15 @@ pub struct Session {
     /// The sequence number of the last announcement of segments.
     announcements: u64,
     log_mark: Option<LogMark>,
+    ignores_tenants: bool,
 }
 
 impl Session {
+    /// Returns whether the master keeps all objects under the default tenant.
+    pub fn ignores_tenants(&self) -> bool {
+        self.ignores_tenants
+    }
+
     /// Returns the number that heartbeats carry.
     pub fn registration(&self) -> u64 {
         self.registration
@@ -207,6 +213,7 @@ impl Session {
             self.log_mark = Some(mark);
         }
         self.registration = answer.registration;
+        self.ignores_tenants = answer.ignores_tenants;
         self.interval = answer.heartbeat_interval.max(INTERVAL_MIN);
         self.registrations += 1;
         self.is_uncertain = false;

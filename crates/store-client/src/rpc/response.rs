@@ -80,8 +80,10 @@ pub(crate) fn read_segment(segment: v1::Segment) -> Result<SegmentInfo> {
     if segment.base.checked_add(segment.length).is_none() {
         return Err(protocol_error("the end of a segment overflows"));
     }
+    let is_disk = segment.kind == i32::from(v1::SegmentKind::Disk);
     Ok(SegmentInfo {
         id,
+        is_disk,
         name: segment.name,
         endpoint: segment.endpoint,
         base: segment.base,

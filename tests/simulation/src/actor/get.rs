@@ -256,13 +256,14 @@ impl Located {
     fn source(&self, simulator: &mut Simulator) -> ReadSource {
         let ranks = self.places.iter().map(|_| ReplicaRank {
             is_suspected: false,
+            is_on_disk: false,
             is_elsewhere: true,
             expected: Duration::ZERO,
         });
         let turn = simulator.random.below(self.places.len() as u64);
         let replica = |place: usize| {
             let Place { segment, replica, .. } = self.places[place];
-            ReadReplica { place, replica, segment }
+            ReadReplica { place, replica, segment, is_on_disk: false }
         };
         ReadSource {
             version: self.version,

@@ -1,0 +1,539 @@
+//! The directories of a client: announces each to the master with its records, takes over objects
+//! that are to be written there, and reports what was written, refused and dropped.
+//!
+//! A thread for each directory does this. It waits at the master for objects; after each registration
+//! of the client it announces the directory again.
+
+use std::{sync::Arc, time::Duration};
+
+use mooncake_base::{Clock, Error, ErrorCode, ErrorKind, Moment, Result, SystemClock};
+use mooncake_disk::{Disk, Name, OwnedName, Write, WriteOutcome, directory::EXTENT_BYTES_MAX};
+use mooncake_proto::{columns::Record, v1};
+use mooncake_transfer_engine::{Opcode, TransferEntry};
+
+use super::{Client, ClientInner};
+use crate::{
+    disk::{lent_memory::PayloadBuffer, owner::Owner},
+    metrics::disk::OffloadRefusal,
+    object::Place,
+    rpc::response,
+    transfer::Jobs,
+};
+
+/// Maximum number of objects that are taken over at once.
+const OBJECTS_MAX: u32 = 4096;
+/// Maximum bytes of these, unless a single one is larger.
+const BYTES_MAX: u64 = 64 << 20;
+/// How long the master holds a call for objects.
+const WAIT: Duration = Duration::from_secs(1);
+/// Time between calls for objects to a master that does not hold them.
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
+/// Time that such a call may take beyond that.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
+/// Subtracted from the window, since the local clock and the master's may run at different speeds.
+const WINDOW_MARGIN: Duration = Duration::from_millis(50);
+/// Records that were written reach the device at least this often.
+const SYNC_INTERVAL: Duration = Duration::from_secs(5);
+/// The first and the longest pause after a failure.
+const PAUSE_MIN: Duration = Duration::from_millis(50);
+const PAUSE_MAX: Duration = Duration::from_secs(1);
+/// Maximum number of records in one report, and of the bytes of their keys.
+const REPORT_RECORDS_MAX: usize = 1 << 16;
+const REPORT_KEY_BYTES_MAX: usize = 1 << 20;
+/// Time limit of a report from a thread that reads.
+const LOSS_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// The calls to the master about one directory.
+#[derive(Clone, Copy)]
+pub(super) struct DirectoryCalls<'a> {
+    pub(super) client: &'a ClientInner,
+    pub(super) owner: &'a Owner,
+}
+
+/// The thread of one directory.
+struct Offload<'a> {
+    directory: DirectoryCalls<'a>,
+    /// The registration after which the directory was mounted; `None`: it must be mounted again.
+    mounted: Option<u64>,
+    /// Whether all records were reported since.
+    is_reported: bool,
+    buffer: PayloadBuffer,
+    synced_at: Moment,
+    /// Whether records were written since.
+    is_dirty: bool,
+}
+
+/// A record, and its length.
+type LongName = (OwnedName, u64);
+
+/// What a report says.
+#[derive(Debug, Default)]
+struct Report<'a> {
+    added: &'a [LongName],
+    refused: &'a [LongName],
+    dropped: &'a [OwnedName],
+    is_complete: bool,
+}
+
+impl Client {
+    /// Takes the client's directories out of the pool, at once or after a time in which their records
+    /// can be read but none is added. The records stay in the directories, and count again once they
+    /// are mounted.
+    ///
+    /// # Errors
+    /// `SEGMENT_NOT_FOUND`: the client has no directory.
+    pub fn unmount_disks(&self, grace: Duration) -> Result<()> {
+        self.inner.lifetime.check_open()?;
+        let disks = &self.inner.disks;
+        let open: Vec<_> = disks.owners().iter().filter(|owner| owner.disk().is_ok()).collect();
+        if open.is_empty() {
+            let text = "the client keeps no directory of records";
+            return Err(Error::new(ErrorCode::SEGMENT_NOT_FOUND, text));
+        }
+        for owner in open {
+            owner.leave_at(SystemClock.now() + grace);
+            if grace.is_zero() {
+                let calls = DirectoryCalls { client: &self.inner, owner };
+                calls.leave(self.inner.rpc.deadline());
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Opens the directories to the pool: mounts each, and starts its thread.
+pub(super) fn start(inner: &Arc<ClientInner>) -> Result<()> {
+    for owner in inner.disks.owners() {
+        let registrations = inner.session.registrations();
+        DirectoryCalls { client: inner, owner }.mount()?;
+        let (inner, owner) = (Arc::clone(inner), Arc::clone(owner));
+        std::thread::Builder::new()
+            .name("mc-disk".to_owned())
+            .spawn(move || {
+                let directory = DirectoryCalls { client: &inner, owner: &owner };
+                Offload::new(directory, registrations).run();
+            })
+            .map_err(|source| {
+                Error::internal("cannot start the thread of a directory").caused_by(source)
+            })?;
+    }
+    Ok(())
+}
+
+/// Tells the master that the directories are gone for now, if it answers in time; their records
+/// count again once they are mounted.
+pub(super) fn unmount_all(client: &ClientInner, deadline: Moment) {
+    for owner in client.disks.owners().iter().filter(|owner| owner.disk().is_ok()) {
+        if let Err(error) = (DirectoryCalls { client, owner }).unmount(deadline) {
+            tracing::debug!(client = client.lifetime.name(), %error, "could not unmount a directory");
+        }
+    }
+}
+
+impl DirectoryCalls<'_> {
+    fn mount(&self) -> Result<()> {
+        let used = self.owner.disk()?.statistics().allocated_bytes;
+        let request = v1::MountDiskRequest {
+            caller: self.client.rpc.caller(),
+            disk: Some(
+                self.owner.segment(self.client.lifetime.name(), self.client.disks.endpoint()),
+            ),
+            used,
+            reports_all: true,
+        };
+        self.client.rpc.call(request).map(drop).map_err(|error| {
+            let error = error.with("path", self.owner.path().display());
+            match error.code() {
+                ErrorCode::UNABLE_OFFLOAD => {
+                    error.with_remedy("Start the master with --enable_offload.")
+                }
+                _ => error,
+            }
+        })
+    }
+
+    fn unmount(&self, deadline: Moment) -> Result<()> {
+        let request = v1::UnmountDiskRequest {
+            caller: self.client.rpc.caller(),
+            disk: self.owner.id().to_bytes().to_vec().into(),
+            forget: false,
+        };
+        self.client.rpc.exchange(request, (SystemClock.now(), deadline), |_| {}).map(drop)
+    }
+
+    /// Takes a directory out of the pool and closes it.
+    fn leave(&self, deadline: Moment) {
+        if let Err(error) = self.unmount(deadline) {
+            let path = self.owner.path().display();
+            tracing::warn!(%path, %error, "the master does not know that a directory has left");
+        }
+        self.owner.close();
+    }
+
+    /// Reports all records of the directory.
+    fn report_all(&self) -> Result<()> {
+        let disk = self.owner.disk()?;
+        let mut page: Vec<LongName> = Vec::new();
+        let (mut key_bytes, mut records, mut stale) = (0, 0_u64, 0);
+        let mut outcome = Ok(());
+        let begin = SystemClock.now();
+        let mut send = |page: &mut Vec<LongName>, is_complete: bool| -> Result<()> {
+            records += page.len() as u64;
+            let report = Report { added: page, is_complete, ..Report::default() };
+            stale += self.report(&disk, &report, self.client.rpc.deadline())?;
+            page.clear();
+            Ok(())
+        };
+        let scanned = disk.records(|name, length| {
+            if outcome.is_err() {
+                return;
+            }
+            if page.len() == REPORT_RECORDS_MAX || key_bytes + name.key.len() > REPORT_KEY_BYTES_MAX
+            {
+                key_bytes = 0;
+                outcome = send(&mut page, false);
+            }
+            key_bytes += name.key.len();
+            page.push((name.to_owned(), length));
+        });
+        outcome?;
+        scanned.map_err(|error| Error::new(ErrorCode::FILE_READ_FAIL, error.to_string()))?;
+        send(&mut page, true)?;
+        tracing::info!(
+            path = %self.owner.path().display(),
+            records,
+            stale,
+            took_ms = SystemClock.now().since(begin).as_millis() as u64,
+            "reported the records of a directory"
+        );
+        Ok(())
+    }
+
+    /// Reports records that reads found to be gone.
+    fn report_lost(&self, deadline: Moment) -> Result<()> {
+        let lost = self.owner.take_lost();
+        if lost.is_empty() {
+            return Ok(());
+        }
+        let report = Report { dropped: &lost, ..Report::default() };
+        let reported = self.owner.disk().and_then(|disk| self.report(&disk, &report, deadline));
+        if reported.is_err() {
+            self.owner.put_back_lost(lost);
+        }
+        reported.map(drop)
+    }
+
+    /// Reports records that a read of this client found to be gone, so that it is not sent there
+    /// again. If the master does not answer soon, the thread of the directory repeats the report.
+    pub(super) fn report_lost_soon(&self) {
+        if let Err(error) = self.report_lost(SystemClock.now() + LOSS_TIMEOUT) {
+            tracing::debug!(%error, "could not report lost records yet");
+        }
+    }
+
+    /// Sends a report, in several calls if it is long. Removes the records that nobody will ask for,
+    /// and returns their number.
+    fn report(&self, disk: &Disk, report: &Report<'_>, deadline: Moment) -> Result<usize> {
+        let used = disk.statistics().allocated_bytes;
+        let mut dropped = report.dropped;
+        loop {
+            let (now, later) = dropped.split_at(page_of(dropped));
+            dropped = later;
+            let is_last = dropped.is_empty();
+            let (added, refused) = match is_last {
+                true => (report.added, report.refused),
+                false => (&[][..], &[][..]),
+            };
+            let request = v1::ReportRecordsRequest {
+                caller: self.client.rpc.caller(),
+                disk: self.owner.id().to_bytes().to_vec().into(),
+                added: columns(added.iter().map(|(name, length)| record_of(name, *length))),
+                refused: columns(refused.iter().map(|(name, length)| record_of(name, *length))),
+                dropped: columns(now.iter().map(|name| record_of(name, 0))),
+                used,
+                is_complete: is_last && report.is_complete,
+            };
+            let answer = self.client.rpc.call_until(request, deadline)?;
+            if is_last {
+                let stale = answer.stale.iter().filter_map(|&at| added.get(at as usize));
+                return Ok(stale.filter(|(name, _)| disk.remove(name.borrow())).count());
+            }
+        }
+    }
+}
+
+impl<'a> Offload<'a> {
+    fn new(directory: DirectoryCalls<'a>, registrations: u64) -> Self {
+        Self {
+            directory,
+            mounted: Some(registrations),
+            is_reported: false,
+            buffer: PayloadBuffer::default(),
+            synced_at: SystemClock.now(),
+            is_dirty: false,
+        }
+    }
+
+    /// Runs until the client or the directory is closed.
+    fn run(&mut self) {
+        let mut pause = PAUSE_MIN;
+        let mut is_failing = false;
+        while !self.directory.client.lifetime.is_closed() {
+            if let Some(time) = self.directory.owner.leaves_at() {
+                if self.directory.client.lifetime.sleep_or_closed(time.left(SystemClock.now())) {
+                    self.directory.leave(self.directory.client.rpc.deadline());
+                }
+                return;
+            }
+            match self.run_once() {
+                Ok(()) => (pause, is_failing) = (PAUSE_MIN, false),
+                Err(error) if error.kind() == ErrorKind::Closed => return,
+                Err(error) => {
+                    let path = self.directory.owner.path().display();
+                    if !std::mem::replace(&mut is_failing, true)
+                        && !self.directory.client.lifetime.is_closed()
+                    {
+                        tracing::warn!(%path, %error, "a directory takes over no objects, retrying");
+                    }
+                    if !self.directory.client.lifetime.sleep_or_closed(pause) {
+                        return;
+                    }
+                    pause = (pause * 2).min(PAUSE_MAX);
+                }
+            }
+        }
+    }
+
+    /// Announces the directory if that is due, and takes over some objects.
+    fn run_once(&mut self) -> Result<()> {
+        let registrations = self.directory.client.session.registrations();
+        if self.mounted != Some(registrations) {
+            self.directory.mount()?;
+            (self.mounted, self.is_reported) = (Some(registrations), false);
+        }
+        // Until the master has all of it, the master's list is not that of the directory.
+        let outcome = match self.is_reported {
+            true => Ok(()),
+            false => self.directory.report_all(),
+        };
+        let outcome = outcome.and_then(|()| {
+            self.is_reported = true;
+            self.directory.report_lost(self.directory.client.rpc.deadline())?;
+            self.take_over()
+        });
+        if outcome.as_ref().is_err_and(|error| error.code() == ErrorCode::SEGMENT_NOT_FOUND) {
+            // The master has lost the directory.
+            self.mounted = None;
+        }
+        outcome
+    }
+
+    /// Waits for objects, writes them, and reports what became of them.
+    fn take_over(&mut self) -> Result<()> {
+        let sent = SystemClock.now();
+        let request = v1::FetchOffloadsRequest {
+            caller: self.directory.client.rpc.caller(),
+            disk: self.directory.owner.id().to_bytes().to_vec().into(),
+            limit: OBJECTS_MAX,
+            bytes: BYTES_MAX,
+            wait_ms: WAIT.as_millis() as u64,
+        };
+        let answer =
+            self.directory.client.rpc.call_at(request, (sent, sent + WAIT + ANSWER_TIMEOUT))?;
+        let until = sent + Duration::from_millis(answer.window_ms).saturating_sub(WINDOW_MARGIN);
+        let records = match &answer.records {
+            Some(records) => records.read()?.collect(),
+            None => Vec::new(),
+        };
+        if records.is_empty() {
+            self.buffer.shrink(true);
+            self.sync()?;
+            if SystemClock.now() < sent + WAIT / 2 {
+                // A master in this process does not wait.
+                self.directory.client.lifetime.sleep_or_closed(POLL_INTERVAL);
+            }
+            return Ok(());
+        }
+        let segments = response::read_segments(answer.segments)?;
+        let places = response::require_columns(answer.places.as_ref())?;
+        let mut places = places.read(records.len()).map_err(response::column_mismatch)?;
+        let sources: Vec<Option<Place>> = records
+            .iter()
+            .map(|record| {
+                let messages = places.take().to_messages(record.length);
+                let places = response::read_places(messages, &segments, record.length)?;
+                Ok(self.nearest(places))
+            })
+            .collect::<Result<_>>()?;
+        let disk = self.directory.owner.disk()?;
+        let outcomes = self.read_payloads(&records, &sources, until);
+        let (mut added, mut refused) = (Vec::new(), Vec::new());
+        let dropped = self.write_payloads(&disk, &records, outcomes, |at, is_written| {
+            let Record { tenant, key, version, length } = records[at];
+            let name = Name { tenant, key, version }.to_owned();
+            if is_written { &mut added } else { &mut refused }.push((name, length));
+        });
+        self.buffer.shrink(false);
+        let report =
+            Report { added: &added, refused: &refused, dropped: &dropped, is_complete: false };
+        if let Err(error) =
+            self.directory.report(&disk, &report, self.directory.client.rpc.deadline())
+        {
+            // The master must learn of these records some other way.
+            self.mounted = None;
+            return Err(error);
+        }
+        if added.is_empty() {
+            // The master may offer the same objects again at once.
+            self.directory.client.lifetime.sleep_or_closed(PAUSE_MIN * 4);
+        }
+        if (self.synced_at + SYNC_INTERVAL).has_passed(SystemClock.now()) {
+            return self.sync();
+        }
+        Ok(())
+    }
+
+    /// Returns the place in memory that is read: one of this process if there is one.
+    fn nearest(&self, places: impl IntoIterator<Item = Place>) -> Option<Place> {
+        let own = self.directory.client.engine.segment_name();
+        let mut in_memory = places.into_iter().filter(|place| !place.segment.is_disk);
+        let first = in_memory.next()?;
+        match first.segment.endpoint == own {
+            true => Some(first),
+            false => Some(in_memory.find(|place| place.segment.endpoint == own).unwrap_or(first)),
+        }
+    }
+
+    /// Reads the payload of objects into the buffer, one behind the other. Returns where each lies, or
+    /// why it could not be read.
+    fn read_payloads(
+        &mut self,
+        records: &[Record<'_>],
+        sources: &[Option<Place>],
+        until: Moment,
+    ) -> Vec<std::result::Result<(usize, usize), OffloadRefusal>> {
+        let mut jobs = Jobs::with_capacity(records.len());
+        let mut outcomes = Vec::with_capacity(records.len());
+        let mut end = 0;
+        for (record, source) in records.iter().zip(sources) {
+            outcomes.push(match source {
+                _ if record.length > EXTENT_BYTES_MAX => Err(OffloadRefusal::TooLong),
+                None => Err(OffloadRefusal::Unreadable),
+                Some(_) => {
+                    let begin = end;
+                    end += record.length as usize;
+                    Ok((begin, record.length as usize))
+                }
+            });
+        }
+        let client = self.directory.client;
+        self.buffer.fill(end, |memory| {
+            for (outcome, source) in outcomes.iter().zip(sources) {
+                if let (Ok((begin, length)), Some(source)) = (outcome, source) {
+                    let entry = TransferEntry::new(memory.part(*begin, *length), source.address());
+                    jobs.push(&source.segment, [entry], false);
+                }
+            }
+            client.transfers.run(Opcode::Read, &mut jobs, until);
+        });
+        let is_late = until.has_passed(SystemClock.now());
+        let mut read = jobs.finish();
+        for outcome in outcomes.iter_mut().filter(|outcome| outcome.is_ok()) {
+            match read.next() {
+                Some(Ok(())) if !is_late => {}
+                Some(Ok(())) => *outcome = Err(OffloadRefusal::Late),
+                Some(Err(_)) | None => *outcome = Err(OffloadRefusal::Unreadable),
+            }
+        }
+        outcomes
+    }
+
+    /// Writes payloads. Tells for each object whether it was written, and returns the records that
+    /// were dropped for it.
+    fn write_payloads(
+        &mut self,
+        disk: &Disk,
+        records: &[Record<'_>],
+        outcomes: Vec<std::result::Result<(usize, usize), OffloadRefusal>>,
+        mut tell: impl FnMut(usize, bool),
+    ) -> Vec<OwnedName> {
+        let begin = SystemClock.now();
+        let bytes = self.buffer.bytes();
+        let mut numbers = Vec::with_capacity(records.len());
+        let mut writes = Vec::with_capacity(records.len());
+        for (at, (outcome, record)) in outcomes.into_iter().zip(records).enumerate() {
+            match outcome {
+                Ok((begin, length)) => {
+                    let Record { tenant, key, version, .. } = *record;
+                    let name = Name { tenant, key, version };
+                    numbers.push(at);
+                    writes.push(Write { name, payload: &bytes[begin..begin + length] });
+                }
+                Err(reason) => {
+                    self.directory.client.metrics.disk().count_refused(reason);
+                    tell(at, false);
+                }
+            }
+        }
+        let report = disk.write(&writes);
+        let (mut written, mut written_bytes) = (0, 0);
+        for ((at, write), outcome) in numbers.into_iter().zip(&writes).zip(report.outcomes) {
+            let reason = match outcome {
+                WriteOutcome::Written(_) => {
+                    written += 1;
+                    written_bytes += write.payload.len() as u64;
+                    tell(at, true);
+                    continue;
+                }
+                WriteOutcome::Superseded => OffloadRefusal::Superseded,
+                WriteOutcome::TooLong => OffloadRefusal::TooLong,
+                WriteOutcome::Full => OffloadRefusal::Full,
+                WriteOutcome::Failed(why) => {
+                    tracing::debug!(why, "a record cannot be written");
+                    OffloadRefusal::Failed
+                }
+            };
+            self.directory.client.metrics.disk().count_refused(reason);
+            tell(at, false);
+        }
+        let took = SystemClock.now().since(begin);
+        self.directory.client.metrics.disk().count_writes(written, written_bytes, took);
+        self.directory.client.metrics.disk().count_evicted(report.evicted.len());
+        self.is_dirty |= written > 0;
+        report.evicted
+    }
+
+    /// Brings what was written to the device.
+    fn sync(&mut self) -> Result<()> {
+        if !std::mem::take(&mut self.is_dirty) {
+            return Ok(());
+        }
+        let synced = self.directory.owner.disk()?.sync();
+        self.synced_at = SystemClock.now();
+        if let Err(error) = synced {
+            let path = self.directory.owner.path().display();
+            tracing::warn!(%path, %error, "records on disk may be lost with the power");
+        }
+        Ok(())
+    }
+}
+
+/// Returns how many of the first names go into one report.
+fn page_of(names: &[OwnedName]) -> usize {
+    let mut bytes = 0;
+    let fits = |name: &&OwnedName| {
+        bytes += name.key.len();
+        bytes <= REPORT_KEY_BYTES_MAX
+    };
+    names.iter().take(REPORT_RECORDS_MAX).take_while(fits).count()
+}
+
+fn columns<'a>(
+    records: impl ExactSizeIterator<Item = Record<'a>> + Clone,
+) -> Option<v1::RecordColumns> {
+    (records.len() > 0).then(|| v1::RecordColumns::pack(records))
+}
+
+fn record_of(name: &OwnedName, length: u64) -> Record<'_> {
+    Record { tenant: &name.tenant, key: &name.key, version: name.version, length }
+}

@@ -1,0 +1,299 @@
+//! The record server: loads records into staging memory for readers in other processes.
+//!
+//! Each connection has a thread, and holds memory for one or a few loads: until the reader gives it
+//! back, the connection ends, or the reader is silent for too long. A reader that has lost its memory
+//! learns it, since its connection is closed: the bytes that it read do not count then.
+
+use std::{
+    collections::BTreeMap,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, Shutdown, SocketAddr, TcpListener, TcpStream},
+    os::fd::AsRawFd,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+use mooncake_base::{
+    Clock, Endpoint, Error, ErrorCode, Result, SegmentId, SystemClock, Token, sync::Mutex,
+};
+use mooncake_os::{
+    fork,
+    greeting::{Acceptor, Greeting, GreetingLimits},
+};
+use mooncake_proto::records::{
+    CALL_BYTES_MAX, LoadRecords, Loaded, RecordAnswer, RecordCall, RecordsLoaded, RecordsReleased,
+    Wanted,
+};
+
+use super::{
+    owner::Owner,
+    staging::{Stage, Staging},
+    wire::Wire,
+};
+
+/// Limits of connections that have not proved who they are.
+const GREETINGS: GreetingLimits = GreetingLimits { count: 64, time: Duration::from_secs(5) };
+
+/// The maximum number of readers at the same time.
+const CONNECTIONS_MAX: usize = 512;
+
+/// The maximum number of loads whose memory a reader holds.
+const LEASES_MAX: usize = 4;
+
+/// A reader that holds memory and says nothing for so long loses the memory and the connection.
+const LEASE_TIME: Duration = Duration::from_secs(30);
+
+/// A connection that holds no memory is closed after so long without a call.
+const IDLE_TIME: Duration = Duration::from_secs(120);
+
+/// Time limit for sending an answer.
+const SEND_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// The longest wait for staging memory.
+const WAIT_MAX: Duration = Duration::from_secs(10);
+
+/// What a server serves.
+#[derive(Debug)]
+pub(crate) struct Served {
+    /// The directories.
+    pub(crate) owners: Arc<[Arc<Owner>]>,
+    /// The memory that records are loaded into.
+    pub(crate) staging: Arc<Staging>,
+    /// The name of the engine that the memory is registered with.
+    pub(crate) endpoint: String,
+    /// The secret that readers prove.
+    pub(crate) token: Option<Token>,
+}
+
+/// A running server. Stopped when dropped.
+#[derive(Debug)]
+pub(crate) struct RecordServer {
+    endpoint: String,
+    address: SocketAddr,
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    served: Served,
+    is_stopped: AtomicBool,
+    /// Sockets of a forked child belong to its parent.
+    generation: u64,
+    connections: Mutex<Connections>,
+}
+
+#[derive(Debug, Default)]
+struct Connections {
+    next: u64,
+    open: BTreeMap<u64, TcpStream>,
+}
+
+/// The memory that one connection holds.
+#[derive(Debug, Default)]
+struct Leases {
+    next: u64,
+    held: BTreeMap<u64, Stage>,
+}
+
+impl RecordServer {
+    /// Listens on a free port of the host that peers of the engine come to.
+    ///
+    /// # Errors
+    /// The system gives no port or no thread.
+    pub(crate) fn start(host: &str, served: Served) -> Result<Self> {
+        let failed = |text: &'static str| {
+            move |source: std::io::Error| Error::new(ErrorCode::RPC_FAIL, text).caused_by(source)
+        };
+        let listener = TcpListener::bind((bind_address(host), 0))
+            .map_err(failed("the server of records on disk cannot listen"))?;
+        let address = listener.local_addr().map_err(failed("a listener has no address"))?;
+        let endpoint = Endpoint::new(host, address.port()).to_string();
+        let connections = Mutex::default();
+        let (is_stopped, generation) = (AtomicBool::new(false), fork::generation());
+        fork::guard_socket(listener.as_raw_fd());
+        let shared = Arc::new(Shared { served, is_stopped, generation, connections });
+        let (descriptor, acceptor) = (listener.as_raw_fd(), Acceptor::new(listener, GREETINGS));
+        let accepting = Arc::clone(&shared);
+        std::thread::Builder::new()
+            .name("mc-disk-accept".to_owned())
+            .spawn(move || {
+                accepting.accept(&acceptor);
+                fork::unguard(descriptor);
+            })
+            .map_err(failed("cannot start the thread of the server of records on disk"))?;
+        Ok(Self { endpoint, address, shared })
+    }
+
+    /// Returns the address that readers connect to.
+    pub(crate) fn endpoint(&self) -> &str {
+        &self.endpoint
+    }
+
+    /// Accepts no reader any more, and closes the connections of all.
+    pub(crate) fn stop(&self) {
+        let is_forked = fork::is_forked_since(self.shared.generation);
+        if is_forked || self.shared.is_stopped.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        let open = std::mem::take(&mut self.shared.connections.lock().open);
+        for stream in open.into_values() {
+            // Fails if the reader has already closed the connection.
+            let _ = stream.shutdown(Shutdown::Both);
+        }
+        // Wakes the thread that accepts. If that fails, it ends with the next connection.
+        let ip = match self.address.ip() {
+            ip if !ip.is_unspecified() => ip,
+            IpAddr::V4(_) => Ipv4Addr::LOCALHOST.into(),
+            IpAddr::V6(_) => Ipv6Addr::LOCALHOST.into(),
+        };
+        let to = SocketAddr::new(ip, self.address.port());
+        let _ = TcpStream::connect_timeout(&to, Duration::from_millis(100));
+    }
+}
+
+impl Drop for RecordServer {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+impl Shared {
+    fn is_stopped(&self) -> bool {
+        self.is_stopped.load(Ordering::Acquire)
+    }
+
+    fn accept(self: &Arc<Self>, acceptor: &Acceptor) {
+        while let Some((stream, greeting)) = acceptor.next(|| self.is_stopped()) {
+            let Some(number) = self.admit(&stream) else { continue };
+            let shared = Arc::clone(self);
+            let serve = move || {
+                if let Err(error) = shared.serve(Wire::new(stream), greeting) {
+                    tracing::debug!(%error, "a reader of records on disk is gone");
+                }
+                shared.connections.lock().open.remove(&number);
+            };
+            let thread = std::thread::Builder::new().name("mc-disk-serve".to_owned());
+            if let Err(error) = thread.spawn(serve) {
+                tracing::warn!(%error, "cannot start a thread for a reader of records on disk");
+                self.connections.lock().open.remove(&number);
+                Acceptor::pause();
+            }
+        }
+    }
+
+    /// Counts a connection, unless there are too many or the server is stopped.
+    fn admit(&self, stream: &TcpStream) -> Option<u64> {
+        let stream = stream.try_clone().ok()?;
+        let mut connections = self.connections.lock();
+        if self.is_stopped() || connections.open.len() >= CONNECTIONS_MAX {
+            return None;
+        }
+        connections.next += 1;
+        let number = connections.next;
+        connections.open.insert(number, stream);
+        Some(number)
+    }
+
+    /// Serves one reader until it leaves.
+    fn serve(&self, mut wire: Wire, greeting: Greeting) -> Result<()> {
+        wire.welcome(self.served.token.as_ref(), greeting.deadline())?;
+        drop(greeting);
+        let mut leases = Leases::default();
+        loop {
+            let patience = if leases.held.is_empty() { IDLE_TIME } else { LEASE_TIME };
+            let call = wire.receive_next(CALL_BYTES_MAX, SystemClock.now() + patience);
+            let Some(call) = call? else { return Ok(()) };
+            let answer = self.answer(&call, &mut leases);
+            wire.send(&answer, SystemClock.now() + SEND_TIMEOUT)?;
+        }
+    }
+
+    fn answer(&self, call: &RecordCall, leases: &mut Leases) -> RecordAnswer {
+        let failure =
+            |error: &Error| RecordAnswer { failure: Some(error.into()), ..RecordAnswer::default() };
+        match (&call.load, &call.release) {
+            (Some(load), None) => match self.load(load, leases) {
+                Ok(loaded) => RecordAnswer { loaded: Some(loaded), ..RecordAnswer::default() },
+                Err(error) => failure(&error),
+            },
+            (None, Some(release)) => {
+                let was_held = leases.held.remove(&release.lease).is_some();
+                let released = Some(RecordsReleased { was_held });
+                RecordAnswer { released, ..RecordAnswer::default() }
+            }
+            _ => failure(&Error::invalid("a call to the owner of a disk is empty or ambiguous")),
+        }
+    }
+
+    /// Loads the first of the ranges, as many as there is memory for.
+    fn load(&self, load: &LoadRecords, leases: &mut Leases) -> Result<RecordsLoaded> {
+        let wanted = load.read()?;
+        let Served { owners, staging, endpoint, .. } = &self.served;
+        let id = SegmentId::from_bytes(&load.disk);
+        let owner = owners.iter().find(|owner| Some(owner.id()) == id).ok_or_else(|| {
+            let text = "this process does not own the directory any more";
+            Error::new(ErrorCode::SEGMENT_NOT_FOUND, text)
+        })?;
+        if leases.held.len() >= LEASES_MAX {
+            return Err(Error::invalid("a reader holds too much memory").with("limit", LEASES_MAX));
+        }
+        let (places, bytes) = places_of(&wanted, staging.share());
+        let wait = Duration::from_millis(load.wait_ms).min(WAIT_MAX);
+        let stage = staging.reserve(bytes, SystemClock.now() + wait)?;
+        let mut outcomes = vec![Loaded::Later; wanted.len()];
+        let mut addresses = vec![0; wanted.len()];
+        let mut lease = 0;
+        if let Some(stage) = stage {
+            let loaded = owner.load(&wanted[..places.len()], &places, &stage);
+            for (at, outcome) in loaded.into_iter().enumerate() {
+                outcomes[at] = outcome;
+                if outcome == Loaded::Good {
+                    addresses[at] = stage.address(places[at]);
+                }
+            }
+            if outcomes.contains(&Loaded::Good) {
+                leases.next += 1;
+                lease = leases.next;
+                leases.held.insert(lease, stage);
+            }
+        }
+        let outcomes = outcomes.into_iter().map(i32::from).collect();
+        Ok(RecordsLoaded { lease, endpoint: endpoint.clone(), outcomes, addresses })
+    }
+}
+
+/// Returns where the first ranges go within a part of the staging memory, as many as fit into the
+/// limit and at least one, and the length of the part.
+pub(crate) fn places_of(wanted: &[Wanted<'_>], limit: u64) -> (Vec<u64>, u64) {
+    let mut places = Vec::with_capacity(wanted.len());
+    let mut end = 0_u64;
+    for wanted in wanted {
+        // Long ranges begin on a page, so that a device can write there.
+        let alignment = if wanted.length >= mooncake_disk::format::LARGE_BYTES { 4096 } else { 64 };
+        let begin = end.next_multiple_of(alignment);
+        let Some(next) = begin.checked_add(wanted.length) else { break };
+        if next > limit && !places.is_empty() {
+            break;
+        }
+        places.push(begin);
+        end = next;
+    }
+    (places, end)
+}
+
+/// Returns the address to listen on: only loopback if peers come there, otherwise all addresses of
+/// the family, since peers may come over any network.
+fn bind_address(host: &str) -> IpAddr {
+    match host.parse::<IpAddr>() {
+        Ok(address) if address.is_loopback() => address,
+        Ok(IpAddr::V6(_)) => Ipv6Addr::UNSPECIFIED.into(),
+        Ok(IpAddr::V4(_)) => Ipv4Addr::UNSPECIFIED.into(),
+        Err(_) if host == "localhost" => Ipv4Addr::LOCALHOST.into(),
+        Err(_) => Ipv4Addr::UNSPECIFIED.into(),
+    }
+}
+
+#[cfg(test)]
+mod tests;

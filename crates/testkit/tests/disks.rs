@@ -1,0 +1,283 @@
+//! Copies on disk with real clients: objects outlive their memory, and no read yields a wrong byte.
+
+use std::{
+    fs,
+    os::unix::fs::FileExt,
+    path::Path,
+    time::{Duration, Instant},
+};
+
+use mooncake_base::{ErrorCode, Token};
+use mooncake_master::MasterConfig;
+use mooncake_store_client::{
+    BufferScope, ClientConfig, DiskConfig, Grid, GridDimension, GridParts, Parts,
+};
+use mooncake_testkit::{
+    Cluster, ClusterSettings, Node, Random,
+    cluster::{key, range},
+    until,
+};
+
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// Lengths of small, packed, aligned, odd and long objects.
+const LENGTHS: [usize; 8] = [1, 100, 4096, 65_535, 65_536, 300_001, 1 << 20, (17 << 20) + 12_345];
+
+fn cluster(nodes: usize) -> Cluster {
+    start(nodes, MasterConfig { has_offload: true, ..MasterConfig::embedded() })
+}
+
+fn start(nodes: usize, master: MasterConfig) -> Cluster {
+    let segment_bytes = 128 << 20;
+    let settings = ClusterSettings { nodes, segment_bytes, master, ..ClusterSettings::default() };
+    Cluster::start(settings).expect("a cluster of one process starts")
+}
+
+fn with_disk(path: &Path) -> ClientConfig {
+    let disk = DiskConfig { path: path.to_owned(), capacity: Some(512 << 20), uses_ring: None };
+    ClientConfig { disks: vec![disk], ..ClientConfig::default() }
+}
+
+fn owner(cluster: &Cluster, path: &Path) -> Node {
+    cluster.join_with(with_disk(path)).expect("the directory is free")
+}
+
+fn value(seed: usize, length: usize) -> Vec<u8> {
+    Random::from_seed(seed as u64 + 1).bytes(length)
+}
+
+/// Returns how many copies of an object are in memory and on disk.
+fn copies(by: &Node, name: &str) -> (usize, usize) {
+    match by.client.describe(&[key(name)], false).remove(0) {
+        Ok(found) => {
+            let on_disk = found.places().iter().filter(|place| place.segment.is_disk).count();
+            (found.places().len() - on_disk, on_disk)
+        }
+        Err(_) => (0, 0),
+    }
+}
+
+fn await_disk(by: &Node, name: &str) {
+    until(LIMIT, "the object is on disk", || (copies(by, name).1 > 0).then_some(()));
+}
+
+/// Puts objects of all lengths and waits until they are on disk.
+fn fill(by: &Node) -> Vec<(String, Vec<u8>)> {
+    let objects: Vec<_> =
+        LENGTHS.iter().map(|&length| (format!("o{length}"), value(length, length))).collect();
+    for (name, value) in &objects {
+        by.put(name, value).expect("there is room");
+    }
+    for (name, _) in &objects {
+        await_disk(by, name);
+    }
+    objects
+}
+
+#[test]
+fn objects_outlive_their_memory() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut cluster = cluster(1);
+    let owner = owner(&cluster, directory.path());
+    let objects = fill(&cluster.nodes[0]);
+    assert_eq!(copies(&owner, &objects[0].0), (1, 1));
+    drop(cluster.nodes.remove(0));
+    let reader = cluster.join(0).unwrap();
+    for (name, value) in &objects {
+        assert_eq!(copies(&owner, name), (0, 1), "{name}");
+        assert!(owner.get(name).unwrap().as_ref() == Some(value), "the owner reads {name}");
+        assert!(reader.get(name).unwrap().as_ref() == Some(value), "another reads {name}");
+    }
+    let keys: Vec<_> = objects.iter().map(|(name, _)| key(name)).collect();
+    assert!(reader.client.metrics().disk.remote_calls >= objects.len() as u64);
+    assert_eq!(owner.client.metrics().disk.written.records, keys.len() as u64);
+    assert_eq!(owner.client.metrics().disk.staged_bytes, 0, "all of it was given back");
+}
+
+#[test]
+fn parts_and_grids_are_read_from_disk() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut cluster = cluster(1);
+    let owner = owner(&cluster, directory.path());
+    let objects = fill(&cluster.nodes[0]);
+    drop(cluster.nodes.remove(0));
+    let reader = cluster.join(0).unwrap();
+    let (name, whole) = objects.last().unwrap();
+    let name = key(name);
+    for node in [&owner, &reader] {
+        let memory = node.engine().allocate(4 << 20).unwrap();
+        let offsets = [16 << 20, 5, 700_000, 5];
+        let lengths = [1 << 20, 1000, 70_000, 9];
+        let mut at = 3;
+        let mut ranges = Vec::new();
+        for length in lengths {
+            ranges.push(range(&memory, at, length));
+            at += length;
+        }
+        let parts = Parts { key: &name, offsets: &offsets.map(|at: u64| at), memory: &ranges };
+        let read = node.client.read_parts(&[parts], BufferScope::Anywhere).remove(0).unwrap();
+        assert!(read.iter().all(Result::is_ok), "{read:?}");
+        let mut at = 3;
+        for (offset, length) in offsets.into_iter().zip(lengths) {
+            let mut bytes = vec![0; length];
+            memory.read(at, &mut bytes).unwrap();
+            assert!(bytes == whole[offset as usize..][..length], "{offset} {length}");
+            at += length as u64;
+        }
+        let rows = GridDimension { count: 50, object_step: 200_000, memory_step: 64 };
+        let rows = [rows].into_iter().collect();
+        let grid = Grid::new(10, 64, rows, |length| range(&memory, 0, length)).unwrap();
+        let wanted = GridParts { key: &name, grids: &[grid] };
+        let read = node.client.read_grids(&[wanted], BufferScope::Anywhere, false, "").remove(0);
+        assert_eq!(read.unwrap().nbytes, 50 * 64);
+        for row in 0..50 {
+            let mut bytes = [0; 64];
+            memory.read(row * 64, &mut bytes).unwrap();
+            assert!(bytes == whole[10 + row as usize * 200_000..][..64], "row {row}");
+        }
+    }
+}
+
+#[test]
+fn copy_is_on_disk_soon_after_the_put() {
+    let directory = tempfile::tempdir().unwrap();
+    let cluster = cluster(1);
+    let _owner = owner(&cluster, directory.path());
+    let node = &cluster.nodes[0];
+    node.put("first", &[1; 100]).unwrap();
+    await_disk(node, "first");
+    let mut took: Vec<Duration> = (0..20)
+        .map(|number| {
+            let name = format!("k{number}");
+            node.put(&name, &[number; 4096]).unwrap();
+            let begin = Instant::now();
+            await_disk(node, &name);
+            begin.elapsed()
+        })
+        .collect();
+    took.sort();
+    assert!(took[10] < Duration::from_millis(100), "{took:?}");
+}
+
+#[test]
+fn owner_that_is_restarted_brings_its_records_back() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut cluster = cluster(1);
+    let first = owner(&cluster, directory.path());
+    let objects = fill(&cluster.nodes[0]);
+    drop(cluster.nodes.remove(0));
+    drop(first);
+    let reader = cluster.join(0).unwrap();
+    assert_eq!(reader.get(&objects[0].0).unwrap(), None, "its only holder is gone");
+    let _second = owner(&cluster, directory.path());
+    for (name, value) in &objects {
+        await_disk(&reader, name);
+        assert!(reader.get(name).unwrap().as_ref() == Some(value), "{name}");
+    }
+}
+
+#[test]
+fn removed_object_does_not_come_back() {
+    let directory = tempfile::tempdir().unwrap();
+    let cluster = cluster(1);
+    let first = owner(&cluster, directory.path());
+    let node = &cluster.nodes[0];
+    for name in ["kept", "removed", "replaced"] {
+        node.put(name, name.as_bytes()).unwrap();
+        await_disk(node, name);
+    }
+    until(LIMIT, "the object is removed", || {
+        node.client.remove(&[key("removed")], true).remove(0).ok()
+    });
+    drop(first);
+    let _second = owner(&cluster, directory.path());
+    await_disk(node, "kept");
+    assert_eq!(node.get("removed").unwrap(), None);
+}
+
+#[test]
+fn damaged_record_is_a_miss_and_never_wrong_bytes() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut cluster = cluster(1);
+    let owner = owner(&cluster, directory.path());
+    let objects = fill(&cluster.nodes[0]);
+    drop(cluster.nodes.remove(0));
+    let reader = cluster.join(0).unwrap();
+    for entry in fs::read_dir(directory.path()).unwrap() {
+        let path = entry.unwrap().path();
+        if path.file_name().unwrap().to_string_lossy().starts_with("extent-") {
+            let file = fs::OpenOptions::new().write(true).open(&path).unwrap();
+            let mut at = 4096;
+            while at < file.metadata().unwrap().len() {
+                file.write_at(&[0xa5; 16], at + 77).unwrap();
+                at += 32 << 10;
+            }
+        }
+    }
+    for (at, (name, value)) in objects.iter().enumerate() {
+        let node = if at % 2 == 0 { &owner } else { &reader };
+        let found = node.get(name).expect("a miss is no error");
+        assert!(found.is_none_or(|found| found == *value), "{name}");
+        if value.len() >= 64 << 10 {
+            assert_eq!(node.get(name).unwrap(), None, "{name}");
+            until(LIMIT, "the master knows that it is gone", || {
+                (copies(node, name) == (0, 0)).then_some(())
+            });
+        }
+    }
+    assert!(owner.client.metrics().disk.lost > 0);
+}
+
+#[test]
+fn directory_in_use_is_refused_with_its_holder() {
+    let directory = tempfile::tempdir().unwrap();
+    let cluster = cluster(0);
+    let _owner = owner(&cluster, directory.path());
+    let error = cluster.join_with(with_disk(directory.path())).unwrap_err();
+    assert_eq!(error.code(), ErrorCode::FILE_LOCK_FAIL);
+    let text = error.to_string();
+    assert!(text.contains(&directory.path().display().to_string()), "{text}");
+    assert!(text.contains(&std::process::id().to_string()), "{text}");
+}
+
+#[test]
+fn master_without_offload_refuses_a_disk() {
+    let directory = tempfile::tempdir().unwrap();
+    let cluster = start(0, MasterConfig::embedded());
+    let error = cluster.join_with(with_disk(directory.path())).unwrap_err();
+    assert_eq!(error.code(), ErrorCode::UNABLE_OFFLOAD, "{error}");
+    assert!(cluster.join(0).is_ok());
+}
+
+#[test]
+fn records_of_a_pool_with_a_token_are_read_by_its_clients() {
+    let directory = tempfile::tempdir().unwrap();
+    let rpc_token = Some(Token::new("open sesame").unwrap());
+    let master = MasterConfig { has_offload: true, rpc_token, ..MasterConfig::embedded() };
+    let mut cluster = start(1, master);
+    let _owner = owner(&cluster, directory.path());
+    cluster.nodes[0].put("k", b"value").unwrap();
+    await_disk(&cluster.nodes[0], "k");
+    drop(cluster.nodes.remove(0));
+    let reader = cluster.join(0).unwrap();
+    assert_eq!(reader.get("k").unwrap().as_deref(), Some(&b"value"[..]));
+}
+
+#[test]
+fn owner_goes_on_with_a_master_that_was_restarted() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut cluster = cluster(1);
+    let _owner = owner(&cluster, directory.path());
+    cluster.nodes[0].put("before", &[7; 5000]).unwrap();
+    await_disk(&cluster.nodes[0], "before");
+    cluster.start_master().unwrap();
+    let node = &cluster.nodes[0];
+    let mut number = 0;
+    let name = until(LIMIT, "an object is on disk again", || {
+        number += 1;
+        let name = format!("after{number}");
+        node.put(&name, &[8; 5000]).ok()?;
+        (copies(node, &name).1 > 0).then_some(name)
+    });
+    assert_eq!(node.get(&name).unwrap(), Some(vec![8; 5000]));
+}
