@@ -621,7 +621,7 @@ class Store:
         segment_bytes: int = 0,
         tenant: str = ...,
         refuses_ignored_tenant: bool = True,
-        wants_offload: bool = False,
+        disks: list[tuple[str, int | None]] = ...,
         is_tcp_forced: bool | None = None,
         rdma_devices: str | None = None,
         rpc_timeout_s: float | None = None,
@@ -645,7 +645,9 @@ class Store:
             tenant: Tenant in whose namespace the keys are.
             refuses_ignored_tenant: Refuse a master that ignores tenants, if another tenant than the
                 default one is named; False logs a warning.
-            wants_offload: Let the master count the evicted objects that an SSD tier would keep.
+            disks: Directories in which this process keeps copies of objects for the pool, each with
+                the bytes that it may take (None: 90 % of what is free). An empty path stands for
+                the directories that the environment names.
             is_tcp_forced: Transfer bytes over TCP only; None uses ``MC_FORCE_TCP``.
             rdma_devices: RDMA devices as for `Engine.start`.
             rpc_timeout_s: Timeout of a call to the master; None uses the environment.
@@ -1259,6 +1261,17 @@ def disk_verify(
 
 def disk_wipe(path: str | PathLike[str]) -> int:
     """Remove all records of a directory, and its identity; return how many extents it had."""
+
+def unmount_disks(store: Store, grace_s: int) -> None:
+    """Take the directories of a store out of the pool.
+
+    Args:
+        store: The store.
+        grace_s: Seconds during which their records can still be read, while none is added.
+
+    Raises:
+        MooncakeError: The store keeps no directory (code -101), or is closed.
+    """
 
 def environment() -> list[tuple[str, list[str], str, str, str | None]]:
     """Return every environment variable: name, older names, default, help, current value."""

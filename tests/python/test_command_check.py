@@ -159,7 +159,7 @@ def test_missing_setting_is_named(check: Any):
 
 def test_odd_settings_are_warned_of(check: Any):
     changes = {"master_server_address": "10.0.0.1:9003", "local_hostname": "localhost"}
-    changes |= {"metadata_server": "http://10.0.0.1:8080", "enable_ssd_offload": "true"}
+    changes |= {"metadata_server": "http://10.0.0.1:8080"}
     code, found = check(json.dumps(STORE | changes | {"own_thing": 1, "global_segment_size": 0}))
     assert code == 0
     levels = {field: rows[0][0] for field, rows in found.items()}
@@ -167,7 +167,6 @@ def test_odd_settings_are_warned_of(check: Any):
         "master_server_address": "warning",
         "metadata_server": "warning",
         "local_hostname": "warning",
-        "enable_ssd_offload": "warning",
     }
     assert (levels["own_thing"], levels["global_segment_size"]) == ("note", "note")
     assert "admin port" in found["master_server_address"][0][1]

@@ -175,8 +175,12 @@ variables! {
     MOONCAKE_LOCAL_BUFFER_SIZE: Size => "1073741824", "Bytes of a store's buffer for calls that copy; units are accepted, such as 4gb.";
     MOONCAKE_PROTOCOL: Text => "tcp", "Transport protocol of a store.";
     MOONCAKE_DEVICE: Text => "", "Network devices of a store, for RDMA.";
-    MOONCAKE_OFFLOAD_ENABLED: Boolean => "off", "(no effect) There is no offload to disks in this version; a store logs a warning if this is on.";
-    MOONCAKE_OFFLOAD_FILE_STORAGE_PATH: Text => "", "(no effect) Directory of the offload of MOONCAKE_OFFLOAD_ENABLED.";
+    MOONCAKE_OFFLOAD_ENABLED: Boolean => "off", "Let a store keep copies of objects in a directory (MooncakeConfig.load_from_env).";
+    MOONCAKE_OFFLOAD_FILE_STORAGE_PATH: Text => "/data/file_storage", "Directory of a store or `mooncake_client` that keeps copies of objects and is named no other.";
+    MOONCAKE_OFFLOAD_FILE_STORAGE_PATHS: Text => "", "Several such directories, separated by commas, instead of the one of MOONCAKE_OFFLOAD_FILE_STORAGE_PATH.";
+    MOONCAKE_OFFLOAD_TOTAL_SIZE_LIMIT_BYTES: Size => "0", "Bytes that each of these directories may take; 0: 90 % of what is free at the start.";
+    MOONCAKE_OFFLOAD_LOCAL_BUFFER_SIZE_BYTES: Size => "1342177280", "Bytes of memory through which records of these directories go to readers in other processes, at least 64 MiB.";
+    MOONCAKE_OFFLOAD_USE_URING ("MOONCAKE_USE_URING"): Switch => "", "Read these directories through io_uring (1) or by threads (0). Not set: through io_uring if the system permits it.";
     MOONCAKE_TENANT_ID: Text => "default", "Tenant whose namespace holds a store's keys.";
     MOONCAKE_ENABLE_CLIENT_HTTP_SERVER: Boolean => "off", "Let a store serve its health and metrics over HTTP.";
     MOONCAKE_CLIENT_HTTP_PORT: Number(0, 65_535) => "9300", "Port of the HTTP server of MOONCAKE_ENABLE_CLIENT_HTTP_SERVER.";

@@ -33,6 +33,8 @@ pub struct DaemonConfig {
     pub tenant: String,
     /// File for the bound addresses; empty: none.
     pub ports_file: String,
+    /// Whether it keeps copies of objects in the directories that the environment names.
+    pub has_offload: bool,
     /// Whether health and metrics are served over HTTP.
     pub has_http: bool,
     /// Port of the HTTP server; 0: a free port.
@@ -54,6 +56,7 @@ impl Default for DaemonConfig {
             devices: String::new(),
             tenant: "default".to_owned(),
             ports_file: String::new(),
+            has_offload: false,
             has_http: false,
             http_port: 9300,
             ignored: BTreeMap::new(),
@@ -187,8 +190,10 @@ pub const OPTIONS: &[OptionSpec<DaemonConfig>] = &[
     ignored!("threads", "1", "Each connection has a thread.", read_number::<i32>, false),
     value("tenant_id", "Namespace of the served processes' keys.",
         |c, t| { t.trim().clone_into(&mut c.tenant); Ok(()) }, |c| c.tenant.clone()),
-    ignored!("enable_offload", "false", "Moves objects to disk.", read_bool, true),
-    ignored!("start_offload_rpc_server", "true", "Serves reads from disk.", read_bool, true),
+    switch("enable_offload", "Keeps copies of the pool's objects in the directory MOONCAKE_OFFLOAD_FILE_STORAGE_PATH, or \
+         in several, MOONCAKE_OFFLOAD_FILE_STORAGE_PATHS. The master needs --enable_offload, too.",
+        |c, t| read_bool(t).map(|on| c.has_offload = on), |c| c.has_offload.to_string()),
+    ignored!("start_offload_rpc_server", "true", "Records on disk are always served.", read_bool, true),
     switch("enable_http_server", "Serves the daemon's health and metrics over HTTP: /health, /metrics, \
          /metrics/summary.",
         |c, t| read_bool(t).map(|on| c.has_http = on), |c| c.has_http.to_string()),
@@ -255,7 +260,7 @@ mod tests {
 
     #[test]
     fn warns_of_ignored_option_only_if_enabled() {
-        assert_eq!(read("--enable_offload").unwrap().warnings().len(), 1);
+        assert!(read("--enable_offload").unwrap().has_offload);
         assert!(read("--noenable_offload -v=1").unwrap().warnings().is_empty());
     }
 

@@ -8,7 +8,9 @@ use std::{
 
 use mooncake_base::{Clock, Endpoint, Result, SystemClock, TenantId};
 use mooncake_proto::native_frame::DaemonGreeting;
-use mooncake_settings::{client_config, link_config, store_engine_config, use_rdma_for_store};
+use mooncake_settings::{
+    client_config, disks_of_environment, link_config, store_engine_config, use_rdma_for_store,
+};
 use mooncake_store_client::{
     Client, ClientConfig, HttpServer, LinkConfig, SocketLink, address::host_facing,
 };
@@ -61,6 +63,10 @@ impl Daemon {
             // As upstream's daemon, which joins any master.
             refuses_ignored_tenant: false,
             segment_bytes: config.segment.bytes(),
+            disks: match config.has_offload {
+                true => disks_of_environment()?,
+                false => Vec::new(),
+            },
             ..client_config()?
         };
         let rpc_timeout = own.rpc_timeout;

@@ -1,6 +1,7 @@
-//! What `mooncake disk` asks of a directory of records that no process uses.
+//! What `mooncake disk` asks of a directory of records that no process uses, and the directories of a
+//! store.
 
-use std::path::PathBuf;
+use std::{path::PathBuf, time::Duration};
 
 use mooncake_disk::{Error, inspect};
 use pyo3::{
@@ -9,11 +10,21 @@ use pyo3::{
     types::PyBytes,
 };
 
+use crate::{error::or_raise, store::Store};
+
 /// Tenant, key, version, length, extent, offset in it, and whether the extent is sealed.
 type Record = (String, Py<PyBytes>, u64, u64, u32, u64, bool);
 
 /// Numbers of extents, of good records and of their bytes; tenant, key and version of damaged ones.
 type Report = (u64, u64, u64, Vec<(String, Py<PyBytes>, u64)>);
+
+/// Takes the directories of a store out of the pool, after a time in which their records can be read.
+#[pyfunction]
+pub(crate) fn unmount_disks(store: &Bound<'_, Store>, grace_s: u32) -> PyResult<()> {
+    let (py, grace) = (store.py(), Duration::from_secs(grace_s.into()));
+    let unmounted = store.get().call(py, |client| client.unmount_disks(grace))?;
+    or_raise(py, unmounted)
+}
 
 /// Returns the records of a directory.
 #[pyfunction]

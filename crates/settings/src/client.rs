@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use mooncake_base::{
     Result, Token, env,
-    parse::{read_millis, read_seconds},
+    parse::{read_millis, read_seconds, read_size},
 };
 use mooncake_store_client::{ClientConfig, LinkConfig, MetricsConfig};
 
@@ -21,6 +21,7 @@ pub fn client_config() -> Result<ClientConfig> {
     let mut client = ClientConfig {
         has_checksums: env::MOONCAKE_STORE_CHECKSUM.is_on(),
         metrics: metrics()?,
+        disk_token: token()?,
         ..ClientConfig::default()
     };
     if let Some(timeout) = value(&env::MC_RPC_TIMEOUT_MS, read_millis)? {
@@ -28,6 +29,9 @@ pub fn client_config() -> Result<ClientConfig> {
     }
     if let Some(timeout) = value(&env::MC_TRANSFER_TIMEOUT, read_seconds)? {
         client.transfer_timeout = timeout.max(TRANSFER_TIMEOUT_MIN);
+    }
+    if let Some(size) = value(&env::MOONCAKE_OFFLOAD_LOCAL_BUFFER_SIZE_BYTES, read_size)? {
+        client.disk_staging_bytes = size.bytes();
     }
     Ok(client)
 }
@@ -37,12 +41,15 @@ pub fn client_config() -> Result<ClientConfig> {
 /// # Errors
 /// An invalid value.
 pub fn link_config() -> Result<LinkConfig> {
-    let token = value(&env::MOONCAKE_MASTER_TOKEN, Token::new)?;
-    let mut link = LinkConfig { token, ..LinkConfig::default() };
+    let mut link = LinkConfig { token: token()?, ..LinkConfig::default() };
     if let Some(timeout) = value(&env::MC_RPC_CONNECT_TIMEOUT_MS, read_millis)? {
         link.connect_timeout = timeout;
     }
     Ok(link)
+}
+
+fn token() -> Result<Option<Token>> {
+    value(&env::MOONCAKE_MASTER_TOKEN, Token::new)
 }
 
 fn metrics() -> Result<MetricsConfig> {

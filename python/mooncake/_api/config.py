@@ -86,6 +86,11 @@ class StoreConfig:
             are not checked.
         http_port: Port that serves ``/health``, ``/metrics`` and ``/metrics/summary`` of this store
             over HTTP; 0 takes a free port, None disables the server.
+        disk: Directory in which this process keeps copies of the pool's objects, which stay
+            readable from there once they leave memory; several directories are a tuple. "" keeps
+            none. The master needs ``--enable_offload``; a pool that this store starts has it then.
+        disk_bytes: Bytes that each directory may take, as a number or as text like ``"500GB"``;
+            None takes ``MOONCAKE_OFFLOAD_TOTAL_SIZE_LIMIT_BYTES``, or 90 % of what is free.
         token: Secret that the master and its clients share, at least 8 bytes; None uses
             ``MOONCAKE_MASTER_TOKEN``. A pool that this store starts accepts only others that know
             it.
@@ -103,6 +108,8 @@ class StoreConfig:
     listen: str = ""
     has_checksums: bool | None = None
     http_port: int | None = None
+    disk: str | os.PathLike[str] | tuple[str | os.PathLike[str], ...] = ""
+    disk_bytes: int | str | None = None
     token: str | None = field(default=None, repr=False)
 
     @classmethod
@@ -261,8 +268,28 @@ def connect(master: str, config: StoreConfig) -> _native.Store:
         listen=config.listen,
         has_checksums=config.has_checksums,
         http_port=config.http_port,
+        disks=_disks(config),
         token=config.token,
     )
+
+
+def _disks(config: StoreConfig) -> list[tuple[str, int | None]]:
+    """Return the directories of a store, each with the bytes that it may take."""
+    given = config.disk if isinstance(config.disk, tuple) else (config.disk,)
+    paths = [os.fspath(path) for path in given if os.fspath(path)]
+    if config.disk_bytes is None:
+        return [(path, None) for path in paths]
+    try:
+        capacity = parse_size(config.disk_bytes)
+    except ValueError as error:
+        text = f"the size of a directory is a number of bytes, or text like '500GB': {error}"
+        context = {"disk_bytes": config.disk_bytes}
+        raise _native.failure(_INVALID_PARAMS, text, context=context) from None
+    if not 0 < capacity <= _BYTES_MAX:
+        text = "the size of a directory is out of range"
+        context = {"disk_bytes": config.disk_bytes}
+        raise _native.failure(_INVALID_PARAMS, text, context=context)
+    return [(path, capacity) for path in paths]
 
 
 def _lent_bytes(given: int | str) -> int:
@@ -285,7 +312,16 @@ def connect_dummy(daemon: str, master: str, config: StoreConfig) -> _native.Stor
     defaults = StoreConfig()
     wrong = [
         name
-        for name in ("segment_bytes", "name", "metadata", "tenant", "listen", "token")
+        for name in (
+            "segment_bytes",
+            "name",
+            "metadata",
+            "tenant",
+            "listen",
+            "disk",
+            "disk_bytes",
+            "token",
+        )
         if getattr(config, name) != getattr(defaults, name)
     ]
     wrong += ["master"] if master != "embedded" else []

@@ -79,7 +79,7 @@ class ReplicaDescriptor:
 
     def is_memory_replica(self) -> bool:
         """Return whether the copy is in memory."""
-        return True
+        return not self._place["is_disk"]
 
     def is_disk_replica(self) -> bool:
         """Return whether the copy is in a file."""
@@ -87,10 +87,16 @@ class ReplicaDescriptor:
 
     def is_local_disk_replica(self) -> bool:
         """Return whether the copy is on the local disk of a client."""
-        return False
+        return bool(self._place["is_disk"])
 
     def get_memory_descriptor(self) -> MemoryDescriptor:
-        """Describe the copy in memory."""
+        """Describe the copy in memory.
+
+        Raises:
+            RuntimeError: The copy is on disk.
+        """
+        if self._place["is_disk"]:
+            raise RuntimeError("Expected MemoryDescriptor")
         if self._memory is None:
             # Built on first use, since most callers only count copies.
             self._memory = MemoryDescriptor()
@@ -109,11 +115,17 @@ class ReplicaDescriptor:
         raise RuntimeError("Expected DiskDescriptor")
 
     def __repr__(self) -> str:
+        if self._place["is_disk"]:
+            size, endpoint = self._place["size"], self._place["endpoint"]
+            return (
+                f"<ReplicaDescriptor status={self.status} local_disk object_size={size} "
+                f"transport_endpoint={endpoint}>"
+            )
         return f"<ReplicaDescriptor status={self.status} {self.get_memory_descriptor()!r}>"
 
 
-def memory_replica(place: dict[str, Any]) -> ReplicaDescriptor:
-    """Describe a complete copy in memory: its address, size and endpoint."""
+def replica_of(place: dict[str, Any]) -> ReplicaDescriptor:
+    """Describe a complete copy: its address, size and endpoint."""
     replica = object.__new__(ReplicaDescriptor)
     replica._memory = None
     replica._place = place

@@ -100,10 +100,11 @@ class MooncakeDistributedStore(
                 process.
             engine: Result of `TransferEngine.get_engine`, to share that engine; None starts a
                 separate one.
-            enable_ssd_offload: Accepted with a warning: this build has no SSD tier, so evicted
-                objects are dropped. The master counts them in its metric
-                ``mooncake_master_missed_offloads_total``.
-            ssd_offload_path: Directory for `enable_ssd_offload`; it must exist.
+            enable_ssd_offload: Keep copies of the pool's objects in a directory, from which they
+                stay readable once they leave memory. The master needs ``--enable_offload``;
+                without it the result is -1300.
+            ssd_offload_path: That directory, which must exist; one process may use it. "" takes
+                ``MOONCAKE_OFFLOAD_FILE_STORAGE_PATHS`` or ``MOONCAKE_OFFLOAD_FILE_STORAGE_PATH``.
             tenant_id: Tenant in whose namespace the keys are; "" is the default tenant.
             enable_client_http_server: Serve ``/health``, ``/metrics`` and ``/metrics/summary`` of
                 this client over HTTP.
@@ -248,8 +249,10 @@ class MooncakeDistributedStore(
         return self._name
 
     def get_offload_rpc_read_count(self) -> int:
-        """Return the number of reads from another process's disk tier: always 0."""
-        return 0
+        """Return how often this store had another process load records from its disk."""
+        if self._native is None:
+            return 0
+        return int(self._native.metrics()["disk"]["remote_loads"])
 
     def alloc_from_mem_pool(self, size: int) -> int:
         """Allocate from the pool that `setup_dummy` made; `close` frees the memory.

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
+from mooncake._runtime import _native
 from mooncake.errors import MooncakeError, NotFoundError
 from mooncake.store.base import StoreBase
 from mooncake.store.batch import invalid_argument, not_set_up, unsigned
 from mooncake.store.codes import INTERNAL_ERROR, INVALID_PARAMS, OK
-
-if TYPE_CHECKING:
-    from mooncake._runtime import _native
 
 __all__ = ["SegmentCalls"]
 
@@ -118,13 +116,15 @@ class SegmentCalls(StoreBase):
         return self._unmount(segment_ids, grace_period_seconds, "own")
 
     def unmount_local_disk_segment(self, grace_period_seconds: int = 0) -> int:
-        """Do nothing: this build has no disk tier to unmount.
+        """Take the directories of this store out of the pool; their records stay in them.
 
         Args:
-            grace_period_seconds: An integer from 0 on.
+            grace_period_seconds: Time during which the records can still be read, while none is
+                added.
 
         Returns:
-            0, or -1 before `setup` and after `setup_dummy`.
+            0, also if the store keeps no directory; -1 before `setup`, after `setup_dummy` and if
+            it fails.
         """
         unsigned("grace_period_seconds", grace_period_seconds)
         native = self._native
@@ -133,6 +133,12 @@ class SegmentCalls(StoreBase):
             return INTERNAL_ERROR
         if native.is_dummy:
             invalid_argument("a dummy client lends no memory")
+            return INTERNAL_ERROR
+        try:
+            _native.unmount_disks(native, grace_s=grace_period_seconds)
+        except NotFoundError:
+            return OK
+        except MooncakeError:
             return INTERNAL_ERROR
         return OK
 

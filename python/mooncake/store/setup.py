@@ -107,13 +107,24 @@ class SetupArguments:
                 f"use at least {self.segment_bytes_min} bytes, or 0 to lend nothing",
             )
         if self.enable_ssd_offload:
-            if not os.path.isdir(self.ssd_offload_path):
-                raise ValueError("Invalid FileStorage configuration")
-            _log.warning("SSD offload is not implemented: evicted objects are dropped")
+            for path in self._disk_paths():
+                if not os.path.isdir(path):
+                    raise ValueError(
+                        f"Invalid FileStorage configuration: {path!r} is no directory; name one in "
+                        "ssd_offload_path or MOONCAKE_OFFLOAD_FILE_STORAGE_PATH"
+                    )
         if self.enable_client_http_server and not 0 < self.client_http_port < 1 << 16:
             raise _native.failure(
                 INVALID_PARAMS, f"client_http_port={self.client_http_port} is not a port"
             )
+
+    def _disk_paths(self) -> list[str]:
+        if self.ssd_offload_path:
+            return [self.ssd_offload_path]
+        values = _environment()
+        several = values["MOONCAKE_OFFLOAD_FILE_STORAGE_PATHS"].split(",")
+        paths = [path.strip() for path in several if path.strip()]
+        return paths or [values["MOONCAKE_OFFLOAD_FILE_STORAGE_PATH"].strip()]
 
 
 class HeldPort:
@@ -187,7 +198,7 @@ def _join(arguments: SetupArguments, name: str, engine: _native.Engine | None) -
         tenant=arguments.tenant_id,
         # As upstream, which joins any master; a warning is logged.
         refuses_ignored_tenant=False,
-        wants_offload=arguments.enable_ssd_offload,
+        disks=[(arguments.ssd_offload_path, None)] if arguments.enable_ssd_offload else [],
         rdma_devices=arguments.rdma_devices if arguments.protocol.lower() == "rdma" else None,
         # Engines look keys up in the thread that schedules requests: no call waits for a master.
         fails_as_upstream=True,
@@ -197,8 +208,12 @@ def _join(arguments: SetupArguments, name: str, engine: _native.Engine | None) -
     )
 
 
+def _environment() -> dict[str, str]:
+    return {name: value or default for name, _, default, _, value in _native.environment()}
+
+
 def _name_ports() -> tuple[int, int]:
-    values = {name: value or default for name, _, default, _, value in _native.environment()}
+    values = _environment()
     try:
         first = int(values["MC_STORE_CLIENT_MIN_PORT"])
         last = int(values["MC_STORE_CLIENT_MAX_PORT"])

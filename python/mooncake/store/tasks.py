@@ -10,7 +10,7 @@ from mooncake.store.base import StoreBase
 from mooncake.store.batch import Key, check_lists
 from mooncake.store.codes import INVALID_PARAMS, OK, SEGMENT_NOT_FOUND
 from mooncake.store.config import TaskStatus, TaskType
-from mooncake.store.descriptors import QueryTaskResponse, ReplicaDescriptor, memory_replica
+from mooncake.store.descriptors import QueryTaskResponse, ReplicaDescriptor, replica_of
 
 if TYPE_CHECKING:
     from mooncake._runtime import _native
@@ -34,7 +34,7 @@ class TaskCalls(StoreBase):
             key: Key of the object.
         """
         places = self._call_batch(1, lambda native: native.replicas([key]))[0]
-        return [] if isinstance(places, MooncakeError) else [memory_replica(at) for at in places]
+        return [] if isinstance(places, MooncakeError) else [replica_of(at) for at in places]
 
     def batch_get_replica_desc(self, keys: Sequence[Key]) -> dict[str, list[ReplicaDescriptor]]:
         """Describe the copies of many objects and lease the objects.
@@ -49,7 +49,7 @@ class TaskCalls(StoreBase):
         described = {}
         for key, places in zip(keys, found, strict=True):
             if not isinstance(places, MooncakeError):
-                described[_text(key)] = [memory_replica(place) for place in places]
+                described[_text(key)] = [replica_of(place) for place in places]
         return described
 
     def batch_replica_clear(self, keys: Sequence[Key], segment_name: str = "") -> list[str]:

@@ -2,7 +2,7 @@
 
 use mooncake_store_client::{
     Located, MasterStatus, MetricsSnapshot, SegmentUse,
-    metrics::{Count, Latency},
+    metrics::{Count, DiskMetrics, Latency},
 };
 use std::time::Duration;
 
@@ -42,6 +42,7 @@ pub(crate) fn places<'py>(py: Python<'py>, located: &Located) -> PyResult<Bound<
         dict.set_item(intern!(py, "endpoint"), &place.segment.endpoint)?;
         dict.set_item(intern!(py, "address"), place.segment.base + place.offset)?;
         dict.set_item(intern!(py, "size"), place.length)?;
+        dict.set_item(intern!(py, "is_disk"), place.segment.is_disk)?;
         list.append(dict)?;
     }
     Ok(list)
@@ -112,6 +113,29 @@ pub(crate) fn metrics<'py>(
         peer_errors.set_item(peer, errors)?;
     }
     dict.set_item("peer_errors", peer_errors)?;
+    dict.set_item("disk", disk(py, &metrics.disk)?)?;
+    Ok(dict)
+}
+
+fn disk<'py>(py: Python<'py>, metrics: &DiskMetrics) -> PyResult<Bound<'py, PyDict>> {
+    let dict = PyDict::new(py);
+    for (name, count) in [("read", &metrics.read), ("written", &metrics.written)] {
+        let way = PyDict::new(py);
+        way.set_item("records", count.records)?;
+        way.set_item("bytes", count.bytes)?;
+        way.set_item("latency", latency(py, &count.latency)?)?;
+        dict.set_item(name, way)?;
+    }
+    dict.set_item("remote_loads", metrics.remote_calls)?;
+    dict.set_item("remote_bytes", metrics.remote_bytes)?;
+    dict.set_item("evicted", metrics.evicted)?;
+    dict.set_item("lost", metrics.lost)?;
+    dict.set_item("staged_bytes", metrics.staged_bytes)?;
+    let refused = PyDict::new(py);
+    for (reason, count) in &metrics.refused {
+        refused.set_item(reason, count)?;
+    }
+    dict.set_item("refused", refused)?;
     Ok(dict)
 }
 

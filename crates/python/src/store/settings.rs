@@ -4,8 +4,13 @@ use std::time::Duration;
 
 use mooncake_base::{Endpoint, Error, Result, TenantId, Token};
 use mooncake_master::MasterConfig;
-use mooncake_settings::{client_config, link_config, store_engine_config, use_rdma_for_store};
-use mooncake_store_client::{ClientConfig, DaemonGreeting, LinkConfig, address::set_engine_host};
+use mooncake_settings::{
+    client_config, disk_at, disks_of_environment, link_config, store_engine_config,
+    use_rdma_for_store,
+};
+use mooncake_store_client::{
+    ClientConfig, DaemonGreeting, DiskConfig, LinkConfig, address::set_engine_host,
+};
 use mooncake_transfer_engine::EngineConfig;
 
 /// The master address that asks for a master in this process.
@@ -23,7 +28,9 @@ pub(crate) struct Arguments {
     pub(crate) segment_bytes: u64,
     pub(crate) tenant: String,
     pub(crate) refuses_ignored_tenant: bool,
-    pub(crate) wants_offload: bool,
+    /// Directories for copies of objects, with their capacities. An empty path stands for those that
+    /// the environment names.
+    pub(crate) disks: Vec<(String, Option<u64>)>,
     pub(crate) is_tcp_forced: Option<bool>,
     /// RDMA devices as for [`use_rdma_for_store`].
     pub(crate) rdma_devices: Option<String>,
@@ -74,11 +81,14 @@ impl Settings {
             store_engine_config(&arguments.name, &arguments.metadata, arguments.is_tcp_forced)?;
         use_rdma_for_store(&mut engine, arguments.rdma_devices.as_deref())?;
         set_engine_host(&mut engine, master_address(&arguments));
+        let disks = disks(arguments.disks)?;
+        let has_offload = !disks.is_empty();
         let mut client = ClientConfig {
             name: arguments.name,
             tenant: TenantId::new(&arguments.tenant),
             refuses_ignored_tenant: arguments.refuses_ignored_tenant,
-            wants_offload: arguments.wants_offload,
+            wants_offload: !disks.is_empty(),
+            disks,
             awaits_master: !arguments.fails_as_upstream,
             reports_lost_holders: arguments.fails_as_upstream,
             segment_bytes: arguments.segment_bytes,
@@ -103,9 +113,10 @@ impl Settings {
         if let Some(token) = &arguments.token {
             link.token = Some(Token::new(token)?);
         }
+        client.disk_token.clone_from(&link.token);
         // This process calls an embedded master without a socket. Others need the token.
         let rpc_token = link.token.clone();
-        let embedded = MasterConfig { rpc_token, ..embedded(&arguments.listen)? };
+        let embedded = MasterConfig { rpc_token, has_offload, ..embedded(&arguments.listen)? };
         let http_port = arguments.http_port;
         Ok(Self { master: arguments.master, engine, client, link, embedded, http_port })
     }
@@ -124,7 +135,7 @@ impl Settings {
             // The daemon supplies the tenant.
             tenant: String::new(),
             refuses_ignored_tenant: true,
-            wants_offload: false,
+            disks: Vec::new(),
             is_tcp_forced: arguments.is_tcp_forced,
             // It reaches memory of its own host only.
             rdma_devices: None,
@@ -160,6 +171,17 @@ pub(crate) fn link(connect_timeout_s: Option<f64>) -> Result<LinkConfig> {
         link.connect_timeout = timeout;
     }
     Ok(link)
+}
+
+fn disks(given: Vec<(String, Option<u64>)>) -> Result<Vec<DiskConfig>> {
+    let mut disks = Vec::with_capacity(given.len());
+    for (path, capacity) in given {
+        match path.is_empty() {
+            true => disks.append(&mut disks_of_environment()?),
+            false => disks.push(disk_at(&path, capacity)?),
+        }
+    }
+    Ok(disks)
 }
 
 /// Returns the address of the master as far as it is known yet.

@@ -88,9 +88,7 @@ def check_store(
         if settings.get(name) is not None:
             _check_size(findings, name, settings[name], may_be_zero=name != _SIZES[0])
     check_protocol(findings, "protocol", settings.get("protocol"), settings.get("device_name"))
-    if _truth(findings, settings, "enable_ssd_offload"):
-        text = "there is no disk tier: evicted objects are gone"
-        findings.add("warning", "enable_ssd_offload", text, "Lend more memory.")
+    _truth(findings, settings, "enable_ssd_offload")
     _truth(findings, settings, "enable_client_http_server")
     if findings.of_type(settings, "tenant_id", str, "a name") and settings["tenant_id"]:
         target.tenant = settings["tenant_id"]
