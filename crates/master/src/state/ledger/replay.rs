@@ -162,9 +162,7 @@ impl Image {
                 self.apply_published(version, failed, checksum, pin);
             }
             Effect::Displaced { version } => {
-                if let Some(write) = self.writes.get_mut(&version) {
-                    write.is_displaced = true;
-                }
+                self.writes.entry(version).and_modify(|write| write.is_displaced = true);
             }
             Effect::WriteDropped { version } => {
                 self.writes.remove(&version);

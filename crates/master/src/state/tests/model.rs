@@ -286,90 +286,101 @@ impl Model {
 
     fn run_disk(&mut self, call: Call) {
         let (now, owner) = (self.pool.now, CLIENTS[self.disk.owner]);
-        let state = &mut self.pool.state;
-        let tenant = &self.pool.tenant;
+        match call {
+            Call::MountDisk { client, reports_all } => self.mount_disk(client, reports_all),
+            Call::UnmountDisk { forgets } => {
+                let unmounted = self.pool.state.disks().unmount(now, owner, DISK, forgets);
+                if unmounted.is_ok() {
+                    self.leases.clear();
+                }
+                if unmounted.is_ok() && forgets {
+                    self.disk.records.clear();
+                }
+            }
+            Call::HandOver => self.hand_over(owner),
+            call => {
+                if let Ok(disk) = self.pool.state.disks().reporting(owner, DISK, 0) {
+                    self.report_disk(disk, call);
+                }
+            }
+        }
+    }
+
+    fn mount_disk(&mut self, client: usize, reports_all: bool) {
+        self.disk.incarnation += 1;
+        let spec = DiskSpec {
+            id: DISK,
+            incarnation: Incarnation(self.disk.incarnation),
+            name: HOSTS[client].to_owned(),
+            address: HOSTS[client].to_owned(),
+            capacity: 1 << 30,
+        };
+        if self.pool.state.disks().mount(CLIENTS[client], spec, 0, reports_all).is_ok() {
+            self.disk.owner = client;
+            self.disk.taken.clear();
+        }
+    }
+
+    fn hand_over(&mut self, owner: ClientId) {
+        let now = self.pool.now;
+        let taken = self.pool.state.disks().take_over(now, owner, DISK, 3, 400_000);
+        let Ok(offloaded) = taken else { return };
+        for object in offloaded.objects {
+            let key = KEYS.iter().position(|key| key.as_bytes() == object.key).unwrap();
+            let until = now + offloaded.fence;
+            for (start, end, incarnation) in self.stretches(&object.places) {
+                let fence = self.fences.entry((incarnation, start, end)).or_insert(until);
+                *fence = until.max(*fence);
+            }
+            self.disk.taken.push((key, object.version, object.length));
+        }
+    }
+
+    /// What the owner of the disk reports.
+    fn report_disk(&mut self, disk: DiskSlot, call: Call) {
+        let now = self.pool.now;
+        let tenant = self.pool.tenant.clone();
         let record = |&(key, version, length): &(usize, Version, u64)| RecordName {
-            tenant,
+            tenant: &tenant,
             key: KEYS[key].as_bytes(),
             version,
             length,
         };
         match call {
-            Call::MountDisk { client, reports_all } => {
-                self.disk.incarnation += 1;
-                let spec = DiskSpec {
-                    id: DISK,
-                    incarnation: Incarnation(self.disk.incarnation),
-                    name: HOSTS[client].to_owned(),
-                    address: HOSTS[client].to_owned(),
-                    capacity: 1 << 30,
-                };
-                if state.disks().mount(CLIENTS[client], spec, 0, reports_all).is_ok() {
-                    self.disk.owner = client;
-                    self.disk.taken.clear();
-                }
-            }
-            Call::UnmountDisk { forgets } => {
-                if state.disks().unmount(now, owner, DISK, forgets).is_ok() {
-                    self.leases.clear();
-                    if forgets {
-                        self.disk.records.clear();
-                    }
-                }
-            }
-            Call::HandOver => {
-                let Ok(offloaded) = state.disks().take_over(now, owner, DISK, 3, 400_000) else {
-                    return;
-                };
-                for object in offloaded.objects {
-                    let key = KEYS.iter().position(|key| key.as_bytes() == object.key).unwrap();
-                    let until = now + offloaded.fence;
-                    for (start, end, incarnation) in self.stretches(&object.places) {
-                        let fence = self.fences.entry((incarnation, start, end)).or_insert(until);
-                        *fence = until.max(*fence);
-                    }
-                    self.disk.taken.push((key, object.version, object.length));
-                }
-            }
             Call::Write { nth, fails } if !self.disk.taken.is_empty() => {
                 let taken = self.disk.taken.swap_remove(nth.index(self.disk.taken.len()));
-                let Ok(disk) = state.disks().reporting(owner, DISK, 0) else { return };
                 // The report ends the fence, and the reader knows that.
                 self.fences.clear();
+                let mut disks = self.pool.state.disks();
                 match fails {
-                    true => state.disks().record_lost(now, disk, &record(&taken), false),
+                    true => disks.record_lost(now, disk, &record(&taken), false),
                     false => {
                         self.disk.records.push(taken);
-                        state.disks().record_added(now, disk, &record(&taken));
+                        disks.record_added(now, disk, &record(&taken));
                     }
                 }
             }
             Call::Lose { key } => {
-                let Ok(disk) = state.disks().reporting(owner, DISK, 0) else { return };
+                let records = std::mem::take(&mut self.disk.records);
                 let (lost, kept): (Vec<_>, Vec<_>) =
-                    std::mem::take(&mut self.disk.records).into_iter().partition(|it| it.0 == key);
+                    records.into_iter().partition(|it| it.0 == key);
                 self.disk.records = kept;
-                lost.iter()
-                    .for_each(|lost| state.disks().record_lost(now, disk, &record(lost), true));
+                for lost in &lost {
+                    self.pool.state.disks().record_lost(now, disk, &record(lost), true);
+                }
                 self.leases.remove(&key);
             }
             Call::NameAll { loses } => {
-                let Ok(disk) = state.disks().reporting(owner, DISK, 0) else { return };
+                let (version, length) = self.readable_version(loses).unwrap_or((Version(0), 0));
                 self.disk.records.retain(|it| it.0 != loses);
+                let mut disks = self.pool.state.disks();
                 for named in &self.disk.records {
-                    state.disks().record_added(now, disk, &record(named));
+                    disks.record_added(now, disk, &record(named));
                 }
-                if let Some(mut confirmation) = state.disks().begin_confirmation(disk) {
-                    while !state.disks().confirm_slice(now, &mut confirmation) {}
-                } else {
+                match disks.begin_confirmation(disk) {
+                    Some(mut confirmation) => while !disks.confirm_slice(now, &mut confirmation) {},
                     // Told one by one instead.
-                    let lost = self.readable_version(loses);
-                    if let Some((version, length)) = lost {
-                        let tenant = &self.pool.tenant;
-                        let key = KEYS[loses].as_bytes();
-                        let record = RecordName { tenant, key, version, length };
-                        self.pool.state.disks().record_lost(now, disk, &record, true);
-                    }
+                    None => disks.record_lost(now, disk, &record(&(loses, version, length)), true),
                 }
                 self.leases.remove(&loses);
             }

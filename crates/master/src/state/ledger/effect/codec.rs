@@ -22,14 +22,10 @@ impl<'a> Effect<'a> {
         let out = &mut Writer(into);
         match self {
             Self::Mounted { number, client, spec } => {
-                out.tag(1).number(number.0).id(client.bits()).id(spec.id.bits());
-                out.int(spec.incarnation.0).text(&spec.name).text(&spec.endpoint);
-                out.int(spec.base).int(spec.length).text(&spec.protocol);
+                out.tag(1).number(number.0).id(client.bits()).segment(spec);
             }
             Self::DiskMounted { number, client, spec } => {
-                out.tag(21).number(number.0).id(client.bits()).id(spec.id.bits());
-                out.int(spec.incarnation.0).text(&spec.name).text(&spec.address);
-                out.int(spec.capacity);
+                out.tag(21).number(number.0).id(client.bits()).disk(spec);
             }
             Self::SegmentStatus { number, status, grace } => {
                 out.tag(2).number(number.0).byte(*status).time(*grace);
@@ -206,6 +202,16 @@ impl Writer<'_> {
         self.number(copy.segment.0).int(copy.offset).int(u64::from(copy.ordinal))
     }
 
+    fn segment(&mut self, spec: &SegmentSpec) -> &mut Self {
+        self.id(spec.id.bits()).int(spec.incarnation.0).text(&spec.name).text(&spec.endpoint);
+        self.int(spec.base).int(spec.length).text(&spec.protocol)
+    }
+
+    fn disk(&mut self, spec: &DiskSpec) -> &mut Self {
+        self.id(spec.id.bits()).int(spec.incarnation.0).text(&spec.name).text(&spec.address);
+        self.int(spec.capacity)
+    }
+
     fn value(&mut self, value: &Value<'_>) -> &mut Self {
         self.text(value.tenant).bytes(value.key).int(value.length);
         self.int(value.copies.len() as u64);
@@ -290,13 +296,7 @@ impl<'a> Reader<'a> {
             21 => Effect::DiskMounted {
                 number: self.number()?,
                 client: ClientId::from_bits(self.id()?),
-                spec: DiskSpec {
-                    id: SegmentId::from_bits(self.id()?),
-                    incarnation: Incarnation(self.int()?),
-                    name: self.text()?.to_owned(),
-                    address: self.text()?.to_owned(),
-                    capacity: self.int()?,
-                },
+                spec: self.disk_spec()?,
             },
             20 => Effect::Annotated {
                 object: self.object()?,
@@ -413,6 +413,16 @@ impl<'a> Reader<'a> {
         })
     }
 
+    fn disk_spec(&mut self) -> Option<DiskSpec> {
+        Some(DiskSpec {
+            id: SegmentId::from_bits(self.id()?),
+            incarnation: Incarnation(self.int()?),
+            name: self.text()?.to_owned(),
+            address: self.text()?.to_owned(),
+            capacity: self.int()?,
+        })
+    }
+
     fn value(&mut self) -> Option<Value<'a>> {
         let (tenant, key, length) = (self.text()?, self.sized()?, self.int()?);
         let count = self.int()?;
@@ -436,6 +446,16 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+
+    fn disk() -> DiskSpec {
+        DiskSpec {
+            id: SegmentId::from_bits(7),
+            incarnation: Incarnation(2),
+            name: "host:1".to_owned(),
+            address: "host:3".to_owned(),
+            capacity: 1 << 40,
+        }
+    }
 
     fn each() -> Vec<Effect<'static>> {
         let copies = [
@@ -468,13 +488,6 @@ mod tests {
             length: 1 << 30,
             protocol: "tcp".to_owned(),
         };
-        let disk = DiskSpec {
-            id: SegmentId::from_bits(7),
-            incarnation: Incarnation(2),
-            name: "host:1".to_owned(),
-            address: "host:3".to_owned(),
-            capacity: 1 << 40,
-        };
         let number = SegmentNumber(300);
         let client = ClientId::from_bits(5);
         let second = Duration::from_secs(1);
@@ -487,7 +500,7 @@ mod tests {
         };
         vec![
             Effect::Mounted { number, client, spec },
-            Effect::DiskMounted { number, client, spec: disk },
+            Effect::DiskMounted { number, client, spec: disk() },
             Effect::SegmentStatus { number, status: 2, grace: second },
             Effect::SegmentDropped { number },
             started(0, None),
