@@ -135,6 +135,7 @@ impl Client {
             base: 1 << 40,
             length: OBJECT_BYTES * objects,
             protocol: "tcp".to_owned(),
+            kind: v1::SegmentKind::Memory.into(),
         };
         let segments = vec![segment];
         let caller = client.caller();
