@@ -146,6 +146,7 @@ def measure(directory: Path, size: int, total: int, rounds: int) -> None:
     count = min(total // size, OBJECTS_MAX)
     records = directory / "records"
     shutil.rmtree(records, ignore_errors=True)
+    records.mkdir(parents=True)
     pool = Pool(records, count * (size + 4 * KIB) + 64 * MIB)
     try:
         keys = [f"k{number}" for number in range(count)]
@@ -184,6 +185,7 @@ def measure(directory: Path, size: int, total: int, rounds: int) -> None:
 def measure_delay(directory: Path) -> None:
     """Prints how soon a put is on disk."""
     records = directory / "records"
+    records.mkdir(parents=True, exist_ok=True)
     pool = Pool(records, 256 * MIB)
     try:
         pool.store.put("first", bytes(4 * KIB))

@@ -232,6 +232,14 @@ pub(crate) fn is_accessible(range: LocalRange, access: Access) -> bool {
         || populate(range.address(), range.length(), access) == PageState::Mapped
 }
 
+/// Returns whether the range can be written, and stays so unless its owner unmaps it: nobody can take
+/// its pages away, as those of a file that is shortened.
+pub(crate) fn is_lasting(range: LocalRange) -> bool {
+    let (address, length) = (range.address(), range.length());
+    populate(address, length, Access::Write) == PageState::Mapped
+        && !page_check::may_vanish(address..address + length)
+}
+
 /// Returns the error for local memory that cannot be read or written.
 pub(crate) fn inaccessible(range: LocalRange, access: Access) -> Error {
     match access {

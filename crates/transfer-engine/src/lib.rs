@@ -42,7 +42,7 @@ pub use discovery::descriptor::SegmentDescriptor;
 pub use engine::{
     BatchId, BatchStatus, Engine, ManagedBuffers, OnStream, Registry, address_facing,
 };
-pub use memory::{FileMemory, HugePages, MemoryHold, Region, Regions, SharedMemory};
+pub use memory::{FileMemory, HeldRange, HugePages, MemoryHold, Region, Regions, SharedMemory};
 pub use metrics::{
     EngineSnapshot, PeerSnapshot, PoolSnapshot, QueueSnapshot, RefusalSnapshot, TransportSnapshot,
 };

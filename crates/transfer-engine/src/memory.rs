@@ -14,7 +14,7 @@ use mooncake_base::{Error, Result};
 pub use self::{
     file::FileMemory,
     mapping::HugePages,
-    region::{Region, Regions},
+    region::{HeldRange, Region, Regions},
 };
 use crate::{
     memory::{

@@ -7,7 +7,8 @@ use mooncake_base::{Error, Result};
 use super::Inner;
 use crate::{
     copy,
-    memory::region::{Backing, MemoryOwner, Region},
+    memory::region::{Backing, HeldRange, MemoryOwner, Region},
+    transfer_entry::LocalRange,
 };
 
 /// The registered ranges of an engine.
@@ -105,6 +106,13 @@ impl Registry<'_> {
         let withdrawn = addresses.iter().map(withdraw).fold(Ok(()), Result::and);
         let announced = self.inner.announce();
         withdrawn.and(announced)
+    }
+
+    /// Holds memory that a caller has named by its address, so that its bytes can be written without
+    /// a check of each access; `None` if it is not within a registered range of host memory, or cannot
+    /// be written.
+    pub fn hold(&self, range: &LocalRange) -> Option<HeldRange> {
+        self.inner.exported.regions.hold(range)
     }
 
     /// All registered ranges by address, including the engine's own allocations.

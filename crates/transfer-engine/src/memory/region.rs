@@ -18,6 +18,7 @@ use mooncake_base::sync::{Condvar, Mutex, RwLock};
 use mooncake_base::{Error, ErrorCode, Result};
 
 use crate::{
+    copy,
     device::DeviceMemory,
     memory::{file::FileMapping, mapping::Mapping},
     transfer_entry::{LocalRange, RemoteRange},
@@ -86,6 +87,21 @@ struct UseState {
 pub struct Pin {
     region: Arc<Region>,
     range: RemoteRange,
+}
+
+/// Registered memory of this process that a caller has named by its address: it is mapped, and stays
+/// registered while this lives.
+#[derive(Debug)]
+pub struct HeldRange {
+    range: LocalRange,
+    _pin: Pin,
+}
+
+impl HeldRange {
+    /// The memory, for uses that end before this is dropped.
+    pub const fn range(&self) -> LocalRange {
+        self.range
+    }
 }
 
 /// All registered ranges of one engine.
@@ -231,6 +247,22 @@ impl Regions {
         region.holds(range).then(|| Arc::clone(region))
     }
 
+    /// Holds memory that lies in a registered range of host memory and can be written; `None` if it
+    /// does not.
+    pub(crate) fn hold(&self, range: &LocalRange) -> Option<HeldRange> {
+        let (address, length) = (range.address(), range.length());
+        let wanted = RemoteRange { address: address as u64, length: length as u64 };
+        let region = self.find(wanted)?;
+        if matches!(region.owner, Some(MemoryOwner::Device(_) | MemoryOwner::File(_))) {
+            return None;
+        }
+        let pin = region.pin(wanted).filter(|_| copy::is_lasting(*range))?;
+        // SAFETY: it is mapped and writable. No references exist to bytes of a registered region, and
+        // who registered it keeps it mapped until it is unregistered, for which the pin is awaited.
+        let range = unsafe { LocalRange::held(address as *mut u8, length) };
+        Some(HeldRange { range, _pin: pin })
+    }
+
     /// Returns all regions by address.
     pub fn all(&self) -> Vec<Arc<Region>> {
         self.by_base.read().values().cloned().collect()
@@ -340,6 +372,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
+    use crate::transfer_entry::Ownership;
 
     fn range(address: u64, length: u64) -> RemoteRange {
         RemoteRange { address, length }
@@ -356,6 +389,27 @@ mod tests {
         regions.register(99, 1, "*", Backing::User).unwrap();
         assert!(regions.register(7, 0, "*", Backing::User).is_err());
         assert!(regions.register(u64::MAX, 2, "*", Backing::User).is_err());
+    }
+
+    #[test]
+    fn registered_memory_is_held_if_it_can_be_written() {
+        let regions = Regions::default();
+        let memory = vec![0_u8; 3 * 4096];
+        let (base, length) = (memory.as_ptr() as u64, memory.len());
+        // SAFETY: nothing is written to the range.
+        let local = |address: u64, length| unsafe { LocalRange::foreign(address as usize, length) };
+        assert!(regions.hold(&local(base, length)).is_none(), "it is not registered");
+        regions.register(base, length as u64, "*", Backing::User).unwrap();
+        let held = regions.hold(&local(base + 1, length - 1)).unwrap();
+        assert_eq!(held.range().ownership(), Ownership::Held);
+        assert_eq!((held.range().address() as u64, held.range().length()), (base + 1, length - 1));
+        assert!(regions.hold(&local(base, length + 1)).is_none(), "a byte too long");
+        let region = regions.withdraw(base).unwrap().remove(0);
+        assert!(region.wait_unpinned(Instant::now()).is_err(), "it is in use");
+        drop(held);
+        region.wait_unpinned(Instant::now()).unwrap();
+        regions.register(4096, 4096, "*", Backing::User).unwrap();
+        assert!(regions.hold(&local(4096, 100)).is_none(), "nothing is mapped there");
     }
 
     #[test]

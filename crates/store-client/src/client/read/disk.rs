@@ -8,7 +8,7 @@ use mooncake_base::{
 };
 use mooncake_os::call_limit::{self, Helpers};
 use mooncake_proto::records::{Loaded, RECORDS_MAX, Wanted};
-use mooncake_transfer_engine::{LocalRange, Opcode, TimeLimits, TransferEntry};
+use mooncake_transfer_engine::{HeldRange, LocalRange, Opcode, TimeLimits, TransferEntry};
 
 use super::Target;
 use crate::{
@@ -221,30 +221,34 @@ impl DiskReader<'_> {
     }
 
     /// Reads the ranges that one part of memory takes in full straight into that memory, where it
-    /// stays mapped. Those are done then.
+    /// stays mapped: where the caller keeps it, or it is registered. Those are done then.
     fn read_in_place(
         &self,
         owner: &Owner,
         group: &mut DirectoryReads<'_>,
         outcomes: &mut [Result<()>],
     ) {
-        let whole = |cut: &RecordRange| match cut.parts[..] {
-            [(0, memory)] if memory.length() as u64 == cut.length => Some(memory),
-            _ => None,
-        };
-        let is_in_place =
-            |read: &RangeRead| whole(&read.range).is_some_and(|memory| is_held(&memory));
+        let mut memory = Vec::new();
         let (in_place, staged): (Vec<_>, Vec<_>) =
-            std::mem::take(&mut group.ranges).into_iter().partition(is_in_place);
+            std::mem::take(&mut group.ranges).into_iter().partition(|read| {
+                let whole = match read.range.parts[..] {
+                    [(0, whole)] if whole.length() as u64 == read.range.length => whole,
+                    _ => return false,
+                };
+                let held = self.hold(whole);
+                let is_held = held.is_some();
+                memory.extend(held);
+                is_held
+            });
         group.ranges = staged;
-        let ranges: Vec<LocalRange> =
-            in_place.iter().filter_map(|read| whole(&read.range)).collect();
+        let ranges: Vec<LocalRange> = memory.iter().map(|(range, _)| *range).collect();
         if have_overlaps(&ranges) {
             group.ranges.extend(in_place);
             return;
         }
         let wanted: Vec<_> = in_place.iter().map(|read| self.wanted(read, group.tenant)).collect();
         let loaded = owner.read(&wanted, ranges.iter().map(of_caller));
+        drop(memory);
         for (read, loaded) in in_place.iter().zip(&loaded) {
             if *loaded != Loaded::Good {
                 outcomes[read.nth] = Err(gone(*loaded).with("segment", &group.segment.name));
@@ -253,6 +257,15 @@ impl DiskReader<'_> {
         if loaded.iter().any(|one| is_lost(*one)) {
             DirectoryCalls { client: self.client, owner }.report_lost_soon();
         }
+    }
+
+    /// Returns memory that stays mapped as long as the result lives, if it does.
+    fn hold(&self, range: LocalRange) -> Option<(LocalRange, Option<HeldRange>)> {
+        if is_held(&range) {
+            return Some((range, None));
+        }
+        let held = self.client.engine.regions().hold(&range)?;
+        Some((held.range(), Some(held)))
     }
 
     fn loader(&self, segment: &SegmentInfo, limits: TimeLimits) -> Result<Loader<'_>> {
