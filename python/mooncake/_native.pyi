@@ -75,6 +75,7 @@ __all__ = [
     "run_transfer_bench",
     "secret_variables",
     "take_log_records",
+    "unmount_disks",
     "unsupported_variables",
     "use_exceptions",
     "writable_range",

@@ -34,7 +34,11 @@ fn start(nodes: usize, master: MasterConfig) -> Cluster {
 }
 
 fn with_disk(path: &Path) -> ClientConfig {
-    let disk = DiskConfig { path: path.to_owned(), capacity: Some(512 << 20), uses_ring: None };
+    with_capacity(path, 512 << 20)
+}
+
+fn with_capacity(path: &Path, capacity: u64) -> ClientConfig {
+    let disk = DiskConfig { path: path.to_owned(), capacity: Some(capacity), uses_ring: None };
     ClientConfig { disks: vec![disk], ..ClientConfig::default() }
 }
 
@@ -226,6 +230,56 @@ fn damaged_record_is_a_miss_and_never_wrong_bytes() {
         }
     }
     assert!(owner.client.metrics().disk.lost > 0);
+}
+
+#[test]
+fn full_directory_drops_old_objects_and_reads_stay_right() {
+    const LENGTH: usize = 300_000;
+    let directory = tempfile::tempdir().unwrap();
+    let mut cluster = cluster(1);
+    let owner = cluster.join_with(with_capacity(directory.path(), 32 << 20)).unwrap();
+    let reader = cluster.join(0).unwrap();
+    let lender = cluster.nodes.remove(0);
+    // A lease keeps an object in memory; these are only probed.
+    for number in 0..200 {
+        lender.put(&format!("k{number}"), &value(number, LENGTH)).unwrap();
+        if number % 10 == 9 {
+            await_disk(&lender, &format!("k{number}"));
+        }
+    }
+    drop(lender);
+    let mut found = 0;
+    for number in 0..200 {
+        let name = format!("k{number}");
+        let node = if number % 2 == 0 { &owner } else { &reader };
+        if let Some(bytes) = node.get(&name).expect("a miss is no error") {
+            assert!(bytes == value(number, LENGTH), "{name}");
+            found += 1;
+        }
+    }
+    let metrics = owner.client.metrics().disk;
+    assert!((40..120).contains(&found), "{found} of 32 MiB: {metrics:?}");
+    assert!(metrics.evicted >= 80, "{metrics:?}");
+    assert_eq!(metrics.lost, 0, "the master knows what was dropped");
+}
+
+#[test]
+fn reads_end_when_the_owner_leaves() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut cluster = cluster(1);
+    let owner = owner(&cluster, directory.path());
+    let objects = fill(&cluster.nodes[0]);
+    drop(cluster.nodes.remove(0));
+    let reader = cluster.join(0).unwrap();
+    let (name, value) = objects.last().unwrap();
+    assert!(reader.get(name).unwrap().as_ref() == Some(value));
+    owner.client.unmount_disks(Duration::ZERO).unwrap();
+    assert_eq!(reader.get(name).unwrap(), None);
+    let error = owner.client.unmount_disks(Duration::ZERO).unwrap_err();
+    assert_eq!(error.code(), ErrorCode::SEGMENT_NOT_FOUND);
+    let _second = cluster.join_with(with_disk(directory.path())).expect("it is free again");
+    await_disk(&reader, name);
+    assert!(reader.get(name).unwrap().as_ref() == Some(value));
 }
 
 #[test]
