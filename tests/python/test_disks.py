@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -122,29 +123,53 @@ def test_embedded_pool_has_a_disk(tmp_path):
         mooncake.Store(config=mooncake.StoreConfig(disk=tmp_path, disk_bytes="many"))
 
 
-def test_daemon_keeps_a_disk(offloading, tmp_path):
+@contextmanager
+def daemon_with_disk(master: MasterProcess, folder: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A daemon that keeps the directory; ended at last."""
     command = [
         *(sys.executable, "-m", "mooncake.cli_client", "--host=127.0.0.1", "--port=0"),
-        f"--master_server_address={offloading.address}",
+        f"--master_server_address={master.address}",
         *("--metadata_server=P2PHANDSHAKE", "--global_segment_size=0", "--enable_offload=true"),
     ]
     environment = os.environ | {
-        "MOONCAKE_OFFLOAD_FILE_STORAGE_PATH": str(tmp_path),
+        "MOONCAKE_OFFLOAD_FILE_STORAGE_PATH": str(folder),
         "MOONCAKE_OFFLOAD_TOTAL_SIZE_LIMIT_BYTES": "256MB",
     }
     daemon = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE)
     try:
-        store = joined(offloading)
-        until(lambda: Path(tmp_path, "identity").exists())
-        keys = (f"k{number}" for number in range(1 << 20))
-
-        def is_written() -> bool:
-            key = next(keys)
-            assert store.put(key, b"value") == 0
-            return "disk" in tiers(store, key)
-
-        until(is_written)
-        store.close()
+        yield daemon
     finally:
         daemon.terminate()
         daemon.communicate(timeout=LIMIT_S)
+
+
+def put_until_written(store: MooncakeDistributedStore) -> None:
+    """Puts objects until one is on disk: the directory is mounted."""
+    keys = (f"first{number}" for number in range(1 << 20))
+
+    def is_written() -> bool:
+        key = next(keys)
+        assert store.put(key, b"value") == 0
+        return "disk" in tiers(store, key)
+
+    until(is_written)
+
+
+def test_daemon_that_is_killed_brings_its_records_back(offloading, tmp_path):
+    lender = joined(offloading)
+    reader = joined(offloading, 0)
+    values = {f"k{number}": os.urandom(1 + 40 * number) for number in range(300)}
+    with daemon_with_disk(offloading, tmp_path) as daemon:
+        put_until_written(lender)
+        for key, value in values.items():
+            assert lender.put(key, value) == 0
+        for key in values:
+            until(lambda key=key: "disk" in tiers(lender, key))
+        lender.close()
+        assert reader.get("k299") == values["k299"]
+        daemon.kill()
+        daemon.wait(LIMIT_S)
+    with daemon_with_disk(offloading, tmp_path):
+        until(lambda: reader.get("k299") == values["k299"])
+        assert {key: reader.get(key) for key in values} == values
+    reader.close()

@@ -295,6 +295,23 @@ fn directory_in_use_is_refused_with_its_holder() {
 }
 
 #[test]
+fn copy_of_an_open_directory_is_refused() {
+    let (directory, copy) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let cluster = cluster(1);
+    let owner = owner(&cluster, directory.path());
+    cluster.nodes[0].put("k", b"value").unwrap();
+    await_disk(&owner, "k");
+    for entry in fs::read_dir(directory.path()).unwrap() {
+        let path = entry.unwrap().path();
+        fs::copy(&path, copy.path().join(path.file_name().unwrap())).unwrap();
+    }
+    let error = cluster.join_with(with_disk(copy.path())).unwrap_err();
+    assert_eq!(error.code(), ErrorCode::SEGMENT_ALREADY_EXISTS, "{error}");
+    assert!(error.to_string().contains(&copy.path().display().to_string()), "{error}");
+    assert_eq!(owner.get("k").unwrap().as_deref(), Some(&b"value"[..]));
+}
+
+#[test]
 fn master_without_offload_refuses_a_disk() {
     let directory = tempfile::tempdir().unwrap();
     let cluster = start(0, MasterConfig::embedded());

@@ -34,6 +34,8 @@ const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 const WINDOW_MARGIN: Duration = Duration::from_millis(50);
 /// Records that were written reach the device at least this often.
 const SYNC_INTERVAL: Duration = Duration::from_secs(5);
+/// How long a directory whose earlier owner seems to live is tried to be mounted.
+const TAKE_OVER_TIME: Duration = Duration::from_secs(3);
 /// The first and the longest pause after a failure.
 const PAUSE_MIN: Duration = Duration::from_millis(50);
 const PAUSE_MAX: Duration = Duration::from_secs(1);
@@ -105,7 +107,7 @@ impl Client {
 pub(super) fn start(inner: &Arc<ClientInner>) -> Result<()> {
     for owner in inner.disks.owners() {
         let registrations = inner.session.registrations();
-        DirectoryCalls { client: inner, owner }.mount()?;
+        DirectoryCalls { client: inner, owner }.mount_first()?;
         let (inner, owner) = (Arc::clone(inner), Arc::clone(owner));
         std::thread::Builder::new()
             .name("mc-disk".to_owned())
@@ -131,6 +133,21 @@ pub(super) fn unmount_all(client: &ClientInner, deadline: Moment) {
 }
 
 impl DirectoryCalls<'_> {
+    /// Mounts the directory. An earlier owner that was killed is known to be gone only once its
+    /// connections have ended, which is awaited for a short time.
+    fn mount_first(&self) -> Result<()> {
+        let until = SystemClock.now() + TAKE_OVER_TIME;
+        loop {
+            match self.mount() {
+                Err(error)
+                    if error.code() == ErrorCode::SEGMENT_ALREADY_EXISTS
+                        && !until.has_passed(SystemClock.now())
+                        && self.client.lifetime.sleep_or_closed(PAUSE_MIN) => {}
+                outcome => return outcome,
+            }
+        }
+    }
+
     fn mount(&self) -> Result<()> {
         let used = self.owner.disk()?.statistics().allocated_bytes;
         let request = v1::MountDiskRequest {
