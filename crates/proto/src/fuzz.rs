@@ -337,6 +337,7 @@ fn record_answers() -> Target {
         endpoint: "host:1".to_owned(),
         outcomes: vec![Loaded::Good as i32, Loaded::Later as i32],
         addresses: vec![1 << 40, 0],
+        segment: vec![7; 16],
     };
     let seeds = [RecordAnswer { loaded: Some(loaded), ..Default::default() }];
     let run = |bytes: &[u8]| {

@@ -130,6 +130,10 @@ pub struct RecordsLoaded {
     /// The address of each range in the owner's process; 0 where there is none.
     #[prost(fixed64, repeated, tag = "4")]
     pub addresses: Vec<u64>,
+    /// The id of the memory, 16 bytes, by which a reader recognizes the engine; empty if no record was
+    /// loaded.
+    #[prost(bytes = "vec", tag = "5")]
+    pub segment: Vec<u8>,
 }
 
 /// Whether the memory was still held.
@@ -262,6 +266,7 @@ mod tests {
             endpoint: "host:1".to_owned(),
             outcomes: vec![Loaded::Good as i32, Loaded::Later as i32],
             addresses: vec![4096, 0],
+            segment: Vec::new(),
         };
         assert_eq!(answer.read(2).unwrap(), [(Loaded::Good, 4096), (Loaded::Later, 0)]);
         assert!(answer.read(1).is_err());

@@ -52,6 +52,8 @@ pub(crate) struct Load {
     pub(crate) lease: u64,
     /// The name under which an engine opens the owner.
     pub(crate) endpoint: String,
+    /// The id of the memory, by which the engine is recognized; `None` if no record was loaded.
+    pub(crate) segment: Option<SegmentId>,
     /// What became of each range, and where it lies.
     pub(crate) ranges: Vec<(Loaded, u64)>,
 }
@@ -134,8 +136,8 @@ impl RecordReader {
         let answer = self.call(RecordCall { load: Some(load), release: None }, deadline)?;
         let loaded = answer.loaded.ok_or_else(unexpected)?;
         let ranges = loaded.read(wanted.len())?;
-        let RecordsLoaded { lease, endpoint, .. } = loaded;
-        Ok(Load { lease, endpoint, ranges })
+        let RecordsLoaded { lease, endpoint, segment, .. } = loaded;
+        Ok(Load { lease, endpoint, segment: SegmentId::from_bytes(&segment), ranges })
     }
 
     /// Gives the memory of a load back. The bytes that were read there count only after this.

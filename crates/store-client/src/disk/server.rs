@@ -244,8 +244,9 @@ impl Shared {
         let stage = staging.reserve(bytes, SystemClock.now() + wait)?;
         let mut outcomes = vec![Loaded::Later; wanted.len()];
         let mut addresses = vec![0; wanted.len()];
-        let mut lease = 0;
+        let (mut lease, mut segment) = (0, Vec::new());
         if let Some(stage) = stage {
+            segment = stage.segment().to_bytes().to_vec();
             let loaded = owner.load(&wanted[..places.len()], &places, &stage);
             for (at, outcome) in loaded.into_iter().enumerate() {
                 outcomes[at] = outcome;
@@ -260,7 +261,7 @@ impl Shared {
             }
         }
         let outcomes = outcomes.into_iter().map(i32::from).collect();
-        Ok(RecordsLoaded { lease, endpoint: endpoint.clone(), outcomes, addresses })
+        Ok(RecordsLoaded { lease, endpoint: endpoint.clone(), outcomes, addresses, segment })
     }
 }
 

@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, ptr::NonNull, sync::Arc};
 
 use mooncake_base::{
-    Clock, Moment, Result, SystemClock,
+    Clock, Moment, Result, SegmentId, SystemClock,
     sync::{Condvar, Mutex},
 };
 use mooncake_os::call_limit;
@@ -25,8 +25,15 @@ pub(crate) struct Staging {
 
 #[derive(Debug, Default)]
 struct State {
-    memory: Option<Arc<SharedMemory>>,
+    memory: Option<StagingMemory>,
     free: FreeRanges,
+}
+
+/// The memory, and the id by which readers recognize its engine.
+#[derive(Debug, Clone)]
+struct StagingMemory {
+    segment: SegmentId,
+    memory: Arc<SharedMemory>,
 }
 
 /// The free ranges: where each begins, and its length. No two of them touch.
@@ -37,7 +44,7 @@ struct FreeRanges(BTreeMap<u64, u64>);
 #[derive(Debug)]
 pub(crate) struct Stage {
     staging: Arc<Staging>,
-    memory: Arc<SharedMemory>,
+    of: StagingMemory,
     begin: u64,
     length: u64,
 }
@@ -67,13 +74,14 @@ impl Staging {
             return Ok(None);
         }
         let mut state = self.state.lock();
-        let memory = match &state.memory {
-            Some(memory) => Arc::clone(memory),
+        let of = match &state.memory {
+            Some(of) => of.clone(),
             None => {
+                // The id first, so that no peer sees the memory without it.
+                let segment = self.engine.new_segment_id();
                 let memory = Arc::new(self.engine.allocate(self.bytes)?);
                 state.free = FreeRanges::new(self.bytes);
-                state.memory = Some(Arc::clone(&memory));
-                memory
+                state.memory.insert(StagingMemory { segment, memory }).clone()
             }
         };
         loop {
@@ -81,7 +89,7 @@ impl Staging {
                 drop(state);
                 self.metrics.disk().add_staged(length);
                 let staging = Arc::clone(self);
-                return Ok(Some(Stage { staging, memory, begin, length }));
+                return Ok(Some(Stage { staging, of, begin, length }));
             }
             let left = call_limit::next_wait(until);
             if left.is_zero() || until.has_passed(SystemClock.now()) {
@@ -102,7 +110,12 @@ impl std::fmt::Debug for Staging {
 impl Stage {
     /// Returns the address of a byte of the part.
     pub(crate) fn address(&self, at: u64) -> u64 {
-        self.memory.base() + self.begin + at
+        self.of.memory.base() + self.begin + at
+    }
+
+    /// Returns the id by which readers recognize the engine that has the memory.
+    pub(crate) const fn segment(&self) -> SegmentId {
+        self.of.segment
     }
 
     /// Returns the address and length of a range of the part, if it lies inside.

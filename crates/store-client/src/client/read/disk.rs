@@ -309,6 +309,7 @@ impl DiskReader<'_> {
                 .with("peer", &group.segment.endpoint));
         }
         let staged = Arc::new(SegmentInfo {
+            id: load.segment.unwrap_or(group.segment.id),
             endpoint: load.endpoint,
             base: 0,
             length: u64::MAX,
@@ -362,8 +363,9 @@ impl DiskReader<'_> {
                     }
                 }
                 let endpoint = self.client.engine.segment_name().to_owned();
+                let segment = stage.as_ref().map(Stage::segment);
                 let memory = LoadedMemory { own: stage, lease: 0 };
-                Ok((memory, Load { lease: 0, endpoint, ranges }))
+                Ok((memory, Load { lease: 0, endpoint, segment, ranges }))
             }
             Loader::Server(reader) => {
                 let load = reader.load(disk, wanted, deadline)?;
