@@ -134,7 +134,7 @@ codes! {
     FILE_READ_FAIL = -1102, Storage, "The file could not be read; check the disk and its permissions.";
     FILE_WRITE_FAIL = -1103, Storage, "The file could not be written; check the free space of the disk and its permissions.";
     FILE_INVALID_BUFFER = -1104, Storage, "(never returned today) The buffer for the file is not valid; check its address and size.";
-    FILE_LOCK_FAIL = -1105, Storage, "(never returned today) Another process has locked the file; end that process, or use another file.";
+    FILE_LOCK_FAIL = -1105, Storage, "Another process uses the directory, or has locked the file; end that process, or name another.";
     FILE_INVALID_HANDLE = -1106, Storage, "(never returned today) The file handle is not valid; open the file again.";
     BUCKET_NOT_FOUND = -1200, Storage, "(never returned today) The bucket does not exist; the object is no longer on the disk, so put it again.";
     BUCKET_ALREADY_EXISTS = -1201, Storage, "(never returned today) The bucket exists already; use another directory for each client.";
