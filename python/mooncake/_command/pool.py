@@ -263,8 +263,8 @@ def _print_protection(found: dict[str, Any]) -> None:
         print("task      a client copies or moves it")
     for copy in found["copies"]:
         state = "" if copy["is_readable"] else "  not readable: its process does not answer"
-        at = copy["endpoint"]
-        print(f"copy      {copy['segment']}  at {at}{state}")
+        place = "on disk, served at" if copy.get("tier") == "disk" else "at"
+        print(f"copy      {copy['segment']}  {place} {copy['endpoint']}{state}")
 
 
 def _shards(at: str, tensor: TensorInfo, tenant: str) -> dict[str, dict[str, Any]]:
