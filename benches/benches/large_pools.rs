@@ -125,7 +125,7 @@ fn clients(c: &mut Criterion) {
         group.bench_function(format!("client with a put leaves, {others} puts of others"), |b| {
             let joined = |state: &mut State, index: u64| {
                 state.register(NOW, own, "host-9:1").unwrap();
-                start(state, 8, &format!("own{index}"), &options).unwrap();
+                start(state, 9, &format!("own{index}"), &options).unwrap();
             };
             b.iter_batched(
                 || (),

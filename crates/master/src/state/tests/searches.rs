@@ -144,6 +144,30 @@ fn refusals_count_and_share_one_look_at_the_pool() {
 }
 
 #[test]
+fn pinned_pool_is_looked_through_once_for_all_refusals() {
+    let mut pool = Pool::new(1);
+    for id in 2..=1000 {
+        pool.mount(A, id, 1).unwrap();
+    }
+    let options = PutOptions { is_hard_pinned: true, ..PutOptions::default() };
+    for index in 0..1000 {
+        pool.put_with(&format!("k{index}"), MIB, false, &options).unwrap();
+    }
+    let refuse = |pool: &mut Pool| {
+        fails(pool.put("l", MIB), ErrorCode::NO_AVAILABLE_HANDLE);
+    };
+    refuse(&mut pool);
+    let before = pool.state.steps();
+    (0..100).for_each(|_| refuse(&mut pool));
+    let steps = pool.state.steps() - before;
+    assert!(steps <= 100 * 8, "{steps} steps for 100 refusals");
+    // What may be evicted from then on is found.
+    pool.remove("k500", true).unwrap();
+    pool.put("m", MIB).unwrap();
+    pool.put("n", MIB).unwrap();
+}
+
+#[test]
 fn full_pool_is_not_tried_segment_by_segment() {
     let mut pool = Pool::new(1);
     for id in 2..1000 {

@@ -8,7 +8,7 @@ use crate::state::{
     catalog::order::EvictionPass,
     ids::{BlockId, ObjectSlot, SegmentSlot},
     inventory::eviction::Verdict,
-    pool::request::AllocRequest,
+    pool::request::{AllocRequest, SegmentFilter},
 };
 
 /// Steps of one search: objects taken from the order, and blocks looked at around them. About a
@@ -60,8 +60,7 @@ impl Reclaimer<'_> {
         request: &AllocRequest<'_>,
         found: &mut Search,
     ) -> VictimOutcome {
-        let open = self.inventory.pool.segments.open();
-        if !open.iter().any(|&slot| self.is_useful(slot, need, request, found)) {
+        if !self.has_useful_segment(need, request, found) {
             return VictimOutcome::Exhausted;
         }
         self.inventory.catalog.unpark_due(now);
@@ -77,6 +76,28 @@ impl Reclaimer<'_> {
         }
         let passes = EvictionPass::allowed(&self.inventory.rules);
         self.search_order(now, (need, false), passes, request, found).0
+    }
+
+    /// Returns whether evictions could make space for one more replica in any segment. A pool in which
+    /// they could not is looked through once, and not for each put that is refused.
+    fn has_useful_segment(
+        &mut self,
+        need: u64,
+        request: &AllocRequest<'_>,
+        found: &Search,
+    ) -> bool {
+        let segments = &self.inventory.pool.segments;
+        if !segments.may_have_reclaimable(need) {
+            return false;
+        }
+        let is_useful = |&slot: &SegmentSlot| self.is_useful(slot, need, request, found);
+        let useful = segments.open().iter().position(is_useful);
+        self.searches.steps += useful.unwrap_or_else(|| segments.open().len()) as u64;
+        let is_all = found.replicas.is_empty() && matches!(request.filter, SegmentFilter::All);
+        if useful.is_none() && is_all {
+            self.inventory.pool.segments.record_unreclaimable(need);
+        }
+        useful.is_some()
     }
 
     /// Runs a search with these passes. Returns the number of objects that it took from the order,

@@ -35,6 +35,9 @@ pub struct Segments {
     pub(in crate::state) mounted_bytes: u64,
     /// No free range in a segment that accepts new objects is longer than this.
     free_range_max: u64,
+    /// With evictions no segment that accepts new objects could offer this many bytes, as a look at all
+    /// of them has shown. `None` after each change of a segment.
+    unreclaimable: Option<u64>,
     /// Allocated bytes in all mounted segments.
     pub(in crate::state) used_bytes: u64,
     next_number: u32,
@@ -137,6 +140,16 @@ impl Segments {
         self.free_range_max = self.free_range_max.min(length.saturating_sub(1));
     }
 
+    /// Returns whether a segment that accepts new objects may offer this many bytes with evictions.
+    pub(in crate::state) fn may_have_reclaimable(&self, bytes: u64) -> bool {
+        self.unreclaimable.is_none_or(|too_many| bytes < too_many)
+    }
+
+    /// Records that no segment that accepts new objects could offer this many bytes.
+    pub(in crate::state) fn record_unreclaimable(&mut self, bytes: u64) {
+        self.unreclaimable = Some(self.unreclaimable.map_or(bytes, |known| known.min(bytes)));
+    }
+
     /// Returns the number for the next segment.
     pub(in crate::state) fn next_number(&self) -> SegmentNumber {
         SegmentNumber(self.next_number)
@@ -169,10 +182,12 @@ impl Segments {
     }
 
     pub(in crate::state) fn at_mut(&mut self, slot: SegmentSlot) -> &mut Segment {
+        self.unreclaimable = None;
         self.slots[slot.index()].as_mut().expect("a copy names only segments that are kept")
     }
 
     pub(in crate::state) fn get_mut(&mut self, slot: SegmentSlot) -> Option<&mut Segment> {
+        self.unreclaimable = None;
         self.slots.get_mut(slot.index())?.as_mut()
     }
 
