@@ -86,6 +86,7 @@ fn lend(service: &Arc<Service>, peer: usize) {
         base: 1 << 40,
         length: 1 << 20,
         protocol: "tcp".to_owned(),
+        kind: v1::SegmentKind::Memory.into(),
     };
     let (caller, segments) = (caller(peer), vec![segment]);
     let mount = v1::MountRequest { caller, segments, ..v1::MountRequest::default() };
