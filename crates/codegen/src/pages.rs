@@ -192,8 +192,8 @@ mod tests {
     #[test]
     fn options_without_effect_are_listed_apart() {
         for (page, name) in [
-            (environment(), "| `MOONCAKE_OFFLOAD_ENABLED` |"),
-            (options_of_the_daemon(), "| `enable_offload` |"),
+            (environment(), "| `MC_LOG_DIR` |"),
+            (options_of_the_daemon(), "| `local_buffer_size` |"),
             (options_of_the_master(), "| `enable_cxl` |"),
         ] {
             let (effective, without_effect) = page.split_once("## Without effect").unwrap();

@@ -232,7 +232,8 @@ mod tests {
         let without = Exchange::answer(&ours, &full_greeting()).unwrap_err();
         for error in [refused(&wrong), refused(&ClientProof::default()), without] {
             assert_eq!(error.code(), ErrorCode::ILLEGAL_CLIENT);
-            assert!(error.to_string().contains("MOONCAKE_MASTER_TOKEN"), "{error}");
+            let told = format!("{error} {}", error.remedy());
+            assert!(told.contains("MOONCAKE_MASTER_TOKEN"), "{told}");
         }
     }
 

@@ -50,7 +50,8 @@ fn sides_that_share_no_token_refuse_each_other_at_once() {
         let begin = Instant::now();
         let error = join(cluster, secret.map(token), true).expect_err(what);
         assert_eq!(error.code(), ErrorCode::ILLEGAL_CLIENT, "{what}: {error}");
-        assert!(error.to_string().contains("MOONCAKE_MASTER_TOKEN"), "{what}: {error}");
+        let told = format!("{error} {}", error.remedy());
+        assert!(told.contains("MOONCAKE_MASTER_TOKEN"), "{what}: {told}");
         assert!(begin.elapsed() < Duration::from_secs(3), "{what}: {:?}", begin.elapsed());
     }
     assert!(join(&open, None, true).is_ok());

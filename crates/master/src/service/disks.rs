@@ -116,6 +116,14 @@ impl DiskService {
         &self,
         r: &v1::ReportRecordsRequest,
     ) -> Result<v1::ReportRecordsResponse> {
+        let added = r.added.as_ref().map_or(0, |added| added.versions.len());
+        let answer = self.apply_report(r);
+        let failed = if answer.is_err() { added } else { 0 };
+        self.shared.op_metrics().count_batch(Op::ReportRecords, added, failed);
+        answer
+    }
+
+    fn apply_report(&self, r: &v1::ReportRecordsRequest) -> Result<v1::ReportRecordsResponse> {
         let (client, disk) = owner(r.caller.as_ref(), &r.disk)?;
         let now = self.shared.now();
         let disk = self.shared.lock().disks().reporting(client, disk, r.used)?;
@@ -140,7 +148,6 @@ impl DiskService {
                 self.shared.run_to_completion(&mut confirmation, slice, |_| {});
             }
         }
-        self.shared.op_metrics().count_batch(Op::ReportRecords, at as usize, 0);
         Ok(v1::ReportRecordsResponse { stale })
     }
 
