@@ -31,7 +31,7 @@ use rustc_hash::FxHashMap;
 pub use self::{
     calls::{
         answers::{Answers, Begun, CallItem},
-        disks::{Confirmation, DiskCalls, Offload, Offloaded, RecordName, disk_of},
+        disks::{DiskCalls, Offload, Offloaded, OwnDisk, RecordName, disk_of},
         put::{Put, PutCalls, PutProgress, PutRef, PutStep, Started, UnfinishedPut},
         query::{Listing, ObjectSummary, PAGE_MAX, Page, Removal, Selector},
         reclaim::Pending,
@@ -310,7 +310,7 @@ impl State {
             }
             Timer::Task(task, phase) => self.tasks().check_task(now, task, phase),
             Timer::Drain(job) => self.tasks().plan_job(now, job),
-            Timer::DiskAway(disk, _) => self.disks().expire(now, disk),
+            Timer::DiskAway(disk) => self.disks().expire(now, disk),
             Timer::Unclaimed(segment, incarnation) => {
                 self.clients().expire_unclaimed(now, segment, incarnation)
             }

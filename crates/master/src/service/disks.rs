@@ -16,7 +16,7 @@ use super::{
     shared_state::SharedState,
     wire::{SegmentTable, disk_from_wire},
 };
-use crate::state::{DiskSpec, Offloaded, RecordName, State};
+use crate::state::{DiskSpec, Offloaded, OwnDisk, RecordName, State};
 
 /// The maximum number of objects that one call takes over.
 const FETCHED_MAX: usize = 4096;
@@ -126,36 +126,38 @@ impl DiskService {
     fn apply_report(&self, r: &v1::ReportRecordsRequest) -> Result<v1::ReportRecordsResponse> {
         let (client, disk) = owner(r.caller.as_ref(), &r.disk)?;
         let now = self.shared.now();
-        let disk = self.shared.lock().disks().reporting(client, disk, r.used)?;
+        self.shared.lock().disks().own(client, disk)?.set_used(r.used);
         let mut stale = Vec::new();
         let mut at = 0;
-        self.for_each_record(r.dropped.as_ref(), |state, record| {
-            state.disks().record_lost(now, disk, record, true);
+        self.for_each_record((client, disk), r.dropped.as_ref(), |disk, record| {
+            disk.record_lost(now, record);
         })?;
-        self.for_each_record(r.refused.as_ref(), |state, record| {
-            state.disks().record_lost(now, disk, record, false);
+        self.for_each_record((client, disk), r.refused.as_ref(), |disk, record| {
+            disk.record_refused(now, record);
         })?;
-        self.for_each_record(r.added.as_ref(), |state, record| {
-            if !state.disks().record_added(now, disk, record) {
+        self.for_each_record((client, disk), r.added.as_ref(), |disk, record| {
+            if !disk.record_added(now, record) {
                 stale.push(at);
             }
             at += 1;
         })?;
-        if r.is_complete {
-            let confirmation = self.shared.lock().disks().begin_confirmation(disk);
-            if let Some(mut confirmation) = confirmation {
-                let slice = |state: &mut State, it: &mut _| state.disks().confirm_slice(now, it);
-                self.shared.run_to_completion(&mut confirmation, slice, |_| {});
-            }
+        if r.is_complete && self.shared.lock().disks().own(client, disk)?.end_naming() {
+            // A disk that left the pool meanwhile has no copies.
+            let slice = |state: &mut State, next: &mut u32| match state.disks().own(client, disk) {
+                Ok(mut disk) => disk.drop_unnamed(now, next),
+                Err(_) => true,
+            };
+            self.shared.run_to_completion(&mut 0, slice, |_| {});
         }
         Ok(v1::ReportRecordsResponse { stale })
     }
 
-    /// Passes the records to `handle` in order, one slice at a time.
+    /// Passes the records of a disk to `handle` in order, one slice at a time.
     fn for_each_record(
         &self,
+        (client, disk): (ClientId, SegmentId),
         columns: Option<&v1::RecordColumns>,
-        mut handle: impl FnMut(&mut State, &RecordName<'_>),
+        mut handle: impl FnMut(&mut OwnDisk<'_>, &RecordName<'_>),
     ) -> Result<()> {
         let Some(columns) = columns else { return Ok(()) };
         check_batch(columns.versions.len())?;
@@ -167,9 +169,10 @@ impl DiskService {
         }
         for slice in named.chunks(SLICE_ITEMS) {
             let mut state = self.shared.lock();
+            let mut disk = state.disks().own(client, disk)?;
             for (tenant, Record { key, version, length, .. }) in slice {
                 let (version, length) = (Version(*version), *length);
-                handle(&mut state, &RecordName { tenant, key, version, length });
+                handle(&mut disk, &RecordName { tenant, key, version, length });
             }
             state.unlock_fair();
         }

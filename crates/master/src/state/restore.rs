@@ -13,7 +13,7 @@ use crate::state::{
         object::{Flags, NO_WRITE},
     },
     ids::{DiskSlot, KeyHash, ObjectSlot, SegmentSlot, Slot, TenantIndex},
-    inventory::{Inventory, recovery::Recovery},
+    inventory::{Inventory, disks::place_copy, recovery::Recovery},
     ledger::{
         effect::{Effect, LoggedCopy, LoggedPin},
         replay::{
@@ -194,7 +194,7 @@ impl Restoration {
     fn restore_disk(&mut self, state: &mut State, number: SegmentNumber, logged: LoggedDisk) {
         let LoggedDisk { client, spec } = logged;
         let until = self.now + state.inventory.rules.disk_away_ttl;
-        state.inventory.timers.push(until, Timer::DiskAway(spec.id, spec.incarnation));
+        state.inventory.timers.push(until, Timer::DiskAway(spec.id));
         let away = DiskPresence::Away(until);
         // The limit held when the disk was mounted.
         let Some(slot) = state.inventory.pool.disks.insert(number, client, spec, away) else {
@@ -246,14 +246,10 @@ impl Restoration {
         let Inventory { catalog, pool, log, .. } = &mut state.inventory;
         let object = catalog.objects.at(slot);
         let mut replicas = Vec::with_capacity(copies.len());
-        let mut has_disk_copy = false;
+        let mut disk = None;
         for copy in copies {
             if copy.ordinal == DISK_ORDINAL {
-                if let Some(&disk) = self.disks.get(&copy.segment) {
-                    catalog.disk_copies.insert(slot, disk);
-                    pool.disks.at_mut(disk).objects += 1;
-                    has_disk_copy = true;
-                }
+                disk = self.disks.get(&copy.segment).copied();
                 continue;
             }
             match self.allocate_at(pool, copy, object.length) {
@@ -274,12 +270,15 @@ impl Restoration {
                 pool.add_hard_pin(replica);
             }
         }
-        if replicas.is_empty() && !has_disk_copy {
+        if replicas.is_empty() && disk.is_none() {
             let object = catalog.objects.logged_name(object);
             log.effects.record(|| Effect::Dropped { object });
             return false;
         }
         catalog.objects.at_mut(slot).replicas = replicas.into();
+        if let Some(disk) = disk {
+            place_copy(catalog, &mut pool.disks, slot, disk);
+        }
         true
     }
 

@@ -24,7 +24,7 @@ pub(in crate::state) enum Timer {
     /// A segment from before the restart may still be unclaimed.
     Unclaimed(SegmentId, Incarnation),
     /// A disk may have been away for too long.
-    DiskAway(SegmentId, Incarnation),
+    DiskAway(SegmentId),
 }
 
 /// Timers in the order in which they are due. A subject has one timer at a time.

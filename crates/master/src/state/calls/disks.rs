@@ -5,7 +5,6 @@ use std::time::Duration;
 use mooncake_base::{
     ClientId, Error, ErrorCode, KeyRef, Moment, Result, SegmentId, TenantId, Version,
 };
-use rustc_hash::FxHashSet;
 use smallvec::SmallVec;
 
 use crate::state::{
@@ -78,12 +77,11 @@ pub struct DiskCalls<'a> {
     pub(in crate::state) inventory: &'a mut Inventory,
 }
 
-/// The objects that the owner of a disk has named, and how far the others were looked for.
+/// A disk that its owner has open, while the state is locked: it may be gone afterwards.
 #[derive(Debug)]
-pub struct Confirmation {
-    disk: DiskSlot,
-    confirmed: FxHashSet<ObjectSlot>,
-    next: u32,
+pub struct OwnDisk<'a> {
+    inventory: &'a mut Inventory,
+    slot: DiskSlot,
 }
 
 impl DiskCalls<'_> {
@@ -139,7 +137,7 @@ impl DiskCalls<'_> {
         };
         self.inventory.pool.disks.at_mut(slot).used = used;
         if reports_all {
-            self.inventory.offloads.begin_confirmation(slot);
+            self.inventory.offloads.begin_naming(slot);
         }
         Ok(())
     }
@@ -178,7 +176,7 @@ impl DiskCalls<'_> {
         id: SegmentId,
         forgets: bool,
     ) -> Result<()> {
-        let slot = self.own_disk(client, id)?;
+        let slot = self.own_slot(client, id)?;
         match forgets {
             true => self.drop_disk(slot),
             false => self.set_away(now, slot),
@@ -191,9 +189,8 @@ impl DiskCalls<'_> {
         let until = now + self.inventory.rules.disk_away_ttl;
         self.inventory.pool.disks.set_presence(slot, DiskPresence::Away(until));
         self.inventory.offloads.forget(slot);
-        let disk = self.inventory.pool.disks.at(slot);
-        let timer = Timer::DiskAway(disk.spec.id, disk.spec.incarnation);
-        self.inventory.timers.push(until, timer);
+        let id = self.inventory.pool.disks.at(slot).spec.id;
+        self.inventory.timers.push(until, Timer::DiskAway(id));
     }
 
     /// Handles the timer of a disk that was away.
@@ -242,7 +239,7 @@ impl DiskCalls<'_> {
 
 impl DiskCalls<'_> {
     /// Finds a disk that the client has open.
-    fn own_disk(&self, client: ClientId, id: SegmentId) -> Result<DiskSlot> {
+    fn own_slot(&self, client: ClientId, id: SegmentId) -> Result<DiskSlot> {
         let slot = self.inventory.pool.disks.by_id(id).ok_or_else(|| {
             Error::new(ErrorCode::SEGMENT_NOT_FOUND, "no such disk is mounted; mount it first")
                 .with("disk", id)
@@ -321,89 +318,6 @@ impl DiskCalls<'_> {
         }
         Offloaded { objects, fence }
     }
-
-    /// Finds the object that a record is the present version of.
-    fn present_version(&mut self, now: Moment, record: &RecordName<'_>) -> Option<ObjectSlot> {
-        let tenant = self.inventory.catalog.objects.tenant_index(record.tenant)?;
-        let slot = self.inventory.find(now, tenant, record.key)?;
-        let object = self.inventory.catalog.objects.at(slot);
-        (object.is_complete() && object.version() == record.version).then_some(slot)
-    }
-
-    /// Makes an object of a record that no object has the key of. Returns whether it did.
-    fn adopt(&mut self, disk: DiskSlot, record: &RecordName<'_>) -> bool {
-        let is_sane = record.length > 0 && (1..VERSION_MAX).contains(&record.version.0);
-        let (Ok(key), true) = (KeyRef::new(record.key), is_sane) else { return false };
-        let Inventory { catalog, pool, log, next_version, .. } = &mut *self.inventory;
-        let Ok(tenant) = catalog.objects.intern_tenant(record.tenant) else { return false };
-        if catalog.objects.find(tenant, record.key).is_some() {
-            return false;
-        }
-        let Ok(slot) = catalog.objects.insert(tenant, key) else { return false };
-        let object = catalog.objects.at_mut(slot);
-        (object.version, object.length) = (record.version.0, record.length);
-        object.flags.set(Flags::COMPLETE, true);
-        catalog.objects.complete += 1;
-        *next_version = (*next_version).max(record.version.0 + 1);
-        catalog.disk_copies.insert(slot, disk);
-        pool.disks.at_mut(disk).objects += 1;
-        if let Some(live) = logged_object(catalog, pool, slot, catalog.objects.at(slot)) {
-            log.effects.record(|| live);
-        }
-        log.counters.records_adopted += 1;
-        log.emit_stored(catalog, slot);
-        disks::add_copy(self.inventory, slot, disk);
-        true
-    }
-
-    /// Handles the report that an object is on the disk, or that it could not be written there.
-    fn end_offload(
-        &mut self,
-        slot: ObjectSlot,
-        version: Version,
-        disk: DiskSlot,
-        is_written: bool,
-    ) {
-        let taken = self.inventory.offloads.end_taken(disk, slot, version.0);
-        let (tries, fence) = taken.unwrap_or((TRIES_MAX, None));
-        if let Some(ticket) = fence {
-            self.inventory.release_fence(ticket);
-        }
-        if is_written {
-            self.inventory.log.counters.offloads_done += 1;
-            self.inventory.log.counters.offloaded_bytes +=
-                self.inventory.catalog.objects.at(slot).length;
-            disks::add_copy(self.inventory, slot, disk);
-        } else if tries < TRIES_MAX {
-            self.inventory
-                .offloads
-                .push(disk, WaitingObject { object: slot, version: version.0, tries });
-            self.inventory.log.has_offloads = true;
-        } else {
-            self.inventory.log.counters.offloads_failed += 1;
-        }
-    }
-
-    /// Drops those copies on the disk, among the objects of one slice, that its owner did not name.
-    /// Returns where to go on, if there is more.
-    fn drop_unconfirmed(
-        &mut self,
-        now: Moment,
-        disk: DiskSlot,
-        confirmed: &FxHashSet<ObjectSlot>,
-        from: u32,
-    ) -> Option<u32> {
-        let count = self.inventory.catalog.objects.slot_count();
-        let end = from.saturating_add(CONFIRM_SLICE).min(count);
-        for slot in ObjectSlot::range(from, end) {
-            let is_lost =
-                self.inventory.disk_copy(slot) == Some(disk) && !confirmed.contains(&slot);
-            if is_lost && self.inventory.catalog.objects.get(slot).is_some() {
-                disks::drop_copy(self.inventory, now, slot);
-            }
-        }
-        (end < count).then_some(end)
-    }
 }
 
 impl State {
@@ -413,7 +327,7 @@ impl State {
     }
 }
 
-impl DiskCalls<'_> {
+impl<'a> DiskCalls<'a> {
     /// Returns every disk, by name.
     pub fn list(&self) -> Vec<DiskView<'_>> {
         let mut views: Vec<_> = self
@@ -447,66 +361,134 @@ impl DiskCalls<'_> {
         limit: usize,
         bytes: u64,
     ) -> Result<Offloaded> {
-        let slot = self.own_disk(client, id)?;
+        let slot = self.own_slot(client, id)?;
         Ok(self.take_offloads(now, slot, limit, bytes))
     }
 
-    /// Finds a disk for the reports of its owner, and records what its records take.
+    /// Returns a disk, for the reports of its owner.
     ///
     /// # Errors
     /// `SEGMENT_NOT_FOUND`, or `ILLEGAL_CLIENT` if another client owns the disk.
-    pub fn reporting(&mut self, client: ClientId, id: SegmentId, used: u64) -> Result<DiskSlot> {
-        let slot = self.own_disk(client, id)?;
-        self.inventory.pool.disks.at_mut(slot).used = used;
-        Ok(slot)
+    pub fn own(self, client: ClientId, id: SegmentId) -> Result<OwnDisk<'a>> {
+        let slot = self.own_slot(client, id)?;
+        Ok(OwnDisk { inventory: self.inventory, slot })
+    }
+}
+
+impl OwnDisk<'_> {
+    /// Records how many bytes the records take.
+    pub fn set_used(&mut self, bytes: u64) {
+        self.inventory.pool.disks.at_mut(self.slot).used = bytes;
     }
 
-    /// Records that a disk has a record. Returns `false` if it is not the present version of its
+    /// Records that the disk has a record. Returns `false` if it is not the present version of its
     /// object, so that nobody will ask for it.
-    pub fn record_added(&mut self, now: Moment, disk: DiskSlot, record: &RecordName<'_>) -> bool {
-        let Some(slot) = self.present_version(now, record) else {
+    pub fn record_added(&mut self, now: Moment, record: &RecordName<'_>) -> bool {
+        let Some(object) = self.present_version(now, record) else {
             let rules = self.inventory.rules.offload.as_ref();
-            return rules.is_some_and(|rules| rules.adopts_records) && self.adopt(disk, record);
+            return rules.is_some_and(|rules| rules.adopts_records) && self.adopt(record);
         };
-        let elsewhere = disks::readable_disk(self.inventory, slot).filter(|&other| other != disk);
-        let is_same_length = self.inventory.catalog.objects.at(slot).length == record.length;
-        if elsewhere.is_some() || !is_same_length {
+        let elsewhere = disks::readable_disk(self.inventory, object);
+        let length = self.inventory.catalog.objects.at(object).length;
+        if elsewhere.is_some_and(|disk| disk != self.slot) || length != record.length {
             return false;
         }
-        self.end_offload(slot, record.version, disk, true);
+        self.end_taken(object, record.version);
+        self.inventory.log.counters.offloads_done += 1;
+        self.inventory.log.counters.offloaded_bytes += length;
+        disks::add_copy(self.inventory, object, self.slot);
         true
     }
 
-    /// Records that a disk lost a record, or could not write it.
-    pub fn record_lost(
-        &mut self,
-        now: Moment,
-        disk: DiskSlot,
-        record: &RecordName<'_>,
-        was_written: bool,
-    ) {
-        let Some(slot) = self.present_version(now, record) else { return };
-        if !was_written {
-            self.end_offload(slot, record.version, disk, false);
-        } else if self.inventory.disk_copy(slot) == Some(disk) {
+    /// Records that the disk lost a record.
+    pub fn record_lost(&mut self, now: Moment, record: &RecordName<'_>) {
+        let Some(object) = self.present_version(now, record) else { return };
+        if self.inventory.disk_copy(object) == Some(self.slot) {
             self.inventory.log.counters.disk_copies_lost += 1;
-            disks::drop_copy(self.inventory, now, slot);
+            disks::drop_copy(self.inventory, now, object);
         }
     }
 
-    /// Begins to drop the copies on a disk that its owner has not named since it mounted it; `None` if
-    /// it did not announce that it would name all.
-    pub fn begin_confirmation(&mut self, disk: DiskSlot) -> Option<Confirmation> {
-        let confirmed = self.inventory.offloads.end_confirmation(disk)?;
-        Some(Confirmation { disk, confirmed, next: 0 })
+    /// Records that an object could not be written to the disk. It is handed over again, a few times.
+    pub fn record_refused(&mut self, now: Moment, record: &RecordName<'_>) {
+        let Some(object) = self.present_version(now, record) else { return };
+        let tries = self.end_taken(object, record.version).unwrap_or(TRIES_MAX);
+        if tries < TRIES_MAX {
+            let version = record.version.0;
+            self.inventory.offloads.push(self.slot, WaitingObject { object, version, tries });
+            self.inventory.log.has_offloads = true;
+        } else {
+            self.inventory.log.counters.offloads_failed += 1;
+        }
     }
 
-    /// Runs one slice of it. Returns whether it is done.
-    pub fn confirm_slice(&mut self, now: Moment, confirmation: &mut Confirmation) -> bool {
-        let Confirmation { disk, confirmed, next } = confirmation;
-        let rest = self.drop_unconfirmed(now, *disk, confirmed, *next);
-        *next = rest.unwrap_or(*next);
-        rest.is_none()
+    /// Records that the owner has named every object that the disk has. Returns `false` if it did not
+    /// announce that when it mounted the disk.
+    pub fn end_naming(&mut self) -> bool {
+        self.inventory.offloads.end_naming(self.slot)
+    }
+
+    /// Drops those copies on the disk, among the objects of one slice from `next` on, that its owner
+    /// did not name. Returns whether it has looked at all objects, or the owner names them anew.
+    pub fn drop_unnamed(&mut self, now: Moment, next: &mut u32) -> bool {
+        let count = self.inventory.catalog.objects.slot_count();
+        let end = next.saturating_add(CONFIRM_SLICE).min(count);
+        for object in ObjectSlot::range(*next, end) {
+            let Some(is_named) = self.inventory.offloads.is_named(self.slot, object) else {
+                return true;
+            };
+            let is_lost = !is_named && self.inventory.disk_copy(object) == Some(self.slot);
+            if is_lost && self.inventory.catalog.objects.get(object).is_some() {
+                disks::drop_copy(self.inventory, now, object);
+            }
+        }
+        *next = end;
+        if end == count {
+            self.inventory.offloads.forget_named(self.slot);
+        }
+        end == count
+    }
+
+    /// Finds the object that a record is the present version of.
+    fn present_version(&mut self, now: Moment, record: &RecordName<'_>) -> Option<ObjectSlot> {
+        let tenant = self.inventory.catalog.objects.tenant_index(record.tenant)?;
+        let slot = self.inventory.find(now, tenant, record.key)?;
+        let object = self.inventory.catalog.objects.at(slot);
+        (object.is_complete() && object.version() == record.version).then_some(slot)
+    }
+
+    /// Makes an object of a record that no object has the key of. Returns whether it did.
+    fn adopt(&mut self, record: &RecordName<'_>) -> bool {
+        let is_sane = record.length > 0 && (1..VERSION_MAX).contains(&record.version.0);
+        let (Ok(key), true) = (KeyRef::new(record.key), is_sane) else { return false };
+        let Inventory { catalog, pool, log, next_version, .. } = &mut *self.inventory;
+        let Ok(tenant) = catalog.objects.intern_tenant(record.tenant) else { return false };
+        if catalog.objects.find(tenant, record.key).is_some() {
+            return false;
+        }
+        let Ok(slot) = catalog.objects.insert(tenant, key) else { return false };
+        let object = catalog.objects.at_mut(slot);
+        (object.version, object.length) = (record.version.0, record.length);
+        object.flags.set(Flags::COMPLETE, true);
+        catalog.objects.complete += 1;
+        *next_version = (*next_version).max(record.version.0 + 1);
+        disks::place_copy(catalog, &mut pool.disks, slot, self.slot);
+        if let Some(live) = logged_object(catalog, pool, slot, catalog.objects.at(slot)) {
+            log.effects.record(|| live);
+        }
+        log.counters.records_adopted += 1;
+        log.emit_stored(catalog, slot);
+        self.inventory.offloads.record_named(self.slot, slot);
+        true
+    }
+
+    /// Ends the reading of an object that was handed over. Returns how often it was.
+    fn end_taken(&mut self, object: ObjectSlot, version: Version) -> Option<u8> {
+        let (tries, fence) = self.inventory.offloads.end_taken(self.slot, object, version.0)?;
+        if let Some(ticket) = fence {
+            self.inventory.release_fence(ticket);
+        }
+        Some(tries)
     }
 }
 

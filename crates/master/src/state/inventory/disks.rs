@@ -1,16 +1,17 @@
 //! Copies on disk: objects that get or lose one, that give their memory up because they have one, and
 //! objects that wait to be written to a disk.
 
-use std::collections::{VecDeque, hash_map::Entry};
+use std::collections::VecDeque;
 
 use mooncake_base::Moment;
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::state::{
-    catalog::object::Flags,
+    catalog::{Catalog, object::Flags},
     ids::{DiskSlot, ObjectSlot},
     inventory::{Inventory, read::FenceTicket},
     ledger::effect::Effect,
+    pool::disks::Disks,
     replica::DISK_ORDINAL,
 };
 
@@ -30,8 +31,16 @@ struct DiskOffloads {
     queue: VecDeque<WaitingObject>,
     /// What its owner has taken over and not reported, with how often it was handed over.
     taken: FxHashMap<(ObjectSlot, u64), (u8, Option<FenceTicket>)>,
-    /// The objects that the owner said it has since it mounted the disk, until it has named all.
-    confirmed: Option<FxHashSet<ObjectSlot>>,
+    /// The objects that the owner named since it mounted the disk, if it names all that it has.
+    named: Option<NamedObjects>,
+}
+
+/// Objects that the owner of a disk says it has.
+#[derive(Debug, Default)]
+struct NamedObjects {
+    objects: FxHashSet<ObjectSlot>,
+    /// Whether the owner has named all of them.
+    is_complete: bool,
 }
 
 /// An object that waits to be written to a disk.
@@ -90,24 +99,38 @@ impl Offloads {
     }
 
     /// Begins to collect the objects that the owner names.
-    pub(in crate::state) fn begin_confirmation(&mut self, disk: DiskSlot) {
-        self.by_disk.entry(disk).or_default().confirmed = Some(FxHashSet::default());
+    pub(in crate::state) fn begin_naming(&mut self, disk: DiskSlot) {
+        self.by_disk.entry(disk).or_default().named = Some(NamedObjects::default());
     }
 
-    fn confirm(&mut self, disk: DiskSlot, object: ObjectSlot) {
-        if let Entry::Occupied(mut known) = self.by_disk.entry(disk)
-            && let Some(confirmed) = &mut known.get_mut().confirmed
-        {
-            confirmed.insert(object);
+    /// Records that the owner has the object.
+    pub(in crate::state) fn record_named(&mut self, disk: DiskSlot, object: ObjectSlot) {
+        if let Some(named) = self.named_mut(disk) {
+            named.objects.insert(object);
         }
     }
 
-    /// Ends the collection, and returns it.
-    pub(in crate::state) fn end_confirmation(
-        &mut self,
-        disk: DiskSlot,
-    ) -> Option<FxHashSet<ObjectSlot>> {
-        self.by_disk.get_mut(&disk)?.confirmed.take()
+    /// Records that the owner has named all objects. Returns `false` if they were not collected.
+    pub(in crate::state) fn end_naming(&mut self, disk: DiskSlot) -> bool {
+        let named = self.named_mut(disk);
+        named.map(|named| named.is_complete = true).is_some()
+    }
+
+    /// Returns whether the owner has named the object; `None` while it has not named all.
+    pub(in crate::state) fn is_named(&self, disk: DiskSlot, object: ObjectSlot) -> Option<bool> {
+        let named = self.by_disk.get(&disk)?.named.as_ref()?;
+        named.is_complete.then(|| named.objects.contains(&object))
+    }
+
+    /// Forgets what the owner has named.
+    pub(in crate::state) fn forget_named(&mut self, disk: DiskSlot) {
+        if let Some(offloads) = self.by_disk.get_mut(&disk) {
+            offloads.named = None;
+        }
+    }
+
+    fn named_mut(&mut self, disk: DiskSlot) -> Option<&mut NamedObjects> {
+        self.by_disk.get_mut(&disk)?.named.as_mut()
     }
 }
 
@@ -127,20 +150,30 @@ pub(in crate::state) fn readable_disk(inventory: &Inventory, slot: ObjectSlot) -
 
 /// Records that a disk has a copy of a complete object, which has none on another disk.
 pub(in crate::state) fn add_copy(inventory: &mut Inventory, slot: ObjectSlot, disk: DiskSlot) {
-    inventory.offloads.confirm(disk, slot);
+    inventory.offloads.record_named(disk, slot);
     if inventory.disk_copy(slot) == Some(disk) {
         return;
     }
     inventory.take_back(slot);
     forget_copy(inventory, slot);
-    inventory.catalog.disk_copies.insert(slot, disk);
     let Inventory { catalog, pool, log, .. } = inventory;
-    pool.disks.at_mut(disk).objects += 1;
+    place_copy(catalog, &mut pool.disks, slot, disk);
     let object = catalog.objects.at(slot);
     log.effects.record(|| Effect::ReplicaAdded {
         object: catalog.objects.logged_name(object),
         copy: pool.disks.at(disk).logged_copy(),
     });
+}
+
+/// Enters the copy on disk of an object that has none.
+pub(in crate::state) fn place_copy(
+    catalog: &mut Catalog,
+    disks: &mut Disks,
+    slot: ObjectSlot,
+    disk: DiskSlot,
+) {
+    catalog.disk_copies.insert(slot, disk);
+    disks.at_mut(disk).objects += 1;
 }
 
 /// Drops the copy on disk of an object; the object is removed with its last copy.

@@ -31,6 +31,10 @@ fn pool() -> Pool {
 }
 
 impl Pool {
+    fn own_disk(&mut self) -> OwnDisk<'_> {
+        self.state.disks().own(A, DISK).unwrap()
+    }
+
     /// Hands over what waits for the disk.
     fn hand_over(&mut self) -> Vec<(Vec<u8>, u64)> {
         let fetched = self.state.disks().take_over(self.now, A, DISK, 100, u64::MAX).unwrap();
@@ -44,17 +48,19 @@ impl Pool {
         version: Version,
         length: u64,
     ) -> bool {
-        let disk = self.state.disks().reporting(client, DISK, 0).unwrap();
         let (tenant, key) = (self.tenant.clone(), key.as_bytes());
         let record = RecordName { tenant: &tenant, key, version, length };
-        self.state.disks().record_added(self.now, disk, &record)
+        self.state.disks().own(client, DISK).unwrap().record_added(self.now, &record)
     }
 
     fn lose(&mut self, key: &str, version: Version, was_written: bool) {
-        let disk = self.state.disks().reporting(A, DISK, 0).unwrap();
         let tenant = self.tenant.clone();
         let record = RecordName { tenant: &tenant, key: key.as_bytes(), version, length: 0 };
-        self.state.disks().record_lost(self.now, disk, &record, was_written);
+        let mut disk = self.state.disks().own(A, DISK).unwrap();
+        match was_written {
+            true => disk.record_lost(self.now, &record),
+            false => disk.record_refused(self.now, &record),
+        }
     }
 
     /// Puts an object of a MiB and writes it to the disk.
@@ -227,12 +233,29 @@ fn restart_knows_what_is_on_disk() {
     assert!(pool.locate("both", false, false).unwrap().disk.is_some());
     // The owner names one record only: it lost the other.
     assert!(pool.report_record(A, "disk only", version, MIB));
-    let disk = pool.state.disks().reporting(A, DISK, 0).unwrap();
-    let mut confirmation = pool.state.disks().begin_confirmation(disk).unwrap();
-    while !pool.state.disks().confirm_slice(pool.now, &mut confirmation) {}
+    assert!(pool.own_disk().end_naming());
+    let mut next = 0;
+    while !pool.state.disks().own(A, DISK).unwrap().drop_unnamed(pool.now, &mut next) {}
     assert!(pool.locate("both", false, false).unwrap().disk.is_none());
     assert!(pool.exists("disk only"));
-    assert!(pool.state.disks().begin_confirmation(disk).is_none());
+    assert!(!pool.own_disk().end_naming());
+}
+
+#[test]
+fn owner_that_names_its_objects_anew_keeps_them() {
+    let mut pool = pool();
+    let version = pool.put_on_disk("k");
+    pool.state.disks().mount(A, disk(2), 0, true).unwrap();
+    assert!(pool.own_disk().end_naming());
+    // Mounted again before the objects were looked through: the earlier call drops nothing.
+    pool.state.disks().mount(A, disk(3), 0, true).unwrap();
+    let now = pool.now;
+    assert!(pool.own_disk().drop_unnamed(now, &mut 0));
+    assert!(pool.locate("k", false, false).unwrap().disk.is_some());
+    assert!(pool.report_record(A, "k", version, MIB));
+    assert!(pool.own_disk().end_naming());
+    assert!(pool.own_disk().drop_unnamed(now, &mut 0));
+    assert!(pool.locate("k", false, false).unwrap().disk.is_some());
 }
 
 #[test]
@@ -265,9 +288,9 @@ fn disk_needs_a_tier_and_an_owner() {
     fails(pool.state.disks().mount(stranger, disk(1), 0, false), ErrorCode::CLIENT_NOT_FOUND);
     let fetched = pool.state.disks().take_over(pool.now, B, DISK, 1, 1);
     fails(fetched, ErrorCode::ILLEGAL_CLIENT);
-    fails(pool.state.disks().reporting(B, DISK, 0), ErrorCode::ILLEGAL_CLIENT);
+    fails(pool.state.disks().own(B, DISK), ErrorCode::ILLEGAL_CLIENT);
     let unknown = SegmentId::from_bits(5);
-    fails(pool.state.disks().reporting(A, unknown, 0), ErrorCode::SEGMENT_NOT_FOUND);
+    fails(pool.state.disks().own(A, unknown), ErrorCode::SEGMENT_NOT_FOUND);
     let empty = DiskSpec { id: unknown, capacity: 0, ..disk(1) };
     fails(pool.state.disks().mount(A, empty, 0, false), ErrorCode::INVALID_PARAMS);
 }

@@ -299,8 +299,8 @@ impl Model {
             }
             Call::HandOver => self.hand_over(owner),
             call => {
-                if let Ok(disk) = self.pool.state.disks().reporting(owner, DISK, 0) {
-                    self.report_disk(disk, call);
+                if self.pool.state.disks().own(owner, DISK).is_ok() {
+                    self.report_disk(owner, call);
                 }
             }
         }
@@ -337,7 +337,7 @@ impl Model {
     }
 
     /// What the owner of the disk reports.
-    fn report_disk(&mut self, disk: DiskSlot, call: Call) {
+    fn report_disk(&mut self, owner: ClientId, call: Call) {
         let now = self.pool.now;
         let tenant = self.pool.tenant.clone();
         let record = |&(key, version, length): &(usize, Version, u64)| RecordName {
@@ -351,12 +351,12 @@ impl Model {
                 let taken = self.disk.taken.swap_remove(nth.index(self.disk.taken.len()));
                 // The report ends the fence, and the reader knows that.
                 self.fences.clear();
-                let mut disks = self.pool.state.disks();
+                let mut disk = self.pool.state.disks().own(owner, DISK).unwrap();
                 match fails {
-                    true => disks.record_lost(now, disk, &record(&taken), false),
+                    true => disk.record_refused(now, &record(&taken)),
                     false => {
                         self.disk.records.push(taken);
-                        disks.record_added(now, disk, &record(&taken));
+                        disk.record_added(now, &record(&taken));
                     }
                 }
             }
@@ -365,22 +365,24 @@ impl Model {
                 let (lost, kept): (Vec<_>, Vec<_>) =
                     records.into_iter().partition(|it| it.0 == key);
                 self.disk.records = kept;
+                let mut disk = self.pool.state.disks().own(owner, DISK).unwrap();
                 for lost in &lost {
-                    self.pool.state.disks().record_lost(now, disk, &record(lost), true);
+                    disk.record_lost(now, &record(lost));
                 }
                 self.leases.remove(&key);
             }
             Call::NameAll { loses } => {
                 let (version, length) = self.readable_version(loses).unwrap_or((Version(0), 0));
                 self.disk.records.retain(|it| it.0 != loses);
-                let mut disks = self.pool.state.disks();
+                let mut disk = self.pool.state.disks().own(owner, DISK).unwrap();
                 for named in &self.disk.records {
-                    disks.record_added(now, disk, &record(named));
+                    disk.record_added(now, &record(named));
                 }
-                match disks.begin_confirmation(disk) {
-                    Some(mut confirmation) => while !disks.confirm_slice(now, &mut confirmation) {},
+                let mut next = 0;
+                match disk.end_naming() {
+                    true => while !disk.drop_unnamed(now, &mut next) {},
                     // Told one by one instead.
-                    None => disks.record_lost(now, disk, &record(&(loses, version, length)), true),
+                    false => disk.record_lost(now, &record(&(loses, version, length))),
                 }
                 self.leases.remove(&loses);
             }
