@@ -1,6 +1,6 @@
 //! The calls about disks: owners mount them, take objects over, and report what they have.
 
-use std::{future::Future, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use mooncake_base::{ClientId, Error, Result, SegmentId, TenantId, Version};
@@ -105,8 +105,9 @@ impl DiskService {
             // Before the look at the queue, so that no object is missed that comes after it.
             signal.as_mut().enable();
             let (answer, position) = durability::with_log_position(|| self.fetch_offloads(r));
-            let is_empty = answer.as_ref().is_ok_and(|answer| answer.window_ms == 0);
-            if !is_empty || !is_notified_before(deadline, signal).await {
+            let records = answer.as_ref().map(|answer| answer.records.as_ref());
+            let is_empty = records.is_ok_and(|it| it.is_none_or(|it| it.versions.is_empty()));
+            if !is_empty || tokio::time::timeout_at(deadline, signal).await.is_err() {
                 return (answer, position);
             }
         }
@@ -185,10 +186,6 @@ fn owner(caller: Option<&v1::Caller>, disk: &Bytes) -> Result<(ClientId, Segment
     let disk = SegmentId::from_bytes(disk)
         .ok_or_else(|| Error::invalid("the id of a disk has 16 bytes").with("bytes", disk.len()))?;
     Ok((Caller::try_from(caller)?.client, disk))
-}
-
-async fn is_notified_before(deadline: tokio::time::Instant, signal: impl Future) -> bool {
-    tokio::time::timeout_at(deadline, signal).await.is_ok()
 }
 
 fn offloaded_to_wire(state: &State, offloaded: &Offloaded) -> v1::FetchOffloadsResponse {

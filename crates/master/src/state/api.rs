@@ -15,12 +15,11 @@ use crate::state::{
         view::ObjectView,
     },
     catalog::tenant::TenantQuota,
-    ids::{ObjectSlot, SegmentSlot},
+    ids::SegmentSlot,
     inventory::{
-        Inventory,
         clients::ExpiredClient,
         memory_use::MemoryUse,
-        read::{FenceTicket, LocateOptions, Located, LocatedObject, Probed},
+        read::{self, FenceTicket, LocateOptions, Located, LocatedObject, Probed},
         recovery::RecoveryScope,
         removal::RemovalTerms,
     },
@@ -346,15 +345,11 @@ impl State {
         let found = self.inventory.find_readable(now, tenant, keys);
         let fence = match options.has_fence {
             true => {
-                let Inventory { catalog, rules, max_granted, log, pool, .. } = &mut self.inventory;
-                let bytes_of = |slot: &ObjectSlot| catalog.objects.at(*slot).length;
-                let found = found.iter().flatten().map(bytes_of);
-                let fence =
-                    rules.fence(bytes.unwrap_or_else(|| found.fold(0, u64::saturating_add)));
-                if max_granted.raise(now, fence, rules, log) {
-                    pool.unsynced.is_sync_wanted = true;
-                }
-                max_granted.grantable(fence)
+                let objects = &self.inventory.catalog.objects;
+                let lengths = found.iter().flatten().map(|&slot| objects.at(slot).length);
+                let bytes = bytes.unwrap_or_else(|| lengths.fold(0, u64::saturating_add));
+                let wanted = self.inventory.rules.fence(bytes);
+                read::grantable_fence(&mut self.inventory, now, wanted)
             }
             false => Duration::ZERO,
         };

@@ -14,7 +14,7 @@ use crate::state::{
     inventory::{
         Inventory,
         disks::{self, TRIES_MAX, WaitingObject},
-        read::FenceTicket,
+        read,
     },
     ledger::{effect::Effect, objects::logged_object},
     pool::{
@@ -254,7 +254,8 @@ impl DiskCalls<'_> {
         Ok(slot)
     }
 
-    /// Takes objects out of the queue of a disk that can still be written to it.
+    /// Takes objects out of the queue of a disk that can still be written to it. The first of all wait
+    /// until the log says that their memory may be fenced.
     fn take_offloads(
         &mut self,
         now: Moment,
@@ -262,6 +263,10 @@ impl DiskCalls<'_> {
         limit: usize,
         bytes: u64,
     ) -> Offloaded {
+        let is_idle = self.inventory.offloads.waiting_for(disk) == 0;
+        if is_idle || read::grantable_fence(self.inventory, now, FENCE_MIN).is_zero() {
+            return Offloaded::default();
+        }
         let mut taken = Vec::new();
         let mut sum = 0_u64;
         while taken.len() < limit && (sum < bytes || taken.is_empty()) {
@@ -282,32 +287,17 @@ impl DiskCalls<'_> {
             return Offloaded::default();
         }
         let wanted = self.inventory.rules.fence(sum).max(FENCE_MIN);
-        let Inventory { max_granted, log, rules, pool, .. } = &mut *self.inventory;
-        if max_granted.raise(now, wanted, rules, log) {
-            pool.unsynced.is_sync_wanted = true;
-        }
-        let fence = max_granted.grantable(wanted);
+        let fence = read::grantable_fence(self.inventory, now, wanted);
         let mut objects = Vec::with_capacity(taken.len());
         for waiting in taken {
             let slot = waiting.object;
-            let object = self.inventory.catalog.objects.at_mut(slot);
-            let own = object.protection.grant_fence(now, now + fence);
-            let end = object.protection.fence().moment();
-            let version = object.version();
-            let ticket =
-                own.map(|fence| FenceTicket { object: slot, version, fence: fence.to_bits() });
-            if object.flags.has(Flags::GROUPED) {
-                self.inventory.catalog.groups.record_protection(slot);
-            }
-            let object = self.inventory.catalog.objects.at(slot);
-            for replica in object.replicas.iter() {
-                self.inventory.pool.segments.at_mut(replica.segment).extend_busy(end);
-            }
+            let ticket = read::grant_fence(self.inventory, now, slot, fence);
             self.inventory.offloads.record_taken(disk, waiting, ticket);
+            let object = self.inventory.catalog.objects.at(slot);
             objects.push(Offload {
                 tenant: self.inventory.catalog.objects.tenant_name(object.tenant).clone(),
                 key: self.inventory.catalog.objects.key(object).to_vec(),
-                version,
+                version: object.version(),
                 length: object.length,
                 places: self.inventory.pool.places(
                     object.version,

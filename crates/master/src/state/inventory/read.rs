@@ -224,20 +224,10 @@ impl Inventory {
         } else {
             self.touch(now, slot);
         }
-        let mut ticket = None;
-        if options.has_fence {
-            let object = self.catalog.objects.at_mut(slot);
-            let own = object.protection.grant_fence(now, now + fence);
-            let end = object.protection.fence().moment();
-            let (version, flags) = (object.version(), object.flags);
-            ticket = own.map(|fence| FenceTicket { object: slot, version, fence: fence.to_bits() });
-            for replica in object.replicas.iter() {
-                self.pool.segments.at_mut(replica.segment).extend_busy(end);
-            }
-            if flags.has(Flags::GROUPED) {
-                self.catalog.groups.record_protection(slot);
-            }
-        }
+        let ticket = match options.has_fence {
+            true => grant_fence(self, now, slot, fence),
+            false => None,
+        };
         let object = self.catalog.objects.at(slot);
         LocatedObject {
             version: object.version(),
@@ -280,6 +270,42 @@ impl Inventory {
         let object = self.catalog.objects.at(slot);
         object.is_complete() && !self.is_unclaimed(slot) && !has_readable_copy(self, slot)
     }
+}
+
+/// Returns the length of a fence under which so many bytes can be read, as far as a restart of the
+/// master would respect it.
+pub(in crate::state) fn grantable_fence(
+    inventory: &mut Inventory,
+    now: Moment,
+    wanted: Duration,
+) -> Duration {
+    let Inventory { max_granted, rules, log, pool, .. } = inventory;
+    if max_granted.raise(now, wanted, rules, log) {
+        pool.unsynced.is_sync_wanted = true;
+    }
+    max_granted.grantable(wanted)
+}
+
+/// Reserves the memory of an object while it is read. Returns the ticket that releases it; `None`
+/// while others read it, too.
+pub(in crate::state) fn grant_fence(
+    inventory: &mut Inventory,
+    now: Moment,
+    slot: ObjectSlot,
+    fence: Duration,
+) -> Option<FenceTicket> {
+    let Inventory { catalog, pool, .. } = inventory;
+    let object = catalog.objects.at_mut(slot);
+    let own = object.protection.grant_fence(now, now + fence);
+    let end = object.protection.fence().moment();
+    let (version, flags) = (object.version(), object.flags);
+    for replica in object.replicas.iter() {
+        pool.segments.at_mut(replica.segment).extend_busy(end);
+    }
+    if flags.has(Flags::GROUPED) {
+        catalog.groups.record_protection(slot);
+    }
+    own.map(|fence| FenceTicket { object: slot, version, fence: fence.to_bits() })
 }
 
 /// Returns whether readers may be sent to some copy of a complete object.

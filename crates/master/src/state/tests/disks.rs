@@ -242,6 +242,16 @@ fn restart_knows_what_is_on_disk() {
 }
 
 #[test]
+fn objects_wait_until_their_memory_may_be_fenced() {
+    let mut pool = pool();
+    pool.state.confirm_durable(0);
+    let version = pool.put("k", MIB).unwrap().version;
+    assert_eq!(pool.hand_over(), [], "the bound of fences is not in the log");
+    pool.state.confirm_durable(pool.state.log().log_position());
+    assert_eq!(pool.hand_over(), [(b"k".to_vec(), version.0)]);
+}
+
+#[test]
 fn owner_that_names_its_objects_anew_keeps_them() {
     let mut pool = pool();
     let version = pool.put_on_disk("k");
