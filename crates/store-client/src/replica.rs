@@ -58,8 +58,8 @@ impl ReplicaSelector {
     }
 
     /// Returns the order in which the replicas of an object are tried: this process first, then by
-    /// expected latency; copies on disk come after those in memory, and suspected peers last. Equally good replicas rotate, so that reads
-    /// spread over them.
+    /// expected latency; copies on disk come after those in memory, and suspected peers last.
+    /// Equally good replicas rotate, so that reads spread over them.
     pub(crate) fn order(&self, places: &[Place], bytes: u64, now: Moment) -> SmallVec<[usize; 1]> {
         let ranks = places.iter().map(|place| {
             let endpoint = place.segment.endpoint.as_str();

@@ -52,7 +52,7 @@ pub(super) async fn query_key(State(admin): AdminContext, RawQuery(query): RawQu
     let response::Call::Locate(answer) = answer else { return call_failure(answer) };
     match outcomes(&answer, 1).next() {
         Some(Ok(found)) => {
-            json_reply(&json!({"success": true, "data": replicas(&answer.segments, found)}))
+            json_reply(&json!({"success": true, "data": replicas(&answer.segments, &found)}))
         }
         Some(Err(refusal)) => {
             let code = Error::from(refusal).code();
@@ -90,7 +90,7 @@ pub(super) async fn query_keys(State(admin): AdminContext, RawQuery(query): RawQ
         let (error, values, on_disk) = match outcome {
             Ok(found) => {
                 let on_disk = disk_copies(&answer.segments, &found);
-                (Value::Null, replicas(&answer.segments, found), on_disk)
+                (Value::Null, replicas(&answer.segments, &found), on_disk)
             }
             Err(failure) => (json!(Error::from(failure).code().name()), Value::Null, Value::Null),
         };
@@ -119,38 +119,42 @@ fn outcomes(
 /// Returns the copies on disk of an object in upstream's JSON form; null if there are none. Upstream
 /// names the client; here the disk outlives it.
 fn disk_copies(segments: &[v1::Segment], found: &Located<'_>) -> Value {
-    let place = |place: v1::Place| {
-        let disk = segments.get(place.segment as usize)?;
+    let copy = |(disk, place): (&v1::Segment, v1::Place)| {
         let id = SegmentId::from_bytes(&disk.id).map(|id| id.to_string()).unwrap_or_default();
-        (disk.kind() == v1::SegmentKind::Disk).then(|| {
-            json!({
-                "client_id": id,
-                "object_size": place.length,
-                "transport_endpoint": disk.endpoint,
-            })
+        json!({
+            "client_id": id,
+            "object_size": place.length,
+            "transport_endpoint": disk.endpoint,
         })
     };
-    let places = found.places.clone().to_messages(found.length);
-    let copies: Vec<Value> = places.filter_map(place).collect();
+    let copies: Vec<Value> = places(segments, found).filter(is_on_disk).map(copy).collect();
     if copies.is_empty() { Value::Null } else { copies.into() }
 }
 
 /// Returns the replicas in memory of an object in upstream's JSON form.
-fn replicas(segments: &[v1::Segment], found: Located<'_>) -> Value {
-    let place = |place: v1::Place| {
-        let index = usize::try_from(place.segment).unwrap_or(usize::MAX);
-        let segment = segments.get(index)?;
-        if segment.kind() == v1::SegmentKind::Disk {
-            return None;
-        }
-        Some(json!({
+fn replicas(segments: &[v1::Segment], found: &Located<'_>) -> Value {
+    let replica = |(segment, place): (&v1::Segment, v1::Place)| {
+        json!({
             "size_": place.length,
             "buffer_address_": segment.base.wrapping_add(place.offset),
             "protocol_": segment.protocol,
             "transport_endpoint_": segment.endpoint,
-        }))
+        })
     };
-    found.places.to_messages(found.length).filter_map(place).collect()
+    places(segments, found).filter(|it| !is_on_disk(it)).map(replica).collect()
+}
+
+/// Returns the places of an object, each with its segment.
+fn places<'a>(
+    segments: &'a [v1::Segment],
+    found: &Located<'a>,
+) -> impl Iterator<Item = (&'a v1::Segment, v1::Place)> {
+    let places = found.places.clone().to_messages(found.length);
+    places.filter_map(|place| Some((segments.get(place.segment as usize)?, place)))
+}
+
+fn is_on_disk((segment, _): &(&v1::Segment, v1::Place)) -> bool {
+    segment.kind() == v1::SegmentKind::Disk
 }
 
 #[cfg(test)]
@@ -171,7 +175,7 @@ mod tests {
         places.push(0, [known, unknown].into_iter());
         let places = places.read(1).unwrap().take();
         let found = Located { version: 1, length: 3, checksum: None, tag: "", places };
-        let shown = replicas(&[segment], found);
+        let shown = replicas(&[segment], &found);
         assert_eq!(
             shown,
             json!([{

@@ -6,7 +6,6 @@ use mooncake_proto::{
     columns::{self, Column, PutRef, PutRefs, collapse_if_uniform, push_failure},
     v1,
 };
-
 use smallvec::SmallVec;
 
 use super::wire::SegmentTable;
