@@ -78,6 +78,23 @@ fn fill(by: &Node) -> Vec<(String, Vec<u8>)> {
     objects
 }
 
+/// A pool whose objects have lost their memory.
+struct OnDisk {
+    cluster: Cluster,
+    owner: Node,
+    reader: Node,
+    objects: Vec<(String, Vec<u8>)>,
+}
+
+fn only_on_disk(path: &Path) -> OnDisk {
+    let mut cluster = cluster(1);
+    let owner = owner(&cluster, path);
+    let objects = fill(&cluster.nodes[0]);
+    drop(cluster.nodes.remove(0));
+    let reader = cluster.join(0).expect("a node joins");
+    OnDisk { cluster, owner, reader, objects }
+}
+
 #[test]
 fn objects_outlive_their_memory() {
     let directory = tempfile::tempdir().unwrap();
@@ -204,11 +221,7 @@ fn removed_object_does_not_come_back() {
 #[test]
 fn damaged_record_is_a_miss_and_never_wrong_bytes() {
     let directory = tempfile::tempdir().unwrap();
-    let mut cluster = cluster(1);
-    let owner = owner(&cluster, directory.path());
-    let objects = fill(&cluster.nodes[0]);
-    drop(cluster.nodes.remove(0));
-    let reader = cluster.join(0).unwrap();
+    let OnDisk { cluster: _cluster, owner, reader, objects } = only_on_disk(directory.path());
     for entry in fs::read_dir(directory.path()).unwrap() {
         let path = entry.unwrap().path();
         if path.file_name().unwrap().to_string_lossy().starts_with("extent-") {
@@ -268,11 +281,7 @@ fn full_directory_drops_old_objects_and_reads_stay_right() {
 #[test]
 fn reads_end_when_the_owner_leaves() {
     let directory = tempfile::tempdir().unwrap();
-    let mut cluster = cluster(1);
-    let owner = owner(&cluster, directory.path());
-    let objects = fill(&cluster.nodes[0]);
-    drop(cluster.nodes.remove(0));
-    let reader = cluster.join(0).unwrap();
+    let OnDisk { cluster, owner, reader, objects } = only_on_disk(directory.path());
     let (name, value) = objects.last().unwrap();
     assert!(reader.get(name).unwrap().as_ref() == Some(value));
     owner.client.unmount_disks(Duration::ZERO).unwrap();
