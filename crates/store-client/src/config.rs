@@ -15,8 +15,6 @@ pub struct ClientConfig {
     /// tenants, where all callers share one namespace of keys. If not, it logs a warning. Default:
     /// yes.
     pub refuses_ignored_tenant: bool,
-    /// Whether the application asked for the SSD tier. Default: no.
-    pub wants_offload: bool,
     /// The directories in which the client keeps copies of objects for the pool. Default: none.
     pub disks: Vec<DiskConfig>,
     /// The memory through which records of these directories go to readers, at least 64 MiB; taken
@@ -90,7 +88,6 @@ impl Default for ClientConfig {
             name: String::new(),
             tenant: TenantId::default(),
             refuses_ignored_tenant: true,
-            wants_offload: false,
             disks: Vec::new(),
             disk_staging_bytes: 1_342_177_280,
             disk_token: None,

@@ -205,7 +205,7 @@ impl ClientSession {
                 timeline,
                 synced_frame,
             }),
-            wants_offload: self.config.wants_offload,
+            wants_offload: !self.config.disks.is_empty(),
         };
         let response = self.rpc.call_until(request, deadline)?;
         Ok(Registered {

@@ -87,7 +87,6 @@ impl Settings {
             name: arguments.name,
             tenant: TenantId::new(&arguments.tenant),
             refuses_ignored_tenant: arguments.refuses_ignored_tenant,
-            wants_offload: !disks.is_empty(),
             disks,
             awaits_master: !arguments.fails_as_upstream,
             reports_lost_holders: arguments.fails_as_upstream,
