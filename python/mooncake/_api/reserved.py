@@ -8,7 +8,7 @@ from mooncake._api.outcomes import only
 from mooncake._api.values import encoded
 from mooncake.errors import AlreadyExistsError, MooncakeError
 from mooncake.tensor.calls import run
-from mooncake.tensor.replaced import NO_SHARDS, remove_shards, split_forms
+from mooncake.tensor.replaced import NO_SHARDS, may_replace, remove_shards, split_forms
 
 if TYPE_CHECKING:
     from mooncake._api.types import Key
@@ -54,8 +54,7 @@ class Reservation:
             (form,) = run(native, split_forms([encoded(key)]))
             if isinstance(form, MooncakeError):
                 raise form
-            has_version = options is not None and options.if_versions is not None
-            if form is None or (overwrite and not has_version):
+            if form is None or may_replace(options, overwrite=overwrite):
                 self._replaced = form
                 (begun,) = native.begin_writes(
                     self._keys, [size], options=options, is_upsert=overwrite

@@ -199,7 +199,7 @@ class ObjectRoutes(ObjectCalls, RangeCalls):
             def put_rows(_: list[int]) -> list[int | MooncakeError]:
                 return native.put_versions(keys, values, options=options, is_upsert=is_upsert)
 
-            put_refused(lambda: native, keys, stored, put_rows, may_replace=is_upsert)
+            put_refused(lambda: native, keys, stored, put_rows, replaces=is_upsert)
         new = only(stored)
         if new:
             return Reply(204, b"", _BINARY, (("ETag", tag_of(new)),), length=None)

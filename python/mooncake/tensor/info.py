@@ -122,15 +122,14 @@ def describe(keys: Sequence[bytes]) -> Operation[list[Info | MooncakeError]]:
     rows = [(at, name) for at, each in split for name in _names_of(keys[at], each)]
     if rows:
         objects = yield Describe([decoded(name) for _, name in rows])
-        for at, _ in split:
-            own = [
-                each
-                for (row, _), each in zip(rows, objects, strict=True)
-                if row == at and isinstance(each, dict)
-            ]
+        own: dict[int, list[Mapping[str, Any]]] = {}
+        for (at, _), each in zip(rows, objects, strict=True):
+            if isinstance(each, dict):
+                own.setdefault(at, []).append(each)
+        for at, found_objects in own.items():
             info = infos[at]
-            if own and isinstance(info, Info):
-                infos[at] = replace(info, **_united(own))
+            if isinstance(info, Info):
+                infos[at] = replace(info, **_united(found_objects))
     return infos
 
 

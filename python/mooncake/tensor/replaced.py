@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from mooncake._runtime import _native
+from mooncake._runtime import PutOptions, _native
 from mooncake.errors import MooncakeError
 from mooncake.tensor.calls import Operation
 from mooncake.tensor.format import GUIDE_SUFFIXES
@@ -13,7 +13,7 @@ from mooncake.tensor.forms import Form, forms_of
 from mooncake.tensor.inventory import stored_keys
 from mooncake.tensor.write import remove_objects
 
-__all__ = ["NO_SHARDS", "remove_shards", "split_forms"]
+__all__ = ["NO_SHARDS", "may_replace", "remove_shards", "split_forms"]
 
 NO_SHARDS: Final = _native.AbsentSuffixes(GUIDE_SUFFIXES)
 """The condition of a put that no tensor is stored in shards under the key, which costs no call.
@@ -21,6 +21,11 @@ NO_SHARDS: Final = _native.AbsentSuffixes(GUIDE_SUFFIXES)
 An `AlreadyExistsError` is the outcome of the items for which objects have the names of shards or
 manifests. Anybody may give such names to other objects, so that `split_forms` reads them.
 """
+
+
+def may_replace(options: PutOptions | None, *, overwrite: bool) -> bool:
+    """Return whether a put may replace a tensor in shards: not one that names a version."""
+    return overwrite and (options is None or options.if_versions is None)
 
 
 def split_forms(keys: Sequence[bytes]) -> Operation[list[Form | MooncakeError | None]]:

@@ -13,7 +13,7 @@ from mooncake._runtime import PutOptions
 from mooncake.errors import AlreadyExistsError, MooncakeError
 from mooncake.tensor.calls import run_async
 from mooncake.tensor.forms import Form
-from mooncake.tensor.replaced import NO_SHARDS, remove_shards, split_forms
+from mooncake.tensor.replaced import NO_SHARDS, may_replace, remove_shards, split_forms
 
 __all__ = ["put_bytes", "put_refused"]
 
@@ -54,9 +54,13 @@ async def put_bytes(
             is_upsert=is_upsert,
         )
 
-    has_versions = options is not None and options.if_versions is not None
-    may_replace = is_upsert and not has_versions
-    await put_refused(native, keys, outcomes, put_rows, may_replace=may_replace)
+    await put_refused(
+        native,
+        keys,
+        outcomes,
+        put_rows,
+        replaces=may_replace(options, overwrite=is_upsert),
+    )
     return outcomes
 
 
@@ -66,7 +70,7 @@ async def put_refused(
     outcomes: list[Any],
     put_rows: Callable[[list[int]], Awaitable[Any]],
     *,
-    may_replace: bool,
+    replaces: bool,
 ) -> None:
     """Decide about puts that `NO_SHARDS` has refused, and change their outcomes.
 
@@ -75,7 +79,7 @@ async def put_refused(
         keys: Keys of the objects.
         outcomes: The outcomes of the puts, in which those refused are an `AlreadyExistsError`.
         put_rows: Puts items without the condition; returns their outcomes.
-        may_replace: Replace tensors in shards; otherwise they are kept.
+        replaces: Replace tensors in shards; otherwise they are kept.
     """
     refused = [at for at, each in enumerate(outcomes) if isinstance(each, AlreadyExistsError)]
     found = await run_async(native(), split_forms([encoded(keys[at]) for at in refused]))
@@ -83,7 +87,7 @@ async def put_refused(
     for at, form in zip(refused, found, strict=True):
         if isinstance(form, MooncakeError):
             outcomes[at] = form
-        elif form is None or may_replace:
+        elif form is None or replaces:
             forms[at] = form
         else:
             outcomes[at] = False
