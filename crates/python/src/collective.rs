@@ -17,7 +17,7 @@ use mooncake_transfer_engine::{LocalRange, Opcode, TransferEntry, TransportKind}
 use pyo3::{prelude::*, types::PyDict};
 
 use crate::{
-    detach::detached,
+    detach::{attached, detached},
     engine::{Engine, Running},
     error::{or_raise, py_error},
     log,
@@ -555,7 +555,7 @@ impl CollectiveCompletion {
     fn add_done_callback(&self, py: Python<'_>, callback: Py<PyAny>) -> PyResult<()> {
         let completion = self.0.clone();
         let call = Box::new(move || {
-            Python::attach(|py| {
+            attached(|py| {
                 if let Err(error) = callback.call0(py) {
                     error.write_unraisable(py, None);
                 }

@@ -1,18 +1,20 @@
 //! Releasing the interpreter for a blocking call, and reacquiring it safely during exit.
 //!
 //! Up to CPython 3.13 a daemon thread that tries to reacquire the interpreter after finalization
-//! has begun is ended by unwinding its stack. PyO3 stops the unwinding at the first Rust frame in
-//! an unspecified way. A thread that returns here after exit has begun therefore does not reacquire
-//! the interpreter at once, but waits. In most cases the process ends first.
+//! has begun is ended by unwinding its stack, which ends the process where it meets a Rust frame: the
+//! wheel has an unwinder of its own, which does not understand that of the system.
 //!
-//! The wait is bounded: an exit hook of the program that runs after ours may wait for that thread,
-//! and then the interpreter is still intact.
+//! - A thread that was about to reacquire the interpreter when exit began still gets it: the exit hook
+//!   waits for such threads before anything is finalized.
+//! - A thread that returns later does not reacquire the interpreter at once, but waits. In most cases the
+//!   process ends first. The wait is bounded: an exit hook of the program that runs after ours may wait
+//!   for that thread, and then the interpreter is still intact.
 
 use std::{
     cell::RefCell,
     rc::Rc,
-    sync::atomic::{AtomicBool, Ordering},
-    thread::{self, ThreadId},
+    sync::atomic::{AtomicBool, AtomicUsize, Ordering},
+    thread::{self, Thread},
     time::{Duration, Instant},
 };
 
@@ -23,12 +25,39 @@ use pyo3::{PyResult, Python};
 
 use crate::error::or_raise;
 
-/// Longest time that a returning thread waits for the process to end: longer than most exit hooks.
+/// Longest time that a returning thread waits for the process to end, longer than most exit hooks; and
+/// that the exit waits for threads which enter the interpreter.
 const EXIT_WAIT: Duration = Duration::from_secs(2);
 
 static IS_EXITING: AtomicBool = AtomicBool::new(false);
 /// The thread that finalizes the interpreter, once finalization has begun.
-static FINALIZING: Mutex<Option<ThreadId>> = Mutex::new(None);
+static FINALIZING: Mutex<Option<Thread>> = Mutex::new(None);
+/// Number of [`Entry`]s.
+static ENTRIES: AtomicUsize = AtomicUsize::new(0);
+
+/// A thread that is about to acquire the interpreter below Rust frames, or runs there. The exit waits
+/// for it.
+#[derive(Debug)]
+struct Entry(());
+
+impl Entry {
+    /// Returns `None` once the interpreter is exiting.
+    fn begin() -> Option<Self> {
+        // Before the look at the exit, which begins before it looks at the entries.
+        ENTRIES.fetch_add(1, Ordering::SeqCst);
+        let entry = Self(());
+        if is_refused() { None } else { Some(entry) }
+    }
+}
+
+impl Drop for Entry {
+    fn drop(&mut self) {
+        let is_last = ENTRIES.fetch_sub(1, Ordering::SeqCst) == 1;
+        if is_last && IS_EXITING.load(Ordering::SeqCst) {
+            FINALIZING.lock().as_ref().inspect(|thread| thread.unpark());
+        }
+    }
+}
 
 /// Runs `call` without holding the interpreter.
 ///
@@ -42,13 +71,22 @@ where
     if is_refused() {
         return Err(Error::closed("the interpreter is exiting"));
     }
-    Ok(py.detach(|| {
+    let (value, _entry) = py.detach(|| {
         let value = call();
-        if is_refused() {
+        let entry = Entry::begin();
+        if entry.is_none() {
             wait_for_process_exit();
         }
-        value
-    }))
+        (value, entry)
+    });
+    Ok(value)
+}
+
+/// Runs `call` with the interpreter, on a native thread. Does nothing once the interpreter is exiting.
+pub(crate) fn attached(call: impl FnOnce(Python<'_>)) {
+    if let Some(_entry) = Entry::begin() {
+        Python::attach(call);
+    }
 }
 
 /// Runs `call` without holding the interpreter, for at most `timeout`. On the main thread of the
@@ -89,20 +127,32 @@ where
 }
 
 /// Begins the exit: new calls of other threads are refused, and those in flight return late or
-/// never. Must be called by the thread that finalizes the interpreter.
-pub(crate) fn begin_exit() {
-    *FINALIZING.lock() = Some(thread::current().id());
+/// never. Waits for threads that are about to acquire the interpreter. Must be called by the thread that
+/// finalizes the interpreter.
+pub(crate) fn begin_exit(py: Python<'_>) {
+    *FINALIZING.lock() = Some(thread::current());
     IS_EXITING.store(true, Ordering::SeqCst);
+    py.detach(|| park_while(|| ENTRIES.load(Ordering::SeqCst) > 0));
 }
 
 fn is_refused() -> bool {
-    IS_EXITING.load(Ordering::SeqCst) && *FINALIZING.lock() != Some(thread::current().id())
+    let is_other = |thread: &Thread| -> bool { thread.id() != thread::current().id() };
+    IS_EXITING.load(Ordering::SeqCst) && FINALIZING.lock().as_ref().is_some_and(is_other)
 }
 
 /// Waits for the end of the process; returns if that takes longer than [`EXIT_WAIT`].
 fn wait_for_process_exit() {
+    park_while(|| true);
+}
+
+/// Waits while the condition holds, at most for [`EXIT_WAIT`].
+fn park_while(condition: impl Fn() -> bool) {
     let end = Instant::now() + EXIT_WAIT;
-    while let Some(left) = end.checked_duration_since(Instant::now()).filter(|it| !it.is_zero()) {
+    while condition() {
+        let left = end.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return;
+        }
         thread::park_timeout(left);
     }
 }

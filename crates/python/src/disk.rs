@@ -10,7 +10,7 @@ use pyo3::{
     types::PyBytes,
 };
 
-use crate::{error::or_raise, store::Store};
+use crate::{detach::detached, error::or_raise, store::Store};
 
 /// Tenant, key, version, length, extent, offset in it, and whether the extent is sealed.
 type Record = (String, Py<PyBytes>, u64, u64, u32, u64, bool);
@@ -29,13 +29,16 @@ pub(crate) fn unmount_disks(store: &Bound<'_, Store>, grace_s: u32) -> PyResult<
 /// Returns the records of a directory.
 #[pyfunction]
 pub(crate) fn disk_records(py: Python<'_>, path: PathBuf) -> PyResult<Vec<Record>> {
-    let listed = py.detach(|| {
-        let mut found = Vec::new();
-        let visit = |it: inspect::Found<'_>| {
-            found.push((it.name.to_owned(), it.length, it.extent, it.offset, it.is_sealed));
-        };
-        inspect::list(&path, visit).map(|()| found)
-    });
+    let listed = or_raise(
+        py,
+        detached(py, || {
+            let mut found = Vec::new();
+            let visit = |it: inspect::Found<'_>| {
+                found.push((it.name.to_owned(), it.length, it.extent, it.offset, it.is_sealed));
+            };
+            inspect::list(&path, visit).map(|()| found)
+        }),
+    )?;
     let records = listed.map_err(|error| raised(&error))?.into_iter();
     let row =
         |(name, length, extent, offset, is_sealed): (mooncake_disk::OwnedName, _, _, _, _)| {
@@ -48,7 +51,8 @@ pub(crate) fn disk_records(py: Python<'_>, path: PathBuf) -> PyResult<Vec<Record
 /// Reads every record of a directory, and returns which hold.
 #[pyfunction]
 pub(crate) fn disk_verify(py: Python<'_>, path: PathBuf) -> PyResult<Report> {
-    let report = py.detach(|| inspect::verify(&path)).map_err(|error| raised(&error))?;
+    let verified = or_raise(py, detached(py, || inspect::verify(&path)))?;
+    let report = verified.map_err(|error| raised(&error))?;
     let bad = report.bad.into_iter().map(|name| {
         (name.tenant.into_string(), PyBytes::new(py, &name.key).unbind(), name.version)
     });
@@ -58,7 +62,8 @@ pub(crate) fn disk_verify(py: Python<'_>, path: PathBuf) -> PyResult<Report> {
 /// Removes all records of a directory, and its identity; returns how many extents it had.
 #[pyfunction]
 pub(crate) fn disk_wipe(py: Python<'_>, path: PathBuf) -> PyResult<usize> {
-    py.detach(|| inspect::wipe(&path)).map_err(|error| raised(&error))
+    let wiped = or_raise(py, detached(py, || inspect::wipe(&path)))?;
+    wiped.map_err(|error| raised(&error))
 }
 
 fn raised(error: &Error) -> PyErr {

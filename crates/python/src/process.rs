@@ -19,7 +19,7 @@ type Variable = (&'static str, Vec<&'static str>, &'static str, &'static str, Op
 /// interpreter exit.
 #[pyfunction]
 pub(crate) fn at_exit(py: Python<'_>) {
-    begin_exit();
+    begin_exit(py);
     let stores = all_open();
     let close_engines = close_all();
     py.detach(|| {
@@ -98,12 +98,12 @@ pub(crate) fn unsupported_variables() -> Vec<(&'static str, &'static str)> {
 /// Returns the least memory limit of the control groups of this process and the memory that they
 /// still permit, in bytes; `None` without a limit.
 #[pyfunction]
-pub(crate) fn cgroup_memory(py: Python<'_>) -> Option<(u64, u64)> {
-    py.detach(mooncake_os::memory::cgroup_memory).map(|memory| (memory.limit, memory.available))
+pub(crate) fn cgroup_memory() -> Option<(u64, u64)> {
+    mooncake_os::memory::cgroup_memory().map(|memory| (memory.limit, memory.available))
 }
 
 /// Returns the process that listens at a TCP port of this host, if it can be told.
 #[pyfunction]
-pub(crate) fn port_holder(py: Python<'_>, port: u16) -> Option<String> {
-    py.detach(|| mooncake_os::port_holder(port))
+pub(crate) fn port_holder(py: Python<'_>, port: u16) -> PyResult<Option<String>> {
+    or_raise(py, detached(py, || mooncake_os::port_holder(port)))
 }

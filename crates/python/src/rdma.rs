@@ -4,6 +4,8 @@ use std::collections::BTreeMap;
 
 use pyo3::prelude::*;
 
+use crate::{detach::detached, error::or_raise};
+
 /// An RDMA device of this machine.
 #[pyclass(frozen, module = "mooncake._native", name = "RdmaDevice", get_all)]
 #[derive(Debug)]
@@ -25,11 +27,12 @@ pub(crate) struct RdmaDevice {
 
 /// Returns the RDMA devices of this machine, or why none can be used.
 #[pyfunction]
-pub(crate) fn rdma_devices(py: Python<'_>) -> (Vec<RdmaDevice>, Option<String>) {
-    match py.detach(devices::find) {
+pub(crate) fn rdma_devices(py: Python<'_>) -> PyResult<(Vec<RdmaDevice>, Option<String>)> {
+    let found = or_raise(py, detached(py, devices::find))?;
+    Ok(match found {
         Ok(devices) => (devices, None),
         Err(reason) => (Vec::new(), Some(reason)),
-    }
+    })
 }
 
 #[cfg(feature = "rdma")]
