@@ -11,7 +11,7 @@ use std::{
     io::{self, IoSliceMut, Read, Seek, Write},
     num::NonZeroU64,
     os::{
-        fd::{AsFd, BorrowedFd},
+        fd::{AsFd, AsRawFd, BorrowedFd},
         unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt},
     },
     path::Path,
@@ -236,10 +236,12 @@ impl FileSystem for RealFiles {
     }
 }
 
-/// A locked file. Forked children share the lock, so that it does not end with the descriptor.
+/// A locked file. A forked child closes its copy at once: the child would share the lock, and hold it
+/// when this process is dead.
 #[derive(Debug)]
 struct HeldLock {
-    file: fs::File,
+    /// `None` once the lock is dropped.
+    file: Option<fs::File>,
     fork_generation: u64,
 }
 
@@ -248,8 +250,12 @@ impl HeldLock {
         let mut options = OpenOptions::new();
         // The text is replaced only once the lock is held.
         options.read(true).write(true).create(true).truncate(false).mode(0o600);
-        let mut file = options.open(path)?;
-        match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
+        let fork_generation = fork::generation();
+        let file = options.open(path)?;
+        fork::guard_descriptor(file.as_raw_fd());
+        let held = Self { file: Some(file), fork_generation };
+        let Some(mut file) = held.file.as_ref() else { return Ok(Ok(held)) };
+        match rustix::fs::flock(file, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => {}
             Err(rustix::io::Errno::WOULDBLOCK) => {
                 let mut text = String::new();
@@ -261,7 +267,7 @@ impl HeldLock {
         file.set_len(0)?;
         file.rewind()?;
         file.write_all(holder.as_bytes())?;
-        Ok(Ok(Self { file, fork_generation: fork::generation() }))
+        Ok(Ok(held))
     }
 }
 
@@ -269,10 +275,16 @@ impl Lock for HeldLock {}
 
 impl Drop for HeldLock {
     fn drop(&mut self) {
-        if !fork::is_forked_since(self.fork_generation) {
-            // Fails for a descriptor that is none of a file only.
-            let _ = rustix::fs::flock(&self.file, FlockOperation::Unlock);
+        let Some(file) = self.file.take() else { return };
+        if fork::is_forked_since(self.fork_generation) {
+            // Closed when the child began; the number may be that of another file by now.
+            std::mem::forget(file);
+            return;
         }
+        fork::unguard(file.as_raw_fd());
+        // A child that was made without the handlers of `fork` may share it. Fails for a descriptor that
+        // is none of a file only.
+        let _ = rustix::fs::flock(&file, FlockOperation::Unlock);
     }
 }
 
@@ -324,11 +336,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lock_ends_while_a_forked_child_has_the_descriptor() {
+    fn lock_ends_while_another_process_has_the_descriptor() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("lock");
         let held = HeldLock::take(&path, "first").unwrap().unwrap();
-        let of_child = held.file.try_clone().unwrap();
+        let of_child = held.file.as_ref().unwrap().try_clone().unwrap();
         assert_eq!(HeldLock::take(&path, "second").unwrap().err().as_deref(), Some("first"));
         drop(held);
         HeldLock::take(&path, "second").unwrap().unwrap();

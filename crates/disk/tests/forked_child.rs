@@ -1,6 +1,8 @@
 //! A child that is forked while a directory is open: it has none of the threads, and shares the files.
 #![allow(unsafe_code, reason = "the test forks")]
 
+use std::io::{Read as _, Write as _};
+
 use mooncake_disk::{Disk, Name, Options, Read, ReadMethod, ReadOutcome, Write, WriteOutcome};
 
 const NAME: Name<'_> = Name { tenant: "default", key: b"key", version: 1 };
@@ -53,4 +55,33 @@ fn forked_child_is_refused_and_harms_nothing() {
         let disk = Disk::open(folder.path(), options).unwrap();
         assert_eq!(disk.length(Name { version: 3, ..NAME }), Some(4));
     }
+}
+
+#[test]
+fn orphan_of_a_dead_owner_does_not_hold_the_lock() {
+    let folder = tempfile::tempdir().unwrap();
+    let open = || Disk::open(folder.path(), Options::new(16 << 20));
+    // The orphan lives until the second pipe is closed.
+    let (mut started, mut start) = std::io::pipe().unwrap();
+    let (mut life, lives) = std::io::pipe().unwrap();
+    let mut lives = Some(lives);
+    let is_good = in_child(|| {
+        let Ok(disk) = open() else { return false };
+        // SAFETY: the child runs this thread only, which holds no lock, and leaves without unwinding.
+        let orphan = unsafe { libc::fork() };
+        if orphan == 0 {
+            drop(lives.take());
+            let is_told = start.write_all(b"x").is_ok();
+            let is_over = life.read(&mut [0]).is_ok_and(|count| count == 0);
+            // SAFETY: ends the process without the handlers of its parents.
+            unsafe { libc::_exit(i32::from(!(is_told && is_over))) };
+        }
+        // As if it was killed: nothing is closed.
+        std::mem::forget(disk);
+        orphan > 0
+    });
+    assert!(is_good);
+    started.read_exact(&mut [0]).unwrap();
+    open().expect("the owner is dead");
+    drop(lives);
 }

@@ -4,7 +4,8 @@
 //! A forked child has none of the threads, shares the sockets, and would share the memory. A
 //! handler that runs in the child increments a generation number, which every handle compares with
 //! the number it was created under. The handler then walks the list of [guarded](guard_memory)
-//! resources. It closes sockets, or a peer would take the child for the living parent. It replaces
+//! resources. It closes sockets, or a peer would take the child for the living parent, and locked files,
+//! or the child would hold their locks when the parent is dead. It replaces
 //! shared memory by a private copy-on-write view: the child can still read it, and writes of the
 //! child damage nothing.
 
@@ -46,16 +47,17 @@ pub fn guard_memory(address: usize, length: usize, file: RawFd) {
     GUARDED.change(|list| list.push(Guarded::Memory { address, length, file }));
 }
 
-/// Makes a forked child close its copy of a socket.
-pub fn guard_socket(file: RawFd) {
-    GUARDED.change(|list| list.push(Guarded::Socket { file }));
+/// Makes a forked child close its copy of a descriptor: of a socket, or of a file that is locked, since the
+/// lock ends with the last copy.
+pub fn guard_descriptor(file: RawFd) {
+    GUARDED.change(|list| list.push(Guarded::Descriptor { file }));
 }
 
 /// Removes the guard of a descriptor. Call this before the descriptor is closed.
 pub fn unguard(descriptor: RawFd) {
     GUARDED.change(|list| {
         list.retain(|guarded| match guarded {
-            Guarded::Memory { file, .. } | Guarded::Socket { file } => *file != descriptor,
+            Guarded::Memory { file, .. } | Guarded::Descriptor { file } => *file != descriptor,
         });
     });
 }
@@ -67,7 +69,7 @@ static GUARDED: GuardedList =
 #[derive(Debug, Clone, Copy)]
 enum Guarded {
     Memory { address: usize, length: usize, file: RawFd },
-    Socket { file: RawFd },
+    Descriptor { file: RawFd },
 }
 
 /// A list behind a spin lock. The lock is taken before a fork and released after it in both
@@ -121,7 +123,7 @@ extern "C" fn after_in_child() {
                 // one of the same length; pointers into it stay valid.
                 unsafe { libc::mmap(address as *mut _, length, rights, flags, file, 0) };
             }
-            Guarded::Socket { file } => {
+            Guarded::Descriptor { file } => {
                 // SAFETY: the owner of this descriptor sees the new generation in a child and leaks
                 // the descriptor, so the number is not closed a second time.
                 unsafe { libc::close(file) };

@@ -264,7 +264,7 @@ pub(crate) struct ForkGuard(RawFd);
 
 impl ForkGuard {
     fn new(socket: &impl AsRawFd) -> Self {
-        fork::guard_socket(socket.as_raw_fd());
+        fork::guard_descriptor(socket.as_raw_fd());
         Self(socket.as_raw_fd())
     }
 }

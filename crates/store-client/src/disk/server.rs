@@ -112,7 +112,7 @@ impl RecordServer {
         let endpoint = Endpoint::new(host, address.port()).to_string();
         let connections = Mutex::default();
         let (is_stopped, generation) = (AtomicBool::new(false), fork::generation());
-        fork::guard_socket(listener.as_raw_fd());
+        fork::guard_descriptor(listener.as_raw_fd());
         let shared = Arc::new(Shared { served, is_stopped, generation, connections });
         let (descriptor, acceptor) = (listener.as_raw_fd(), Acceptor::new(listener, GREETINGS));
         let accepting = Arc::clone(&shared);

@@ -74,7 +74,7 @@ impl Link {
 
     fn guard(socket: Socket) -> Self {
         let generation = fork::generation();
-        fork::guard_socket(socket.as_raw_fd());
+        fork::guard_descriptor(socket.as_raw_fd());
         Self { socket: Some(socket), generation }
     }
 

@@ -271,7 +271,7 @@ struct ForkGuardedStream {
 impl ForkGuardedStream {
     fn new(stream: TcpStream) -> Self {
         let generation = fork::generation();
-        fork::guard_socket(stream.as_raw_fd());
+        fork::guard_descriptor(stream.as_raw_fd());
         Self { stream: Some(stream), generation }
     }
 
