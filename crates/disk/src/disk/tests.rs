@@ -1,9 +1,10 @@
 //! Tests of a whole directory: on the real file system, and on one that fails.
 
+mod crash;
 mod reading;
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::BTreeMap,
     io,
     path::Path,
     sync::{
@@ -342,90 +343,4 @@ fn a_payload_that_looks_like_records_is_not_taken_for_records() {
     let disk = faulty(&files, 16 << 20).unwrap();
     assert_eq!(read(&disk, name(b"victim", 9)), ReadOutcome::Missing);
     assert_eq!(read(&disk, name(b"last", 1)), ReadOutcome::Good);
-}
-
-#[test]
-fn no_record_is_lost_when_the_process_is_killed() {
-    for seed in 0..70 {
-        crash(seed, Crash::Kill).unwrap_or_else(|error| panic!("seed {seed}: {error}"));
-    }
-}
-
-#[test]
-fn a_loss_of_power_loses_only_what_was_not_synced() {
-    for seed in 0..70 {
-        crash(seed, Crash::Power).unwrap_or_else(|error| panic!("seed {seed}: {error}"));
-    }
-}
-
-#[derive(Clone, Copy, PartialEq)]
-enum Crash {
-    Kill,
-    Power,
-}
-
-/// Writes and reads at random, crashes in the middle, opens the directory again, three times.
-fn crash(seed: u64, kind: Crash) -> io::Result<()> {
-    let mut random = SplitMix64::new(seed);
-    let files = FaultyFiles::new(seed);
-    // What must be found: the newest version of each key, and the ticket of its write.
-    let mut expected: HashMap<Vec<u8>, (u64, Ticket)> = HashMap::new();
-    let mut version = 0;
-    let mut disk = faulty(&files, 2 << 20).map_err(io::Error::other)?;
-    for _ in 0..3 {
-        let loss = (kind == Crash::Power).then(|| random.below(150) as u64);
-        let is_short = random.below(2) == 0;
-        files.set(Faults { is_short, writes_until_loss: loss, ..Faults::default() });
-        for _ in 0..20 + random.below(120) {
-            let key = [random.below(40) as u8 + 1];
-            version += 1;
-            let length = [10, 3000, 20_000, 66_000][random.below(4)];
-            let written = name(&key, version);
-            let bytes = payload(written, length);
-            let mut report = disk.write(&[Write { name: written, payload: &bytes }]);
-            for gone in report.evicted {
-                let is_newest = expected.get(&*gone.key).is_some_and(|(it, _)| *it == gone.version);
-                if is_newest {
-                    expected.remove(&*gone.key);
-                }
-            }
-            match report.outcomes.remove(0) {
-                WriteOutcome::Written(ticket) => {
-                    expected.insert(key.to_vec(), (version, ticket));
-                }
-                outcome => assert!(kind == Crash::Power, "{outcome:?}"),
-            }
-            if random.below(10) == 0 {
-                // After the loss of power it fails.
-                let _ = disk.sync();
-            }
-            if let Some((version, _)) = expected.get(&[3][..]) {
-                read(&disk, name(&[3], *version));
-            }
-        }
-        let synced = disk.synced();
-        drop(disk);
-        if kind == Crash::Power {
-            files.lose_power()
-        } else {
-            files.kill()
-        }
-        disk = faulty(&files, 2 << 20).map_err(io::Error::other)?;
-        if kind == Crash::Power {
-            expected.retain(|_, (_, ticket)| *ticket <= synced);
-        }
-        for (key, (version, _)) in &expected {
-            let outcome = read(&disk, name(key, *version));
-            assert_eq!(outcome, ReadOutcome::Good, "seed {seed}: {key:?} version {version}");
-        }
-        // What is announced is whole.
-        let mut announced = Vec::new();
-        disk.records(|name, _| announced.push(name.to_owned())).map_err(io::Error::other)?;
-        for found in announced {
-            assert_eq!(read(&disk, found.borrow()), ReadOutcome::Good, "seed {seed}: {found:?}");
-        }
-        // Tickets of this life begin anew, and all that was found is on the device.
-        expected.values_mut().for_each(|(_, ticket)| *ticket = Ticket::default());
-    }
-    Ok(())
 }

@@ -102,6 +102,17 @@ impl FaultyFiles {
         content.durable = content.current.clone();
     }
 
+    /// Returns what a file holds.
+    pub(crate) fn bytes(&self, path: &Path) -> Vec<u8> {
+        self.0.lock().files.get(path).expect("the file exists").current.clone()
+    }
+
+    /// Replaces what a file holds, on the device too.
+    pub(crate) fn replace(&self, path: &Path, bytes: Vec<u8>) {
+        let content = Content { durable: bytes.clone(), current: bytes };
+        self.0.lock().files.insert(path.into(), content);
+    }
+
     pub(crate) fn paths(&self) -> Vec<PathBuf> {
         self.0.lock().files.keys().cloned().collect()
     }
