@@ -7,12 +7,14 @@
 //! not idempotent), [`own_puts`] (the client's puts that are being written, and those that it must
 //! still revoke), [`put`] (starts and closes puts), [`replica_order`](mod@replica_order) (orders
 //! the replicas of an object), [`read`] (reads objects), [`fences`] (the ends of fences, and their
-//! release), [`session`] (the registration, and the announcement of segments).
+//! release), [`session`] (the registration, and the announcement of segments), [`directory`] (the
+//! announcement of directories of records, and objects that they take over).
 
 use std::time::Duration;
 
 pub mod call_numbers;
 pub mod call_retry;
+pub mod directory;
 pub mod fences;
 pub mod own_puts;
 pub mod put;
@@ -22,6 +24,7 @@ pub mod session;
 
 pub use call_numbers::CallNumbers;
 pub use call_retry::{AttemptFailure, CallKind, CallRetry, RetryPatience};
+pub use directory::{DirectorySession, DirectoryStep, hand_over_end};
 pub use fences::{FenceReleases, GrantedFence, fence_end};
 pub use own_puts::{OwnPuts, UnconfirmedPut};
 pub use put::{

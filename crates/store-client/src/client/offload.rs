@@ -16,6 +16,7 @@ use crate::{
     disk::{lent_memory::PayloadBuffer, owner::Owner},
     metrics::disk::OffloadRefusal,
     object::Place,
+    protocol::{DirectorySession, DirectoryStep, hand_over_end},
     rpc::response,
     transfer::Jobs,
 };
@@ -30,8 +31,6 @@ const WAIT: Duration = Duration::from_secs(1);
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 /// Time that such a call may take beyond that.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
-/// Subtracted from the window, since the local clock and the master's may run at different speeds.
-const WINDOW_MARGIN: Duration = Duration::from_millis(50);
 /// Records that were written reach the device at least this often.
 const SYNC_INTERVAL: Duration = Duration::from_secs(5);
 /// How long a directory whose earlier owner seems to live is tried to be mounted.
@@ -55,10 +54,7 @@ pub(super) struct DirectoryCalls<'a> {
 /// The thread of one directory.
 struct Offload<'a> {
     directory: DirectoryCalls<'a>,
-    /// The registration after which the directory was mounted; `None`: it must be mounted again.
-    mounted: Option<u64>,
-    /// Whether all records were reported since.
-    is_reported: bool,
+    session: DirectorySession,
     buffer: PayloadBuffer,
     synced_at: Moment,
     /// Whether records were written since.
@@ -281,10 +277,11 @@ impl DirectoryCalls<'_> {
 
 impl<'a> Offload<'a> {
     fn new(directory: DirectoryCalls<'a>, registrations: u64) -> Self {
+        let mut session = DirectorySession::default();
+        session.mounted(registrations);
         Self {
             directory,
-            mounted: Some(registrations),
-            is_reported: false,
+            session,
             buffer: PayloadBuffer::default(),
             synced_at: SystemClock.now(),
             is_dirty: false,
@@ -323,26 +320,31 @@ impl<'a> Offload<'a> {
 
     /// Announces the directory if that is due, and takes over some objects.
     fn run_once(&mut self) -> Result<()> {
-        let registrations = self.directory.client.session.registrations();
-        if self.mounted != Some(registrations) {
-            self.directory.mount()?;
-            (self.mounted, self.is_reported) = (Some(registrations), false);
-        }
-        // Until the master has all of it, the master's list is not that of the directory.
-        let outcome = match self.is_reported {
-            true => Ok(()),
-            false => self.directory.report_all(),
-        };
-        let outcome = outcome.and_then(|()| {
-            self.is_reported = true;
-            self.directory.report_lost(self.directory.client.rpc.deadline())?;
-            self.take_over()
-        });
-        if outcome.as_ref().is_err_and(|error| error.code() == ErrorCode::SEGMENT_NOT_FOUND) {
-            // The master has lost the directory.
-            self.mounted = None;
+        let outcome = self.take_steps();
+        if let Err(error) = &outcome {
+            self.session.failed(error.code());
         }
         outcome
+    }
+
+    fn take_steps(&mut self) -> Result<()> {
+        loop {
+            let registrations = self.directory.client.session.registrations();
+            match self.session.next_step(registrations) {
+                DirectoryStep::Mount => {
+                    self.directory.mount()?;
+                    self.session.mounted(registrations);
+                }
+                DirectoryStep::ReportAll => {
+                    self.directory.report_all()?;
+                    self.session.reported();
+                }
+                DirectoryStep::TakeOver => {
+                    self.directory.report_lost(self.directory.client.rpc.deadline())?;
+                    return self.take_over();
+                }
+            }
+        }
     }
 
     /// Waits for objects, writes them, and reports what became of them.
@@ -357,7 +359,7 @@ impl<'a> Offload<'a> {
         };
         let answer =
             self.directory.client.rpc.call_at(request, (sent, sent + WAIT + ANSWER_TIMEOUT))?;
-        let until = sent + Duration::from_millis(answer.window_ms).saturating_sub(WINDOW_MARGIN);
+        let until = hand_over_end(sent, Duration::from_millis(answer.window_ms));
         let records = match &answer.records {
             Some(records) => records.read()?.collect(),
             None => Vec::new(),
@@ -396,8 +398,7 @@ impl<'a> Offload<'a> {
         if let Err(error) =
             self.directory.report(&disk, &report, self.directory.client.rpc.deadline())
         {
-            // The master must learn of these records some other way.
-            self.mounted = None;
+            self.session.report_failed();
             return Err(error);
         }
         if added.is_empty() {
