@@ -3,6 +3,7 @@
 
 pub(crate) mod client;
 pub(crate) mod connections;
+pub(crate) mod directory_owner;
 pub(crate) mod get;
 mod operation;
 pub(crate) mod put;

@@ -1,10 +1,12 @@
 //! The audit: checkers that follow the run, and the invariants at its end.
 //!
 //! [`allocation_model`] knows which version owns which memory, [`history`] what readers may get,
-//! [`log_record`] what a crash may lose, `holders` which copies can be read. At the end, without
+//! [`log_record`] what a crash may lose, `holders` which copies can be read, [`disks`] which records
+//! there are. At the end, without
 //! faults, every object can be read, every accepted task has ended, and no memory leaks.
 
 pub(crate) mod allocation_model;
+pub(crate) mod disks;
 pub(crate) mod history;
 pub(crate) mod holders;
 pub(crate) mod log_record;
@@ -51,6 +53,7 @@ impl Simulator {
             self.serve_at_once(client, &Call::RemoveAll { tenant, is_forced: true })?;
         }
         self.run_until(self.now + DRAIN_PERIOD)?;
+        self.check_empty_disks()?;
         let Some(state) = self.host.state() else { return Err("the master is down".to_owned()) };
         let totals = state.totals();
         if (totals.keys, totals.used, totals.writing, totals.fenced) != (0, 0, 0, 0) {
@@ -111,7 +114,7 @@ impl Simulator {
             sequence: 0,
             number: 0,
             is_late: false,
-            forgets_renewals: false,
+            bug: None,
         };
         let mut work = Work::of(call, &tenant);
         loop {
@@ -126,8 +129,10 @@ impl Simulator {
 
     fn audit_key(&mut self, key: u64) -> Result<(), String> {
         let Some(version) = self.history.current_version(key) else { return Ok(()) };
+        self.audit_disk_copy(key, version)?;
         let holders = self.model.holders(&key_name(key));
-        if !holders.iter().any(|&holder| self.memories.exists(holder)) {
+        let disk = self.model.disk_of(&key_name(key)).and_then(|disk| self.reader_target(disk));
+        if disk.is_none() && !holders.iter().any(|&holder| self.memories.exists(holder)) {
             return Ok(());
         }
         let Some(client) = self.processes.values().next().map(|process| process.client) else {

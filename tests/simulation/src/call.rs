@@ -3,8 +3,10 @@
 use std::time::Duration;
 
 use mooncake_base::{ErrorCode, JobId, ReplicaId, SegmentId, TaskId, TenantId, Version};
-use mooncake_master::state::SegmentSpec;
+use mooncake_master::state::{DiskSpec, SegmentSpec};
 use mooncake_store_client::protocol::{Announcement, GrantedFence, HeartbeatAnswer, Registered};
+
+use crate::directory::RecordName;
 
 /// The bits of the request of a put that number the puts of one call.
 const ITEM_BITS: u32 = 4;
@@ -95,7 +97,52 @@ pub(crate) enum Call {
         attempt: u64,
         failed: Vec<ReplicaId>,
     },
+    /// Mounts a directory whose records take these bytes.
+    MountDisk {
+        spec: Box<DiskSpec>,
+        used: u64,
+    },
+    UnmountDisk {
+        disk: SegmentId,
+        /// The objects in it lose these copies.
+        is_forgotten: bool,
+    },
+    /// Takes objects over that are to be written to a directory.
+    FetchOffloads {
+        disk: SegmentId,
+        limit: usize,
+    },
+    ReportRecords(Box<RecordReport>),
 }
+
+/// What the owner of a directory reports.
+#[derive(Debug, Clone)]
+pub(crate) struct RecordReport {
+    pub(crate) disk: SegmentId,
+    pub(crate) added: Vec<LongName>,
+    pub(crate) refused: Vec<LongName>,
+    pub(crate) dropped: Vec<LongName>,
+    pub(crate) used: u64,
+    /// All records were reported since the directory was mounted.
+    pub(crate) is_complete: bool,
+}
+
+impl RecordReport {
+    /// Creates an empty report.
+    pub(crate) fn of(disk: SegmentId) -> Self {
+        Self {
+            disk,
+            added: Vec::new(),
+            refused: Vec::new(),
+            dropped: Vec::new(),
+            used: 0,
+            is_complete: false,
+        }
+    }
+}
+
+/// A record and its length in words.
+pub(crate) type LongName = (RecordName, u64);
 
 /// A reply of the master.
 #[derive(Debug, Clone)]
@@ -127,6 +174,20 @@ pub(crate) enum Reply {
     Task(TaskId),
     Job(JobId),
     FetchedTask(Vec<FetchedTask>),
+    /// Objects to write to a directory, and how long their memory stays theirs.
+    Offloads {
+        objects: Vec<HandedOver>,
+        window: Duration,
+    },
+    /// The numbers of the added records that nobody will ask for.
+    Reported(Vec<usize>),
+}
+
+/// An object for a directory to take over.
+#[derive(Debug, Clone)]
+pub(crate) struct HandedOver {
+    pub(crate) record: LongName,
+    pub(crate) places: Vec<Place>,
 }
 
 /// A put to start.
@@ -203,7 +264,8 @@ pub(crate) struct FetchedTask {
 }
 
 /// The place of a copy, valid across restarts of the master. Words are read and written at the
-/// endpoint and the address; the segment tells replicas of one holder apart.
+/// endpoint and the address; the segment tells replicas of one holder apart. The owner of a directory
+/// finds a record by its name.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Place {
     pub(crate) segment: SegmentId,
@@ -211,6 +273,7 @@ pub(crate) struct Place {
     pub(crate) endpoint: u64,
     pub(crate) address: u64,
     pub(crate) replica: ReplicaId,
+    pub(crate) is_on_disk: bool,
 }
 
 impl Call {
@@ -257,8 +320,16 @@ impl Call {
 
     /// True for calls whose answer waits until all that it rests on is in the log.
     pub(crate) fn waits_for_log(&self) -> bool {
-        use Call::{Heartbeat, List, Locate, Verify, View};
-        !matches!(self, Locate { .. } | Verify { .. } | View { .. } | List { .. } | Heartbeat(_))
+        use Call::{FetchOffloads, Heartbeat, List, Locate, Verify, View};
+        !matches!(
+            self,
+            Locate { .. }
+                | Verify { .. }
+                | View { .. }
+                | List { .. }
+                | Heartbeat(_)
+                | FetchOffloads { .. }
+        )
     }
 
     /// True for calls by which a client stays registered.

@@ -1,4 +1,5 @@
 //! The faults: of the network, and of machines and processes.
 
+mod directories;
 mod injection;
 pub(crate) mod network;

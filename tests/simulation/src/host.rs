@@ -3,6 +3,7 @@
 
 pub(crate) mod calls;
 pub(crate) mod disk;
+mod disk_calls;
 pub(crate) mod execution;
 pub(crate) mod log;
 pub(crate) mod running_call;
@@ -61,7 +62,7 @@ impl Host {
     /// The log cannot be started.
     pub(crate) fn start(plan: &Plan, now: Moment, seed: u64) -> result::Result<Self, String> {
         let mut host = Self {
-            rules: plan.rules.clone(),
+            rules: plan.rules_of_master(),
             tenants: plan.tenants,
             running: None,
             starts: 0,

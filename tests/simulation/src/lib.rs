@@ -7,7 +7,7 @@
 //! them (slices of calls, answers that wait for the log, admission) is carried out by events. The
 //! clients follow the protocol of the store client, and decide with its code about puts, about reads
 //! and their fences, about registrations, and about the numbers and repetitions of calls; their memory
-//! is an array of words, so that a misplaced write is noticed.
+//! is an array of words, so that a misplaced write is noticed. Some have directories of records.
 //!
 //! Where to look:
 //!
@@ -15,12 +15,14 @@
 //! - [`simulator`]: the clock, the queue of events, and what a run counts.
 //! - `host`: the machine of the master: its service, its log, its disk.
 //! - `actor`: client processes and their operations; their connections, transfers and tasks.
+//! - `directory`: directories of records, as they lie on devices.
 //! - `fault`: the network, crashes, hanging disks, clocks.
 //! - `audit`: the checkers, which follow the run, and the invariants at its end.
 
 mod actor;
 mod audit;
 mod call;
+mod directory;
 mod fault;
 mod host;
 mod memory;

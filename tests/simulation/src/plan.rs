@@ -1,6 +1,7 @@
 //! The plan of a run, derived from a seed: its profile, the rules of the master, and fault rates.
 
 mod bug;
+mod disks;
 mod faults;
 mod profile;
 
@@ -12,7 +13,10 @@ use self::profile::Profile;
 use crate::random::Random;
 
 pub use self::bug::Bug;
-pub(crate) use self::faults::Faults;
+pub(crate) use self::{
+    disks::{DiskFaults, DiskPlan},
+    faults::Faults,
+};
 
 /// Bytes of a word, the smallest unit of simulated memory.
 pub(crate) const WORD_BYTES: u64 = 8;
@@ -63,11 +67,17 @@ pub struct Plan {
     pub(crate) log_sync: LogSync,
     /// What the master does when its log cannot be written.
     pub(crate) on_log_failure: OnLogFailure,
+    /// The directories of records, if there are any.
+    pub(crate) disks: Option<DiskPlan>,
 }
 
 impl Plan {
     /// Derives the plan of a seed.
     pub fn new(seed: u64) -> Self {
+        Self::without_disks(seed).with_disks()
+    }
+
+    fn without_disks(seed: u64) -> Self {
         let mut random = Random::new(seed ^ 0x0009_0f11);
         let profile = match seed % 16 {
             15 => Profile::large(&mut random),
@@ -104,6 +114,7 @@ impl Plan {
             rules: profile::rules(&mut random, tenants > 1),
             log_sync: LogSync::Always,
             on_log_failure: OnLogFailure::Continue,
+            disks: None,
         };
         plan.with_power_losses().with_batches()
     }

@@ -19,8 +19,12 @@ use crate::{
         repeated_call::ExecutedCalls,
         task::AcceptedTasks,
     },
-    audit::{allocation_model::AllocationModel, history::History, log_record::LogRecord},
+    audit::{
+        allocation_model::AllocationModel, disks::DiskRecords, history::History,
+        log_record::LogRecord,
+    },
     call::{CallMessage, Place, ReplyMessage},
+    directory::{Directory, RecordName},
     host::{Host, waiting_answers::WaitingAnswers},
     memory::Memories,
     plan::Plan,
@@ -45,6 +49,8 @@ pub(crate) struct Simulator {
     pub(crate) host: Host,
     pub(crate) waiting: WaitingAnswers,
     pub(crate) memories: Memories,
+    pub(crate) directories: Vec<Directory>,
+    pub(crate) records: DiskRecords,
     pub(crate) history: History,
     pub(crate) processes: BTreeMap<u64, Process>,
     pub(crate) outcome: Outcome,
@@ -102,6 +108,14 @@ pub(crate) enum Event {
         place: Place,
         words: Range<u64>,
     },
+    /// A request for a record reaches the owner of its directory.
+    Load {
+        caller: (u64, u64),
+        place: Place,
+        name: RecordName,
+    },
+    /// A process begins to serve its directory.
+    ServeDirectory(u64),
     Input {
         caller: (u64, u64),
         input: Input,
@@ -163,13 +177,15 @@ impl Simulator {
             host,
             waiting: WaitingAnswers::default(),
             memories: Memories::default(),
+            directories: Vec::new(),
+            records: DiskRecords::default(),
             history: History::default(),
             processes: BTreeMap::new(),
             outcome: Outcome::default(),
             accepted: AcceptedTasks::default(),
             executed: ExecutedCalls::default(),
             segments: 0,
-            model: AllocationModel::default(),
+            model: AllocationModel::new(plan.adopts_records()),
             log_record: LogRecord::default(),
             events: BTreeMap::new(),
             last_number: 0,
@@ -238,6 +254,11 @@ impl Simulator {
                 self.read_words(caller, &place, words);
                 Ok(())
             }
+            Event::Load { caller, place, name } => {
+                self.answer_load(caller, place, name);
+                Ok(())
+            }
+            Event::ServeDirectory(process) => self.serve_directory(process),
             Event::Input { caller, input } => self.handle_input(caller, input),
             Event::Disconnected { process, is_dead } => self.notice_disconnect(process, is_dead),
             Event::Tick => self.tick(),

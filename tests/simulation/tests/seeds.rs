@@ -16,14 +16,14 @@ static SEED: EnvVar = EnvVar {
 static SEEDS: EnvVar = EnvVar {
     name: "MOONCAKE_TEST_SEEDS",
     aliases: &[],
-    default: "100",
+    default: "80",
     kind: ValueKind::Text,
     help: "The number of seeds.",
 };
 /// Returns the range of seeds to run.
 fn seeds() -> std::ops::Range<u64> {
     let first = number(&SEED, 0);
-    first..first + number(&SEEDS, 100)
+    first..first + number(&SEEDS, 80)
 }
 
 fn number(variable: &EnvVar, default: u64) -> u64 {
@@ -64,6 +64,14 @@ fn no_invariant_is_violated_under_faults() {
     // Puts of several objects, long puts and views during sweeps are common, not rare.
     assert!(seen.batches > runs * 3 / 4 && seen.window_renewals > runs / 2, "{seen:?}");
     assert!(seen.views_in_sweep > runs / 10 && seen.lists_in_sweep > runs / 10, "{seen:?}");
+    // Directories are written to, read, copied, torn, and are away.
+    assert!(
+        sums.offloaded > runs && sums.disk_gets > runs && sums.records_evicted > runs,
+        "{sums:?}"
+    );
+    assert!(sums.torn_records > 0 && sums.disks_copied > 0 && sums.mounts_refused > 0, "{sums:?}");
+    assert!(sums.disks_left > 0 && sums.late_hand_overs > 0 && sums.stale_records > 0, "{sums:?}");
+    assert!(sums.audited_records > 0 && seen.disk_gets > runs / 10, "{seen:?}");
     assert!(sums.succeeded > runs / 2 && sums.drained > runs / 4, "{sums:?}");
 }
 
@@ -105,6 +113,13 @@ fn planted_bugs_are_found() {
         Bug::CutsLaterLogs,
         Bug::TrustsUnsyncedLog,
         Bug::ReusesUnsyncedMemory,
+        Bug::CountsLateOffloads,
+        Bug::AdoptsRecords,
+        Bug::IgnoresHandOverFences,
+        Bug::TrustsUnsyncedRecords,
+        Bug::AcceptsCopiedDirectories,
+        Bug::TellsOfAwayDisks,
+        Bug::CountsUnreportedRecords,
     ];
     for (name, bug) in Bug::ALL {
         if !QUICKLY_FOUND.contains(&bug) && !is_long_run() {

@@ -11,6 +11,7 @@ use mooncake_store_client::protocol::{CallNumbers, FenceReleases, OwnPuts, Sessi
 
 use crate::{
     actor::connections::Connections,
+    actor::directory_owner::{DirectoryOwner, OwnDirectory},
     actor::get::Get,
     actor::put::Put,
     actor::repeated_call::Request,
@@ -18,6 +19,7 @@ use crate::{
     actor::settle::Settle,
     actor::task::TaskRunner,
     call::ReplyMessage,
+    directory::Loaded,
     plan::WORD_BYTES,
     simulator::Simulator,
 };
@@ -59,6 +61,8 @@ pub(crate) struct Process {
     pub(crate) unmounting: BTreeSet<SegmentId>,
     /// The ends of the grace of those that are still there.
     pub(crate) leaving: BTreeMap<SegmentId, Moment>,
+    /// The directory of records that the process has open.
+    pub(crate) directory: Option<OwnDirectory>,
 }
 
 /// A running operation.
@@ -82,6 +86,7 @@ pub(crate) enum Op {
     Heartbeat(Heartbeat),
     SegmentChange(SegmentChange),
     RunTasks(TaskRunner),
+    Directory(DirectoryOwner),
 }
 
 /// An input of an operation.
@@ -102,6 +107,8 @@ pub(crate) enum Input {
         piece: u64,
     },
     Read(Option<Vec<u64>>),
+    /// What became of the read of a record; `None`: its owner cannot be reached.
+    Loaded(Option<Loaded>),
 }
 
 /// The operation if it continues. An error is a violated invariant.
@@ -130,6 +137,7 @@ impl Process {
             is_registered: false,
             unmounting: BTreeSet::new(),
             leaving: BTreeMap::new(),
+            directory: None,
         }
     }
 }

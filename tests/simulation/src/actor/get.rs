@@ -14,6 +14,7 @@ use crate::{
     actor::repeated_call::{Progress, RepeatedCall},
     audit::history,
     call::{Call, Place, Reply},
+    directory::{Loaded, RecordName},
     plan::Bug,
     simulator::Simulator,
 };
@@ -80,6 +81,7 @@ impl Get {
                 let place = *place;
                 self.piece_read(simulator, caller, place, words)?
             }
+            (Stage::Reading(_), Input::Loaded(loaded)) => self.loaded(simulator, caller, loaded)?,
             (Stage::Locating(asked, call), input) => {
                 let asked = *asked;
                 match call.step(simulator, caller, input) {
@@ -179,7 +181,14 @@ impl Get {
                 ReadStep::Transfer { reads, .. } => {
                     let (_, place) = reads[0];
                     reading.words.clear();
-                    reading.advance(simulator, caller, place);
+                    let copy = reading.located.places[place];
+                    if copy.is_on_disk {
+                        let (key, version) = (self.key, reading.located.version);
+                        let tenant = simulator.host.tenant_of(key);
+                        simulator.load_record(caller, copy, RecordName { tenant, key, version });
+                    } else {
+                        reading.advance(simulator, caller, place);
+                    }
                     self.stage = Stage::Reading(place);
                     return Ok(true);
                 }
@@ -238,6 +247,30 @@ impl Get {
         self.go_on(simulator, caller)
     }
 
+    /// Handles the outcome of the read of a record.
+    fn loaded(
+        &mut self,
+        simulator: &mut Simulator,
+        caller: (u64, u64),
+        loaded: Option<Loaded>,
+    ) -> Result<bool, String> {
+        let Some(reading) = &mut self.reading else { return Ok(false) };
+        let outcome = match loaded {
+            Some(Loaded::Good(words)) if words.len() as u64 == reading.located.length => {
+                reading.words = words;
+                Ok(())
+            }
+            Some(Loaded::Missing | Loaded::Damaged) => {
+                simulator.outcome.disk_misses += 1;
+                Err(failed(ErrorCode::OBJECT_NOT_FOUND))
+            }
+            Some(Loaded::Good(_)) | None => Err(failed(ErrorCode::TRANSFER_FAIL)),
+        };
+        simulator.outcome.disk_gets += u64::from(outcome.is_ok());
+        reading.objects.transferred(0, outcome, simulator.clock(caller.0));
+        self.go_on(simulator, caller)
+    }
+
     /// Ends the get: checks the words if they count.
     fn finish(&mut self, simulator: &mut Simulator, caller: (u64, u64)) -> Result<(), String> {
         let Some(Reading { objects, mut located, words }) = self.reading.take() else {
@@ -254,16 +287,16 @@ impl Get {
 
 impl Located {
     fn source(&self, simulator: &mut Simulator) -> ReadSource {
-        let ranks = self.places.iter().map(|_| ReplicaRank {
+        let ranks = self.places.iter().map(|place| ReplicaRank {
             is_suspected: false,
-            is_on_disk: false,
+            is_on_disk: place.is_on_disk,
             is_elsewhere: true,
             expected: Duration::ZERO,
         });
         let turn = simulator.random.below(self.places.len() as u64);
         let replica = |place: usize| {
-            let Place { segment, replica, .. } = self.places[place];
-            ReadReplica { place, replica, segment, is_on_disk: false }
+            let Place { segment, replica, is_on_disk, .. } = self.places[place];
+            ReadReplica { place, replica, segment, is_on_disk }
         };
         ReadSource {
             version: self.version,

@@ -159,6 +159,7 @@ impl Simulator {
             Op::Get(get) => get.step(self, caller, input),
             Op::Request(request) => Ok(request.step(self, caller, input)?.map(Op::Request)),
             Op::RunTasks(runner) => runner.step(self, caller, input),
+            Op::Directory(owner) => owner.step(self, caller, input),
             Op::Heartbeat(heartbeat) => {
                 let next = heartbeat.step(self, caller, input);
                 if next.is_none() {
@@ -213,6 +214,14 @@ impl Simulator {
         }
     }
 
+    /// Schedules that the directory of a process is served, if that is not done.
+    pub(crate) fn serve_directory_soon(&mut self, process: u64) {
+        let found = self.processes.get(&process).and_then(|found| found.directory.as_ref());
+        if found.is_some_and(|own| !own.is_served) {
+            self.after(Duration::from_millis(1), Event::ServeDirectory(process));
+        }
+    }
+
     /// Starts a process with its workers.
     pub(crate) fn start_process(&mut self) -> Result<(), String> {
         let number = self.next_number();
@@ -221,6 +230,7 @@ impl Simulator {
         process.wanted_segments = self.random.between(1, 2) as usize;
         process.clock_ahead = Duration::from_millis(self.random.below(self.plan.clock_skew_ms));
         process.impaired_until = self.now;
+        process.directory = self.open_directory(number);
         self.processes.insert(number, process);
         self.heartbeat_at(number, self.now);
         for _ in 0..self.plan.workers {

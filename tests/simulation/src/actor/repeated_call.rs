@@ -81,9 +81,11 @@ impl RepeatedCall {
                 simulator.send_request(caller, (*self.request).clone());
                 Progress::Waiting
             }
-            Input::Begin | Input::Wrote { .. } | Input::Silent { .. } | Input::Read(_) => {
-                Progress::Waiting
-            }
+            Input::Begin
+            | Input::Wrote { .. }
+            | Input::Silent { .. }
+            | Input::Read(_)
+            | Input::Loaded(_) => Progress::Waiting,
         }
     }
 

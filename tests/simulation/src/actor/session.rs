@@ -116,6 +116,7 @@ impl Simulator {
         if has_succeeded {
             self.settle_soon(process);
             self.mount_soon(process);
+            self.serve_directory_soon(process);
         }
     }
 

@@ -103,7 +103,7 @@ impl Simulator {
         words.by_ref().map(read).collect()
     }
 
-    fn piece_delay(&mut self) -> Duration {
+    pub(crate) fn piece_delay(&mut self) -> Duration {
         network::delay(&mut self.random, &self.plan.faults).min(PIECE_DELAY_MAX)
     }
 }

@@ -1,17 +1,28 @@
 //! An independent model of which version owns which memory, built from the log.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 
 use mooncake_base::SegmentId;
 use mooncake_master::state::{Effect, LoggedCopy, ObjectName, Value};
 
 use crate::{audit::holders::DroppedCopy, call::key_number};
 
+/// The ordinal of the copy on disk, of which an object has at most one.
+pub(crate) const DISK_ORDINAL: u32 = u32::MAX;
+
 /// The model. It fails when a range is allocated twice.
 #[derive(Debug, Default)]
 pub(crate) struct AllocationModel {
     /// Segments by their number in the log.
     segments: HashMap<u32, SegmentModel>,
+    /// Disks by their number in the log.
+    disks: HashMap<u32, SegmentId>,
+    /// Versions that were dropped since the master started, perhaps ahead of need.
+    released: HashSet<u64>,
+    /// Whether a master that has lost its log makes objects of records.
+    pub(crate) adopts_records: bool,
+    /// The number of objects made of records.
+    pub(crate) adopted: u64,
     writes: HashMap<u64, Allocation>,
     published: HashMap<Vec<u8>, Allocation>,
     /// Number of values dropped other than with their segments.
@@ -43,6 +54,10 @@ pub(crate) enum Change {
 }
 
 impl AllocationModel {
+    pub(crate) fn new(adopts_records: bool) -> Self {
+        Self { adopts_records, ..Self::default() }
+    }
+
     /// Applies an effect of the log.
     ///
     /// # Errors
@@ -56,6 +71,9 @@ impl AllocationModel {
             Effect::Mounted { number, spec, .. } => {
                 self.segments
                     .insert(number.0, SegmentModel { id: spec.id, ranges: BTreeMap::new() });
+            }
+            Effect::DiskMounted { number, spec, .. } => {
+                self.disks.insert(number.0, spec.id);
             }
             Effect::SegmentDropped { number } => self.drop_segment(number.0, changes),
             Effect::Started { version, value, .. } => return self.start(version, &value),
@@ -75,6 +93,7 @@ impl AllocationModel {
                 {
                     self.free(&allocation, &allocation.copies);
                     self.dropped += 1;
+                    self.released.insert(object.version);
                     changes.push((allocation.key, Change::Gone(object.version)));
                 }
             }
@@ -93,6 +112,7 @@ impl AllocationModel {
     /// Frees displaced writes after a restart of the master. A snapshot keeps only the end of their
     /// quarantine, so the restarted master may not log when they end.
     pub(crate) fn restart(&mut self) {
+        self.released.clear();
         for version in std::mem::take(&mut self.displaced) {
             if let Some(allocation) = self.writes.remove(&version) {
                 self.free(&allocation, &allocation.copies);
@@ -105,13 +125,26 @@ impl AllocationModel {
         let gone = self.published.drain();
         changes.extend(gone.map(|(key, allocation)| (key, Change::Gone(allocation.version))));
         changes.sort_by(|(one, _), (other, _)| one.cmp(other));
-        *self = Self { dropped: self.dropped, ..Self::default() };
+        let (dropped, adopted) = (self.dropped, self.adopted);
+        *self = Self { dropped, adopted, ..Self::new(self.adopts_records) };
     }
 
     /// Returns the segments that hold the value of a key.
     pub(crate) fn holders(&self, key: &[u8]) -> Vec<SegmentId> {
         let copies = self.published.get(key).map_or(&[][..], |allocation| &allocation.copies);
         copies.iter().filter_map(|copy| Some(self.segments.get(&copy.segment.0)?.id)).collect()
+    }
+
+    /// Returns the disk that has a copy of the value of a key.
+    pub(crate) fn disk_of(&self, key: &[u8]) -> Option<SegmentId> {
+        let copies = &self.published.get(key)?.copies;
+        let copy = copies.iter().find(|copy| copy.ordinal == DISK_ORDINAL)?;
+        self.disk_id(copy.segment.0)
+    }
+
+    /// Returns the id of the disk with this number.
+    pub(crate) fn disk_id(&self, number: u32) -> Option<SegmentId> {
+        self.disks.get(&number).copied()
     }
 
     /// Returns the copy of an object with this ordinal: its key and its segment.
@@ -156,7 +189,22 @@ impl AllocationModel {
         changes: &mut Vec<(Vec<u8>, Change)>,
     ) -> Result<(), String> {
         if self.published.get(value.key).is_some_and(|found| found.version == version) {
+            // Its memory was released ahead of need, and a disk has a copy.
+            if let Some(found) = self.published.remove(value.key) {
+                self.free(&found, &found.copies);
+            }
+            for copy in value.copies.iter() {
+                self.claim(copy, value.length, version)?;
+            }
+            let (key, copies, length) = (value.key.to_vec(), value.copies.to_vec(), value.length);
+            self.published.insert(key.clone(), Allocation { key, version, length, copies });
             return Ok(());
+        }
+        if !self.released.contains(&version) {
+            if !self.adopts_records {
+                return Err(format!("version {version} is an object again: {value:?}"));
+            }
+            self.adopted += 1;
         }
         self.start(version, value)?;
         self.publish(version, &[], changes);
@@ -170,6 +218,9 @@ impl AllocationModel {
         else {
             return Err(format!("a copy was made of an object that is not published: {object:?}"));
         };
+        if copy.ordinal == DISK_ORDINAL {
+            allocation.copies.retain(|other| other.ordinal != DISK_ORDINAL);
+        }
         if allocation.copies.iter().any(|other| other.ordinal == copy.ordinal) {
             return Err(format!("two copies have the same ordinal: {object:?}, {copy:?}"));
         }
@@ -201,6 +252,9 @@ impl AllocationModel {
 
     /// Marks the memory of a copy as owned by a version.
     fn claim(&mut self, copy: &LoggedCopy, length: u64, version: u64) -> Result<(), String> {
+        if copy.ordinal == DISK_ORDINAL {
+            return Ok(());
+        }
         let Some(segment) = self.segments.get_mut(&copy.segment.0) else {
             return Err(format!("memory was allocated in a dropped segment: {copy:?}"));
         };
@@ -236,6 +290,7 @@ impl AllocationModel {
 
     fn drop_segment(&mut self, number: u32, changes: &mut Vec<(Vec<u8>, Change)>) {
         self.segments.remove(&number);
+        self.disks.remove(&number);
         for allocation in self.writes.values_mut().chain(self.published.values_mut()) {
             allocation.copies.retain(|copy| copy.segment.0 != number);
         }

@@ -10,6 +10,7 @@ use mooncake_base::{Moment, Version};
 use crate::{
     audit::allocation_model::Change,
     call::{PutTerms, Viewed, key_name},
+    directory::RecordName,
 };
 
 /// All changes of all keys, and when each was acknowledged.
@@ -206,6 +207,20 @@ impl History {
             }
         }
         Ok(count)
+    }
+
+    /// Checks that a record has the words of its version.
+    ///
+    /// # Errors
+    /// A word is wrong.
+    pub(crate) fn check_words(&self, name: &RecordName, words: &[u64]) -> Result<(), String> {
+        let wrong = (0..).zip(words).find(|&(index, &read)| read != word(name.version, index));
+        match wrong {
+            Some((index, _)) => {
+                Err(format!("{name:?} is written with a wrong word at index {index}"))
+            }
+            None => Ok(()),
+        }
     }
 
     /// Records that a client knows of these entries from `now` on.

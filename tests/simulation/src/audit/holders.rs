@@ -33,7 +33,12 @@ impl Simulator {
         for (key, segment) in dropped {
             let left = self.model.holders(key);
             let was_alive = self.memories.exists(*segment) && is_readable(*segment);
-            if was_alive && !left.is_empty() && !left.iter().any(|&id| is_readable(id)) {
+            let has_record = self.model.disk_of(key).is_some();
+            if was_alive
+                && !has_record
+                && !left.is_empty()
+                && !left.iter().any(|&id| is_readable(id))
+            {
                 return Err(format!(
                     "the last readable copy of {} was dropped, in {segment}; left are copies in \
                      {left:?}, whose processes are gone",

@@ -166,7 +166,7 @@ impl Simulator {
     }
 
     fn rebuild_model(&mut self) -> Result<(), String> {
-        let mut model = AllocationModel::default();
+        let mut model = AllocationModel::new(self.model.adopts_records);
         for item in &self.log_record.items {
             let Some(effects) = &item.effects else {
                 model.restart();
@@ -183,6 +183,7 @@ impl Simulator {
         }
         // The count only grows.
         model.dropped = self.model.dropped;
+        model.adopted = self.model.adopted;
         self.model = model;
         Ok(())
     }

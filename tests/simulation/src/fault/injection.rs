@@ -7,6 +7,7 @@ use mooncake_master::LogSync;
 use crate::{
     actor::task::AcceptedTasks,
     host::disk::DiskFailure,
+    plan::DiskFaults,
     simulator::{Event, Simulator},
 };
 
@@ -77,6 +78,7 @@ impl Simulator {
             self.kill_process(process);
             return;
         }
+        self.inject_directory_faults(process);
         let time = self.now + Duration::from_millis(self.random.below(10_000));
         let is_suspended = self.random.happens(faults.suspend);
         let stalls = self.random.happens(faults.client_stall) || is_suspended;
@@ -107,6 +109,11 @@ impl Simulator {
     pub(crate) fn stop_faults(&mut self) {
         self.is_quiet = true;
         self.plan.faults = self.plan.faults.ended();
+        if let Some(disks) = &mut self.plan.disks {
+            disks.faults = DiskFaults::default();
+        }
+        let directories = self.directories.iter_mut();
+        directories.for_each(|directory| directory.full_until = self.now);
         self.host.disk.set_failure(None);
         (self.stalled_until, self.log_hangs_until) = (self.now, self.now);
         for process in self.processes.values_mut() {
@@ -204,6 +211,7 @@ impl Simulator {
         }
         self.is_log_damaged = false;
         self.executed.restart();
+        self.records.restart();
         self.check_recovered(started?)?;
         self.impair_all(self.now + self.plan.call_timeout);
         if self.log_record.len() == 1 {
@@ -219,6 +227,7 @@ impl Simulator {
         self.outcome.client_deaths += 1;
         self.processes.remove(&process);
         self.memories.remove_all(process);
+        self.abandon_directory(process);
         self.after(Duration::from_millis(1), Event::Disconnected { process, is_dead: true });
         let pause = Duration::from_millis(self.random.below(3000));
         self.after(pause, Event::StartProcess);

@@ -17,8 +17,9 @@ use crate::{
         Call, FetchedTask, NewPut, Place, PutTerms, Reply, Start, Viewed, WrittenPut, item_request,
         key_name,
     },
+    host::disk_calls::disk_place,
     host::running_call::{StartWork, Work},
-    plan::WORD_BYTES,
+    plan::{Bug, WORD_BYTES},
 };
 
 /// The longest interval between heartbeats.
@@ -49,8 +50,8 @@ pub(crate) struct Context<'a> {
     pub(crate) number: u64,
     /// The call waits no longer for memory.
     pub(crate) is_late: bool,
-    /// A planted bug: renewals are answered and not recorded.
-    pub(crate) forgets_renewals: bool,
+    /// The planted bug.
+    pub(crate) bug: Option<Bug>,
 }
 
 impl Context<'_> {
@@ -81,6 +82,9 @@ impl Context<'_> {
         let reply = match (call, work) {
             (_, Work::Start(work)) => return Ok(self.start_puts(state, now, call, work)),
             (_, Work::Close(closed)) => return Ok(self.close_puts(state, now, call, closed)),
+            (Call::ReportRecords(report), Work::Report(work)) => {
+                return self.report_records(state, now, report, work);
+            }
             (_, Work::Removal(removal)) => {
                 if !state.remove_matching(now, removal) {
                     removal.match_keys();
@@ -105,6 +109,9 @@ impl Context<'_> {
             (Call::Remove { key, is_forced }, _) => {
                 state.remove(now, self.tenant, &key_name(*key), *is_forced)?;
                 Reply::Done
+            }
+            (Call::MountDisk { .. } | Call::UnmountDisk { .. } | Call::FetchOffloads { .. }, _) => {
+                self.serve_disks(state, now, call)?
             }
             (call, _) => self.serve_tasks(state, now, call)?,
         };
@@ -213,7 +220,7 @@ impl Context<'_> {
         let put = |key, checksum| PutRef { key, version: *version, failed_replicas, checksum };
         let (client, tenant) = (self.client, self.tenant);
         match call {
-            Call::PutRenew { .. } if self.forgets_renewals => {
+            Call::PutRenew { .. } if self.bug == Some(Bug::ForgetsRenewals) => {
                 state.unfinished_put(client, tenant, &name).map(drop).ok_or_else(|| {
                     Error::new(ErrorCode::OBJECT_NOT_FOUND, "the put is not there any more")
                 })
@@ -236,7 +243,8 @@ impl Context<'_> {
                 let mut located = state.locate(now, self.tenant, &[key_name(*key)], grant);
                 let fence = located.fence;
                 let object = located.objects.swap_remove(0)?;
-                let places = places(state, &object.places);
+                let mut places = places(state, &object.places);
+                places.extend(object.disk.map(|disk| disk_place(state, &disk)));
                 let granted = object.ticket.map(|ticket| GrantedFence {
                     fence: ticket.fence,
                     version: ticket.version,
@@ -379,7 +387,7 @@ fn put_options(terms: &PutTerms) -> Result<PutOptions> {
     })
 }
 
-fn places(state: &State, places: &[mooncake_master::state::Place]) -> Vec<Place> {
+pub(super) fn places(state: &State, places: &[mooncake_master::state::Place]) -> Vec<Place> {
     let named = |place: &mooncake_master::state::Place| {
         let spec = state.segment(place.segment).spec;
         Place {
@@ -387,13 +395,14 @@ fn places(state: &State, places: &[mooncake_master::state::Place]) -> Vec<Place>
             endpoint: process_at(&spec.endpoint),
             address: spec.base + place.offset,
             replica: place.replica,
+            is_on_disk: false,
         }
     };
     places.iter().map(named).collect()
 }
 
 /// Returns the process at an endpoint.
-fn process_at(endpoint: &str) -> u64 {
+pub(super) fn process_at(endpoint: &str) -> u64 {
     endpoint
         .trim_start_matches("host-")
         .split(':')

@@ -159,9 +159,13 @@ impl Simulator {
             sequence: request.sequence,
             number: request.number.number,
             is_late: running.slices > PUT_SLICES_MAX,
-            forgets_renewals: self.plan.has(Bug::ForgetsRenewals),
+            bug: self.plan.bug,
         };
         let (now, evicted) = (self.now, self.faded_objects());
+        let target = match &call {
+            Call::MountDisk { spec, .. } => self.reader_target(spec.id),
+            _ => None,
+        };
         let work = &mut running.work;
         // As in the service, neither reads nor heartbeats wait for the log.
         let slice = match call.waits_for_log() {
@@ -175,6 +179,9 @@ impl Simulator {
         running.slices += 1;
         let may_vanish = call.is_about_tasks().then(|| self.faded_objects() - evicted);
         let (turn, entries) = self.appended_checked(slice, may_vanish)?;
+        if let SliceEnd::Done(reply) = &turn {
+            self.check_disk_reply(running.client, &call, reply, target)?;
+        }
         if let SliceEnd::Done(Reply::Viewed(viewed)) = &turn
             && self.plan.has(Bug::PanicsInViews)
         {
@@ -367,6 +374,7 @@ impl Simulator {
         for client in expired {
             self.outcome.expired += 1;
             self.host.answers.forget(client.id);
+            self.records.forget_client(client.id);
             self.executed.forget(client.id);
         }
         if self.is_sweeping() {

@@ -6,6 +6,7 @@ use std::{ops::Range, time::Duration};
 use mooncake_master::{LogSync, Slice, state::Effect};
 
 use crate::{
+    audit::disks::counted_copies,
     plan::Bug,
     simulator::{Event, Simulator, trace},
 };
@@ -37,11 +38,13 @@ impl Simulator {
         let mut applied = Ok(());
         let is_traced = self.plan.is_traced;
         let (mut dropped, mut lost, mut swept) = (Vec::new(), Vec::new(), Vec::new());
+        let mut counted = Vec::new();
         let decoded = Effect::decode_all(effects, |effect| {
             if is_traced {
                 trace(self.now, &effect);
             }
             if applied.is_ok() {
+                counted_copies(&self.model, &effect, &mut counted);
                 match &effect {
                     Effect::ReplicaDropped { object, ordinal } => {
                         dropped.extend(self.model.replica(object, *ordinal));
@@ -57,6 +60,8 @@ impl Simulator {
         });
         applied?;
         decoded.map_err(|error| format!("cannot decode an effect: {error:?}"))?;
+        self.outcome.records_adopted = self.model.adopted;
+        self.check_counted(&counted)?;
         self.check_dropped(&dropped)?;
         swept.iter().for_each(|keys| self.view_soon(keys));
         lost.into_iter().try_for_each(|id| self.check_lost_segment(id))?;

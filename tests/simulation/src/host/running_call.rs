@@ -36,6 +36,17 @@ pub(crate) enum Work {
     Close(Vec<Result<(), ErrorCode>>),
     Removal(Box<Removal>),
     Listing(Box<Listing>),
+    Report(ReportWork),
+}
+
+/// A report of records, between two slices.
+#[derive(Debug, Default)]
+pub(crate) struct ReportWork {
+    /// The number of records that were handled.
+    pub(crate) handled: usize,
+    pub(crate) stale: Vec<usize>,
+    /// The next object to look at, once copies are dropped that the owner did not name.
+    pub(crate) next: Option<u32>,
 }
 
 /// A call that starts puts, between two slices.
@@ -61,6 +72,7 @@ impl Work {
                 let selector = Selector::Prefix(key_prefix(*key).into());
                 Self::Removal(Box::new(Removal::new(tenant.clone(), selector, *is_forced)))
             }
+            Call::ReportRecords(_) => Self::Report(ReportWork::default()),
             Call::List { .. } => {
                 let listing = Listing::new(tenant.clone(), Selector::All, None, PAGE);
                 Self::Listing(Box::new(listing))

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use mooncake_master::LogSync;
 
-use crate::plan::Plan;
+use crate::{plan::Plan, random::Random};
 
 /// A planted bug: a defect of the program that the checkers must find.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -74,11 +74,25 @@ pub enum Bug {
     ForgetsRenewals,
     /// A writer whose write window is not renewed goes on as if it were.
     GoesOnUnrenewed,
+    /// The master counts a record whose object was replaced since it was handed over.
+    CountsLateOffloads,
+    /// A master that has lost its log makes objects of records, though it was not told to.
+    AdoptsRecords,
+    /// The owner of a directory reads objects that it takes over also after their fence.
+    IgnoresHandOverFences,
+    /// The owner of a directory does not compare the checksums of records, also after a loss of power.
+    TrustsUnsyncedRecords,
+    /// The master lets a second process mount a directory, or a copy of it, that another one has open.
+    AcceptsCopiedDirectories,
+    /// The master sends readers to a directory that has left the pool.
+    TellsOfAwayDisks,
+    /// The master counts a copy on disk once its owner takes the object over.
+    CountsUnreportedRecords,
 }
 
 impl Bug {
     /// All planted bugs, with their names on the command line.
-    pub const ALL: [(&str, Self); 32] = [
+    pub const ALL: [(&str, Self); 39] = [
         ("replies-before-log", Self::RepliesBeforeLog),
         ("forgets-fences", Self::ForgetsFences),
         ("frees-too-early", Self::FreesTooEarly),
@@ -111,15 +125,40 @@ impl Bug {
         ("answers-batches-early", Self::AnswersBatchesEarly),
         ("forgets-renewals", Self::ForgetsRenewals),
         ("goes-on-unrenewed", Self::GoesOnUnrenewed),
+        ("counts-late-offloads", Self::CountsLateOffloads),
+        ("adopts-records", Self::AdoptsRecords),
+        ("ignores-hand-over-fences", Self::IgnoresHandOverFences),
+        ("trusts-unsynced-records", Self::TrustsUnsyncedRecords),
+        ("accepts-copied-directories", Self::AcceptsCopiedDirectories),
+        ("tells-of-away-disks", Self::TellsOfAwayDisks),
+        ("counts-unreported-records", Self::CountsUnreportedRecords),
     ];
+
+    /// Returns whether the bug shows only where clients have directories of records.
+    fn is_about_disks(self) -> bool {
+        matches!(
+            self,
+            Self::AcceptsCopiedDirectories
+                | Self::AdoptsRecords
+                | Self::CountsLateOffloads
+                | Self::CountsUnreportedRecords
+                | Self::IgnoresHandOverFences
+                | Self::TellsOfAwayDisks
+                | Self::TrustsUnsyncedRecords
+        )
+    }
 }
 
 impl Plan {
     /// Plants a bug, and makes the conditions that reveal it more likely.
     pub fn with_bug(mut self, bug: Bug) -> Self {
+        if !bug.is_about_disks() {
+            self = Self { is_traced: self.is_traced, ..Self::without_disks(self.seed) };
+        }
         self.bug = Some(bug);
         self.reveal_bug_of_master(bug);
         self.reveal_bug_of_client(bug);
+        self.reveal_bug_of_disks(bug);
         self
     }
 
@@ -265,6 +304,37 @@ impl Plan {
                 (faults.remount, faults.cut, faults.partition) = (600, 700, 200);
                 (faults.client_crash, faults.master_crash, faults.master_stall) = (0, 0, 0);
             }
+            _ => {}
+        }
+    }
+
+    fn reveal_bug_of_disks(&mut self, bug: Bug) {
+        if !bug.is_about_disks() {
+            return;
+        }
+        if self.disks.is_none() {
+            self.add_disks(&mut Random::new(self.seed));
+        }
+        let Some(disks) = &mut self.disks else { return };
+        if let Some(rules) = &mut self.rules.offload {
+            rules.adopts_records = false;
+        }
+        match bug {
+            Bug::AdoptsRecords => (self.faults.master_crash, self.faults.wipe) = (200, 1000),
+            Bug::IgnoresHandOverFences => {
+                (self.faults.client_stall, self.faults.client_crash) = (300, 0);
+                (self.faults.master_crash, self.faults.lost) = (0, 0);
+                (self.faults.slow, self.faults.slow_max) = (150, Duration::from_secs(6));
+                (disks.owners, disks.faults.leave, disks.faults.crash) = (1000, 0, 0);
+                (self.keys, self.workers, self.puts) = (24, 4, 800);
+                (self.object_words, self.segment_words) = (48, 48 * 3);
+                (disks.extent_words, disks.capacity) = (48 * 4, 48 * 16);
+            }
+            Bug::TrustsUnsyncedRecords => {
+                (disks.faults.crash, disks.faults.power_loss) = (150, 1000)
+            }
+            Bug::AcceptsCopiedDirectories => disks.faults.copy = 500,
+            Bug::TellsOfAwayDisks => disks.faults.leave = 200,
             _ => {}
         }
     }

@@ -105,6 +105,38 @@ counts! {
     succeeded,
     /// Drain jobs that succeeded.
     drained,
+    /// Mounts of directories.
+    disk_mounts,
+    /// Mounts of directories that the master refused.
+    mounts_refused,
+    /// Directories that left the pool before their process ended.
+    disks_left,
+    /// Directories that were copied.
+    disks_copied,
+    /// Losses of power of hosts with directories.
+    disk_power_losses,
+    /// Damaged records that were found when a directory was opened.
+    torn_records,
+    /// Objects that directories took over.
+    handed_over,
+    /// Objects that were read too late to be written.
+    late_hand_overs,
+    /// Records that counted when they were reported.
+    offloaded,
+    /// Records that could not be written.
+    records_refused,
+    /// Records that went for others.
+    records_evicted,
+    /// Records that were removed because nobody would ask for them.
+    stale_records,
+    /// Records that became objects again after the log was lost.
+    records_adopted,
+    /// Reads whose bytes came from a directory.
+    disk_gets,
+    /// Reads of records that were gone.
+    disk_misses,
+    /// Records that were read in the audit.
+    audited_records,
     /// Handled events.
     steps,
 }
