@@ -232,12 +232,24 @@ pub(crate) fn is_accessible(range: LocalRange, access: Access) -> bool {
         || populate(range.address(), range.length(), access) == PageState::Mapped
 }
 
-/// Returns whether the range can be written, and stays so unless its owner unmaps it: nobody can take
-/// its pages away, as those of a file that is shortened.
-pub(crate) fn is_lasting(range: LocalRange) -> bool {
-    let (address, length) = (range.address(), range.length());
-    populate(address, length, Access::Write) == PageState::Mapped
-        && !page_check::may_vanish(address..address + length)
+/// Finds out about many ranges, in the order of their addresses, whether they can be written and stay so
+/// unless their owner unmaps them: nobody can take their pages away, as those of a file that is shortened.
+#[derive(Debug, Default)]
+pub(crate) struct LastingCheck {
+    /// Addresses of mappings whose pages nobody can take away.
+    lasting: Range<usize>,
+}
+
+impl LastingCheck {
+    pub(crate) fn is_lasting(&mut self, range: Range<usize>) -> bool {
+        if populate(range.start, range.len(), Access::Write) != PageState::Mapped {
+            return false;
+        }
+        if self.lasting.start > range.start || self.lasting.end < range.end {
+            self.lasting = range.start..page_check::lasting_end(range.clone());
+        }
+        self.lasting.end >= range.end
+    }
 }
 
 /// Returns the error for local memory that cannot be read or written.

@@ -23,6 +23,14 @@ pub(crate) struct RecordRange {
 }
 
 impl RecordRange {
+    /// Returns the memory that all bytes of the range go to, if that is one part.
+    pub(crate) fn whole(&self) -> Option<LocalRange> {
+        match self.parts[..] {
+            [(0, whole)] if whole.length() as u64 == self.length => Some(whole),
+            _ => None,
+        }
+    }
+
     fn end(&self) -> u64 {
         self.offset + self.length
     }

@@ -105,15 +105,21 @@ fn mapping_at(address: usize) -> Option<Range<usize>> {
 /// Returns whether a part of the range maps a file, which somebody can shorten at any moment, or is
 /// not mapped. Kernels before 6.11 do not tell, and the answer is `false`.
 pub(super) fn may_vanish(range: Range<usize>) -> bool {
+    lasting_end(range.clone()) < range.end
+}
+
+/// Returns the end of the mappings from the start of the range on that are those of no file, past the
+/// range if the last of them is longer; the end of the range on kernels before 6.11, which do not tell.
+pub(super) fn lasting_end(range: Range<usize>) -> usize {
     let mut at = range.start;
     while at < range.end {
         match query(at, &mut []) {
             Ok(found) if found.inode == 0 || is_kernel_file(at) => at = found.end as usize,
-            Ok(_) => return true,
-            Err(error) => return !is_unsupported(&error),
+            Err(error) if is_unsupported(&error) => return range.end,
+            Ok(_) | Err(_) => break,
         }
     }
-    false
+    at
 }
 
 /// Returns whether an address lies in anonymous memory that the kernel keeps in a file of its own,

@@ -108,11 +108,11 @@ impl Registry<'_> {
         withdrawn.and(announced)
     }
 
-    /// Holds memory that a caller has named by its address, so that its bytes can be written without
-    /// a check of each access; `None` if it is not within a registered range of host memory, or cannot
-    /// be written.
-    pub fn hold(&self, range: &LocalRange) -> Option<HeldRange> {
-        self.inner.exported.regions.hold(range)
+    /// Holds memory that a caller has named by its addresses, so that its bytes can be written without
+    /// a check of each access; `None` for each range that is not within a registered range of host
+    /// memory, or cannot be written.
+    pub fn hold_all(&self, ranges: &[LocalRange]) -> Vec<Option<HeldRange>> {
+        self.inner.exported.regions.hold_all(ranges)
     }
 
     /// All registered ranges by address, including the engine's own allocations.

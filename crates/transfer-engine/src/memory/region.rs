@@ -16,9 +16,10 @@ use std::{
 
 use mooncake_base::sync::{Condvar, Mutex, RwLock};
 use mooncake_base::{Error, ErrorCode, Result};
+use mooncake_os::memory::page_size;
 
 use crate::{
-    copy,
+    copy::LastingCheck,
     device::DeviceMemory,
     memory::{file::FileMapping, mapping::Mapping},
     transfer_entry::{LocalRange, RemoteRange},
@@ -247,20 +248,48 @@ impl Regions {
         region.holds(range).then(|| Arc::clone(region))
     }
 
-    /// Holds memory that lies in a registered range of host memory and can be written; `None` if it
-    /// does not.
-    pub(crate) fn hold(&self, range: &LocalRange) -> Option<HeldRange> {
-        let (address, length) = (range.address(), range.length());
-        let wanted = RemoteRange { address: address as u64, length: length as u64 };
-        let region = self.find(wanted)?;
-        if matches!(region.owner, Some(MemoryOwner::Device(_) | MemoryOwner::File(_))) {
-            return None;
+    /// Holds each range that lies in a registered range of host memory and can be written; `None` for
+    /// the others. Ranges that lie side by side are checked together.
+    pub(crate) fn hold_all(&self, ranges: &[LocalRange]) -> Vec<Option<HeldRange>> {
+        let pins: Vec<_> = ranges.iter().map(|range| self.pin_host(range)).collect();
+        let mut order: Vec<_> = (0..ranges.len()).filter(|&at| pins[at].is_some()).collect();
+        order.sort_unstable_by_key(|&at| ranges[at].address());
+        let mut check = LastingCheck::default();
+        let mut is_lasting = vec![false; ranges.len()];
+        let end_of = |at: usize| ranges[at].address() + ranges[at].length();
+        let are_neighbours = |&a: &usize, &b: &usize| {
+            let end = end_of(a).checked_next_multiple_of(page_size());
+            end.is_some_and(|end| ranges[b].address() <= end)
+        };
+        for run in order.chunk_by(are_neighbours) {
+            let end = run.iter().map(|&at| end_of(at)).max().unwrap_or_default();
+            let is_whole = check.is_lasting(ranges[run[0]].address()..end);
+            for &at in run {
+                is_lasting[at] =
+                    is_whole || run.len() > 1 && check.is_lasting(ranges[at].address()..end_of(at));
+            }
         }
-        let pin = region.pin(wanted).filter(|_| copy::is_lasting(*range))?;
-        // SAFETY: it is mapped and writable. No references exist to bytes of a registered region, and
-        // who registered it keeps it mapped until it is unregistered, for which the pin is awaited.
-        let range = unsafe { LocalRange::held(address as *mut u8, length) };
-        Some(HeldRange { range, _pin: pin })
+        let pins = pins.into_iter().zip(is_lasting).zip(ranges);
+        pins.map(|((pin, is_lasting), range)| {
+            let pin = pin.filter(|_| is_lasting)?;
+            // SAFETY: it is mapped and writable. No references exist to bytes of a registered region,
+            // and who registered it keeps it mapped until it is unregistered, for which the pin is
+            // awaited.
+            let range = unsafe { LocalRange::held(range.address() as *mut u8, range.length()) };
+            Some(HeldRange { range, _pin: pin })
+        })
+        .collect()
+    }
+
+    /// Pins a range that lies in a registered range of host memory.
+    fn pin_host(&self, range: &LocalRange) -> Option<Pin> {
+        let (address, length) = (range.address() as u64, range.length() as u64);
+        let wanted = RemoteRange { address, length };
+        let region = self.find(wanted)?;
+        match region.owner {
+            Some(MemoryOwner::Device(_) | MemoryOwner::File(_)) => None,
+            Some(MemoryOwner::Shared(_)) | None => region.pin(wanted),
+        }
     }
 
     /// Returns all regions by address.
@@ -398,18 +427,53 @@ mod tests {
         let (base, length) = (memory.as_ptr() as u64, memory.len());
         // SAFETY: nothing is written to the range.
         let local = |address: u64, length| unsafe { LocalRange::foreign(address as usize, length) };
-        assert!(regions.hold(&local(base, length)).is_none(), "it is not registered");
+        let hold = |range| regions.hold_all(&[range]).remove(0);
+        assert!(hold(local(base, length)).is_none(), "it is not registered");
         regions.register(base, length as u64, "*", Backing::User).unwrap();
-        let held = regions.hold(&local(base + 1, length - 1)).unwrap();
+        let held = hold(local(base + 1, length - 1)).unwrap();
         assert_eq!(held.range().ownership(), Ownership::Held);
         assert_eq!((held.range().address() as u64, held.range().length()), (base + 1, length - 1));
-        assert!(regions.hold(&local(base, length + 1)).is_none(), "a byte too long");
+        assert!(hold(local(base, length + 1)).is_none(), "a byte too long");
         let region = regions.withdraw(base).unwrap().remove(0);
         assert!(region.wait_unpinned(Instant::now()).is_err(), "it is in use");
         drop(held);
         region.wait_unpinned(Instant::now()).unwrap();
         regions.register(4096, 4096, "*", Backing::User).unwrap();
-        assert!(regions.hold(&local(4096, 100)).is_none(), "nothing is mapped there");
+        assert!(hold(local(4096, 100)).is_none(), "nothing is mapped there");
+    }
+
+    #[test]
+    fn each_of_many_ranges_is_held_by_itself() {
+        const PAGE: usize = 4096;
+        let regions = Regions::default();
+        let memory = vec![0_u8; 8 * PAGE];
+        let base = memory.as_ptr().align_offset(PAGE) + memory.as_ptr() as usize;
+        regions.register(base as u64, 4 * PAGE as u64, "*", Backing::User).unwrap();
+        regions.register((base + 4 * PAGE) as u64, 2 * PAGE as u64, "*", Backing::User).unwrap();
+        // Registered next to the others, and not mapped.
+        regions.register(PAGE as u64, PAGE as u64, "*", Backing::User).unwrap();
+        let ranges = [
+            (base + 5 * PAGE, PAGE),
+            (PAGE, 100),
+            (base, 2 * PAGE),
+            (base + 100, 10),
+            (base + 2 * PAGE, PAGE - 1),
+            // In two regions, and behind the last.
+            (base + 3 * PAGE, 2 * PAGE),
+            (base + 6 * PAGE, 1),
+            (base + 4 * PAGE, 0),
+        ];
+        // SAFETY: nothing is written to the ranges.
+        let local = ranges.map(|(at, length)| unsafe { LocalRange::foreign(at, length) });
+        let held = regions.hold_all(&local);
+        for (held, range) in held.iter().zip(&local) {
+            let same = |held: &HeldRange| {
+                (held.range.address(), held.range.length()) == (range.address(), range.length())
+            };
+            assert!(held.as_ref().is_none_or(same), "{held:?}");
+        }
+        let is_held: Vec<_> = held.iter().map(Option::is_some).collect();
+        assert_eq!(is_held, [true, false, true, true, true, false, false, true]);
     }
 
     #[test]

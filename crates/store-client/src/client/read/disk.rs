@@ -228,19 +228,20 @@ impl DiskReader<'_> {
         group: &mut DirectoryReads<'_>,
         outcomes: &mut [Result<()>],
     ) {
-        let mut memory = Vec::new();
-        let (in_place, staged): (Vec<_>, Vec<_>) =
-            std::mem::take(&mut group.ranges).into_iter().partition(|read| {
-                let whole = match read.range.parts[..] {
-                    [(0, whole)] if whole.length() as u64 == read.range.length => whole,
-                    _ => return false,
-                };
-                let held = self.hold(whole);
-                let is_held = held.is_some();
-                memory.extend(held);
-                is_held
-            });
-        group.ranges = staged;
+        let ranges = std::mem::take(&mut group.ranges);
+        let whole: Vec<_> = ranges.iter().filter_map(|read| read.range.whole()).collect();
+        let mut held = self.hold(&whole).into_iter();
+        let mut memory = Vec::with_capacity(whole.len());
+        let mut in_place = Vec::with_capacity(whole.len());
+        for read in ranges {
+            match read.range.whole().and_then(|_| held.next().flatten()) {
+                Some(held) => {
+                    memory.push(held);
+                    in_place.push(read);
+                }
+                None => group.ranges.push(read),
+            }
+        }
         let ranges: Vec<LocalRange> = memory.iter().map(|(range, _)| *range).collect();
         if have_overlaps(&ranges) {
             group.ranges.extend(in_place);
@@ -259,13 +260,15 @@ impl DiskReader<'_> {
         }
     }
 
-    /// Returns memory that stays mapped as long as the result lives, if it does.
-    fn hold(&self, range: LocalRange) -> Option<(LocalRange, Option<HeldRange>)> {
-        if is_held(&range) {
-            return Some((range, None));
-        }
-        let held = self.client.engine.regions().hold(&range)?;
-        Some((held.range(), Some(held)))
+    /// Returns each range of memory that stays mapped as long as the result lives.
+    fn hold(&self, ranges: &[LocalRange]) -> Vec<Option<(LocalRange, Option<HeldRange>)>> {
+        let named: Vec<_> = ranges.iter().filter(|range| !is_held(range)).copied().collect();
+        let mut held = self.client.engine.regions().hold_all(&named).into_iter();
+        let hold = |range: &LocalRange| match is_held(range) {
+            true => Some((*range, None)),
+            false => held.next().flatten().map(|held| (held.range(), Some(held))),
+        };
+        ranges.iter().map(hold).collect()
     }
 
     fn loader(&self, segment: &SegmentInfo, limits: TimeLimits) -> Result<Loader<'_>> {
