@@ -140,10 +140,17 @@ impl Service {
 
     /// Executes one call. Errors are per item where there are items; otherwise the response is a
     /// failure. If there is a log, all changes are in the log before this returns. Like
-    /// [`answer`](Self::answer), does not wait for owners that have not come back after a restart.
+    /// [`answer`](Self::answer), waits for objects that are to be written to a disk, as long as the
+    /// call says; does not wait for owners that have not come back after a restart.
     pub fn dispatch(&self, request: v1::Request, origin: &Origin) -> v1::Response {
         self.record_arrival(request.call.as_ref(), origin);
-        let (response, position) = self.execute_logged(request, origin);
+        let (response, position) = match (&request.call, self.shared.fatal().get()) {
+            (Some(request::Call::FetchOffloads(r)), None) => {
+                let (answer, position) = self.disks.fetch_offloads_in_thread(r);
+                (self.end_call(None, answer.map(response::Call::FetchOffloads)), position)
+            }
+            _ => self.execute_logged(request, origin),
+        };
         if let Some(journal) = self.shared.journal() {
             journal.wait_durable(position);
         }

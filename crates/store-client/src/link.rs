@@ -92,8 +92,9 @@ pub struct InProcessLink {
 }
 
 impl InProcessLink {
-    /// Creates a link that passes each request to `dispatch`. The function must be short, as the
-    /// master's dispatch is: no deadline can interrupt it.
+    /// Creates a link that passes each request to `dispatch`. No deadline can interrupt the function,
+    /// which must be short, as the master's dispatch is, but for calls that themselves say how long
+    /// they wait.
     pub fn new(
         address: impl Into<String>,
         dispatch: impl Fn(v1::Request) -> Result<v1::Response> + Send + Sync + 'static,

@@ -4,11 +4,16 @@ use std::{
     fs,
     os::unix::fs::FileExt,
     path::Path,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
     time::{Duration, Instant},
 };
 
 use mooncake_base::{ErrorCode, Token};
 use mooncake_master::MasterConfig;
+use mooncake_proto::v1::response;
 use mooncake_store_client::{
     BufferScope, ClientConfig, DiskConfig, Grid, GridDimension, GridParts, Parts,
 };
@@ -180,6 +185,28 @@ fn copy_is_on_disk_soon_after_the_put() {
         .collect();
     took.sort();
     assert!(took[10] < Duration::from_millis(100), "{took:?}");
+}
+
+#[test]
+fn owner_in_the_process_of_the_master_does_not_poll() {
+    let directory = tempfile::tempdir().unwrap();
+    let cluster = cluster(1);
+    let empty_answers = Arc::new(AtomicU64::new(0));
+    let count = Arc::clone(&empty_answers);
+    let link = cluster.tampering_link(move |answer| {
+        if let Some(response::Call::FetchOffloads(answer)) = &answer.call
+            && answer.records.as_ref().is_none_or(|records| records.versions.is_empty())
+        {
+            count.fetch_add(1, Ordering::Relaxed);
+        }
+    });
+    let begin = Instant::now();
+    let _owner = cluster.join_by(with_disk(directory.path()), link).unwrap();
+    let is_told = || (empty_answers.load(Ordering::Relaxed) > 0).then_some(());
+    until(LIMIT, "the master has nothing to write", is_told);
+    assert!(begin.elapsed() >= Duration::from_millis(900), "after {:?}", begin.elapsed());
+    cluster.nodes[0].put("k", b"value").unwrap();
+    await_disk(&cluster.nodes[0], "k");
 }
 
 #[test]

@@ -1,9 +1,17 @@
 //! The calls about disks: owners mount them, take objects over, and report what they have.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    pin::pin,
+    sync::Arc,
+    task::{Context, Poll, Wake, Waker},
+    thread::{self, Thread},
+    time::Duration,
+};
 
 use bytes::Bytes;
-use mooncake_base::{ClientId, Error, Result, SegmentId, TenantId, Version};
+use mooncake_base::{
+    ClientId, Clock, Error, Moment, Result, SegmentId, SystemClock, TenantId, Version,
+};
 use mooncake_proto::{
     columns::{Record, collapse_if_uniform},
     convert::Caller,
@@ -98,16 +106,30 @@ impl DiskService {
         &self,
         r: &v1::FetchOffloadsRequest,
     ) -> (Result<v1::FetchOffloadsResponse>, u64) {
-        let wait = Duration::from_millis(r.wait_ms).min(WAIT_MAX);
-        let deadline = tokio::time::Instant::now() + wait;
+        let deadline = tokio::time::Instant::now() + wait_of(r);
         loop {
-            let mut signal = std::pin::pin!(self.shared.offload_signal().notified());
+            let mut signal = pin!(self.shared.offload_signal().notified());
             // Before the look at the queue, so that no object is missed that comes after it.
             signal.as_mut().enable();
             let (answer, position) = durability::with_log_position(|| self.fetch_offloads(r));
-            let records = answer.as_ref().map(|answer| answer.records.as_ref());
-            let is_empty = records.is_ok_and(|it| it.is_none_or(|it| it.versions.is_empty()));
-            if !is_empty || tokio::time::timeout_at(deadline, signal).await.is_err() {
+            if !is_empty(&answer) || tokio::time::timeout_at(deadline, signal).await.is_err() {
+                return (answer, position);
+            }
+        }
+    }
+
+    /// Hands objects over that wait for a disk, and waits for the first in this thread. Returns the log
+    /// position that the answer waits for, too.
+    pub(super) fn fetch_offloads_in_thread(
+        &self,
+        r: &v1::FetchOffloadsRequest,
+    ) -> (Result<v1::FetchOffloadsResponse>, u64) {
+        let deadline = SystemClock.now() + wait_of(r);
+        loop {
+            let mut signal = pin!(self.shared.offload_signal().notified());
+            signal.as_mut().enable();
+            let (answer, position) = durability::with_log_position(|| self.fetch_offloads(r));
+            if !is_empty(&answer) || !park_until(signal, deadline) {
                 return (answer, position);
             }
         }
@@ -178,6 +200,37 @@ impl DiskService {
             state.unlock_fair();
         }
         Ok(())
+    }
+}
+
+fn wait_of(r: &v1::FetchOffloadsRequest) -> Duration {
+    Duration::from_millis(r.wait_ms).min(WAIT_MAX)
+}
+
+/// Returns whether there was no object to hand over.
+fn is_empty(answer: &Result<v1::FetchOffloadsResponse>) -> bool {
+    let records = answer.as_ref().map(|answer| answer.records.as_ref());
+    records.is_ok_and(|it| it.is_none_or(|it| it.versions.is_empty()))
+}
+
+/// Parks this thread until the future is ready; `false` if the deadline comes first.
+fn park_until(mut ready: std::pin::Pin<&mut impl Future<Output = ()>>, deadline: Moment) -> bool {
+    struct Unpark(Thread);
+    impl Wake for Unpark {
+        fn wake(self: Arc<Self>) {
+            self.0.unpark();
+        }
+    }
+    let waker = Waker::from(Arc::new(Unpark(thread::current())));
+    loop {
+        if let Poll::Ready(()) = ready.as_mut().poll(&mut Context::from_waker(&waker)) {
+            return true;
+        }
+        let left = deadline.left(SystemClock.now());
+        if left.is_zero() {
+            return false;
+        }
+        thread::park_timeout(left);
     }
 }
 

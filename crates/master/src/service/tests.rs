@@ -2,6 +2,7 @@
 
 mod columns;
 mod connections;
+mod disks;
 mod failed_log;
 mod fuzz;
 mod hanging_disk;

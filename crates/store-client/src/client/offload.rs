@@ -27,8 +27,6 @@ const OBJECTS_MAX: u32 = 4096;
 const BYTES_MAX: u64 = 64 << 20;
 /// How long the master holds a call for objects.
 const WAIT: Duration = Duration::from_secs(1);
-/// Time between calls for objects to a master that does not hold them.
-const POLL_INTERVAL: Duration = Duration::from_millis(20);
 /// Time that such a call may take beyond that.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 /// Records that were written reach the device at least this often.
@@ -304,9 +302,10 @@ impl<'a> Offload<'a> {
                 Err(error) if error.kind() == ErrorKind::Closed => return,
                 Err(error) => {
                     let path = self.directory.owner.path().display();
-                    if !std::mem::replace(&mut is_failing, true)
-                        && !self.directory.client.lifetime.is_closed()
-                    {
+                    // While the directory leaves, the master refuses calls about it.
+                    let is_leaving = self.directory.owner.leaves_at().is_some()
+                        || self.directory.client.lifetime.is_closed();
+                    if !std::mem::replace(&mut is_failing, true) && !is_leaving {
                         tracing::warn!(%path, %error, "a directory takes over no objects, retrying");
                     }
                     if !self.directory.client.lifetime.sleep_or_closed(pause) {
@@ -366,12 +365,7 @@ impl<'a> Offload<'a> {
         };
         if records.is_empty() {
             self.buffer.shrink(true);
-            self.sync()?;
-            if SystemClock.now() < sent + WAIT / 2 {
-                // A master in this process does not wait.
-                self.directory.client.lifetime.sleep_or_closed(POLL_INTERVAL);
-            }
-            return Ok(());
+            return self.sync();
         }
         let segments = response::read_segments(answer.segments)?;
         let places = response::require_columns(answer.places.as_ref())?;

@@ -189,6 +189,8 @@ impl DiskCalls<'_> {
         let until = now + self.inventory.rules.disk_away_ttl;
         self.inventory.pool.disks.set_presence(slot, DiskPresence::Away(until));
         self.inventory.offloads.forget(slot);
+        // An owner that waits for objects learns that it waits in vain.
+        self.inventory.log.has_offloads = true;
         let id = self.inventory.pool.disks.at(slot).spec.id;
         self.inventory.timers.push(until, Timer::DiskAway(id));
     }
