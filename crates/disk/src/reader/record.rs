@@ -16,6 +16,9 @@ use crate::{
 /// that much at its full speed, and the checks of one overlap with the reads of others.
 const IN_PLACE_BYTES_MAX: u64 = 4 * BLOCK_BYTES as u64;
 
+/// The records of a batch that the device begins with while the others are cut.
+const RECORDS_FIRST: usize = 32;
+
 /// The longest head that is read together with the first block of its payload.
 const HEAD_BYTES_MAX: u64 = (SLOT_BYTES - BLOCK_BYTES) as u64;
 
@@ -53,14 +56,16 @@ pub(super) fn read_all(
     lend(|lender| {
         let call = Arc::new(Call::default());
         let mut plan = Plan::new(&call, direct_alignment);
-        let mut records: Vec<_> = reads
-            .iter_mut()
-            .enumerate()
-            .map(|(number, read)| plan.add(number, read, lender))
-            .collect();
+        let mut records = Vec::with_capacity(reads.len());
+        for (number, read) in reads.iter_mut().enumerate() {
+            records.push(plan.add(number, read, lender));
+            if number + 1 == RECORDS_FIRST {
+                queue.push(std::mem::take(&mut plan.operations));
+            }
+        }
+        queue.push(plan.operations);
         let mut chunks = plan.chunks;
         let mut outstanding = chunks.len();
-        queue.push(plan.operations);
         while outstanding > 0 {
             for completion in call.wait() {
                 outstanding -= 1;
