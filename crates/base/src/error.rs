@@ -123,7 +123,7 @@ codes! {
     ETCD_TRANSACTION_FAIL = -1002, Busy, "(never returned today) Another client changed the key in etcd; retry.";
     ETCD_CTX_CANCELLED = -1003, Timeout, "(never returned today) The call to etcd was cancelled; retry.";
     OPLOG_ENTRY_NOT_FOUND = -1004, NotFound, "(never returned today) The log has no such entry; it was truncated after a snapshot, so begin with the snapshot.";
-    K8S_LEASE_OPERATION_ERROR = -1005, Unavailable, "(never returned today) The Kubernetes lease could not be changed; check the permissions of the service account.";
+    K8S_LEASE_OPERATION_ERROR = -1005, Unavailable, "The Kubernetes API refused a change of the Lease, or could not be asked; check the permissions of the service account.";
     K8S_LEASE_NOT_FOUND = -1006, NotFound, "(never returned today) The Kubernetes lease does not exist; check its name and namespace.";
     INCOMPLETE_OPLOG_CATCH_UP = -1007, Unavailable, "(never returned today) The standby could not prove that it has the whole log; keep the other master, or accept the loss.";
     UNAVAILABLE_IN_CURRENT_STATUS = -1010, Unavailable, "Not possible in the state that the message names; nothing was changed.";

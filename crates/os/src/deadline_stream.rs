@@ -25,6 +25,11 @@ impl<S: Borrow<TcpStream>> DeadlineStream<S> {
         Self { stream, deadline }
     }
 
+    /// Sets the deadline of later reads and writes.
+    pub const fn set_deadline(&mut self, deadline: Moment) {
+        self.deadline = deadline;
+    }
+
     /// Makes attempts, each for as long as a wait may last, until one is done or the time is over.
     fn attempt(
         &self,

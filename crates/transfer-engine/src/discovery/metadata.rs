@@ -8,7 +8,6 @@ mod etcd;
 #[cfg(test)]
 pub(crate) mod fuzz;
 mod http;
-mod http_client;
 mod keyed;
 pub mod p2p;
 mod redis;
@@ -16,12 +15,21 @@ mod redis;
 use std::{fmt, sync::Arc, time::Duration};
 
 use mooncake_base::{Endpoint, Error, ErrorCode, Moment, Result, options::nearest};
+use mooncake_kv_client::ErrorTexts;
+pub use mooncake_kv_client::redis::RedisLogin;
 
 use crate::{discovery::descriptor::SegmentDescriptor, token::Token};
 
-/// The remedy for a metadata server that cannot be reached.
-const REMEDY: &str = "Check that the metadata server runs at that address, or use P2PHANDSHAKE, \
-                      which needs none; mooncake_master --enable_http_metadata_server=true starts one.";
+/// The messages of errors of metadata servers.
+static TEXTS: ErrorTexts = ErrorTexts {
+    unreachable: "the metadata server cannot be reached; start one, as mooncake_master does with \
+        --enable_http_metadata_server, or use P2PHANDSHAKE as the metadata server, which needs none",
+    late: "the metadata server did not answer in time",
+    broken: "the connection to the metadata server broke",
+    refused: "the metadata server refused the request",
+    remedy: "Check that the metadata server runs at that address, or use P2PHANDSHAKE, \
+             which needs none; mooncake_master --enable_http_metadata_server=true starts one.",
+};
 
 /// Publishes our segment and finds those of peers. Calls block, up to their deadline.
 pub trait MetadataStore: fmt::Debug + Send + Sync {
@@ -69,29 +77,6 @@ impl Default for MetadataSettings {
         let connect_timeout = Duration::from_secs(5);
         let redis = RedisLogin::default();
         Self { connect_timeout, prefix: String::new(), redis, token: None }
-    }
-}
-
-/// Login for a Redis server and the number of the database. Values in the server's address take
-/// precedence.
-#[derive(Clone, PartialEq, Eq, Default)]
-pub struct RedisLogin {
-    /// Empty for the server's default user.
-    pub username: String,
-    /// Empty for no password.
-    pub password: String,
-    /// Number of the database.
-    pub database: u32,
-}
-
-impl fmt::Debug for RedisLogin {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let password = if self.password.is_empty() { "none" } else { "given" };
-        f.debug_struct("RedisLogin")
-            .field("username", &self.username)
-            .field("password", &password)
-            .field("database", &self.database)
-            .finish()
     }
 }
 

@@ -2,8 +2,6 @@
 //! count as ignored.
 #![allow(clippy::unwrap_used, reason = "tests, also in the functions that they share")]
 
-mod servers;
-
 use std::{
     io::{Read, Write},
     net::{TcpListener, TcpStream},
@@ -14,6 +12,7 @@ use std::{
 
 use libtest_mimic::Arguments;
 use mooncake_base::{Clock, Endpoint, ErrorKind, Moment, SystemClock, requirement::trial};
+use mooncake_kv_client::real_server::{RealServer, etcd, missing, redis};
 use mooncake_transfer_engine::{
     SegmentDescriptor,
     discovery::{
@@ -22,8 +21,6 @@ use mooncake_transfer_engine::{
         metadata::{MetadataSettings, MetadataStore, RedisLogin, open},
     },
 };
-
-use self::servers::{RealServer, etcd, missing, redis};
 
 fn main() -> ExitCode {
     let arguments = Arguments::from_args();

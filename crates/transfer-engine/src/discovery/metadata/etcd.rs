@@ -1,33 +1,23 @@
 //! etcd, over the JSON gateway of servers of version 3.4 and later.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
-
-use base64::{Engine as _, engine::general_purpose::STANDARD as BASE64};
-use mooncake_base::{Clock, Endpoint, Error, ErrorCode, Moment, Result, SystemClock};
+use mooncake_base::{Endpoint, Error, Moment, Result};
+use mooncake_kv_client::{
+    etcd::{EtcdGateway, decode, encode},
+    http::HttpClient,
+};
 use serde_json::{Value, json};
 
 use super::{
-    MetadataSettings,
-    http_client::{Answer, HttpClient, Request},
+    MetadataSettings, TEXTS,
     keyed::{Claim, KeyValueServer},
 };
 use crate::discovery::descriptor::DESCRIPTOR_BYTES_MAX;
-
-/// Default port of a member.
-const PORT: u16 = 2379;
-
-/// Maximum number of members in an address.
-const MEMBERS_MAX: usize = 16;
 
 /// The members of a cluster. Each member can answer every request.
 #[derive(Debug)]
 pub(super) struct EtcdServer {
     address: String,
-    /// Base URLs of the members.
-    members: Vec<String>,
-    /// Index of the member that answered last.
-    preferred: AtomicUsize,
-    http_client: HttpClient,
+    gateway: EtcdGateway,
 }
 
 impl EtcdServer {
@@ -42,43 +32,14 @@ impl EtcdServer {
             let member = member.strip_prefix("http://").unwrap_or(member).trim_end_matches('/');
             let endpoint: Endpoint =
                 member.parse().map_err(|_| bad("not the address of an etcd server"))?;
-            members.push(format!("http://{}", endpoint.or_port(PORT)));
-        }
-        if members.len() > MEMBERS_MAX {
-            return Err(bad("at most 16 members of an etcd cluster can be named"));
+            members.push(endpoint);
         }
         // Values are base64 (a third longer) inside a little JSON.
-        let http_client =
-            HttpClient::new(settings.connect_timeout, DESCRIPTOR_BYTES_MAX as u64 * 3 / 2);
-        Ok(Self {
-            address: address.to_owned(),
-            members,
-            preferred: AtomicUsize::new(0),
-            http_client,
-        })
-    }
-
-    /// Tries the members in turn, beginning with the one that answered last.
-    fn call(&self, method: &str, question: &Value, deadline: Moment) -> Result<Value> {
-        let body = question.to_string().into_bytes();
-        let first = self.preferred.load(Ordering::Relaxed);
-        let count = self.members.len();
-        let mut failure = None;
-        for turn in 0..count {
-            let member = (first + turn) % count;
-            let url = format!("{}/v3/kv/{method}", self.members[member]);
-            let now = SystemClock.now();
-            // A silent member must leave time for the members after it.
-            let share = deadline.left(now) / u32::try_from(count - turn).unwrap_or(1);
-            match self.http_client.call(Request::Post(&body), &url, now + share) {
-                Ok(answer) => {
-                    self.preferred.store(member, Ordering::Relaxed);
-                    return read(&answer, &url);
-                }
-                Err(error) => failure = Some(error),
-            }
-        }
-        Err(failure.expect("an address names at least one member"))
+        let bytes_max = DESCRIPTOR_BYTES_MAX as u64 * 3 / 2;
+        let http_client = HttpClient::new(settings.connect_timeout, bytes_max, &TEXTS);
+        let gateway = EtcdGateway::new(&members, http_client)
+            .map_err(|error| error.with("address", address))?;
+        Ok(Self { address: address.to_owned(), gateway })
     }
 
     /// Runs a transaction. Returns whether its condition held, and the value found by the first
@@ -91,7 +52,7 @@ impl EtcdServer {
         deadline: Moment,
     ) -> Result<(bool, Option<Vec<u8>>)> {
         let question = json!({ "compare": [condition], "success": success, "failure": failure });
-        let answer = self.call("txn", &question, deadline)?;
+        let answer = self.gateway.call("kv/txn", &question, deadline)?;
         let has_held = answer["succeeded"].as_bool().unwrap_or(false);
         let found = self.first_value(&answer["responses"][0]["response_range"])?;
         Ok((has_held, found))
@@ -101,13 +62,7 @@ impl EtcdServer {
         let Some(entry) = range["kvs"].as_array().and_then(|entries| entries.first()) else {
             return Ok(None);
         };
-        // An empty value is omitted from the JSON.
-        let text = entry["value"].as_str().unwrap_or("");
-        BASE64.decode(text).map(Some).map_err(|source| {
-            Error::new(ErrorCode::ETCD_OPERATION_ERROR, "an answer of etcd cannot be read")
-                .with("url", &self.address)
-                .caused_by(source)
-        })
+        decode(entry, "value").map(Some).map_err(|error| error.with("url", &self.address))
     }
 }
 
@@ -117,7 +72,7 @@ impl KeyValueServer for EtcdServer {
     }
 
     fn get(&self, key: &str, deadline: Moment) -> Result<Option<Vec<u8>>> {
-        let answer = self.call("range", &json!({ "key": BASE64.encode(key) }), deadline)?;
+        let answer = self.gateway.call("kv/range", &json!({ "key": encode(key) }), deadline)?;
         self.first_value(&answer)
     }
 
@@ -127,7 +82,7 @@ impl KeyValueServer for EtcdServer {
         expected: Option<&[u8]>,
         deadline: Moment,
     ) -> Result<Option<Vec<u8>>> {
-        let key = BASE64.encode(claim.key);
+        let key = encode(claim.key);
         let condition = match expected {
             Some(value) => value_equals(claim.key, value),
             // A key that was never created, or was deleted, has revision 0.
@@ -155,77 +110,14 @@ impl KeyValueServer for EtcdServer {
 }
 
 fn value_equals(key: &str, value: &[u8]) -> Value {
-    let (key, value) = (BASE64.encode(key), BASE64.encode(value));
+    let (key, value) = (encode(key), encode(value));
     json!({ "target": "VALUE", "result": "EQUAL", "key": key, "value": value })
 }
 
 fn put(key: &str, value: &[u8]) -> Value {
-    json!({ "request_put": { "key": BASE64.encode(key), "value": BASE64.encode(value) } })
+    json!({ "request_put": { "key": encode(key), "value": encode(value) } })
 }
 
 fn delete(key: &str) -> Value {
-    json!({ "request_delete_range": { "key": BASE64.encode(key) } })
-}
-
-/// Parses the JSON of a successful answer.
-fn read(answer: &Answer, url: &str) -> Result<Value> {
-    let refused = |text: &str| {
-        Error::new(ErrorCode::ETCD_OPERATION_ERROR, text)
-            .with("url", url)
-            .with("status", answer.status)
-            .with("answer", answer.quoted())
-    };
-    if !(200..300).contains(&answer.status) {
-        return Err(refused("etcd refused the request"));
-    }
-    match serde_json::from_slice(&answer.body) {
-        Ok(value @ Value::Object(_)) => Ok(value),
-        _ => Err(refused("the server is not etcd 3.4 or later")),
-    }
-}
-
-#[cfg(test)]
-pub(super) use tests::fuzz_target;
-
-#[cfg(test)]
-mod tests {
-    use std::sync::LazyLock;
-
-    use mooncake_base::fuzz::{Target, outcome};
-
-    use super::*;
-
-    /// The JSON of an answer, and the value in its first entry.
-    pub(in crate::discovery::metadata) fn fuzz_target() -> Target {
-        let entry = json!([{ "key": "a2V5", "value": BASE64.encode(b"value") }]);
-        let empty = json!([{ "key": "a2V5" }]);
-        let range_response = |kvs: &Value| json!({ "response_range": { "kvs": kvs } });
-        let seeds = [
-            json!({ "kvs": entry, "count": "1" }),
-            json!({ "kvs": empty }),
-            json!({ "succeeded": true, "responses": [{ "response_put": {} }] }),
-            json!({ "succeeded": false, "responses": [range_response(&entry)] }),
-            json!({}),
-        ];
-        let seeds = seeds.iter().map(|seed| seed.to_string().into_bytes()).collect();
-        Target { name: "etcd answer", seeds, run: answer }
-    }
-
-    fn answer(bytes: &[u8]) -> u64 {
-        static SERVER: LazyLock<EtcdServer> = LazyLock::new(|| {
-            EtcdServer::new("127.0.0.1", &MetadataSettings::default()).expect("it is an address")
-        });
-        let Ok(answer) = read(&Answer { status: 200, body: bytes.to_vec() }, "url") else {
-            return 0;
-        };
-        let found = [&answer, &answer["responses"][0]["response_range"]].map(|range| {
-            let found = SERVER.first_value(range);
-            if let Ok(Some(value)) = &found {
-                let again = json!({ "kvs": [{ "value": BASE64.encode(value) }] });
-                assert_eq!(SERVER.first_value(&again).expect("we wrote it").as_ref(), Some(value));
-            }
-            found.map(|value| value.map(|value| value.is_empty())).map_err(|error| error.code())
-        });
-        outcome((found, answer["succeeded"].as_bool()))
-    }
+    json!({ "request_delete_range": { "key": encode(key) } })
 }

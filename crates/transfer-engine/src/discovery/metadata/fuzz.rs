@@ -11,6 +11,7 @@ use mooncake_base::{
     Clock, Moment, SystemClock,
     fuzz::{Target, outcome},
 };
+use mooncake_kv_client::http::HttpClient;
 use ureq::{
     Agent,
     config::Config,
@@ -22,21 +23,14 @@ use ureq::{
 };
 
 use super::{
-    MetadataSettings, etcd,
+    MetadataSettings, TEXTS,
     http::HttpServer,
-    http_client::HttpClient,
     keyed::{self, Claim, KeyValueServer},
-    redis,
 };
 use crate::discovery::descriptor::DESCRIPTOR_BYTES_MAX;
 
 pub(crate) fn targets() -> Vec<Target> {
-    vec![
-        redis::fuzz_target(),
-        etcd::fuzz_target(),
-        keyed::fuzz_target(),
-        Target { name: "http answer", seeds: answers(), run: answer },
-    ]
+    vec![keyed::fuzz_target(), Target { name: "http answer", seeds: answers(), run: answer }]
 }
 
 thread_local! {
@@ -131,6 +125,7 @@ fn answer(bytes: &[u8]) -> u64 {
         let http_client = HttpClient::over(
             Agent::with_parts(config, FakeConnector, LocalResolver),
             DESCRIPTOR_BYTES_MAX as u64,
+            &TEXTS,
         );
         let url = "http://127.0.0.1/metadata";
         HttpServer::new(url, &MetadataSettings::default()).expect("it is a URL").over(http_client)

@@ -1,11 +1,11 @@
 //! Upstream's HTTP metadata server: a key is a parameter of the URL.
 
-use mooncake_base::{Error, ErrorCode, Moment, Result, Token};
+use mooncake_base::{Error, ErrorCode, Moment, Result, Token, token::METADATA_OWNER_HEADER};
+use mooncake_kv_client::http::{Answer, HttpClient, Request, has_host};
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 
 use super::{
-    MetadataSettings,
-    http_client::{Answer, HttpClient, Request, has_host},
+    MetadataSettings, TEXTS,
     keyed::{Claim, KeyValueServer},
 };
 use crate::discovery::descriptor::DESCRIPTOR_BYTES_MAX;
@@ -31,7 +31,8 @@ impl HttpServer {
         if !has_host(url) || url.contains(['?', '#']) {
             return Err(Error::invalid("not the URL of a metadata server").with("address", url));
         }
-        let http_client = HttpClient::new(settings.connect_timeout, DESCRIPTOR_BYTES_MAX as u64);
+        let http_client =
+            HttpClient::new(settings.connect_timeout, DESCRIPTOR_BYTES_MAX as u64, &TEXTS);
         Ok(Self { url: url.to_owned(), http_client, token: settings.token.clone() })
     }
 
@@ -43,8 +44,14 @@ impl HttpServer {
 
     fn exchange(&self, request: Request<'_>, key: &str, deadline: Moment) -> Result<Answer> {
         let url = format!("{}?key={}", self.url, utf8_percent_encode(key, ESCAPED));
-        let owner = self.token.as_ref().map(|token| token.metadata_owner(key)).unwrap_or_default();
-        self.http_client.call_as_owner(request, &url, &owner, deadline)
+        // Only the owner of an entry changes it.
+        let owner = match request {
+            Request::Put(_) | Request::Delete => self.token.as_ref(),
+            Request::Get | Request::Post(_) => None,
+        };
+        let owner = owner.map(|token| token.metadata_owner(key));
+        let header = owner.as_deref().map(|owner| (METADATA_OWNER_HEADER, owner));
+        self.http_client.call(request, &url, header.as_slice(), deadline)
     }
 
     fn delete(&self, key: &str, deadline: Moment) -> Result<()> {

@@ -1,23 +1,16 @@
 //! Redis, in its own protocol, with one connection per exchange.
 
-mod resp;
+use mooncake_base::{Moment, Result};
+use mooncake_kv_client::{
+    redis::{RedisAddress, RedisConnection},
+    resp::Reply,
+};
 
-use std::net::TcpStream;
-
-use mooncake_base::{Clock, Endpoint, Error, ErrorCode, Moment, Result, SystemClock};
-
-use self::resp::{Reply, RespStream};
 use super::{
-    MetadataSettings, RedisLogin,
+    MetadataSettings, TEXTS,
     keyed::{Claim, KeyValueServer},
 };
-use mooncake_os::{DeadlineStream, dial};
-
-#[cfg(test)]
-pub(super) use self::resp::fuzz_target;
-
-/// Default port of a server.
-const PORT: u16 = 6379;
+use crate::discovery::descriptor::DESCRIPTOR_BYTES_MAX;
 
 /// Maximum number of attempts of a transaction whose watched entry changes.
 const TRIES: usize = 4;
@@ -25,17 +18,14 @@ const TRIES: usize = 4;
 /// A Redis server.
 #[derive(Debug)]
 pub(super) struct RedisServer {
-    address: String,
-    endpoint: Endpoint,
-    login: RedisLogin,
+    address: RedisAddress,
+    /// The address without the login.
+    url: String,
     settings: MetadataSettings,
 }
 
 /// A connection that is logged in to its database.
-struct Session<'a> {
-    server: &'a RedisServer,
-    stream: RespStream<DeadlineStream<TcpStream>>,
-}
+struct Session(RedisConnection);
 
 impl RedisServer {
     /// Parses `[user[:password]@]host[:port][/database]`; missing parts are taken from the
@@ -44,98 +34,39 @@ impl RedisServer {
     /// # Errors
     /// The text is not an address.
     pub(super) fn new(address: &str, settings: &MetadataSettings) -> Result<Self> {
-        let (user, place) = match address.rsplit_once('@') {
-            Some((user, place)) => (Some(user), place),
-            None => (None, address),
-        };
-        // The part before the @ contains a secret and must not appear in errors.
-        let bad = |text| Error::invalid(text).with("address", place);
-        let mut login = settings.redis.clone();
-        if let Some(user) = user {
-            let (name, password) = user.split_once(':').unwrap_or((user, ""));
-            name.clone_into(&mut login.username);
-            password.clone_into(&mut login.password);
-        }
-        let (host, database) = place.split_once('/').unwrap_or((place, ""));
-        if !database.is_empty() {
-            let number = database.trim_end_matches('/').parse();
-            login.database = number.map_err(|_| bad("a Redis database is a number"))?;
-        }
-        let endpoint: Endpoint =
-            host.parse().map_err(|_| bad("not the address of a Redis server"))?;
-        let endpoint = endpoint.or_port(PORT);
-        let address = format!("redis://{endpoint}/{}", login.database);
-        Ok(Self { address, endpoint, login, settings: settings.clone() })
+        let address = RedisAddress::parse(address, &settings.redis)?;
+        Ok(Self { url: address.to_string(), address, settings: settings.clone() })
     }
 
-    fn open(&self, deadline: Moment) -> Result<Session<'_>> {
-        let until = deadline.min(SystemClock.now() + self.settings.connect_timeout);
-        let stream = dial(&self.endpoint, until).map_err(|error| {
-            let code = match error.code() {
-                ErrorCode::RPC_TIMEOUT => ErrorCode::RPC_TIMEOUT,
-                _ => ErrorCode::RPC_FAIL,
-            };
-            Error::new(code, "the metadata server cannot be reached")
-                .with("url", &self.address)
-                .with_remedy(super::REMEDY)
-                .caused_by(error)
-        })?;
-        // Otherwise a request may wait for an acknowledgement. A failure only costs speed.
-        let _ = stream.set_nodelay(true);
-        let mut session = Session {
-            server: self,
-            stream: RespStream::new(DeadlineStream::new(stream, deadline)),
-        };
-        let login = &self.login;
-        if !login.username.is_empty() {
-            session.ask(&[b"AUTH", login.username.as_bytes(), login.password.as_bytes()])?;
-        } else if !login.password.is_empty() {
-            session.ask(&[b"AUTH", login.password.as_bytes()])?;
-        }
-        if login.database != 0 {
-            session.ask(&[b"SELECT", login.database.to_string().as_bytes()])?;
-        }
-        Ok(session)
-    }
-
-    fn failed(&self, text: &str, what: &str) -> Error {
-        let url = &self.address;
-        Error::new(ErrorCode::RPC_FAIL, text).with("url", url).with("answer", what)
+    fn open(&self, deadline: Moment) -> Result<Session> {
+        let timeout = self.settings.connect_timeout;
+        RedisConnection::open(&self.address, timeout, DESCRIPTOR_BYTES_MAX, &TEXTS, deadline)
+            .map(Session)
     }
 }
 
-impl Session<'_> {
-    /// Sends a command; an error reply becomes an error.
-    fn ask(&mut self, words: &[&[u8]]) -> Result<Reply> {
-        let server = self.server;
-        let reply = self.stream.ask(words).map_err(|error| error.with("url", &server.address))?;
-        match reply {
-            Reply::Error(text) => Err(server.failed("the Redis server refused", &text)),
-            reply => Ok(reply),
-        }
-    }
-
+impl Session {
     fn get(&mut self, key: &str) -> Result<Option<Vec<u8>>> {
-        match self.ask(&[b"GET", key.as_bytes()])? {
+        match self.0.ask(&[b"GET", key.as_bytes()])? {
             Reply::Bytes(value) => Ok(Some(value)),
             Reply::Null => Ok(None),
-            other => Err(self.unexpected_reply(&other)),
+            other => Err(self.0.unexpected_reply(&other)),
         }
     }
 
     /// Runs a transaction on condition that an entry has the claimed value; returns whether it had.
     fn run_if_unchanged(&mut self, claim: Claim<'_>, steps: &[&[&[u8]]]) -> Result<bool> {
         for _ in 0..TRIES {
-            self.ask(&[b"WATCH", claim.key.as_bytes()])?;
+            self.0.ask(&[b"WATCH", claim.key.as_bytes()])?;
             if self.get(claim.key)?.as_deref() != Some(claim.value) {
-                self.ask(&[b"UNWATCH"])?;
+                self.0.ask(&[b"UNWATCH"])?;
                 return Ok(false);
             }
-            self.ask(&[b"MULTI"])?;
+            self.0.ask(&[b"MULTI"])?;
             for step in steps {
-                self.ask(step)?;
+                self.0.ask(step)?;
             }
-            match self.ask(&[b"EXEC"])? {
+            match self.0.ask(&[b"EXEC"])? {
                 // The entry changed between WATCH and EXEC.
                 Reply::Null => {}
                 Reply::Array(replies) => {
@@ -145,23 +76,19 @@ impl Session<'_> {
                     });
                     return match refusal {
                         None => Ok(true),
-                        Some(text) => Err(self.server.failed("the Redis server refused", &text)),
+                        Some(text) => Err(self.0.failed("the Redis server refused", &text)),
                     };
                 }
-                other => return Err(self.unexpected_reply(&other)),
+                other => return Err(self.0.unexpected_reply(&other)),
             }
         }
-        Err(self.server.failed("the entry changes without pause", claim.key))
-    }
-
-    fn unexpected_reply(&self, reply: &Reply) -> Error {
-        self.server.failed("the Redis server answered something else", &format!("{reply:?}"))
+        Err(self.0.failed("the entry changes without pause", claim.key))
     }
 }
 
 impl KeyValueServer for RedisServer {
     fn address(&self) -> &str {
-        &self.address
+        &self.url
     }
 
     fn get(&self, key: &str, deadline: Moment) -> Result<Option<Vec<u8>>> {
@@ -181,7 +108,7 @@ impl KeyValueServer for RedisServer {
                 let old = Claim { key: claim.key, value: old };
                 session.run_if_unchanged(old, &[&[b"SET", key, value]])?
             }
-            None => session.ask(&[b"SET", key, value, b"NX"])? != Reply::Null,
+            None => session.0.ask(&[b"SET", key, value, b"NX"])? != Reply::Null,
         };
         if is_ours {
             return Ok(None);

@@ -1,4 +1,5 @@
-//! Real metadata servers, each in its own process.
+//! Real etcd and Redis servers for tests, each in a process of its own.
+#![allow(clippy::unwrap_used, reason = "only tests use it, and they fail by panics")]
 
 use std::{
     net::{TcpListener, TcpStream},
@@ -11,17 +12,18 @@ use tempfile::TempDir;
 
 /// A server process that is killed on drop.
 #[derive(Debug)]
-pub(crate) struct RealServer {
+pub struct RealServer {
     process: Child,
-    pub(crate) port: u16,
+    /// The port of clients.
+    pub port: u16,
     _folder: TempDir,
 }
 
 /// Returns the arguments of a server for a data folder and two ports.
-pub(crate) type Recipe = fn(&str, u16, u16) -> Vec<String>;
+pub type Recipe = fn(&str, u16, u16) -> Vec<String>;
 
 /// Arguments of etcd.
-pub(crate) fn etcd(folder: &str, port: u16, peer_port: u16) -> Vec<String> {
+pub fn etcd(folder: &str, port: u16, peer_port: u16) -> Vec<String> {
     let (own, peer) = (format!("http://127.0.0.1:{port}"), format!("http://127.0.0.1:{peer_port}"));
     [
         ("--data-dir", folder),
@@ -38,7 +40,7 @@ pub(crate) fn etcd(folder: &str, port: u16, peer_port: u16) -> Vec<String> {
 }
 
 /// Arguments of Redis.
-pub(crate) fn redis(folder: &str, port: u16, _: u16) -> Vec<String> {
+pub fn redis(folder: &str, port: u16, _: u16) -> Vec<String> {
     let port = port.to_string();
     [("--port", &port[..]), ("--bind", "127.0.0.1"), ("--dir", folder), ("--save", "")]
         .iter()
@@ -47,14 +49,14 @@ pub(crate) fn redis(folder: &str, port: u16, _: u16) -> Vec<String> {
 }
 
 /// Returns why a server cannot be started.
-pub(crate) fn missing(program: &str, package: &str) -> Option<String> {
+pub fn missing(program: &str, package: &str) -> Option<String> {
     let run = Command::new(program).arg("--version").stdout(Stdio::null()).status();
     run.is_err().then(|| format!("needs {program}: apt-get install {package}"))
 }
 
 impl RealServer {
     /// Starts a server and waits until it listens.
-    pub(crate) fn start(program: &str, recipe: Recipe, more: &[&str]) -> Self {
+    pub fn start(program: &str, recipe: Recipe, more: &[&str]) -> Self {
         // Another process may take a port before the server binds it.
         let started = (0..5).find_map(|_| Self::try_start(program, recipe, more));
         started.unwrap_or_else(|| panic!("{program} ended at each of five starts"))
@@ -87,13 +89,13 @@ impl RealServer {
     }
 
     /// Kills the server.
-    pub(crate) fn kill(&mut self) {
+    pub fn kill(&mut self) {
         self.process.kill().unwrap();
         self.process.wait().unwrap();
     }
 
     /// Stops the server by a signal: it still accepts connections but does not answer.
-    pub(crate) fn freeze(&self) {
+    pub fn freeze(&self) {
         let process = self.process.id().to_string();
         assert!(Command::new("kill").args(["-STOP", &process]).status().unwrap().success());
         // All of its threads, which stop some time after the signal was sent.

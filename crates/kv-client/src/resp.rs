@@ -4,7 +4,7 @@ use std::io::{self, Read, Write};
 
 use mooncake_base::{Error, ErrorCode, Result};
 
-use crate::discovery::descriptor::DESCRIPTOR_BYTES_MAX;
+use crate::ErrorTexts;
 
 /// Maximum length of a line: a number, a status or an error message.
 const LINE_BYTES_MAX: usize = 4096;
@@ -15,46 +15,67 @@ const DEPTH_MAX: usize = 2;
 
 /// A reply of the server.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Reply {
+pub enum Reply {
     /// A status, such as `OK`.
     Status(String),
     /// An error message.
     Error(String),
+    /// A number.
     Integer(i64),
+    /// A string of bytes.
     Bytes(Vec<u8>),
+    /// The null of a string or an array.
     Null,
+    /// An array of replies.
     Array(Vec<Self>),
 }
 
 /// A connection for alternating commands and replies.
 #[derive(Debug)]
-pub(super) struct RespStream<S> {
+pub struct RespStream<S> {
     stream: S,
     /// Received bytes, and the offset of the first unread one.
     buffer: Vec<u8>,
     at: usize,
+    /// Maximum length of a string.
+    bytes_max: usize,
+    texts: &'static ErrorTexts,
 }
 
 impl<S: Read + Write> RespStream<S> {
-    pub(super) const fn new(stream: S) -> Self {
-        Self { stream, buffer: Vec::new(), at: 0 }
+    /// Wraps a connection; replies hold strings of at most `bytes_max` bytes.
+    pub const fn new(stream: S, bytes_max: usize, texts: &'static ErrorTexts) -> Self {
+        Self { stream, buffer: Vec::new(), at: 0, bytes_max, texts }
+    }
+
+    /// The connection.
+    pub const fn stream_mut(&mut self) -> &mut S {
+        &mut self.stream
     }
 
     /// Sends a command and reads its reply.
     ///
     /// # Errors
     /// The connection is closed, the deadline passes, or the answer is not a RESP reply.
-    pub(super) fn ask(&mut self, words: &[&[u8]]) -> Result<Reply> {
+    pub fn ask(&mut self, words: &[&[u8]]) -> Result<Reply> {
         let command = encoded(words);
         let mut rest = &command[..];
         while !rest.is_empty() {
             match self.stream.write(rest) {
-                Ok(0) => return Err(broken(io::ErrorKind::WriteZero.into())),
+                Ok(0) => return Err(self.broken(io::ErrorKind::WriteZero.into())),
                 Ok(written) => rest = &rest[written..],
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) => return Err(broken(error)),
+                Err(error) => return Err(self.broken(error)),
             }
         }
+        self.receive()
+    }
+
+    /// Reads a reply.
+    ///
+    /// # Errors
+    /// Those of [`ask`](Self::ask).
+    pub fn receive(&mut self) -> Result<Reply> {
         self.reply(0)
     }
 
@@ -65,7 +86,7 @@ impl<S: Read + Write> RespStream<S> {
             "+" => Ok(Reply::Status(text.to_owned())),
             "-" => Ok(Reply::Error(text.to_owned())),
             ":" => text.parse().map(Reply::Integer).map_err(|_| invalid_reply(&line)),
-            "$" => match length(text, DESCRIPTOR_BYTES_MAX).ok_or_else(|| invalid_reply(&line))? {
+            "$" => match length(text, self.bytes_max).ok_or_else(|| invalid_reply(&line))? {
                 None => Ok(Reply::Null),
                 Some(length) => self.bytes(length).map(Reply::Bytes),
             },
@@ -92,14 +113,14 @@ impl<S: Read + Write> RespStream<S> {
             if seen.len() > LINE_BYTES_MAX {
                 return Err(invalid_reply(&String::from_utf8_lossy(&seen[..64])));
             }
-            self.receive()?;
+            self.fill()?;
         }
     }
 
     /// Reads `length` bytes and a line end.
     fn bytes(&mut self, length: usize) -> Result<Vec<u8>> {
         while self.buffer.len() - self.at < length + 2 {
-            self.receive()?;
+            self.fill()?;
         }
         let bytes = self.buffer[self.at..self.at + length].to_vec();
         let end = &self.buffer[self.at + length..self.at + length + 2];
@@ -110,21 +131,29 @@ impl<S: Read + Write> RespStream<S> {
         Ok(bytes)
     }
 
-    fn receive(&mut self) -> Result<()> {
+    fn fill(&mut self) -> Result<()> {
         self.buffer.drain(..self.at);
         self.at = 0;
         let mut part = [0; 16 << 10];
         loop {
             match self.stream.read(&mut part) {
-                Ok(0) => return Err(broken(io::ErrorKind::UnexpectedEof.into())),
+                Ok(0) => return Err(self.broken(io::ErrorKind::UnexpectedEof.into())),
                 Ok(count) => {
                     self.buffer.extend_from_slice(&part[..count]);
                     return Ok(());
                 }
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) => return Err(broken(error)),
+                Err(error) => return Err(self.broken(error)),
             }
         }
+    }
+
+    fn broken(&self, source: io::Error) -> Error {
+        let error = match source.kind() {
+            io::ErrorKind::TimedOut | io::ErrorKind::WouldBlock => self.texts.late(),
+            _ => Error::new(ErrorCode::RPC_FAIL, self.texts.broken),
+        };
+        error.caused_by(source)
     }
 }
 
@@ -146,16 +175,6 @@ fn length(text: &str, limit: usize) -> Option<Option<usize>> {
     text.parse().ok().filter(|length| *length <= limit).map(Some)
 }
 
-fn broken(source: io::Error) -> Error {
-    let (code, text) = match source.kind() {
-        io::ErrorKind::TimedOut | io::ErrorKind::WouldBlock => {
-            (ErrorCode::RPC_TIMEOUT, "the metadata server did not answer in time")
-        }
-        _ => (ErrorCode::RPC_FAIL, "the connection to the metadata server broke"),
-    };
-    Error::new(code, text).caused_by(source)
-}
-
 fn invalid_reply(what: &str) -> Error {
     let what: String = what.chars().take(64).collect();
     Error::new(ErrorCode::RPC_FAIL, "the server does not speak the Redis protocol")
@@ -163,13 +182,13 @@ fn invalid_reply(what: &str) -> Error {
 }
 
 #[cfg(test)]
-pub(in crate::discovery::metadata) use tests::fuzz_target;
-
-#[cfg(test)]
 mod tests {
-    use mooncake_base::fuzz::{Target, outcome};
+    use mooncake_base::fuzz::{self, Target, outcome};
 
     use super::*;
+    use crate::texts::TEST_TEXTS;
+
+    const BYTES_MAX: usize = 1 << 20;
 
     /// A server that has sent everything, a few bytes at a time.
     #[derive(Debug)]
@@ -202,7 +221,7 @@ mod tests {
 
     fn stream(sent: &[u8], step: usize) -> RespStream<Script> {
         let script = Script { sent: sent.to_vec(), step, received: Vec::new() };
-        RespStream::new(script)
+        RespStream::new(script, BYTES_MAX, &TEST_TEXTS)
     }
 
     #[test]
@@ -237,7 +256,7 @@ mod tests {
 
     #[test]
     fn rejects_invalid_replies_without_allocating_for_them() {
-        let huge = format!("${}\r\n", DESCRIPTOR_BYTES_MAX + 1);
+        let huge = format!("${}\r\n", BYTES_MAX + 1);
         let endless = vec![b'x'; 100_000];
         let nested = b"*1\r\n*1\r\n*1\r\n:1\r\n".to_vec();
         for sent in [
@@ -261,9 +280,10 @@ mod tests {
     const ALL_KINDS: &[u8] = b"+OK\r\n-ERR no\r\n:-7\r\n$-1\r\n$0\r\n\r\n$4\r\na\r\nb\r\n*2\r\n:1\r\n$1\r\nx\r\n*-1\r\n*0\r\n";
 
     /// Replies one after another, until one is invalid.
-    pub(in crate::discovery::metadata) fn fuzz_target() -> Target {
+    #[test]
+    fn fuzzed_replies_decode_to_what_is_encoded() {
         let seeds = vec![ALL_KINDS.to_vec(), b"+OK\r\n".to_vec(), b"*1\r\n*1\r\n:1\r\n".to_vec()];
-        Target { name: "redis replies", seeds, run: replies }
+        fuzz::check(&[Target { name: "redis replies", seeds, run: replies }]);
     }
 
     fn replies(bytes: &[u8]) -> u64 {

@@ -1,0 +1,193 @@
+//! A fake Kubernetes API: Leases in memory, versions that are compared, watches; over TLS on request.
+
+use std::{
+    collections::BTreeMap,
+    io::{self, BufRead, BufReader, Read, Write},
+    net::{TcpListener, TcpStream},
+    sync::Arc,
+    thread,
+    time::Duration,
+};
+
+use mooncake_base::sync::{Condvar, Mutex};
+use rustls::{
+    ServerConfig, ServerConnection, StreamOwned,
+    pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject},
+};
+use serde_json::{Value, json};
+
+/// The certificate of the server for `127.0.0.1`, signed by itself, and its key.
+pub(crate) const CERTIFICATE: &[u8] = include_bytes!("certificate.pem");
+const KEY: &[u8] = include_bytes!("key.pem");
+
+/// The address of the server.
+pub(crate) struct KubernetesApi {
+    port: u16,
+    scheme: &'static str,
+}
+
+#[derive(Default)]
+struct Objects {
+    by_name: Mutex<(u64, BTreeMap<String, Value>)>,
+    changed: Condvar,
+}
+
+/// A request: method, path, value of the authorization header, body.
+struct Request {
+    method: String,
+    path: String,
+    authorization: String,
+    body: Vec<u8>,
+}
+
+trait Stream: Read + Write {}
+impl<S: Read + Write> Stream for S {}
+
+impl KubernetesApi {
+    pub(crate) fn start() -> Self {
+        Self::serve("http", "", None)
+    }
+
+    pub(crate) fn start_with_tls(token: &str) -> Self {
+        let certificate = CertificateDer::from_pem_slice(CERTIFICATE).unwrap();
+        let key = PrivateKeyDer::from_pem_slice(KEY).unwrap();
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let config = ServerConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()
+            .unwrap()
+            .with_no_client_auth()
+            .with_single_cert(vec![certificate], key)
+            .unwrap();
+        Self::serve("https", &format!("Bearer {token}"), Some(Arc::new(config)))
+    }
+
+    pub(crate) fn url(&self) -> String {
+        format!("{}://127.0.0.1:{}", self.scheme, self.port)
+    }
+
+    fn serve(scheme: &'static str, authorization: &str, tls: Option<Arc<ServerConfig>>) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let objects = Arc::<Objects>::default();
+        let authorization = authorization.to_owned();
+        thread::spawn(move || {
+            for stream in listener.incoming() {
+                let (objects, tls) = (Arc::clone(&objects), tls.clone());
+                let (stream, authorization) = (stream.unwrap(), authorization.clone());
+                // A client that goes away ends its thread.
+                thread::spawn(move || answer(open(stream, tls), &authorization, &objects));
+            }
+        });
+        Self { port, scheme }
+    }
+}
+
+fn open(stream: TcpStream, tls: Option<Arc<ServerConfig>>) -> Box<dyn Stream> {
+    match tls {
+        None => Box::new(stream),
+        Some(config) => Box::new(StreamOwned::new(ServerConnection::new(config).unwrap(), stream)),
+    }
+}
+
+/// Answers one request and closes the connection.
+fn answer(stream: Box<dyn Stream>, authorization: &str, objects: &Objects) -> io::Result<()> {
+    let mut reader = BufReader::new(stream);
+    let request = read(&mut reader)?;
+    let mut stream = reader.into_inner();
+    if request.authorization != authorization {
+        return respond(&mut *stream, 401, &json!({ "reason": "Unauthorized" }));
+    }
+    let (path, query) = request.path.split_once('?').unwrap_or((&request.path, ""));
+    let rest = path.strip_prefix("/apis/coordination.k8s.io/v1/namespaces/default/leases").unwrap();
+    if query.contains("watch=1") {
+        return watch(&mut *stream, query, objects);
+    }
+    let (status, body) =
+        objects.change(&request.method, rest.trim_start_matches('/'), &request.body);
+    respond(&mut *stream, status, &body)
+}
+
+fn read(reader: &mut BufReader<Box<dyn Stream>>) -> io::Result<Request> {
+    let mut line = String::new();
+    reader.read_line(&mut line)?;
+    let mut words = line.split_whitespace().map(str::to_owned);
+    let (method, path) = (words.next().unwrap_or_default(), words.next().unwrap_or_default());
+    let (mut authorization, mut length) = (String::new(), 0);
+    loop {
+        let mut line = String::new();
+        reader.read_line(&mut line)?;
+        let Some((name, value)) = line.trim().split_once(':') else { break };
+        match &*name.to_ascii_lowercase() {
+            "authorization" => value.trim().clone_into(&mut authorization),
+            "content-length" => length = value.trim().parse().unwrap(),
+            _ => {}
+        }
+    }
+    let mut body = vec![0; length];
+    reader.read_exact(&mut body)?;
+    Ok(Request { method, path, authorization, body })
+}
+
+fn respond(stream: &mut dyn Stream, status: u16, body: &Value) -> io::Result<()> {
+    let body = body.to_string();
+    let head = format!("HTTP/1.1 {status} X\r\nContent-Length: {}\r\n", body.len());
+    stream.write_all(format!("{head}Connection: close\r\n\r\n{body}").as_bytes())?;
+    stream.flush()
+}
+
+/// Sends one event as soon as the object of the field selector has another version.
+fn watch(stream: &mut dyn Stream, query: &str, objects: &Objects) -> io::Result<()> {
+    let field = |name: &str| {
+        query.split('&').find_map(|part| part.strip_prefix(name)).unwrap_or_default().to_owned()
+    };
+    let (name, after) = (field("fieldSelector=metadata.name%3D"), field("resourceVersion="));
+    let after: u64 = after.parse().unwrap_or(0);
+    stream.write_all(b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n")?;
+    stream.flush()?;
+    let mut state = objects.by_name.lock();
+    loop {
+        if let Some(object) = state.1.get(&name)
+            && version(object) > after
+        {
+            let event = json!({ "type": "MODIFIED", "object": object }).to_string();
+            drop(state);
+            stream.write_all(format!("{event}\n").as_bytes())?;
+            return stream.flush();
+        }
+        if objects.changed.wait_for(&mut state, Duration::from_secs(30)).timed_out() {
+            return Ok(());
+        }
+    }
+}
+
+impl Objects {
+    fn change(&self, method: &str, name: &str, body: &[u8]) -> (u16, Value) {
+        let mut state = self.by_name.lock();
+        let (counter, by_name) = &mut *state;
+        let conflict = (409, json!({ "reason": "Conflict" }));
+        if method == "GET" {
+            return match by_name.get(name) {
+                Some(object) => (200, object.clone()),
+                None => (404, json!({ "reason": "NotFound" })),
+            };
+        }
+        let mut object: Value = serde_json::from_slice(body).unwrap();
+        let name = object["metadata"]["name"].as_str().unwrap().to_owned();
+        let is_new = match (method, by_name.get(&name)) {
+            ("POST", None) => true,
+            ("PUT", Some(present)) if version(present) == version(&object) => false,
+            ("PUT", None) => return (404, json!({ "reason": "NotFound" })),
+            _ => return conflict,
+        };
+        assert!(object["spec"]["leaseDurationSeconds"].is_u64() || object["spec"].is_null());
+        *counter += 1;
+        object["metadata"]["resourceVersion"] = json!(counter.to_string());
+        by_name.insert(name, object.clone());
+        self.changed.notify_all();
+        (if is_new { 201 } else { 200 }, object)
+    }
+}
+
+fn version(object: &Value) -> u64 {
+    object["metadata"]["resourceVersion"].as_str().and_then(|text| text.parse().ok()).unwrap_or(0)
+}
