@@ -70,6 +70,10 @@ impl FaultyFiles {
         self.0.lock().faults = faults;
     }
 
+    pub(crate) fn faults(&self) -> Faults {
+        self.0.lock().faults
+    }
+
     /// Switches the power off and on: each sector that was not synced is kept or lost.
     pub(crate) fn lose_power(&self) {
         let State { files, random, is_off, faults, is_locked } = &mut *self.0.lock();

@@ -83,9 +83,13 @@ impl Crashes {
         for _ in 0..3 {
             let loss = (self.kind == Crash::Power).then(|| self.random.below(150) as u64);
             let is_short = self.random.below(2) == 0;
-            self.files.set(Faults { is_short, writes_until_loss: loss, ..Faults::default() });
+            let faults = Faults { is_short, writes_until_loss: loss, ..Faults::default() };
+            self.files.set(faults);
             for _ in 0..20 + self.random.below(120) {
                 self.work(&disk);
+                if self.kind == Crash::Power && self.random.below(20) == 0 {
+                    self.change_faults(faults);
+                }
             }
             let synced = disk.synced();
             drop(disk);
@@ -104,6 +108,15 @@ impl Crashes {
             disk = faulty(&self.files, 2 << 20).unwrap();
             self.check(&disk);
         }
+    }
+
+    /// Lets the device fail, or the file system be full, or ends that.
+    fn change_faults(&mut self, usual: Faults) {
+        let now = self.files.faults();
+        let free = (self.random.below(3) == 0).then(|| self.random.below(1 << 19) as u64);
+        let [fails_writes, fails_reads] = [0, 1].map(|_| self.random.below(8) == 0);
+        let writes_until_loss = now.writes_until_loss;
+        self.files.set(Faults { free, fails_writes, fails_reads, writes_until_loss, ..usual });
     }
 
     /// Does one thing at random.
