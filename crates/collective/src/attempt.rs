@@ -16,11 +16,12 @@ use crate::{
     collectives::{
         ANNOUNCED, DONE, Exchange, Operation, Outgoing, Received, Stop, Take, Writes, wrong_length,
     },
-    frame::{Header, Kind},
-    group::{Core, slot_number},
+    contributions::Contributions,
+    frame::{Header, Kind, slot_number},
     inbox::{Outgoing as ToWrite, Part, State},
     link::{Link, Progress},
     message::Member,
+    own_rank::OwnRank,
     peer_memory::{LENT_BYTES_MIN, Loan},
     progress::View,
     staging::{Contribution, STAGED_BYTES_MIN, StagedBuffer},
@@ -34,7 +35,10 @@ const ANNOUNCED_AFTER: Duration = Duration::from_millis(100);
 
 /// One attempt of an operation.
 pub(crate) struct Attempt<'a> {
-    core: &'a Core,
+    rank: &'a OwnRank,
+    contributions: &'a Contributions,
+    /// Time after which a silent rank has left the view.
+    silence_limit: Duration,
     pub(crate) view: View,
     slots: Vec<usize>,
     sequence: u64,
@@ -42,11 +46,17 @@ pub(crate) struct Attempt<'a> {
 }
 
 impl<'a> Attempt<'a> {
-    pub(crate) fn new(core: &'a Core, view: View, call: Call) -> Self {
+    pub(crate) fn new(
+        rank: &'a OwnRank,
+        contributions: &'a Contributions,
+        silence_limit: Duration,
+        view: View,
+        call: Call,
+    ) -> Self {
         let slots = view.members.iter().map(|member| member.slot).collect();
-        let running = core.inbox.state.lock().progress.running;
+        let running = rank.inbox.state.lock().progress.running;
         let sequence = running.map_or(0, |running| running.sequence);
-        Self { core, view, slots, sequence, call }
+        Self { rank, contributions, silence_limit, view, slots, sequence, call }
     }
 
     /// Carries out the operation as [`Self::run`], and tells the others what was called here if that takes
@@ -73,12 +83,12 @@ impl<'a> Attempt<'a> {
     /// Tells the others what was called here, if they can be told at once.
     fn announce(&self) {
         for slot in self.others() {
-            let link = self.view.member(slot).and_then(|member| self.core.mesh.open_link(member));
+            let link = self.view.member(slot).and_then(|member| self.rank.mesh.open_link(member));
             let Some(link) = link else { continue };
             let header = self.header(Kind::Collective, ANNOUNCED, 0);
             // If the connection has ended, its reader has reported that.
             if link.try_send(&header, &[]).ok() == Some(Progress::Begun) {
-                self.core.inbox.push_outgoing(ToWrite::Rest(link));
+                self.rank.inbox.push_outgoing(ToWrite::Rest(link));
             }
         }
     }
@@ -106,9 +116,9 @@ impl<'a> Attempt<'a> {
         }
         agreed?;
         // All members have begun this operation, so that they have written the results of earlier ones.
-        self.core.reuse_staged(self.sequence);
+        self.contributions.reuse_before(self.sequence);
         // A change of the view that has begun decides whether the operation is finished.
-        let mut state = self.core.inbox.state.lock();
+        let mut state = self.rank.inbox.state.lock();
         if self.is_interrupted(&state) {
             return Err(Stop::Interrupted);
         }
@@ -117,15 +127,15 @@ impl<'a> Attempt<'a> {
     }
 
     fn others(&self) -> impl Iterator<Item = usize> {
-        self.slots.iter().copied().filter(|slot| *slot != self.core.slot)
+        self.slots.iter().copied().filter(|slot| *slot != self.rank.slot)
     }
 
     /// Waits until all members have their data. The first member collects this, and tells the others:
     /// 2 (n - 1) messages, where n (n - 1) would tell each member by each other.
     async fn agree(&self) -> Result<(), Stop> {
-        let first = self.slots.first().copied().unwrap_or(self.core.slot);
+        let first = self.slots.first().copied().unwrap_or(self.rank.slot);
         let is_collected = self.slots.len() > 2;
-        if is_collected && self.core.slot != first {
+        if is_collected && self.rank.slot != first {
             self.send_bytes(first, DONE, &[]).await?;
             return self.await_done(first).await;
         }
@@ -155,7 +165,7 @@ impl<'a> Attempt<'a> {
     /// Checks that all members have called what this one has.
     fn check_calls(&self, state: &State) -> Result<(), Stop> {
         match state.running_call.and_then(|running| running.other) {
-            Some(other) => Err(Stop::Failed(differ((self.core.slot, self.call), other))),
+            Some(other) => Err(Stop::Failed(differ((self.rank.slot, self.call), other))),
             None => Ok(()),
         }
     }
@@ -175,7 +185,7 @@ impl<'a> Attempt<'a> {
     }
 
     fn mark_data(&self) -> Result<(), Stop> {
-        let mut state = self.core.inbox.state.lock();
+        let mut state = self.rank.inbox.state.lock();
         if self.is_interrupted(&state) {
             return Err(Stop::Interrupted);
         }
@@ -193,7 +203,7 @@ impl<'a> Attempt<'a> {
 
     async fn send_as(&self, kind: Kind, slot: usize, step: u32, bytes: &[u8]) -> Result<(), Stop> {
         let member = self.view.member(slot).ok_or(Stop::Interrupted)?;
-        let link = match self.core.mesh.open_link(member) {
+        let link = match self.rank.mesh.open_link(member) {
             Some(link) => link,
             None => self.await_link(member).await?,
         };
@@ -205,11 +215,11 @@ impl<'a> Attempt<'a> {
     fn header(&self, kind: Kind, step: u32, length: usize) -> Header {
         Header {
             kind,
-            group: self.core.id,
+            group: self.rank.group_id,
             attempt: self.view.attempt,
             sequence: self.sequence,
             step,
-            source: slot_number(self.core.slot),
+            source: slot_number(self.rank.slot),
             length: length as u64,
             call: self.call,
         }
@@ -217,7 +227,7 @@ impl<'a> Attempt<'a> {
 
     /// Waits for the connection to a member.
     async fn await_link(&self, member: &Member) -> Result<Arc<Link>, Stop> {
-        let mesh = &self.core.mesh;
+        let mesh = &self.rank.mesh;
         let find = |state: &mut State| {
             if self.is_interrupted(state) || mesh.is_closing() {
                 return Some(Err(Stop::Interrupted));
@@ -226,7 +236,7 @@ impl<'a> Attempt<'a> {
             mesh.connect(slice::from_ref(member));
             mesh.open_link(member).map(Ok)
         };
-        self.core.inbox.find(find).await
+        self.rank.inbox.find(find).await
     }
 
     /// Waits for what a member sent.
@@ -245,7 +255,7 @@ impl<'a> Attempt<'a> {
             state.awaited = Some(key);
             self.check_failures(state).err().map(Err)
         };
-        self.core.inbox.find(find).await
+        self.rank.inbox.find(find).await
     }
 
     /// Waits for what a member sent, which has `length` bytes.
@@ -272,13 +282,14 @@ impl<'a> Attempt<'a> {
     /// Makes bytes ready for peers: lends them to those of this host, with a copy that they may map if
     /// `has_copy`, and copies them for those of other hosts that read memory here.
     fn offer<'b>(&self, bytes: &'b [u8], has_copy: bool) -> Outgoing<'b> {
-        let mesh = &self.core.mesh;
-        let mut loan = (bytes.len() >= LENT_BYTES_MIN).then(|| self.core.lent.lend(bytes));
-        let mut others = self.view.members.iter().filter(|member| member.slot != self.core.slot);
+        let mesh = &self.rank.mesh;
+        let mut loan = (bytes.len() >= LENT_BYTES_MIN).then(|| self.contributions.lend(bytes));
+        let mut others = self.view.members.iter().filter(|member| member.slot != self.rank.slot);
         let is_staged = bytes.len() >= STAGED_BYTES_MIN
             && others.any(|member| has_copy && mesh.may_lend(member) || mesh.may_fetch(member));
-        let staged =
-            is_staged.then(|| self.core.stage(self.view.attempt, self.sequence, bytes)).flatten();
+        let staged = is_staged
+            .then(|| self.contributions.stage(self.view.attempt, self.sequence, bytes))
+            .flatten();
         if let (Some(loan), Some((place, _)), true) = (&mut loan, staged, has_copy) {
             loan.copy = place;
         }
@@ -287,17 +298,17 @@ impl<'a> Attempt<'a> {
 
     /// Reads memory of a member on another host.
     fn fetch(&self, slot: usize, address: u64, length: usize) -> Result<StagedBuffer, Stop> {
-        let mesh = &self.core.mesh;
+        let mesh = &self.rank.mesh;
         let link = self.view.member(slot).and_then(|member| mesh.open_link(member));
         let segment = link.as_ref().and_then(|link| link.segment.as_deref());
-        let (Some(fabric), Some(segment)) = (mesh.stage().fabric(), segment) else {
+        let (Some(fabric), Some(segment)) = (mesh.staging_memory().fabric(), segment) else {
             return Err(Stop::Interrupted);
         };
-        let limit = self.core.silence_limit();
-        let buffer = mesh.stage().buffer(length).map_err(Stop::Failed)?;
+        let limit = self.silence_limit;
+        let buffer = mesh.staging_memory().buffer(length).map_err(Stop::Failed)?;
         match fabric.read(segment, address, buffer.range(), limit) {
             Ok(()) => {
-                self.core.metrics.add_fetched(length);
+                self.rank.metrics.add_fetched(length);
                 Ok(buffer)
             }
             // If its host has gone, the view changes when it was silent for long enough.
@@ -312,13 +323,13 @@ impl<'a> Attempt<'a> {
     /// Waits at most `limit` for a change of the view, and returns whether there is one.
     fn await_interruption(&self, limit: Duration) -> bool {
         let end = Instant::now() + limit;
-        let mut state = self.core.inbox.state.lock();
+        let mut state = self.rank.inbox.state.lock();
         while !self.is_interrupted(&state) {
             let left = end.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 return false;
             }
-            self.core.inbox.changed.wait_for(&mut state, left);
+            self.rank.inbox.changed.wait_for(&mut state, left);
         }
         true
     }
@@ -326,7 +337,7 @@ impl<'a> Attempt<'a> {
     /// Maps the copy of lent memory, if there is one.
     fn find_staged(&self, slot: usize, process: u32, loan: &Loan) -> Option<Contribution> {
         let (copy, length) = (loan.copy?, usize::try_from(loan.length).ok()?);
-        let link = self.core.mesh.open_link(self.view.member(slot)?)?;
+        let link = self.rank.mesh.open_link(self.view.member(slot)?)?;
         let found = link.staged.find(process, copy, length);
         found.inspect_err(|error| tracing::debug!(slot, %error, "a copy is not mapped")).ok()
     }
@@ -364,7 +375,7 @@ impl<'a> Attempt<'a> {
             let is_interrupted = self.is_interrupted(state);
             is_interrupted.then_some(Stop::Interrupted).or_else(|| self.check_failures(state).err())
         };
-        self.core.inbox.find(find).await
+        self.rank.inbox.find(find).await
     }
 }
 
@@ -380,11 +391,11 @@ impl Exchange for Attempt<'_> {
     }
 
     fn own(&self) -> usize {
-        self.core.slot
+        self.rank.slot
     }
 
     fn buffer(&self, length: usize) -> Buffer {
-        self.core.mesh.buffers().take(length)
+        self.rank.mesh.buffers().take(length)
     }
 
     fn lend<'b>(&self, bytes: &'b [u8]) -> Outgoing<'b> {
@@ -397,7 +408,7 @@ impl Exchange for Attempt<'_> {
 
     async fn send(&self, slot: usize, step: u32, outgoing: Outgoing<'_>) -> Result<(), Stop> {
         let member = self.view.member(slot).ok_or(Stop::Interrupted)?;
-        let mesh = &self.core.mesh;
+        let mesh = &self.rank.mesh;
         if let Some(loan) = outgoing.loan.filter(|_| mesh.may_lend(member)) {
             self.send_as(Kind::CollectiveLoan, slot, step, &loan.encode()).await?;
         } else if let Some(address) = outgoing.remote.filter(|_| mesh.may_fetch(member)) {
@@ -406,7 +417,7 @@ impl Exchange for Attempt<'_> {
         } else {
             self.send_bytes(slot, step, outgoing.bytes).await?;
         }
-        self.core.metrics.add_sent(outgoing.bytes.len());
+        self.rank.metrics.add_sent(outgoing.bytes.len());
         Ok(())
     }
 

@@ -5,7 +5,7 @@ use std::fmt;
 
 use mooncake_base::Error;
 
-use crate::{metrics::OperationKind, reduce::Reduction};
+use crate::{operation_kind::OperationKind, reduce::Reduction};
 
 /// Names of the types of elements, by their code. Those that can be reduced come first, in the order of
 /// [`Dtype`](crate::Dtype).

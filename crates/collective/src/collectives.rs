@@ -11,7 +11,7 @@ use crate::{
     buffers::Buffer,
     call::Call,
     memory::HostRange,
-    metrics::OperationKind,
+    operation_kind::OperationKind,
     peer_memory::Loan,
     reduce::{Dtype, Reduction, divide, reduce_into},
     staging::{Contribution, StagedBuffer},

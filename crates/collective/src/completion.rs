@@ -7,26 +7,21 @@ use std::{
     time::{Duration, Instant},
 };
 
-use mooncake_base::{Error, sync::Mutex};
+use mooncake_base::sync::Mutex;
 
-use crate::{
-    group::{Core, RECHECK},
-    line::Parker,
-    mesh::waiting::Attention,
-    metrics::Recording,
-};
+use crate::{metrics::Recording, outcome::Outcome, thread_waker::ThreadWaker};
+
+/// How often a wait looks for its end, where it is not announced.
+pub(crate) const RECHECK: Duration = Duration::from_millis(100);
 
 type Callback = Box<dyn FnOnce() + Send>;
 
-/// What became of an operation.
-#[derive(Debug, Clone, Default)]
-pub struct Outcome {
-    /// Why the operation failed as a whole.
-    pub error: Option<Error>,
-    /// Slots that were lost while it ran.
-    pub failed_slots: Vec<usize>,
-    /// Slot that a receive got its message from.
-    pub source: Option<usize>,
+/// Brings operations to their end, while threads wait for them and while none does.
+pub(crate) trait Driver: Send + Sync {
+    /// Waits at most `time` and returns whether the operation is done.
+    fn wait(&self, completion: &Completion, time: Duration) -> bool;
+    /// Lets the operation end without a thread that waits for it.
+    fn detach(&self, completion: &Completion);
 }
 
 /// The end of one operation.
@@ -35,34 +30,25 @@ pub struct Completion(Arc<Shared>);
 
 #[derive(Default)]
 struct Shared {
-    state: Mutex<State>,
+    state: Mutex<CompletionState>,
     recording: Option<Recording>,
-    /// The group of an operation for which a waiting thread polls.
-    group: Option<Weak<Core>>,
-    /// Whether the waiting thread carries out the operation.
-    is_carried_out: bool,
+    driver: Option<Weak<dyn Driver>>,
 }
 
 #[derive(Default)]
-struct State {
+struct CompletionState {
     outcome: Option<Outcome>,
     callbacks: Vec<Callback>,
     /// Threads that wait.
     wakers: Vec<Waker>,
-    /// Lets peers announce their frames, for an operation that ends without a thread that waits.
-    attention: Option<Attention>,
+    /// Dropped at the end of the operation.
+    guard: Option<Box<dyn Send>>,
 }
 
 impl Completion {
-    /// Returns a completion that counts the operation when it ends.
-    pub(crate) fn counted(recording: Recording, group: Weak<Core>) -> Self {
-        let (recording, group) = (Some(recording), Some(group));
-        Self(Arc::new(Shared { recording, group, ..Shared::default() }))
-    }
-
-    /// Returns a completion of an operation that is carried out by who waits for it.
-    pub(crate) fn carried_out_in(group: Weak<Core>) -> Self {
-        Self(Arc::new(Shared { group: Some(group), is_carried_out: true, ..Shared::default() }))
+    /// Returns a completion of an operation that the driver brings to its end.
+    pub(crate) fn driven_by(driver: Weak<dyn Driver>, recording: Option<Recording>) -> Self {
+        Self(Arc::new(Shared { recording, driver: Some(driver), ..Shared::default() }))
     }
 
     /// Returns a completion that is done.
@@ -78,33 +64,32 @@ impl Completion {
         if state.outcome.is_some() {
             return;
         }
-        // Who sees the end of the operation sees it counted.
+        // A thread that sees the end of the operation sees the operation counted.
         if let Some(recording) = &self.0.recording {
             recording.end(&outcome);
         }
         state.outcome = Some(outcome);
         let callbacks = std::mem::take(&mut state.callbacks);
         let wakers = std::mem::take(&mut state.wakers);
-        let attention = state.attention.take();
+        let guard = state.guard.take();
         drop(state);
-        drop(attention);
+        drop(guard);
         wakers.into_iter().for_each(Waker::wake);
         callbacks.into_iter().for_each(|callback| callback());
     }
 
     /// Lets the group carry out the operation without a thread that waits for it.
     pub fn start(&self) {
-        if let Some(group) = self.group().filter(|_| self.0.is_carried_out) {
-            group.line.start();
+        if let Some(driver) = self.driver() {
+            driver.detach(self);
         }
     }
 
-    /// Lets peers wake this process for their frames until the operation is done.
-    pub(crate) fn attend(&self, group: &Core) {
-        let attention = group.prepare_sleep();
+    /// Keeps a guard until the operation is done, if none is kept already.
+    pub(crate) fn keep(&self, guard: impl Send + 'static) {
         let mut state = self.0.state.lock();
-        if state.outcome.is_none() && state.attention.is_none() {
-            state.attention = Some(attention);
+        if state.outcome.is_none() && state.guard.is_none() {
+            state.guard = Some(Box::new(guard));
         }
     }
 
@@ -114,51 +99,35 @@ impl Completion {
         if self.is_done() {
             return true;
         }
-        match self.group() {
-            Some(group) if time.is_zero() => {
-                group.mesh.poll_all();
-                if !self.is_done() {
-                    drop(group.prepare_sleep());
-                }
-                self.is_done()
-            }
-            Some(group) if self.0.is_carried_out => group.line.wait(&group, self, time),
-            group => self.wait_with(time, group.as_deref(), |_| {}),
+        match self.driver() {
+            Some(driver) => driver.wait(self, time),
+            None => self.sleep_until_done(time),
         }
     }
 
-    /// Waits, and calls `step` at the begin and each time that its waker was woken.
-    pub(crate) fn wait_with(
-        &self,
-        time: Duration,
-        group: Option<&Core>,
-        mut step: impl FnMut(&Waker),
-    ) -> bool {
-        let parker = Parker::of_this_thread();
-        let waker = Waker::from(Arc::clone(&parker));
-        self.0.state.lock().wakers.push(waker.clone());
+    fn sleep_until_done(&self, time: Duration) -> bool {
+        let thread = ThreadWaker::of_this_thread();
+        let waker = Waker::from(Arc::clone(&thread));
+        self.add_waker(waker.clone());
         let begun = Instant::now();
-        loop {
-            let polling = group.and_then(|group| group.mesh.begin_polling());
-            step(&waker);
-            if self.is_done() {
-                return true;
-            }
-            if let (Some(group), Some(polling)) = (group, &polling) {
-                group.spin(polling, || parker.is_woken());
-            }
+        while !self.is_done() {
             let left = time.saturating_sub(begun.elapsed());
             if left.is_zero() {
-                self.0.state.lock().wakers.retain(|other| !other.will_wake(&waker));
+                self.remove_waker(&waker);
                 return false;
             }
-            if !parker.park(Duration::ZERO) {
-                match group {
-                    Some(group) => group.sleep(&parker, polling, left.min(RECHECK)),
-                    None => parker.park(left.min(RECHECK)),
-                };
-            }
+            thread.park(left.min(RECHECK));
         }
+        true
+    }
+
+    /// Lets the end of the operation wake a thread.
+    pub(crate) fn add_waker(&self, waker: Waker) {
+        self.0.state.lock().wakers.push(waker);
+    }
+
+    pub(crate) fn remove_waker(&self, waker: &Waker) {
+        self.0.state.lock().wakers.retain(|other| !other.will_wake(waker));
     }
 
     /// Returns whether both are the end of one operation.
@@ -171,8 +140,8 @@ impl Completion {
         self.0.state.lock().outcome.is_some()
     }
 
-    fn group(&self) -> Option<Arc<Core>> {
-        self.0.group.as_ref().and_then(Weak::upgrade)
+    fn driver(&self) -> Option<Arc<dyn Driver>> {
+        self.0.driver.as_ref().and_then(Weak::upgrade)
     }
 
     /// Returns what became of the operation, if it is done.
@@ -186,10 +155,8 @@ impl Completion {
         if state.outcome.is_none() {
             state.callbacks.push(callback);
             drop(state);
-            match self.group() {
-                Some(group) if self.0.is_carried_out => group.line.start(),
-                Some(group) => self.attend(&group),
-                None => {}
+            if let Some(driver) = self.driver() {
+                driver.detach(self);
             }
             return;
         }

@@ -61,11 +61,11 @@ struct Shared {
 struct State {
     membership: Membership,
     heartbeats: Heartbeats,
-    agents: HashMap<u32, Agent>,
+    agents: HashMap<u32, AgentConnection>,
 }
 
 #[derive(Debug)]
-struct Agent {
+struct AgentConnection {
     stream: TcpStream,
     connection: u64,
 }
@@ -158,7 +158,7 @@ impl Shared {
         {
             let mut state = self.state.lock();
             state.heartbeats.record(rank, SystemClock.now());
-            let agent = Agent { stream: writer, connection };
+            let agent = AgentConnection { stream: writer, connection };
             if let Some(old) = state.agents.insert(rank, agent) {
                 let _ = old.stream.shutdown(Shutdown::Both);
             }

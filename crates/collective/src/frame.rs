@@ -48,6 +48,10 @@ pub(crate) struct Header {
     pub(crate) call: Call,
 }
 
+pub(crate) fn slot_number(slot: usize) -> u32 {
+    u32::try_from(slot).unwrap_or(u32::MAX)
+}
+
 impl Header {
     pub(crate) const WAKE: Self = Self {
         kind: Kind::Wake,

@@ -17,13 +17,13 @@ use rustc_hash::FxHashMap;
 use crate::{
     call::Call,
     collectives::{ANNOUNCED, DONE},
-    completion::{Completion, Outcome},
-    frame::{Header, Kind},
-    group::slot_number,
+    completion::Completion,
+    frame::{Header, Kind, slot_number},
     link::{Link, Progress as Sending},
     memory::{HostRange, Mirror},
     message::{Commit, Member},
-    peer_memory::{Cell, Loan},
+    outcome::Outcome,
+    peer_memory::{Loan, LoanToken},
     progress::Progress,
 };
 
@@ -152,7 +152,7 @@ pub(crate) struct Sent {
     /// Memory of the receiver that the message takes.
     pub(crate) buffered: usize,
     /// Ends the loan of its memory.
-    pub(crate) cell: Box<Cell>,
+    pub(crate) loan_token: Box<LoanToken>,
 }
 
 #[derive(Debug)]
@@ -403,7 +403,7 @@ impl Inbox {
         ended.extend(messages.receives.into_iter().map(|it| (it.completion, failed())));
         ended.extend(messages.requested.into_values().map(|it| (it.completion, failed())));
         for sent in messages.sent.into_values() {
-            sent.cell.end();
+            sent.loan_token.end();
             ended.push((sent.completion, failed()));
         }
         for outgoing in messages.outgoing {
@@ -579,7 +579,7 @@ impl State {
         messages.sent.retain(|_, sent| {
             let is_member = view.is_member(sent.to);
             if !is_member {
-                sent.cell.end();
+                sent.loan_token.end();
                 ended.push((sent.completion.clone(), lost(sent.to)));
             }
             is_member

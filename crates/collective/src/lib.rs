@@ -6,17 +6,30 @@
 //! that either all of them have it or none has written anything; if a member is lost, the members
 //! of the new view do an operation again that not all of them have the data of.
 //!
-//! In reading order: [`membership`], [`heartbeats`] and [`progress`] (the rules, without I/O), [`message`], [`coordinator`],
-//! [`context`] (the process), [`frame`], [`shared_memory`], [`ring`] (frames in it),
-//! [`shared_futex`] (where a thread sleeps until a frame comes),
-//! [`link`] (a connection), [`mesh`] (all of them, and who waits for frames), [`inbox`] (the state of a group), [`group`],
-//! [`line`] (who carries out its operations),
-//! [`attempt`] (one attempt of an operation), [`call`] (what a rank has called), [`collectives`] (who sends what), [`messages`],
-//! [`reduce`], [`memory`], [`peer_memory`] (memory of other ranks), [`staging`] (contributions in
-//! shared memory), [`fabric`] (memory of other hosts), [`buffers`], [`completion`],
-//! [`auth`], [`metrics`].
+//! The files in layers. A file uses files of its own row and of the rows above.
+//!
+//! | Layer | File | Content |
+//! |---|---|---|
+//! | rules, without I/O | [`membership`], [`heartbeats`] | the coordinator's: views of groups; ranks that are silent |
+//! | | [`progress`] | a member's: its view, its operation, and what a change of the view makes of it |
+//! | | [`message`], [`frame`], [`call`], [`operation_kind`] | what goes between coordinator and ranks, and between ranks; what a rank has called |
+//! | memory | [`memory`], [`reduce`], [`buffers`] | ranges of callers; reductions; buffers that are used again |
+//! | | [`shared_memory`], [`ring`], [`shared_futex`] | memory of two processes: frames in it, and a thread that sleeps until one comes |
+//! | | [`peer_memory`], [`staging`], [`fabric`] | memory of other ranks: lent, copied to where they map it, read from other hosts |
+//! | ends of operations | [`outcome`], [`metrics`], [`thread_waker`], [`completion`] | the result; counters; a thread that waits; the end that threads wait for, and the trait of what brings it |
+//! | operations | [`collectives`] | who sends what to whom |
+//! | connections | [`auth`], [`link`] | the proof of the token; one connection |
+//! | | [`inbox`] | the state of one group, and what has arrived for it |
+//! | | [`mesh`] | all connections, and the threads that wait for frames |
+//! | processes | [`coordinator`], [`agent`] | the coordinator, and the link to it |
+//! | parts of a group | [`own_rank`] | what all parts need: slot, state, connections, counters |
+//! | | [`frame_wait`], [`operation_queue`] | how a thread waits for frames; who carries out operations, in which order |
+//! | | [`contributions`], [`attempt`], [`operation_runner`] | memory that peers read; one attempt of an operation; attempts until one is whole |
+//! | | [`messages`] | sends and receives |
+//! | entry points | [`group`], [`context`] | a group; the process |
 #![warn(missing_docs)]
 
+mod agent;
 mod attempt;
 mod auth;
 mod buffers;
@@ -24,13 +37,14 @@ mod call;
 mod collectives;
 mod completion;
 mod context;
+mod contributions;
 mod coordinator;
 mod fabric;
 mod frame;
+mod frame_wait;
 mod group;
 mod heartbeats;
 mod inbox;
-mod line;
 mod link;
 mod membership;
 mod memory;
@@ -38,6 +52,11 @@ mod mesh;
 mod message;
 mod messages;
 mod metrics;
+mod operation_kind;
+mod operation_queue;
+mod operation_runner;
+mod outcome;
+mod own_rank;
 mod peer_memory;
 mod progress;
 mod reduce;
@@ -45,15 +64,18 @@ mod ring;
 mod shared_futex;
 mod shared_memory;
 mod staging;
+mod thread_waker;
 
 pub use call::ELEMENTS;
 pub use collectives::Operation;
-pub use completion::{Completion, Outcome};
+pub use completion::Completion;
 pub use context::{Context, ContextConfig, GroupConfig};
 pub use fabric::Fabric;
 pub use group::Group;
 pub use membership::CAPACITY_MAX;
 pub use memory::{HostRange, Mirror};
 pub use message::{Answer, Status};
-pub use metrics::{Counters, OperationCounters, add_metrics};
+pub use metrics::{Counters, OperationCounters};
+pub use outcome::Outcome;
+pub use own_rank::add_metrics;
 pub use reduce::{Dtype, Reduction};

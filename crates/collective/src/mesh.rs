@@ -38,7 +38,7 @@ use crate::{
     peer_memory::{self, Secret},
     ring::{Rings, Wake},
     shared_futex::SharedFutex,
-    staging::{PeerBuffers, Stage},
+    staging::{PeerBuffers, StagingMemory},
 };
 
 /// Most groups of which frames are held before the group is made here.
@@ -63,7 +63,7 @@ pub(crate) struct Mesh {
     token: Option<Token>,
     secret: Secret,
     buffers: Arc<Buffers>,
-    stage: Arc<Stage>,
+    staging_memory: Arc<StagingMemory>,
     state: Mutex<State>,
     changed: Condvar,
     /// Where a thread sleeps until a peer has written a frame into a ring.
@@ -140,7 +140,7 @@ impl Mesh {
             token,
             secret: Secret::default(),
             buffers: Arc::default(),
-            stage: Arc::new(Stage::new(fabric)),
+            staging_memory: Arc::new(StagingMemory::new(fabric)),
             state: Mutex::new(State::default()),
             changed: Condvar::default(),
             futex: SharedFutex::create()
@@ -171,8 +171,8 @@ impl Mesh {
     }
 
     /// Returns the memory of this process for contributions.
-    pub(crate) fn stage(&self) -> &Arc<Stage> {
-        &self.stage
+    pub(crate) fn staging_memory(&self) -> &Arc<StagingMemory> {
+        &self.staging_memory
     }
 
     /// Returns whether a member can read memory of this process.
@@ -413,7 +413,7 @@ impl Mesh {
     /// Tells the peer the name under which it reads memory of this process through a fabric, and
     /// returns the peer's, if both sides have one.
     fn exchange_segments(&self, stream: &mut TcpStream) -> io::Result<Option<String>> {
-        let own = self.stage.fabric().map_or("", |fabric| fabric.segment());
+        let own = self.staging_memory.fabric().map_or("", |fabric| fabric.segment());
         let length = u16::try_from(own.len()).map_err(io::Error::other)?;
         stream.write_all(&length.to_le_bytes())?;
         stream.write_all(own.as_bytes())?;

@@ -1,32 +1,154 @@
-//! The thread of a group that writes its messages, and reads those whose memory is lent.
+//! Messages of a group: sends and receives, and the thread that writes them, and reads those whose memory
+//! is lent.
 
-use mooncake_base::Error;
+use std::sync::Arc;
+
+use mooncake_base::{Error, Result};
 
 use crate::{
-    call::Call,
-    completion::Outcome,
-    frame::{Header, Kind},
-    group::{Core, RECHECK, slot_number},
-    inbox::{Arrived, Messages, Outgoing, Part, Receive, State},
+    completion::{Completion, Driver, RECHECK},
+    frame::Kind,
+    frame_wait::FrameWait,
+    inbox::{Arrived, Messages, Outgoing, Part, Receive, Sent, State, announce},
     link::Progress,
     memory::HostRange,
+    metrics::Recording,
+    operation_kind::OperationKind,
+    outcome::Outcome,
+    own_rank::OwnRank,
 };
 
+/// Most sends, and most receives, that wait for their counterpart.
+const MESSAGES_MAX: usize = 1 << 16;
 /// From this size on, a message is lent, not sent: the receiver's thread must wake up to read it.
 const LENT_MESSAGE_BYTES_MIN: usize = 256 << 10;
 /// Most memory of a receiver that messages of one sender take in a group before a receive asks for
 /// them. Later ones are lent, or only announced: their bytes stay at the sender.
-pub(crate) const BUFFERED_BYTES_MAX: usize = 8 << 20;
+const BUFFERED_BYTES_MAX: usize = 8 << 20;
 /// What an entry of a message takes beside its bytes.
 const ENTRY_BYTES: usize = 256;
 /// Messages up to this size are written by the thread that sends them, if they need not wait.
-pub(crate) const DIRECT_BYTES_MAX: usize = 4 << 10;
+const DIRECT_BYTES_MAX: usize = 4 << 10;
 
-impl Core {
+/// Sends and receives the messages of a group.
+#[derive(Debug)]
+pub(crate) struct Messenger {
+    rank: Arc<OwnRank>,
+    frames: Arc<FrameWait>,
+}
+
+impl Messenger {
+    pub(crate) fn new(rank: Arc<OwnRank>, frames: Arc<FrameWait>) -> Arc<Self> {
+        Arc::new(Self { rank, frames })
+    }
+
+    /// Sends a message; done when the receiver has taken it.
+    ///
+    /// # Errors
+    /// This rank is not in the group any more, or the group is closed.
+    pub(crate) fn send(&self, range: HostRange, to: usize, tag: u32) -> Result<Completion> {
+        self.rank.check_member()?;
+        let completion = self.completion_of(OperationKind::Send, range);
+        let mut state = self.rank.inbox.state.lock();
+        if to == self.rank.slot || state.progress.view.is_isolated {
+            return Err(
+                Error::invalid("a message needs another rank of the group").with("rank", to)
+            );
+        }
+        if !state.progress.view.is_member(to) {
+            completion.complete(Outcome { failed_slots: vec![to], ..Outcome::default() });
+            return Ok(completion);
+        }
+        check_count(state.messages.sent.len())?;
+        state.messages.next_id += 1;
+        let id = state.messages.next_id;
+        let loan_token = Box::default();
+        let sent = Sent { to, completion: completion.clone(), range, buffered: 0, loan_token };
+        state.messages.sent.insert(id, sent);
+        let Messages { outgoing, is_writing, .. } = &mut state.messages;
+        let is_direct = range.length() <= DIRECT_BYTES_MAX && outgoing.is_empty() && !*is_writing;
+        if !is_direct {
+            outgoing.push_back(Outgoing::Message { to, tag, id, range });
+            drop(state);
+            self.rank.inbox.outgoing.notify_all();
+            return Ok(completion);
+        }
+        *is_writing = true;
+        drop(state);
+        self.send_small(to, tag, id, range);
+        Ok(completion)
+    }
+
+    /// Receives a message of a slot, or of any.
+    ///
+    /// # Errors
+    /// This rank is not in the group any more, or the group is closed.
+    pub(crate) fn receive(
+        &self,
+        range: HostRange,
+        from: Option<usize>,
+        tag: u32,
+    ) -> Result<Completion> {
+        self.rank.check_member()?;
+        let completion = self.completion_of(OperationKind::Receive, range);
+        let mut ended = Vec::new();
+        let mut state = self.rank.inbox.state.lock();
+        if from == Some(self.rank.slot) || state.progress.view.is_isolated {
+            return Err(Error::invalid("a message needs another rank of the group"));
+        }
+        if let Some(from) = from
+            && !state.progress.view.is_member(from)
+        {
+            completion.complete(Outcome { failed_slots: vec![from], ..Outcome::default() });
+            return Ok(completion);
+        }
+        check_count(state.messages.receives.len() + state.messages.requested.len())?;
+        let receive = Receive { source: from, tag, range, completion: completion.clone() };
+        let taken = state.add_receive(receive, &mut ended);
+        let taken = taken.map(|(to, id)| {
+            let member = state.progress.view.member(to);
+            (to, id, member.and_then(|member| self.rank.mesh.open_link(member)))
+        });
+        let has_outgoing = !state.messages.outgoing.is_empty();
+        drop(state);
+        if let Some((to, id, link)) = taken {
+            let answer = self.rank.message_header(Kind::Taken, id, 0, 0);
+            self.rank.inbox.acknowledge(to, &answer, link.as_ref());
+        }
+        if has_outgoing {
+            self.rank.inbox.outgoing.notify_all();
+        }
+        announce(ended);
+        Ok(completion)
+    }
+
+    /// Gives up a receive that has got no message, and returns whether it had got none: its memory is free
+    /// then, and a message that comes later stays for another receive.
+    pub(crate) fn cancel_receive(&self, completion: &Completion) -> bool {
+        let mut state = self.rank.inbox.state.lock();
+        let receives = &mut state.messages.receives;
+        let place = receives.iter().position(|receive| receive.completion.is_same(completion));
+        let cancelled = place.map(|place| receives.remove(place));
+        drop(state);
+        let is_cancelled = cancelled.is_some();
+        if let Some(receive) = cancelled {
+            let error = Some(Error::invalid("the receive was cancelled"));
+            receive.completion.complete(Outcome { error, ..Outcome::default() });
+        }
+        is_cancelled
+    }
+
+    /// Returns a completion that counts a message when it ends.
+    fn completion_of(&self, kind: OperationKind, range: HostRange) -> Completion {
+        let recording = Recording::begin(&self.rank.metrics, kind, range.length());
+        let frames: Arc<dyn Driver> = Arc::<FrameWait>::clone(&self.frames);
+        Completion::driven_by(Arc::downgrade(&frames), Some(recording))
+    }
+
     /// Writes messages and their acknowledgements, one after the other, until the group is closed.
-    pub(crate) fn write_messages(&self) {
+    pub(crate) fn write(&self) {
         loop {
-            let mut state = self.inbox.state.lock();
+            let mut state = self.rank.inbox.state.lock();
             let outgoing = loop {
                 if state.closed.is_some() {
                     return;
@@ -37,18 +159,18 @@ impl Core {
                     state.messages.is_writing = true;
                     break outgoing;
                 }
-                self.inbox.outgoing.wait_for(&mut state, RECHECK);
+                self.rank.inbox.outgoing.wait_for(&mut state, RECHECK);
             };
             drop(state);
             match outgoing {
                 Outgoing::Message { to, tag, id, range } => self.write_message(to, tag, id, range),
                 Outgoing::Requested { to, id, range } => {
-                    self.metrics.add_sent(range.length());
-                    self.write_frame(Kind::Requested, to, (id, 0), range.bytes());
+                    self.rank.metrics.add_sent(range.length());
+                    self.write_frame(Kind::Requested, to, id, 0, range.bytes());
                 }
-                Outgoing::Request { to, id } => self.write_frame(Kind::Request, to, (id, 0), &[]),
+                Outgoing::Request { to, id } => self.write_frame(Kind::Request, to, id, 0, &[]),
                 Outgoing::Taken { to, id } => {
-                    self.write_frame(Kind::Taken, to, (id, 0), HostRange::EMPTY.bytes());
+                    self.write_frame(Kind::Taken, to, id, 0, HostRange::EMPTY.bytes());
                 }
                 Outgoing::Fetch { receive, arrived } => self.fetch(receive, &arrived),
                 Outgoing::Rest(link) => {
@@ -57,15 +179,15 @@ impl Core {
                     }
                 }
             }
-            self.inbox.state.lock().messages.is_writing = false;
+            self.rank.inbox.state.lock().messages.is_writing = false;
         }
     }
 
     /// Sends a small message at once, without the thread for messages, if nothing else must be sent
     /// before it and the socket has room. Otherwise the thread for messages sends it.
-    pub(crate) fn send_small(&self, to: usize, tag: u32, id: u64, range: HostRange) {
+    fn send_small(&self, to: usize, tag: u32, id: u64, range: HostRange) {
         let is_sent = self.try_send_small(to, tag, id, range);
-        let messages = &mut self.inbox.state.lock().messages;
+        let messages = &mut self.rank.inbox.state.lock().messages;
         messages.is_writing = false;
         // If the view has changed meanwhile, the message has ended.
         if let (false, Some(sent)) = (is_sent, messages.sent.get_mut(&id)) {
@@ -75,16 +197,16 @@ impl Core {
             messages.outgoing.push_front(Outgoing::Message { to, tag, id, range });
         }
         if !messages.outgoing.is_empty() {
-            self.inbox.outgoing.notify_all();
+            self.rank.inbox.outgoing.notify_all();
         }
     }
 
     /// Returns whether the message was sent, or begun.
     fn try_send_small(&self, to: usize, tag: u32, id: u64, range: HostRange) -> bool {
         let bytes = range.length() + ENTRY_BYTES;
-        let mut state = self.inbox.state.lock();
+        let mut state = self.rank.inbox.state.lock();
         let State { progress, messages, .. } = &mut *state;
-        let link = progress.view.member(to).and_then(|member| self.mesh.open_link(member));
+        let link = progress.view.member(to).and_then(|member| self.rank.mesh.open_link(member));
         let (Some(link), Some(sent)) = (link, messages.sent.get_mut(&id)) else { return false };
         let taken = messages.buffered.entry(to).or_default();
         if *taken + bytes > BUFFERED_BYTES_MAX {
@@ -93,48 +215,31 @@ impl Core {
         *taken += bytes;
         sent.buffered = bytes;
         drop(state);
-        let header = self.header_of(Kind::Message, (id, tag), range.length());
+        let header = self.rank.message_header(Kind::Message, id, tag, range.length());
         let progress = link.try_send(&header, range.bytes()).unwrap_or(Progress::Nothing);
         if progress == Progress::Begun {
-            self.inbox.state.lock().messages.outgoing.push_front(Outgoing::Rest(link));
+            self.rank.inbox.state.lock().messages.outgoing.push_front(Outgoing::Rest(link));
         }
         if progress != Progress::Nothing {
-            self.metrics.add_sent(range.length());
+            self.rank.metrics.add_sent(range.length());
         }
         progress != Progress::Nothing
     }
 
-    pub(crate) fn header_of(
-        &self,
-        kind: Kind,
-        (sequence, step): (u64, u32),
-        length: usize,
-    ) -> Header {
-        Header {
-            kind,
-            group: self.id,
-            attempt: 0,
-            sequence,
-            step,
-            source: slot_number(self.slot),
-            length: length as u64,
-            call: Call::NONE,
-        }
-    }
-
     /// Sends a message while its receiver has room for it; else lends it, or announces it.
     fn write_message(&self, to: usize, tag: u32, id: u64, range: HostRange) {
-        let mut state = self.inbox.state.lock();
+        let mut state = self.rank.inbox.state.lock();
         let State { progress, messages, .. } = &mut *state;
         let Some(member) = progress.view.member(to) else { return };
-        let may_lend = self.mesh.may_lend(member);
+        let may_lend = self.rank.mesh.may_lend(member);
         let is_large = range.length() >= LENT_MESSAGE_BYTES_MIN;
         let Messages { sent, buffered, .. } = messages;
         let Some(sent) = sent.get_mut(&id) else { return };
         let taken = buffered.entry(to).or_default();
         let bytes = range.length().saturating_add(ENTRY_BYTES);
         let has_room = taken.saturating_add(bytes) <= BUFFERED_BYTES_MAX;
-        let loan = (may_lend && (is_large || !has_room)).then(|| sent.cell.lend(range.bytes()));
+        let loan =
+            (may_lend && (is_large || !has_room)).then(|| sent.loan_token.lend(range.bytes()));
         let completion = sent.completion.clone();
         if loan.is_none() && has_room {
             sent.buffered = bytes;
@@ -143,31 +248,31 @@ impl Core {
         drop(state);
         match loan {
             Some(loan) => {
-                self.metrics.add_sent(range.length());
-                self.write_frame(Kind::MessageLoan, to, (id, tag), &loan.encode());
+                self.rank.metrics.add_sent(range.length());
+                self.write_frame(Kind::MessageLoan, to, id, tag, &loan.encode());
             }
             None if has_room => {
-                self.metrics.add_sent(range.length());
-                self.write_frame(Kind::Message, to, (id, tag), range.bytes());
+                self.rank.metrics.add_sent(range.length());
+                self.write_frame(Kind::Message, to, id, tag, range.bytes());
             }
             None => {
                 // Its receiver waits for the answer to its request.
-                completion.attend(self);
+                self.frames.attend(&completion);
                 let length = range.length() as u64;
-                self.write_frame(Kind::Offer, to, (id, tag), &length.to_le_bytes());
+                self.write_frame(Kind::Offer, to, id, tag, &length.to_le_bytes());
             }
         }
     }
 
-    fn write_frame(&self, kind: Kind, to: usize, (sequence, step): (u64, u32), bytes: &[u8]) {
-        let member = self.inbox.state.lock().progress.view.member(to).cloned();
+    fn write_frame(&self, kind: Kind, to: usize, id: u64, tag: u32, bytes: &[u8]) {
+        let member = self.rank.inbox.state.lock().progress.view.member(to).cloned();
         let Some(member) = member else { return };
         let is_over = || {
-            let state = self.inbox.state.lock();
+            let state = self.rank.inbox.state.lock();
             state.closed.is_some() || !state.progress.view.is_member(to)
         };
-        let Some(link) = self.mesh.link(&member, is_over) else { return };
-        let header = self.header_of(kind, (sequence, step), bytes.len());
+        let Some(link) = self.rank.mesh.link(&member, is_over) else { return };
+        let header = self.rank.message_header(kind, id, tag, bytes.len());
         if let Err(error) = link.send(&header, bytes) {
             // The end of the connection is reported by its reader.
             tracing::debug!(rank = member.rank, %error, "a message was not sent");
@@ -193,7 +298,15 @@ impl Core {
             }
         }
         // The sender goes on first: it waits longer.
-        self.write_frame(Kind::Taken, arrived.source, (arrived.id, 0), &[]);
+        self.write_frame(Kind::Taken, arrived.source, arrived.id, 0, &[]);
         receive.completion.complete(outcome);
     }
+}
+
+fn check_count(messages: usize) -> Result<()> {
+    if messages < MESSAGES_MAX {
+        return Ok(());
+    }
+    let error = Error::invalid("too many messages wait: wait for some of them");
+    Err(error.with("messages_max", MESSAGES_MAX))
 }

@@ -1,9 +1,9 @@
-//! Counters of groups by operation, and the Prometheus text of all groups of this process.
+//! Counters of groups by operation, and their Prometheus text.
 
 use std::{
     collections::BTreeMap,
     sync::{
-        Arc, Weak,
+        Arc,
         atomic::{AtomicU64, Ordering},
     },
     time::{Duration, Instant},
@@ -12,61 +12,9 @@ use std::{
 use mooncake_base::{
     exposition::Exposition,
     histogram::{Histogram, Latency},
-    sync::Mutex,
 };
 
-use crate::{completion::Outcome, group::Core};
-
-/// The groups that are open in this process.
-static GROUPS: Mutex<Vec<Weak<Core>>> = Mutex::new(Vec::new());
-
-/// A kind of operation that is counted on its own.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum OperationKind {
-    AllReduce,
-    Reduce,
-    Broadcast,
-    AllGather,
-    Gather,
-    Scatter,
-    ReduceScatter,
-    AllToAll,
-    Barrier,
-    Send,
-    Receive,
-}
-
-impl OperationKind {
-    pub(crate) const ALL: [Self; 11] = [
-        Self::AllReduce,
-        Self::Reduce,
-        Self::Broadcast,
-        Self::AllGather,
-        Self::Gather,
-        Self::Scatter,
-        Self::ReduceScatter,
-        Self::AllToAll,
-        Self::Barrier,
-        Self::Send,
-        Self::Receive,
-    ];
-
-    pub(crate) const fn name(self) -> &'static str {
-        match self {
-            Self::AllReduce => "allreduce",
-            Self::Reduce => "reduce",
-            Self::Broadcast => "broadcast",
-            Self::AllGather => "allgather",
-            Self::Gather => "gather",
-            Self::Scatter => "scatter",
-            Self::ReduceScatter => "reduce_scatter",
-            Self::AllToAll => "all_to_all",
-            Self::Barrier => "barrier",
-            Self::Send => "send",
-            Self::Receive => "recv",
-        }
-    }
-}
+use crate::{operation_kind::OperationKind, outcome::Outcome};
 
 /// The counters of one group. Counting takes no lock.
 #[derive(Debug, Default)]
@@ -177,23 +125,6 @@ impl GroupMetrics {
     }
 }
 
-/// Counts a group as open.
-pub(crate) fn add_group(core: &Arc<Core>) {
-    GROUPS.lock().push(Arc::downgrade(core));
-}
-
-/// Forgets a group that was closed.
-pub(crate) fn remove_group(core: &Arc<Core>) {
-    GROUPS.lock().retain(|group| !std::ptr::eq(group.as_ptr(), Arc::as_ptr(core)));
-}
-
-/// Writes the metrics of all groups that are open in this process; nothing if there is none.
-pub fn add_metrics(out: &mut Exposition) {
-    let open: Vec<_> = GROUPS.lock().iter().filter_map(Weak::upgrade).collect();
-    let reports: Vec<_> = open.iter().map(|core| core.report()).collect();
-    write_reports(out, &reports);
-}
-
 /// The state of one group as it is shown.
 #[derive(Debug)]
 pub(crate) struct GroupReport {
@@ -210,7 +141,8 @@ impl GroupReport {
     }
 }
 
-fn write_reports(out: &mut Exposition, reports: &[GroupReport]) {
+/// Writes the metrics of groups; nothing if there is none.
+pub(crate) fn write_reports(out: &mut Exposition, reports: &[GroupReport]) {
     if reports.is_empty() {
         return;
     }

@@ -19,7 +19,7 @@ use mooncake_base::{
     token::{Nonce, nonce},
 };
 
-use crate::staging::Place;
+use crate::staging::StagedPlace;
 
 /// From this size on, a part of a collective is lent, not sent.
 pub(crate) const LENT_BYTES_MIN: usize = 32 << 10;
@@ -27,9 +27,9 @@ const PTRACE_SCOPE: &str = "/proc/sys/kernel/yama/ptrace_scope";
 
 /// A number in memory that changes when a loan ends.
 #[derive(Debug)]
-pub(crate) struct Cell(AtomicU64);
+pub(crate) struct LoanToken(AtomicU64);
 
-impl Default for Cell {
+impl Default for LoanToken {
     fn default() -> Self {
         // No other process has the same number at the same place by accident: each begins at a random
         // one, and takes steps that are far apart.
@@ -44,7 +44,7 @@ impl Default for Cell {
     }
 }
 
-impl Cell {
+impl LoanToken {
     /// Lends bytes until the next call of `end`. The cell must stay where it is.
     pub(crate) fn lend(&self, bytes: &[u8]) -> Loan {
         Loan {
@@ -71,7 +71,7 @@ pub(crate) struct Loan {
     pub(crate) cell: u64,
     pub(crate) value: u64,
     /// A copy of the memory that may be mapped.
-    pub(crate) copy: Option<Place>,
+    pub(crate) copy: Option<StagedPlace>,
 }
 
 impl Loan {
@@ -89,7 +89,8 @@ impl Loan {
         let (address, length, cell, value, copy) = match (words.as_slice(), rest) {
             ([address, length, cell, value], []) => (*address, *length, *cell, *value, None),
             ([address, length, cell, value, buffer, descriptor, oldest], []) => {
-                let copy = Place { buffer: *buffer, descriptor: *descriptor, oldest: *oldest };
+                let copy =
+                    StagedPlace { buffer: *buffer, descriptor: *descriptor, oldest: *oldest };
                 (*address, *length, *cell, *value, Some(copy))
             }
             _ => return None,
@@ -199,11 +200,11 @@ mod tests {
     #[test]
     fn loan_is_current_until_it_ends() {
         let bytes: Vec<u8> = (0..100).collect();
-        let cell = Cell::default();
+        let cell = LoanToken::default();
         let loan = cell.lend(&bytes);
         assert_eq!(Loan::decode(&loan.encode()), Some(loan));
         assert_eq!(Loan::decode(&loan.encode()[1..]), None);
-        let copy = Some(Place { buffer: 7, descriptor: 8, oldest: 9 });
+        let copy = Some(StagedPlace { buffer: 7, descriptor: 8, oldest: 9 });
         let copied = Loan { copy, ..loan };
         assert_eq!(Loan::decode(&copied.encode()), Some(copied));
         assert_eq!(Loan::decode(&copied.encode()[..48]), None);

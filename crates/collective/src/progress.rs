@@ -36,13 +36,13 @@ impl View {
 pub(crate) struct Running {
     pub(crate) sequence: u64,
     has_data: bool,
-    fate: Fate,
+    state: RunningState,
 }
 
 /// What changes of the view made of an operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[cfg_attr(test, derive(Hash))]
-pub(crate) enum Fate {
+pub(crate) enum RunningState {
     /// It goes on, or is done again in the new view.
     Open,
     /// All members have their data: it is finished as it is.
@@ -79,7 +79,7 @@ impl Progress {
                 self.next - 1
             }
         };
-        self.running = Some(Running { sequence, has_data: false, fate: Fate::Open });
+        self.running = Some(Running { sequence, has_data: false, state: RunningState::Open });
         sequence
     }
 
@@ -101,14 +101,14 @@ impl Progress {
     }
 
     /// Returns what became of the interrupted operation; `None` before the new view.
-    pub(crate) fn fate(&self, attempt: u32) -> Option<Fate> {
+    pub(crate) fn state_after(&self, attempt: u32) -> Option<RunningState> {
         let is_over = self.view.attempt != attempt && self.stopped.is_none();
-        self.running.filter(|_| is_over).map(|running| running.fate)
+        self.running.filter(|_| is_over).map(|running| running.state)
     }
 
     /// Returns whether bytes belong to an operation that has ended, or that is done again.
     pub(crate) fn is_over(&self, attempt: u32, sequence: u64) -> bool {
-        let running = self.running.filter(|running| running.fate == Fate::Open);
+        let running = self.running.filter(|running| running.state == RunningState::Open);
         let open = running.map_or(self.next, |running| running.sequence);
         attempt < self.view.attempt || (attempt == self.view.attempt && sequence < open)
     }
@@ -117,7 +117,7 @@ impl Progress {
     pub(crate) fn prepare(&mut self, attempt: u32) -> i64 {
         self.stopped = Some(attempt);
         match self.running {
-            Some(Running { sequence, has_data, fate: Fate::Open }) => {
+            Some(Running { sequence, has_data, state: RunningState::Open }) => {
                 sequence.cast_signed() - i64::from(!has_data)
             }
             _ => self.next.cast_signed() - 1,
@@ -134,19 +134,19 @@ impl Progress {
         let restarts = commit.generation != self.view.generation || !self.has_joined();
         if let Some(running) = &mut self.running {
             let is_common = running.sequence.cast_signed() <= commit.finished;
-            running.fate = match running.fate {
-                Fate::Open if !is_member => Fate::Removed,
-                Fate::Open if running.has_data && is_common => Fate::Finished,
-                fate => fate,
+            running.state = match running.state {
+                RunningState::Open if !is_member => RunningState::Removed,
+                RunningState::Open if running.has_data && is_common => RunningState::Finished,
+                decided => decided,
             };
         }
         if restarts {
             self.next = 0;
             if let Some(running) = &mut self.running
-                && running.fate == Fate::Open
+                && running.state == RunningState::Open
             {
                 // The open operation is the first one of the new generation.
-                *running = Running { sequence: 0, has_data: false, fate: Fate::Open };
+                *running = Running { sequence: 0, has_data: false, state: RunningState::Open };
                 self.next = 1;
             }
         }

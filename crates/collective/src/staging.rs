@@ -40,7 +40,7 @@ const HEAD_BYTES: usize = 4096;
 
 /// Where a peer finds a contribution.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Place {
+pub(crate) struct StagedPlace {
     /// Number of the buffer, which also stands in the buffer.
     pub(crate) buffer: u64,
     /// The descriptor of the buffer in the process that made it.
@@ -51,7 +51,7 @@ pub(crate) struct Place {
 
 /// Memory for contributions of one process.
 #[derive(Debug, Default)]
-pub(crate) struct Stage {
+pub(crate) struct StagingMemory {
     buffers: Mutex<Buffers>,
     /// Reads memory of other hosts, and lets them read this memory.
     fabric: Option<Arc<dyn Fabric>>,
@@ -78,10 +78,10 @@ struct Numbered {
 pub(crate) struct StagedBuffer {
     buffer: Option<Numbered>,
     length: usize,
-    stage: Arc<Stage>,
+    stage: Arc<StagingMemory>,
 }
 
-impl Stage {
+impl StagingMemory {
     pub(crate) fn new(fabric: Option<Arc<dyn Fabric>>) -> Self {
         Self { buffers: Mutex::default(), fabric }
     }
@@ -192,11 +192,11 @@ fn head_of(memory: &SharedMemory) -> &AtomicU64 {
 
 impl StagedBuffer {
     /// Returns where peers find the contribution.
-    pub(crate) fn place(&self) -> Option<Place> {
+    pub(crate) fn place(&self) -> Option<StagedPlace> {
         let Numbered { number, memory, .. } = self.buffer.as_ref()?;
         let descriptor = u64::try_from(memory.descriptor()).ok()?;
         let oldest = self.stage.buffers.lock().numbers.first().copied().unwrap_or(*number);
-        Some(Place { buffer: *number, descriptor, oldest })
+        Some(StagedPlace { buffer: *number, descriptor, oldest })
     }
 
     /// Returns where peers of other hosts read the contribution.
@@ -260,7 +260,7 @@ impl PeerBuffers {
     pub(crate) fn find(
         &self,
         process: u32,
-        place: Place,
+        place: StagedPlace,
         length: usize,
     ) -> io::Result<Contribution> {
         let mut mapped = self.0.lock();
@@ -281,7 +281,7 @@ impl PeerBuffers {
     }
 }
 
-fn open(process: u32, place: Place) -> io::Result<Numbered> {
+fn open(process: u32, place: StagedPlace) -> io::Result<Numbered> {
     let descriptor = i32::try_from(place.descriptor).map_err(io::Error::other)?;
     let memory = SharedMemory::open(process, descriptor, Use::Read)?;
     if memory.length() < HEAD_BYTES || head_of(&memory).load(Ordering::SeqCst) != place.buffer {
@@ -302,7 +302,7 @@ impl Contribution {
 mod tests {
     use super::*;
 
-    fn put(stage: &Arc<Stage>, length: usize, value: u8) -> (StagedBuffer, Place) {
+    fn put(stage: &Arc<StagingMemory>, length: usize, value: u8) -> (StagedBuffer, StagedPlace) {
         let staged = stage.put(&vec![value; length]).unwrap();
         let place = staged.place().unwrap();
         (staged, place)
@@ -318,7 +318,7 @@ mod tests {
     #[test]
     fn contribution_outlives_its_buffer_at_the_maker() {
         let (stage, peer, own) =
-            (Arc::<Stage>::default(), PeerBuffers::default(), std::process::id());
+            (Arc::<StagingMemory>::default(), PeerBuffers::default(), std::process::id());
         let (staged, place) = put(&stage, 700_000, 7);
         let found = peer.find(own, place, 700_000).unwrap();
         drop(staged);
@@ -330,7 +330,7 @@ mod tests {
     #[test]
     fn memory_is_used_again_and_mapped_once() {
         let (stage, peer, own) =
-            (Arc::<Stage>::default(), PeerBuffers::default(), std::process::id());
+            (Arc::<StagingMemory>::default(), PeerBuffers::default(), std::process::id());
         let (staged, first) = put(&stage, 2 * UNIT, 1);
         let before = peer.find(own, first, 2 * UNIT).unwrap();
         staged.reuse();
@@ -344,7 +344,7 @@ mod tests {
     #[test]
     fn buffers_that_their_maker_gave_up_are_unmapped() {
         let (stage, peer, own) =
-            (Arc::<Stage>::default(), PeerBuffers::default(), std::process::id());
+            (Arc::<StagingMemory>::default(), PeerBuffers::default(), std::process::id());
         let (first, place) = put(&stage, UNIT, 1);
         peer.find(own, place, UNIT).unwrap();
         drop(first);
@@ -355,7 +355,7 @@ mod tests {
 
     #[test]
     fn memory_for_contributions_is_bounded() {
-        let stage = Arc::<Stage>::default();
+        let stage = Arc::<StagingMemory>::default();
         let half = STAGED_BYTES_MAX / 2 - UNIT;
         let (first, _) = put(&stage, half, 1);
         let (second, _) = put(&stage, half, 2);
@@ -370,12 +370,12 @@ mod tests {
     #[test]
     fn wrong_places_are_errors() {
         let (stage, peer, own) =
-            (Arc::<Stage>::default(), PeerBuffers::default(), std::process::id());
+            (Arc::<StagingMemory>::default(), PeerBuffers::default(), std::process::id());
         let (_staged, place) = put(&stage, UNIT, 1);
         peer.find(own, place, UNIT + 1).unwrap_err();
         let other = PeerBuffers::default();
-        other.find(own, Place { buffer: place.buffer + 1, ..place }, UNIT).unwrap_err();
-        other.find(own, Place { descriptor: u64::MAX, ..place }, UNIT).unwrap_err();
+        other.find(own, StagedPlace { buffer: place.buffer + 1, ..place }, UNIT).unwrap_err();
+        other.find(own, StagedPlace { descriptor: u64::MAX, ..place }, UNIT).unwrap_err();
         other.find(u32::MAX, place, UNIT).unwrap_err();
     }
 }

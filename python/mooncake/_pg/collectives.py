@@ -402,7 +402,6 @@ class Collectives:
         sources: Sequence[HostMemory] = (),
     ) -> MooncakeWork:
         """Returns the work of a message."""
-        completion.start()
         limit_us = process_settings.p2p_timeout_us
         timeout_s = self._timeout_s if limit_us is None else limit_us / 1e6
         work = MooncakeWork(

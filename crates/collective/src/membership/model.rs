@@ -12,7 +12,7 @@ use std::{
 use rustc_hash::{FxBuildHasher, FxHasher};
 
 use super::*;
-use crate::progress::{Fate, Progress, View};
+use crate::progress::{Progress, RunningState, View};
 
 const RANKS: u32 = 3;
 const GROUP: &str = "g";
@@ -196,7 +196,7 @@ impl World {
                 free.push(Step::Call(rank));
             }
             Some(attempt) if progress.is_interrupted(attempt) => {
-                free.extend(progress.fate(attempt).map(|_| Step::Resume(rank)));
+                free.extend(progress.state_after(attempt).map(|_| Step::Resume(rank)));
             }
             Some(attempt) => {
                 let sequence = progress.running.expect("an operation runs").sequence;
@@ -409,9 +409,9 @@ impl World {
     fn resume(&mut self, rank: u32) {
         let agent = &mut self.agents[index(rank)];
         let Some(attempt) = agent.attempt else { return };
-        match agent.progress.fate(attempt) {
-            Some(Fate::Finished) => self.finish(rank),
-            Some(Fate::Open) if agent.progress.has_joined() => self.begin(rank, true),
+        match agent.progress.state_after(attempt) {
+            Some(RunningState::Finished) => self.finish(rank),
+            Some(RunningState::Open) if agent.progress.has_joined() => self.begin(rank, true),
             // The caller gets an error.
             _ => {
                 agent.attempt = None;

@@ -8,9 +8,9 @@ use mooncake_os::cpu::cpu_count;
 
 use super::Mesh;
 use crate::{
-    line::Parker,
     link::{Link, Progress},
     shared_futex::SharedFutex,
+    thread_waker::ThreadWaker,
 };
 
 impl Mesh {
@@ -132,13 +132,13 @@ pub(crate) struct Sleeper<'a> {
 }
 
 impl Sleep<'_> {
-    /// Waits at most `time`. Returns whether this thread was woken through its parker.
-    pub(crate) fn until_woken(&self, parker: &Parker, time: Duration) -> bool {
+    /// Waits at most `time`. Returns whether this thread was woken through its waker.
+    pub(crate) fn until_woken(&self, thread: &ThreadWaker, time: Duration) -> bool {
         match self {
             Self::OnFutex(sleeper) => {
-                parker.sleep_on(sleeper.futex, time, || sleeper.mesh.poll_all())
+                thread.sleep_on(sleeper.futex, time, || sleeper.mesh.poll_all())
             }
-            Self::Parked { .. } => parker.park(time),
+            Self::Parked { .. } => thread.park(time),
         }
     }
 }
@@ -187,7 +187,7 @@ mod tests {
         let sender =
             Link { rings: Some(opened), futex: Some(futex), ..Arc::into_inner(sender).unwrap() };
         let inbox = mesh.inbox(0).unwrap();
-        let parker = Parker::of_this_thread();
+        let waker = ThreadWaker::of_this_thread();
         let next = AtomicU64::new(0);
         thread::scope(|scope| {
             scope.spawn(|| {
@@ -196,7 +196,7 @@ mod tests {
                         thread::yield_now();
                     }
                     if number % 3 == 0 {
-                        Waker::from(Arc::clone(&parker)).wake();
+                        Waker::from(Arc::clone(&waker)).wake();
                     } else {
                         let header = Header { kind: Kind::Collective, ..header(number, 0) };
                         assert_eq!(sender.try_send(&header, &[]).unwrap(), Progress::Whole);
@@ -207,13 +207,13 @@ mod tests {
                 {
                     let mut state = inbox.state.lock();
                     state.awaited = Some((0, number, 0, 0));
-                    state.waker = Some(Waker::from(Arc::clone(&parker)));
+                    state.waker = Some(Waker::from(Arc::clone(&waker)));
                 }
                 next.store(number + 1, Ordering::SeqCst);
                 if number % 5 == 0 {
                     thread::yield_now();
                 }
-                assert!(mesh.begin_sleep().until_woken(&parker, LONG), "number={number}");
+                assert!(mesh.begin_sleep().until_woken(&waker, LONG), "number={number}");
             }
         });
         assert_eq!(inbox.state.lock().parts.len() as u64, COUNT - COUNT.div_ceil(3));

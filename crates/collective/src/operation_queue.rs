@@ -12,20 +12,20 @@ use std::{
     pin::Pin,
     sync::{
         Arc, OnceLock,
-        atomic::{AtomicBool, AtomicUsize, Ordering},
+        atomic::{AtomicUsize, Ordering},
     },
     task::{Context, Poll, Wake, Waker},
-    thread::{self, Thread},
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use mooncake_base::{Error, Result, sync::Mutex};
 
 use crate::{
     collectives::Operation,
-    completion::{Completion, Outcome},
-    group::{Core, RECHECK, closed},
-    shared_futex::SharedFutex,
+    completion::{Completion, Driver, RECHECK},
+    frame_wait::FrameWait,
+    outcome::Outcome,
+    thread_waker::ThreadWaker,
 };
 
 /// Most operations that wait for their turn.
@@ -35,20 +35,19 @@ const WAITING_MAX: usize = 1 << 16;
 pub(crate) trait CarryOut: Send + Sync {
     /// Returns what becomes of the operation.
     fn carry_out(self: Arc<Self>, operation: Operation) -> CarriedOut;
-    /// Returns the group whose rings a waiting thread polls.
-    fn core(&self) -> Option<&Core>;
 }
 
 pub(crate) type CarriedOut = Pin<Box<dyn Future<Output = Outcome> + Send>>;
 
 /// The operations of a group.
-#[derive(Default)]
-pub(crate) struct Line {
+pub(crate) struct OperationQueue {
+    runner: Arc<dyn CarryOut>,
+    frames: Arc<FrameWait>,
     waiting: Mutex<Waiting>,
     first: Mutex<Option<(CarriedOut, Completion)>>,
     /// Threads that wait for an operation, and carry out what is before it.
     waiters: AtomicUsize,
-    own_thread: OnceLock<Arc<Parker>>,
+    own_thread: OnceLock<Arc<ThreadWaker>>,
 }
 
 #[derive(Default)]
@@ -66,7 +65,24 @@ enum Left {
     Operations,
 }
 
-impl Line {
+impl OperationQueue {
+    pub(crate) fn new(runner: Arc<dyn CarryOut>, frames: Arc<FrameWait>) -> Arc<Self> {
+        Arc::new(Self {
+            runner,
+            frames,
+            waiting: Mutex::default(),
+            first: Mutex::default(),
+            waiters: AtomicUsize::new(0),
+            own_thread: OnceLock::new(),
+        })
+    }
+
+    /// Returns the end of an operation that a thread carries out while it waits for it.
+    pub(crate) fn new_completion(self: &Arc<Self>) -> Completion {
+        let queue: Arc<dyn Driver> = Arc::<Self>::clone(self);
+        Completion::driven_by(Arc::downgrade(&queue), None)
+    }
+
     /// Adds an operation at the end.
     pub(crate) fn push(&self, operation: Operation, completion: Completion) -> Result<()> {
         let mut waiting = self.waiting.lock();
@@ -102,45 +118,22 @@ impl Line {
     }
 
     /// Carries out operations until the line is closed and nothing is left: the group's own thread.
-    pub(crate) fn work(&self, group: &Arc<impl CarryOut>) {
-        let parker = Arc::clone(self.own_thread.get_or_init(Parker::of_this_thread));
-        let waker = Waker::from(Arc::clone(&parker));
+    pub(crate) fn work(&self) {
+        let thread = Arc::clone(self.own_thread.get_or_init(ThreadWaker::of_this_thread));
+        let waker = Waker::from(Arc::clone(&thread));
         loop {
-            let left = self.drive(group, &waker, || false);
+            let left = self.drive(&waker, || false);
             if left == Left::Nothing && self.waiting.lock().is_closed {
                 return;
             }
-            let core = group.core().filter(|_| left != Left::Nothing);
-            let sleep = || match core {
-                Some(core) => core.sleep(&parker, None, RECHECK),
-                None => parker.park(RECHECK),
+            let sleep = || match left {
+                Left::Operations => self.frames.sleep(&thread, None, RECHECK),
+                Left::Nothing => thread.park(RECHECK),
             };
             // Without a call, look for operations whose callers have not waited after all.
             while !sleep() && self.waiters.load(Ordering::SeqCst) > 0 {}
-            if let Some(core) = group.core() {
-                core.mesh.poll_all();
-            }
+            self.frames.poll_all();
         }
-    }
-
-    /// Waits at most `time` for an operation, and carries out what is before it and itself.
-    /// Returns whether it is done.
-    pub(crate) fn wait(
-        &self,
-        group: &Arc<impl CarryOut>,
-        completion: &Completion,
-        time: Duration,
-    ) -> bool {
-        self.waiters.fetch_add(1, Ordering::SeqCst);
-        let mut left = Left::Nothing;
-        let is_done = completion.wait_with(time, group.core(), |waker| {
-            left = self.drive(group, waker, || completion.is_done());
-        });
-        self.waiters.fetch_sub(1, Ordering::SeqCst);
-        if left == Left::Operations || !is_done {
-            self.start();
-        }
-        is_done
     }
 
     fn is_empty(&self) -> bool {
@@ -148,12 +141,7 @@ impl Line {
     }
 
     /// Carries out operations until one waits for a peer, or it is enough.
-    fn drive(
-        &self,
-        group: &Arc<impl CarryOut>,
-        waker: &Waker,
-        is_enough: impl Fn() -> bool,
-    ) -> Left {
+    fn drive(&self, waker: &Waker, is_enough: impl Fn() -> bool) -> Left {
         let mut context = Context::from_waker(waker);
         loop {
             // A thread that has the lock leaves the operations to another, or is woken by a peer.
@@ -171,7 +159,7 @@ impl Line {
                     }
                     continue;
                 };
-                *first = Some((Arc::clone(group).carry_out(operation), completion));
+                *first = Some((Arc::clone(&self.runner).carry_out(operation), completion));
             }
             let Some((operation, _)) = first.as_mut() else { return Left::Nothing };
             let Poll::Ready(outcome) = operation.as_mut().poll(&mut context) else {
@@ -187,103 +175,49 @@ impl Line {
     }
 }
 
-impl fmt::Debug for Line {
+impl Driver for OperationQueue {
+    /// Carries out what is before the operation, and the operation.
+    fn wait(&self, completion: &Completion, time: Duration) -> bool {
+        if time.is_zero() {
+            return self.frames.look(completion);
+        }
+        self.waiters.fetch_add(1, Ordering::SeqCst);
+        let mut left = Left::Nothing;
+        let is_done = self.frames.wait_with(completion, time, |waker| {
+            left = self.drive(waker, || completion.is_done());
+        });
+        self.waiters.fetch_sub(1, Ordering::SeqCst);
+        if left == Left::Operations || !is_done {
+            self.start();
+        }
+        is_done
+    }
+
+    fn detach(&self, _: &Completion) {
+        self.start();
+    }
+}
+
+impl fmt::Debug for OperationQueue {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Line").field("waiters", &self.waiters).finish_non_exhaustive()
+        f.debug_struct("OperationQueue").field("waiters", &self.waiters).finish_non_exhaustive()
     }
 }
 
-/// Lets a thread sleep until it is woken.
-#[derive(Debug)]
-pub(crate) struct Parker {
-    thread: Thread,
-    is_woken: AtomicBool,
-    is_on_futex: AtomicBool,
-    futex: OnceLock<Arc<SharedFutex>>,
-}
-
-impl Parker {
-    pub(crate) fn of_this_thread() -> Arc<Self> {
-        Arc::new(Self {
-            thread: thread::current(),
-            is_woken: AtomicBool::new(false),
-            is_on_futex: AtomicBool::new(false),
-            futex: OnceLock::new(),
-        })
-    }
-
-    /// Returns whether the next call of [`Self::park`] returns at once.
-    pub(crate) fn is_woken(&self) -> bool {
-        self.is_woken.load(Ordering::SeqCst)
-    }
-
-    /// Waits at most `time`. Returns whether this thread was woken since the last call.
-    pub(crate) fn park(&self, time: Duration) -> bool {
-        let begun = Instant::now();
-        loop {
-            if self.is_woken.swap(false, Ordering::SeqCst) {
-                return true;
-            }
-            let left = time.saturating_sub(begun.elapsed());
-            if left.is_zero() {
-                return false;
-            }
-            thread::park_timeout(left);
-        }
-    }
-
-    /// Waits as [`Self::park`], on the futex of this process. Calls `look` each time that a peer has
-    /// woken it, and once before.
-    pub(crate) fn sleep_on(
-        &self,
-        futex: &Arc<SharedFutex>,
-        time: Duration,
-        look: impl Fn(),
-    ) -> bool {
-        let futex = self.futex.get_or_init(|| Arc::clone(futex));
-        self.is_on_futex.store(true, Ordering::SeqCst);
-        let begun = Instant::now();
-        let is_woken = loop {
-            futex.announce_sleep();
-            look();
-            if self.is_woken.swap(false, Ordering::SeqCst) {
-                break true;
-            }
-            let left = time.saturating_sub(begun.elapsed());
-            if left.is_zero() {
-                break false;
-            }
-            futex.sleep(left);
-        };
-        futex.end_sleep();
-        self.is_on_futex.store(false, Ordering::SeqCst);
-        is_woken
-    }
-}
-
-impl Wake for Parker {
-    fn wake(self: Arc<Self>) {
-        self.wake_by_ref();
-    }
-
-    fn wake_by_ref(self: &Arc<Self>) {
-        if self.is_woken.swap(true, Ordering::SeqCst) || self.thread.id() == thread::current().id()
-        {
-            return;
-        }
-        self.thread.unpark();
-        if let (true, Some(futex)) = (self.is_on_futex.load(Ordering::SeqCst), self.futex.get()) {
-            futex.wake();
-        }
-    }
+pub(crate) fn closed() -> Error {
+    Error::closed("the process group is closed")
 }
 
 #[cfg(test)]
 #[allow(clippy::unwrap_used, reason = "a test panics where a step fails")]
 mod tests {
-    use std::{future::poll_fn, thread::ThreadId};
+    use std::{
+        future::poll_fn,
+        thread::{self, ThreadId},
+    };
 
     use super::*;
+    use crate::mesh::Mesh;
 
     const LONG: Duration = Duration::from_secs(20);
 
@@ -327,49 +261,52 @@ mod tests {
                 Outcome::default()
             })
         }
-
-        fn core(&self) -> Option<&Core> {
-            None
-        }
     }
 
-    fn begun(line: &Line, count: usize) -> Vec<Completion> {
+    fn queue_of(group: &Arc<Fake>) -> Arc<OperationQueue> {
+        let mesh = Mesh::new(0, 1, None, None);
+        OperationQueue::new(Arc::<Fake>::clone(group), FrameWait::new(mesh, Arc::default()))
+    }
+
+    fn begun(queue: &OperationQueue, count: usize) -> Vec<Completion> {
         let completions: Vec<_> = (0..count).map(|_| Completion::default()).collect();
         for completion in &completions {
-            line.push(Operation::Barrier, completion.clone()).unwrap();
+            queue.push(Operation::Barrier, completion.clone()).unwrap();
         }
         completions
     }
 
-    /// Runs a test beside the line's own thread.
-    fn with_own_thread(test: impl FnOnce(&Line, &Arc<Fake>)) {
-        let (line, group) = (Line::default(), Arc::new(Fake::default()));
+    /// Runs a test beside the queue's own thread.
+    fn with_own_thread(test: impl FnOnce(&OperationQueue, &Arc<Fake>)) {
+        let group = Arc::new(Fake::default());
+        let queue = queue_of(&group);
         thread::scope(|scope| {
-            scope.spawn(|| line.work(&group));
-            test(&line, &group);
+            scope.spawn(|| queue.work());
+            test(&queue, &group);
             group.answer(1 << 20);
-            line.close();
+            queue.close();
         });
     }
 
     #[test]
     fn waiting_thread_carries_out_what_is_before_its_operation() {
-        let (line, group) = (Line::default(), Arc::new(Fake::default()));
-        let begun = begun(&line, 3);
+        let group = Arc::new(Fake::default());
+        let queue = queue_of(&group);
+        let begun = begun(&queue, 3);
         group.answer(3);
-        assert!(line.wait(&group, &begun[1], LONG));
+        assert!(queue.wait(&begun[1], LONG));
         assert_eq!(begun.iter().map(Completion::is_done).collect::<Vec<_>>(), [true, true, false]);
         assert_eq!(*group.carried_out_by.lock(), [thread::current().id(); 2]);
-        assert!(line.wait(&group, &begun[2], LONG));
+        assert!(queue.wait(&begun[2], LONG));
     }
 
     #[test]
     fn thread_that_stops_waiting_leaves_the_operation_to_another() {
-        with_own_thread(|line, group| {
-            let begun = begun(line, 2);
-            assert!(!line.wait(group, &begun[0], Duration::from_millis(1)));
+        with_own_thread(|queue, group| {
+            let begun = begun(queue, 2);
+            assert!(!queue.wait(&begun[0], Duration::from_millis(1)));
             group.answer(2);
-            assert!(begun[1].wait_with(LONG, None, |_| {}));
+            assert!(begun[1].wait(LONG));
             assert!(begun[0].is_done());
             assert!(!group.carried_out_by.lock().contains(&thread::current().id()));
         });
@@ -377,21 +314,21 @@ mod tests {
 
     #[test]
     fn operation_that_nobody_waits_for_is_carried_out() {
-        with_own_thread(|line, group| {
-            let begun = begun(line, 1);
+        with_own_thread(|queue, group| {
+            let begun = begun(queue, 1);
             group.answer(1);
-            assert!(begun[0].wait_with(LONG, None, |_| {}));
+            assert!(begun[0].wait(LONG));
         });
     }
 
     #[test]
     fn every_one_of_many_waiting_threads_goes_on() {
-        with_own_thread(|line, group| {
+        with_own_thread(|queue, group| {
             for _ in 0..300 {
-                let begun = begun(line, 8);
+                let begun = begun(queue, 8);
                 thread::scope(|scope| {
                     for completion in begun.iter().rev() {
-                        scope.spawn(|| assert!(line.wait(group, completion, LONG)));
+                        scope.spawn(|| assert!(queue.wait(completion, LONG)));
                     }
                     scope.spawn(|| (0..8).for_each(|_| group.answer(1)));
                 });
@@ -400,12 +337,12 @@ mod tests {
     }
 
     #[test]
-    fn operations_of_a_closed_line_fail() {
-        let line = Line::default();
-        let begun = begun(&line, 1);
-        line.close();
+    fn operations_of_a_closed_queue_fail() {
+        let queue = queue_of(&Arc::default());
+        let begun = begun(&queue, 1);
+        queue.close();
         assert!(begun[0].outcome().unwrap().error.is_some());
-        assert!(line.push(Operation::Barrier, Completion::default()).is_err());
-        line.work(&Arc::new(Fake::default()));
+        assert!(queue.push(Operation::Barrier, Completion::default()).is_err());
+        queue.work();
     }
 }
