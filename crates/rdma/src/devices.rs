@@ -17,10 +17,10 @@ use crate::{
     endpoint::{Endpoint, Identity},
     endpoints::Endpoints,
     hello::{Hello, format_gid, split_nic_path},
-    link::{PeerExchange, PeerLink},
     near_devices::NearDevices,
     nic::{Changes, Nic, Poller},
-    peer_memory::{DeviceDescription, PeerDescription, PeerMemory},
+    peer_memory::{DeviceDescription, PeerMemory},
+    rails::Rails,
     registration::{LocalMemory, Location, MemorySource, RegistrationRule, Registrations},
     settings::RdmaSettings,
     slices::{MemoryRange, SliceRule},
@@ -278,18 +278,6 @@ impl Devices {
         self.registrations.clear();
     }
 
-    /// Makes a link to a peer. `exchange` sends a message to the handshake socket of the peer.
-    ///
-    /// # Errors
-    /// The peer has published no device, or what it has published is contradictory.
-    pub fn link(
-        self: &Arc<Self>,
-        published: &PeerDescription,
-        exchange: PeerExchange,
-    ) -> Result<PeerLink> {
-        PeerLink::new(Arc::clone(self), published, exchange)
-    }
-
     /// Returns the endpoint of an own device and one of a peer.
     pub(crate) fn endpoint(&self, nic: usize, peer_path: &str) -> Arc<Endpoint> {
         let own = self.pollers[nic].nic();
@@ -303,39 +291,11 @@ impl Devices {
         self.endpoints.len()
     }
 
-    /// Returns the pairs of own and remote devices over which a peer is reached, and how many of the first
-    /// are connected from the start: one for each device, and those that the settings prefer.
-    pub(crate) fn rails(&self, peer: &PeerMemory) -> (Vec<(usize, usize)>, usize) {
-        let own = self.pollers.len();
-        let remote_count = peer.devices.len();
-        let far = (0..remote_count).filter(|remote| !peer.near.contains(remote));
-        let remotes: Vec<_> = peer.near.iter().copied().chain(far).collect();
-        let affinity = &self.settings.affinity;
-        let mut rails = Vec::new();
-        for (local, nic) in self.nics().enumerate() {
-            let prefers =
-                |remote: &&usize| affinity.prefers(nic.name(), &peer.devices[**remote].name);
-            rails.extend(remotes.iter().filter(prefers).map(|remote| (local, *remote)));
-        }
-        // One pair for each device that has no preferred one.
-        let rounds = 0..own.max(remote_count);
-        let preferred = rails.clone();
-        for (local, remote) in rounds.map(|step| (step % own, remotes[step % remote_count])) {
-            if !preferred.iter().any(|pair| pair.0 == local) {
-                rails.push((local, remote));
-            }
-        }
-        let primary = rails.len();
-        // Then the other combinations, for when devices fail.
-        for shift in 0..remote_count {
-            for local in 0..own {
-                let pair = (local, remotes[(local + shift) % remote_count]);
-                if !rails.contains(&pair) {
-                    rails.push(pair);
-                }
-            }
-        }
-        (rails, primary)
+    /// Returns the pairs of own and remote devices over which a peer is reached.
+    pub(crate) fn rails(&self, peer: &PeerMemory) -> Rails {
+        let own: Vec<_> = self.nics().map(|nic| nic.name()).collect();
+        let remote: Vec<_> = peer.devices.iter().map(|device| device.name.as_str()).collect();
+        Rails::between(&own, &remote, &peer.near, &self.settings.affinity)
     }
 
     pub(crate) fn memory(&self) -> Arc<LocalMemory> {

@@ -24,9 +24,10 @@ use crate::{
     address::Address,
     health::Health,
     hello::{Attempt, Hello, format_gid, nic_path, parse_gid},
+    load::Load,
     nic::Nic,
     round::Progress,
-    send_queue::{Load, Posted, SendQueue},
+    send_queue::{Posted, SendQueue},
 };
 
 /// How long a side that was connected by its peer waits for the peer's confirmation before it posts.

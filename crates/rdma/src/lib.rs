@@ -7,11 +7,18 @@
 //!
 //! The messages by which peers connect are upstream's. Who carries them is up to the caller.
 //!
-//! In reading order: [`settings`], `slices`, `near_devices` and `peer_memory` (what is moved), `hello`
-//! (messages), `health`, `round` (one try of slices), `send_queue` (a queue pair and what is in flight on
-//! it), `usage` (counters of a device), `address` (how peers reach a device), `nic` (a device and its thread),
-//! `registration`, `endpoint` (how two devices connect), `endpoints`, `link`, `devices`; `survey` (what would be
-//! chosen).
+//! The files in layers. A file uses files of its own row and of the rows above.
+//!
+//! | Layer | File | Content |
+//! |---|---|---|
+//! | rules, without I/O | [`settings`], [`health`], [`load`] | settings; pairs that failed are set aside; how long a connection would take |
+//! | | [`slices`], [`near_devices`] | cuts entries into slices; which devices are near a range |
+//! | | [`rails`], [`rail_choice`] | the pairs of devices that reach a peer; which pair carries the next slices |
+//! | what is moved | [`peer_memory`], [`registration`], [`round`] | memory of the peer; memory here; one try of slices |
+//! | messages | [`hello`] | messages by which devices connect |
+//! | devices and connections | [`usage`], [`address`], [`nic`] | counters; how peers reach a device; the device and its thread |
+//! | | [`send_queue`], [`endpoint`], [`endpoints`] | a queue pair and what is in flight on it; how two devices connect; all pairs that are kept |
+//! | entry points | [`devices`], [`link`], [`survey`] | the devices of an engine; transfers to one peer; what would be chosen |
 #![warn(missing_docs)]
 
 mod address;
@@ -21,9 +28,12 @@ mod endpoints;
 mod health;
 mod hello;
 mod link;
+mod load;
 mod near_devices;
 mod nic;
 mod peer_memory;
+mod rail_choice;
+mod rails;
 mod registration;
 mod round;
 mod send_queue;

@@ -18,6 +18,8 @@ use crate::{
     endpoint::{Connection, Ended, Endpoint},
     hello::nic_path,
     peer_memory::{PeerDescription, PeerMemory},
+    rail_choice::{RAILS_INLINE, RailChoice, RailState, RailView},
+    rails::Rails,
     registration::LocalMemory,
     round::{Failure, Progress, Reason, Round},
     send_queue::Posted,
@@ -40,9 +42,6 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// The longest pause of all pairs of devices that a transfer waits for. After longer ones it fails, so that
 /// another transport can move the bytes.
 const PAUSE_WAIT_MAX: Duration = Duration::from_millis(500);
-
-/// Pairs of devices that are looked at without an allocation.
-const RAILS_INLINE: usize = 16;
 
 /// Sends messages to the peer's handshake socket.
 pub type PeerExchange = Arc<dyn Fn(&[u8], Moment) -> Result<Vec<u8>> + Send + Sync>;
@@ -93,46 +92,26 @@ pub enum EntryError {
 /// The result of posting what can be posted now.
 enum Next {
     Posted(u32),
+    /// Something has changed: choose again.
+    ChooseAgain,
     /// No rail has a place.
     Full,
     /// No rail can be used before this moment.
     Paused(Moment),
 }
 
-/// Rails that are not connected and may be tried.
-#[derive(Debug, Default)]
-struct ClosedRails {
-    /// Ends at which the device is not near the memory, and index.
-    nearest: Option<(u32, usize)>,
-    /// Index of the first rail that is to be connected always.
-    primary: Option<usize>,
-}
-
-impl ClosedRails {
-    fn add(&mut self, index: usize, far_ends: u32, is_primary: bool) {
-        if self.nearest.is_none_or(|(least, _)| far_ends < least) {
-            self.nearest = Some((far_ends, index));
-        }
-        if is_primary {
-            self.primary = self.primary.or(Some(index));
-        }
-    }
-
-    /// Returns the rail to connect while others are open, the nearest of which has so many far ends.
-    fn to_reconnect(&self, nearest_open: u32) -> Option<usize> {
-        let nearer = self.nearest.filter(|(far_ends, _)| *far_ends < nearest_open);
-        nearer.map(|(_, index)| index).or(self.primary)
-    }
-}
-
 impl PeerLink {
-    pub(crate) fn new(
+    /// Makes a link to a peer. `exchange` sends a message to the handshake socket of the peer.
+    ///
+    /// # Errors
+    /// The peer has published no device, or what it has published is contradictory.
+    pub fn new(
         devices: Arc<Devices>,
         published: &PeerDescription,
         exchange: PeerExchange,
     ) -> Result<Self> {
         let memory = Arc::new(PeerMemory::new(published)?);
-        let (pairs, primary) = devices.rails(&memory);
+        let Rails { pairs, primary } = devices.rails(&memory);
         let rails = pairs
             .into_iter()
             .map(|(local, remote)| {
@@ -343,11 +322,12 @@ impl PeerLink {
             }
             match self.post(round, next, limits) {
                 Ok(Next::Posted(posted)) => next += posted,
+                Ok(Next::ChooseAgain) => {}
                 Ok(Next::Full) => self.wait(progress, limits),
                 Ok(Next::Paused(until))
                     if progress.open() > 0
                         || (until.left(self.now()) <= PAUSE_WAIT_MAX
-                            && until.has_passed(limits.deadline)) =>
+                            && until <= limits.deadline) =>
                 {
                     let left = until.left(self.now()).min(TICK);
                     progress.wait_below(progress.open(), left);
@@ -362,69 +342,75 @@ impl PeerLink {
         Ok(())
     }
 
-    /// Posts slices from an index on over the rail that is estimated to be done first. A device that is
-    /// not near the memory, at either end, is taken to be slower.
+    /// Posts slices from an index on over the rail that [`RailChoice`] names.
     fn post(self: &Arc<Self>, round: &Arc<Round>, from: u32, limits: Limits) -> Result<Next> {
         let now = self.now();
-        let slice = &round.slices[from as usize];
-        let near = (round.local.near(slice), round.remote.near(slice));
-        let mut open: SmallVec<[(Duration, &Rail, Arc<Connection>); RAILS_INLINE]> =
-            SmallVec::new();
-        let mut paused: Option<Moment> = None;
-        let mut closed = ClosedRails::default();
-        let mut nearest = u32::MAX;
+        let mut views: SmallVec<[RailView; RAILS_INLINE]> = SmallVec::new();
+        let mut connections: SmallVec<[Option<Arc<Connection>>; RAILS_INLINE]> = SmallVec::new();
         for (index, rail) in self.rails.iter().enumerate() {
-            let nic = rail.endpoint.nic();
-            if !nic.is_active() {
-                // Looked at again soon: it is used again, or it has failed.
-                if nic.is_renewing() {
-                    paused = Some(paused.map_or(now + TICK, |paused| paused.min(now + TICK)));
+            let (view, connection) = self.view(rail, index < self.primary, round, from, now);
+            views.push(view);
+            connections.push(connection);
+        }
+        match RailChoice::of(&views) {
+            RailChoice::Post { open, reconnect } => {
+                if let Some(index) = reconnect {
+                    self.reconnect(index);
                 }
-                continue;
-            }
-            let far_ends =
-                u32::from(!near.0.contains(nic.index())) + u32::from(!near.1.contains(rail.remote));
-            if let Some(connection) = rail.endpoint.connection() {
-                let estimate = rail.endpoint.load().estimate(u64::from(slice.length), now);
-                open.push((estimate * (1 + far_ends), rail, connection));
-                nearest = nearest.min(far_ends);
-                continue;
-            }
-            if rail.endpoint.drop_failed() == Some(Ended::Failed) {
-                self.set_aside(rail);
-            }
-            match rail.endpoint.health().lock().retry_at(now) {
-                Some(until) => {
-                    paused = Some(paused.map_or(until, |paused| paused.min(until)));
+                let mut is_full = false;
+                for index in open {
+                    let (Some(connection), rail) = (&connections[index], &self.rails[index]) else {
+                        continue;
+                    };
+                    match connection.post(rail.endpoint.nic(), rail.remote, round, from) {
+                        Posted::Slices(count) => return Ok(Next::Posted(count)),
+                        Posted::Busy => is_full = true,
+                        Posted::Failed => {}
+                    }
                 }
-                None => closed.add(index, far_ends, index < self.primary),
+                Ok(if is_full { Next::Full } else { Next::ChooseAgain })
             }
-        }
-        if let (Some(index), false) = (closed.to_reconnect(nearest), open.is_empty()) {
-            self.reconnect(index);
-        }
-        // Few, and each was estimated once, so that they do not change while they are sorted.
-        open.sort_unstable_by_key(|(estimate, ..)| *estimate);
-        let mut is_full = false;
-        for (_, rail, connection) in &open {
-            match connection.post(rail.endpoint.nic(), rail.remote, round, from) {
-                Posted::Slices(count) => return Ok(Next::Posted(count)),
-                Posted::Busy => is_full = true,
-                Posted::Failed => {}
-            }
-        }
-        match (closed.nearest, paused) {
-            _ if is_full => Ok(Next::Full),
-            _ if !open.is_empty() => Ok(Next::Posted(0)),
-            (Some((_, index)), _) => {
+            RailChoice::Connect(index) => {
                 let until = limits.deadline.min(now + CONNECT_TIMEOUT);
-                // A failure sets the rail aside; the next look goes on with another one.
+                // A failure sets the rail aside; the next choice is another one.
                 let _ = self.connect_rail(&self.rails[index], until);
-                Ok(Next::Posted(0))
+                Ok(Next::ChooseAgain)
             }
-            (None, Some(until)) => Ok(Next::Paused(until)),
-            (None, None) => Err(self.error("no RDMA device is active")),
+            RailChoice::Wait(until) => Ok(Next::Paused(until)),
+            RailChoice::Fail => Err(self.error("no RDMA device is active")),
         }
+    }
+
+    /// Returns what is known of a rail for a slice, and its connection if it is open. A connection that has
+    /// failed sets the rail aside.
+    fn view(
+        &self,
+        rail: &Rail,
+        is_primary: bool,
+        round: &Round,
+        slice: u32,
+        now: Moment,
+    ) -> (RailView, Option<Arc<Connection>>) {
+        let (nic, slice) = (rail.endpoint.nic(), &round.slices[slice as usize]);
+        let far_ends = u32::from(!round.local.near(slice).contains(nic.index()))
+            + u32::from(!round.remote.near(slice).contains(rail.remote));
+        let view = |state| RailView { state, far_ends, is_primary };
+        if !nic.is_active() {
+            // Looked at again soon: it is used again, or it has failed.
+            let is_renewing = nic.is_renewing();
+            let state =
+                if is_renewing { RailState::Paused(now + TICK) } else { RailState::Inactive };
+            return (view(state), None);
+        }
+        if let Some(connection) = rail.endpoint.connection() {
+            let estimate = rail.endpoint.load().estimate(u64::from(slice.length), now);
+            return (view(RailState::Open(estimate)), Some(connection));
+        }
+        if rail.endpoint.drop_failed() == Some(Ended::Failed) {
+            self.set_aside(rail);
+        }
+        let retry_at = rail.endpoint.health().lock().retry_at(now);
+        (view(retry_at.map_or(RailState::Closed, RailState::Paused)), None)
     }
 
     /// Connects a rail on another thread, while others move the bytes.

@@ -19,7 +19,8 @@ use mooncake_verbs::{
 use crate::{
     address::Address,
     endpoints::Endpoints,
-    send_queue::{Load, SendQueue},
+    load::Load,
+    send_queue::SendQueue,
     settings::RdmaSettings,
     usage::{Counters, DeviceUsage},
 };

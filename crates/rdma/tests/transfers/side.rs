@@ -180,7 +180,7 @@ impl Side {
             let gone = || mooncake_base::Error::closed("the peer is gone");
             Ok(devices.upgrade().ok_or_else(gone)?.answer(body))
         });
-        Arc::new(self.devices.link(&published, exchange).unwrap())
+        Arc::new(PeerLink::new(Arc::clone(&self.devices), &published, exchange).unwrap())
     }
 
     /// Returns how many messages were sent to peers.

@@ -68,7 +68,8 @@ impl Transport for RdmaTransport {
             let message = Message::new(MessageKind::Connection, body);
             Ok(request_with_token(token.as_ref(), &endpoint, &message, deadline)?.body)
         };
-        let link = self.devices.link(&description(peer), Arc::new(exchange))?;
+        let link =
+            PeerLink::new(Arc::clone(&self.devices), &description(peer), Arc::new(exchange))?;
         link.connect(deadline)?;
         let keyless = peer.buffers.iter().filter(|buffer| !has_key(buffer));
         let keyless = keyless.map(|buffer| (buffer.addr, buffer.length)).collect();
