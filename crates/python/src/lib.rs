@@ -1,14 +1,25 @@
 //! The extension module `mooncake._native`: converts arguments, releases the GIL, calls Rust,
 //! converts results.
 //!
-//! In reading order: [`store`] (a handle on a pool), [`pending`] and [`workers`] (its calls for
-//! event loops), [`engine`] (a transfer engine without a pool), [`rpc`] (messages between
-//! processes), [`collective`] (operations of process groups), [`options`], [`argument`] and
-//! [`buffer`] (values from Python), [`error`] (exceptions for Python), [`detach`] (releasing and
-//! reacquiring the interpreter), [`runtime`], [`log`], [`hostmem`] (an allocator for other
-//! libraries), [`fast_copy`] (many arrays into one memory), [`key_map`] (a dictionary of millions of
-//! keys), [`rdma`] (the devices of this machine), [`disk`] (directories of records), [`process`]
-//! (exit, environment, and the programs of the wheel).
+//! | File | Content |
+//! |---|---|
+//! | [`store`] | `Store`, a handle on a pool: its blocking calls |
+//! | [`pending`], [`workers`] | the same calls for event loops, made by a bounded pool of threads |
+//! | `store/open.rs`, `store/settings.rs`, `store/pool.rs` | an open store; its settings; the memory pool of a dummy client |
+//! | `store/outcome.rs`, `store/calls.rs` | arguments and outcomes that blocking calls and event loops share; what several methods have in common |
+//! | `store/transfer.rs`, `store/fetch.rs`, `store/located.rs` | puts and gets; gets into memory that is allocated for them; several reads of one version |
+//! | `store/parts.rs`, `store/grids.rs` | parts of many objects; ranges at regular distances |
+//! | `store/status_codes.rs` | batches of upstream's calls, which answer with codes |
+//! | `store/details.rs`, `store/describe.rs`, `store/tasks.rs`, `store/advice.rs` | an object, the pool and tasks as dictionaries; warnings about puts |
+//! | [`engine`] | a transfer engine without a pool |
+//! | [`rpc`] | messages between processes |
+//! | [`collective`] | operations of process groups |
+//! | [`options`], [`argument`], [`buffer`] | values from Python: options of puts, arguments, memory |
+//! | [`error`] | exceptions for Python |
+//! | [`detach`], [`runtime`] | releasing and reacquiring the interpreter; the tokio runtime |
+//! | [`log`], [`process`] | the log; exit, environment, and the programs of the wheel |
+//! | [`hostmem`], [`fast_copy`], [`checksum`], [`key_map`] | an allocator for other libraries; many arrays into one memory; checksums; a dictionary of millions of keys |
+//! | [`rdma`], [`disk`] | the RDMA devices of this machine; directories of records |
 #![deny(unsafe_code)]
 
 mod argument;
