@@ -15,7 +15,7 @@ use mooncake_proto::{
 };
 use socket2::Socket;
 
-use crate::{dummy_clients::DummyClients, process::Process, relay::RelayLimits};
+use crate::{dummy_clients::DummyClients, limits::RelayLimits, process::Process};
 
 /// Read size while the length of the frame is unknown.
 const READ_BYTES: usize = 4 << 10;
@@ -182,9 +182,10 @@ impl Connection<'_> {
             Ok(_) => {
                 let limit = self.limits.frame_timeout;
                 let now = SystemClock.now();
-                match self.frame_end.get_or_insert_with(|| now + limit).has_passed(now) {
-                    false => Ok(true),
-                    true => Err(broken(io::ErrorKind::TimedOut.into())),
+                if self.frame_end.get_or_insert_with(|| now + limit).has_passed(now) {
+                    Err(broken(io::ErrorKind::TimedOut.into()))
+                } else {
+                    Ok(true)
                 }
             }
             Err(error) => Err(broken(error)),

@@ -19,8 +19,9 @@ use tokio::runtime::Handle;
 
 use crate::{
     config::DaemonConfig,
+    limits::RelayLimits,
     listeners::Listeners,
-    relay::{Relay, RelayLimits, RelaySettings},
+    relay::{Relay, RelaySettings},
 };
 
 /// Maximum connections to the master, shared by all dummy clients.
@@ -63,10 +64,7 @@ impl Daemon {
             // As upstream's daemon, which joins any master.
             refuses_ignored_tenant: false,
             segment_bytes: config.segment.bytes(),
-            disks: match config.has_offload {
-                true => disks_of_environment()?,
-                false => Vec::new(),
-            },
+            disks: if config.has_offload { disks_of_environment()? } else { Vec::new() },
             ..client_config()?
         };
         let rpc_timeout = own.rpc_timeout;

@@ -41,7 +41,7 @@ impl Listeners {
                 Error::invalid("the daemon cannot listen on the port; choose another one")
                     .with("port", port)
                     .with("option", "--port");
-            if let Some(holder) = mooncake_os::port_holder(port).filter(|_| is_taken) {
+            if is_taken && let Some(holder) = mooncake_os::port_holder(port) {
                 error = error.with("held_by", holder);
             }
             error.caused_by(source)
