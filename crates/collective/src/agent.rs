@@ -16,7 +16,7 @@ use mooncake_base::{
 };
 
 use crate::{
-    inbox::{Inbox, State},
+    inbox::{GroupState, Inbox},
     mesh::{Mesh, group_id},
     message::{self, Answer, Commit, Notice, Request},
 };
@@ -250,7 +250,7 @@ impl Agent {
 }
 
 /// Logs a new view: at a loss as a warning.
-fn log_view(state: &State, commit: &Commit) {
+fn log_view(state: &GroupState, commit: &Commit) {
     let Commit { epoch, failed, .. } = commit;
     let (group, rank) = (&state.name, state.progress.slot);
     let active = slots_where(&commit.active, true);

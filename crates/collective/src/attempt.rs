@@ -14,12 +14,13 @@ use crate::{
     buffers::Buffer,
     call::{Call, differ},
     collectives::{
-        ANNOUNCED, DONE, Exchange, Operation, Outgoing, Received, Stop, Take, Writes, wrong_length,
+        ANNOUNCED, DONE, Exchange, Operation, OutgoingPart, Received, Stop, Take, Writes,
+        wrong_length,
     },
     contributions::Contributions,
     frame::{Header, Kind, slot_number},
-    inbox::{Outgoing as ToWrite, Part, State},
-    link::{Link, Progress},
+    inbox::{GroupState, Outgoing, Part},
+    link::{Link, SendProgress},
     message::Member,
     own_rank::OwnRank,
     peer_memory::{LENT_BYTES_MIN, Loan},
@@ -87,8 +88,8 @@ impl<'a> Attempt<'a> {
             let Some(link) = link else { continue };
             let header = self.header(Kind::Collective, ANNOUNCED, 0);
             // If the connection has ended, its reader has reported that.
-            if link.try_send(&header, &[]).ok() == Some(Progress::Begun) {
-                self.rank.inbox.push_outgoing(ToWrite::Rest(link));
+            if link.try_send(&header, &[]).ok() == Some(SendProgress::Begun) {
+                self.rank.inbox.push_outgoing(Outgoing::Rest(link));
             }
         }
     }
@@ -163,7 +164,7 @@ impl<'a> Attempt<'a> {
     }
 
     /// Checks that all members have called what this one has.
-    fn check_calls(&self, state: &State) -> Result<(), Stop> {
+    fn check_calls(&self, state: &GroupState) -> Result<(), Stop> {
         match state.running_call.and_then(|running| running.other) {
             Some(other) => Err(Stop::Failed(differ((self.rank.slot, self.call), other))),
             None => Ok(()),
@@ -171,7 +172,7 @@ impl<'a> Attempt<'a> {
     }
 
     /// Checks that no member has said that the operation failed: it sends nothing more for it.
-    fn check_failures(&self, state: &State) -> Result<(), Stop> {
+    fn check_failures(&self, state: &GroupState) -> Result<(), Stop> {
         self.check_calls(state)?;
         for slot in self.others() {
             let key = (self.view.attempt, self.sequence, DONE, slot_number(slot));
@@ -193,7 +194,7 @@ impl<'a> Attempt<'a> {
         Ok(())
     }
 
-    fn is_interrupted(&self, state: &State) -> bool {
+    fn is_interrupted(&self, state: &GroupState) -> bool {
         state.closed.is_some() || state.progress.is_interrupted(self.view.attempt)
     }
 
@@ -228,7 +229,7 @@ impl<'a> Attempt<'a> {
     /// Waits for the connection to a member.
     async fn await_link(&self, member: &Member) -> Result<Arc<Link>, Stop> {
         let mesh = &self.rank.mesh;
-        let find = |state: &mut State| {
+        let find = |state: &mut GroupState| {
             if self.is_interrupted(state) || mesh.is_closing() {
                 return Some(Err(Stop::Interrupted));
             }
@@ -242,7 +243,7 @@ impl<'a> Attempt<'a> {
     /// Waits for what a member sent.
     async fn part(&self, slot: usize, step: u32) -> Result<Part, Stop> {
         let key = (self.view.attempt, self.sequence, step, slot_number(slot));
-        let find = |state: &mut State| {
+        let find = |state: &mut GroupState| {
             if self.is_interrupted(state) {
                 return Some(Err(Stop::Interrupted));
             }
@@ -281,7 +282,7 @@ impl<'a> Attempt<'a> {
 
     /// Makes bytes ready for peers: lends them to those of this host, with a copy that they may map if
     /// `has_copy`, and copies them for those of other hosts that read memory here.
-    fn offer<'b>(&self, bytes: &'b [u8], has_copy: bool) -> Outgoing<'b> {
+    fn offer<'b>(&self, bytes: &'b [u8], has_copy: bool) -> OutgoingPart<'b> {
         let mesh = &self.rank.mesh;
         let mut loan = (bytes.len() >= LENT_BYTES_MIN).then(|| self.contributions.lend(bytes));
         let mut others = self.view.members.iter().filter(|member| member.slot != self.rank.slot);
@@ -293,7 +294,7 @@ impl<'a> Attempt<'a> {
         if let (Some(loan), Some((place, _)), true) = (&mut loan, staged, has_copy) {
             loan.copy = place;
         }
-        Outgoing { bytes, loan, remote: staged.and_then(|(_, address)| address) }
+        OutgoingPart { bytes, loan, remote: staged.and_then(|(_, address)| address) }
     }
 
     /// Reads memory of a member on another host.
@@ -371,7 +372,7 @@ impl<'a> Attempt<'a> {
     /// because the operation failed, by a change of the view, or because it is dead, which changes the
     /// view too.
     async fn explain_end(&self) -> Stop {
-        let find = |state: &mut State| {
+        let find = |state: &mut GroupState| {
             let is_interrupted = self.is_interrupted(state);
             is_interrupted.then_some(Stop::Interrupted).or_else(|| self.check_failures(state).err())
         };
@@ -398,20 +399,24 @@ impl Exchange for Attempt<'_> {
         self.rank.mesh.buffers().take(length)
     }
 
-    fn lend<'b>(&self, bytes: &'b [u8]) -> Outgoing<'b> {
+    fn lend<'b>(&self, bytes: &'b [u8]) -> OutgoingPart<'b> {
         self.offer(bytes, false)
     }
 
-    fn stage<'b>(&self, bytes: &'b [u8]) -> Outgoing<'b> {
+    fn stage<'b>(&self, bytes: &'b [u8]) -> OutgoingPart<'b> {
         self.offer(bytes, true)
     }
 
-    async fn send(&self, slot: usize, step: u32, outgoing: Outgoing<'_>) -> Result<(), Stop> {
+    async fn send(&self, slot: usize, step: u32, outgoing: OutgoingPart<'_>) -> Result<(), Stop> {
         let member = self.view.member(slot).ok_or(Stop::Interrupted)?;
         let mesh = &self.rank.mesh;
-        if let Some(loan) = outgoing.loan.filter(|_| mesh.may_lend(member)) {
+        if let Some(loan) = outgoing.loan
+            && mesh.may_lend(member)
+        {
             self.send_as(Kind::CollectiveLoan, slot, step, &loan.encode()).await?;
-        } else if let Some(address) = outgoing.remote.filter(|_| mesh.may_fetch(member)) {
+        } else if let Some(address) = outgoing.remote
+            && mesh.may_fetch(member)
+        {
             let words = [address, outgoing.bytes.len() as u64].map(u64::to_le_bytes);
             self.send_as(Kind::CollectiveFetch, slot, step, words.as_flattened()).await?;
         } else {

@@ -156,7 +156,7 @@ impl Received {
 
 /// Bytes that a member sends, and where peers of its host find them.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Outgoing<'a> {
+pub(crate) struct OutgoingPart<'a> {
     pub(crate) bytes: &'a [u8],
     /// Where peers of this host read them; `None` if they are sent as bytes.
     pub(crate) loan: Option<Loan>,
@@ -176,15 +176,15 @@ pub(crate) trait Exchange: Sync {
     /// Returns memory for results.
     fn buffer(&self, length: usize) -> Buffer;
     /// Lends bytes to peers until the attempt has ended, for a reduction.
-    fn lend<'a>(&self, bytes: &'a [u8]) -> Outgoing<'a>;
+    fn lend<'a>(&self, bytes: &'a [u8]) -> OutgoingPart<'a>;
     /// Lends bytes, and copies them to memory that peers may map, for results that are the same bytes.
-    fn stage<'a>(&self, bytes: &'a [u8]) -> Outgoing<'a>;
+    fn stage<'a>(&self, bytes: &'a [u8]) -> OutgoingPart<'a>;
     /// Sends bytes to a member.
     fn send(
         &self,
         slot: usize,
         step: u32,
-        outgoing: Outgoing<'_>,
+        outgoing: OutgoingPart<'_>,
     ) -> impl Future<Output = Result<(), Stop>> + Send;
     /// Receives the bytes that a member sent.
     fn receive(
@@ -265,7 +265,7 @@ impl Operation {
     pub(crate) async fn run(&self, exchange: &impl Exchange) -> Result<Writes, Stop> {
         match self {
             Self::Reduce { source, target, dtype, how, root } => {
-                reduce(exchange, (*source, *target), *dtype, *how, *root).await
+                reduce(exchange, *source, *target, *dtype, *how, *root).await
             }
             Self::Broadcast { range, root, .. } => broadcast(exchange, *range, *root).await,
             Self::Gather { source, targets, root, .. } => {
@@ -285,7 +285,8 @@ impl Operation {
 
 async fn reduce(
     exchange: &impl Exchange,
-    (source, target): (HostRange, HostRange),
+    source: HostRange,
+    target: HostRange,
     dtype: Dtype,
     how: Reduction,
     root: Option<usize>,

@@ -26,10 +26,10 @@ pub(crate) trait Driver: Send + Sync {
 
 /// The end of one operation.
 #[derive(Clone, Default)]
-pub struct Completion(Arc<Shared>);
+pub struct Completion(Arc<SharedCompletion>);
 
 #[derive(Default)]
-struct Shared {
+struct SharedCompletion {
     state: Mutex<CompletionState>,
     recording: Option<Recording>,
     driver: Option<Weak<dyn Driver>>,
@@ -48,7 +48,11 @@ struct CompletionState {
 impl Completion {
     /// Returns a completion of an operation that the driver brings to its end.
     pub(crate) fn driven_by(driver: Weak<dyn Driver>, recording: Option<Recording>) -> Self {
-        Self(Arc::new(Shared { recording, driver: Some(driver), ..Shared::default() }))
+        Self(Arc::new(SharedCompletion {
+            recording,
+            driver: Some(driver),
+            ..SharedCompletion::default()
+        }))
     }
 
     /// Returns a completion that is done.

@@ -18,7 +18,7 @@ use crate::{
     coordinator::Coordinator,
     fabric::Fabric,
     group::Group,
-    inbox::{Inbox, State},
+    inbox::{GroupState, Inbox},
     mesh::{Mesh, group_id},
     message::{Attach, Member, Request},
     progress::View,
@@ -257,7 +257,7 @@ impl Drop for Context {
     }
 }
 
-fn not_made(config: &GroupConfig, state: &State) -> Error {
+fn not_made(config: &GroupConfig, state: &GroupState) -> Error {
     let text = "not all ranks have made the group in time: start all of them, or allow more time";
     let error = Error::new(ErrorCode::RPC_TIMEOUT, text)
         .with("group", &config.name)

@@ -42,13 +42,13 @@ const SETTLE_LIMIT: Duration = Duration::from_secs(10);
 /// A coordinator that runs until it is dropped.
 #[derive(Debug)]
 pub(crate) struct Coordinator {
-    shared: Arc<Shared>,
+    shared: Arc<CoordinatorParts>,
     threads: Vec<JoinHandle<()>>,
 }
 
 #[derive(Debug)]
-struct Shared {
-    state: Mutex<State>,
+struct CoordinatorParts {
+    state: Mutex<CoordinatorState>,
     stopping: AtomicBool,
     stop: Condvar,
     /// A message was handled.
@@ -58,7 +58,7 @@ struct Shared {
 }
 
 #[derive(Debug)]
-struct State {
+struct CoordinatorState {
     membership: Membership,
     heartbeats: Heartbeats,
     agents: HashMap<u32, AgentConnection>,
@@ -78,12 +78,12 @@ impl Coordinator {
         heartbeat_timeout: Duration,
     ) -> std::io::Result<Self> {
         let address = listener.local_addr()?;
-        let state = State {
+        let state = CoordinatorState {
             membership: Membership::default(),
             heartbeats: Heartbeats::new(heartbeat_timeout, SystemClock.now()),
             agents: HashMap::new(),
         };
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(CoordinatorParts {
             state: Mutex::new(state),
             stopping: AtomicBool::new(false),
             stop: Condvar::default(),
@@ -120,7 +120,7 @@ impl Drop for Coordinator {
     }
 }
 
-impl Shared {
+impl CoordinatorParts {
     fn accept(self: &Arc<Self>, listener: TcpListener) {
         let acceptor = Acceptor::new(listener, GREETINGS);
         let servers = Threads::new(AGENTS_MAX);
@@ -228,7 +228,7 @@ impl Shared {
     }
 }
 
-impl State {
+impl CoordinatorState {
     fn send(&mut self, notices: Notices) {
         for (rank, notice) in notices {
             let Some(agent) = self.agents.get_mut(&rank) else { continue };

@@ -13,7 +13,7 @@ use crate::{
     collectives::Operation,
     completion::Completion,
     frame_wait::FrameWait,
-    inbox::{Inbox, State},
+    inbox::{GroupState, Inbox},
     memory::{HostRange, Mirror},
     mesh::group_id,
     message::{Answer, Request},
@@ -221,7 +221,7 @@ impl Group {
     /// The group is closed.
     pub fn wait_joined(&self, time: Duration) -> Result<bool> {
         let mut state = self.rank.inbox.state.lock();
-        let is_member = |state: &State| state.progress.has_joined();
+        let is_member = |state: &GroupState| state.progress.has_joined();
         if state.closed.is_none() && !is_member(&state) {
             self.rank.inbox.changed.wait_for(&mut state, time);
         }

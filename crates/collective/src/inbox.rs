@@ -19,7 +19,7 @@ use crate::{
     collectives::{ANNOUNCED, DONE},
     completion::Completion,
     frame::{Header, Kind, slot_number},
-    link::{Link, Progress as Sending},
+    link::{Link, SendProgress},
     memory::{HostRange, Mirror},
     message::{Commit, Member},
     outcome::Outcome,
@@ -84,14 +84,14 @@ impl Part {
 /// The state of a group, and the conditions that it has changed.
 #[derive(Debug, Default)]
 pub(crate) struct Inbox {
-    pub(crate) state: Mutex<State>,
+    pub(crate) state: Mutex<GroupState>,
     pub(crate) changed: Condvar,
     /// The thread for messages has something to write.
     pub(crate) outgoing: Condvar,
 }
 
 #[derive(Debug, Default)]
-pub(crate) struct State {
+pub(crate) struct GroupState {
     pub(crate) is_made: bool,
     pub(crate) name: String,
     /// Whether the coordinator knows this extension rank.
@@ -209,7 +209,7 @@ impl Inbox {
     /// Waits until `look` finds something in the state, which [`Self::announce_change`] announces.
     pub(crate) fn find<T>(
         &self,
-        mut look: impl FnMut(&mut State) -> Option<T> + Send,
+        mut look: impl FnMut(&mut GroupState) -> Option<T> + Send,
     ) -> impl Future<Output = T> + Send {
         poll_fn(move |context| {
             let mut state = self.state.lock();
@@ -222,7 +222,7 @@ impl Inbox {
     }
 
     /// Lets all that waits for a change of the state look again.
-    pub(crate) fn announce_change(&self, mut state: MutexGuard<'_, State>) {
+    pub(crate) fn announce_change(&self, mut state: MutexGuard<'_, GroupState>) {
         let waker = state.waker.take();
         drop(state);
         self.changed.notify_all();
@@ -303,9 +303,9 @@ impl Inbox {
     /// would block.
     pub(crate) fn acknowledge(&self, to: usize, answer: &Header, link: Option<&Arc<Link>>) {
         let later = match link.map(|link| (link, link.try_send(answer, &[]))) {
-            Some((_, Ok(Sending::Whole))) => return,
-            Some((link, Ok(Sending::Begun))) => Outgoing::Rest(Arc::clone(link)),
-            Some((_, Ok(Sending::Nothing) | Err(_))) | None => {
+            Some((_, Ok(SendProgress::Whole))) => return,
+            Some((link, Ok(SendProgress::Begun))) => Outgoing::Rest(Arc::clone(link)),
+            Some((_, Ok(SendProgress::Nothing) | Err(_))) | None => {
                 Outgoing::Taken { to, id: answer.sequence }
             }
         };
@@ -330,7 +330,7 @@ impl Inbox {
     pub(crate) fn commit(&self, commit: Commit) -> Vec<(u32, u64)> {
         let mut ended = Ended::new();
         let mut state = self.state.lock();
-        let State { progress, peers, .. } = &mut *state;
+        let GroupState { progress, peers, .. } = &mut *state;
         let slot = progress.slot;
         let old = progress.view.members.clone();
         if !progress.commit(&commit) {
@@ -346,7 +346,7 @@ impl Inbox {
         // Members are ready. Who takes part no more is not, until the coordinator says so again.
         for old in &old {
             let stays = commit.members.iter().any(|new| new.slot == old.slot);
-            if let Some(is_ready) = peers.get_mut(old.slot).filter(|_| !stays) {
+            if !stays && let Some(is_ready) = peers.get_mut(old.slot) {
                 *is_ready = false;
             }
         }
@@ -425,7 +425,7 @@ impl Receive {
     }
 }
 
-impl State {
+impl GroupState {
     /// Notes what this rank calls, and compares it with what has arrived for the operation.
     pub(crate) fn begin_call(&mut self, attempt: u32, sequence: u64, call: Call) {
         let is_here = |key: &PartKey| key.0 == attempt && key.1 == sequence;

@@ -47,7 +47,7 @@ pub(crate) struct Sending {
 
 /// How much of a frame a call that does not block has sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Progress {
+pub(crate) enum SendProgress {
     /// Nothing: the socket has no room, or another thread writes.
     Nothing,
     /// A part: [`Link::flush`] must be called for the rest.
@@ -76,12 +76,12 @@ impl Access {
         stream.write_all(&descriptor.to_le_bytes())?;
         let mut is_open = [0];
         stream.read_exact(&mut is_open)?;
-        Ok(rings.filter(|_| is_open == [1]))
+        Ok(if is_open == [1] { rings } else { None })
     }
 
     /// Opens the rings that the peer has made.
     pub(crate) fn open_rings(self, stream: &mut TcpStream) -> io::Result<Option<Rings>> {
-        let Some(process) = self.process.filter(|_| self.is_reader) else { return Ok(None) };
+        let (Some(process), true) = (self.process, self.is_reader) else { return Ok(None) };
         let rings = found(Rings::open(process, read_descriptor(stream)?));
         stream.write_all(&[u8::from(rings.is_some())])?;
         Ok(rings)
@@ -94,7 +94,7 @@ impl Access {
         stream: &mut TcpStream,
         own: Option<&SharedFutex>,
     ) -> io::Result<Option<SharedFutex>> {
-        let Some(process) = self.process.filter(|_| self.is_reader) else { return Ok(None) };
+        let (Some(process), true) = (self.process, self.is_reader) else { return Ok(None) };
         stream.write_all(&own.map_or(-1, SharedFutex::descriptor).to_le_bytes())?;
         Ok(found(SharedFutex::open(process, read_descriptor(stream)?)))
     }
@@ -135,14 +135,14 @@ impl Link {
     }
 
     /// Sends a frame as far as the socket has room for it. Does not block.
-    pub(crate) fn try_send(&self, header: &Header, payload: &[u8]) -> io::Result<Progress> {
-        let Some(mut outgoing) = self.outgoing.try_lock() else { return Ok(Progress::Nothing) };
+    pub(crate) fn try_send(&self, header: &Header, payload: &[u8]) -> io::Result<SendProgress> {
+        let Some(mut outgoing) = self.outgoing.try_lock() else { return Ok(SendProgress::Nothing) };
         if !outgoing.rest.is_empty() {
-            return Ok(Progress::Nothing);
+            return Ok(SendProgress::Nothing);
         }
         let first = outgoing.number;
         let Some((head, payload)) = self.send_in_ring(&mut outgoing, header, payload) else {
-            return Ok(Progress::Whole);
+            return Ok(SendProgress::Whole);
         };
         let is_in_ring = outgoing.number > first;
         let parts = [IoSlice::new(&head), IoSlice::new(payload)];
@@ -155,15 +155,15 @@ impl Link {
             },
         };
         if sent == 0 && !is_in_ring {
-            return Ok(Progress::Nothing);
+            return Ok(SendProgress::Nothing);
         }
         outgoing.number += 1;
         if sent == head.len() + payload.len() {
-            return Ok(Progress::Whole);
+            return Ok(SendProgress::Whole);
         }
         outgoing.rest.extend_from_slice(head.get(sent..).unwrap_or_default());
         outgoing.rest.extend_from_slice(&payload[sent.saturating_sub(head.len())..]);
-        Ok(Progress::Begun)
+        Ok(SendProgress::Begun)
     }
 
     /// Sends the rest of a frame that [`Self::try_send`] has begun. Blocks as [`Self::send`].
@@ -173,30 +173,30 @@ impl Link {
 
     /// Wakes the peer if it has not read all frames in the ring. Does not block; if a part was sent,
     /// [`Self::flush`] must be called for the rest.
-    pub(crate) fn wake_reader(&self) -> Progress {
+    pub(crate) fn wake_reader(&self) -> SendProgress {
         let Some(rings) = self.rings.as_ref().filter(|rings| rings.has_unread()) else {
-            return Progress::Nothing;
+            return SendProgress::Nothing;
         };
         if let (Wake::Futex, Some(futex)) = (rings.reader_wake(), &self.futex) {
             futex.wake();
-            return Progress::Nothing;
+            return SendProgress::Nothing;
         }
         // Who has the lock sends something over the socket, or the peer reads that.
-        let Some(mut outgoing) = self.outgoing.try_lock() else { return Progress::Nothing };
+        let Some(mut outgoing) = self.outgoing.try_lock() else { return SendProgress::Nothing };
         if !outgoing.rest.is_empty() || outgoing.after_wake == outgoing.number {
-            return Progress::Nothing;
+            return SendProgress::Nothing;
         }
         let head = Header::WAKE.encode(outgoing.number);
         let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
         // A full socket wakes the peer as well, and a closed one is noticed by its reader.
         let sent = SockRef::from(&self.stream).send_with_flags(&head, flags).unwrap_or(0);
         if sent == 0 {
-            return Progress::Nothing;
+            return SendProgress::Nothing;
         }
         outgoing.number += 1;
         outgoing.after_wake = outgoing.number;
         outgoing.rest.extend_from_slice(&head[sent..]);
-        if outgoing.rest.is_empty() { Progress::Whole } else { Progress::Begun }
+        if outgoing.rest.is_empty() { SendProgress::Whole } else { SendProgress::Begun }
     }
 
     /// Writes a frame into the ring, if there is room. Returns what must go over the socket: the
@@ -302,13 +302,13 @@ pub(crate) mod tests {
     }
 
     /// Sends frames until the socket is full, and returns how many were begun, and how the last ended.
-    fn fill(link: &Link, payload: &[u8]) -> (u64, Progress) {
+    fn fill(link: &Link, payload: &[u8]) -> (u64, SendProgress) {
         for sequence in 0.. {
             let progress = link.try_send(&header(sequence, payload.len()), payload).unwrap();
             match progress {
-                Progress::Whole => {}
-                Progress::Begun => return (sequence + 1, progress),
-                Progress::Nothing => return (sequence, progress),
+                SendProgress::Whole => {}
+                SendProgress::Begun => return (sequence + 1, progress),
+                SendProgress::Nothing => return (sequence, progress),
             }
         }
         unreachable!("no socket has room for all numbers");
@@ -319,8 +319,8 @@ pub(crate) mod tests {
         let (link, mut peer) = connected();
         let payload: Vec<u8> = (0..=250).cycle().take(1 << 20).collect();
         let (begun, progress) = fill(&link, &payload);
-        assert_eq!(progress, Progress::Begun);
-        assert_eq!(link.try_send(&header(99, 0), &[]).unwrap(), Progress::Nothing);
+        assert_eq!(progress, SendProgress::Begun);
+        assert_eq!(link.try_send(&header(99, 0), &[]).unwrap(), SendProgress::Nothing);
         let writing = Arc::clone(&link);
         let writer = thread::spawn(move || {
             writing.flush().unwrap();
@@ -333,7 +333,7 @@ pub(crate) mod tests {
         }
         assert_eq!(read_frame(&mut peer).unwrap(), (header(begun, 3), begun, b"end".to_vec()));
         writer.join().unwrap();
-        assert_eq!(link.try_send(&header(0, 0), &[]).unwrap(), Progress::Whole);
+        assert_eq!(link.try_send(&header(0, 0), &[]).unwrap(), SendProgress::Whole);
     }
 
     #[test]
@@ -342,7 +342,7 @@ pub(crate) mod tests {
         let (begun, _) = fill(&link, &[7; 1 << 20]);
         let writing = Arc::clone(&link);
         let writer = thread::spawn(move || writing.send(&header(begun, 0), &[]));
-        assert_eq!(link.try_send(&header(0, 0), &[]).unwrap(), Progress::Nothing);
+        assert_eq!(link.try_send(&header(0, 0), &[]).unwrap(), SendProgress::Nothing);
         let mut frames = (0..=begun).map(|_| read_frame(&mut peer).unwrap().0.sequence);
         assert!((0..=begun).all(|sequence| frames.next() == Some(sequence)));
         writer.join().unwrap().unwrap();

@@ -28,7 +28,7 @@ pub(crate) type Notices = Vec<(u32, Notice)>;
 #[cfg_attr(test, derive(Clone, Hash))]
 pub(crate) struct Membership {
     processes: BTreeMap<u32, Process>,
-    groups: BTreeMap<String, Group>,
+    groups: BTreeMap<String, GroupMembers>,
 }
 
 #[derive(Debug)]
@@ -61,7 +61,7 @@ struct Slot {
 
 #[derive(Debug)]
 #[cfg_attr(test, derive(Clone, Hash))]
-struct Group {
+struct GroupMembers {
     name: String,
     declared: usize,
     capacity: usize,
@@ -225,7 +225,7 @@ impl Membership {
         }
         if !attach.is_extension {
             let group = self.groups.entry(attach.group.clone());
-            group.or_insert_with(|| Group::new(attach));
+            group.or_insert_with(|| GroupMembers::new(attach));
         }
         let refused =
             |reason: String| vec![(rank, Notice::Refused { group: attach.group.clone(), reason })];
@@ -242,7 +242,7 @@ impl Membership {
         &mut self,
         rank: u32,
         name: &str,
-        action: impl FnOnce(&mut Group, usize, &Processes) -> Notices,
+        action: impl FnOnce(&mut GroupMembers, usize, &Processes) -> Notices,
     ) -> Notices {
         let Some(group) = self.groups.get_mut(name) else { return Notices::new() };
         let Some(slot) = group.slot_of(rank) else { return Notices::new() };
@@ -254,7 +254,7 @@ impl Membership {
 
 type Processes = BTreeMap<u32, Process>;
 
-impl Group {
+impl GroupMembers {
     fn new(attach: &Attach) -> Self {
         Self {
             name: attach.group.clone(),
@@ -452,9 +452,10 @@ impl Group {
                 Some(SlotState::Active) if wanted.activates => {}
                 _ if wanted.activates => {
                     let text = format!("the rank does not wait in join_group: rank={number}");
-                    return match self.may_become_ready(number, all) {
-                        true => answer(Answer { status: Status::NotReady, ..rejected(text) }),
-                        false => answer(rejected(format!("{text}; its process has ended"))),
+                    return if self.may_become_ready(number, all) {
+                        answer(Answer { status: Status::NotReady, ..rejected(text) })
+                    } else {
+                        answer(rejected(format!("{text}; its process has ended")))
                     };
                 }
                 Some(SlotState::Active | SlotState::Lost | SlotState::Awaiting) => {

@@ -64,7 +64,7 @@ pub(crate) struct Mesh {
     secret: Secret,
     buffers: Arc<Buffers>,
     staging_memory: Arc<StagingMemory>,
-    state: Mutex<State>,
+    state: Mutex<MeshState>,
     changed: Condvar,
     /// Where a thread sleeps until a peer has written a frame into a ring.
     futex: Option<Arc<SharedFutex>>,
@@ -78,7 +78,7 @@ pub(crate) struct Mesh {
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct MeshState {
     links: HashMap<u32, Arc<Link>>,
     dialing: Vec<(u32, u64)>,
     inboxes: HashMap<u64, Arc<Inbox>>,
@@ -90,7 +90,7 @@ struct State {
     has_sleeper: bool,
 }
 
-impl State {
+impl MeshState {
     fn list_polled(&mut self) {
         let links = self.links.values().filter(|link| link.rings.is_some());
         self.polled = links.map(Arc::clone).collect();
@@ -141,7 +141,7 @@ impl Mesh {
             secret: Secret::default(),
             buffers: Arc::default(),
             staging_memory: Arc::new(StagingMemory::new(fabric)),
-            state: Mutex::new(State::default()),
+            state: Mutex::new(MeshState::default()),
             changed: Condvar::default(),
             futex: SharedFutex::create()
                 .inspect_err(|error| tracing::debug!(%error, "peers wake over sockets"))
@@ -351,7 +351,7 @@ impl Mesh {
         let access = self.prove_access(&mut stream)?;
         let rings = access.make_rings(&mut stream)?;
         let shared = self.share(&mut stream, access, rings)?;
-        self.add(stream, (member.rank, member.incarnation), shared)
+        self.add(stream, member.rank, member.incarnation, shared)
     }
 
     fn greet_caller(self: &Arc<Self>, mut stream: TcpStream, greeting: Greeting) -> io::Result<()> {
@@ -364,7 +364,7 @@ impl Mesh {
         let access = self.prove_access(&mut stream)?;
         let rings = access.open_rings(&mut stream)?;
         let shared = self.share(&mut stream, access, rings)?;
-        let link = self.add(stream, (rank, incarnation), shared)?;
+        let link = self.add(stream, rank, incarnation, shared)?;
         drop(greeting);
         self.read(&link);
         Ok(())
@@ -405,9 +405,9 @@ impl Mesh {
         stream: &mut TcpStream,
         access: Access,
         rings: Option<Rings>,
-    ) -> io::Result<Shared> {
+    ) -> io::Result<SharedMeans> {
         let futex = access.exchange_futexes(stream, self.futex.as_deref())?;
-        Ok(Shared { access, rings, futex, segment: self.exchange_segments(stream)? })
+        Ok(SharedMeans { access, rings, futex, segment: self.exchange_segments(stream)? })
     }
 
     /// Tells the peer the name under which it reads memory of this process through a fabric, and
@@ -428,8 +428,9 @@ impl Mesh {
     fn add(
         &self,
         stream: TcpStream,
-        (rank, incarnation): (u32, u64),
-        Shared { access, rings, futex, segment }: Shared,
+        rank: u32,
+        incarnation: u64,
+        SharedMeans { access, rings, futex, segment }: SharedMeans,
     ) -> io::Result<Arc<Link>> {
         stream.set_read_timeout(None)?;
         stream.set_write_timeout(None)?;
@@ -528,7 +529,7 @@ impl Mesh {
 }
 
 /// What a connection has beside its socket.
-struct Shared {
+struct SharedMeans {
     access: Access,
     rings: Option<Rings>,
     futex: Option<SharedFutex>,
@@ -543,7 +544,7 @@ mod tests {
     use super::*;
     use crate::{
         inbox::Part,
-        link::Progress,
+        link::SendProgress,
         link::tests::{connected, header, link_of},
         ring::{Rings, Wake, Written},
     };
@@ -573,7 +574,7 @@ mod tests {
                         sender.send(&header, &payload).unwrap();
                         continue;
                     }
-                    while sender.try_send(&header, &payload).unwrap() == Progress::Nothing {
+                    while sender.try_send(&header, &payload).unwrap() == SendProgress::Nothing {
                         sender.flush().unwrap();
                         thread::yield_now();
                     }

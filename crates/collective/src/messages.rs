@@ -9,8 +9,8 @@ use crate::{
     completion::{Completion, Driver, RECHECK},
     frame::Kind,
     frame_wait::FrameWait,
-    inbox::{Arrived, Messages, Outgoing, Part, Receive, Sent, State, announce},
-    link::Progress,
+    inbox::{Arrived, GroupState, Messages, Outgoing, Part, Receive, Sent, announce},
+    link::SendProgress,
     memory::HostRange,
     metrics::Recording,
     operation_kind::OperationKind,
@@ -205,7 +205,7 @@ impl Messenger {
     fn try_send_small(&self, to: usize, tag: u32, id: u64, range: HostRange) -> bool {
         let bytes = range.length() + ENTRY_BYTES;
         let mut state = self.rank.inbox.state.lock();
-        let State { progress, messages, .. } = &mut *state;
+        let GroupState { progress, messages, .. } = &mut *state;
         let link = progress.view.member(to).and_then(|member| self.rank.mesh.open_link(member));
         let (Some(link), Some(sent)) = (link, messages.sent.get_mut(&id)) else { return false };
         let taken = messages.buffered.entry(to).or_default();
@@ -216,20 +216,20 @@ impl Messenger {
         sent.buffered = bytes;
         drop(state);
         let header = self.rank.message_header(Kind::Message, id, tag, range.length());
-        let progress = link.try_send(&header, range.bytes()).unwrap_or(Progress::Nothing);
-        if progress == Progress::Begun {
+        let progress = link.try_send(&header, range.bytes()).unwrap_or(SendProgress::Nothing);
+        if progress == SendProgress::Begun {
             self.rank.inbox.state.lock().messages.outgoing.push_front(Outgoing::Rest(link));
         }
-        if progress != Progress::Nothing {
+        if progress != SendProgress::Nothing {
             self.rank.metrics.add_sent(range.length());
         }
-        progress != Progress::Nothing
+        progress != SendProgress::Nothing
     }
 
     /// Sends a message while its receiver has room for it; else lends it, or announces it.
     fn write_message(&self, to: usize, tag: u32, id: u64, range: HostRange) {
         let mut state = self.rank.inbox.state.lock();
-        let State { progress, messages, .. } = &mut *state;
+        let GroupState { progress, messages, .. } = &mut *state;
         let Some(member) = progress.view.member(to) else { return };
         let may_lend = self.rank.mesh.may_lend(member);
         let is_large = range.length() >= LENT_MESSAGE_BYTES_MIN;

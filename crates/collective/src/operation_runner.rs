@@ -9,7 +9,7 @@ use crate::{
     call::Call,
     collectives::{Operation, Stop, Writes},
     contributions::Contributions,
-    inbox::State,
+    inbox::GroupState,
     metrics::Recording,
     operation_queue::{CarriedOut, CarryOut},
     outcome::Outcome,
@@ -64,7 +64,7 @@ impl OperationRunner {
 
     /// Waits until the group is not stopped, and returns the view.
     async fn start_attempt(&self, begun: &mut bool, call: Call) -> Result<View> {
-        let find = |state: &mut State| {
+        let find = |state: &mut GroupState| {
             if let Some(error) = &state.closed {
                 return Some(Err(error.clone()));
             }
@@ -84,11 +84,12 @@ impl OperationRunner {
 
     /// Waits for the view after an interruption. Returns whether the operation is finished as it is.
     async fn await_view(&self, attempt: u32) -> Result<bool> {
-        let find = |state: &mut State| match (&state.closed, state.progress.state_after(attempt)) {
-            (Some(error), _) => Some(Err(error.clone())),
-            (None, Some(RunningState::Removed)) => Some(Err(not_active())),
-            (None, after) => after.map(|after| Ok(after == RunningState::Finished)),
-        };
+        let find =
+            |state: &mut GroupState| match (&state.closed, state.progress.state_after(attempt)) {
+                (Some(error), _) => Some(Err(error.clone())),
+                (None, Some(RunningState::Removed)) => Some(Err(not_active())),
+                (None, after) => after.map(|after| Ok(after == RunningState::Finished)),
+            };
         self.rank.inbox.find(find).await
     }
 

@@ -72,9 +72,9 @@ impl Progress {
 
     /// Begins an operation in the view, or begins it again, and returns its number.
     pub(crate) fn begin(&mut self, is_again: bool) -> u64 {
-        let sequence = match self.running.filter(|_| is_again) {
-            Some(running) => running.sequence,
-            None => {
+        let sequence = match self.running {
+            Some(running) if is_again => running.sequence,
+            _ => {
                 self.next += 1;
                 self.next - 1
             }
@@ -103,7 +103,7 @@ impl Progress {
     /// Returns what became of the interrupted operation; `None` before the new view.
     pub(crate) fn state_after(&self, attempt: u32) -> Option<RunningState> {
         let is_over = self.view.attempt != attempt && self.stopped.is_none();
-        self.running.filter(|_| is_over).map(|running| running.state)
+        if is_over { self.running.map(|running| running.state) } else { None }
     }
 
     /// Returns whether bytes belong to an operation that has ended, or that is done again.

@@ -26,7 +26,7 @@ const LENGTH_BYTES: usize = 8;
 /// A ring in shared memory. Each field has a cache line of its own. All of it is atomic, so that a
 /// peer that breaks the rules can do no worse than to write wrong bytes.
 #[repr(C, align(64))]
-struct Shared {
+struct SharedRing {
     /// Bytes that were written in all.
     written: Line<AtomicU64>,
     /// Bytes that were read in all.
@@ -73,7 +73,7 @@ pub(crate) enum Written {
 impl Rings {
     /// Makes rings.
     pub(crate) fn create() -> io::Result<Self> {
-        Ok(Self { memory: SharedMemory::create(size_of::<[Shared; 2]>())?, own: 0 })
+        Ok(Self { memory: SharedMemory::create(size_of::<[SharedRing; 2]>())?, own: 0 })
     }
 
     /// The descriptor that a peer opens.
@@ -84,23 +84,23 @@ impl Rings {
     /// Opens the rings that another process has made.
     pub(crate) fn open(process: u32, descriptor: i32) -> io::Result<Self> {
         let memory = SharedMemory::open(process, descriptor, Use::ReadAndWrite)?;
-        if memory.length() != size_of::<[Shared; 2]>() {
+        if memory.length() != size_of::<[SharedRing; 2]>() {
             return Err(io::Error::other("the file of the peer holds no rings"));
         }
         Ok(Self { memory, own: 1 })
     }
 
     /// Returns the ring that this process writes.
-    fn outgoing(&self) -> &Shared {
+    fn outgoing(&self) -> &SharedRing {
         &self.shared()[self.own]
     }
 
     /// Returns the ring that this process reads.
-    fn incoming(&self) -> &Shared {
+    fn incoming(&self) -> &SharedRing {
         &self.shared()[1 - self.own]
     }
 
-    fn shared(&self) -> &[Shared; 2] {
+    fn shared(&self) -> &[SharedRing; 2] {
         // SAFETY: the memory is mapped as long as `self`, starts at a page and has this size; zeros
         // are valid, and all access is atomic.
         unsafe { self.memory.memory().cast().as_ref() }
@@ -196,7 +196,7 @@ impl Rings {
     }
 }
 
-impl Shared {
+impl SharedRing {
     /// Returns the words from a count of bytes on.
     fn words(&self, at: u64) -> impl Iterator<Item = &AtomicU64> {
         let first = at / LENGTH_BYTES as u64 % self.words.len() as u64;

@@ -45,20 +45,20 @@ pub(crate) struct StagedPlace {
     pub(crate) buffer: u64,
     /// The descriptor of the buffer in the process that made it.
     pub(crate) descriptor: u64,
-    /// Buffers with smaller numbers do not exist any more.
+    /// StagingBuffers with smaller numbers do not exist any more.
     pub(crate) oldest: u64,
 }
 
 /// Memory for contributions of one process.
 #[derive(Debug, Default)]
 pub(crate) struct StagingMemory {
-    buffers: Mutex<Buffers>,
+    buffers: Mutex<StagingBuffers>,
     /// Reads memory of other hosts, and lets them read this memory.
     fabric: Option<Arc<dyn Fabric>>,
 }
 
 #[derive(Debug, Default)]
-struct Buffers {
+struct StagingBuffers {
     free: Vec<Numbered>,
     /// Numbers of all buffers, in the order in which they were made.
     numbers: Vec<u64>,
@@ -137,7 +137,7 @@ impl StagingMemory {
     }
 }
 
-impl Buffers {
+impl StagingBuffers {
     fn forget(&mut self, buffer: &Numbered) {
         self.numbers.retain(|number| *number != buffer.number);
         self.bytes -= buffer.memory.length();
@@ -243,7 +243,7 @@ impl Drop for StagedBuffer {
     }
 }
 
-/// Buffers of one peer that this process has mapped.
+/// StagingBuffers of one peer that this process has mapped.
 #[derive(Debug, Default)]
 pub(crate) struct PeerBuffers(Mutex<Vec<Arc<Numbered>>>);
 

@@ -43,9 +43,11 @@ fn program_of(line: &[u8]) -> String {
     let words: Vec<_> = line.split(|byte| *byte == 0).map(String::from_utf8_lossy).collect();
     let name = |path: &str| path.rsplit('/').next().unwrap_or(path).to_owned();
     let program = words.first().map(|word| name(word)).unwrap_or_default();
-    let is_interpreter = program.starts_with("python");
-    let rest = || words.iter().skip(1).find(|word| !word.starts_with('-') && !word.is_empty());
-    let shown = rest().filter(|_| is_interpreter).map_or(program, |word| name(word));
+    let mut shown = program;
+    if shown.starts_with("python") {
+        let script = words.iter().skip(1).find(|word| !word.starts_with('-') && !word.is_empty());
+        shown = script.map_or(shown, |word| name(word));
+    }
     // The words come from another process, and the text goes to terminals and logs.
     shown.chars().filter(|letter| !letter.is_control()).take(64).collect()
 }

@@ -92,10 +92,7 @@ impl Address {
         };
         let index = ranked.iter().position(is_kept).unwrap_or(0);
         let next = Self { entry: ranked.swap_remove(index), ..self.clone() }.at(port, settings);
-        Ok(match next == *self {
-            true => next,
-            false => Self { generation: self.generation + 1, ..next },
-        })
+        Ok(if next == *self { next } else { Self { generation: self.generation + 1, ..next } })
     }
 
     /// Takes over what the port says.

@@ -58,18 +58,18 @@ impl Devices {
         server: &str,
         engine: &str,
     ) -> Result<Arc<Self>> {
-        Self::open_with_clock(library, settings, (server, engine), SystemClock::shared())
+        Self::open_with_clock(library, settings, server, engine, SystemClock::shared())
     }
 
-    /// Opens the devices with a clock for deadlines, pauses and measurements; see [`Self::open`], which
-    /// takes the names of server and engine separately.
+    /// Opens the devices with a clock for deadlines, pauses and measurements; see [`Self::open`].
     ///
     /// # Errors
     /// Those of [`Self::open`].
     pub fn open_with_clock(
         library: &Arc<Library>,
         settings: RdmaSettings,
-        (server, engine): (&str, &str),
+        server: &str,
+        engine: &str,
         clock: Arc<dyn Clock>,
     ) -> Result<Arc<Self>> {
         settings.check()?;
@@ -101,9 +101,10 @@ impl Devices {
         }
         if nics.is_empty() {
             left_out.extend(excluded);
-            let reasons = match left_out.is_empty() {
-                true => "this machine has none".to_owned(),
-                false => left_out.join("; "),
+            let reasons = if left_out.is_empty() {
+                "this machine has none".to_owned()
+            } else {
+                left_out.join("; ")
             };
             return Err(Error::new(ErrorCode::INVALID_PARAMS, "no RDMA device can be used")
                 .with("reasons", reasons));

@@ -45,7 +45,7 @@ pub(crate) struct Endpoint {
     peer_path: String,
     queue_pairs: usize,
     identity: Arc<Identity>,
-    state: Mutex<State>,
+    state: Mutex<ConnectionState>,
     changed: Condvar,
     load: Arc<Load>,
     /// Of all links to the peer.
@@ -88,7 +88,7 @@ pub(crate) enum Ended {
 }
 
 #[derive(Debug)]
-enum State {
+enum ConnectionState {
     Unconnected,
     /// A request is under way, which offers these queue pairs.
     Opening(Offer),
@@ -173,7 +173,7 @@ impl Endpoint {
             peer_path: peer_path.to_owned(),
             queue_pairs,
             identity: Arc::clone(identity),
-            state: Mutex::new(State::Unconnected),
+            state: Mutex::new(ConnectionState::Unconnected),
             changed: Condvar::default(),
             load: Arc::new(Load::new(nic.link_rate())),
             health: Mutex::default(),
@@ -183,7 +183,9 @@ impl Endpoint {
     /// Returns the connection, if there is one that has not failed.
     pub(crate) fn connection(&self) -> Option<Arc<Connection>> {
         match &*self.state.lock() {
-            State::Connected(connection) if !connection.is_failed() => Some(Arc::clone(connection)),
+            ConnectionState::Connected(connection) if !connection.is_failed() => {
+                Some(Arc::clone(connection))
+            }
             _ => None,
         }
     }
@@ -200,12 +202,12 @@ impl Endpoint {
         let mut state = self.state.lock();
         loop {
             match &*state {
-                State::Connected(connection) if connection.is_failed() => {
+                ConnectionState::Connected(connection) if connection.is_failed() => {
                     drop(state);
                     self.drop_failed();
                     state = self.state.lock();
                 }
-                State::Connected(connection) => {
+                ConnectionState::Connected(connection) => {
                     let confirm_until = connection.since + CONFIRMATION_TIMEOUT;
                     let left = confirm_until.min(deadline).left(self.nic.now());
                     if connection.is_confirmed.load(Ordering::Acquire) || left.is_zero() {
@@ -213,14 +215,14 @@ impl Endpoint {
                     }
                     self.changed.wait_for(&mut state, left);
                 }
-                State::Opening(_) => {
+                ConnectionState::Opening(_) => {
                     let left = deadline.left(self.nic.now());
                     if left.is_zero() {
                         return Err(self.error("the deadline passed while devices were connected"));
                     }
                     self.changed.wait_for(&mut state, left.min(Duration::from_secs(3600)));
                 }
-                State::Unconnected => break,
+                ConnectionState::Unconnected => break,
             }
         }
         let offer = self.offer()?;
@@ -234,15 +236,15 @@ impl Endpoint {
                 attempt: Some(self.identity.next(&offered)),
             };
             let connection = self.join(offer, peer, true)?;
-            *state = State::Connected(Arc::clone(&connection));
+            *state = ConnectionState::Connected(Arc::clone(&connection));
             return Ok(connection);
         }
-        *state = State::Opening(offer);
+        *state = ConnectionState::Opening(offer);
         drop(state);
         let opened = self.open(&offered, exchange, deadline);
         let mut state = self.state.lock();
-        if opened.is_err() && matches!(*state, State::Opening(_)) {
-            *state = State::Unconnected;
+        if opened.is_err() && matches!(*state, ConnectionState::Opening(_)) {
+            *state = ConnectionState::Unconnected;
         }
         drop(state);
         self.changed.notify_all();
@@ -260,7 +262,7 @@ impl Endpoint {
         let answer =
             exchange(&request.to_json(), deadline).and_then(|text| Hello::from_json(&text));
         let mut state = self.state.lock();
-        if let State::Connected(connection) = &*state {
+        if let ConnectionState::Connected(connection) = &*state {
             // The peer has begun as well.
             let is_same = answer.as_ref().is_ok_and(|answer| connection.peer.is_of(answer));
             let was_offered = connection.own.set == offered.set;
@@ -272,13 +274,15 @@ impl Endpoint {
             return Ok(connection);
         }
         let answer = self.check_answer(answer?)?;
-        let State::Opening(offer) = std::mem::replace(&mut *state, State::Unconnected) else {
+        let ConnectionState::Opening(offer) =
+            std::mem::replace(&mut *state, ConnectionState::Unconnected)
+        else {
             return Err(self.error("the devices were disconnected while they were connected"));
         };
         let gid = parse_gid(&answer.local_gid)
             .ok_or_else(|| self.error("the peer's answer has no address"))?;
         let connection = self.join(offer, PeerEnd::new(gid, &answer), true)?;
-        *state = State::Connected(Arc::clone(&connection));
+        *state = ConnectionState::Connected(Arc::clone(&connection));
         drop(state);
         if answer.confirms() {
             self.confirm(&connection, exchange, deadline)?;
@@ -318,30 +322,30 @@ impl Endpoint {
         }
         let mut state = self.state.lock();
         let offer = match &*state {
-            State::Connected(connection)
+            ConnectionState::Connected(connection)
                 if connection.peer.is_of(request) && !connection.is_failed() =>
             {
                 return self.accepted(connection, request);
             }
-            State::Connected(connection) if connection.is_newer_than(request) => {
+            ConnectionState::Connected(connection) if connection.is_newer_than(request) => {
                 return Hello::refusal("a later request of this engine was answered before");
             }
-            State::Opening(_) => None,
-            State::Connected(_) | State::Unconnected => match self.offer() {
+            ConnectionState::Opening(_) => None,
+            ConnectionState::Connected(_) | ConnectionState::Unconnected => match self.offer() {
                 Ok(offer) => Some(offer),
                 Err(error) => return Hello::refusal(error.to_string()),
             },
         };
-        let old = std::mem::replace(&mut *state, State::Unconnected);
+        let old = std::mem::replace(&mut *state, ConnectionState::Unconnected);
         let (offer, old) = match (offer, old) {
             (Some(offer), old) => (offer, old),
-            (None, State::Opening(offer)) => (offer, State::Unconnected),
+            (None, ConnectionState::Opening(offer)) => (offer, ConnectionState::Unconnected),
             (None, _) => unreachable!("queue pairs are made in each other state"),
         };
         let answer = match self.join(offer, PeerEnd::new(gid, request), !request.confirms()) {
             Ok(connection) => {
                 let answer = self.accepted(&connection, request);
-                *state = State::Connected(connection);
+                *state = ConnectionState::Connected(connection);
                 answer
             }
             Err(error) => Hello::refusal(format!(
@@ -357,11 +361,11 @@ impl Endpoint {
     fn record_confirmation(&self, request: &Hello) -> Hello {
         let state = self.state.lock();
         let answer = match &*state {
-            State::Connected(connection) if connection.peer.is_of(request) => {
+            ConnectionState::Connected(connection) if connection.peer.is_of(request) => {
                 connection.is_confirmed.store(true, Ordering::Release);
                 Hello::default()
             }
-            State::Connected(_) => {
+            ConnectionState::Connected(_) => {
                 Hello::refusal("Received stale RDMA ready ACK with mismatched peer QP numbers")
             }
             _ => Hello::refusal("Received RDMA ready ACK for unconnected endpoint"),
@@ -450,10 +454,10 @@ impl Endpoint {
     pub(crate) fn drop_failed(&self) -> Option<Ended> {
         let mut state = self.state.lock();
         let ended = match &*state {
-            State::Connected(connection) if connection.is_failed() => connection.ended(),
+            ConnectionState::Connected(connection) if connection.is_failed() => connection.ended(),
             _ => return None,
         };
-        let failed = std::mem::replace(&mut *state, State::Unconnected);
+        let failed = std::mem::replace(&mut *state, ConnectionState::Unconnected);
         drop(state);
         self.give_up(failed);
         Some(ended)
@@ -467,7 +471,7 @@ impl Endpoint {
     /// Returns whether requests of a transfer are in flight.
     pub(crate) fn carries(&self, progress: &Arc<Progress>) -> bool {
         let queues = match &*self.state.lock() {
-            State::Connected(connection) => connection.queues.clone(),
+            ConnectionState::Connected(connection) => connection.queues.clone(),
             _ => return false,
         };
         queues.iter().any(|queue| queue.carries(progress))
@@ -480,7 +484,7 @@ impl Endpoint {
     }
 
     fn each_queue(&self, call: impl Fn(&SendQueue)) {
-        if let State::Connected(connection) = &*self.state.lock() {
+        if let ConnectionState::Connected(connection) = &*self.state.lock() {
             connection.queues.iter().for_each(|queue| call(queue));
         }
     }
@@ -490,9 +494,9 @@ impl Endpoint {
     pub(crate) fn is_gone(&self, now: Moment, idle_max: Duration, is_unused: bool) -> bool {
         let Some(mut state) = self.state.try_lock() else { return false };
         let connection = match &*state {
-            State::Connected(connection) => Arc::clone(connection),
-            State::Unconnected => return true,
-            State::Opening(_) => return false,
+            ConnectionState::Connected(connection) => Arc::clone(connection),
+            ConnectionState::Unconnected => return true,
+            ConnectionState::Opening(_) => return false,
         };
         if !connection.is_failed() && self.load.idle(now) >= idle_max {
             connection.queues.iter().for_each(|queue| queue.probe(&self.nic));
@@ -500,7 +504,7 @@ impl Endpoint {
         if !connection.is_failed() || !is_unused {
             return false;
         }
-        let failed = std::mem::replace(&mut *state, State::Unconnected);
+        let failed = std::mem::replace(&mut *state, ConnectionState::Unconnected);
         drop(state);
         self.give_up(failed);
         true
@@ -508,13 +512,13 @@ impl Endpoint {
 
     /// Destroys the queue pairs: what is in flight ends at once.
     pub(crate) fn disconnect(&self) {
-        let state = std::mem::replace(&mut *self.state.lock(), State::Unconnected);
+        let state = std::mem::replace(&mut *self.state.lock(), ConnectionState::Unconnected);
         self.changed.notify_all();
         self.give_up(state);
     }
 
-    fn give_up(&self, state: State) {
-        if let State::Connected(connection) = state {
+    fn give_up(&self, state: ConnectionState) {
+        if let ConnectionState::Connected(connection) = state {
             connection.queues.iter().for_each(|queue| self.nic.remove_queue(queue));
         }
     }
@@ -534,7 +538,7 @@ impl Endpoint {
     /// Returns when the connection was made, if there is one.
     pub(crate) fn connected_since(&self) -> Option<Moment> {
         match &*self.state.lock() {
-            State::Connected(connection) => Some(connection.since),
+            ConnectionState::Connected(connection) => Some(connection.since),
             _ => None,
         }
     }
@@ -574,9 +578,10 @@ impl Connection {
     }
 
     fn ended(&self) -> Ended {
-        match self.queues.iter().all(|queue| queue.is_interrupted()) {
-            true => Ended::Interrupted,
-            false => Ended::Failed,
+        if self.queues.iter().all(|queue| queue.is_interrupted()) {
+            Ended::Interrupted
+        } else {
+            Ended::Failed
         }
     }
 

@@ -271,8 +271,8 @@ impl PeerLink {
         let mut unregistered = Vec::new();
         let mut local = self.devices.memory();
         for (index, entry) in (0..).zip(entries) {
-            let found = (|at| local.at(at), &self.memory.ranges);
-            match rule.cut((index, *entry), found, &mut slices) {
+            let remote = &self.memory.ranges;
+            match rule.cut(index, *entry, |at| local.at(at), remote, &mut slices) {
                 Ok(()) => {}
                 Err(Unregistered::Local) => unregistered.push(index),
                 Err(side) => outcomes[index as usize] = Some(self.refusal(side)),
@@ -288,8 +288,8 @@ impl PeerLink {
             local = Arc::new(unsafe { self.devices.memory_with(&local, wanted, operation) });
         }
         for index in unregistered {
-            let found = (|at| local.at(at), &self.memory.ranges);
-            let cut = rule.cut((index, entries[index as usize]), found, &mut slices);
+            let (entry, remote) = (entries[index as usize], &self.memory.ranges);
+            let cut = rule.cut(index, entry, |at| local.at(at), remote, &mut slices);
             outcomes[index as usize] = cut.err().map(|side| self.refusal(side));
         }
         (local, slices)

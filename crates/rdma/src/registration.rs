@@ -22,11 +22,11 @@ use crate::{
 /// All registered ranges.
 #[derive(Debug, Default)]
 pub(crate) struct Registrations {
-    state: RwLock<State>,
+    state: RwLock<RegistrationTable>,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct RegistrationTable {
     by_base: BTreeMap<u64, Arc<Registered>>,
     /// The parts of all ranges; None after a change, until the next transfer.
     memory: Option<Arc<LocalMemory>>,
@@ -49,7 +49,7 @@ pub(crate) struct Registered {
     near: NearDevices,
     /// Neighbouring parts, each as long as a device allows.
     parts: Vec<RegisteredPart>,
-    ended: Arc<Ended>,
+    ended: Arc<EndedFlag>,
 }
 
 struct RegisteredPart {
@@ -60,7 +60,7 @@ struct RegisteredPart {
 
 /// Tells that a range has no registration any more.
 #[derive(Debug, Default)]
-struct Ended {
+struct EndedFlag {
     is_ended: Mutex<bool>,
     changed: Condvar,
 }

@@ -172,8 +172,8 @@ impl SendQueue {
             in_flight.pop_back();
         }
         drop(in_flight);
-        let failed = (end.wrapping_sub(from), Reason::NotPosted);
-        self.end(nic, round.as_deref(), first_slice, (0, failed), nic.now());
+        let failed = end.wrapping_sub(from);
+        self.end(nic, round.as_deref(), first_slice, 0, failed, Reason::NotPosted, nic.now());
     }
 
     /// Records the completion of a request.
@@ -204,8 +204,8 @@ impl SendQueue {
             if is_failed {
                 self.is_failed.store(true, Ordering::Release);
             }
-            let failed = (u32::from(is_failed), self.reason(Reason::Status(status)));
-            self.end(nic, round.as_deref(), slice, (succeeded, failed), now);
+            let (failed, reason) = (u32::from(is_failed), self.reason(Reason::Status(status)));
+            self.end(nic, round.as_deref(), slice, succeeded, failed, reason, now);
             if !is_later {
                 return;
             }
@@ -219,7 +219,9 @@ impl SendQueue {
         nic: &Nic,
         round: Option<&Round>,
         slice: u32,
-        (succeeded, (failed, reason)): (u32, (u32, Reason)),
+        succeeded: u32,
+        failed: u32,
+        reason: Reason,
         now: Moment,
     ) {
         let Some(round) = round else {
@@ -319,8 +321,8 @@ impl SendQueue {
         drop(self.poster.lock().take());
         let runs = std::mem::take(&mut *self.in_flight.lock());
         for run in runs {
-            let failed = (run.end.wrapping_sub(run.next), self.reason(Reason::Abandoned));
-            self.end(nic, run.round.as_deref(), run.slice, (0, failed), nic.now());
+            let (failed, reason) = (run.end.wrapping_sub(run.next), self.reason(Reason::Abandoned));
+            self.end(nic, run.round.as_deref(), run.slice, 0, failed, reason, nic.now());
         }
     }
 

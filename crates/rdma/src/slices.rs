@@ -93,8 +93,10 @@ impl SliceRule {
     /// A byte is not registered on one side. Nothing was appended then.
     pub(crate) fn cut(
         self,
-        (index, entry): (u32, Entry),
-        (local, remote): (impl Fn(u64) -> Option<(u32, u64)>, &MemoryRanges),
+        index: u32,
+        entry: Entry,
+        local: impl Fn(u64) -> Option<(u32, u64)>,
+        remote: &MemoryRanges,
         slices: &mut Vec<Slice>,
     ) -> Result<(), Unregistered> {
         let before = slices.len();
@@ -151,7 +153,7 @@ mod tests {
         let entry = Entry { local: 1000, remote: 5000, length };
         let mut slices = Vec::new();
         let local = ranges(local);
-        RULE.cut((0, entry), (|at| local.at(at), &ranges(remote)), &mut slices).unwrap();
+        RULE.cut(0, entry, |at| local.at(at), &ranges(remote), &mut slices).unwrap();
         slices.iter().map(|slice| slice.length).collect()
     }
 
@@ -179,7 +181,7 @@ mod tests {
         let whole = ranges(&[(1000, 1000), (5000, 1000)]);
         let gap = ranges(&[(1000, 50), (1060, 1000), (5000, 50), (5060, 1000)]);
         let cut = |local: &MemoryRanges, remote: &MemoryRanges, slices: &mut Vec<Slice>| {
-            RULE.cut((0, entry), (|at| local.at(at), remote), slices)
+            RULE.cut(0, entry, |at| local.at(at), remote, slices)
         };
         assert_eq!(cut(&gap, &whole, &mut slices), Err(Unregistered::Local));
         assert_eq!(cut(&whole, &gap, &mut slices), Err(Unregistered::Remote));
@@ -207,7 +209,7 @@ mod tests {
             let mut slices = Vec::new();
             let rule = SliceRule { bytes, tail, tries: 1 };
             let here = MemoryRanges::new(local.clone());
-            rule.cut((7, entry), (|at| here.at(at), &remote), &mut slices).unwrap();
+            rule.cut(7, entry, |at| here.at(at), &remote, &mut slices).unwrap();
             let mut done = 0;
             for slice in &slices {
                 prop_assert_eq!((slice.entry, slice.local, slice.remote), (7, 1000 + done, 5000 + done));

@@ -196,9 +196,9 @@ impl Drop for Client {
 impl Drop for PooledConnection<'_> {
     fn drop(&mut self) {
         let mut state = self.pool.state.lock();
-        match self.stream.take().filter(|_| self.is_reusable) {
-            Some(stream) => state.idle.push(stream),
-            None => state.open -= 1,
+        match self.stream.take() {
+            Some(stream) if self.is_reusable => state.idle.push(stream),
+            _ => state.open -= 1,
         }
         drop(state);
         self.pool.is_freed.notify_one();

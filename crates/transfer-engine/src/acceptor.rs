@@ -106,7 +106,8 @@ impl Acceptor {
     /// Calls `serve` for every connection of the listener, for at most `limit` at a time.
     pub(crate) fn start<Serve, Served>(
         listener: std::net::TcpListener,
-        (limit, overflow): (usize, OverflowPolicy),
+        limit: usize,
+        overflow: OverflowPolicy,
         runtime: &Handle,
         serve: Serve,
     ) -> Result<Self>

@@ -164,10 +164,7 @@ impl CheckedRange {
             return PageState::Unknown;
         }
         let window_end = window.saturating_add(BLOCK);
-        let wanted = match end <= window_end && !is_alone {
-            true => window..window_end,
-            false => address..end,
-        };
+        let wanted = if end <= window_end && !is_alone { window..window_end } else { address..end };
         match page_check::accessible_part(address, &wanted) {
             Some(found) if found.end >= end => {
                 self.range = found;
@@ -412,9 +409,8 @@ mod tests {
                 [(false, false), (true, false), (false, true), (true, true)]
             {
                 let mut to = vec![0; length + 2];
-                let select = |range: LocalRange, is_foreign: bool| match is_foreign {
-                    true => foreign(range.address(), range.length()),
-                    false => range,
+                let select = |range: LocalRange, is_foreign: bool| {
+                    if is_foreign { foreign(range.address(), range.length()) } else { range }
                 };
                 let source = select(held(&mut from[1..=length]), source_foreign);
                 let target = select(held(&mut to[1..=length]), target_foreign);

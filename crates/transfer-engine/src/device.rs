@@ -262,8 +262,7 @@ pub(crate) fn fill_buffer(
     let (mut parts, mut at) = (Vec::new(), 0);
     while place.0 < entries.len() && at < BUFFER_BYTES {
         let (entry, from) = *place;
-        let open = owners[entry].filter(|_| entries[entry].outcome.is_none());
-        let Some(device) = open else {
+        let (Some(device), true) = (owners[entry], entries[entry].outcome.is_none()) else {
             *place = (entry + 1, 0);
             continue;
         };

@@ -74,8 +74,10 @@ impl LocalRange {
     pub(crate) fn joined(&self, next: Self) -> Option<Self> {
         let is_next = self.ownership == next.ownership
             && self.address.checked_add(self.length) == Some(next.address);
-        let length = self.length.checked_add(next.length).filter(|_| is_next)?;
-        Some(Self { length, ..*self })
+        if !is_next {
+            return None;
+        }
+        self.length.checked_add(next.length).map(|length| Self { length, ..*self })
     }
 
     /// First address.
@@ -135,7 +137,7 @@ impl TransferEntry {
         for next in &entries[1..] {
             let end = entries[0].remote.checked_add(whole.length as u64);
             let is_next = next.outcome.is_none() && end == Some(next.remote);
-            let Some(longer) = whole.joined(next.local).filter(|_| is_next) else { break };
+            let (true, Some(longer)) = (is_next, whole.joined(next.local)) else { break };
             whole = longer;
             count += 1;
         }

@@ -21,7 +21,7 @@ use rdma_sys::ibv_event_type;
 
 use self::{
     objects::{ContextHandle, DeviceObject, Reporter},
-    queues::{Network, QueuePairState, Queues},
+    queues::{FakeQueuePair, Network, Queues},
 };
 use crate::{Gid, Library};
 
@@ -144,9 +144,10 @@ impl Fabric {
         let mut state = self.lock();
         let found = &mut state.devices[device];
         found.is_link_up = is_up;
-        found.report(match is_up {
-            true => ibv_event_type::IBV_EVENT_PORT_ACTIVE,
-            false => ibv_event_type::IBV_EVENT_PORT_ERR,
+        found.report(if is_up {
+            ibv_event_type::IBV_EVENT_PORT_ACTIVE
+        } else {
+            ibv_event_type::IBV_EVENT_PORT_ERR
         });
         state.progress();
     }
@@ -279,7 +280,7 @@ impl State {
 }
 
 impl Network for Vec<DeviceState> {
-    fn carries(&self, queue_pair: &QueuePairState) -> bool {
+    fn carries(&self, queue_pair: &FakeQueuePair) -> bool {
         let device = &self[queue_pair.device];
         let index = i32::from(queue_pair.gid_index);
         device.is_link_up && device.address(index) == Some(queue_pair.gid)

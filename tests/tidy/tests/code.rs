@@ -1,5 +1,7 @@
 //! Restrictions on code: unsafe, environment reads, the purity of `state/`, Python's `__all__`.
 
+use std::collections::{BTreeMap, BTreeSet};
+
 use mooncake_tidy::{File, files, regex, report};
 
 /// The files that may hold `unsafe`, and folders of tests, with the reason. Everywhere else it is
@@ -253,6 +255,105 @@ fn layers_of_the_state_know_only_those_below() {
         let found: Vec<_> = files.iter().flat_map(|file| file.matches(&pattern)).collect();
         report(&format!("names of upper layers in {folder}"), &found);
     }
+}
+
+/// Crates that still test flags by patterns, or by a filter that ignores its argument. The list only shrinks.
+const PATTERNS_OF_FLAGS: &[&str] =
+    &["disk", "election", "kv-client", "master", "python", "store-client", "transfer-tools"];
+
+#[test]
+fn flags_are_tested_by_if() {
+    let pattern = regex(r"^\s*(true|false) => |\.filter\(\|_\| ");
+    let mut found = Vec::new();
+    for file in rust() {
+        let owner = file.path.strip_prefix("crates/").and_then(|path| path.split_once("/src/"));
+        if owner.is_some_and(|(owner, _)| !PATTERNS_OF_FLAGS.contains(&owner)) {
+            found.extend(file.matches(&pattern));
+        }
+    }
+    report("flags that are tested by a pattern: use if", &found);
+}
+
+/// Crates that still pass several arguments as one tuple. The list only shrinks.
+const TUPLES_OF_ARGUMENTS: &[&str] = &["master", "python", "store-client", "transfer-tools"];
+
+/// A range may be one argument.
+#[test]
+fn arguments_have_names_of_their_own() {
+    let pattern = regex(r"^\s+\(\w+, .*\): \(|\bfn \w+.*[(,] ?\([a-z_]+, [a-z_ ,()]*\): \(");
+    let range = regex(r"\((base|address), length\): \(");
+    let mut found = Vec::new();
+    for file in rust() {
+        let owner = file.path.strip_prefix("crates/").and_then(|path| path.split_once("/src/"));
+        if owner.is_some_and(|(owner, _)| !TUPLES_OF_ARGUMENTS.contains(&owner)) {
+            let tuples = file.matches(&pattern);
+            found.extend(tuples.into_iter().filter(|line| !range.is_match(line)));
+        }
+    }
+    report("arguments that share a tuple", &found);
+}
+
+/// Crates whose modules form layers: none needs itself, over whatever modules.
+const LAYERED: &[&str] = &["collective", "daemon", "http", "rpc"];
+
+#[test]
+fn modules_of_a_layered_crate_form_no_circle() {
+    let mut found = Vec::new();
+    for owner in LAYERED {
+        let mut left = modules_used(&format!("crates/{owner}/src/"));
+        assert!(left.len() > 1, "{owner} has modules");
+        loop {
+            let known: BTreeSet<_> = left.keys().cloned().collect();
+            let before = left.len();
+            left.retain(|_, used| used.iter().any(|module| known.contains(module)));
+            if left.len() == before {
+                break;
+            }
+        }
+        found.extend(
+            left.into_iter()
+                .map(|(module, used)| format!("crates/{owner}: {module} uses {used:?}")),
+        );
+    }
+    report("modules that form a circle, or use one", &found);
+}
+
+/// Returns which modules of a crate each of its modules uses, submodules included; without its root and
+/// tests.
+fn modules_used(folder: &str) -> BTreeMap<String, BTreeSet<String>> {
+    let import = regex(r"(?ms)^use crate::(.*?);");
+    let mut modules: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+    for file in rust() {
+        let Some(path) = file.path.strip_prefix(folder) else { continue };
+        let name = path.split('/').next().unwrap_or(path).trim_end_matches(".rs");
+        if ["lib", "main", "fuzz"].contains(&name) || path.ends_with("tests.rs") {
+            continue;
+        }
+        let used = modules.entry(name.to_owned()).or_default();
+        for list in import.captures_iter(&file.text) {
+            used.extend(first_names(&list[1]).filter(|other| other != name));
+        }
+    }
+    modules
+}
+
+/// Returns the first name of each path of an import, as `a` and `b` of `{a::{x, y}, b::z}`.
+fn first_names(list: &str) -> impl Iterator<Item = String> {
+    let list = list.strip_prefix('{').map_or(list, |list| list.trim_end_matches('}'));
+    let (mut depth, mut names) = (0, vec![String::new()]);
+    for letter in list.chars() {
+        match letter {
+            '{' => depth += 1,
+            '}' => depth -= 1,
+            ',' if depth == 0 => names.push(String::new()),
+            _ if depth == 0 => names.last_mut().expect("there is one").push(letter),
+            _ => {}
+        }
+    }
+    names.into_iter().filter_map(|path| {
+        let name = path.trim().split("::").next()?.to_owned();
+        (!name.is_empty()).then_some(name)
+    })
 }
 
 #[test]

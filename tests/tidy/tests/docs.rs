@@ -22,6 +22,38 @@ fn paths_in_documents_exist() {
     report("paths that do not exist", &found);
 }
 
+/// A file may be named by the end of its path, as in `state/rules.rs`, in pages and in comments.
+#[test]
+fn files_that_texts_name_by_their_ending_exist() {
+    let name = regex(r"`([A-Za-z0-9_./-]*[A-Za-z0-9_]\.(?:rs|py|pyi|proto|sh))`");
+    let files = files();
+    let mut endings = BTreeSet::new();
+    for file in &files {
+        endings.insert(file.path.as_str());
+        endings.extend(file.path.match_indices('/').map(|(at, _)| &file.path[at + 1..]));
+    }
+    let mut found = Vec::new();
+    for file in files.iter().filter(|file| ["md", "rs", "py"].iter().any(|end| file.is(end))) {
+        if file.is_generated() || file.path == "CHANGELOG.md" || file.path == THIS {
+            continue;
+        }
+        for (index, line) in file.text.lines().enumerate() {
+            if file.is("rs") && !line.contains("//") {
+                continue;
+            }
+            for named in name.captures_iter(line) {
+                if !endings.contains(named[1].trim_start_matches(['.', '/'])) {
+                    found.push(format!("{}:{}: {}", file.path, index + 1, &named[1]));
+                }
+            }
+        }
+    }
+    report("files that do not exist", &found);
+}
+
+/// This file, which shows patterns of names.
+const THIS: &str = "tests/tidy/tests/docs.rs";
+
 #[test]
 fn architecture_maps_every_file_of_a_listed_folder() {
     let page = pages().into_iter().find(|file| file.path == "docs/architecture.md");

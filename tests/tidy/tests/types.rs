@@ -94,3 +94,89 @@ fn methods_of_all_impl_blocks_are_counted() {
     let counts = methods(&[file("crates/a/src/b.rs"), file("crates/a/src/b/tests.rs")]);
     assert_eq!(counts, BTreeMap::from([(("a".to_owned(), "Parts".to_owned()), 3)]));
 }
+
+/// Types of one crate that share a name. The list only shrinks: rename one of them and delete its row. Those
+/// whose modules exclude each other stay.
+const SHARED_NAMES: &[(&str, &str)] = &[
+    ("disk", "Record"),
+    ("disk", "Refusal"),
+    ("disk", "State"),
+    ("master", "ClientCalls"),
+    ("master", "Disk"),
+    ("master", "Entry"),
+    ("master", "Groups"),
+    ("master", "HeldBytes"),
+    ("master", "Kind"),
+    ("master", "LogFile"),
+    ("master", "NewJob"),
+    ("master", "Open"),
+    ("master", "Queue"),
+    ("master", "Set"),
+    ("master", "Snapshot"),
+    ("master", "Writer"),
+    ("python", "Entry"),
+    ("python", "Outcome"),
+    ("python", "PerProcess"),
+    ("python", "Ranges"),
+    ("python", "Record"),
+    ("python", "Row"),
+    ("python", "Table"),
+    ("python", "Unsigned"),
+    ("store-client", "Layout"),
+    ("store-client", "State"),
+    ("testkit", "Gate"),
+    ("testkit", "GateState"),
+    // The same with and without the feature `rdma`.
+    ("transfer-engine", "Rdma"),
+    ("verbs", "Library"),
+];
+
+#[test]
+fn types_of_a_crate_have_different_names() {
+    let type_name = regex(r"^(?:pub(?:\([^)]*\))? )?(?:struct|enum|union|trait|type) (\w+)");
+    let files = files();
+    let of_tests = test_modules(&files);
+    let mut places: BTreeMap<(&str, String), Vec<String>> = BTreeMap::new();
+    for file in files.iter().filter(|file| file.is("rs") && !file.is_generated()) {
+        let Some(owner) = crate_of(&file.path) else { continue };
+        let is_source = file.path.starts_with(&format!("crates/{owner}/src/"));
+        if !is_source || of_tests.iter().any(|module| file.path.starts_with(module)) {
+            continue;
+        }
+        for (number, line) in file.code_lines() {
+            if let Some(name) = type_name.captures(line) {
+                let place = format!("{}:{number}", file.path);
+                places.entry((owner, name[1].to_owned())).or_default().push(place);
+            }
+        }
+    }
+    let is_shared = |owner: &str, name: &str| {
+        places.get(&(owner, name.to_owned())).is_some_and(|places| places.len() > 1)
+    };
+    let mut found = Vec::new();
+    for ((owner, name), places) in &places {
+        if places.len() > 1 && !SHARED_NAMES.contains(&(*owner, name)) {
+            found.push(format!("{}: {name}, also {}", places[0], places[1..].join(", ")));
+        }
+    }
+    let settled = SHARED_NAMES.iter().filter(|(owner, name)| !is_shared(owner, name));
+    found.extend(
+        settled.map(|(owner, name)| format!("crates/{owner}: {name} is not shared any more")),
+    );
+    report("types of one crate that share a name", &found);
+}
+
+/// Returns the paths, without their ending, of the modules that only tests have.
+fn test_modules(files: &[File]) -> Vec<String> {
+    let module = regex(r"#\[cfg\(test\)\]\s+(?:#\[[^\]]*\]\s+)*(?:pub(?:\([^)]*\))? )?mod (\w+);");
+    let mut modules = Vec::new();
+    for file in files.iter().filter(|file| file.is("rs")) {
+        let folder = file
+            .path
+            .strip_suffix("/lib.rs")
+            .map_or_else(|| file.path.trim_end_matches(".rs").to_owned(), str::to_owned);
+        let named = module.captures_iter(&file.text);
+        modules.extend(named.map(|name| format!("{folder}/{}", &name[1])));
+    }
+    modules
+}

@@ -83,17 +83,21 @@ impl ValueKind {
                 _ => Err(Error::invalid(format!("not a whole number from {least} to {most}"))),
             },
             Self::Seconds => read_seconds(text).map(drop),
-            Self::Interval => match read_seconds(text)?.is_zero() {
-                true => Err(Error::invalid("an interval must be longer than 0")),
-                false => Ok(()),
-            },
+            Self::Interval => {
+                if read_seconds(text)?.is_zero() {
+                    Err(Error::invalid("an interval must be longer than 0"))
+                } else {
+                    Ok(())
+                }
+            }
             Self::Millis => read_millis(text).map(drop),
             Self::Size => read_size(text).map(drop),
             Self::OneOf(allowed) => {
                 let size = read_size(text).ok();
-                match allowed.iter().any(|one| size.is_some() && read_size(one).ok() == size) {
-                    true => Ok(()),
-                    false => Err(Error::invalid(format!("not one of {}", allowed.join(", ")))),
+                if allowed.iter().any(|one| size.is_some() && read_size(one).ok() == size) {
+                    Ok(())
+                } else {
+                    Err(Error::invalid(format!("not one of {}", allowed.join(", "))))
                 }
             }
             Self::Token => Token::new(text).map(drop),

@@ -155,7 +155,7 @@ impl World {
         }
     }
 
-    fn group(&self) -> &Group {
+    fn group(&self) -> &GroupMembers {
         &self.rules.groups[GROUP]
     }
 
@@ -249,7 +249,9 @@ impl World {
     fn add_steps_with(&self, rank: u32, other: u32, free: &mut Vec<Step>, bounded: &mut Vec<Step>) {
         let (agent, peer) = (&self.agents[index(rank)], &self.agents[index(other)]);
         let member = agent.progress.view.members.iter().find(|member| member.rank == other);
-        if let Some(member) = member.filter(|_| agent.progress.has_joined()) {
+        if let Some(member) = member
+            && agent.progress.has_joined()
+        {
             let is_known = agent.lost.contains(&(other, member.incarnation));
             let is_dead = !peer.is_alive || peer.incarnation != member.incarnation;
             if is_dead && !is_known {

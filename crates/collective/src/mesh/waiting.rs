@@ -8,7 +8,7 @@ use mooncake_os::cpu::cpu_count;
 
 use super::Mesh;
 use crate::{
-    link::{Link, Progress},
+    link::{Link, SendProgress},
     shared_futex::SharedFutex,
     thread_waker::ThreadWaker,
 };
@@ -57,7 +57,7 @@ impl Mesh {
     /// part.
     pub(crate) fn wake_readers(&self) -> Vec<Arc<Link>> {
         let links = Arc::clone(&self.state.lock().polled);
-        let begun = |link: &&Arc<Link>| link.wake_reader() == Progress::Begun;
+        let begun = |link: &&Arc<Link>| link.wake_reader() == SendProgress::Begun;
         links.iter().filter(begun).map(Arc::clone).collect()
     }
 
@@ -199,7 +199,7 @@ mod tests {
                         Waker::from(Arc::clone(&waker)).wake();
                     } else {
                         let header = Header { kind: Kind::Collective, ..header(number, 0) };
-                        assert_eq!(sender.try_send(&header, &[]).unwrap(), Progress::Whole);
+                        assert_eq!(sender.try_send(&header, &[]).unwrap(), SendProgress::Whole);
                     }
                 }
             });

@@ -110,9 +110,10 @@ fn mount_of(mounts: &str, is_v2: bool) -> Option<(&str, &str)> {
         let mut mount = mount.split(' ').skip(3);
         let mut system = system.split(' ');
         let (kind, options) = (system.next()?, system.nth(1)?);
-        let is_wanted = match is_v2 {
-            true => kind == "cgroup2",
-            false => kind == "cgroup" && options.split(',').any(|name| name == "memory"),
+        let is_wanted = if is_v2 {
+            kind == "cgroup2"
+        } else {
+            kind == "cgroup" && options.split(',').any(|name| name == "memory")
         };
         is_wanted.then_some((mount.next()?, mount.next()?))
     })

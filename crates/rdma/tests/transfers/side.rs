@@ -147,9 +147,8 @@ impl Side {
         (settings, clock): (&RdmaSettings, &Arc<dyn Clock>),
     ) -> Self {
         let engine = SystemClock.now().since_boot().as_nanos().to_string();
-        let (settings, names) = (settings.clone(), (server, engine.as_str()));
-        let devices =
-            Devices::open_with_clock(library, settings, names, Arc::clone(clock)).unwrap();
+        let (settings, clock) = (settings.clone(), Arc::clone(clock));
+        let devices = Devices::open_with_clock(library, settings, server, &engine, clock).unwrap();
         let mut memory = vec![0; bytes].into_boxed_slice();
         let base = memory.as_mut_ptr().expose_provenance() as u64;
         // SAFETY: deregistered before the memory is dropped; touched only between transfers.

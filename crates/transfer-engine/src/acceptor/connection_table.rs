@@ -40,7 +40,7 @@ pub(super) struct ConnectionTable {
 struct TableState {
     last_id: u64,
     /// Connections that have not sent a valid request yet, oldest first.
-    silent: BTreeMap<u64, Arc<Entry>>,
+    silent: BTreeMap<u64, Arc<TableEntry>>,
     /// The other connections.
     known: KnownConnections,
 }
@@ -48,7 +48,7 @@ struct TableState {
 /// Connections that have sent a valid request, in the order in which they are looked at.
 #[derive(Debug, Default)]
 struct KnownConnections {
-    by_id: HashMap<u64, (Arc<Entry>, u64)>,
+    by_id: HashMap<u64, (Arc<TableEntry>, u64)>,
     /// By the earliest time since which each may wait, as its last look has shown: its real time is
     /// that or a later one. So the first whose real time is that one has waited longest.
     by_time: BTreeSet<(u64, u64)>,
@@ -67,12 +67,12 @@ enum Found {
 }
 
 impl KnownConnections {
-    fn insert(&mut self, id: u64, entry: Arc<Entry>, time: u64) {
+    fn insert(&mut self, id: u64, entry: Arc<TableEntry>, time: u64) {
         self.by_id.insert(id, (entry, time));
         self.by_time.insert((time, id));
     }
 
-    fn remove(&mut self, id: u64) -> Option<Arc<Entry>> {
+    fn remove(&mut self, id: u64) -> Option<Arc<TableEntry>> {
         let (entry, time) = self.by_id.remove(&id)?;
         self.by_time.remove(&(time, id));
         Some(entry)
@@ -100,7 +100,7 @@ impl KnownConnections {
 }
 
 #[derive(Debug)]
-struct Entry {
+struct TableEntry {
     since: Instant,
     /// Milliseconds from the start of the table to the time since which the connection waits for
     /// its peer, plus one; 0 while it does not wait.
@@ -114,7 +114,7 @@ struct Entry {
 pub(super) struct ConnectionEntry {
     table: Arc<ConnectionTable>,
     id: u64,
-    entry: Arc<Entry>,
+    entry: Arc<TableEntry>,
 }
 
 /// The result of asking for room.
@@ -135,7 +135,7 @@ impl ConnectionTable {
 
     /// Adds a connection, which `cut` ends.
     pub(super) fn add(self: &Arc<Self>, cut: CancellationToken, now: Instant) -> ConnectionEntry {
-        let entry = Arc::new(Entry { since: now, waiting_since: AtomicU64::new(0), cut });
+        let entry = Arc::new(TableEntry { since: now, waiting_since: AtomicU64::new(0), cut });
         let mut state = self.state.lock();
         state.last_id += 1;
         let id = state.last_id;
@@ -175,7 +175,7 @@ impl ConnectionTable {
         at.saturating_duration_since(self.start).as_millis() as u64
     }
 
-    fn end(entry: Option<Arc<Entry>>) -> Displacement {
+    fn end(entry: Option<Arc<TableEntry>>) -> Displacement {
         entry.iter().for_each(|entry| entry.cut.cancel());
         Displacement::Ended
     }

@@ -63,7 +63,7 @@ pub(crate) fn node_of(address: u64) -> Option<u32> {
     let failed = unsafe {
         libc::syscall(libc::SYS_move_pages, 0, 1_usize, &raw const page, none, &raw mut node, 0)
     } != 0;
-    u32::try_from(node).ok().filter(|_| !failed)
+    if failed { None } else { u32::try_from(node).ok() }
 }
 
 /// `struct procmap_query` of the kernel.
@@ -178,7 +178,7 @@ fn pack(generation: u64, file: Option<u32>) -> u64 {
 /// Returns what [`pack`] stored in this generation, if it stored anything.
 fn unpack(generation: u64, packed: u64) -> Option<u32> {
     let is_current = packed >> 32 == generation & u64::from(u32::MAX);
-    (packed as u32).checked_sub(1).filter(|_| is_current)
+    if is_current { (packed as u32).checked_sub(1) } else { None }
 }
 
 fn maps_descriptor() -> Option<i32> {

@@ -123,7 +123,7 @@ impl DeviceMemory {
                 return;
             }
             let moved = gate()
-                .and_then(|()| self.move_parts((opcode, deadline), &parts, entries, &mut copier));
+                .and_then(|()| self.move_parts(opcode, deadline, &parts, entries, &mut copier));
             let failures = match moved {
                 Ok(failures) => failures,
                 Err(error) => parts.iter().map(|part| (part.entry, error.clone())).collect(),
@@ -143,7 +143,8 @@ impl DeviceMemory {
     /// Moves one bufferful. Returns the entries whose local memory could not be accessed.
     fn move_parts(
         &self,
-        (opcode, deadline): (Opcode, Moment),
+        opcode: Opcode,
+        deadline: Moment,
         parts: &[StagedPart],
         entries: &[TransferEntry],
         copier: &mut Copier,

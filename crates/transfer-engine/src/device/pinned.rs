@@ -32,26 +32,26 @@ pub(super) struct PinnedPool {
 
 #[derive(Default)]
 struct FreeBuffers {
-    free: Vec<Allocation>,
+    free: Vec<PinnedAllocation>,
     made: usize,
     /// Number of requests that timed out.
     refused: u64,
 }
 
 /// One pinned allocation.
-struct Allocation {
+struct PinnedAllocation {
     address: NonNull<u8>,
     /// The device in whose context the memory was allocated.
     device: Ordinal,
 }
 
 // SAFETY: pinned memory belongs to the process, not to a thread, and has a single owner.
-unsafe impl Send for Allocation {}
+unsafe impl Send for PinnedAllocation {}
 
 /// A pinned buffer in use; dropping it returns the buffer to the pool.
 pub(crate) struct PinnedBuffer {
     pool: Arc<PinnedPool>,
-    pinned: Option<Allocation>,
+    pinned: Option<PinnedAllocation>,
 }
 
 impl PinnedPool {
@@ -92,7 +92,10 @@ impl PinnedPool {
             self.change.notify_one();
         })?;
         ALL_BUFFERS.lock().push((address.as_ptr() as usize, self.driver.library()));
-        Ok(PinnedBuffer { pool: Arc::clone(self), pinned: Some(Allocation { address, device }) })
+        Ok(PinnedBuffer {
+            pool: Arc::clone(self),
+            pinned: Some(PinnedAllocation { address, device }),
+        })
     }
 
     /// Returns whether a range lies in a buffer of this pool, or of another pool of the same

@@ -69,7 +69,7 @@ impl Engine {
         let data = TcpServer::start(data, Arc::clone(&exported.regions), settings, &runtime)?;
         let rpc_endpoint = Endpoint::new(host.clone(), port_of(&rpc)?);
         let name = segment_name(&config, &rpc_endpoint);
-        let (rdma_server, rdma) = open_rdma(&config, (&name, &rpc_endpoint), exported.id)?;
+        let (rdma_server, rdma) = open_rdma(&config, &name, &rpc_endpoint, exported.id)?;
         let template = Arc::new(DescriptorTemplate {
             name,
             host,
@@ -195,7 +195,8 @@ fn port_of(listener: &TcpListener) -> Result<u16> {
 /// its segment; else an empty one.
 fn open_rdma(
     config: &EngineConfig,
-    (name, rpc): (&str, &Endpoint),
+    name: &str,
+    rpc: &Endpoint,
     engine: EngineId,
 ) -> Result<(String, Rdma)> {
     let by_address = |host: &String| Endpoint { host: host.clone(), port: rpc.port }.to_string();

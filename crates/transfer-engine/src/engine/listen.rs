@@ -60,7 +60,8 @@ impl Listeners {
             }
             _ => address,
         };
-        let fixed = endpoint.and_then(|endpoint| endpoint.port).filter(|_| config.is_port_fixed);
+        let fixed =
+            if config.is_port_fixed { endpoint.and_then(|endpoint| endpoint.port) } else { None };
         let rpc = match fixed {
             Some(port) => listen(rpc_address, port).map_err(|error| {
                 refused(error).with("address", SocketAddr::new(rpc_address, port))

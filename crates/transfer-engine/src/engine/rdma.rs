@@ -36,7 +36,7 @@ impl Rdma {
     /// # Errors
     /// No device can be used, and the configuration requires one.
     pub(super) fn open(config: &EngineConfig, name: &str, engine: EngineId) -> Result<Self> {
-        let Some(settings) = config.rdma.as_ref().filter(|_| !config.is_tcp_forced) else {
+        let (Some(settings), false) = (&config.rdma, config.is_tcp_forced) else {
             return Ok(Self::default());
         };
         #[cfg(feature = "test-util")]
@@ -81,8 +81,7 @@ impl Rdma {
     /// Registers memory, so that peers can reach it. Memory that cannot be registered is reached over
     /// other transports.
     pub(super) fn register(&self, region: &Region) {
-        let Some(devices) = self.devices.as_ref().filter(|_| region.backing != Backing::Device)
-        else {
+        let (Some(devices), true) = (&self.devices, region.backing != Backing::Device) else {
             return;
         };
         // SAFETY: the caller of `register` promised that no Rust reference into the region exists while it is

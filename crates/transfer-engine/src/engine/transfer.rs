@@ -135,7 +135,7 @@ impl Inner {
         let mut served = None;
         for is_last in [false, true] {
             let version = peer.version();
-            let reason = match self.try_paths((params, connect_until), entries, &mut served) {
+            let reason = match self.try_paths(params, connect_until, entries, &mut served) {
                 Attempt::PeerLost if !is_last => RefreshReason::Lost,
                 Attempt::OtherEngine if !is_last => RefreshReason::OtherEngine,
                 Attempt::OtherEngine => {
@@ -166,7 +166,8 @@ impl Inner {
     /// Opens paths until `connect_until`.
     fn try_paths(
         &self,
-        (params, connect_until): (TransferParams<'_>, Moment),
+        params: TransferParams<'_>,
+        connect_until: Moment,
         entries: &mut [TransferEntry],
         served: &mut Option<TransportKind>,
     ) -> Attempt {

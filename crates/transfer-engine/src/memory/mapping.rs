@@ -142,9 +142,10 @@ impl Mapping {
     fn map(file: OwnedFd, length: usize, is_huge: bool) -> io::Result<Self> {
         let rights = libc::PROT_READ | libc::PROT_WRITE;
         let number = file.as_raw_fd();
-        let (place, fixed) = match is_huge || length < CHUNK {
-            true => (0, 0),
-            false => (aligned_place(length)?, libc::MAP_FIXED),
+        let (place, fixed) = if is_huge || length < CHUNK {
+            (0, 0)
+        } else {
+            (aligned_place(length)?, libc::MAP_FIXED)
         };
         let flags = libc::MAP_SHARED | fixed;
         // SAFETY: a new mapping at an address that the kernel chooses, or in a range reserved for
@@ -184,12 +185,12 @@ impl Mapping {
 
     /// Copies from local memory to `offset`, asking the gate before each chunk.
     pub(crate) fn write(&self, offset: usize, from: LocalRange, gate: Gate<'_>) -> Result<()> {
-        self.each_part(offset, from, Access::Read, (gate, &mut Copier::default()))
+        self.each_part(offset, from, Access::Read, gate, &mut Copier::default())
     }
 
     /// Copies from `offset` to local memory.
     pub(crate) fn read(&self, offset: usize, to: LocalRange, gate: Gate<'_>) -> Result<()> {
-        self.each_part(offset, to, Access::Write, (gate, &mut Copier::default()))
+        self.each_part(offset, to, Access::Write, gate, &mut Copier::default())
     }
 
     /// Moves entries that lie in this memory, which the owner maps at address `base`.
@@ -218,7 +219,7 @@ impl Mapping {
                 let is_due = ungated >= GATE_BYTES;
                 ungated = if is_due { 0 } else { ungated };
                 let gate = if is_due { gate } else { &open_gate };
-                self.each_part((remote - base) as usize, local, access, (gate, &mut copier))
+                self.each_part((remote - base) as usize, local, access, gate, &mut copier)
             };
             let moved = copy(run[0].remote, whole);
             for entry in run {
@@ -238,7 +239,8 @@ impl Mapping {
         offset: usize,
         local: LocalRange,
         access: Access,
-        (gate, copier): (Gate<'_>, &mut Copier),
+        gate: Gate<'_>,
+        copier: &mut Copier,
     ) -> Result<()> {
         let length = local.length();
         if offset > self.length || length > self.length - offset {

@@ -271,7 +271,7 @@ impl Regions {
         }
         let pins = pins.into_iter().zip(is_lasting).zip(ranges);
         pins.map(|((pin, is_lasting), range)| {
-            let pin = pin.filter(|_| is_lasting)?;
+            let (Some(pin), true) = (pin, is_lasting) else { return None };
             // SAFETY: it is mapped and writable. No references exist to bytes of a registered region,
             // and who registered it keeps it mapped until it is unregistered, for which the pin is
             // awaited.

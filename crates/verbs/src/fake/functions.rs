@@ -30,7 +30,7 @@ use super::{
         ChannelObject, CompletionsObject, ContextHandle, ContextObject, DeviceObject, DomainObject,
         QueuePairObject, RegionObject, Reporter,
     },
-    queues::{INLINE_BYTES_MAX, PeerState, Posted, QueuePairState, RegionBytes, RegionState, Span},
+    queues::{FakeQueuePair, INLINE_BYTES_MAX, PeerState, Posted, RegionBytes, RegionState, Span},
 };
 use crate::{
     Gid, Operation,
@@ -255,9 +255,10 @@ unsafe extern "C" fn query_port(
     }
     // SAFETY: the caller passes a living result.
     let attributes = unsafe { &mut *result };
-    attributes.state = match state.devices[found.device].is_link_up {
-        true => ibv_port_state::IBV_PORT_ACTIVE,
-        false => ibv_port_state::IBV_PORT_DOWN,
+    attributes.state = if state.devices[found.device].is_link_up {
+        ibv_port_state::IBV_PORT_ACTIVE
+    } else {
+        ibv_port_state::IBV_PORT_DOWN
     };
     attributes.active_mtu = 5; // 4096 bytes
     attributes.gid_tbl_len = ADDRESSES_MAX;
@@ -574,7 +575,7 @@ unsafe extern "C" fn create_qp(domain: *mut ibv_pd, wanted: *mut ibv_qp_init_att
     // SAFETY: a living completion queue.
     let completions: &CompletionsObject = unsafe { object(wanted.send_cq) };
     let capacity = wanted.cap.max_send_wr;
-    let entry = QueuePairState::new(found.device, completions.number, capacity);
+    let entry = FakeQueuePair::new(found.device, completions.number, capacity);
     let number = state.queues.add_queue_pair(entry);
     // SAFETY: integers, pointers, a mutex and a condition that nobody uses; zero is a value of each.
     let mut queue_pair: ibv_qp = unsafe { mem::zeroed() };

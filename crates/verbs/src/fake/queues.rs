@@ -15,7 +15,7 @@ use crate::{Gid, Operation};
 /// Queue pairs, completion queues and registrations of all devices.
 #[derive(Debug, Default)]
 pub(super) struct Queues {
-    queue_pairs: HashMap<u32, QueuePairState>,
+    queue_pairs: HashMap<u32, FakeQueuePair>,
     completions: HashMap<u32, CompletionState>,
     regions: HashMap<u32, RegionState>,
     /// The last number that was given out; all kinds share it.
@@ -30,7 +30,7 @@ const FIRST_REUSED: u32 = 17;
 /// What requests need to know about devices and the network.
 pub(super) trait Network {
     /// Returns whether a queue pair sends and receives: its link is up, and the port has its address.
-    fn carries(&self, queue_pair: &QueuePairState) -> bool;
+    fn carries(&self, queue_pair: &FakeQueuePair) -> bool;
 
     /// Returns the identifier of the port of a device.
     fn lid(&self, device: usize) -> u16;
@@ -38,7 +38,7 @@ pub(super) trait Network {
 
 /// A queue pair.
 #[derive(Debug)]
-pub(super) struct QueuePairState {
+pub(super) struct FakeQueuePair {
     pub(super) device: usize,
     /// Address that it sends from, and its entry in the table of the port.
     pub(super) gid: Gid,
@@ -213,13 +213,12 @@ impl Queues {
         self.regions.remove(&key);
     }
 
-    pub(super) fn add_queue_pair(&mut self, queue_pair: QueuePairState) -> u32 {
-        let number = match self.reuses_numbers {
-            true => {
-                let is_free = |number: &u32| !self.queue_pairs.contains_key(number);
-                (FIRST_REUSED..).find(is_free).expect("few queue pairs")
-            }
-            false => self.next_number(),
+    pub(super) fn add_queue_pair(&mut self, queue_pair: FakeQueuePair) -> u32 {
+        let number = if self.reuses_numbers {
+            let is_free = |number: &u32| !self.queue_pairs.contains_key(number);
+            (FIRST_REUSED..).find(is_free).expect("few queue pairs")
+        } else {
+            self.next_number()
         };
         self.queue_pairs.insert(number, queue_pair);
         number
@@ -229,7 +228,7 @@ impl Queues {
         self.queue_pairs.remove(&number);
     }
 
-    pub(super) fn queue_pair(&mut self, number: u32) -> Option<&mut QueuePairState> {
+    pub(super) fn queue_pair(&mut self, number: u32) -> Option<&mut FakeQueuePair> {
         self.queue_pairs.get_mut(&number)
     }
 
@@ -353,9 +352,8 @@ impl Queues {
         if request.inline.is_none() && local.is_none() {
             return status::IBV_WC_LOC_PROT_ERR;
         }
-        let is_remote = |region: &RegionState| match is_read {
-            true => region.is_remote_readable,
-            false => region.is_remote_writable,
+        let is_remote = |region: &RegionState| {
+            if is_read { region.is_remote_readable } else { region.is_remote_writable }
         };
         let Some(remote) = self.find(&request.remote, peer, is_remote) else {
             return status::IBV_WC_REM_ACCESS_ERR;
@@ -363,12 +361,13 @@ impl Queues {
         let length = request.local.length as usize;
         let pointer = |address| std::ptr::with_exposed_provenance_mut::<u8>(address as usize);
         let (local, remote) = (pointer(local.unwrap_or_default()), pointer(remote));
-        let (from, to) = match is_read {
-            true => (remote.cast_const(), local),
-            false => match &request.inline {
+        let (from, to) = if is_read {
+            (remote.cast_const(), local)
+        } else {
+            match &request.inline {
                 Some(bytes) => (bytes.as_ptr(), remote),
                 None => (local.cast_const(), remote),
-            },
+            }
         };
         // SAFETY: both ranges are inside of registrations, whose owners promise that they are mapped and
         // tolerate this access; a registration cannot end meanwhile, since the fabric is locked. An inline
@@ -417,7 +416,7 @@ impl Queues {
     }
 }
 
-impl QueuePairState {
+impl FakeQueuePair {
     pub(super) fn new(device: usize, completions: u32, capacity: u32) -> Self {
         Self {
             device,

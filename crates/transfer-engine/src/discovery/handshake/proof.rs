@@ -23,7 +23,7 @@ const VERSION: u32 = 1;
 /// Native fields in the bodies of messages.
 #[derive(Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
-struct Fields {
+struct ProofFields {
     #[serde(skip_serializing_if = "Option::is_none")]
     status: Option<String>,
     /// The version of the requested challenge.
@@ -42,29 +42,29 @@ struct Fields {
 
 /// A probe that requests a challenge.
 pub(crate) fn challenge_request() -> Message {
-    let fields = Fields { mooncake_challenge: Some(VERSION), ..Fields::default() };
+    let fields = ProofFields { mooncake_challenge: Some(VERSION), ..ProofFields::default() };
     Message::new(MessageKind::Probe, fields.to_json())
 }
 
 /// Returns whether a message is a probe that requests a challenge.
 pub(crate) fn is_challenge_request(message: &Message) -> bool {
     message.kind() == MessageKind::Probe
-        && Fields::of(&message.body).mooncake_challenge == Some(VERSION)
+        && ProofFields::of(&message.body).mooncake_challenge == Some(VERSION)
 }
 
 /// The answer to a probe that requests a challenge.
 pub(crate) fn challenge(owner_nonce: &Nonce) -> Message {
-    let fields = Fields {
+    let fields = ProofFields {
         status: Some("success".to_owned()),
         mooncake_nonce: Some(owner_nonce.iter().map(|byte| format!("{byte:02x}")).collect()),
-        ..Fields::default()
+        ..ProofFields::default()
     };
     Message::new(MessageKind::Probe, fields.to_json())
 }
 
 /// Returns the nonce of a challenge.
 pub(crate) fn read_challenge(answer: &Message) -> Option<Nonce> {
-    let text = Fields::of(&answer.body).mooncake_nonce?;
+    let text = ProofFields::of(&answer.body).mooncake_nonce?;
     let digits = text.as_bytes();
     let mut nonce = [0; NONCE_BYTES];
     if digits.len() != 2 * NONCE_BYTES || !digits.iter().all(u8::is_ascii_hexdigit) {
@@ -79,13 +79,14 @@ pub(crate) fn read_challenge(answer: &Message) -> Option<Nonce> {
 /// Body of the answer to a peer that has not proven the token.
 pub(crate) fn refusal(why: &str) -> Vec<u8> {
     let why = Some(why.to_owned());
-    let fields = Fields { mooncake_refused: why.clone(), notify_msg: why, ..Fields::default() };
+    let fields =
+        ProofFields { mooncake_refused: why.clone(), notify_msg: why, ..ProofFields::default() };
     fields.to_json()
 }
 
 /// Returns the reason if an answer is a refusal.
 pub(crate) fn read_refusal(body: &[u8]) -> Option<String> {
-    Fields::of(body).mooncake_refused
+    ProofFields::of(body).mooncake_refused
 }
 
 /// Seals a message; also returns the exchange that its answer is verified against.
@@ -151,7 +152,7 @@ fn content(message: &Message) -> Vec<u8> {
     [&[message.kind() as u8, u8::from(message.typed.is_some())], &message.body[..]].concat()
 }
 
-impl Fields {
+impl ProofFields {
     /// Reads the fields from a body; any other body has none of them.
     fn of(body: &[u8]) -> Self {
         serde_json::from_slice(body).unwrap_or_default()

@@ -119,7 +119,7 @@ impl HandshakeServer {
         settings: HandshakeSettings,
         runtime: &Handle,
     ) -> Result<Self> {
-        let limit = (settings.connections_max, OverflowPolicy::Wait);
+        let limit = settings.connections_max;
         let shared = Arc::new(HandshakeShared {
             settings,
             describe,
@@ -128,7 +128,8 @@ impl HandshakeServer {
         });
         let server = Arc::clone(&shared);
         let serve = move |accepted| serve(accepted, Arc::clone(&server));
-        Ok(Self { acceptor: Acceptor::start(listener, limit, runtime, serve)?, shared })
+        let acceptor = Acceptor::start(listener, limit, OverflowPolicy::Wait, runtime, serve)?;
+        Ok(Self { acceptor, shared })
     }
 
     /// The listening address.
@@ -163,22 +164,21 @@ async fn serve(mut accepted: Accepted, shared: Arc<HandshakeShared>) -> io::Resu
     guard.mark_known();
     // What remains is short, unless the peer does not read.
     guard.begin_wait();
-    let answer =
-        match shared.settings.token.as_ref().filter(|_| proof::is_challenge_request(&request)) {
-            Some(token) => {
-                let owner_nonce = token::nonce();
-                let challenge = proof::challenge(&owner_nonce).encode();
-                timeout(receive_timeout, stream.write_all(&challenge)).await??;
-                let sealed = timeout(receive_timeout, receive(stream, &shared.settings)).await??;
-                let (shared, token) = (Arc::clone(&shared), token.clone());
-                blocking(sealed.kind(), move || shared.answer_sealed(&token, owner_nonce, &sealed))
-                    .await?
-            }
-            None => {
-                let shared = Arc::clone(&shared);
-                blocking(request.kind(), move || shared.answer(request)).await?
-            }
-        };
+    let answer = match shared.settings.token.as_ref() {
+        Some(token) if proof::is_challenge_request(&request) => {
+            let owner_nonce = token::nonce();
+            let challenge = proof::challenge(&owner_nonce).encode();
+            timeout(receive_timeout, stream.write_all(&challenge)).await??;
+            let sealed = timeout(receive_timeout, receive(stream, &shared.settings)).await??;
+            let (shared, token) = (Arc::clone(&shared), token.clone());
+            blocking(sealed.kind(), move || shared.answer_sealed(&token, owner_nonce, &sealed))
+                .await?
+        }
+        _ => {
+            let shared = Arc::clone(&shared);
+            blocking(request.kind(), move || shared.answer(request)).await?
+        }
+    };
     let answer = answer.encode();
     timeout(receive_timeout, async {
         stream.write_all(&answer).await?;

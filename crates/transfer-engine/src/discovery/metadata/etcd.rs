@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use super::{
     MetadataSettings, TEXTS,
-    keyed::{Claim, KeyValueServer},
+    keyed::{KeyClaim, KeyValueServer},
 };
 use crate::discovery::descriptor::DESCRIPTOR_BYTES_MAX;
 
@@ -78,7 +78,7 @@ impl KeyValueServer for EtcdServer {
 
     fn claim(
         &self,
-        claim: Claim<'_>,
+        claim: KeyClaim<'_>,
         expected: Option<&[u8]>,
         deadline: Moment,
     ) -> Result<Option<Vec<u8>>> {
@@ -96,13 +96,13 @@ impl KeyValueServer for EtcdServer {
         Ok(if is_ours { None } else { Some(found.unwrap_or_default()) })
     }
 
-    fn put(&self, claim: Claim<'_>, key: &str, value: &[u8], deadline: Moment) -> Result<bool> {
+    fn put(&self, claim: KeyClaim<'_>, key: &str, value: &[u8], deadline: Moment) -> Result<bool> {
         let steps = json!([put(key, value)]);
         let condition = value_equals(claim.key, claim.value);
         Ok(self.transaction(&condition, &steps, &json!([]), deadline)?.0)
     }
 
-    fn release(&self, claim: Claim<'_>, key: &str, deadline: Moment) -> Result<()> {
+    fn release(&self, claim: KeyClaim<'_>, key: &str, deadline: Moment) -> Result<()> {
         let steps = json!([delete(key), delete(claim.key)]);
         let condition = value_equals(claim.key, claim.value);
         self.transaction(&condition, &steps, &json!([]), deadline).map(drop)

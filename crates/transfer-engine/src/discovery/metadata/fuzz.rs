@@ -25,7 +25,7 @@ use ureq::{
 use super::{
     MetadataSettings, TEXTS,
     http::HttpServer,
-    keyed::{self, Claim, KeyValueServer},
+    keyed::{self, KeyClaim, KeyValueServer},
 };
 use crate::discovery::descriptor::DESCRIPTOR_BYTES_MAX;
 
@@ -135,7 +135,7 @@ fn answer(bytes: &[u8]) -> u64 {
     if let Ok(Some(body)) = &found {
         assert!(body.len() <= BODY_MAX.min(DESCRIPTOR_BYTES_MAX));
     }
-    let claim = Claim { key: "key", value: b"value" };
+    let claim = KeyClaim { key: "key", value: b"value" };
     let claimed = SERVER.claim(claim, None, soon());
     let found = found.map(|found| found.is_some()).map_err(|error| error.code());
     outcome((found, claimed.map(|holder| holder.is_some()).map_err(|error| error.code())))

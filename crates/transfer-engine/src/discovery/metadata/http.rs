@@ -6,7 +6,7 @@ use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 
 use super::{
     MetadataSettings, TEXTS,
-    keyed::{Claim, KeyValueServer},
+    keyed::{KeyClaim, KeyValueServer},
 };
 use crate::discovery::descriptor::DESCRIPTOR_BYTES_MAX;
 
@@ -91,7 +91,7 @@ impl KeyValueServer for HttpServer {
 
     fn claim(
         &self,
-        claim: Claim<'_>,
+        claim: KeyClaim<'_>,
         expected: Option<&[u8]>,
         deadline: Moment,
     ) -> Result<Option<Vec<u8>>> {
@@ -117,7 +117,7 @@ impl KeyValueServer for HttpServer {
         }
     }
 
-    fn put(&self, _: Claim<'_>, key: &str, value: &[u8], deadline: Moment) -> Result<bool> {
+    fn put(&self, _: KeyClaim<'_>, key: &str, value: &[u8], deadline: Moment) -> Result<bool> {
         let answer = self.exchange(Request::Put(value), key, deadline)?;
         match answer.status {
             200..300 => Ok(true),
@@ -125,7 +125,7 @@ impl KeyValueServer for HttpServer {
         }
     }
 
-    fn release(&self, claim: Claim<'_>, key: &str, deadline: Moment) -> Result<()> {
+    fn release(&self, claim: KeyClaim<'_>, key: &str, deadline: Moment) -> Result<()> {
         self.delete(key, deadline)?;
         self.delete(claim.key, deadline)
     }

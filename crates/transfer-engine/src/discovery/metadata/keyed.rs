@@ -18,7 +18,7 @@ const HOLDER_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The entry that holds a name, with its value while this engine holds it.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Claim<'a> {
+pub(super) struct KeyClaim<'a> {
     pub(super) key: &'a str,
     pub(super) value: &'a [u8],
 }
@@ -35,18 +35,18 @@ pub(super) trait KeyValueServer: fmt::Debug + Send + Sync {
     /// is replaced. Returns the value of the entry that is in the way.
     fn claim(
         &self,
-        claim: Claim<'_>,
+        claim: KeyClaim<'_>,
         expected: Option<&[u8]>,
         deadline: Moment,
     ) -> Result<Option<Vec<u8>>>;
 
     /// Writes another entry while the claim is held. Returns whether it is held, as far as the
     /// server can tell.
-    fn put(&self, claim: Claim<'_>, key: &str, value: &[u8], deadline: Moment) -> Result<bool>;
+    fn put(&self, claim: KeyClaim<'_>, key: &str, value: &[u8], deadline: Moment) -> Result<bool>;
 
     /// Removes the entry of the claim and another one, unless another engine holds the claim, as
     /// far as the server can tell.
-    fn release(&self, claim: Claim<'_>, key: &str, deadline: Moment) -> Result<()>;
+    fn release(&self, claim: KeyClaim<'_>, key: &str, deadline: Moment) -> Result<()>;
 }
 
 /// The entry of a segment's handshake socket.
@@ -104,7 +104,7 @@ impl<S: KeyValueServer> KeyedStore<S> {
     /// Claims the name for this engine.
     fn claim(&self, own: &Published, deadline: Moment) -> Result<()> {
         let (key, value) = (self.rpc_key(&own.name), own.entry());
-        let claim = Claim { key: &key, value: &value };
+        let claim = KeyClaim { key: &key, value: &value };
         let Some(mut holder) = self.server.claim(claim, None, deadline)? else { return Ok(()) };
         if holder == value {
             return Ok(());
@@ -137,7 +137,7 @@ impl<S: KeyValueServer> KeyedStore<S> {
     /// Writes the descriptor; returns whether this engine still holds the name.
     fn put(&self, own: &Published, descriptor: &[u8], deadline: Moment) -> Result<bool> {
         let (rpc_key, value) = (self.rpc_key(&own.name), own.entry());
-        let claim = Claim { key: &rpc_key, value: &value };
+        let claim = KeyClaim { key: &rpc_key, value: &value };
         self.server.put(claim, &self.descriptor_key(&own.name), descriptor, deadline)
     }
 }
@@ -189,7 +189,7 @@ impl<S: KeyValueServer> MetadataStore for KeyedStore<S> {
     fn withdraw(&self, deadline: Moment) -> Result<()> {
         let Some(entry) = self.published.lock().clone() else { return Ok(()) };
         let (key, value) = (self.rpc_key(&entry.name), entry.entry());
-        let claim = Claim { key: &key, value: &value };
+        let claim = KeyClaim { key: &key, value: &value };
         self.server.release(claim, &self.descriptor_key(&entry.name), deadline)?;
         *self.published.lock() = None;
         Ok(())

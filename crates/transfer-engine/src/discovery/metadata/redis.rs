@@ -8,7 +8,7 @@ use mooncake_kv_client::{
 
 use super::{
     MetadataSettings, TEXTS,
-    keyed::{Claim, KeyValueServer},
+    keyed::{KeyClaim, KeyValueServer},
 };
 use crate::discovery::descriptor::DESCRIPTOR_BYTES_MAX;
 
@@ -55,7 +55,7 @@ impl Session {
     }
 
     /// Runs a transaction on condition that an entry has the claimed value; returns whether it had.
-    fn run_if_unchanged(&mut self, claim: Claim<'_>, steps: &[&[&[u8]]]) -> Result<bool> {
+    fn run_if_unchanged(&mut self, claim: KeyClaim<'_>, steps: &[&[&[u8]]]) -> Result<bool> {
         for _ in 0..TRIES {
             self.0.ask(&[b"WATCH", claim.key.as_bytes()])?;
             if self.get(claim.key)?.as_deref() != Some(claim.value) {
@@ -97,7 +97,7 @@ impl KeyValueServer for RedisServer {
 
     fn claim(
         &self,
-        claim: Claim<'_>,
+        claim: KeyClaim<'_>,
         expected: Option<&[u8]>,
         deadline: Moment,
     ) -> Result<Option<Vec<u8>>> {
@@ -105,7 +105,7 @@ impl KeyValueServer for RedisServer {
         let (key, value) = (claim.key.as_bytes(), claim.value);
         let is_ours = match expected {
             Some(old) => {
-                let old = Claim { key: claim.key, value: old };
+                let old = KeyClaim { key: claim.key, value: old };
                 session.run_if_unchanged(old, &[&[b"SET", key, value]])?
             }
             None => session.0.ask(&[b"SET", key, value, b"NX"])? != Reply::Null,
@@ -118,12 +118,12 @@ impl KeyValueServer for RedisServer {
         Ok(Some(session.get(claim.key)?.unwrap_or_default()))
     }
 
-    fn put(&self, claim: Claim<'_>, key: &str, value: &[u8], deadline: Moment) -> Result<bool> {
+    fn put(&self, claim: KeyClaim<'_>, key: &str, value: &[u8], deadline: Moment) -> Result<bool> {
         let set: &[&[u8]] = &[b"SET", key.as_bytes(), value];
         self.open(deadline)?.run_if_unchanged(claim, &[set])
     }
 
-    fn release(&self, claim: Claim<'_>, key: &str, deadline: Moment) -> Result<()> {
+    fn release(&self, claim: KeyClaim<'_>, key: &str, deadline: Moment) -> Result<()> {
         let delete: &[&[u8]] = &[b"DEL", key.as_bytes(), claim.key.as_bytes()];
         self.open(deadline)?.run_if_unchanged(claim, &[delete]).map(drop)
     }

@@ -25,11 +25,11 @@ pub(super) struct Arena {
     slabs: BTreeSet<u64>,
     /// Free blocks of each class.
     free: [BTreeSet<u64>; CLASSES],
-    allocated: BTreeMap<u64, Allocation>,
+    allocated: BTreeMap<u64, ArenaAllocation>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Allocation {
+enum ArenaAllocation {
     /// A block of this class.
     Block(usize),
     /// Memory of its own, with this many bytes.
@@ -65,7 +65,7 @@ impl Arena {
     /// # Errors
     /// Another allocation begins at this address.
     pub(super) fn add_dedicated(&mut self, base: u64, length: u64) -> Result<()> {
-        if self.allocated.insert(base, Allocation::Dedicated(length)).is_some() {
+        if self.allocated.insert(base, ArenaAllocation::Dedicated(length)).is_some() {
             return Err(Error::internal("two buffers begin at one address"));
         }
         Ok(())
@@ -80,7 +80,7 @@ impl Arena {
         for class in wanted..found {
             self.free[class].insert(address + bytes_of(class));
         }
-        self.allocated.insert(address, Allocation::Block(wanted));
+        self.allocated.insert(address, ArenaAllocation::Block(wanted));
         Some(address)
     }
 
@@ -100,11 +100,11 @@ impl Arena {
             .copied()
             .ok_or_else(|| wrong("no managed buffer begins there, or it was freed before"))?;
         match allocation {
-            Allocation::Dedicated(whole) if length > BLOCK_BYTES_MAX && length <= whole => {
+            ArenaAllocation::Dedicated(whole) if length > BLOCK_BYTES_MAX && length <= whole => {
                 self.allocated.remove(&address);
                 Ok(Freed::Released(address))
             }
-            Allocation::Block(class) if class_of(length) == Some(class) => {
+            ArenaAllocation::Block(class) if class_of(length) == Some(class) => {
                 self.allocated.remove(&address);
                 Ok(self.join(address, class))
             }

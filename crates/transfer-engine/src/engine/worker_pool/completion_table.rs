@@ -10,14 +10,14 @@ use crate::engine::batch::{BatchId, BatchStatus};
 #[derive(Debug)]
 pub(super) struct CompletionTable {
     last: u64,
-    entries: HashMap<BatchId, Entry>,
+    entries: HashMap<BatchId, BatchState>,
     /// Completed batches whose result is still in the table.
     completed: BTreeSet<BatchId>,
     completed_max: usize,
 }
 
 #[derive(Debug)]
-enum Entry {
+enum BatchState {
     Running { deadline: Moment },
     Completed(BatchStatus),
 }
@@ -31,7 +31,7 @@ impl CompletionTable {
     pub(super) fn insert(&mut self, deadline: Moment) -> BatchId {
         self.last += 1;
         let batch = BatchId::from_number(self.last);
-        self.entries.insert(batch, Entry::Running { deadline });
+        self.entries.insert(batch, BatchState::Running { deadline });
         batch
     }
 
@@ -39,7 +39,7 @@ impl CompletionTable {
     pub(super) fn complete(&mut self, batch: BatchId, status: BatchStatus) {
         // The waiter has given up and removed the batch.
         let Some(entry) = self.entries.get_mut(&batch) else { return };
-        *entry = Entry::Completed(status);
+        *entry = BatchState::Completed(status);
         self.completed.insert(batch);
         if self.completed.len() > self.completed_max
             && let Some(oldest) = self.completed.pop_first()
@@ -57,11 +57,11 @@ impl CompletionTable {
     pub(super) fn take_status(&mut self, batch: BatchId) -> Result<BatchStatus> {
         match self.entries.remove(&batch) {
             None => Err(batch.unknown()),
-            Some(running @ Entry::Running { .. }) => {
+            Some(running @ BatchState::Running { .. }) => {
                 self.entries.insert(batch, running);
                 Ok(BatchStatus::Running)
             }
-            Some(Entry::Completed(status)) => {
+            Some(BatchState::Completed(status)) => {
                 self.completed.remove(&batch);
                 Ok(status)
             }
@@ -71,8 +71,8 @@ impl CompletionTable {
     /// The deadline of a running batch.
     pub(super) fn deadline(&self, batch: BatchId) -> Option<Moment> {
         match self.entries.get(&batch)? {
-            Entry::Running { deadline } => Some(*deadline),
-            Entry::Completed(_) => None,
+            BatchState::Running { deadline } => Some(*deadline),
+            BatchState::Completed(_) => None,
         }
     }
 
@@ -81,7 +81,7 @@ impl CompletionTable {
         let running: Vec<BatchId> = self
             .entries
             .iter()
-            .filter(|(_, entry)| matches!(entry, Entry::Running { .. }))
+            .filter(|(_, entry)| matches!(entry, BatchState::Running { .. }))
             .map(|(batch, _)| *batch)
             .collect();
         for batch in running {

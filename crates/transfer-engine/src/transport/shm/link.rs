@@ -16,7 +16,7 @@ use mooncake_base::Moment;
 use mooncake_os::{call_limit, fork};
 use socket2::{Domain, MaybeUninitSlice, MsgHdr, MsgHdrMut, SockAddr, Socket, Type};
 
-use super::message::{MESSAGE_BYTES_MAX, Message};
+use super::message::{MESSAGE_BYTES_MAX, ShmMessage};
 
 /// The maximum number of connections waiting to be accepted.
 const BACKLOG: i32 = 128;
@@ -39,7 +39,7 @@ pub(super) struct Credentials {
 /// The result of a non-blocking receive.
 #[derive(Debug)]
 pub(super) enum Received {
-    Message(Message, Option<OwnedFd>),
+    ShmMessage(ShmMessage, Option<OwnedFd>),
     /// The packet is not a valid message.
     Malformed,
     Empty,
@@ -87,7 +87,7 @@ impl Link {
     }
 
     /// Sends without blocking. A full socket is an error: the other end does not read.
-    pub(super) fn send(&self, message: Message, file: Option<BorrowedFd<'_>>) -> io::Result<()> {
+    pub(super) fn send(&self, message: ShmMessage, file: Option<BorrowedFd<'_>>) -> io::Result<()> {
         let bytes = message.encode();
         let buffers = [IoSlice::new(&bytes)];
         let mut control = [0; RIGHTS_BYTES];
@@ -128,15 +128,18 @@ impl Link {
         let file = (control_length == RIGHTS_BYTES).then(|| received_file(&control)).flatten();
         // SAFETY: the array was zeroed, so all of its bytes are initialized.
         let bytes = bytes.map(|byte| unsafe { byte.assume_init() });
-        Message::decode(&bytes[..length])
-            .map_or(Received::Malformed, |message| Received::Message(message, file))
+        ShmMessage::decode(&bytes[..length])
+            .map_or(Received::Malformed, |message| Received::ShmMessage(message, file))
     }
 
     /// Waits until the deadline for the next message.
-    pub(super) fn receive_until(&self, deadline: Moment) -> io::Result<(Message, Option<OwnedFd>)> {
+    pub(super) fn receive_until(
+        &self,
+        deadline: Moment,
+    ) -> io::Result<(ShmMessage, Option<OwnedFd>)> {
         loop {
             match self.receive() {
-                Received::Message(message, file) => return Ok((message, file)),
+                Received::ShmMessage(message, file) => return Ok((message, file)),
                 Received::Malformed => return Err(io::ErrorKind::InvalidData.into()),
                 Received::Closed => return Err(io::ErrorKind::UnexpectedEof.into()),
                 Received::Empty => {}
@@ -268,18 +271,18 @@ mod tests {
         assert!(matches!(far.receive(), Received::Empty));
         let mut file = tempfile::tempfile().unwrap();
         io::Write::write_all(&mut file, b"x").unwrap();
-        near.send(Message::Missing { id: 4 }, Some(file.as_fd())).unwrap();
-        near.send(Message::Confirm { base: 5 }, None).unwrap();
+        near.send(ShmMessage::Missing { id: 4 }, Some(file.as_fd())).unwrap();
+        near.send(ShmMessage::Confirm { base: 5 }, None).unwrap();
         let deadline = SystemClock.now() + Duration::from_secs(5);
         let (message, received) = far.receive_until(deadline).unwrap();
-        assert_eq!(message, Message::Missing { id: 4 });
+        assert_eq!(message, ShmMessage::Missing { id: 4 });
         let mut received = std::fs::File::from(received.unwrap());
         io::Seek::rewind(&mut received).unwrap();
         let mut text = String::new();
         received.read_to_string(&mut text).unwrap();
         assert_eq!(text, "x");
         let (message, none) = far.receive_until(deadline).unwrap();
-        assert!(message == Message::Confirm { base: 5 } && none.is_none());
+        assert!(message == ShmMessage::Confirm { base: 5 } && none.is_none());
         assert!(!far.is_closed());
         drop(near);
         assert!(far.is_closed());

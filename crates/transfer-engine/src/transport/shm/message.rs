@@ -15,7 +15,7 @@ pub(super) type Secret = [u8; 16];
 
 /// One packet. Some packets also carry a file descriptor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Message {
+pub(super) enum ShmMessage {
     /// Sent first by the attaching side: its own id and the id of the engine that it wants.
     Hello { version: u32, from: EngineId, to: EngineId },
     /// The owner speaks this other version, and closes the connection. It is the same message in
@@ -64,7 +64,7 @@ pub(super) enum RegionKind {
     Device,
 }
 
-impl Message {
+impl ShmMessage {
     pub(super) fn encode(&self) -> Vec<u8> {
         let mut bytes = Vec::with_capacity(MESSAGE_BYTES_MAX);
         let mut put = |tag: u8, fields: &[&[u8]]| {
@@ -108,7 +108,7 @@ impl Message {
     /// Decodes exactly one message; `None` for any other bytes.
     pub(super) fn decode(bytes: &[u8]) -> Option<Self> {
         let (tag, bytes) = bytes.split_first()?;
-        let mut fields = Fields(bytes);
+        let mut fields = FieldReader(bytes);
         let message = match tag {
             1 => Self::Hello { version: fields.u32()?, from: fields.id()?, to: fields.id()? },
             2 => Self::Welcome {
@@ -145,9 +145,9 @@ impl Message {
     }
 }
 
-struct Fields<'a>(&'a [u8]);
+struct FieldReader<'a>(&'a [u8]);
 
-impl Fields<'_> {
+impl FieldReader<'_> {
     fn take<const N: usize>(&mut self) -> Option<[u8; N]> {
         let (field, rest) = self.0.split_first_chunk()?;
         self.0 = rest;
@@ -185,39 +185,42 @@ mod tests {
     fn messages_round_trip_and_other_lengths_are_rejected() {
         let id = EngineId::from_bits(7);
         for message in [
-            Message::Hello { version: 3, from: id, to: EngineId::from_bits(u128::MAX) },
-            Message::OtherVersion { version: 4 },
-            Message::Challenge { nonce: [5; 32] },
-            Message::Answer { nonce: [5; 32], proof: [6; 32] },
-            Message::Granted { proof: [7; 32] },
-            Message::Denied,
-            Message::Welcome { address: u64::MAX, sample: 1, sample_length: 2 },
-            Message::Proof { shared: [1; 16], process: [2; 16] },
-            Message::Verdict { is_shared: true, is_process: false },
-            Message::Query { id: 1, address: 2, length: 3 },
-            Message::Found { id: 1, base: 2, length: 3, kind: RegionKind::Huge },
-            Message::Found { id: 1, base: 2, length: 3, kind: RegionKind::Shared },
-            Message::Found { id: 1, base: 2, length: 3, kind: RegionKind::User },
-            Message::Missing { id: 9 },
-            Message::Withdraw { base: 4096 },
-            Message::Confirm { base: 4096 },
+            ShmMessage::Hello { version: 3, from: id, to: EngineId::from_bits(u128::MAX) },
+            ShmMessage::OtherVersion { version: 4 },
+            ShmMessage::Challenge { nonce: [5; 32] },
+            ShmMessage::Answer { nonce: [5; 32], proof: [6; 32] },
+            ShmMessage::Granted { proof: [7; 32] },
+            ShmMessage::Denied,
+            ShmMessage::Welcome { address: u64::MAX, sample: 1, sample_length: 2 },
+            ShmMessage::Proof { shared: [1; 16], process: [2; 16] },
+            ShmMessage::Verdict { is_shared: true, is_process: false },
+            ShmMessage::Query { id: 1, address: 2, length: 3 },
+            ShmMessage::Found { id: 1, base: 2, length: 3, kind: RegionKind::Huge },
+            ShmMessage::Found { id: 1, base: 2, length: 3, kind: RegionKind::Shared },
+            ShmMessage::Found { id: 1, base: 2, length: 3, kind: RegionKind::User },
+            ShmMessage::Missing { id: 9 },
+            ShmMessage::Withdraw { base: 4096 },
+            ShmMessage::Confirm { base: 4096 },
         ] {
             let mut bytes = message.encode();
             assert!(bytes.len() <= MESSAGE_BYTES_MAX);
-            assert_eq!(Message::decode(&bytes), Some(message));
-            assert_eq!(Message::decode(&bytes[..bytes.len() - 1]), None);
+            assert_eq!(ShmMessage::decode(&bytes), Some(message));
+            assert_eq!(ShmMessage::decode(&bytes[..bytes.len() - 1]), None);
             bytes.push(0);
-            assert_eq!(Message::decode(&bytes), None);
+            assert_eq!(ShmMessage::decode(&bytes), None);
         }
     }
 
     #[test]
     fn greeting_of_version_3_stays_as_it_is() {
-        let hello =
-            Message::Hello { version: 3, from: EngineId::from_bits(7), to: EngineId::from_bits(8) };
+        let hello = ShmMessage::Hello {
+            version: 3,
+            from: EngineId::from_bits(7),
+            to: EngineId::from_bits(8),
+        };
         let ids = [7_u128, 8].map(u128::to_le_bytes).concat();
         assert_eq!(hello.encode(), [&[1, 3, 0, 0, 0][..], &ids].concat());
-        assert_eq!(Message::OtherVersion { version: 3 }.encode(), [14, 3, 0, 0, 0]);
+        assert_eq!(ShmMessage::OtherVersion { version: 3 }.encode(), [14, 3, 0, 0, 0]);
         assert_eq!(VERSION, 3, "a new version needs bytes of its own here");
     }
 
@@ -226,7 +229,7 @@ mod tests {
         fn decoded_bytes_encode_to_themselves(
             bytes in proptest::collection::vec(any::<u8>(), 0..80),
         ) {
-            if let Some(message) = Message::decode(&bytes) {
+            if let Some(message) = ShmMessage::decode(&bytes) {
                 prop_assert_eq!(message.encode(), bytes);
             }
         }

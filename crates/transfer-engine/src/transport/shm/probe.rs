@@ -117,14 +117,14 @@ pub(super) fn try_process(process: i32, address: u64) -> Option<Secret> {
     let mut token = Secret::default();
     let own = libc::iovec { iov_base: token.as_mut_ptr().cast(), iov_len: token.len() };
     let remote = libc::iovec { iov_base: address as *mut _, iov_len: token.len() };
-    process_vm_copy(process, Direction::In, &[own], &[remote])
+    process_vm_copy(process, KernelCopyDirection::In, &[own], &[remote])
         .ok()
         .filter(|moved| *moved == token.len())?;
     let mut answer = token.map(|byte| !byte);
     let own = libc::iovec { iov_base: answer.as_mut_ptr().cast(), iov_len: answer.len() };
     let behind = address.checked_add(token.len() as u64)?;
     let remote = libc::iovec { iov_base: behind as *mut _, iov_len: answer.len() };
-    process_vm_copy(process, Direction::Out, &[own], &[remote])
+    process_vm_copy(process, KernelCopyDirection::Out, &[own], &[remote])
         .ok()
         .filter(|moved| *moved == token.len())?;
     Some(token)
@@ -139,7 +139,7 @@ pub(super) fn measure_process_vm(process: i32, (address, length): (u64, u64)) ->
         let own = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: length };
         let remote = libc::iovec { iov_base: address as *mut _, iov_len: length };
         let begin = Instant::now();
-        process_vm_copy(process, Direction::In, &[own], &[remote])
+        process_vm_copy(process, KernelCopyDirection::In, &[own], &[remote])
             .ok()
             .filter(|moved| *moved == length)?;
         let took = begin.elapsed().as_nanos().max(1);
@@ -150,7 +150,7 @@ pub(super) fn measure_process_vm(process: i32, (address, length): (u64, u64)) ->
 
 /// The direction of a kernel copy, seen from this process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Direction {
+pub(super) enum KernelCopyDirection {
     In,
     Out,
 }
@@ -162,7 +162,7 @@ pub(super) enum Direction {
 /// No byte could be moved.
 pub(super) fn process_vm_copy(
     process: i32,
-    direction: Direction,
+    direction: KernelCopyDirection,
     own: &[libc::iovec],
     remote: &[libc::iovec],
 ) -> io::Result<usize> {
@@ -173,12 +173,12 @@ pub(super) fn process_vm_copy(
             // SAFETY: both arrays are valid for the call; the kernel checks every address in them,
             // local and remote, and fails where an address is not mapped. No reference to the
             // written local bytes exists, as the creator of the local range promised.
-            Direction::In => unsafe {
+            KernelCopyDirection::In => unsafe {
                 libc::process_vm_readv(process, own, local_count, remote, remote_count, 0)
             },
             // SAFETY: as above. The remote bytes that are written lie in a range that the owner
             // registered for transfers, or are the cells of its probe offer.
-            Direction::Out => unsafe {
+            KernelCopyDirection::Out => unsafe {
                 libc::process_vm_writev(process, own, local_count, remote, remote_count, 0)
             },
         };

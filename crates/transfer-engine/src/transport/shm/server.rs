@@ -288,7 +288,7 @@ impl ServerShared {
         let Some(attachment) = found else { return };
         for _ in 0..MESSAGES_PER_POLL {
             let is_expected = match attachment.link().receive() {
-                Received::Message(message, file) => attachment.handle_message(message, file),
+                Received::ShmMessage(message, file) => attachment.handle_message(message, file),
                 Received::Empty => return,
                 Received::Malformed | Received::Closed => false,
             };

@@ -63,7 +63,7 @@ pub(super) struct Greeting {
 
 /// The client's proof that it knows the token, sent to a server that requires one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Claim {
+pub(super) struct TokenClaim {
     pub(super) nonce: Nonce,
     pub(super) proof: Proof,
 }
@@ -147,7 +147,7 @@ impl Greeting {
     }
 }
 
-impl Claim {
+impl TokenClaim {
     pub(super) fn encode(self) -> [u8; CLAIM_BYTES] {
         let mut bytes = [0; CLAIM_BYTES];
         bytes[..NONCE_BYTES].copy_from_slice(&self.nonce);
@@ -332,8 +332,8 @@ mod tests {
 
     #[test]
     fn claims_and_verdicts_round_trip() {
-        let claim = Claim { nonce: [3; NONCE_BYTES], proof: [4; PROOF_BYTES] };
-        assert_eq!(Claim::decode(&claim.encode()), claim);
+        let claim = TokenClaim { nonce: [3; NONCE_BYTES], proof: [4; PROOF_BYTES] };
+        assert_eq!(TokenClaim::decode(&claim.encode()), claim);
         for verdict in [Verdict::Refused, Verdict::Accepted([9; PROOF_BYTES])] {
             assert_eq!(Verdict::decode(&verdict.encode()), Ok(verdict));
         }

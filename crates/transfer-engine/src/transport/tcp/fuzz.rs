@@ -8,8 +8,8 @@ use mooncake_base::{
 use super::{
     compat_frame::{self, Header, Status},
     frame::{
-        self, CLAIM_BYTES, Claim, GREETING_BYTES, Greeting, REQUEST_BYTES, RESPONSE_BYTES, Refusal,
-        RequestHeader, ResponseHeader, VERDICT_BYTES, VERSION, Verdict,
+        self, CLAIM_BYTES, GREETING_BYTES, Greeting, REQUEST_BYTES, RESPONSE_BYTES, Refusal,
+        RequestHeader, ResponseHeader, TokenClaim, VERDICT_BYTES, VERSION, Verdict,
     },
 };
 use crate::transfer_entry::{Opcode, RemoteRange};
@@ -25,7 +25,7 @@ pub(crate) fn fuzz_targets() -> Vec<Target> {
 
 fn greetings() -> Vec<Vec<u8>> {
     let greet = |requires_token| Greeting { version: VERSION, engine: 7, requires_token }.encode();
-    let claim = Claim { nonce: [1; 32], proof: [2; 32] }.encode();
+    let claim = TokenClaim { nonce: [1; 32], proof: [2; 32] }.encode();
     let verdict = Verdict::Accepted([3; 32]).encode();
     vec![greet(false).into(), [&greet(true)[..], &claim, &verdict].concat()]
 }
@@ -35,7 +35,7 @@ fn greeting(bytes: &[u8]) -> u64 {
     let Ok(greeting) = Greeting::decode(head) else { return 1 };
     assert_eq!(Greeting::decode(&greeting.encode()), Ok(greeting));
     let Some((claim, rest)) = rest.split_first_chunk::<CLAIM_BYTES>() else { return 2 };
-    assert_eq!(&Claim::decode(claim).encode(), claim);
+    assert_eq!(&TokenClaim::decode(claim).encode(), claim);
     let Some(verdict) = rest.first_chunk::<VERDICT_BYTES>() else { return 3 };
     match Verdict::decode(verdict) {
         Err(_) => 4,

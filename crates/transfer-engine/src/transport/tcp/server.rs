@@ -18,7 +18,7 @@ use self::{
     pins::PinTable,
 };
 use super::{
-    frame::{CLAIM_BYTES, Claim, GREETING_BYTES, Greeting, MAGIC, VERSION, Verdict},
+    frame::{CLAIM_BYTES, GREETING_BYTES, Greeting, MAGIC, TokenClaim, VERSION, Verdict},
     socket_options::set_socket_options,
 };
 use crate::{
@@ -88,7 +88,7 @@ impl TcpServer {
         settings: TcpServerSettings,
         runtime: &Handle,
     ) -> Result<Self> {
-        let limit = (settings.connections_max, OverflowPolicy::Close);
+        let limit = settings.connections_max;
         let shared = Arc::new(TcpServerShared {
             regions,
             settings,
@@ -97,7 +97,8 @@ impl TcpServer {
         });
         let served = Arc::clone(&shared);
         let serve = move |accepted| serve(accepted, Arc::clone(&served));
-        Ok(Self { acceptor: Acceptor::start(listener, limit, runtime, serve)?, shared })
+        let acceptor = Acceptor::start(listener, limit, OverflowPolicy::Close, runtime, serve)?;
+        Ok(Self { acceptor, shared })
     }
 
     /// Returns the number of connections that have a dedicated thread at the moment.
@@ -163,13 +164,14 @@ async fn serve(accepted: Accepted, shared: Arc<TcpServerShared>) -> io::Result<(
         let mut claim = [0; CLAIM_BYTES];
         let read = connection.read(&mut claim, timeout).await;
         read.inspect_err(|_| shared.settings.refusals.count_token_here())?;
-        let Claim { nonce: caller_nonce, proof } = Claim::decode(&claim);
+        let TokenClaim { nonce: caller_nonce, proof } = TokenClaim::decode(&claim);
         let exchange =
             Exchange { channel: Channel::Tcp, owner: engine, owner_nonce: nonce, caller_nonce };
         let is_proven = exchange.verify(token, HandshakeSide::Caller, &proof);
-        let verdict = match is_proven {
-            true => Verdict::Accepted(exchange.proof(token, HandshakeSide::Owner)),
-            false => Verdict::Refused,
+        let verdict = if is_proven {
+            Verdict::Accepted(exchange.proof(token, HandshakeSide::Owner))
+        } else {
+            Verdict::Refused
         };
         connection.wire.extend_from_slice(&verdict.encode());
         connection.send(timeout).await?;

@@ -139,7 +139,7 @@ pub(super) fn send(
     spans: &[Span],
     cursor: &mut Cursor,
 ) -> io::Result<()> {
-    let mut iovecs = IoVecs::default();
+    let mut iovecs = SpanRanges::default();
     iovecs.push(head[cursor.head..].as_ptr().cast_mut(), head.len() - cursor.head);
     iovecs.extend(spans, cursor, ptr::null_mut(), 0);
     let message = iovecs.message();
@@ -173,7 +173,7 @@ pub(super) fn receive(
     if discard.0.is_empty() && spans[cursor.index..].iter().any(Span::is_discard) {
         discard.0.resize(DISCARD_BYTES, 0);
     }
-    let mut iovecs = IoVecs::default();
+    let mut iovecs = SpanRanges::default();
     iovecs.extend(spans, cursor, discard.0.as_mut_ptr(), discard.0.len());
     let mut message = iovecs.message();
     // SAFETY: the message points to `iovecs`, which outlives the call. The kernel writes to the
@@ -257,19 +257,19 @@ pub(super) fn is_fault(failure: &io::Error) -> bool {
 }
 
 /// The ranges of one system call.
-struct IoVecs {
+struct SpanRanges {
     /// Only the first `count` are initialized; setting all would take longer than a small call.
     ranges: [MaybeUninit<libc::iovec>; IOVECS_MAX],
     count: usize,
 }
 
-impl Default for IoVecs {
+impl Default for SpanRanges {
     fn default() -> Self {
         Self { ranges: [const { MaybeUninit::uninit() }; IOVECS_MAX], count: 0 }
     }
 }
 
-impl IoVecs {
+impl SpanRanges {
     fn push(&mut self, address: *mut u8, length: usize) {
         if length > 0 {
             let range = libc::iovec { iov_base: address.cast(), iov_len: length };

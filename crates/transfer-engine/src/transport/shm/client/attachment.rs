@@ -22,7 +22,7 @@ use crate::{
         RemoteMemory,
         shm::{
             link::Link,
-            message::{Message, RegionKind},
+            message::{RegionKind, ShmMessage},
             probe::ProvenAccess,
         },
     },
@@ -181,7 +181,7 @@ impl Attachment {
         queries.last_id += 1;
         let id = queries.last_id;
         queries.open.insert(id, None);
-        let query = Message::Query { id, address: range.address, length: range.length };
+        let query = ShmMessage::Query { id, address: range.address, length: range.length };
         if let Err(error) = self.link.send(query, None) {
             queries.open.remove(&id);
             return Err(peer_gone().caused_by(error));
@@ -203,11 +203,11 @@ impl Attachment {
     /// Handles a message that the server thread received. Returns false if it is unexpected.
     pub(in crate::transport::shm) fn handle_message(
         &self,
-        message: Message,
+        message: ShmMessage,
         file: Option<OwnedFd>,
     ) -> bool {
         match message {
-            Message::Found { id, base, length, kind } => {
+            ShmMessage::Found { id, base, length, kind } => {
                 let access = self.access_mode(length, kind, file);
                 let region = Arc::new(RemoteRegion::new(base, length, access));
                 let known = Arc::clone(&region);
@@ -223,8 +223,8 @@ impl Attachment {
                 drop(regions);
                 self.complete_query(id, Some(region));
             }
-            Message::Missing { id } => self.complete_query(id, None),
-            Message::Withdraw { base } => self.withdraw(base),
+            ShmMessage::Missing { id } => self.complete_query(id, None),
+            ShmMessage::Withdraw { base } => self.withdraw(base),
             _ => return false,
         }
         true
@@ -272,7 +272,7 @@ impl Attachment {
     }
 
     fn send_confirm(&self, base: u64) {
-        if self.link.send(Message::Confirm { base }, None).is_err() {
+        if self.link.send(ShmMessage::Confirm { base }, None).is_err() {
             // The owner treats a closed connection as a confirmation.
             self.close();
         }

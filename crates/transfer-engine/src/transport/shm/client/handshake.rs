@@ -8,7 +8,7 @@ use crate::{
     token::{self, Channel, Exchange, HandshakeSide},
     transport::shm::{
         link::{Link, effective_user},
-        message::{Message, Secret, VERSION},
+        message::{Secret, ShmMessage, VERSION},
         probe::{self, ProvenAccess},
         server::ShmServer,
     },
@@ -75,39 +75,39 @@ fn handshake(
         |error: std::io::Error| no_path("the shm handshake with the peer failed").caused_by(error);
     let receive = || link.receive_until(deadline).map_err(failed);
     let send = |message| link.send(message, None).map_err(failed);
-    send(Message::Hello { version: VERSION, from: server.id(), to })?;
+    send(ShmMessage::Hello { version: VERSION, from: server.id(), to })?;
     let first = receive()?;
-    if let Message::OtherVersion { version } = first.0 {
+    if let ShmMessage::OtherVersion { version } = first.0 {
         let text = "the peer speaks another version of the shared-memory protocol; install one \
                     version on the host";
         let error = Error::new(ErrorCode::INVALID_VERSION, text);
         return Err(error.with("peer_version", version).with("our_version", VERSION));
     }
     let welcome = exchange_tokens(server, to, first, &send, &receive)?;
-    let (Message::Welcome { address, sample, sample_length }, file) = welcome else {
+    let (ShmMessage::Welcome { address, sample, sample_length }, file) = welcome else {
         return Err(unexpected_message());
     };
     let shared: Secret = probe::try_shared(file).unwrap_or_default();
     let secret: Option<Secret> = probe::try_process(process, address);
     let probed = secret.and_then(|_| probe::measure_process_vm(process, (sample, sample_length)));
-    send(Message::Proof { shared, process: secret.unwrap_or_default() })?;
+    send(ShmMessage::Proof { shared, process: secret.unwrap_or_default() })?;
     match receive()? {
-        (Message::Verdict { is_shared, is_process }, _) => {
-            Ok((ProvenAccess { is_shared, is_process }, probed.filter(|_| is_process)))
+        (ShmMessage::Verdict { is_shared, is_process }, _) => {
+            Ok((ProvenAccess { is_shared, is_process }, if is_process { probed } else { None }))
         }
         _ => Err(unexpected_message()),
     }
 }
 
 /// A message with the file descriptor that accompanied it, if any.
-type MessageWithFd = (Message, Option<std::os::fd::OwnedFd>);
+type MessageWithFd = (ShmMessage, Option<std::os::fd::OwnedFd>);
 
 /// Answers the owner's token challenge, if the owner sent one. Returns the message that follows.
 fn exchange_tokens(
     server: &ShmServer,
     to: EngineId,
     first: MessageWithFd,
-    send: &dyn Fn(Message) -> Result<()>,
+    send: &dyn Fn(ShmMessage) -> Result<()>,
     receive: &dyn Fn() -> Result<MessageWithFd>,
 ) -> Result<MessageWithFd> {
     let refused = |text| {
@@ -115,9 +115,9 @@ fn exchange_tokens(
         Error::new(ErrorCode::ILLEGAL_CLIENT, text)
     };
     let (token, owner_nonce) = match (server.token(), &first.0) {
-        (Some(token), Message::Challenge { nonce }) => (token, *nonce),
+        (Some(token), ShmMessage::Challenge { nonce }) => (token, *nonce),
         (Some(_), _) => return Err(refused("the peer asks for no token, and has shown none")),
-        (None, Message::Challenge { .. }) => {
+        (None, ShmMessage::Challenge { .. }) => {
             return Err(refused("the peer asks for a token, and this engine has none"));
         }
         (None, _) => return Ok(first),
@@ -125,13 +125,13 @@ fn exchange_tokens(
     let caller_nonce = token::nonce();
     let exchange = Exchange { channel: Channel::Shm, owner: to.bits(), owner_nonce, caller_nonce };
     let proof = exchange.proof(token, HandshakeSide::Caller);
-    send(Message::Answer { nonce: caller_nonce, proof })?;
+    send(ShmMessage::Answer { nonce: caller_nonce, proof })?;
     match receive()?.0 {
-        Message::Granted { proof } if exchange.verify(token, HandshakeSide::Owner, &proof) => {
+        ShmMessage::Granted { proof } if exchange.verify(token, HandshakeSide::Owner, &proof) => {
             receive()
         }
-        Message::Granted { .. } => Err(refused("the peer does not know the token")),
-        Message::Denied => Err(refused("the peer has another token")),
+        ShmMessage::Granted { .. } => Err(refused("the peer does not know the token")),
+        ShmMessage::Denied => Err(refused("the peer has another token")),
         _ => Err(unexpected_message()),
     }
 }
@@ -158,17 +158,17 @@ mod tests {
         let lent = ExportedMemory::register(EngineId::random());
         let server = ShmServer::start(lent, AuthPolicy::default()).unwrap();
         let older = Link::connect(server.name(), patience).unwrap();
-        let hello = Message::Hello { version: 2, from: EngineId::random(), to: server.id() };
+        let hello = ShmMessage::Hello { version: 2, from: EngineId::random(), to: server.id() };
         older.send(hello, None).unwrap();
         let (answer, _) = older.receive_until(deadline).unwrap();
-        assert_eq!(answer, Message::OtherVersion { version: VERSION });
+        assert_eq!(answer, ShmMessage::OtherVersion { version: VERSION });
         assert!(older.receive_until(deadline).is_err(), "closed");
 
         let name = format!("mooncake-other-version-{}", EngineId::random());
         let listener = Link::listen(&name).unwrap();
         let newer = Link::connect(&name, patience).unwrap();
         let owner = listener.accept().unwrap();
-        owner.send(Message::OtherVersion { version: 4 }, None).unwrap();
+        owner.send(ShmMessage::OtherVersion { version: 4 }, None).unwrap();
         let target = HandshakeTarget { to: EngineId::random(), process: 0, deadline };
         let error = handshake(&newer, &server, target).unwrap_err();
         assert_eq!(error.code(), ErrorCode::INVALID_VERSION);

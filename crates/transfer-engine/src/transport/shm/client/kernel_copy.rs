@@ -5,7 +5,7 @@ use mooncake_base::{Error, ErrorCode, Result};
 use crate::{
     copy::{self, Access},
     transfer_entry::{Opcode, TransferEntry},
-    transport::shm::probe::{self, Direction},
+    transport::shm::probe::{self, KernelCopyDirection},
 };
 
 /// The maximum number of entries that one system call moves.
@@ -27,13 +27,13 @@ pub(super) fn copy_by_kernel(
     gate: &dyn Fn() -> Result<()>,
 ) {
     let direction = match opcode {
-        Opcode::Read => Direction::In,
-        Opcode::Write => Direction::Out,
+        Opcode::Read => KernelCopyDirection::In,
+        Opcode::Write => KernelCopyDirection::Out,
     };
     let order = sorted_by_remote(entries);
     let mut rest = &order[..];
     while !rest.is_empty() {
-        let (mut local, mut remote) = (IoVecs::default(), IoVecs::default());
+        let (mut local, mut remote) = (MergedRanges::default(), MergedRanges::default());
         let (mut count, mut bytes) = (0, 0);
         for index in rest.iter().take(ENTRIES_PER_CALL) {
             let entry = &entries[*index];
@@ -62,7 +62,7 @@ pub(super) fn copy_by_kernel(
             }
         };
         let end =
-            |entry: &TransferEntry, done| copy_remaining(entry, done, (process, direction), gate);
+            |entry: &TransferEntry, done| copy_remaining(entry, done, process, direction, gate);
         rest = &rest[record_moved(entries, &rest[..count], moved, end)..];
     }
 }
@@ -76,19 +76,19 @@ fn sorted_by_remote(entries: &[TransferEntry]) -> Vec<usize> {
 }
 
 /// The ranges of one system call; adjacent ranges are merged.
-struct IoVecs {
+struct MergedRanges {
     ranges: [libc::iovec; ENTRIES_PER_CALL],
     count: usize,
 }
 
-impl Default for IoVecs {
+impl Default for MergedRanges {
     fn default() -> Self {
         let empty = libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 };
         Self { ranges: [empty; ENTRIES_PER_CALL], count: 0 }
     }
 }
 
-impl IoVecs {
+impl MergedRanges {
     fn push(&mut self, next: libc::iovec) {
         if let Some(last) = self.ranges[..self.count].last_mut()
             && last.iov_base as usize + last.iov_len == next.iov_base as usize
@@ -129,7 +129,8 @@ fn record_moved(
 fn copy_remaining(
     entry: &TransferEntry,
     mut done: usize,
-    (process, direction): (i32, Direction),
+    process: i32,
+    direction: KernelCopyDirection,
     gate: &dyn Fn() -> Result<()>,
 ) -> Result<()> {
     while done < entry.local.length() {
@@ -139,8 +140,8 @@ fn copy_remaining(
             Ok(moved) if moved > 0 => done += moved,
             answer => {
                 let access = match direction {
-                    Direction::In => Access::Write,
-                    Direction::Out => Access::Read,
+                    KernelCopyDirection::In => Access::Write,
+                    KernelCopyDirection::Out => Access::Read,
                 };
                 if !copy::is_accessible(entry.local, access) {
                     return Err(copy::inaccessible(entry.local, access));

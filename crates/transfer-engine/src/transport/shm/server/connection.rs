@@ -21,7 +21,7 @@ use crate::{
     transfer_entry::RemoteRange,
     transport::shm::{
         link::{Link, Received, effective_user},
-        message::{Message, RegionKind, VERSION},
+        message::{RegionKind, ShmMessage, VERSION},
         probe::{ProbeOffer, ProvenAccess},
     },
 };
@@ -119,7 +119,7 @@ impl ServerConnection {
             None => self.announced.drain().collect(),
         };
         for base in &withdrawn {
-            if self.link.send(Message::Withdraw { base: *base }, None).is_err() {
+            if self.link.send(ShmMessage::Withdraw { base: *base }, None).is_err() {
                 // The peer does not read. It may be in the middle of a copy.
                 self.expel();
                 break;
@@ -135,15 +135,15 @@ impl ServerConnection {
         auth: &AuthPolicy,
     ) -> ConnectionEvent {
         let message = match self.link.receive() {
-            Received::Message(message, _) => message,
+            Received::ShmMessage(message, _) => message,
             Received::Empty => return ConnectionEvent::Idle,
             Received::Malformed | Received::Closed => return ConnectionEvent::Closed,
         };
         let served = match (&self.stage, message) {
-            (Stage::New, Message::Hello { version, from: _, to }) => {
+            (Stage::New, ShmMessage::Hello { version, from: _, to }) => {
                 self.handle_hello(version, to, lent, auth)
             }
-            (Stage::Challenged(owner_nonce), Message::Answer { nonce, proof }) => {
+            (Stage::Challenged(owner_nonce), ShmMessage::Answer { nonce, proof }) => {
                 let exchange = Exchange {
                     channel: Channel::Shm,
                     owner: lent.id.bits(),
@@ -152,15 +152,15 @@ impl ServerConnection {
                 };
                 self.check_proof(&exchange, &proof, auth)
             }
-            (Stage::Probing(offer), Message::Proof { shared, process }) => {
+            (Stage::Probing(offer), ShmMessage::Proof { shared, process }) => {
                 let ProvenAccess { is_shared, is_process } = offer.verify(shared, process);
                 self.stage = Stage::Attached;
-                self.link.send(Message::Verdict { is_shared, is_process }, None).ok()
+                self.link.send(ShmMessage::Verdict { is_shared, is_process }, None).ok()
             }
-            (Stage::Attached, Message::Query { id, address, length }) => {
+            (Stage::Attached, ShmMessage::Query { id, address, length }) => {
                 self.answer_query(id, RemoteRange { address, length }, lent).ok()
             }
-            (Stage::Attached | Stage::Expelled, Message::Confirm { base }) => {
+            (Stage::Attached | Stage::Expelled, ShmMessage::Confirm { base }) => {
                 return ConnectionEvent::Confirmed(base);
             }
             (Stage::Expelled, _) => Some(()),
@@ -187,7 +187,7 @@ impl ServerConnection {
                 "a process of this host speaks another version of the shared-memory protocol, and \
                  will use TCP; install one version on the host"
             );
-            let _ = self.link.send(Message::OtherVersion { version: VERSION }, None);
+            let _ = self.link.send(ShmMessage::OtherVersion { version: VERSION }, None);
             return None;
         }
         if to != lent.id || peer.user != effective_user() {
@@ -201,7 +201,7 @@ impl ServerConnection {
             return self.send_offer();
         }
         let nonce = token::nonce();
-        self.link.send(Message::Challenge { nonce }, None).ok()?;
+        self.link.send(ShmMessage::Challenge { nonce }, None).ok()?;
         self.stage = Stage::Challenged(nonce);
         Some(())
     }
@@ -212,11 +212,11 @@ impl ServerConnection {
         if !exchange.verify(token, HandshakeSide::Caller, proof) {
             auth.refusals.count_token_here();
             // The peer learns the reason if it still reads.
-            let _ = self.link.send(Message::Denied, None);
+            let _ = self.link.send(ShmMessage::Denied, None);
             return None;
         }
         let proof = exchange.proof(token, HandshakeSide::Owner);
-        self.link.send(Message::Granted { proof }, None).ok()?;
+        self.link.send(ShmMessage::Granted { proof }, None).ok()?;
         self.send_offer()
     }
 
@@ -224,7 +224,7 @@ impl ServerConnection {
         allow_process_vm();
         let offer = ProbeOffer::new().ok()?;
         let (sample, sample_length) = offer.sample();
-        let message = Message::Welcome { address: offer.address(), sample, sample_length };
+        let message = ShmMessage::Welcome { address: offer.address(), sample, sample_length };
         self.link.send(message, Some(offer.mapping().file())).ok()?;
         self.stage = Stage::Probing(offer);
         Some(())
@@ -238,11 +238,11 @@ impl ServerConnection {
     ) -> io::Result<()> {
         // The pin keeps the region and its file descriptor alive until the answer is sent.
         let Ok(pin) = lent.regions.pin(range) else {
-            return self.link.send(Message::Missing { id }, None);
+            return self.link.send(ShmMessage::Missing { id }, None);
         };
         let region: &Region = pin.region();
         let Region { base, length, .. } = *region;
-        let found = |kind| Message::Found { id, base, length, kind };
+        let found = |kind| ShmMessage::Found { id, base, length, kind };
         match (&region.backing, region.mapping()) {
             (Backing::Device, _) => self.link.send(found(RegionKind::Device), None)?,
             (Backing::Shared { .. }, Some(mapping)) => {

@@ -25,7 +25,7 @@ use crate::{
     transport::{
         TimeLimits,
         tcp::{
-            frame::{Claim, Greeting, VERDICT_BYTES, VERSION, Verdict},
+            frame::{Greeting, TokenClaim, VERDICT_BYTES, VERSION, Verdict},
             socket_options::is_local,
         },
     },
@@ -292,7 +292,7 @@ impl ConnectionPool {
         let exchange =
             Exchange { channel: Channel::Tcp, owner: theirs.engine, owner_nonce, caller_nonce };
         let claim =
-            Claim { nonce: caller_nonce, proof: exchange.proof(token, HandshakeSide::Caller) };
+            TokenClaim { nonce: caller_nonce, proof: exchange.proof(token, HandshakeSide::Caller) };
         connection.send_bytes(&claim.encode(), deadline).map_err(failed)?;
         let mut verdict = [0; VERDICT_BYTES];
         connection.read(&mut verdict, deadline.into()).map_err(failed)?;

@@ -116,7 +116,7 @@ impl TcpPath {
         let batch =
             request_window::TransferBatch { opcode, entries, limits, endpoint: self.endpoint() };
         let wanted = request_window::connections_for(bytes, most);
-        match request_window::run(&self.pool, first, (bytes, wanted), batch) {
+        match request_window::run(&self.pool, first, bytes, wanted, batch) {
             Err(failure) if failure.kind() == io::ErrorKind::TimedOut => {
                 Err(self.timeout_error(limits).caused_by(failure))
             }

@@ -63,7 +63,8 @@ pub(super) fn connections_for(bytes: usize, most: usize) -> usize {
 pub(super) fn run<'a>(
     pool: &'a ConnectionPool,
     first: PooledConnection<'a>,
-    (bytes, count): (usize, usize),
+    bytes: usize,
+    count: usize,
     batch: TransferBatch<'_>,
 ) -> io::Result<()> {
     let share = (bytes / (count * WINDOW_DEPTH)).clamp(FRAME_BYTES_MIN, FRAME_BYTES);
