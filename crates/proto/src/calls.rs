@@ -172,14 +172,14 @@ calls! {
         |r| items: 0, keys: Keys::None;
     EndTasks(EndTasksRequest -> EndTasksResponse) "end_tasks", "MarkTaskToComplete", Numbered,
         |r| items: r.ends.len(), keys: Keys::None;
-    MountDisk(MountDiskRequest -> MountDiskResponse) "mount_disk", "MountLocalDiskSegment", Harmless,
+    MountDisk(MountDiskRequest -> MountDiskResponse) "mount_disk", "MountLocalDiskSegment", Numbered,
         |r| items: 0, keys: Keys::None;
     UnmountDisk(UnmountDiskRequest -> UnmountDiskResponse) "unmount_disk", "UnmountLocalDiskSegment",
-        Harmless, |r| items: 0, keys: Keys::None;
+        Numbered, |r| items: 0, keys: Keys::None;
     FetchOffloads(FetchOffloadsRequest -> FetchOffloadsResponse) "fetch_offloads",
         "OffloadObjectHeartbeat", Harmless, |r| items: 0, keys: Keys::None;
     ReportRecords(ReportRecordsRequest -> ReportRecordsResponse) "report_records",
-        "NotifyOffloadSuccess", Harmless, |r| items: items::count_records(r), keys: Keys::None;
+        "NotifyOffloadSuccess", Numbered, |r| items: items::count_records(r), keys: Keys::None;
     ClearReplicas(ClearReplicasRequest -> ClearReplicasResponse)
         "clear_replicas", "BatchReplicaClear", Numbered,
         |r| items: r.keys.len(), keys: Keys::List(&r.keys);

@@ -297,6 +297,9 @@ impl Call {
         matches!(
             self,
             Unmount { .. }
+                | Self::MountDisk { .. }
+                | Self::UnmountDisk { .. }
+                | Self::ReportRecords(_)
                 | Remove { .. }
                 | Self::RemoveAll { .. }
                 | Self::RemovePrefix { .. }
@@ -337,6 +340,16 @@ impl Call {
         matches!(self, Self::Register | Self::Heartbeat(_) | Self::Announce { .. })
     }
 
+    /// Returns the disk whose records the call reports.
+    pub(crate) fn reported_disk(&self) -> Option<SegmentId> {
+        if let Self::ReportRecords(report) = self { Some(report.disk) } else { None }
+    }
+
+    /// Returns the disk that the call mounts.
+    pub(crate) fn mounted_disk(&self) -> Option<SegmentId> {
+        if let Self::MountDisk { spec, .. } = self { Some(spec.id) } else { None }
+    }
+
     /// Returns the keys of the puts to start.
     pub(crate) fn started_keys(&self) -> impl Iterator<Item = u64> {
         let puts = match self {
@@ -366,10 +379,17 @@ impl Call {
     }
 
     /// Returns whether this reply is an answer, which the master keeps for repetitions. A call that
-    /// failed as a whole has none. All but [`Call::Unmount`] are batches in the real protocol: their
-    /// failures belong to items.
+    /// failed as a whole has none. All but those about a segment or a disk are batches in the real
+    /// protocol: their failures belong to items.
     pub(crate) fn is_answered_by(&self, reply: &Reply) -> bool {
-        !matches!((self, reply), (Self::Unmount { .. }, Reply::Failed(_)))
+        let fails_as_a_whole = matches!(
+            self,
+            Self::Unmount { .. }
+                | Self::MountDisk { .. }
+                | Self::UnmountDisk { .. }
+                | Self::ReportRecords(_)
+        );
+        !(fails_as_a_whole && matches!(reply, Reply::Failed(_)))
     }
 
     /// True for calls about the caller's segments, which carry a sequence number.

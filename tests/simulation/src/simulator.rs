@@ -10,7 +10,7 @@ use std::{
     time::Duration,
 };
 
-use mooncake_base::Moment;
+use mooncake_base::{Moment, SegmentId};
 use mooncake_master::LogSync;
 
 use crate::{
@@ -51,6 +51,8 @@ pub(crate) struct Simulator {
     pub(crate) memories: Memories,
     pub(crate) directories: Vec<Directory>,
     pub(crate) records: DiskRecords,
+    /// The process whose report is being executed, and the directory that it is about.
+    pub(crate) reporting: Option<(u64, SegmentId)>,
     pub(crate) history: History,
     pub(crate) processes: BTreeMap<u64, Process>,
     pub(crate) outcome: Outcome,
@@ -179,6 +181,7 @@ impl Simulator {
             memories: Memories::default(),
             directories: Vec::new(),
             records: DiskRecords::default(),
+            reporting: None,
             history: History::default(),
             processes: BTreeMap::new(),
             outcome: Outcome::default(),

@@ -133,7 +133,10 @@ impl Request {
 impl Simulator {
     /// Makes a request of a process, with a number if the call needs one.
     pub(crate) fn request(&mut self, process: u64, call: Call) -> CallRequest {
-        let is_numbered = call.is_numbered() && !self.plan.has(Bug::RepeatsUnnumberedCalls);
+        let is_report = matches!(call, Call::MountDisk { .. } | Call::ReportRecords(_));
+        let is_unnumbered = self.plan.has(Bug::RepeatsUnnumberedCalls)
+            || is_report && self.plan.has(Bug::ReportsUnnumbered);
+        let is_numbered = call.is_numbered() && !is_unnumbered;
         let mut request =
             CallRequest { call, number: CallNumber::default(), sequence: 0, released: Vec::new() };
         let Some(process) = self.processes.get_mut(&process) else { return request };

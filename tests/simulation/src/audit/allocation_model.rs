@@ -102,7 +102,7 @@ impl AllocationModel {
             }
             Effect::ReplicaAdded { object, copy } => return self.add_copy(&object, copy),
             Effect::ReplicaDropped { object, ordinal } => {
-                return self.drop_copy(&object, ordinal);
+                return self.drop_copy(&object, ordinal, changes);
             }
             _ => {}
         }
@@ -230,7 +230,12 @@ impl AllocationModel {
     }
 
     /// Records that one copy was dropped and others remain.
-    fn drop_copy(&mut self, object: &ObjectName<'_>, ordinal: u32) -> Result<(), String> {
+    fn drop_copy(
+        &mut self,
+        object: &ObjectName<'_>,
+        ordinal: u32,
+        changes: &mut Vec<(Vec<u8>, Change)>,
+    ) -> Result<(), String> {
         let published = self.published.get_mut(object.key);
         let Some(allocation) = published.filter(|allocation| allocation.version == object.version)
         else {
@@ -238,7 +243,12 @@ impl AllocationModel {
         };
         let is_match = |copy: &mut LoggedCopy| copy.ordinal == ordinal;
         let gone: Vec<LoggedCopy> = allocation.copies.extract_if(.., is_match).collect();
-        if allocation.copies.is_empty() && !gone.is_empty() {
+        let is_last = allocation.copies.is_empty() && !gone.is_empty();
+        if is_last && ordinal == DISK_ORDINAL {
+            // Its memory has left with its segment, which is not swept yet.
+            self.published.remove(object.key);
+            changes.push((object.key.to_vec(), Change::Gone(object.version)));
+        } else if is_last {
             return Err(format!("the last copy was dropped of {object:?}"));
         }
         let ranges: Vec<_> = gone.iter().map(|copy| (copy.segment.0, copy.offset)).collect();

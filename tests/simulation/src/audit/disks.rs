@@ -108,6 +108,39 @@ impl Simulator {
         Ok(())
     }
 
+    /// Returns the copy on disk that an effect of a report makes the master forget.
+    pub(crate) fn forgotten_copy(&self, effect: &Effect<'_>) -> Option<RecordName> {
+        let (disk, object) = match (self.reporting, effect) {
+            (Some((_, disk)), Effect::Dropped { object }) => (disk, object),
+            (Some((_, disk)), Effect::ReplicaDropped { object, ordinal: DISK_ORDINAL }) => {
+                (disk, object)
+            }
+            _ => return None,
+        };
+        let key = key_number(object.key);
+        let tenant = self.host.tenant_of(key);
+        let name = RecordName { tenant, key, version: Version(object.version) };
+        (self.model.disk_of(object.key) == Some(disk)).then_some(name)
+    }
+
+    /// Checks that the owner of a directory does not have the records that its report made the master
+    /// forget.
+    ///
+    /// # Errors
+    /// It has one of them.
+    pub(crate) fn check_forgotten(&self, forgotten: &[RecordName]) -> Result<(), String> {
+        let Some((process, disk)) = self.reporting else { return Ok(()) };
+        let own = self.processes.get(&process).and_then(|found| found.directory.as_ref());
+        let Some(directory) = own.map(|own| &self.directories[own.number]) else { return Ok(()) };
+        let is_there = |name: &&RecordName| matches!(directory.read(name, false), Loaded::Good(_));
+        match forgotten.iter().find(is_there) {
+            Some(name) if directory.id == disk => {
+                Err(format!("a report made the master forget {name:?}, which is on disk {disk}"))
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// Checks what the master says about directories. `target` is the client to which it sent the
     /// readers of a directory that is mounted.
     ///

@@ -162,10 +162,7 @@ impl Simulator {
             bug: self.plan.bug,
         };
         let (now, evicted) = (self.now, self.faded_objects());
-        let target = match &call {
-            Call::MountDisk { spec, .. } => self.reader_target(spec.id),
-            _ => None,
-        };
+        let target = call.mounted_disk().and_then(|disk| self.reader_target(disk));
         let work = &mut running.work;
         // As in the service, neither reads nor heartbeats wait for the log.
         let slice = match call.waits_for_log() {
@@ -178,7 +175,9 @@ impl Simulator {
         }
         running.slices += 1;
         let may_vanish = call.is_about_tasks().then(|| self.faded_objects() - evicted);
+        self.reporting = call.reported_disk().map(|disk| (running.message.caller.0, disk));
         let (turn, entries) = self.appended_checked(slice, may_vanish)?;
+        self.reporting = None;
         if let SliceEnd::Done(reply) = &turn {
             self.check_disk_reply(running.client, &call, reply, target)?;
         }

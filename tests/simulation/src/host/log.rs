@@ -38,13 +38,14 @@ impl Simulator {
         let mut applied = Ok(());
         let is_traced = self.plan.is_traced;
         let (mut dropped, mut lost, mut swept) = (Vec::new(), Vec::new(), Vec::new());
-        let mut counted = Vec::new();
+        let (mut counted, mut forgotten) = (Vec::new(), Vec::new());
         let decoded = Effect::decode_all(effects, |effect| {
             if is_traced {
                 trace(self.now, &effect);
             }
             if applied.is_ok() {
                 counted_copies(&self.model, &effect, &mut counted);
+                forgotten.extend(self.forgotten_copy(&effect));
                 match &effect {
                     Effect::ReplicaDropped { object, ordinal } => {
                         dropped.extend(self.model.replica(object, *ordinal));
@@ -62,6 +63,7 @@ impl Simulator {
         decoded.map_err(|error| format!("cannot decode an effect: {error:?}"))?;
         self.outcome.records_adopted = self.model.adopted;
         self.check_counted(&counted)?;
+        self.check_forgotten(&forgotten)?;
         self.check_dropped(&dropped)?;
         swept.iter().for_each(|keys| self.view_soon(keys));
         lost.into_iter().try_for_each(|id| self.check_lost_segment(id))?;

@@ -88,11 +88,14 @@ pub enum Bug {
     TellsOfAwayDisks,
     /// The master counts a copy on disk once its owner takes the object over.
     CountsUnreportedRecords,
+    /// The owner of a directory sends its reports without numbers, so that they count again when they
+    /// arrive once more, after later ones.
+    ReportsUnnumbered,
 }
 
 impl Bug {
     /// All planted bugs, with their names on the command line.
-    pub const ALL: [(&str, Self); 39] = [
+    pub const ALL: [(&str, Self); 40] = [
         ("replies-before-log", Self::RepliesBeforeLog),
         ("forgets-fences", Self::ForgetsFences),
         ("frees-too-early", Self::FreesTooEarly),
@@ -132,6 +135,7 @@ impl Bug {
         ("accepts-copied-directories", Self::AcceptsCopiedDirectories),
         ("tells-of-away-disks", Self::TellsOfAwayDisks),
         ("counts-unreported-records", Self::CountsUnreportedRecords),
+        ("reports-unnumbered", Self::ReportsUnnumbered),
     ];
 
     /// Returns whether the bug shows only where clients have directories of records.
@@ -143,6 +147,7 @@ impl Bug {
                 | Self::CountsLateOffloads
                 | Self::CountsUnreportedRecords
                 | Self::IgnoresHandOverFences
+                | Self::ReportsUnnumbered
                 | Self::TellsOfAwayDisks
                 | Self::TrustsUnsyncedRecords
         )
@@ -332,6 +337,12 @@ impl Plan {
             }
             Bug::TrustsUnsyncedRecords => {
                 (disks.faults.crash, disks.faults.power_loss) = (150, 1000)
+            }
+            Bug::ReportsUnnumbered => {
+                let faults = &mut self.faults;
+                (faults.duplicated, faults.slow) = (300, 200);
+                (faults.slow_max, faults.client_crash) = (Duration::from_secs(8), 0);
+                (disks.owners, disks.faults.leave) = (1000, 0);
             }
             Bug::AcceptsCopiedDirectories => disks.faults.copy = 500,
             Bug::TellsOfAwayDisks => disks.faults.leave = 200,

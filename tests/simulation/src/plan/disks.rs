@@ -72,6 +72,11 @@ impl Plan {
             queue_max: random.between(2, 60) as usize,
             adopts_records: random.happens(250),
         });
+        if random.happens(250) {
+            // Reports that arrive again after later ones.
+            (self.faults.duplicated, self.faults.slow) = (200, 200);
+            self.faults.slow_max = Duration::from_secs(random.between(1, 8));
+        }
         self.rules.disk_away_ttl = Duration::from_millis(random.between(2000, 30_000));
         if self.keys <= 24 {
             // More objects than there is memory for.
