@@ -1,8 +1,9 @@
 //! Measures the master with millions of objects: resident bytes per object, and latency of calls.
 //!
-//! `cargo run --profile bench -p mooncake-benches --bin size -- [OBJECTS]`
+//! `cargo run --profile bench -p mooncake-benches --bin size -- [OBJECTS] [--disk]`
 //!
-//! Objects have keys of 64 bytes and one copy of 4 KiB. For each power of ten up to OBJECTS (default
+//! Objects have keys of 64 bytes and one copy of 4 KiB, with `--disk` a second one on a disk. For each
+//! power of ten up to OBJECTS (default
 //! 5,000,000) it prints the resident memory per object, and p50, p99 and maximum of single calls:
 //! puts (start and end) since the previous line, and probes of random objects. At the end it removes
 //! everything in slices, as the service does.
@@ -13,21 +14,27 @@ use std::{
     time::{Duration, Instant},
 };
 
-use mooncake_base::{ClientId, Incarnation, KeyRef, Moment, Result, SegmentId, TenantId};
+use mooncake_base::{
+    ClientId, Error, Incarnation, KeyRef, Moment, Result, SegmentId, TenantId, Version,
+};
 use mooncake_master::state::{
-    Put, PutOptions, PutRef, Removal, Rules, SegmentSpec, Selector, State,
+    DiskSpec, OffloadRules, Put, PutOptions, PutRef, RecordName, Removal, Rules, SegmentSpec,
+    Selector, State,
 };
 
 const CLIENT: ClientId = ClientId::from_bits(1);
 const NOW: Moment = Moment::from_boot(Duration::from_secs(1000));
 const OBJECT_BYTES: u64 = 4096;
+const DISK: SegmentId = SegmentId::from_bits(2);
 /// Timed probes per line.
 const PROBES: u64 = 200_000;
 
 fn main() -> Result<()> {
-    let argument = std::env::args().nth(1).and_then(|word| word.parse().ok());
-    let objects: u64 = argument.unwrap_or(5_000_000);
-    let mut state = State::new(Rules::default(), 1);
+    let has_disk = std::env::args().any(|word| word == "--disk");
+    let objects = std::env::args().skip(1).find_map(|word| word.parse().ok());
+    let objects: u64 = objects.unwrap_or(5_000_000);
+    let offload = has_disk.then_some(OffloadRules { queue_max: 1, adopts_records: false });
+    let mut state = State::new(Rules { offload, ..Rules::default() }, 1);
     state.register(NOW, CLIENT, "host:1")?;
     let segment = SegmentSpec {
         id: SegmentId::from_bits(1),
@@ -39,11 +46,24 @@ fn main() -> Result<()> {
         protocol: "tcp".to_owned(),
     };
     state.mount(NOW, CLIENT, segment)?;
+    if has_disk {
+        let disk = DiskSpec {
+            id: DISK,
+            incarnation: Incarnation(1),
+            name: "host:1".to_owned(),
+            address: "host:1".to_owned(),
+            capacity: u64::MAX,
+        };
+        state.disks().mount(CLIENT, disk, 0, false)?;
+    }
     let empty = resident_bytes();
     let mut times = Times::default();
     let mut line = 10_000;
     for index in 0..objects {
-        times.measure(|| put(&mut state, index))?;
+        let version = times.measure(|| put(&mut state, index))?;
+        if has_disk {
+            store_on_disk(&mut state, index, version)?;
+        }
         if index + 1 == line || index + 1 == objects {
             line *= 10;
             // Printing frees the times before the memory is measured.
@@ -73,7 +93,7 @@ fn key(index: u64) -> [u8; 64] {
     key
 }
 
-fn put(state: &mut State, index: u64) -> Result<()> {
+fn put(state: &mut State, index: u64) -> Result<Version> {
     let named = key(index);
     let tenant = TenantId::default();
     let options = PutOptions::default();
@@ -90,7 +110,17 @@ fn put(state: &mut State, index: u64) -> Result<()> {
     let started = state.puts().put_start(NOW, CLIENT, &tenant, put)?;
     let put =
         PutRef { key: &named, version: started.version, failed_replicas: &[], checksum: None };
-    state.puts().put_end(NOW, CLIENT, &tenant, put)
+    state.puts().put_end(NOW, CLIENT, &tenant, put)?;
+    Ok(started.version)
+}
+
+/// Reports that a disk has a copy of an object, as its owner does.
+fn store_on_disk(state: &mut State, index: u64, version: Version) -> Result<()> {
+    state.disks().take_over(NOW, CLIENT, DISK, 1, OBJECT_BYTES)?;
+    let (tenant, key, length) = (&TenantId::default(), &key(index), OBJECT_BYTES);
+    let record = RecordName { tenant, key, version, length };
+    let is_present = state.disks().own(CLIENT, DISK)?.record_added(NOW, &record);
+    if is_present { Ok(()) } else { Err(Error::internal("the record is refused")) }
 }
 
 fn probe(state: &mut State, objects: u64) -> Result<()> {
@@ -114,7 +144,7 @@ fn probe(state: &mut State, objects: u64) -> Result<()> {
 struct Times(Vec<u32>);
 
 impl Times {
-    fn measure(&mut self, call: impl FnOnce() -> Result<()>) -> Result<()> {
+    fn measure<R>(&mut self, call: impl FnOnce() -> Result<R>) -> Result<R> {
         let start = Instant::now();
         let result = call();
         self.0.push(u32::try_from(start.elapsed().as_nanos()).unwrap_or(u32::MAX));
