@@ -46,6 +46,7 @@ __all__ = [
     "cgroup_memory",
     "codes",
     "concat_arrays_into",
+    "disk_measure",
     "disk_records",
     "disk_verify",
     "disk_wipe",
@@ -476,7 +477,7 @@ class Pending:
 
     def list(
         self, *, prefix: bytes = ..., after: bytes | None = None, limit: int = 0
-    ) -> Begun[tuple[Sequence[tuple[bytes, int, bool, int]], bool]]:
+    ) -> Begun[tuple[Sequence[tuple[bytes, int, bool, int, int]], bool]]:
         """Begin what `Store.list` does."""
 
     def segments(self) -> Begun[Sequence[dict[str, Any]]]:
@@ -920,8 +921,12 @@ class Store:
 
     def list(
         self, *, prefix: bytes = ..., after: bytes | None = None, limit: int = 0
-    ) -> tuple[Sequence[tuple[bytes, int, bool, int]], bool]:
-        """Return a page of (key, length, is complete, replicas), and whether it is the last one."""
+    ) -> tuple[Sequence[tuple[bytes, int, bool, int, int]], bool]:
+        """Return a page of a listing, and whether it is the last one.
+
+        Returns:
+            Key, length, whether it is complete, replicas, and how many of them are on disks.
+        """
 
     def segments(self) -> Sequence[dict[str, Any]]:
         """Return the segments of the pool."""
@@ -1240,6 +1245,14 @@ class RpcDelivery:
 
 def codes(*, is_engine: bool = False) -> list[tuple[int, str, str, str]]:
     """Return every error code: number, name, kind ("" for codes of the engine), remedy."""
+
+def disk_measure(path: str | PathLike[str], length: int) -> tuple[float, float, str, str, int]:
+    """Write `length` bytes to a directory that is empty or absent, and read them.
+
+    Returns:
+        The bytes written and read in a second, "io_uring" or "threads", a text that says why it is
+        that, and the number of reads past the page cache that the system refused.
+    """
 
 def disk_records(
     path: str | PathLike[str],

@@ -78,8 +78,8 @@ def shown_by(line: list[str], *, typed: bytes = b"") -> bytes:
 def test_ls_adds_up_groups(pool: MasterProcess):
     done = on(pool, "ls", "kv/", "--delimiter=/", "--sort=size", "--json")
     assert json.loads(done.stdout) == [
-        {"prefix": "kv/b/", "objects": 2, "bytes": 8000, "memory_bytes": 8000},
-        {"prefix": "kv/a/", "objects": 3, "bytes": 3000, "memory_bytes": 3000},
+        {"prefix": "kv/b/", "objects": 2, "bytes": 8000, "memory_bytes": 8000, "disk_bytes": 0},
+        {"prefix": "kv/a/", "objects": 3, "bytes": 3000, "memory_bytes": 3000, "disk_bytes": 0},
     ]
     shown = [line.split() for line in on(pool, "ls", "kv/", "--delimiter=/").stdout.splitlines()]
     assert [line[-1] for line in shown] == ["kv/a/", "kv/b/"]
@@ -95,7 +95,7 @@ def test_ls_names_the_largest_object(pool: MasterProcess):
 def test_ls_counts(pool: MasterProcess):
     assert on(pool, "ls", "kv/a", "--count", "--bytes").stdout.startswith("3 objects, 3000;")
     found = json.loads(on(pool, "ls", "none/", "--count", "--json").stdout)
-    assert found == {"objects": 0, "bytes": 0, "memory_bytes": 0}
+    assert found == {"objects": 0, "bytes": 0, "memory_bytes": 0, "disk_bytes": 0}
     assert json.loads(on(pool, "ls", "none/", "--json").stdout) == []
 
 

@@ -11,6 +11,7 @@ import urllib.request
 from pathlib import Path
 
 import pytest
+from conftest import start_master
 
 import mooncake
 
@@ -18,7 +19,7 @@ DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
 PROGRAMS = {"mooncake_master": "mooncake.cli", "mooncake_client": "mooncake.cli_client"}
 # Functions, keywords and labels of PromQL in our queries, and a series of Prometheus itself.
 PROMQL = {"rate", "increase", "sum", "by", "histogram_quantile", "up"}
-PROMQL |= {"job", "call", "le"}
+PROMQL |= {"job", "call", "le", "direction", "reason", "or", "vector"}
 
 
 def queries() -> list[str]:
@@ -37,12 +38,15 @@ def metrics_of(query: str) -> set[str]:
     return set(re.findall(r"[a-z][a-z_]+", plain)) - PROMQL
 
 
-def test_queries_ask_for_metrics_of_a_master(master):
-    with mooncake.Store(master.address, mooncake.StoreConfig(segment_bytes="64MB")) as store:
+def test_queries_ask_for_metrics_of_a_master(tmp_path):
+    master = start_master("--enable_offload=true")
+    config = mooncake.StoreConfig(segment_bytes="64MB", disk=tmp_path, disk_bytes="256MB")
+    with mooncake.Store(master.address, config) as store:
         store.put("k", b"v")
         assert store.get("k") == b"v"
         with urllib.request.urlopen(f"{master.admin}/metrics", timeout=20) as answer:
-            text = answer.read().decode()
+            text = answer.read().decode() + store.metrics_text()
+    master.stop()
     exported = set(re.findall(r"^([a-z_]+)(?:\{| )", text, re.MULTILINE))
     wanted = {name for query in queries() for name in metrics_of(query)}
     assert len(wanted) > 10

@@ -179,8 +179,13 @@ variables! {
     MOONCAKE_OFFLOAD_FILE_STORAGE_PATH: Text => "/data/file_storage", "Directory of a store or `mooncake_client` that keeps copies of objects and is named no other.";
     MOONCAKE_OFFLOAD_FILE_STORAGE_PATHS: Text => "", "Several such directories, separated by commas, instead of the one of MOONCAKE_OFFLOAD_FILE_STORAGE_PATH.";
     MOONCAKE_OFFLOAD_TOTAL_SIZE_LIMIT_BYTES: Size => "0", "Bytes that each of these directories may take; 0: 90 % of what is free at the start.";
+    MOONCAKE_OFFLOAD_TOTAL_KEYS_LIMIT: Number(0, i64::MAX) => "0", "Most records in each of these directories, of which the oldest make room for others; 0: no limit.";
+    MOONCAKE_OFFLOAD_DISK_EVICTION_HIGH_WATERMARK_RATIO ("MOONCAKE_DISK_EVICTION_HIGH_WATERMARK_RATIO"): Share => "", "Share of their file system in use, by whatever data, above which these directories give files back, down to a quarter of their capacity. Not set: 0.90 if the low watermark is set; otherwise 64 MiB stay free.";
+    MOONCAKE_OFFLOAD_DISK_EVICTION_LOW_WATERMARK_RATIO ("MOONCAKE_DISK_EVICTION_LOW_WATERMARK_RATIO"): Share => "", "Share down to which they give files back then. Not set: 0.80 if the high watermark is set, or that one if it is lower.";
+    MOONCAKE_OFFLOAD_ENABLE_DISK_WATERMARK_EVICTION: Boolean => "on", "Whether the two watermarks count; if not, 64 MiB of the file system stay free.";
     MOONCAKE_OFFLOAD_LOCAL_BUFFER_SIZE_BYTES: Size => "1342177280", "Bytes of memory through which records of these directories go to readers in other processes, at least 64 MiB.";
     MOONCAKE_OFFLOAD_USE_URING ("MOONCAKE_USE_URING"): Switch => "", "Read these directories through io_uring (1) or by threads (0). Not set: through io_uring if the system permits it.";
+    MOONCAKE_ENABLE_DFS ("MOONCAKE_DFS_ENABLED"): Boolean => "off", "Refused when on: a directory that several hosts share is not supported; see MOONCAKE_OFFLOAD_FILE_STORAGE_PATH.";
     MOONCAKE_TENANT_ID: Text => "default", "Tenant whose namespace holds a store's keys.";
     MOONCAKE_ENABLE_CLIENT_HTTP_SERVER: Boolean => "off", "Let a store serve its health and metrics over HTTP.";
     MOONCAKE_CLIENT_HTTP_PORT: Number(0, 65_535) => "9300", "Port of the HTTP server of MOONCAKE_ENABLE_CLIENT_HTTP_SERVER.";

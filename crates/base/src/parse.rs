@@ -45,6 +45,17 @@ pub fn read_number<N: std::str::FromStr>(text: &str) -> Result<N> {
         .map_err(|_| Error::invalid("not a number in the range of this option").with("text", text))
 }
 
+/// Parses a share: more than 0, at most 1.
+///
+/// # Errors
+/// If the text is no such number.
+pub fn read_share(text: &str) -> Result<f64> {
+    match text.trim().parse() {
+        Ok(share) if share > 0.0 && share <= 1.0 => Ok(share),
+        _ => Err(Error::invalid("not a number above 0 and up to 1").with("text", text)),
+    }
+}
+
 /// Parses a size.
 ///
 /// # Errors

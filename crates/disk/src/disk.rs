@@ -40,6 +40,11 @@ pub struct Options {
     /// there are given up while other data takes what should be free, down to a quarter of the
     /// capacity. See [`Disk::trim`].
     pub free_bytes_min: u64,
+    /// The free bytes of the file system up to which extents are given up once there are fewer than
+    /// `free_bytes_min`; not more than that: until there are as many as that.
+    pub free_bytes_low: u64,
+    /// The most records in the directory; the oldest and least read ones make room.
+    pub records_max: u64,
     /// How records are read.
     pub read_method: ReadMethod,
     /// The threads that read, if no ring does.
@@ -59,6 +64,8 @@ impl Options {
         Self {
             capacity,
             free_bytes_min: 0,
+            free_bytes_low: 0,
+            records_max: u64::MAX,
             read_method: ReadMethod::Probe,
             reads_in_flight: 32,
             arena_bytes: ARENA_BYTES,
@@ -73,6 +80,8 @@ impl fmt::Debug for Options {
         f.debug_struct("Options")
             .field("capacity", &self.capacity)
             .field("free_bytes_min", &self.free_bytes_min)
+            .field("free_bytes_low", &self.free_bytes_low)
+            .field("records_max", &self.records_max)
             .field("read_method", &self.read_method)
             .field("reads_in_flight", &self.reads_in_flight)
             .field("arena_bytes", &self.arena_bytes)
@@ -93,6 +102,8 @@ pub struct Statistics {
     pub written: u64,
     /// Payload bytes of these.
     pub written_bytes: u64,
+    /// Bytes of the files that these take, with their heads.
+    pub file_bytes: u64,
     /// Records read whose checksums held.
     pub read: u64,
     /// Payload bytes of these.
@@ -121,6 +132,7 @@ pub struct Statistics {
 struct Counters {
     written: AtomicU64,
     written_bytes: AtomicU64,
+    file_bytes: AtomicU64,
     read: AtomicU64,
     read_bytes: AtomicU64,
     read_in_place: AtomicU64,
@@ -270,6 +282,7 @@ impl Disk {
             index_bytes: index_bytes as u64,
             written: get(&counters.written),
             written_bytes: get(&counters.written_bytes),
+            file_bytes: get(&counters.file_bytes),
             read: get(&counters.read),
             read_bytes: get(&counters.read_bytes),
             read_in_place: get(&counters.read_in_place),

@@ -14,7 +14,7 @@
 //! In reading order: [`format`](mod@format) (bytes, without I/O), [`file_system`] (the seam below),
 //! [`directory`] (identity and lock), [`extent`] (one file), `index` (what lies where), `memory` (what
 //! reads write to) and `reader` (a ring, or threads), [`disk`] (reads, writes, reuse), [`inspect`] (for
-//! people), [`error`]. Unsafe code is in `memory` and in the ring of the `reader` only.
+//! people), [`measure`](mod@measure) (rates), [`error`]. Unsafe code is in `memory` and in the ring of the `reader` only.
 #![warn(missing_docs)]
 #![deny(unsafe_code)]
 
@@ -28,6 +28,7 @@ pub mod format;
 mod fuzz;
 mod index;
 pub mod inspect;
+pub mod measure;
 mod memory;
 mod reader;
 

@@ -49,6 +49,15 @@ impl ReadMethod {
             Some(true) => Self::Ring,
         }
     }
+
+    /// Returns a name for metrics: of what reads, once that is chosen.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Probe => "probe",
+            Self::Threads => "threads",
+            Self::Ring => "io_uring",
+        }
+    }
 }
 
 /// How a directory is read, and why. Its text is for logs and people.

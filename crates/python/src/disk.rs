@@ -3,7 +3,8 @@
 
 use std::{path::PathBuf, time::Duration};
 
-use mooncake_disk::{Error, inspect};
+use mooncake_disk::{Error, ReadMethod, inspect, measure};
+use mooncake_settings::uses_ring;
 use pyo3::{
     exceptions::{PyOSError, PyValueError},
     prelude::*,
@@ -64,6 +65,22 @@ pub(crate) fn disk_verify(py: Python<'_>, path: PathBuf) -> PyResult<Report> {
 pub(crate) fn disk_wipe(py: Python<'_>, path: PathBuf) -> PyResult<usize> {
     let wiped = or_raise(py, detached(py, || inspect::wipe(&path)))?;
     wiped.map_err(|error| raised(&error))
+}
+
+/// Writes bytes to a directory that is empty or absent, and reads them. Returns the bytes written and
+/// read in a second, what reads, why that does, and the reads past the page cache that were refused.
+#[pyfunction]
+pub(crate) fn disk_measure(
+    py: Python<'_>,
+    path: PathBuf,
+    length: u64,
+) -> PyResult<(f64, f64, &'static str, String, u64)> {
+    let method = ReadMethod::from_switch(or_raise(py, uses_ring())?);
+    let measured = py.detach(|| measure::measure(&path, method, length));
+    let found = measured.map_err(|error| raised(&error))?;
+    let reader = found.read_method.method.name();
+    let why = found.read_method.to_string();
+    Ok((found.write_rate, found.read_rate, reader, why, found.direct_refused))
 }
 
 fn raised(error: &Error) -> PyErr {

@@ -53,7 +53,7 @@ mod _native {
         },
         checksum::xxh3,
         collective::{CollectiveCompletion, CollectiveContext, CollectiveGroup},
-        disk::{disk_records, disk_verify, disk_wipe, unmount_disks},
+        disk::{disk_measure, disk_records, disk_verify, disk_wipe, unmount_disks},
         engine::{Engine, read_memory, write_memory},
         error::{codes, failure, last_error, use_exceptions},
         fast_copy::concat_arrays_into,

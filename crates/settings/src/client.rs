@@ -8,7 +8,10 @@ use mooncake_base::{
 };
 use mooncake_store_client::{ClientConfig, LinkConfig, MetricsConfig};
 
-use crate::variable::{is_on_by_default, value};
+use crate::{
+    disks::disk_limits,
+    variable::{is_on_by_default, value},
+};
 
 /// Minimum transfer time-out.
 const TRANSFER_TIMEOUT_MIN: Duration = Duration::from_secs(5);
@@ -22,6 +25,7 @@ pub fn client_config() -> Result<ClientConfig> {
         has_checksums: env::MOONCAKE_STORE_CHECKSUM.is_on(),
         metrics: metrics()?,
         disk_token: token()?,
+        disk_limits: disk_limits()?,
         ..ClientConfig::default()
     };
     if let Some(timeout) = value(&env::MC_RPC_TIMEOUT_MS, read_millis)? {

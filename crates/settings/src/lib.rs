@@ -17,7 +17,7 @@ mod rdma_absent;
 mod variable;
 
 pub use client::{client_config, link_config};
-pub use disks::{disk_at, disks_of_environment};
+pub use disks::{disk_at, disks_of_environment, uses_ring};
 pub use engine::{engine_config, store_engine_config};
 #[cfg(feature = "rdma")]
 pub use rdma::{rdma_settings, use_rdma, use_rdma_for_store};

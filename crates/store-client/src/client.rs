@@ -236,7 +236,10 @@ impl fmt::Debug for Client {
 
 impl ClientInner {
     fn metrics(&self) -> MetricsSnapshot {
-        self.metrics.snapshot()
+        let mut snapshot = self.metrics.snapshot();
+        let owners = self.disks.owners().iter();
+        snapshot.disk.directories = owners.filter_map(|owner| owner.metrics()).collect();
+        snapshot
     }
 
     /// The metrics as human-readable text.

@@ -2,7 +2,7 @@
 
 use std::{path::PathBuf, time::Duration};
 
-use mooncake_base::{ByteSize, TenantId, Token};
+use mooncake_base::{ByteSize, Error, Result, TenantId, Token};
 
 /// The settings of one client.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -17,6 +17,8 @@ pub struct ClientConfig {
     pub refuses_ignored_tenant: bool,
     /// The directories in which the client keeps copies of objects for the pool. Default: none.
     pub disks: Vec<DiskConfig>,
+    /// The limits of each of them. Default: none.
+    pub disk_limits: DiskLimits,
     /// The memory through which records of these directories go to readers, at least 64 MiB; taken
     /// from the system when records are read. Default: 1.25 GiB.
     pub disk_staging_bytes: u64,
@@ -66,6 +68,45 @@ pub struct DiskConfig {
     pub uses_ring: Option<bool>,
 }
 
+/// The limits of directories that keep copies of objects.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct DiskLimits {
+    /// The most records in a directory; `None`: no limit.
+    pub records_max: Option<u64>,
+    /// When a directory gives files back to its file system; `None`: below 64 MiB of free space.
+    pub watermarks: Option<Watermarks>,
+}
+
+/// Shares of a file system that are in use: above the high one directories give files back, until the
+/// low one is reached.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Watermarks {
+    high_ppm: u64,
+    low_ppm: u64,
+}
+
+impl Watermarks {
+    /// Returns watermarks, as shares between 0 and 1.
+    ///
+    /// # Errors
+    /// `INVALID_PARAMS`: a share is not above 0 and at most 1, or the low one is above the high one.
+    pub fn new(high: f64, low: f64) -> Result<Self> {
+        let ppm = |share: f64| (share * 1e6).round() as u64;
+        if !(low > 0.0 && low <= high && high <= 1.0) {
+            let why =
+                "the low watermark of a file system must be above 0 and not above the high one";
+            return Err(Error::invalid(why).with("high", high).with("low", low));
+        }
+        Ok(Self { high_ppm: ppm(high), low_ppm: ppm(low) })
+    }
+
+    /// Returns the bytes that are free at the high and at the low watermark of a file system.
+    pub(crate) fn free_bytes(self, total: u64) -> (u64, u64) {
+        let free = |ppm: u64| total / 1_000_000 * 1_000_000_u64.saturating_sub(ppm);
+        (free(self.high_ppm), free(self.low_ppm))
+    }
+}
+
 /// Settings of a client's metrics output.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MetricsConfig {
@@ -89,6 +130,7 @@ impl Default for ClientConfig {
             tenant: TenantId::default(),
             refuses_ignored_tenant: true,
             disks: Vec::new(),
+            disk_limits: DiskLimits::default(),
             disk_staging_bytes: 1_342_177_280,
             disk_token: None,
             segment_bytes: 0,

@@ -62,7 +62,7 @@ impl Disks {
         let staging = Arc::new(Staging::new(engine.clone(), bytes, metrics));
         let mut owners: Vec<Arc<Owner>> = Vec::with_capacity(config.disks.len());
         for disk in &config.disks {
-            let owner = Owner::open(disk, metrics)?;
+            let owner = Owner::open(disk, &config.disk_limits, metrics)?;
             if let Some(other) = owners.iter().find(|other| other.id() == owner.id()) {
                 return Err(Error::invalid(
                     "one directory is a copy of another; empty one of them",

@@ -26,7 +26,7 @@ pub mod task;
 mod transfer;
 
 pub use client::{Client, GridsRead, PartOutcomes, Reservation, Sessions, Write};
-pub use config::{ClientConfig, DiskConfig, LinkConfig, MetricsConfig};
+pub use config::{ClientConfig, DiskConfig, DiskLimits, LinkConfig, MetricsConfig, Watermarks};
 pub use grid::{Grid, GridDimension};
 pub use http::HttpServer;
 pub use link::{CallFailure, DaemonGreeting, DaemonLink, InProcessLink, MasterLink, SocketLink};

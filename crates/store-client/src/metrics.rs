@@ -17,7 +17,7 @@ use mooncake_proto::calls::Method;
 use mooncake_transfer_engine::{Opcode, TransportKind};
 
 use self::disk::DiskCounters;
-pub use self::disk::{DiskCount, DiskMetrics};
+pub use self::disk::{DirectoryMetrics, DiskCount, DiskMetrics};
 
 /// Maximum number of peers counted by name.
 const PEERS_MAX: usize = 256;

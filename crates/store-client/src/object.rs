@@ -397,6 +397,8 @@ pub struct ObjectSummary {
     pub is_complete: bool,
     /// Number of replicas.
     pub replicas: u32,
+    /// The replicas of these that are on disks.
+    pub disk_replicas: u32,
 }
 
 /// Which objects a removal may take.

@@ -250,7 +250,7 @@ class AsyncNative:
 
     async def list(
         self, *, prefix: bytes = b"", after: bytes | None = None, limit: int = 0
-    ) -> tuple[Sequence[tuple[bytes, int, bool, int]], bool]:
+    ) -> tuple[Sequence[tuple[bytes, int, bool, int, int]], bool]:
         """Return a page of a listing."""
         return await self.outcome_of(
             lambda calls: calls.list(prefix=prefix, after=after, limit=limit)

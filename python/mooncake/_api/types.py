@@ -128,12 +128,14 @@ class ObjectInfo:
         size: Length in bytes.
         is_complete: True if the object can be read; false while it is being written.
         replicas: Number of copies.
+        disk_replicas: How many of them are on disks.
     """
 
     key: str
     size: int
     is_complete: bool
     replicas: int
+    disk_replicas: int = 0
 
     @property
     def key_bytes(self) -> bytes:

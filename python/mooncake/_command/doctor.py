@@ -9,8 +9,10 @@ import json
 import os
 import platform
 import resource
+import shutil
 import sys
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from mooncake import env
@@ -19,26 +21,44 @@ from mooncake._runtime import __version__, _native
 from mooncake._units import format_bytes
 from mooncake.errors import MooncakeError
 
-__all__ = ["diagnose", "run"]
+__all__ = ["add_options", "diagnose", "run"]
 
 _USED = "used for the protocol rdma:"
 # The values by which the store takes a switch for off; any other value turns it on.
 _OFF = ("0", "false", "f", "no", "n", "off", "disable")
+# Reads below this rate take as long as computing the keys and values of a prefix again.
+_RECOMPUTING = 2_000_000_000
+_RECOMPUTING_TEXT = "2 GB/s"
+# Bytes that are written to measure a directory.
+_MEASURED_MIN, _MEASURED_MAX = 64 << 20, 1 << 30
 _PACKAGES = ("numpy", "torch", "vllm", "sglang", "lmcache")
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Declare the options of `doctor`."""
+    parser.add_argument(
+        "--disk",
+        action="append",
+        default=[],
+        dest="disks",
+        metavar="DIR",
+        help="directory for copies of objects, to measure how fast it is written and read; may be "
+        "repeated; by default those that MOONCAKE_OFFLOAD_FILE_STORAGE_PATH or _PATHS names",
+    )
 
 
 def run(options: argparse.Namespace, probe: Callable[[str], str]) -> int:
     """Print the result of `diagnose`.
 
     Args:
-        options: ``is_json``.
+        options: ``is_json``, and ``disks``: directories to measure.
         probe: Moves bytes to a second process over a transport; returns a description of the
             result.
 
     Returns:
         0, or 1 if a transport that should work does not.
     """
-    found = diagnose(probe)
+    found = diagnose(probe, options.disks)
     if options.is_json:
         print(json.dumps(found, indent=2))
     else:
@@ -51,7 +71,7 @@ def run(options: argparse.Namespace, probe: Callable[[str], str]) -> int:
     return 1 if is_bad else 0
 
 
-def diagnose(probe: Callable[[str], str]) -> dict[str, dict[str, str]]:
+def diagnose(probe: Callable[[str], str], disks: Sequence[str] = ()) -> dict[str, dict[str, str]]:
     """Return the findings by section."""
     devices, why_none = _native.rdma_devices()
     transports = _transports(probe)
@@ -63,6 +83,7 @@ def diagnose(probe: Callable[[str], str]) -> dict[str, dict[str, str]]:
         "networks": _networks(),
         "rdma devices": _rdma_devices(devices, why_none),
         "memory": _memory(),
+        "disks": _disks(disks or _disks_of_environment()),
         "limits": _limits(),
         "environment": _environment(),
     }
@@ -218,6 +239,59 @@ def _memory() -> dict[str, str]:
         or "unknown"
     )
     return rows
+
+
+def _disks_of_environment() -> list[str]:
+    """Return the directories for copies of objects that variables name."""
+    given = {each.name: each.value for each in env.settings() if each.source}
+    several = given.get("MOONCAKE_OFFLOAD_FILE_STORAGE_PATHS", "").split(",")
+    paths = [path.strip() for path in several if path.strip()]
+    one = given.get("MOONCAKE_OFFLOAD_FILE_STORAGE_PATH", "").strip()
+    return paths or ([one] if one else [])
+
+
+def _disks(paths: Sequence[str]) -> dict[str, str]:
+    rows = {}
+    for path in paths:
+        try:
+            rows[path] = _measured(Path(path))
+        except (MooncakeError, OSError, ValueError) as error:
+            rows[path] = f"cannot be measured: {described(error)}"
+    hint = "none named: --disk DIR measures one, MOONCAKE_OFFLOAD_FILE_STORAGE_PATH names one"
+    return rows or {"none": hint}
+
+
+def _measured(path: Path) -> str:
+    """Write and read files beside a directory of records, and return how fast that is."""
+    existing = next(each for each in (path, *path.absolute().parents) if each.is_dir())
+    free = shutil.disk_usage(existing).free
+    if free < 4 * _MEASURED_MIN:
+        return f"too full to be measured: {format_bytes(free)} are free"
+    folder = tempfile.mkdtemp(prefix=".mooncake-doctor-", dir=_beside(existing))
+    try:
+        written, read, _, why, refused = _native.disk_measure(
+            folder, min(_MEASURED_MAX, max(_MEASURED_MIN, free // 8))
+        )
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    outruns = (
+        f"outruns recomputing ({_RECOMPUTING_TEXT})"
+        if read >= _RECOMPUTING
+        else f"does not outrun recomputing ({_RECOMPUTING_TEXT}): use several directories on "
+        "disks of their own, or keep there only what takes long to compute"
+    )
+    cached = "; its file system refuses reads past the page cache" if refused else ""
+    return (
+        f"writes {format_bytes(int(written))}/s, reads {format_bytes(int(read))}/s through {why}"
+        f"{cached}; {outruns}"
+    )
+
+
+def _beside(path: Path) -> Path:
+    """Return a directory of the same file system that need not stay empty, if there is one."""
+    parent = path.absolute().parent
+    is_same = parent.stat().st_dev == path.stat().st_dev
+    return parent if is_same and os.access(parent, os.W_OK | os.X_OK) else path
 
 
 def _limits() -> dict[str, str]:

@@ -109,7 +109,9 @@ def _parser() -> argparse.ArgumentParser:
     about = "list, check or remove records of objects in a directory that no process uses"
     disks.add_options(add("disk", _help, about, joins=False))
     about = "try the transports and show what this machine has"
-    add_json(add("doctor", _diagnose, about, joins=False))
+    doctor = add("doctor", _diagnose, about, joins=False)
+    _doctor.add_options(doctor)
+    add_json(doctor)
     about = "show the environment variables and where their values come from"
     env.add_options(add("env", env.run, about, joins=False))
     codes = add("explain", _explain, "explain error codes", joins=False)

@@ -63,8 +63,10 @@ class Row:
         key: Key of the object, or the prefix that a group shares.
         objects: Number of objects; None for a single object.
         size: Bytes of the objects.
-        memory: Bytes of their copies.
-        copies: Number of copies of a single object.
+        memory: Bytes of their copies in memory.
+        disk: Bytes of their copies on disks.
+        copies: Number of copies of a single object in memory.
+        on_disk: Number of those on disks.
         is_complete: False while the object is being written.
     """
 
@@ -72,15 +74,18 @@ class Row:
     objects: int | None
     size: int
     memory: int
+    disk: int
     copies: int
+    on_disk: int
     is_complete: bool
 
     def json(self) -> dict[str, Any]:
         """Return the row for JSON."""
-        sizes = {"bytes": self.size, "memory_bytes": self.memory}
+        sizes = {"bytes": self.size, "memory_bytes": self.memory, "disk_bytes": self.disk}
         if self.objects is not None:
             return {"prefix": self.key, "objects": self.objects, **sizes}
-        state = {"copies": self.copies, "is_complete": self.is_complete}
+        copies = {"copies": self.copies + self.on_disk, "copies_on_disk": self.on_disk}
+        state = {**copies, "is_complete": self.is_complete}
         return {"key": self.key, **sizes, **state}
 
 
@@ -149,8 +154,9 @@ def ls(options: argparse.Namespace) -> int:
 
 def _rows(store: Store, prefix: bytes, *, internal: bool = False) -> Iterator[Row]:
     for found in store.objects(prefix, internal=internal):
-        memory = found.size * found.replicas
-        yield Row(found.key, None, found.size, memory, found.replicas, found.is_complete)
+        on_disk, copies = found.disk_replicas, found.replicas - found.disk_replicas
+        memory, disk = found.size * copies, found.size * on_disk
+        yield Row(found.key, None, found.size, memory, disk, copies, on_disk, found.is_complete)
 
 
 def _grouped(rows: Iterator[Row], prefix: bytes, delimiter: str) -> list[Row]:
@@ -165,10 +171,11 @@ def _grouped(rows: Iterator[Row], prefix: bytes, delimiter: str) -> list[Row]:
         group = groups.get(name)
         if group is None or group.objects is None:
             # A key may end with the delimiter; it is then one of the group.
-            groups[name] = group = Row(name, 0, 0, 0, 0, True)
+            groups[name] = group = Row(name, 0, 0, 0, 0, 0, 0, True)
         group.objects = (group.objects or 0) + 1
         group.size += row.size
         group.memory += row.memory
+        group.disk += row.disk
     return list(groups.values())
 
 
@@ -177,18 +184,24 @@ def _print_row(row: Row, options: argparse.Namespace) -> None:
         write_line("", row.key)
         return
     size = str(row.size) if options.is_exact else format_bytes(row.size)
-    number = f"x{row.copies}" if row.objects is None else _objects(row.objects)
+    number = f"x{row.copies + row.on_disk}" if row.objects is None else _objects(row.objects)
     state = "" if row.is_complete else "  (being written)"
+    if row.on_disk:
+        state = "  (also on disk)" if row.copies else "  (on disk only)"
     write_line(f"{size:>14}  {number:>{12 if options.delimiter else 3}}  ", row.key, state)
 
 
 def _print_count(options: argparse.Namespace, rows: list[Row]) -> None:
     size, memory = sum(row.size for row in rows), sum(row.memory for row in rows)
+    disk = sum(row.disk for row in rows)
     if options.is_json:
-        print_json({"objects": len(rows), "bytes": size, "memory_bytes": memory})
+        found = {"objects": len(rows), "bytes": size, "memory_bytes": memory, "disk_bytes": disk}
+        print_json(found)
         return
-    sizes = [str(each) if options.is_exact else format_bytes(each) for each in (size, memory)]
-    print(f"{len(rows)} objects, {sizes[0]}; with all copies {sizes[1]}")
+    numbers = (size, memory, disk)
+    sizes = [str(each) if options.is_exact else format_bytes(each) for each in numbers]
+    on_disk = f" in memory, {sizes[2]} on disks" if disk else ""
+    print(f"{len(rows)} objects, {sizes[0]}; with all copies {sizes[1]}{on_disk}")
 
 
 def add_rm_options(parser: argparse.ArgumentParser) -> None:

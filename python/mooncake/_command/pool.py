@@ -118,15 +118,17 @@ def _stat_pool(store: Store, options: argparse.Namespace) -> None:
     try:
         at: str | None = admin.address_of_pool(store)
         held: dict[str, int] = admin.fetch(at or "", "/api/v1/memory") or {}
+        seen: dict[str, Any] = admin.fetch(at or "", f"/api/v1/overview?since={1 << 62}") or {}
         note = ""
     except CommandError as error:
-        at, held, note = None, {}, str(error)
+        at, held, seen, note = None, {}, {}, str(error)
     lost = [segment for segment in found if not segment.is_connected]
     lost_bytes = sum(segment.capacity_bytes for segment in lost)
     if options.is_json:
         shown = {name: held[name] for name in _HELD if name in held} | {"lost_bytes": lost_bytes}
         names = {**pool, "clients": others, "page": at and f"http://{at}/", "memory": shown}
-        print_json({**names, "segments": _segments_json(found, _states(details))})
+        tiers = {name: seen[name] for name in ("disks", "reads", "offloads") if name in seen}
+        print_json({**names, **tiers, "segments": _segments_json(found, _states(details))})
         return
     print(f"master    {store.master_address}, version {pool['version']}")
     print(f"page      http://{at}/" if at else f"page      none: {note}")
@@ -147,9 +149,42 @@ def _stat_pool(store: Store, options: argparse.Namespace) -> None:
             print(f"          {format_bytes(held[name]):>10}  {text}")
     for line in _why_puts_fail(store, pool, found, held):
         print(f"          {line}")
+    if seen.get("disks"):
+        _print_tier(seen)
     if found:
         print()
         _print_segments(found, _states(details))
+    if seen.get("disks"):
+        print()
+        _print_disks(seen["disks"])
+
+
+def _print_tier(seen: dict[str, Any]) -> None:
+    """Print what the disks hold and did, since the start of the master."""
+    disks, reads, done = seen["disks"], seen["reads"], seen["offloads"]
+    total = {
+        name: sum(disk[name] for disk in disks)
+        for name in ("used_bytes", "capacity_bytes", "objects", "waiting_objects")
+    }
+    used, capacity = format_bytes(total["used_bytes"]), format_bytes(total["capacity_bytes"])
+    print(f"disks     {used} of {capacity} used, {_count(total['objects'], 'object')}")
+    put = seen["puts"]["bytes"]
+    each = f", {done['bytes'] / put:.2f} a byte put" if put else ""
+    rows = [
+        (format_bytes(done["bytes"]), f"written for {_count(done['done'], 'object')}{each}"),
+        (
+            format_bytes(reads["disk_hit_bytes"]),
+            f"read: {reads['disk_hits']} of {reads['hits']} hits were on a disk only",
+        ),
+        (str(total["waiting_objects"]), "objects wait to be written"),
+        (str(done["refused"]), "refused, since too many waited (--offloading_queue_limit)"),
+        (str(done["failed"]), "failed: the disk was full, or returned errors"),
+        (str(done["missed"]), "evicted before a disk had them"),
+        (str(done["lost"]), "dropped on a disk for others, or damaged"),
+    ]
+    for number, text in rows:
+        if number not in ("0", "0 B"):
+            print(f"          {number:>10}  {text}")
 
 
 def _why_puts_fail(

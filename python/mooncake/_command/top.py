@@ -98,6 +98,8 @@ def render(now: Sample, before: Sample | None, admin: str, width: int) -> list[s
     seen, rates = now.overview, _rates(now, before)
     lines = _summary(seen, rates, admin, width)
     lines += ["", *_calls(seen, rates), "", *_segments(seen, width)]
+    if seen.get("disks"):
+        lines += ["", *_disks(seen)]
     lost = {segment["client"] for segment in _lost(seen)}
     clients = [
         (
@@ -162,7 +164,54 @@ def _summary(seen: dict[str, Any], rates: dict[str, Any], admin: str, width: int
             ],
         ),
     ]
+    if seen.get("disks"):
+        parts += _tiers(seen, rates)
     return [line for title, texts in parts for line in _broken(title, texts, width)]
+
+
+def _tiers(seen: dict[str, Any], rates: dict[str, Any]) -> list[tuple[str, list[str]]]:
+    """Return the lines about disks."""
+    disks, done, reads = seen["disks"], seen["offloads"], seen["reads"]
+    used, size = (sum(disk[name] for disk in disks) for name in ("used_bytes", "capacity_bytes"))
+    share = used / size if size else 0.0
+    waiting = sum(disk["waiting_objects"] for disk in disks)
+    objects = sum(disk["objects"] for disk in disks)
+    ever = f"{reads['disk_hits'] / reads['gets']:.1%}" if reads["gets"] else "-"
+    return [
+        (
+            "disks    ",
+            [
+                f"{_bar(share, 24)} {share:6.1%}  {format_bytes(used)} of {format_bytes(size)}",
+                f", {objects} object{'' if objects == 1 else 's'}, {waiting} waiting",
+            ],
+        ),
+        (
+            "         ",
+            [
+                f"{format_bytes(rates['offloaded_bytes'])}/s written",
+                f", {format_count(rates['disk_hits'])}/s read from disks ({ever} of all reads)",
+                f"; refused {done['refused']}, failed {done['failed']}",
+                f", evicted before {done['missed']}",
+            ],
+        ),
+    ]
+
+
+def _disks(seen: dict[str, Any]) -> list[str]:
+    rows = [
+        (
+            disk["name"],
+            format_bytes(disk["used_bytes"]),
+            format_bytes(disk["capacity_bytes"]),
+            f"{disk['objects']}",
+            f"{disk['waiting_objects']}",
+            "readable" if disk["is_readable"] else "NOT OPEN",
+            disk["address"],
+        )
+        for disk in seen["disks"]
+    ]
+    head = ("DISK OF", "USED", "OF", "OBJECTS", "WAITING", "STATE", "AT")
+    return table(head, rows, right=(1, 2, 3, 4))
 
 
 def _broken(title: str, texts: list[str], width: int) -> list[str]:
@@ -294,7 +343,8 @@ def _mark_lost(overview: dict[str, Any], store: Store) -> None:
 def _rates(now: Sample, before: Sample | None) -> dict[str, Any]:
     """Return rates per second between two samples."""
     if before is None or now.at <= before.at:
-        return {"gets": 0.0, "hits": 0.0, "hit_bytes": 0.0, "calls": {}}
+        names = (*now.overview["reads"], "offloaded_bytes")
+        return {**dict.fromkeys(names, 0.0), "calls": {}}
     seconds = now.at - before.at
 
     def per_second(new: dict[str, int], old: dict[str, int], name: str) -> float:
@@ -311,6 +361,8 @@ def _rates(now: Sample, before: Sample | None) -> dict[str, Any]:
         for call in now.overview["calls"]
     }
     rates: dict[str, Any] = {name: per_second(*reads, name) for name in reads[0]}
+    offloads = now.overview.get("offloads", {}), before.overview.get("offloads", {})
+    rates["offloaded_bytes"] = per_second(*offloads, "bytes")
     return {**rates, "calls": calls}
 
 

@@ -99,8 +99,8 @@ def _complete(
     is_last = False
     while not is_last:
         page, is_last = native.list(prefix=prefix, after=after, limit=page_keys)
-        for key, size, is_complete, replicas in page:
-            each = ObjectInfo(decoded(key), size, is_complete, replicas)
+        for key, size, is_complete, replicas, on_disk in page:
+            each = ObjectInfo(decoded(key), size, is_complete, replicas, on_disk)
             if tensors is not None and after is not None:
                 yield from (
                     (tensor, after) for tensor in tensors.over_at(key) if tensor.is_complete
@@ -132,8 +132,8 @@ def _position(continuation: str) -> tuple[bytes, tuple[Any, ...]]:
         place = json.loads(text)
         after = place["after"].encode("latin-1")
         rows = [
-            (key.encode("latin-1"), int(size), bool(is_complete), int(replicas))
-            for key, size, is_complete, replicas in place["tensors"]
+            (key.encode("latin-1"), int(size), bool(is_complete), int(replicas), int(on_disk))
+            for key, size, is_complete, replicas, on_disk in place["tensors"]
         ]
         whole = [key.encode("latin-1") for key in place["objects"]]
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError):

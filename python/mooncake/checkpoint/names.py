@@ -133,7 +133,7 @@ def listed(native: _native.Store, prefix: str) -> Iterator[tuple[str, int, bool]
     start, after = prefix.encode("utf-8", "surrogateescape"), None
     while True:
         page, is_last = native.list(prefix=start, after=after)
-        for key, size, is_complete, _ in page:
+        for key, size, is_complete, *_ in page:
             yield decoded(key), size, is_complete
         if is_last or not page:
             return

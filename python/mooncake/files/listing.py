@@ -72,7 +72,7 @@ def entries(
         keys, is_last = native.list(prefix=base + encoded(stem), after=after, limit=page)
         files = list[tuple[bytes, int]]()
         found = list[Entry | int]()
-        for key, size, is_complete, _ in keys:
+        for key, size, is_complete, *_ in keys:
             parts = key[len(base) :].split(b"/")
             if not is_complete or b"" in parts:
                 continue

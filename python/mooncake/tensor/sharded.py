@@ -167,12 +167,19 @@ class _Parts:
     size: int = 0
     is_complete: bool = True
     replicas: int | None = None
+    disk_replicas: int = 0
 
     def add(self, found: ObjectInfo) -> None:
         self.size += found.size
         self.is_complete = self.is_complete and found.is_complete
-        known = self.replicas
+        known, on_disk = self.replicas, found.disk_replicas
         self.replicas = found.replicas if known is None else min(known, found.replicas)
+        self.disk_replicas = on_disk if known is None else min(self.disk_replicas, on_disk)
+
+    @property
+    def copies(self) -> tuple[int, int]:
+        """Number of copies, and of those on disks."""
+        return self.replicas or 0, self.disk_replicas
 
 
 class TensorListing:
@@ -195,7 +202,7 @@ class TensorListing:
     def state(self) -> tuple[Any, ...]:
         """What `at_state` needs to go on with the listing, as lists of bytes and numbers."""
         rows = (
-            (key, each.size, each.is_complete, each.replicas) for key, each in self._open.items()
+            (key, each.size, each.is_complete, *each.copies) for key, each in self._open.items()
         )
         return list(rows), list(self._whole)
 
@@ -248,4 +255,4 @@ class TensorListing:
     def _close(self, base: bytes) -> Iterator[ObjectInfo]:
         parts = self._open.pop(base)
         if base.startswith(self._prefix) and base not in self._whole:
-            yield ObjectInfo(decoded(base), parts.size, parts.is_complete, parts.replicas or 0)
+            yield ObjectInfo(decoded(base), parts.size, parts.is_complete, *parts.copies)

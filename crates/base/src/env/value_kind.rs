@@ -2,7 +2,7 @@
 
 use crate::{
     Error, Result,
-    parse::{read_bool, read_level, read_millis, read_number, read_seconds, read_size},
+    parse::{read_bool, read_level, read_millis, read_number, read_seconds, read_share, read_size},
     token::Token,
 };
 
@@ -21,6 +21,8 @@ pub enum ValueKind {
     Level,
     /// A whole number from the first to the second.
     Number(i64, i64),
+    /// A number above 0, at most 1.
+    Share,
     /// A duration, bare in seconds.
     Seconds,
     /// A duration of more than 0, bare in seconds.
@@ -82,6 +84,7 @@ impl ValueKind {
                 }
                 _ => Err(Error::invalid(format!("not a whole number from {least} to {most}"))),
             },
+            Self::Share => read_share(text).map(drop),
             Self::Seconds => read_seconds(text).map(drop),
             Self::Interval => {
                 if read_seconds(text)?.is_zero() {
@@ -140,6 +143,13 @@ mod tests {
             (&*text(mtu, "257"), &*text(mtu, "x")),
             ("not one of 256, 2MB", "not one of 256, 2MB")
         );
+        assert_eq!(
+            (text(ValueKind::Share, "0.8"), text(ValueKind::Share, "1")),
+            Default::default()
+        );
+        for wrong in ["0", "1.01", "-1", "nan", "80 %"] {
+            assert!(text(ValueKind::Share, wrong).contains("up to 1"), "{wrong}");
+        }
         assert!(text(ValueKind::Seconds, "abc").starts_with("not a duration"));
         assert!(text(ValueKind::Interval, "0").contains("longer than 0"));
         assert!(text(ValueKind::Millis, "-1").starts_with("not a duration"));

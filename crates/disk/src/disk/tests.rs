@@ -257,6 +257,50 @@ fn foreign_data_shrinks_the_directory_to_a_quarter_at_most() {
 }
 
 #[test]
+fn extents_are_given_back_to_the_low_watermark() {
+    const EXTENT: u64 = 1 << 20;
+    let files = FaultyFiles::new(1);
+    let options = Options {
+        files: Arc::new(files.clone()),
+        free_bytes_min: 3 * EXTENT,
+        free_bytes_low: 6 * EXTENT,
+        ..Options::new(16 << 20)
+    };
+    let disk = Disk::open(Path::new(FAULTY_PATH), options).unwrap();
+    for number in 0..40_u32 {
+        write(&disk, name(&number.to_le_bytes(), 1), 600_000);
+    }
+    let trim = || {
+        disk.trim().unwrap();
+        disk.statistics().allocated_bytes / EXTENT
+    };
+    files.set(Faults { free: Some(3 * EXTENT), ..Faults::default() });
+    assert_eq!(trim(), 16, "nothing is given back above the high watermark");
+    files.set(Faults { free: Some(2 * EXTENT), ..Faults::default() });
+    assert_eq!([(); 6].map(|()| trim()), [15, 14, 13, 12, 12, 12]);
+}
+
+#[test]
+fn oldest_records_make_room_for_more_than_the_limit() {
+    let folder = tempfile::tempdir().unwrap();
+    let options = Options { records_max: 20, ..Options::new(64 << 20) };
+    let disk = Disk::open(folder.path(), options).unwrap();
+    for number in 0..100_u32 {
+        // Some fill extents, some fit into one.
+        let length = if number < 50 { 600_000 } else { 100 };
+        let outcome = write(&disk, name(&number.to_le_bytes(), 1), length);
+        assert!(matches!(outcome, WriteOutcome::Written(_)), "{number}: {outcome:?}");
+        let found = disk.statistics().records;
+        assert!(found <= 20 && found > 0, "{number}: {found}");
+        // A later version takes the place of its own.
+        write(&disk, name(&number.to_le_bytes(), 2), length);
+        assert_eq!(disk.statistics().records, found);
+    }
+    assert_eq!(read(&disk, name(&99_u32.to_le_bytes(), 2)), ReadOutcome::Good);
+    assert_eq!(disk.length(name(&0_u32.to_le_bytes(), 2)), None);
+}
+
+#[test]
 fn trimming_waits_for_the_readers_of_old_places() {
     let files = FaultyFiles::new(1);
     let is_over = Arc::new(AtomicBool::new(false));

@@ -95,6 +95,8 @@ pub(super) struct Writer {
     next_number: u32,
     generation: u64,
     paused_until: Option<Instant>,
+    /// Whether extents are given up until the file system has `free_bytes_low` free bytes.
+    gives_up: bool,
     head: Vec<u8>,
 }
 
@@ -189,7 +191,7 @@ impl Disk {
     }
 
     fn trim_one(&self, writer: &mut Writer, evicted: &mut Vec<OwnedName>) -> io::Result<()> {
-        if !self.is_too_large() {
+        if !self.is_too_large(writer) {
             return Ok(());
         }
         // One stays unused, so that records can be moved out of the next one.
@@ -206,15 +208,24 @@ impl Disk {
     }
 
     /// Tells whether an extent should be given back.
-    fn is_too_large(&self) -> bool {
+    fn is_too_large(&self, writer: &mut Writer) -> bool {
         let bytes = self.directory.identity().extent_bytes;
         let extents = self.state.lock().extents.len() as u64;
         if extents * bytes > self.options.capacity {
             return extents > EXTENTS_MIN;
         }
         let extents_min = (self.options.capacity / 4).div_ceil(bytes).max(EXTENTS_MIN);
-        let space = self.directory.files().space(self.directory.path());
-        extents > extents_min && space.is_ok_and(|space| space.free < self.options.free_bytes_min)
+        let Ok(space) = self.directory.files().space(self.directory.path()) else { return false };
+        writer.gives_up = space.free < self.free_bytes_wanted(writer);
+        writer.gives_up && extents > extents_min
+    }
+
+    /// Returns the bytes of the file system that are to be free.
+    fn free_bytes_wanted(&self, writer: &Writer) -> u64 {
+        match writer.gives_up {
+            true => self.options.free_bytes_low.max(self.options.free_bytes_min),
+            false => self.options.free_bytes_min,
+        }
     }
 
     /// Seals the open extent and gives the directory up.
@@ -250,27 +261,48 @@ impl Disk {
             return WriteOutcome::Failed("a write has failed less than a second ago".to_owned());
         }
         writer.paused_until = None;
-        let refusal = loop {
-            match self.append(writer, write, None) {
-                Ok(Some(ticket)) => return WriteOutcome::Written(ticket),
-                Ok(None) => {}
-                Err(error) => break error.into(),
-            }
-            if let Err(refusal) = self.next_extent(writer, evicted) {
-                break refusal;
-            }
+        let has_room = match found {
+            Some(_) => Ok(()),
+            None => self.make_room_for_a_name(writer, evicted),
         };
-        match refusal {
-            Refusal::Full => {
+        let appended = has_room.map_err(Refusal::from).and_then(|()| {
+            loop {
+                if let Some(ticket) = self.append(writer, write, None)? {
+                    return Ok(ticket);
+                }
+                self.next_extent(writer, evicted)?;
+            }
+        });
+        match appended {
+            Ok(ticket) => WriteOutcome::Written(ticket),
+            Err(Refusal::Full) => {
                 add(&self.counters.refused, 1);
                 WriteOutcome::Full
             }
-            Refusal::Io(why) => {
+            Err(Refusal::Io(why)) => {
                 add(&self.counters.failed, 1);
                 writer.paused_until = Some(Instant::now() + PAUSE);
                 WriteOutcome::Failed(why)
             }
         }
+    }
+
+    /// Drops the oldest records where there are as many as there may be.
+    fn make_room_for_a_name(
+        &self,
+        writer: &mut Writer,
+        evicted: &mut Vec<OwnedName>,
+    ) -> io::Result<()> {
+        let is_full = || self.state.lock().index.len() as u64 >= self.options.records_max;
+        if is_full() {
+            self.drop_oldest(writer, evicted)?;
+        }
+        if is_full() {
+            // They are in the open extent.
+            self.seal(writer, evicted)?;
+            self.drop_oldest(writer, evicted)?;
+        }
+        Ok(())
     }
 
     /// Appends a record to the open extent, or returns `None` if there is none that has a place.
@@ -307,6 +339,7 @@ impl Disk {
         drop(state);
         add(&self.counters.written, 1);
         add(&self.counters.written_bytes, length);
+        add(&self.counters.file_bytes, layout.record_bytes);
         Ok(Some(Ticket { generation: extent.generation, end: open.end }))
     }
 
@@ -402,7 +435,7 @@ impl Disk {
         let space = self.directory.files().space(self.directory.path());
         is_open
             && (extents + 1) * bytes <= self.options.capacity
-            && space.is_ok_and(|space| space.free >= self.options.free_bytes_min + bytes)
+            && space.is_ok_and(|space| space.free >= self.free_bytes_wanted(writer) + bytes)
     }
 
     /// Drops the records of an old extent. Those that were read are moved to the open one first, a

@@ -128,6 +128,7 @@ fn object(object: &v1::ObjectSummary) -> Value {
         "key": String::from_utf8_lossy(&object.key),
         "bytes": object.length,
         "replicas": object.replicas,
+        "disk_replicas": object.disk_replicas,
         "is_complete": object.state() == v1::ObjectState::Complete,
     })
 }

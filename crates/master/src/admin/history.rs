@@ -12,7 +12,7 @@ use crate::service::{Service, call_times::BOUNDS_US, op_metrics::Op};
 /// The sampling interval.
 pub(super) const STEP: Duration = Duration::from_secs(2);
 
-/// The number of samples kept: one hour, 200 KB.
+/// The number of samples kept: one hour, 230 KB.
 const SAMPLES_MAX: usize = 1800;
 
 /// The number of calls by class of duration.
@@ -30,6 +30,8 @@ struct Sample {
     puts: u64,
     calls: u64,
     evicted: u64,
+    disk_hits: u64,
+    offloaded_bytes: u64,
     read_bytes: u64,
     put_bytes: u64,
     expired: u64,
@@ -71,6 +73,8 @@ impl Samples {
             puts: count(Op::PutEnd).all_items(),
             calls: Op::ALL.iter().map(|(op, _, _)| count(*op).calls()).sum(),
             evicted: totals.counters.evicted_keys,
+            disk_hits: traffic.disk_hits,
+            offloaded_bytes: totals.counters.offloaded_bytes,
             read_bytes: traffic.hit_bytes,
             put_bytes: traffic.size_sum,
             expired: totals.counters.clients_expired,
@@ -96,6 +100,8 @@ impl Samples {
             "puts": column(|s| s.puts),
             "calls": column(|s| s.calls),
             "evicted": column(|s| s.evicted),
+            "disk_hits": column(|s| s.disk_hits),
+            "offloaded_bytes": column(|s| s.offloaded_bytes),
             "read_bytes": column(|s| s.read_bytes),
             "put_bytes": column(|s| s.put_bytes),
             "expired": column(|s| s.expired),

@@ -76,6 +76,11 @@ fn overview(service: &Service) -> Value {
             "gets": traffic.gets, "hits": traffic.hits, "hit_bytes": traffic.hit_bytes,
             "disk_hits": traffic.disk_hits, "disk_hit_bytes": traffic.disk_hit_bytes,
         },
+        "offloads": {
+            "done": c.offloads_done, "bytes": c.offloaded_bytes, "refused": c.offloads_refused,
+            "failed": c.offloads_failed, "missed": c.offloads_missed, "lost": c.disk_copies_lost,
+            "adopted": c.records_adopted,
+        },
         "sizes": {"bounds": SIZE_BOUNDS, "counts": traffic.sizes},
         "evictions": {
             "attempted": c.evictions_attempted, "succeeded": c.evictions_succeeded,

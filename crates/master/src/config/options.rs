@@ -241,8 +241,8 @@ pub const OPTIONS: &[Spec] = &[
     unsupported!("enable_cxl", "false", "Use of CXL memory.", switch),
     unsupported!("cxl_path", "/dev/dax0.0", "The CXL device."),
     unsupported!("cxl_size", "8589934592", "Bytes of CXL memory.", u64),
-    unsupported!("root_fs_dir", "", "Directory of the older shared-file-system replicas."),
-    unsupported!("global_file_segment_size", "9223372036854775807", "Capacity of --root_fs_dir.", i64),
+    unsupported!("root_fs_dir", "", "A directory that hosts share. Refused at the start; see --enable_offload."),
+    unsupported!("global_file_segment_size", "9223372036854775807", "Ignored: capacity of --root_fs_dir.", i64),
     unsupported!("quota_bytes", "0", "Quota of the storage backend.", u64),
     unsupported!("enable_disk_eviction", "true", "Eviction from the storage backend.", switch),
     switch("enable_offload", "Writes objects to the directories that clients keep for the pool (enable_ssd_offload, \

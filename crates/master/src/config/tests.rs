@@ -117,6 +117,7 @@ fn invalid_value_error_names_option() {
         ("--enable_ha --ha_backend_connstring=etcd:2379", "--state_dir"),
         ("--enable_snapshot_restore", "enable_snapshot_restore"),
         ("--enable_oplog", "enable_oplog"),
+        ("--root_fs_dir=/mnt/shared", "--enable_offload"),
         ("--offload_cap_ratio=2", "offload_cap_ratio"),
         ("--offloading_queue_limit=0", "offloading_queue_limit"),
         ("--rpc_port=70000", "rpc_port"),

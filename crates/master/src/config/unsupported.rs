@@ -50,6 +50,12 @@ pub(super) fn check(given: &BTreeMap<&'static str, String>) -> Result<()> {
             leave the option out, and start the master on its --state_dir";
         return refuse("enable_snapshot_restore", why);
     }
+    if given.get("root_fs_dir").is_some_and(|path| !path.trim().is_empty()) {
+        let why = "a directory that several hosts share is not supported, so that no object would be \
+            written there; leave the option out, start the master with --enable_offload, and give each \
+            host a directory of its own (mooncake_client --enable_offload)";
+        return refuse("root_fs_dir", why);
+    }
     if is_on("enable_oplog") {
         return refuse(
             "enable_oplog",

@@ -353,6 +353,7 @@ fn summary_to_wire(object: &ObjectSummary) -> v1::ObjectSummary {
         length: object.length,
         state: object_state(object.state).into(),
         replicas: object.replicas,
+        disk_replicas: object.disk_replicas,
     }
 }
 

@@ -875,6 +875,9 @@ pub struct ObjectSummary {
     pub state: i32,
     #[prost(uint32, tag = "4")]
     pub replicas: u32,
+    /// How many of them are on disks.
+    #[prost(uint32, tag = "5")]
+    pub disk_replicas: u32,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct ListSegmentsRequest {

@@ -136,6 +136,21 @@ fn disk<'py>(py: Python<'py>, metrics: &DiskMetrics) -> PyResult<Bound<'py, PyDi
         refused.set_item(reason, count)?;
     }
     dict.set_item("refused", refused)?;
+    let directories = PyDict::new(py);
+    for found in &metrics.directories {
+        let row = PyDict::new(py);
+        row.set_item("read_method", found.read_method)?;
+        row.set_item("why", &found.why)?;
+        row.set_item("capacity_bytes", found.capacity)?;
+        row.set_item("used_bytes", found.used)?;
+        row.set_item("records", found.records)?;
+        row.set_item("file_written_bytes", found.file_bytes)?;
+        row.set_item("moved", found.moved)?;
+        row.set_item("trimmed", found.trimmed)?;
+        row.set_item("direct_refused", found.direct_refused)?;
+        directories.set_item(&found.path, row)?;
+    }
+    dict.set_item("directories", directories)?;
     Ok(dict)
 }
 

@@ -62,7 +62,7 @@ pub(crate) fn batch_options(
 }
 
 /// An object in a listing: key, length, whether it is complete, number of copies.
-pub(crate) type Entry<'py> = (Bound<'py, PyBytes>, u64, bool, u32);
+pub(crate) type Entry<'py> = (Bound<'py, PyBytes>, u64, bool, u32, u32);
 
 pub(crate) fn probe(
     client: &Client,
@@ -122,7 +122,7 @@ pub(crate) fn length_of(found: Result<ObjectStatus>) -> Result<u64> {
 pub(crate) fn listing(py: Python<'_>, page: ObjectPage) -> (Vec<Entry<'_>>, bool) {
     let entry = |object: ObjectSummary| {
         let key = PyBytes::new(py, object.key.as_bytes());
-        (key, object.length, object.is_complete, object.replicas)
+        (key, object.length, object.is_complete, object.replicas, object.disk_replicas)
     };
     (page.objects.into_iter().map(entry).collect(), page.is_last)
 }

@@ -57,6 +57,7 @@ struct Offload<'a> {
     synced_at: Moment,
     /// Whether records were written since.
     is_dirty: bool,
+    trimmed_at: Moment,
 }
 
 /// A record, and its length.
@@ -283,6 +284,7 @@ impl<'a> Offload<'a> {
             buffer: PayloadBuffer::default(),
             synced_at: SystemClock.now(),
             is_dirty: false,
+            trimmed_at: SystemClock.now(),
         }
     }
 
@@ -340,6 +342,7 @@ impl<'a> Offload<'a> {
                 }
                 DirectoryStep::TakeOver => {
                     self.directory.report_lost(self.directory.client.rpc.deadline())?;
+                    self.trim()?;
                     return self.take_over();
                 }
             }
@@ -513,6 +516,30 @@ impl<'a> Offload<'a> {
         self.directory.client.metrics.disk().count_evicted(report.evicted.len());
         self.is_dirty |= written > 0;
         report.evicted
+    }
+
+    /// Gives files back if other data fills the file system, and reports what was dropped.
+    fn trim(&mut self) -> Result<()> {
+        let now = SystemClock.now();
+        if !(self.trimmed_at + SYNC_INTERVAL).has_passed(now) {
+            return Ok(());
+        }
+        self.trimmed_at = now;
+        let owner = self.directory.owner;
+        match owner.trim() {
+            Ok(dropped) => {
+                self.directory.client.metrics.disk().count_evicted(dropped.len());
+                // A report that fails is repeated with the records that reads find to be gone.
+                owner.put_back_lost(dropped);
+                self.directory.report_lost(self.directory.client.rpc.deadline())
+            }
+            Err(error) if error.kind() == ErrorKind::Closed => Err(error),
+            Err(error) => {
+                let path = owner.path().display();
+                tracing::warn!(%path, %error, "a directory cannot give files back");
+                Ok(())
+            }
+        }
     }
 
     /// Brings what was written to the device.

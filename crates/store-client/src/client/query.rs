@@ -263,6 +263,7 @@ impl Client {
                 key: ObjectKey::new(object.key.to_vec())?,
                 length: object.length,
                 replicas: object.replicas,
+                disk_replicas: object.disk_replicas,
             })
         };
         let objects = response.objects.into_iter().map(read).collect::<Result<_>>()?;

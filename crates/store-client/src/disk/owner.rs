@@ -12,7 +12,7 @@ use mooncake_base::{
 };
 use mooncake_disk::{
     Destination, Disk, Name, Options, OwnedName, ReadMethod, ReadOutcome, ReadRequest,
-    file_system::{FileSystem, RealFiles},
+    file_system::{FileSystem, RealFiles, Space},
 };
 use mooncake_proto::{
     records::{Loaded, Wanted},
@@ -20,10 +20,16 @@ use mooncake_proto::{
 };
 
 use super::{lent_memory::of_stage, staging::Stage};
-use crate::{config::DiskConfig, metrics::Metrics};
+use crate::{
+    config::{DiskConfig, DiskLimits},
+    metrics::{DirectoryMetrics, Metrics},
+};
 
 /// The bytes of the file system that a directory leaves free.
 const FREE_BYTES_MIN: u64 = 64 << 20;
+
+/// The files that are given back at once.
+const TRIMMED_MAX: usize = 16;
 
 /// How long closing waits for reads that are in flight.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
@@ -50,16 +56,26 @@ impl Owner {
     /// # Errors
     /// `INVALID_PARAMS`: the directory is in use, by whom the message says, or is none of records.
     /// Those of the system.
-    pub(crate) fn open(config: &DiskConfig, metrics: &Arc<Metrics>) -> Result<Self> {
+    pub(crate) fn open(
+        config: &DiskConfig,
+        limits: &DiskLimits,
+        metrics: &Arc<Metrics>,
+    ) -> Result<Self> {
         let path = config.path.clone();
+        let space = space(&path)?;
         let capacity = match config.capacity {
             Some(capacity) => capacity,
-            None => default_capacity(&path)?,
+            None => default_capacity(&path, space),
         };
         let begin = SystemClock.now();
+        let watermarks = limits.watermarks;
+        let (free_high, free_low) =
+            watermarks.map_or((0, 0), |watermarks| watermarks.free_bytes(space.total));
         let options = Options {
             read_method: ReadMethod::from_switch(config.uses_ring),
-            free_bytes_min: FREE_BYTES_MIN,
+            free_bytes_min: free_high.max(FREE_BYTES_MIN),
+            free_bytes_low: free_low,
+            records_max: limits.records_max.unwrap_or(u64::MAX),
             ..Options::new(capacity)
         };
         let disk = Disk::open(&path, options).map_err(|error| refused(&error))?;
@@ -120,6 +136,42 @@ impl Owner {
             protocol: "disk".to_owned(),
             kind: v1::SegmentKind::Disk.into(),
         }
+    }
+
+    /// Returns what the directory holds and did; nothing once it is closed.
+    pub(crate) fn metrics(&self) -> Option<DirectoryMetrics> {
+        let disk = self.disk().ok()?;
+        let (chosen, statistics) = (disk.read_method(), disk.statistics());
+        Some(DirectoryMetrics {
+            path: self.path.display().to_string(),
+            read_method: chosen.method.name(),
+            why: chosen.why.clone(),
+            capacity: self.capacity,
+            used: statistics.allocated_bytes,
+            records: statistics.records,
+            file_bytes: statistics.file_bytes,
+            moved: statistics.moved,
+            trimmed: statistics.trimmed,
+            direct_refused: statistics.direct_refused,
+        })
+    }
+
+    /// Gives files back to the file system while it is too full; returns the records that were dropped.
+    pub(crate) fn trim(&self) -> Result<Vec<OwnedName>> {
+        let disk = self.disk()?;
+        let mut dropped = Vec::new();
+        for _ in 0..TRIMMED_MAX {
+            let trimmed = disk.statistics().trimmed;
+            let outcome = disk.trim();
+            dropped.append(
+                &mut outcome
+                    .map_err(|error| Error::new(ErrorCode::FILE_WRITE_FAIL, error.to_string()))?,
+            );
+            if disk.statistics().trimmed == trimmed {
+                break;
+            }
+        }
+        Ok(dropped)
     }
 
     /// Loads ranges of records, each to its place within the stage, where they do not overlap; the
@@ -238,19 +290,23 @@ fn name_of<'a>(wanted: &Wanted<'a>) -> Name<'a> {
 }
 
 /// Returns 90 % of what is free for the directory, and what its records take already.
-fn default_capacity(path: &Path) -> Result<u64> {
+fn default_capacity(path: &Path, space: Space) -> u64 {
     let own: u64 = std::fs::read_dir(path).map_or(0, |entries| {
         let lengths =
             entries.filter_map(|entry| entry.ok()?.metadata().ok().map(|file| file.len()));
         lengths.sum()
     });
+    (space.free / 10 * 9).saturating_add(own)
+}
+
+/// Returns the space of the file system of a directory, which may not exist yet.
+fn space(path: &Path) -> Result<Space> {
     let existing = path.ancestors().find(|path| path.is_dir()).unwrap_or_else(|| Path::new("."));
-    let space = RealFiles.space(existing).map_err(|source| {
+    RealFiles.space(existing).map_err(|source| {
         Error::new(ErrorCode::FILE_OPEN_FAIL, "the free space of a directory cannot be read")
             .with("path", existing.display())
             .caused_by(source)
-    })?;
-    Ok((space.free / 10 * 9).saturating_add(own))
+    })
 }
 
 /// Returns the error of a directory that cannot be opened.

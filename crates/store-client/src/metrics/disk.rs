@@ -1,11 +1,13 @@
 //! Counters of the directories that a client keeps, and of its reads of copies on disk.
 
 use std::{
+    fmt::Write as _,
     sync::atomic::{AtomicU64, Ordering},
     time::Duration,
 };
 
 use mooncake_base::{
+    ByteSize,
     exposition::Exposition,
     histogram::{Histogram, Latency},
 };
@@ -91,6 +93,33 @@ pub struct DiskMetrics {
     pub staged_bytes: u64,
     /// Loads that found no staging memory in time.
     pub staging_full: u64,
+    /// The open directories.
+    pub directories: Vec<DirectoryMetrics>,
+}
+
+/// What one directory holds, and did since it was opened.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct DirectoryMetrics {
+    /// The directory.
+    pub path: String,
+    /// What reads it: `io_uring` or `threads`.
+    pub read_method: &'static str,
+    /// Why it is not the other.
+    pub why: String,
+    /// The bytes that it may take.
+    pub capacity: u64,
+    /// The bytes of its files.
+    pub used: u64,
+    /// Records that can be read.
+    pub records: u64,
+    /// Bytes of the files that were written for records, moved ones and heads included.
+    pub file_bytes: u64,
+    /// Records that were moved because they had been read.
+    pub moved: u64,
+    /// Files given back to the file system.
+    pub trimmed: u64,
+    /// Reads past the page cache that the system refused.
+    pub direct_refused: u64,
 }
 
 /// Records, their bytes, and the latency of batches.
@@ -157,6 +186,7 @@ impl DiskCounters {
             lost: read(&self.lost),
             staged_bytes: read(&self.staged_bytes),
             staging_full: read(&self.staging_full),
+            directories: Vec::new(),
         }
     }
 }
@@ -176,6 +206,26 @@ impl DiskMetrics {
             let name = format!("mooncake_ssd_{way}_latency_us");
             out.head(&name, "histogram", "Latency of batches of records, in microseconds.");
             histogram(out, &name, labels, &count.latency);
+            let name = format!("mooncake_ssd_{way}_latency_summary_us");
+            out.head(&name, "summary", "Latency of batches of records, in microseconds.");
+            for (quantile, part) in [("0.5", 0.5), ("0.9", 0.9), ("0.95", 0.95), ("0.99", 0.99)] {
+                let micros = count.latency.quantile(part).unwrap_or_default().as_micros();
+                out.sample(&name, &[labels, &[("quantile", quantile)]].concat(), micros);
+            }
+            out.sample(&format!("{name}_sum"), labels, count.latency.sum().as_micros());
+            out.sample(&format!("{name}_count"), labels, count.latency.count());
+        }
+    }
+
+    /// Writes lines for people; none without directories.
+    pub(super) fn summary(&self, out: &mut String) {
+        for it in &self.directories {
+            let (used, capacity) = (ByteSize(it.used), ByteSize(it.capacity));
+            let _ = writeln!(
+                out,
+                "disk {}: {} records, {used} of {capacity}, read through {} ({})",
+                it.path, it.records, it.read_method, it.why
+            );
         }
     }
 
@@ -201,6 +251,79 @@ impl DiskMetrics {
         out.head(name, "counter", "Objects that were not written to a directory, by reason.");
         for (reason, count) in &self.refused {
             out.sample(name, &[labels, &[("reason", *reason)]].concat(), *count);
+        }
+        self.add_ways(out, labels);
+        self.add_directories(out, labels);
+    }
+
+    fn add_ways(&self, out: &mut Exposition, labels: &Labels<'_>) {
+        let ways = [("read", &self.read), ("write", &self.written)];
+        type Part = fn(&DiskCount) -> u64;
+        let parts: [(&str, &str, Part); 2] = [
+            ("records_total", "Records read from and written to directories.", |it| it.records),
+            ("bytes_total", "Bytes of these records.", |it| it.bytes),
+        ];
+        for (ending, help, part) in parts {
+            let name = format!("mooncake_client_disk_{ending}");
+            out.head(&name, "counter", help);
+            for (way, count) in ways {
+                out.sample(&name, &[labels, &[("direction", way)]].concat(), part(count));
+            }
+        }
+        let name = "mooncake_client_disk_batch_duration_seconds";
+        out.head(name, "histogram", "Duration of reads and writes of batches of records.");
+        for (way, count) in ways {
+            let seconds = |end: u64| end as f64 / 1e6;
+            let buckets = count.latency.octaves().into_iter();
+            let buckets = buckets.map(|(end, count)| (end.map(seconds), count));
+            let labels = [labels, &[("direction", way)]].concat();
+            out.histogram(name, &labels, buckets, count.latency.sum().as_secs_f64());
+        }
+    }
+
+    fn add_directories(&self, out: &mut Exposition, labels: &Labels<'_>) {
+        let name = "mooncake_client_disk_info";
+        out.head(name, "gauge", "An open directory, what reads it, and why that does.");
+        for it in &self.directories {
+            let more = [("path", &*it.path), ("read_method", it.read_method), ("why", &*it.why)];
+            out.sample(name, &[labels, &more].concat(), 1);
+        }
+        type Part = fn(&DirectoryMetrics) -> u64;
+        let parts: [(&str, &str, &str, Part); 7] = [
+            ("capacity_bytes", "gauge", "Bytes that a directory may take.", |it| it.capacity),
+            ("used_bytes", "gauge", "Bytes of the files of a directory.", |it| it.used),
+            ("records", "gauge", "Records that can be read.", |it| it.records),
+            (
+                "file_written_bytes_total",
+                "counter",
+                "Bytes written to files for records, with heads and moved records.",
+                |it| it.file_bytes,
+            ),
+            (
+                "moved_total",
+                "counter",
+                "Records moved because they had been read when their file was used again.",
+                |it| it.moved,
+            ),
+            (
+                "trimmed_total",
+                "counter",
+                "Files given back to a file system that was too full.",
+                |it| it.trimmed,
+            ),
+            (
+                "direct_refused_total",
+                "counter",
+                "Reads past the page cache that the system refused, so that they went through it.",
+                |it| it.direct_refused,
+            ),
+        ];
+        for (ending, kind, help, part) in parts {
+            let name = format!("mooncake_client_disk_{ending}");
+            out.head(&name, kind, help);
+            for it in &self.directories {
+                out.sample(&name, &[labels, &[("path", &*it.path)]].concat(), part(it));
+            }
         }
     }
 }

@@ -67,6 +67,7 @@ impl MetricsSnapshot {
             let (read, written) = (ByteSize(row.read_bytes), ByteSize(row.written_bytes));
             let _ = writeln!(out, "over {name}: {read} read, {written} written");
         }
+        self.disk.summary(&mut out);
         for (peer, errors) in &self.peer_errors {
             let _ = writeln!(out, "peer {peer}: {errors} failed transfers");
         }

@@ -339,8 +339,8 @@ class ObjectCalls(RemovalCalls):
         native, tensors = self._within(timeout_s), TensorListing(start)
         while True:
             page, is_last = native.list(prefix=start, after=after)
-            for key, size, is_complete, replicas in page:
-                found = ObjectInfo(decoded(key), size, is_complete, replicas)
+            for key, size, is_complete, replicas, on_disk in page:
+                found = ObjectInfo(decoded(key), size, is_complete, replicas, on_disk)
                 for each in [found] if internal else tensors.add(found):
                     yield each
             if is_last or not page:

@@ -114,6 +114,8 @@ pub struct ObjectSummary {
     pub state: ObjectState,
     /// Number of replicas, or requested replicas of a put.
     pub replicas: u32,
+    /// The replicas of these that are on disks.
+    pub disk_replicas: u32,
 }
 
 /// A listing in progress. Each slice scans a part of the objects, so that other calls run in
@@ -368,17 +370,16 @@ fn summary(
     object: &Object,
 ) -> Option<ObjectSummary> {
     let key = inventory.catalog.objects.object_key(object);
-    let readable = inventory.pool.readable_copies(&object.replicas).count()
-        + usize::from(readable_disk(inventory, slot).is_some());
-    if readable > 0 {
-        let replicas = readable as u32;
-        let length = object.length;
-        return Some(ObjectSummary { key, length, state: ObjectState::Complete, replicas });
+    let disk_replicas = u32::from(readable_disk(inventory, slot).is_some());
+    let replicas = inventory.pool.readable_copies(&object.replicas).count() as u32 + disk_replicas;
+    if replicas > 0 {
+        let (length, state) = (object.length, ObjectState::Complete);
+        return Some(ObjectSummary { key, length, state, replicas, disk_replicas });
     }
     let newest = writes.at(writes.chain(object.newest_write).next()?);
     let replicas = newest.replicas.len() as u32;
-    let length = newest.length;
-    Some(ObjectSummary { key, length, state: ObjectState::Writing, replicas })
+    let (length, state) = (newest.length, ObjectState::Writing);
+    Some(ObjectSummary { key, length, state, replicas, disk_replicas: 0 })
 }
 
 /// Returns the end of the slice that begins at a slot number.

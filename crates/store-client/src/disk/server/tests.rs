@@ -28,7 +28,7 @@ fn deadline() -> Moment {
 
 fn open(path: &Path, metrics: &Arc<Metrics>) -> Owner {
     let config = DiskConfig { path: path.into(), capacity: Some(256 << 20), uses_ring: None };
-    Owner::open(&config, metrics).unwrap()
+    Owner::open(&config, &Default::default(), metrics).unwrap()
 }
 
 impl Fixture {
