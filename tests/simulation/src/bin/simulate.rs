@@ -11,12 +11,13 @@ simulate: runs a simulated cluster in one thread, with a manual clock and inject
   --first N    first seed (default 0)
   --seeds N    number of seeds (default 1000)
   --bug NAME   plant a bug and stop at the first violation; an unknown NAME lists all
+  --disks      give the clients of all seeds directories of records; else those of some have them
   --all        do not stop at a violation; count the seeds by their violation
   --trace      print every event (use with --seeds 1)";
 
 fn main() -> ExitCode {
     let (mut first, mut seeds, mut bug, mut is_traced) = (0_u64, 1000_u64, None, false);
-    let (mut goes_on, mut violated) = (false, 0_u64);
+    let (mut goes_on, mut has_disks, mut violated) = (false, false, 0_u64);
     let mut arguments = std::env::args().skip(1);
     while let Some(argument) = arguments.next() {
         let mut number = || arguments.next().and_then(|text| text.parse().ok());
@@ -25,6 +26,7 @@ fn main() -> ExitCode {
             "--seeds" => seeds = number().unwrap_or(seeds),
             "--trace" => is_traced = true,
             "--all" => goes_on = true,
+            "--disks" => has_disks = true,
             "--bug" => {
                 let name = arguments.next().unwrap_or_default();
                 bug = Bug::ALL.iter().find(|(known, _)| *known == name).map(|(_, bug)| *bug);
@@ -47,6 +49,9 @@ fn main() -> ExitCode {
     let (mut sums, mut seen) = (Outcome::default(), Outcome::default());
     for seed in first..first + seeds {
         let mut plan = Plan::new(seed);
+        if has_disks {
+            plan = plan.with_directories();
+        }
         if let Some(bug) = bug {
             plan = plan.with_bug(bug);
         }

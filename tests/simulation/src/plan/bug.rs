@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use mooncake_master::LogSync;
 
-use crate::{plan::Plan, random::Random};
+use crate::plan::Plan;
 
 /// A planted bug: a defect of the program that the checkers must find.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -157,9 +157,10 @@ impl Bug {
 impl Plan {
     /// Plants a bug, and makes the conditions that reveal it more likely.
     pub fn with_bug(mut self, bug: Bug) -> Self {
-        if !bug.is_about_disks() {
-            self = Self { is_traced: self.is_traced, ..Self::without_disks(self.seed) };
-        }
+        self = match bug.is_about_disks() {
+            true => self.with_directories(),
+            false => Self { is_traced: self.is_traced, ..Self::without_disks(self.seed) },
+        };
         self.bug = Some(bug);
         self.reveal_bug_of_master(bug);
         self.reveal_bug_of_client(bug);
@@ -316,9 +317,6 @@ impl Plan {
     fn reveal_bug_of_disks(&mut self, bug: Bug) {
         if !bug.is_about_disks() {
             return;
-        }
-        if self.disks.is_none() {
-            self.add_disks(&mut Random::new(self.seed));
         }
         let Some(disks) = &mut self.disks else { return };
         if let Some(rules) = &mut self.rules.offload {

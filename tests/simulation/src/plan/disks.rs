@@ -49,6 +49,15 @@ impl Plan {
         self
     }
 
+    /// Gives the clients directories, whatever the seed is.
+    #[must_use]
+    pub fn with_directories(mut self) -> Self {
+        if self.disks.is_none() {
+            self.add_disks(&mut Random::new(self.seed));
+        }
+        self
+    }
+
     /// Gives the clients directories.
     pub(super) fn add_disks(&mut self, random: &mut Random) {
         let words = self.object_words;
