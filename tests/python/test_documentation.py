@@ -46,7 +46,11 @@ FOREIGN_FLAGS = {
     *("--disable-hybrid-kv-cache-manager", "--hicache-storage-backend-extra-config"),
     *("--disaggregation-ib-device", "--base-gpu-id", "--max-restarts"),
 }
-FOREIGN_VARIABLES = {"MOONCAKE_CLIENT", "MOONCAKE_STANDALONE_STORAGE"}
+FOREIGN_VARIABLES = {
+    "MOONCAKE_CLIENT",
+    "MOONCAKE_ENABLE_SSD_OFFLOAD",
+    "MOONCAKE_STANDALONE_STORAGE",
+}
 FOREIGN_VARIABLES |= {"VLLM_MOONCAKE_BOOTSTRAP_PORT"}
 PROGRAMS = (
     "mooncake.mooncake_store_service",
