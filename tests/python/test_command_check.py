@@ -124,6 +124,11 @@ def test_right_settings_are_right(check: Any, tmp_path: Path, engine: str, confi
             "master_server_address",
             "'10.0.0.1' has no port | Write \"10.0.0.1:50051\".",
         ),
+        (
+            {"master_server_address": "10.0.0.1:1,10.0.0.2"},
+            "master_server_address",
+            "'10.0.0.2' has no port | Write \"10.0.0.2:50051\".",
+        ),
         ({"master_server_address": 50051}, "master_server_address", "is 50051, not the address"),
         (
             {"metadata_server": "p2p_handshake"},

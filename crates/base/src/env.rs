@@ -105,9 +105,9 @@ variables! {
     MC_MAX_RPC_PORT ("MC_MAX_PRC_PORT"): Number(0, 65_535) => "17000", "Last port that the transfer engine may listen on. An engine that finds no free port does not start.";
     MC_LEGACY_RPC_PORT_BINDING: Switch => "off", "Bind exactly the port given in the local host name.";
     MC_METADATA_CLUSTER_ID: Text => "", "Store metadata keys under `mooncake/ID/` instead of `mooncake/`.";
-    MC_REDIS_USERNAME: Text => "", "User name for a Redis metadata server; empty for its default user.";
-    MC_REDIS_PASSWORD: Text => "", "Password for a Redis metadata server.";
-    MC_REDIS_DB_INDEX: Number(0, u32::MAX as i64) => "0", "Database index of a Redis metadata server.";
+    MC_REDIS_USERNAME: Text => "", "User name for a Redis server, of metadata or of masters; empty for its default user.";
+    MC_REDIS_PASSWORD: Text => "", "Password for a Redis server, of metadata or of masters.";
+    MC_REDIS_DB_INDEX: Number(0, u32::MAX as i64) => "0", "Database index of a Redis server, of metadata or of masters.";
     MC_TCP_LANES_PER_PEER ("MC_TCP_MAX_CONNECTIONS_PER_PEER"): Number(1, 16) => "4", "Maximum number of connections that the transfer engine opens to one peer (1 to 16).";
     MC_BUSY_POLL ("MC_STAY_AWAKE"): Switch => "on", "Busy-poll a socket before the thread sleeps: 0.1 ms for a reply, 0.2 ms for the next call. Threads poll only while messages arrive within that time and there are enough CPUs for the polling threads and their peers. Off: threads sleep at once.";
     MC_TE_METRIC: Switch => "off", "Log a line of transfer statistics periodically, if there were transfers: throughput and batch latency in upstream's format, then the counters of each transport. The line is logged at any log level.";
@@ -156,7 +156,7 @@ variables! {
     MC_STORE_CLIENT_UPSTREAM_METRICS: Switch => "on", "Serve upstream's metric names, too, beside those that begin with mooncake_client_.";
     MC_STORE_CLIENT_METRIC_INTERVAL: Seconds => "0", "Interval in seconds between two summaries of a store client's metrics in the log; 0 for no summaries.";
     MC_STORE_CLIENT_METRIC_BANDWIDTH: SwitchElseOff => "on", "Include bytes per second in the summaries of MC_STORE_CLIENT_METRIC_INTERVAL.";
-    MC_STORE_CLUSTER_ID: Text => "", "Value of the label `cluster_id` on every sample of a store client's metrics.";
+    MC_STORE_CLUSTER_ID: Text => "", "Name of the cluster whose leader a store client asks a lease service for; mooncake_cluster if it is empty. Also the value of the label `cluster_id` on every sample of its metrics.";
     MC_STORE_MEMCPY: Switch => "on", "Copy objects that lie in a store's own memory within the process, even if MC_FORCE_TCP is on. Off: with MC_FORCE_TCP, reads of these objects go over TCP, too.";
     MC_STORE_USE_HUGEPAGE: Switch => "off", "Allocate segments from huge pages of hugetlbfs.";
     MC_STORE_HUGEPAGE_SIZE: OneOf(&["2MB", "1GB"]) => "2MB", "Size of the huge pages of MC_STORE_USE_HUGEPAGE: 2MB or 1GB.";

@@ -2,7 +2,6 @@
 
 use std::{
     net::{IpAddr, Ipv4Addr, SocketAddr},
-    sync::Arc,
     time::Duration,
 };
 
@@ -12,7 +11,7 @@ use mooncake_settings::{
     client_config, disks_of_environment, link_config, store_engine_config, use_rdma_for_store,
 };
 use mooncake_store_client::{
-    Client, ClientConfig, HttpServer, LinkConfig, SocketLink, address::host_facing,
+    Client, ClientConfig, HttpServer, LinkConfig, address::host_facing, open_link,
 };
 use mooncake_transfer_engine::Engine;
 use tokio::runtime::Handle;
@@ -69,7 +68,7 @@ impl Daemon {
         };
         let rpc_timeout = own.rpc_timeout;
         let to_master = link_config()?;
-        let link = Arc::new(SocketLink::new(&config.master, to_master.clone())?);
+        let link = open_link(&config.master, to_master.clone())?;
         let client = Client::connect(own, engine.clone(), link)?;
         let to_master =
             LinkConfig { connections_max: CONNECTIONS_MAX, passes_on_calls: true, ..to_master };
@@ -81,7 +80,7 @@ impl Daemon {
                     own_user_only: config.is_unix_only,
                     ..RelayLimits::default()
                 },
-                link: Arc::new(SocketLink::new(&config.master, to_master)?),
+                link: open_link(&config.master, to_master)?,
                 host: name.parse::<Endpoint>()?.host,
                 daemon: DaemonGreeting { name, metadata: config.metadata.clone() },
                 tenant,

@@ -10,6 +10,7 @@ use mooncake_store_client::{ClientConfig, LinkConfig, MetricsConfig};
 
 use crate::{
     disks::disk_limits,
+    engine::redis_login,
     variable::{is_on_by_default, value},
 };
 
@@ -45,7 +46,10 @@ pub fn client_config() -> Result<ClientConfig> {
 /// # Errors
 /// An invalid value.
 pub fn link_config() -> Result<LinkConfig> {
-    let mut link = LinkConfig { token: token()?, ..LinkConfig::default() };
+    let mut link = LinkConfig { token: token()?, redis: redis_login()?, ..LinkConfig::default() };
+    if let Some(cluster) = env::MC_STORE_CLUSTER_ID.read().filter(|id| !id.is_empty()) {
+        link.cluster = cluster;
+    }
     if let Some(timeout) = value(&env::MC_RPC_CONNECT_TIMEOUT_MS, read_millis)? {
         link.connect_timeout = timeout;
     }

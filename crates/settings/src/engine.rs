@@ -7,7 +7,9 @@ use mooncake_base::{
     env::{self, EnvVar},
     parse::{read_number, read_seconds, read_size},
 };
-use mooncake_transfer_engine::{EngineConfig, HugePages, Token, Topology};
+use mooncake_transfer_engine::{
+    EngineConfig, HugePages, Token, Topology, discovery::metadata::RedisLogin,
+};
 
 use crate::variable::value;
 
@@ -59,11 +61,7 @@ pub fn engine_config(
     if let Some(cluster) = env::MC_METADATA_CLUSTER_ID.read().filter(|id| !id.is_empty()) {
         config.metadata_prefix = cluster;
     }
-    config.redis.username = env::MC_REDIS_USERNAME.read().unwrap_or_default();
-    config.redis.password = env::MC_REDIS_PASSWORD.read().unwrap_or_default();
-    if let Some(database) = value(&env::MC_REDIS_DB_INDEX, read_number)? {
-        config.redis.database = database;
-    }
+    config.redis = redis_login()?;
     if let Some(lanes) = value(&env::MC_TCP_LANES_PER_PEER, read_number::<usize>)? {
         config.connections_per_peer = lanes;
     }
@@ -164,6 +162,18 @@ fn ports(
     Err(Error::invalid("the first port is above the last")
         .with(first.name, first_port)
         .with(last.name, last_port))
+}
+
+/// Reads the login for a Redis server, which has metadata or names the master.
+///
+/// # Errors
+/// An invalid value.
+pub(crate) fn redis_login() -> Result<RedisLogin> {
+    Ok(RedisLogin {
+        username: env::MC_REDIS_USERNAME.read().unwrap_or_default(),
+        password: env::MC_REDIS_PASSWORD.read().unwrap_or_default(),
+        database: value(&env::MC_REDIS_DB_INDEX, read_number)?.unwrap_or_default(),
+    })
 }
 
 #[cfg(test)]

@@ -2,8 +2,10 @@
 
 use std::net::ToSocketAddrs;
 
-use mooncake_base::Endpoint;
+use mooncake_kv_client::redis::RedisLogin;
 use mooncake_transfer_engine::{EngineConfig, address_facing};
+
+use crate::master_address::MasterAddress;
 
 /// Port for route lookups if the master's port is unknown; the value does not matter.
 const ANY_PORT: u16 = 9;
@@ -17,12 +19,14 @@ pub fn set_engine_host(engine: &mut EngineConfig, master: &str) {
     }
 }
 
-/// Returns this host's address on the network of the master, if there is one.
+/// Returns this host's address on the network of the master, or of the service that names it.
 pub fn host_facing(master: &str) -> Option<String> {
-    let master: Endpoint = master.parse().ok()?;
-    let port = master.port.filter(|port| *port > 0).unwrap_or(ANY_PORT);
-    let mut addresses = (master.host.as_str(), port).to_socket_addrs().ok()?;
-    addresses.find_map(|address| address_facing(address).ok()).map(|own| own.to_string())
+    let master = MasterAddress::parse(master, &RedisLogin::default()).ok()?;
+    master.endpoints().iter().find_map(|endpoint| {
+        let port = endpoint.port.filter(|port| *port > 0).unwrap_or(ANY_PORT);
+        let mut addresses = (endpoint.host.as_str(), port).to_socket_addrs().ok()?;
+        addresses.find_map(|address| address_facing(address).ok()).map(|own| own.to_string())
+    })
 }
 
 #[cfg(test)]
@@ -44,6 +48,8 @@ mod tests {
         let p2p = EngineConfig::default().metadata;
         assert_eq!(name("", &p2p, "127.0.0.1:50051"), "127.0.0.1");
         assert_eq!(name("", &p2p, "127.0.0.1:0"), "127.0.0.1", "port not known yet");
+        assert_eq!(name("", &p2p, "127.0.0.1:1,127.0.0.1:2"), "127.0.0.1");
+        assert_eq!(name("", &p2p, "etcd://127.0.0.1;127.0.0.2"), "127.0.0.1");
         assert_eq!(name("mine", &p2p, "127.0.0.1:50051"), "mine");
         assert_eq!(name("", &p2p, "no address: at all"), "");
         assert_eq!(name("", "http://127.0.0.1:1/metadata", "127.0.0.1:50051"), "");

@@ -3,6 +3,7 @@
 use std::{path::PathBuf, time::Duration};
 
 use mooncake_base::{ByteSize, Error, Result, TenantId, Token};
+use mooncake_kv_client::redis::RedisLogin;
 
 /// The settings of one client.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -175,6 +176,11 @@ pub struct LinkConfig {
     /// The token of the master, which both sides must know. Default: none; then a master with a
     /// token refuses the link.
     pub token: Option<Token>,
+    /// The name of the cluster whose leader is asked for at a lease service. Default:
+    /// `mooncake_cluster`.
+    pub cluster: String,
+    /// Login for a Redis server that names the leader. Default: none.
+    pub redis: RedisLogin,
 }
 
 impl Default for LinkConfig {
@@ -185,6 +191,8 @@ impl Default for LinkConfig {
             may_use_unix_socket: true,
             passes_on_calls: false,
             token: None,
+            cluster: "mooncake_cluster".to_owned(),
+            redis: RedisLogin::default(),
         }
     }
 }

@@ -15,6 +15,7 @@ mod grid;
 pub mod http;
 mod lifetime;
 pub mod link;
+pub mod master_address;
 pub mod metrics;
 pub mod object;
 pub mod protocol;
@@ -29,7 +30,11 @@ pub use client::{Client, GridsRead, PartOutcomes, Reservation, Sessions, Write};
 pub use config::{ClientConfig, DiskConfig, DiskLimits, LinkConfig, MetricsConfig, Watermarks};
 pub use grid::{Grid, GridDimension};
 pub use http::HttpServer;
-pub use link::{CallFailure, DaemonGreeting, DaemonLink, InProcessLink, MasterLink, SocketLink};
+pub use link::{
+    CallFailure, DaemonGreeting, DaemonLink, InProcessLink, LocatedLink, MasterLink, SocketLink,
+    open_link,
+};
+pub use master_address::MasterAddress;
 pub use metrics::MetricsSnapshot;
 pub use object::{
     BufferScope, FoundKeys, GridParts, Located, MasterStatus, ObjectDetails, ObjectPage,

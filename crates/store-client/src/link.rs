@@ -1,6 +1,7 @@
 //! Links to the master: one request, one response, within a deadline.
 //!
-//! [`SocketLink`] speaks the native protocol over sockets, in the calling thread. [`DaemonLink`]
+//! [`SocketLink`] speaks the native protocol over sockets, in the calling thread; [`LocatedLink`]
+//! finds the master to which it leads. [`DaemonLink`]
 //! does the same with this host's daemon, which forwards calls. [`InProcessLink`] calls a master in
 //! the same process.
 
@@ -8,21 +9,26 @@ mod circuit;
 mod connection;
 mod daemon;
 mod dial;
+mod located;
 mod pool;
 mod socket;
 
 use std::{
     fmt,
-    sync::atomic::{AtomicBool, Ordering},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
 };
 
 use mooncake_base::{Error, Moment, Result};
 use mooncake_proto::v1;
 
 pub use daemon::{DaemonGreeting, DaemonLink};
+pub use located::LocatedLink;
 pub use socket::SocketLink;
 
-use crate::protocol::AttemptFailure;
+use crate::{config::LinkConfig, master_address::MasterAddress, protocol::AttemptFailure};
 
 /// A link to the master.
 pub trait MasterLink: fmt::Debug + Send + Sync {
@@ -44,6 +50,17 @@ pub trait MasterLink: fmt::Debug + Send + Sync {
 
     /// Closes the link. Pending calls fail soon, later calls at once.
     fn close(&self);
+}
+
+/// Opens a link to a master at any form of [`MasterAddress`]. The first call connects.
+///
+/// # Errors
+/// The address is invalid, or names a lease service whose settings are.
+pub fn open_link(address: &str, config: LinkConfig) -> Result<Arc<dyn MasterLink>> {
+    match MasterAddress::parse(address, &config.redis)? {
+        MasterAddress::Fixed(_) => Ok(Arc::new(SocketLink::new(address, config)?)),
+        located => Ok(Arc::new(LocatedLink::new(located, config)?)),
+    }
 }
 
 /// A call without a response.

@@ -2,7 +2,7 @@
 //!
 //! [`Client`] is the full API, with batches, caller-owned memory and all options.
 
-use std::{net::IpAddr, sync::Arc, time::Duration};
+use std::{net::IpAddr, time::Duration};
 
 use mooncake_base::{Clock, Error, ErrorKind, ObjectKey, Result, SystemClock};
 use mooncake_transfer_engine::{Engine, EngineConfig};
@@ -13,7 +13,7 @@ use crate::{
     client::Client,
     config::{ClientConfig, LinkConfig},
     http::HttpServer,
-    link::SocketLink,
+    link::open_link,
     object::{PutOptions, PutOutcome, RemovalTerms, Selector},
 };
 
@@ -76,9 +76,9 @@ impl Store {
             .map_err(|source| Error::internal("the runtime does not start").caused_by(source))?;
         let mut engine = engine;
         set_engine_host(&mut engine, master);
-        let link = SocketLink::new(master, link)?;
+        let link = open_link(master, link)?;
         let engine = Engine::start(engine, runtime.handle().clone())?;
-        let client = Client::connect(client, engine.clone(), Arc::new(link))?;
+        let client = Client::connect(client, engine.clone(), link)?;
         Ok(Self { client, engine, runtime })
     }
 

@@ -26,7 +26,12 @@ def joined_url(address: str, path: str) -> str:
 
 
 def with_port(address: str) -> str:
-    """Return the address of a master with its port, which is 50051 if it has none."""
+    """Return the address of a master with its port, which is 50051 if it has none.
+
+    A list of addresses, and the address of a service that names the leader, are left as they are.
+    """
+    if "," in address or "://" in address:
+        return address
     host, colon, port = address.rpartition(":")
     has_port = bool(colon) and port.isdecimal() and (":" not in host or host.endswith("]"))
     return address if has_port else f"{address}:{_DEFAULT_PORT}"

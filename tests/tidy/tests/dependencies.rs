@@ -20,7 +20,10 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("election", &["base", "kv-client", "os"]),
     ("transfer-engine", &["base", "os", "kv-client", "rdma", "verbs"]),
     ("master", &["base", "os", "http", "cli", "proto"]),
-    ("store-client", &["base", "os", "http", "proto", "disk", "transfer-engine"]),
+    (
+        "store-client",
+        &["base", "os", "http", "proto", "disk", "election", "kv-client", "transfer-engine"],
+    ),
     ("settings", &["base", "store-client", "transfer-engine"]),
     ("transfer-tools", &["base", "cli", "os", "settings", "transfer-engine"]),
     (

@@ -15,9 +15,7 @@ use mooncake_base::{Clock, Error, Result, SystemClock, exposition::Exposition};
 use mooncake_collective::add_metrics;
 use mooncake_master::{Master, Origin};
 use mooncake_os::fork;
-use mooncake_store_client::{
-    Client, DaemonLink, HttpServer, InProcessLink, MasterLink, SocketLink,
-};
+use mooncake_store_client::{Client, DaemonLink, HttpServer, InProcessLink, MasterLink, open_link};
 use mooncake_transfer_engine::Engine;
 use pyo3::Python;
 use tokio::runtime::{Handle, Runtime};
@@ -294,7 +292,7 @@ fn link(
     runtime: &'static Runtime,
 ) -> Result<Joined> {
     if address != EMBEDDED {
-        return Ok((Arc::new(SocketLink::new(address, config)?), None));
+        return Ok((open_link(address, config)?, None));
     }
     let master = runtime.block_on(mooncake_master::start(embedded))?;
     let service = master.service();

@@ -20,7 +20,7 @@ use super::{
 use crate::{config::LinkConfig, protocol::AttemptFailure};
 
 /// Default port of the master.
-const DEFAULT_PORT: u16 = 50051;
+pub(super) const DEFAULT_PORT: u16 = 50051;
 
 /// Idle time after which a connection is checked before it is used again.
 const TRUSTED_IDLE_MAX: Duration = Duration::from_millis(100);

@@ -43,6 +43,9 @@ def check_master(findings: Findings, name: str, value: Any) -> str | None:
     if value == "embedded":
         findings.add("ok", name, "the program starts a master of its own")
         return None
+    if "," in value:
+        parts = [check_master(findings, name, each.strip()) for each in value.split(",")]
+        return None if None in parts else value
     found = _ADDRESS.fullmatch(value)
     if not found or not 0 < int(found[2]) < 1 << 16:
         is_host = re.fullmatch(r"[^\s:/]+", value) is not None

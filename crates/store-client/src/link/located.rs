@@ -1,0 +1,426 @@
+//! A link to whichever master leads: the first of a list that answers, or the one that a lease service
+//! names.
+
+use std::{
+    path::PathBuf,
+    sync::Arc,
+    thread::{self, JoinHandle},
+    time::Duration,
+};
+
+use mooncake_base::{
+    Clock, Endpoint, Error, ErrorCode, ErrorKind, Moment, Result, SystemClock,
+    sync::{Condvar, Mutex},
+};
+use mooncake_election::{
+    ClusterId, LeaderAddress, LeaseService, Snapshot, View,
+    etcd::EtcdLease,
+    kubernetes::{ApiServer, KubernetesLease},
+    redis::RedisLease,
+};
+use mooncake_os::fork;
+use mooncake_proto::v1;
+
+use super::{CallFailure, MasterLink, SocketLink, pool, socket::DEFAULT_PORT};
+use crate::{config::LinkConfig, master_address::MasterAddress, protocol::AttemptFailure};
+
+/// Time that the first call waits for a leader.
+const FIRST_WAIT: Duration = Duration::from_secs(30);
+
+/// Time that a later call waits for a leader before it counts as failed and may be repeated; and the
+/// interval at which the service is asked while calls fail.
+const POLL_INTERVAL: Duration = Duration::from_millis(500);
+
+/// Duration of one watch. A connection that a firewall has forgotten is noticed after it.
+const WATCH_WINDOW: Duration = Duration::from_secs(30);
+
+/// Time limit of a question to the service while calls fail.
+const READ_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// Only a master's own lease has a duration; for clients any will do.
+const ANY_TTL: Duration = Duration::from_secs(5);
+
+/// The API server as a pod reaches it, and the files of its service account.
+const API_SERVER: &str = "https://kubernetes.default.svc";
+const SERVICE_ACCOUNT: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
+
+/// A link that follows the leader.
+#[derive(Debug)]
+pub struct LocatedLink {
+    shared: Arc<LeaderLocator>,
+    watcher: Mutex<Option<JoinHandle<()>>>,
+    generation: u64,
+}
+
+#[derive(Debug)]
+struct LeaderLocator {
+    address: MasterAddress,
+    config: LinkConfig,
+    source: Source,
+    state: Mutex<State>,
+    /// The state has changed.
+    changed: Condvar,
+    first_wait_ends: Moment,
+}
+
+#[derive(Debug)]
+enum Source {
+    List(Vec<Endpoint>),
+    Service(Arc<dyn LeaseService>),
+}
+
+#[derive(Debug, Default)]
+struct State {
+    current: Option<Current>,
+    /// The index in the list of the master that is tried first.
+    next: usize,
+    /// Whether a call looks for a master in the list.
+    is_searching: bool,
+    /// The last failure of the service.
+    failure: Option<Error>,
+    /// When a call asked the service last.
+    asked_at: Moment,
+    is_closed: bool,
+}
+
+#[derive(Debug)]
+struct Current {
+    endpoint: Endpoint,
+    view: View,
+    link: Arc<SocketLink>,
+}
+
+impl LocatedLink {
+    /// Creates a link; the first call connects.
+    ///
+    /// # Errors
+    /// The settings do not fit the address, or the thread that watches cannot be started.
+    pub(super) fn new(address: MasterAddress, config: LinkConfig) -> Result<Self> {
+        let source = source(&address, &config)?;
+        let shared = Arc::new(LeaderLocator {
+            address,
+            config,
+            source,
+            state: Mutex::default(),
+            changed: Condvar::new(),
+            first_wait_ends: SystemClock.now() + FIRST_WAIT,
+        });
+        let mut watcher = None;
+        if let Source::Service(service) = &shared.source {
+            let (service, watching) = (Arc::clone(service), Arc::clone(&shared));
+            let thread = thread::Builder::new().name("mc-leader".to_owned());
+            let thread = thread.spawn(move || watching.watch(&*service)).map_err(|source| {
+                Error::internal("the thread that watches the leader does not start")
+                    .caused_by(source)
+            })?;
+            watcher = Some(thread);
+        }
+        Ok(Self { shared, watcher: Mutex::new(watcher), generation: fork::generation() })
+    }
+
+    fn is_forked(&self) -> bool {
+        fork::is_forked_since(self.generation)
+    }
+}
+
+impl MasterLink for LocatedLink {
+    fn call(
+        &self,
+        request: v1::Request,
+        deadline: Moment,
+    ) -> Result<v1::Response, Box<CallFailure>> {
+        if self.is_forked() {
+            let text =
+                "the link to the master was made before a fork and belongs to the parent process";
+            return Err(CallFailure::last(
+                Error::closed(text).with("master", &self.shared.address),
+            ));
+        }
+        let link = match self.shared.link(deadline) {
+            Ok(link) => link,
+            Err(error) => {
+                let kind = match error.kind() {
+                    ErrorKind::Closed => AttemptFailure::Final,
+                    _ => AttemptFailure::Unreachable,
+                };
+                let error = error.with("master", &self.shared.address);
+                return Err(Box::new(CallFailure { error, kind, request: Some(request) }));
+            }
+        };
+        link.call(request, deadline).map_err(|mut failure| {
+            self.shared.record_failure(&link, &mut failure, deadline);
+            failure
+        })
+    }
+
+    fn address(&self) -> String {
+        if self.is_forked() {
+            return self.shared.address.to_string();
+        }
+        let state = self.shared.state.lock();
+        match &state.current {
+            Some(current) => current.endpoint.to_string(),
+            None => self.shared.address.to_string(),
+        }
+    }
+
+    fn close(&self) {
+        // In a forked child, the sockets belong to the parent, too.
+        if self.is_forked() {
+            return;
+        }
+        {
+            let mut state = self.shared.state.lock();
+            state.is_closed = true;
+            if let Some(current) = &state.current {
+                current.link.close();
+            }
+        }
+        self.shared.changed.notify_all();
+        if let Source::Service(service) = &self.shared.source {
+            service.close();
+        }
+        let watcher = self.watcher.lock().take();
+        if let Some(watcher) = watcher {
+            // A thread that panicked has said so.
+            let _ = watcher.join();
+        }
+    }
+}
+
+impl Drop for LocatedLink {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+impl LeaderLocator {
+    /// Returns the link to the present master.
+    fn link(&self, deadline: Moment) -> Result<Arc<SocketLink>> {
+        match &self.source {
+            Source::List(list) => self.link_of_list(list, deadline),
+            Source::Service(_) => self.link_of_leader(deadline),
+        }
+    }
+
+    fn link_of_leader(&self, deadline: Moment) -> Result<Arc<SocketLink>> {
+        let mut state = self.state.lock();
+        let until = deadline.min(self.first_wait_ends.max(SystemClock.now() + POLL_INTERVAL));
+        loop {
+            if let Some(link) = state.open_link()? {
+                return Ok(link);
+            }
+            let left = mooncake_os::call_limit::next_wait(until);
+            if left.is_zero() {
+                let text = "no master leads, as far as the lease service knows";
+                let error = Error::new(ErrorCode::UNAVAILABLE_IN_CURRENT_STATUS, text);
+                return Err(match &state.failure {
+                    Some(failure) => error.caused_by(failure.clone()),
+                    None => error,
+                });
+            }
+            self.changed.wait_for(&mut state, left);
+        }
+    }
+
+    fn link_of_list(&self, list: &[Endpoint], deadline: Moment) -> Result<Arc<SocketLink>> {
+        let first = {
+            let mut state = self.state.lock();
+            loop {
+                if let Some(link) = state.open_link()? {
+                    return Ok(link);
+                }
+                if !state.is_searching {
+                    state.is_searching = true;
+                    break state.next;
+                }
+                let left = mooncake_os::call_limit::next_wait(deadline);
+                if left.is_zero() {
+                    let text = "another call still looks for a master in the list";
+                    return Err(Error::new(ErrorCode::RPC_TIMEOUT, text));
+                }
+                self.changed.wait_for(&mut state, left);
+            }
+        };
+        let found = self.search(list, first, deadline);
+        let mut state = self.state.lock();
+        state.is_searching = false;
+        self.changed.notify_all();
+        let (index, link) = found?;
+        if state.is_closed {
+            return Err(pool::link_closed());
+        }
+        state.next = index;
+        let endpoint = list[index].clone();
+        state.current = Some(Current { endpoint, view: View(0), link: Arc::clone(&link) });
+        Ok(link)
+    }
+
+    /// Returns the first master that answers, beginning at an index.
+    fn search(
+        &self,
+        list: &[Endpoint],
+        first: usize,
+        deadline: Moment,
+    ) -> Result<(usize, Arc<SocketLink>)> {
+        let until = deadline.min(SystemClock.now() + self.config.connect_timeout);
+        let mut last = None;
+        for turn in 0..list.len() {
+            let index = (first + turn) % list.len();
+            let link =
+                SocketLink::to(list[index].clone().or_port(DEFAULT_PORT), self.config.clone());
+            let now = SystemClock.now();
+            // A silent master must leave time for the masters after it.
+            let share = until.left(now) / u32::try_from(list.len() - turn).unwrap_or(1);
+            match link.greeting(now + share) {
+                Ok(_) => return Ok((index, Arc::new(link))),
+                Err(error) => last = Some(error.with("tried", &list[index])),
+            }
+        }
+        Err(last.expect("a list has at least one address"))
+    }
+
+    /// Looks for another master after a failure of this one.
+    fn record_failure(&self, link: &Arc<SocketLink>, failure: &mut CallFailure, deadline: Moment) {
+        use AttemptFailure::{Broken, CutOff, Final, Refused, TimedOut, Unreachable, Unsent};
+        let is_current = {
+            let state = self.state.lock();
+            !state.is_closed && state.is_current(link)
+        };
+        if !is_current {
+            // The link was closed because another master leads now.
+            if failure.kind == Final && failure.error.kind() == ErrorKind::Closed {
+                failure.kind = Unreachable;
+            }
+            return;
+        }
+        match (&self.source, failure.kind) {
+            (_, Final | Refused) | (Source::List(_), TimedOut) => {}
+            (Source::List(list), Unreachable | Unsent | Broken | CutOff) => {
+                let mut state = self.state.lock();
+                if state.is_current(link) {
+                    state.current = None;
+                    state.next =
+                        (state.next + usize::from(failure.kind == Unreachable)) % list.len();
+                }
+            }
+            (Source::Service(service), _) => self.ask(&**service, deadline),
+        }
+    }
+
+    /// Asks the service who leads, unless a call did so a moment ago.
+    fn ask(&self, service: &dyn LeaseService, deadline: Moment) {
+        let now = SystemClock.now();
+        {
+            let mut state = self.state.lock();
+            if !(state.asked_at + POLL_INTERVAL).has_passed(now) {
+                return;
+            }
+            state.asked_at = now;
+        }
+        match service.read(deadline.min(now + READ_TIMEOUT)) {
+            Ok(snapshot) => self.follow(&snapshot),
+            Err(error) => self.state.lock().failure = Some(error),
+        }
+    }
+
+    fn watch(&self, service: &dyn LeaseService) {
+        let mut seen = Snapshot::default();
+        loop {
+            let watched = service.watch(&seen, SystemClock.now() + WATCH_WINDOW);
+            if self.state.lock().is_closed {
+                return;
+            }
+            match watched {
+                Ok(snapshot) => {
+                    self.follow(&snapshot);
+                    seen = snapshot;
+                }
+                Err(error) => {
+                    tracing::debug!(%error, "the watch of the leader broke");
+                    let mut state = self.state.lock();
+                    state.failure = Some(error);
+                    if !state.is_closed {
+                        self.changed.wait_for(&mut state, POLL_INTERVAL);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Goes over to the leader that the service names. While there is none, the former one may still
+    /// answer.
+    fn follow(&self, snapshot: &Snapshot) {
+        let Some(leader) = &snapshot.leader else { return };
+        let LeaderAddress::Serving(address) = &leader.address else { return };
+        let endpoint = match address.parse::<Endpoint>() {
+            Ok(endpoint) => endpoint.or_port(DEFAULT_PORT),
+            Err(error) => {
+                self.state.lock().failure = Some(error);
+                return;
+            }
+        };
+        let mut state = self.state.lock();
+        state.failure = None;
+        if let Some(current) = &mut state.current {
+            if leader.view < current.view {
+                tracing::warn!(
+                    known = %current.view, told = %leader.view,
+                    "the lease service names the leader of an earlier view"
+                );
+                return;
+            }
+            current.view = leader.view;
+            if current.endpoint == endpoint {
+                return;
+            }
+            tracing::info!(from = %current.endpoint, to = %endpoint, view = %leader.view, "another master leads");
+            // Calls that wait for the former leader are repeated at the new one.
+            current.link.close();
+        }
+        if !state.is_closed {
+            let link = Arc::new(SocketLink::to(endpoint.clone(), self.config.clone()));
+            state.current = Some(Current { endpoint, view: leader.view, link });
+            self.changed.notify_all();
+        }
+    }
+}
+
+impl State {
+    fn open_link(&self) -> Result<Option<Arc<SocketLink>>> {
+        if self.is_closed {
+            return Err(pool::link_closed());
+        }
+        Ok(self.current.as_ref().map(|current| Arc::clone(&current.link)))
+    }
+
+    fn is_current(&self, link: &Arc<SocketLink>) -> bool {
+        self.current.as_ref().is_some_and(|current| Arc::ptr_eq(&current.link, link))
+    }
+}
+
+fn source(address: &MasterAddress, config: &LinkConfig) -> Result<Source> {
+    let cluster = || ClusterId::new(&config.cluster);
+    let service: Arc<dyn LeaseService> = match address {
+        MasterAddress::Fixed(endpoint) => return Ok(Source::List(vec![endpoint.clone()])),
+        MasterAddress::List(list) => return Ok(Source::List(list.clone())),
+        MasterAddress::Etcd(members) => Arc::new(EtcdLease::new(members, &cluster()?, ANY_TTL)?),
+        MasterAddress::Redis(server) => {
+            Arc::new(RedisLease::new(server.clone(), &cluster()?, ANY_TTL))
+        }
+        MasterAddress::Kubernetes { namespace, lease } => {
+            let folder = PathBuf::from(SERVICE_ACCOUNT);
+            let certificates = std::fs::read(folder.join("ca.crt")).map_err(|source| {
+                let text =
+                    "the service account of the pod cannot be read; k8s:// works inside pods";
+                Error::new(ErrorCode::K8S_LEASE_OPERATION_ERROR, text)
+                    .with("folder", SERVICE_ACCOUNT)
+                    .caused_by(source)
+            })?;
+            let token = Some(folder.join("token"));
+            let api = ApiServer::new(API_SERVER, namespace, Some(&certificates), token)?;
+            Arc::new(KubernetesLease::new(api, lease, ANY_TTL)?)
+        }
+    };
+    Ok(Source::Service(service))
+}
