@@ -12,7 +12,7 @@ use mooncake_master::{
 };
 use mooncake_proto::native_frame::{self, FRAME_BYTES_MAX};
 use mooncake_store_client::{
-    Client, ClientConfig, InProcessLink, PutItem, PutOptions, PutOutcome, Read,
+    Client, ClientConfig, InProcessLink, ProbeTerms, PutItem, PutOptions, PutOutcome, Read,
 };
 use mooncake_transfer_engine::{Engine, EngineConfig, LocalRange};
 use prost::Message;
@@ -172,7 +172,8 @@ fn probes(client: &Client, items: usize) {
     let ranges = ranges(&mut memory, 1);
     keys_of_rounds(items).iter().for_each(|keys| put(client, keys, &ranges));
     count_rounds(items, |keys| {
-        for status in client.exists(keys, true) {
+        for status in client.exists(keys, ProbeTerms { takes_lease: true, ..ProbeTerms::default() })
+        {
             assert!(status.unwrap().is_some());
         }
     });

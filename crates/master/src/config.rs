@@ -25,7 +25,9 @@ pub use secret::Secret;
 
 use crate::{
     journal::{LogSync, OnLogFailure},
-    state::{AllocationStrategy, EvictionKind, OffloadRules, Rules, TaskRules, Watermark},
+    state::{
+        AllocationStrategy, EvictionKind, OffloadRules, PromotionRules, Rules, TaskRules, Watermark,
+    },
 };
 
 /// The default RPC port.
@@ -140,6 +142,12 @@ pub struct MasterConfig {
     pub has_offload: bool,
     /// Maximum number of objects that wait to be written to disks.
     pub offload_queue_max: usize,
+    /// Whether reads bring objects back from disk to memory.
+    pub promotes_on_hit: bool,
+    /// Number of reads within a minute that do so, at least 1.
+    pub promotion_hits_min: u8,
+    /// Maximum number of objects that wait to be brought back.
+    pub promotion_queue_max: usize,
     /// Whether records that no object is known for become objects.
     pub adopts_disk_records: bool,
     /// Time for which the objects on a disk that nobody has open are kept, hidden.
@@ -214,6 +222,9 @@ impl Default for MasterConfig {
             unfinished_puts_per_client_max: Rules::default().unfinished_puts_per_client_max,
             has_offload: false,
             offload_queue_max: 50_000,
+            promotes_on_hit: false,
+            promotion_hits_min: 2,
+            promotion_queue_max: 50_000,
             adopts_disk_records: false,
             disk_away_ttl: Rules::default().disk_away_ttl,
             allocation: AllocationStrategy::Random,
@@ -285,6 +296,10 @@ impl MasterConfig {
         if !(1..=100_000_000).contains(&self.offload_queue_max) {
             return Err(Error::invalid("the limit is not between 1 and 100000000")
                 .with("option", "offloading_queue_limit"));
+        }
+        if self.promotion_hits_min == 0 {
+            return Err(Error::invalid("the threshold is not between 1 and 255")
+                .with("option", "promotion_admission_threshold"));
         }
         if self.is_multi_tenant && self.tenant_policy.is_empty() {
             return Err(Error::invalid("multi-tenancy needs a quota file")
@@ -366,6 +381,10 @@ impl MasterConfig {
                 queue_max: self.offload_queue_max,
                 adopts_records: self.adopts_disk_records,
             }),
+            promotion: PromotionRules {
+                queue_max: self.promotion_queue_max,
+                hits_min: self.promotes_on_hit.then_some(self.promotion_hits_min),
+            },
             disk_away_ttl: self.disk_away_ttl,
             ..Rules::default()
         };

@@ -38,6 +38,7 @@ pub use self::{
         task::{
             NewTask, TaskCalls, TaskEnd, TaskKind, TaskStatus, TaskView, Work,
             drain::{JobStatus, JobView, NewJob},
+            promotion::{PromotionBatch, PromotionCalls},
         },
         view::{CopyView, ObjectView},
     },
@@ -46,6 +47,7 @@ pub use self::{
     inventory::{
         clients::ExpiredClient,
         memory_use::MemoryUse,
+        promotions::Prefetch,
         read::{DiskPlace, FenceTicket, LocateOptions, Located, LocatedObject, Probed},
         recovery::{AwaitedOwner, RecoveryScope},
         removal::{RemovalTerms, SparedObjects},
@@ -64,7 +66,9 @@ pub use self::{
         segment::{SegmentNumber, SegmentSpec, SegmentStatus, SegmentView, Segments},
     },
     restore::Restored,
-    rules::{AllocationStrategy, EvictionKind, OffloadRules, Rules, TaskRules, Watermark},
+    rules::{
+        AllocationStrategy, EvictionKind, OffloadRules, PromotionRules, Rules, TaskRules, Watermark,
+    },
     snapshot::SnapshotCursor,
     tags::Tags,
 };
@@ -80,8 +84,8 @@ use crate::state::{
         order::EvictionQueue, pins::Pins, released::ReleasedObjects, tenant::Tenants,
     },
     inventory::{
-        Inventory, ahead::Ahead, clients::Clients, disks::Offloads, recovery::Recovery,
-        sweep::Sweeps,
+        Inventory, ahead::Ahead, clients::Clients, disks::Offloads, promotions::Promotions,
+        recovery::Recovery, sweep::Sweeps,
     },
     ledger::{counters::Counters, max_granted::MaxGranted},
     pool::Pool,
@@ -133,6 +137,8 @@ pub struct Totals {
     pub writing: u64,
     /// Freed bytes that wait for the end of a fence.
     pub fenced: u64,
+    /// Objects that wait to be brought into memory, and that are being written there.
+    pub promotions_underway: u64,
     /// Freed bytes that wait until the log is on disk, or for the rest of the memory of a put.
     pub awaiting_sync: u64,
     /// Events since the start.
@@ -167,6 +173,7 @@ impl State {
                 },
                 sweeps: Sweeps::default(),
                 offloads: Offloads::default(),
+                promotions: Promotions::default(),
                 ahead: Ahead::default(),
                 is_evicting: false,
                 // 47 bits leave room to count up, and for the ordinal of a replica beside the
@@ -281,6 +288,7 @@ impl State {
             keys: self.inventory.catalog.objects.complete,
             soft_pinned_keys: self.inventory.catalog.pins.count(),
             clients: self.inventory.clients.count(),
+            promotions_underway: self.inventory.promotions.underway(),
             counters: self.inventory.log.counters,
             ..Totals::default()
         };
@@ -309,6 +317,7 @@ impl State {
                 self.inventory.pool.end_segment_quarantine(now, segment, incarnation)
             }
             Timer::Task(task, phase) => self.tasks().check_task(now, task, phase),
+            Timer::Promotion(replica) => PromotionCalls::new(self.tasks()).expire(now, replica),
             Timer::Drain(job) => self.tasks().plan_job(now, job),
             Timer::DiskAway(disk) => self.disks().expire(now, disk),
             Timer::Unclaimed(segment, incarnation) => {

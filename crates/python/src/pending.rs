@@ -19,7 +19,9 @@ use std::{
 use mooncake_base::sync::Mutex;
 use mooncake_base::{Clock, Error, ObjectKey, Result, SystemClock, Version};
 use mooncake_os::call_limit::{CallLimit, run_under};
-use mooncake_store_client::{Client, DrainInfo, NewDrain, NewTask, RemovalTerms, Selector};
+use mooncake_store_client::{
+    Client, DrainInfo, NewDrain, NewTask, ProbeTerms, RemovalTerms, Selector,
+};
 use mooncake_transfer_engine::LocalRange;
 use pyo3::{IntoPyObjectExt, prelude::*};
 
@@ -274,10 +276,17 @@ impl Pending {
     }
 
     /// Begins to check which objects exist.
-    #[pyo3(signature = (keys, *, lease = true))]
-    fn exists<'py>(&self, py: Python<'py>, keys: Keys<'py>, lease: bool) -> PyResult<u64> {
+    #[pyo3(signature = (keys, *, lease = true, prefetch = false))]
+    fn exists<'py>(
+        &self,
+        py: Python<'py>,
+        keys: Keys<'py>,
+        lease: bool,
+        prefetch: bool,
+    ) -> PyResult<u64> {
+        let terms = ProbeTerms { takes_lease: lease, prefetches: prefetch };
         self.begin_for_keys(py, keys, move |client, names| {
-            probe(client, names, lease).into_iter().map(is_there).collect()
+            probe(client, names, terms).into_iter().map(is_there).collect()
         })
     }
 
@@ -295,7 +304,8 @@ impl Pending {
     #[pyo3(signature = (keys, *, lease = true))]
     fn sizes<'py>(&self, py: Python<'py>, keys: Keys<'py>, lease: bool) -> PyResult<u64> {
         self.begin_for_keys(py, keys, move |client, names| {
-            probe(client, names, lease).into_iter().map(length_of).collect()
+            let terms = ProbeTerms { takes_lease: lease, prefetches: false };
+            probe(client, names, terms).into_iter().map(length_of).collect()
         })
     }
 

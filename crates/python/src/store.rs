@@ -20,7 +20,7 @@ pub(crate) mod transfer;
 use std::{path::PathBuf, slice, sync::Arc, time::Duration};
 
 use mooncake_base::{Error, ErrorCode, ObjectKey, SegmentId, Version};
-use mooncake_store_client::{NewDrain, NewTask, Presence, RemovalTerms, Selector};
+use mooncake_store_client::{NewDrain, NewTask, Presence, ProbeTerms, RemovalTerms, Selector};
 use mooncake_transfer_engine::LocalRange;
 use pyo3::{
     prelude::*,
@@ -39,7 +39,7 @@ use self::{
         writable_views,
     },
     parts::{Columns, Table},
-    settings::{Arguments, DummyArguments, Settings},
+    settings::{Arguments, DummyArguments, PrefetchArguments, Settings},
     tasks::IdParts,
     transfer::{GetTerms, Signed, Unsigned as UnsignedBuffer},
 };
@@ -76,24 +76,12 @@ impl Store {
     /// Joins a pool, or starts one with a master in this process (`master="embedded"`).
     #[staticmethod]
     #[pyo3(signature = (
-        *,
-        master,
-        name = String::new(),
-        metadata = String::from("P2PHANDSHAKE"),
-        segment_bytes = 0,
-        tenant = String::from("default"),
-        refuses_ignored_tenant = true,
-        disks = Vec::new(),
-        is_tcp_forced = None,
-        rdma_devices = None,
-        rpc_timeout_s = None,
-        connect_timeout_s = None,
-        transfer_timeout_s = None,
-        retry_s = None,
-        fails_as_upstream = false,
-        listen = String::new(),
-        has_checksums = None,
-        http_port = None, token = None, engine = None,
+        *, master, name = String::new(), metadata = String::from("P2PHANDSHAKE"),
+        segment_bytes = 0, tenant = String::from("default"), refuses_ignored_tenant = true,
+        disks = Vec::new(), is_tcp_forced = None, rdma_devices = None,
+        rpc_timeout_s = None, connect_timeout_s = None, transfer_timeout_s = None, retry_s = None,
+        fails_as_upstream = false, listen = String::new(), has_checksums = None,
+        http_port = None, token = None, prefetch = None, engine = None,
     ))]
     #[allow(clippy::too_many_arguments, reason = "each setting is a keyword")]
     fn connect(
@@ -116,6 +104,7 @@ impl Store {
         has_checksums: Option<bool>,
         #[pyo3(from_py_with = argument::optional_unsigned)] http_port: Option<u16>,
         token: Option<String>,
+        prefetch: Option<PrefetchArguments>,
         engine: Option<&Bound<'_, Engine>>,
     ) -> PyResult<Self> {
         log::install();
@@ -139,6 +128,7 @@ impl Store {
             has_checksums,
             http_port,
             token,
+            prefetch,
         };
         let settings = or_raise(py, Settings::read(arguments))?;
         let runtime = or_raise(py, runtime())?;
@@ -561,10 +551,17 @@ impl Store {
     }
 
     /// Returns which objects exist and are complete. Leases them unless `lease` is false.
-    #[pyo3(signature = (keys, *, lease = true))]
-    fn exists<'py>(&self, py: Python<'py>, keys: Keys<'py>, lease: bool) -> Outcomes<'py> {
+    #[pyo3(signature = (keys, *, lease = true, prefetch = false))]
+    fn exists<'py>(
+        &self,
+        py: Python<'py>,
+        keys: Keys<'py>,
+        lease: bool,
+        prefetch: bool,
+    ) -> Outcomes<'py> {
+        let terms = ProbeTerms { takes_lease: lease, prefetches: prefetch };
         call_for_names(self, py, &keys, |client, names| {
-            probe(client, names, lease).into_iter().map(is_there).collect()
+            probe(client, names, terms).into_iter().map(is_there).collect()
         })
     }
 
@@ -581,15 +578,17 @@ impl Store {
 
     /// Does what `exists` does, with numbers: 1, 0, or an error code where the answer is unknown,
     /// and the last error.
-    #[pyo3(signature = (keys, *, lease = true))]
+    #[pyo3(signature = (keys, *, lease = true, prefetch = false))]
     fn presence<'py>(
         &self,
         py: Python<'py>,
         keys: &Bound<'py, PyAny>,
         lease: bool,
+        prefetch: bool,
     ) -> PyResult<(Bound<'py, PyList>, Option<Bound<'py, PyAny>>)> {
-        let keys = key_batch(keys)?;
-        let Presence { found, failure } = self.call(py, |client| client.presence(keys, lease))?;
+        let (keys, terms) =
+            (key_batch(keys)?, ProbeTerms { takes_lease: lease, prefetches: prefetch });
+        let Presence { found, failure } = self.call(py, |client| client.presence(keys, terms))?;
         let unknown = failure.as_ref().map_or(0, |error| error.code().number());
         let numbers = found.into_iter().map(|found| found.map_or(unknown, i32::from));
         let failure = failure.map(|error| exception(py, &error, None)).transpose()?;
@@ -600,7 +599,8 @@ impl Store {
     #[pyo3(signature = (keys, *, lease = true))]
     fn sizes<'py>(&self, py: Python<'py>, keys: Keys<'py>, lease: bool) -> Outcomes<'py> {
         call_for_names(self, py, &keys, |client, names| {
-            probe(client, names, lease).into_iter().map(length_of).collect()
+            let terms = ProbeTerms { takes_lease: lease, prefetches: false };
+            probe(client, names, terms).into_iter().map(length_of).collect()
         })
     }
 

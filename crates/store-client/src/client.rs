@@ -5,6 +5,7 @@ mod checksum;
 mod heartbeat;
 mod mount;
 mod offload;
+mod prefetch;
 mod put;
 mod query;
 mod read;
@@ -24,14 +25,15 @@ use tokio::runtime::Handle;
 
 #[cfg(test)]
 pub(crate) use self::bytes::dangling_range;
+use self::{
+    prefetch::AskedKeys,
+    put::{io_session::IoSessions, open_puts::OpenPuts},
+    tasks::worker::TaskWorker,
+};
 pub use self::{
     put::io_session::Sessions,
     put::reservation::{Reservation, Write},
     read::ranges::{GridsRead, PartOutcomes},
-};
-use self::{
-    put::{io_session::IoSessions, open_puts::OpenPuts},
-    tasks::worker::TaskWorker,
 };
 use crate::{
     config::ClientConfig,
@@ -79,6 +81,7 @@ struct ClientInner {
     metrics: Arc<Metrics>,
     io_sessions: IoSessions,
     open_puts: Arc<OpenPuts>,
+    asked_keys: AskedKeys,
     started_at: Moment,
 }
 
@@ -111,6 +114,7 @@ impl Client {
         let times = (config.rpc_timeout, patience);
         let rpc = MasterRpc::new(link, (id, tenant), times, &lifetime, &metrics);
         let disks = Disks::open(&config, &engine, &metrics)?;
+        let asked_keys = AskedKeys::new(config.prefetch);
         let (config, rpc) = (Arc::new(config), Arc::new(rpc));
         let session = ClientSession::new(&config, engine.clone(), &rpc, &lifetime);
         let inner = Arc::new(ClientInner {
@@ -126,6 +130,7 @@ impl Client {
             metrics,
             io_sessions: IoSessions::default(),
             open_puts: Arc::default(),
+            asked_keys,
             started_at: SystemClock.now(),
         });
         inner.session.register(inner.rpc.deadline())?;

@@ -26,6 +26,8 @@ pub struct ClientConfig {
     /// The token of the pool, which the owners of directories and their readers prove to each other.
     /// Default: none.
     pub disk_token: Option<Token>,
+    /// How objects that only a disk has are brought into memory before they are read.
+    pub prefetch: PrefetchConfig,
     /// Memory lent to the pool. Default: 0, none.
     pub segment_bytes: u64,
     /// Largest single segment; more memory is split into several. Default: 1 TiB.
@@ -56,6 +58,31 @@ pub struct ClientConfig {
     pub has_checksums: bool,
     /// Metrics settings.
     pub metrics: MetricsConfig,
+}
+
+/// How objects that only a disk has are brought into memory before they are read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PrefetchConfig {
+    /// Whether probes that ask for it bring objects into memory. Default: yes.
+    pub is_enabled: bool,
+    /// The time for which an object is not asked for again. Default: 30 s.
+    pub dedup_ttl: Duration,
+    /// The time for which an object is not asked for again that was refused or did not come. Default:
+    /// 5 s.
+    pub cooldown: Duration,
+    /// The time that a read waits for the objects that this client has asked for. Default: 10 ms.
+    pub get_wait: Duration,
+}
+
+impl Default for PrefetchConfig {
+    fn default() -> Self {
+        Self {
+            is_enabled: true,
+            dedup_ttl: Duration::from_secs(30),
+            cooldown: Duration::from_secs(5),
+            get_wait: Duration::from_millis(10),
+        }
+    }
 }
 
 /// A directory that keeps copies of objects.
@@ -134,6 +161,7 @@ impl Default for ClientConfig {
             disk_limits: DiskLimits::default(),
             disk_staging_bytes: 1_342_177_280,
             disk_token: None,
+            prefetch: PrefetchConfig::default(),
             segment_bytes: 0,
             segment_bytes_max: ByteSize::gib(1024).bytes(),
             rpc_timeout: Duration::from_secs(30),

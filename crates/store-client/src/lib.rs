@@ -27,7 +27,9 @@ pub mod task;
 mod transfer;
 
 pub use client::{Client, GridsRead, PartOutcomes, Reservation, Sessions, Write};
-pub use config::{ClientConfig, DiskConfig, DiskLimits, LinkConfig, MetricsConfig, Watermarks};
+pub use config::{
+    ClientConfig, DiskConfig, DiskLimits, LinkConfig, MetricsConfig, PrefetchConfig, Watermarks,
+};
 pub use grid::{Grid, GridDimension};
 pub use http::HttpServer;
 pub use link::{
@@ -38,8 +40,9 @@ pub use master_address::MasterAddress;
 pub use metrics::MetricsSnapshot;
 pub use object::{
     BufferScope, FoundKeys, GridParts, Located, MasterStatus, ObjectDetails, ObjectPage,
-    ObjectStatus, ObjectSummary, Parts, Place, Presence, PutItem, PutOptions, PutOutcome, Read,
-    RemovalCounts, RemovalTerms, SegmentInfo, SegmentUse, Selector, SoftPin, Span, Suffixes,
+    ObjectStatus, ObjectSummary, Parts, Place, Presence, ProbeTerms, PutItem, PutOptions,
+    PutOutcome, Read, RemovalCounts, RemovalTerms, SegmentInfo, SegmentUse, Selector, SoftPin,
+    Span, Suffixes,
 };
 pub use store::Store;
 pub use task::{DrainInfo, DrainStatus, NewDrain, NewTask, TaskInfo, TaskKind, TaskStatus};

@@ -401,6 +401,16 @@ pub struct ObjectSummary {
     pub disk_replicas: u32,
 }
 
+/// What a probe does with the objects that exist.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct ProbeTerms {
+    /// Leases them.
+    pub takes_lease: bool,
+    /// Has the pool bring them into memory if only a disk has them. Does not wait for that, and does not
+    /// ask for an object again that it has asked for lately.
+    pub prefetches: bool,
+}
+
 /// Which objects a removal may take.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct RemovalTerms {

@@ -9,7 +9,7 @@ use std::{
 use mooncake_base::{ErrorCode, Result, Version, requirement::is_long_run};
 use mooncake_proto::v1::request::Call;
 use mooncake_store_client::{
-    ClientConfig, LinkConfig, Parts, PutItem, PutOptions, PutOutcome, SocketLink,
+    ClientConfig, LinkConfig, Parts, ProbeTerms, PutItem, PutOptions, PutOutcome, SocketLink,
 };
 use mooncake_testkit::{
     Cluster, ClusterSettings, CutRule, CuttingProxy, Fault, Node, Random,
@@ -243,7 +243,7 @@ fn unconfirmed_puts_are_settled_in_the_background() {
     });
     assert!(node.put("k", b"value").is_err());
     // The short time limit may also pass on a busy machine.
-    let probe = || node.client.exists(&[key("k")], false).remove(0).ok();
+    let probe = || node.client.exists(&[key("k")], ProbeTerms::default()).remove(0).ok();
     assert!(until(LIMIT, "the master answers", probe).is_some(), "it is unfinished");
     node.link.heal();
     until(LIMIT, "the heartbeat settles it", || probe()?.is_none().then_some(()));

@@ -10,7 +10,7 @@ use std::{
 
 use mooncake_base::{ErrorKind, KeyBatch, ObjectKey, Result};
 use mooncake_proto::v1::request::Call;
-use mooncake_store_client::{Client, ClientConfig, NewTask};
+use mooncake_store_client::{Client, ClientConfig, NewTask, ProbeTerms};
 use mooncake_testkit::{Cluster, ClusterSettings, Fault, Gate, cluster::key};
 
 /// Keys of three messages.
@@ -39,7 +39,7 @@ fn messages_of_a_batch_share_one_deadline() {
     let presence = |client: &Client| {
         let mut batch = KeyBatch::default();
         keys.iter().for_each(|key| batch.push(key.as_bytes()));
-        let presence = client.presence(batch, false);
+        let presence = client.presence(batch, ProbeTerms::default());
         assert!(presence.found.iter().all(Option::is_none));
         presence.failure.map(|error| vec![error.kind(); KEYS]).unwrap_or_default()
     };
@@ -49,7 +49,7 @@ fn messages_of_a_batch_share_one_deadline() {
     };
     type Operation<'a> = &'a dyn Fn(&Client) -> Vec<ErrorKind>;
     let operations: [(&str, Operation<'_>); 6] = [
-        ("exists", &|client| errors(client.exists(&keys, false))),
+        ("exists", &|client| errors(client.exists(&keys, ProbeTerms::default()))),
         ("presence", &presence),
         ("locate", &|client| errors(client.locate(&keys))),
         ("remove", &remove),

@@ -12,7 +12,8 @@ use std::{
 use mooncake_base::{ErrorCode, ErrorKind, KeyBatch, Result};
 use mooncake_proto::v1::{request::Call, response::Call as Answer};
 use mooncake_store_client::{
-    ClientConfig, FoundKeys, ObjectStatus, PutItem, PutOptions, PutOutcome, Read, Selector, Span,
+    ClientConfig, FoundKeys, ObjectStatus, ProbeTerms, PutItem, PutOptions, PutOutcome, Read,
+    Selector, Span,
 };
 use mooncake_testkit::{
     Cluster, ClusterSettings, Fault, Gate, Node, Random,
@@ -64,7 +65,7 @@ fn object_is_readable_until_removed() {
         assert!(matches!(a.put(&name, &value).unwrap(), PutOutcome::Stored { replicas: 1, .. }));
         assert_eq!(b.put(&name, b"other").unwrap(), PutOutcome::Existed);
         assert_eq!(b.get(&name).unwrap().as_deref(), Some(&value[..]));
-        let status = b.client.exists(&[key(&name)], false).remove(0).unwrap();
+        let status = b.client.exists(&[key(&name)], ProbeTerms::default()).remove(0).unwrap();
         assert_eq!(status, Some(ObjectStatus::Complete { length: length as u64 }));
         a.client.remove(&[key(&name)], true).remove(0).unwrap();
         assert_eq!(a.get(&name).unwrap(), None);
@@ -89,17 +90,19 @@ fn splits_a_batch_larger_than_a_message() {
     assert!(reservations.iter().zip(&keys).all(|(r, key)| r.key() == key));
     assert!(
         client
-            .exists(&keys, false)
+            .exists(&keys, ProbeTerms::default())
             .iter()
             .all(|s| *s.as_ref().unwrap() == Some(ObjectStatus::Writing))
     );
     let mut batch = KeyBatch::default();
     keys.iter().for_each(|key| batch.push(key.as_bytes()));
-    let presence = client.presence(batch, false);
+    let presence = client.presence(batch, ProbeTerms::default());
     assert!(presence.failure.is_none(), "{presence:?}");
     assert_eq!(presence.found, [Some(false); 9000], "what is being written is not there yet");
     assert!(client.revoke(reservations).iter().all(Result::is_ok));
-    assert!(client.exists(&keys, false).iter().all(|s| s.as_ref().unwrap().is_none()));
+    assert!(
+        client.exists(&keys, ProbeTerms::default()).iter().all(|s| s.as_ref().unwrap().is_none())
+    );
 }
 
 /// Finds the same with a master that knows suffixes, and with an older one, which ignores them.

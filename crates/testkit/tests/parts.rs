@@ -3,7 +3,7 @@
 use std::slice::from_ref;
 
 use mooncake_base::{ErrorCode, Result};
-use mooncake_store_client::{BufferScope, Parts, PutOptions};
+use mooncake_store_client::{BufferScope, Parts, ProbeTerms, PutOptions};
 use mooncake_testkit::{
     Cluster, ClusterSettings, Random,
     cluster::{key, range},
@@ -140,5 +140,5 @@ fn object_is_written_and_read_in_sessions() {
     let gone = key("gone");
     a.client.sessions().begin_writes(&[(gone.clone(), 10)], &options).remove(0).unwrap();
     a.client.sessions().revoke_writes(from_ref(&gone)).remove(0).unwrap();
-    assert!(a.client.exists(&[gone], false).remove(0).unwrap().is_none());
+    assert!(a.client.exists(&[gone], ProbeTerms::default()).remove(0).unwrap().is_none());
 }

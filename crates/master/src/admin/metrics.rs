@@ -2,6 +2,7 @@
 
 mod log;
 mod pool;
+mod promotion;
 mod quotas;
 mod unsupported;
 mod upstream;
@@ -21,6 +22,7 @@ pub(super) async fn show(State(admin): AdminContext) -> Response {
 fn text(service: &Service, has_upstream: bool) -> String {
     let mut out = Exposition::default();
     pool::add(&mut out, service);
+    promotion::add(&mut out, &service.totals());
     slow(&mut out, service);
     load(&mut out, service);
     log::add(&mut out, service);

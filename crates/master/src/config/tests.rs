@@ -74,6 +74,9 @@ fn defaults_match_upstream() {
     check("cluster_id", "mooncake_cluster");
     check("global_file_segment_size", "9223372036854775807");
     check("offloading_queue_limit", "50000");
+    check("promotion_on_hit", "false");
+    check("promotion_admission_threshold", "2");
+    check("promotion_queue_limit", "50000");
     check("snapshot_interval_seconds", "600");
     check("kv_events_queue_capacity", "65536");
 }
@@ -120,6 +123,8 @@ fn invalid_value_error_names_option() {
         ("--root_fs_dir=/mnt/shared", "--enable_offload"),
         ("--offload_cap_ratio=2", "offload_cap_ratio"),
         ("--offloading_queue_limit=0", "offloading_queue_limit"),
+        ("--promotion_admission_threshold=0", "promotion_admission_threshold"),
+        ("--promotion_admission_threshold=256", "promotion_admission_threshold"),
         ("--rpc_port=70000", "rpc_port"),
         ("--rpc_port=x", "rpc_port"),
         ("--max_kv_soft_pin_ttl=1s", "default_kv_soft_pin_ttl"),

@@ -27,6 +27,7 @@ const SILENT: &[&str] = &[
 const TUNING: &[(&str, &str)] = &[
     ("nof_", "enable_nof"),
     ("cxl_", "enable_cxl"),
+    // Of an option that has an effect: silent.
     ("promotion_", "promotion_on_hit"),
     ("snapshot_", "enable_snapshot"),
     ("oplog_", "enable_oplog"),

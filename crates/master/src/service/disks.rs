@@ -10,7 +10,7 @@ use std::{
 
 use bytes::Bytes;
 use mooncake_base::{
-    ClientId, Clock, Error, Moment, Result, SegmentId, SystemClock, TenantId, Version,
+    ClientId, Clock, Error, Moment, ReplicaId, Result, SegmentId, SystemClock, TenantId, Version,
 };
 use mooncake_proto::{
     columns::{Record, collapse_if_uniform},
@@ -19,12 +19,14 @@ use mooncake_proto::{
 };
 
 use super::{
-    SLICE_ITEMS, check_batch, check_name, durability, millis,
+    BATCH_ITEMS_MAX, SLICE_ITEMS, check_batch, check_name, durability, millis,
     op_metrics::Op,
     shared_state::SharedState,
     wire::{SegmentTable, disk_from_wire},
 };
-use crate::state::{DiskSpec, Offloaded, OwnDisk, RecordName, State};
+use crate::state::{
+    DiskSpec, Offload, Offloaded, OwnDisk, PromotionBatch, PromotionCalls, RecordName, State,
+};
 
 /// The maximum number of objects that one call takes over.
 const FETCHED_MAX: usize = 4096;
@@ -32,6 +34,9 @@ const FETCHED_MAX: usize = 4096;
 /// The longest time that a call waits for objects to take over. While it waits, the end of its
 /// connection is not seen.
 const WAIT_MAX: Duration = Duration::from_secs(1);
+
+/// How long a call waits before it looks again for memory that is being freed.
+const MEMORY_PAUSE: Duration = Duration::from_millis(5);
 
 /// A disk, for metrics and pages.
 #[derive(Debug, Clone)]
@@ -83,18 +88,27 @@ impl DiskService {
         })
     }
 
-    /// Hands objects over that wait for a disk. Does not wait for any.
+    /// Hands objects over that wait for a disk, or to be brought into memory from it. Does not wait for
+    /// any.
     pub(super) fn fetch_offloads(
         &self,
         r: &v1::FetchOffloadsRequest,
     ) -> Result<v1::FetchOffloadsResponse> {
+        Ok(self.hand_over(r)?.0)
+    }
+
+    /// Hands objects over. Returns whether others wait for memory that is being freed, too.
+    fn hand_over(&self, r: &v1::FetchOffloadsRequest) -> Result<(v1::FetchOffloadsResponse, bool)> {
         self.shared.op_metrics().count_one(Op::FetchOffloads, || {
             let (client, disk) = owner(r.caller.as_ref(), &r.disk)?;
             let limit = usize::try_from(r.limit).unwrap_or(usize::MAX).min(FETCHED_MAX);
             let now = self.shared.now();
             let mut state = self.shared.lock();
             let offloaded = state.disks().take_over(now, client, disk, limit, r.bytes)?;
-            Ok(offloaded_to_wire(&state, &offloaded))
+            let limits = (limit, r.promotion_bytes);
+            let mut promotions = PromotionCalls::new(state.tasks());
+            let promoted = promotions.fetch(now, client, disk, limits)?;
+            Ok((handed_over(&state, &offloaded, &promoted), promoted.is_waiting))
         })
     }
 
@@ -111,9 +125,13 @@ impl DiskService {
             let mut signal = pin!(self.shared.offload_signal().notified());
             // Before the look at the queue, so that no object is missed that comes after it.
             signal.as_mut().enable();
-            let (answer, position) = durability::with_log_position(|| self.fetch_offloads(r));
-            if !is_empty(&answer) || tokio::time::timeout_at(deadline, signal).await.is_err() {
-                return (answer, position);
+            let (handed, position) = durability::with_log_position(|| self.hand_over(r));
+            let Some(pause) = pause_of(&handed) else {
+                return (handed.map(|(answer, _)| answer), position);
+            };
+            let end = deadline.min(tokio::time::Instant::now() + pause);
+            if tokio::time::timeout_at(end, signal).await.is_err() && end == deadline {
+                return (handed.map(|(answer, _)| answer), position);
             }
         }
     }
@@ -128,9 +146,13 @@ impl DiskService {
         loop {
             let mut signal = pin!(self.shared.offload_signal().notified());
             signal.as_mut().enable();
-            let (answer, position) = durability::with_log_position(|| self.fetch_offloads(r));
-            if !is_empty(&answer) || !park_until(signal, deadline) {
-                return (answer, position);
+            let (handed, position) = durability::with_log_position(|| self.hand_over(r));
+            let Some(pause) = pause_of(&handed) else {
+                return (handed.map(|(answer, _)| answer), position);
+            };
+            let end = deadline.min(SystemClock.now() + pause);
+            if !park_until(signal, end) && end == deadline {
+                return (handed.map(|(answer, _)| answer), position);
             }
         }
     }
@@ -164,6 +186,13 @@ impl DiskService {
             }
             at += 1;
         })?;
+        let written = r.promoted.iter().map(|&replica| (ReplicaId(replica), true));
+        let failed = r.not_promoted.iter().map(|&replica| (ReplicaId(replica), false));
+        let ended: Vec<_> = written.chain(failed).take(BATCH_ITEMS_MAX).collect();
+        let ended = self.shared.map_in_slices(&ended, |state, &end| {
+            PromotionCalls::new(state.tasks()).end(now, client, disk, end)
+        });
+        ended.into_iter().collect::<Result<()>>()?;
         if r.is_complete && self.shared.lock().disks().own(client, disk)?.end_naming() {
             // A disk that left the pool meanwhile has no copies.
             let slice = |state: &mut State, next: &mut u32| match state.disks().own(client, disk) {
@@ -207,10 +236,13 @@ fn wait_of(r: &v1::FetchOffloadsRequest) -> Duration {
     Duration::from_millis(r.wait_ms).min(WAIT_MAX)
 }
 
-/// Returns whether there was no object to hand over.
-fn is_empty(answer: &Result<v1::FetchOffloadsResponse>) -> bool {
-    let records = answer.as_ref().map(|answer| answer.records.as_ref());
-    records.is_ok_and(|it| it.is_none_or(|it| it.versions.is_empty()))
+/// Returns how long a call waits before it looks again; `None` if it has something to answer.
+fn pause_of(handed: &Result<(v1::FetchOffloadsResponse, bool)>) -> Option<Duration> {
+    match handed {
+        Ok((answer, true)) if is_empty(answer) => Some(MEMORY_PAUSE),
+        Ok((answer, false)) if is_empty(answer) => Some(WAIT_MAX),
+        Ok(_) | Err(_) => None,
+    }
 }
 
 /// Parks this thread until the future is ready; `false` if the deadline comes first.
@@ -241,24 +273,51 @@ fn owner(caller: Option<&v1::Caller>, disk: &Bytes) -> Result<(ClientId, Segment
     Ok((Caller::try_from(caller)?.client, disk))
 }
 
-fn offloaded_to_wire(state: &State, offloaded: &Offloaded) -> v1::FetchOffloadsResponse {
+fn handed_over(
+    state: &State,
+    offloaded: &Offloaded,
+    promoted: &PromotionBatch,
+) -> v1::FetchOffloadsResponse {
     let mut segments = SegmentTable::default();
+    let (records, places) = columns(state, &mut segments, &offloaded.objects);
+    let mut answer = v1::FetchOffloadsResponse {
+        window_ms: millis(offloaded.fence),
+        records: Some(records),
+        places: Some(places),
+        ..v1::FetchOffloadsResponse::default()
+    };
+    if !promoted.objects.is_empty() {
+        let (promotions, places) = columns(state, &mut segments, &promoted.objects);
+        answer.promotions = Some(promotions);
+        answer.promotion_places = Some(places);
+        answer.write_window_ms = millis(promoted.window);
+    }
+    answer.segments = segments.into_segments();
+    answer
+}
+
+fn columns(
+    state: &State,
+    segments: &mut SegmentTable,
+    objects: &[Offload],
+) -> (v1::RecordColumns, v1::PlaceColumns) {
     let mut places = v1::PlaceColumns::default();
-    for (item, object) in offloaded.objects.iter().enumerate() {
-        let each = object.places.iter();
-        places.push(item, each.map(|&place| segments.place(state, place)));
+    for (item, object) in objects.iter().enumerate() {
+        places.push(item, object.places.iter().map(|&place| segments.place(state, place)));
     }
     collapse_if_uniform(&mut places.segments);
-    let records = v1::RecordColumns::pack(offloaded.objects.iter().map(|object| Record {
+    let records = v1::RecordColumns::pack(objects.iter().map(|object| Record {
         tenant: object.tenant.as_str(),
         key: &object.key,
         version: object.version.0,
         length: object.length,
     }));
-    v1::FetchOffloadsResponse {
-        segments: segments.into_segments(),
-        window_ms: millis(offloaded.fence),
-        records: Some(records),
-        places: Some(places),
-    }
+    (records, places)
+}
+
+/// Returns whether an answer hands nothing over.
+fn is_empty(answer: &v1::FetchOffloadsResponse) -> bool {
+    let is_empty =
+        |records: Option<&v1::RecordColumns>| records.is_none_or(|it| it.versions.is_empty());
+    is_empty(answer.records.as_ref()) && is_empty(answer.promotions.as_ref())
 }

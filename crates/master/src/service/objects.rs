@@ -6,7 +6,7 @@ mod suffixes;
 use std::{sync::Arc, time::Duration};
 
 use bytes::Bytes;
-use mooncake_base::{Error, ErrorCode, ReplicaId, Result, TenantId, Version};
+use mooncake_base::{Error, ErrorCode, Moment, ReplicaId, Result, TenantId, Version};
 use mooncake_proto::{
     convert::Caller,
     items::count_refs,
@@ -24,7 +24,7 @@ use super::{
 };
 use crate::state::{
     FenceTicket, Listing, LocateOptions, ObjectSlot, ObjectState, ObjectSummary, ObjectView,
-    PutRef, Removal, RemovalTerms, SparedObjects, State,
+    Prefetch, PromotionCalls, PutRef, Removal, RemovalTerms, SparedObjects, State,
 };
 
 /// The maximum length of a group name.
@@ -163,7 +163,28 @@ impl ObjectService {
         });
         self.shared.op_metrics().count_batch(Op::Probe, states.len(), 0);
         let found_suffixes = suffixes::find(&self.shared, now, &tenant, r, &states);
-        Ok(v1::ProbeResponse { states, lengths, found_suffixes })
+        let (prefetching, prefetch_refused) = self.prefetch(now, &tenant, r);
+        Ok(v1::ProbeResponse { states, lengths, found_suffixes, prefetching, prefetch_refused })
+    }
+
+    /// Asks for objects in memory that only a disk has. Returns the numbers of the keys of those that
+    /// wait, and of those that are refused.
+    fn prefetch(
+        &self,
+        now: Moment,
+        tenant: &TenantId,
+        r: &v1::ProbeRequest,
+    ) -> (Vec<u32>, Vec<u32>) {
+        let named = |&number: &u32| Some((number, r.keys.get(number as usize)?));
+        let wanted: Vec<_> = r.prefetched.iter().filter_map(named).take(r.keys.len()).collect();
+        let asked = self.shared.map_in_slices(&wanted, |state, &(number, key)| {
+            (number, PromotionCalls::new(state.tasks()).prefetch(now, tenant, key))
+        });
+        let numbers_of = |outcome: Prefetch| {
+            let found = asked.iter().filter(|(_, asked)| *asked == outcome);
+            found.map(|(number, _)| *number).collect()
+        };
+        (numbers_of(Prefetch::Queued), numbers_of(Prefetch::Refused))
     }
 
     pub(super) fn describe(&self, r: &v1::DescribeRequest) -> Result<v1::DescribeResponse> {

@@ -66,6 +66,8 @@ pub struct Rules {
     pub unfinished_puts_per_client_max: u64,
     /// The disk tier; `None`: objects are in memory only.
     pub offload: Option<OffloadRules>,
+    /// How objects come back from disks.
+    pub promotion: PromotionRules,
     /// Time for which the copies on a disk that nobody has open are kept, hidden.
     pub disk_away_ttl: Duration,
     /// When the machine was booted, since 1970. The log has the expiry of objects in this time, so
@@ -80,6 +82,21 @@ pub struct OffloadRules {
     pub queue_max: usize,
     /// Whether records that no object is known for become objects.
     pub adopts_records: bool,
+}
+
+/// How objects come back from disks to memory.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PromotionRules {
+    /// Maximum number of objects that wait.
+    pub queue_max: usize,
+    /// Number of reads within a minute that bring an object back; `None`: reads never do.
+    pub hits_min: Option<u8>,
+}
+
+impl Default for PromotionRules {
+    fn default() -> Self {
+        Self { queue_max: 50_000, hits_min: None }
+    }
 }
 
 /// Limits of the copy and move tasks that clients carry out.
@@ -137,6 +154,7 @@ impl Default for Rules {
             objects_per_tenant_max: 100_000_000,
             unfinished_puts_per_client_max: 1_000_000,
             offload: None,
+            promotion: PromotionRules::default(),
             disk_away_ttl: Duration::from_secs(24 * 60 * 60),
             booted: Duration::ZERO,
         }

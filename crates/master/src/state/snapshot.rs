@@ -112,8 +112,8 @@ fn append_quarantine(state: &State, now: Moment, into: &mut Vec<u8>) {
     for (until, slot, block) in state.inventory.pool.quarantine.blocks() {
         append(slot, block, until.left(now));
     }
-    // The target of a task becomes a replica only when the task ends.
-    for replica in state.tasks.placed() {
+    // The target of a task or a promotion becomes a replica only when that ends.
+    for replica in state.tasks.placed().chain(state.inventory.promotions.placed()) {
         append(replica.segment, replica.block, state.inventory.rules.late_end());
     }
     for write in state.writes.iter().filter(|write| write.object.is_none()) {

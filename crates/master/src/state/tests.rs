@@ -8,6 +8,7 @@ mod holds;
 mod model;
 mod moves;
 mod pool;
+mod promotions;
 mod puts;
 mod reads;
 mod recovery;

@@ -2,7 +2,7 @@
 
 use std::{cmp::Reverse, collections::BinaryHeap};
 
-use mooncake_base::{ClientId, Incarnation, JobId, Moment, SegmentId, TaskId};
+use mooncake_base::{ClientId, Incarnation, JobId, Moment, ReplicaId, SegmentId, TaskId};
 
 use crate::state::ids::ObjectSlot;
 
@@ -19,6 +19,8 @@ pub(in crate::state) enum Timer {
     QuarantineEnd(SegmentId, Incarnation),
     /// A task may have waited or run for too long: id and phase.
     Task(TaskId, u64),
+    /// The bytes of a promotion may still be missing: the replica.
+    Promotion(ReplicaId),
     /// A drain job continues.
     Drain(JobId),
     /// A segment from before the restart may still be unclaimed.

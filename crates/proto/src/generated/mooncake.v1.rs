@@ -712,6 +712,10 @@ pub struct ProbeRequest {
     /// leased. Older masters ignore the suffixes.
     #[prost(bytes = "bytes", repeated, tag = "4")]
     pub suffixes: ::prost::alloc::vec::Vec<::prost::bytes::Bytes>,
+    /// The numbers of keys, in ascending order, whose objects the master brings into memory if only a disk
+    /// has them. It does not wait for that. Older masters ignore them.
+    #[prost(uint32, repeated, tag = "5")]
+    pub prefetched: ::prost::alloc::vec::Vec<u32>,
 }
 /// Two lists rather than one of messages, because the most frequent call should be the cheapest.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
@@ -726,6 +730,12 @@ pub struct ProbeResponse {
     /// bit 1 \<\< N stands for suffix N. 0 for a key with a complete object itself. Empty: an older master.
     #[prost(uint32, repeated, tag = "3")]
     pub found_suffixes: ::prost::alloc::vec::Vec<u32>,
+    /// The numbers of those prefetched keys whose objects only a disk has, in ascending order: those that
+    /// wait to be brought into memory, and those that the master refuses for now.
+    #[prost(uint32, repeated, tag = "4")]
+    pub prefetching: ::prost::alloc::vec::Vec<u32>,
+    #[prost(uint32, repeated, tag = "5")]
+    pub prefetch_refused: ::prost::alloc::vec::Vec<u32>,
 }
 /// Grants no lease.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
@@ -1113,7 +1123,7 @@ pub struct UnmountDiskRequest {
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct UnmountDiskResponse {}
-/// Takes over objects that are to be written to a disk.
+/// Takes over objects that are to be written to a disk, and those that are to be brought into memory.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct FetchOffloadsRequest {
     #[prost(message, optional, tag = "1")]
@@ -1128,6 +1138,9 @@ pub struct FetchOffloadsRequest {
     /// Wait so long for the first object.
     #[prost(uint64, tag = "5")]
     pub wait_ms: u64,
+    /// Hand out promotions, too, and stop when they reach this total size in bytes. 0: none.
+    #[prost(uint64, tag = "6")]
+    pub promotion_bytes: u64,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct FetchOffloadsResponse {
@@ -1142,6 +1155,14 @@ pub struct FetchOffloadsResponse {
     /// Where the objects lie in memory, at least one place each.
     #[prost(message, optional, tag = "4")]
     pub places: ::core::option::Option<PlaceColumns>,
+    /// Promotions: records of the disk, and the memory that each is to be written to.
+    #[prost(message, optional, tag = "5")]
+    pub promotions: ::core::option::Option<RecordColumns>,
+    #[prost(message, optional, tag = "6")]
+    pub promotion_places: ::core::option::Option<PlaceColumns>,
+    /// No byte of them may be written later than this after the call was sent.
+    #[prost(uint64, tag = "7")]
+    pub write_window_ms: u64,
 }
 /// Versions of objects.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
@@ -1178,6 +1199,12 @@ pub struct ReportRecordsRequest {
     /// All records were reported since the disk was mounted: the master drops other copies in it.
     #[prost(bool, tag = "7")]
     pub is_complete: bool,
+    /// The replicas of promotions that were written, and of those that were not, or to which bytes may still
+    /// be on their way.
+    #[prost(fixed64, repeated, tag = "8")]
+    pub promoted: ::prost::alloc::vec::Vec<u64>,
+    #[prost(fixed64, repeated, tag = "9")]
+    pub not_promoted: ::prost::alloc::vec::Vec<u64>,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct ReportRecordsResponse {

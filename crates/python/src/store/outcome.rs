@@ -2,8 +2,8 @@
 
 use mooncake_base::{Error, ErrorCode, ObjectKey, Result};
 use mooncake_store_client::{
-    Client, FoundKeys, ObjectPage, ObjectStatus, ObjectSummary, RemovalCounts, RemovalTerms,
-    Suffixes,
+    Client, FoundKeys, ObjectPage, ObjectStatus, ObjectSummary, ProbeTerms, RemovalCounts,
+    RemovalTerms, Suffixes,
 };
 use pyo3::{
     prelude::*,
@@ -67,10 +67,10 @@ pub(crate) type Entry<'py> = (Bound<'py, PyBytes>, u64, bool, u32, u32);
 pub(crate) fn probe(
     client: &Client,
     keys: Vec<Result<ObjectKey>>,
-    takes_lease: bool,
+    terms: ProbeTerms,
 ) -> Vec<Result<ObjectStatus>> {
     call_with_valid(keys, |keys| {
-        let found = client.exists(&keys, takes_lease);
+        let found = client.exists(&keys, terms);
         let absent = |key: &ObjectKey| {
             Error::new(ErrorCode::OBJECT_NOT_FOUND, "no object has that key").with("key", key)
         };

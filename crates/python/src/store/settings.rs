@@ -9,7 +9,7 @@ use mooncake_settings::{
     use_rdma_for_store,
 };
 use mooncake_store_client::{
-    ClientConfig, DaemonGreeting, DiskConfig, LinkConfig, address::set_engine_host,
+    ClientConfig, DaemonGreeting, DiskConfig, LinkConfig, PrefetchConfig, address::set_engine_host,
 };
 use mooncake_transfer_engine::EngineConfig;
 
@@ -45,7 +45,12 @@ pub(crate) struct Arguments {
     pub(crate) http_port: Option<u16>,
     /// Token of the master; `None` uses the environment.
     pub(crate) token: Option<String>,
+    pub(crate) prefetch: Option<PrefetchArguments>,
 }
+
+/// Whether probes may prefetch, and seconds: for which an object is not asked for again, for which it
+/// is not after a failure, and for which a read waits.
+pub(crate) type PrefetchArguments = (bool, f64, f64, f64);
 
 /// Arguments of `Store.connect_daemon`; the daemon supplies the other settings.
 #[derive(Debug, Default)]
@@ -95,6 +100,9 @@ impl Settings {
         };
         if let Some(has_checksums) = arguments.has_checksums {
             client.has_checksums = has_checksums;
+        }
+        if let Some(given) = arguments.prefetch {
+            client.prefetch = prefetch(given)?;
         }
         if let Some(timeout) = seconds("rpc_timeout_s", arguments.rpc_timeout_s)? {
             client.rpc_timeout = timeout;
@@ -147,6 +155,7 @@ impl Settings {
             has_checksums: arguments.has_checksums,
             http_port: arguments.http_port,
             token: None,
+            prefetch: None,
         })?;
         settings.engine = EngineConfig {
             name: LOOPBACK.to_owned(),
@@ -170,6 +179,20 @@ pub(crate) fn link(connect_timeout_s: Option<f64>) -> Result<LinkConfig> {
         link.connect_timeout = timeout;
     }
     Ok(link)
+}
+
+fn prefetch(given: PrefetchArguments) -> Result<PrefetchConfig> {
+    let (is_enabled, dedup_ttl, cooldown, get_wait) = given;
+    let time = |name: &'static str, seconds: f64| {
+        Duration::try_from_secs_f64(seconds)
+            .map_err(|_| Error::invalid("a time must be 0 seconds or more").with(name, seconds))
+    };
+    Ok(PrefetchConfig {
+        is_enabled,
+        dedup_ttl: time("dedup_ttl_s", dedup_ttl)?,
+        cooldown: time("cooldown_s", cooldown)?,
+        get_wait: time("get_wait_s", get_wait)?,
+    })
 }
 
 fn disks(given: Vec<(String, Option<u64>)>) -> Result<Vec<DiskConfig>> {

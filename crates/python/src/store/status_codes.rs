@@ -3,7 +3,7 @@
 //! object take values, return a plain number and raise on failure.
 
 use mooncake_base::{Error, Result, Version};
-use mooncake_store_client::{Located, Presence};
+use mooncake_store_client::{Located, Presence, ProbeTerms};
 use mooncake_transfer_engine::LocalRange;
 use pyo3::{
     prelude::*,
@@ -121,11 +121,19 @@ pub(crate) fn get_values<'py>(
     Ok((values, failure_object(keys, failure)?))
 }
 
-/// Returns 1 if an object exists, which leases it, else 0.
+/// Returns 1 if an object exists, which leases it, else 0. With `prefetch` an object that only a disk
+/// has is brought into memory.
 #[pyfunction]
-pub(crate) fn is_present(store: &Bound<'_, Store>, key: &Bound<'_, PyAny>) -> PyResult<u8> {
+#[pyo3(signature = (store, key, *, prefetch = false))]
+pub(crate) fn is_present(
+    store: &Bound<'_, Store>,
+    key: &Bound<'_, PyAny>,
+    prefetch: bool,
+) -> PyResult<u8> {
     let (py, keys) = (store.py(), one_key(key)?);
-    let Presence { found, failure } = store.get().call(py, |client| client.presence(keys, true))?;
+    let terms = ProbeTerms { takes_lease: true, prefetches: prefetch };
+    let Presence { found, failure } =
+        store.get().call(py, |client| client.presence(keys, terms))?;
     match (failure, found.first()) {
         (None, Some(Some(is_there))) => {
             forget_last();

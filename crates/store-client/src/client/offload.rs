@@ -1,8 +1,10 @@
 //! The directories of a client: announces each to the master with its records, takes over objects
-//! that are to be written there, and reports what was written, refused and dropped.
+//! that are to be written there or brought into memory, and reports what became of them.
 //!
 //! A thread for each directory does this. It waits at the master for objects; after each registration
 //! of the client it announces the directory again.
+
+mod promotion;
 
 use std::{sync::Arc, time::Duration};
 
@@ -70,6 +72,9 @@ struct Report<'a> {
     refused: &'a [LongName],
     dropped: &'a [OwnedName],
     is_complete: bool,
+    /// Replicas that were written from records, and those that were not.
+    promoted: &'a [u64],
+    not_promoted: &'a [u64],
 }
 
 impl Client {
@@ -264,6 +269,8 @@ impl DirectoryCalls<'_> {
                 dropped: columns(now.iter().map(|name| record_of(name, 0))),
                 used,
                 is_complete: is_last && report.is_complete,
+                promoted: if is_last { report.promoted.to_vec() } else { Vec::new() },
+                not_promoted: if is_last { report.not_promoted.to_vec() } else { Vec::new() },
             };
             let answer = self.client.rpc.call_until(request, deadline)?;
             if is_last {
@@ -358,15 +365,25 @@ impl<'a> Offload<'a> {
             limit: OBJECTS_MAX,
             bytes: BYTES_MAX,
             wait_ms: WAIT.as_millis() as u64,
+            promotion_bytes: BYTES_MAX,
         };
         let answer =
             self.directory.client.rpc.call_at(request, (sent, sent + WAIT + ANSWER_TIMEOUT))?;
+        // Somebody may wait for these; objects to be written lie in memory meanwhile.
+        let has_promotions = self.promote(&answer, sent).unwrap_or_else(|error| {
+            let path = self.directory.owner.path().display();
+            tracing::warn!(%path, %error, "objects were not brought into memory");
+            false
+        });
         let until = hand_over_end(sent, Duration::from_millis(answer.window_ms));
         let records = match &answer.records {
             Some(records) => records.read()?.collect(),
             None => Vec::new(),
         };
         if records.is_empty() {
+            if has_promotions {
+                return Ok(());
+            }
             self.buffer.shrink(true);
             return self.sync();
         }
@@ -391,7 +408,7 @@ impl<'a> Offload<'a> {
         });
         self.buffer.shrink(false);
         let report =
-            Report { added: &added, refused: &refused, dropped: &dropped, is_complete: false };
+            Report { added: &added, refused: &refused, dropped: &dropped, ..Report::default() };
         if let Err(error) =
             self.directory.report(&disk, &report, self.directory.client.rpc.deadline())
         {

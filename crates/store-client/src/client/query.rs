@@ -3,43 +3,45 @@
 use std::time::Duration;
 
 use bytes::Bytes;
-use mooncake_base::{Error, ErrorCode, KeyBatch, Moment, ObjectKey, Result, Version};
+use mooncake_base::{
+    Clock, Error, ErrorCode, KeyBatch, Moment, ObjectKey, Result, SystemClock, Version,
+};
 use mooncake_proto::v1::{self, key_selector::By};
 
 use super::{Client, ClientInner, put::wire_millis};
 use crate::{
     object::{
         FoundKeys, MasterStatus, ObjectDetails, ObjectPage, ObjectStatus, ObjectSummary, Presence,
-        RemovalCounts, RemovalTerms, SegmentUse, Selector,
+        ProbeTerms, RemovalCounts, RemovalTerms, SegmentUse, Selector,
     },
     rpc::{batch, response},
 };
 
 impl Client {
-    /// Returns the status of each object. Leases the objects that exist if `takes_lease` is set.
+    /// Returns the status of each object. The terms say what the probe does with those that exist.
     ///
     /// # Errors
     /// By key: the master cannot be reached. A missing object is `None`.
     pub fn exists(
         &self,
         keys: &[ObjectKey],
-        takes_lease: bool,
+        terms: ProbeTerms,
     ) -> Vec<Result<Option<ObjectStatus>>> {
         let deadline = self.inner.rpc.deadline();
         batch::for_keys(keys, |_, packed| {
-            let found = self.probe(packed, takes_lease, &[], deadline)?;
+            let found = self.probe(packed, terms, &[], deadline)?;
             let states = found.states.iter().zip(&found.lengths);
             Ok(states.map(|(&state, &length)| Ok(read_status(state, length))).collect())
         })
     }
 
     /// Like [`exists`](Self::exists) without lengths, for large numbers of keys.
-    pub fn presence(&self, keys: KeyBatch, takes_lease: bool) -> Presence {
+    pub fn presence(&self, keys: KeyBatch, terms: ProbeTerms) -> Presence {
         let deadline = self.inner.rpc.deadline();
         let mut presence = Presence { found: Vec::with_capacity(keys.len()), failure: None };
         for keys in batch::messages(keys) {
             let count = keys.len();
-            match self.probe(keys, takes_lease, &[], deadline) {
+            match self.probe(keys, terms, &[], deadline) {
                 Ok(found) => presence.found.extend(found.states.iter().map(|&s| Some(is_there(s)))),
                 Err(error) => {
                     presence.found.extend(std::iter::repeat_n(None, count));
@@ -65,7 +67,7 @@ impl Client {
         let suffixes = &suffixes[..];
         let deadline = self.inner.rpc.deadline();
         batch::for_keys(keys, |keys, packed| {
-            let found = self.probe(packed, false, suffixes, deadline)?;
+            let found = self.probe(packed, ProbeTerms::default(), suffixes, deadline)?;
             let is_there: Vec<bool> = found.states.iter().map(|&state| is_there(state)).collect();
             if found.found_suffixes.is_empty() && !suffixes.is_empty() {
                 return Ok(self.probe_suffixed(keys, &is_there, suffixes, deadline));
@@ -102,7 +104,7 @@ impl Client {
             }
         }
         let states = batch::for_keys(&suffixed, |_, packed| {
-            let probed = self.probe(packed, false, &[], deadline)?;
+            let probed = self.probe(packed, ProbeTerms::default(), &[], deadline)?;
             Ok(probed.states.iter().map(|&state| Ok(is_there(state))).collect())
         });
         for ((at, bit), state) in places.into_iter().zip(states) {
@@ -118,15 +120,25 @@ impl Client {
     fn probe(
         &self,
         keys: Vec<Bytes>,
-        takes_lease: bool,
+        ProbeTerms { takes_lease, prefetches }: ProbeTerms,
         suffixes: &[Bytes],
         deadline: Moment,
     ) -> Result<v1::ProbeResponse> {
         let count = keys.len();
-        let caller = self.inner.rpc.caller();
-        let request =
-            v1::ProbeRequest { caller, keys, lease: takes_lease, suffixes: suffixes.to_vec() };
+        let prefetched = match prefetches {
+            true => self.inner.asked_keys.select(&keys, SystemClock.now()),
+            false => Vec::new(),
+        };
+        let asked = if prefetched.is_empty() { Vec::new() } else { keys.clone() };
+        let request = v1::ProbeRequest {
+            caller: self.inner.rpc.caller(),
+            keys,
+            lease: takes_lease,
+            suffixes: suffixes.to_vec(),
+            prefetched,
+        };
         let found = self.inner.rpc.call_until(request, deadline)?;
+        self.inner.asked_keys.record_answer(&asked, &found, SystemClock.now());
         response::check_count(found.states.len(), count)?;
         response::check_count(found.lengths.len(), count)?;
         if !found.found_suffixes.is_empty() {
@@ -310,7 +322,8 @@ impl Client {
                 Err(Error::new(ErrorCode::OBJECT_NOT_FOUND, "object not found").with("key", key))
             }
         };
-        self.exists(keys, true).into_iter().zip(keys).map(named).collect()
+        let terms = ProbeTerms { takes_lease: true, ..ProbeTerms::default() };
+        self.exists(keys, terms).into_iter().zip(keys).map(named).collect()
     }
 }
 

@@ -55,6 +55,8 @@ impl OffloadRefusal {
 pub(crate) struct DiskCounters {
     reads: Rows,
     writes: Rows,
+    promoted: AtomicU64,
+    promoted_bytes: AtomicU64,
     remote_calls: AtomicU64,
     remote_bytes: AtomicU64,
     refused: [AtomicU64; OffloadRefusal::ALL.len()],
@@ -79,6 +81,10 @@ pub struct DiskMetrics {
     pub read: DiskCount,
     /// Records written to own directories.
     pub written: DiskCount,
+    /// Records that were brought into memory of the pool.
+    pub promoted: u64,
+    /// Their bytes.
+    pub promoted_bytes: u64,
     /// Calls to other processes that loaded records from their directories.
     pub remote_calls: u64,
     /// Bytes of these records.
@@ -144,6 +150,12 @@ impl DiskCounters {
         self.writes.count(records, bytes, took);
     }
 
+    /// Counts records that were brought into memory.
+    pub(crate) fn count_promoted(&self, records: usize, bytes: u64) {
+        add(&self.promoted, records as u64);
+        add(&self.promoted_bytes, bytes);
+    }
+
     /// Counts a call that loaded records in another process.
     pub(crate) fn count_remote(&self, bytes: u64) {
         add(&self.remote_calls, 1);
@@ -179,6 +191,8 @@ impl DiskCounters {
         DiskMetrics {
             read: self.reads.snapshot(),
             written: self.writes.snapshot(),
+            promoted: read(&self.promoted),
+            promoted_bytes: read(&self.promoted_bytes),
             remote_calls: read(&self.remote_calls),
             remote_bytes: read(&self.remote_bytes),
             refused: refused.map(|(reason, count)| (reason.name(), read(count))).collect(),
@@ -237,6 +251,8 @@ impl DiskMetrics {
                 "Calls that loaded records of other processes.",
                 self.remote_calls,
             ),
+            ("promoted_total", "Records brought into memory of the pool.", self.promoted),
+            ("promoted_bytes_total", "Their bytes.", self.promoted_bytes),
             ("remote_bytes_total", "Bytes of records of other processes.", self.remote_bytes),
             ("evicted_total", "Records dropped for others.", self.evicted),
             ("lost_total", "Records that were asked for and were gone or damaged.", self.lost),

@@ -12,8 +12,8 @@ use anyhow::{Context, Result, bail};
 use mooncake_base::{JobId, ObjectKey, TaskId};
 use mooncake_cluster_tests::{load::Loads, pattern};
 use mooncake_store_client::{
-    Client, ClientConfig, LinkConfig, MetricsSnapshot, NewDrain, NewTask, ObjectStatus, PutOptions,
-    PutOutcome, Read, Reservation, Selector, SocketLink, Write,
+    Client, ClientConfig, LinkConfig, MetricsSnapshot, NewDrain, NewTask, ObjectStatus, ProbeTerms,
+    PutOptions, PutOutcome, Read, Reservation, Selector, SocketLink, Write,
 };
 use mooncake_testkit::{Random, cluster::range};
 use mooncake_transfer_engine::{Engine, EngineConfig, SharedMemory};
@@ -115,7 +115,7 @@ fn run_client_command(client: &Client, words: &[&str]) -> Result<String> {
                 Err(what) => Ok(format!("wrong {what}")),
             },
         },
-        ["status", key] => match client.exists(&[self::key(key)?], false).pop() {
+        ["status", key] => match client.exists(&[self::key(key)?], ProbeTerms::default()).pop() {
             Some(status) => Ok(match status? {
                 None => "missing".to_owned(),
                 Some(ObjectStatus::Writing) => "writing".to_owned(),

@@ -3,7 +3,7 @@
 use mooncake_base::exposition::Exposition;
 use mooncake_proto::v1;
 
-use super::{quotas, unsupported};
+use super::{promotion, quotas, unsupported};
 use crate::{
     service::{
         DiskSummary, SIZE_BOUNDS, Service, TrafficCount,
@@ -19,6 +19,7 @@ pub(super) fn add(out: &mut Exposition, service: &Service) {
     segments(out, service.segments());
     calls(out, service.op_metrics());
     history(out, &totals);
+    promotion::add_upstream(out, &totals);
     traffic(out, &service.traffic());
     disks(out, service);
     snapshots(out, service);

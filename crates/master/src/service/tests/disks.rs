@@ -36,6 +36,7 @@ fn fetch_while(service: &Service, id: ClientId, act: impl FnOnce()) -> response:
         limit: 10,
         bytes: 1 << 20,
         wait_ms: 60_000,
+        promotion_bytes: 1 << 20,
     };
     let request = v1::Request { call: Some(Call::FetchOffloads(fetch)), ..Default::default() };
     thread::scope(|scope| {

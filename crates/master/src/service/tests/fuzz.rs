@@ -29,6 +29,8 @@ struct Known {
     jobs: Vec<Bytes>,
     /// Key, version and length.
     offloads: Vec<(Bytes, u64, u64)>,
+    /// Replicas that promotions were to write.
+    promoted: Vec<u64>,
     fences: Vec<v1::FenceRelease>,
 }
 
@@ -257,6 +259,8 @@ impl Fuzzer {
                     (Bytes::copy_from_slice(record.key), record.version, record.length)
                 });
                 self.known.offloads.extend(offloads);
+                let places = answer.promotion_places.as_ref();
+                self.known.promoted.extend(places.into_iter().flat_map(|it| &it.replicas));
             }
             response::Call::CreateDrainJobs(answer) => {
                 self.known.jobs.extend(answer.results.iter().map(|result| result.job.clone()));
@@ -299,6 +303,7 @@ impl Fuzzer {
                 keys: self.keys(),
                 lease: self.one_in(2),
                 suffixes: vec![Bytes::from_static(b"1"); self.below(10)],
+                prefetched: (0..self.below(6) as u32).collect(),
             }),
             31..=33 => Call::Describe(v1::DescribeRequest { caller, keys: self.keys() }),
             34 => {
@@ -368,12 +373,15 @@ impl Fuzzer {
                     limit,
                     bytes,
                     wait_ms,
+                    promotion_bytes: self.number(),
                 })
             }
             _ => {
                 let (added, dropped) = (self.records(client), self.records(client));
                 let refused = self.records(client);
                 let (used, is_complete) = (self.number(), self.one_in(2));
+                let promoted = (0..self.below(3)).map(|_| self.promoted_replica()).collect();
+                let not_promoted = (0..self.below(2)).map(|_| self.promoted_replica()).collect();
                 Call::ReportRecords(v1::ReportRecordsRequest {
                     caller,
                     disk,
@@ -382,6 +390,8 @@ impl Fuzzer {
                     refused: self.one_in(3).then_some(refused),
                     used,
                     is_complete,
+                    promoted,
+                    not_promoted,
                 })
             }
         }
@@ -491,6 +501,11 @@ impl Fuzzer {
     fn replica(&mut self) -> u64 {
         let known = self.pick(self.known.replicas.len()).map(|at| self.known.replicas[at]);
         known.unwrap_or_else(|| self.number())
+    }
+
+    fn promoted_replica(&mut self) -> u64 {
+        let known = self.pick(self.known.promoted.len()).map(|at| self.known.promoted[at]);
+        known.unwrap_or_else(|| self.replica())
     }
 
     fn register(&mut self, client: usize) -> v1::RegisterRequest {

@@ -188,7 +188,7 @@ impl DiskCalls<'_> {
     pub(in crate::state) fn set_away(&mut self, now: Moment, slot: DiskSlot) {
         let until = now + self.inventory.rules.disk_away_ttl;
         self.inventory.pool.disks.set_presence(slot, DiskPresence::Away(until));
-        self.inventory.offloads.forget(slot);
+        self.forget_waiting(slot);
         // An owner that waits for objects learns that it waits in vain.
         self.inventory.log.has_offloads = true;
         let id = self.inventory.pool.disks.at(slot).spec.id;
@@ -210,12 +210,19 @@ impl DiskCalls<'_> {
         let disk = self.inventory.pool.disks.at(slot);
         let (number, is_used) = (disk.number, disk.objects > 0);
         self.inventory.log.effects.record(|| Effect::SegmentDropped { number });
-        self.inventory.offloads.forget(slot);
+        self.forget_waiting(slot);
         self.inventory.pool.disks.set_presence(slot, DiskPresence::Dropped);
         match is_used {
             true => self.inventory.sweeps.begin_disk(slot),
             false => self.inventory.pool.disks.free_slot(slot),
         }
+    }
+
+    /// Forgets the objects that wait for a disk, or to be brought into memory from it.
+    fn forget_waiting(&mut self, slot: DiskSlot) {
+        self.inventory.offloads.forget(slot);
+        let promotions = self.inventory.promotions.forget(slot);
+        self.inventory.log.counters.promotions_cancelled += promotions as u64;
     }
 
     /// Drops all disks that came from the log.
@@ -241,7 +248,7 @@ impl DiskCalls<'_> {
 
 impl DiskCalls<'_> {
     /// Finds a disk that the client has open.
-    fn own_slot(&self, client: ClientId, id: SegmentId) -> Result<DiskSlot> {
+    pub(in crate::state) fn own_slot(&self, client: ClientId, id: SegmentId) -> Result<DiskSlot> {
         let slot = self.inventory.pool.disks.by_id(id).ok_or_else(|| {
             Error::new(ErrorCode::SEGMENT_NOT_FOUND, "no such disk is mounted; mount it first")
                 .with("disk", id)

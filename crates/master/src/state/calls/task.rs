@@ -9,6 +9,7 @@
 mod attempt;
 mod confirmation;
 pub(in crate::state) mod drain;
+pub(in crate::state) mod promotion;
 mod record;
 pub(in crate::state) mod records;
 mod table;
@@ -26,6 +27,7 @@ use crate::state::{
         reclaim::{Reclaimer, Searches},
         task::{
             drain::Jobs,
+            promotion::assign_to_disk,
             table::{Goal, Subject, Task},
         },
     },
@@ -359,7 +361,8 @@ impl TaskCalls<'_> {
                 let from = known(source)?;
                 known(target)?;
                 let copies = &self.inventory.catalog.objects.at(slot).replicas[..];
-                if !copies.iter().any(|copy| from.contains(&copy.segment)) {
+                // An object that only a disk has is brought into the memory of the target.
+                if !copies.is_empty() && !copies.iter().any(|copy| from.contains(&copy.segment)) {
                     let why = "the object has no replica in the source";
                     return Err(Error::invalid(why).with("segment", source));
                 }
@@ -410,7 +413,7 @@ impl TaskCalls<'_> {
             )
         });
         let Some(client) = best.map(|(_, segment)| segment.client) else {
-            return self.fail_task(now, id, CHANGED);
+            return assign_to_disk(self, now, id, not_before);
         };
         self.tasks.queue(id, client, not_before);
     }

@@ -11,6 +11,7 @@ use crate::state::{
     inventory::{
         Inventory, disks,
         errors::{not_found, not_ready},
+        promotions,
     },
     pool::allocation::Place,
     replica::disk_copy_id,
@@ -228,6 +229,9 @@ impl Inventory {
             true => grant_fence(self, now, slot, fence),
             false => None,
         };
+        if options.has_fence && self.rules.promotion.hits_min.is_some() {
+            promotions::record_read(self, now, slot);
+        }
         let object = self.catalog.objects.at(slot);
         LocatedObject {
             version: object.version(),
@@ -248,7 +252,7 @@ impl Inventory {
 
     /// Renews the lease. A use shortly after another one does not count for the order of eviction:
     /// the object cannot be evicted before the lease ends.
-    fn extend_lease(&mut self, now: Moment, slot: ObjectSlot) {
+    pub(in crate::state) fn extend_lease(&mut self, now: Moment, slot: ObjectSlot) {
         self.take_back(slot);
         let object = self.catalog.objects.at_mut(slot);
         let is_new = object.protection.renew_lease(now, self.rules.lease_ttl);

@@ -27,6 +27,32 @@ pub struct Counters {
     pub disk_copies_lost: u64,
     /// Records of an earlier master that became objects.
     pub records_adopted: u64,
+    /// Objects that were to be brought into memory because they were asked for or read often.
+    pub promotions_admitted: u64,
+    /// Objects among them that came into memory.
+    pub promotions_done: u64,
+    /// Their bytes.
+    pub promoted_bytes: u64,
+    /// Objects that could not be read from disk, or not be written to memory.
+    pub promotions_failed: u64,
+    /// Objects whose disk was too slow to begin, or to write them.
+    pub promotions_expired: u64,
+    /// Objects that were removed or replaced, or lost their disk meanwhile.
+    pub promotions_cancelled: u64,
+    /// Objects that were not brought into memory because too many waited.
+    pub promotions_refused: u64,
+    /// Objects for which there was no memory.
+    pub promotions_without_room: u64,
+    /// Reads from disk that were too few to bring the object into memory.
+    pub promotions_too_few_hits: u64,
+    /// Objects whose reads from disk were counted.
+    pub promotion_candidates: u64,
+    /// Objects among them that were read often enough.
+    pub promotion_candidates_admitted: u64,
+    /// Objects whose reads were not counted because those of too many are.
+    pub promotion_candidates_dropped: u64,
+    /// Objects that were not read often enough in time.
+    pub promotion_candidates_expired: u64,
     /// Puts refused because no memory could be freed.
     pub puts_without_room: u64,
     /// Puts refused because their tenant has too many objects, or their client too many unfinished

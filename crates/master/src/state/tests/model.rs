@@ -1,5 +1,7 @@
 //! A model check: random calls, with all invariants checked after each call.
 
+mod promotions;
+
 use std::collections::{BTreeMap, HashMap};
 
 use mooncake_base::Version;
@@ -40,6 +42,9 @@ enum Call {
     UnmountDisk { forgets: bool },
     HandOver,
     Write { nth: prop::sample::Index, fails: bool },
+    Prefetch { key: usize },
+    FetchPromotions,
+    EndPromotion { nth: prop::sample::Index, fails: bool },
     Lose { key: usize },
     NameAll { loses: usize },
     Restart { comes_back: [bool; 3] },
@@ -88,6 +93,10 @@ fn call() -> impl Strategy<Value = Call> {
         6 => Just(Call::HandOver),
         8 => (any::<prop::sample::Index>(), prop::bool::weighted(0.2))
             .prop_map(|(nth, fails)| Call::Write { nth, fails }),
+        3 => (0..KEYS.len()).prop_map(|key| Call::Prefetch { key }),
+        4 => Just(Call::FetchPromotions),
+        4 => (any::<prop::sample::Index>(), prop::bool::weighted(0.2))
+            .prop_map(|(nth, fails)| Call::EndPromotion { nth, fails }),
         1 => (0..KEYS.len()).prop_map(|key| Call::Lose { key }),
         1 => (0..KEYS.len()).prop_map(|loses| Call::NameAll { loses }),
         1 => any::<[bool; 3]>().prop_map(|comes_back| Call::Restart { comes_back }),
@@ -133,6 +142,8 @@ struct DiskModel {
     incarnation: u64,
     /// Objects that were handed over and are not written yet.
     taken: Vec<(usize, Version, u64)>,
+    /// Objects that the owner was told to bring into memory.
+    promoted: Vec<promotions::Promoted>,
     /// The records. One that was removed or replaced stays.
     records: Vec<(usize, Version, u64)>,
 }
@@ -244,12 +255,7 @@ impl Model {
                 let client = CLIENTS[client];
                 let Ok(work) = state.tasks().fetch_tasks(now, client, 2, 400_000) else { return };
                 for work in work {
-                    for (start, end, incarnation) in self.stretches(&work.targets) {
-                        for (&(other, from, to), until) in &self.fences {
-                            let overlaps = other == incarnation && start < to && from < end;
-                            assert!(!overlaps || *until <= now, "fenced memory was given away");
-                        }
-                    }
+                    self.assert_unfenced(&self.stretches(&work.targets));
                     self.work.push((client, work));
                 }
             }
@@ -298,6 +304,9 @@ impl Model {
                 }
             }
             Call::HandOver => self.hand_over(owner),
+            Call::Prefetch { .. } | Call::FetchPromotions | Call::EndPromotion { .. } => {
+                self.run_promotion(owner, call);
+            }
             call => {
                 if self.pool.state.disks().own(owner, DISK).is_ok() {
                     self.report_disk(owner, call);
@@ -643,7 +652,8 @@ impl Model {
         let stored: u64 = objects.clone().map(|object| object.bytes()).sum();
         let writes = state.writes.iter();
         let put: u64 = writes.map(|write| write.length * write.replicas.len() as u64).sum();
-        let copied: u64 = state.tasks.charges().map(|(_, bytes)| bytes).sum();
+        let copied: u64 = state.tasks.charges().map(|(_, bytes)| bytes).sum::<u64>()
+            + state.inventory.promotions.running_bytes();
         let charged = state.quota(&self.pool.tenant).unwrap().charged;
         assert_eq!(charged, stored + put + copied, "what is charged is what there is");
         for object in objects.clone().filter(|object| object.is_complete()) {
@@ -657,6 +667,7 @@ impl Model {
         let copies = objects.flat_map(|object| object.replicas.iter());
         let written = state.writes.iter().flat_map(|write| write.replicas.iter());
         let written = written.chain(state.tasks.placed());
+        let written = written.chain(state.inventory.promotions.placed());
         let blocks = copies.chain(written).map(|copy| (copy.segment, copy.block));
         let resting =
             || state.inventory.pool.quarantine.blocks().map(|(_, slot, block)| (slot, block));
@@ -684,6 +695,7 @@ impl Model {
             };
             let written = state.writes.iter().flat_map(|write| write.replicas.iter());
             let written = written.chain(state.tasks.placed());
+            let written = written.chain(state.inventory.promotions.placed());
             let mut written = written.map(|copy| (copy.segment, copy.block));
             assert_eq!(block_bytes(&mut written), segment.reserved().writing);
             assert_eq!(block_bytes(&mut resting()), segment.reserved().fenced);

@@ -11,7 +11,7 @@ use mooncake_proto::{
 };
 
 use crate::{
-    client::{Client, ClientInner},
+    client::{Client, ClientInner, prefetch::await_prefetched},
     fences::ReadFences,
     object::{Located, SegmentInfo},
     protocol::fence_end,
@@ -81,7 +81,12 @@ impl Client {
         keys: Vec<ObjectKey>,
         grants: Grants<'_>,
     ) -> Vec<Result<Located>> {
-        self.inner.locate(keys, grants, self.inner.rpc.deadline())
+        let deadline = self.inner.rpc.deadline();
+        let located = self.inner.locate(keys, grants, deadline);
+        match grants.fence {
+            true => await_prefetched(&self.inner, located, grants, deadline),
+            false => located,
+        }
     }
 }
 
@@ -93,6 +98,19 @@ impl Grants<'_> {
 impl ClientInner {
     /// Locates objects. All messages share the deadline.
     pub(in crate::client) fn locate(
+        &self,
+        keys: Vec<ObjectKey>,
+        grants: Grants<'_>,
+        deadline: Moment,
+    ) -> Vec<Result<Located>> {
+        let located = self.locate_uncounted(keys, grants, deadline);
+        let hits = located.iter().filter(|outcome| outcome.is_ok()).count();
+        self.metrics.count_located(hits as u64, (located.len() - hits) as u64);
+        located
+    }
+
+    /// Does what [`locate`](Self::locate) does for objects that were counted before.
+    pub(in crate::client) fn locate_uncounted(
         &self,
         keys: Vec<ObjectKey>,
         grants: Grants<'_>,
@@ -118,8 +136,6 @@ impl ClientInner {
                 Err(error) => located.extend(part.map(|_| Err(error.clone()))),
             }
         }
-        let hits = located.iter().filter(|outcome| outcome.is_ok()).count();
-        self.metrics.count_located(hits as u64, (located.len() - hits) as u64);
         located
     }
 

@@ -203,7 +203,9 @@ impl ClientCalls<'_> {
         self.searches.forget(is_gone);
         if was_written {
             let freed = slots.iter().flat_map(|&slot| self.writes.forget_segment(slot));
-            for (tenant, bytes) in freed.chain(self.tasks.forget_segments(is_gone)) {
+            let copied = self.tasks.forget_segments(is_gone);
+            let promoted = self.inventory.promotions.forget_segments(is_gone);
+            for (tenant, bytes) in freed.chain(copied).chain(promoted) {
                 self.inventory.catalog.tenants.uncharge(tenant, bytes);
             }
         }

@@ -12,11 +12,13 @@ use crate::state::{
             confirmation::{check_confirmation, confirm_task},
             drain::NO_DESTINATION,
             pick_source,
+            promotion::{await_promotion, disk_keeper, plan_from_disk},
             table::{Attempt, Goal, Task},
         },
     },
     catalog::object::{Flags, Object},
     ids::{ObjectSlot, SegmentSlot},
+    inventory::new_copies::{begin_copies, end_copies},
     lease::Timestamp,
     ledger::effect::Effect,
     options::PutOptions,
@@ -47,7 +49,7 @@ const ADMIT_STEPS: u64 = 1024;
 const DRAIN_RETRIES_MAX: u32 = 3;
 
 /// The next step of a task.
-enum Plan {
+pub(super) enum Plan {
     /// All replicas exist; the source of a move can be removed.
     Finish,
     /// Copy this replica to one segment of each target.
@@ -58,12 +60,14 @@ enum Plan {
     Retry(&'static str),
     /// Wait for a segment that may come back.
     Wait,
+    /// Bring the object into memory, in one of these segments.
+    Promote(Box<[Box<str>]>),
     /// The task cannot succeed.
     Fail(&'static str),
 }
 
 /// The memory for the replicas of an attempt.
-enum Placed {
+pub(super) enum Placed {
     /// The replicas, at least one, and why the others failed.
     Now(Vec<Replica>, Option<String>),
     /// Memory is still being freed.
@@ -71,14 +75,27 @@ enum Placed {
 }
 
 /// Candidate segments of one replica.
-enum Target {
+pub(super) enum Target {
+    Any,
     Only(Vec<SegmentSlot>),
     Except(Vec<SegmentSlot>),
+}
+
+/// How memory for replicas is found.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Placement<'a> {
+    /// The replicas are in addition to those that the object has, and need a quota.
+    pub(super) is_charged: bool,
+    /// Whether other objects may be evicted for them.
+    pub(super) may_evict: bool,
+    /// The host whose memory is preferred; empty: none.
+    pub(super) host: &'a str,
 }
 
 impl Target {
     fn filter(&self) -> SegmentFilter<'_> {
         match self {
+            Self::Any => SegmentFilter::All,
             Self::Only(these) => SegmentFilter::Only(these),
             Self::Except(these) => SegmentFilter::Except(these),
         }
@@ -118,6 +135,10 @@ impl TaskCalls<'_> {
                 self.tasks.queue(id, client, now + WAIT_PAUSE);
                 None
             }
+            Plan::Promote(segments) => {
+                await_promotion(self, now, id, &segments);
+                None
+            }
             Plan::Fail(why) => {
                 self.fail_task(now, id, why);
                 None
@@ -125,8 +146,11 @@ impl TaskCalls<'_> {
         }
     }
 
-    fn plan(&self, task: &Task, object: &Object, client: ClientId) -> Plan {
+    pub(super) fn plan(&self, task: &Task, object: &Object, client: ClientId) -> Plan {
         let copies = &object.replicas[..];
+        if copies.is_empty() {
+            return plan_from_disk(self, task);
+        }
         let readable: Vec<(Replica, ClientId)> = copies
             .iter()
             .map(|copy| (*copy, self.inventory.pool.segments.at(copy.segment)))
@@ -160,14 +184,18 @@ impl TaskCalls<'_> {
                 slots.filter(|slots| !is_on(slots)).map(Target::Only).collect()
             }
             Goal::Move { target, .. } => {
-                if !copies.iter().any(|copy| sources.contains(&copy.segment)) {
+                let slots = self.inventory.pool.segments.named(target).to_vec();
+                if is_on(&slots) {
+                    Vec::new()
+                } else if copies.iter().any(|copy| sources.contains(&copy.segment)) {
+                    vec![Target::Only(slots)]
+                } else {
                     return Plan::Fail("the object no longer has a replica in the source");
                 }
-                let slots = self.inventory.pool.segments.named(target).to_vec();
-                if is_on(&slots) { Vec::new() } else { vec![Target::Only(slots)] }
             }
             Goal::Evacuate { targets, .. } => {
-                match self.drain_target(copies, &sources, targets, &is_on) {
+                let is_kept = disk_keeper(self, task).is_some();
+                match self.drain_target((copies, is_kept), &sources, targets, &is_on) {
                     Ok(target) => target.into_iter().collect(),
                     Err(later) => return later,
                 }
@@ -189,11 +217,11 @@ impl TaskCalls<'_> {
     }
 
     /// Returns where a replica is needed before another can leave its segment. Returns no target if
-    /// there is a replica already, or if no other segment could take one and another replica can be
-    /// read.
+    /// there is a replica already, or if no other segment could take one and another replica, or one
+    /// on disk, can be read.
     fn drain_target(
         &self,
-        copies: &[Replica],
+        (copies, is_kept): (&[Replica], bool),
         sources: &[SegmentSlot],
         targets: &[Box<str>],
         is_on: &dyn Fn(&[SegmentSlot]) -> bool,
@@ -214,7 +242,7 @@ impl TaskCalls<'_> {
             self.inventory.pool.segments.mounted().filter(|(slot, _)| !holders.contains(slot));
         if others.into_iter().any(|(_, segment)| segment.is_coming_back()) {
             Err(Plan::Wait)
-        } else if is_on(&holders) {
+        } else if is_kept || is_on(&holders) {
             Ok(None)
         } else {
             Err(Plan::Retry(NO_DESTINATION))
@@ -240,11 +268,12 @@ impl TaskCalls<'_> {
         let (slot, key, kind) = (task.subject.slot, task.subject.key.clone(), task.kind);
         let job = task.job;
         let object = self.inventory.catalog.objects.at(slot);
-        let (tenant, version, length) = (object.tenant, object.version, object.length);
+        let (version, length) = (object.version, object.length);
         let checksum = self.inventory.catalog.objects.checksum(slot);
         let may_evict = job.is_none_or(|job| self.jobs.may_evict(job));
         let before = self.inventory.log.counters.evicted();
-        let placed = self.place_copies(now, slot, (kind, may_evict), targets);
+        let placement = Placement { is_charged: kind == TaskKind::Copy, may_evict, host: "" };
+        let placed = self.place_copies(now, slot, placement, targets);
         let placed = placed.map_err(|error| error.to_string());
         if let Some(job) = job {
             self.jobs.count_evicted(job, before, self.inventory.log.counters.evicted());
@@ -257,7 +286,11 @@ impl TaskCalls<'_> {
                 return None;
             }
             Err(why) => {
-                self.retry_task(now, id, &why);
+                // What finds no other memory leaves its own if a disk has it.
+                match self.tasks.get(id).and_then(|task| disk_keeper(self, task)) {
+                    Some(_) => confirm_task(self, now, id, 0, None),
+                    None => self.retry_task(now, id, &why),
+                }
                 return None;
             }
         };
@@ -270,28 +303,13 @@ impl TaskCalls<'_> {
             return None;
         }
         let until = now + self.inventory.rules.write_end();
-        let late_end = self.inventory.rules.late_end();
-        self.inventory.pool.begin_write(Some(slot), &placed, now + late_end);
-        for replica in &placed {
-            let segment = self.inventory.pool.segments.at(replica.segment);
-            // If the master dies before the write is complete, bytes may still arrive.
-            let (number, time) = (segment.number, late_end);
-            let offset = segment.allocator.offset(replica.block);
-            self.inventory.log.effects.record(|| Effect::Quarantined {
-                number,
-                offset,
-                length,
-                time,
-            });
-        }
+        let targets = self.inventory.pool.places(version, length, &placed).to_vec();
+        let copies = begin_copies(self.inventory, now, slot, placed);
         self.inventory.pool.segments.at_mut(source.segment).extend_busy(until);
-        self.inventory.catalog.tenants.charge(tenant, length * placed.len() as u64);
         self.inventory.catalog.protect_copied(slot, until);
         let is_whole = why.is_none();
-        let targets = self.inventory.pool.places(version, length, &placed).to_vec();
         let source = *self.inventory.pool.places(version, length, &[source]).first()?;
-        let late_until = now + late_end;
-        self.tasks.run(id, Attempt { late_until, tenant, length, placed, is_whole });
+        self.tasks.run(id, Attempt { copies, is_whole });
         let task = self.tasks.get_mut(id)?;
         task.begun.get_or_insert(now);
         task.updated = now;
@@ -304,16 +322,16 @@ impl TaskCalls<'_> {
 
     /// Allocates as many of the replicas as possible, at least one. Returns why the others failed,
     /// too.
-    fn place_copies(
+    pub(super) fn place_copies(
         &mut self,
         now: Moment,
         slot: ObjectSlot,
-        (kind, may_evict): (TaskKind, bool),
+        Placement { is_charged, may_evict, host }: Placement<'_>,
         targets: &[Target],
     ) -> Result<Placed> {
         let object = self.inventory.catalog.objects.at(slot);
         let (tenant, length) = (object.tenant, object.length);
-        if kind == TaskKind::Copy {
+        if is_charged {
             let need = length.saturating_mul(targets.len() as u64);
             let mut turns = TURNS_MAX;
             while !self.inventory.admit(now, tenant, need, Some(slot))? {
@@ -325,7 +343,8 @@ impl TaskCalls<'_> {
                 }
             }
         }
-        let options = PutOptions::default();
+        let is_same_node_preferred = !host.is_empty();
+        let options = PutOptions { is_same_node_preferred, ..PutOptions::default() };
         let mut placed = Vec::with_capacity(targets.len());
         let mut failure: Option<Error> = None;
         let mut is_pending = false;
@@ -335,7 +354,7 @@ impl TaskCalls<'_> {
                 length,
                 replicas: 1,
                 filter: target.filter(),
-                host: "",
+                host,
                 options: &options,
                 spared: Some(slot),
             };
@@ -426,22 +445,10 @@ impl TaskCalls<'_> {
             self.inventory.catalog.copied.remove(&slot);
             self.inventory.catalog.unpark_early(slot);
         }
-        let mut is_whole = attempt.is_whole;
-        let mut copied = 0;
-        for replica in attempt.placed {
-            self.inventory.pool.end_write(&replica);
-            let has_failed = failed(replica.id(version));
-            is_whole &= !has_failed;
-            if is_same && !has_failed {
-                self.inventory.add_copy(slot, replica);
-                copied += attempt.length;
-            } else {
-                self.inventory.catalog.tenants.uncharge(attempt.tenant, attempt.length);
-                let until =
-                    if has_failed { attempt.late_until.into() } else { Timestamp::default() };
-                self.inventory.release(now, replica, until);
-            }
-        }
+        let placed = attempt.copies.replicas().len();
+        let object = (is_same.then_some(slot), version);
+        let ended = end_copies(self.inventory, now, object, attempt.copies, failed);
+        let (copied, is_whole) = (ended.added_bytes, attempt.is_whole && ended.written == placed);
         if !is_same {
             self.fail_task(now, id, CHANGED);
         } else if is_whole {

@@ -3,14 +3,19 @@
 //!
 //! The client that wrote the bytes reports what was true before: meanwhile the process of the target
 //! may be dead or leaving, and the source may be the last replica that can be read. A call of any kind
-//! shows that it lives. A replica in a segment that is lost or leaving replaces no other.
+//! shows that it lives. A replica in a segment that is lost or leaving replaces no other. A drain may
+//! leave an object to the owner of a disk.
 
 use std::time::Duration;
 
 use mooncake_base::{ClientId, Moment, TaskId};
 
 use crate::state::{
-    calls::task::{CHANGED, TaskCalls, TaskStatus, table::Goal},
+    calls::task::{
+        CHANGED, TaskCalls, TaskStatus,
+        promotion::disk_keeper,
+        table::{Goal, Task},
+    },
     catalog::object::{Flags, Object},
     ids::SegmentSlot,
 };
@@ -76,7 +81,7 @@ fn try_to_confirm(
     if !object.replicas.iter().any(|copy| sources.contains(&copy.segment)) {
         return calls.finish_task(now, id, Ok(confirmation.copied));
     }
-    match replacement(calls, &task.goal, object, &sources, confirmation.since, reporter) {
+    match replacement(calls, task, object, &sources, confirmation.since, reporter) {
         Replacement::Confirmed => {
             calls.inventory.drop_copies(now, slot, &sources);
             calls.finish_task(now, id, Ok(confirmation.copied));
@@ -88,13 +93,14 @@ fn try_to_confirm(
 
 fn replacement(
     calls: &TaskCalls<'_>,
-    goal: &Goal,
+    task: &Task,
     object: &Object,
     sources: &[SegmentSlot],
     since: Moment,
     reporter: Option<ClientId>,
 ) -> Replacement {
     let segments = &calls.inventory.pool.segments;
+    let goal = &task.goal;
     let targets: Vec<SegmentSlot> = match goal {
         Goal::Copy { .. } => Vec::new(),
         Goal::Move { target, .. } => segments.named(target).to_vec(),
@@ -111,6 +117,7 @@ fn replacement(
         .map(|copy| segments.at(copy.segment))
         .filter(|segment| segment.may_replace())
         .map(|segment| segment.client)
+        .chain(disk_keeper(calls, task))
         .peekable();
     if owners.peek().is_none() {
         return Replacement::Lost;

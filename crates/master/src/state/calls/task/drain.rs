@@ -17,7 +17,9 @@ use rustc_hash::{FxHashMap, FxHashSet};
 use crate::state::{
     calls::{
         answers::CallItem,
-        task::{TaskCalls, TaskKind, TaskSource, drain_goal, unknown_segment},
+        task::{
+            TaskCalls, TaskKind, TaskSource, drain_goal, promotion::disk_elsewhere, unknown_segment,
+        },
     },
     catalog::object::Flags,
     ids::{ObjectSlot, SegmentSlot},
@@ -471,7 +473,9 @@ impl TaskCalls<'_> {
         while slot < end && active < concurrency {
             let object = ObjectSlot::new(slot);
             match self.check_object(id, object, &sources) {
-                DrainCheck::Copy(_) if is_stuck && !self.has_other_copy(object, &sources) => {
+                DrainCheck::Copy(source)
+                    if is_stuck && !self.is_kept_elsewhere(id, object, (source, &sources)) =>
+                {
                     return self.end_job(now, id, JobStatus::Failed, NO_DESTINATION);
                 }
                 DrainCheck::Copy(source) => {
@@ -515,11 +519,18 @@ impl TaskCalls<'_> {
             }
     }
 
-    /// Returns whether another segment holds a readable replica of the object.
-    fn has_other_copy(&self, slot: ObjectSlot, sources: &SegmentSet) -> bool {
+    /// Returns whether another segment holds a readable replica of the object, or a disk that may.
+    fn is_kept_elsewhere(
+        &self,
+        id: JobId,
+        slot: ObjectSlot,
+        (source, sources): (SegmentId, &SegmentSet),
+    ) -> bool {
         let object = self.inventory.catalog.objects.at(slot);
         let mut copies = self.inventory.pool.readable_copies(&object.replicas);
         copies.any(|copy| !sources.contains(copy.segment))
+            || self.jobs.by_id[&id].targets.is_empty()
+                && disk_elsewhere(self, slot, source).is_some()
     }
 
     fn check_object(&self, job: JobId, slot: ObjectSlot, sources: &SegmentSet) -> DrainCheck {

@@ -12,6 +12,7 @@ use crate::state::{
     },
     catalog::object::REPLICAS_MAX,
     ids::{ObjectSlot, SegmentSlot, TenantIndex},
+    inventory::new_copies::NewCopies,
     random::Random,
     replica::{DISK_ORDINAL, Replica},
 };
@@ -72,13 +73,8 @@ pub(in crate::state) enum Goal {
 /// An attempt in progress.
 #[derive(Debug)]
 pub(super) struct Attempt {
-    /// No byte is written later, also if the writer or a holder was stopped meanwhile.
-    pub(super) late_until: Moment,
-    /// The tenant charged for the replicas, and the bytes per replica.
-    pub(super) tenant: TenantIndex,
-    pub(super) length: u64,
     /// The new replicas.
-    pub(super) placed: Vec<Replica>,
+    pub(super) copies: NewCopies,
     /// All replicas of the goal were allocated and none was lost since.
     pub(super) is_whole: bool,
 }
@@ -249,12 +245,10 @@ impl Tasks {
         for id in &self.running {
             let Some(task) = self.by_id.get_mut(id) else { continue };
             let Some(attempt) = &mut task.attempt else { continue };
-            let before = attempt.placed.len();
-            attempt.placed.retain(|replica| !is_gone(replica.segment));
-            let lost = (before - attempt.placed.len()) as u64;
+            let lost = attempt.copies.forget_segments(&is_gone);
             if lost > 0 {
                 attempt.is_whole = false;
-                freed.push((attempt.tenant, attempt.length * lost));
+                freed.push((attempt.copies.tenant(), lost));
             }
         }
         freed
@@ -356,13 +350,13 @@ impl Tasks {
     pub(in crate::state) fn placed(&self) -> impl Iterator<Item = &Replica> {
         let running = self.running.iter().filter_map(|id| self.by_id.get(id));
         let attempts = running.filter_map(|task| task.attempt.as_ref());
-        attempts.flat_map(|attempt| &attempt.placed)
+        attempts.flat_map(|attempt| attempt.copies.replicas())
     }
 
     /// Returns the charged tenants and bytes.
     #[cfg(test)]
     pub(in crate::state) fn charges(&self) -> impl Iterator<Item = (TenantIndex, u64)> {
         let attempts = self.by_id.values().filter_map(|task| task.attempt.as_ref());
-        attempts.map(|attempt| (attempt.tenant, attempt.length * attempt.placed.len() as u64))
+        attempts.map(|attempt| (attempt.copies.tenant(), attempt.copies.bytes()))
     }
 }
