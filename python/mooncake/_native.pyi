@@ -438,7 +438,9 @@ class Pending:
     ) -> Begun[_List[tuple[int, int, str] | MooncakeError]]:
         """Begin what `read_grids` does; hold `owner`, whose memory it is, until it is taken."""
 
-    def exists(self, keys: _Keys, *, lease: bool = True) -> Begun[_List[bool | MooncakeError]]:
+    def exists(
+        self, keys: _Keys, *, lease: bool = True, prefetch: bool = False
+    ) -> Begun[_List[bool | MooncakeError]]:
         """Begin what `Store.exists` does."""
 
     def exists_or_suffixed(
@@ -635,6 +637,7 @@ class Store:
         has_checksums: bool | None = None,
         http_port: int | None = None,
         token: str | None = None,
+        prefetch: tuple[bool, float, float, float] | None = None,
         engine: Engine | None = None,
     ) -> Store:
         """Join a pool, or start one with a master in this process.
@@ -666,6 +669,9 @@ class Store:
             http_port: Port that serves health and metrics over HTTP; 0 takes a free port, None
                 disables the server.
             token: Token of the master; None uses ``MOONCAKE_MASTER_TOKEN``.
+            prefetch: Whether probes may prefetch, and three times in seconds: for which an object
+                is not asked for again, for which it is not after a failure, and for which a read
+                waits for an object that was asked for; None takes the defaults.
             engine: Engine to share; None starts a separate one.
 
         Raises:
@@ -871,8 +877,14 @@ class Store:
     def cancel_drain(self, job_id: tuple[int, int]) -> dict[str, Any]:
         """Cancel a drain; its segments accept objects again."""
 
-    def exists(self, keys: _Keys, *, lease: bool = True) -> list[bool | MooncakeError]:
-        """Return which objects exist and are complete; lease them unless `lease` is false."""
+    def exists(
+        self, keys: _Keys, *, lease: bool = True, prefetch: bool = False
+    ) -> list[bool | MooncakeError]:
+        """Return which objects exist and are complete; lease them unless `lease` is false.
+
+        With `prefetch` the pool brings objects into memory that only a disk has. The call does not
+        wait for that.
+        """
 
     def exists_or_suffixed(
         self, keys: _Keys, suffixes: Sequence[bytes]
@@ -883,7 +895,7 @@ class Store:
         ``n``. Lease none.
         """
 
-    def presence(self, keys: _Keys, *, lease: bool = True) -> _Numbers:
+    def presence(self, keys: _Keys, *, lease: bool = True, prefetch: bool = False) -> _Numbers:
         """Do what `exists` does, with numbers: 1, 0 or an error code; and the last failure."""
 
     def sizes(self, keys: _Keys, *, lease: bool = True) -> list[int | MooncakeError]:
@@ -1311,8 +1323,11 @@ def port_holder(port: int) -> str | None:
 def rdma_devices() -> tuple[list[RdmaDevice], str | None]:
     """Return the RDMA devices of this machine, or the reason why none can be used."""
 
-def is_present(store: Store, key: _Key) -> int:
-    """Return 1 if an object exists, which leases it, else 0."""
+def is_present(store: Store, key: _Key, *, prefetch: bool = False) -> int:
+    """Return 1 if an object exists, which leases it, else 0.
+
+    With `prefetch` an object that only a disk has is brought into memory.
+    """
 
 def put_one(
     store: Store, key: _Key, buffer_ptr: int, size: int, options: _Options, is_upsert: bool

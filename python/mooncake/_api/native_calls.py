@@ -191,9 +191,13 @@ class AsyncNative:
         """Read a range of a located object into writable memory."""
         return await self.outcome_of(lambda calls: calls.read_located_into(located, offset, buffer))
 
-    async def exists(self, keys: Keys, *, lease: bool = True) -> list[bool | MooncakeError]:
+    async def exists(
+        self, keys: Keys, *, lease: bool = True, prefetch: bool = False
+    ) -> list[bool | MooncakeError]:
         """Return which objects exist."""
-        return await self.outcome_of(lambda calls: calls.exists(keys, lease=lease))
+        return await self.outcome_of(
+            lambda calls: calls.exists(keys, lease=lease, prefetch=prefetch)
+        )
 
     async def exists_or_suffixed(
         self, keys: Keys, suffixes: Sequence[bytes]

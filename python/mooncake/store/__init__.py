@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from mooncake._runtime import Buffer as BufferHandle
 from mooncake.store.config import (
+    ExistOptions,
     ObjectDataType,
     ReplicaStatus,
     ReplicateConfig,
@@ -69,6 +70,7 @@ __all__ = [
     "DiskDescriptor",
     "EngramStore",
     "EngramStoreConfig",
+    "ExistOptions",
     "MemoryDescriptor",
     "MooncakeDistributedNoFRegister",
     "MooncakeDistributedStore",

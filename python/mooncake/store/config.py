@@ -12,6 +12,7 @@ from mooncake.store.batch import as_bool, unsigned
 from mooncake.store.codes import DFS_SERVICE_UNAVAILABLE, INVALID_PARAMS
 
 __all__ = [
+    "ExistOptions",
     "ObjectDataType",
     "ReplicaStatus",
     "ReplicateConfig",
@@ -95,6 +96,33 @@ class ObjectDataType(_Named):
     OPTIMIZER_STATE = 7
     METADATA = 8
     GENERAL = 9
+
+
+class ExistOptions:
+    """Options of `is_exist` and `batch_is_exist`.
+
+    Attributes:
+        prefetch_to_memory: True if the pool is to bring objects into memory that only a disk has.
+            The call does not wait for that.
+    """
+
+    __slots__ = ("_prefetch_to_memory",)
+
+    def __init__(self, prefetch_to_memory: bool = False) -> None:
+        """Set the options."""
+        self.prefetch_to_memory = prefetch_to_memory
+
+    def __repr__(self) -> str:
+        return f"ExistOptions(prefetch_to_memory={self._prefetch_to_memory})"
+
+    @property
+    def prefetch_to_memory(self) -> bool:
+        """Whether objects that only a disk has are brought into memory."""
+        return self._prefetch_to_memory
+
+    @prefetch_to_memory.setter
+    def prefetch_to_memory(self, value: bool) -> None:
+        self._prefetch_to_memory = as_bool("prefetch_to_memory", value)
 
 
 class ReplicateConfig:

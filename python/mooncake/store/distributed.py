@@ -81,6 +81,10 @@ class MooncakeDistributedStore(
         enable_client_http_server: bool = False,
         client_http_port: int = 9300,
         *,
+        enable_ssd_prefetch: bool = True,
+        ssd_prefetch_cooldown_sec: int = 5,
+        ssd_prefetch_dedup_ttl_sec: int = 30,
+        ssd_get_wait_ms: int = 10,
         config: dict[str, Any] | None = None,
     ) -> int:
         """Join the pool, with arguments or with a dictionary of settings.
@@ -109,6 +113,13 @@ class MooncakeDistributedStore(
             enable_client_http_server: Serve ``/health``, ``/metrics`` and ``/metrics/summary`` of
                 this client over HTTP.
             client_http_port: Port of that HTTP server.
+            enable_ssd_prefetch: Let `ExistOptions.prefetch_to_memory` bring objects into memory
+                that only a disk has. False gives it no effect.
+            ssd_prefetch_cooldown_sec: Time for which such an object is not asked for again after
+                the pool refused it or it did not come.
+            ssd_prefetch_dedup_ttl_sec: Time for which such an object is not asked for again.
+            ssd_get_wait_ms: Time that a `get` of an object which this store has asked for waits
+                until it is in memory, before it reads the disk; 0 waits for none.
             config: A dictionary with the settings above under the same names. Sizes may be text
                 like ``"512MB"`` and default to 16 MiB. Also accepted: ``master_server_address`` and
                 ``device_name``. Unknown names are logged.
@@ -131,6 +142,10 @@ class MooncakeDistributedStore(
             "tenant_id": tenant_id,
             "enable_client_http_server": enable_client_http_server,
             "client_http_port": client_http_port,
+            "enable_ssd_prefetch": enable_ssd_prefetch,
+            "ssd_prefetch_cooldown_sec": ssd_prefetch_cooldown_sec,
+            "ssd_prefetch_dedup_ttl_sec": ssd_prefetch_dedup_ttl_sec,
+            "ssd_get_wait_ms": ssd_get_wait_ms,
         }
         _check_form(given, config)
         shared = shared_engine(engine)

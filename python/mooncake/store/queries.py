@@ -8,6 +8,7 @@ from mooncake._aliases import accept_aliases
 from mooncake._runtime import _native
 from mooncake.store.base import StoreBase
 from mooncake.store.batch import Key, as_bool, as_codes, as_numbers
+from mooncake.store.config import ExistOptions
 
 __all__ = ["QueryCalls"]
 
@@ -17,17 +18,30 @@ class QueryCalls(StoreBase):
 
     __slots__ = ()
 
-    def is_exist(self, key: Key) -> int:
-        """Return 1 if an object exists and is complete, 0 if not, a negative number on failure."""
+    def is_exist(self, key: Key, options: ExistOptions | None = None) -> int:
+        """Return 1 if an object exists and is complete, 0 if not, a negative number on failure.
+
+        Args:
+            key: Key of the object.
+            options: With `ExistOptions.prefetch_to_memory` an object that only a disk has is
+                brought into memory, so that a `get` shortly afterwards need not wait for the disk.
+        """
+        if _prefetches(options):
+            return self._presence([key], prefetch=True)[0]
         return self._call_one(_native.is_present, key)
 
-    def batch_is_exist(self, keys: Sequence[Key]) -> list[int]:
-        """Return for each key 1, 0, or a negative number."""
-        return self._presence(keys)
+    def batch_is_exist(self, keys: Sequence[Key], options: ExistOptions | None = None) -> list[int]:
+        """Return for each key 1, 0, or a negative number.
 
-    def _presence(self, keys: Sequence[Key]) -> list[int]:
+        Args:
+            keys: Keys of the objects.
+            options: As for `is_exist`.
+        """
+        return self._presence(keys, prefetch=_prefetches(options))
+
+    def _presence(self, keys: Sequence[Key], *, prefetch: bool) -> list[int]:
         # The most frequent query of servers, with the most keys: returns plain numbers.
-        return self._call_codes(len(keys), lambda native: native.presence(keys))
+        return self._call_codes(len(keys), lambda native: native.presence(keys, prefetch=prefetch))
 
     def get_size(self, key: Key) -> int:
         """Return the length of an object in bytes, or a negative number."""
@@ -91,3 +105,11 @@ class QueryCalls(StoreBase):
         """
         is_forced = as_bool("force", force)
         return self._call_count(lambda native: native.remove_matching(force=is_forced)[0])
+
+
+def _prefetches(options: ExistOptions | None) -> bool:
+    if options is None:
+        return False
+    if not isinstance(options, ExistOptions):
+        raise TypeError(f"options must be ExistOptions, not {type(options).__name__}")
+    return options.prefetch_to_memory

@@ -25,6 +25,7 @@ _DICT_BYTES_MIN = 1024
 _DICT_BYTES_DEFAULT = 16 << 20
 _LOCAL_BUFFER_BYTES_MAX = 1 << 40
 _SIZE_MAX = (1 << 64) - 1
+_TIME_MAX = (1 << 32) - 1
 _NAME_TRIES = 20
 _TRUE = ("true", "1", "yes", "on", "enable")
 _FALSE = ("false", "0", "no", "off", "disable", "")
@@ -49,6 +50,10 @@ class SetupArguments:
     enable_client_http_server: bool = False
     client_http_port: int = 9300
     enable_checksum: bool = False
+    enable_ssd_prefetch: bool = True
+    ssd_prefetch_cooldown_sec: int = 5
+    ssd_prefetch_dedup_ttl_sec: int = 30
+    ssd_get_wait_ms: int = 10
     segment_bytes_min: int = _SEGMENT_BYTES_MIN
 
     @classmethod
@@ -113,6 +118,11 @@ class SetupArguments:
                         f"Invalid FileStorage configuration: {path!r} is no directory; name one in "
                         "ssd_offload_path or MOONCAKE_OFFLOAD_FILE_STORAGE_PATH"
                     )
+        for name in ("ssd_prefetch_cooldown_sec", "ssd_prefetch_dedup_ttl_sec", "ssd_get_wait_ms"):
+            if not 0 <= getattr(self, name) <= _TIME_MAX:
+                raise _native.failure(
+                    INVALID_PARAMS, f"{name}={getattr(self, name)} is not 0 to {_TIME_MAX}"
+                )
         if self.enable_client_http_server and not 0 < self.client_http_port < 1 << 16:
             raise _native.failure(
                 INVALID_PARAMS, f"client_http_port={self.client_http_port} is not a port"
@@ -204,6 +214,12 @@ def _join(arguments: SetupArguments, name: str, engine: _native.Engine | None) -
         fails_as_upstream=True,
         has_checksums=arguments.enable_checksum or None,
         http_port=arguments.client_http_port if arguments.enable_client_http_server else None,
+        prefetch=(
+            arguments.enable_ssd_prefetch,
+            arguments.ssd_prefetch_dedup_ttl_sec,
+            arguments.ssd_prefetch_cooldown_sec,
+            arguments.ssd_get_wait_ms / 1000,
+        ),
         engine=engine,
     )
 
@@ -261,6 +277,13 @@ def _read_switch(name: str, value: object) -> bool:
     return text in _TRUE
 
 
+def _read_time(name: str, value: object) -> int:
+    try:
+        return int(str(value))
+    except ValueError as error:
+        raise _native.failure(INVALID_PARAMS, f"{name}={value!r} is no whole number") from error
+
+
 def _read_port(name: str, value: object) -> int:
     try:
         return int(str(value))
@@ -275,4 +298,8 @@ _READERS: dict[str, Any] = {
     "enable_client_http_server": _read_switch,
     "enable_checksum": _read_switch,
     "client_http_port": _read_port,
+    "enable_ssd_prefetch": _read_switch,
+    "ssd_get_wait_ms": _read_time,
+    "ssd_prefetch_cooldown_sec": _read_time,
+    "ssd_prefetch_dedup_ttl_sec": _read_time,
 }

@@ -289,22 +289,36 @@ class AsyncObjectCalls(AsyncRemovalCalls):
         """
         return AsyncLease(self._within(timeout_s), key_list(keys), every_s, on_lost)
 
-    async def exists(self, key: Key, *, timeout_s: float | None = None) -> bool:
+    async def exists(
+        self, key: Key, *, prefetch: bool = False, timeout_s: float | None = None
+    ) -> bool:
         """Return whether an object, or a tensor in shards, exists and is complete.
 
         Takes no lease.
+
+        Args:
+            key: Key of the object or tensor.
+            prefetch: Have the pool bring the object into memory if only a disk has it, so that a
+                read shortly afterwards need not wait for the disk. The call does not wait for
+                that, and an object that was asked for in the last 30 s is not asked for again. Has
+                no effect on the shards of a tensor.
+            timeout_s: Longest duration of the call.
         """
         native, name = limited(self._native, timeout_s), encoded(key)
+        if prefetch and only(await native().exists([name], lease=False, prefetch=True)):
+            return True
         found = only(await native().exists_or_suffixed([name], GUIDE_SUFFIXES))
         if found <= 1:
             return found == 1
         return (await run_async(native(), are_split([name], [found])))[0]
 
     async def exists_many(
-        self, keys: Iterable[Key], *, timeout_s: float | None = None
+        self, keys: Iterable[Key], *, prefetch: bool = False, timeout_s: float | None = None
     ) -> list[bool]:
         """Do what `exists` does for many keys in one batch."""
         wanted, native = key_list(keys), limited(self._native, timeout_s)
+        if prefetch and all(all_of(await native().exists(wanted, lease=False, prefetch=True))):
+            return [True] * len(wanted)
         found = all_of(await native().exists_or_suffixed(wanted, GUIDE_SUFFIXES))
         if max(found, default=0) <= 1:
             return [each == 1 for each in found]
