@@ -58,26 +58,29 @@ def joined(master: str, segment_bytes: int, **options: Any) -> Any:
 class Pool:
     """A master, a process that lends memory, and a store with a directory."""
 
-    def __init__(self, directory: Path, segment_bytes: int) -> None:
+    def __init__(self, directory: Path, segment_bytes: int, *options: str) -> None:
         self._folder = tempfile.TemporaryDirectory()
         ports = Path(self._folder.name) / "ports.json"
         program = Path(sys.executable).with_name("mooncake_master")
         flags = ["--enable_offload", "--rpc_port=0", "--metrics_port=0", f"--ports_file={ports}"]
         self._master = subprocess.Popen(
-            [program, *flags, "--offloading_queue_limit=1000000"], stdout=subprocess.DEVNULL
+            [program, *flags, "--offloading_queue_limit=1000000", *options],
+            stdout=subprocess.DEVNULL,
         )
         deadline = time.monotonic() + START_SECONDS
         while not ports.exists():
             must(self._master.poll() is None and time.monotonic() < deadline, "no master")
             time.sleep(0.01)
-        address = json.loads(ports.read_text())["rpc"]
-        command = [sys.executable, __file__, "--lender", address, str(segment_bytes)]
+        self.address = json.loads(ports.read_text())["rpc"]
+        command = [sys.executable, __file__, "--lender", self.address, str(segment_bytes)]
         self._lender = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
         assert self._lender.stdout is not None
         must(self._lender.stdout.readline() == "ready\n", "no memory")
-        self.store = joined(address, 0, enable_ssd_offload=True, ssd_offload_path=str(directory))
+        self.store = joined(
+            self.address, 0, enable_ssd_offload=True, ssd_offload_path=str(directory)
+        )
 
     def end_lender(self) -> None:
         """Ends the process that lends memory: what it held is on disk only."""
